@@ -1,0 +1,1 @@
+"""The explorer, an app over the same library functions as the command line."""

@@ -1,0 +1,1 @@
+"""Calibration: measured training runs, and what is fitted to them."""

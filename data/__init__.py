@@ -1,0 +1,1 @@
+"""Facts shipped with memest: GPUs and model configurations, each with its source."""

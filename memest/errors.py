@@ -1,0 +1,89 @@
+"""What can go wrong, and the exit code the command line gives it.
+
+    MemestError (1)
+    |- ConfigError, a ValueError (2)      an option or a combination that cannot be
+    |- UnknownModelError, a LookupError (5)
+    |- UnknownGpuError, a LookupError (5)
+    |- ModelLoadError (1)                 known, but its config or code cannot be read or built
+    |- TraceError (1)                     a model whose step cannot be traced
+    |- ReplayError (1)                    an event stream or snapshot that contradicts itself
+    |- DeviceError (1)                    a live GPU cannot be read
+    `- MissingDependencyError, an ImportError (6)
+
+A message says what was wrong, the value received, what is legal (closest match first), and what
+to type next.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+__all__ = [
+    "ConfigError",
+    "DeviceError",
+    "MemestError",
+    "MissingDependencyError",
+    "ModelLoadError",
+    "ReplayError",
+    "TraceError",
+    "UnknownGpuError",
+    "UnknownModelError",
+    "closest",
+]
+
+
+class MemestError(Exception):
+    """Base of every error that memest raises on purpose."""
+
+    exit_code = 1
+
+
+class ConfigError(MemestError, ValueError):
+    """An option, a value or a combination of options that cannot be."""
+
+    exit_code = 2
+
+
+class UnknownModelError(MemestError, LookupError):
+    """A model reference that leads nowhere."""
+
+    exit_code = 5
+
+
+class UnknownGpuError(MemestError, LookupError):
+    """A GPU name that the catalogue does not have."""
+
+    exit_code = 5
+
+
+class ModelLoadError(MemestError):
+    """A model that was found but whose configuration cannot be read or built."""
+
+
+class TraceError(MemestError):
+    """A model whose training step cannot be traced."""
+
+
+class ReplayError(MemestError):
+    """An event stream or a snapshot that contradicts itself."""
+
+
+class DeviceError(MemestError):
+    """A live GPU that cannot be read."""
+
+
+class MissingDependencyError(MemestError, ImportError):
+    """A package of an extra that is not installed."""
+
+    exit_code = 6
+
+
+def closest(value: str, legal: Iterable[str], *, limit: int = 3) -> list[str]:
+    """The legal spellings nearest to ``value``, best first (may be empty)."""
+    candidates = list(dict.fromkeys(legal))
+    lowered: dict[str, str] = {}
+    for name in candidates:
+        lowered.setdefault(name.lower(), name)
+    found = difflib.get_close_matches(value.lower(), lowered, n=limit, cutoff=0.5)
+    return [lowered[name] for name in found]

@@ -1,0 +1,118 @@
+"""A traced step as data: what was allocated, in which order, and what each allocation was.
+
+Torch-free. ``trace`` writes it, ``replay`` and ``estimate`` read it.
+
+The stream is a flat ``array('q')`` of tagged integers, ``value = index << 2 | kind``:
+
+===========  =====================================================================
+kind         meaning of ``index``
+===========  =====================================================================
+``ALLOC``    allocation number ``index`` is made
+``FREE``     allocation number ``index`` dies
+``CALL``     operator call site ``index`` may allocate behind the operator's back
+``MARK``     mark ``index``: a phase begins
+===========  =====================================================================
+"""
+
+from __future__ import annotations
+
+import enum
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from memest.hidden.call import OpCall
+
+__all__ = ["ALLOC", "CALL", "FREE", "MARK", "Category", "Mark", "Phase", "Trace"]
+
+ALLOC, FREE, CALL, MARK = 0, 1, 2, 3
+
+
+class Category(enum.StrEnum):
+    """What an allocation is for; the rows of every breakdown."""
+
+    PARAMETERS = "parameters"
+    """Weights, trainable or frozen; tied weights once."""
+    MASTER_WEIGHTS = "master weights"
+    """fp32 copies of half-precision weights that the optimizer updates."""
+    BUFFERS = "buffers"
+    """Registered buffers of the modules."""
+    GRADIENTS = "gradients"
+    """What ``.grad`` of a parameter holds or will hold."""
+    OPTIMIZER_STATES = "optimizer states"
+    """Moments and other tensors of the optimizer's state."""
+    ACTIVATIONS = "activations"
+    """Results of the forward (or of a recompute) that outlive it because backward needs them."""
+    AUTOCAST_COPIES = "autocast copies"
+    """Half-precision copies of fp32 weights that autocast keeps."""
+    TEMPORARIES = "temporaries"
+    """Everything that lives shorter: within forward, backward or the optimizer step."""
+    WORKSPACES = "workspaces"
+    """Memory that kernels take behind the operators: cuBLAS, reductions, attention."""
+    INPUTS = "inputs"
+    """The batches on the GPU."""
+    ROUNDING = "rounding"
+    """What the allocator hands out beyond the request: 512-byte rounding and unsplit rests."""
+
+
+class Phase(enum.StrEnum):
+    """The parts of a training run that a mark can open."""
+
+    LOAD = "load"
+    BATCH = "batch"
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    CLIP = "clip"
+    OPTIMIZER = "optimizer"
+    ZERO_GRAD = "zero_grad"
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """The beginning of a phase: which one, in which optimizer step and micro-step (from 1)."""
+
+    phase: Phase
+    step: int
+    micro_step: int
+
+
+@dataclass(slots=True)
+class Trace:
+    """One traced sequence of training steps.
+
+    Allocation ``i`` has ``sizes[i]`` requested bytes, ``categories[i]`` (index into
+    ``CATEGORY_ORDER``), ``modules[i]`` (index into ``module_names``) and ``ops[i]`` (index into
+    ``op_names``). Call site ``j`` has ``call_of_site[j]`` (index into ``calls``),
+    ``site_modules[j]``.
+    """
+
+    events: array[int] = field(default_factory=lambda: array("q"))
+    sizes: list[int] = field(default_factory=list)
+    categories: bytearray = field(default_factory=bytearray)
+    modules: array[int] = field(default_factory=lambda: array("l"))
+    ops: array[int] = field(default_factory=lambda: array("l"))
+    call_of_site: array[int] = field(default_factory=lambda: array("l"))
+    site_modules: array[int] = field(default_factory=lambda: array("l"))
+    calls: list[OpCall] = field(default_factory=list)
+    marks: list[Mark] = field(default_factory=list)
+    module_names: list[str] = field(default_factory=list)
+    op_names: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def num_allocations(self) -> int:
+        """How many allocations the trace makes."""
+        return len(self.sizes)
+
+    def decoded(self) -> Iterator[tuple[int, int]]:
+        """The stream as (kind, index) pairs."""
+        for value in self.events:
+            yield value & 3, value >> 2
+
+    def category(self, allocation: int) -> Category:
+        """The category of one allocation."""
+        return CATEGORY_ORDER[self.categories[allocation]]
+
+
+CATEGORY_ORDER: tuple[Category, ...] = tuple(Category)
+"""The order in which reports list categories; ``Trace.categories`` indexes it."""

@@ -1,0 +1,223 @@
+"""What an estimate answers: frozen results, and the JSON document made from them."""
+
+from __future__ import annotations
+
+import enum
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from memest.events import Category, Phase
+from memest.setup import Setup
+
+__all__ = [
+    "SCHEMA_VERSION",
+    "Estimate",
+    "GpuFit",
+    "Interval",
+    "Layer",
+    "ModelFacts",
+    "Peak",
+    "PeakMoment",
+    "Row",
+    "TimePoint",
+    "Verdict",
+]
+
+SCHEMA_VERSION = 1
+
+
+class Verdict(enum.StrEnum):
+    """Whether the run fits: by the upper and the lower bound of the device peak."""
+
+    FITS = "fits"
+    TIGHT = "tight"
+    DOES_NOT_FIT = "does not fit"
+    UNKNOWN = "no GPU named"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """What was built and counted (numbers of elements; tied weights once)."""
+
+    id: str
+    class_name: str
+    parameters: int
+    trainable_parameters: int
+    buffers: int
+    parameter_bytes: int
+    source: str
+    task: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peak:
+    """The three peaks, in bytes: three different meters read three different numbers."""
+
+    allocated_bytes: int
+    """``torch.cuda.max_memory_allocated()``"""
+    reserved_bytes: int
+    """``torch.cuda.max_memory_reserved()``"""
+    device_bytes: int
+    """What NVML shows for the process: reserved, CUDA context and loaded kernels."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interval:
+    """A range for the device peak; ``basis`` says what it covers. ``level`` None = no claim."""
+
+    level: float | None
+    low_bytes: int
+    high_bytes: int
+    basis: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One row of the breakdown at the moment of the allocated peak."""
+
+    category: Category
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeakMoment:
+    """When the allocated peak is reached."""
+
+    phase: Phase
+    step: int
+    micro_step: int
+    module: str
+    op: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """What one module holds: activations at the peak, and its parameters."""
+
+    module: str
+    activation_bytes: int
+    parameter_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimePoint:
+    """The highest allocated and reserved memory within one phase."""
+
+    step: int
+    micro_step: int
+    phase: Phase
+    allocated_bytes: int
+    reserved_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuFit:
+    """One GPU and what the estimate means for it."""
+
+    name: str
+    usable_bytes: int
+    verdict: Verdict
+    headroom_bytes: int
+    device_bytes: int
+    basis: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """The answer. Frozen, printable, and the same bytes for the same question."""
+
+    model: ModelFacts
+    setup: Setup
+    gpu: GpuFit | None
+    peak: Peak
+    interval: Interval
+    breakdown: tuple[Row, ...]
+    peak_at: PeakMoment
+    layers: tuple[Layer, ...]
+    timeline: tuple[TimePoint, ...]
+    verdict: Verdict
+    context_bytes: int
+    max_batch: int | None
+    common_gpus: tuple[GpuFit, ...]
+    notes: tuple[str, ...]
+    assumptions: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The document that ``memest estimate --json`` prints."""
+        gpu = self.gpu
+        document: dict[str, Any] = {
+            "schema_version": SCHEMA_VERSION,
+            "model": {
+                "id": self.model.id,
+                "class": self.model.class_name,
+                "parameters": self.model.parameters,
+                "trainable_parameters": self.model.trainable_parameters,
+                "buffers": self.model.buffers,
+                "parameter_bytes": self.model.parameter_bytes,
+                "task": self.model.task,
+                "source": self.model.source,
+            },
+            "setup": self.setup.to_dict(),
+            "gpu": None if gpu is None else _fit(gpu),
+            "peak": {
+                "allocated_bytes": self.peak.allocated_bytes,
+                "reserved_bytes": self.peak.reserved_bytes,
+                "device_bytes": self.peak.device_bytes,
+            },
+            "interval": {
+                "level": self.interval.level,
+                "low_bytes": self.interval.low_bytes,
+                "high_bytes": self.interval.high_bytes,
+                "basis": self.interval.basis,
+            },
+            "breakdown": [{"category": r.category.value, "bytes": r.bytes} for r in self.breakdown],
+            "peak_at": {
+                "phase": self.peak_at.phase.value,
+                "step": self.peak_at.step,
+                "micro_step": self.peak_at.micro_step,
+                "module": self.peak_at.module,
+                "op": self.peak_at.op,
+            },
+            "layers": [
+                {
+                    "module": layer.module,
+                    "activation_bytes": layer.activation_bytes,
+                    "parameter_bytes": layer.parameter_bytes,
+                }
+                for layer in self.layers
+            ],
+            "timeline": [
+                {
+                    "step": t.step,
+                    "micro_step": t.micro_step,
+                    "phase": t.phase.value,
+                    "allocated_bytes": t.allocated_bytes,
+                    "reserved_bytes": t.reserved_bytes,
+                }
+                for t in self.timeline
+            ],
+            "verdict": self.verdict.value,
+            "context_bytes": self.context_bytes,
+            "common_gpus": [_fit(fit) for fit in self.common_gpus],
+            "assumptions": list(self.assumptions),
+            "notes": list(self.notes),
+        }
+        if gpu is not None:
+            document["max_batch"] = self.max_batch
+        return document
+
+    def to_json(self) -> str:
+        """:meth:`to_dict` as text, keys in order, two spaces of indent."""
+        return json.dumps(self.to_dict(), indent=2)
+
+
+def _fit(fit: GpuFit) -> dict[str, Any]:
+    return {
+        "name": fit.name,
+        "usable_bytes": fit.usable_bytes,
+        "verdict": fit.verdict.value,
+        "headroom_bytes": fit.headroom_bytes,
+        "device_bytes": fit.device_bytes,
+        "basis": fit.basis,
+    }
