@@ -1,0 +1,244 @@
+"""CUDA's autocast on meta tensors: PyTorch's own dispatch keys, with kernels that know meta.
+
+``torch.autocast("cuda")`` works by unmasking the dispatch key AutocastCUDA, which only CUDA
+tensors carry. While a step is traced, that key is added to every dispatch, and its kernels are
+replaced by the ones below, which apply the same published policies to meta tensors. Regions,
+nesting, ``enabled=False`` blocks and the re-entry inside activation checkpointing are then
+PyTorch's own code; only the casts are ours.
+
+Sources: ``ATen/autocast_mode.h`` of torch 2.13 (lists and ``cached_cast``); the lists are checked
+against ``_dispatch_get_registrations_for_dispatch_key("AutocastCUDA")`` when they are installed.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+from unittest import mock
+
+import torch
+
+from memest.events import Category
+from memest.trace.recorder import Recorder
+
+__all__ = ["LOWER_PRECISION", "autocast_on_meta"]
+
+LOWER_PRECISION = frozenset(
+    """_convolution.deprecated _convolution conv1d conv2d conv3d conv_tbc conv_transpose1d
+    conv_transpose2d.input conv_transpose3d.input convolution cudnn_convolution
+    cudnn_convolution_transpose prelu addmm addmv addr matmul einsum mm mv linalg_vecdot linear
+    addbmm baddbmm bmm chain_matmul linalg_multi_dot _thnn_fused_lstm_cell _thnn_fused_gru_cell
+    lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell _scaled_dot_product_flash_attention
+    scaled_dot_product_attention""".split()
+)
+OPTIONAL_DTYPE = frozenset(
+    """prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm
+    linalg_matrix_norm linalg_matrix_norm.str_ord sum sum.dim_IntList""".split()
+)
+APPEND_DTYPE = frozenset(("norm.Scalar", "norm.ScalarOpt_dim"))
+PROMOTE = frozenset(
+    """addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot
+    scatter_add""".split()
+)
+BANNED = frozenset(("binary_cross_entropy",))
+# rms_norm joined autocast's fp32 list between torch 2.11 and 2.13
+FP32_SINCE = {"rms_norm": (2, 12)}
+
+_KEY = torch._C.DispatchKey.AutocastCUDA
+
+
+@contextmanager
+def autocast_on_meta(recorder: Recorder, torch_version: tuple[int, int]) -> Iterator[None]:
+    """Make ``torch.autocast("cuda", …)`` cast meta tensors as CUDA's autocast casts CUDA tensors.
+
+    Args:
+        recorder: told which copies are autocast's.
+        torch_version: (major, minor) whose lists apply.
+    """
+    cache: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+    caster = _Caster(recorder, cache)
+    library = torch.library.Library("aten", "IMPL")
+    original_clear = torch.clear_autocast_cache
+    original_init = torch.autocast.__init__
+
+    def clear() -> None:
+        cache.clear()
+        original_clear()
+
+    def init(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
+        # models ask for autocast on "the device of my input"
+        original_init(self, "cuda" if device_type == "meta" else device_type, *args, **kwargs)
+
+    try:
+        with warnings.catch_warnings():
+            # replacing kernels is the purpose here
+            warnings.simplefilter("ignore", UserWarning)
+            _install(library, caster, torch_version)
+        with (
+            mock.patch.object(torch, "clear_autocast_cache", clear),
+            mock.patch.object(torch.autocast, "__init__", init),
+            mock.patch("torch.cuda.amp.common.amp_definitely_not_available", lambda: False),
+            torch._C._IncludeDispatchKeyGuard(_KEY),
+        ):
+            yield
+    finally:
+        cache.clear()
+        with suppress(AttributeError):
+            library._destroy()
+
+
+def _install(library: Any, caster: _Caster, torch_version: tuple[int, int]) -> None:
+    registered = torch._C._dispatch_get_registrations_for_dispatch_key("AutocastCUDA")
+    for qualified in registered:
+        name = qualified.removeprefix("aten::")
+        since = FP32_SINCE.get(name)
+        if since and torch_version < since:
+            continue
+        packet, _, overload = name.partition(".")
+        op = getattr(getattr(torch.ops.aten, packet), overload or "default")
+        library.impl(name, caster.kernel(name, op), "AutocastCUDA", allow_override=True)
+
+
+class _Caster:
+    """Makes the kernels; one for the time of a trace."""
+
+    def __init__(
+        self, recorder: Recorder, cache: dict[int, tuple[torch.Tensor, torch.Tensor]]
+    ) -> None:
+        self._recorder = recorder
+        self._cache = cache
+        self._keys = torch._C.DispatchKeySet(_KEY)
+
+    def kernel(self, name: str, op: Any) -> Callable[..., Any]:
+        """The autocast kernel of one overload."""
+        if name in LOWER_PRECISION:
+            return self._casting(op, self._lower)
+        if name in OPTIONAL_DTYPE:
+            return self._with_dtype(op)
+        if name in APPEND_DTYPE:
+            return self._appending(op)
+        if name in PROMOTE:
+            return self._promoting(op)
+        if name in BANNED:
+            return self._banned(name)
+        return self._casting(op, self._float)
+
+    def _casting(self, op: Any, cast: Callable[[Any], Any]) -> Callable[..., Any]:
+        keys = self._keys
+
+        def kernel(*args: Any, **kwargs: Any) -> Any:
+            with torch._C._ExcludeDispatchKeyGuard(keys):
+                cast_args = [cast(a) for a in args]
+                if kwargs:
+                    kwargs = {k: cast(v) for k, v in kwargs.items()}
+                return op(*cast_args, **kwargs)
+
+        return kernel
+
+    def _with_dtype(self, op: Any) -> Callable[..., Any]:
+        keys = self._keys
+        names = [a.name for a in op._schema.arguments]
+        position = names.index("dtype")
+
+        def kernel(*args: Any, **kwargs: Any) -> Any:
+            with torch._C._ExcludeDispatchKeyGuard(keys):
+                given = args[position] if len(args) > position else kwargs.get("dtype")
+                if given is None and _eligible(args[0]):
+                    args = args[:position]
+                    kwargs["dtype"] = torch.float32
+                    arguments = op._schema.arguments[: position + 1]
+                    if not arguments[position].kwarg_only and len(args) == position:
+                        args = (*args, kwargs.pop("dtype"))
+                return op(*args, **kwargs)
+
+        return kernel
+
+    def _appending(self, op: Any) -> Callable[..., Any]:
+        keys = self._keys
+        wider = torch.ops.aten.norm.ScalarOpt_dtype
+        wider_dim = torch.ops.aten.norm.ScalarOpt_dim_dtype
+
+        def kernel(x: Any, p: Any = 2, *rest: Any, **kwargs: Any) -> Any:
+            with torch._C._ExcludeDispatchKeyGuard(keys):
+                if not _eligible(x):
+                    return op(x, p, *rest, **kwargs)
+                if rest or kwargs:
+                    dim = rest[0] if rest else kwargs["dim"]
+                    keepdim = rest[1] if len(rest) > 1 else kwargs.get("keepdim", False)
+                    return wider_dim(x, p, dim, keepdim, dtype=torch.float32)
+                return wider(x, p, dtype=torch.float32)
+
+        return kernel
+
+    def _promoting(self, op: Any) -> Callable[..., Any]:
+        keys = self._keys
+
+        def kernel(*args: Any, **kwargs: Any) -> Any:
+            with torch._C._ExcludeDispatchKeyGuard(keys):
+                tensors = [a for a in _flat((*args, *kwargs.values())) if _eligible(a)]
+                widest = torch.get_autocast_dtype("cuda")
+                if any(t.dtype == torch.float32 for t in tensors):
+                    widest = torch.float32
+                to = lambda value: self._cast(value, widest)  # noqa: E731
+                return op(*[to(a) for a in args], **{k: to(v) for k, v in kwargs.items()})
+
+        return kernel
+
+    def _banned(self, name: str) -> Callable[..., Any]:
+        def kernel(*_: Any, **__: Any) -> Any:
+            raise RuntimeError(
+                f"torch.nn.functional.{name} is unsafe to autocast, and CUDA's autocast refuses "
+                "it: use binary_cross_entropy_with_logits"
+            )
+
+        return kernel
+
+    def _lower(self, value: Any) -> Any:
+        return self._cast(value, torch.get_autocast_dtype("cuda"))
+
+    def _float(self, value: Any) -> Any:
+        return self._cast(value, torch.float32)
+
+    def _cast(self, value: Any, dtype: torch.dtype) -> Any:
+        """``cached_cast``: fp32 leaves that train are cast once a region."""
+        if isinstance(value, torch.Tensor):
+            if value.dtype == dtype or not _eligible(value):
+                return value
+            if not (value.is_leaf and value.dtype == torch.float32):
+                return value.to(dtype)
+            cacheable = (
+                value.requires_grad
+                and not value._is_view()
+                and dtype == torch.get_autocast_dtype("cuda")
+                and torch.is_autocast_cache_enabled()
+            )
+            if cacheable and (hit := self._cache.get(id(value))) is not None:
+                return hit[1]
+            copy = value.to(dtype)
+            if isinstance(value, torch.nn.Parameter):
+                self._recorder.tag(copy, Category.AUTOCAST_COPIES)
+            if cacheable:
+                self._cache[id(value)] = (value, copy)
+            return copy
+        if isinstance(value, (list, tuple)):
+            return type(value)(self._cast(item, dtype) for item in value)
+        return value
+
+
+def _eligible(value: Any) -> bool:
+    return (
+        isinstance(value, torch.Tensor)
+        and value.is_floating_point()
+        and value.dtype != torch.float64
+        and value.device.type != "cpu"
+    )
+
+
+def _flat(values: Any) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, (list, tuple)):
+            yield from _flat(value)
+        else:
+            yield value

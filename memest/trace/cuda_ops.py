@@ -1,0 +1,182 @@
+"""CUDA's choices where a meta tensor would take another path.
+
+Composite operators pick their parts by device type. Here the choices CUDA makes are registered
+for meta tensors with PyTorch's own dispatcher, for the time of a trace, so they hold in forward,
+in recomputation and inside other composites alike.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
+from unittest import mock
+
+import torch
+
+from memest.hidden.call import GpuTraits
+from memest.setup import SdpaBackend
+from memest.trace import sdpa
+from memest.trace.recorder import Handler, Recorder
+
+__all__ = ["cuda_handlers", "cuda_operators"]
+
+aten = torch.ops.aten
+
+
+@contextmanager
+def cuda_operators(gpu: GpuTraits, sdpa_backend: SdpaBackend) -> Iterator[None]:
+    """Run composites and optimizers on meta tensors as they run on this GPU with this torch."""
+    library = torch.library.Library("aten", "IMPL")
+    kernels: dict[str, Callable[..., Any]] = {
+        "dropout": _dropout,
+        "softmax.int": _softmax_with(aten._softmax.default),
+        "log_softmax.int": _softmax_with(aten._log_softmax.default),
+        "rms_norm": _rms_norm if gpu.torch >= (2, 9) else _rms_norm_parts,
+        "scaled_dot_product_attention": _attention(gpu, sdpa_backend),
+    }
+    if gpu.torch < (1, 11):
+        kernels["_softmax"] = _SaveInputToo.kernel(aten._softmax.default)
+        kernels["_log_softmax"] = _SaveInputToo.kernel(aten._log_softmax.default)
+    with ExitStack() as stack:
+        stack.enter_context(_optimizers_as_on_cuda())
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            for name, kernel in kernels.items():
+                library.impl(name, kernel, "AutogradMeta", allow_override=True)
+        try:
+            yield
+        finally:
+            with suppress(AttributeError):
+                library._destroy()
+
+
+@contextmanager
+def _optimizers_as_on_cuda() -> Iterator[None]:
+    """``foreach`` and ``fused`` are chosen by device type; meta stands for cuda here."""
+    devices = ["cuda", "meta"]
+    with ExitStack() as stack:
+        for where in ("torch.utils._foreach_utils", "torch.optim.optimizer"):
+            for kind in ("foreach", "fused"):
+                stack.enter_context(
+                    mock.patch(
+                        f"{where}._get_{kind}_kernels_supported_devices", lambda: list(devices)
+                    )
+                )
+        yield
+
+
+def _dropout(x: torch.Tensor, p: float, train: bool) -> torch.Tensor:  # noqa: FBT001
+    """``ATen/native/Dropout.cpp``: the fused kernel with a bool mask, for 0 < p < 1."""
+    if p == 0 or not train or x.numel() == 0:
+        return x
+    if p < 1:
+        return aten.native_dropout.default(x, p, train)[0]
+    return x * torch.zeros((), dtype=x.dtype, device=x.device)
+
+
+def _softmax_with(op: Any) -> Callable[..., torch.Tensor]:
+    def softmax(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """``ATen/native/SoftMax.cpp``: CUDA fuses the upcast of fp16, not of bf16."""
+        if x.dtype == torch.float16 and dtype == torch.float32:
+            return op(x, dim, True)
+        return op(x if dtype is None else x.to(dtype), dim, False)
+
+    return softmax
+
+
+def _rms_norm(
+    x: torch.Tensor, shape: list[int], weight: torch.Tensor | None = None, eps: float | None = None
+) -> torch.Tensor:
+    return _RmsNorm.apply(x, weight, len(shape), eps)
+
+
+def _rms_norm_parts(
+    x: torch.Tensor, shape: list[int], weight: torch.Tensor | None = None, eps: float | None = None
+) -> torch.Tensor:
+    """``rms_norm_symint`` before the fused kernel of torch 2.9: power, mean, rsqrt, products."""
+    dims = list(range(-len(shape), 0))
+    up = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    scale = torch.rsqrt(up.pow(2).mean(dims, keepdim=True).add_(eps or 1e-6))
+    out = up.mul(scale)
+    if weight is not None:
+        out = out.mul(weight)
+    return out.to(x.dtype)
+
+
+class _RmsNorm(torch.autograd.Function):
+    """``_fused_rms_norm``: keeps input, weight and one fp32 number a row."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: Any, dims: int, eps: Any) -> torch.Tensor:
+        rows = x.shape[: x.dim() - dims] + (1,) * dims
+        rstd = torch.empty(rows, dtype=torch.float32, device=x.device)
+        dtype = x.dtype if weight is None else torch.promote_types(x.dtype, weight.dtype)
+        ctx.save_for_backward(x, weight, rstd)
+        return torch.empty(x.shape, dtype=dtype, device=x.device)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        x, weight, _ = ctx.saved_tensors
+        grad_weight = torch.empty_like(weight) if weight is not None else None
+        return torch.empty_like(x), grad_weight, None, None
+
+
+def _attention(gpu: GpuTraits, forced: SdpaBackend) -> Callable[..., torch.Tensor]:
+    def attention(
+        query: Any, key: Any, value: Any, mask: Any = None, p: Any = 0.0, causal: Any = False,
+        *, scale: Any = None, enable_gqa: bool = False,
+    ) -> torch.Tensor:  # fmt: skip
+        return sdpa.scaled_dot_product_attention(
+            query, key, value, mask, p, causal,
+            scale=scale, enable_gqa=enable_gqa, gpu=gpu, forced=forced,
+        )  # fmt: skip
+
+    return attention
+
+
+class _SaveInputToo(torch.autograd.Function):
+    """torch 1.10 and older: (log_)softmax saved its input beside its result.
+
+    Source: ``torch/csrc/autograd/generated/Functions.h`` of 1.10.2 against 1.11.0
+    (``SoftmaxBackward0`` lost ``self_``).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, op: Any, dim: int, half_to_float: bool) -> torch.Tensor:
+        with torch._C._AutoDispatchBelowAutograd():
+            out = op(x, dim, half_to_float)
+        ctx.save_for_backward(x, out)
+        ctx.dim = dim
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        x, out = ctx.saved_tensors
+        return aten._softmax_backward_data(grads[0], out, ctx.dim, x.dtype), None, None, None
+
+    @classmethod
+    def kernel(cls, op: Any) -> Callable[..., torch.Tensor]:
+        """The dispatcher's kernel for ``op``."""
+
+        def softmax(x: torch.Tensor, dim: int, half_to_float: bool) -> torch.Tensor:  # noqa: FBT001
+            return cls.apply(x, op, dim, half_to_float)
+
+        return softmax
+
+
+# -- results that meta kernels would give another shape or that they do not have ----------------
+
+
+def _native_dropout(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    x = args[0]
+    return (
+        torch.empty_like(x, memory_format=torch.preserve_format),
+        torch.empty_like(x, dtype=torch.bool),
+    )
+
+
+def cuda_handlers() -> dict[Any, Handler]:
+    """Handlers for operators whose meta kernel differs from CUDA's in what it returns."""
+    return {aten.native_dropout.default: _native_dropout}

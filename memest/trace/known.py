@@ -1,0 +1,172 @@
+"""Values that a meta trace still knows: masks, indices and sizes computed from the inputs.
+
+Models ask their masks questions ("is anything padded?", "how long is the longest?"). Meta tensors
+have no values, but integer and bool tensors that come from known inputs by known operators can be
+computed when somebody asks. Each such tensor carries a recipe; nothing is computed until then.
+What cannot be known (it depends on weights) is answered by a documented rule, and noted.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+__all__ = ["Recipe", "attach", "evaluate", "recipe_of", "track"]
+
+aten = torch.ops.aten
+
+_ATTRIBUTE = "_memest_recipe"
+_DISCRETE = frozenset(
+    (torch.bool, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+)
+_MAX_ELEMENTS = 1 << 27
+_FACTORIES = frozenset(
+    """aten.arange.default aten.arange.start aten.arange.start_step aten.zeros.default
+    aten.ones.default aten.full.default aten.scalar_tensor.default aten.zeros_like.default
+    aten.ones_like.default aten.full_like.default aten.new_zeros.default aten.new_ones.default
+    aten.new_full.default aten.eye.default aten.eye.m aten.linspace.default
+    aten.tril_indices.default aten.lift_fresh.default""".split()
+)
+
+
+class Recipe:
+    """How to compute a tensor's value: an operator over other recipes and constants."""
+
+    __slots__ = ("args", "func", "index", "kwargs", "value")
+
+    def __init__(
+        self,
+        func: Any,
+        args: Any,
+        kwargs: Any,
+        index: int | None = None,
+        value: torch.Tensor | None = None,
+    ) -> None:
+        self.func = func
+        self.args = args
+        self.kwargs = kwargs
+        self.index = index
+        self.value = value
+
+
+def attach(tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """Give a meta tensor a known value (a CPU tensor of the same shape, or one to expand)."""
+    setattr(tensor, _ATTRIBUTE, Recipe(None, (), {}, value=value))
+    return tensor
+
+
+def recipe_of(tensor: Any) -> Recipe | None:
+    """The recipe a tensor carries, None if its value is unknown."""
+    return getattr(tensor, _ATTRIBUTE, None)
+
+
+def track(func: Any, args: Any, kwargs: Any, out: Any) -> None:
+    """Let the discrete results of an operator carry its recipe, if all its inputs are known."""
+    if isinstance(out, torch.Tensor):
+        if out.dtype in _DISCRETE:
+            _track_one(func, args, kwargs, out, None)
+    elif isinstance(out, (tuple, list)) and any(
+        isinstance(o, torch.Tensor) and o.dtype in _DISCRETE for o in out
+    ):
+        for index, item in enumerate(out):
+            if isinstance(item, torch.Tensor) and item.dtype in _DISCRETE:
+                _track_one(func, args, kwargs, item, index)
+
+
+def _track_one(func: Any, args: Any, kwargs: Any, out: torch.Tensor, index: int | None) -> None:
+    if any(out is a for a in args):
+        _written(func, args, kwargs, out)
+        return
+    if recipe_of(out) is not None or out.numel() > _MAX_ELEMENTS:
+        return
+    try:
+        frozen_args, frozen_kwargs = _freeze(args), _freeze(kwargs)
+    except _UnknownValueError:
+        return
+    name = str(func)
+    has_tensor = any(isinstance(a, Recipe) for a in _leaves((frozen_args, frozen_kwargs)))
+    if not has_tensor and name not in _FACTORIES:
+        return
+    setattr(out, _ATTRIBUTE, Recipe(func, frozen_args, frozen_kwargs, index))
+
+
+def _written(func: Any, args: Any, kwargs: Any, out: torch.Tensor) -> None:
+    """An in-place write: the new value is known if the old one and the operands are."""
+    base = out._base
+    if base is not None and base is not out:
+        for tensor in (out, base):
+            if recipe_of(tensor) is not None:
+                delattr(tensor, _ATTRIBUTE)
+        return
+    try:
+        recipe = Recipe(func, _freeze(args), _freeze(kwargs))
+    except _UnknownValueError:
+        if recipe_of(out) is not None:
+            delattr(out, _ATTRIBUTE)
+        return
+    setattr(out, _ATTRIBUTE, recipe)
+
+
+class _UnknownValueError(Exception):
+    """A value that depends on something the trace does not know."""
+
+
+def _freeze(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        if value.device.type == "cpu":
+            return value
+        recipe = recipe_of(value)
+        if recipe is None:
+            raise _UnknownValueError
+        return recipe
+    if isinstance(value, (list, tuple)):
+        return type(value)(_freeze(v) for v in value)
+    if isinstance(value, dict):
+        return {k: _freeze(v) for k, v in value.items()}
+    return value
+
+
+def _leaves(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _leaves(item)
+    elif isinstance(value, dict):
+        yield from _leaves(list(value.values()))
+    else:
+        yield value
+
+
+def evaluate(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The value of a meta tensor as a CPU tensor, or None if it cannot be known."""
+    recipe = recipe_of(tensor)
+    if recipe is None:
+        return None
+    with torch._C._DisableTorchDispatch(), torch.no_grad():
+        try:
+            return _compute(recipe)
+        except (RuntimeError, NotImplementedError, IndexError, TypeError):
+            return None
+
+
+def _compute(recipe: Recipe) -> torch.Tensor:
+    if recipe.value is None:
+        args = _thaw(recipe.args)
+        kwargs = {k: v for k, v in _thaw(recipe.kwargs).items() if k != "pin_memory"}
+        if "device" in kwargs:
+            kwargs["device"] = torch.device("cpu")
+        if recipe.func._schema.is_mutable:
+            args = (args[0].clone(), *args[1:])
+        out = recipe.func(*args, **kwargs)
+        recipe.value = out if recipe.index is None else out[recipe.index]
+    return recipe.value
+
+
+def _thaw(value: Any) -> Any:
+    if isinstance(value, Recipe):
+        return _compute(value)
+    if isinstance(value, (list, tuple)):
+        return type(value)(_thaw(v) for v in value)
+    if isinstance(value, dict):
+        return {k: _thaw(v) for k, v in value.items()}
+    return value

@@ -1,0 +1,175 @@
+"""The optimizers, as the training loops make them: real ones on meta parameters.
+
+Where CUDA's choice differs from meta's (foreach, fused) it is asked for explicitly; the patched
+device lists of ``cuda_ops`` let it through.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from memest.errors import ConfigError
+from memest.events import Category
+from memest.setup import Loop, Setup
+from memest.trace.recorder import Recorder
+
+__all__ = ["make_optimizer"]
+
+_TORCH = {
+    "adamw_torch": "AdamW",
+    "adam": "Adam",
+    "sgd": "SGD",
+    "sgd_momentum": "SGD",
+    "rmsprop": "RMSprop",
+    "adagrad": "Adagrad",
+    "adadelta": "Adadelta",
+    "adamax": "Adamax",
+    "nadam": "NAdam",
+    "radam": "RAdam",
+    "adafactor_torch": "Adafactor",
+}
+_IMPLEMENTATIONS = {"_fused": "fused", "_foreach": "foreach", "_loop": "loop"}
+# Trainer.get_decay_parameter_names: no weight decay for biases and normalisations
+_NO_DECAY = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)", re.IGNORECASE)
+
+
+def make_optimizer(
+    model: torch.nn.Module, setup: Setup, recorder: Recorder, torch_version: tuple[int, int]
+) -> Any:
+    """The optimizer of this setup over the parameters that train; None for ``none``.
+
+    Args:
+        model: parameters on the device.
+        setup: names the optimizer.
+        recorder: told of master copies.
+        torch_version: foreach is CUDA's default from 2.0 on.
+    """
+    if setup.optim == "none":
+        return None
+    trainable = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+    if not trainable:
+        raise ConfigError(
+            "No parameter trains: --freeze matches them all. Freeze less, or use --optim none for "
+            "forward and backward only."
+        )
+    if setup.master_weights:
+        return MasterWeights(
+            [p for _, p in trainable],
+            lambda copies: _plain(setup.optim, [{"params": copies}], torch_version),
+            recorder,
+        )
+    groups: list[dict[str, Any]]
+    if setup.loop is Loop.TRAINER:
+        decay = [p for n, p in trainable if not _NO_DECAY.search(n)]
+        rest = [p for n, p in trainable if _NO_DECAY.search(n)]
+        groups = [
+            {"params": decay, "weight_decay": 0.0},
+            {"params": rest, "weight_decay": 0.0},
+        ]
+        groups = [g for g in groups if g["params"]]
+    else:
+        groups = [{"params": [p for _, p in trainable]}]
+    return _plain(setup.optim, groups, torch_version)
+
+
+def _plain(name: str, groups: list[dict[str, Any]], torch_version: tuple[int, int]) -> Any:
+    if name == "adamw_hf":
+        return AdamWOfTransformers(groups, lr=1e-4)
+    if name == "adafactor":
+        from transformers.optimization import Adafactor
+
+        return Adafactor(groups, lr=1e-4, scale_parameter=False, relative_step=False)
+    implementation = "default"
+    for suffix, meaning in _IMPLEMENTATIONS.items():
+        if name.endswith(suffix):
+            name, implementation = name.removesuffix(suffix), meaning
+    if implementation == "default":
+        implementation = "foreach" if torch_version >= (2, 0) else "loop"
+    kwargs: dict[str, Any] = {"lr": 1e-4}
+    if name == "sgd_momentum":
+        kwargs["momentum"] = 0.9
+    kwargs["foreach"] = implementation == "foreach"
+    if implementation == "fused":
+        del kwargs["foreach"]
+        kwargs["fused"] = True
+    return getattr(torch.optim, _TORCH[name])(groups, **kwargs)
+
+
+class AdamWOfTransformers(torch.optim.Optimizer):
+    """The AdamW that transformers carried until 4.x: one parameter after the other.
+
+    The denominator of one parameter stays bound until the next one has made its own.
+    Source: transformers 4.18 ``optimization.py``, class AdamW.
+    """
+
+    def __init__(self, params: Iterable[Any], lr: float) -> None:
+        super().__init__(params, {"lr": lr, "betas": (0.9, 0.999), "eps": 1e-6})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # noqa: ARG002
+        """One update."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                state = self.state[parameter]
+                if not state:
+                    state["step"] = 0
+                    state["exp_avg"] = torch.zeros_like(parameter)
+                    state["exp_avg_sq"] = torch.zeros_like(parameter)
+                exp_avg, exp_avg_sq = state["exp_avg"], state["exp_avg_sq"]
+                exp_avg.mul_(0.9).add_(parameter.grad, alpha=0.1)
+                exp_avg_sq.mul_(0.999).addcmul_(parameter.grad, parameter.grad, value=0.001)
+                denominator = exp_avg_sq.sqrt().add_(group["eps"])
+                parameter.addcdiv_(exp_avg, denominator, value=-group["lr"])
+
+
+class MasterWeights:
+    """Half weights and gradients, fp32 master copies and fp32 states (Apex O2, Megatron).
+
+    The step casts all half gradients to fp32, updates the copies, and writes them back. Source:
+    ``apex/amp/_process_optimizer.py`` (master gradients are made when gradients are unscaled) and
+    Megatron-LM ``Float16OptimizerWithFloat16Params._copy_model_grads_to_main_grads``.
+    """
+
+    def __init__(self, parameters: list[Any], make: Any, recorder: Recorder) -> None:
+        self.parameters = parameters
+        self.masters = []
+        for parameter in parameters:
+            master = torch.nn.Parameter(parameter.detach().float())
+            recorder.tag(master, Category.MASTER_WEIGHTS)
+            self.masters.append(master)
+        self.inner = make(self.masters)
+
+    @property
+    def state(self) -> Any:
+        """The inner optimizer's states."""
+        return self.inner.state
+
+    @property
+    def param_groups(self) -> Any:
+        """The inner optimizer's groups."""
+        return self.inner.param_groups
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """One update of the copies, written back to the half weights."""
+        for parameter, master in zip(self.parameters, self.masters, strict=True):
+            if parameter.grad is not None:
+                master.grad = parameter.grad.float()
+        self.inner.step()
+        for parameter, master in zip(self.parameters, self.masters, strict=True):
+            parameter.copy_(master)
+            master.grad = None
+
+    def zero_grad(self, set_to_none: bool = True) -> None:  # noqa: FBT001, FBT002
+        """Forget the half gradients."""
+        for parameter in self.parameters:
+            if set_to_none:
+                parameter.grad = None
+            elif parameter.grad is not None:
+                parameter.grad.zero_()

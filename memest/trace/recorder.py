@@ -1,0 +1,328 @@
+"""The recorder: a dispatch mode that writes down every storage's birth and death.
+
+The step runs for real, on the meta device: shapes, dtypes, strides, autograd graph and Python
+references are the real ones, only the numbers are missing. A storage is born when an operator
+returns a tensor on it for the first time, and dies when the last reference, Python's or
+autograd's, is gone.
+"""
+
+from __future__ import annotations
+
+import weakref
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from memest.events import ALLOC, CALL, CATEGORY_ORDER, FREE, MARK, Category, Mark, Phase, Trace
+from memest.hidden.call import OpCall, TensorSpec, Value
+from memest.hidden.registry import has_rule
+from memest.trace.known import track
+
+__all__ = ["Recorder"]
+
+aten = torch.ops.aten
+
+Handler = Callable[..., Any]
+
+_CODE = {category: index for index, category in enumerate(CATEGORY_ORDER)}
+_TEMPORARY = _CODE[Category.TEMPORARIES]
+_ACTIVATION = _CODE[Category.ACTIVATIONS]
+_BIRTH_CATEGORY = {
+    Phase.LOAD: _CODE[Category.PARAMETERS],
+    Phase.BATCH: _CODE[Category.INPUTS],
+}
+
+# How an operator's result is looked at.
+_PLAIN, _ALIASES, _SITE = 0, 1, 2
+
+
+class Recorder(TorchDispatchMode):
+    """Records the allocations of whatever runs inside it.
+
+    Args:
+        handlers: operators that are answered otherwise than by their meta kernel; each handler is
+            called as ``handler(recorder, func, args, kwargs)`` and returns the result.
+        device: type of the device whose storages count.
+    """
+
+    def __init__(self, handlers: dict[Any, Handler] | None = None, device: str = "meta") -> None:
+        super().__init__()
+        self.trace = Trace()
+        self.handlers = dict(handlers or {})
+        self._device = device
+        self._live: dict[int, int] = {}
+        self._watch: dict[int, weakref.ref[Any]] = {}
+        self._kinds: dict[Any, int] = {}
+        self._op_index: dict[Any, int] = {}
+        self._call_index: dict[OpCall, int] = {}
+        self._module_index: dict[str, int] = {"": 0}
+        self.trace.module_names.append("")
+        self._stack: list[int] = [0]
+        self._names: dict[int, int] = {}
+        self._node_starts: list[int] = []
+        self._node_modules: list[int] = []
+        self._recomputed: list[int] = []
+        self._birth = _TEMPORARY
+        self._in_backward = False
+        self._notes: dict[str, None] = {}
+        self.last_op = ""
+        self.failed_module = ""
+
+    # -- phases ---------------------------------------------------------------------------------
+
+    def mark(self, phase: Phase, step: int, micro_step: int = 0) -> None:
+        """Begin a phase; what is born in forward and alive when it ends becomes an activation."""
+        trace = self.trace
+        if trace.marks and trace.marks[-1].phase is Phase.FORWARD:
+            self._promote(trace.marks[-1])
+        self._settle_recompute()
+        trace.events.append(len(trace.marks) << 2 | MARK)
+        trace.marks.append(Mark(phase, step, micro_step))
+        self._phase_start = len(trace.sizes)
+        self._birth = _BIRTH_CATEGORY.get(phase, _TEMPORARY)
+        self._in_backward = phase is Phase.BACKWARD
+
+    def _promote(self, mark: Mark) -> None:
+        categories = self.trace.categories
+        for allocation in self._live.values():
+            if allocation >= self._phase_start and categories[allocation] == _TEMPORARY:
+                categories[allocation] = _ACTIVATION
+
+    def _settle_recompute(self) -> None:
+        """What a recompute leaves behind when autograd takes over again is an activation."""
+        if self._recomputed:
+            alive = set(self._live.values())
+            categories = self.trace.categories
+            for allocation in self._recomputed:
+                if allocation in alive and categories[allocation] == _TEMPORARY:
+                    categories[allocation] = _ACTIVATION
+            self._recomputed.clear()
+
+    @property
+    def in_backward(self) -> bool:
+        """Whether autograd runs (a recompute has grad mode on, the rest of backward has not)."""
+        return self._in_backward
+
+    # -- what is known of allocations -------------------------------------------------------------
+
+    def allocation_of(self, tensor: torch.Tensor) -> int | None:
+        """The number of the live allocation behind a tensor, None if it is not recorded."""
+        return self._live.get(tensor.untyped_storage()._cdata)
+
+    def tag(self, tensor: torch.Tensor, category: Category, module: str | None = None) -> None:
+        """Say what the storage behind a tensor is for."""
+        allocation = self.allocation_of(tensor)
+        if allocation is not None:
+            self.trace.categories[allocation] = _CODE[category]
+            if module is not None:
+                self.trace.modules[allocation] = self.module_number(module)
+
+    def origin_of(self, tensor: torch.Tensor) -> str:
+        """The operator that made the storage behind a tensor ("" if unknown)."""
+        allocation = self.allocation_of(tensor)
+        return "" if allocation is None else self.trace.op_names[self.trace.ops[allocation]]
+
+    def adopt(self, tensor: torch.Tensor, category: Category, module: str, op: str) -> None:
+        """Record a storage that exists already: model weights as they move to the GPU."""
+        before = len(self.trace.sizes)
+        self._born(tensor, op)
+        if len(self.trace.sizes) > before:
+            self.trace.categories[before] = _CODE[category]
+            self.trace.modules[before] = self.module_number(module)
+
+    def note(self, text: str) -> None:
+        """Keep one sentence for the user, once."""
+        self._notes[text] = None
+
+    @property
+    def notes(self) -> list[str]:
+        """The sentences kept so far."""
+        return list(self._notes)
+
+    # -- modules ----------------------------------------------------------------------------------
+
+    def module_number(self, name: str) -> int:
+        """The index of a module path in the trace."""
+        number = self._module_index.get(name)
+        if number is None:
+            number = self._module_index[name] = len(self.trace.module_names)
+            self.trace.module_names.append(name)
+        return number
+
+    @property
+    def current_module(self) -> str:
+        """Path of the module whose forward runs."""
+        return self.trace.module_names[self._stack[-1]]
+
+    @contextmanager
+    def modules(self, model: torch.nn.Module) -> Iterator[None]:
+        """Follow which module of ``model`` runs, in forward, recompute and backward."""
+        self._names = {
+            id(module): self.module_number(name) for name, module in model.named_modules()
+        }
+        names, stack = self._names, self._stack
+        original = torch.nn.Module.__call__
+        peek = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
+        starts, owners = self._node_starts, self._node_modules
+
+        def call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+            number = names.get(id(module))
+            if number is None:
+                return original(module, *args, **kwargs)
+            stack.append(number)
+            starts.append(peek())
+            owners.append(number)
+            try:
+                return original(module, *args, **kwargs)
+            except Exception:
+                self.failed_module = self.failed_module or self.trace.module_names[number]
+                raise
+            finally:
+                stack.pop()
+                starts.append(peek())
+                owners.append(stack[-1])
+
+        torch.nn.Module.__call__ = call  # type: ignore[method-assign, assignment]
+        try:
+            yield
+        finally:
+            torch.nn.Module.__call__ = original  # type: ignore[method-assign]
+
+    def _module_here(self) -> int:
+        stack = self._stack
+        if len(stack) > 1 or not self._in_backward:
+            return stack[-1]
+        node = torch._C._current_autograd_node()
+        if node is None:
+            return 0
+        position = bisect_right(self._node_starts, node._sequence_nr()) - 1
+        return self._node_modules[position] if position >= 0 else 0
+
+    # -- the stream ---------------------------------------------------------------------------------
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:  # noqa: D102
+        kind = self._kinds.get(func)
+        if kind is None:
+            kind = self._kinds[func] = self._kind(func)
+        handler = self.handlers.get(func)
+        try:
+            if handler is None:
+                out = func(*args, **kwargs) if kwargs else func(*args)
+            else:
+                out = handler(self, func, args, kwargs or {})
+        except Exception:
+            self.last_op = str(func)
+            raise
+        track(func, args, kwargs or {}, out)
+        if kind == _ALIASES:
+            return out
+        if isinstance(out, torch.Tensor):
+            self._born(out, func)
+        elif isinstance(out, (tuple, list)):
+            for item in out:
+                if isinstance(item, torch.Tensor):
+                    self._born(item, func)
+        if kind == _SITE:
+            self._site(func, args, kwargs, out)
+        return out
+
+    def _kind(self, func: Any) -> int:
+        if has_rule(_op_name(func)):
+            return _SITE
+        returns = func._schema.returns
+        # ``resize_`` and ``set_`` return an alias on a storage that may be new or larger
+        if returns and all(r.alias_info is not None for r in returns):
+            return _PLAIN if func._schema.name in ("aten::resize_", "aten::set_") else _ALIASES
+        return _PLAIN if returns else _ALIASES
+
+    def _born(self, tensor: torch.Tensor, func: Any) -> None:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._live:
+            return
+        size = storage.nbytes()
+        if size == 0 or tensor.device.type != self._device:
+            return
+        trace = self.trace
+        op = self._op_index.get(func)
+        if op is None:
+            op = self._op_index[func] = len(trace.op_names)
+            trace.op_names.append(func if isinstance(func, str) else _op_name(func))
+        number = len(trace.sizes)
+        trace.sizes.append(size)
+        trace.categories.append(self._birth)
+        trace.modules.append(self._module_here())
+        trace.ops.append(op)
+        trace.events.append(number << 2 | ALLOC)
+        self._live[key] = number
+        self._watch[key] = weakref.ref(storage, self._gravedigger(key))
+        if self._in_backward:
+            if torch.is_grad_enabled():
+                self._recomputed.append(number)
+            elif self._recomputed:
+                self._settle_recompute()
+
+    def _gravedigger(self, key: int) -> Callable[[Any], None]:
+        live, watch, events = self._live, self._watch, self.trace.events
+
+        def died(_: Any) -> None:
+            number = live.pop(key, None)
+            watch.pop(key, None)
+            if number is not None:
+                events.append(number << 2 | FREE)
+
+        return died
+
+    def forget(self) -> None:
+        """Stop watching: what dies from now on is not part of the trace."""
+        self._live.clear()
+        self._watch.clear()
+
+    def _site(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        outputs = out if isinstance(out, (tuple, list)) else (out,)
+        call = OpCall(
+            op=_op_name(func),
+            args=tuple(_value(a) for a in args),
+            kwargs=tuple((k, _value(v)) for k, v in sorted((kwargs or {}).items())),
+            outputs=tuple(_spec(o) if isinstance(o, torch.Tensor) else None for o in outputs),
+            thread="autograd" if self._in_backward else "main",
+        )
+        trace = self.trace
+        number = self._call_index.get(call)
+        if number is None:
+            number = self._call_index[call] = len(trace.calls)
+            trace.calls.append(call)
+        trace.events.append(len(trace.call_of_site) << 2 | CALL)
+        trace.call_of_site.append(number)
+        trace.site_modules.append(self._module_here())
+
+
+def _op_name(func: Any) -> str:
+    return str(func)
+
+
+_DTYPE_NAMES: dict[torch.dtype, str] = {}
+
+
+def _spec(tensor: torch.Tensor) -> TensorSpec:
+    dtype = tensor.dtype
+    name = _DTYPE_NAMES.get(dtype)
+    if name is None:
+        name = _DTYPE_NAMES[dtype] = str(dtype).removeprefix("torch.")
+    return TensorSpec(tuple(tensor.shape), tensor.stride(), name)
+
+
+def _value(value: Any) -> Value:
+    if isinstance(value, torch.Tensor):
+        return _spec(value)
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, Sequence):
+        return tuple(_value(item) for item in value)
+    return str(value)

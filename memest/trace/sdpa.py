@@ -1,0 +1,229 @@
+"""Which attention kernel CUDA runs, and the operators it runs to get there.
+
+Source: ``ATen/native/transformers/cuda/sdp_utils.cpp`` (order and constraints) and
+``ATen/native/transformers/attention.cpp`` (what is done around the kernels), torch 2.6 to 2.13.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from memest.hidden.call import GpuTraits
+from memest.setup import SdpaBackend
+
+__all__ = ["SdpaCall", "choose_backend", "scaled_dot_product_attention"]
+
+aten = torch.ops.aten
+
+_HALF = ("float16", "bfloat16")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SdpaCall:
+    """What the choice of the kernel depends on."""
+
+    dtype: str
+    head_dim: int
+    value_dim: int
+    query_len: int
+    key_len: int
+    has_mask: bool
+    dropout: float
+    is_causal: bool
+    grouped: bool
+    needs_grad: bool
+
+
+def choose_backend(call: SdpaCall, gpu: GpuTraits, forced: SdpaBackend) -> SdpaBackend:
+    """The kernel that PyTorch picks on this GPU, the first of its list that can run the call.
+
+    cuDNN comes first on compute capability 9.x and 10.x from torch 2.11 on: the default wheels
+    then bring cuDNN 9.19, and it is preferred above 9.15. Before that the list is flash,
+    efficient, math.
+    """
+    if forced is not SdpaBackend.AUTO:
+        order = [forced]
+    elif gpu.torch < (2, 0):
+        order = []
+    else:
+        order = [SdpaBackend.FLASH, SdpaBackend.EFFICIENT]
+        if gpu.torch >= (2, 11) and gpu.capability[0] in (9, 10):
+            order.insert(0, SdpaBackend.CUDNN)
+    checks = {
+        SdpaBackend.FLASH: _flash_runs,
+        SdpaBackend.EFFICIENT: _efficient_runs,
+        SdpaBackend.CUDNN: _cudnn_runs,
+    }
+    for backend in order:
+        if backend in checks and checks[backend](call, gpu):
+            return backend
+    return SdpaBackend.MATH
+
+
+def _flash_runs(call: SdpaCall, gpu: GpuTraits) -> bool:
+    if gpu.capability < (8, 0) or call.dtype not in _HALF or call.has_mask:
+        return False
+    if call.head_dim != call.value_dim or call.head_dim > 256:
+        return False
+    # 12.x has the small shared memory of 8.6 and 8.9, where large heads cannot train
+    small = gpu.capability in ((8, 6), (8, 9)) or gpu.capability[0] == 12
+    if call.needs_grad and small and call.head_dim > 192 and not (
+        call.head_dim > 224 and call.dropout == 0
+    ):
+        return False
+    return not call.is_causal or call.query_len == call.key_len
+
+
+def _efficient_runs(call: SdpaCall, gpu: GpuTraits) -> bool:
+    # grouped heads: no derivative up to 2.13
+    if gpu.capability < (5, 0) or call.grouped:
+        return False
+    if call.has_mask and gpu.torch < (2, 1):
+        return False
+    ampere = gpu.capability >= (8, 0)
+    if call.dtype == "bfloat16" and not ampere:
+        return False
+    if call.dtype not in (*_HALF, "float32"):
+        return False
+    alignment = 8 if call.dtype in _HALF and gpu.capability >= (7, 5) else 4
+    if call.dtype == "float32":
+        alignment = 4 if ampere else 1
+    return call.head_dim % alignment == 0 and call.value_dim % alignment == 0
+
+
+def _cudnn_runs(call: SdpaCall, gpu: GpuTraits) -> bool:
+    if gpu.capability < (8, 0) or call.dtype not in _HALF:
+        return False
+    # this cuDNN takes dropout only in steps of 1/16
+    if call.dropout and (call.dropout * 16) % 1:
+        return False
+    if call.query_len == 1 or call.key_len == 1:
+        return False
+    large = gpu.capability[0] in (9, 10)
+    dims = (call.head_dim, call.value_dim)
+    if dims in ((192, 128), (256, 256)):
+        return large
+    return all(d % 8 == 0 and d <= 128 for d in dims)
+
+
+def scaled_dot_product_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,  # noqa: FBT001, FBT002
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    gpu: GpuTraits,
+    forced: SdpaBackend = SdpaBackend.AUTO,
+) -> torch.Tensor:
+    """What ``aten::scaled_dot_product_attention`` runs on a CUDA tensor, operator by operator."""
+    needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
+    call = SdpaCall(
+        dtype=str(query.dtype).removeprefix("torch."),
+        head_dim=query.shape[-1],
+        value_dim=value.shape[-1],
+        query_len=query.shape[-2],
+        key_len=key.shape[-2],
+        has_mask=attn_mask is not None,
+        dropout=dropout_p,
+        is_causal=is_causal,
+        grouped=enable_gqa and query.shape[-3] != key.shape[-3],
+        needs_grad=needs_grad,
+    )
+    backend = choose_backend(call, gpu, forced)
+    if query.dim() != 4 or len({query.dtype, key.dtype, value.dtype}) > 1:
+        backend = SdpaBackend.MATH
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        attn_mask = _additive(attn_mask, query.dtype)
+    elif attn_mask is not None and attn_mask.requires_grad and backend is SdpaBackend.CUDNN:
+        backend = SdpaBackend.EFFICIENT
+    if backend is SdpaBackend.FLASH:
+        return _flash(query, key, value, dropout_p, is_causal, scale)
+    if backend is SdpaBackend.EFFICIENT:
+        mask = None if attn_mask is None else _aligned(attn_mask, query, key)
+        return aten._scaled_dot_product_efficient_attention(
+            query, key, value, mask, needs_grad, dropout_p, is_causal, scale=scale
+        )[0]
+    if backend is SdpaBackend.CUDNN:
+        return aten._scaled_dot_product_cudnn_attention(
+            query, key, value, attn_mask, needs_grad, dropout_p, is_causal, False, scale=scale
+        )[0]
+    return _math(query, key, value, attn_mask, dropout_p, is_causal, scale, call.grouped)
+
+
+def _additive(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """``convert_boolean_attn_mask``: every call makes its own additive mask."""
+    minus_infinity = aten.scalar_tensor(-math.inf, dtype=dtype, device=mask.device)
+    return aten.where.ScalarSelf(mask.logical_not(), 0.0, minus_infinity).to(dtype)
+
+
+def _aligned(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    """``preprocess_mask``: rows padded to multiples of 8 elements, expanded to all heads."""
+    length = mask.shape[-1]
+    if length % 8 and length > 1:
+        padded = torch.nn.functional.pad(mask, (0, 8 - length % 8))
+        mask = padded[..., :length]
+    return mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
+
+
+def _flash(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+) -> torch.Tensor:
+    """Head dimensions are padded to a multiple of 8, visibly, and cut again."""
+    size = query.shape[-1]
+    rest = -size % 8
+    if rest:
+        query, key, value = (torch.nn.functional.pad(t, (0, rest)) for t in (query, key, value))
+    scale = 1.0 / math.sqrt(size) if scale is None else scale
+    out = aten._scaled_dot_product_flash_attention(
+        query, key, value, dropout_p, is_causal, False, scale=scale
+    )[0]
+    return out[..., :size] if rest else out
+
+
+def _math(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    grouped: bool,
+) -> torch.Tensor:
+    """``_scaled_dot_product_attention_math``: half inputs are computed in fp32."""
+    origin = query.dtype
+    if origin in (torch.float16, torch.bfloat16):
+        query, key, value = query.float(), key.float(), value.float()
+        mask = mask.float() if mask is not None else None
+    if is_causal:
+        allowed = torch.ones(
+            query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device
+        ).tril()
+        mask = _additive(allowed, query.dtype)
+    if grouped:
+        repeats = query.shape[-3] // key.shape[-3]
+        key = key.repeat_interleave(repeats, -3)
+        value = value.repeat_interleave(repeats, -3)
+    factor = math.sqrt(1.0 / math.sqrt(query.shape[-1]) if scale is None else abs(scale))
+    scores = (query * factor) @ (key.transpose(-2, -1) * factor)
+    if mask is not None:
+        scores = scores.add_(mask) if not mask.requires_grad else scores + mask
+        probabilities: Any = aten._safe_softmax(scores, -1)
+    else:
+        probabilities = torch.softmax(scores, -1)
+    if dropout_p > 0.0:
+        probabilities = torch.dropout(probabilities, dropout_p, True)
+    return (probabilities @ value).to(origin)

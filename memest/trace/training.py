@@ -1,0 +1,191 @@
+"""From a built model and a setup to a trace: the one place where tracing is put together."""
+
+from __future__ import annotations
+
+import gc
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from memest.errors import MemestError, TraceError
+from memest.events import Category, Phase, Trace
+from memest.hidden.call import GpuTraits
+from memest.setup import Loop, Precision, Setup, ZeroGrad
+from memest.trace.answers import answer_handlers, in_place_handlers
+from memest.trace.autocast import autocast_on_meta
+from memest.trace.cuda_ops import cuda_handlers, cuda_operators
+from memest.trace.loops import Run, run_steps
+from memest.trace.optimizers import make_optimizer
+from memest.trace.recorder import Recorder
+
+__all__ = ["TracePlan", "trace_training"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracePlan:
+    """How long the traced run is.
+
+    Attributes:
+        steps: optimizer steps that are really traced; later ones repeat the last.
+        micro_steps: micro-steps of each that are really traced.
+    """
+
+    steps: int = 2
+    micro_steps: int = 1
+
+
+def plan_of(setup: Setup) -> TracePlan:
+    """Two steps, and of many micro-steps the first, one from the middle, and the last."""
+    return TracePlan(steps=min(setup.num_steps, 2), micro_steps=min(setup.grad_accum, 3))
+
+
+def trace_training(
+    model: torch.nn.Module,
+    setup: Setup,
+    *,
+    make_batch: Callable[[], dict[str, torch.Tensor]],
+    loss_of: Callable[[Any, dict[str, torch.Tensor]], torch.Tensor],
+    gpu: GpuTraits,
+    operators: str = "cuda",
+    plan: TracePlan | None = None,
+) -> Trace:
+    """Trace the training steps of ``setup`` on a model whose parameters are on meta.
+
+    Args:
+        model: in training mode; not modified beyond its gradients, which are dropped again.
+        setup: batch sizes are in ``make_batch``; the rest is read from here.
+        make_batch: makes one micro-batch on meta.
+        loss_of: takes the loss out of the outputs.
+        gpu: decides operators (attention kernels) and versions.
+        operators: ``cuda``, or ``cpu`` for what this machine's CPU would run (for proofs).
+        plan: how many steps and micro-steps are traced.
+
+    Raises:
+        TraceError: the model does something a trace cannot follow; names module and operator.
+    """
+    plan = plan or plan_of(setup)
+    handlers = {**answer_handlers(), **in_place_handlers()}
+    if operators == "cuda":
+        handlers.update(cuda_handlers())
+    recorder = Recorder(handlers)
+    with ExitStack() as stack:
+        stack.enter_context(_no_garbage_collection())
+        if operators == "cuda":
+            stack.enter_context(cuda_operators(gpu, setup.sdpa_backend))
+        stack.enter_context(autocast_on_meta(recorder, gpu.torch))
+        stack.enter_context(recorder.modules(model))
+        stack.enter_context(recorder)
+        try:
+            recorder.mark(Phase.LOAD, 0)
+            _load(model, recorder)
+            run = _run(model, setup, recorder, make_batch, loss_of, gpu, plan)
+            run_steps(run, plan.steps)
+        except MemestError:
+            raise
+        except (Exception, RecursionError) as error:
+            raise _cannot_trace(recorder, error) from error
+        finally:
+            recorder.forget()
+            for parameter in model.parameters():
+                parameter.grad = None
+    trace = recorder.trace
+    trace.notes.extend(recorder.notes)
+    return trace
+
+
+def _run(
+    model: torch.nn.Module, setup: Setup, recorder: Recorder, make_batch: Any, loss_of: Any,
+    gpu: GpuTraits, plan: TracePlan,
+) -> Run:  # fmt: skip
+    fp16 = setup.precision is Precision.FP16
+    trainer = setup.loop is Loop.TRAINER
+    optimizer = make_optimizer(model, setup, recorder, gpu.torch)
+    transformers = setup.software.transformers or (5, 23)
+    return Run(
+        model=model,
+        optimizer=optimizer,
+        make_batch=make_batch,
+        loss_of=loss_of,
+        recorder=recorder,
+        loop=setup.loop,
+        precision=setup.precision,
+        grad_accum=setup.grad_accum,
+        traced_micro_steps=plan.micro_steps,
+        max_grad_norm=clip_norm(setup),
+        set_to_none=sets_to_none(setup, gpu.torch),
+        scaler=torch.amp.GradScaler("cuda") if fp16 and optimizer is not None else None,
+        outputs_to_fp32=setup.loop is not Loop.PLAIN and transformers >= (4, 31),
+        counts_items=trainer and transformers >= (4, 46) and _takes_loss_kwargs(model),
+    )
+
+
+def clip_norm(setup: Setup) -> float:
+    """The Trainer clips at 1.0 unless told otherwise; scripts do not clip unless told to."""
+    if setup.optim == "none":
+        return 0.0
+    if setup.max_grad_norm is not None:
+        return setup.max_grad_norm
+    return 1.0 if setup.loop is Loop.TRAINER else 0.0
+
+
+def sets_to_none(setup: Setup, torch_version: tuple[int, int]) -> bool:
+    """``zero_grad`` drops gradients by default since torch 2.0."""
+    if setup.zero_grad is ZeroGrad.AUTO:
+        return torch_version >= (2, 0)
+    return setup.zero_grad is ZeroGrad.NONE
+
+
+def _takes_loss_kwargs(model: torch.nn.Module) -> bool:
+    """``Trainer.model_accepts_loss_kwargs``: the forward takes arbitrary keyword arguments."""
+    declared = getattr(model, "accepts_loss_kwargs", None)
+    if declared is not None:
+        return bool(declared)
+    parameters = inspect.signature(model.forward).parameters.values()
+    return any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
+
+
+def _load(model: torch.nn.Module, recorder: Recorder) -> None:
+    """``model.to(device)``: children first, parameters before buffers (``Module._apply``)."""
+    seen: set[int] = set()
+
+    def visit(module: torch.nn.Module, prefix: str) -> None:
+        for name, child in module.named_children():
+            visit(child, f"{prefix}.{name}" if prefix else name)
+        for tensors, category in (
+            (module._parameters, Category.PARAMETERS),
+            (module._buffers, Category.BUFFERS),
+        ):
+            for tensor in tensors.values():
+                if tensor is not None and id(tensor) not in seen:
+                    seen.add(id(tensor))
+                    recorder.adopt(tensor, category, prefix, "load")
+
+    visit(model, "")
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Deaths must come from references going away, not from when the collector happens to run."""
+    gc.collect()
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _cannot_trace(recorder: Recorder, error: BaseException) -> TraceError:
+    where = recorder.failed_module or recorder.current_module or "the model itself"
+    operator = recorder.last_op or "no operator yet"
+    text = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return TraceError(
+        f"The training step cannot be traced: in module {where}, at operator {operator}: "
+        f"{type(error).__name__}: {text} Try another --attn-implementation or --task; --debug "
+        "shows the traceback."
+    )
