@@ -20,6 +20,7 @@ import enum
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from memest.hidden.call import OpCall
 
@@ -98,6 +99,8 @@ class Trace:
     module_names: list[str] = field(default_factory=list)
     op_names: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    attention_choices: dict[Any, str] = field(default_factory=dict)
+    """Every attention call of the trace and the kernel taken for it (``trace.sdpa.SdpaCall``)."""
 
     @property
     def num_allocations(self) -> int:

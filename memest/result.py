@@ -139,6 +139,7 @@ class Estimate:
     verdict: Verdict
     context_bytes: int
     max_batch: int | None
+    safe_batch: int | None
     common_gpus: tuple[GpuFit, ...]
     notes: tuple[str, ...]
     assumptions: tuple[str, ...]
@@ -205,11 +206,22 @@ class Estimate:
         }
         if gpu is not None:
             document["max_batch"] = self.max_batch
+            document["safe_batch"] = self.safe_batch
         return document
 
     def to_json(self) -> str:
         """:meth:`to_dict` as text, keys in order, two spaces of indent."""
         return json.dumps(self.to_dict(), indent=2)
+
+    def __str__(self) -> str:
+        from memest.report.text import render
+
+        return render(self)
+
+    def _repr_html_(self) -> str:
+        from memest.report.html import render_html
+
+        return render_html(self)
 
 
 def _fit(fit: GpuFit) -> dict[str, Any]:

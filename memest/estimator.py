@@ -1,0 +1,190 @@
+"""``memest.estimate``: the one place where model, setup, trace, replay and GPU meet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from typing import TYPE_CHECKING, Any
+
+from memest.assemble import alive_at_peak, breakdown, layers, moment, timeline
+from memest.errors import ConfigError
+from memest.events import Category
+from memest.fit import Card, card_for, common_cards, largest_batch, reference_card, verdict_for
+from memest.models.resolve import resolve_model
+from memest.options import setup_from_options
+from memest.profile.stream import make_stream
+from memest.replay.conf import parse_alloc_conf
+from memest.replay.replay import replay
+from memest.result import Estimate, Interval, Peak, Verdict
+from memest.setup import Precision, Setup
+from memest.tracing import Tracer, installed_version
+from memest.units import format_size, parse_size
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["estimate"]
+
+Progress = Callable[[str], None]
+
+
+def estimate(
+    model: str | torch.nn.Module,
+    setup: Setup | None = None,
+    *,
+    gpu: str | Sequence[str] | None = None,
+    gpu_memory: int | str | None = None,
+    device_context: int | str | None = None,
+    inputs: Mapping[str, torch.Tensor] | None = None,
+    loss: Callable[[Any, Any], torch.Tensor] | None = None,
+    trust_remote_code: bool = False,
+    max_batch: bool = True,
+    progress: Progress | None = None,
+    **options: Any,
+) -> Estimate:
+    """Predict the GPU memory of a training run.
+
+    Args:
+        model: a catalogue name, hub id, folder, config.json, ``package.module:factory``, or a
+            live ``torch.nn.Module`` (which is not modified).
+        setup: the training configuration; ``options`` are an alternative way to give it.
+        gpu: name of a GPU, ``local``, or several; the first one decides the verdict.
+        gpu_memory: bytes the GPU has, in place of the catalogue's figure.
+        device_context: CUDA context read after a first touch of the GPU, in place of the table.
+            Kernels that load later are added where the software loads them lazily.
+        inputs: example inputs by argument name, for models that are no transformers models.
+        loss: ``loss(outputs, batch)`` where the outputs carry none.
+        trust_remote_code: run code that the model's repository brings.
+        max_batch: look for the largest batch when a GPU is named.
+        progress: called with one line for each longer thing done.
+        **options: fields of :class:`Setup` and the spellings of HF ``TrainingArguments``.
+
+    Returns:
+        The estimate.
+
+    Raises:
+        MemestError: with one paragraph that says what to do; see :mod:`memest.errors`.
+    """
+    if setup is None:
+        setup = setup_from_options(**options)
+    elif options:
+        raise ConfigError("Give either a Setup or options, not both: use dataclasses.replace.")
+    source = (
+        resolve_model(model, trust_remote_code=trust_remote_code)
+        if isinstance(model, str)
+        else None
+    )
+    torch_version = setup.software.torch or installed_version("torch") or (2, 13)
+    context = None if device_context is None else parse_size(device_context)
+    named = [gpu] if isinstance(gpu, str) else list(gpu or ())
+    memory = None if gpu_memory is None else parse_size(gpu_memory)
+    cards = [card_for(name, setup, torch_version, context, memory) for name in named]
+    if not cards and memory is not None:
+        cards = [reference_card(setup, torch_version, context, memory)]
+    tracer = Tracer(
+        setup=setup, source=source, module=None if source else model, inputs=inputs, loss=loss,
+        progress=progress,
+    )  # fmt: skip
+    main = cards[0] if cards else reference_card(setup, torch_version, context, None)
+    return _answer(tracer, main, cards, torch_version, context, look_for_batch=max_batch)
+
+
+def _answer(
+    tracer: Tracer, main: Card, cards: list[Card], torch_version: tuple[int, int],
+    context: int | None, *, look_for_batch: bool,
+) -> Estimate:  # fmt: skip
+    trace = tracer.trace(main.traits)
+    setup = tracer.setup
+    assert tracer.facts is not None
+    conf = parse_alloc_conf(setup.alloc_conf)
+    stream = make_stream(
+        trace, main.traits, num_steps=setup.num_steps, grad_accum=setup.grad_accum
+    )
+    result = replay(stream.events, stream.sizes, conf, curve=True)
+    alive = alive_at_peak(stream, result)
+    device = result.peak_reserved_bytes + main.context.expected_bytes
+    high = device + main.context.high_bytes - main.context.expected_bytes
+    high += stream.workspace_slack_bytes
+    low = device - main.context.expected_bytes + main.context.low_bytes
+    fits = [
+        verdict_for(card, tracer, conf) for card in (cards[1:] if cards else common_cards(
+            setup, torch_version, context
+        ))
+    ]  # fmt: skip
+    chosen = verdict_for(main, tracer, conf) if cards else None
+    batch = safe = None
+    if cards and look_for_batch:
+        batch, safe = largest_batch(main, tracer, conf)
+    basis = main.context.basis
+    if stream.workspace_slack_bytes:
+        basis += (
+            f"; up to {format_size(stream.workspace_slack_bytes)} more where a library picks its "
+            "own workspace"
+        )
+    return Estimate(
+        model=tracer.facts,
+        setup=setup,
+        gpu=chosen,
+        peak=Peak(
+            allocated_bytes=result.peak_allocated_bytes,
+            reserved_bytes=result.peak_reserved_bytes,
+            device_bytes=device,
+        ),
+        interval=Interval(level=None, low_bytes=low, high_bytes=high, basis=basis),
+        breakdown=breakdown(stream, result, alive),
+        peak_at=moment(stream, result),
+        layers=layers(stream, alive),
+        timeline=timeline(stream, result),
+        verdict=chosen.verdict if chosen else Verdict.UNKNOWN,
+        context_bytes=main.context.expected_bytes,
+        max_batch=batch,
+        safe_batch=safe,
+        common_gpus=tuple(fits),
+        notes=tuple(_notes(tracer, trace.notes, main)),
+        assumptions=tuple(_assumptions(tracer, main, cards, torch_version)),
+    )
+
+
+def _assumptions(
+    tracer: Tracer, main: Card, cards: list[Card], torch_version: tuple[int, int]
+) -> list[str]:
+    setup = tracer.setup
+    said = list(tracer.assumptions)
+    if not cards:
+        said.append(f"kernels and workspaces as on {main.spec.name} (name a GPU with --gpu)")
+    said.append(
+        f"loop: {setup.loop}, optimizer {setup.optim}, {setup.num_steps} steps simulated, "
+        f"torch {torch_version[0]}.{torch_version[1]}"
+    )
+    return said
+
+
+def _notes(tracer: Tracer, traced: list[str], main: Card) -> list[str]:
+    setup = tracer.setup
+    notes = list(traced)
+    if main.spec.match_note:
+        notes.append(main.spec.match_note)
+    if setup.tf32:
+        notes.append("tf32 changes the speed of matmuls, not the memory.")
+    if setup.precision is not Precision.FP32 and setup.grad_accum == 1 and setup.batch <= 2:
+        notes.append(
+            "autocast keeps fp32 weights and adds half-precision copies of them during a step: at "
+            "small batches that can outweigh what the smaller activations save."
+        )
+    if setup.grad_accum > 1:
+        notes.append(
+            "gradient accumulation keeps the gradients alive during the next forward, so it is not "
+            "free: the peak moves from the first micro-step to the second."
+        )
+    notes.append(
+        "not modelled: memory of other processes, of NCCL, and of libraries that allocate on "
+        "their own."
+    )
+    return notes
+
+
+def category_bytes(result: Estimate, category: Category) -> int:
+    """Bytes of one category in the breakdown of an estimate (0 if it has no row)."""
+    return sum(row.bytes for row in result.breakdown if row.category is category)
+
+

@@ -1,0 +1,285 @@
+"""Replay a stream of allocations: how much would be allocated and reserved, and when.
+
+``replay`` is a pure function. It takes the fast loops of :mod:`memest.replay.fast` while they are
+exact and the full model of :mod:`memest.replay.allocator` otherwise; the answer is the same.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, compress, pairwise
+
+from memest.errors import ReplayError
+from memest.replay.allocator import CachingAllocator
+from memest.replay.blocks import UNBOUNDED_RANGE, Block, expandable_range
+from memest.replay.conf import AllocatorConf
+from memest.replay.fast import MAX_FAST_BYTES, Placement, place_default, place_expandable
+from memest.replay.oom import OutOfMemory
+from memest.replay.sizes import NO_DIVISIONS, round_size
+
+__all__ = ["Replay", "check_events", "replay", "replay_reference"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """What the allocator would report for a stream.
+
+    Attributes:
+        peak_allocated_bytes: as ``torch.cuda.max_memory_allocated``.
+        peak_allocated_index: the first event at which that peak is reached.
+        peak_reserved_bytes: as ``torch.cuda.max_memory_reserved``.
+        peak_reserved_index: the first event at which that peak is reached.
+        peak_requested_bytes: the same before any rounding.
+        final_allocated_bytes: allocated after the last event replayed.
+        final_reserved_bytes: reserved after it.
+        num_alloc_retries: how often caches had to be released for an allocation.
+        num_ooms: 1 when the stream ran out of memory, 0 otherwise.
+        oom_index: the event at which it did; the replay stops there.
+        block_bytes: size handed out for each allocation number, 0 for one never allocated.
+        num_segments: segments held at the end, as torch counts them (expandable ones are not).
+        allocated_curve: allocated after each event replayed, if asked for.
+        reserved_curve: reserved after each event replayed, if asked for.
+    """
+
+    peak_allocated_bytes: int
+    peak_allocated_index: int
+    peak_reserved_bytes: int
+    peak_reserved_index: int
+    peak_requested_bytes: int
+    final_allocated_bytes: int
+    final_reserved_bytes: int
+    num_alloc_retries: int
+    num_ooms: int
+    oom_index: int | None
+    block_bytes: list[int]
+    num_segments: int
+    allocated_curve: array[int] | None = None
+    reserved_curve: array[int] | None = None
+
+
+def replay(
+    events: Sequence[int],
+    sizes: Sequence[int],
+    conf: AllocatorConf | None = None,
+    *,
+    limit_bytes: int | None = None,
+    total_bytes: int | None = None,
+    curve: bool = False,
+) -> Replay:
+    """Replay allocations and frees of one stream from an empty allocator.
+
+    Args:
+        events: v >= 0 allocates allocation number v; v < 0 frees allocation number ``~v``.
+        sizes: requested bytes of each allocation number; 0 makes its events do nothing. A number
+            is allocated at most once.
+        conf: options of the allocator.
+        limit_bytes: bytes the driver can give this process; None for as many as it takes.
+        total_bytes: memory of the whole device, by default ``limit_bytes``. A
+            ``per_process_memory_fraction`` is a share of it, and an expandable segment can grow
+            over 1.125 times as many addresses.
+        curve: whether to keep allocated and reserved bytes after each event.
+
+    Returns:
+        Peaks, their places, and the size of every block handed out.
+
+    Raises:
+        ReplayError: when the stream contradicts itself; the message names the event.
+
+    Example:
+        >>> from memest.units import MIB
+        >>> result = replay([0, 1, ~0], [30 * MIB, 5 * MIB])
+        >>> result.peak_allocated_bytes // MIB, result.peak_reserved_bytes // MIB
+        (35, 50)
+    """
+    conf = AllocatorConf() if conf is None else conf
+    total_bytes = limit_bytes if total_bytes is None else total_bytes
+    if sizes and min(sizes) < 0:
+        check_events(events, sizes)
+        worst = min(sizes)
+        raise ReplayError(f"allocation number {sizes.index(worst)} has {worst} bytes; 0 is least")
+    if conf.max_split_size is None:
+        placement = _place(events, sizes, conf, limit_bytes, total_bytes)
+        if placement is not None:
+            return _summarize(events, sizes, placement, curve=curve)
+    return replay_reference(
+        events, sizes, conf, limit_bytes=limit_bytes, total_bytes=total_bytes, curve=curve
+    )
+
+
+def check_events(events: Sequence[int], sizes: Sequence[int]) -> None:
+    """Find the first contradiction in a stream.
+
+    Raises:
+        ReplayError: for an allocation number without a size, allocated twice, freed when it is
+            not alive, or of a negative size. The message begins with the event's index.
+    """
+    unborn, alive, dead = 0, 1, 2
+    state = bytearray(len(sizes))
+    for index, event in enumerate(events):
+        number = event if event >= 0 else ~event
+        if number >= len(sizes):
+            raise ReplayError(
+                f"event {index}: allocation number {number} has no size; there are {len(sizes)}"
+            )
+        if event < 0 and state[number] != alive:
+            why = "it was never allocated" if state[number] == unborn else "it is free already"
+            raise ReplayError(f"event {index}: free of allocation number {number}, but {why}")
+        if event >= 0 and state[number] != unborn:
+            raise ReplayError(f"event {index}: allocation number {number} is allocated again")
+        if sizes[number] < 0:
+            raise ReplayError(
+                f"event {index}: allocation number {number} has {sizes[number]} bytes; sizes "
+                "start at 0"
+            )
+        state[number] = alive if event >= 0 else dead
+
+
+def _place(
+    events: Sequence[int],
+    sizes: Sequence[int],
+    conf: AllocatorConf,
+    limit_bytes: int | None,
+    total_bytes: int | None,
+) -> Placement | None:
+    """The fast replay, or None where it would not be exact."""
+    bound = MAX_FAST_BYTES if limit_bytes is None else min(limit_bytes, MAX_FAST_BYTES)
+    if total_bytes is not None and conf.per_process_memory_fraction < 1.0:
+        if conf.garbage_collection_threshold > 0.0:
+            return None
+        bound = min(bound, int(conf.per_process_memory_fraction * total_bytes))
+    if conf.roundup_power2_divisions == NO_DIVISIONS:
+        rounded = [(size + 511) & -512 for size in sizes]
+    else:
+        divisions = conf.roundup_power2_divisions
+        known = {size: round_size(size, divisions) if size else 0 for size in set(sizes)}
+        rounded = [known[size] for size in sizes]
+    # Every event of a valid stream is different from all others; this catches a second
+    # allocation or free of the same number, and the loops stumble over a free that comes first.
+    if len(set(events)) != len(events):
+        check_events(events, sizes)
+    kept = events
+    if 0 in sizes:
+        check_events(events, sizes)
+        sized = [rounded[event if event >= 0 else ~event] for event in events]
+        kept = list(compress(events, sized))
+    large = conf.large_segment_size
+    try:
+        if conf.expandable_segments:
+            span = UNBOUNDED_RANGE
+            if total_bytes is not None:
+                span = expandable_range(total_bytes)
+                bound = min(bound, total_bytes)
+            placement = place_expandable(kept, rounded, bound, large, span)
+        else:
+            placement = place_default(kept, rounded, bound, large)
+    except (TypeError, IndexError):
+        check_events(events, sizes)
+        raise
+    if placement is not None and kept is not events:
+        places = list(compress(range(len(events)), sized))
+        placement.growth = [(places[index], value) for index, value in placement.growth]
+    return placement
+
+
+def _summarize(
+    events: Sequence[int], sizes: Sequence[int], placement: Placement, *, curve: bool
+) -> Replay:
+    """Peaks and curves from the sizes handed out, in passes that run at the speed of C."""
+    allocated = _running_sum(events, placement.block_bytes)
+    requested = _running_sum(events, sizes)
+    peak = max(allocated, default=0)
+    last_index, reserved = placement.growth[-1] if placement.growth else (0, 0)
+    reserved_curve = None
+    if curve:
+        reserved_curve = array("q")
+        for (index, value), (following, _) in pairwise(
+            [(0, 0), *placement.growth, (len(events), 0)]
+        ):
+            reserved_curve.extend(array("q", [value]) * (following - index))
+    return Replay(
+        peak_allocated_bytes=peak,
+        peak_allocated_index=allocated.index(peak) if allocated else 0,
+        peak_reserved_bytes=reserved,
+        peak_reserved_index=last_index,
+        peak_requested_bytes=max(requested, default=0),
+        final_allocated_bytes=allocated[-1] if allocated else 0,
+        final_reserved_bytes=reserved,
+        num_alloc_retries=0,
+        num_ooms=0,
+        oom_index=None,
+        block_bytes=placement.block_bytes,
+        num_segments=placement.num_segments,
+        allocated_curve=array("q", allocated) if curve else None,
+        reserved_curve=reserved_curve,
+    )
+
+
+def _running_sum(events: Sequence[int], amounts: Sequence[int]) -> list[int]:
+    """The sum of what is alive after each event.
+
+    An event -1-v finds the amount of number v, negated, from the end of the table: that is how
+    Python reads a negative index.
+    """
+    table = [*amounts, *[-amount for amount in reversed(amounts)]]
+    return list(accumulate(map(table.__getitem__, events)))
+
+
+def replay_reference(
+    events: Sequence[int],
+    sizes: Sequence[int],
+    conf: AllocatorConf | None = None,
+    *,
+    limit_bytes: int | None = None,
+    total_bytes: int | None = None,
+    curve: bool = False,
+) -> Replay:
+    """:func:`replay` with the full model only; slower, and the judge of the fast loops."""
+    check_events(events, sizes)
+    allocator = CachingAllocator(conf, capacity_bytes=limit_bytes, total_bytes=total_bytes)
+    allocated_stat = allocator.stats.allocated_bytes.all
+    reserved_stat = allocator.stats.reserved_bytes.all
+    blocks: list[Block | None] = [None] * len(sizes)
+    block_bytes = [0] * len(sizes)
+    allocated_curve, reserved_curve = array("q"), array("q")
+    peak_allocated = peak_reserved = 0
+    allocated_index = reserved_index = 0
+    oom_index = None
+    for index, event in enumerate(events):
+        if event >= 0:
+            try:
+                block = allocator.malloc(sizes[event])
+            except OutOfMemory:
+                oom_index = index
+            else:
+                if block is not None:
+                    blocks[event] = block
+                    block_bytes[event] = block.size
+        elif (freed := blocks[~event]) is not None:
+            allocator.free(freed)
+        if allocated_stat.peak > peak_allocated:
+            peak_allocated, allocated_index = allocated_stat.peak, index
+        if reserved_stat.peak > peak_reserved:
+            peak_reserved, reserved_index = reserved_stat.peak, index
+        if curve:
+            allocated_curve.append(allocated_stat.current)
+            reserved_curve.append(reserved_stat.current)
+        if oom_index is not None:
+            break
+    return Replay(
+        peak_allocated_bytes=peak_allocated,
+        peak_allocated_index=allocated_index,
+        peak_reserved_bytes=peak_reserved,
+        peak_reserved_index=reserved_index,
+        peak_requested_bytes=allocator.stats.requested_bytes.all.peak,
+        final_allocated_bytes=allocated_stat.current,
+        final_reserved_bytes=reserved_stat.current,
+        num_alloc_retries=allocator.stats.num_alloc_retries,
+        num_ooms=allocator.stats.num_ooms,
+        oom_index=oom_index,
+        block_bytes=block_bytes,
+        num_segments=allocator.stats.segment.all.current,
+        allocated_curve=allocated_curve if curve else None,
+        reserved_curve=reserved_curve if curve else None,
+    )
