@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import Union
+from typing import TypeAlias
 
 __all__ = ["DTYPE_BYTES", "GpuTraits", "Hidden", "Lifetime", "OpCall", "TensorSpec", "Value"]
 
@@ -55,7 +55,7 @@ class TensorSpec:
         return DTYPE_BYTES[self.dtype]
 
 
-Value = Union[TensorSpec, int, float, bool, str, None, tuple["Value", ...]]
+Value: TypeAlias = TensorSpec | int | float | bool | str | tuple["Value", ...] | None
 """An argument: tensors as specs, lists as tuples, dtypes and other objects by their text."""
 
 
@@ -93,11 +93,13 @@ class Hidden:
     """One allocation that a kernel makes and no tensor shows.
 
     Attributes:
-        nbytes: expected size.
+        nbytes: expected size; 0 where none is expected but ``high_nbytes`` may be needed.
         label: what it is, for the report ("reduction scratch").
         lifetime: see :class:`Lifetime`.
         key: identity of a persistent allocation, for example ``("cublas", "main")``.
         high_nbytes: upper bound where the size is only known as a range, else ``nbytes``.
+        freed_before: position, among the allocations of the same call, of the first one that
+            is made after this one was freed; None when it lives until the operator returns.
     """
 
     nbytes: int
@@ -105,6 +107,7 @@ class Hidden:
     lifetime: Lifetime = Lifetime.OP
     key: tuple[str, ...] = ()
     high_nbytes: int | None = None
+    freed_before: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,8 +126,12 @@ class _Player:
         if not found:
             return
         stream = self._stream
-        temporary: list[int] = []
-        for hidden in found:
+        temporary: list[tuple[int, int | None]] = []
+        for index, hidden in enumerate(found):
+            gone = [n for n, before in temporary if before is not None and before <= index]
+            if gone:
+                stream.events.extend(~number for number in gone)
+                temporary = [t for t in temporary if t[0] not in gone]
             upper = hidden.high_nbytes if hidden.high_nbytes is not None else hidden.nbytes
             stream.workspace_slack_bytes = max(
                 stream.workspace_slack_bytes, upper - hidden.nbytes
@@ -145,9 +149,8 @@ class _Player:
             if persistent:
                 self._persistent.add(hidden.key)
             else:
-                temporary.append(number)
-        for number in reversed(temporary):
-            stream.events.append(~number)
+                temporary.append((number, hidden.freed_before))
+        stream.events.extend(~number for number, _ in reversed(temporary))
 
     def _label(self, text: str) -> int:
         index = self._label_index.get(text)
