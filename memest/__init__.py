@@ -1,0 +1,76 @@
+"""How much GPU memory a PyTorch training run will take, before it runs.
+
+    import memest
+
+    answer = memest.estimate("bert-large-uncased", batch=8, seq_len=512, fp16=True, gpu="rtx-3090")
+    print(answer)
+    answer.peak.allocated_bytes, answer.peak.reserved_bytes, answer.peak.device_bytes
+
+Importing memest loads nothing heavy: torch comes in with the first trace.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from memest.errors import (
+        ConfigError,
+        DeviceError,
+        MemestError,
+        MissingDependencyError,
+        ModelLoadError,
+        ReplayError,
+        TraceError,
+        UnknownGpuError,
+        UnknownModelError,
+    )
+    from memest.estimator import estimate
+    from memest.result import Estimate, Verdict
+    from memest.setup import Setup, Software
+
+    __version__: str
+
+__all__ = [
+    "ConfigError",
+    "DeviceError",
+    "Estimate",
+    "MemestError",
+    "MissingDependencyError",
+    "ModelLoadError",
+    "ReplayError",
+    "Setup",
+    "Software",
+    "TraceError",
+    "UnknownGpuError",
+    "UnknownModelError",
+    "Verdict",
+    "__version__",
+    "estimate",
+]
+
+_HOMES = {
+    "Estimate": "memest.result",
+    "Setup": "memest.setup",
+    "Software": "memest.setup",
+    "Verdict": "memest.result",
+    "estimate": "memest.estimator",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        value: Any = version("memest")
+    elif name in __all__:
+        value = getattr(importlib.import_module(_HOMES.get(name, "memest.errors")), name)
+    else:
+        raise AttributeError(f"module 'memest' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -245,16 +245,31 @@ class Heap:
             yield pair.small
             yield pair.large
 
-    def new_expandable_segment(self, pool: BlockPool) -> ExpandableSegment:
+    def new_expandable_segment(
+        self, pool: BlockPool, address: int | None = None
+    ) -> ExpandableSegment:
         """A range of 1.125 times the device's memory, in whole pages.
 
-        Source: the constructor of ``ExpandableSegment``.
+        Args:
+            pool: whose pages it will have.
+            address: where it begins, if that is known; otherwise the driver says.
         """
         page = page_size(small=pool.small, large_segment_size=self.conf.large_segment_size)
         total = self.total_bytes
         wanted = UNBOUNDED_RANGE if total is None else expandable_range(total)
         size = -(-wanted // page) * page
-        return ExpandableSegment(self.driver.reserve(size), size, page)
+        return ExpandableSegment(
+            self.driver.reserve(size) if address is None else address, size, page
+        )
+
+    def ranges(self, stream: int, *, small: bool) -> set[ExpandableSegment]:
+        """The growing segments of a stream. Each has unmapped addresses, or blocks, or both."""
+        found = {b.expandable for b in self.active if b.stream == stream and b.pool.small == small}
+        for pool in self.pools():
+            if pool.small == small:
+                found.update(block.expandable for _, _, block in pool.free.get(stream, ()))
+                found.update(block.expandable for _, block in pool.unmapped.get(stream, ()))
+        return {segment for segment in found if segment is not None}
 
     def take_from_driver(self, size: int, *, small: bool) -> None:
         """Count bytes that the driver gave."""

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import chain, islice
 from pathlib import Path
 
 from memest.replay.allocator import CachingAllocator
-from memest.replay.blocks import Block
+from memest.replay.blocks import Block, Heap
 from memest.replay.conf import AllocatorConf
 from memest.replay.oom import OutOfMemory
 from memest.replay.rewind import RECORDED_STREAM, rewind
+from memest.replay.sizes import SMALL_SEGMENT_SIZE, is_small, round_size
 from memest.replay.snapshot import (
     DEFAULT_POOL,
     RecordedSegment,
@@ -98,9 +100,15 @@ class _Findings:
 
 @dataclass(slots=True)
 class _RecordedDriver:
-    """The driver as recorded: ``script`` holds its calls since the last allocation or free."""
+    """The driver as recorded: ``script`` holds its calls since the last allocation or free.
+
+    ``wanted`` is the stream of the allocation under way, and whether it is a small one.
+    """
 
     findings: _Findings
+    trace: tuple[TraceEvent, ...] = ()
+    wanted: tuple[int, bool] = (0, False)
+    heap: Heap | None = None
     script: deque[TraceEvent] = field(default_factory=deque)
     refuse: bool = False
     next_address: int = _FABRICATED
@@ -130,9 +138,14 @@ class _RecordedDriver:
         return True
 
     def reserve(self, size: int) -> int:
-        """Where the recording next maps pages: a new range begins there."""
-        for call in self.script:
-            if call.action == "segment_map":
+        """Where the recording next maps such pages: a new range begins there.
+
+        That may be later than now: a range made for an allocation that failed stays.
+        """
+        for call in chain(self.script, islice(self.trace, self.findings.index, None)):
+            if call.action != "segment_map" or self._is_taken(call.address):
+                continue
+            if (call.stream, call.size == SMALL_SEGMENT_SIZE) == self.wanted:
                 return call.address
         self.next_address += size
         return self.next_address - size
@@ -144,6 +157,11 @@ class _RecordedDriver:
     def unmap(self, address: int, size: int) -> None:
         """A release that the recording should have too."""
         self._release("segment_unmap", address, size)
+
+    def _is_taken(self, address: int) -> bool:
+        assert self.heap is not None
+        ranges = self.heap.ranges(self.wanted[0], small=self.wanted[1])
+        return any(r.address <= address < r.address + r.size for r in ranges)
 
     def _must_refuse(self) -> bool:
         return self.script[0].action in _RELEASES if self.script else self.refuse
@@ -159,13 +177,18 @@ class _RecordedDriver:
 
 
 def replay_snapshot(
-    snapshot: Snapshot | str | Path, conf: AllocatorConf | None = None
+    snapshot: Snapshot | str | Path,
+    conf: AllocatorConf | None = None,
+    *,
+    total_bytes: int | None = None,
 ) -> tuple[SnapshotReplay, ...]:
     """Replay every device of a recording.
 
     Args:
         snapshot: a recording, or the path of a file of ``torch.cuda.memory._dump_snapshot``.
         conf: options to replay with; by default those of the recording.
+        total_bytes: memory of each device, if known. It decides how far an expandable segment
+            can grow, which matters only when a device is nearly full.
 
     Returns:
         One comparison per device that has events.
@@ -180,7 +203,7 @@ def replay_snapshot(
     for device, trace in enumerate(snapshot.traces):
         if trace:
             segments = [s for s in snapshot.segments if s.device == device]
-            replays.append(_Retrace(device, trace, segments, conf).run())
+            replays.append(_Retrace(device, trace, segments, conf, total_bytes).run())
     return tuple(replays)
 
 
@@ -191,13 +214,15 @@ class _Retrace:
         trace: tuple[TraceEvent, ...],
         segments: list[RecordedSegment],
         conf: AllocatorConf,
+        total_bytes: int | None,
     ) -> None:
         self.device = device
         self.trace = trace
         self.segments = segments
         self.findings = _Findings()
-        self.driver = _RecordedDriver(self.findings)
-        self.allocator, self.live = rewind(trace, segments, conf, self.driver)
+        self.driver = _RecordedDriver(self.findings, trace)
+        self.allocator, self.live = rewind(trace, segments, conf, self.driver, total_bytes)
+        self.driver.heap = self.allocator.heap
         self.num_ooms = 0
         self.private = [
             (s.address, s.address + s.size, s.pool) for s in segments if s.pool != DEFAULT_POOL
@@ -238,7 +263,7 @@ class _Retrace:
         )
 
     def _alloc(self, event: TraceEvent) -> None:
-        self._follow_releases()
+        self._prepare(event)
         pool = self._private_pool(event.address)
         if pool is not None:
             self.allocator.begin_pool(pool)
@@ -260,7 +285,7 @@ class _Retrace:
         self._drop_script()
 
     def _run_out(self, event: TraceEvent) -> None:
-        self._follow_releases()
+        self._prepare(event)
         self.driver.refuse = True
         try:
             block = self.allocator.malloc(event.size, event.stream)
@@ -288,6 +313,11 @@ class _Retrace:
             if following is None or following[:2] != ("free_completed", event.address):
                 self.allocator.record_stream(block, RECORDED_STREAM)
             self.allocator.free(block)
+
+    def _prepare(self, event: TraceEvent) -> None:
+        self._follow_releases()
+        size = round_size(event.size, self.allocator.conf.roundup_power2_divisions)
+        self.driver.wanted = (event.stream, is_small(size))
 
     def _settle(self) -> None:
         """Driver calls that no allocation made: only a release of the cache can be."""

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 from memest.errors import ReplayError
 from memest.replay.allocator import CachingAllocator, EventPolicy
-from memest.replay.blocks import UNBOUNDED_RANGE, Block, BlockPool, Driver, ExpandableSegment
+from memest.replay.blocks import Block, BlockPool, Driver, ExpandableSegment
 from memest.replay.conf import AllocatorConf
-from memest.replay.sizes import SMALL_SEGMENT_SIZE, SMALL_SIZE, page_size, round_size
+from memest.replay.sizes import SMALL_SEGMENT_SIZE, SMALL_SIZE, round_size
 from memest.replay.snapshot import DEFAULT_POOL, RecordedSegment, TraceEvent
 
 __all__ = ["RECORDED_STREAM", "PoolKey", "rewind"]
@@ -52,6 +52,7 @@ def rewind(
     segments: list[RecordedSegment],
     conf: AllocatorConf,
     driver: Driver,
+    total_bytes: int | None = None,
 ) -> tuple[CachingAllocator, dict[int, Block]]:
     """The allocator as it was before a trace, and its live blocks by address.
 
@@ -60,6 +61,7 @@ def rewind(
         segments: that device's segments after the last event.
         conf: the options of the recording.
         driver: where the allocator shall get memory from.
+        total_bytes: memory of the device, if known; it bounds an expandable segment.
 
     Raises:
         ReplayError: when the trace and the segments contradict each other.
@@ -67,7 +69,9 @@ def rewind(
     state = _final_state(trace, segments, conf)
     for index in range(len(trace) - 1, -1, -1):
         _undo(state, trace[index], index)
-    allocator = CachingAllocator(conf, driver=driver, events=EventPolicy.AT_SYNC)
+    allocator = CachingAllocator(
+        conf, driver=driver, events=EventPolicy.AT_SYNC, total_bytes=total_bytes
+    )
     for segment in segments:
         if segment.pool != DEFAULT_POOL and segment.pool not in allocator.heap.private:
             # The pool keeps the one use that this leaves it with: the recording ended before
@@ -84,7 +88,7 @@ def rewind(
     for key, runs in state.mapped.items():
         if runs:
             base = _lowest_page(state, trace, key)
-            _restore_expandable(allocator, state, starts, key, base, live)
+            _restore_expandable(allocator, state, key, base, live)
     if len(live) != len(state.alive):
         lost = min(set(state.alive) - set(live))
         raise ReplayError(f"the snapshot has a block at {lost:#x}, but no segment around it")
@@ -124,7 +128,10 @@ def _undo(state: _State, event: TraceEvent, index: int) -> None:
         place = bisect_left(state.starts, address)
         del state.starts[place]
         if place:
-            state.alive[state.starts[place - 1]].end = address
+            below = state.alive[state.starts[place - 1]]
+            size = round_size(below.requested, state.conf.roundup_power2_divisions)
+            if 0 <= address - state.starts[place - 1] - size <= SMALL_SIZE:
+                below.end = address
     elif action == "free_completed":
         if address in state.alive:
             raise ReplayError(f"trace event {index}: free at {address:#x}, which is alive after it")
@@ -228,9 +235,7 @@ def _fill(
             whole = conf.max_split_size is not None and size >= conf.max_split_size
             # A large block keeps a rest of up to 1 MiB, which a free block cannot have.
             if not conf.expandable_segments and not key[1]:
-                slack = (room if alive.end is None else alive.end - address) - size
-                if not 0 <= slack <= SMALL_SIZE:
-                    slack = room - size
+                slack = (following if alive.end is None else alive.end) - address - size
                 if slack <= SMALL_SIZE or whole:
                     size += max(slack, 0)
         if size > room:
@@ -273,16 +278,32 @@ def _link(
 def _restore_expandable(
     allocator: CachingAllocator,
     state: _State,
-    starts: list[int],
     key: PoolKey,
     base: int,
     live: dict[int, Block],
 ) -> None:
-    conf, runs, pool = allocator.conf, state.mapped[key], _pool(allocator, key)
-    page = page_size(small=key[1], large_segment_size=conf.large_segment_size)
-    segment = ExpandableSegment(base, -(-UNBOUNDED_RANGE // page) * page, page)
-    at, last = base, None
-    for begin, end in [*runs, (base + segment.size, base + segment.size)]:
+    """The growing segments of a pool: one, or more where the pages are too far apart for that."""
+    runs, pool = state.mapped[key], _pool(allocator, key)
+    while runs:
+        segment = allocator.heap.new_expandable_segment(pool, base)
+        limit = base + segment.size
+        inside = [run for run in runs if run[1] <= limit] or runs[:1]
+        runs = runs[len(inside) :]
+        _restore_segment(allocator, state, key, segment, [*inside, (limit, limit)], live)
+        base = runs[0][0] if runs else 0
+
+
+def _restore_segment(
+    allocator: CachingAllocator,
+    state: _State,
+    key: PoolKey,
+    segment: ExpandableSegment,
+    runs: list[tuple[int, int]],
+    live: dict[int, Block],
+) -> None:
+    conf, pool, starts = allocator.conf, _pool(allocator, key), state.starts
+    at, last = segment.address, None
+    for begin, end in runs:
         if begin > at:
             gap = Block(at, begin - at, key[0], pool, segment, mapped=False, prev=last)
             if last is not None:

@@ -1,0 +1,1 @@
+"""Reports made from an estimate: for the terminal and for notebooks."""

@@ -1,9 +1,7 @@
-"""Handlers for operators whose result on a GPU depends on values, or on the act of tracing.
+"""Handlers for operators whose result on a GPU depends on values.
 
-Two kinds: questions that need a value (``.item()``, ``nonzero``), answered from what is known or
-by a stated rule; and operators that autograd runs out of place only because somebody is watching
-(``ATen/TensorSubclassLikeUtils.h``: meta tensors and dispatch modes count as subclass-like),
-turned back into the in-place writes of a real run.
+Questions that need a value (``.item()``, ``nonzero``) are answered from what is known or by a
+stated rule.
 """
 
 from __future__ import annotations
@@ -16,70 +14,9 @@ from memest.errors import TraceError
 from memest.trace.known import attach, evaluate
 from memest.trace.recorder import Handler, Recorder
 
-__all__ = ["answer_handlers", "in_place_handlers"]
+__all__ = ["answer_handlers"]
 
 aten = torch.ops.aten
-
-_ZEROS = ("aten.zeros", "aten.new_zeros", "aten.zeros_like", "aten.full", "aten.new_full")
-
-
-# -- what tracing changes -------------------------------------------------------------------------
-
-
-def _dense(tensor: torch.Tensor) -> bool:
-    """Whether the elements fill their storage range without gaps or overlap."""
-    expected = 1
-    for extent, stride in sorted(
-        zip(tensor.shape, tensor.stride(), strict=True), key=lambda pair: (pair[1], pair[0])
-    ):
-        if extent == 1:
-            continue
-        if stride != expected:
-            return False
-        expected *= extent
-    return True
-
-
-def _accumulate(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
-    """A second gradient arriving at a node is added in place, unless the first is a view.
-
-    Source: ``torch/csrc/autograd/input_buffer.cpp``, ``can_accumulate_inplace``: a dense tensor
-    whose storage nobody else holds.
-    """
-    if recorder.in_backward and not kwargs and not torch.is_grad_enabled():
-        old, new = args
-        if (
-            isinstance(new, torch.Tensor)
-            and old.shape == new.shape
-            and old.dtype == new.dtype
-            and old._base is None
-            and _dense(old)
-        ):
-            return old
-    return func(*args, **kwargs)
-
-
-def _into_zeros(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
-    """``scatter``, ``index_add`` … into fresh zeros write in place in a real backward."""
-    if (
-        recorder.in_backward
-        and not torch.is_grad_enabled()
-        and recorder.origin_of(args[0]).startswith(_ZEROS)
-    ):
-        return args[0]
-    return func(*args, **kwargs)
-
-
-def in_place_handlers() -> dict[Any, Handler]:
-    """Handlers that undo what tracing does to operators."""
-    return {
-        aten.add.Tensor: _accumulate,
-        aten.scatter_add.default: _into_zeros,
-        aten.scatter.src: _into_zeros,
-        aten.scatter.value: _into_zeros,
-        aten.index_add.default: _into_zeros,
-        aten.index_put.default: _into_zeros,
-    }
 
 
 # -- what needs a value -----------------------------------------------------------------------------

@@ -14,43 +14,21 @@ from typing import Any
 
 import torch
 
-from memest.errors import ConfigError, MissingDependencyError, ModelLoadError, closest
+from memest.errors import (
+    ConfigError,
+    MemestError,
+    MissingDependencyError,
+    ModelLoadError,
+    closest,
+)
 from memest.models.resolve import ModelSource
 from memest.setup import Attention, Dtype, Setup, Task
+from memest.trace.adjust import adjust_config
+from memest.trace.flash import check_precision, flash_attention_installed
+from memest.trace.tasks import choose_head, task_of_class
 
 __all__ = ["BuiltModel", "build_model", "count"]
 
-_TASK_CLASSES = {
-    Task.SEQUENCE_CLASSIFICATION: "AutoModelForSequenceClassification",
-    Task.TOKEN_CLASSIFICATION: "AutoModelForTokenClassification",
-    Task.QUESTION_ANSWERING: "AutoModelForQuestionAnswering",
-    Task.MULTIPLE_CHOICE: "AutoModelForMultipleChoice",
-    Task.MASKED_LM: "AutoModelForMaskedLM",
-    Task.CAUSAL_LM: "AutoModelForCausalLM",
-    Task.SEQ2SEQ_LM: "AutoModelForSeq2SeqLM",
-    Task.IMAGE_CLASSIFICATION: "AutoModelForImageClassification",
-    Task.IMAGE_SEGMENTATION: "AutoModelForSemanticSegmentation",
-    Task.MASKED_IMAGE_MODELING: "AutoModelForMaskedImageModeling",
-    Task.AUDIO_CLASSIFICATION: "AutoModelForAudioClassification",
-    Task.CTC: "AutoModelForCTC",
-    Task.SPEECH_SEQ2SEQ: "AutoModelForSpeechSeq2Seq",
-    Task.IMAGE_TEXT_TO_TEXT: "AutoModelForImageTextToText",
-    Task.BASE: "AutoModel",
-}
-# For --task auto: what people train, tried in this order, by what the config can be
-_AUTO_ORDER = (
-    Task.SPEECH_SEQ2SEQ,
-    Task.IMAGE_TEXT_TO_TEXT,
-    Task.SEQ2SEQ_LM,
-    Task.CAUSAL_LM,
-    Task.IMAGE_CLASSIFICATION,
-    Task.IMAGE_SEGMENTATION,
-    Task.CTC,
-    Task.AUDIO_CLASSIFICATION,
-    Task.SEQUENCE_CLASSIFICATION,
-    Task.MASKED_LM,
-    Task.BASE,
-)
 _DTYPES = {
     Dtype.FLOAT32: torch.float32,
     Dtype.FLOAT16: torch.float16,
@@ -91,13 +69,20 @@ def build_model(source: ModelSource, setup: Setup) -> BuiltModel:
     config = _config(source, transformers)
     if setup.num_labels is not None:
         config.num_labels = setup.num_labels
-    task = _task(config, setup.task, transformers, source)
+    head = choose_head(config, setup.task, source.id, transformers)
     dtype = _DTYPES.get(setup.dtype) or _config_dtype(config)
-    model, attention, notes = _instantiate(source, config, task, dtype, setup, transformers)
+    notes = [*head.notes, *adjust_config(config, head.task, setup)]
+    model = _instantiate(source, config, head.cls, dtype, setup)
     model.train()
     _freeze(model, setup)
+    attention = getattr(model.config, "_attn_implementation", None) or "eager"
     return BuiltModel(
-        model=model, config=config, task=task, dtype=dtype, attention=attention, notes=notes
+        model=model,
+        config=model.config,
+        task=head.task,
+        dtype=dtype,
+        attention=str(attention),
+        notes=tuple(notes),
     )
 
 
@@ -136,111 +121,25 @@ def _config_dtype(config: Any) -> torch.dtype:
     return dtype if isinstance(dtype, torch.dtype) else torch.float32
 
 
-def _mapping(task: Task, transformers: Any) -> Any:
-    return getattr(transformers, _TASK_CLASSES[task])._model_mapping
-
-
-def _task(config: Any, task: Task, transformers: Any, source: ModelSource) -> Task:
-    kind = type(config)
-    if task is not Task.AUTO:
-        if task in _TASK_CLASSES and kind in _mapping(task, transformers):
-            return task
-        if task is Task.CONTRASTIVE and _architecture(config, transformers) is not None:
-            return task
-        legal = [t.value for t in _TASK_CLASSES if kind in _mapping(t, transformers)]
-        raise ConfigError(
-            f"--task {task} does not exist for {source.id} ({config.model_type}). "
-            f"Legal: {', '.join(legal)}."
-        )
-    architecture = ((config.architectures or [""])[0]) or ""
-    for candidate in _by_architecture(config, architecture):
-        if kind in _mapping(candidate, transformers):
-            return candidate
-    if _is_contrastive(config):
-        return Task.CONTRASTIVE
-    for candidate in _AUTO_ORDER:
-        if kind in _mapping(candidate, transformers):
-            return candidate
-    return Task.BASE
-
-
-def _is_contrastive(config: Any) -> bool:
-    return all(hasattr(config, p) for p in ("text_config", "vision_config")) or all(
-        hasattr(config, p) for p in ("text_config", "audio_config")
-    )
-
-
-def _by_architecture(config: Any, architecture: str) -> Iterator[Task]:
-    """The task that the checkpoint's own class points to, as people train it."""
-    if architecture.endswith("ForCTC"):
-        yield Task.CTC
-    if architecture.endswith(("ForAudioClassification",)) or (
-        config.model_type == "audio-spectrogram-transformer"
-    ):
-        yield Task.AUDIO_CLASSIFICATION
-    if "SemanticSegmentation" in architecture or config.model_type == "segformer":
-        if "ImageClassification" not in architecture:
-            yield Task.IMAGE_SEGMENTATION
-    if getattr(config, "is_encoder_decoder", False):
-        yield from (Task.SPEECH_SEQ2SEQ, Task.SEQ2SEQ_LM)
-        return
-    if _is_contrastive(config):
-        if "ConditionalGeneration" in architecture or "CausalLM" in architecture:
-            yield from (Task.IMAGE_TEXT_TO_TEXT, Task.CAUSAL_LM)
-        return
-    if "CausalLM" in architecture or "LMHeadModel" in architecture or (
-        "ForConditionalGeneration" in architecture
-    ):
-        yield from (Task.IMAGE_TEXT_TO_TEXT, Task.CAUSAL_LM)
-    masked = any(
-        word in architecture
-        for word in ("MaskedLM", "PreTraining", "SequenceClassification", "Model")
-    )
-    if masked and getattr(config, "vocab_size", 0) and not getattr(config, "is_decoder", False):
-        if "CausalLM" not in architecture and "LMHead" not in architecture and not (
-            _is_decoder_only(config)
-        ):
-            yield Task.SEQUENCE_CLASSIFICATION
-
-
-def _is_decoder_only(config: Any) -> bool:
-    """Whether the family has no masked-LM head: a decoder whose base class was saved."""
-    import transformers
-
-    return type(config) not in _mapping(Task.MASKED_LM, transformers) and (
-        type(config) in _mapping(Task.CAUSAL_LM, transformers)
-    )
-
-
-def _architecture(config: Any, transformers: Any) -> Any:
-    for name in config.architectures or ():
-        found = getattr(transformers, name, None)
-        if found is not None:
-            return found
-    mapping = transformers.AutoModel._model_mapping
-    return mapping[type(config)] if type(config) in mapping else None
-
-
 def _instantiate(
-    source: ModelSource, config: Any, task: Task, dtype: torch.dtype, setup: Setup,
-    transformers: Any,
-) -> tuple[torch.nn.Module, str, tuple[str, ...]]:  # fmt: skip
+    source: ModelSource, config: Any, cls: Any, dtype: torch.dtype, setup: Setup
+) -> torch.nn.Module:
     wanted = setup.attn_implementation
     attention: str | None = None if wanted is Attention.AUTO else wanted.value
     kwargs: dict[str, Any] = {"dtype": dtype}
     if attention is not None:
         kwargs["attn_implementation"] = attention
-    if source.trust_remote_code:
-        kwargs["trust_remote_code"] = True
-    notes: list[str] = []
+    if wanted is Attention.FLASH_ATTENTION_2:
+        check_precision(dtype, setup)
+    part = _part_for(config, cls)
     try:
-        with _quiet_hub(), torch.device("meta"):
-            if task is Task.CONTRASTIVE:
-                cls = _architecture(config, transformers)
-                model = cls._from_config(config, **kwargs)
+        with _quiet_hub(), flash_attention_installed(), torch.device("meta"):
+            if hasattr(cls, "_model_mapping"):
+                # an auto class: the config brings code of its own
+                model: torch.nn.Module = cls.from_config(part, trust_remote_code=True, **kwargs)
             else:
-                model = getattr(transformers, _TASK_CLASSES[task]).from_config(config, **kwargs)
-    except MissingDependencyError:
+                model = cls._from_config(part, **kwargs)
+    except MemestError:
         raise
     except (ValueError, ImportError) as error:
         if attention is not None and "attention" in str(error).lower():
@@ -251,8 +150,19 @@ def _instantiate(
         raise _cannot_build(source, error) from error
     except Exception as error:
         raise _cannot_build(source, error) from error
-    chosen = getattr(model.config, "_attn_implementation", None) or "eager"
-    return model, str(chosen), tuple(notes)
+    return model
+
+
+def _part_for(config: Any, cls: Any) -> Any:
+    """The part of a composite config that the class is made for."""
+    wanted = getattr(cls, "config_class", None)
+    if wanted is None or isinstance(config, wanted):
+        return config
+    for name in ("thinker_config", "text_config", "vision_config"):
+        part = getattr(config, name, None)
+        if isinstance(part, wanted):
+            return part
+    return config
 
 
 def _cannot_build(source: ModelSource, error: Exception) -> ModelLoadError:
@@ -306,10 +216,20 @@ def _from_factory(source: ModelSource, setup: Setup) -> BuiltModel:
     model.train()
     _freeze(model, setup)
     dtype = next((p.dtype for p in model.parameters()), torch.float32)
+    config = getattr(model, "config", None)
+    config = config if hasattr(config, "model_type") else None
+    task = setup.task
+    if task is Task.AUTO and config is not None:
+        both = bool(getattr(config, "is_encoder_decoder", False))
+        task = task_of_class(type(model), encoder_decoder=both)
     return BuiltModel(
-        model=model, config=getattr(model, "config", None), task=setup.task, dtype=dtype,
-        attention="as the model's code does", notes=(),
-    )  # fmt: skip
+        model=model,
+        config=config,
+        task=task,
+        dtype=dtype,
+        attention=str(getattr(config, "_attn_implementation", "as the model's code does")),
+        notes=(),
+    )
 
 
 def _freeze(model: torch.nn.Module, setup: Setup) -> None:

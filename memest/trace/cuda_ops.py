@@ -26,7 +26,9 @@ aten = torch.ops.aten
 
 
 @contextmanager
-def cuda_operators(gpu: GpuTraits, sdpa_backend: SdpaBackend) -> Iterator[None]:
+def cuda_operators(
+    gpu: GpuTraits, sdpa_backend: SdpaBackend, choices: dict[Any, str] | None = None
+) -> Iterator[None]:
     """Run composites and optimizers on meta tensors as they run on this GPU with this torch."""
     library = torch.library.Library("aten", "IMPL")
     kernels: dict[str, Callable[..., Any]] = {
@@ -34,7 +36,7 @@ def cuda_operators(gpu: GpuTraits, sdpa_backend: SdpaBackend) -> Iterator[None]:
         "softmax.int": _softmax_with(aten._softmax.default),
         "log_softmax.int": _softmax_with(aten._log_softmax.default),
         "rms_norm": _rms_norm if gpu.torch >= (2, 9) else _rms_norm_parts,
-        "scaled_dot_product_attention": _attention(gpu, sdpa_backend),
+        "scaled_dot_product_attention": _attention(gpu, sdpa_backend, choices),
     }
     if gpu.torch < (1, 11):
         kernels["_softmax"] = _SaveInputToo.kernel(aten._softmax.default)
@@ -123,14 +125,16 @@ class _RmsNorm(torch.autograd.Function):
         return torch.empty_like(x), grad_weight, None, None
 
 
-def _attention(gpu: GpuTraits, forced: SdpaBackend) -> Callable[..., torch.Tensor]:
+def _attention(
+    gpu: GpuTraits, forced: SdpaBackend, choices: dict[Any, str] | None
+) -> Callable[..., torch.Tensor]:
     def attention(
         query: Any, key: Any, value: Any, mask: Any = None, p: Any = 0.0, causal: Any = False,
         *, scale: Any = None, enable_gqa: bool = False,
     ) -> torch.Tensor:  # fmt: skip
         return sdpa.scaled_dot_product_attention(
             query, key, value, mask, p, causal,
-            scale=scale, enable_gqa=enable_gqa, gpu=gpu, forced=forced,
+            scale=scale, enable_gqa=enable_gqa, gpu=gpu, forced=forced, choices=choices,
         )  # fmt: skip
 
     return attention

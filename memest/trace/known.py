@@ -64,7 +64,8 @@ def recipe_of(tensor: Any) -> Recipe | None:
 def track(func: Any, args: Any, kwargs: Any, out: Any) -> None:
     """Let the discrete results of an operator carry its recipe, if all its inputs are known."""
     if isinstance(out, torch.Tensor):
-        if out.dtype in _DISCRETE:
+        # 0-dim floats too: the gradient scaler reads its found_inf
+        if out.dtype in _DISCRETE or out.dim() == 0:
             _track_one(func, args, kwargs, out, None)
     elif isinstance(out, (tuple, list)) and any(
         isinstance(o, torch.Tensor) and o.dtype in _DISCRETE for o in out

@@ -7,8 +7,9 @@ accelerate's documented loop, and the plain loop of a tutorial.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,11 +40,14 @@ class Run:
         max_grad_norm: 0 = no clipping.
         set_to_none: what zero_grad does.
         scaler: gradient scaler, fp16 only.
-        outputs_to_fp32: accelerate's ``convert_outputs_to_fp32``.
+        outputs_to_fp32: accelerate runs the forward in its region and returns fp32 outputs
+            (``convert_outputs_to_fp32``).
         counts_items: the model takes ``num_items_in_batch`` (its forward accepts keyword
             arguments), so the Trainer counts the labels of all micro-batches first.
-        autocast_loss: autocast covers the loss function too (Trainer of transformers <= 4.28).
-        empties_cache: Trainer 4.41 emptied the cache between forward and backward.
+        shifts_labels: the model's loss is the causal one, which shifts the labels.
+        prefetches: the Trainer moves all micro-batches of a step to the device first (since
+            transformers 4.46).
+        zero_grad_first: gradients are dropped before the step's first forward, not after it.
     """
 
     model: Any
@@ -60,12 +64,14 @@ class Run:
     scaler: Any = None
     outputs_to_fp32: bool = False
     counts_items: bool = False
+    shifts_labels: bool = False
+    prefetches: bool = True
     zero_grad_first: bool = False
 
     @property
-    def device_type(self) -> str:
-        """Where autocast looks."""
-        return "cuda"
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return next(self.model.parameters()).device
 
 
 def run_steps(run: Run, num_steps: int) -> None:
@@ -76,46 +82,49 @@ def run_steps(run: Run, num_steps: int) -> None:
         _script(run, num_steps)
 
 
-# -- transformers' Trainer --------------------------------------------------------------------------
+# -- transformers' Trainer ------------------------------------------------------------------------
 
 
 def _trainer(run: Run, num_steps: int) -> None:
     """``Trainer._run_epoch``: all micro-batches of a step are on the device before it begins."""
     samples: list[Batch] = []
-    grad_norm = total = None
+    total = torch.zeros((), device=run.device)  # _tr_loss
+    grad_norm = inputs = loss = None
     for step in range(1, num_steps + 1):
         run.recorder.mark(Phase.BATCH, step)
-        # the old list stays bound while the new one is filled
-        samples = [run.make_batch() for _ in range(run.grad_accum)]
-        items = _count_items(samples) if run.counts_items else None
+        # the old list, and the last inputs, stay bound while the new list is filled
+        samples, items = _batch_samples(run)
         for micro_step in range(1, run.traced_micro_steps + 1):
-            inputs = samples[micro_step - 1]
+            inputs = samples[micro_step - 1] if run.prefetches else run.make_batch()
             loss = _training_step(run, inputs, items, step, micro_step)
-            total = loss if total is None else total.add_(loss)
-            del loss
+            torch.isnan(loss)
+            torch.isinf(loss)
+            total += loss
         run.recorder.mark(Phase.CLIP, step, run.traced_micro_steps)
-        if run.scaler is not None:
-            run.scaler.unscale_(run.optimizer)
-        parameters = [p for p in run.model.parameters() if p.requires_grad]
-        if run.max_grad_norm:
-            grad_norm = torch.nn.utils.clip_grad_norm_(parameters, run.max_grad_norm)
+        grad_norm = None
+        grad_norm = _trainer_clip(run)
         _optimizer_step(run, step)
         run.recorder.mark(Phase.ZERO_GRAD, step)
         run.model.zero_grad(set_to_none=run.set_to_none)
-    del grad_norm
+    run.recorder.forget()  # what the function lets go of on return is not part of the run
+    del grad_norm, inputs, loss
 
 
-def _count_items(samples: list[Batch]) -> torch.Tensor | None:
+def _batch_samples(run: Run) -> tuple[list[Batch], Any]:
+    """``get_batch_samples``, since transformers 4.46."""
+    if not run.prefetches:
+        return [], None
+    samples = [run.make_batch() for _ in range(run.grad_accum)]
+    return samples, _count_items(run, samples)
+
+
+def _count_items(run: Run, samples: list[Batch]) -> torch.Tensor | None:
     """``_get_num_items_in_batch``: one bool mask at a time, then a 0-dim number."""
-    if not all("labels" in batch for batch in samples):
+    if not run.counts_items or "labels" not in samples[0]:
         return None
-    counts = []
-    for batch in samples:
-        labels = batch["labels"]
-        if not labels.is_floating_point():
-            shifted = labels[..., 1:] if labels.dim() > 1 else labels
-            counts.append(shifted.ne(-100).sum())
-    return torch.stack(counts).sum() if len(counts) > 1 else (counts[0] if counts else None)
+    labels = [b["labels"][..., 1:] if run.shifts_labels else b["labels"] for b in samples]
+    items: Any = sum(label.ne(-100).sum() for label in labels)
+    return items / 1
 
 
 def _training_step(
@@ -123,9 +132,10 @@ def _training_step(
 ) -> torch.Tensor:
     run.recorder.mark(Phase.FORWARD, step, micro_step)
     loss = _compute_loss(run, dict(inputs), items)
-    if items is None and run.grad_accum > 1:
+    run.recorder.mark(Phase.BACKWARD, step, micro_step)
+    if items is None:
         loss = loss / run.grad_accum
-    _backward(run, loss, step, micro_step)
+    _accelerator_backward(run, loss, 1)
     return loss.detach()
 
 
@@ -133,8 +143,21 @@ def _compute_loss(run: Run, inputs: Batch, items: Any) -> torch.Tensor:
     """``outputs`` is a local here: logits and caches are dead before backward begins."""
     if items is not None:
         inputs = {**inputs, "num_items_in_batch": items}
-    outputs = forward(run, inputs)
-    return run.loss_of(outputs, inputs)
+    with loss_region(run):
+        outputs = forward(run, inputs)
+        loss = run.loss_of(outputs, inputs)
+    if items is not None:
+        loss *= 1  # average_tokens_across_devices: times the number of processes, in place
+    return loss
+
+
+def _trainer_clip(run: Run) -> torch.Tensor | None:
+    """``_clip_grad_norm``, or with ``max_grad_norm=0`` the norm alone, for the log."""
+    if run.optimizer is None:
+        return None
+    if run.scaler is not None:
+        run.scaler.unscale_(run.optimizer)
+    return torch.nn.utils.clip_grad_norm_(_trained(run), run.max_grad_norm or math.inf)
 
 
 # -- plain and Accelerate loops -------------------------------------------------------------------
@@ -142,50 +165,67 @@ def _compute_loss(run: Run, inputs: Batch, items: Any) -> torch.Tensor:
 
 def _script(run: Run, num_steps: int) -> None:
     """``outputs = model(**batch); outputs.loss.backward()``: outputs live until rebound."""
-    outputs = loss = None
+    plain = run.loop is Loop.PLAIN
+    outputs = loss = batch = None
     for step in range(1, num_steps + 1):
         for micro_step in range(1, run.traced_micro_steps + 1):
+            if plain:
+                # "for batch in loader" rebinds the name to the next batch on the host;
+                # accelerate's loader moves the next batch while the name still holds the last
+                batch = None
             run.recorder.mark(Phase.BATCH, step, micro_step)
             if run.zero_grad_first and micro_step == 1:
                 run.optimizer.zero_grad(set_to_none=run.set_to_none)
             batch = run.make_batch()
             run.recorder.mark(Phase.FORWARD, step, micro_step)
-            outputs = forward(run, batch)
-            loss = run.loss_of(outputs, batch)
-            if run.grad_accum > 1:
+            with loss_region(run):
+                outputs = forward(run, batch)
+                loss = run.loss_of(outputs, batch)
+            if plain and run.grad_accum > 1:
                 loss = loss / run.grad_accum
-            _backward(run, loss, step, micro_step)
+            run.recorder.mark(Phase.BACKWARD, step, micro_step)
+            if plain:
+                _backward(run, loss)
+            else:
+                _accelerator_backward(run, loss, run.grad_accum)
         if run.max_grad_norm:
             run.recorder.mark(Phase.CLIP, step, run.traced_micro_steps)
             if run.scaler is not None:
                 run.scaler.unscale_(run.optimizer)
-            torch.nn.utils.clip_grad_norm_(
-                [p for p in run.model.parameters() if p.requires_grad], run.max_grad_norm
-            )
+            torch.nn.utils.clip_grad_norm_(_trained(run), run.max_grad_norm)
         _optimizer_step(run, step)
         if not run.zero_grad_first:
             run.recorder.mark(Phase.ZERO_GRAD, step)
-            if run.optimizer is not None:
-                run.optimizer.zero_grad(set_to_none=run.set_to_none)
-            else:
-                run.model.zero_grad(set_to_none=run.set_to_none)
-    del outputs, loss
+            target = run.model if run.optimizer is None else run.optimizer
+            target.zero_grad(set_to_none=run.set_to_none)
+    run.recorder.forget()  # what the function lets go of on return is not part of the run
+    del outputs, loss, batch
 
 
-# -- common parts -----------------------------------------------------------------------------------
+# -- common parts ---------------------------------------------------------------------------------
+
+
+def _autocast(run: Run) -> AbstractContextManager[Any]:
+    dtype = _AUTOCAST_DTYPES.get(run.precision)
+    return nullcontext() if dtype is None else torch.autocast("cuda", dtype=dtype)
+
+
+def loss_region(run: Run) -> AbstractContextManager[Any]:
+    """A script's own autocast region covers forward and loss; accelerate's only the forward."""
+    return nullcontext() if run.outputs_to_fp32 else _autocast(run)
 
 
 def forward(run: Run, inputs: Mapping[str, Any]) -> Any:
-    """The model's forward in its autocast region, outputs in fp32 if the loop wants them so."""
-    dtype = _AUTOCAST_DTYPES.get(run.precision)
-    region = torch.autocast(run.device_type, dtype=dtype) if dtype is not None else nullcontext()
-    with region:
+    """The model's forward; accelerate puts it into a region and returns outputs in fp32."""
+    if not run.outputs_to_fp32:
+        return run.model(**inputs)
+    with _autocast(run):
         outputs = run.model(**inputs)
-    return to_fp32(outputs) if run.outputs_to_fp32 and dtype is not None else outputs
+    return outputs if run.precision is Precision.FP32 else to_fp32(outputs)
 
 
 def to_fp32(value: Any) -> Any:
-    """accelerate's ``convert_to_fp32``: tuples, lists and mappings are walked, caches are not."""
+    """``convert_to_fp32`` of accelerate: tuples, lists and mappings are walked, caches are not."""
     if isinstance(value, torch.Tensor):
         return value.float() if value.dtype in (torch.float16, torch.bfloat16) else value
     if isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -197,10 +237,15 @@ def to_fp32(value: Any) -> Any:
     return value
 
 
-def _backward(run: Run, loss: torch.Tensor, step: int, micro_step: int) -> None:
-    run.recorder.mark(Phase.BACKWARD, step, micro_step)
+def _backward(run: Run, loss: torch.Tensor) -> None:
     (run.scaler.scale(loss) if run.scaler is not None else loss).backward()
     tag_gradients(run)
+
+
+def _accelerator_backward(run: Run, loss: torch.Tensor, steps: int) -> None:
+    """``Accelerator.backward`` divides by its own number of accumulation steps, even by 1."""
+    loss = loss / steps
+    _backward(run, loss)
 
 
 def tag_gradients(run: Run) -> None:
@@ -208,6 +253,10 @@ def tag_gradients(run: Run) -> None:
     for name, parameter in run.model.named_parameters():
         if parameter.grad is not None:
             run.recorder.tag(parameter.grad, Category.GRADIENTS, name.rpartition(".")[0])
+
+
+def _trained(run: Run) -> list[torch.nn.Parameter]:
+    return [p for p in run.model.parameters() if p.requires_grad]
 
 
 def _optimizer_step(run: Run, step: int) -> None:

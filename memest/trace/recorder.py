@@ -66,6 +66,7 @@ class Recorder(TorchDispatchMode):
         self._node_starts: list[int] = []
         self._node_modules: list[int] = []
         self._recomputed: list[int] = []
+        self._held: list[list[torch.Tensor]] = [[]]
         self._birth = _TEMPORARY
         self._in_backward = False
         self._notes: dict[str, None] = {}
@@ -134,6 +135,10 @@ class Recorder(TorchDispatchMode):
             self.trace.categories[before] = _CODE[category]
             self.trace.modules[before] = self.module_number(module)
 
+    def born(self, tensor: torch.Tensor, func: Any) -> None:
+        """Record a storage that a handler made on the way to its result."""
+        self._born(tensor, func)
+
     def note(self, text: str) -> None:
         """Keep one sentence for the user, once."""
         self._notes[text] = None
@@ -153,6 +158,11 @@ class Recorder(TorchDispatchMode):
             self.trace.module_names.append(name)
         return number
 
+    def hold(self, tensor: torch.Tensor) -> None:
+        """Keep a tensor alive until the forward of the current module returns."""
+        if len(self._held) > 1:
+            self._held[-1].append(tensor)
+
     @property
     def current_module(self) -> str:
         """Path of the module whose forward runs."""
@@ -168,12 +178,14 @@ class Recorder(TorchDispatchMode):
         original = torch.nn.Module.__call__
         peek = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
         starts, owners = self._node_starts, self._node_modules
+        held = self._held
 
         def call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
             number = names.get(id(module))
             if number is None:
                 return original(module, *args, **kwargs)
             stack.append(number)
+            held.append([])
             starts.append(peek())
             owners.append(number)
             try:
@@ -183,6 +195,7 @@ class Recorder(TorchDispatchMode):
                 raise
             finally:
                 stack.pop()
+                held.pop()
                 starts.append(peek())
                 owners.append(stack[-1])
 

@@ -15,7 +15,13 @@ import torch
 from memest.hidden.call import GpuTraits
 from memest.setup import SdpaBackend
 
-__all__ = ["SdpaCall", "choose_backend", "scaled_dot_product_attention"]
+__all__ = [
+    "SdpaCall",
+    "additive_mask",
+    "choose_backend",
+    "math_attention",
+    "scaled_dot_product_attention",
+]
 
 aten = torch.ops.aten
 
@@ -122,6 +128,7 @@ def scaled_dot_product_attention(
     enable_gqa: bool = False,
     gpu: GpuTraits,
     forced: SdpaBackend = SdpaBackend.AUTO,
+    choices: dict[SdpaCall, str] | None = None,
 ) -> torch.Tensor:
     """What ``aten::scaled_dot_product_attention`` runs on a CUDA tensor, operator by operator."""
     needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
@@ -138,10 +145,12 @@ def scaled_dot_product_attention(
         needs_grad=needs_grad,
     )
     backend = choose_backend(call, gpu, forced)
+    if choices is not None:
+        choices[call] = backend.value
     if query.dim() != 4 or len({query.dtype, key.dtype, value.dtype}) > 1:
         backend = SdpaBackend.MATH
     if attn_mask is not None and attn_mask.dtype == torch.bool:
-        attn_mask = _additive(attn_mask, query.dtype)
+        attn_mask = additive_mask(attn_mask, query.dtype)
     elif attn_mask is not None and attn_mask.requires_grad and backend is SdpaBackend.CUDNN:
         backend = SdpaBackend.EFFICIENT
     if backend is SdpaBackend.FLASH:
@@ -155,13 +164,19 @@ def scaled_dot_product_attention(
         return aten._scaled_dot_product_cudnn_attention(
             query, key, value, attn_mask, needs_grad, dropout_p, is_causal, False, scale=scale
         )[0]
-    return _math(query, key, value, attn_mask, dropout_p, is_causal, scale, call.grouped)
+    return math_attention(
+        query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa,
+        safe=gpu.torch >= (2, 5),
+    )  # fmt: skip
 
 
-def _additive(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """``convert_boolean_attn_mask``: every call makes its own additive mask."""
-    minus_infinity = aten.scalar_tensor(-math.inf, dtype=dtype, device=mask.device)
-    return aten.where.ScalarSelf(mask.logical_not(), 0.0, minus_infinity).to(dtype)
+def additive_mask(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """``convert_boolean_attn_mask``: every call makes its own additive mask.
+
+    Some versions before 2.13 also made ``mask.logical_not()`` on the way, one byte an element.
+    """
+    zero = aten.scalar_tensor(0.0, dtype=dtype, device=mask.device)
+    return aten.where.ScalarOther(mask, zero, -math.inf)
 
 
 def _aligned(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
@@ -193,7 +208,7 @@ def _flash(
     return out[..., :size] if rest else out
 
 
-def _math(
+def math_attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -201,29 +216,48 @@ def _math(
     dropout_p: float,
     is_causal: bool,
     scale: float | None,
-    grouped: bool,
+    enable_gqa: bool,
+    *,
+    safe: bool = True,
 ) -> torch.Tensor:
-    """``_scaled_dot_product_attention_math``: half inputs are computed in fp32."""
+    """``_scaled_dot_product_attention_math``: half inputs are computed in fp32.
+
+    Locals live exactly as long as those of the C++ function: ``attention`` is one name for scores,
+    probabilities and dropped probabilities, all others live to the end.
+
+    Args:
+        query: like the operator's arguments, as are all up to ``enable_gqa``.
+        key: see above.
+        value: see above.
+        mask: additive.
+        dropout_p: see above.
+        is_causal: see above.
+        scale: see above.
+        enable_gqa: see above.
+        safe: ``_safe_softmax``, since torch 2.5.
+    """
     origin = query.dtype
-    if origin in (torch.float16, torch.bfloat16):
-        query, key, value = query.float(), key.float(), value.float()
-        mask = mask.float() if mask is not None else None
+    half = origin in (torch.float16, torch.bfloat16)
+    query_acc, key_acc, value_acc = (t.float() if half else t for t in (query, key, value))
+    factor = math.sqrt(1.0 / math.sqrt(query.shape[-1]) if scale is None else abs(scale))
+    scaled = query_acc * factor
     if is_causal:
         allowed = torch.ones(
             query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device
         ).tril()
-        mask = _additive(allowed, query.dtype)
-    if grouped:
-        repeats = query.shape[-3] // key.shape[-3]
-        key = key.repeat_interleave(repeats, -3)
-        value = value.repeat_interleave(repeats, -3)
-    factor = math.sqrt(1.0 / math.sqrt(query.shape[-1]) if scale is None else abs(scale))
-    scores = (query * factor) @ (key.transpose(-2, -1) * factor)
+        mask = additive_mask(allowed, scaled.dtype)
+        del allowed
+    if enable_gqa and query.shape[-3] != key.shape[-3]:
+        key_acc = key_acc.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
+        value_acc = value_acc.repeat_interleave(query.shape[-3] // value.shape[-3], -3)
+    attention = torch.matmul(scaled, key_acc.transpose(-2, -1) * factor)
     if mask is not None:
-        scores = scores.add_(mask) if not mask.requires_grad else scores + mask
-        probabilities: Any = aten._safe_softmax(scores, -1)
-    else:
-        probabilities = torch.softmax(scores, -1)
+        attention.add_(mask)
+    attention = aten._safe_softmax(attention, -1) if safe else torch.softmax(attention, -1)
     if dropout_p > 0.0:
-        probabilities = torch.dropout(probabilities, dropout_p, True)
-    return (probabilities @ value).to(origin)
+        attention = torch.dropout(attention, dropout_p, True)
+    result = torch.matmul(attention, value_acc).to(origin)
+    if half:
+        # the operator also returns the probabilities, in the inputs' dtype
+        attention.to(origin)
+    return result

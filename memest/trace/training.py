@@ -15,9 +15,14 @@ from memest.errors import MemestError, TraceError
 from memest.events import Category, Phase, Trace
 from memest.hidden.call import GpuTraits
 from memest.setup import Loop, Precision, Setup, ZeroGrad
-from memest.trace.answers import answer_handlers, in_place_handlers
+from memest.trace.answers import answer_handlers
 from memest.trace.autocast import autocast_on_meta
+from memest.trace.composites import composite_handlers
+from memest.trace.cpu_ops import cpu_operators
 from memest.trace.cuda_ops import cuda_handlers, cuda_operators
+from memest.trace.in_place import in_place_handlers
+from memest.trace.library import transformers_on_meta
+from memest.trace.legacy import scores_kept
 from memest.trace.loops import Run, run_steps
 from memest.trace.optimizers import make_optimizer
 from memest.trace.recorder import Recorder
@@ -52,6 +57,7 @@ def trace_training(
     gpu: GpuTraits,
     operators: str = "cuda",
     plan: TracePlan | None = None,
+    model_type: str = "",
 ) -> Trace:
     """Trace the training steps of ``setup`` on a model whose parameters are on meta.
 
@@ -63,20 +69,26 @@ def trace_training(
         gpu: decides operators (attention kernels) and versions.
         operators: ``cuda``, or ``cpu`` for what this machine's CPU would run (for proofs).
         plan: how many steps and micro-steps are traced.
+        model_type: family of the model, for what older software did differently.
 
     Raises:
         TraceError: the model does something a trace cannot follow; names module and operator.
     """
     plan = plan or plan_of(setup)
-    handlers = {**answer_handlers(), **in_place_handlers()}
+    handlers = {**answer_handlers(), **in_place_handlers(), **composite_handlers()}
     if operators == "cuda":
         handlers.update(cuda_handlers())
     recorder = Recorder(handlers)
+    choices = recorder.trace.attention_choices
     with ExitStack() as stack:
         stack.enter_context(_no_garbage_collection())
         if operators == "cuda":
-            stack.enter_context(cuda_operators(gpu, setup.sdpa_backend))
+            stack.enter_context(cuda_operators(gpu, setup.sdpa_backend, choices))
+        else:
+            stack.enter_context(cpu_operators())
         stack.enter_context(autocast_on_meta(recorder, gpu.torch))
+        stack.enter_context(transformers_on_meta(recorder))
+        stack.enter_context(scores_kept(recorder, model_type, setup))
         stack.enter_context(recorder.modules(model))
         stack.enter_context(recorder)
         try:
@@ -119,7 +131,9 @@ def _run(
         set_to_none=sets_to_none(setup, gpu.torch),
         scaler=torch.amp.GradScaler("cuda") if fp16 and optimizer is not None else None,
         outputs_to_fp32=setup.loop is not Loop.PLAIN and transformers >= (4, 31),
-        counts_items=trainer and transformers >= (4, 46) and _takes_loss_kwargs(model),
+        counts_items=trainer and _takes_loss_kwargs(model),
+        shifts_labels=_shifts_labels(model),
+        prefetches=transformers >= (4, 46),
     )
 
 
@@ -146,6 +160,13 @@ def _takes_loss_kwargs(model: torch.nn.Module) -> bool:
         return bool(declared)
     parameters = inspect.signature(model.forward).parameters.values()
     return any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
+
+
+def _shifts_labels(model: torch.nn.Module) -> bool:
+    """``Trainer._loss_shifts_labels``: a causal loss of a decoder."""
+    return getattr(model, "loss_type", None) == "ForCausalLM" and not getattr(
+        getattr(model, "config", None), "is_encoder_decoder", False
+    )
 
 
 def _load(model: torch.nn.Module, recorder: Recorder) -> None:

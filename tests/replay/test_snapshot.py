@@ -261,13 +261,13 @@ class TestRecordedByTheModel:
         recording.run(250, foreign=foreign, streams=(0, 4) if seed % 2 else (0,))
         snapshot = load_snapshot(recording.dump(tmp_path / "s.pickle"))
         assert snapshot.conf == conf
-        whole = replay_snapshot(snapshot)[0]
+        whole = replay_snapshot(snapshot, total_bytes=capacity)[0]
         assert whole.is_exact, whole.first_mismatch
         assert whole.num_ooms == recording.allocator.stats.num_ooms
         peak = recording.allocator.stats.reserved_bytes.all.peak
         assert whole.peak_reserved_bytes == peak
         for start in (40, 200, 350):
-            for found in replay_snapshot(cut(snapshot, start)):
+            for found in replay_snapshot(cut(snapshot, start), total_bytes=capacity):
                 assert found.is_exact, (start, found.first_mismatch)
 
     def test_private_pools(self, tmp_path):

@@ -1,0 +1,117 @@
+"""Other people's spellings of options, rewritten before Typer sees them.
+
+Three habits of transformers' command lines that Typer cannot declare:
+
+- ``--per_device_train_batch_size 8``: underscores.
+- ``--bf16 True``: a switch with a value.
+- ``--gradient_checkpointing``: an option whose value may be left out.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import re
+from collections.abc import Sequence
+
+from memest.errors import closest
+from memest.option_table import OPTIONS, Kind, Option
+
+__all__ = ["closest_flags", "normalise"]
+
+_TRUE = frozenset({"true", "yes", "on"})
+_FALSE = frozenset({"false", "no", "off"})
+_MODE = re.compile(r"^(none|full|every.*|true|false|yes|no|on|off)$", re.IGNORECASE)
+
+
+@functools.cache
+def _by_flag() -> dict[str, Option]:
+    flags: dict[str, Option] = {}
+    for option in OPTIONS:
+        spelt = (f"--{name.replace('_', '-')}" for name in option.keywords)
+        flags |= dict.fromkeys((*option.flags, *spelt), option)
+    return flags
+
+
+def closest_flags(flag: str) -> list[str]:
+    """The spellings of an estimate's options nearest to ``flag``."""
+    return closest(flag.replace("_", "-"), _by_flag())
+
+
+def _is_mode(text: str) -> bool:
+    """Whether a word after a MODE option is its value; a slip of the pen counts, a model not."""
+    near = difflib.get_close_matches(text.lower(), ("none", "full", "every_n"), n=1, cutoff=0.7)
+    return bool(_MODE.match(text) or near)
+
+
+def _switch(option: Option, value: str | None, done: list[str]) -> list[str]:
+    """A switch that is named alone, or with a word for true or false."""
+    flag = option.flags[0]
+    word = "true" if value is None else value.lower()
+    if word in _TRUE:
+        return [flag]
+    if word not in _FALSE:
+        return [f"{flag}={value}"]
+    # the last one counts: off takes back an earlier on
+    done[:] = [token for token in done if token != flag]
+    return []
+
+
+def _either(option: Option, written: str, value: str | None) -> str:
+    """A switch with a negative form, as the positive form with a word."""
+    word = "true" if value is None else value.lower()
+    if written.startswith("--no-"):
+        word = {**dict.fromkeys(_TRUE, "false"), **dict.fromkeys(_FALSE, "true")}.get(word, word)
+    return f"{option.flags[0]}={word}"
+
+
+def normalise(argv: Sequence[str]) -> list[str]:
+    """Rewrite option spellings to the declared ones; values stay as they are.
+
+    Args:
+        argv: arguments after the program's name.
+
+    Returns:
+        Arguments for Typer. Everything after ``--`` is left alone.
+
+    Example:
+        >>> normalise(["--bf16", "True", "--per_device_train_batch_size=4", "--checkpointing"])
+        ['--bf16', '--per-device-train-batch-size=4', '--checkpointing=full']
+    """
+    done: list[str] = []
+    waiting = list(argv)
+    while waiting:
+        token = waiting.pop(0)
+        if token == "--":  # noqa: S105 - a word of the command line
+            return [*done, token, *waiting]
+        if not token.startswith("--"):
+            done.append(token)
+            continue
+        written, equals, attached = token.partition("=")
+        flag = written.replace("_", "-")
+        value = attached if equals else None
+        option = _by_flag().get(flag)
+        if option is None:
+            done.append(flag + equals + attached)
+            continue
+        if option.kind in (Kind.SWITCH, Kind.EITHER):
+            if value is None and waiting and waiting[0].lower() in _TRUE | _FALSE:
+                value = waiting.pop(0)
+            if option.kind is Kind.SWITCH:
+                done += _switch(option, value, done)
+            else:
+                done.append(_either(option, flag, value))
+            continue
+        flag = option.flags[0]
+        if option.kind is Kind.MODE:
+            if value is None and waiting and _is_mode(waiting[0]):
+                value = waiting.pop(0)
+            words = dict.fromkeys((*_TRUE, ""), "full") | dict.fromkeys(_FALSE, "none")
+            given = value if value is not None else "full"
+            done.append(f"{flag}={words.get(given.lower(), given)}")
+        else:
+            done.append(flag if value is None else f"{flag}={value}")
+            # a value may look like an option ("-1", "--x"); it is the next word all the same
+            if value is None and waiting:
+                done.append(waiting.pop(0))
+    return done

@@ -1,0 +1,129 @@
+"""``memest env``: what to paste into a bug report. Imports none of the packages it lists."""
+
+from __future__ import annotations
+
+import json as json_module
+import os
+import platform
+import sys
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from memest.cli.console import Output, write_out
+from memest.cli.parameters import AsciiFlag, DebugFlag, JsonFlag, NoColorFlag
+
+__all__ = ["env", "environment"]
+
+PACKAGES = (
+    "memest",
+    "torch",
+    "transformers",
+    "accelerate",
+    "peft",
+    "huggingface_hub",
+    "safetensors",
+    "numpy",
+    "nvidia-ml-py",
+    "typer",
+    "rich",
+)
+VARIABLES = (
+    "HF_HOME",
+    "HF_HUB_CACHE",
+    "HF_ENDPOINT",
+    "HF_HUB_OFFLINE",
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "PYTORCH_ALLOC_CONF",
+    "CUDA_VISIBLE_DEVICES",
+    "CUDA_MODULE_LOADING",
+)
+SECRETS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+"""Shown as set or not, never with their value."""
+
+
+def _version(package: str) -> str | None:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _gpus() -> tuple[list[dict[str, Any]], str]:
+    """The GPUs of this machine, and why there are none."""
+    from memest.errors import MemestError
+    from memest.hardware.nvml import local_gpus
+
+    try:
+        found = local_gpus()
+    except MemestError as error:
+        return [], str(error)
+    return [
+        {
+            "index": gpu.index,
+            "name": gpu.name,
+            "total_bytes": gpu.total_bytes,
+            "used_bytes": gpu.used_bytes,
+            "driver": gpu.driver,
+            "mig": gpu.mig,
+        }
+        for gpu in found
+    ], "" if found else "the driver sees no GPU"
+
+
+def environment() -> dict[str, Any]:
+    """The facts as plain data."""
+    import memest
+
+    gpus, why_none = _gpus()
+    own = sorted(name for name in os.environ if name.startswith("MEMEST_"))
+    return {
+        "schema_version": 1,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": {name: _version(name) for name in PACKAGES},
+        "gpus": gpus,
+        "gpus_note": why_none,
+        "paths": {
+            "python": sys.executable,
+            "memest": str(Path(memest.__file__).parent),
+            "data": str(files("memest.data")),
+        },
+        "variables": {name: os.environ[name] for name in (*VARIABLES, *own) if name in os.environ}
+        | {name: "(set)" for name in SECRETS if os.environ.get(name)},
+    }
+
+
+def env(
+    *,
+    json: JsonFlag = False,
+    no_color: NoColorFlag = False,
+    ascii: AsciiFlag = False,  # noqa: A002, ARG001 - the same options everywhere
+    debug: DebugFlag = False,  # noqa: ARG001 - read before parsing
+) -> int:
+    """Versions, GPUs and paths, for a bug report."""
+    facts = environment()
+    if json:
+        write_out(f"{json_module.dumps(facts, indent=2)}\n")
+        return 0
+    from rich.table import Table
+
+    from memest.units import format_size
+
+    table = Table.grid(padding=(0, 2, 0, 0))
+    rows: list[tuple[str, str]] = [("python", facts["python"]), ("platform", facts["platform"])]
+    rows += [(name, version or "not installed") for name, version in facts["packages"].items()]
+    for gpu in facts["gpus"]:
+        sizes = f"{format_size(gpu['total_bytes'])}, {format_size(gpu['used_bytes'])} in use"
+        more = f"driver {gpu['driver']}{', MIG' if gpu['mig'] else ''}"
+        rows.append((f"GPU {gpu['index']}", f"{gpu['name']}, {sizes}, {more}"))
+    if facts["gpus_note"]:
+        rows.append(("GPU", facts["gpus_note"]))
+    rows += [(f"path of {name}", path) for name, path in facts["paths"].items()]
+    rows += sorted(facts["variables"].items())
+    for name, value in rows:
+        table.add_row(name, value)
+    Output(color=not no_color).show(table)
+    return 0

@@ -1,0 +1,167 @@
+"""The command ``memest``: commands put together, errors turned into exit codes.
+
+Exit codes: 0 done (for ``fits``: it fits), 1 failure, 2 wrong usage, 3 tight, 4 does not fit,
+5 unknown model or GPU, 6 missing package, 130 interrupted, 141 reader of a pipe gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
+
+import typer
+
+from memest.cli.argv import closest_flags, normalise
+from memest.cli.console import emit, write_out
+from memest.cli.env import env
+from memest.cli.estimate import estimate, fits
+from memest.cli.gpus import gpus
+from memest.cli.models import models
+from memest.errors import MemestError
+
+__all__ = ["build", "run"]
+
+_ESTIMATING = (" estimate", " fits")
+_FAILURE, _USAGE, _MISSING, _INTERRUPTED, _BROKEN_PIPE = 1, 2, 6, 130, 141
+
+
+def _show_version(value: bool) -> None:
+    if value:
+        from importlib.metadata import version
+
+        write_out(f"memest {version('memest')}\n")
+        raise typer.Exit(0)
+
+
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            metavar="",
+            callback=_show_version,
+            is_eager=True,
+            help="Version of memest.",
+        ),
+    ] = False,
+) -> None:
+    """How much GPU memory a PyTorch training run will take, before it runs."""
+
+
+def build() -> Any:
+    """The command as Typer makes it."""
+    app = typer.Typer(
+        name="memest",
+        rich_markup_mode="rich",
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_root)
+    for function in (estimate, fits, models, gpus, env):
+        app.command()(function)
+    return typer.main.get_command(app)
+
+
+def _explain_usage(error: Any) -> str:
+    """One paragraph of what Typer's parser has to say."""
+    path = getattr(getattr(error, "ctx", None), "command_path", "") or "memest"
+    message = error.format_message().strip()
+    flag = getattr(error, "option_name", "")
+    if message.startswith("No such option"):
+        near = closest_flags(flag) if path.endswith(_ESTIMATING) else error.possibilities or []
+        message = f"there is no option {flag}."
+        if near:
+            message += f" Did you mean {' or '.join(near)}?"
+    elif message and message[-1] not in ".?!)":
+        message += "."
+    if message.startswith("No such command"):
+        message += " A model is named after a command: memest estimate MODEL."
+    return f"{message} `{path} --help` has all options."
+
+
+def _explain_os(error: OSError) -> str:
+    where = f" {error.filename}" if error.filename else ""
+    if error.errno == errno.ENOSPC:
+        return f"no space left on the device{where}: free some, or write elsewhere."
+    return f"the operating system refuses{where}: {error.strerror or error}."
+
+
+def _explain(error: BaseException) -> tuple[str, int]:
+    """The paragraph and the exit code for an error."""
+    if isinstance(error, MemestError):
+        return str(error), error.exit_code
+    if hasattr(error, "format_message") and hasattr(error, "exit_code"):
+        return _explain_usage(error), _USAGE
+    if isinstance(error, OSError):
+        return _explain_os(error), _FAILURE
+    package = (getattr(error, "name", None) or "").partition(".")[0]
+    if isinstance(error, ModuleNotFoundError) and package not in ("", "memest"):
+        return f"the package {package} is not installed: pip install 'memest[all]'.", _MISSING
+    if isinstance(error, MemoryError):
+        return "this machine's own memory ran out: try fewer --steps or --grad-accum.", _FAILURE
+    report = "please report it with the output of `memest env` and of this command with --debug"
+    message = f"unexpected {type(error).__name__}: {error}. This is a bug in memest: {report}."
+    return message, _FAILURE
+
+
+def _guarded(work: Callable[[], Any], *, debug: bool) -> int:
+    """Run, and turn whatever happens into an exit code."""
+    try:
+        answer = work()
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        emit("memest: interrupted.")
+        return _INTERRUPTED
+    except BrokenPipeError:
+        _forget_stdout()
+        return _BROKEN_PIPE
+    except Exception as error:  # noqa: BLE001 - the last stop: every error gets its paragraph
+        if type(error).__name__ == "Abort":
+            emit("memest: interrupted.")
+            return _INTERRUPTED
+        message, code = _explain(error)
+        if debug:
+            traceback.print_exception(error)
+        emit(f"memest: {message}")
+        if isinstance(error, OSError):
+            _forget_stdout()
+        return code
+    return answer if isinstance(answer, int) else 0
+
+
+def _forget_stdout() -> None:
+    """Make sure that the flush at exit does not fail once more."""
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
+        return
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def run(argv: Sequence[str] | None = None) -> int:
+    """The entry point.
+
+    Args:
+        argv: arguments after the program's name, those of the process if None.
+
+    Returns:
+        The exit code; nothing is raised.
+    """
+    given = list(sys.argv[1:] if argv is None else argv)
+    before = given[: given.index("--")] if "--" in given else given
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            # a path or a name may hold what the terminal's encoding has not
+            reconfigure(errors="backslashreplace")
+    return _guarded(
+        lambda: build().main(
+            args=normalise(given) or ["--help"], prog_name="memest", standalone_mode=False
+        ),
+        debug="--debug" in before,
+    )

@@ -1,0 +1,119 @@
+"""Typer parameters, made from the table of options."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any, Optional
+
+import typer
+
+from memest.option_table import OPTIONS, Kind, Option
+
+__all__ = [
+    "AsciiFlag",
+    "DebugFlag",
+    "JsonFlag",
+    "NoColorFlag",
+    "QuietFlag",
+    "with_options",
+]
+
+_TYPES: dict[Kind, Any] = {
+    Kind.WHOLE: Optional[int],  # noqa: UP045 - read at run time by every Typer we allow
+    Kind.NUMBER: Optional[float],  # noqa: UP045
+    Kind.TEXT: Optional[str],  # noqa: UP045
+    Kind.MODE: Optional[str],  # noqa: UP045
+    Kind.SWITCH: bool,
+    Kind.EITHER: Optional[str],  # noqa: UP045
+    Kind.LIST: Optional[list[str]],  # noqa: UP045
+}
+
+JsonFlag = Annotated[
+    bool,
+    typer.Option(
+        "--json", metavar="", help="One JSON document on stdout.", rich_help_panel="Output"
+    ),
+]
+QuietFlag = Annotated[
+    bool,
+    typer.Option(
+        "--quiet", "-q", metavar="", help="The verdict sentence alone.", rich_help_panel="Output"
+    ),
+]
+NoColorFlag = Annotated[
+    bool,
+    typer.Option(
+        "--no-color", metavar="", help="No colours; NO_COLOR does it too.", rich_help_panel="Output"
+    ),
+]
+AsciiFlag = Annotated[
+    bool,
+    typer.Option("--ascii", metavar="", help="Plain ASCII characters.", rich_help_panel="Output"),
+]
+DebugFlag = Annotated[
+    bool,
+    typer.Option(
+        "--debug", metavar="", help="Show the traceback of an error.", rich_help_panel="Output"
+    ),
+]
+
+
+def _parameter(option: Option) -> inspect.Parameter:
+    # the other spellings are rewritten to the first before Typer sees them
+    first, *others = option.flags
+    short = [flag for flag in others if not flag.startswith("--")]
+    also = [flag for flag in others if flag.startswith("--")]
+    text = option.help
+    if also:
+        text += f" Also {', '.join(also)}."
+    info = typer.Option(
+        first,
+        *short,
+        help=text,
+        metavar=option.metavar,
+        rich_help_panel=option.panel.value,
+        show_default=False,
+    )
+    return inspect.Parameter(
+        option.name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=False if option.kind is Kind.SWITCH else None,
+        annotation=Annotated[_TYPES[option.kind], info],
+    )
+
+
+def _given(value: Any) -> bool:
+    return value is not None and value is not False and value != [] and value != ()
+
+
+def with_options(function: Callable[..., int]) -> Callable[..., int]:
+    """Give a command every option of an estimate.
+
+    Args:
+        function: a command whose parameter ``options`` takes them: a dict of those that were
+            named on the command line.
+
+    Returns:
+        The command for Typer, with a signature of its own.
+    """
+    own = inspect.signature(function, eval_str=True)
+    names = [option.name for option in OPTIONS]
+
+    def command(**values: Any) -> int:
+        options = {name: value for name in names if _given(value := values.pop(name))}
+        return function(options=options, **values)
+
+    kept: Iterable[inspect.Parameter] = (
+        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for parameter in own.parameters.values()
+        if parameter.name != "options"
+    )
+    first, *rest = kept
+    parameters = [first, *map(_parameter, OPTIONS), *rest]
+    signature = own.replace(parameters=parameters)
+    command.__signature__ = signature  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in parameters} | {"return": int}
+    command.__name__ = function.__name__
+    command.__doc__ = function.__doc__
+    return command

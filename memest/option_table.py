@@ -1,0 +1,376 @@
+"""Every option of an estimate, declared once.
+
+The command line, its help, the Python API and the readers of other people's spellings are all
+made from :data:`OPTIONS`. Torch-free.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from dataclasses import dataclass
+from typing import Any
+
+from memest.setup import (
+    OPTIMIZERS,
+    Attention,
+    Dtype,
+    Loop,
+    Precision,
+    SdpaBackend,
+    Setup,
+    Task,
+    ZeroGrad,
+)
+
+__all__ = ["OPTIONS", "Kind", "Option", "Panel"]
+
+
+class Kind(enum.StrEnum):
+    """What an option takes."""
+
+    WHOLE = "whole number"
+    NUMBER = "number"
+    TEXT = "text"
+    SWITCH = "switch"
+    """On when named; Python and the command line take True and False too."""
+    EITHER = "switch with a negative form"
+    """On, off, or left to the software."""
+    MODE = "switch that may carry a value"
+    LIST = "text, repeatable"
+
+
+class Panel(enum.StrEnum):
+    """Under which heading of the help an option stands."""
+
+    MODEL = "Model"
+    BATCH = "Batch"
+    PRECISION = "Precision"
+    OPTIMIZER = "Optimizer"
+    RECOMPUTE = "Activation checkpointing"
+    KERNELS = "Attention"
+    SOFTWARE = "Loop, software and allocator"
+    GPU = "GPU"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """One option.
+
+    Attributes:
+        name: its keyword in Python.
+        flags: spellings of the command line, the one that its help shows first.
+        help: one or two sentences.
+        panel: heading in the help.
+        kind: what it takes.
+        metavar: how the help calls the value.
+        aliases: further keywords in Python; with dashes they work on the command line too.
+        field: the field of :class:`memest.setup.Setup` it sets, empty for an argument of
+            :func:`memest.estimate` itself.
+    """
+
+    name: str
+    flags: tuple[str, ...]
+    help: str
+    panel: Panel
+    kind: Kind = Kind.TEXT
+    metavar: str = ""
+    aliases: tuple[str, ...] = ()
+    field: str = ""
+
+    @property
+    def keywords(self) -> tuple[str, ...]:
+        """Every name it has in Python."""
+        spelt = (flag[2:].replace("-", "_") for flag in self.flags if flag.startswith("--"))
+        return tuple(dict.fromkeys((self.name, *spelt, *self.aliases)))
+
+
+def _legal(kind: type[enum.StrEnum]) -> str:
+    return ", ".join(member.value for member in kind)
+
+
+def _setup(
+    name: str, flags: str, help_text: str, panel: Panel, kind: Kind = Kind.TEXT, **more: Any
+) -> Option:
+    """An option that sets a field of Setup, with the field's default in its help."""
+    default = next((f.default for f in dataclasses.fields(Setup) if f.name == name), None)
+    shown = kind in (Kind.WHOLE, Kind.NUMBER, Kind.TEXT, Kind.MODE)
+    if shown and default is not None and isinstance(default, (int, float, str)) and default != "":
+        help_text += f" Default: {default}."
+    values = {"field": name, "aliases": "", **more}
+    values["aliases"] = tuple(values["aliases"].split())
+    return Option(
+        name=name, flags=tuple(flags.split()), help=help_text, panel=panel, kind=kind, **values
+    )
+
+
+OPTIONS: tuple[Option, ...] = (
+    _setup(
+        "task",
+        "--task",
+        f"Which head the model gets: {_legal(Task)}.",
+        Panel.MODEL,
+        metavar="TASK",
+    ),
+    _setup(
+        "num_labels",
+        "--num-labels",
+        "Classes of a classification head; left out, the model's own.",
+        Panel.MODEL,
+        Kind.WHOLE,
+        metavar="N",
+    ),
+    _setup(
+        "freeze",
+        "--freeze",
+        "Regular expression; parameters whose name it matches do not train. Repeatable.",
+        Panel.MODEL,
+        Kind.LIST,
+        metavar="PATTERN",
+    ),
+    _setup(
+        "use_cache",
+        "--use-cache --no-use-cache",
+        "Whether the model returns its key/value cache in training; left out, as the loop does.",
+        Panel.MODEL,
+        Kind.EITHER,
+    ),
+    Option(
+        name="trust_remote_code",
+        flags=("--trust-remote-code",),
+        help="Run code that the model's repository brings along.",
+        panel=Panel.MODEL,
+        kind=Kind.SWITCH,
+    ),
+    _setup(
+        "batch",
+        "--batch -b --per-device-train-batch-size",
+        "Samples of one micro-batch on one GPU.",
+        Panel.BATCH,
+        Kind.WHOLE,
+        metavar="N",
+        aliases="batch_size micro_batch_size train_micro_batch_size_per_gpu "
+        "per_gpu_train_batch_size per_device_batch_size train_batch_size",
+    ),
+    _setup(
+        "seq_len",
+        "--seq-len --max-length",
+        "Tokens of a sample; left out, 512 or what the model allows.",
+        Panel.BATCH,
+        Kind.WHOLE,
+        metavar="TOKENS",
+        aliases="max_seq_length max_seq_len sequence_len sequence_length seq_length cutoff_len",
+    ),
+    _setup(
+        "target_len",
+        "--target-len",
+        "Tokens of the target of an encoder-decoder; left out, as --seq-len.",
+        Panel.BATCH,
+        Kind.WHOLE,
+        metavar="TOKENS",
+        aliases="max_target_length target_length",
+    ),
+    _setup(
+        "image_size",
+        "--image-size",
+        "Side of an image; left out, the model's own.",
+        Panel.BATCH,
+        Kind.WHOLE,
+        metavar="PIXELS",
+    ),
+    _setup(
+        "audio_seconds",
+        "--audio-seconds",
+        "Length of a clip; left out, 5 s or the model's fixed window.",
+        Panel.BATCH,
+        Kind.NUMBER,
+        metavar="SECONDS",
+        aliases="max_length_seconds",
+    ),
+    _setup(
+        "grad_accum",
+        "--grad-accum --gradient-accumulation-steps",
+        "Micro-batches of one optimizer step.",
+        Panel.BATCH,
+        Kind.WHOLE,
+        metavar="N",
+    ),
+    _setup(
+        "padded",
+        "--padded",
+        "The batches hold padding, so attention masks cannot be dropped.",
+        Panel.BATCH,
+        Kind.SWITCH,
+    ),
+    Option(
+        name="bf16",
+        flags=("--bf16",),
+        help="bfloat16 autocast. The dtype of the weights is --dtype.",
+        panel=Panel.PRECISION,
+        kind=Kind.SWITCH,
+        field="precision",
+    ),
+    Option(
+        name="fp16",
+        flags=("--fp16",),
+        help="float16 autocast with a gradient scaler. The dtype of the weights is --dtype.",
+        panel=Panel.PRECISION,
+        kind=Kind.SWITCH,
+        field="precision",
+    ),
+    _setup(
+        "precision",
+        "--precision --mixed-precision",
+        f"Autocast in one word: {_legal(Precision)}; fp32 is none.",
+        Panel.PRECISION,
+        metavar="NAME",
+    ),
+    _setup(
+        "dtype",
+        "--dtype --torch-dtype",
+        f"Dtype of the weights: {_legal(Dtype)}; auto is the config's own, as in from_pretrained.",
+        Panel.PRECISION,
+        metavar="DTYPE",
+        aliases="model_dtype weights_dtype",
+    ),
+    _setup(
+        "master_weights",
+        "--master-weights",
+        "Half-precision weights with an fp32 master copy (Apex O2, DeepSpeed, Megatron).",
+        Panel.PRECISION,
+        Kind.SWITCH,
+    ),
+    _setup(
+        "tf32",
+        "--tf32",
+        "TensorFloat-32 matmuls: changes the speed, not the memory.",
+        Panel.PRECISION,
+        Kind.SWITCH,
+    ),
+    _setup(
+        "optim",
+        "--optim",
+        f"Optimizer: {', '.join(OPTIMIZERS)}.",
+        Panel.OPTIMIZER,
+        metavar="NAME",
+        aliases="optimizer",
+    ),
+    _setup(
+        "max_grad_norm",
+        "--max-grad-norm",
+        "Gradient clipping, 0 for none; left out, 1.0 under the Trainer and none elsewhere.",
+        Panel.OPTIMIZER,
+        Kind.NUMBER,
+        metavar="NORM",
+    ),
+    _setup(
+        "zero_grad",
+        "--zero-grad",
+        f"{_legal(ZeroGrad)}: after the step gradients are dropped (none) or kept as zeros (zero); "
+        "auto follows torch's version.",
+        Panel.OPTIMIZER,
+        metavar="NAME",
+    ),
+    _setup(
+        "checkpointing",
+        "--checkpointing --gradient-checkpointing --activation-checkpointing",
+        "Recompute activations in backward: none, full or every_n:K; without a value full.",
+        Panel.RECOMPUTE,
+        Kind.MODE,
+        metavar="MODE",
+    ),
+    _setup(
+        "use_reentrant",
+        "--use-reentrant --no-use-reentrant",
+        "Variant of checkpointing; left out, as the software does.",
+        Panel.RECOMPUTE,
+        Kind.EITHER,
+    ),
+    Option(
+        name="gradient_checkpointing_kwargs",
+        flags=("--checkpointing-kwargs", "--gradient-checkpointing-kwargs"),
+        help="The Trainer's JSON, for example '{\"use_reentrant\": false}'.",
+        panel=Panel.RECOMPUTE,
+        metavar="JSON",
+        aliases=("activation_checkpointing_kwargs",),
+        field="use_reentrant",
+    ),
+    _setup(
+        "attn_implementation",
+        "--attn-implementation",
+        f"Attention as transformers names it: {_legal(Attention)}.",
+        Panel.KERNELS,
+        metavar="NAME",
+        aliases="attn_impl attention_implementation",
+    ),
+    _setup(
+        "sdpa_backend",
+        "--sdpa-backend",
+        f"Kernel behind sdpa: {_legal(SdpaBackend)}; auto is PyTorch's own choice.",
+        Panel.KERNELS,
+        metavar="NAME",
+    ),
+    _setup(
+        "loop",
+        "--loop",
+        f"Whose training loop runs: {_legal(Loop)}.",
+        Panel.SOFTWARE,
+        metavar="NAME",
+    ),
+    _setup(
+        "software",
+        "--software",
+        "Versions that will train where they are not the installed ones: "
+        "torch=1.10,transformers=4.18.",
+        Panel.SOFTWARE,
+        metavar="VERSIONS",
+    ),
+    _setup(
+        "num_steps",
+        "--steps",
+        "Optimizer steps to simulate.",
+        Panel.SOFTWARE,
+        Kind.WHOLE,
+        metavar="N",
+    ),
+    _setup(
+        "alloc_conf",
+        "--alloc-conf",
+        "Value of PYTORCH_CUDA_ALLOC_CONF.",
+        Panel.SOFTWARE,
+        metavar="CONF",
+        aliases="pytorch_cuda_alloc_conf pytorch_alloc_conf",
+    ),
+    Option(
+        name="expandable_segments",
+        flags=("--expandable-segments",),
+        help="Short for --alloc-conf expandable_segments:True.",
+        panel=Panel.SOFTWARE,
+        kind=Kind.SWITCH,
+        field="alloc_conf",
+    ),
+    Option(
+        name="gpu",
+        flags=("--gpu",),
+        help="A GPU of `memest gpus`, or local (local:1) for one of this machine. Repeatable.",
+        panel=Panel.GPU,
+        kind=Kind.LIST,
+        metavar="NAME",
+    ),
+    Option(
+        name="gpu_memory",
+        flags=("--gpu-memory",),
+        help="Memory PyTorch can have, for a GPU that is not in the list: 80GiB.",
+        panel=Panel.GPU,
+        metavar="SIZE",
+    ),
+    Option(
+        name="device_context",
+        flags=("--device-context",),
+        help="What nvidia-smi shows after torch.ones(1).cuda(), in place of the built-in table: "
+        "600MiB.",
+        panel=Panel.GPU,
+        metavar="SIZE",
+    ),
+)
+"""Every option of an estimate, in the order of the help."""

@@ -1,0 +1,200 @@
+"""From keywords, in anybody's spelling, to a training setup. Torch-free.
+
+The options themselves are declared in :mod:`memest.option_table`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import operator
+from collections.abc import Mapping
+from typing import Any
+
+from memest.errors import ConfigError, closest
+from memest.option_table import OPTIONS, Kind, Option, Panel
+from memest.setup import Setup, Software
+
+__all__ = [
+    "OPTIONS",
+    "Kind",
+    "Option",
+    "Panel",
+    "find_option",
+    "read_bool",
+    "setup_from_options",
+]
+
+HARMLESS = frozenset(
+    """adam_beta1 adam_beta2 adam_epsilon dataloader_num_workers dataloader_pin_memory
+    disable_tqdm do_eval do_train eval_steps eval_strategy hub_model_id learning_rate
+    load_best_model_at_end logging_dir logging_steps logging_strategy lr lr_scheduler_type max_steps
+    num_train_epochs output_dir overwrite_output_dir push_to_hub report_to run_name save_steps
+    save_strategy save_total_limit seed warmup_ratio warmup_steps weight_decay""".split()  # noqa: SIM905
+)
+"""Training arguments that no tensor depends on: taken from Python and passed over."""
+
+_PRECISION_WORDS = {"no": "fp32", "none": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+_TRUE = frozenset({"true", "yes", "on", "1", "t", "y"})
+_FALSE = frozenset({"false", "no", "off", "0", "f", "n"})
+
+
+@functools.cache
+def _by_keyword() -> dict[str, Option]:
+    return {keyword: option for option in OPTIONS for keyword in option.keywords}
+
+
+def find_option(name: str) -> Option:
+    """The option of a Python keyword, by any of its names.
+
+    Raises:
+        ConfigError: for an unknown name; the message has the closest legal ones.
+    """
+    known = _by_keyword()
+    if name in known:
+        return known[name]
+    near = closest(name, known)
+    hint = f" Did you mean {' or '.join(near)}?" if near else ""
+    raise ConfigError(
+        f"{name!r} is not an option of an estimate.{hint} `memest estimate --help` lists them all."
+    )
+
+
+def read_bool(option: str, value: Any) -> bool:
+    """True or False, as Python or as the words that configuration files use."""
+    if isinstance(value, bool):
+        return value
+    text = str(value).strip().lower()
+    if text in _TRUE or text in _FALSE:
+        return text in _TRUE
+    raise ConfigError(f"{option} {value!r} is neither true nor false.")
+
+
+def _coerce(option: Option, value: Any) -> Any:
+    """The value in the type its field has; ranges and choices are Setup's business."""
+    shown = option.flags[0]
+    if option.kind in (Kind.SWITCH, Kind.EITHER):
+        return read_bool(shown, value)
+    if option.kind is Kind.WHOLE and not isinstance(value, bool):
+        try:
+            # a count out of a NumPy array is a count
+            return operator.index(value)
+        except TypeError:
+            return value
+    if option.kind is Kind.NUMBER:
+        try:
+            return float(value)
+        except (TypeError, ValueError):
+            raise ConfigError(f"{shown} {value!r} is not a number.") from None
+    if option.kind is Kind.LIST:
+        return (value,) if isinstance(value, str) else tuple(value)
+    if option.name == "software":
+        return _software(value)
+    if option.name == "precision":
+        return _PRECISION_WORDS.get(str(value).strip().lower(), value)
+    if option.name == "alloc_conf":
+        return str(value)
+    return value
+
+
+def _software(value: Any) -> Software:
+    if isinstance(value, Software):
+        return value
+    if isinstance(value, Mapping):
+        value = ",".join(f"{name}={version}" for name, version in value.items())
+    return Software.parse(str(value))
+
+
+def _merge_precision(given: dict[str, Any]) -> None:
+    """Replace the switches fp16 and bf16 by the field they stand for."""
+    wanted = {name for name in ("fp16", "bf16") if given.pop(name, False)}
+    if len(wanted) == 2:
+        raise ConfigError(
+            "--fp16 and --bf16 exclude each other: autocast has one dtype. Drop one of them."
+        )
+    for name in wanted:
+        if str(given.get("precision", name)) != name:
+            raise ConfigError(
+                f"--{name} and --precision {given['precision']} contradict each other: drop one."
+            )
+        given["precision"] = name
+
+
+def _merge_kwargs(given: dict[str, Any]) -> None:
+    """Read ``gradient_checkpointing_kwargs``."""
+    value = given.pop("gradient_checkpointing_kwargs", None)
+    if value is None:
+        return
+    shown = "--checkpointing-kwargs"
+    if not isinstance(value, Mapping):
+        try:
+            value = json.loads(str(value))
+        except json.JSONDecodeError as error:
+            raise ConfigError(
+                f"{shown} {value!r} is not valid JSON ({error.msg} in column {error.colno}): write "
+                "for example '{\"use_reentrant\": false}'"
+            ) from None
+        if not isinstance(value, dict):
+            raise ConfigError(f'{shown} takes a JSON object, for example {{"use_reentrant": true}}')
+    if "use_reentrant" in value and value["use_reentrant"] is not None:
+        given.setdefault("use_reentrant", read_bool("use_reentrant", value["use_reentrant"]))
+    every = value.get("every_n_layers")
+    if every is not None and given.get("checkpointing", True) in (True, "full"):
+        given["checkpointing"] = f"every_n:{every}"
+
+
+def _merge_segments(given: dict[str, Any]) -> None:
+    """Write the switch expandable_segments into the allocator's configuration."""
+    if not given.pop("expandable_segments", False):
+        return
+    conf = given.get("alloc_conf", "")
+    found = [item for item in conf.split(",") if item.strip().startswith("expandable_segments")]
+    if any(item.partition(":")[2].strip().lower() == "false" for item in found):
+        raise ConfigError(
+            f"--expandable-segments and --alloc-conf {conf} contradict each other: drop one."
+        )
+    if not found:
+        given["alloc_conf"] = ",".join(filter(None, (conf, "expandable_segments:True")))
+
+
+def setup_from_options(base: Setup | None = None, /, **options: Any) -> Setup:
+    """Build a :class:`~memest.setup.Setup` from keywords.
+
+    Args:
+        base: the setup that the options change, the defaults if None.
+        options: fields of Setup, the short forms ``fp16``, ``bf16`` and ``expandable_segments``,
+            or the names that transformers' ``TrainingArguments`` and its relatives use. None
+            means not given. Training arguments without a say in memory (``learning_rate``, ...)
+            are passed over.
+
+    Raises:
+        ConfigError: for an unknown name, an impossible value or a contradiction.
+
+    Example:
+        >>> setup_from_options(per_device_train_batch_size=4, bf16=True).precision.value
+        'bf16'
+    """
+    given: dict[str, Any] = {}
+    spelt: dict[str, str] = {}
+    for name, value in options.items():
+        if value is None or name in HARMLESS:
+            continue
+        option = find_option(name)
+        if not option.field:
+            raise ConfigError(
+                f"{name!r} is an argument of memest.estimate, not of the training setup."
+            )
+        value = _coerce(option, value)
+        if option.name in given and given[option.name] != value:
+            raise ConfigError(
+                f"{spelt[option.name]} and {name} are the same option, given as "
+                f"{given[option.name]} and {value}: drop one."
+            )
+        given[option.name], spelt[option.name] = value, name
+    _merge_precision(given)
+    _merge_kwargs(given)
+    if base is not None and given.get("expandable_segments"):
+        given.setdefault("alloc_conf", base.alloc_conf)
+    _merge_segments(given)
+    return Setup(**given) if base is None else dataclasses.replace(base, **given)

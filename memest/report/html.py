@@ -1,0 +1,182 @@
+"""The report in a notebook: one HTML fragment, no scripts, nothing loaded from anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from html import escape
+
+from memest.events import Category
+from memest.report.layers import biggest
+from memest.report.words import (
+    batch_sentence,
+    interval_text,
+    moment_text,
+    setup_items,
+    verdict_sentence,
+)
+from memest.result import Estimate, Verdict
+from memest.units import format_delta, format_size
+
+__all__ = ["COLOURS", "render_html", "stacked_bar"]
+
+COLOURS = {
+    Category.PARAMETERS: "#0072b2",
+    Category.MASTER_WEIGHTS: "#56b4e9",
+    Category.BUFFERS: "#7f7f7f",
+    Category.GRADIENTS: "#009e73",
+    Category.OPTIMIZER_STATES: "#e69f00",
+    Category.ACTIVATIONS: "#d55e00",
+    Category.AUTOCAST_COPIES: "#cc79a7",
+    Category.TEMPORARIES: "#f0e442",
+    Category.WORKSPACES: "#8c564b",
+    Category.INPUTS: "#17becf",
+    Category.ROUNDING: "#c7c7c7",
+}
+"""One colour a category, told apart by colour-blind readers too."""
+
+_BEYOND = (("cached or fragmented", "#e5e5e5"), ("CUDA context and kernels", "#bdbdbd"))
+_CHIPS = {
+    Verdict.FITS: "#1a7f37",
+    Verdict.TIGHT: "#9a6700",
+    Verdict.DOES_NOT_FIT: "#cf222e",
+    Verdict.UNKNOWN: "#57606a",
+}
+_WIDTH, _HEIGHT = 640, 22
+BIGGEST = 8
+
+
+def stacked_bar(estimate: Estimate) -> str:
+    """An SVG bar: what is alive at the allocated peak, then the way up to the device peak."""
+    peak = estimate.peak
+    parts = [(row.category.value, row.bytes, COLOURS[row.category]) for row in estimate.breakdown]
+    beyond = (
+        peak.reserved_bytes - peak.allocated_bytes,
+        peak.device_bytes - peak.reserved_bytes,
+    )
+    parts += [(name, size, colour) for (name, colour), size in zip(_BEYOND, beyond, strict=True)]
+    whole = max(1, sum(size for _, size, _ in parts if size > 0))
+    drawn, start = [], 0
+    for name, size, colour in parts:
+        if size <= 0:
+            continue
+        left, right = _WIDTH * start / whole, _WIDTH * (start + size) / whole
+        start += size
+        drawn.append(
+            f'<rect x="{left:.2f}" y="0" width="{right - left:.2f}" height="{_HEIGHT}" '
+            f'fill="{colour}"><title>{escape(name)}: {format_size(size)}</title></rect>'
+        )
+    return (
+        f'<svg role="img" aria-label="memory by category" viewBox="0 0 {_WIDTH} {_HEIGHT}" '
+        f'width="100%" style="max-width:{_WIDTH}px;height:{_HEIGHT}px" '
+        f'preserveAspectRatio="none">{"".join(drawn)}</svg>'
+    )
+
+
+def _table(rows: Iterable[Iterable[str]], head: Iterable[str] = ()) -> str:
+    """A table of cells that are HTML already; all but the first column stand right."""
+
+    def line(cells: Iterable[str], tag: str) -> str:
+        sides = ("left", *["right"] * 9)
+        inner = "".join(
+            f'<{tag} style="text-align:{side};padding:1px 12px 1px 0">{cell}</{tag}>'
+            for cell, side in zip(cells, sides, strict=False)
+        )
+        return f"<tr>{inner}</tr>"
+
+    first = line(head, "th") if head else ""
+    body = "".join(line(cells, "td") for cells in rows)
+    return f'<table style="border-collapse:collapse">{first}{body}</table>'
+
+
+def _swatch(colour: str) -> str:
+    return (
+        f'<span style="display:inline-block;width:0.8em;height:0.8em;background:{colour};'
+        'margin-right:0.4em"></span>'
+    )
+
+
+def _details(title: str, body: str) -> str:
+    return f"<details><summary>{escape(title)}</summary>{body}</details>"
+
+
+def _list(items: Iterable[str]) -> str:
+    return "<ul>" + "".join(f"<li>{escape(item)}</li>" for item in items) + "</ul>"
+
+
+def _breakdown(estimate: Estimate) -> str:
+    total = sum(row.bytes for row in estimate.breakdown)
+    rows = [
+        [
+            _swatch(COLOURS[row.category]) + escape(row.category.value),
+            format_size(row.bytes),
+            f"{row.bytes:,} B",
+        ]
+        for row in estimate.breakdown
+    ]
+    rows.append(["<b>allocated</b>", f"<b>{format_size(total)}</b>", f"{total:,} B"])
+    return _table(rows)
+
+
+def _peaks(estimate: Estimate) -> str:
+    peak = estimate.peak
+    meters = (
+        ("allocated", peak.allocated_bytes, "torch.cuda.max_memory_allocated()"),
+        ("reserved", peak.reserved_bytes, "torch.cuda.max_memory_reserved()"),
+        ("device", peak.device_bytes, "nvidia-smi, this process"),
+    )
+    return _table(
+        [escape(name), f"<b>{format_size(size)}</b>", f"<code>{escape(meter)}</code>"]
+        for name, size, meter in meters
+    )
+
+
+def render_html(estimate: Estimate) -> str:
+    """The whole fragment."""
+    chip = (
+        f'<span style="background:{_CHIPS[estimate.verdict]};color:#fff;border-radius:1em;'
+        f'padding:0.1em 0.7em;margin-right:0.6em">{escape(estimate.verdict.value)}</span>'
+    )
+    parts = [
+        f"<p>{chip}<b>{escape(verdict_sentence(estimate))}</b></p>",
+        f"<p>{escape(' · '.join(setup_items(estimate.setup)))}</p>",
+        stacked_bar(estimate),
+        _peaks(estimate),
+        f"<p>Device range: {escape(interval_text(estimate))}.</p>",
+        f"<p>Allocated peak reached {escape(moment_text(estimate))}.</p>",
+    ]
+    largest = batch_sentence(estimate)
+    if largest:
+        parts.append(f"<p>Largest batch: <b>{escape(largest)}</b></p>")
+    parts.append(_details("Alive at the allocated peak", _breakdown(estimate)))
+    rows, _ = biggest(estimate.layers, BIGGEST)
+    layers = _table(
+        (
+            [
+                escape(block.name),
+                f"{block.count}",
+                format_size(block.activation_bytes),
+                format_size(block.parameter_bytes),
+            ]
+            for block in rows
+        ),
+        ("module", "count", "activations each", "parameters each"),
+    )
+    parts.append(_details("Biggest layers", layers))
+    if estimate.common_gpus:
+        fits = _table(
+            (
+                [
+                    escape(fit.name),
+                    format_size(fit.usable_bytes),
+                    escape(fit.verdict.value),
+                    format_delta(fit.headroom_bytes),
+                ]
+                for fit in estimate.common_gpus
+            ),
+            ("GPU", "usable", "verdict", "headroom"),
+        )
+        parts.append(_details("GPUs", fits))
+    said = [*estimate.assumptions, *estimate.notes]
+    if said:
+        parts.append(_details("Assumed and noted", _list(said)))
+    return f'<div style="font-family:sans-serif">{"".join(parts)}</div>'

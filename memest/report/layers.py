@@ -1,0 +1,217 @@
+"""Modules as a tree: what each part of a model holds, equal layers folded into one row."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from memest.result import Layer
+
+__all__ = ["Block", "Node", "biggest", "blocks", "tree", "visible"]
+
+NO_MODULE = "(top level)"
+_DEPTH_WITHOUT_LAYERS = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """A module with all below it.
+
+    Attributes:
+        name: last part of its path, ``0-22`` where equal neighbours were folded.
+        count: how many modules the row stands for.
+        activation_bytes: of all of them, with their children.
+        parameter_bytes: of all of them, with their children.
+        children: largest first.
+    """
+
+    name: str
+    count: int
+    activation_bytes: int
+    parameter_bytes: int
+    children: tuple[Node, ...]
+
+    @property
+    def total_bytes(self) -> int:
+        """Activations and parameters."""
+        return self.activation_bytes + self.parameter_bytes
+
+    @property
+    def has_layers(self) -> bool:
+        """Whether numbered modules are somewhere below."""
+        return any(child.name[0].isdigit() or child.has_layers for child in self.children)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """A block of the model, or several alike; sizes are of one of them."""
+
+    name: str
+    count: int
+    activation_bytes: int
+    parameter_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """Activations and parameters of all of them."""
+        return self.count * (self.activation_bytes + self.parameter_bytes)
+
+
+def tree(layers: Iterable[Layer]) -> Node:
+    """The root of the tree over the modules; its sizes are the sums over ``layers``."""
+    return _node("", [(layer.module.split("."), layer) for layer in layers if layer.module], layers)
+
+
+def _node(
+    name: str, rows: Sequence[tuple[list[str], Layer]], own: Iterable[Layer] | None = None
+) -> Node:
+    """A node of rows whose paths begin below it; a path used up is the node's own."""
+    below: dict[str, list[tuple[list[str], Layer]]] = {}
+    activations = parameters = 0
+    for path, layer in rows:
+        activations += layer.activation_bytes
+        parameters += layer.parameter_bytes
+        if path:
+            below.setdefault(path[0], []).append((path[1:], layer))
+    children = [_node(part, inner) for part, inner in below.items()]
+    rest = [layer for layer in own or () if not layer.module]
+    if rest:
+        outside = Node(
+            name=NO_MODULE,
+            count=1,
+            activation_bytes=sum(layer.activation_bytes for layer in rest),
+            parameter_bytes=sum(layer.parameter_bytes for layer in rest),
+            children=(),
+        )
+        children.append(outside)
+        activations += outside.activation_bytes
+        parameters += outside.parameter_bytes
+    return Node(
+        name=name,
+        count=1,
+        activation_bytes=activations,
+        parameter_bytes=parameters,
+        children=tuple(sorted(_fold(children), key=_by_size)),
+    )
+
+
+def _by_size(node: Node) -> tuple[int, int, str]:
+    number = int(node.name.partition("-")[0]) if node.name[0].isdigit() else 0
+    return -node.total_bytes, number, node.name
+
+
+def _fold(nodes: list[Node]) -> Iterator[Node]:
+    """Neighbours by number that are equal in all but their name, as one."""
+    numbered = sorted((node for node in nodes if node.name.isdigit()), key=lambda n: int(n.name))
+    yield from (node for node in nodes if not node.name.isdigit())
+    group: list[Node] = []
+    for node in numbered:
+        if group and (
+            int(node.name) != int(group[-1].name) + 1
+            or dataclasses.replace(node, name="") != dataclasses.replace(group[0], name="")
+        ):
+            yield _together(group)
+            group = []
+        group.append(node)
+    if group:
+        yield _together(group)
+
+
+def _together(group: list[Node]) -> Node:
+    if len(group) == 1:
+        return group[0]
+    name = f"{group[0].name}-{group[-1].name}"
+    return dataclasses.replace(_times(group[0], len(group)), name=name)
+
+
+def _times(node: Node, count: int) -> Node:
+    return Node(
+        name=node.name,
+        count=node.count * count,
+        activation_bytes=node.activation_bytes * count,
+        parameter_bytes=node.parameter_bytes * count,
+        children=tuple(_times(child, count) for child in node.children),
+    )
+
+
+def visible(root: Node, depth: int | None = None) -> Iterator[tuple[int, Node]]:
+    """The rows of a tree with their level, from 0.
+
+    Args:
+        root: its own row is left out.
+        depth: how many levels; None = down to the numbered layers, or two.
+    """
+    yield from _visible(root, depth, 0)
+
+
+def _visible(node: Node, depth: int | None, level: int) -> Iterator[tuple[int, Node]]:
+    for child in node.children:
+        yield level, child
+        if depth is None:
+            open_it = not child.name[0].isdigit() and (
+                child.has_layers or level + 1 < _DEPTH_WITHOUT_LAYERS
+            )
+        else:
+            open_it = level + 1 < depth
+        if open_it:
+            yield from _visible(child, depth, level + 1)
+
+
+def _block_of(module: str) -> str:
+    """The block that a module belongs to: up to the first number, or two levels.
+
+    Example:
+        >>> _block_of("bert.encoder.layer.23.attention.self")
+        'bert.encoder.layer.23'
+        >>> _block_of("bert.embeddings.LayerNorm")
+        'bert.embeddings'
+    """
+    parts = module.split(".")
+    for index, part in enumerate(parts):
+        if part.isdigit():
+            return ".".join(parts[: index + 1])
+    return ".".join(parts[:_DEPTH_WITHOUT_LAYERS])
+
+
+def blocks(layers: Iterable[Layer]) -> list[Block]:
+    """The blocks of a model in its own order; neighbours that are alike are one row."""
+    sizes: dict[str, list[int]] = {}
+    for layer in layers:
+        size = sizes.setdefault(_block_of(layer.module) or NO_MODULE, [0, 0])
+        size[0] += layer.activation_bytes
+        size[1] += layer.parameter_bytes
+    found: list[Block] = []
+    for name, (activations, parameters) in sizes.items():
+        block = Block(name=name, count=1, activation_bytes=activations, parameter_bytes=parameters)
+        merged = _extend(found[-1], block) if found else None
+        if merged is not None:
+            found[-1] = merged
+        else:
+            found.append(block)
+    return found
+
+
+def _extend(group: Block, block: Block) -> Block | None:
+    """The group with one more block, None if the block is not its next neighbour."""
+    prefix, _, last = block.name.rpartition(".")
+    group_prefix, _, numbers = group.name.rpartition(".")
+    first, _, end = numbers.partition("-")
+    alike = (
+        prefix == group_prefix
+        and last.isdigit()
+        and first.isdigit()
+        and int(last) == int(end or first) + 1
+        and block.activation_bytes == group.activation_bytes
+        and block.parameter_bytes == group.parameter_bytes
+    )
+    if not alike:
+        return None
+    path = f"{prefix}." if prefix else ""
+    return dataclasses.replace(group, name=f"{path}{first}-{last}", count=group.count + 1)
+
+
+def biggest(layers: Iterable[Layer], limit: int) -> tuple[list[Block], int]:
+    """The largest blocks first, and how many rows were left out."""
+    found = sorted(blocks(layers), key=lambda block: -block.total_bytes)
+    return found[:limit], max(0, len(found) - limit)

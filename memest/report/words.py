@@ -1,0 +1,160 @@
+"""The sentences of a report: the same words on the terminal, in a notebook and in ``fits``."""
+
+from __future__ import annotations
+
+from memest.events import Phase
+from memest.report.phases import STEP_PHASES
+from memest.result import Estimate, GpuFit, Verdict
+from memest.setup import Dtype, Loop, Precision, Setup
+from memest.units import format_size
+
+__all__ = [
+    "batch_sentence",
+    "format_count",
+    "gpu_sentence",
+    "interval_text",
+    "moment_text",
+    "setup_items",
+    "verdict_sentence",
+]
+
+_PHASES = {
+    Phase.LOAD: "while the model is loaded",
+    Phase.BATCH: "while the batch is moved to the GPU",
+    Phase.FORWARD: "in the forward pass",
+    Phase.BACKWARD: "in the backward pass",
+    Phase.CLIP: "while gradients are clipped",
+    Phase.OPTIMIZER: "in the optimizer step",
+    Phase.ZERO_GRAD: "in zero_grad",
+}
+
+_LOOPS = {
+    Loop.TRAINER: "transformers' Trainer",
+    Loop.ACCELERATE: "accelerate loop",
+    Loop.PLAIN: "plain PyTorch loop",
+}
+
+
+def format_count(count: int) -> str:
+    """Write a number of parameters for people.
+
+    Example:
+        >>> format_count(336_226_108)
+        '336.2 million'
+        >>> format_count(8_030_261_248)
+        '8.03 billion'
+        >>> format_count(1_500)
+        '1,500'
+    """
+    if count >= 10**12:
+        return f"{count / 10**12:.2f} trillion"
+    if count >= 10**9:
+        return f"{count / 10**9:.2f} billion"
+    return f"{count / 10**6:.1f} million" if count >= 10**6 else f"{count:,}"
+
+
+def _range(estimate: Estimate) -> str:
+    low, high = estimate.interval.low_bytes, estimate.interval.high_bytes
+    return f"{format_size(low)} to {format_size(high)}"
+
+
+def interval_text(estimate: Estimate) -> str:
+    """The range of the device peak, with its level where one is claimed."""
+    level = estimate.interval.level
+    return _range(estimate) if level is None else f"{_range(estimate)} ({level:.0%} interval)"
+
+
+def gpu_sentence(fit: GpuFit, model: str, *, between: str = "") -> str:
+    """Whether a run fits on one GPU, in one sentence.
+
+    Args:
+        fit: the GPU and its verdict.
+        model: name of the model.
+        between: range of the device peak, empty if not known for this GPU.
+    """
+    need, have = format_size(fit.device_bytes), format_size(fit.usable_bytes)
+    within = f" ({between})" if between else ""
+    if fit.verdict is Verdict.FITS:
+        spare = format_size(fit.headroom_bytes)
+        return f"Fits: {model} needs {need}{within} of the {have} of {fit.name}, {spare} to spare."
+    if fit.verdict is Verdict.TIGHT:
+        return (
+            f"Tight: {model} needs about {need}{within} and {fit.name} has {have}, "
+            "too close to call."
+        )
+    short = f", {format_size(-fit.headroom_bytes)} too little" if fit.headroom_bytes < 0 else ""
+    return f"Does not fit: {model} needs {need}{within} and {fit.name} has {have}{short}."
+
+
+def verdict_sentence(estimate: Estimate) -> str:
+    """The answer in one sentence."""
+    if estimate.gpu is not None:
+        return gpu_sentence(estimate.gpu, estimate.model.id, between=_range(estimate))
+    need = format_size(estimate.peak.device_bytes)
+    return f"{estimate.model.id} needs {need} of GPU memory to train ({_range(estimate)})."
+
+
+def batch_sentence(estimate: Estimate) -> str:
+    """The largest batch that runs on the named GPU; empty if it was not looked for."""
+    largest, safe = estimate.max_batch, estimate.safe_batch
+    if estimate.gpu is None or largest is None:
+        return ""
+    if largest == 0:
+        return "none: not even a batch of 1 fits"
+    if safe is None or safe == largest:
+        return f"{largest}"
+    if safe == 0:
+        return f"{largest} expected, none is safe at the upper end of the range"
+    return f"{largest} expected, {safe} is safe at the upper end of the range"
+
+
+def moment_text(estimate: Estimate) -> str:
+    """When and where the allocated peak is reached."""
+    at = estimate.peak_at
+    words = _PHASES[at.phase]
+    if at.step:
+        words += f" of step {at.step}"
+        if estimate.setup.grad_accum > 1 and at.phase not in STEP_PHASES and at.micro_step:
+            words += f", micro-step {at.micro_step}"
+    if at.module:
+        words += f", in {at.module}"
+    if at.op:
+        words += f", at {at.op}"
+    return words
+
+
+def setup_items(setup: Setup, *, times: str = "×") -> list[str]:
+    """The training setup in short phrases, what matters most first."""
+    sizes = [f"batch {setup.batch}"]
+    if setup.seq_len is not None:
+        sizes.append(f"{setup.seq_len} tokens")
+    if setup.image_size is not None:
+        sizes.append(f"{setup.image_size} px")
+    if setup.audio_seconds is not None:
+        sizes.append(f"{setup.audio_seconds:g} s")
+    items = [f" {times} ".join(sizes)]
+    if setup.target_len is not None and setup.target_len != setup.seq_len:
+        items.append(f"target {setup.target_len} tokens")
+    if setup.grad_accum > 1:
+        items.append(f"{setup.grad_accum} micro-batches a step")
+    items.append(
+        "no autocast" if setup.precision is Precision.FP32 else f"{setup.precision.value} autocast"
+    )
+    if setup.dtype is not Dtype.AUTO:
+        items.append(f"{setup.dtype.value} weights")
+    if setup.master_weights:
+        items.append("fp32 master weights")
+    items.append("no optimizer" if setup.optim == "none" else setup.optim)
+    items.append(
+        "no checkpointing"
+        if setup.checkpointing == "none"
+        else f"checkpointing {setup.checkpointing}"
+    )
+    if setup.attn_implementation.value != "auto":
+        items.append(f"{setup.attn_implementation.value} attention")
+    if setup.freeze:
+        items.append(f"frozen: {', '.join(setup.freeze)}")
+    items.append(_LOOPS[setup.loop])
+    declared = setup.software.to_dict()
+    items.extend(f"{name} {version}" for name, version in declared.items())
+    return items

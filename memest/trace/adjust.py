@@ -1,0 +1,83 @@
+"""What a training script changes in a config before it builds the model.
+
+Each change is what the model's documentation tells people to do, and is said in a note.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from memest.setup import Setup, Task
+
+__all__ = ["adjust_config"]
+
+# letters, an apostrophe, a word boundary, padding and unknown: what CTC recipes end up with
+_CTC_VOCABULARY = 32
+_LAYER_DROP = ("layerdrop", "encoder_layerdrop", "decoder_layerdrop")
+
+
+def adjust_config(config: Any, task: Task, setup: Setup) -> list[str]:
+    """Change ``config`` in place for this task and setup; returns notes."""
+    notes: list[str] = []
+    _padding_token(config, task, notes)
+    _vocabulary(config, task, notes)
+    _layer_drop(config, notes)
+    _image_size(config, setup, notes)
+    if getattr(config, "token_dropout", False) and getattr(config, "mask_token_id", 0) is None:
+        # ESM-2's alphabet; without it the embedding cannot tell masked residues
+        config.mask_token_id = 32
+    return notes
+
+
+def _padding_token(config: Any, task: Task, notes: list[str]) -> None:
+    """Decoders that classify need to know where a row ends."""
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    if task is not Task.SEQUENCE_CLASSIFICATION or getattr(text, "pad_token_id", 0) is not None:
+        return
+    end = getattr(text, "eos_token_id", None)
+    end = end[0] if isinstance(end, (list, tuple)) and end else end
+    text.pad_token_id = config.pad_token_id = end if isinstance(end, int) else 0
+    notes.append("the model has no padding token; its end-of-sequence token pads")
+
+
+def _vocabulary(config: Any, task: Task, notes: list[str]) -> None:
+    if task is Task.CTC and getattr(config, "vocab_size", 0) is None:
+        config.vocab_size = _CTC_VOCABULARY
+        notes.append(
+            f"the config has no vocabulary; the CTC head is built for {_CTC_VOCABULARY} characters"
+        )
+
+
+def _layer_drop(config: Any, notes: list[str]) -> None:
+    """Layers dropped at random make steps differ; the one that drops none needs most."""
+    rates = {name: getattr(config, name, 0.0) or 0.0 for name in _LAYER_DROP}
+    if any(rates.values()):
+        for name, rate in rates.items():
+            if rate:
+                setattr(config, name, 0.0)
+        notes.append("layers are dropped at random in training (layerdrop); a step with all is shown")
+
+
+def _image_size(config: Any, setup: Setup, notes: list[str]) -> None:
+    """A position table for another image size, as ``from_pretrained(..., image_size=…)`` makes."""
+    size = setup.image_size
+    if size is None:
+        return
+    for part in (config, getattr(config, "vision_config", None)):
+        own = getattr(part, "image_size", None)
+        if own is None or part is None or config.model_type in _ANY_SIZE:
+            continue
+        same = [size] * len(own) if isinstance(own, (list, tuple)) else size
+        if same != own:
+            part.image_size = same
+            notes.append(f"the model is built for images of {size} x {size}")
+            return
+
+
+# their image_size is the size of a tile, a limit, or unused
+_ANY_SIZE = frozenset(
+    """llava_next llama4 mllama mistral3 gemma4 qwen2_vl qwen2_5_vl qwen2_5_omni qwen3_vl
+    qwen3_vl_moe qwen3_5 qwen3_5_moe glm4v glm4v_moe convnext convnextv2 resnet mobilenet_v1
+    mobilenet_v2 segformer dinov2 dinov2_with_registers dinov3_vit mobilevit mobilevitv2
+    layoutlmv3""".split()
+)

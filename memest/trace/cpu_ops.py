@@ -1,0 +1,73 @@
+"""The CPU's choices where a meta tensor would take another path.
+
+The twin of ``cuda_ops`` for the machine the tests run on: a trace with these operators must give,
+byte for byte, what a real step on the CPU allocates. That is how the tracer is proved without a
+GPU; nothing else uses it.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import torch
+
+from memest.trace import sdpa
+
+__all__ = ["cpu_operators", "flash_runs_on_cpu"]
+
+aten = torch.ops.aten
+
+
+@contextmanager
+def cpu_operators() -> Iterator[None]:
+    """Run composites on meta tensors as they run on this machine's CPU.
+
+    Dropout needs nothing: the CPU takes the same unfused path as meta (a noise tensor in the
+    input's dtype). Optimizers neither: both run one parameter after the other.
+    """
+    library = torch.library.Library("aten", "IMPL")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        library.impl("scaled_dot_product_attention", _attention, "AutogradMeta")
+    try:
+        yield
+    finally:
+        with suppress(AttributeError):
+            library._destroy()
+
+
+def flash_runs_on_cpu(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any, dropout: float
+) -> bool:
+    """``use_flash_attention_cpp`` of ``ATen/native/transformers/sdp_utils_cpp.cpp``."""
+    if dropout > 0 or any(t.dim() != 4 for t in (query, key, value)):
+        return False
+    if not query.shape[-1] == key.shape[-1] == value.shape[-1]:
+        return False
+    if any(t.stride(-1) != 1 for t in (query, key, value)):
+        return False
+    if mask is None:
+        return True
+    if mask.requires_grad or mask.dim() not in (2, 4):
+        return False
+    if mask.shape[-2] not in (1, query.shape[-2]) or mask.shape[-1] not in (1, key.shape[-2]):
+        return False
+    return mask.dim() == 2 or (
+        mask.shape[0] in (1, query.shape[0]) and mask.shape[1] in (1, query.shape[1])
+    )
+
+
+def _attention(
+    query: Any, key: Any, value: Any, mask: Any = None, p: Any = 0.0, causal: Any = False,
+    *, scale: Any = None, enable_gqa: bool = False,
+) -> torch.Tensor:  # fmt: skip
+    if mask is not None and mask.dtype == torch.bool:
+        mask = sdpa.additive_mask(mask, query.dtype)
+    if flash_runs_on_cpu(query, key, value, mask, p):
+        return aten._scaled_dot_product_flash_attention_for_cpu(
+            query, key, value, p, causal, attn_mask=mask, scale=scale
+        )[0]
+    return sdpa.math_attention(query, key, value, mask, p, causal, scale, enable_gqa)

@@ -1,0 +1,117 @@
+"""Handlers that undo what tracing does to operators.
+
+``ATen/TensorSubclassLikeUtils.h``: a tensor counts as subclass-like when it lives on meta or when
+any dispatch mode is active, and autograd then avoids writing in place. These handlers turn such
+operators back into the in-place writes of a real run.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from memest.trace.recorder import Handler, Recorder
+
+__all__ = ["in_place_handlers"]
+
+aten = torch.ops.aten
+
+_ZEROS = ("aten.zeros", "aten.new_zeros", "aten.zeros_like", "aten.full", "aten.new_full")
+
+
+# -- the engine's joins -------------------------------------------------------------------------
+
+
+def _references(tensor: torch.Tensor) -> tuple[int, int]:
+    """How many hold the tensor, and how many tensors its storage has, as a handler sees them."""
+    return tensor._use_count(), torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+
+
+@functools.cache
+def _sole_owner() -> tuple[int, int]:
+    """The counts of a gradient that nobody but the engine's buffer holds.
+
+    The dispatcher's own references are in the counts, so they are measured, once, on the smallest
+    join there is: two gradients that arrive at one multiplication.
+    """
+    seen: list[tuple[int, int]] = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None  # noqa: ARG002
+        ) -> Any:  # fmt: skip
+            if func is aten.add.Tensor and not torch.is_grad_enabled():
+                seen.append(_references(args[0]))
+            return func(*args, **(kwargs or {}))
+
+    with torch.enable_grad():
+        start = torch.empty(2, device="meta", requires_grad=True) * 2
+        loss = (start.tanh() + start.sin()).pow(2).sum()
+    with Watch():
+        torch.autograd.grad(loss, start)
+    return seen[0]
+
+
+def _dense(tensor: torch.Tensor) -> bool:
+    """Whether the elements fill their storage range without gaps or overlap."""
+    expected = 1
+    for extent, stride in sorted(
+        zip(tensor.shape, tensor.stride(), strict=True), key=lambda pair: (pair[1], pair[0])
+    ):
+        if extent == 1:
+            continue
+        if stride != expected:
+            return False
+        expected *= extent
+    return True
+
+
+def _accumulate(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    """A second gradient arriving at a node is added in place if the engine owns the first alone.
+
+    Source: ``torch/csrc/autograd/input_buffer.cpp``, ``can_accumulate_inplace``: a dense tensor,
+    its use count and its storage's use count are one. A gradient that a view made, or that waits
+    for another node too (parallel residuals), is added out of place. Additions that a Python
+    ``backward`` makes hold one reference less: they are not the engine's.
+    """
+    if recorder.in_backward and not kwargs and not torch.is_grad_enabled():
+        old, new = args
+        if (
+            isinstance(new, torch.Tensor)
+            and old.shape == new.shape
+            and old.dtype == new.dtype
+            and _references(old) == _sole_owner()
+            and _dense(old)
+        ):
+            return old
+    return func(*args, **kwargs)
+
+
+# -- gradients written into fresh zeros ----------------------------------------------------------
+
+
+def _into_zeros(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    """``scatter``, ``index_add`` … into fresh zeros write in place in a real backward."""
+    if (
+        recorder.in_backward
+        and not torch.is_grad_enabled()
+        and recorder.origin_of(args[0]).startswith(_ZEROS)
+    ):
+        return args[0]
+    return func(*args, **kwargs)
+
+
+def in_place_handlers() -> dict[Any, Handler]:
+    """Handlers that undo what tracing does to operators."""
+    _sole_owner()
+    return {
+        aten.add.Tensor: _accumulate,
+        aten.scatter_add.default: _into_zeros,
+        aten.scatter.src: _into_zeros,
+        aten.scatter.value: _into_zeros,
+        aten.index_add.default: _into_zeros,
+        aten.index_put.default: _into_zeros,
+    }

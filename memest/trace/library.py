@@ -1,0 +1,101 @@
+"""What transformers does on a GPU and would not do on meta tensors, for the time of a trace."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+
+from memest.trace.flash import flash_attention_installed
+from memest.trace.recorder import Recorder
+
+__all__ = ["transformers_on_meta"]
+
+_SEED = 20_241_121
+_FALLS_BACK = "is falling back to its reference PyTorch implementation"
+
+
+@contextmanager
+def transformers_on_meta(recorder: Recorder) -> Iterator[None]:
+    """Autocast regions, FlashAttention and random masks as on a GPU; absent kernels are noted.
+
+    Does nothing where transformers is not loaded: a plain module needs none of it.
+    """
+    if "transformers" not in sys.modules:
+        yield
+        return
+    with ExitStack() as stack:
+        _autocast_questions(stack)
+        stack.enter_context(flash_attention_installed())
+        stack.enter_context(_same_random_masks())
+        stack.enter_context(_missing_kernels(recorder))
+        yield
+
+
+def _autocast_questions(stack: ExitStack) -> None:
+    """Models ask about autocast on "the device of my input", which stands for cuda here.
+
+    ``maybe_autocast`` of transformers 5 even skips its region on meta: rotary embeddings and
+    routers would be cast where CUDA computes them in fp32.
+    """
+    for name in ("is_autocast_enabled", "get_autocast_dtype"):
+        original = getattr(torch, name)
+        stack.enter_context(mock.patch.object(torch, name, _for_cuda(original)))
+    for module_name, module in list(sys.modules.items()):
+        if not module_name.startswith(("transformers.", "transformers_modules.")):
+            continue
+        found = vars(module).get("maybe_autocast") if module is not None else None
+        if found is not None:
+            stack.enter_context(mock.patch.object(module, "maybe_autocast", _for_cuda(found)))
+
+
+def _for_cuda(function: Callable[..., Any]) -> Callable[..., Any]:
+    def ask(*args: Any, **kwargs: Any) -> Any:
+        if args and args[0] == "meta":
+            args = ("cuda", *args[1:])
+        if kwargs.get("device_type") == "meta":
+            kwargs["device_type"] = "cuda"
+        return function(*args, **kwargs)
+
+    return ask
+
+
+@contextmanager
+def _same_random_masks() -> Iterator[None]:
+    """SpecAugment draws its masks with numpy: the same draws in every trace of a model."""
+    try:
+        import numpy as np
+    except ImportError:
+        yield
+        return
+    before = np.random.get_state()  # noqa: NPY002
+    np.random.seed(_SEED)  # noqa: NPY002
+    try:
+        yield
+    finally:
+        np.random.set_state(before)  # noqa: NPY002
+
+
+@contextmanager
+def _missing_kernels(recorder: Recorder) -> Iterator[None]:
+    """transformers says once when a fused kernel's package is absent; a trace says it too."""
+    hub = sys.modules.get("transformers.integrations.hub_kernels")
+    if hub is None:
+        yield
+        return
+
+    def warn(message: str, *_: Any, **__: Any) -> None:
+        if _FALLS_BACK in message:
+            function, _, rest = message.partition("` ")
+            package = rest.partition("`")[2].partition("`")[0]
+            recorder.note(
+                f"{function.strip('`')} runs in plain PyTorch, as without {package}: with that "
+                "package installed the run needs less memory"
+            )
+
+    with mock.patch.object(hub.logger, "warning_once", warn):
+        yield

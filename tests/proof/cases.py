@@ -1,0 +1,120 @@
+"""Small models of every kind, built twice: on meta for the trace, on the CPU for the real run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from memest.hidden.call import GpuTraits
+from memest.models.resolve import ModelSource
+from memest.setup import Loop, Setup
+from memest.trace.build import BuiltModel, build_model
+from memest.trace.inputs import plan_batch
+
+GPU = GpuTraits(capability=(8, 0), sm_count=108, max_threads_per_sm=2048)
+
+_TEXT = {"hidden_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4,
+         "intermediate_size": 384, "vocab_size": 1000, "max_position_embeddings": 256}
+_LLAMA = {**_TEXT, "num_key_value_heads": 4, "pad_token_id": 0}
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "bert": {"model_type": "bert", "architectures": ["BertForMaskedLM"], **_TEXT},
+    "roberta": {"model_type": "roberta", **_TEXT},
+    "distilbert": {"model_type": "distilbert", "dim": 128, "n_layers": 3, "n_heads": 4,
+                   "hidden_dim": 384, "vocab_size": 1000, "max_position_embeddings": 256},
+    "deberta": {"model_type": "deberta-v2", **_TEXT, "relative_attention": True,
+                "pos_att_type": ["p2c", "c2p"], "position_buckets": 32},
+    "albert": {"model_type": "albert", **_TEXT, "embedding_size": 64},
+    "modernbert": {"model_type": "modernbert", **_TEXT, "pad_token_id": 0, "cls_token_id": 1,
+                   "sep_token_id": 2, "bos_token_id": 1, "eos_token_id": 2},
+    "gpt2": {"model_type": "gpt2", "n_embd": 128, "n_layer": 3, "n_head": 4, "vocab_size": 1000,
+             "n_positions": 256, "bos_token_id": 1, "eos_token_id": 1},
+    "llama": {"model_type": "llama", **_LLAMA},
+    "llama-tied": {"model_type": "llama", **_LLAMA, "tie_word_embeddings": True},
+    "llama-gqa": {"model_type": "llama", **_LLAMA, "num_key_value_heads": 2},
+    "qwen3": {"model_type": "qwen3", **_LLAMA, "num_key_value_heads": 2, "head_dim": 32},
+    "gemma2": {"model_type": "gemma2", **_LLAMA, "head_dim": 32, "sliding_window": 64},
+    "opt": {"model_type": "opt", "hidden_size": 128, "num_hidden_layers": 3, "ffn_dim": 384,
+            "num_attention_heads": 4, "vocab_size": 1000, "max_position_embeddings": 256,
+            "word_embed_proj_dim": 128},
+    "bloom": {"model_type": "bloom", "hidden_size": 128, "n_layer": 3, "n_head": 4,
+              "vocab_size": 1000},
+    "gpt_neox": {"model_type": "gpt_neox", **_TEXT},
+    "phi": {"model_type": "phi", **_LLAMA},
+    "t5": {"model_type": "t5", "d_model": 128, "d_kv": 32, "d_ff": 384, "num_layers": 2,
+           "num_heads": 4, "vocab_size": 1000, "decoder_start_token_id": 0},
+    "bart": {"model_type": "bart", "d_model": 128, "encoder_layers": 2, "decoder_layers": 2,
+             "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 384,
+             "decoder_ffn_dim": 384, "vocab_size": 1000, "max_position_embeddings": 256,
+             "architectures": ["BartForConditionalGeneration"]},
+    "vit": {"model_type": "vit", **_TEXT, "image_size": 64, "patch_size": 8},
+    "swin": {"model_type": "swin", "image_size": 64, "patch_size": 4, "embed_dim": 48,
+             "depths": [2, 2], "num_heads": [3, 6], "window_size": 4},
+    "convnext": {"model_type": "convnext", "hidden_sizes": [32, 64], "depths": [2, 2],
+                 "num_stages": 2, "image_size": 64},
+    "resnet": {"model_type": "resnet", "embedding_size": 32, "hidden_sizes": [64, 128],
+               "depths": [2, 2], "layer_type": "basic"},
+    "segformer": {"model_type": "segformer", "hidden_sizes": [16, 32, 64, 128],
+                  "depths": [1, 1, 1, 1], "decoder_hidden_size": 64, "image_size": 64},
+    "clip": {"model_type": "clip", "architectures": ["CLIPModel"], "projection_dim": 64,
+             "text_config": {**_TEXT, "eos_token_id": 2},
+             "vision_config": {**_TEXT, "image_size": 64, "patch_size": 8}},
+    "whisper": {"model_type": "whisper", "d_model": 128, "encoder_layers": 2, "decoder_layers": 2,
+                "encoder_attention_heads": 4, "decoder_attention_heads": 4,
+                "encoder_ffn_dim": 384, "decoder_ffn_dim": 384, "vocab_size": 1000,
+                "max_source_positions": 150, "max_target_positions": 64, "num_mel_bins": 80,
+                "decoder_start_token_id": 1, "pad_token_id": 0, "eos_token_id": 2,
+                "bos_token_id": 1, "suppress_tokens": [], "begin_suppress_tokens": []},
+    "wav2vec2": {"model_type": "wav2vec2", "architectures": ["Wav2Vec2ForCTC"], **_TEXT,
+                 "vocab_size": 32, "conv_dim": [32, 32, 32], "conv_stride": [5, 4, 4],
+                 "conv_kernel": [10, 4, 4], "num_feat_extract_layers": 3,
+                 "num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 4,
+                 "mask_time_prob": 0.0},
+    "mixtral": {"model_type": "mixtral", **_LLAMA, "num_key_value_heads": 2,
+                "num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen3_moe": {"model_type": "qwen3_moe", **_LLAMA, "num_key_value_heads": 2, "head_dim": 32,
+                  "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 96},
+    "mamba": {"model_type": "mamba", "hidden_size": 64, "num_hidden_layers": 2, "state_size": 8,
+              "vocab_size": 1000, "pad_token_id": 0},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Twin:
+    """The same model twice, and the plan of its batch."""
+
+    built: BuiltModel
+    real: torch.nn.Module
+    plans: Any
+    setup: Setup
+
+
+def twin(name: str, **kwargs: Any) -> Twin:
+    """Build a model on meta and on the CPU, in the same state of training."""
+    config = {**CONFIGS[name], **kwargs.pop("config", {})}
+    defaults: dict[str, Any] = {"batch": 4, "optim": "adamw_torch_loop", "dtype": "float32"}
+    if "hidden_size" in config or "d_model" in config or "n_embd" in config or "dim" in config:
+        defaults["seq_len"] = 96
+    if name in ("vit", "swin", "convnext", "resnet", "segformer", "clip"):
+        defaults["image_size"] = 64
+    if name in ("whisper", "wav2vec2"):
+        defaults.pop("seq_len")
+        defaults["audio_seconds"] = 1.0
+    setup = Setup(**{**defaults, **kwargs})
+    source = ModelSource(kind="file", id=name, config=config, provenance="test")
+    built = build_model(source, setup)
+    real = type(built.model)._from_config(
+        built.config, dtype=built.dtype, attn_implementation=built.attention
+    )
+    real.train()
+    trains = {n: p.requires_grad for n, p in built.model.named_parameters()}
+    for parameter_name, parameter in real.named_parameters():
+        parameter.requires_grad_(trains[parameter_name])
+    for model in (built.model, real):
+        if setup.loop is Loop.TRAINER and hasattr(model.config, "use_cache"):
+            model.config.use_cache = False
+        if setup.checkpointing != "none":
+            model.gradient_checkpointing_enable({"use_reentrant": bool(setup.use_reentrant)})
+    plans, _, _ = plan_batch(built, setup)
+    return Twin(built, real, plans, setup)

@@ -1,0 +1,178 @@
+"""Measuring a real step on the CPU: every allocation, in order, with the phase it belongs to.
+
+PyTorch's profiler reports each call of the CPU allocator. Marks are profiler ranges, so they lie in
+the same stream. What a GPU would keep in host memory must not count: batches come from numpy memory
+and are copied when they "move to the device", as a copy to a GPU is an allocation there.
+
+What the stream contains and a trace does not:
+
+* Scratch memory inside kernels. oneDNN is switched off (it packs weights and makes scratchpads);
+  one thread, because some kernels make one buffer a thread. What is left is CPU kernels' own
+  scratch, which :data:`CPU_SCRATCH` lists by operator, each with its source.
+* Numbers on the host: ``step`` counters, Python numbers wrapped as 0-dim tensors, random seeds.
+  They are a few bytes each and live in host memory in a CUDA run too.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from memest.events import ALLOC, FREE, MARK, Phase, Trace
+
+MARK_PREFIX = "memest:"
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseBytes:
+    """One phase: bytes alive when it begins, and the highest during it."""
+
+    name: str
+    alive: int
+    peak: int
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One allocation (positive) or release (negative), by which operator, in which phase."""
+
+    nbytes: int
+    op: str
+    phase: str
+    key: int
+
+
+@dataclass(slots=True)
+class Run:
+    """A measured or traced run."""
+
+    phases: list[PhaseBytes] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+
+    @property
+    def peak(self) -> int:
+        """The highest of all phases."""
+        return max(p.peak for p in self.phases)
+
+    def allocations(self, at_least: int = 0) -> list[Event]:
+        """Allocations alone, in order."""
+        return [e for e in self.events if e.nbytes >= max(at_least, 1)]
+
+
+def mark(name: str) -> None:
+    """Put a mark into the profiler's stream."""
+    with torch.autograd.profiler.record_function(MARK_PREFIX + name):
+        pass
+
+
+def measure(
+    step: Callable[[], object], ignore: Callable[[str, int], bool] = lambda _op, _n: False
+) -> Run:
+    """Run ``step`` under the profiler; bytes count from the first mark on.
+
+    Args:
+        step: runs and calls :func:`mark`.
+        ignore: tells of an (operator path, size) that it is a kernel's own scratch.
+    """
+    gc.collect()
+    gc.disable()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with (
+            torch.backends.mkldnn.flags(enabled=False),
+            torch.autograd.profiler.profile(profile_memory=True, use_kineto=True) as profiler,
+        ):
+            step()
+    finally:
+        torch.set_num_threads(threads)
+        gc.enable()
+    return _read(profiler.kineto_results.experimental_event_tree(), ignore)
+
+
+def _flat(nodes: Any, path: str = "") -> Iterator[tuple[int, int, str, Any]]:
+    for node in nodes:
+        yield node.start_time_ns, 0, path, node
+        if node.children:
+            yield from _flat(node.children, f"{path}/{node.name}")
+
+
+def _read(tree: Any, ignore: Callable[[str, int], bool]) -> Run:
+    run = Run()
+    now = peak = alive = 0
+    phase: str | None = None
+    ignored: set[int] = set()
+    for _, _, path, node in sorted(_flat(tree), key=lambda item: item[0]):
+        if node.name.startswith(MARK_PREFIX):
+            if phase is None:
+                now = 0
+            else:
+                run.phases.append(PhaseBytes(phase, alive, peak))
+            phase = node.name.removeprefix(MARK_PREFIX)
+            alive = peak = now
+        elif node.name == "[memory]":
+            what = node.extra_fields
+            size, key = what.alloc_size, what.ptr
+            if size > 0 and ignore(path, size):
+                ignored.add(key)
+                continue
+            if size < 0 and key in ignored:
+                ignored.discard(key)
+                continue
+            now += size
+            peak = max(peak, now)
+            if phase is not None and not phase.startswith("end"):
+                run.events.append(Event(size, path, phase, key))
+    if phase is not None:
+        run.phases.append(PhaseBytes(phase, alive, peak))
+    return run
+
+
+def traced(trace: Trace) -> Run:
+    """A trace in the same form, bytes counted from the end of the load phase on."""
+    run = Run()
+    now = peak = alive = 0
+    phase: str | None = None
+    for kind, index in trace.decoded():
+        if kind == MARK:
+            begun = trace.marks[index]
+            if begun.phase is Phase.LOAD:
+                continue
+            if phase is None:
+                now = 0
+            else:
+                run.phases.append(PhaseBytes(phase, alive, peak))
+            phase = f"{begun.phase} {begun.step} {begun.micro_step}"
+            alive = peak = now
+        elif kind in (ALLOC, FREE):
+            size = trace.sizes[index] * (1 if kind == ALLOC else -1)
+            now += size
+            peak = max(peak, now)
+            if phase is not None:
+                module = trace.module_names[trace.modules[index]]
+                op = trace.op_names[trace.ops[index]]
+                run.events.append(Event(size, f"{module}/{op}", phase, index))
+    if phase is not None:
+        run.phases.append(PhaseBytes(phase, alive, peak))
+    return run
+
+
+def differences(real: Run, trace: Run, at_least: int = 4096) -> list[str]:
+    """The two streams side by side, what only one of them has (for finding a mechanism)."""
+    import difflib
+
+    lines = [[f"{e.nbytes}|{e.phase}" for e in r.events if abs(e.nbytes) >= at_least]
+             for r in (real, trace)]
+    events = [[e for e in r.events if abs(e.nbytes) >= at_least] for r in (real, trace)]
+    matcher = difflib.SequenceMatcher(None, *lines, autojunk=False)
+    out = []
+    for tag, a, b, c, d in matcher.get_opcodes():
+        if tag == "equal":
+            continue
+        out += [f"real  {e.phase:16} {e.nbytes:>10} {e.op[-120:]}" for e in events[0][a:b]]
+        out += [f"trace {e.phase:16} {e.nbytes:>10} {e.op[-120:]}" for e in events[1][c:d]]
+        out.append("--")
+    return out
