@@ -2,6 +2,10 @@
 
 A trace holds the last events only, so it usually starts in the middle of a run. Walking it
 backwards gives the blocks alive at its start; the free blocks are what lies between them.
+
+Two things can stay open. A large block that was freed within the trace may have had up to 1 MiB
+of slack in front of a free block that was not used meanwhile; the slack then counts as free. And
+unmapped pages do not name their pool: the nearest known pages decide.
 """
 
 from __future__ import annotations

@@ -403,6 +403,15 @@ class TestMisuse:
         with pytest.raises(ReplayError, match="no user"):
             allocator.release_pool("g")
 
+    def test_releasing_one_segment(self):
+        """Only a whole free segment can go back on its own."""
+        allocator = CachingAllocator()
+        block = allocator.malloc(30 * MIB)
+        assert not allocator.release_at(block.address)
+        allocator.free(block)
+        assert allocator.release_at(block.address)
+        assert allocator.stats.reserved_bytes.all.current == 0
+
     def test_completing_without_an_event(self):
         """Only a block that waits can be completed."""
         allocator = CachingAllocator()
