@@ -5,6 +5,7 @@ The options themselves are declared in :mod:`memest.option_table`.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -23,6 +24,7 @@ __all__ = [
     "Panel",
     "find_option",
     "read_bool",
+    "read_whole",
     "setup_from_options",
 ]
 
@@ -71,17 +73,22 @@ def read_bool(option: str, value: Any) -> bool:
     raise ConfigError(f"{option} {value!r} is neither true nor false.")
 
 
+def read_whole(option: str, value: Any) -> int:
+    """A whole number, as Python, NumPy or text has it."""
+    if not isinstance(value, bool):
+        with contextlib.suppress(TypeError, ValueError):
+            # a count out of a NumPy array is a count
+            return int(value) if isinstance(value, str) else operator.index(value)
+    raise ConfigError(f"{option} {value!r} is not a whole number.")
+
+
 def _coerce(option: Option, value: Any) -> Any:
     """The value in the type its field has; ranges and choices are Setup's business."""
     shown = option.flags[0]
     if option.kind in (Kind.SWITCH, Kind.EITHER):
         return read_bool(shown, value)
-    if option.kind is Kind.WHOLE and not isinstance(value, bool):
-        try:
-            # a count out of a NumPy array is a count
-            return operator.index(value)
-        except TypeError:
-            return value
+    if option.kind is Kind.WHOLE:
+        return read_whole(shown, value)
     if option.kind is Kind.NUMBER:
         try:
             return float(value)

@@ -14,10 +14,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-__all__ = ["Output", "emit", "write_out"]
+__all__ = ["Output", "PipeClosedError", "emit", "write_out"]
 
 _SHOW_AFTER_SECONDS = 1.0
 _PIPE_WIDTH = 1000
+
+
+class PipeClosedError(Exception):
+    """Whoever read stdout is gone; not an OSError, which Typer would take for its own."""
 
 
 def emit(message: str) -> None:
@@ -27,8 +31,16 @@ def emit(message: str) -> None:
 
 
 def write_out(text: str) -> None:
-    """Write data to stdout."""
-    sys.stdout.write(text)
+    """Write data to stdout.
+
+    Raises:
+        PipeClosedError: if nobody reads it any more.
+    """
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError as error:
+        raise PipeClosedError from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +69,7 @@ class Output:
 
         class Stdout(RichConsole):
             def on_broken_pipe(self) -> NoReturn:
-                raise BrokenPipeError
+                raise PipeClosedError
 
         # rich takes bold for no colour; NO_COLOR asks for text alone
         colorless = not self.color or bool(os.environ.get("NO_COLOR"))

@@ -21,6 +21,7 @@ from memest.cli.parameters import (
     with_options,
 )
 from memest.errors import ConfigError
+from memest.options import read_whole
 from memest.setup import choose
 
 if TYPE_CHECKING:
@@ -87,13 +88,15 @@ def _check(options: dict[str, Any]) -> None:
             raise ConfigError(f"{flag} {text} leaves no memory: write for example {flag} 24GiB.")
 
 
-def _depth(depth: int | None, by: By | None) -> None:
-    if depth is None:
-        return
+def _depth(text: str | None, by: By | None) -> int | None:
+    if text is None:
+        return None
+    depth = read_whole("--depth", text)
     if depth < 1:
         raise ConfigError(f"--depth {depth} is out of range: it must be at least 1.")
     if by is None or by.value != "layer":
         raise ConfigError("--depth is the depth of the tree of modules: add --by layer.")
+    return depth
 
 
 @with_options
@@ -111,7 +114,7 @@ def estimate(
         ),
     ] = None,
     depth: Annotated[
-        Optional[int],  # noqa: UP045
+        Optional[str],  # noqa: UP045
         typer.Option(
             "--depth",
             metavar="N",
@@ -133,7 +136,7 @@ def estimate(
     from memest.report.words import verdict_sentence
 
     table: By | None = None if by is None else choose("--by", by, By)
-    _depth(depth, table)
+    levels = _depth(depth, table)
     output = Output(color=not no_color, ascii_only=ascii, quiet=quiet or json)
     answer = _answer(model, options, output, debug=debug, max_batch=True)
     if json:
@@ -144,10 +147,10 @@ def estimate(
         console = output.console()
         if console.color_system is None:
             write_out(
-                render(answer, by=table, depth=depth, width=console.width, ascii_only=output.plain)
+                render(answer, by=table, depth=levels, width=console.width, ascii_only=output.plain)
             )
         else:
-            print_report(answer, console, by=table, depth=depth, ascii_only=output.plain)
+            print_report(answer, console, by=table, depth=levels, ascii_only=output.plain)
     return 0
 
 

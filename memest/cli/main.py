@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import typer
 
 from memest.cli.argv import closest_flags, normalise
-from memest.cli.console import emit, write_out
+from memest.cli.console import PipeClosedError, emit, write_out
 from memest.cli.env import env
 from memest.cli.estimate import estimate, fits
 from memest.cli.gpus import gpus
@@ -77,7 +77,7 @@ def _explain_usage(error: Any) -> str:
         message = f"there is no option {flag}."
         if near:
             message += f" Did you mean {' or '.join(near)}?"
-    elif message and message[-1] not in ".?!)":
+    elif message and message[-1] not in ".?!":
         message += "."
     if message.startswith("No such command"):
         message += " A model is named after a command: memest estimate MODEL."
@@ -117,9 +117,13 @@ def _guarded(work: Callable[[], Any], *, debug: bool) -> int:
     except KeyboardInterrupt:
         emit("memest: interrupted.")
         return _INTERRUPTED
-    except BrokenPipeError:
+    except (PipeClosedError, BrokenPipeError):
         _forget_stdout()
         return _BROKEN_PIPE
+    except SystemExit as stop:
+        # rich and Typer leave this way when the reader of a help page is gone
+        _forget_stdout()
+        return stop.code if isinstance(stop.code, int) else _FAILURE
     except Exception as error:  # noqa: BLE001 - the last stop: every error gets its paragraph
         if type(error).__name__ == "Abort":
             emit("memest: interrupted.")

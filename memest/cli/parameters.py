@@ -20,14 +20,10 @@ __all__ = [
 ]
 
 _TYPES: dict[Kind, Any] = {
-    Kind.WHOLE: Optional[int],  # noqa: UP045 - read at run time by every Typer we allow
-    Kind.NUMBER: Optional[float],  # noqa: UP045
-    Kind.TEXT: Optional[str],  # noqa: UP045
-    Kind.MODE: Optional[str],  # noqa: UP045
     Kind.SWITCH: bool,
-    Kind.EITHER: Optional[str],  # noqa: UP045
-    Kind.LIST: Optional[list[str]],  # noqa: UP045
+    Kind.LIST: Optional[list[str]],  # noqa: UP045 - read at run time by every Typer we allow
 }
+_TEXT = Optional[str]  # noqa: UP045 - numbers too: setup_from_options reads them, and says more
 
 JsonFlag = Annotated[
     bool,
@@ -79,7 +75,7 @@ def _parameter(option: Option) -> inspect.Parameter:
         option.name,
         inspect.Parameter.KEYWORD_ONLY,
         default=False if option.kind is Kind.SWITCH else None,
-        annotation=Annotated[_TYPES[option.kind], info],
+        annotation=Annotated[_TYPES.get(option.kind, _TEXT), info],
     )
 
 

@@ -176,7 +176,8 @@ def render_html(estimate: Estimate) -> str:
             ("GPU", "usable", "verdict", "headroom"),
         )
         parts.append(_details("GPUs", fits))
-    said = [*estimate.assumptions, *estimate.notes]
+    basis = f"range of the device peak: {estimate.interval.basis}"
+    said = [*estimate.assumptions, basis, *estimate.notes]
     if said:
         parts.append(_details("Assumed and noted", _list(said)))
     return f'<div style="font-family:sans-serif">{"".join(parts)}</div>'

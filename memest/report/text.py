@@ -137,8 +137,11 @@ def _parts(
     if estimate.common_gpus:
         title = "On common GPUs" if estimate.gpu is None else "On the other GPUs"
         yield _section(title, _gpus(estimate.common_gpus, page))
-    if estimate.assumptions:
-        yield _section("Assumed", _list(estimate.assumptions, page))
+    assumed = list(estimate.assumptions)
+    if estimate.interval.basis:
+        assumed.append(f"range of the device peak: {estimate.interval.basis}")
+    if assumed:
+        yield _section("Assumed", _list(assumed, page))
     if estimate.notes:
         yield _section("Notes", _list(estimate.notes, page))
 
@@ -200,8 +203,6 @@ def _peaks(estimate: Estimate, page: Page) -> RenderableType:
     if not beside:
         parts.append(Text("; ".join(f"{row[0]}: {row[3]}" for row in rows[1:]), style="dim"))
     between = Text(f"device range: {interval_text(estimate)}")
-    if not page.narrow and estimate.interval.basis:
-        between.append(f" ({estimate.interval.basis})", style="dim")
     return Group(*parts, between)
 
 

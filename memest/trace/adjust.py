@@ -26,7 +26,24 @@ def adjust_config(config: Any, task: Task, setup: Setup) -> list[str]:
     if getattr(config, "token_dropout", False) and getattr(config, "mask_token_id", 0) is None:
         # ESM-2's alphabet; without it the embedding cannot tell masked residues
         config.mask_token_id = 32
+    if getattr(config, "is_encoder_decoder", False) and getattr(config, "pad_token_id", 0) is None:
+        # labels are shifted right with it
+        end = getattr(config, "eos_token_id", None)
+        config.pad_token_id = end if isinstance(end, int) else 0
+    if hasattr(config, "vision_config") and getattr(config, "image_token_id", 0) is None:
+        # the placeholder is the last entry of the vocabulary (BLIP-2)
+        config.image_token_id = config.get_text_config().vocab_size - 1
+    _rotary_share(config)
     return notes
+
+
+def _rotary_share(config: Any) -> None:
+    """Flat configs of the first multimodal releases name it beside the part it belongs to."""
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    rope, share = getattr(text, "rope_parameters", None), getattr(text, "partial_rotary_factor", None)
+    share = share or getattr(config, "partial_rotary_factor", None)
+    if isinstance(rope, dict) and share and "rope_theta" in rope:
+        rope.setdefault("partial_rotary_factor", share)
 
 
 def _padding_token(config: Any, task: Task, notes: list[str]) -> None:

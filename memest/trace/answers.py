@@ -6,12 +6,13 @@ stated rule.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 
 from memest.errors import TraceError
-from memest.trace.known import attach, evaluate
+from memest.trace.known import assume, assumptions_of, attach, evaluate
 from memest.trace.recorder import Handler, Recorder
 
 __all__ = ["answer_handlers"]
@@ -22,11 +23,20 @@ aten = torch.ops.aten
 # -- what needs a value -----------------------------------------------------------------------------
 
 
+def _value_of(recorder: Recorder, tensor: torch.Tensor) -> torch.Tensor | None:
+    """The value of a tensor, if it is known or assumed; what was assumed is noted."""
+    value = evaluate(tensor)
+    if value is not None:
+        for assumption in assumptions_of(tensor):
+            recorder.note(assumption)
+    return value
+
+
 def _item(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     tensor = args[0]
     if tensor.device.type != "meta":
         return func(*args, **kwargs)
-    value = evaluate(tensor)
+    value = _value_of(recorder, tensor)
     if value is not None:
         return value.item()
     if tensor.dtype == torch.bool:
@@ -39,7 +49,7 @@ def _item(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
         )
         return answer
     if tensor.is_floating_point():
-        # scales, norms and learning rates; found_inf of the gradient scaler is 0 in a good step
+        # scales, norms and learning rates
         return 0.0 if recorder.origin_of(tensor).startswith(("aten.full", "aten.zeros")) else 1.0
     raise TraceError(
         f"{recorder.current_module or 'the model'} asks for the value of an integer tensor that "
@@ -52,7 +62,7 @@ def _item(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
 def _to_copy(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     device = kwargs.get("device")
     if args[0].device.type == "meta" and device is not None and torch.device(device).type == "cpu":
-        value = evaluate(args[0])
+        value = _value_of(recorder, args[0])
         if value is None:
             value = torch.zeros(args[0].shape, dtype=args[0].dtype)
             recorder.note(
@@ -68,7 +78,7 @@ def _nonzero(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     tensor = args[0]
     if tensor.device.type != "meta":
         return func(*args, **kwargs)
-    value = evaluate(tensor)
+    value = _value_of(recorder, tensor)
     if value is None:
         _unknown_shape(recorder, "nonzero", tensor)
     found = torch.nonzero(value)
@@ -79,7 +89,7 @@ def _masked_select(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any
     tensor, mask = args
     if tensor.device.type != "meta":
         return func(*args, **kwargs)
-    value = evaluate(mask)
+    value = _value_of(recorder, mask)
     if value is None:
         _unknown_shape(recorder, "masked_select", mask)
     count = int(value.expand(torch.broadcast_shapes(tensor.shape, mask.shape)).sum())
@@ -94,7 +104,7 @@ def _index(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
         expanded: list[Any] = []
         for index in indices:
             if isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8):
-                value = evaluate(index)
+                value = _value_of(recorder, index)
                 if value is None:
                     _unknown_shape(recorder, "boolean indexing", index)
                 rows = value.nonzero()
@@ -109,7 +119,7 @@ def _index(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _equal(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
-    left, right = (evaluate(a) if a.device.type == "meta" else a for a in args[:2])
+    left, right = (_value_of(recorder, a) if a.device.type == "meta" else a for a in args[:2])
     if left is not None and right is not None:
         return bool(torch.equal(left, right))
     return True
@@ -123,7 +133,7 @@ def _by_value(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     real = []
     for argument in args:
         if isinstance(argument, torch.Tensor) and argument.device.type == "meta":
-            value = evaluate(argument)
+            value = _value_of(recorder, argument)
             if value is None:
                 _unknown_shape(recorder, str(func), argument)
             real.append(value)
@@ -133,6 +143,84 @@ def _by_value(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     if isinstance(out, torch.Tensor):
         return attach(torch.empty(out.shape, dtype=out.dtype, device="meta"), out)
     return tuple(attach(torch.empty(o.shape, dtype=o.dtype, device="meta"), o) for o in out)
+
+
+_BALANCED = (
+    "Experts get equal shares of the tokens here; routing decides in a real run, and an uneven "
+    "one needs more memory in some layers."
+)
+
+
+def _topk(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    """Indices of the best: routers ask which expert gets which token, taken as equal shares."""
+    out = func(*args, **kwargs)
+    choices, indices = args[0], out[1]
+    dim = args[2] if len(args) > 2 else kwargs.get("dim", -1)
+    if indices.device.type == "meta" and dim in (-1, choices.dim() - 1):
+        shape, count = tuple(indices.shape), choices.shape[-1]
+        assume(
+            indices,
+            lambda: (torch.arange(math.prod(shape)) % count).reshape(shape),
+            _BALANCED,
+        )
+    return out
+
+
+# -- operators that have no meta kernel, or a narrower one than CUDA's -------------------------------
+
+
+def _ctc_loss(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    """``ATen/native/cuda/LossCTC.cu``: the loss of each sample, and all alphas in log space."""
+    log_probs, targets, _, target_lengths = args[:4]
+    if log_probs.device.type != "meta":
+        return func(*args, **kwargs)
+    batch = log_probs.shape[1] if log_probs.dim() == 3 else 1
+    if isinstance(target_lengths, torch.Tensor):
+        lengths = _value_of(recorder, target_lengths)
+        longest = int(lengths.max()) if lengths is not None else targets.shape[-1]
+    else:
+        longest = max(target_lengths)
+    losses = log_probs.new_empty((batch,))
+    return losses, log_probs.new_empty((batch, log_probs.shape[0], 2 * longest + 1))
+
+
+def _ctc_loss_backward(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    log_probs = args[1]
+    if log_probs.device.type != "meta":
+        return func(*args, **kwargs)
+    return torch.empty_like(log_probs, memory_format=torch.contiguous_format)
+
+
+def _grouped_mm(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    """CUDA takes fp32 and fp16 too, one group after the other, into the same output.
+
+    Source: ``ATen/native/cuda/GroupedBlas.cpp``, ``_grouped_mm_cuda`` and its fallback; rows of
+    the output are padded to 16 bytes (``create_grouped_gemm_output_tensor``).
+    """
+    left, right = args[:2]
+    if left.device.type != "meta" or left.dtype == torch.bfloat16:
+        return func(*args, **kwargs)
+    if left.dtype != right.dtype:
+        raise RuntimeError(f"grouped_mm of {left.dtype} and {right.dtype}")
+    offsets = args[2] if len(args) > 2 else kwargs.get("offs")
+    if left.dim() == 2 and right.dim() == 2:
+        shape: tuple[int, ...] = (offsets.shape[0], left.shape[0], right.shape[1])
+    elif left.dim() == 2:
+        shape = (left.shape[0], right.shape[-1])
+    elif right.dim() == 2:
+        shape = (left.shape[1], right.shape[1])
+    else:
+        shape = (left.shape[0], left.shape[1], right.shape[-1])
+    unit = 16 // left.element_size()
+    row = -(-shape[-1] // unit) * unit
+    strides = (row, 1) if len(shape) == 2 else (shape[1] * row, row, 1)
+    return torch.empty_strided(shape, strides, dtype=left.dtype, device=left.device)
+
+
+def _unscale(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:  # noqa: ARG001
+    """The gradient scaler looks for infinities: a step is shown in which it finds none."""
+    func(*args, **kwargs)
+    attach(args[1], torch.zeros(args[1].shape, dtype=args[1].dtype))
 
 
 def _unknown_shape(recorder: Recorder, what: str, tensor: torch.Tensor) -> None:
@@ -158,4 +246,11 @@ def answer_handlers() -> dict[Any, Handler]:
         aten._unique2.default: _by_value,
         aten.unique_dim.default: _by_value,
         aten.bincount.default: _by_value,
+        aten.topk.default: _topk,
+        aten._amp_foreach_non_finite_check_and_unscale_.default: _unscale,
+        aten._ctc_loss.default: _ctc_loss,
+        aten._ctc_loss.Tensor: _ctc_loss,
+        aten._ctc_loss_backward.default: _ctc_loss_backward,
+        aten._ctc_loss_backward.Tensor: _ctc_loss_backward,
+        aten._grouped_mm.default: _grouped_mm,
     }

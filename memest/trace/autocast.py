@@ -80,6 +80,9 @@ def autocast_on_meta(recorder: Recorder, torch_version: tuple[int, int]) -> Iter
             mock.patch.object(torch, "clear_autocast_cache", clear),
             mock.patch.object(torch.autocast, "__init__", init),
             mock.patch("torch.cuda.amp.common.amp_definitely_not_available", lambda: False),
+            mock.patch("torch.cuda.is_bf16_supported", lambda *_, **__: True),
+            # checkpointing enters autocast again for the device of its inputs
+            mock.patch("torch.utils.checkpoint._infer_device_type", lambda *_: "cuda"),
             torch._C._IncludeDispatchKeyGuard(_KEY),
         ):
             yield

@@ -25,6 +25,7 @@ from memest.models.resolve import ModelSource
 from memest.setup import Attention, Dtype, Setup, Task
 from memest.trace.adjust import adjust_config
 from memest.trace.flash import check_precision, flash_attention_installed
+from memest.trace.known import attach
 from memest.trace.tasks import choose_head, task_of_class
 
 __all__ = ["BuiltModel", "build_model", "count"]
@@ -73,6 +74,7 @@ def build_model(source: ModelSource, setup: Setup) -> BuiltModel:
     dtype = _DTYPES.get(setup.dtype) or _config_dtype(config)
     notes = [*head.notes, *adjust_config(config, head.task, setup)]
     model = _instantiate(source, config, head.cls, dtype, setup)
+    _to_meta(model)
     model.train()
     _freeze(model, setup)
     attention = getattr(model.config, "_attn_implementation", None) or "eager"
@@ -153,6 +155,24 @@ def _instantiate(
     return model
 
 
+def _to_meta(model: torch.nn.Module) -> None:
+    """Old constructors (``torch.FloatTensor(n)``) ignore the default device: move what they made.
+
+    Buffers keep their values, as masks and indices may be asked for them.
+    """
+    moved: dict[int, torch.Tensor] = {}
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None and parameter.device.type == "cpu":
+                empty = torch.empty_like(parameter, device="meta")
+                twin = torch.nn.Parameter(empty, requires_grad=parameter.requires_grad)
+                module._parameters[name] = moved.setdefault(id(parameter), twin)  # type: ignore[assignment]
+        for name, buffer in module._buffers.items():
+            if buffer is not None and buffer.device.type == "cpu":
+                copy = attach(torch.empty_like(buffer, device="meta"), buffer)
+                module._buffers[name] = moved.setdefault(id(buffer), copy)
+
+
 def _part_for(config: Any, cls: Any) -> Any:
     """The part of a composite config that the class is made for."""
     wanted = getattr(cls, "config_class", None)
@@ -213,6 +233,7 @@ def _from_factory(source: ModelSource, setup: Setup) -> BuiltModel:
         )
     if setup.dtype is not Dtype.AUTO:
         model = model.to(_DTYPES[setup.dtype])
+    _to_meta(model)
     model.train()
     _freeze(model, setup)
     dtype = next((p.dtype for p in model.parameters()), torch.float32)

@@ -15,8 +15,9 @@ from typing import Any
 import torch
 
 from memest.trace import sdpa
+from memest.trace.recorder import Handler, Recorder
 
-__all__ = ["cpu_operators", "flash_runs_on_cpu"]
+__all__ = ["cpu_handlers", "cpu_operators", "flash_runs_on_cpu"]
 
 aten = torch.ops.aten
 
@@ -71,3 +72,29 @@ def _attention(
             query, key, value, p, causal, attn_mask=mask, scale=scale
         )[0]
     return sdpa.math_attention(query, key, value, mask, p, causal, scale, enable_gqa)
+
+
+def _native_layer_norm(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:  # noqa: ARG001
+    """The CPU keeps mean and rstd in the dtype of half weights; CUDA and meta in fp32."""
+    out, mean, rstd = func(*args, **kwargs)
+    weight = args[2]
+    if weight is not None and weight.dtype == args[0].dtype:
+        mean, rstd = mean.to(weight.dtype), rstd.to(weight.dtype)
+    return out, mean, rstd
+
+
+def _roll(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:  # noqa: ARG001
+    """``roll_cpu`` of ``ATen/native/TensorTransformations.cpp``: one ``cat`` for each dimension."""
+    x = args[0]
+    dims = args[2] if len(args) > 2 else kwargs.get("dims", ())
+    for _ in dims[1:]:
+        x = aten.cat.default([x])
+        recorder.born(x, func)
+    out = aten.cat.default([x])
+    recorder.born(out, func)
+    return out
+
+
+def cpu_handlers() -> dict[Any, Handler]:
+    """Handlers for operators whose CPU kernels return other tensors than CUDA's."""
+    return {aten.native_layer_norm.default: _native_layer_norm, aten.roll.default: _roll}

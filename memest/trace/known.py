@@ -3,16 +3,18 @@
 Models ask their masks questions ("is anything padded?", "how long is the longest?"). Meta tensors
 have no values, but integer and bool tensors that come from known inputs by known operators can be
 computed when somebody asks. Each such tensor carries a recipe; nothing is computed until then.
-What cannot be known (it depends on weights) is answered by a documented rule, and noted.
+What cannot be known (it depends on weights) is answered by a documented rule, and noted: a recipe
+may begin with an assumption, and :func:`assumptions_of` tells which ones an answer rests on.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-__all__ = ["Recipe", "attach", "evaluate", "recipe_of", "track"]
+__all__ = ["Recipe", "assume", "assumptions_of", "attach", "evaluate", "recipe_of", "track"]
 
 aten = torch.ops.aten
 
@@ -21,6 +23,8 @@ _DISCRETE = frozenset(
     (torch.bool, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 )
 _MAX_ELEMENTS = 1 << 27
+# constants that a model makes on the CPU and moves to the device
+_MAX_COPIED = 1 << 22
 _FACTORIES = frozenset(
     """aten.arange.default aten.arange.start aten.arange.start_step aten.zeros.default
     aten.ones.default aten.full.default aten.scalar_tensor.default aten.zeros_like.default
@@ -33,7 +37,7 @@ _FACTORIES = frozenset(
 class Recipe:
     """How to compute a tensor's value: an operator over other recipes and constants."""
 
-    __slots__ = ("args", "func", "index", "kwargs", "value")
+    __slots__ = ("args", "assumption", "func", "index", "kwargs", "value")
 
     def __init__(
         self,
@@ -42,7 +46,9 @@ class Recipe:
         kwargs: Any,
         index: int | None = None,
         value: torch.Tensor | None = None,
+        assumption: str = "",
     ) -> None:
+        self.assumption = assumption
         self.func = func
         self.args = args
         self.kwargs = kwargs
@@ -56,22 +62,44 @@ def attach(tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
+def assume(tensor: torch.Tensor, make: Callable[[], torch.Tensor], why: str) -> torch.Tensor:
+    """Give a meta tensor the value that is assumed where weights decide; ``why`` is for the user."""
+    setattr(tensor, _ATTRIBUTE, Recipe(make, (), {}, assumption=why))
+    return tensor
+
+
+def assumptions_of(tensor: torch.Tensor) -> set[str]:
+    """The assumptions that the value of a tensor rests on."""
+    found: set[str] = set()
+    seen: set[int] = set()
+    waiting = [recipe_of(tensor)]
+    while waiting:
+        recipe = waiting.pop()
+        if recipe is None or id(recipe) in seen:
+            continue
+        seen.add(id(recipe))
+        if recipe.assumption:
+            found.add(recipe.assumption)
+        waiting += [a for a in _leaves((recipe.args, recipe.kwargs)) if isinstance(a, Recipe)]
+    return found
+
+
 def recipe_of(tensor: Any) -> Recipe | None:
     """The recipe a tensor carries, None if its value is unknown."""
     return getattr(tensor, _ATTRIBUTE, None)
 
 
 def track(func: Any, args: Any, kwargs: Any, out: Any) -> None:
-    """Let the discrete results of an operator carry its recipe, if all its inputs are known."""
+    """Let the results of an operator carry its recipe, if all its inputs are known.
+
+    Floating results too: what is computed from known indices alone (one-hot rows, pooling
+    weights) is asked about as well. Nothing that a weight enters is ever known.
+    """
     if isinstance(out, torch.Tensor):
-        # 0-dim floats too: the gradient scaler reads its found_inf
-        if out.dtype in _DISCRETE or out.dim() == 0:
-            _track_one(func, args, kwargs, out, None)
-    elif isinstance(out, (tuple, list)) and any(
-        isinstance(o, torch.Tensor) and o.dtype in _DISCRETE for o in out
-    ):
+        _track_one(func, args, kwargs, out, None)
+    elif isinstance(out, (tuple, list)):
         for index, item in enumerate(out):
-            if isinstance(item, torch.Tensor) and item.dtype in _DISCRETE:
+            if isinstance(item, torch.Tensor):
                 _track_one(func, args, kwargs, item, index)
 
 
@@ -79,7 +107,17 @@ def _track_one(func: Any, args: Any, kwargs: Any, out: torch.Tensor, index: int 
     if any(out is a for a in args):
         _written(func, args, kwargs, out)
         return
+    if out.dtype not in _DISCRETE and not any(
+        isinstance(a, torch.Tensor) and (a.device.type == "cpu" or recipe_of(a) is not None)
+        for a in args
+    ):
+        # by far the most: activations and gradients
+        return
     if recipe_of(out) is not None or out.numel() > _MAX_ELEMENTS:
+        return
+    if func is aten._to_copy.default and args[0].device.type == "cpu":
+        if out.device.type == "meta" and out.numel() <= _MAX_COPIED:
+            attach(out, args[0].detach().to(out.dtype, copy=True))
         return
     try:
         frozen_args, frozen_kwargs = _freeze(args), _freeze(kwargs)
@@ -87,7 +125,7 @@ def _track_one(func: Any, args: Any, kwargs: Any, out: torch.Tensor, index: int 
         return
     name = str(func)
     has_tensor = any(isinstance(a, Recipe) for a in _leaves((frozen_args, frozen_kwargs)))
-    if not has_tensor and name not in _FACTORIES:
+    if not has_tensor and (name not in _FACTORIES or out.device.type == "cpu"):
         return
     setattr(out, _ATTRIBUTE, Recipe(func, frozen_args, frozen_kwargs, index))
 
@@ -151,6 +189,8 @@ def evaluate(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def _compute(recipe: Recipe) -> torch.Tensor:
+    if recipe.value is None and recipe.assumption:
+        recipe.value = recipe.func()
     if recipe.value is None:
         args = _thaw(recipe.args)
         kwargs = {k: v for k, v in _thaw(recipe.kwargs).items() if k != "pin_memory"}

@@ -1,4 +1,4 @@
-"""What transformers does on a GPU and would not do on meta tensors, for the time of a trace."""
+"""What Python code does on a GPU and would not do on meta tensors, for the time of a trace."""
 
 from __future__ import annotations
 
@@ -11,25 +11,28 @@ from unittest import mock
 import torch
 
 from memest.trace.flash import flash_attention_installed
+from memest.trace.known import attach, recipe_of
 from memest.trace.recorder import Recorder
 
 __all__ = ["transformers_on_meta"]
 
+_tensor = torch.tensor
+_composite_weight_norm = torch._weight_norm
 _SEED = 20_241_121
 _FALLS_BACK = "is falling back to its reference PyTorch implementation"
 
 
 @contextmanager
 def transformers_on_meta(recorder: Recorder) -> Iterator[None]:
-    """Autocast regions, FlashAttention and random masks as on a GPU; absent kernels are noted.
-
-    Does nothing where transformers is not loaded: a plain module needs none of it.
-    """
-    if "transformers" not in sys.modules:
-        yield
-        return
+    """Autocast regions, FlashAttention and random masks as on a GPU; absent kernels are noted."""
     with ExitStack() as stack:
         _autocast_questions(stack)
+        _constants(stack)
+        stack.enter_context(mock.patch.object(torch, "_weight_norm", _weight_norm))
+        if "transformers" not in sys.modules:
+            # a plain module needs no more
+            yield
+            return
         stack.enter_context(flash_attention_installed())
         stack.enter_context(_same_random_masks())
         stack.enter_context(_missing_kernels(recorder))
@@ -62,6 +65,48 @@ def _for_cuda(function: Callable[..., Any]) -> Callable[..., Any]:
         return function(*args, **kwargs)
 
     return ask
+
+
+def _weight_norm(v: torch.Tensor, g: torch.Tensor, dim: int = 0) -> torch.Tensor:
+    """``ATen/native/WeightNorm.cpp``: one fused kernel on CUDA, for the first or last dimension."""
+    half = torch.float16 in (v.dtype, g.dtype)
+    if v.device.type == "meta" and not half and dim in (0, v.dim() - 1):
+        return torch.ops.aten._weight_norm_interface(v, g, dim)[0]
+    return _composite_weight_norm(v, g, dim)
+
+
+def _constants(stack: ExitStack) -> None:
+    """``torch.tensor([2, 3], device=meta)`` drops its values out of sight: keep them."""
+    for owner, name in ((torch, "tensor"), (torch, "as_tensor"), (torch.Tensor, "new_tensor")):
+        original = getattr(owner, name)
+        stack.enter_context(mock.patch.object(owner, name, _remembering(original)))
+
+
+def _remembering(function: Callable[..., Any]) -> Callable[..., Any]:
+    def make(*args: Any, **kwargs: Any) -> Any:
+        data = args[-1] if args else kwargs.get("data")
+        if isinstance(data, (list, tuple)):
+            # numbers that live on the device are fetched one by one, as on a GPU
+            data = _plain(data)
+            if args:
+                args = (*args[:-1], data)
+            else:
+                kwargs["data"] = data
+        out = function(*args, **kwargs)
+        if out.device.type == "meta" and recipe_of(out) is None:
+            if not isinstance(data, torch.Tensor):
+                attach(out, _tensor(data, dtype=out.dtype))
+        return out
+
+    return make
+
+
+def _plain(data: Any) -> Any:
+    if isinstance(data, (list, tuple)):
+        return type(data)(_plain(item) for item in data)
+    if isinstance(data, torch.Tensor) and data.device.type == "meta" and data.dim() == 0:
+        return data.item()
+    return data
 
 
 @contextmanager

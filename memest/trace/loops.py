@@ -169,11 +169,11 @@ def _script(run: Run, num_steps: int) -> None:
     outputs = loss = batch = None
     for step in range(1, num_steps + 1):
         for micro_step in range(1, run.traced_micro_steps + 1):
+            run.recorder.mark(Phase.BATCH, step, micro_step)
             if plain:
                 # "for batch in loader" rebinds the name to the next batch on the host;
                 # accelerate's loader moves the next batch while the name still holds the last
                 batch = None
-            run.recorder.mark(Phase.BATCH, step, micro_step)
             if run.zero_grad_first and micro_step == 1:
                 run.optimizer.zero_grad(set_to_none=run.set_to_none)
             batch = run.make_batch()

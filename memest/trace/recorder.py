@@ -32,7 +32,6 @@ _CODE = {category: index for index, category in enumerate(CATEGORY_ORDER)}
 _TEMPORARY = _CODE[Category.TEMPORARIES]
 _ACTIVATION = _CODE[Category.ACTIVATIONS]
 _BIRTH_CATEGORY = {
-    Phase.LOAD: _CODE[Category.PARAMETERS],
     Phase.BATCH: _CODE[Category.INPUTS],
 }
 

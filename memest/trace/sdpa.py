@@ -256,8 +256,8 @@ def math_attention(
     attention = aten._safe_softmax(attention, -1) if safe else torch.softmax(attention, -1)
     if dropout_p > 0.0:
         attention = torch.dropout(attention, dropout_p, True)
+    # the operator also returns the probabilities in the inputs' dtype, and makes them first
+    probabilities = attention.to(origin)
     result = torch.matmul(attention, value_acc).to(origin)
-    if half:
-        # the operator also returns the probabilities, in the inputs' dtype
-        attention.to(origin)
+    del probabilities
     return result

@@ -18,7 +18,7 @@ from memest.setup import Loop, Precision, Setup, ZeroGrad
 from memest.trace.answers import answer_handlers
 from memest.trace.autocast import autocast_on_meta
 from memest.trace.composites import composite_handlers
-from memest.trace.cpu_ops import cpu_operators
+from memest.trace.cpu_ops import cpu_handlers, cpu_operators
 from memest.trace.cuda_ops import cuda_handlers, cuda_operators
 from memest.trace.in_place import in_place_handlers
 from memest.trace.library import transformers_on_meta
@@ -78,6 +78,8 @@ def trace_training(
     handlers = {**answer_handlers(), **in_place_handlers(), **composite_handlers()}
     if operators == "cuda":
         handlers.update(cuda_handlers())
+    else:
+        handlers.update(cpu_handlers())
     recorder = Recorder(handlers)
     choices = recorder.trace.attention_choices
     with ExitStack() as stack:

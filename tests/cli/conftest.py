@@ -185,8 +185,7 @@ def build(*, gpu=None, common=(), setup=None, **more):
         "safe_batch": None,
         "common_gpus": tuple(common),
         "notes": (
-            "not modelled: memory of other processes, of NCCL, and of libraries that allocate on "
-            "their own.",
+            "not modelled: memory of other processes, of NCCL and of libraries with their own.",
         ),
         "assumptions": (
             "512 tokens a sample (nothing was asked for)",

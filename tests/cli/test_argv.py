@@ -1,0 +1,58 @@
+"""The spellings of other command lines."""
+
+import pytest
+
+from memest.cli.argv import closest_flags, normalise
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ([], []),
+        (["estimate", "some_model", "-b", "4"], ["estimate", "some_model", "-b", "4"]),
+        (["--per_device_train_batch_size", "8"], ["--batch", "8"]),
+        (["--per_device_train_batch_size=8"], ["--batch=8"]),
+        (["--gradient_accumulation_steps", "2"], ["--grad-accum", "2"]),
+        (["--torch_dtype", "bfloat16"], ["--dtype", "bfloat16"]),
+        (["--cutoff_len", "4"], ["--seq-len", "4"]),
+        (["--bf16"], ["--bf16"]),
+        (["--bf16", "True", "model"], ["--bf16", "model"]),
+        (["--bf16", "model"], ["--bf16", "model"]),
+        (["--bf16=true"], ["--bf16"]),
+        (["--bf16", "False"], []),
+        (["--bf16", "--bf16", "no"], []),
+        (["--bf16=maybe"], ["--bf16=maybe"]),
+        (["--use_cache"], ["--use-cache=true"]),
+        (["--use-cache", "False"], ["--use-cache=false"]),
+        (["--no_use_cache"], ["--use-cache=false"]),
+        (["--no-use-cache=false"], ["--use-cache=true"]),
+        (["--checkpointing"], ["--checkpointing=full"]),
+        (["--checkpointing="], ["--checkpointing=full"]),
+        (["--checkpointing", "--bf16"], ["--checkpointing=full", "--bf16"]),
+        (["--checkpointing", "none"], ["--checkpointing=none"]),
+        (["--checkpointing", "every_n:3", "m"], ["--checkpointing=every_n:3", "m"]),
+        (["--gradient_checkpointing", "True"], ["--checkpointing=full"]),
+        (["--gradient_checkpointing=False"], ["--checkpointing=none"]),
+        (["--activation-checkpointing", "gpt2"], ["--checkpointing=full", "gpt2"]),
+        (["--checkpointing", "ful"], ["--checkpointing=ful"]),
+        (["--max_grad_norm", "-1"], ["--max-grad-norm", "-1"]),
+        (["--freeze", "--bf16"], ["--freeze", "--bf16"]),
+        (["--freeze", "a_b=c_d"], ["--freeze", "a_b=c_d"]),
+        (["--foo_bar=c_d"], ["--foo-bar=c_d"]),
+        (["--optim"], ["--optim"]),
+        (["--bf16", "--", "--a_b", "--bf16", "True"], ["--bf16", "--", "--a_b", "--bf16", "True"]),
+    ],
+)
+def test_normalise(given, expected):
+    assert normalise(given) == expected
+
+
+def test_normalise_is_idempotent():
+    given = ["--bf16", "True", "--use_cache", "no", "--gradient_checkpointing", "--batch_size", "4"]
+    once = normalise(given)
+    assert normalise(once) == once
+
+
+def test_closest_flags():
+    assert closest_flags("--bach")[0] == "--batch"
+    assert closest_flags("--per_device_train_batchsize")[0] == "--per-device-train-batch-size"
