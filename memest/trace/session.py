@@ -20,6 +20,7 @@ from memest.trace.inputs import TensorPlan, plan_batch, realise
 from memest.trace.legacy import attention_of, masks_as_before
 from memest.trace.losses import loss_for
 from memest.trace.switches import set_checkpointing, set_use_cache
+from memest.trace.ties import separate_head
 from memest.trace.training import trace_training
 
 __all__ = ["BuiltRun", "build", "trace_built"]
@@ -47,6 +48,8 @@ def build(
     model_type = str((source.config or {}).get("model_type", ""))
     setup = replace(setup, attn_implementation=attention_of(model_type, setup))
     built = build_model(source, setup)
+    untied = separate_head(built.model, source.config or {})
+    built = replace(built, notes=(*built.notes, *untied))
     if inputs is not None:
         return _run(setup, built, source, _given(inputs), loss or loss_for(built), ())
     plans, sizes, notes = plan_batch(built, setup)
