@@ -24,7 +24,7 @@ TIMEOUT_SECONDS = 5.0
 def _suggestion(ref: str) -> str:
     near = closest_models(ref)
     known = f"Nearest in memest's own catalogue: {', '.join(near)}. " if near else ""
-    return f"{known}`memest models` lists the catalogue; --model-config FILE takes any config.json."
+    return f"{known}`memest models` lists the catalogue; the path of a config.json works too."
 
 
 def _unknown(ref: str, why: str) -> UnknownModelError:

@@ -97,17 +97,15 @@ def _from_catalogue(entry: CatalogueEntry, *, ref: str, notes: tuple[str, ...]) 
     else:
         provenance = f"memest's catalogue: rebuilt from published figures ({entry.source})"
         rebuilt = (
-            f"the configuration of {entry.id} was rebuilt from published figures; its size is "
-            "right, its dropout, dtype and head counts may be its family's. --model-config "
-            "config.json takes the real one"
+            f"the configuration of {entry.id} was rebuilt from published figures: its size is "
+            "right, its dropout, dtype and head counts may be its family's; the path of the real "
+            "config.json in place of the name settles it"
         )
         if "dtype" not in str(config):  # torch_dtype or dtype, here or in a part's configuration
             rebuilt += ". It names no dtype, so --dtype auto means float32"
         notes = (*notes, rebuilt)
     if ref.rpartition("/")[2].lower() != entry.id.rpartition("/")[2].lower():
         notes = (f"{ref!r} has the architecture of {entry.id}, which was taken", *notes)
-    if entry.note:
-        notes = (*notes, f"{entry.id}: {entry.note}")
     return ModelSource(
         kind="catalogue",
         id=entry.id,
