@@ -36,7 +36,7 @@ class TestContext:
             estimate.expected_bytes // MIB,
             estimate.high_bytes // MIB,
         ) == (350, 575, 800)
-        assert "no clean public figure" in estimate.basis
+        assert "no clean public reading" in estimate.basis
 
     def test_published_v100(self):
         estimate = context_estimate(find_gpu("v100"), (1, 10), (11, 2))
