@@ -76,7 +76,7 @@ def normalise(argv: Sequence[str]) -> list[str]:
 
     Example:
         >>> normalise(["--bf16", "True", "--per_device_train_batch_size=4", "--checkpointing"])
-        ['--bf16', '--per-device-train-batch-size=4', '--checkpointing=full']
+        ['--bf16', '--batch=4', '--checkpointing=full']
     """
     done: list[str] = []
     waiting = list(argv)

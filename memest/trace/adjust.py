@@ -38,12 +38,14 @@ def adjust_config(config: Any, task: Task, setup: Setup) -> list[str]:
 
 
 def _rotary_share(config: Any) -> None:
-    """Flat configs of the first multimodal releases name it beside the part it belongs to."""
+    """Flat configs of the first multimodal releases name the text's rotary settings at the top."""
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    rope, share = getattr(text, "rope_parameters", None), getattr(text, "partial_rotary_factor", None)
-    share = share or getattr(config, "partial_rotary_factor", None)
-    if isinstance(rope, dict) and share and "rope_theta" in rope:
-        rope.setdefault("partial_rotary_factor", share)
+    rope, flat = getattr(text, "rope_parameters", None), getattr(config, "rope_scaling", None)
+    if text is config or not isinstance(rope, dict) or not isinstance(flat, dict):
+        return
+    for name in ("partial_rotary_factor", "mrope_section"):
+        if name in flat:
+            rope.setdefault(name, flat[name])
 
 
 def _padding_token(config: Any, task: Task, notes: list[str]) -> None:

@@ -6,10 +6,13 @@ Sizes come from the setup, else from the model's config; whatever was assumed is
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+import torch
+
 from memest.errors import ConfigError
-from memest.setup import Setup, Task
+from memest.setup import Precision, Setup, Task
 from memest.trace.build import BuiltModel
 from memest.trace.inputs_audio import audio
 from memest.trace.inputs_image import image
@@ -21,6 +24,11 @@ from memest.trace.plans import Planned, Sizes, TensorPlan, forward_parameters, r
 __all__ = ["Planned", "Sizes", "TensorPlan", "plan_batch", "realise"]
 
 _SPEECH = (Task.CTC, Task.AUDIO_CLASSIFICATION, Task.SPEECH_SEQ2SEQ)
+# these do not cast their input to the dtype of their first layer: a script has to
+_TAKES_ITS_OWN_DTYPE = frozenset(
+    """whisper convnext convnextv2 hubert sam vit_mae wav2vec2 clap beit layoutlmv3 speecht5 swin
+    swinv2 wavlm audio-spectrogram-transformer parakeet_ctc segformer moonshine""".split()
+)
 _SOUND = ("input_values", "input_features")
 
 
@@ -35,8 +43,25 @@ def plan_batch(built: BuiltModel, setup: Setup) -> Planned:
     """
     parameters = forward_parameters(built.model)
     plans, sizes, notes = _planned(built, setup, parameters)
+    notes = list(notes)
+    if _needs_cast(built, setup):
+        plans = tuple(_cast(plan, built.dtype) for plan in plans)
+        name = str(built.dtype).removeprefix("torch.")
+        notes.append(f"the model takes its input in the dtype of its weights: it is cast to {name}")
     note = loss_note(built)
     return plans, sizes, [*notes, note] if note else notes
+
+
+def _needs_cast(built: BuiltModel, setup: Setup) -> bool:
+    half = built.dtype in (torch.float16, torch.bfloat16)
+    casts_itself = built.config.model_type not in _TAKES_ITS_OWN_DTYPE
+    return half and setup.precision is Precision.FP32 and not casts_itself
+
+
+def _cast(plan: TensorPlan, dtype: torch.dtype) -> TensorPlan:
+    if plan.dtype != torch.float32 or (plan.name == "labels" and len(plan.shape) < 3):
+        return plan
+    return replace(plan, dtype=dtype)
 
 
 def _planned(built: BuiltModel, setup: Setup, parameters: Mapping[str, Any]) -> Planned:

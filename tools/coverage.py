@@ -1,0 +1,246 @@
+"""Trace every model of the catalogue and write what works to ``docs/coverage.md``.
+
+    python tools/coverage.py                          every entry in full size
+    python tools/coverage.py --reduced --only bert    few layers, entries of one family
+
+Each entry is built on the meta device with the head that ``--task auto`` chooses, and two
+training steps are traced: forward, backward, optimizer. Nothing is downloaded. ``--results FILE``
+keeps one JSON line for each entry as it is done and skips those already there, so a run can be
+stopped and taken up again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import signal
+import sys
+import time
+import warnings
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+LAYER_KEYS = frozenset(
+    """num_hidden_layers n_layer n_layers num_layers encoder_layers decoder_layers depth
+    num_decoder_layers num_encoder_layers encoder_num_hidden_layers decoder_num_hidden_layers
+    n_block num_hidden_groups""".split()
+)
+# how often a hybrid model has a layer of the rarer kind
+PERIOD_KEYS = ("full_attention_interval", "attn_layer_period")
+BATCH = 2
+SEQ_LEN = 128
+
+
+class _TimeLimitError(Exception):
+    """An entry that took longer than it may."""
+
+
+def reduced(config: dict[str, Any], layers: int = 2) -> dict[str, Any]:
+    """A copy of a configuration with few layers, but at least one of every kind."""
+    out = {k: reduced(v, layers) if isinstance(v, dict) else v for k, v in config.items()}
+    if isinstance(out.get("depths"), list):
+        out["depths"] = [min(depth, layers) for depth in out["depths"]]
+        return out
+    counts = {out[key] for key in LAYER_KEYS if isinstance(out.get(key), int)}
+    keep = _enough(out, counts, layers)
+    for key, value in list(out.items()):
+        if key in LAYER_KEYS and isinstance(value, int):
+            out[key] = min(value, keep)
+        elif isinstance(value, list) and len(value) in counts and len(value) > keep:
+            out[key] = value[:keep]
+        elif key.endswith("_indices") and isinstance(value, list):
+            out[key] = [min(index, keep - 1) for index in value]
+    if isinstance(out.get("cross_attention_layers"), list):
+        out["cross_attention_layers"] = [i for i in out["cross_attention_layers"] if i < keep]
+    if isinstance(out.get("attention_types"), list) and counts:
+        out["attention_types"] = [[["global", "local"], keep // 2]]
+    if isinstance(out.get("hybrid_override_pattern"), str):
+        out["hybrid_override_pattern"] = out["hybrid_override_pattern"][:keep]
+    return out
+
+
+def _enough(config: dict[str, Any], counts: set[int], layers: int) -> int:
+    keep = max([layers, *(config[k] for k in PERIOD_KEYS if isinstance(config.get(k), int))])
+    if isinstance(config.get("block_types"), list):
+        keep = max(keep, len(config["block_types"]))
+    if isinstance(config.get("cross_attention_layers"), list) and config["cross_attention_layers"]:
+        keep = max(keep, config["cross_attention_layers"][0] + 2)
+    if isinstance(config.get("first_k_dense_replace"), int):
+        keep = max(keep, config["first_k_dense_replace"] + 1)
+    pattern = config.get("hybrid_override_pattern") or ""
+    keep = max([keep, *(pattern.index(kind) + 1 for kind in set(pattern))])
+    if config.get("model_type") == "zamba":
+        # its shared block must be used twice
+        keep = max(keep, 10)
+    for value in config.values():
+        if isinstance(value, list) and len(value) in counts:
+            kinds = {kind for kind in value if isinstance(kind, str)}
+            keep = max([keep, *(value.index(kind) + 1 for kind in kinds)])
+    return keep
+
+
+def trace_entry(
+    entry_id: str, config: dict[str, Any], *, seq_len: int = SEQ_LEN, **options: Any
+) -> dict[str, Any]:
+    """Build and trace one configuration; returns what was built and how large the trace is."""
+    from memest.errors import ConfigError
+    from memest.hidden.call import GpuTraits
+    from memest.models.resolve import ModelSource
+    from memest.setup import Setup
+    from memest.trace.build import build_model, count
+    from memest.trace.inputs import plan_batch, realise
+    from memest.trace.losses import loss_for
+    from memest.trace.switches import set_use_cache
+    from memest.trace.training import trace_training
+
+    gpu = GpuTraits(capability=(8, 0), sm_count=108, max_threads_per_sm=2048)
+    source = ModelSource(kind="catalogue", id=entry_id, config=config, provenance="the catalogue")
+    options = {"batch": BATCH, **options}
+    setup = Setup(seq_len=seq_len, **options)
+    built = build_model(source, setup)
+    try:
+        plans, sizes, notes = plan_batch(built, setup)
+    except ConfigError:
+        # an image that needs more tokens, or a position table that has fewer
+        setup = Setup(**options)
+        plans, sizes, notes = plan_batch(built, setup)
+    set_use_cache(built.model, setup)
+    trace = trace_training(
+        built.model, setup, make_batch=lambda: realise(plans), loss_of=loss_for(built), gpu=gpu
+    )
+    without = [
+        name
+        for name, parameter in built.model.named_parameters()
+        if parameter.requires_grad and not trace.sizes
+    ]
+    return {
+        "class": type(built.model).__name__,
+        "task": built.task.value,
+        "attention": built.attention,
+        "parameters": count(built.model).parameters,
+        "events": len(trace.events),
+        "sizes": {k: v for k, v in _as_dict(sizes).items() if v is not None},
+        "notes": [*built.notes, *notes, *trace.notes],
+        "without_gradient": without,
+    }
+
+
+def _as_dict(sizes: Any) -> dict[str, Any]:
+    return {name: getattr(sizes, name) for name in type(sizes).__dataclass_fields__}
+
+
+def _one(entry: Any, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Trace one entry within the time limit; what goes wrong is a result too."""
+    config = entry.config()
+    row: dict[str, Any] = {"id": entry.id, "model_type": entry.model_type}
+    began = time.monotonic()
+    signal.alarm(arguments.limit)
+    try:
+        row |= trace_entry(entry.id, reduced(config) if arguments.reduced else config)
+        row["status"] = "ok"
+    except _TimeLimitError:
+        row |= {"status": "slow", "reason": f"not done after {arguments.limit} s"}
+    except Exception as error:  # noqa: BLE001 - every failure is a row of the report
+        row |= {"status": "fails", "reason": f"{type(error).__name__}: {error}"}
+    finally:
+        signal.alarm(0)
+        gc.collect()
+    row["seconds"] = round(time.monotonic() - began, 2)
+    return row
+
+
+def _report(rows: list[dict[str, Any]], *, reduced_layers: bool) -> str:
+    import torch
+    import transformers
+
+    status = Counter(row["status"] for row in rows)
+    families: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        families.setdefault(row["model_type"], []).append(row)
+    size = "with few layers" if reduced_layers else "in full size"
+    lines = [
+        "# Coverage",
+        "",
+        "Written by `tools/coverage.py`; do not edit.",
+        "",
+        f"Every entry of the catalogue {size}: built on the meta device with the head that "
+        f"`--task auto` chooses, two training steps traced at batch {BATCH} and sequence length "
+        f"{SEQ_LEN} (models of images, sound or short texts at their own sizes). "
+        f"torch {torch.__version__.partition('+')[0]}, transformers {transformers.__version__}.",
+        "",
+        f"**{status['ok']} of {len(rows)} models trace, {len(families)} families.** "
+        f"{status['fails']} fail, {status['slow']} are too slow.",
+        "",
+    ]
+    bad = [row for row in rows if row["status"] != "ok"]
+    if bad:
+        lines += ["## What does not trace", "", "| model | family | why |", "|---|---|---|"]
+        for row in bad:
+            reason = " ".join(row["reason"].split()).replace("|", "\\|")
+            lines.append(f"| {row['id']} | {row['model_type']} | {reason} |")
+        lines.append("")
+    lines += [
+        "## Families",
+        "",
+        "| family | models | trace | class | task | attention | seconds, slowest |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for family, members in sorted(families.items()):
+        good = [row for row in members if row["status"] == "ok"]
+        names = ", ".join(dict.fromkeys(row["class"] for row in good)) or "-"
+        tasks = ", ".join(dict.fromkeys(row["task"] for row in good)) or "-"
+        attention = ", ".join(dict.fromkeys(row["attention"] for row in good)) or "-"
+        slowest = max(row["seconds"] for row in members)
+        lines.append(
+            f"| {family} | {len(members)} | {len(good)} | {names} | {tasks} | {attention} "
+            f"| {slowest:.1f} |"
+        )
+    lines += ["", "## What was assumed", "", "| note | models |", "|---|---|"]
+    notes = Counter(note for row in rows for note in set(row.get("notes", ())))
+    general = [(note, number) for note, number in notes.most_common() if number > 1]
+    lines += [f"| {note.replace('|', chr(92) + '|')} | {number} |" for note, number in general]
+    return "\n".join(lines) + "\n"
+
+
+def _expired(*_: Any) -> None:
+    raise _TimeLimitError
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the catalogue."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--only", action="append", help="an id or a family; may be repeated")
+    parser.add_argument("--reduced", action="store_true", help="few layers")
+    parser.add_argument("--limit", type=int, default=300, help="seconds for one entry")
+    parser.add_argument("--results", type=Path, help="keep results here, one JSON line each")
+    parser.add_argument("--out", type=Path, default=Path("docs/coverage.md"))
+    arguments = parser.parse_args(argv)
+
+    from memest.models.catalogue import catalogue
+
+    warnings.simplefilter("ignore")
+    signal.signal(signal.SIGALRM, _expired)
+    wanted = set(arguments.only or ())
+    entries = [e for e in catalogue() if not wanted or {e.id, e.model_type} & wanted]
+    rows: list[dict[str, Any]] = []
+    if arguments.results and arguments.results.exists():
+        rows = [json.loads(line) for line in arguments.results.read_text().splitlines()]
+    done = {row["id"] for row in rows}
+    for entry in entries:
+        if entry.id in done:
+            continue
+        row = _one(entry, arguments)
+        rows.append(row)
+        print(row["status"], row["seconds"], entry.id, row.get("reason", ""), file=sys.stderr)  # noqa: T201
+        if arguments.results:
+            with arguments.results.open("a") as stream:
+                stream.write(json.dumps(row) + "\n")
+    if not wanted:
+        arguments.out.write_text(_report(rows, reduced_layers=arguments.reduced))
+    return 0 if all(row["status"] == "ok" for row in rows) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
