@@ -49,9 +49,9 @@ def mem_tracker_time(times: int) -> tuple[float, int]:
     from torch.distributed._tools.mem_tracker import MemTracker
     from transformers import AutoModelForSequenceClassification, BertConfig
 
-    config = BertConfig(**{
-        k: v for k, v in resolve_model("bert-large-uncased").config.items() if k != "model_type"
-    })
+    config = BertConfig(
+        **{k: v for k, v in resolve_model("bert-large-uncased").config.items() if k != "model_type"}
+    )
     peak = 0
 
     def run() -> None:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-
 from typing import TYPE_CHECKING, Any
 
 from memest.assemble import alive_at_peak, breakdown, layers, moment, timeline
 from memest.errors import ConfigError
-from memest.events import Category
 from memest.fit import Card, card_for, common_cards, largest_batch, reference_card, verdict_for
 from memest.models.resolve import resolve_model
 from memest.options import setup_from_options
@@ -18,7 +16,7 @@ from memest.replay.replay import replay
 from memest.result import Estimate, Interval, Peak, Verdict
 from memest.setup import Precision, Setup
 from memest.tracing import Tracer, installed_version
-from memest.units import format_size, parse_size
+from memest.units import MIB, format_size, parse_size
 
 if TYPE_CHECKING:
     import torch
@@ -97,9 +95,7 @@ def _answer(
     setup = tracer.setup
     assert tracer.facts is not None
     conf = parse_alloc_conf(setup.alloc_conf)
-    stream = make_stream(
-        trace, main.traits, num_steps=setup.num_steps, grad_accum=setup.grad_accum
-    )
+    stream = make_stream(trace, main.traits, num_steps=setup.num_steps, grad_accum=setup.grad_accum)
     result = replay(stream.events, stream.sizes, conf, curve=True)
     alive = alive_at_peak(stream, result)
     device = result.peak_reserved_bytes + main.context.expected_bytes
@@ -116,7 +112,7 @@ def _answer(
     if cards and look_for_batch:
         batch, safe = largest_batch(main, tracer, conf)
     basis = main.context.basis
-    if stream.workspace_slack_bytes:
+    if stream.workspace_slack_bytes >= MIB:
         basis += (
             f"; up to {format_size(stream.workspace_slack_bytes)} more where a library picks its "
             "own workspace"
@@ -150,7 +146,7 @@ def _assumptions(
 ) -> list[str]:
     setup = tracer.setup
     said = list(tracer.assumptions)
-    if not cards:
+    if not cards or main.name.startswith("a GPU"):
         said.append(f"kernels and workspaces as on {main.spec.name} (name a GPU with --gpu)")
     said.append(
         f"loop: {setup.loop}, optimizer {setup.optim}, {setup.num_steps} steps simulated, "
@@ -181,10 +177,3 @@ def _notes(tracer: Tracer, traced: list[str], main: Card) -> list[str]:
         "their own."
     )
     return notes
-
-
-def category_bytes(result: Estimate, category: Category) -> int:
-    """Bytes of one category in the breakdown of an estimate (0 if it has no row)."""
-    return sum(row.bytes for row in result.breakdown if row.category is category)
-
-

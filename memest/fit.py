@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from memest.errors import ConfigError
 from memest.hardware.capacity import usable_bytes
@@ -18,6 +18,7 @@ from memest.replay.replay import Replay, replay
 from memest.result import GpuFit, Verdict
 from memest.setup import MAX_BATCH, Setup
 from memest.tracing import Tracer
+from memest.units import format_size
 
 __all__ = ["Card", "card_for", "common_cards", "largest_batch", "reference_card", "verdict_for"]
 
@@ -27,8 +28,9 @@ _TRIES = 48
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
-    """A GPU with the software that runs on it."""
+    """A GPU with the software that runs on it, under the name it goes by in the answer."""
 
+    name: str
     spec: GpuSpec
     traits: GpuTraits
     context: ContextEstimate
@@ -47,7 +49,8 @@ def reference_card(
     setup: Setup, torch: tuple[int, int], context: int | None, memory: int | None
 ) -> Card:
     """The card whose kernels are taken where none is named."""
-    return _card(find_gpu(REFERENCE_GPU), setup, torch, context, memory)
+    card = _card(find_gpu(REFERENCE_GPU), setup, torch, context, memory)
+    return card if memory is None else replace(card, name=f"a GPU with {format_size(memory)}")
 
 
 def common_cards(setup: Setup, torch: tuple[int, int], context: int | None) -> list[Card]:
@@ -59,9 +62,12 @@ def _card(
     spec: GpuSpec, setup: Setup, torch: tuple[int, int], context: int | None, memory: int | None
 ) -> Card:
     usable, basis = usable_bytes(spec)
+    name = spec.name
     if memory is not None:
         usable, basis = memory, "memory as given"
+        name = f"{spec.name} with {format_size(memory)}"
     return Card(
+        name=name,
         spec=spec,
         traits=traits(spec, torch),
         context=_context(spec, setup, torch, context),
@@ -86,7 +92,9 @@ def _context(
     )
 
 
-def verdict_for(card: Card, tracer: Tracer, conf: AllocatorConf, batch: int | None = None) -> GpuFit:
+def verdict_for(
+    card: Card, tracer: Tracer, conf: AllocatorConf, batch: int | None = None
+) -> GpuFit:
     """The verdict for one card.
 
     ``fits``: the device peak at the upper end of the context's range is below what the card has.
@@ -95,9 +103,7 @@ def verdict_for(card: Card, tracer: Tracer, conf: AllocatorConf, batch: int | No
     """
     setup = tracer.setup
     trace = tracer.trace(card.traits) if batch is None else tracer.at_batch(card.traits, batch)
-    stream = make_stream(
-        trace, card.traits, num_steps=setup.num_steps, grad_accum=setup.grad_accum
-    )
+    stream = make_stream(trace, card.traits, num_steps=setup.num_steps, grad_accum=setup.grad_accum)
     result = replay(stream.events, stream.sizes, conf)
     device = result.peak_reserved_bytes + card.context.expected_bytes
     upper = result.peak_reserved_bytes + card.context.high_bytes + stream.workspace_slack_bytes
@@ -108,7 +114,7 @@ def verdict_for(card: Card, tracer: Tracer, conf: AllocatorConf, batch: int | No
     else:
         verdict = Verdict.DOES_NOT_FIT
     return GpuFit(
-        name=card.spec.name,
+        name=card.name,
         usable_bytes=card.usable_bytes,
         verdict=verdict,
         headroom_bytes=card.usable_bytes - device,
@@ -149,9 +155,7 @@ def largest_batch(card: Card, tracer: Tracer, conf: AllocatorConf) -> tuple[int,
 def _runs(card: Card, tracer: Tracer, conf: AllocatorConf, batch: int) -> bool:
     setup = tracer.setup
     trace = tracer.at_batch(card.traits, batch)
-    stream = make_stream(
-        trace, card.traits, num_steps=setup.num_steps, grad_accum=setup.grad_accum
-    )
+    stream = make_stream(trace, card.traits, num_steps=setup.num_steps, grad_accum=setup.grad_accum)
     result = replay(stream.events, stream.sizes, conf)
     expected = card.context.expected_bytes
     return _survives(card, expected, stream, conf, result)

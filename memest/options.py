@@ -33,7 +33,7 @@ HARMLESS = frozenset(
     disable_tqdm do_eval do_train eval_steps eval_strategy hub_model_id learning_rate
     load_best_model_at_end logging_dir logging_steps logging_strategy lr lr_scheduler_type max_steps
     num_train_epochs output_dir overwrite_output_dir push_to_hub report_to run_name save_steps
-    save_strategy save_total_limit seed warmup_ratio warmup_steps weight_decay""".split()  # noqa: SIM905
+    save_strategy save_total_limit seed warmup_ratio warmup_steps weight_decay""".split()
 )
 """Training arguments that no tensor depends on: taken from Python and passed over."""
 

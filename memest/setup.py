@@ -324,8 +324,10 @@ class Setup:
                 ) from None
         if self.max_grad_norm is not None and not self.max_grad_norm >= 0:
             raise ConfigError(f"--max-grad-norm {self.max_grad_norm} must not be negative.")
-        if self.precision is Precision.FP16 and self.dtype is Dtype.FLOAT16 and (
-            not self.master_weights and self.loop is not Loop.PLAIN
+        if (
+            self.precision is Precision.FP16
+            and self.dtype is Dtype.FLOAT16
+            and (not self.master_weights and self.loop is not Loop.PLAIN)
         ):
             raise ConfigError(
                 "--fp16 with --dtype float16 cannot train: the gradient scaler refuses fp16 "

@@ -79,9 +79,7 @@ class Tracer:
             low = max(self.setup.batch, 2)
             high = low + 1
             try:
-                self._lines[key] = BatchLine(
-                    self.trace(gpu, low), low, self.trace(gpu, high), high
-                )
+                self._lines[key] = BatchLine(self.trace(gpu, low), low, self.trace(gpu, high), high)
             except NotLinearError:
                 self._lines[key] = None
         line = self._lines[key]

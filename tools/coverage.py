@@ -31,6 +31,7 @@ LAYER_KEYS = frozenset(
 PERIOD_KEYS = ("full_attention_interval", "attn_layer_period")
 BATCH = 2
 SEQ_LEN = 128
+TRACED_STEPS = 2
 
 
 class _TimeLimitError(Exception):
@@ -86,6 +87,7 @@ def trace_entry(
 ) -> dict[str, Any]:
     """Build and trace one configuration; returns what was built and how large the trace is."""
     from memest.errors import ConfigError
+    from memest.events import Category
     from memest.hidden.call import GpuTraits
     from memest.models.resolve import ModelSource
     from memest.setup import Setup
@@ -110,11 +112,11 @@ def trace_entry(
     trace = trace_training(
         built.model, setup, make_batch=lambda: realise(plans), loss_of=loss_for(built), gpu=gpu
     )
-    without = [
-        name
-        for name, parameter in built.model.named_parameters()
-        if parameter.requires_grad and not trace.sizes
-    ]
+    gradients = sum(
+        size
+        for number, size in enumerate(trace.sizes)
+        if trace.category(number) is Category.GRADIENTS
+    )
     return {
         "class": type(built.model).__name__,
         "task": built.task.value,
@@ -123,7 +125,7 @@ def trace_entry(
         "events": len(trace.events),
         "sizes": {k: v for k, v in _as_dict(sizes).items() if v is not None},
         "notes": [*built.notes, *notes, *trace.notes],
-        "without_gradient": without,
+        "gradient_share": gradients / TRACED_STEPS / count(built.model).parameter_bytes,
     }
 
 

@@ -133,9 +133,7 @@ class _Player:
                 stream.events.extend(~number for number in gone)
                 temporary = [t for t in temporary if t[0] not in gone]
             upper = hidden.high_nbytes if hidden.high_nbytes is not None else hidden.nbytes
-            stream.workspace_slack_bytes = max(
-                stream.workspace_slack_bytes, upper - hidden.nbytes
-            )
+            stream.workspace_slack_bytes = max(stream.workspace_slack_bytes, upper - hidden.nbytes)
             size = upper if self._high else hidden.nbytes
             persistent = hidden.lifetime is Lifetime.PERSISTENT
             if size <= 0 or (persistent and hidden.key in self._persistent):

@@ -1,0 +1,1 @@
+"""The evidence: real training steps on the meta device, every allocation written down."""

@@ -29,12 +29,6 @@ from memest.units import GIB, KIB, MIB
 GOLDEN = Path(__file__).parents[1] / "golden"
 
 
-def pytest_addoption(parser):
-    parser.addoption(
-        "--update-golden", action="store_true", help="rewrite the files of tests/golden"
-    )
-
-
 @pytest.fixture
 def golden(request):
     """Compare text with a golden file, or rewrite the file with --update-golden."""

@@ -77,9 +77,7 @@ def test_many_micro_steps_cost_no_more_than_a_few():
 
 def test_two_traces_give_every_batch():
     setup = Setup()
-    line = BatchLine(
-        trace(setup, TracePlan(), 40), 40, trace(setup, TracePlan(), 41), 41
-    )
+    line = BatchLine(trace(setup, TracePlan(), 40), 40, trace(setup, TracePlan(), 41), 41)
 
     for batch in (2, 17, 64, 333):
         direct = trace(setup, TracePlan(), batch)

@@ -1,0 +1,55 @@
+"""One small model of every family of the catalogue trains two steps on meta."""
+
+from __future__ import annotations
+
+import pytest
+
+from memest.models.catalogue import catalogue
+
+FIRST = {}
+for _entry in catalogue():
+    FIRST.setdefault(_entry.model_type, _entry)
+
+# these are the biggest of their family among the small ones, or use a part of their weights
+PARTLY_TRAINED = {
+    "sam": "the prompt encoder's unused embeddings",
+    "mllama": "gates",
+    "qwen2_5_omni": "the audio tower hears nothing here",
+    "gemma4": "the audio tower hears nothing here",
+}
+
+
+@pytest.mark.parametrize("family", sorted(FIRST))
+def test_every_family_traces_forward_backward_and_step(tool, family):
+    entry = FIRST[family]
+
+    row = tool.trace_entry(entry.id, tool.reduced(entry.config()), seq_len=64)
+
+    assert row["events"] > 100
+    least = 0.3 if family in PARTLY_TRAINED else 0.9
+    assert row["gradient_share"] >= least, row
+
+
+PADDED = "bert roberta distilbert deberta-v2 electra llama gpt2 opt gemma2 t5 bart longformer".split()
+
+
+@pytest.mark.parametrize("family", [*PADDED, "big_bird", "mpnet", "xlnet", "falcon", "qwen3_moe"])
+def test_padded_batches_trace_too(tool, family):
+    entry = FIRST[family]
+
+    row = tool.trace_entry(entry.id, tool.reduced(entry.config()), seq_len=64, padded=True)
+
+    assert any("padded" in note for note in row["notes"])
+
+
+AUTOCAST = "bert llama t5 vit whisper wav2vec2 clip qwen2_vl gemma3 mixtral swin mamba2".split()
+
+
+@pytest.mark.parametrize("family", AUTOCAST)
+def test_mixed_precision_traces_too(tool, family):
+    entry = FIRST[family]
+    config = tool.reduced(entry.config())
+
+    row = tool.trace_entry(entry.id, config, seq_len=64, precision="bf16", dtype="float32")
+
+    assert row["events"] > 100
