@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from memest.assemble import alive_at_peak, breakdown, layers, moment, timeline
 from memest.errors import ConfigError
+from memest.events import Category
 from memest.fit import Card, card_for, common_cards, largest_batch, reference_card, verdict_for
 from memest.models.resolve import resolve_model
 from memest.options import setup_from_options
 from memest.profile.stream import make_stream
 from memest.replay.conf import parse_alloc_conf
 from memest.replay.replay import replay
-from memest.result import Estimate, Interval, Peak, Verdict
-from memest.setup import Precision, Setup
+from memest.result import Estimate, Interval, Peak, Row, Verdict
+from memest.setup import Setup
 from memest.tracing import Tracer, installed_version
 from memest.units import MIB, format_size, parse_size
 
@@ -98,6 +99,7 @@ def _answer(
     stream = make_stream(trace, main.traits, num_steps=setup.num_steps, grad_accum=setup.grad_accum)
     result = replay(stream.events, stream.sizes, conf, curve=True)
     alive = alive_at_peak(stream, result)
+    rows = breakdown(stream, result, alive)
     device = result.peak_reserved_bytes + main.context.expected_bytes
     high = device + main.context.high_bytes - main.context.expected_bytes
     high += stream.workspace_slack_bytes
@@ -127,7 +129,7 @@ def _answer(
             device_bytes=device,
         ),
         interval=Interval(level=None, low_bytes=low, high_bytes=high, basis=basis),
-        breakdown=breakdown(stream, result, alive),
+        breakdown=rows,
         peak_at=moment(stream, result),
         layers=layers(stream, alive),
         timeline=timeline(stream, result),
@@ -136,7 +138,7 @@ def _answer(
         max_batch=batch,
         safe_batch=safe,
         common_gpus=tuple(fits),
-        notes=tuple(_notes(tracer, trace.notes, main)),
+        notes=tuple(_notes(tracer, trace.notes, main, rows)),
         assumptions=tuple(_assumptions(tracer, main, cards, torch_version)),
     )
 
@@ -146,7 +148,7 @@ def _assumptions(
 ) -> list[str]:
     setup = tracer.setup
     said = list(tracer.assumptions)
-    if not cards or main.name.startswith("a GPU"):
+    if not cards or main.name != main.spec.name:
         said.append(f"kernels and workspaces as on {main.spec.name} (name a GPU with --gpu)")
     said.append(
         f"loop: {setup.loop}, optimizer {setup.optim}, {setup.num_steps} steps simulated, "
@@ -155,17 +157,19 @@ def _assumptions(
     return said
 
 
-def _notes(tracer: Tracer, traced: list[str], main: Card) -> list[str]:
+def _notes(tracer: Tracer, traced: list[str], main: Card, rows: tuple[Row, ...]) -> list[str]:
     setup = tracer.setup
     notes = list(traced)
     if main.spec.match_note:
         notes.append(main.spec.match_note)
     if setup.tf32:
         notes.append("tf32 changes the speed of matmuls, not the memory.")
-    if setup.precision is not Precision.FP32 and setup.grad_accum == 1 and setup.batch <= 2:
+    copies = sum(row.bytes for row in rows if row.category is Category.AUTOCAST_COPIES)
+    if copies * 20 > sum(row.bytes for row in rows):
         notes.append(
-            "autocast keeps fp32 weights and adds half-precision copies of them during a step: at "
-            "small batches that can outweigh what the smaller activations save."
+            f"autocast keeps the fp32 weights and adds {format_size(copies)} of half-precision "
+            "copies of them at the peak: at small batches that can outweigh what the smaller "
+            "activations save."
         )
     if setup.grad_accum > 1:
         notes.append(

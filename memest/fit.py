@@ -50,7 +50,7 @@ def reference_card(
 ) -> Card:
     """The card whose kernels are taken where none is named."""
     card = _card(find_gpu(REFERENCE_GPU), setup, torch, context, memory)
-    return card if memory is None else replace(card, name=f"a GPU with {format_size(memory)}")
+    return card if memory is None else replace(card, name="your GPU")
 
 
 def common_cards(setup: Setup, torch: tuple[int, int], context: int | None) -> list[Card]:

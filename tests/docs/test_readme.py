@@ -1,0 +1,40 @@
+"""The README shows what the tool prints, and its commands are the ones that are run."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_shown_output_is_the_real_one():
+    pytest.importorskip("transformers")
+    spec = importlib.util.spec_from_file_location("readme_output", ROOT / "tools/readme_output.py")
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+
+    assert tool.with_output(README, tool.real_output()) == README, (
+        "README.md has drifted: run python tools/readme_output.py"
+    )
+
+
+def test_both_commands_are_one_line_and_set_everything_up():
+    commands = [line for line in README.splitlines() if line.startswith("python3 -m venv")]
+
+    assert len(commands) == 2
+    assert commands[0].endswith("memest estimate bert-large-uncased --batch 8 --fp16")
+    assert "-m pytest" in commands[1]
+    assert all("-c constraints.txt" in command for command in commands)
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda p: p.name)
+def test_links_lead_somewhere(page):
+    import re
+
+    for target in re.findall(r"\]\(([^)#]+)", page.read_text(encoding="utf-8")):
+        if "://" not in target:
+            assert (page.parent / target).exists(), target
