@@ -21,6 +21,7 @@ from memest.setup import (
     Setup,
     Task,
     ZeroGrad,
+    ZeroGradAt,
 )
 
 __all__ = ["OPTIONS", "Kind", "Option", "Panel"]
@@ -270,6 +271,13 @@ OPTIONS: tuple[Option, ...] = (
         "auto follows torch's version.",
         Panel.OPTIMIZER,
         metavar="NAME",
+    ),
+    _setup(
+        "zero_grad_at",
+        "--zero-grad-at",
+        f"Where a script calls zero_grad: {_legal(ZeroGradAt)}; old gradients are alive until then.",
+        Panel.OPTIMIZER,
+        metavar="PLACE",
     ),
     _setup(
         "checkpointing",

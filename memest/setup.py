@@ -25,6 +25,7 @@ __all__ = [
     "Software",
     "Task",
     "ZeroGrad",
+    "ZeroGradAt",
     "choose",
 ]
 
@@ -84,6 +85,14 @@ class ZeroGrad(enum.StrEnum):
     AUTO = "auto"
     NONE = "none"
     ZERO = "zero"
+
+
+class ZeroGradAt(enum.StrEnum):
+    """Where a script calls zero_grad: old gradients are alive until then."""
+
+    AFTER_STEP = "after-step"
+    BEFORE_FORWARD = "before-forward"
+    BEFORE_BACKWARD = "before-backward"
 
 
 class Task(enum.StrEnum):
@@ -244,6 +253,7 @@ class Setup:
         optim: name of the optimizer, a key of :data:`OPTIMIZERS`.
         max_grad_norm: gradient clipping; 0 = none. None = 1.0 under the Trainer, else 0.
         zero_grad: what happens to gradients after the step; ``auto`` follows torch's version.
+        zero_grad_at: where a script calls zero_grad; the Trainer does after the step.
         attn_implementation: as transformers names it.
         sdpa_backend: forces the kernel behind sdpa.
         freeze: patterns of parameter names that do not train.
@@ -273,6 +283,7 @@ class Setup:
     optim: str = "adamw_torch_fused"
     max_grad_norm: float | None = None
     zero_grad: ZeroGrad = ZeroGrad.AUTO
+    zero_grad_at: ZeroGradAt = ZeroGradAt.AFTER_STEP
     attn_implementation: Attention = Attention.AUTO
     sdpa_backend: SdpaBackend = SdpaBackend.AUTO
     freeze: tuple[str, ...] = ()
@@ -304,7 +315,13 @@ class Setup:
         put(self, "precision", choose("--precision", self.precision, Precision))
         put(self, "dtype", choose("--dtype", _dtype_name(self.dtype), Dtype))
         put(self, "zero_grad", choose("--zero-grad", self.zero_grad, ZeroGrad))
+        put(self, "zero_grad_at", choose("--zero-grad-at", self.zero_grad_at, ZeroGradAt))
         put(self, "loop", choose("--loop", self.loop, Loop))
+        if self.loop is Loop.TRAINER and self.zero_grad_at is not ZeroGradAt.AFTER_STEP:
+            raise ConfigError(
+                f"--zero-grad-at {self.zero_grad_at} is a matter of scripts: the Trainer drops "
+                "gradients after the step. Add --loop plain or --loop accelerate."
+            )
         put(self, "task", choose("--task", self.task, Task))
         put(
             self,

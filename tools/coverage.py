@@ -51,7 +51,7 @@ def reduced(config: dict[str, Any], layers: int = 2) -> dict[str, Any]:
             out[key] = min(value, keep)
         elif isinstance(value, list) and len(value) in counts and len(value) > keep:
             out[key] = value[:keep]
-        elif key.endswith("_indices") and isinstance(value, list):
+        elif key.endswith(("_indices", "_indexes")) and isinstance(value, list):
             out[key] = [min(index, keep - 1) for index in value]
     if isinstance(out.get("cross_attention_layers"), list):
         out["cross_attention_layers"] = [i for i in out["cross_attention_layers"] if i < keep]
@@ -162,18 +162,24 @@ def _report(rows: list[dict[str, Any]], *, reduced_layers: bool) -> str:
     for row in rows:
         families.setdefault(row["model_type"], []).append(row)
     size = "with few layers" if reduced_layers else "in full size"
+    how = (
+        f"Every entry of the catalogue {size}: built on the meta device with the head that "
+        f"`--task auto` chooses, two training steps traced at batch {BATCH} and sequence length "
+        f"{SEQ_LEN} (models of images, sound or short texts at their own sizes). "
+        f"torch {torch.__version__.partition('+')[0]}, transformers {transformers.__version__}."
+    )
+    result = (
+        f"**{status['ok']} of {len(rows)} models trace, {len(families)} families.** "
+        f"{status['fails']} fail, {status['slow']} are too slow."
+    )
     lines = [
         "# Coverage",
         "",
         "Written by `tools/coverage.py`; do not edit.",
         "",
-        f"Every entry of the catalogue {size}: built on the meta device with the head that "
-        f"`--task auto` chooses, two training steps traced at batch {BATCH} and sequence length "
-        f"{SEQ_LEN} (models of images, sound or short texts at their own sizes). "
-        f"torch {torch.__version__.partition('+')[0]}, transformers {transformers.__version__}.",
+        how,
         "",
-        f"**{status['ok']} of {len(rows)} models trace, {len(families)} families.** "
-        f"{status['fails']} fail, {status['slow']} are too slow.",
+        result,
         "",
     ]
     bad = [row for row in rows if row["status"] != "ok"]
@@ -235,7 +241,7 @@ def main(argv: list[str] | None = None) -> int:
             continue
         row = _one(entry, arguments)
         rows.append(row)
-        print(row["status"], row["seconds"], entry.id, row.get("reason", ""), file=sys.stderr)  # noqa: T201
+        print(row["status"], row["seconds"], entry.id, row.get("reason", ""), file=sys.stderr)
         if arguments.results:
             with arguments.results.open("a") as stream:
                 stream.write(json.dumps(row) + "\n")

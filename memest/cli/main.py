@@ -22,6 +22,7 @@ from memest.cli.env import env
 from memest.cli.estimate import estimate, fits
 from memest.cli.gpus import gpus
 from memest.cli.models import models
+from memest.cli.replay import replay
 from memest.errors import MemestError
 
 __all__ = ["build", "run"]
@@ -62,7 +63,7 @@ def build() -> Any:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_root)
-    for function in (estimate, fits, models, gpus, env):
+    for function in (estimate, fits, replay, models, gpus, env):
         app.command()(function)
     return typer.main.get_command(app)
 

@@ -74,7 +74,9 @@ def _layer_drop(config: Any, notes: list[str]) -> None:
         for name, rate in rates.items():
             if rate:
                 setattr(config, name, 0.0)
-        notes.append("layers are dropped at random in training (layerdrop); a step with all is shown")
+        notes.append(
+            "layers are dropped at random in training (layerdrop); a step with all is shown"
+        )
 
 
 def _image_size(config: Any, setup: Setup, notes: list[str]) -> None:

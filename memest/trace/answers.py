@@ -7,7 +7,7 @@ stated rule.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -20,7 +20,7 @@ __all__ = ["answer_handlers"]
 aten = torch.ops.aten
 
 
-# -- what needs a value -----------------------------------------------------------------------------
+# -- what needs a value ----------------------------------------------------------------------------
 
 
 def _value_of(recorder: Recorder, tensor: torch.Tensor) -> torch.Tensor | None:
@@ -166,7 +166,7 @@ def _topk(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     return out
 
 
-# -- operators that have no meta kernel, or a narrower one than CUDA's -------------------------------
+# -- operators that have no meta kernel, or a narrower one than CUDA's -----------------------------
 
 
 def _ctc_loss(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
@@ -217,13 +217,13 @@ def _grouped_mm(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     return torch.empty_strided(shape, strides, dtype=left.dtype, device=left.device)
 
 
-def _unscale(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:  # noqa: ARG001
+def _unscale(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     """The gradient scaler looks for infinities: a step is shown in which it finds none."""
     func(*args, **kwargs)
     attach(args[1], torch.zeros(args[1].shape, dtype=args[1].dtype))
 
 
-def _unknown_shape(recorder: Recorder, what: str, tensor: torch.Tensor) -> None:
+def _unknown_shape(recorder: Recorder, what: str, tensor: torch.Tensor) -> NoReturn:
     raise TraceError(
         f"{recorder.current_module or 'the model'}: {what} on a tensor made by "
         f"{recorder.origin_of(tensor) or 'an unknown operator'} has a shape that depends on "

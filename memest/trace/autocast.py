@@ -13,8 +13,9 @@ against ``_dispatch_get_registrations_for_dispatch_key("AutocastCUDA")`` when th
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
@@ -23,7 +24,7 @@ import torch
 from memest.events import Category
 from memest.trace.recorder import Recorder
 
-__all__ = ["LOWER_PRECISION", "autocast_on_meta"]
+__all__ = ["CUDA", "Lists", "autocast_on_meta"]
 
 LOWER_PRECISION = frozenset(
     """_convolution.deprecated _convolution conv1d conv2d conv3d conv_tbc conv_transpose1d
@@ -45,20 +46,58 @@ PROMOTE = frozenset(
 BANNED = frozenset(("binary_cross_entropy",))
 # rms_norm joined autocast's fp32 list between torch 2.11 and 2.13
 FP32_SINCE = {"rms_norm": (2, 12)}
+# gelu left it in 1.10 (pytorch PR 59639): until then its input was cast to fp32 and saved so
+FP32_BEFORE = {"gelu": (1, 10)}
 
 _KEY = torch._C.DispatchKey.AutocastCUDA
 
 
+@dataclass(frozen=True, slots=True)
+class Lists:
+    """Which operators autocast treats, and how; what no list names is cast to fp32.
+
+    Attributes:
+        key: the dispatch key that PyTorch registers these operators under.
+        lower: cast to the lower precision.
+        optional_dtype: told to compute in fp32 by their ``dtype`` argument.
+        append_dtype: the same, through the overload that has such an argument.
+        promote: cast to the widest dtype of the arguments.
+        banned: refused.
+        fp32_since: versions of torch in which operators joined the fp32 list.
+    """
+
+    key: str
+    lower: frozenset[str]
+    optional_dtype: frozenset[str] = frozenset()
+    append_dtype: frozenset[str] = frozenset()
+    promote: frozenset[str] = frozenset()
+    banned: frozenset[str] = frozenset()
+    fp32_since: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+
+    def registered(self) -> list[str]:
+        """The operators PyTorch itself registers, without their namespace."""
+        names = torch._C._dispatch_get_registrations_for_dispatch_key(self.key)
+        return [name.removeprefix("aten::") for name in names]
+
+
+CUDA = Lists(
+    "AutocastCUDA", LOWER_PRECISION, OPTIONAL_DTYPE, APPEND_DTYPE, PROMOTE, BANNED, FP32_SINCE
+)
+
+
 @contextmanager
-def autocast_on_meta(recorder: Recorder, torch_version: tuple[int, int]) -> Iterator[None]:
+def autocast_on_meta(
+    recorder: Recorder, torch_version: tuple[int, int], lists: Lists = CUDA
+) -> Iterator[None]:
     """Make ``torch.autocast("cuda", …)`` cast meta tensors as CUDA's autocast casts CUDA tensors.
 
     Args:
         recorder: told which copies are autocast's.
         torch_version: (major, minor) whose lists apply.
+        lists: CUDA's, or the CPU's for proofs.
     """
     cache: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-    caster = _Caster(recorder, cache)
+    caster = _Caster(recorder, cache, lists)
     library = torch.library.Library("aten", "IMPL")
     original_clear = torch.clear_autocast_cache
     original_init = torch.autocast.__init__
@@ -93,38 +132,45 @@ def autocast_on_meta(recorder: Recorder, torch_version: tuple[int, int]) -> Iter
 
 
 def _install(library: Any, caster: _Caster, torch_version: tuple[int, int]) -> None:
-    registered = torch._C._dispatch_get_registrations_for_dispatch_key("AutocastCUDA")
-    for qualified in registered:
-        name = qualified.removeprefix("aten::")
-        since = FP32_SINCE.get(name)
-        if since and torch_version < since:
-            continue
+    lists = caster.lists
+    own = lists.registered()
+    for name in {*own, *CUDA.registered()}:
+        since = lists.fp32_since.get(name, (0, 0))
         packet, _, overload = name.partition(".")
-        op = getattr(getattr(torch.ops.aten, packet), overload or "default")
-        library.impl(name, caster.kernel(name, op), "AutocastCUDA", allow_override=True)
+        if name in own and torch_version >= since:
+            op = getattr(getattr(torch.ops.aten, packet), overload or "default")
+            kernel = caster.kernel(name, op)
+        else:
+            kernel = torch.library.fallthrough_kernel
+        library.impl(name, kernel, "AutocastCUDA", allow_override=True)
 
 
 class _Caster:
     """Makes the kernels; one for the time of a trace."""
 
     def __init__(
-        self, recorder: Recorder, cache: dict[int, tuple[torch.Tensor, torch.Tensor]]
+        self,
+        recorder: Recorder,
+        cache: dict[int, tuple[torch.Tensor, torch.Tensor]],
+        lists: Lists,
     ) -> None:
+        self.lists = lists
         self._recorder = recorder
         self._cache = cache
         self._keys = torch._C.DispatchKeySet(_KEY)
 
     def kernel(self, name: str, op: Any) -> Callable[..., Any]:
         """The autocast kernel of one overload."""
-        if name in LOWER_PRECISION:
+        lists = self.lists
+        if name in lists.lower:
             return self._casting(op, self._lower)
-        if name in OPTIONAL_DTYPE:
+        if name in lists.optional_dtype:
             return self._with_dtype(op)
-        if name in APPEND_DTYPE:
+        if name in lists.append_dtype:
             return self._appending(op)
-        if name in PROMOTE:
+        if name in lists.promote:
             return self._promoting(op)
-        if name in BANNED:
+        if name in lists.banned:
             return self._banned(name)
         return self._casting(op, self._float)
 

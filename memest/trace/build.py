@@ -146,13 +146,23 @@ def _instantiate(
     except (ValueError, ImportError) as error:
         if attention is not None and "attention" in str(error).lower():
             raise ConfigError(
-                f"--attn-implementation {attention} is not available for {source.id}: "
-                f"{_first_line(error)} Use --attn-implementation eager or leave it out."
+                f"--attn-implementation {attention}: {cls.__name__} does not support it in the "
+                f"installed transformers. Legal: {', '.join(_attentions(cls))}."
             ) from error
         raise _cannot_build(source, error) from error
     except Exception as error:
         raise _cannot_build(source, error) from error
     return model
+
+
+def _attentions(cls: Any) -> list[str]:
+    """What transformers offers for a class."""
+    names = [Attention.EAGER.value]
+    if getattr(cls, "_supports_sdpa", False):
+        names.append(Attention.SDPA.value)
+    if getattr(cls, "_supports_flash_attn", False):
+        names.append(Attention.FLASH_ATTENTION_2.value)
+    return names
 
 
 def _to_meta(model: torch.nn.Module) -> None:

@@ -15,11 +15,24 @@ from typing import Any
 import torch
 
 from memest.trace import sdpa
+from memest.trace.autocast import Lists
 from memest.trace.recorder import Handler, Recorder
 
-__all__ = ["cpu_handlers", "cpu_operators", "flash_runs_on_cpu"]
+__all__ = ["CPU_LISTS", "cpu_handlers", "cpu_operators", "flash_runs_on_cpu"]
 
 aten = torch.ops.aten
+
+# TORCH_LIBRARY_IMPL(aten, AutocastCPU, m) of ATen/autocast_mode.cpp: much shorter than CUDA's
+CPU_LISTS = Lists(
+    "AutocastCPU",
+    lower=frozenset(
+        """conv1d conv1d.padding conv2d conv2d.padding conv3d conv3d.padding bmm mm linalg_vecdot
+        baddbmm addmm _addmm_activation addbmm linear _convolution.deprecated matmul conv_tbc
+        mkldnn_rnn_layer conv_transpose1d conv_transpose2d.input conv_transpose3d.input prelu
+        scaled_dot_product_attention _native_multi_head_attention""".split()
+    ),
+    promote=frozenset(("cat", "index_copy", "stack")),
+)
 
 
 @contextmanager

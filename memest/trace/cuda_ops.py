@@ -14,6 +14,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch._prims_common import suggest_memory_format
 
 from memest.hidden.call import GpuTraits
 from memest.setup import SdpaBackend
@@ -170,17 +171,71 @@ class _SaveInputToo(torch.autograd.Function):
         return softmax
 
 
-# -- results that meta kernels would give another shape or that they do not have ----------------
+# -- results that meta kernels would lay out otherwise, or that they do not have ------------------
 
 
-def _native_dropout(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+def _native_dropout(_: Recorder, func: Any, args: Any, kwargs: Any) -> Any:  # noqa: ARG001
     x = args[0]
-    return (
-        torch.empty_like(x, memory_format=torch.preserve_format),
-        torch.empty_like(x, dtype=torch.bool),
-    )
+    return torch.empty_like(x), torch.empty_like(x, dtype=torch.bool)
+
+
+def _native_dropout_backward(_: Recorder, func: Any, args: Any, kwargs: Any) -> Any:  # noqa: ARG001
+    """``masked_scale`` of ``cuda/Dropout.cu``: channels last, or else contiguous."""
+    gradient = args[0]
+    return torch.empty_like(gradient, memory_format=suggest_memory_format(gradient))
+
+
+def _roll(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    """``roll_cuda``: one dimension at a time, each from a contiguous tensor into a new one.
+
+    Source: ``ATen/native/cuda/TensorTransformations.cu`` and ``roll_common``.
+    """
+    x = args[0]
+    shifts = args[1] if len(args) > 1 else kwargs["shifts"]
+    keep = []
+    for _ in range(len(shifts) if isinstance(shifts, (list, tuple)) else 1):
+        if not x.is_contiguous():
+            keep.append(x.new_empty(x.shape))
+            recorder.born(keep[-1], aten.clone.default)
+        x = x.new_empty(x.shape)
+        keep.append(x)
+        recorder.born(x, func)
+    return x
+
+
+def _layout(first: torch.Tensor, second: torch.Tensor) -> torch.memory_format:
+    """``cudnn_conv_suggest_memory_format``: channels last as soon as one of the two is."""
+    for tensor in (first, second):
+        layout = suggest_memory_format(tensor)
+        if layout in (torch.channels_last, torch.channels_last_3d):
+            return layout
+    return torch.contiguous_format
+
+
+def _laid_out(tensor: torch.Tensor | None, layout: torch.memory_format) -> torch.Tensor | None:
+    if tensor is None or tensor.is_contiguous(memory_format=layout):
+        return tensor
+    return torch.empty_like(tensor, memory_format=layout)
+
+
+def _convolution(_: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    """Meta leaves results contiguous; cuDNN returns the layout of its operands."""
+    return _laid_out(func(*args, **kwargs), _layout(args[0], args[1]))
+
+
+def _convolution_backward(_: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    """``cudnn_convolution_backward`` of ``ATen/native/cudnn/ConvShared.cpp``."""
+    of_input, of_weight, of_bias = func(*args, **kwargs)
+    layout = _layout(args[1], args[2])
+    return _laid_out(of_input, layout), _laid_out(of_weight, layout), of_bias
 
 
 def cuda_handlers() -> dict[Any, Handler]:
     """Handlers for operators whose meta kernel differs from CUDA's in what it returns."""
-    return {aten.native_dropout.default: _native_dropout}
+    return {
+        aten.native_dropout.default: _native_dropout,
+        aten.native_dropout_backward.default: _native_dropout_backward,
+        aten.roll.default: _roll,
+        aten.convolution.default: _convolution,
+        aten.convolution_backward.default: _convolution_backward,
+    }

@@ -82,19 +82,17 @@ def flash_attention_installed() -> Iterator[None]:
     with (
         mock.patch.multiple(utils, **functions),
         mock.patch.dict(utils.FLASH_ATTENTION_COMPATIBILITY_MATRIX, {2: known}),
-        mock.patch.object(
-            modeling.PreTrainedModel, "_flash_attn_import_error", lambda *_, **__: None
-        ),
+        mock.patch.object(modeling.PreTrainedModel, "_flash_attn_import_error", return_value=None),
     ):
         yield
 
 
 def flash_attn_func(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dropout_p: float = 0.0,
-    softmax_scale: float | None = None, causal: bool = False,  # noqa: FBT001, FBT002
+    softmax_scale: float | None = None, causal: bool = False,
     window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0,
-    alibi_slopes: torch.Tensor | None = None, deterministic: bool = False,  # noqa: FBT001, FBT002
-    return_attn_probs: bool = False,  # noqa: FBT001, FBT002
+    alibi_slopes: torch.Tensor | None = None, deterministic: bool = False,
+    return_attn_probs: bool = False,
 ) -> torch.Tensor:  # fmt: skip
     """``flash_attn.flash_attn_func``."""
     return _run(q, k, v, None, None, q.shape[1], k.shape[1], dropout_p, softmax_scale, causal)
@@ -104,10 +102,10 @@ def flash_attn_varlen_func(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
     cu_seqlens_q: torch.Tensor, cu_seqlens_k: torch.Tensor, max_seqlen_q: int, max_seqlen_k: int,
     dropout_p: float = 0.0, softmax_scale: float | None = None,
-    causal: bool = False,  # noqa: FBT001, FBT002
+    causal: bool = False,
     window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0,
-    alibi_slopes: torch.Tensor | None = None, deterministic: bool = False,  # noqa: FBT001, FBT002
-    return_attn_probs: bool = False, block_table: Any = None,  # noqa: FBT001, FBT002
+    alibi_slopes: torch.Tensor | None = None, deterministic: bool = False,
+    return_attn_probs: bool = False, block_table: Any = None,
 ) -> torch.Tensor:  # fmt: skip
     """``flash_attn.flash_attn_varlen_func``."""
     return _run(
@@ -155,7 +153,7 @@ class _FlashAttention(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_q: Any, cu_k: Any,
-        max_q: int, max_k: int, dropout: float, scale: float | None, causal: bool,  # noqa: FBT001
+        max_q: int, max_k: int, dropout: float, scale: float | None, causal: bool,
     ) -> torch.Tensor:  # fmt: skip
         q, k, v = (t if t.stride(-1) == 1 else t.contiguous() for t in (q, k, v))
         out, lse, rng_state, _, _ = aten._flash_attention_forward.default(

@@ -19,6 +19,9 @@ __all__ = ["in_place_handlers"]
 
 aten = torch.ops.aten
 
+# derivatives that add two tensors of their own, out of place, before the engine sees them
+# (``var_std_mean_backward`` and ``aminmax_backward`` in ``FunctionsManual.cpp``)
+_OWN_SUMS = frozenset(("VarMeanBackward0", "StdMeanBackward0", "AminmaxBackward0"))
 _ZEROS = ("aten.zeros", "aten.new_zeros", "aten.zeros_like", "aten.full", "aten.new_full")
 
 
@@ -85,9 +88,14 @@ def _accumulate(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
             and old.dtype == new.dtype
             and _references(old) == _sole_owner()
             and _dense(old)
+            and not _sums_itself(torch._C._current_autograd_node())
         ):
             return old
     return func(*args, **kwargs)
+
+
+def _sums_itself(node: Any) -> bool:
+    return node is not None and node.name() in _OWN_SUMS
 
 
 # -- gradients written into fresh zeros ----------------------------------------------------------

@@ -58,7 +58,7 @@ def seconds_of(setup: Setup, *, window: float | None = None) -> tuple[float, lis
 def audio(built: BuiltModel, setup: Setup, parameters: Mapping[str, Any]) -> Planned:
     """Sound and the labels of the task."""
     main = getattr(built.model, "main_input_name", "input_values")
-    if main == "input_ids" or "speaker_embeddings" in parameters and "input_ids" in parameters:
+    if main == "input_ids":
         return _speaking(built, setup)
     if built.config.model_type == "audio-spectrogram-transformer":
         sound, seconds, notes = _spectrogram(built, setup)
@@ -111,16 +111,13 @@ def _frames(built: BuiltModel, setup: Setup) -> tuple[list[TensorPlan], float, l
             [TensorPlan(name="input_features", shape=shape, dtype=torch.float32)], seconds, notes
         )  # fmt: skip
     seconds, notes = seconds_of(setup)
-    width = getattr(config, "feature_projection_input_dim", None)
     frames = round(seconds * FRAME_RATE)
-    if width is not None:
+    if hasattr(config, "feature_projection_input_dim"):
         # w2v-BERT stacks two frames of 80 bins
-        frames //= 2
+        shape = (setup.batch, frames // 2, config.feature_projection_input_dim)
     else:
         encoder = getattr(config, "encoder_config", config)
-        width = getattr(encoder, "num_mel_bins", 80)
-        frames += 1
-    shape = (setup.batch, frames, width)
+        shape = (setup.batch, frames + 1, getattr(encoder, "num_mel_bins", 80))
     plans = [
         TensorPlan(name="input_features", shape=shape, dtype=torch.float32),
         attention_mask(shape[:2], padded=setup.padded),

@@ -73,9 +73,11 @@ def media_and_text(built: BuiltModel, setup: Setup, parameters: Mapping[str, Any
         TensorPlan(name="input_ids", shape=ids, value=_with_placeholders(ids, config, media)),
         attention_mask(ids, padded=setup.padded),
     ]
-    for name in ("token_type_ids", "mm_token_type_ids"):
-        if name in parameters:
-            plans.append(TensorPlan(name=name, shape=ids, value=_marks(ids, media)))
+    plans += [
+        TensorPlan(name=name, shape=ids, value=_marks(ids, media))
+        for name in ("token_type_ids", "mm_token_type_ids")
+        if name in parameters
+    ]
     plans += media.plans
     target = None
     if _text_is_seq2seq(config):
@@ -150,7 +152,7 @@ def _marks(shape: tuple[int, int], media: Media) -> Callable[[], torch.Tensor]:
     return make
 
 
-# -- images, family by family ------------------------------------------------------------------------
+# -- images, family by family ----------------------------------------------------------------------
 
 
 def _pixels(*shape: int) -> TensorPlan:
@@ -206,6 +208,10 @@ def _tiles_and_thumbnail(built: BuiltModel, setup: Setup) -> Media:
     # a square image scaled into a wider grid is cut back to its own shape
     fitted = min(rows, columns) * side
     placeholders = side**2 + fitted * (fitted + 1)
+    said = (
+        f"images of {min(height, width)} x {min(height, width)}: {rows} x {columns} tiles and a "
+        f"thumbnail, {placeholders} tokens (--image-size sets it)"
+    )
     return Media(
         plans=(
             _pixels(setup.batch, rows * columns + 1, 3, tile, tile),
@@ -213,10 +219,7 @@ def _tiles_and_thumbnail(built: BuiltModel, setup: Setup) -> Media:
         ),
         placeholders=placeholders,
         image_size=min(height, width),
-        notes=(
-            f"images of {min(height, width)} x {min(height, width)}: {rows} x {columns} tiles and "
-            f"a thumbnail, {placeholders} tokens (--image-size sets it)",
-        ),
+        notes=(said,),
     )
 
 
@@ -338,7 +341,7 @@ def _padded_patches(built: BuiltModel, setup: Setup) -> Media:
     )
 
 
-# -- sound -------------------------------------------------------------------------------------------
+# -- sound -----------------------------------------------------------------------------------------
 
 
 def _audio_clip(built: BuiltModel, setup: Setup) -> Media:
@@ -346,9 +349,7 @@ def _audio_clip(built: BuiltModel, setup: Setup) -> Media:
     config, batch = built.config, setup.batch
     bins = config.audio_config.num_mel_bins
     frames = round(WINDOW_SECONDS * FRAME_RATE)
-    features = TensorPlan(
-        name="input_features", shape=(batch, bins, frames), dtype=torch.float32
-    )
+    features = TensorPlan(name="input_features", shape=(batch, bins, frames), dtype=torch.float32)
     if config.model_type != "qwen2_audio":
         seconds, notes = seconds_of(setup, window=WINDOW_SECONDS)
         return Media(
@@ -381,7 +382,7 @@ _FAMILIES: dict[str, Callable[[BuiltModel, Setup], Media]] = {
 }
 
 
-# -- two towers ----------------------------------------------------------------------------------------
+# -- two towers ------------------------------------------------------------------------------------
 
 
 def contrastive(built: BuiltModel, setup: Setup, parameters: Mapping[str, Any]) -> Planned:

@@ -19,9 +19,7 @@ __all__ = ["Recipe", "assume", "assumptions_of", "attach", "evaluate", "recipe_o
 aten = torch.ops.aten
 
 _ATTRIBUTE = "_memest_recipe"
-_DISCRETE = frozenset(
-    (torch.bool, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
-)
+_DISCRETE = frozenset((torch.bool, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8))
 _MAX_ELEMENTS = 1 << 27
 # constants that a model makes on the CPU and moves to the device
 _MAX_COPIED = 1 << 22
@@ -63,7 +61,7 @@ def attach(tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
 
 
 def assume(tensor: torch.Tensor, make: Callable[[], torch.Tensor], why: str) -> torch.Tensor:
-    """Give a meta tensor the value that is assumed where weights decide; ``why`` is for the user."""
+    """Give a tensor the value that is assumed where weights decide; ``why`` is for the user."""
     setattr(tensor, _ATTRIBUTE, Recipe(make, (), {}, assumption=why))
     return tensor
 

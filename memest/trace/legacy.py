@@ -2,13 +2,15 @@
 
 A short list of mechanisms, each with the versions it holds for and its source; nothing here is
 fitted. Those of torch itself live where the operator is decided (``cuda_ops``: softmax before
-1.11; ``optimizers``: foreach from 2.0; ``training``: zero_grad from 2.0).
+1.11; ``autocast``: gelu before 1.10; ``optimizers``: foreach from 2.0; ``training``: zero_grad from
+2.0).
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -19,7 +21,15 @@ from memest.setup import Attention, Setup
 from memest.trace.plans import TensorPlan
 from memest.trace.recorder import Recorder
 
-__all__ = ["attention_of", "masks_as_before", "scores_kept"]
+__all__ = [
+    "attention_of",
+    "library_as_before",
+    "masks_as_before",
+    "model_as_before",
+    "scores_kept",
+]
+
+Version = tuple[int, int]
 
 # Families whose attention was written like BERT's: the scores under their own name
 _BERT_LIKE = frozenset(
@@ -35,21 +45,39 @@ _SDPA_SINCE = {
     "gpt_neox": (4, 45), "wav2vec2": (4, 36), "hubert": (4, 36), "gpt_bigcode": (4, 36),
     "starcoder2": (4, 39), "clip": (4, 46), "siglip": (4, 46), "dinov2": (4, 46),
 }  # fmt: skip
+# Most families shared one attention function from here on, and could use sdpa ...
+_SHARED_ATTENTION = (4, 48)
+# ... except these, which could not in 4.51 and can in 5.x (``_supports_sdpa`` in their files)
+_EAGER_IN_4 = frozenset(
+    """altclip bert-generation blenderbot blenderbot-small chinese_clip clipseg conditional_detr
+    ctrl decision_transformer deformable_detr detr electra ernie esm fuyu kosmos-2 layoutlm marian
+    maskformer mobilebert mt5 owlv2 owlvit pegasus persimmon pix2struct plbart pop2piano
+    recurrent_gemma roberta-prelayernorm roc_bert rt_detr rt_detr_v2 seamless_m4t seamless_m4t_v2
+    segformer swin t5 udop umt5 wav2vec2-bert wav2vec2-conformer xclip xmod zamba""".split()
+)
+
+
+def _version(setup: Setup) -> Version:
+    """The declared transformers, or a version later than anything listed here."""
+    return setup.software.transformers or (99, 0)
 
 
 def attention_of(model_type: str, setup: Setup) -> Attention:
     """The attention implementation that this transformers would have taken."""
-    version = setup.software.transformers
+    version = _version(setup)
     if setup.attn_implementation is not Attention.AUTO:
         return setup.attn_implementation
     if setup.software.torch is not None and setup.software.torch < (2, 0):
         return Attention.EAGER
-    if version is None or version >= (5, 0):
+    if version >= (5, 0):
         return Attention.AUTO
-    since = _SDPA_SINCE.get(model_type)
-    if since is None or version < since:
+    if model_type in _EAGER_IN_4:
         return Attention.EAGER
-    return Attention.AUTO
+    since = _SDPA_SINCE.get(model_type, _SHARED_ATTENTION)
+    return Attention.EAGER if version < since else Attention.AUTO
+
+
+# -- the batch and the model ------------------------------------------------------------------------
 
 
 def masks_as_before(
@@ -60,9 +88,7 @@ def masks_as_before(
     Added to half-precision scores under autocast, the fp32 mask makes the scores fp32. Source:
     ``get_extended_attention_mask`` in transformers 4.15 to 4.57.
     """
-    version = setup.software.transformers
-    old = version is not None and version < (5, 0)
-    if not old or attention != "eager" or model_type not in _BERT_LIKE:
+    if _version(setup) >= (5, 0) or attention != "eager" or model_type not in _BERT_LIKE:
         return plans
     return tuple(
         replace(p, shape=(p.shape[0], 1, 1, p.shape[1]), dtype=torch.float32, fill=None, value=None)
@@ -72,6 +98,181 @@ def masks_as_before(
     )
 
 
+def model_as_before(model: torch.nn.Module, model_type: str, setup: Setup) -> None:
+    """Give a freshly built model what its class of that time had."""
+    version = _version(setup)
+    if model_type == "gpt2" and version <= (5, 0):
+        _causal_buffers(model, version)
+    if model_type == "opt" and version < (4, 53):
+        _scaled_inside(model)
+
+
+def _causal_buffers(model: torch.nn.Module, version: Version) -> None:
+    """GPT-2 kept a causal mask of all positions in every layer, one byte an element.
+
+    Source: ``GPT2Attention.__init__`` of 4.18 to 5.0 (``bias``; ``masked_bias`` until 4.57).
+    """
+    for module in model.modules():
+        if type(module).__name__ != "GPT2Attention" or hasattr(module, "bias"):
+            continue
+        size = int(module.config.max_position_embeddings)
+        bias = torch.empty((1, 1, size, size), dtype=torch.bool, device="meta")
+        module.register_buffer("bias", bias, persistent=False)
+        if version < (5, 0):
+            masked = torch.empty((), dtype=torch.float32, device="meta")
+            module.register_buffer("masked_bias", masked, persistent=False)
+
+
+class _Unscaled:
+    """Stands for a factor that is applied later: multiplying by it returns the tensor itself."""
+
+    def __rmul__(self, other: Any) -> Any:
+        return other
+
+
+def _scaled_inside(model: torch.nn.Module) -> None:
+    """OPT left the scaling of the queries to sdpa, so no scaled copy of them was made.
+
+    Source: ``OPTSdpaAttention.forward`` of 4.46 to 4.52; from 4.53 on the shared attention function
+    is called with scaled queries.
+    """
+    if getattr(model.config, "_attn_implementation", "") != "sdpa":
+        return
+    for module in model.modules():
+        if type(module).__name__ == "OPTAttention":
+            module.scaling = _Unscaled()
+
+
+# -- functions of the library, for the time of a trace ------------------------------------------------
+
+
+@contextmanager
+def library_as_before(model_type: str, setup: Setup) -> Iterator[None]:
+    """The shared functions of transformers as that version had them."""
+    version = _version(setup)
+    if "transformers" not in sys.modules:
+        yield
+        return
+    with ExitStack() as stack:
+        if version < (4, 56):
+            _caches_without_copies(stack)
+        if version < (4, 54):
+            _repeated_heads(stack)
+        if (4, 48) <= version < (4, 56) and not (model_type == "opt" and version < (4, 53)):
+            _contiguous_operands(stack)
+        if version < _BOOL_MASKS_SINCE.get(model_type, (4, 53)):
+            _float_masks(stack)
+        if version < (4, 49):
+            _shifted_logits(stack)
+        yield
+
+
+def _caches_without_copies(stack: ExitStack) -> None:
+    """A cache's first keys and values were kept as they came, not as a copy.
+
+    What attention saves beside them is then its own copy (matmul of permuted views, contiguous
+    operands of sdpa), and the cache keeps the projections alive in addition. Source:
+    ``DynamicCache.update`` of 4.36 to 4.53, ``DynamicLayer.update`` of 4.54; a tuple of the tensors
+    before. The first update copies by ``cat`` in 4.56.
+    """
+    from transformers import cache_utils
+
+    layer = cache_utils.DynamicLayer
+    original: Callable[..., Any] = layer.update
+
+    def update(self: Any, key_states: Any, value_states: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.is_initialized:
+            return original(self, key_states, value_states, *args, **kwargs)
+        self.dtype, self.device = key_states.dtype, key_states.device
+        self.is_initialized = True
+        self.keys, self.values = key_states, value_states
+        return key_states, value_states
+
+    stack.enter_context(mock.patch.object(layer, "update", update))
+
+
+def _repeated_heads(stack: ExitStack) -> None:
+    """Grouped keys and values were always repeated for all heads.
+
+    Source: ``sdpa_attention_forward`` of 4.48 to 4.53 and the classes before; ``enable_gqa`` is
+    there in 4.54.
+    """
+    from transformers.integrations import sdpa_attention
+
+    stack.enter_context(
+        mock.patch.object(sdpa_attention, "use_gqa_in_sdpa", lambda *_, **__: False)
+    )
+
+
+def _contiguous_operands(stack: ExitStack) -> None:
+    """Queries, keys and values were made contiguous before sdpa: three copies, saved by it.
+
+    Source: ``sdpa_attention_forward`` of 4.48 to 4.54 (for pytorch issue 112577); gone in 4.56.
+    """
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    original: Callable[..., Any] = ALL_ATTENTION_FUNCTIONS["sdpa"]
+
+    def forward(module: Any, query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+        query = query.contiguous()
+        if getattr(module, "num_key_value_groups", 1) == 1:
+            key, value = key.contiguous(), value.contiguous()
+        return original(module, query, key, value, *args, **kwargs)
+
+    mapping = type(ALL_ATTENTION_FUNCTIONS)._global_mapping
+    stack.enter_context(mock.patch.dict(mapping, {"sdpa": forward}))
+
+
+# Families that made their own float masks longer than the rest
+_BOOL_MASKS_SINCE = {"gpt2": (4, 54), "opt": (5, 1)}
+
+
+def _float_masks(stack: ExitStack) -> None:
+    """Masks for sdpa were additive and made once, so all layers save the same one.
+
+    From a bool mask every layer's sdpa makes, and saves, an additive one of its own. Source:
+    ``_prepare_4d_causal_attention_mask_with_cache_position`` and
+    ``_prepare_4d_causal_attention_mask_for_sdpa`` until 4.52; ``masking_utils`` from 4.53 on.
+    """
+    from transformers import masking_utils
+
+    mapping = masking_utils.AttentionMaskInterface._global_mapping
+    original: Callable[..., Any] = mapping["sdpa"]
+
+    def mask(*args: Any, dtype: torch.dtype = torch.float32, **kwargs: Any) -> Any:
+        allowed = original(*args, dtype=dtype, **kwargs)
+        if allowed is None or allowed.dtype != torch.bool:
+            return allowed
+        out = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device)
+        return out.masked_fill_(allowed.logical_not(), torch.finfo(dtype).min)
+
+    stack.enter_context(mock.patch.dict(mapping, {"sdpa": mask}))
+
+
+def _shifted_logits(stack: ExitStack) -> None:
+    """The causal loss shifted the logits, a contiguous copy of all but the last position.
+
+    Source: ``ForCausalLMLoss`` of 4.46 to 4.48 and the models' forward before; the labels are
+    padded and shifted instead in 4.51.
+    """
+    from transformers.loss import loss_utils
+
+    def loss(
+        logits: torch.Tensor, labels: torch.Tensor, vocab_size: int,
+        num_items_in_batch: torch.Tensor | None = None, ignore_index: int = -100, **_: Any,
+    ) -> torch.Tensor:  # fmt: skip
+        logits = logits.float()
+        shift_logits = logits[..., :-1, :].contiguous().view(-1, vocab_size)
+        shift_labels = labels[..., 1:].contiguous().view(-1)
+        reduction = "mean" if num_items_in_batch is None else "sum"
+        out = torch.nn.functional.cross_entropy(
+            shift_logits, shift_labels, ignore_index=ignore_index, reduction=reduction
+        )
+        return out if num_items_in_batch is None else out / num_items_in_batch
+
+    stack.enter_context(mock.patch.dict(loss_utils.LOSS_MAPPING, {"ForCausalLM": loss}))
+
+
 @contextmanager
 def scores_kept(recorder: Recorder, model_type: str, setup: Setup) -> Iterator[None]:
     """BERT-like attention kept ``attention_scores`` beside ``attention_probs`` until it returned.
@@ -79,8 +280,7 @@ def scores_kept(recorder: Recorder, model_type: str, setup: Setup) -> Iterator[N
     One more score matrix is alive from the softmax to the end of the attention's forward. Source:
     ``BertSelfAttention.forward`` of transformers 4.15 to 4.57; 5.0 rebinds one name.
     """
-    version = setup.software.transformers
-    if version is None or version >= (5, 0) or model_type not in _BERT_LIKE:
+    if _version(setup) >= (5, 0) or model_type not in _BERT_LIKE:
         yield
         return
     functional = torch.nn.functional

@@ -10,9 +10,12 @@ from unittest import mock
 
 import torch
 
-from memest.trace.flash import flash_attention_installed
+from memest.hidden.call import GpuTraits
+from memest.setup import Attention
+from memest.trace.flash import check_gpu, flash_attention_installed
 from memest.trace.known import attach, recipe_of
 from memest.trace.recorder import Recorder
+from memest.trace.scans import scans_fused
 
 __all__ = ["transformers_on_meta"]
 
@@ -23,8 +26,17 @@ _FALLS_BACK = "is falling back to its reference PyTorch implementation"
 
 
 @contextmanager
-def transformers_on_meta(recorder: Recorder) -> Iterator[None]:
-    """Autocast regions, FlashAttention and random masks as on a GPU; absent kernels are noted."""
+def transformers_on_meta(
+    recorder: Recorder, model: torch.nn.Module, gpu: GpuTraits
+) -> Iterator[None]:
+    """Autocast regions, FlashAttention and random masks as on a GPU; absent kernels are noted.
+
+    Raises:
+        ConfigError: the model's attention does not run on this GPU.
+    """
+    attention = getattr(getattr(model, "config", None), "_attn_implementation", None)
+    if attention == Attention.FLASH_ATTENTION_2:
+        check_gpu(gpu.capability)
     with ExitStack() as stack:
         _autocast_questions(stack)
         _constants(stack)
@@ -34,6 +46,7 @@ def transformers_on_meta(recorder: Recorder) -> Iterator[None]:
             yield
             return
         stack.enter_context(flash_attention_installed())
+        stack.enter_context(scans_fused(recorder))
         stack.enter_context(_same_random_masks())
         stack.enter_context(_missing_kernels(recorder))
         yield
@@ -93,9 +106,9 @@ def _remembering(function: Callable[..., Any]) -> Callable[..., Any]:
             else:
                 kwargs["data"] = data
         out = function(*args, **kwargs)
-        if out.device.type == "meta" and recipe_of(out) is None:
-            if not isinstance(data, torch.Tensor):
-                attach(out, _tensor(data, dtype=out.dtype))
+        known = isinstance(data, torch.Tensor) or recipe_of(out) is not None
+        if out.device.type == "meta" and not known:
+            attach(out, _tensor(data, dtype=out.dtype))
         return out
 
     return make
@@ -117,23 +130,23 @@ def _same_random_masks() -> Iterator[None]:
     except ImportError:
         yield
         return
-    before = np.random.get_state()  # noqa: NPY002
-    np.random.seed(_SEED)  # noqa: NPY002
+    before = np.random.get_state()
+    np.random.seed(_SEED)
     try:
         yield
     finally:
-        np.random.set_state(before)  # noqa: NPY002
+        np.random.set_state(before)
 
 
 @contextmanager
 def _missing_kernels(recorder: Recorder) -> Iterator[None]:
-    """transformers says once when a fused kernel's package is absent; a trace says it too."""
+    """Say what transformers says once: when a fused kernel's package is absent."""
     hub = sys.modules.get("transformers.integrations.hub_kernels")
     if hub is None:
         yield
         return
 
-    def warn(message: str, *_: Any, **__: Any) -> None:
+    def warn(message: str, *_args: Any, **_kwargs: Any) -> None:
         if _FALLS_BACK in message:
             function, _, rest = message.partition("` ")
             package = rest.partition("`")[2].partition("`")[0]

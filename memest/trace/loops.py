@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from memest.events import Category, Phase
-from memest.setup import Loop, Precision
+from memest.setup import Loop, Precision, ZeroGradAt
 from memest.trace.recorder import Recorder
 
 __all__ = ["Run", "run_steps"]
@@ -47,7 +47,7 @@ class Run:
         shifts_labels: the model's loss is the causal one, which shifts the labels.
         prefetches: the Trainer moves all micro-batches of a step to the device first (since
             transformers 4.46).
-        zero_grad_first: gradients are dropped before the step's first forward, not after it.
+        zero_grad_at: where a script calls zero_grad; the Trainer does after the step.
     """
 
     model: Any
@@ -66,7 +66,7 @@ class Run:
     counts_items: bool = False
     shifts_labels: bool = False
     prefetches: bool = True
-    zero_grad_first: bool = False
+    zero_grad_at: ZeroGradAt = ZeroGradAt.AFTER_STEP
 
     @property
     def device(self) -> torch.device:
@@ -174,13 +174,15 @@ def _script(run: Run, num_steps: int) -> None:
                 # "for batch in loader" rebinds the name to the next batch on the host;
                 # accelerate's loader moves the next batch while the name still holds the last
                 batch = None
-            if run.zero_grad_first and micro_step == 1:
-                run.optimizer.zero_grad(set_to_none=run.set_to_none)
+            if run.zero_grad_at is ZeroGradAt.BEFORE_FORWARD and micro_step == 1:
+                _zero_grad(run)
             batch = run.make_batch()
             run.recorder.mark(Phase.FORWARD, step, micro_step)
             with loss_region(run):
                 outputs = forward(run, batch)
                 loss = run.loss_of(outputs, batch)
+            if run.zero_grad_at is ZeroGradAt.BEFORE_BACKWARD and micro_step == 1:
+                _zero_grad(run)
             if plain and run.grad_accum > 1:
                 loss = loss / run.grad_accum
             run.recorder.mark(Phase.BACKWARD, step, micro_step)
@@ -194,10 +196,9 @@ def _script(run: Run, num_steps: int) -> None:
                 run.scaler.unscale_(run.optimizer)
             torch.nn.utils.clip_grad_norm_(_trained(run), run.max_grad_norm)
         _optimizer_step(run, step)
-        if not run.zero_grad_first:
+        if run.zero_grad_at is ZeroGradAt.AFTER_STEP:
             run.recorder.mark(Phase.ZERO_GRAD, step)
-            target = run.model if run.optimizer is None else run.optimizer
-            target.zero_grad(set_to_none=run.set_to_none)
+            _zero_grad(run)
     run.recorder.forget()  # what the function lets go of on return is not part of the run
     del outputs, loss, batch
 
@@ -253,6 +254,11 @@ def tag_gradients(run: Run) -> None:
     for name, parameter in run.model.named_parameters():
         if parameter.grad is not None:
             run.recorder.tag(parameter.grad, Category.GRADIENTS, name.rpartition(".")[0])
+
+
+def _zero_grad(run: Run) -> None:
+    target = run.model if run.optimizer is None else run.optimizer
+    target.zero_grad(set_to_none=run.set_to_none)
 
 
 def _trained(run: Run) -> list[torch.nn.Parameter]:

@@ -70,8 +70,8 @@ def _scalar(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.dim() == 0
 
 
-def _mean_of_outputs(outputs: Any, batch: Mapping[str, Any]) -> torch.Tensor:  # noqa: ARG001
-    """Every output that leads back to a parameter takes part, so every parameter gets a gradient."""
+def _mean_of_outputs(outputs: Any, _batch: Mapping[str, Any]) -> torch.Tensor:
+    """Every output that leads back to a parameter takes part: all parameters get gradients."""
     seen: set[int] = set()
     total: torch.Tensor | None = None
     for tensor in _tensors(outputs):

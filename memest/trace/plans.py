@@ -135,9 +135,7 @@ def max_positions(config: Any) -> int | None:
     return None
 
 
-def target_length(
-    config: Any, setup: Setup, default: int, *, why: str
-) -> tuple[int, list[str]]:
+def target_length(config: Any, setup: Setup, default: int, *, why: str) -> tuple[int, list[str]]:
     """The length of a decoder's target: as asked, else ``default`` capped by its positions.
 
     Raises:
@@ -160,7 +158,7 @@ def target_length(
     return setup.target_len, []
 
 
-# -- common tensors ----------------------------------------------------------------------------------
+# -- common tensors --------------------------------------------------------------------------------
 
 
 def tokens(shape: tuple[int, ...], config: Any) -> Callable[[], torch.Tensor]:

@@ -17,7 +17,7 @@ from memest.result import ModelFacts
 from memest.setup import Setup, Task
 from memest.trace.build import BuiltModel, build_model, count
 from memest.trace.inputs import TensorPlan, plan_batch, realise
-from memest.trace.legacy import attention_of, masks_as_before
+from memest.trace.legacy import attention_of, masks_as_before, model_as_before
 from memest.trace.losses import loss_for
 from memest.trace.switches import set_checkpointing, set_use_cache
 from memest.trace.ties import separate_head
@@ -48,6 +48,7 @@ def build(
     model_type = str((source.config or {}).get("model_type", ""))
     setup = replace(setup, attn_implementation=attention_of(model_type, setup))
     built = build_model(source, setup)
+    model_as_before(built.model, model_type, setup)
     untied = separate_head(built.model, source.config or {})
     built = replace(built, notes=(*built.notes, *untied))
     if inputs is not None:

@@ -270,9 +270,7 @@ def _own_class(config: Any, transformers: Any) -> Any:
 def _checked(head: Head, config: Any, transformers: Any) -> Head:
     """Replace wrappers that have no training forward by the part that trains."""
     name = head.cls.__name__
-    if name.endswith("OmniForConditionalGeneration") or name.endswith(
-        "OmniMoeForConditionalGeneration"
-    ):
+    if name.endswith(("OmniForConditionalGeneration", "OmniMoeForConditionalGeneration")):
         thinker = name.replace("ForConditional", "ThinkerForConditional")
         part = getattr(transformers, thinker, None)
         if part is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import inspect
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -16,18 +17,22 @@ from memest.events import Category, Phase, Trace
 from memest.hidden.call import GpuTraits
 from memest.setup import Loop, Precision, Setup, ZeroGrad
 from memest.trace.answers import answer_handlers
-from memest.trace.autocast import autocast_on_meta
-from memest.trace.composites import composite_handlers
-from memest.trace.cpu_ops import cpu_handlers, cpu_operators
+from memest.trace.autocast import CUDA, autocast_on_meta
+from memest.trace.cpu_ops import CPU_LISTS, cpu_handlers, cpu_operators
 from memest.trace.cuda_ops import cuda_handlers, cuda_operators
 from memest.trace.in_place import in_place_handlers
 from memest.trace.library import transformers_on_meta
-from memest.trace.legacy import scores_kept
+from memest.trace.kernels import kernel_handlers
+from memest.trace.legacy import library_as_before, scores_kept
 from memest.trace.loops import Run, run_steps
 from memest.trace.optimizers import make_optimizer
 from memest.trace.recorder import Recorder
 
 __all__ = ["TracePlan", "trace_training"]
+
+
+# kernels and patches are registered for the whole process while a trace runs
+_ONE_AT_A_TIME = threading.RLock()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +80,7 @@ def trace_training(
         TraceError: the model does something a trace cannot follow; names module and operator.
     """
     plan = plan or plan_of(setup)
-    handlers = {**answer_handlers(), **in_place_handlers(), **composite_handlers()}
+    handlers = {**answer_handlers(), **in_place_handlers(), **kernel_handlers()}
     if operators == "cuda":
         handlers.update(cuda_handlers())
     else:
@@ -83,13 +88,16 @@ def trace_training(
     recorder = Recorder(handlers)
     choices = recorder.trace.attention_choices
     with ExitStack() as stack:
+        stack.enter_context(_ONE_AT_A_TIME)
         stack.enter_context(_no_garbage_collection())
         if operators == "cuda":
             stack.enter_context(cuda_operators(gpu, setup.sdpa_backend, choices))
         else:
             stack.enter_context(cpu_operators())
-        stack.enter_context(autocast_on_meta(recorder, gpu.torch))
-        stack.enter_context(transformers_on_meta(recorder))
+        lists = CUDA if operators == "cuda" else CPU_LISTS
+        stack.enter_context(autocast_on_meta(recorder, gpu.torch, lists))
+        stack.enter_context(transformers_on_meta(recorder, model, gpu))
+        stack.enter_context(library_as_before(model_type, setup))
         stack.enter_context(scores_kept(recorder, model_type, setup))
         stack.enter_context(recorder.modules(model))
         stack.enter_context(recorder)
@@ -136,6 +144,7 @@ def _run(
         counts_items=trainer and _takes_loss_kwargs(model),
         shifts_labels=_shifts_labels(model),
         prefetches=transformers >= (4, 46),
+        zero_grad_at=setup.zero_grad_at,
     )
 
 

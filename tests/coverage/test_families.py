@@ -10,13 +10,8 @@ FIRST = {}
 for _entry in catalogue():
     FIRST.setdefault(_entry.model_type, _entry)
 
-# these are the biggest of their family among the small ones, or use a part of their weights
-PARTLY_TRAINED = {
-    "sam": "the prompt encoder's unused embeddings",
-    "mllama": "gates",
-    "qwen2_5_omni": "the audio tower hears nothing here",
-    "gemma4": "the audio tower hears nothing here",
-}
+# most of their weights take part in no step: towers for what the batch has not, unused layers
+PARTLY_TRAINED = {"canine": 0.8}
 
 
 @pytest.mark.parametrize("family", sorted(FIRST))
@@ -26,11 +21,12 @@ def test_every_family_traces_forward_backward_and_step(tool, family):
     row = tool.trace_entry(entry.id, tool.reduced(entry.config()), seq_len=64)
 
     assert row["events"] > 100
-    least = 0.3 if family in PARTLY_TRAINED else 0.9
-    assert row["gradient_share"] >= least, row
+    assert row["gradient_share"] >= PARTLY_TRAINED.get(family, 0.9), row
 
 
-PADDED = "bert roberta distilbert deberta-v2 electra llama gpt2 opt gemma2 t5 bart longformer".split()
+PADDED = (
+    "bert roberta distilbert deberta-v2 electra llama gpt2 opt gemma2 t5 bart longformer".split()
+)
 
 
 @pytest.mark.parametrize("family", [*PADDED, "big_bird", "mpnet", "xlnet", "falcon", "qwen3_moe"])

@@ -49,13 +49,15 @@ def plain(model: Any, setup: Setup, batches: list[HostBatch], make: Callable[...
     parameters = [p for p in model.parameters() if p.requires_grad]
     set_to_none = setup.zero_grad != "zero"
     accum = setup.grad_accum
+    autocast = torch.autocast("cpu", dtype=torch.bfloat16, enabled=setup.precision == "bf16")
+    mark("batch 1 1")
     for index, batch in enumerate(batches):
         step, micro = index // accum + 1, index % accum + 1
-        mark(f"batch {step} {micro}")
         batch = to_device(batch)
         mark(f"forward {step} {micro}")
-        outputs = model(**batch)
-        loss = outputs.loss if hasattr(outputs, "loss") else outputs[0]
+        with autocast:
+            outputs = model(**batch)
+            loss = outputs.loss
         if accum > 1:
             loss = loss / accum
         mark(f"backward {step} {micro}")
@@ -69,7 +71,7 @@ def plain(model: Any, setup: Setup, batches: list[HostBatch], make: Callable[...
                 optimizer.step()
             mark(f"zero_grad {step} 0")
             (optimizer or model).zero_grad(set_to_none=set_to_none)
-    mark("end 0 0")
+        mark(f"batch {(index + 1) // accum + 1} {(index + 1) % accum + 1}")
 
 
 class _Rows(torch.utils.data.Dataset):
@@ -101,8 +103,14 @@ def accelerate(
 ) -> None:
     """The loop of accelerate's documentation, "Gradient accumulation", with the real library."""
     from accelerate import Accelerator
+    from accelerate.state import AcceleratorState
 
-    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=setup.grad_accum)
+    AcceleratorState._reset_state(reset_partial_state=True)
+    accelerator = Accelerator(
+        cpu=True,
+        gradient_accumulation_steps=setup.grad_accum,
+        mixed_precision="bf16" if setup.precision == "bf16" else "no",
+    )
     loader = torch.utils.data.DataLoader(
         _Rows(len(batches)), batch_size=1, collate_fn=lambda rows: batches[rows[0]["row"]]
     )
@@ -181,6 +189,7 @@ def trainer(
     arguments = TrainingArguments(
         output_dir=str(folder),
         use_cpu=True,
+        bf16=setup.precision == "bf16",
         per_device_train_batch_size=1,
         gradient_accumulation_steps=accum,
         max_steps=len(batches) // accum,
