@@ -275,7 +275,7 @@ OPTIONS: tuple[Option, ...] = (
     _setup(
         "zero_grad_at",
         "--zero-grad-at",
-        f"Where a script calls zero_grad: {_legal(ZeroGradAt)}; old gradients are alive until then.",
+        f"Where a script calls zero_grad: {_legal(ZeroGradAt)}; until then old gradients live.",
         Panel.OPTIMIZER,
         metavar="PLACE",
     ),

@@ -139,7 +139,7 @@ OPTIMIZERS: dict[str, str] = {
     "nadam": "torch NAdam, foreach",
     "radam": "torch RAdam, foreach",
     "adafactor": "Adafactor of transformers as the Trainer makes it: no first moment",
-    "adafactor_torch": "torch Adafactor, foreach",
+    "adafactor_torch": "torch Adafactor, one parameter after the other",
     "none": "no optimizer step: forward and backward only",
 }
 """Optimizer names that are modelled, and what each one is."""

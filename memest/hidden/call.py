@@ -35,11 +35,15 @@ DTYPE_BYTES = {
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """One tensor of a call: shape and stride in elements, dtype by torch's name ("float32")."""
+    """One tensor of a call: shape and stride in elements, dtype by torch's name ("float32").
+
+    ``on_host`` marks a tensor of the CPU that was handed to an operator of the GPU.
+    """
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     dtype: str
+    on_host: bool = False
 
     @property
     def numel(self) -> int:
@@ -100,6 +104,8 @@ class Hidden:
         high_nbytes: upper bound where the size is only known as a range, else ``nbytes``.
         freed_before: position, among the allocations of the same call, of the first one that
             is made after this one was freed; None when it lives until the operator returns.
+        before_outputs: made before the operator allocates its results; such allocations come
+            first in a call.
     """
 
     nbytes: int
@@ -108,6 +114,7 @@ class Hidden:
     key: tuple[str, ...] = ()
     high_nbytes: int | None = None
     freed_before: int | None = None
+    before_outputs: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from memest.hidden.call import GpuTraits, Hidden, OpCall, TensorSpec, Value
 from memest.hidden.layout import (
     acc_bytes,
@@ -86,7 +88,8 @@ def index_put(call: OpCall, gpu: GpuTraits) -> tuple[Hidden, ...]:
 
     Also a copy of the values where they were broadcast or strided, and of a strided target.
     Without accumulation nothing but what a look-up needs, except in deterministic mode (the
-    same). A bool mask is first turned into indices, int32 into int64.
+    same). A bool mask is first turned into indices, int32 into int64. An index on the host is
+    wrapped and scaled there and copied once.
 
     Source: ATen/native/cuda/Indexing.cu, index_put_with_sort_kernel, IndexingUtils (2.x).
     Evidence: recorded (H100, torch 2.6: one and two index tensors, n = 512 and 1024).
@@ -113,10 +116,12 @@ def index_put(call: OpCall, gpu: GpuTraits) -> tuple[Hidden, ...]:
 def _linear_index(indices: tuple[Value, ...], count: int, start: int) -> list[Hidden]:
     """Wrap, scale and add up: two arrays for each index, of which the first scaled one stays."""
     found: list[Hidden] = []
-    for number, _ in enumerate(i for i in indices if isinstance(i, TensorSpec)):
-        at = start + len(found)
-        found.append(Hidden(count * 8, "index, wrapped", freed_before=at + 2))
-        until = None if number == 0 else at + 2
+    for number, index in enumerate(i for i in indices if isinstance(i, TensorSpec)):
+        wraps = not index.on_host
+        gone = start + len(found) + 1 + wraps
+        if wraps:
+            found.append(Hidden(count * 8, "index, wrapped", freed_before=gone))
+        until = None if number == 0 else gone
         found.append(Hidden(count * 8, "index, linear", freed_before=until))
     return found
 
@@ -157,7 +162,7 @@ def _masks(indices: Value) -> list[Hidden]:
     found: list[Hidden] = []
     for index in indices if isinstance(indices, tuple) else ():
         if isinstance(index, TensorSpec) and index.dtype in ("bool", "uint8"):
-            found += nonzero_scratch(index)
+            found += () if index.on_host else nonzero_scratch(index)
             # half of the mask is set, for want of knowing better
             size = index.numel * max(len(index.shape), 1) * 8
             found.append(Hidden(size // 2, "mask as indices", high_nbytes=size))
@@ -169,18 +174,22 @@ def _wide_indices(indices: Value) -> list[Hidden]:
     return [
         Hidden(index.numel * 8, "index, int64")
         for index in items
-        if isinstance(index, TensorSpec) and index.dtype == "int32"
+        if isinstance(index, TensorSpec) and index.dtype == "int32" and not index.on_host
     ]
 
 
 def _alike_indices(indices: tuple[Value, ...]) -> list[Hidden]:
-    """Two or more index tensors that lie differently once broadcast are all made contiguous."""
+    """Index tensors are broadcast, copied from the host, and made contiguous if they differ."""
     found = [i for i in indices if isinstance(i, TensorSpec) and i.dtype in ("int64", "int32")]
     shape = _broadcast([index.shape for index in found])
     expanded = [_expand(index, shape) for index in found]
+    copies = [
+        Hidden(index.numel * 8, "index, from the host") for index in expanded if index.on_host
+    ]
+    expanded = [_contiguous(index) if index.on_host else index for index in expanded]
     if len({index.stride for index in expanded}) < 2:
-        return []
-    return [
+        return copies
+    return copies + [
         Hidden(index.numel * 8, "index, contiguous")
         for index in expanded
         if not is_contiguous(index)
@@ -193,18 +202,25 @@ def _expand(spec: TensorSpec, shape: tuple[int, ...]) -> TensorSpec:
         0 if own == 1 and extent != 1 else step
         for own, step, extent in zip(spec.shape, spec.stride, shape[lead:], strict=True)
     )
-    return TensorSpec(shape, stride, spec.dtype)
+    return TensorSpec(shape, stride, spec.dtype, spec.on_host)
+
+
+def _contiguous(spec: TensorSpec) -> TensorSpec:
+    stride = tuple(product(spec.shape[dim + 1 :]) for dim in range(len(spec.shape)))
+    return TensorSpec(spec.shape, stride, spec.dtype)
 
 
 @rule("aten.index.Tensor", "aten._unsafe_index", "aten.masked_select")
 def look_up(call: OpCall, gpu: GpuTraits) -> tuple[Hidden, ...]:
     """Index tensors as int64 n x 8: cast from int32, made alike where they were broadcast.
 
-    One int64 index needs nothing. A bool mask becomes indices, 8 bytes x dimensions of each set
-    element; how many are set is not known, so half of them are expected and all at most.
+    One int64 index needs nothing, one on the host is copied. A bool mask becomes indices, 8 bytes
+    x dimensions of each set element; how many are set is not known, so half of them are expected
+    and all at most. All of it is there before the result is.
 
     Source: ATen/native/IndexingUtils.h, TensorAdvancedIndexing.cpp, AdvancedIndex (2.x).
-    Evidence: recorded (casts, two broadcast indices, and scratch of nonzero; torch 2.8).
+    Evidence: recorded (casts, two broadcast indices, scratch of nonzero: torch 2.8; an index on
+    the host: 2.6).
     """
     del gpu
     if call.op.startswith("aten.masked_select"):
@@ -212,7 +228,8 @@ def look_up(call: OpCall, gpu: GpuTraits) -> tuple[Hidden, ...]:
     indices = argument(call, 1, "indices")
     if not isinstance(indices, tuple):
         return ()
-    return (*_masks(indices), *_wide_indices(indices), *_alike_indices(indices))
+    found = (*_masks(indices), *_wide_indices(indices), *_alike_indices(indices))
+    return tuple(replace(hidden, before_outputs=True) for hidden in found)
 
 
 @rule("aten._embedding_bag_dense_backward")

@@ -82,6 +82,7 @@ class BatchLine:
                 self._value(a.shape, b.shape, steps),  # type: ignore[arg-type]
                 self._value(a.stride, b.stride, steps),  # type: ignore[arg-type]
                 a.dtype,
+                a.on_host,
             )
         if isinstance(a, tuple) and isinstance(b, tuple) and len(a) == len(b):
             return tuple(self._value(x, y, steps) for x, y in zip(a, b, strict=True))

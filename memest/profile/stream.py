@@ -84,6 +84,7 @@ class _Player:
         self._hidden: dict[int, tuple[Hidden, ...]] = {}
         self._persistent: set[tuple[str, ...]] = set()
         self._label_index: dict[str, int] = {}
+        self._settled = 0
 
     def inherit(self, pairs: list[tuple[int, int]]) -> None:
         """What the repeated part drops is what its predecessor left behind."""
@@ -112,8 +113,10 @@ class _Player:
                 append(~now.pop(index))
             elif kind == CALL:
                 self._call(index)
+                self._settled = len(events)
             else:
                 mark = trace.marks[index]
+                self._settled = len(events)
                 stream.mark_positions.append(len(events))
                 micro = mark.micro_step + micro_shift if mark.micro_step else 0
                 stream.marks.append(Mark(mark.phase, step, micro))
@@ -127,7 +130,11 @@ class _Player:
             return
         stream = self._stream
         temporary: list[tuple[int, int | None]] = []
+        outputs = self._take_outputs(call) if found[0].before_outputs else None
         for index, hidden in enumerate(found):
+            if outputs is not None and not hidden.before_outputs:
+                stream.events.extend(outputs)
+                outputs = None
             gone = [n for n, before in temporary if before is not None and before <= index]
             if gone:
                 stream.events.extend(~number for number in gone)
@@ -148,7 +155,22 @@ class _Player:
                 self._persistent.add(hidden.key)
             else:
                 temporary.append((number, hidden.freed_before))
+        if outputs is not None:
+            stream.events.extend(outputs)
         stream.events.extend(~number for number, _ in reversed(temporary))
+
+    def _take_outputs(self, call: int) -> array[int]:
+        """Take the births of a call's results off the stream, to be put back after others."""
+        stream, op = self._stream, self._trace.calls[call].op
+        start = len(stream.events)
+        while start > self._settled:
+            number = stream.events[start - 1]
+            if number < 0 or stream.label_names[stream.labels[number]] != op:
+                break
+            start -= 1
+        outputs = stream.events[start:]
+        del stream.events[start:]
+        return outputs
 
     def _label(self, text: str) -> int:
         index = self._label_index.get(text)

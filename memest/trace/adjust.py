@@ -14,6 +14,7 @@ __all__ = ["adjust_config"]
 # letters, an apostrophe, a word boundary, padding and unknown: what CTC recipes end up with
 _CTC_VOCABULARY = 32
 _LAYER_DROP = ("layerdrop", "encoder_layerdrop", "decoder_layerdrop")
+_PARTS = ("encoder_config", "decoder_config", "text_config", "audio_config", "vision_config")
 
 
 def adjust_config(config: Any, task: Task, setup: Setup) -> list[str]:
@@ -69,14 +70,15 @@ def _vocabulary(config: Any, task: Task, notes: list[str]) -> None:
 
 def _layer_drop(config: Any, notes: list[str]) -> None:
     """Layers dropped at random make steps differ; the one that drops none needs most."""
-    rates = {name: getattr(config, name, 0.0) or 0.0 for name in _LAYER_DROP}
-    if any(rates.values()):
-        for name, rate in rates.items():
-            if rate:
-                setattr(config, name, 0.0)
-        notes.append(
-            "layers are dropped at random in training (layerdrop); a step with all is shown"
-        )
+    parts = (getattr(config, name, None) for name in _PARTS)
+    dropped = False
+    for part in (config, *parts):
+        for name in _LAYER_DROP:
+            if getattr(part, name, None):
+                setattr(part, name, 0.0)
+                dropped = True
+    if dropped:
+        notes.append("layers are dropped at random (layerdrop); a step that keeps all is shown")
 
 
 def _image_size(config: Any, setup: Setup, notes: list[str]) -> None:

@@ -64,6 +64,7 @@ class Lists:
         promote: cast to the widest dtype of the arguments.
         banned: refused.
         fp32_since: versions of torch in which operators joined the fp32 list.
+        fp32_before: versions of torch from which on operators are no longer on it.
     """
 
     key: str
@@ -73,6 +74,7 @@ class Lists:
     promote: frozenset[str] = frozenset()
     banned: frozenset[str] = frozenset()
     fp32_since: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    fp32_before: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     def registered(self) -> list[str]:
         """The operators PyTorch itself registers, without their namespace."""
@@ -81,8 +83,9 @@ class Lists:
 
 
 CUDA = Lists(
-    "AutocastCUDA", LOWER_PRECISION, OPTIONAL_DTYPE, APPEND_DTYPE, PROMOTE, BANNED, FP32_SINCE
-)
+    "AutocastCUDA", LOWER_PRECISION, OPTIONAL_DTYPE, APPEND_DTYPE, PROMOTE, BANNED, FP32_SINCE,
+    FP32_BEFORE,
+)  # fmt: skip
 
 
 @contextmanager
@@ -143,6 +146,10 @@ def _install(library: Any, caster: _Caster, torch_version: tuple[int, int]) -> N
         else:
             kernel = torch.library.fallthrough_kernel
         library.impl(name, kernel, "AutocastCUDA", allow_override=True)
+    for name, until in lists.fp32_before.items():
+        if torch_version < until:
+            kernel = caster.kernel(name, getattr(torch.ops.aten, name).default)
+            library.impl(name, kernel, "AutocastCUDA", allow_override=True)
 
 
 class _Caster:
@@ -179,10 +186,10 @@ class _Caster:
 
         def kernel(*args: Any, **kwargs: Any) -> Any:
             with torch._C._ExcludeDispatchKeyGuard(keys):
-                cast_args = [cast(a) for a in args]
-                if kwargs:
-                    kwargs = {k: cast(v) for k, v in kwargs.items()}
-                return op(*cast_args, **kwargs)
+                # compilers evaluate C++ arguments from the last to the first: weights come first
+                kwargs = {k: cast(v) for k, v in reversed(kwargs.items())}
+                cast_args = [cast(a) for a in reversed(args)]
+                return op(*reversed(cast_args), **kwargs)
 
         return kernel
 

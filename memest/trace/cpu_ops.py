@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -34,23 +35,34 @@ CPU_LISTS = Lists(
     promote=frozenset(("cat", "index_copy", "stack")),
 )
 
+# On the CPU, optimizers take fused kernels where asked to, and one parameter after the other by
+# default; clip_grad_norm_ takes foreach (``_has_foreach_support``).
+_MULTI_TENSOR = (
+    "torch.utils._foreach_utils._get_foreach_kernels_supported_devices",
+    "torch.utils._foreach_utils._get_fused_kernels_supported_devices",
+    "torch.optim.optimizer._get_fused_kernels_supported_devices",
+)
+
 
 @contextmanager
 def cpu_operators() -> Iterator[None]:
-    """Run composites on meta tensors as they run on this machine's CPU.
+    """Run composites and optimizers on meta tensors as they run on this machine's CPU.
 
     Dropout needs nothing: the CPU takes the same unfused path as meta (a noise tensor in the
-    input's dtype). Optimizers neither: both run one parameter after the other.
+    input's dtype).
     """
     library = torch.library.Library("aten", "IMPL")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        library.impl("scaled_dot_product_attention", _attention, "AutogradMeta")
-    try:
-        yield
-    finally:
-        with suppress(AttributeError):
-            library._destroy()
+    with ExitStack() as stack:
+        for where in _MULTI_TENSOR:
+            stack.enter_context(mock.patch(where, return_value=["cpu", "meta"]))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            library.impl("scaled_dot_product_attention", _attention, "AutogradMeta")
+        try:
+            yield
+        finally:
+            with suppress(AttributeError):
+                library._destroy()
 
 
 def flash_runs_on_cpu(

@@ -19,6 +19,7 @@ from torch._prims_common import suggest_memory_format
 from memest.hidden.call import GpuTraits
 from memest.setup import SdpaBackend
 from memest.trace import sdpa
+from memest.trace.einsum import EINSUM_SWAPS, einsum_unswapped
 from memest.trace.recorder import Handler, Recorder
 
 __all__ = ["cuda_handlers", "cuda_operators"]
@@ -39,6 +40,8 @@ def cuda_operators(
         "rms_norm": _rms_norm if gpu.torch >= (2, 9) else _rms_norm_parts,
         "scaled_dot_product_attention": _attention(gpu, sdpa_backend, choices),
     }
+    if gpu.torch < EINSUM_SWAPS:
+        kernels["einsum"] = einsum_unswapped
     if gpu.torch < (1, 11):
         kernels["_softmax"] = _SaveInputToo.kernel(aten._softmax.default)
         kernels["_log_softmax"] = _SaveInputToo.kernel(aten._log_softmax.default)

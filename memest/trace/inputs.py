@@ -72,7 +72,7 @@ def _planned(built: BuiltModel, setup: Setup, parameters: Mapping[str, Any]) -> 
             f"known; its forward takes {names}. Give example inputs from Python: "
             "memest.estimate(module, inputs={...}, loss=lambda outputs, batch: ...)."
         )
-    if built.task is Task.CONTRASTIVE:
+    if built.task is Task.CONTRASTIVE or "return_loss" in parameters:
         return contrastive(built, setup, parameters)
     if built.task is Task.IMAGE_TEXT_TO_TEXT:
         return media_and_text(built, setup, parameters)

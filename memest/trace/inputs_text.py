@@ -11,6 +11,7 @@ from memest.errors import ConfigError
 from memest.setup import Setup, Task
 from memest.trace.build import BuiltModel
 from memest.trace.plans import (
+    WORD,
     Planned,
     Sizes,
     TensorPlan,
@@ -74,6 +75,10 @@ def text(built: BuiltModel, setup: Setup, parameters: Mapping[str, Any]) -> Plan
         target, said = target_length(config, setup, length, why="like the source")
         notes += said
         plans.append(labels((batch, target)))
+    elif built.task is Task.BASE and "decoder_input_ids" in parameters:
+        target, said = target_length(config, setup, length, why="like the source")
+        notes += said
+        plans.append(TensorPlan(name="decoder_input_ids", shape=(batch, target), fill=WORD))
     elif built.task is Task.QUESTION_ANSWERING:
         plans += [
             TensorPlan(name=name, shape=(batch,), fill=1)

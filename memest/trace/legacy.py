@@ -77,7 +77,7 @@ def attention_of(model_type: str, setup: Setup) -> Attention:
     return Attention.EAGER if version < since else Attention.AUTO
 
 
-# -- the batch and the model ------------------------------------------------------------------------
+# -- the batch and the model ---------------------------------------------------------------------
 
 
 def masks_as_before(
@@ -143,7 +143,7 @@ def _scaled_inside(model: torch.nn.Module) -> None:
             module.scaling = _Unscaled()
 
 
-# -- functions of the library, for the time of a trace ------------------------------------------------
+# -- functions of the library, for the time of a trace --------------------------------------------
 
 
 @contextmanager
@@ -199,9 +199,10 @@ def _repeated_heads(stack: ExitStack) -> None:
     """
     from transformers.integrations import sdpa_attention
 
-    stack.enter_context(
-        mock.patch.object(sdpa_attention, "use_gqa_in_sdpa", lambda *_, **__: False)
-    )
+    def never(*_: Any, **__: Any) -> bool:
+        return False
+
+    stack.enter_context(mock.patch.object(sdpa_attention, "use_gqa_in_sdpa", never))
 
 
 def _contiguous_operands(stack: ExitStack) -> None:

@@ -47,6 +47,7 @@ def transformers_on_meta(
             return
         stack.enter_context(flash_attention_installed())
         stack.enter_context(scans_fused(recorder))
+        stack.enter_context(_same_attention_type(model))
         stack.enter_context(_same_random_masks())
         stack.enter_context(_missing_kernels(recorder))
         yield
@@ -136,6 +137,22 @@ def _same_random_masks() -> Iterator[None]:
         yield
     finally:
         np.random.set_state(before)
+
+
+@contextmanager
+def _same_attention_type(model: torch.nn.Module) -> Iterator[None]:
+    """BigBird gives its sparse attention up for good when one sequence is short: undo that."""
+    types = [
+        (module, module.attention_type)
+        for module in model.modules()
+        if hasattr(module, "set_attention_type") and hasattr(module, "attention_type")
+    ]
+    try:
+        yield
+    finally:
+        # the outermost module changes all inside
+        for module, kind in types[:1]:
+            module.set_attention_type(kind)
 
 
 @contextmanager

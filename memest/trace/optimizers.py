@@ -33,7 +33,6 @@ _TORCH = {
     "adafactor_torch": "Adafactor",
 }
 _IMPLEMENTATIONS = {"_fused": "fused", "_foreach": "foreach", "_loop": "loop"}
-# Trainer.get_decay_parameter_names: no weight decay for biases and normalisations
 _NO_DECAY = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)", re.IGNORECASE)
 
 
@@ -64,8 +63,9 @@ def make_optimizer(
         )
     groups: list[dict[str, Any]]
     if setup.loop is Loop.TRAINER:
-        decay = [p for n, p in trainable if not _NO_DECAY.search(n)]
-        rest = [p for n, p in trainable if _NO_DECAY.search(n)]
+        exempt = _without_decay(model)
+        decay = [p for n, p in trainable if n not in exempt]
+        rest = [p for n, p in trainable if n in exempt]
         groups = [
             {"params": decay, "weight_decay": 0.0},
             {"params": rest, "weight_decay": 0.0},
@@ -74,6 +74,13 @@ def make_optimizer(
     else:
         groups = [{"params": [p for _, p in trainable]}]
     return _plain(setup.optim, groups, torch_version)
+
+
+def _without_decay(model: torch.nn.Module) -> set[str]:
+    """``Trainer.get_decay_parameter_names`` turned round: biases and normalisations."""
+    norms = [n for n, m in model.named_modules() if isinstance(m, torch.nn.LayerNorm)]
+    names = [n for n, _ in model.named_parameters()]
+    return {n for n in names if n.rpartition(".")[0] in norms or _NO_DECAY.search(n)}
 
 
 def _plain(name: str, groups: list[dict[str, Any]], torch_version: tuple[int, int]) -> Any:
@@ -88,7 +95,9 @@ def _plain(name: str, groups: list[dict[str, Any]], torch_version: tuple[int, in
         if name.endswith(suffix):
             name, implementation = name.removesuffix(suffix), meaning
     if implementation == "default":
-        implementation = "foreach" if torch_version >= (2, 0) else "loop"
+        # foreach is CUDA's default from 2.0 on, but never that of Adafactor, which is there to save
+        loops = torch_version < (2, 0) or name == "adafactor_torch"
+        implementation = "loop" if loops else "foreach"
     kwargs: dict[str, Any] = {"lr": 1e-4}
     if name == "sgd_momentum":
         kwargs["momentum"] = 0.9

@@ -298,6 +298,9 @@ class Recorder(TorchDispatchMode):
 
     def _site(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         outputs = out if isinstance(out, (tuple, list)) else (out,)
+        devices = {o.device.type for o in outputs if isinstance(o, torch.Tensor)}
+        if devices and self._device not in devices:
+            return  # on the host: what a model computes there takes nothing from the GPU
         call = OpCall(
             op=_op_name(func),
             args=tuple(_value(a) for a in args),
@@ -327,7 +330,7 @@ def _spec(tensor: torch.Tensor) -> TensorSpec:
     name = _DTYPE_NAMES.get(dtype)
     if name is None:
         name = _DTYPE_NAMES[dtype] = str(dtype).removeprefix("torch.")
-    return TensorSpec(tuple(tensor.shape), tensor.stride(), name)
+    return TensorSpec(tuple(tensor.shape), tensor.stride(), name, tensor.device.type == "cpu")
 
 
 def _value(value: Any) -> Value:

@@ -144,9 +144,9 @@ def accelerate(
 
 
 def trainer(
-    model: Any, setup: Setup, batches: list[HostBatch], make: Callable[..., Any], folder: Path
+    model: Any, setup: Setup, batches: list[HostBatch], folder: Path
 ) -> None:
-    """transformers' own Trainer; marks come from its callbacks and overridable methods."""
+    """transformers' own Trainer with its own optimizer; marks come from its callbacks and overridable methods."""
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
     accum = setup.grad_accum
@@ -180,11 +180,10 @@ def trainer(
             mark(f"clip {state['step']} {state['micro']}")
             return super()._clip_grad_norm(model)
 
-        def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
-            if make is not None:
-                self.optimizer = make(model)
-                return self.optimizer
-            return super().create_optimizer(*args, **kwargs)
+        def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
+            if grad_norm is None:
+                mark(f"clip {state['step']} {state['micro']}")
+            return super()._get_grad_norm(model, grad_norm=grad_norm)
 
     arguments = TrainingArguments(
         output_dir=str(folder),
@@ -193,7 +192,7 @@ def trainer(
         per_device_train_batch_size=1,
         gradient_accumulation_steps=accum,
         max_steps=len(batches) // accum,
-        optim={"adamw_torch_loop": "adamw_torch", "sgd_loop": "sgd"}.get(setup.optim, setup.optim),
+        optim=setup.optim.removesuffix("_loop"),
         max_grad_norm=1.0 if setup.max_grad_norm is None else setup.max_grad_norm,
         gradient_checkpointing=setup.checkpointing != "none",
         gradient_checkpointing_kwargs=(

@@ -8,7 +8,8 @@ What the stream contains and a trace does not:
 
 * Scratch memory inside kernels. oneDNN is switched off (it packs weights and makes scratchpads);
   one thread, because some kernels make one buffer a thread. What is left is CPU kernels' own
-  scratch, which :data:`CPU_SCRATCH` lists by operator, each with its source.
+  scratch: :data:`CPU_SCRATCH` lists the kernels with their sources, and only what such a kernel
+  gives back before it returns is left out.
 * Numbers on the host: ``step`` counters, Python numbers wrapped as 0-dim tensors, random seeds.
   They are a few bytes each and live in host memory in a CUDA run too.
 """
@@ -24,6 +25,23 @@ import torch
 from memest.events import ALLOC, FREE, MARK, Phase, Trace
 
 MARK_PREFIX = "memest:"
+CPU_SCRATCH = {
+    # im2col buffers; CUDA's convolutions have workspaces of their own (memest.hidden)
+    "aten::_slow_conv2d_forward": "ATen/native/ConvolutionMM2d.cpp",
+    "aten::_slow_conv2d_backward": "ATen/native/ConvolutionMM2d.cpp",
+    # accumulation buffers, one a thread
+    "aten::native_batch_norm": "ATen/native/Normalization.cpp",
+    "aten::native_batch_norm_backward": "ATen/native/Normalization.cpp",
+    "aten::_scaled_dot_product_flash_attention_for_cpu": "cpu/FlashAttentionKernel.cpp",
+    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": "cpu/FlashAttentionKernel.cpp",
+    # contiguous copies of what they are given; unreduced losses (memest.hidden prices CUDA's)
+    "aten::native_layer_norm": "ATen/native/layer_norm.cpp",
+    "aten::native_layer_norm_backward": "ATen/native/layer_norm.cpp",
+    "aten::_log_softmax_backward_data": "ATen/native/SoftMax.cpp",
+    "aten::mse_loss": "ATen/native/Loss.cpp",
+    "aten::smooth_l1_loss": "ATen/native/Loss.cpp",
+}
+"""CPU kernels that take memory of their own and give it back before they return, with sources."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +86,11 @@ def mark(name: str) -> None:
         pass
 
 
-def measure(
-    step: Callable[[], object], ignore: Callable[[str, int], bool] = lambda _op, _n: False
-) -> Run:
+def measure(step: Callable[[], object]) -> Run:
     """Run ``step`` under the profiler; bytes count from the first mark on.
 
     Args:
         step: runs and calls :func:`mark`.
-        ignore: tells of an (operator path, size) that it is a kernel's own scratch.
     """
     gc.collect()
     gc.disable()
@@ -90,44 +105,68 @@ def measure(
     finally:
         torch.set_num_threads(threads)
         gc.enable()
-    return _read(profiler.kineto_results.experimental_event_tree(), ignore)
+    return _read(profiler.kineto_results.experimental_event_tree())
 
 
-def _flat(nodes: Any, path: str = "") -> Iterator[tuple[int, int, str, Any]]:
+@dataclass(frozen=True, slots=True)
+class _Memory:
+    """One record of the allocator: when, how much, where, and until when its operator ran."""
+
+    start: int
+    nbytes: int
+    key: int
+    path: str
+    scratch_until: int
+
+
+def _flat(nodes: Any, path: str = "", scratch_until: int = 0) -> Iterator[_Memory | tuple[int, str]]:
     for node in nodes:
-        yield node.start_time_ns, 0, path, node
+        if node.name == "[memory]":
+            what = node.extra_fields
+            yield _Memory(node.start_time_ns, what.alloc_size, what.ptr, path, scratch_until)
+        elif node.name.startswith(MARK_PREFIX):
+            yield node.start_time_ns, node.name.removeprefix(MARK_PREFIX)
         if node.children:
-            yield from _flat(node.children, f"{path}/{node.name}")
+            inner = node.end_time_ns if node.name in CPU_SCRATCH else scratch_until
+            yield from _flat(node.children, f"{path}/{node.name}", inner)
 
 
-def _read(tree: Any, ignore: Callable[[str, int], bool]) -> Run:
+def _without_scratch(records: list[Any]) -> Iterator[Any]:
+    """Leave out what a listed kernel allocates and gives back before it returns."""
+    alive: dict[int, tuple[int, int]] = {}
+    scratch: set[int] = set()
+    for index, record in enumerate(records):
+        if not isinstance(record, _Memory):
+            continue
+        if record.nbytes > 0:
+            alive[record.key] = (index, record.scratch_until)
+        elif record.key in alive:
+            made, until = alive.pop(record.key)
+            if record.start <= until:
+                scratch |= {made, index}
+    return (record for index, record in enumerate(records) if index not in scratch)
+
+
+def _read(tree: Any) -> Run:
     run = Run()
     now = peak = alive = 0
     phase: str | None = None
-    ignored: set[int] = set()
-    for _, _, path, node in sorted(_flat(tree), key=lambda item: item[0]):
-        if node.name.startswith(MARK_PREFIX):
-            if phase is None:
-                now = 0
-            else:
-                run.phases.append(PhaseBytes(phase, alive, peak))
-            phase = node.name.removeprefix(MARK_PREFIX)
-            alive = peak = now
-        elif node.name == "[memory]":
-            what = node.extra_fields
-            size, key = what.alloc_size, what.ptr
-            if size > 0 and ignore(path, size):
-                ignored.add(key)
-                continue
-            if size < 0 and key in ignored:
-                ignored.discard(key)
-                continue
-            now += size
+    records = sorted(_flat(tree), key=lambda r: r.start if isinstance(r, _Memory) else r[0])
+    for record in _without_scratch(records):
+        if isinstance(record, _Memory):
+            now += record.nbytes
             peak = max(peak, now)
-            if phase is not None and not phase.startswith("end"):
-                run.events.append(Event(size, path, phase, key))
-    if phase is not None:
-        run.phases.append(PhaseBytes(phase, alive, peak))
+            if phase is not None:
+                run.events.append(Event(record.nbytes, record.path, phase, record.key))
+            continue
+        if phase is None:
+            now = 0
+        else:
+            run.phases.append(PhaseBytes(phase, alive, peak))
+        phase = record[1]
+        alive = peak = now
+    # what follows the last mark belongs to no phase
+    run.events = [event for event in run.events if event.phase != phase]
     return run
 
 

@@ -1,0 +1,176 @@
+"""Real steps against traced ones: the same bytes at every boundary, the same peak.
+
+Each case runs two optimizer steps of a real model on the CPU, under PyTorch's memory profiler, in
+the loop of the library that owns it, and traces the same two steps on meta with the CPU's operator
+choices. Whatever differs must be host memory, which a CPU run cannot tell apart from the device's.
+"""
+
+from __future__ import annotations
+
+import pytest
+import real_loops
+import torch
+from cases import GPU, twin
+from memest.setup import Loop
+from memest.trace.inputs import realise
+from memest.trace.losses import loss_for
+from memest.trace.optimizers import make_optimizer
+from memest.trace.recorder import Recorder
+from memest.trace.training import trace_training
+from real_memory import Run, differences, measure, traced
+
+STEPS = 2
+RNG_STATE = 5056  # bytes of torch.get_rng_state(), which checkpointing keeps on the host
+
+PLAIN, ACCELERATE, TRAINER = (loop.value for loop in (Loop.PLAIN, Loop.ACCELERATE, Loop.TRAINER))
+
+
+def _case(model, **setup):
+    loop = setup.setdefault("loop", PLAIN)
+    words = [f"{k}={v}" for k, v in setup.items() if k != "loop"]
+    return pytest.param(model, setup, id="-".join([model, loop, *words]).replace(" ", ""))
+
+
+CASES = [
+    # architectures
+    _case("bert"),
+    _case("roberta", padded=True),
+    _case("deberta"),
+    _case("modernbert"),
+    _case("gpt2"),
+    _case("llama-gqa"),
+    _case("llama-tied"),
+    _case("qwen3", loop=TRAINER),
+    _case("gemma2", loop=ACCELERATE),
+    _case("gpt_neox"),
+    _case("bloom"),
+    _case("phi"),
+    _case("t5", loop=TRAINER, grad_accum=2),
+    _case("bart", loop=ACCELERATE),
+    _case("vit", loop=TRAINER),
+    _case("swin", loop=TRAINER),
+    _case("convnext"),
+    _case("resnet", loop=ACCELERATE),
+    _case("segformer", loop=TRAINER),
+    _case("clip"),
+    _case("whisper", loop=TRAINER, grad_accum=2),
+    _case("wav2vec2", loop=TRAINER),
+    _case("mixtral", dtype="bfloat16"),
+    _case("qwen3_moe", dtype="bfloat16", loop=TRAINER),
+    # loops, accumulation, clipping, zero_grad
+    _case("bert", loop=TRAINER, grad_accum=3, optim="adamw_torch_fused"),
+    _case("bert", loop=TRAINER, max_grad_norm=0.0),
+    _case("bert", loop=ACCELERATE, grad_accum=3, max_grad_norm=1.0),
+    _case("gpt2", grad_accum=2, zero_grad="zero"),
+    _case("gpt2", loop=ACCELERATE, grad_accum=2),
+    # optimizers
+    _case("bert", optim="sgd_momentum_loop"),
+    _case("bert", optim="adamw_torch_foreach", max_grad_norm=1.0),
+    _case("bert", optim="adagrad_loop"),
+    _case("bert", optim="nadam"),
+    _case("bert", optim="adafactor_torch"),
+    _case("bert", optim="adafactor", loop=TRAINER),
+    _case("bert", optim="none"),
+    # checkpointing, frozen weights, half weights, eager attention
+    _case("llama", checkpointing="full"),
+    _case("llama", checkpointing="full", use_reentrant=True, loop=TRAINER),
+    _case("bert", checkpointing="full", use_reentrant=True),
+    _case("llama", freeze=("embed", "layers.[01]")),
+    _case("t5", dtype="bfloat16", loop=TRAINER),
+    _case("gpt2", attn_implementation="eager"),
+    _case("llama", attn_implementation="eager", padded=True),
+    # autocast, with the CPU's lists: casts, cache and recompute are the same code as CUDA's
+    _case("bert", precision="bf16", loop=ACCELERATE),
+    _case("llama-gqa", precision="bf16", checkpointing="full", loop=TRAINER),
+    _case("llama-gqa", precision="bf16", checkpointing="full", use_reentrant=True),
+    _case("llama", precision="bf16", freeze=("layers.0", "embed"), loop=TRAINER),
+    _case("t5", precision="bf16", grad_accum=2, loop=ACCELERATE),
+    _case("clip", precision="bf16"),
+]
+
+
+def run_both(model, setup, folder) -> tuple[Run, Run, int]:
+    """The measured run, the traced one, and how much host memory may differ."""
+    twins = twin(model, **setup)
+    setup = twins.setup
+    batches = real_loops.host_batches(twins.plans, STEPS * setup.grad_accum)
+    if setup.loop is Loop.TRAINER:
+        real = measure(lambda: real_loops.trainer(twins.real, setup, batches, folder))
+    else:
+        loop = getattr(real_loops, setup.loop.value)
+
+        def make(module):
+            return make_optimizer(module, setup, Recorder(), (2, 13))
+
+        real = measure(lambda: loop(twins.real, setup, batches, make))
+    trace = trace_training(
+        twins.built.model,
+        setup,
+        make_batch=lambda: realise(twins.plans),
+        loss_of=loss_for(twins.built),
+        gpu=GPU,
+        operators="cpu",
+    )
+    # step counters, Python numbers as tensors; random states where layers are recomputed
+    host = 8 * len(list(twins.real.parameters())) + 1024
+    if setup.checkpointing != "none":
+        host += RNG_STATE * 2 * 4
+    return real, traced(trace), host
+
+
+@pytest.mark.parametrize(("model", "setup"), CASES)
+def test_step_allocates_what_a_real_one_does(model, setup, tmp_path):
+    real, trace, host = run_both(model, setup, tmp_path)
+
+    assert abs(trace.peak - real.peak) <= 0.0025 * real.peak
+
+    measured = {phase.name: phase for phase in real.phases}
+    assert [p.name for p in trace.phases] == [n for n in measured if n in _names(trace)]
+    for phase in trace.phases:
+        same = measured[phase.name]
+        assert abs(phase.alive - same.alive) <= host, f"alive when {phase.name} begins"
+        assert abs(phase.peak - same.peak) <= host + 0.005 * real.peak, f"peak in {phase.name}"
+
+
+def _names(run: Run) -> set[str]:
+    return {phase.name for phase in run.phases}
+
+
+@pytest.mark.parametrize(
+    ("model", "setup"),
+    [
+        ("bert", {}),
+        ("albert", {}),
+        ("distilbert", {}),
+        ("opt", {}),
+        ("llama", {"grad_accum": 2}),
+        ("llama-gqa", {}),
+        ("gemma2", {}),
+        ("gpt_neox", {}),
+        ("gpt_neox", {"attn_implementation": "eager"}),
+    ],
+)
+def test_every_allocation_is_the_same_and_in_the_same_order(model, setup, tmp_path):
+    real, trace, _ = run_both(model, {"loop": PLAIN, **setup}, tmp_path)
+
+    assert len(trace.allocations(at_least=4096)) > 200
+    assert differences(real, trace, at_least=4096) == []
+
+
+def test_the_harness_sees_an_allocation_that_lives_for_an_instant():
+    from real_memory import mark
+
+    def step():
+        mark("forward 1 1")
+        x = torch.zeros(1000)
+        torch.ones(500_000)
+        mark("backward 1 1")
+        del x
+        mark("end 0 0")
+
+    run = measure(step)
+
+    assert [(p.name, p.alive, p.peak) for p in run.phases] == [
+        ("forward 1 1", 0, 2_004_000),
+        ("backward 1 1", 4000, 4000),
+    ]
