@@ -237,8 +237,9 @@ class _Caster:
                 widest = torch.get_autocast_dtype("cuda")
                 if any(t.dtype == torch.float32 for t in tensors):
                     widest = torch.float32
-                to = lambda value: self._cast(value, widest)  # noqa: E731
-                return op(*[to(a) for a in args], **{k: to(v) for k, v in kwargs.items()})
+                kwargs = {k: self._cast(v, widest) for k, v in reversed(kwargs.items())}
+                cast_args = [self._cast(a, widest) for a in reversed(args)]
+                return op(*reversed(cast_args), **kwargs)
 
         return kernel
 

@@ -99,7 +99,7 @@ def _attention(
     return sdpa.math_attention(query, key, value, mask, p, causal, scale, enable_gqa)
 
 
-def _native_layer_norm(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:  # noqa: ARG001
+def _native_layer_norm(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     """The CPU keeps mean and rstd in the dtype of half weights; CUDA and meta in fp32."""
     out, mean, rstd = func(*args, **kwargs)
     weight = args[2]
@@ -108,7 +108,7 @@ def _native_layer_norm(recorder: Recorder, func: Any, args: Any, kwargs: Any) ->
     return out, mean, rstd
 
 
-def _roll(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:  # noqa: ARG001
+def _roll(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     """``roll_cpu`` of ``ATen/native/TensorTransformations.cpp``: one ``cat`` for each dimension."""
     x = args[0]
     dims = args[2] if len(args) > 2 else kwargs.get("dims", ())

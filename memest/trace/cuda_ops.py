@@ -73,7 +73,7 @@ def _optimizers_as_on_cuda() -> Iterator[None]:
         yield
 
 
-def _dropout(x: torch.Tensor, p: float, train: bool) -> torch.Tensor:  # noqa: FBT001
+def _dropout(x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
     """``ATen/native/Dropout.cpp``: the fused kernel with a bool mask, for 0 < p < 1."""
     if p == 0 or not train or x.numel() == 0:
         return x
@@ -168,7 +168,7 @@ class _SaveInputToo(torch.autograd.Function):
     def kernel(cls, op: Any) -> Callable[..., torch.Tensor]:
         """The dispatcher's kernel for ``op``."""
 
-        def softmax(x: torch.Tensor, dim: int, half_to_float: bool) -> torch.Tensor:  # noqa: FBT001
+        def softmax(x: torch.Tensor, dim: int, half_to_float: bool) -> torch.Tensor:
             return cls.apply(x, op, dim, half_to_float)
 
         return softmax
@@ -177,12 +177,12 @@ class _SaveInputToo(torch.autograd.Function):
 # -- results that meta kernels would lay out otherwise, or that they do not have ------------------
 
 
-def _native_dropout(_: Recorder, func: Any, args: Any, kwargs: Any) -> Any:  # noqa: ARG001
+def _native_dropout(_: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     x = args[0]
     return torch.empty_like(x), torch.empty_like(x, dtype=torch.bool)
 
 
-def _native_dropout_backward(_: Recorder, func: Any, args: Any, kwargs: Any) -> Any:  # noqa: ARG001
+def _native_dropout_backward(_: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     """``masked_scale`` of ``cuda/Dropout.cu``: channels last, or else contiguous."""
     gradient = args[0]
     return torch.empty_like(gradient, memory_format=suggest_memory_format(gradient))

@@ -44,7 +44,7 @@ def _sole_owner() -> tuple[int, int]:
 
     class Watch(TorchDispatchMode):
         def __torch_dispatch__(
-            self, func: Any, types: Any, args: Any = (), kwargs: Any = None  # noqa: ARG002
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:  # fmt: skip
             if func is aten.add.Tensor and not torch.is_grad_enabled():
                 seen.append(_references(args[0]))

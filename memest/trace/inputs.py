@@ -16,7 +16,8 @@ from memest.setup import Precision, Setup, Task
 from memest.trace.build import BuiltModel
 from memest.trace.inputs_audio import audio
 from memest.trace.inputs_image import image
-from memest.trace.inputs_multimodal import contrastive, media_and_text
+from memest.trace.inputs_multimodal import media_and_text
+from memest.trace.inputs_pairs import contrastive
 from memest.trace.inputs_text import text
 from memest.trace.losses import loss_note
 from memest.trace.plans import Planned, Sizes, TensorPlan, forward_parameters, realise

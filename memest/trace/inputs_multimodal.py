@@ -27,10 +27,11 @@ from memest.trace.plans import (
     attention_mask,
     labels,
     max_positions,
+    pixels,
     target_length,
 )
 
-__all__ = ["contrastive", "media_and_text"]
+__all__ = ["media_and_text"]
 
 # families that take any resolution name none; about a quarter of a megapixel is common
 _FREE_SIZE = 448
@@ -155,10 +156,6 @@ def _marks(shape: tuple[int, int], media: Media) -> Callable[[], torch.Tensor]:
 # -- images, family by family ----------------------------------------------------------------------
 
 
-def _pixels(*shape: int) -> TensorPlan:
-    return TensorPlan(name="pixel_values", shape=shape, dtype=torch.float32)
-
-
 def _known(name: str, rows: list[Any]) -> TensorPlan:
     value = torch.tensor(rows, dtype=torch.int64)
     return TensorPlan(name=name, shape=tuple(value.shape), value=lambda: value)
@@ -169,7 +166,7 @@ def _fixed_grid(built: BuiltModel, setup: Setup) -> Media:
     config = built.config
     size, notes = image_size_of(config, setup)
     return Media(
-        plans=(_pixels(setup.batch, 3, size, size),),
+        plans=(pixels(setup.batch, 3, size, size),),
         placeholders=_fixed_tokens(config, size),
         image_size=size,
         notes=tuple(notes),
@@ -190,7 +187,7 @@ def _fixed_tokens(config: Any, size: int) -> int:
 def _captioning(built: BuiltModel, setup: Setup) -> Media:
     """BLIP reads the image by cross-attention: no placeholder."""
     size, notes = image_size_of(built.config, setup)
-    plans = (_pixels(setup.batch, 3, size, size),)
+    plans = (pixels(setup.batch, 3, size, size),)
     return Media(plans=plans, placeholders=0, image_size=size, notes=tuple(notes))
 
 
@@ -214,7 +211,7 @@ def _tiles_and_thumbnail(built: BuiltModel, setup: Setup) -> Media:
     )
     return Media(
         plans=(
-            _pixels(setup.batch, rows * columns + 1, 3, tile, tile),
+            pixels(setup.batch, rows * columns + 1, 3, tile, tile),
             _known("image_sizes", [[min(height, width)] * 2] * setup.batch),
         ),
         placeholders=placeholders,
@@ -232,7 +229,7 @@ def _tiles(built: BuiltModel, setup: Setup) -> Media:
     count += 1 if count > 1 else 0
     each = int((tile // vision.patch_size) ** 2 * vision.pixel_shuffle_ratio**2)
     return Media(
-        plans=(_pixels(setup.batch * count, 3, tile, tile),),
+        plans=(pixels(setup.batch * count, 3, tile, tile),),
         placeholders=count * each,
         image_size=size,
         notes=(f"images of {size} x {size}: {count} tile(s) of {tile} x {tile}",),
@@ -252,7 +249,7 @@ def _padded_tiles(built: BuiltModel, setup: Setup) -> Media:
     length = setup.seq_len or DEFAULT_SEQ_LEN
     return Media(
         plans=(
-            _pixels(batch, 1, count, 3, tile, tile),
+            pixels(batch, 1, count, 3, tile, tile),
             _known("aspect_ratio_ids", [[1]] * batch),
             _known("aspect_ratio_mask", [[[1] + [0] * (count - 1)]] * batch),
             TensorPlan(name="cross_attention_mask", shape=(batch, length, 1, count), fill=1),
@@ -283,7 +280,7 @@ def _row_of_patches(built: BuiltModel, setup: Setup) -> Media:
     width = channels * vision.temporal_patch_size * vision.patch_size**2
     return Media(
         plans=(
-            _pixels(setup.batch * side**2, width),
+            pixels(setup.batch * side**2, width),
             _known("image_grid_thw", [[1, side, side]] * setup.batch),
         ),
         placeholders=(side // merge) ** 2,
@@ -305,7 +302,7 @@ def _merged_patches(built: BuiltModel, setup: Setup) -> Media:
         )
     return Media(
         plans=(
-            _pixels(setup.batch, 3, size, size),
+            pixels(setup.batch, 3, size, size),
             _known("image_sizes", [[size, size]] * setup.batch),
         ),
         placeholders=(size // unit) ** 2,
@@ -330,7 +327,7 @@ def _padded_patches(built: BuiltModel, setup: Setup) -> Media:
     tokens = (side // pool) ** 2
     return Media(
         plans=(
-            _pixels(setup.batch, budget, 3 * vision.patch_size**2),
+            pixels(setup.batch, budget, 3 * vision.patch_size**2),
             TensorPlan(
                 name="image_position_ids", shape=shape, value=lambda: positions.expand(shape)
             ),
@@ -380,55 +377,3 @@ _FAMILIES: dict[str, Callable[[BuiltModel, Setup], Media]] = {
         _row_of_patches,
     ),
 }
-
-
-# -- two towers ------------------------------------------------------------------------------------
-
-
-def contrastive(built: BuiltModel, setup: Setup, parameters: Mapping[str, Any]) -> Planned:
-    """Pairs of text and image (or sound), and the model's own contrastive loss."""
-    config, batch = built.config, setup.batch
-    limit = max_positions(config.text_config)
-    if setup.seq_len is not None:
-        length, notes = seq_len_of(built, setup)
-    else:
-        length = min(limit or DEFAULT_SEQ_LEN, 77)
-        notes = [f"texts of {length} tokens (--seq-len sets it)"]
-    ids = (batch, length)
-    end = getattr(config.text_config, "eos_token_id", None)
-
-    def words() -> torch.Tensor:
-        made = torch.full(ids, WORD, dtype=torch.int64)
-        if isinstance(end, int):
-            made[:, -1] = end
-        return made
-
-    plans = [TensorPlan(name="input_ids", shape=ids, value=words)]
-    if config.model_type != "siglip":
-        # SigLIP was trained on padded texts without a mask, and its processor makes none
-        plans.append(attention_mask(ids, padded=setup.padded))
-    size = seconds = None
-    if "pixel_values" in parameters:
-        size, said = image_size_of(config, setup)
-        plans.append(_pixels(batch, 3, size, size))
-    else:
-        seconds, said = _sound(config, setup, plans)
-    if "return_loss" in parameters:
-        plans.append(TensorPlan(name="return_loss", dtype=torch.bool, constant=True))
-    sizes = Sizes(seq_len=length, image_size=size, audio_seconds=seconds)
-    return tuple(plans), sizes, [*notes, *said]
-
-
-# CLAP: 10 s at 48 kHz with a hop of 480 samples
-_CLAP_SECONDS = 10.0
-_CLAP_FRAMES = 1001
-
-
-def _sound(config: Any, setup: Setup, plans: list[TensorPlan]) -> tuple[float, list[str]]:
-    seconds, notes = seconds_of(setup, window=_CLAP_SECONDS)
-    fused = getattr(config.audio_config, "enable_fusion", False)
-    bins = getattr(config.audio_config, "num_mel_bins", 64)
-    shape = (setup.batch, 4 if fused else 1, _CLAP_FRAMES, bins)
-    plans.append(TensorPlan(name="input_features", shape=shape, dtype=torch.float32))
-    plans.append(TensorPlan(name="is_longer", shape=(setup.batch, 1), dtype=torch.bool, fill=0))
-    return seconds, notes

@@ -119,7 +119,7 @@ class AdamWOfTransformers(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "betas": (0.9, 0.999), "eps": 1e-6})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # noqa: ARG002
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """One update."""
         for group in self.param_groups:
             for parameter in group["params"]:
@@ -175,7 +175,7 @@ class MasterWeights:
             parameter.copy_(master)
             master.grad = None
 
-    def zero_grad(self, set_to_none: bool = True) -> None:  # noqa: FBT001, FBT002
+    def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the half gradients."""
         for parameter in self.parameters:
             if set_to_none:

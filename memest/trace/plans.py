@@ -23,6 +23,7 @@ __all__ = [
     "forward_parameters",
     "labels",
     "max_positions",
+    "pixels",
     "realise",
     "target_length",
     "tokens",
@@ -195,6 +196,11 @@ def attention_mask(
 def labels(shape: tuple[int, ...]) -> TensorPlan:
     """Token labels, none of them ignored."""
     return TensorPlan(name="labels", shape=shape, fill=WORD)
+
+
+def pixels(*shape: int) -> TensorPlan:
+    """Images as processors return them."""
+    return TensorPlan(name="pixel_values", shape=shape, dtype=torch.float32)
 
 
 def class_labels(built: BuiltModel, batch: int) -> TensorPlan:

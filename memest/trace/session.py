@@ -20,6 +20,7 @@ from memest.trace.inputs import TensorPlan, plan_batch, realise
 from memest.trace.legacy import attention_of, masks_as_before, model_as_before
 from memest.trace.losses import loss_for
 from memest.trace.switches import set_checkpointing, set_use_cache
+from memest.trace.tasks import task_of_class
 from memest.trace.ties import separate_head
 from memest.trace.training import trace_training
 
@@ -151,7 +152,8 @@ def _from_module(setup: Setup, module: Any, inputs: Any, loss: Any) -> BuiltRun:
             "loss=lambda outputs, batch: ...)."
         )
     if setup.task is Task.AUTO:
-        built = replace(built, task=_task_of(twin))
+        both = bool(getattr(config, "is_encoder_decoder", False))
+        built = replace(built, task=task_of_class(type(twin), encoder_decoder=both))
     plans, sizes, notes = plan_batch(built, setup)
     resolved = replace(
         setup,
@@ -163,24 +165,6 @@ def _from_module(setup: Setup, module: Any, inputs: Any, loss: Any) -> BuiltRun:
         resolved, built, None, lambda s: plan_batch(built, s)[0], loss or loss_for(built),
         tuple(notes),
     )  # fmt: skip
-
-
-def _task_of(model: torch.nn.Module) -> Task:
-    endings = {
-        "ForSequenceClassification": Task.SEQUENCE_CLASSIFICATION,
-        "ForTokenClassification": Task.TOKEN_CLASSIFICATION,
-        "ForQuestionAnswering": Task.QUESTION_ANSWERING,
-        "ForMaskedLM": Task.MASKED_LM,
-        "ForCausalLM": Task.CAUSAL_LM,
-        "LMHeadModel": Task.CAUSAL_LM,
-        "ForImageClassification": Task.IMAGE_CLASSIFICATION,
-        "ForSemanticSegmentation": Task.IMAGE_SEGMENTATION,
-        "ForCTC": Task.CTC,
-        "ForAudioClassification": Task.AUDIO_CLASSIFICATION,
-        "ForConditionalGeneration": Task.SEQ2SEQ_LM,
-    }
-    name = type(model).__name__
-    return next((task for ending, task in endings.items() if name.endswith(ending)), Task.BASE)
 
 
 def _twin(module: torch.nn.Module) -> torch.nn.Module:

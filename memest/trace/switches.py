@@ -61,7 +61,7 @@ def _method(model: Any, verb: str) -> Any:
 
 
 def reentrant(setup: Setup) -> bool:
-    """transformers passed True until 4.57, False from 5.0 on; a plain older one torch's True."""
+    """Transformers passed True until 4.57, False from 5.0 on; a plain older one torch's True."""
     if setup.use_reentrant is not None:
         return setup.use_reentrant
     return (setup.software.transformers or (5, 0)) < (5, 0)

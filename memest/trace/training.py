@@ -21,9 +21,9 @@ from memest.trace.autocast import CUDA, autocast_on_meta
 from memest.trace.cpu_ops import CPU_LISTS, cpu_handlers, cpu_operators
 from memest.trace.cuda_ops import cuda_handlers, cuda_operators
 from memest.trace.in_place import in_place_handlers
-from memest.trace.library import transformers_on_meta
 from memest.trace.kernels import kernel_handlers
 from memest.trace.legacy import library_as_before, scores_kept
+from memest.trace.library import transformers_on_meta
 from memest.trace.loops import Run, run_steps
 from memest.trace.optimizers import make_optimizer
 from memest.trace.recorder import Recorder

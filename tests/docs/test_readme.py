@@ -38,3 +38,14 @@ def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#]+)", page.read_text(encoding="utf-8")):
         if "://" not in target:
             assert (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize(("name", "page"), [("cli_page", "cli"), ("workspaces_page", "workspaces")])
+def test_generated_pages_have_not_drifted(name, page):
+    spec = importlib.util.spec_from_file_location(name, ROOT / f"tools/{name}.py")
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+
+    assert (ROOT / f"docs/{page}.md").read_text(encoding="utf-8") == tool.page(), (
+        f"docs/{page}.md has drifted: run python tools/{name}.py"
+    )

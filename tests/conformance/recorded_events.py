@@ -1,10 +1,9 @@
-"""Recorded and predicted events in one form, and their alignment."""
+"""Recorded and predicted events in one form."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
-from difflib import SequenceMatcher
 
 from memest.profile.stream import Stream
 from memest.replay.snapshot import TraceEvent
@@ -19,10 +18,6 @@ class Event:
     born: bool
     number: int
     size: int
-
-    @property
-    def signed(self) -> int:
-        return self.size if self.born else -self.size
 
 
 def recorded_events(trace: Iterable[TraceEvent]) -> list[Event]:
@@ -40,22 +35,18 @@ def recorded_events(trace: Iterable[TraceEvent]) -> list[Event]:
     return events
 
 
-def predicted_events(stream: Stream, begin: int) -> list[Event]:
-    """The same for a predicted stream from one event on."""
+def predicted_events(
+    stream: Stream, begin: int, end: int, *, without: Container[str] = ()
+) -> list[Event]:
+    """The same for a part of a predicted stream, less the allocations with some labels."""
     events: list[Event] = []
     numbers: dict[int, int] = {}
-    for value in stream.events[begin:]:
+    for value in stream.events[begin:end]:
+        if stream.label_names[stream.labels[max(value, ~value)]].rpartition(": ")[2] in without:
+            continue
         if value >= 0:
             numbers[value] = len(numbers)
             events.append(Event(True, numbers[value], stream.sizes[value]))
         else:
             events.append(Event(False, numbers.get(~value, FOREIGN), stream.sizes[~value]))
     return events
-
-
-def align(recorded: list[Event], predicted: list[Event]) -> list[tuple[str, int, int, int, int]]:
-    """Where two histories differ, as difflib's opcodes without the equal parts."""
-    matcher = SequenceMatcher(
-        None, [e.signed for e in recorded], [e.signed for e in predicted], autojunk=False
-    )
-    return [code for code in matcher.get_opcodes() if code[0] != "equal"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from unittest import mock
 
@@ -14,7 +15,7 @@ from memest.setup import Loop, Precision, Setup
 from memest.trace import training
 from memest.trace.loops import Run
 from memest.trace.training import TracePlan, trace_training
-from models import AdamWByHand, BigModel, SmallModel, cross_entropy_by_hand
+from recorded_models import AdamWByHand, BigModel, SmallModel, cross_entropy_by_hand
 
 H100 = GpuTraits((9, 0), 132, 2048, (2, 6))
 # the card of the small runs is not named; its cuBLAS workspace is not the one of Hopper
@@ -32,7 +33,9 @@ class Case:
         big: which of the two models.
         precision: of autocast.
         whole: a whole step was recorded; else the forward alone.
-        warm: steps ran before the recorded one.
+        warm: steps of the same model ran before the recorded one.
+        used: another model ran in the same process before; cuBLAS has its workspaces, and the
+            weights lie in segments of that run.
     """
 
     file: str
@@ -40,20 +43,22 @@ class Case:
     big: bool
     precision: Precision
     whole: bool
-    warm: bool
+    warm: bool = False
+    used: bool = False
 
 
 CASES = (
-    Case("h100_lm3b_fp32_ctx128_fullstep", 128, True, Precision.FP32, True, False),
-    Case("h100_lm3b_fp32_ctx256_fullstep", 256, True, Precision.FP32, True, False),
-    Case("h100_lm3b_autocast_ctx128_forward", 128, True, Precision.BF16, False, False),
-    Case("small_lm_fp32_fwd_bwd", 128, False, Precision.FP32, False, True),
-    Case("small_lm_autocast_bf16_fwd_bwd", 128, False, Precision.BF16, False, True),
+    Case("h100_lm3b_fp32_ctx128_fullstep", 128, True, Precision.FP32, True),
+    Case("h100_lm3b_fp32_ctx256_fullstep", 256, True, Precision.FP32, True, used=True),
+    Case("h100_lm3b_autocast_ctx128_forward", 128, True, Precision.BF16, False),
+    Case("small_lm_fp32_fwd_bwd", 128, False, Precision.FP32, False, warm=True),
+    Case("small_lm_autocast_bf16_fwd_bwd", 128, False, Precision.BF16, False, warm=True),
 )
 
 
-def predict(case: Case) -> tuple[Stream, int]:
-    """The stream of a recorded run, and the event at which the recording begins."""
+@functools.cache
+def predict(case: Case) -> tuple[Stream, int, int]:
+    """The stream of a recorded run, and between which of its events the recording was made."""
     with torch.device("meta"):
         model = (BigModel if case.big else SmallModel)(positions=case.length)
     gpu = H100 if case.big else OTHER
@@ -78,12 +83,12 @@ def predict(case: Case) -> tuple[Stream, int]:
                 plan=TracePlan(steps=steps),
             )
     stream = make_stream(trace, gpu, num_steps=steps)
-    begin = [
-        position
+    positions = {
+        mark.phase: position
         for mark, position in zip(stream.marks, stream.mark_positions, strict=True)
-        if mark.phase is Phase.FORWARD
-    ]
-    return stream, begin[-1]
+    }
+    end = positions.get(Phase.ZERO_GRAD, len(stream.events))
+    return stream, positions[Phase.FORWARD], end
 
 
 def _forward(run: Run, num_steps: int) -> None:

@@ -163,9 +163,7 @@ class BigModel(nn.Module):
     ) -> None:  # fmt: skip
         super().__init__()
         self.embedding = LookUp(vocabulary, width)
-        self.layers = nn.ModuleList(
-            BigBlock(width, heads, inner, positions) for _ in range(layers)
-        )
+        self.layers = nn.ModuleList(BigBlock(width, heads, inner, positions) for _ in range(layers))
         self.norm = NormOfNorm(width)
         self.head = WeightFirst(vocabulary, width)
 

@@ -1,0 +1,57 @@
+"""bert-large-uncased as the documentation and a notebook measured it: within 3 % each."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+V100 = (
+    "fp32-bs4", "fp32-bs1-ga4", "fp32-bs1-ga4-gc", "fp16-bs4", "fp16-bs1-ga4-gc",
+    "fp32-bs4-adafactor", "fp16-bs1-ga4-gc-adafactor",
+)  # fmt: skip
+RTX_3090 = ("bs1-ga4", "bs1-ga4-gc", "bs8-ga8", "bs8-ga8-gc", "bs120-gc-maxfit")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [f"hf-doc-v100-bert-large-{n}" for n in V100] + [f"nb3090-bert-large-{n}" for n in RTX_3090],
+)
+def test_row_is_within_three_percent(tool, by_id, name):
+    outcome = tool.predict(by_id[name])
+    assert outcome.scored
+    assert abs(outcome.error) <= 3.0, (outcome.predicted, outcome.measured)
+    assert outcome.oom is not True
+
+
+def test_checkpointed_batch_survives_at_the_limit_of_the_card(tool, by_id):
+    outcome = tool.predict(by_id["nb3090-bert-large-bs120-gc-maxfit"])
+    assert outcome.retries > 0
+    assert outcome.oom is False
+
+
+def test_largest_checkpointed_batch_is_within_three_of_the_published_one(tool, by_id):
+    largest, safe = tool.batch_that_fits(by_id["nb3090-bert-large-bs120-gc-maxfit"])
+    assert abs(largest - 120) <= 3
+    assert 0 < safe <= largest
+
+
+def test_torch_1_9_explains_the_fp16_row(tool, by_id):
+    record = by_id["hf-doc-v100-bert-large-fp16-bs4"]
+    older = {**record, "software": {**record["software"], "torch": "1.9"}}
+    assert abs(tool.predict(older).error) < abs(tool.predict(record).error) / 3
+
+
+def test_bitsandbytes_is_refused_not_guessed(tool, by_id):
+    outcome = tool.predict(by_id["hf-doc-v100-bert-large-fp32-bs4-adam8bit"])
+    assert outcome.predicted is None
+    assert "not modelled" in outcome.where
+    assert not outcome.scored
+
+
+def test_rows_without_a_published_context_are_not_scored(tool, by_id):
+    record = by_id["notes3090-bert-large-bs4"]
+    outcome = tool.Outcome(record, 2, 1, "")
+    assert not outcome.scored
+    assert "not scored" in tool._remark(outcome)
+    assert dataclasses.replace(outcome, record={**record, "device_context_bytes": 1}).scored

@@ -1,0 +1,213 @@
+"""Each mechanism of older software on a small model: what it changes, and where it ends."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import pytest
+import torch
+
+from memest.errors import ConfigError
+from memest.events import ALLOC
+from memest.hardware.catalogue import find_gpu, traits
+from memest.models.resolve import resolve_model
+from memest.profile.stream import make_stream
+from memest.replay.replay import replay
+from memest.setup import Attention, Setup, Software
+from memest.trace.legacy import attention_of
+from memest.trace.optimizers import make_optimizer
+from memest.trace.session import build
+from memest.tracing import Tracer
+
+LAYERS, BATCH, LENGTH = 2, 3, 16
+GPT2 = {
+    "model_type": "gpt2", "n_layer": LAYERS, "n_embd": 32, "n_head": 4, "n_positions": 64,
+    "vocab_size": 120,
+}  # fmt: skip
+QWEN2 = {
+    "model_type": "qwen2", "num_hidden_layers": LAYERS, "hidden_size": 32, "vocab_size": 120,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 64,
+}  # fmt: skip
+OPT = {
+    "model_type": "opt", "num_hidden_layers": LAYERS, "hidden_size": 32, "vocab_size": 120,
+    "num_attention_heads": 4, "ffn_dim": 64, "word_embed_proj_dim": 32,
+    "max_position_embeddings": 64,
+}  # fmt: skip
+
+
+@pytest.fixture
+def trace(tmp_path):
+    def make(config, software, **setup):
+        path = tmp_path / "config.json"
+        path.write_text(json.dumps(config))
+        known = {"task": "causal-lm", "loop": "plain", "batch": BATCH, "seq_len": LENGTH}
+        values = {**known, "dtype": "float32", "optim": "sgd", **setup}
+        wanted = Setup(software=Software.parse(software), **values)
+        gpu = traits(find_gpu("RTX 3090"), wanted.software.torch or (2, 13))
+        return Tracer(setup=wanted, source=resolve_model(str(path))).trace(gpu)
+
+    return make
+
+
+def made(trace, module=""):
+    """How many storages each operator makes in the modules whose path ends so."""
+    counts = Counter()
+    for event in trace.events:
+        if event & 3 == ALLOC:
+            number = event >> 2
+            if trace.module_names[trace.modules[number]].endswith(module):
+                counts[trace.op_names[trace.ops[number]].split(".")[1]] += 1
+    return counts
+
+
+def peak(trace, software_torch=(2, 6)):
+    gpu = traits(find_gpu("RTX 3090"), software_torch)
+    stream = make_stream(trace, gpu, num_steps=2)
+    return replay(stream.events, stream.sizes).peak_allocated_bytes
+
+
+@pytest.mark.parametrize(
+    ("family", "software", "expected"),
+    [
+        ("bert", "torch=1.10,transformers=4.18", Attention.EAGER),
+        ("bert", "transformers=4.40", Attention.EAGER),
+        ("bert", "transformers=4.41", Attention.AUTO),
+        ("llama", "transformers=4.36", Attention.AUTO),
+        ("t5", "transformers=4.57", Attention.EAGER),
+        ("t5", "transformers=5.0", Attention.AUTO),
+        ("qwen3", "transformers=4.51", Attention.AUTO),
+        ("qwen3", "", Attention.AUTO),
+        ("llama", "torch=1.13,transformers=4.48", Attention.EAGER),
+    ],
+)
+def test_attention_of_the_time(family, software, expected):
+    assert attention_of(family, Setup(software=Software.parse(software))) is expected
+
+
+def test_attention_that_was_asked_for_stays():
+    setup = Setup(attn_implementation="sdpa", software=Software.parse("transformers=4.18"))
+    assert attention_of("bert", setup) is Attention.SDPA
+
+
+def test_caches_kept_the_first_keys_without_a_copy(trace):
+    eager = {"attn_implementation": "eager", "use_cache": True}
+    old, new = (trace(GPT2, f"transformers={v}", **eager) for v in ("4.54", "4.56"))
+    assert made(new, "attn")["cat"] - made(old, "attn")["cat"] == 2 * LAYERS * 2  # two steps
+
+
+def test_operands_of_sdpa_were_made_contiguous(trace):
+    old, new = (trace(GPT2, f"transformers={v}", use_cache=False) for v in ("4.55", "4.56"))
+    assert made(old, "attn")["clone"] - made(new, "attn")["clone"] == 3 * LAYERS * 2
+
+
+def test_opt_scaled_its_queries_inside_sdpa(trace):
+    old, new = (trace(OPT, f"transformers={v}", padded=True) for v in ("4.52", "4.53"))
+    assert made(old, "self_attn")["mul"] < made(new, "self_attn")["mul"]
+    assert made(old, "self_attn")["clone"] < made(new, "self_attn")["clone"]
+
+
+def test_grouped_heads_were_repeated(trace):
+    old, new = (trace(QWEN2, f"transformers={v},torch=2.6") for v in ("4.53", "4.54"))
+    assert not any(call.grouped for call in old.attention_choices)
+    assert any(call.grouped for call in new.attention_choices)
+
+
+@pytest.mark.parametrize(
+    ("config", "last"),
+    [(QWEN2, "4.52"), (GPT2, "4.53"), (OPT, "5.0")],
+    ids=["qwen2", "gpt2", "opt"],
+)
+def test_masks_were_additive_and_shared(trace, config, last):
+    major, minor = map(int, last.split("."))
+    following = f"{major}.{minor + 1}"
+    old, new = (
+        trace(config, f"transformers={v},torch=2.6", padded=True) for v in (last, following)
+    )
+    assert made(new, "attn")["where"] == LAYERS * 2
+    assert made(old, "attn")["where"] == 0
+    assert made(old)["zeros"] > made(new)["zeros"]
+
+
+def test_dense_batches_need_no_mask_in_any_version(trace):
+    old, new = (made(trace(QWEN2, f"transformers={v}")) for v in ("4.52", "4.53"))
+    assert old["where"] == new["where"] == 0
+
+
+def test_loss_copied_the_shifted_logits(trace):
+    def copies(version):
+        found = trace(GPT2, f"transformers={version}")
+        size = BATCH * (LENGTH - 1) * GPT2["vocab_size"] * 4
+        return sum(
+            1
+            for number, nbytes in enumerate(found.sizes)
+            if nbytes == size and found.op_names[found.ops[number]].startswith("aten.clone")
+        )
+
+    assert copies("4.48") == 2
+    assert copies("4.49") == 0
+
+
+def test_gpt2_had_a_causal_buffer_in_every_layer(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(GPT2))
+
+    def buffers(version):
+        setup = Setup(software=Software.parse(f"transformers={version}"), task="causal-lm")
+        return build(setup, resolve_model(str(path)), None, None, None).facts.buffers
+
+    assert buffers("5.1") == 0
+    assert buffers("5.0") == LAYERS * GPT2["n_positions"] ** 2
+    assert buffers("4.57") == LAYERS * (GPT2["n_positions"] ** 2 + 1)
+
+
+class Gelu(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(32, 64), torch.nn.Linear(64, 32)
+
+    def forward(self, x):
+        return self.second(torch.nn.functional.gelu(self.first(x)))
+
+
+def _gelu(torch_version):
+    setup = Setup(
+        precision="fp16", loop="plain", optim="none", batch=8, num_steps=1,
+        software=Software(torch=torch_version),
+    )  # fmt: skip
+    tracer = Tracer(
+        setup=setup, module=Gelu(), inputs={"x": torch.randn(8, 32)},
+        loss=lambda out, batch: out.float().sum(),
+    )  # fmt: skip
+    found = tracer.trace(traits(find_gpu("V100"), torch_version))
+    return Counter(found.sizes)
+
+
+def test_autocast_ran_gelu_in_fp32_until_torch_1_9():
+    wide = 8 * 64 * 4
+    assert _gelu((1, 9))[wide] > _gelu((1, 10))[wide]
+    assert _gelu((1, 10)) == _gelu((1, 11))
+
+
+@pytest.mark.parametrize("loop", ["plain", "accelerate"])
+def test_where_zero_grad_is_called(trace, loop):
+    peaks = [
+        peak(trace(GPT2, "torch=2.6", loop=loop, zero_grad_at=at))
+        for at in ("after-step", "before-forward", "before-backward")
+    ]
+    assert peaks[0] == peaks[1] < peaks[2]
+
+
+def test_trainer_decides_itself_where_gradients_go():
+    with pytest.raises(ConfigError, match="--zero-grad-at before-forward"):
+        Setup(zero_grad_at="before-forward")
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "foreach"),
+    [("adafactor_torch", (2, 6), False), ("adamw_torch", (2, 6), True), ("sgd", (1, 13), False)],
+)
+def test_implementation_that_torch_takes_by_default(name, version, foreach):
+    model = torch.nn.Linear(4, 4, device="meta")
+    optimizer = make_optimizer(model, Setup(optim=name), None, version)
+    assert bool(optimizer.defaults["foreach"]) is foreach

@@ -1,0 +1,54 @@
+"""Write docs/cli.md from the commands' own help.
+
+python tools/cli_page.py          # rewrite docs/cli.md
+python tools/cli_page.py --check  # fail if it has drifted
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+PAGE = Path(__file__).parents[1] / "docs" / "cli.md"
+COMMANDS = ("estimate", "fits", "replay", "models", "gpus", "env")
+HEAD = """# The command line
+
+Written by `tools/cli_page.py` from the commands themselves. Options carry the names of Hugging Face's
+`TrainingArguments`; underscores work as well as dashes. Data goes to stdout, everything else to
+stderr. Exit codes: 0 done (for `fits`: it fits), 1 failure, 2 wrong usage, 3 tight, 4 does not fit,
+5 unknown model or GPU, 6 missing extra.
+"""
+
+
+def page() -> str:
+    """The page as it should be."""
+    environment = os.environ | {
+        "COLUMNS": "100",
+        "NO_COLOR": "1",
+        "TERMINAL_WIDTH": "100",
+        "_TYPER_FORCE_DISABLE_TERMINAL": "1",
+    }
+    parts = [HEAD]
+    for command in COMMANDS:
+        done = subprocess.run(
+            [sys.executable, "-m", "memest", command, "--help"],
+            capture_output=True, text=True, check=True, env=environment,
+        )  # fmt: skip
+        text = "\n".join(line.rstrip() for line in done.stdout.strip("\n").splitlines())
+        parts.append(f"## memest {command}\n\n```text\n{text}\n```\n")
+    return "\n".join(parts)
+
+
+def main() -> int:
+    """Rewrite or check the page."""
+    wanted = page()
+    if "--check" in sys.argv[1:]:
+        return 0 if PAGE.is_file() and PAGE.read_text(encoding="utf-8") == wanted else 1
+    PAGE.write_text(wanted, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
