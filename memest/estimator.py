@@ -15,7 +15,7 @@ from memest.profile.stream import make_stream
 from memest.replay.conf import parse_alloc_conf
 from memest.replay.replay import replay
 from memest.result import Estimate, Interval, Peak, Row, Verdict
-from memest.setup import Setup
+from memest.setup import Loop, Setup
 from memest.tracing import Tracer, installed_version
 from memest.units import MIB, format_size, parse_size
 
@@ -170,6 +170,18 @@ def _notes(tracer: Tracer, traced: list[str], main: Card, rows: tuple[Row, ...])
             f"autocast keeps the fp32 weights and adds {format_size(copies)} of half-precision "
             "copies of them at the peak: at small batches that can outweigh what the smaller "
             "activations save."
+        )
+    version = setup.software.transformers
+    if (
+        version
+        and version < (4, 54)
+        and setup.loop is Loop.TRAINER
+        and (setup.optim == "adamw_torch_fused")
+    ):
+        usual = "adamw_hf" if version < (4, 36) else "adamw_torch"
+        notes.append(
+            f"the Trainer of transformers {version[0]}.{version[1]} took --optim {usual} unless "
+            "told otherwise; this is priced with adamw_torch_fused."
         )
     if setup.grad_accum > 1:
         notes.append(

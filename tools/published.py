@@ -3,9 +3,9 @@
     python tools/published.py                  all records, table on stdout, tables into the page
     python tools/published.py --only t5 --dry  some records, nothing written
 
-Records are JSON lines in ``data/reference``; a folder named by ``MEMEST_REFERENCE`` (by default
-``../shared/reference``, if it is there) may hold more in the same form. A record that names no
-sequence length is a range: it is run at both ends and not scored.
+Records are JSON lines in ``data/reference``; a folder named by ``MEMEST_REFERENCE`` may hold
+more in the same form. A record that names no sequence length is a range: it is run at both ends and
+not scored.
 """
 
 from __future__ import annotations
@@ -87,9 +87,9 @@ class Outcome:
 def records(only: str = "") -> list[dict[str, Any]]:
     """All complete records, those of the repository first; ids are taken once."""
     extra = os.environ.get("MEMEST_REFERENCE")
-    folder = Path(extra) if extra else ROOT.parent / "shared" / "reference"
+    more = sorted(Path(extra).glob("*.jsonl")) if extra else []
     found: dict[str, dict[str, Any]] = {}
-    for path in (*sorted(RECORDS.glob("*.jsonl")), *sorted(folder.glob("*.jsonl"))):
+    for path in (*sorted(RECORDS.glob("*.jsonl")), *more):
         for line in path.read_text(encoding="utf-8").splitlines():
             record = json.loads(line) if line.strip() else {}
             if isinstance(record.get("setup"), dict) and "metric" in record:

@@ -10,6 +10,7 @@ from memest.hidden.layout import (
     integer,
     is_contiguous,
     numel,
+    round_up,
     tensor,
 )
 from memest.hidden.registry import rule
@@ -19,25 +20,30 @@ __all__ = ["nonzero_scratch", "radix_sort_scratch"]
 
 _SMALL_SORT = 4096
 _DIGITS = 256
+_ALIGNMENT = 256
 
 
 def radix_sort_scratch(
     n: int, key_bytes: int, value_bytes: int, bits: int, *, freed_before: int | None = None
 ) -> Hidden:
-    """Scratch of one cub radix sort: a second array of keys and values, look-back and histograms.
+    """Scratch of one cub radix sort: histograms, look-back, a second array of keys and values.
 
     1 byte while one tile takes everything. The tile sizes belong to cub and to the GPU; the
-    upper bound allows for half of the assumed ones.
+    upper bound allows for half of the assumed ones. cub aligns every part to 256 bytes, and the
+    first one within what it is given. Histograms count with the type of ``n``, 8 bytes.
+
+    Recorded: 1 byte for n up to 2048, 72191 for n = 4096 of 8 + 8 bytes and 14 bits.
     """
     width = max(key_bytes, value_bytes, 4)
     if n <= 256 * max(1, 19 * 4 // width):
         return Hidden(1, "sort scratch", freed_before=freed_before)
     passes = max(1, ceil_div(bits, 8))
     tile = 384 * max(1, 21 * 4 // width)
-    second = n * (key_bytes + value_bytes) if passes > 1 else 0
-    tables = (passes * _DIGITS + passes) * 4
     look_back = ceil_div(n, tile) * _DIGITS * 4
-    expected = second + tables + look_back
+    parts = [passes * _DIGITS * 8, look_back, passes * 4]
+    if passes > 1:
+        parts += [n * key_bytes, n * value_bytes]
+    expected = sum(round_up(part, _ALIGNMENT) for part in parts) + _ALIGNMENT - 1
     high = expected + look_back + 64 * KIB
     return Hidden(expected, "sort scratch", high_nbytes=high, freed_before=freed_before)
 

@@ -121,10 +121,10 @@ def autocast_on_meta(
         with (
             mock.patch.object(torch, "clear_autocast_cache", clear),
             mock.patch.object(torch.autocast, "__init__", init),
-            mock.patch("torch.cuda.amp.common.amp_definitely_not_available", lambda: False),
-            mock.patch("torch.cuda.is_bf16_supported", lambda *_, **__: True),
+            mock.patch("torch.cuda.amp.common.amp_definitely_not_available", return_value=False),
+            mock.patch("torch.cuda.is_bf16_supported", return_value=True),
             # checkpointing enters autocast again for the device of its inputs
-            mock.patch("torch.utils.checkpoint._infer_device_type", lambda *_: "cuda"),
+            mock.patch("torch.utils.checkpoint._infer_device_type", return_value="cuda"),
             torch._C._IncludeDispatchKeyGuard(_KEY),
         ):
             yield
@@ -189,7 +189,9 @@ class _Caster:
                 # compilers evaluate C++ arguments from the last to the first: weights come first
                 kwargs = {k: cast(v) for k, v in reversed(kwargs.items())}
                 cast_args = [cast(a) for a in reversed(args)]
-                return op(*reversed(cast_args), **kwargs)
+                out = op(*reversed(cast_args), **kwargs)
+                _drop_lists(cast_args)
+                return out
 
         return kernel
 
@@ -239,7 +241,9 @@ class _Caster:
                     widest = torch.float32
                 kwargs = {k: self._cast(v, widest) for k, v in reversed(kwargs.items())}
                 cast_args = [self._cast(a, widest) for a in reversed(args)]
-                return op(*reversed(cast_args), **kwargs)
+                out = op(*reversed(cast_args), **kwargs)
+                _drop_lists(cast_args)
+                return out
 
         return kernel
 
@@ -291,6 +295,14 @@ def _eligible(value: Any) -> bool:
         and value.dtype != torch.float64
         and value.device.type != "cpu"
     )
+
+
+def _drop_lists(values: list[Any]) -> None:
+    """Let go of the casts in lists from the first to the last, as a C++ vector does."""
+    for value in values:
+        if isinstance(value, list):
+            value.reverse()
+            value.clear()  # Python drops the last one first
 
 
 def _flat(values: Any) -> Iterator[Any]:

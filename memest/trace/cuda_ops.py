@@ -67,7 +67,7 @@ def _optimizers_as_on_cuda() -> Iterator[None]:
             for kind in ("foreach", "fused"):
                 stack.enter_context(
                     mock.patch(
-                        f"{where}._get_{kind}_kernels_supported_devices", lambda: list(devices)
+                        f"{where}._get_{kind}_kernels_supported_devices", return_value=devices
                     )
                 )
         yield
@@ -93,9 +93,9 @@ def _softmax_with(op: Any) -> Callable[..., torch.Tensor]:
 
 
 def _rms_norm(
-    x: torch.Tensor, shape: list[int], weight: torch.Tensor | None = None, eps: float | None = None
-) -> torch.Tensor:
-    return _RmsNorm.apply(x, weight, len(shape), eps)
+    x: torch.Tensor, shape: list[int], weight: Any = None, eps: Any = None
+) -> torch.Tensor:  # fmt: skip
+    return _RmsNorm.apply(x, weight, len(shape))
 
 
 def _rms_norm_parts(
@@ -115,7 +115,7 @@ class _RmsNorm(torch.autograd.Function):
     """``_fused_rms_norm``: keeps input, weight and one fp32 number a row."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: Any, dims: int, eps: Any) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, weight: Any, dims: int) -> torch.Tensor:
         rows = x.shape[: x.dim() - dims] + (1,) * dims
         rstd = torch.empty(rows, dtype=torch.float32, device=x.device)
         dtype = x.dtype if weight is None else torch.promote_types(x.dtype, weight.dtype)
@@ -123,10 +123,10 @@ class _RmsNorm(torch.autograd.Function):
         return torch.empty(x.shape, dtype=dtype, device=x.device)
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        x, weight, _ = ctx.saved_tensors
+    def backward(ctx: Any, *_: torch.Tensor) -> Any:
+        x, weight, _rstd = ctx.saved_tensors
         grad_weight = torch.empty_like(weight) if weight is not None else None
-        return torch.empty_like(x), grad_weight, None, None
+        return torch.empty_like(x), grad_weight, None
 
 
 def _attention(

@@ -127,9 +127,7 @@ def _count_items(run: Run, samples: list[Batch]) -> torch.Tensor | None:
     return items / 1
 
 
-def _training_step(
-    run: Run, inputs: Batch, items: Any, step: int, micro_step: int
-) -> torch.Tensor:
+def _training_step(run: Run, inputs: Batch, items: Any, step: int, micro_step: int) -> torch.Tensor:
     run.recorder.mark(Phase.FORWARD, step, micro_step)
     loss = _compute_loss(run, dict(inputs), items)
     run.recorder.mark(Phase.BACKWARD, step, micro_step)
@@ -234,7 +232,8 @@ def to_fp32(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return type(value)(to_fp32(v) for v in value)
     if isinstance(value, Mapping):
-        return type(value)({k: to_fp32(v) for k, v in value.items()})
+        kind: Any = type(value)
+        return kind({k: to_fp32(v) for k, v in value.items()})
     return value
 
 

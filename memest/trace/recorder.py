@@ -35,6 +35,8 @@ _BIRTH_CATEGORY = {
     Phase.BATCH: _CODE[Category.INPUTS],
 }
 
+# They return an alias of their argument, on a storage that may be new or may have grown.
+_NEW_STORAGE = frozenset(("aten::resize_", "aten::set_"))
 # How an operator's result is looked at.
 _PLAIN, _ALIASES, _SITE = 0, 1, 2
 
@@ -214,11 +216,9 @@ class Recorder(TorchDispatchMode):
         position = bisect_right(self._node_starts, node._sequence_nr()) - 1
         return self._node_modules[position] if position >= 0 else 0
 
-    # -- the stream ---------------------------------------------------------------------------------
+    # -- the stream -------------------------------------------------------------------------------
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kind = self._kinds.get(func)
         if kind is None:
             kind = self._kinds[func] = self._kind(func)
@@ -248,17 +248,19 @@ class Recorder(TorchDispatchMode):
         if has_rule(_op_name(func)):
             return _SITE
         returns = func._schema.returns
-        # ``resize_`` and ``set_`` return an alias on a storage that may be new or larger
         if returns and all(r.alias_info is not None for r in returns):
-            return _PLAIN if func._schema.name in ("aten::resize_", "aten::set_") else _ALIASES
+            return _PLAIN if func._schema.name in _NEW_STORAGE else _ALIASES
         return _PLAIN if returns else _ALIASES
 
     def _born(self, tensor: torch.Tensor, func: Any) -> None:
         storage = tensor.untyped_storage()
         key = storage._cdata
-        if key in self._live:
-            return
         size = storage.nbytes()
+        known = self._live.get(key)
+        if known is not None:
+            if size > self.trace.sizes[known]:
+                self._grown(tensor, func, known)
+            return
         if size == 0 or tensor.device.type != self._device:
             return
         trace = self.trace
@@ -279,6 +281,14 @@ class Recorder(TorchDispatchMode):
                 self._recomputed.append(number)
             elif self._recomputed:
                 self._settle_recompute()
+
+    def _grown(self, tensor: torch.Tensor, func: Any, known: int) -> None:
+        """A storage grew in place: new memory is taken, then the old given back."""
+        key = tensor.untyped_storage()._cdata
+        del self._live[key]
+        self._born(tensor, func)
+        self.trace.categories[self._live[key]] = self.trace.categories[known]
+        self.trace.events.append(known << 2 | FREE)
 
     def _gravedigger(self, key: int) -> Callable[[Any], None]:
         live, watch, events = self._live, self._watch, self.trace.events

@@ -76,8 +76,11 @@ def _flash_runs(call: SdpaCall, gpu: GpuTraits) -> bool:
         return False
     # 12.x has the small shared memory of 8.6 and 8.9, where large heads cannot train
     small = gpu.capability in ((8, 6), (8, 9)) or gpu.capability[0] == 12
-    if call.needs_grad and small and call.head_dim > 192 and not (
-        call.head_dim > 224 and call.dropout == 0
+    if (
+        call.needs_grad
+        and small
+        and call.head_dim > 192
+        and not (call.head_dim > 224 and call.dropout == 0)
     ):
         return False
     return not call.is_causal or call.query_len == call.key_len

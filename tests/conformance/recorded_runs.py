@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import enum
 import functools
 from dataclasses import dataclass
 from unittest import mock
 
 import torch
+from recorded_medium import AdamWOutOfPlace, MediumModel, cross_entropy_by_gather
+from recorded_models import AdamWByHand, BigModel, SmallModel, cross_entropy_by_hand
 
 from memest.events import Phase
 from memest.hidden.call import GpuTraits
@@ -15,12 +18,20 @@ from memest.setup import Loop, Precision, Setup
 from memest.trace import training
 from memest.trace.loops import Run
 from memest.trace.training import TracePlan, trace_training
-from recorded_models import AdamWByHand, BigModel, SmallModel, cross_entropy_by_hand
 
 H100 = GpuTraits((9, 0), 132, 2048, (2, 6))
-# the card of the small runs is not named; its cuBLAS workspace is not the one of Hopper
+# the cards of the other runs are not named; their cuBLAS workspace is not the one of Hopper
 OTHER = GpuTraits((8, 9), 128, 1536, (2, 6))
-BATCH, VOCABULARY = 4, 10_000
+BATCH, WARM_UPS = 4, 5
+
+
+class Script(enum.Enum):
+    """What was run, and which part of it was recorded."""
+
+    STEP = "one step of the big model"
+    FORWARD = "one forward of the big model"
+    INFERENCE = "a forward of the small model without gradients, after others"
+    WARM_STEP = "a step of the medium model after five others"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,58 +41,72 @@ class Case:
     Attributes:
         file: name without suffix.
         length: positions of a sequence.
-        big: which of the two models.
+        script: what was run.
         precision: of autocast.
-        whole: a whole step was recorded; else the forward alone.
-        warm: steps of the same model ran before the recorded one.
         used: another model ran in the same process before; cuBLAS has its workspaces, and the
             weights lie in segments of that run.
+        off: predicted minus recorded peaks from an empty allocator: allocated and reserved.
+        unordered_end: the last deaths are autocast's cache, which is a hash table of addresses.
     """
 
     file: str
     length: int
-    big: bool
+    script: Script
     precision: Precision
-    whole: bool
-    warm: bool = False
     used: bool = False
+    off: tuple[int, int] = (0, 0)
+    unordered_end: bool = False
 
 
+F32, BF16 = Precision.FP32, Precision.BF16
 CASES = (
-    Case("h100_lm3b_fp32_ctx128_fullstep", 128, True, Precision.FP32, True),
-    Case("h100_lm3b_fp32_ctx256_fullstep", 256, True, Precision.FP32, True, used=True),
-    Case("h100_lm3b_autocast_ctx128_forward", 128, True, Precision.BF16, False),
-    Case("small_lm_fp32_fwd_bwd", 128, False, Precision.FP32, False, warm=True),
-    Case("small_lm_autocast_bf16_fwd_bwd", 128, False, Precision.BF16, False, warm=True),
-)
+    Case("h100_lm3b_fp32_ctx128_fullstep", 128, Script.STEP, F32),
+    Case(
+        "h100_lm3b_fp32_ctx256_fullstep", 256, Script.STEP, F32, used=True,
+        off=(360_448, -23_068_672),
+    ),
+    Case("h100_lm3b_autocast_ctx128_forward", 128, Script.FORWARD, BF16),
+    Case("small_lm_fp32_fwd_bwd", 128, Script.INFERENCE, F32),
+    Case(
+        "small_lm_autocast_bf16_fwd_bwd", 128, Script.INFERENCE, BF16, off=(1 << 20, 0),
+        unordered_end=True,
+    ),
+    # by the names that their authors gave them
+    Case("memory_ctx512_fullstep_", 512, Script.STEP, F32, used=True, off=(0, 304_087_040)),
+    Case("memory_ctx512_forward_mixed", 512, Script.FORWARD, BF16, used=True),
+    Case("medium_128_training_memory_snapshot", 128, Script.WARM_STEP, F32),
+    Case("medium_256_training_memory_snapshot", 256, Script.WARM_STEP, F32, off=(512, -41_943_040)),
+    Case("medium_512_training_memory_snapshot", 512, Script.WARM_STEP, BF16, off=(2_949_120, 0)),
+    Case("medium_1024_training_memory_snapshot", 1024, Script.WARM_STEP, BF16, off=(1_343_488, 0)),
+)  # fmt: skip
 
 
 @functools.cache
 def predict(case: Case) -> tuple[Stream, int, int]:
     """The stream of a recorded run, and between which of its events the recording was made."""
+    make_model, make_optimizer, runner = {
+        Script.STEP: (BigModel, AdamWByHand, training.run_steps),
+        Script.FORWARD: (BigModel, AdamWByHand, _forward),
+        Script.INFERENCE: (SmallModel, AdamWByHand, _inference),
+        Script.WARM_STEP: (MediumModel, AdamWOutOfPlace, _warm_step),
+    }[case.script]
     with torch.device("meta"):
-        model = (BigModel if case.big else SmallModel)(positions=case.length)
-    gpu = H100 if case.big else OTHER
-    steps = 2 if case.warm else 1
-    setup = Setup(loop=Loop.PLAIN, precision=case.precision, optim="adamw_torch", num_steps=steps)
-
-    def make_batch() -> dict[str, torch.Tensor]:
-        return {"ids": torch.empty(BATCH, case.length, dtype=torch.int64, device="meta")}
-
-    def optimizer(model: torch.nn.Module, *_: object) -> AdamWByHand:
-        return AdamWByHand(model.parameters())
-
-    with mock.patch.object(training, "make_optimizer", optimizer):
-        runner = training.run_steps if case.whole else (_forward if case.big else _inference)
-        with mock.patch.object(training, "run_steps", runner):
-            trace = trace_training(
-                model,
-                setup,
-                make_batch=make_batch,
-                loss_of=lambda logits, batch: cross_entropy_by_hand(logits, batch["ids"]),
-                gpu=gpu,
-                plan=TracePlan(steps=steps),
-            )
+        model = make_model(positions=case.length)
+    gpu = H100 if make_model is BigModel else OTHER
+    steps = {Script.INFERENCE: 2, Script.WARM_STEP: WARM_UPS + 1}.get(case.script, 1)
+    setup = Setup(loop=Loop.PLAIN, precision=case.precision, num_steps=steps)
+    with (
+        mock.patch.object(training, "make_optimizer", lambda m, *_: make_optimizer(m.parameters())),
+        mock.patch.object(training, "run_steps", runner),
+    ):
+        trace = trace_training(
+            model,
+            setup,
+            make_batch=lambda: {"ids": ids(case.length)},
+            loss_of=lambda logits, batch: cross_entropy_by_hand(logits, batch["ids"]),
+            gpu=gpu,
+            plan=TracePlan(steps=steps),
+        )
     stream = make_stream(trace, gpu, num_steps=steps)
     positions = {
         mark.phase: position
@@ -89,6 +114,15 @@ def predict(case: Case) -> tuple[Stream, int, int]:
     }
     end = positions.get(Phase.ZERO_GRAD, len(stream.events))
     return stream, positions[Phase.FORWARD], end
+
+
+def ids(length: int, *batches: int) -> torch.Tensor:
+    return torch.empty(*batches, BATCH, length, dtype=torch.int64, device="meta")
+
+
+def _region(run: Run) -> torch.autocast:
+    enabled = run.precision is Precision.BF16
+    return torch.autocast("cuda", dtype=torch.bfloat16, enabled=enabled)
 
 
 def _forward(run: Run, num_steps: int) -> None:
@@ -117,6 +151,30 @@ def _infer(run: Run, batch: dict[str, torch.Tensor]) -> None:
         _ = run.model(**batch)["logits"]
 
 
-def _region(run: Run) -> torch.autocast:
-    enabled = run.precision is Precision.BF16
-    return torch.autocast("cuda", dtype=torch.bfloat16, enabled=enabled)
+def _warm_step(run: Run, num_steps: int) -> None:
+    """Steps on batches that are all there from the start; the last step ends without zero_grad."""
+    run.recorder.mark(Phase.BATCH, 1)
+    length = run.make_batch()["ids"].shape[-1]
+    warm, last = ids(length, num_steps - 1), ids(length, 1)
+    warm_targets, last_targets = ids(length, num_steps - 1), ids(length, 1)
+    logits = loss = None
+    for step in range(1, num_steps):
+        run.recorder.mark(Phase.FORWARD, step, 1)
+        with _region(run):
+            logits = run.model(warm[step - 1])
+            loss = cross_entropy_by_gather(logits, warm_targets[step - 1])
+        run.recorder.mark(Phase.BACKWARD, step, 1)
+        loss.backward()
+        run.recorder.mark(Phase.OPTIMIZER, step)
+        run.optimizer.step()
+        run.optimizer.zero_grad()
+    del logits, loss
+    run.recorder.mark(Phase.FORWARD, num_steps, 1)
+    with _region(run):
+        logits = run.model(last[0])
+        loss = cross_entropy_by_gather(logits, last_targets[0])
+    run.recorder.mark(Phase.BACKWARD, num_steps, 1)
+    loss.backward()
+    run.recorder.mark(Phase.OPTIMIZER, num_steps)
+    run.optimizer.step()
+    run.recorder.forget()

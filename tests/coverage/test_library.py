@@ -222,3 +222,17 @@ def test_state_space_layers_do_not_loop_over_the_sequence(trace, model_id):
 
     assert len(long.events) < 1.5 * len(short.events)
     assert any("mamba-ssm" in note for note in long.notes)
+
+
+def test_a_short_sequence_does_not_change_the_model(build):
+    """BigBird gives its sparse attention up when a sequence is short: only for that trace."""
+    built, _ = build("google/bigbird-roberta-base")
+    encoder = built.model.bert.encoder
+    from memest.trace.library import _same_attention_type
+
+    with _same_attention_type(built.model):
+        built.model.bert.set_attention_type("original_full")
+        assert encoder.attention_type == "original_full"
+
+    assert encoder.attention_type == "block_sparse"
+    assert encoder.layer[0].attention.attention_type == "block_sparse"

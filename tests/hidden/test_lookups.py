@@ -61,6 +61,24 @@ class TestIndexPut:
         assert [h.nbytes for h in found] == [4096] * 7 + [1]
         assert [h.freed_before for h in found] == [2, None, 4, 4, None, None, None, None]
 
+    def test_index_on_the_host_is_scaled_there_and_copied(self, dense, allocate, h100):
+        rows = dataclasses.replace(dense(512, dtype="int64"), on_host=True)
+        args = dense(512, 10_000), (rows, dense(512, dtype="int64")), dense(512), True, True
+        found = allocate(h100, self.OP, *args)
+        assert [h.nbytes for h in found] == [4096] * 6 + [1]
+        assert [h.freed_before for h in found] == [None, 3, 3, None, None, None, None]
+
+    def test_look_up_with_an_index_on_the_host(self, dense, allocate, h100):
+        rows = dataclasses.replace(dense(512, dtype="int64"), on_host=True)
+        args = dense(512, 10_000), (rows, dense(512, dtype="int64"))
+        (copy,) = allocate(h100, "aten.index.Tensor", *args, outputs=(dense(512),))
+        assert (copy.nbytes, copy.before_outputs) == (4096, True)
+
+    def test_index_on_the_host_is_broadcast_before_it_is_copied(self, dense, sizes, h100):
+        rows = dataclasses.replace(dense(8, 1, dtype="int64"), on_host=True)
+        found = sizes(h100, "aten.index.Tensor", dense(8, 376), (rows, dense(376, dtype="int64")))
+        assert found == [8 * 376 * 8] * 2
+
     def test_assignment_needs_nothing(self, dense, sizes, h100):
         args = dense(10, 4), (dense(3, dtype="int64"),), dense(3, 4)
         assert sizes(h100, "aten.index_put_.default", *args) == []

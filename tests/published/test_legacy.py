@@ -57,7 +57,8 @@ def made(trace, module=""):
         if event & 3 == ALLOC:
             number = event >> 2
             if trace.module_names[trace.modules[number]].endswith(module):
-                counts[trace.op_names[trace.ops[number]].split(".")[1]] += 1
+                name = trace.op_names[trace.ops[number]].removeprefix("aten.")
+                counts[name.partition(".")[0]] += 1
     return counts
 
 

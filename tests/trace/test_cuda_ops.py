@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.nn import functional
+
 from memest.hidden.call import GpuTraits
 from memest.setup import SdpaBackend
 from memest.trace.cuda_ops import cuda_handlers, cuda_operators
 from memest.trace.kernels import kernel_handlers
 from memest.trace.recorder import Recorder
-from torch.nn import functional
 
 N = 64 * 64
 
@@ -18,9 +19,7 @@ class Seen:
     """One forward (and backward) on meta with CUDA's operators of one torch version."""
 
     def __init__(self, function, *shapes, dtype=torch.float32, version=(2, 13), backward=True):
-        gpu = GpuTraits(
-            capability=(8, 0), sm_count=108, max_threads_per_sm=2048, torch=version
-        )
+        gpu = GpuTraits(capability=(8, 0), sm_count=108, max_threads_per_sm=2048, torch=version)
         recorder = Recorder({**cuda_handlers(), **kernel_handlers()})
         inputs = [torch.empty(s, device="meta", dtype=dtype, requires_grad=True) for s in shapes]
         with cuda_operators(gpu, SdpaBackend.AUTO), recorder:
@@ -79,8 +78,9 @@ def test_softmax_kept_its_input_until_torch_1_10(name):
 def test_outside_the_context_meta_behaves_as_before():
     x = torch.empty(4, 4, device="meta", requires_grad=True)
     before = type(functional.rms_norm(x, (4,)).grad_fn)
-    with cuda_operators(GpuTraits(capability=(8, 0), sm_count=1, max_threads_per_sm=1),
-                        SdpaBackend.AUTO):
+    with cuda_operators(
+        GpuTraits(capability=(8, 0), sm_count=1, max_threads_per_sm=1), SdpaBackend.AUTO
+    ):
         assert type(functional.rms_norm(x, (4,)).grad_fn) is not before
     assert type(functional.rms_norm(x, (4,)).grad_fn) is before
 

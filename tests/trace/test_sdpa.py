@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+
 from memest.hidden.call import GpuTraits
 from memest.setup import SdpaBackend
 from memest.trace.cuda_ops import cuda_handlers, cuda_operators
@@ -23,9 +24,7 @@ CALL = SdpaCall(
 
 
 def gpu(capability, version=(2, 10)) -> GpuTraits:
-    return GpuTraits(
-        capability=capability, sm_count=80, max_threads_per_sm=2048, torch=version
-    )
+    return GpuTraits(capability=capability, sm_count=80, max_threads_per_sm=2048, torch=version)
 
 
 @pytest.mark.parametrize(
@@ -74,9 +73,7 @@ def gpu(capability, version=(2, 10)) -> GpuTraits:
     ],
 )
 def test_the_kernel_pytorch_picks(changes, capability, version, expected):
-    chosen = choose_backend(
-        replace(CALL, **changes), gpu(capability, version), SdpaBackend.AUTO
-    )
+    chosen = choose_backend(replace(CALL, **changes), gpu(capability, version), SdpaBackend.AUTO)
     assert chosen is expected
 
 
@@ -96,8 +93,10 @@ def _forward(backend, dtype=torch.float16, *, mask=None, heads=8, key_heads=8, l
         out = torch.nn.functional.scaled_dot_product_attention(
             query, key, value, mask, enable_gqa=heads != key_heads
         )
-    made = [(recorder.trace.op_names[o], s) for o, s in zip(
-        recorder.trace.ops, recorder.trace.sizes, strict=True)]
+    made = [
+        (recorder.trace.op_names[o], s)
+        for o, s in zip(recorder.trace.ops, recorder.trace.sizes, strict=True)
+    ]
     alive = [s for i, s in enumerate(recorder.trace.sizes) if i in recorder._live.values()]
     assert out.shape == query.shape
     return made, alive
