@@ -92,7 +92,8 @@ def index_put(call: OpCall, gpu: GpuTraits) -> tuple[Hidden, ...]:
     wrapped and scaled there and copied once.
 
     Source: ATen/native/cuda/Indexing.cu, index_put_with_sort_kernel, IndexingUtils (2.x).
-    Evidence: recorded (H100, torch 2.6: one and two index tensors, n = 512 and 1024).
+    Evidence: recorded (one and two index tensors, n = 512 to 4096, one of them on the host;
+    torch 2.6 and later, H100 and another card).
     """
     target, values = tensor(call, 0, "self"), tensor(call, 2, "values")
     indices = argument(call, 1, "indices")

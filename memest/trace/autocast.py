@@ -123,8 +123,9 @@ def autocast_on_meta(
             mock.patch.object(torch.autocast, "__init__", init),
             mock.patch("torch.cuda.amp.common.amp_definitely_not_available", return_value=False),
             mock.patch("torch.cuda.is_bf16_supported", return_value=True),
-            # checkpointing enters autocast again for the device of its inputs
-            mock.patch("torch.utils.checkpoint._infer_device_type", return_value="cuda"),
+            # checkpointing enters autocast again for the device of its inputs (a function, not a
+            # mock's return_value: mocks keep the arguments of their calls, here the inputs, alive)
+            mock.patch("torch.utils.checkpoint._infer_device_type", lambda *_: "cuda"),  # noqa: PT008
             torch._C._IncludeDispatchKeyGuard(_KEY),
         ):
             yield

@@ -54,7 +54,7 @@ def build(
     built = replace(built, notes=(*built.notes, *untied))
     if inputs is not None:
         return _run(setup, built, source, _given(inputs), loss or loss_for(built), ())
-    plans, sizes, notes = plan_batch(built, setup)
+    _, sizes, notes = plan_batch(built, setup)
     resolved = replace(
         setup,
         seq_len=sizes.seq_len if sizes.seq_len is not None else setup.seq_len,
@@ -119,7 +119,7 @@ def trace_built(run: BuiltRun, setup: Setup, gpu: GpuTraits) -> Trace:
     )  # fmt: skip
 
 
-# -- live modules -----------------------------------------------------------------------------------
+# -- live modules ---------------------------------------------------------------------------------
 
 
 def _from_module(setup: Setup, module: Any, inputs: Any, loss: Any) -> BuiltRun:
@@ -154,7 +154,7 @@ def _from_module(setup: Setup, module: Any, inputs: Any, loss: Any) -> BuiltRun:
     if setup.task is Task.AUTO:
         both = bool(getattr(config, "is_encoder_decoder", False))
         built = replace(built, task=task_of_class(type(twin), encoder_decoder=both))
-    plans, sizes, notes = plan_batch(built, setup)
+    _, sizes, notes = plan_batch(built, setup)
     resolved = replace(
         setup,
         seq_len=sizes.seq_len or setup.seq_len,

@@ -61,6 +61,13 @@ class TestIndexPut:
         assert [h.nbytes for h in found] == [4096] * 7 + [1]
         assert [h.freed_before for h in found] == [2, None, 4, 4, None, None, None, None]
 
+    def test_sort_of_more_than_one_tile(self, dense, sizes, h100):
+        # recorded: n = 2048 needs 1 byte, n = 4096 of 10 000 rows 72191
+        for batch, scratch in ((2, 1), (4, 72_191)):
+            values = dense(batch, 1024, 1024)
+            args = dense(10_000, 1024), (dense(batch, 1024, dtype="int64"),), values, True, True
+            assert sizes(h100, self.OP, *args)[-1] == scratch
+
     def test_index_on_the_host_is_scaled_there_and_copied(self, dense, allocate, h100):
         rows = dataclasses.replace(dense(512, dtype="int64"), on_host=True)
         args = dense(512, 10_000), (rows, dense(512, dtype="int64")), dense(512), True, True

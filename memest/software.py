@@ -1,0 +1,55 @@
+"""Software of another time as an input: the versions that will train."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from dataclasses import dataclass
+
+from memest.errors import ConfigError
+
+__all__ = ["Software"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Software:
+    """The versions of the software that will train, where they differ from what is installed.
+
+    Attributes:
+        torch: (major, minor) of PyTorch, None for the installed one.
+        transformers: (major, minor) of transformers, None for the installed one.
+        cuda: (major, minor) of the CUDA toolkit PyTorch was built with.
+    """
+
+    torch: tuple[int, int] | None = None
+    transformers: tuple[int, int] | None = None
+    cuda: tuple[int, int] | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Software:
+        """Read ``torch=1.10,transformers=4.18``.
+
+        Raises:
+            ConfigError: for an unknown package or a version that is no number.
+        """
+        values: dict[str, tuple[int, int]] = {}
+        for item in filter(None, (part.strip() for part in text.split(","))):
+            name, _, version = item.partition("=")
+            name = name.strip().lower()
+            match = re.match(r"^=?(\d+)(?:\.(\d+))?", version.strip())
+            if name not in ("torch", "transformers", "cuda"):
+                raise ConfigError(
+                    f"--software {item!r}: {name!r} is not a package whose version changes the "
+                    "answer; write torch, transformers or cuda, as in torch=1.10,transformers=4.18"
+                )
+            if match is None:
+                raise ConfigError(
+                    f"--software {item!r}: {version!r} is no version; write for example {name}=2.6"
+                )
+            values[name] = (int(match.group(1)), int(match.group(2) or 0))
+        return cls(**values)
+
+    def to_dict(self) -> dict[str, str]:
+        """The declared versions as text, for JSON."""
+        pairs = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return {name: ".".join(map(str, v)) for name, v in pairs.items() if v is not None}
