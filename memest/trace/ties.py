@@ -31,7 +31,10 @@ def separate_head(model: Any, config: dict[str, Any]) -> list[str]:
     except (AttributeError, NotImplementedError):
         return []
     weight = getattr(head, "weight", None)
-    if weight is None or weight is not getattr(embedding, "weight", None):
+    if weight is None:
         return []
-    head.weight = torch.nn.Parameter(torch.empty_like(weight), requires_grad=weight.requires_grad)
+    trains = bool(weight.requires_grad)
+    if weight is not getattr(embedding, "weight", None):
+        return []
+    head.weight = torch.nn.Parameter(torch.empty_like(weight), requires_grad=trains)
     return ["the head has a weight of its own, as in the checkpoint (tie_word_embeddings: false)"]

@@ -33,36 +33,36 @@ class FakeNvml:
     """The calls of pynvml that memest makes, on boards of our choosing."""
 
     NVMLError = NvmlError
-    nvmlMemory_v2 = 2  # noqa: N815 - pynvml's name
+    nvmlMemory_v2 = 2
 
     def __init__(self, *boards, driver="550.54.15", works=True, version_two=True):
         self.boards, self.driver, self.works, self.version_two = boards, driver, works, version_two
         self.open = 0
 
-    def nvmlInit(self):  # noqa: N802
+    def nvmlInit(self):
         if not self.works:
             raise NvmlError("Driver Not Loaded")
         self.open += 1
 
-    def nvmlShutdown(self):  # noqa: N802
+    def nvmlShutdown(self):
         self.open -= 1
 
-    def nvmlSystemGetDriverVersion(self):  # noqa: N802
+    def nvmlSystemGetDriverVersion(self):
         return self.driver
 
-    def nvmlDeviceGetCount(self):  # noqa: N802
+    def nvmlDeviceGetCount(self):
         return len(self.boards)
 
-    def nvmlDeviceGetHandleByIndex(self, index):  # noqa: N802
+    def nvmlDeviceGetHandleByIndex(self, index):
         return self.boards[index]
 
-    def nvmlDeviceGetName(self, board):  # noqa: N802
+    def nvmlDeviceGetName(self, board):
         return board.name
 
-    def nvmlDeviceGetUUID(self, board):  # noqa: N802
+    def nvmlDeviceGetUUID(self, board):
         return b"GPU-0"
 
-    def nvmlDeviceGetMemoryInfo(self, board, version=None):  # noqa: N802
+    def nvmlDeviceGetMemoryInfo(self, board, version=None):
         if not board.readable or (version and not self.version_two):
             raise NvmlError("Not Supported")
         free = board.total - board.used
@@ -73,17 +73,17 @@ class FakeNvml:
             )
         return SimpleNamespace(total=board.total, used=board.used, free=free)
 
-    def nvmlDeviceGetCudaComputeCapability(self, board):  # noqa: N802
+    def nvmlDeviceGetCudaComputeCapability(self, board):
         if board.capability is None:
             raise NvmlError("Not Supported")
         return board.capability
 
-    def nvmlDeviceGetMigMode(self, board):  # noqa: N802
+    def nvmlDeviceGetMigMode(self, board):
         if not board.mig:
             raise NvmlError("Not Supported")
         return [1, 1]
 
-    def nvmlDeviceGetComputeRunningProcesses(self, board):  # noqa: N802
+    def nvmlDeviceGetComputeRunningProcesses(self, board):
         return board.processes
 
 
