@@ -15,10 +15,10 @@ PAGE = Path(__file__).parents[1] / "docs" / "cli.md"
 COMMANDS = ("estimate", "fits", "replay", "models", "gpus", "env")
 HEAD = """# The command line
 
-Written by `tools/cli_page.py` from the commands themselves. Options carry the names of Hugging Face's
-`TrainingArguments`; underscores work as well as dashes. Data goes to stdout, everything else to
-stderr. Exit codes: 0 done (for `fits`: it fits), 1 failure, 2 wrong usage, 3 tight, 4 does not fit,
-5 unknown model or GPU, 6 missing extra.
+Written by `tools/cli_page.py` from the commands themselves. Options carry the names of Hugging
+Face's `TrainingArguments`; underscores work as well as dashes. Data goes to stdout, everything else
+to stderr. Exit codes: 0 done (for `fits`: it fits), 1 failure, 2 wrong usage, 3 tight, 4 does not
+fit, 5 unknown model or GPU, 6 missing extra.
 """
 
 

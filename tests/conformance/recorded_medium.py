@@ -121,7 +121,7 @@ class MediumBlock(nn.Module):
 
 
 class MediumModel(nn.Module):
-    """424 M parameters at the sizes of the recordings."""
+    """423 M parameters at the sizes of the recordings."""
 
     def __init__(
         self, *, positions: int, vocabulary: int = 10_000, width: int = 1024, heads: int = 16,
