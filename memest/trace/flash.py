@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -77,13 +77,20 @@ def flash_attention_installed() -> Iterator[None]:
         "_process_flash_kwargs_fn": process(),
         "_process_with_kvcache_kwargs_fn": dict,
     }
-    known = {**utils.FLASH_ATTENTION_COMPATIBILITY_MATRIX[2]}
-    known["general_availability_check"] = lambda *_, **__: True
-    with (
-        mock.patch.multiple(utils, **functions),
-        mock.patch.dict(utils.FLASH_ATTENTION_COMPATIBILITY_MATRIX, {2: known}),
-        mock.patch.object(modeling.PreTrainedModel, "_flash_attn_import_error", return_value=None),
-    ):
+    # 5.17 does not have all of these names yet
+    functions = {name: value for name, value in functions.items() if hasattr(utils, name)}
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.multiple(utils, **functions))
+        if hasattr(utils, "FLASH_ATTENTION_COMPATIBILITY_MATRIX"):
+            matrix = utils.FLASH_ATTENTION_COMPATIBILITY_MATRIX
+            known = {**matrix[2], "general_availability_check": lambda *_, **__: True}
+            stack.enter_context(mock.patch.dict(matrix, {2: known}))
+        if hasattr(modeling.PreTrainedModel, "_flash_attn_import_error"):
+            stack.enter_context(
+                mock.patch.object(
+                    modeling.PreTrainedModel, "_flash_attn_import_error", return_value=None
+                )
+            )
         yield
 
 
