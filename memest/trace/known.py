@@ -35,7 +35,7 @@ _FACTORIES = frozenset(
 class Recipe:
     """How to compute a tensor's value: an operator over other recipes and constants."""
 
-    __slots__ = ("args", "assumption", "func", "index", "kwargs", "value")
+    __slots__ = ("args", "assumption", "func", "index", "kwargs", "make", "value")
 
     def __init__(
         self,
@@ -45,7 +45,9 @@ class Recipe:
         index: int | None = None,
         value: torch.Tensor | None = None,
         assumption: str = "",
+        make: Callable[[], torch.Tensor] | None = None,
     ) -> None:
+        self.make = make
         self.assumption = assumption
         self.func = func
         self.args = args
@@ -62,7 +64,7 @@ def attach(tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
 
 def assume(tensor: torch.Tensor, make: Callable[[], torch.Tensor], why: str) -> torch.Tensor:
     """Give a tensor the value that is assumed where weights decide; ``why`` is for the user."""
-    setattr(tensor, _ATTRIBUTE, Recipe(make, (), {}, assumption=why))
+    setattr(tensor, _ATTRIBUTE, Recipe(None, (), {}, assumption=why, make=make))
     return tensor
 
 
@@ -132,17 +134,60 @@ def _written(func: Any, args: Any, kwargs: Any, out: torch.Tensor) -> None:
     """An in-place write: the new value is known if the old one and the operands are."""
     base = out._base
     if base is not None and base is not out:
-        for tensor in (out, base):
-            if recipe_of(tensor) is not None:
-                delattr(tensor, _ATTRIBUTE)
+        _written_through(func, args, kwargs, out, base)
         return
     try:
         recipe = Recipe(func, _freeze(args), _freeze(kwargs))
     except _UnknownValueError:
-        if recipe_of(out) is not None:
-            delattr(out, _ATTRIBUTE)
+        _forget(out)
         return
     setattr(out, _ATTRIBUTE, recipe)
+
+
+def _written_through(
+    func: Any, args: Any, kwargs: Any, view: torch.Tensor, base: torch.Tensor
+) -> None:
+    """``mask[:, 0] = 1`` writes into a view: the tensor behind it changes."""
+    old, seen_as = recipe_of(base), recipe_of(view)
+    _forget(base)
+    _forget(view)
+    if old is None or seen_as is None or not _leads_to(seen_as, old):
+        return
+    try:
+        operands, options = _freeze(tuple(args[1:])), _freeze(kwargs)
+    except _UnknownValueError:
+        return
+
+    def make() -> torch.Tensor:
+        value = _compute(old).clone()
+        func(_view_again(seen_as, old, value), *_thaw(operands), **_thaw(options))
+        return value
+
+    changed = Recipe(func, (old, operands), options, make=make)
+    setattr(base, _ATTRIBUTE, changed)
+
+
+def _leads_to(recipe: Recipe, origin: Recipe) -> bool:
+    """Whether a chain of views begins at ``origin``."""
+    while recipe is not origin:
+        if not recipe.args or not isinstance(recipe.args[0], Recipe) or recipe.make is not None:
+            return False
+        recipe = recipe.args[0]
+    return True
+
+
+def _view_again(recipe: Recipe, origin: Recipe, value: torch.Tensor) -> torch.Tensor:
+    if recipe is origin:
+        return value
+    parent = _view_again(recipe.args[0], origin, value)
+    out = recipe.func(parent, *_thaw(recipe.args[1:]), **_thaw(recipe.kwargs))
+    view: torch.Tensor = out if recipe.index is None else out[recipe.index]
+    return view
+
+
+def _forget(tensor: torch.Tensor) -> None:
+    if recipe_of(tensor) is not None:
+        delattr(tensor, _ATTRIBUTE)
 
 
 class _UnknownValueError(Exception):
@@ -187,8 +232,8 @@ def evaluate(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def _compute(recipe: Recipe) -> torch.Tensor:
-    if recipe.value is None and recipe.assumption:
-        recipe.value = recipe.func()
+    if recipe.value is None and recipe.make is not None:
+        recipe.value = recipe.make()
     if recipe.value is None:
         args = _thaw(recipe.args)
         kwargs = {k: v for k, v in _thaw(recipe.kwargs).items() if k != "pin_memory"}
