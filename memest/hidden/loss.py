@@ -35,19 +35,20 @@ def _reduced_loss(spec: TensorSpec, copies: int, gpu: GpuTraits) -> tuple[Hidden
 def reduced_loss(call: OpCall, gpu: GpuTraits) -> tuple[Hidden, ...]:
     """One loss value for each element, then the scratch of the mean or sum over all of them.
 
-    ``binary_cross_entropy`` shrinks that tensor to the result without giving its memory back, so
-    there it lives as long as the loss does.
+    ``binary_cross_entropy`` shrinks that tensor to the result without giving its memory back: there
+    it is the result's own storage, which the trace shows.
 
     Source: ATen/native/Loss.cpp, cuda/Loss.cu (1.10 to 2.x).
     Evidence: source for mse_loss and smooth_l1_loss; the others: memory.
     """
     spec = tensor(call, 0, "self")
-    position = 3 if call.op.startswith("aten.binary_cross_entropy.") else 2
+    entropy = call.op.startswith("aten.binary_cross_entropy.")
+    position = 3 if entropy else 2
     if spec is None or not spec.numel:
         return ()
     if integer(call, position, "reduction", _MEAN) == _NO_REDUCTION:
         return ()
-    return _reduced_loss(spec, 1, gpu)
+    return _reduced_loss(spec, 0 if entropy else 1, gpu)
 
 
 @rule("aten.binary_cross_entropy_with_logits")

@@ -107,11 +107,7 @@ def _track_one(func: Any, args: Any, kwargs: Any, out: torch.Tensor, index: int 
     if any(out is a for a in args):
         _written(func, args, kwargs, out)
         return
-    if out.dtype not in _DISCRETE and not any(
-        isinstance(a, torch.Tensor) and (a.device.type == "cpu" or recipe_of(a) is not None)
-        for a in args
-    ):
-        # by far the most: activations and gradients
+    if out.dtype not in _DISCRETE and not _may_be_known(args, out):
         return
     if recipe_of(out) is not None or out.numel() > _MAX_ELEMENTS:
         return
@@ -128,6 +124,15 @@ def _track_one(func: Any, args: Any, kwargs: Any, out: torch.Tensor, index: int 
     if not has_tensor and (name not in _FACTORIES or out.device.type == "cpu"):
         return
     setattr(out, _ATTRIBUTE, Recipe(func, frozen_args, frozen_kwargs, index))
+
+
+def _may_be_known(args: Any, out: torch.Tensor) -> bool:
+    """A quick no for activations and gradients, which are by far the most."""
+    tensors = [a for a in args if isinstance(a, torch.Tensor)]
+    if not tensors:
+        # a number as a tensor: the two sides of a mask
+        return out.dim() == 0
+    return any(a.device.type == "cpu" or recipe_of(a) is not None for a in tensors)
 
 
 def _written(func: Any, args: Any, kwargs: Any, out: torch.Tensor) -> None:

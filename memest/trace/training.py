@@ -202,7 +202,6 @@ def _load(model: torch.nn.Module, recorder: Recorder) -> None:
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
     """Deaths must come from references going away, not from when the collector happens to run."""
-    gc.collect()
     enabled = gc.isenabled()
     gc.disable()
     try:
