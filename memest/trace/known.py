@@ -19,6 +19,7 @@ __all__ = ["Recipe", "assume", "assumptions_of", "attach", "evaluate", "recipe_o
 aten = torch.ops.aten
 
 _ATTRIBUTE = "_memest_recipe"
+_UNKNOWN: tuple[int, None] = (0, None)
 _DISCRETE = frozenset((torch.bool, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8))
 _MAX_ELEMENTS = 1 << 27
 # constants that a model makes on the CPU and moves to the device
@@ -58,13 +59,18 @@ class Recipe:
 
 def attach(tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     """Give a meta tensor a known value (a CPU tensor of the same shape, or one to expand)."""
-    setattr(tensor, _ATTRIBUTE, Recipe(None, (), {}, value=value))
+    _know(tensor, Recipe(None, (), {}, value=value))
     return tensor
+
+
+def _know(tensor: torch.Tensor, recipe: Recipe, version: int | None = None) -> None:
+    """Attach a recipe, which holds for one version of a tensor: a write makes the next one."""
+    setattr(tensor, _ATTRIBUTE, (tensor._version if version is None else version, recipe))
 
 
 def assume(tensor: torch.Tensor, make: Callable[[], torch.Tensor], why: str) -> torch.Tensor:
     """Give a tensor the value that is assumed where weights decide; ``why`` is for the user."""
-    setattr(tensor, _ATTRIBUTE, Recipe(None, (), {}, assumption=why, make=make))
+    _know(tensor, Recipe(None, (), {}, assumption=why, make=make))
     return tensor
 
 
@@ -86,7 +92,8 @@ def assumptions_of(tensor: torch.Tensor) -> set[str]:
 
 def recipe_of(tensor: Any) -> Recipe | None:
     """The recipe a tensor carries, None if its value is unknown."""
-    return getattr(tensor, _ATTRIBUTE, None)
+    version, recipe = getattr(tensor, _ATTRIBUTE, _UNKNOWN)
+    return recipe if recipe is not None and tensor._version == version else None
 
 
 def track(func: Any, args: Any, kwargs: Any, out: Any) -> None:
@@ -107,7 +114,7 @@ def _track_one(func: Any, args: Any, kwargs: Any, out: torch.Tensor, index: int 
     if any(out is a for a in args):
         _written(func, args, kwargs, out)
         return
-    if out.dtype not in _DISCRETE and not _may_be_known(args, out):
+    if out.dtype not in _DISCRETE and not _may_be_known(args):
         return
     if recipe_of(out) is not None or out.numel() > _MAX_ELEMENTS:
         return
@@ -123,16 +130,19 @@ def _track_one(func: Any, args: Any, kwargs: Any, out: torch.Tensor, index: int 
     has_tensor = any(isinstance(a, Recipe) for a in _leaves((frozen_args, frozen_kwargs)))
     if not has_tensor and (name not in _FACTORIES or out.device.type == "cpu"):
         return
-    setattr(out, _ATTRIBUTE, Recipe(func, frozen_args, frozen_kwargs, index))
+    returns = func._schema.returns
+    if returns and returns[0].alias_info is not None and isinstance(args[0], torch.Tensor):
+        # a new view shares its origin's count of writes, but only once the operator is done
+        _know(out, Recipe(func, frozen_args, frozen_kwargs, index), version=args[0]._version)
+    else:
+        _know(out, Recipe(func, frozen_args, frozen_kwargs, index))
 
 
-def _may_be_known(args: Any, out: torch.Tensor) -> bool:
+def _may_be_known(args: Any) -> bool:
     """A quick no for activations and gradients, which are by far the most."""
     tensors = [a for a in args if isinstance(a, torch.Tensor)]
-    if not tensors:
-        # a number as a tensor: the two sides of a mask
-        return out.dim() == 0
-    return any(a.device.type == "cpu" or recipe_of(a) is not None for a in tensors)
+    # without any: a mask of ones, a number as a tensor
+    return not tensors or any(a.device.type == "cpu" or recipe_of(a) is not None for a in tensors)
 
 
 def _written(func: Any, args: Any, kwargs: Any, out: torch.Tensor) -> None:
@@ -146,7 +156,7 @@ def _written(func: Any, args: Any, kwargs: Any, out: torch.Tensor) -> None:
     except _UnknownValueError:
         _forget(out)
         return
-    setattr(out, _ATTRIBUTE, recipe)
+    _know(out, recipe, out._version + 1)
 
 
 def _written_through(
@@ -156,11 +166,14 @@ def _written_through(
     old, seen_as = recipe_of(base), recipe_of(view)
     _forget(base)
     _forget(view)
-    if old is None or seen_as is None or not _leads_to(seen_as, old):
-        return
     try:
         operands, options = _freeze(tuple(args[1:])), _freeze(kwargs)
     except _UnknownValueError:
+        return
+    if seen_as is None:
+        return
+    _know(view, Recipe(func, (seen_as, *operands), options), view._version + 1)
+    if old is None or not _leads_to(seen_as, old):
         return
 
     def make() -> torch.Tensor:
@@ -169,7 +182,7 @@ def _written_through(
         return value
 
     changed = Recipe(func, (old, operands), options, make=make)
-    setattr(base, _ATTRIBUTE, changed)
+    _know(base, changed, base._version + 1)
 
 
 def _leads_to(recipe: Recipe, origin: Recipe) -> bool:
@@ -191,7 +204,7 @@ def _view_again(recipe: Recipe, origin: Recipe, value: torch.Tensor) -> torch.Te
 
 
 def _forget(tensor: torch.Tensor) -> None:
-    if recipe_of(tensor) is not None:
+    if hasattr(tensor, _ATTRIBUTE):
         delattr(tensor, _ATTRIBUTE)
 
 

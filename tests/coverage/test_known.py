@@ -40,6 +40,24 @@ def test_writes_into_a_view_change_the_tensor_behind_it():
     assert evaluate(mask).tolist() == [[1, 0, 0], [1, 2, 2]]
 
 
+def test_a_view_that_was_written_knows_its_value():
+    row = torch.zeros(2, 3, device="meta")[0]
+
+    row.add_(1)
+
+    assert evaluate(row).tolist() == [1, 1, 1]
+
+
+def test_a_view_of_something_written_elsewhere_is_not_known():
+    mask = torch.zeros(2, 3, device="meta")
+    row = mask[0]
+
+    mask[0, 1:] = 7
+
+    assert evaluate(row) is None
+    assert evaluate(mask).tolist() == [[0, 7, 7], [0, 0, 0]]
+
+
 def test_writes_of_unknown_values_make_unknown():
     mask = known([1, 2, 3])
 
