@@ -19,7 +19,7 @@ __all__ = ["Recipe", "assume", "assumptions_of", "attach", "evaluate", "recipe_o
 aten = torch.ops.aten
 
 _ATTRIBUTE = "_memest_recipe"
-_UNKNOWN: tuple[int, None] = (0, None)
+_UNKNOWN: tuple[int, None, None] = (0, None, None)
 _DISCRETE = frozenset((torch.bool, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8))
 _MAX_ELEMENTS = 1 << 27
 # constants that a model makes on the CPU and moves to the device
@@ -63,9 +63,18 @@ def attach(tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def _know(tensor: torch.Tensor, recipe: Recipe, version: int | None = None) -> None:
-    """Attach a recipe, which holds for one version of a tensor: a write makes the next one."""
-    setattr(tensor, _ATTRIBUTE, (tensor._version if version is None else version, recipe))
+def _know(
+    tensor: torch.Tensor,
+    recipe: Recipe,
+    version: int | None = None,
+    origin: Recipe | None = None,
+) -> None:
+    """Attach a recipe, which holds for one version of a tensor: a write makes the next one.
+
+    A view remembers the recipe of the tensor it looks at, to look again after a write.
+    """
+    version = tensor._version if version is None else version
+    setattr(tensor, _ATTRIBUTE, (version, recipe, origin))
 
 
 def assume(tensor: torch.Tensor, make: Callable[[], torch.Tensor], why: str) -> torch.Tensor:
@@ -92,8 +101,18 @@ def assumptions_of(tensor: torch.Tensor) -> set[str]:
 
 def recipe_of(tensor: Any) -> Recipe | None:
     """The recipe a tensor carries, None if its value is unknown."""
-    version, recipe = getattr(tensor, _ATTRIBUTE, _UNKNOWN)
-    return recipe if recipe is not None and tensor._version == version else None
+    version, recipe, origin = getattr(tensor, _ATTRIBUTE, _UNKNOWN)
+    if recipe is None or tensor._version == version:
+        return recipe
+    if origin is None or tensor._base is None:
+        return None
+    # written since, through this or another view
+    changed = recipe_of(tensor._base)
+    if changed is None or not _leads_to(recipe, origin):
+        return None
+    again = _rebased(recipe, origin, changed)
+    _know(tensor, again, origin=changed)
+    return again
 
 
 def track(func: Any, args: Any, kwargs: Any, out: Any) -> None:
@@ -133,7 +152,9 @@ def _track_one(func: Any, args: Any, kwargs: Any, out: torch.Tensor, index: int 
     returns = func._schema.returns
     if returns and returns[0].alias_info is not None and isinstance(args[0], torch.Tensor):
         # a new view shares its origin's count of writes, but only once the operator is done
-        _know(out, Recipe(func, frozen_args, frozen_kwargs, index), version=args[0]._version)
+        origin = getattr(args[0], _ATTRIBUTE, _UNKNOWN)[2] or recipe_of(args[0])
+        recipe = Recipe(func, frozen_args, frozen_kwargs, index)
+        _know(out, recipe, args[0]._version, origin)
     else:
         _know(out, Recipe(func, frozen_args, frozen_kwargs, index))
 
@@ -172,8 +193,8 @@ def _written_through(
         return
     if seen_as is None:
         return
-    _know(view, Recipe(func, (seen_as, *operands), options), view._version + 1)
     if old is None or not _leads_to(seen_as, old):
+        _know(view, Recipe(func, (seen_as, *operands), options), view._version + 1)
         return
 
     def make() -> torch.Tensor:
@@ -183,6 +204,7 @@ def _written_through(
 
     changed = Recipe(func, (old, operands), options, make=make)
     _know(base, changed, base._version + 1)
+    _know(view, _rebased(seen_as, old, changed), view._version + 1, changed)
 
 
 def _leads_to(recipe: Recipe, origin: Recipe) -> bool:
@@ -192,6 +214,14 @@ def _leads_to(recipe: Recipe, origin: Recipe) -> bool:
             return False
         recipe = recipe.args[0]
     return True
+
+
+def _rebased(recipe: Recipe, origin: Recipe, changed: Recipe) -> Recipe:
+    """The same chain of views over another tensor."""
+    if recipe is origin:
+        return changed
+    parent = _rebased(recipe.args[0], origin, changed)
+    return Recipe(recipe.func, (parent, *recipe.args[1:]), recipe.kwargs, recipe.index)
 
 
 def _view_again(recipe: Recipe, origin: Recipe, value: torch.Tensor) -> torch.Tensor:

@@ -95,6 +95,13 @@ def test_floats_made_of_known_values_are_known(on_meta):
     assert evaluate((rows == 0).all(dim=0)).tolist() == [False, False, True]
 
 
+def test_global_attention_on_the_first_token_is_seen(trace):
+    """Longformer's classifier puts it there by writing into a slice of zeros."""
+    _, traced, _ = trace("allenai/longformer-base-4096", seq_len=64)
+
+    assert not any("depends on values" in note for note in traced.notes)
+
+
 def test_what_a_weight_enters_is_not_known(on_meta):
     weight = torch.empty(3, device="meta")
 
