@@ -10,14 +10,14 @@ from memest.errors import ConfigError
 from memest.events import Category
 from memest.fit import Card, card_for, common_cards, largest_batch, reference_card, verdict_for
 from memest.models.resolve import resolve_model
-from memest.options import setup_from_options
+from memest.options import read_size, setup_from_options
 from memest.profile.stream import make_stream
 from memest.replay.conf import parse_alloc_conf
 from memest.replay.replay import replay
 from memest.result import Estimate, Interval, Peak, Row, Verdict
 from memest.setup import Loop, Setup
 from memest.tracing import Tracer, installed_version
-from memest.units import MIB, format_size, parse_size
+from memest.units import MIB, format_size
 
 if TYPE_CHECKING:
     import torch
@@ -74,9 +74,9 @@ def estimate(
         else None
     )
     torch_version = setup.software.torch or installed_version("torch") or (2, 13)
-    context = None if device_context is None else parse_size(device_context)
+    context = None if device_context is None else read_size("device_context", device_context)
     named = [gpu] if isinstance(gpu, str) else list(gpu or ())
-    memory = None if gpu_memory is None else parse_size(gpu_memory)
+    memory = None if gpu_memory is None else read_size("gpu_memory", gpu_memory)
     cards = [card_for(name, setup, torch_version, context, memory) for name in named]
     if not cards and memory is not None:
         cards = [reference_card(setup, torch_version, context, memory)]

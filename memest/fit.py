@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from memest.errors import ConfigError
+from memest.events import Trace
 from memest.hardware.capacity import usable_bytes
 from memest.hardware.catalogue import common_gpus, find_gpu, traits
 from memest.hardware.context import ContextEstimate, context_estimate, loaded_kernels_later
@@ -81,8 +81,6 @@ def _context(
 ) -> ContextEstimate:
     if given is None:
         return context_estimate(spec, torch, setup.software.cuda)
-    if given < 0:
-        raise ConfigError(f"--device-context {given} must not be negative.")
     later = loaded_kernels_later(torch, setup.software.cuda)
     return ContextEstimate(
         expected_bytes=given + later.expected_bytes,
@@ -139,12 +137,24 @@ def _survives(
 def largest_batch(card: Card, tracer: Tracer, conf: AllocatorConf) -> tuple[int, int]:
     """The largest batch that runs with the expected context, and the largest that surely fits.
 
-    Both by bisection over replays; the traces that decide are made at exactly those batches.
+    Both by bisection over replays of traces on the line through two batch sizes. Traces made at
+    the largest and the one above must say the same; if not, every batch looked at is traced.
 
     Returns:
         (largest, largest safe); 0 where not even batch 1 does.
     """
-    largest = _bisect(lambda b: _runs(card, tracer, conf, b), tracer.setup.batch)
+    gpu = card.traits
+
+    def runs(batch: int) -> bool:
+        return _runs(card, tracer, conf, tracer.at_batch(gpu, batch))
+
+    def really_runs(batch: int) -> bool:
+        return _runs(card, tracer, conf, tracer.trace(gpu, batch))
+
+    largest = _bisect(runs, tracer.setup.batch)
+    if (largest and not really_runs(largest)) or (largest < MAX_BATCH and really_runs(largest + 1)):
+        tracer.give_up_line(gpu)
+        largest = _bisect(runs, largest)
     safe = _bisect(
         lambda b: verdict_for(card, tracer, conf, b).verdict is Verdict.FITS,
         max(largest, 1),
@@ -152,9 +162,8 @@ def largest_batch(card: Card, tracer: Tracer, conf: AllocatorConf) -> tuple[int,
     return largest, safe
 
 
-def _runs(card: Card, tracer: Tracer, conf: AllocatorConf, batch: int) -> bool:
+def _runs(card: Card, tracer: Tracer, conf: AllocatorConf, trace: Trace) -> bool:
     setup = tracer.setup
-    trace = tracer.at_batch(card.traits, batch)
     stream = make_stream(trace, card.traits, num_steps=setup.num_steps, grad_accum=setup.grad_accum)
     result = replay(stream.events, stream.sizes, conf)
     expected = card.context.expected_bytes

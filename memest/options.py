@@ -16,6 +16,7 @@ from typing import Any
 from memest.errors import ConfigError, closest
 from memest.option_table import OPTIONS, Kind, Option, Panel
 from memest.setup import Setup, Software
+from memest.units import parse_size
 
 __all__ = [
     "OPTIONS",
@@ -24,6 +25,7 @@ __all__ = [
     "Panel",
     "find_option",
     "read_bool",
+    "read_size",
     "read_whole",
     "setup_from_options",
 ]
@@ -80,6 +82,24 @@ def read_whole(option: str, value: Any) -> int:
             # a count out of a NumPy array is a count
             return int(value) if isinstance(value, str) else operator.index(value)
     raise ConfigError(f"{option} {value!r} is not a whole number.")
+
+
+def read_size(name: str, value: int | str) -> int:
+    """The bytes of an option that is a size, by its keyword.
+
+    Raises:
+        ConfigError: not a size, or one that leaves no memory.
+    """
+    flag = find_option(name).flags[0]
+    try:
+        size = parse_size(value if isinstance(value, int) else str(value))
+    except (ConfigError, OverflowError) as error:
+        raise ConfigError(f"{flag}: {error}") from None
+    if name == "gpu_memory" and size <= 0:
+        raise ConfigError(f"{flag} {value} leaves no memory: write for example {flag} 24GiB.")
+    if size < 0:
+        raise ConfigError(f"{flag} {value} must not be negative.")
+    return size
 
 
 def _coerce(option: Option, value: Any) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import math
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -296,8 +297,11 @@ class Setup:
                 raise ConfigError(
                     f"--freeze {pattern!r} is not a regular expression: {error}."
                 ) from None
-        if self.max_grad_norm is not None and not self.max_grad_norm >= 0:
-            raise ConfigError(f"--max-grad-norm {self.max_grad_norm} must not be negative.")
+        if self.max_grad_norm is not None and not 0 <= self.max_grad_norm < math.inf:
+            raise ConfigError(
+                f"--max-grad-norm {self.max_grad_norm} is out of range: it must be a finite "
+                "number, 0 or more."
+            )
         if (
             self.precision is Precision.FP16
             and self.dtype is Dtype.FLOAT16

@@ -64,14 +64,24 @@ class Tracer:
 
     def trace(self, gpu: GpuTraits, batch: int | None = None) -> Trace:
         """The trace for a GPU (and another batch size than the setup's)."""
+        built = self._build()  # example inputs decide the batch of the setup
         batch = batch or self.setup.batch
         for (known_batch, choices), trace in self._traces.items():
             if known_batch == batch and self._same_choices(choices, gpu):
                 return trace
-        return self._new(gpu, batch)
+        from memest.trace.session import trace_built
+
+        self._say(f"tracing training steps at batch {batch}")
+        trace = trace_built(built, replace(self.setup, batch=batch), gpu)
+        self._traces[(batch, tuple(trace.attention_choices.items()))] = trace
+        return trace
 
     def at_batch(self, gpu: GpuTraits, batch: int) -> Trace:
-        """The trace at any batch size, by the line through two traces where it is one."""
+        """The trace at any batch size, by the line through two traces where it is one.
+
+        Two traces cannot tell a line from a curve (a contrastive loss compares all pairs of a
+        batch): where it matters, compare with :meth:`trace`.
+        """
         if batch == 1 or batch == self.setup.batch:
             return self.trace(gpu, batch)
         key = tuple(self.trace(gpu).attention_choices.items())
@@ -90,9 +100,9 @@ class Tracer:
                 pass
         return self.trace(gpu, batch)
 
-    def direct(self, gpu: GpuTraits, batch: int) -> Trace:
-        """A trace made at exactly this batch size."""
-        return self.trace(gpu, batch)
+    def give_up_line(self, gpu: GpuTraits) -> None:
+        """From now on :meth:`at_batch` traces every batch size."""
+        self._lines[tuple(self.trace(gpu).attention_choices.items())] = None
 
     def _same_choices(self, choices: tuple[tuple[Any, str], ...], gpu: GpuTraits) -> bool:
         if not choices:
@@ -104,25 +114,23 @@ class Tracer:
             for call, backend in choices
         )
 
-    def _new(self, gpu: GpuTraits, batch: int) -> Trace:
+    def _build(self) -> Any:
+        if self._built is not None:
+            return self._built
         try:
             import torch  # noqa: F401
         except ImportError as error:
             raise MissingDependencyError(
                 "Tracing a model needs torch and transformers: pip install 'memest[torch]'."
             ) from error
-        from memest.trace.session import build, trace_built
+        from memest.trace.session import build
 
-        if self._built is None:
-            self._say("building the model on the meta device")
-            self._built = build(self.setup, self.source, self.module, self.inputs, self.loss)
-            self.facts = self._built.facts
-            self.assumptions = self._built.assumptions
-            self.setup = self._built.resolved
-        self._say(f"tracing training steps at batch {batch}")
-        trace = trace_built(self._built, replace(self.setup, batch=batch), gpu)
-        self._traces[(batch, tuple(trace.attention_choices.items()))] = trace
-        return trace
+        self._say("building the model on the meta device")
+        self._built = build(self.setup, self.source, self.module, self.inputs, self.loss)
+        self.facts = self._built.facts
+        self.assumptions = self._built.assumptions
+        self.setup = self._built.resolved
+        return self._built
 
     def _say(self, text: str) -> None:
         if self.progress is not None:

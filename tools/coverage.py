@@ -192,7 +192,7 @@ def _report(rows: list[dict[str, Any]], *, reduced_layers: bool) -> str:
     lines += [
         "## Families",
         "",
-        "| family | models | trace | class | task | attention | seconds, slowest |",
+        "| family | models | trace | class | task | attention | largest trace, events |",
         "|---|---|---|---|---|---|---|",
     ]
     for family, members in sorted(families.items()):
@@ -200,10 +200,10 @@ def _report(rows: list[dict[str, Any]], *, reduced_layers: bool) -> str:
         names = ", ".join(dict.fromkeys(row["class"] for row in good)) or "-"
         tasks = ", ".join(dict.fromkeys(row["task"] for row in good)) or "-"
         attention = ", ".join(dict.fromkeys(row["attention"] for row in good)) or "-"
-        slowest = max(row["seconds"] for row in members)
+        largest = max((row["events"] for row in good), default=0)
         lines.append(
             f"| {family} | {len(members)} | {len(good)} | {names} | {tasks} | {attention} "
-            f"| {slowest:.1f} |"
+            f"| {largest:,} |"
         )
     lines += ["", "## What was assumed", "", "| note | models |", "|---|---|"]
     notes = Counter(note for row in rows for note in set(row.get("notes", ())))

@@ -21,7 +21,7 @@ from memest.cli.parameters import (
     with_options,
 )
 from memest.errors import ConfigError
-from memest.options import read_whole
+from memest.options import read_size, read_whole
 from memest.setup import choose
 
 if TYPE_CHECKING:
@@ -65,27 +65,13 @@ def _answer(
     model: str, options: dict[str, Any], output: Output, *, debug: bool, max_batch: bool
 ) -> Estimate:
     # before anything slow: what can be wrong with the words themselves
-    _check(options)
+    for name in ("gpu_memory", "device_context"):
+        if name in options:
+            read_size(name, options[name])
     from memest.estimator import estimate as predict
 
     with _silenced(debug=debug), output.progress() as progress:
         return predict(model, max_batch=max_batch, progress=progress, **options)
-
-
-def _check(options: dict[str, Any]) -> None:
-    from memest.units import parse_size
-
-    for name in ("gpu_memory", "device_context"):
-        text = options.get(name)
-        if text is None:
-            continue
-        flag = f"--{name.replace('_', '-')}"
-        try:
-            size = parse_size(text)
-        except (ConfigError, OverflowError) as error:
-            raise ConfigError(f"{flag}: {error}") from None
-        if name == "gpu_memory" and size <= 0:
-            raise ConfigError(f"{flag} {text} leaves no memory: write for example {flag} 24GiB.")
 
 
 def _depth(text: str | None, by: By | None) -> int | None:

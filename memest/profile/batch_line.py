@@ -2,9 +2,9 @@
 
 At fixed sequence length the shape of every tensor of a batch has the batch in at most one
 extent, or (flattened with the sequence) as a factor of one, so the size of every allocation is
-``c0 + c1 * batch``. Two traces give both numbers for every allocation and every operator call;
-whether that held is checked by comparing the sequences, and the result that matters is traced
-directly again.
+``c0 + c1 * batch``. Two traces give both numbers for every allocation and every operator call, and
+must agree in everything but sizes. Whether the line holds further out is for the caller to see, by
+a trace made there (``fit.largest_batch``).
 """
 
 from __future__ import annotations

@@ -33,6 +33,7 @@ _TORCH = {
     "adafactor_torch": "Adafactor",
 }
 _IMPLEMENTATIONS = {"_fused": "fused", "_foreach": "foreach", "_loop": "loop"}
+_HALF = (torch.float16, torch.bfloat16)
 _NO_DECAY = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)", re.IGNORECASE)
 
 
@@ -52,10 +53,17 @@ def make_optimizer(
     trainable = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
     if not trainable:
         raise ConfigError(
-            "No parameter trains: --freeze matches them all. Freeze less, or use --optim none for "
-            "forward and backward only."
+            "No parameter trains: --freeze matches them all. Freeze less."
+            if setup.freeze
+            else "No parameter of the model trains: it has none, or all of them are frozen."
         )
     if setup.master_weights:
+        if not any(p.dtype in _HALF for _, p in trainable):
+            raise ConfigError(
+                f"--master-weights needs half-precision weights, and these are "
+                f"{str(trainable[0][1].dtype).removeprefix('torch.')}: add --dtype bfloat16 or "
+                "--dtype float16."
+            )
         return MasterWeights(
             [p for _, p in trainable],
             lambda copies: _plain(setup.optim, [{"params": copies}], torch_version),
@@ -140,7 +148,8 @@ class AdamWOfTransformers(torch.optim.Optimizer):
 class MasterWeights:
     """Half weights and gradients, fp32 master copies and fp32 states (Apex O2, Megatron).
 
-    The step casts all half gradients to fp32, updates the copies, and writes them back. Source:
+    The step casts all half gradients to fp32, updates the copies, and writes them back. Parameters
+    that are fp32 anyway are their own master. Source:
     ``apex/amp/_process_optimizer.py`` (master gradients are made when gradients are unscaled) and
     Megatron-LM ``Float16OptimizerWithFloat16Params._copy_model_grads_to_main_grads``.
     """
@@ -149,8 +158,10 @@ class MasterWeights:
         self.parameters = parameters
         self.masters = []
         for parameter in parameters:
-            master = torch.nn.Parameter(parameter.detach().float())
-            recorder.tag(master, Category.MASTER_WEIGHTS)
+            master = parameter
+            if parameter.dtype in _HALF:
+                master = torch.nn.Parameter(parameter.detach().float())
+                recorder.tag(master, Category.MASTER_WEIGHTS)
             self.masters.append(master)
         self.inner = make(self.masters)
 
@@ -167,11 +178,16 @@ class MasterWeights:
     @torch.no_grad()
     def step(self) -> None:
         """One update of the copies, written back to the half weights."""
-        for parameter, master in zip(self.parameters, self.masters, strict=True):
+        copies = [
+            (parameter, master)
+            for parameter, master in zip(self.parameters, self.masters, strict=True)
+            if parameter is not master
+        ]
+        for parameter, master in copies:
             if parameter.grad is not None:
                 master.grad = parameter.grad.float()
         self.inner.step()
-        for parameter, master in zip(self.parameters, self.masters, strict=True):
+        for parameter, master in copies:
             parameter.copy_(master)
             master.grad = None
 

@@ -9,14 +9,14 @@ from typing import Any
 
 import torch
 
-from memest.errors import ConfigError
+from memest.errors import ConfigError, ModelLoadError
 from memest.events import Trace
 from memest.hidden.call import GpuTraits
 from memest.models.resolve import ModelSource
 from memest.result import ModelFacts
-from memest.setup import Setup, Task
-from memest.trace.build import BuiltModel, build_model, count
-from memest.trace.inputs import TensorPlan, plan_batch, realise
+from memest.setup import Attention, Dtype, Setup, Task
+from memest.trace.build import BuiltModel, _freeze, build_model, count
+from memest.trace.inputs import Sizes, TensorPlan, plan_batch, realise
 from memest.trace.legacy import attention_of, masks_as_before, model_as_before
 from memest.trace.losses import loss_for
 from memest.trace.switches import set_checkpointing, set_use_cache
@@ -25,6 +25,8 @@ from memest.trace.ties import separate_head
 from memest.trace.training import trace_training
 
 __all__ = ["BuiltRun", "build", "trace_built"]
+
+_SIZES = ("seq_len", "target_len", "image_size", "audio_seconds")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,38 +39,74 @@ class BuiltRun:
     facts: ModelFacts
     resolved: Setup
     assumptions: tuple[str, ...]
+    keeps_checkpointing: bool = False
+    """A live module whose checkpointing is on already: left as its owner set it up."""
 
 
 def build(
     setup: Setup, source: ModelSource | None, module: Any, inputs: Any, loss: Any
 ) -> BuiltRun:
     """Build the model (or copy a live one to meta) and plan its batch."""
-    if module is not None:
+    loss = None if loss is None else _checked(loss)
+    if source is None:
         return _from_module(setup, module, inputs, loss)
-    assert source is not None
     model_type = str((source.config or {}).get("model_type", ""))
+    asked = setup
     setup = replace(setup, attn_implementation=attention_of(model_type, setup))
     built = build_model(source, setup)
+    if source.kind == "factory":
+        _same_attention(built.model, asked)
     model_as_before(built.model, model_type, setup)
     untied = separate_head(built.model, source.config or {})
     built = replace(built, notes=(*built.notes, *untied))
     if inputs is not None:
-        return _run(setup, built, source, _given(inputs), loss or loss_for(built), ())
+        return _from_inputs(setup, built, source, inputs, loss)
+    return _planned(setup, built, source, loss)
+
+
+def _from_inputs(
+    setup: Setup, built: BuiltModel, source: ModelSource | None, inputs: Any, loss: Any
+) -> BuiltRun:
+    """A run whose batch is that of example inputs.
+
+    Raises:
+        ConfigError: the inputs are no tensors, or of another batch than the setup's.
+    """
+    plan, batch = _given(inputs), _batch_of(inputs)
+    if setup.batch not in (Setup().batch, batch):
+        raise ConfigError(
+            f"The example inputs have batch {batch}, the setup says {setup.batch}. Give inputs of "
+            "the batch you ask about."
+        )
+    notes = _without_effect(setup, Sizes())
+    setup = replace(setup, batch=batch)
+    return _run(setup, built, source, plan, loss or loss_for(built), notes)
+
+
+def _planned(setup: Setup, built: BuiltModel, source: ModelSource | None, loss: Any) -> BuiltRun:
+    """A run whose batch follows from the model's config."""
     _, sizes, notes = plan_batch(built, setup)
-    resolved = replace(
-        setup,
-        seq_len=sizes.seq_len if sizes.seq_len is not None else setup.seq_len,
-        target_len=sizes.target_len if sizes.target_len is not None else setup.target_len,
-        image_size=sizes.image_size if sizes.image_size is not None else setup.image_size,
-        audio_seconds=(
-            sizes.audio_seconds if sizes.audio_seconds is not None else setup.audio_seconds
-        ),
-    )
+    taken = {name: value for name in _SIZES if (value := getattr(sizes, name)) is not None}
+    resolved = replace(setup, **taken, task=built.task)
 
     def plan(for_setup: Setup) -> tuple[TensorPlan, ...]:
         return plan_batch(built, for_setup)[0]
 
-    return _run(resolved, built, source, plan, loss or loss_for(built), tuple(notes))
+    said = (*notes, *_without_effect(setup, sizes))
+    return _run(resolved, built, source, plan, loss or loss_for(built), said)
+
+
+def _without_effect(setup: Setup, sizes: Sizes) -> tuple[str, ...]:
+    """What to say of sizes that were asked for and that this model's batch does not have."""
+    said = []
+    for name in _SIZES:
+        asked, taken = getattr(setup, name), getattr(sizes, name)
+        flag = f"--{name.replace('_', '-')} {asked:g}" if asked is not None else ""
+        if asked is not None and taken is None:
+            said.append(f"{flag} has no effect on this model's inputs")
+        elif asked is not None and taken != asked:
+            said.append(f"{flag} has no effect: this model always takes {taken:g}")
+    return tuple(said)
 
 
 def _run(
@@ -108,7 +146,8 @@ def _run(
 def trace_built(run: BuiltRun, setup: Setup, gpu: GpuTraits) -> Trace:
     """Trace the steps of ``setup``."""
     set_use_cache(run.model, setup)
-    set_checkpointing(run.model, setup)
+    if not run.keeps_checkpointing:
+        set_checkpointing(run.model, setup)
     config = getattr(run.model, "config", None)
     model_type = str(getattr(config, "model_type", ""))
     attention = str(getattr(config, "_attn_implementation", ""))
@@ -128,8 +167,17 @@ def _from_module(setup: Setup, module: Any, inputs: Any, loss: Any) -> BuiltRun:
             f"The model is a {type(module).__name__}: give a name, a path, package.module:factory, "
             "or a torch.nn.Module."
         )
+    if isinstance(module, torch.jit.ScriptModule):
+        raise ConfigError(
+            "The model is a TorchScript module, which cannot be traced: give the torch.nn.Module "
+            "that it was made from."
+        )
+    _same_attention(module, setup)
     twin = _twin(module)
+    if setup.dtype is not Dtype.AUTO:
+        twin.to(getattr(torch, setup.dtype.value))
     twin.train()
+    _freeze(twin, setup)
     config = getattr(twin, "config", None)
     dtype = next((p.dtype for p in twin.parameters()), torch.float32)
     built = BuiltModel(
@@ -138,14 +186,7 @@ def _from_module(setup: Setup, module: Any, inputs: Any, loss: Any) -> BuiltRun:
         notes=(),
     )  # fmt: skip
     if inputs is not None:
-        plan, batch = _given(inputs), _batch_of(inputs)
-        if setup.batch != Setup().batch and setup.batch != batch:
-            raise ConfigError(
-                f"The example inputs have batch {batch}, the setup says {setup.batch}. Give inputs "
-                "of the batch you ask about."
-            )
-        resolved = replace(setup, batch=batch or setup.batch)
-        return _run(resolved, built, None, plan, loss or loss_for(built), ())
+        return _kept(_from_inputs(setup, built, None, inputs, loss))
     if config is None:
         raise ConfigError(
             "A torch.nn.Module needs example inputs: memest.estimate(model, inputs={...}, "
@@ -154,17 +195,60 @@ def _from_module(setup: Setup, module: Any, inputs: Any, loss: Any) -> BuiltRun:
     if setup.task is Task.AUTO:
         both = bool(getattr(config, "is_encoder_decoder", False))
         built = replace(built, task=task_of_class(type(twin), encoder_decoder=both))
-    _, sizes, notes = plan_batch(built, setup)
-    resolved = replace(
-        setup,
-        seq_len=sizes.seq_len or setup.seq_len,
-        image_size=sizes.image_size or setup.image_size,
-        task=built.task,
+    return _kept(_planned(setup, built, None, loss))
+
+
+def _kept(run: BuiltRun) -> BuiltRun:
+    """Leave activation checkpointing that is on already as it is, and say so."""
+    on = any(getattr(m, "gradient_checkpointing", False) is True for m in run.model.modules())
+    if not on or run.resolved.checkpoint_every:
+        return run
+    return replace(
+        run,
+        resolved=replace(run.resolved, checkpointing="full"),
+        assumptions=(*run.assumptions, "activation checkpointing as the model has it on already"),
+        keeps_checkpointing=True,
     )
-    return _run(
-        resolved, built, None, lambda s: plan_batch(built, s)[0], loss or loss_for(built),
-        tuple(notes),
-    )  # fmt: skip
+
+
+def _same_attention(model: torch.nn.Module, setup: Setup) -> None:
+    """A model that is there has its attention already.
+
+    Raises:
+        ConfigError: another one is asked for.
+    """
+    wanted = setup.attn_implementation
+    found = getattr(getattr(model, "config", None), "_attn_implementation", None)
+    if wanted is Attention.AUTO or wanted == found:
+        return
+    has = f"this one has {found}" if found else "this one chooses none by that name"
+    raise ConfigError(
+        f"--attn-implementation {wanted} is for models that memest builds, and {has}: build it "
+        f"with attn_implementation={wanted.value!r} and ask again."
+    )
+
+
+def _checked(loss: Any) -> Callable[[Any, Any], torch.Tensor]:
+    """The user's loss, which must be something to train on."""
+    if not callable(loss):
+        raise ConfigError(
+            f"loss is a {type(loss).__name__}: give a function, loss=lambda outputs, batch: ..."
+        )
+
+    def checked(outputs: Any, batch: Any) -> torch.Tensor:
+        value = loss(outputs, batch)
+        if isinstance(value, torch.Tensor) and value.numel() == 1 and value.requires_grad:
+            return value
+        what = type(value).__name__
+        if isinstance(value, torch.Tensor):
+            what = f"tensor of shape {tuple(value.shape)}"
+            what += "" if value.requires_grad else " that leads back to no parameter"
+        raise ConfigError(
+            f"loss(outputs, batch) returned a {what}: it must return one number, a tensor that "
+            "leads back to the parameters."
+        )
+
+    return checked
 
 
 def _twin(module: torch.nn.Module) -> torch.nn.Module:
@@ -175,7 +259,19 @@ def _twin(module: torch.nn.Module) -> torch.nn.Module:
         memo[id(parameter)] = torch.nn.Parameter(empty, requires_grad=parameter.requires_grad)
     for buffer in module.buffers():
         memo[id(buffer)] = torch.empty_like(buffer, device="meta")
-    return copy.deepcopy(module, memo)
+    for part in module.modules():
+        for value in vars(part).values():
+            # computed from parameters (the old weight_norm), or beside them on a GPU
+            if isinstance(value, torch.Tensor) and (not value.is_leaf or value.is_cuda):
+                memo[id(value)] = torch.empty_like(value, device="meta", requires_grad=False)
+    try:
+        return copy.deepcopy(module, memo)
+    except Exception as error:
+        text = (str(error).strip().splitlines() or ["no message"])[0]
+        raise ModelLoadError(
+            f"The {type(module).__name__} cannot be copied (copy.deepcopy), and memest traces a "
+            f"copy: {type(error).__name__}: {text}"
+        ) from error
 
 
 def _given(inputs: Any) -> Callable[[Setup], tuple[TensorPlan, ...]]:

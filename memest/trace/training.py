@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import inspect
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +15,7 @@ import torch
 from memest.errors import MemestError, TraceError
 from memest.events import Category, Phase, Trace
 from memest.hidden.call import GpuTraits
-from memest.setup import Loop, Precision, Setup, ZeroGrad
+from memest.setup import Loop, Precision, SdpaBackend, Setup, ZeroGrad
 from memest.trace.answers import answer_handlers
 from memest.trace.autocast import CUDA, autocast_on_meta
 from memest.trace.cpu_ops import CPU_LISTS, cpu_handlers, cpu_operators
@@ -116,7 +116,25 @@ def trace_training(
                 parameter.grad = None
     trace = recorder.trace
     trace.notes.extend(recorder.notes)
+    trace.notes.extend(_unforced(setup, choices))
     return trace
+
+
+def _unforced(setup: Setup, choices: Mapping[Any, str]) -> list[str]:
+    """What became of ``--sdpa-backend`` where it could not be had."""
+    forced = setup.sdpa_backend
+    if forced is SdpaBackend.AUTO:
+        return []
+    if not choices:
+        return [f"--sdpa-backend {forced} has no effect: no attention of this model goes by sdpa."]
+    refused = [call for call, taken in choices.items() if taken != forced]
+    if not refused:
+        return []
+    call = refused[0]
+    what = f"{call.dtype}, head size {call.head_dim}, dropout {call.dropout:g}"
+    what += ", a mask" if call.has_mask else ""
+    said = f"--sdpa-backend {forced} cannot run this model's attention ({what}) on this GPU"
+    return [f"{said}: PyTorch would stop with 'No available kernel'. The math kernel is priced."]
 
 
 def _run(
@@ -212,11 +230,12 @@ def _no_garbage_collection() -> Iterator[None]:
 
 
 def _cannot_trace(recorder: Recorder, error: BaseException) -> TraceError:
-    where = recorder.failed_module or recorder.current_module or "the model itself"
-    operator = recorder.last_op or "no operator yet"
-    text = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    module = recorder.failed_module or recorder.current_module
+    where = f"in module {module}" if module else "in the model itself"
+    where += f", at operator {recorder.last_op}" if recorder.last_op else ", outside any operator"
+    text = (str(error).strip().splitlines() or ["no message"])[0].rstrip(".")
     return TraceError(
-        f"The training step cannot be traced: in module {where}, at operator {operator}: "
-        f"{type(error).__name__}: {text} Try another --attn-implementation or --task; --debug "
-        "shows the traceback."
+        f"The training step cannot be traced, {where}: {type(error).__name__}: {text}. If the same "
+        "step runs on a real device, try another --attn-implementation or --task; --debug shows "
+        "the traceback."
     )

@@ -182,3 +182,66 @@ def test_what_cannot_be_is_refused_with_the_way_out(options, error, words):
 def test_setup_and_options_are_alternatives():
     with pytest.raises(ConfigError):
         memest.estimate(TINY, Setup(), batch=3)
+
+
+def test_sizes_that_a_model_does_not_have_are_said_to_have_no_effect():
+    result = ask(image_size=32, target_len=4)
+
+    said = " ".join(result.assumptions)
+    assert "--image-size 32 has no effect" in said
+    assert "--target-len 4 has no effect" in said
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"sdpa_backend": "flash"}, "No available kernel"),
+        ({"sdpa_backend": "flash", "bf16": True, "gpu": "T4"}, "No available kernel"),
+        ({"sdpa_backend": "efficient"}, None),
+    ],
+    ids=str,
+)
+def test_an_attention_kernel_that_cannot_run_is_said(options, words):
+    notes = " ".join(ask(max_batch=False, **options).notes)
+
+    assert ("No available kernel" in notes) == bool(words)
+
+
+def test_the_largest_batch_of_a_loss_over_all_pairs_is_traced():
+    """A contrastive loss is quadratic in the batch: the line through two traces is not enough."""
+
+    class Pairs(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = torch.nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out = self.net(x)
+            return (out @ out.T).square().mean()
+
+    options = {"inputs": {"x": torch.randn(16, 8)}, "gpu": "T4", "gpu_memory": "1200MiB"}
+    result = memest.estimate(Pairs(), **options)
+
+    batch = result.max_batch
+    options["max_batch"] = False
+    at_most = memest.estimate(Pairs(), **options | {"inputs": {"x": torch.randn(batch, 8)}})
+    beyond = memest.estimate(Pairs(), **options | {"inputs": {"x": torch.randn(batch + 1, 8)}})
+    assert at_most.verdict is not Verdict.DOES_NOT_FIT
+    assert at_most.gpu.headroom_bytes >= 0
+    assert beyond.gpu.headroom_bytes < 0 or beyond.verdict is not Verdict.FITS
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"master_weights": True},
+        {"max_grad_norm": float("inf")},
+        {"gpu_memory": 0},
+        {"gpu_memory": -5},
+        {"device_context": -1},
+    ],
+    ids=str,
+)
+def test_values_that_cannot_be_are_refused(options):
+    with pytest.raises(ConfigError, match="--"):
+        ask(**options)
