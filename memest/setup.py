@@ -31,6 +31,11 @@ __all__ = [
     "choose",
 ]
 
+FP16_REFUSED = (
+    "--fp16 with float16 weights cannot train: the gradient scaler refuses fp16 gradients. Use "
+    "--dtype float32 (autocast), or --master-weights without --fp16 for half weights with fp32 "
+    "copies."
+)
 MAX_BATCH = 1 << 20
 MAX_SEQ_LEN = 1 << 24
 MAX_IMAGE_SIZE = 1 << 14
@@ -307,11 +312,7 @@ class Setup:
             and self.dtype is Dtype.FLOAT16
             and (not self.master_weights and self.loop is not Loop.PLAIN)
         ):
-            raise ConfigError(
-                "--fp16 with --dtype float16 cannot train: the gradient scaler refuses fp16 "
-                "gradients. Use --dtype float32 (autocast), or --master-weights for half weights "
-                "with fp32 copies."
-            )
+            raise ConfigError(FP16_REFUSED)
         if self.master_weights and self.precision is not Precision.FP32:
             raise ConfigError(
                 f"--master-weights and --{self.precision} exclude each other: master weights "

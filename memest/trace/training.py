@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from memest.errors import MemestError, TraceError
+from memest.errors import ConfigError, MemestError, TraceError
 from memest.events import Category, Phase, Trace
 from memest.hidden.call import GpuTraits
-from memest.setup import Loop, Precision, SdpaBackend, Setup, ZeroGrad
+from memest.setup import FP16_REFUSED, Loop, Precision, SdpaBackend, Setup, ZeroGrad
 from memest.trace.answers import answer_handlers
 from memest.trace.autocast import CUDA, autocast_on_meta
 from memest.trace.cpu_ops import CPU_LISTS, cpu_handlers, cpu_operators
@@ -229,7 +229,10 @@ def _no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _cannot_trace(recorder: Recorder, error: BaseException) -> TraceError:
+def _cannot_trace(recorder: Recorder, error: BaseException) -> MemestError:
+    if "unscale FP16 gradients" in str(error):
+        # torch.amp.GradScaler: the config's own dtype is float16, as --dtype auto takes it
+        return ConfigError(FP16_REFUSED)
     module = recorder.failed_module or recorder.current_module
     where = f"in module {module}" if module else "in the model itself"
     where += f", at operator {recorder.last_op}" if recorder.last_op else ", outside any operator"

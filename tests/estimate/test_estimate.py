@@ -245,3 +245,14 @@ def test_the_largest_batch_of_a_loss_over_all_pairs_is_traced():
 def test_values_that_cannot_be_are_refused(options):
     with pytest.raises(ConfigError, match="--"):
         ask(**options)
+
+
+def test_fp16_autocast_over_fp16_weights_of_the_config_is_refused_with_advice(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(
+        '{"model_type": "bert", "dtype": "float16", "num_hidden_layers": 1, "hidden_size": 64, '
+        '"num_attention_heads": 2, "intermediate_size": 64, "vocab_size": 100}'
+    )
+
+    with pytest.raises(ConfigError, match="gradient scaler refuses"):
+        ask(model=str(path), fp16=True)
