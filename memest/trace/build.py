@@ -28,7 +28,7 @@ from memest.trace.flash import check_precision, flash_attention_installed
 from memest.trace.known import attach
 from memest.trace.tasks import choose_head, task_of_class
 
-__all__ = ["BuiltModel", "build_model", "count"]
+__all__ = ["BuiltModel", "build_model", "count", "freeze"]
 
 _DTYPES = {
     Dtype.FLOAT32: torch.float32,
@@ -47,6 +47,10 @@ class BuiltModel:
     dtype: torch.dtype
     attention: str
     notes: tuple[str, ...]
+    inputs: Any = None
+    """Example inputs that came with the model, None if its config says what it takes."""
+    loss: Any = None
+    """The loss that came with the model, None for the usual ways."""
 
 
 def build_model(source: ModelSource, setup: Setup) -> BuiltModel:
@@ -76,7 +80,7 @@ def build_model(source: ModelSource, setup: Setup) -> BuiltModel:
     model = _instantiate(source, config, head.cls, dtype, setup)
     _to_meta(model)
     model.train()
-    _freeze(model, setup)
+    freeze(model, setup)
     attention = getattr(model.config, "_attn_implementation", None) or "eager"
     return BuiltModel(
         model=model,
@@ -92,9 +96,15 @@ def _config(source: ModelSource, transformers: Any) -> Any:
     values = dict(source.config or {})
     model_type = values.get("model_type")
     if source.trust_remote_code and values.get("auto_map"):
-        return transformers.AutoConfig.from_pretrained(
-            source.path or source.id, trust_remote_code=True
-        )
+        try:
+            return transformers.AutoConfig.from_pretrained(
+                source.path or source.id, trust_remote_code=True
+            )
+        except Exception as error:
+            raise ModelLoadError(
+                f"{source.id}: its own code cannot be loaded: {type(error).__name__}: "
+                f"{_first_line(error)}"
+            ) from error
     known = transformers.models.auto.configuration_auto.CONFIG_MAPPING
     if model_type not in known:
         near = closest(str(model_type), list(known.keys()))
@@ -225,27 +235,34 @@ def _from_factory(source: ModelSource, setup: Setup) -> BuiltModel:
     module_name, _, attribute = (source.factory or "").partition(":")
     try:
         factory = getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError) as error:
+    except Exception as error:
         raise ModelLoadError(
-            f"{source.factory!r} cannot be imported: {_first_line(error)} Write "
+            f"{source.factory!r} cannot be imported: {type(error).__name__}: "
+            f"{_first_line(error)} Write "
             "package.module:factory with the package on PYTHONPATH."
         ) from error
     try:
         with torch.device("meta"):
-            model = factory() if callable(factory) else factory
+            model = factory
+            if callable(factory) and not isinstance(factory, torch.nn.Module):
+                model = factory()
     except Exception as error:
         raise ModelLoadError(
             f"{source.factory!r} raised {type(error).__name__} while building: {_first_line(error)}"
         ) from error
+    inputs = loss = None
+    if isinstance(model, tuple):
+        model, inputs, loss = (*model, None, None)[:3] if model else (None, None, None)
     if not isinstance(model, torch.nn.Module):
         raise ModelLoadError(
-            f"{source.factory!r} returned {type(model).__name__}, not a torch.nn.Module."
+            f"{source.factory!r} returned {type(model).__name__}, not a torch.nn.Module, nor a "
+            "tuple of one, its example inputs, and if need be its loss."
         )
     if setup.dtype is not Dtype.AUTO:
         model = model.to(_DTYPES[setup.dtype])
     _to_meta(model)
     model.train()
-    _freeze(model, setup)
+    freeze(model, setup)
     dtype = next((p.dtype for p in model.parameters()), torch.float32)
     config = getattr(model, "config", None)
     config = config if hasattr(config, "model_type") else None
@@ -260,10 +277,17 @@ def _from_factory(source: ModelSource, setup: Setup) -> BuiltModel:
         dtype=dtype,
         attention=str(getattr(config, "_attn_implementation", "as the model's code does")),
         notes=(),
+        inputs=inputs,
+        loss=loss,
     )
 
 
-def _freeze(model: torch.nn.Module, setup: Setup) -> None:
+def freeze(model: torch.nn.Module, setup: Setup) -> None:
+    """Stop the parameters that ``--freeze`` names from training.
+
+    Raises:
+        ConfigError: a pattern that matches nothing.
+    """
     import re
 
     for pattern in setup.freeze:

@@ -70,7 +70,8 @@ def _planned(built: BuiltModel, setup: Setup, parameters: Mapping[str, Any]) -> 
         names = ", ".join(parameters) or "nothing by name"
         raise ConfigError(
             f"{type(built.model).__name__} has no transformers config, so its inputs are not "
-            f"known; its forward takes {names}. Give example inputs from Python: "
+            f"known; its forward takes {names}. Let the factory return (module, inputs), or "
+            "give example inputs from Python: "
             "memest.estimate(module, inputs={...}, loss=lambda outputs, batch: ...)."
         )
     if built.task is Task.CONTRASTIVE or "return_loss" in parameters:
@@ -88,6 +89,7 @@ def _planned(built: BuiltModel, setup: Setup, parameters: Mapping[str, Any]) -> 
         return text(built, setup, parameters)
     raise ConfigError(
         f"The inputs of {type(built.model).__name__} ({', '.join(parameters)}) are not modelled. "
-        "Give example inputs from Python: memest.estimate(module, inputs={...}, "
+        "Let the factory return (module, inputs), or give example inputs from Python: "
+        "memest.estimate(module, inputs={...}, "
         "loss=lambda outputs, batch: ...)."
     )

@@ -95,6 +95,8 @@ def _trainer(run: Run, num_steps: int) -> None:
         # the old list, and the last inputs, stay bound while the new list is filled
         samples, items = _batch_samples(run)
         for micro_step in range(1, run.traced_micro_steps + 1):
+            if not run.prefetches and micro_step > 1:
+                run.recorder.mark(Phase.BATCH, step, micro_step)
             inputs = samples[micro_step - 1] if run.prefetches else run.make_batch()
             loss = _training_step(run, inputs, items, step, micro_step)
             torch.isnan(loss)

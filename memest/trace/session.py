@@ -15,7 +15,7 @@ from memest.hidden.call import GpuTraits
 from memest.models.resolve import ModelSource
 from memest.result import ModelFacts
 from memest.setup import Attention, Dtype, Setup, Task
-from memest.trace.build import BuiltModel, _freeze, build_model, count
+from memest.trace.build import BuiltModel, build_model, count, freeze
 from memest.trace.inputs import Sizes, TensorPlan, plan_batch, realise
 from memest.trace.legacy import attention_of, masks_as_before, model_as_before
 from memest.trace.losses import loss_for
@@ -59,6 +59,11 @@ def build(
     model_as_before(built.model, model_type, setup)
     untied = separate_head(built.model, source.config or {})
     built = replace(built, notes=(*built.notes, *untied))
+    if loss is None and built.loss is not None:
+        loss = _checked(built.loss)
+    if inputs is None and built.inputs is not None:
+        notes = _without_effect(setup, Sizes())
+        return _run(setup, built, source, _given(built.inputs), loss or loss_for(built), notes)
     if inputs is not None:
         return _from_inputs(setup, built, source, inputs, loss)
     return _planned(setup, built, source, loss)
@@ -177,7 +182,7 @@ def _from_module(setup: Setup, module: Any, inputs: Any, loss: Any) -> BuiltRun:
     if setup.dtype is not Dtype.AUTO:
         twin.to(getattr(torch, setup.dtype.value))
     twin.train()
-    _freeze(twin, setup)
+    freeze(twin, setup)
     config = getattr(twin, "config", None)
     dtype = next((p.dtype for p in twin.parameters()), torch.float32)
     built = BuiltModel(

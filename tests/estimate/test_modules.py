@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 import memest
-from memest.errors import ConfigError
+from memest.errors import ConfigError, MemestError
 from memest.events import Category
 
 
@@ -136,3 +136,57 @@ def test_checkpointing_that_is_on_already_stays_on(llama):
     assert own.setup.checkpointing == "full"
     assert own.peak == asked.peak
     assert own.peak.allocated_bytes < plain.peak.allocated_bytes
+
+
+FACTORIES = """
+import torch
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(64, 64)
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+def with_inputs():
+    return Net(), {"x": torch.empty(4, 64)}, lambda out, batch: out.pow(2).mean()
+
+
+def alone():
+    return Net()
+
+
+def nothing():
+    return 3
+"""
+
+
+@pytest.fixture
+def factories(tmp_path, monkeypatch):
+    (tmp_path / "memest_test_factories.py").write_text(FACTORIES, encoding="utf-8")
+    (tmp_path / "memest_test_broken.py").write_text("def build(:", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+def test_a_factory_brings_its_inputs_and_takes_any_batch(factories):
+    small = memest.estimate("memest_test_factories:with_inputs", batch=16, loop="plain")
+    large = memest.estimate("memest_test_factories:with_inputs", batch=32, loop="plain")
+
+    assert (small.setup.batch, large.setup.batch) == (16, 32)
+    assert large.peak.allocated_bytes >= small.peak.allocated_bytes
+
+
+@pytest.mark.parametrize(
+    ("reference", "words"),
+    [
+        ("memest_test_factories:alone", "example inputs"),
+        ("memest_test_factories:nothing", "not a torch.nn.Module"),
+        ("memest_test_broken:build", "SyntaxError"),
+    ],
+)
+def test_a_factory_that_does_not_do_is_told_so(factories, reference, words):
+    with pytest.raises(MemestError, match=words):
+        memest.estimate(reference)
