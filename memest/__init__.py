@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from memest.estimator import estimate
     from memest.result import Estimate, Verdict
     from memest.setup import Setup, Software
+    from memest.what_if import Profile, profile
 
     __version__: str
 
@@ -39,6 +40,7 @@ __all__ = [
     "MemestError",
     "MissingDependencyError",
     "ModelLoadError",
+    "Profile",
     "ReplayError",
     "Setup",
     "Software",
@@ -48,6 +50,7 @@ __all__ = [
     "Verdict",
     "__version__",
     "estimate",
+    "profile",
 ]
 
 _HOMES = {
@@ -56,6 +59,8 @@ _HOMES = {
     "Software": "memest.setup",
     "Verdict": "memest.result",
     "estimate": "memest.estimator",
+    "Profile": "memest.what_if",
+    "profile": "memest.what_if",
 }
 
 

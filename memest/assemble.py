@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from memest.events import CATEGORY_ORDER, Category, Mark, Phase
-from memest.profile.stream import Stream
+from memest.steps.stream import Stream
 from memest.replay.replay import Replay
 from memest.result import Layer, PeakMoment, Row, TimePoint
 

@@ -11,7 +11,7 @@ from memest.events import Category
 from memest.fit import Card, card_for, common_cards, largest_batch, reference_card, verdict_for
 from memest.models.resolve import resolve_model
 from memest.options import read_size, setup_from_options
-from memest.profile.stream import make_stream
+from memest.steps.stream import make_stream
 from memest.replay.conf import parse_alloc_conf
 from memest.replay.replay import replay
 from memest.result import Estimate, Interval, Peak, Row, Verdict

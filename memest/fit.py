@@ -12,7 +12,7 @@ from memest.hardware.context import ContextEstimate, context_estimate, loaded_ke
 from memest.hardware.nvml import resolve_gpu
 from memest.hardware.spec import GpuSpec
 from memest.hidden.call import GpuTraits
-from memest.profile.stream import Stream, make_stream
+from memest.steps.stream import Stream, make_stream
 from memest.replay.conf import AllocatorConf
 from memest.replay.replay import Replay, replay
 from memest.result import GpuFit, Verdict

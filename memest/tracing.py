@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from memest.errors import MissingDependencyError
 from memest.events import Trace
 from memest.hidden.call import GpuTraits
-from memest.profile.batch_line import BatchLine, NotLinearError
+from memest.steps.batch_line import BatchLine, NotLinearError
 from memest.result import ModelFacts
 from memest.setup import Setup
 

@@ -25,7 +25,7 @@ from memest.assemble import moment
 from memest.errors import MemestError
 from memest.fit import Card, card_for, largest_batch
 from memest.models.resolve import resolve_model
-from memest.profile.stream import make_stream
+from memest.steps.stream import make_stream
 from memest.replay.conf import parse_alloc_conf
 from memest.replay.replay import replay
 from memest.setup import Setup, Software

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
-from memest.profile.stream import Stream
+from memest.steps.stream import Stream
 from memest.replay.snapshot import TraceEvent
 
 FOREIGN = -1  # stands for allocations made before the compared part began

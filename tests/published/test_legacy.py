@@ -12,7 +12,7 @@ from memest.errors import ConfigError
 from memest.events import ALLOC
 from memest.hardware.catalogue import find_gpu, traits
 from memest.models.resolve import resolve_model
-from memest.profile.stream import make_stream
+from memest.steps.stream import make_stream
 from memest.replay.replay import replay
 from memest.setup import Attention, Setup, Software
 from memest.trace.legacy import attention_of

@@ -7,8 +7,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from memest.hardware.catalogue import find_gpu, traits
-from memest.profile.batch_line import BatchLine, NotLinearError
-from memest.profile.stream import make_stream
+from memest.steps.batch_line import BatchLine, NotLinearError
+from memest.steps.stream import make_stream
 from memest.replay.replay import replay
 from memest.setup import Setup
 from memest.trace.training import TracePlan, trace_training

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from memest.events import ALLOC, CALL, CATEGORY_ORDER, FREE, Category, Mark, Trace
 from memest.hidden.call import GpuTraits, Hidden, Lifetime
 from memest.hidden.registry import hidden_allocations
-from memest.profile.phases import compose, rotation
+from memest.steps.phases import compose, rotation
 
 __all__ = ["Stream", "make_stream"]
 

@@ -1,0 +1,1 @@
+"""Looking for answers among many runs: largest batch, grids, comparisons, plans."""
