@@ -27,13 +27,20 @@ if TYPE_CHECKING:
         UnknownModelError,
     )
     from memest.estimator import estimate
+    from memest.findings import Advice, Comparison
     from memest.result import Estimate, Verdict
+    from memest.search.advise import advise
+    from memest.search.compare import compare
+    from memest.search.points import Sweep, SweepPoint
+    from memest.search.sweep import sweep
     from memest.setup import Setup, Software
     from memest.what_if import Profile, profile
 
     __version__: str
 
 __all__ = [
+    "Advice",
+    "Comparison",
     "ConfigError",
     "DeviceError",
     "Estimate",
@@ -44,16 +51,25 @@ __all__ = [
     "ReplayError",
     "Setup",
     "Software",
+    "Sweep",
+    "SweepPoint",
     "TraceError",
     "UnknownGpuError",
     "UnknownModelError",
     "Verdict",
     "__version__",
+    "advise",
+    "compare",
     "estimate",
     "profile",
+    "sweep",
 ]
 
 _HOMES = {
+    "Advice": "memest.findings",
+    "Comparison": "memest.findings",
+    "advise": "memest.search.advise",
+    "compare": "memest.search.compare",
     "Estimate": "memest.result",
     "Setup": "memest.setup",
     "Software": "memest.setup",
@@ -61,6 +77,9 @@ _HOMES = {
     "estimate": "memest.estimator",
     "Profile": "memest.what_if",
     "profile": "memest.what_if",
+    "Sweep": "memest.search.points",
+    "SweepPoint": "memest.search.points",
+    "sweep": "memest.search.sweep",
 }
 
 

@@ -7,9 +7,9 @@ from collections import Counter
 from dataclasses import dataclass
 
 from memest.events import CATEGORY_ORDER, Category, Mark, Phase
-from memest.steps.stream import Stream
 from memest.replay.replay import Replay
 from memest.result import Layer, PeakMoment, Row, TimePoint
+from memest.steps.stream import Stream
 
 __all__ = ["Alive", "alive_at_peak", "breakdown", "layers", "moment", "timeline"]
 

@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from memest.assemble import alive_at_peak, breakdown, layers, moment, timeline
 from memest.errors import ConfigError
 from memest.events import Category
-from memest.fit import Card, card_for, common_cards, largest_batch, reference_card, verdict_for
+from memest.fit import (
+    Card,
+    Replays,
+    card_for,
+    common_cards,
+    largest_batch,
+    reference_card,
+    verdict_for,
+)
 from memest.models.resolve import resolve_model
 from memest.options import read_size, setup_from_options
-from memest.steps.stream import make_stream
 from memest.replay.conf import parse_alloc_conf
-from memest.replay.replay import replay
 from memest.result import Estimate, Interval, Peak, Row, Verdict
 from memest.setup import Loop, Setup
-from memest.tracing import Tracer, installed_version
+from memest.tracing import Found, Tracer, installed_version
 from memest.units import MIB, format_size
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["estimate"]
+__all__ = ["Cards", "answer", "cards_of", "estimate"]
 
 Progress = Callable[[str], None]
 
@@ -73,46 +80,92 @@ def estimate(
         if isinstance(model, str)
         else None
     )
-    torch_version = setup.software.torch or installed_version("torch") or (2, 13)
-    context = None if device_context is None else read_size("device_context", device_context)
-    named = [gpu] if isinstance(gpu, str) else list(gpu or ())
-    memory = None if gpu_memory is None else read_size("gpu_memory", gpu_memory)
-    cards = [card_for(name, setup, torch_version, context, memory) for name in named]
-    if not cards and memory is not None:
-        cards = [reference_card(setup, torch_version, context, memory)]
     tracer = Tracer(
-        setup=setup, source=source, module=None if source else model, inputs=inputs, loss=loss,
+        source=source, module=None if source else model, inputs=inputs, loss=loss,
         progress=progress,
     )  # fmt: skip
-    main = cards[0] if cards else reference_card(setup, torch_version, context, None)
-    return _answer(tracer, main, cards, torch_version, context, look_for_batch=max_batch)
+    return answer(
+        tracer, setup, gpu=gpu, gpu_memory=gpu_memory, device_context=device_context,
+        max_batch=max_batch,
+    )  # fmt: skip
 
 
-def _answer(
-    tracer: Tracer, main: Card, cards: list[Card], torch_version: tuple[int, int],
-    context: int | None, *, look_for_batch: bool,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cards:
+    """The GPUs of a question.
+
+    Attributes:
+        main: decides kernels and, where one is named, the verdict.
+        named: those that were named; empty where none was.
+        torch: (major, minor) of PyTorch.
+        context: that was given, in bytes; None for the table.
+    """
+
+    main: Card
+    named: list[Card]
+    torch: tuple[int, int]
+    context: int | None
+
+
+def cards_of(
+    setup: Setup, gpu: str | Sequence[str] | None, gpu_memory: int | str | None,
+    device_context: int | str | None,
+) -> Cards:  # fmt: skip
+    """The GPUs that a question names, by the options of :func:`estimate`.
+
+    Raises:
+        MemestError: an unknown GPU, or a size that is none.
+    """
+    torch_version = setup.software.torch or installed_version("torch") or (2, 13)
+    context = None if device_context is None else read_size("device_context", device_context)
+    names = [gpu] if isinstance(gpu, str) else list(gpu or ())
+    memory = None if gpu_memory is None else read_size("gpu_memory", gpu_memory)
+    named = [card_for(name, setup, torch_version, context, memory) for name in names]
+    if not named and memory is not None:
+        named = [reference_card(setup, torch_version, context, memory)]
+    main = named[0] if named else reference_card(setup, torch_version, context, None)
+    return Cards(main=main, named=named, torch=torch_version, context=context)
+
+
+def answer(
+    tracer: Tracer, asked: Setup, *, gpu: str | Sequence[str] | None = None,
+    gpu_memory: int | str | None = None, device_context: int | str | None = None,
+    max_batch: bool = True, vary: Sequence[str] = (),
 ) -> Estimate:  # fmt: skip
-    trace = tracer.trace(main.traits)
-    setup = tracer.setup
-    assert tracer.facts is not None
+    """The estimate of a setup for a model whose traces a tracer keeps.
+
+    Args:
+        tracer: of the model.
+        asked: the setup as it was asked for.
+        gpu: as for :func:`estimate`.
+        gpu_memory: likewise.
+        device_context: likewise.
+        max_batch: look for the largest batch when a GPU is named.
+        vary: sizes that further questions will change.
+    """
+    cards = cards_of(asked, gpu, gpu_memory, device_context)
+    main, named = cards.main, cards.named
+    looks_for_batch = bool(named) and max_batch
+    found = tracer.find(asked, main.traits, ("batch", *vary) if looks_for_batch else vary)
+    setup = found.setup
     conf = parse_alloc_conf(setup.alloc_conf)
-    stream = make_stream(trace, main.traits, num_steps=setup.num_steps, grad_accum=setup.grad_accum)
-    result = replay(stream.events, stream.sizes, conf, curve=True)
+    replays = Replays(conf)
+    stream = found.stream
+    result = replays.of(stream)
     alive = alive_at_peak(stream, result)
     rows = breakdown(stream, result, alive)
     device = result.peak_reserved_bytes + main.context.expected_bytes
     high = device + main.context.high_bytes - main.context.expected_bytes
     high += stream.workspace_slack_bytes
     low = device - main.context.expected_bytes + main.context.low_bytes
-    fits = [
-        verdict_for(card, tracer, conf) for card in (cards[1:] if cards else common_cards(
-            setup, torch_version, context
-        ))
-    ]  # fmt: skip
-    chosen = verdict_for(main, tracer, conf) if cards else None
+    fits = []
+    for card in named[1:] if named else common_cards(setup, cards.torch, cards.context):
+        other = tracer.find(asked, card.traits).stream
+        fits.append(verdict_for(card, other, replays.of(other), conf))
+    chosen = verdict_for(main, stream, result, conf) if named else None
     batch = safe = None
-    if cards and look_for_batch:
-        batch, safe = largest_batch(main, tracer, conf)
+    if looks_for_batch:
+        batch, safe, _ = largest_batch(main, tracer, replace(asked, batch=setup.batch), conf)
     basis = main.context.basis
     if stream.workspace_slack_bytes >= MIB:
         basis += (
@@ -120,7 +173,7 @@ def _answer(
             "own workspace"
         )
     return Estimate(
-        model=tracer.facts,
+        model=tracer.facts(found),
         setup=setup,
         gpu=chosen,
         peak=Peak(
@@ -138,28 +191,26 @@ def _answer(
         max_batch=batch,
         safe_batch=safe,
         common_gpus=tuple(fits),
-        notes=tuple(_notes(tracer, trace.notes, main, rows)),
-        assumptions=tuple(_assumptions(tracer, main, cards, torch_version)),
+        notes=tuple(_notes(found, main, rows)),
+        assumptions=tuple(_assumptions(tracer.assumptions(asked), setup, cards)),
     )
 
 
-def _assumptions(
-    tracer: Tracer, main: Card, cards: list[Card], torch_version: tuple[int, int]
-) -> list[str]:
-    setup = tracer.setup
-    said = list(tracer.assumptions)
-    if not cards or main.name != main.spec.name:
-        said.append(f"kernels and workspaces as on {main.spec.name} (name a GPU with --gpu)")
-    said.append(
+def _assumptions(said: Sequence[str], setup: Setup, cards: Cards) -> list[str]:
+    main = cards.main
+    out = list(said)
+    if not cards.named or main.name != main.spec.name:
+        out.append(f"kernels and workspaces as on {main.spec.name} (name a GPU with --gpu)")
+    out.append(
         f"loop: {setup.loop}, optimizer {setup.optim}, {setup.num_steps} steps simulated, "
-        f"torch {torch_version[0]}.{torch_version[1]}"
+        f"torch {cards.torch[0]}.{cards.torch[1]}"
     )
-    return said
+    return out
 
 
-def _notes(tracer: Tracer, traced: list[str], main: Card, rows: tuple[Row, ...]) -> list[str]:
-    setup = tracer.setup
-    notes = list(traced)
+def _notes(found: Found, main: Card, rows: tuple[Row, ...]) -> list[str]:
+    setup = found.setup
+    notes = found.notes
     if main.spec.match_note:
         notes.append(main.spec.match_note)
     if setup.tf32:

@@ -24,7 +24,22 @@ from typing import Any
 
 from memest.hidden.call import OpCall
 
-__all__ = ["ALLOC", "CALL", "FREE", "MARK", "Category", "Mark", "Phase", "Trace"]
+__all__ = [
+    "ALLOC",
+    "CALL",
+    "CATEGORY_ORDER",
+    "FREE",
+    "MARK",
+    "Category",
+    "Chain",
+    "Mark",
+    "Part",
+    "Phase",
+    "Seam",
+    "SeamKind",
+    "Trace",
+    "Weight",
+]
 
 ALLOC, FREE, CALL, MARK = 0, 1, 2, 3
 
@@ -77,6 +92,103 @@ class Mark:
     micro_step: int
 
 
+class SeamKind(enum.StrEnum):
+    """The places where a traced run can be cut and put together otherwise."""
+
+    OPTIMIZER_MADE = "optimizer made"
+    """The optimizer is constructed here, once."""
+    STEP = "step"
+    """An optimizer step begins: its batches, if they are all fetched first."""
+    SAMPLE = "sample"
+    """The next prefetched micro-batch is put on the device."""
+    COUNT = "count"
+    """The labels of the next prefetched micro-batch are counted."""
+    COUNTED = "counted"
+    """All labels are counted."""
+    FETCHED = "fetched"
+    """All micro-batches are there; the old ones are let go of, the last one excepted."""
+    RELEASED = "released"
+    """The old micro-batches are gone."""
+    MICRO_STEP = "micro-step"
+    """A micro-step begins."""
+    UPDATE = "update"
+    """The micro-steps are done: clipping and the optimizer follow."""
+    UPDATED = "updated"
+    """The optimizer is done; ``zero_grad`` follows where it has its place here."""
+    END = "end"
+    """The step is done."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seam:
+    """A place between two events.
+
+    Attributes:
+        position: index of the first event behind it.
+        kind: which place.
+        step: optimizer step, from 1; 0 while loading.
+        index: number of the sample, count or micro-step, from 1; else 0.
+    """
+
+    position: int
+    kind: SeamKind
+    step: int
+    index: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """A parameter as an optimizer sees it.
+
+    Attributes:
+        name: path in the model.
+        shape: in elements.
+        stride: in elements.
+        dtype: by torch's name.
+        trains: ``requires_grad``.
+        decays: whether the Trainer puts it into the group with weight decay.
+        has_grad: whether the backward reached it.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: str
+    trains: bool
+    decays: bool
+    has_grad: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One of several parts of a stream of allocations that are copies of each other.
+
+    Attributes:
+        start: its first event.
+        number: of its first allocation; the others follow in the same order in every copy.
+        carried: the allocations made before it that it frees, in the order in which it does.
+    """
+
+    start: int
+    number: int
+    carried: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Chain:
+    """Parts of a stream that are copies of each other.
+
+    Attributes:
+        length: events of each.
+        count: allocations made by each.
+        parts: by start.
+    """
+
+    length: int
+    count: int
+    parts: list[Part] = field(default_factory=list)
+
+
 @dataclass(slots=True)
 class Trace:
     """One traced sequence of training steps.
@@ -96,11 +208,22 @@ class Trace:
     site_modules: array[int] = field(default_factory=lambda: array("l"))
     calls: list[OpCall] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
+    launches: list[int] = field(default_factory=list)
+    """Operators that launch a kernel on the device, behind each mark; views do not."""
     module_names: list[str] = field(default_factory=list)
     op_names: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    attention_choices: dict[Any, str] = field(default_factory=dict)
-    """Every attention call of the trace and the kernel taken for it (``trace.sdpa.SdpaCall``)."""
+    attention_choices: list[tuple[Any, str]] = field(default_factory=list)
+    """Every attention call of the trace and the kernel taken for it (``attention.SdpaCall``), in
+    the order of the calls."""
+    seams: list[Seam] = field(default_factory=list)
+    """Where the run can be cut, in order."""
+    micro_steps: tuple[int, ...] = ()
+    """How many micro-steps each traced step has."""
+    weights: tuple[Weight, ...] = ()
+    """The parameters, and which of them got a gradient."""
+    counts: tuple[int, ...] = ()
+    """Numbers of the model: see ``result.ModelFacts``; empty where nobody needs them."""
 
     @property
     def num_allocations(self) -> int:

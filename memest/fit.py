@@ -3,27 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from memest.events import Trace
 from memest.hardware.capacity import usable_bytes
 from memest.hardware.catalogue import common_gpus, find_gpu, traits
 from memest.hardware.context import ContextEstimate, context_estimate, loaded_kernels_later
 from memest.hardware.nvml import resolve_gpu
 from memest.hardware.spec import GpuSpec
 from memest.hidden.call import GpuTraits
-from memest.steps.stream import Stream, make_stream
 from memest.replay.conf import AllocatorConf
 from memest.replay.replay import Replay, replay
 from memest.result import GpuFit, Verdict
 from memest.setup import MAX_BATCH, Setup
+from memest.steps.stream import Stream
 from memest.tracing import Tracer
 from memest.units import format_size
 
-__all__ = ["Card", "card_for", "common_cards", "largest_batch", "reference_card", "verdict_for"]
+__all__ = [
+    "Card",
+    "Replays",
+    "Search",
+    "Tried",
+    "card_for",
+    "common_cards",
+    "largest_batch",
+    "reference_card",
+    "verdict_for",
+]
 
 REFERENCE_GPU = "a100-80gb"
-_TRIES = 48
+_TRIES = 64
+_SECANTS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,22 +100,21 @@ def _context(
     )
 
 
-def verdict_for(
-    card: Card, tracer: Tracer, conf: AllocatorConf, batch: int | None = None
-) -> GpuFit:
+def verdict_for(card: Card, stream: Stream, result: Replay, conf: AllocatorConf) -> GpuFit:
     """The verdict for one card.
 
     ``fits``: the device peak at the upper end of the context's range is below what the card has.
     ``does not fit``: the run is out of memory even at the lower end, with all the retries that
     the allocator makes. Anything between is ``tight``.
+
+    Args:
+        card: the card.
+        stream: of the run, with this card's workspaces.
+        result: of its replay.
+        conf: of the allocator.
     """
-    setup = tracer.setup
-    trace = tracer.trace(card.traits) if batch is None else tracer.at_batch(card.traits, batch)
-    stream = make_stream(trace, card.traits, num_steps=setup.num_steps, grad_accum=setup.grad_accum)
-    result = replay(stream.events, stream.sizes, conf)
     device = result.peak_reserved_bytes + card.context.expected_bytes
-    upper = result.peak_reserved_bytes + card.context.high_bytes + stream.workspace_slack_bytes
-    if upper <= card.usable_bytes:
+    if _surely_fits(card, stream, result):
         verdict = Verdict.FITS
     elif _survives(card, card.context.low_bytes, stream, conf, result):
         verdict = Verdict.TIGHT
@@ -121,6 +130,11 @@ def verdict_for(
     )
 
 
+def _surely_fits(card: Card, stream: Stream, result: Replay) -> bool:
+    upper = result.peak_reserved_bytes + card.context.high_bytes + stream.workspace_slack_bytes
+    return upper <= card.usable_bytes
+
+
 def _survives(
     card: Card, context: int, stream: Stream, conf: AllocatorConf, unlimited: Replay
 ) -> bool:
@@ -134,57 +148,150 @@ def _survives(
     return limited.num_ooms == 0
 
 
-def largest_batch(card: Card, tracer: Tracer, conf: AllocatorConf) -> tuple[int, int]:
-    """The largest batch that runs with the expected context, and the largest that surely fits.
+@dataclass(slots=True)
+class Replays:
+    """Replays of one question, none of them done twice: many GPUs run the very same stream.
 
-    Both by bisection over replays of traces on the line through two batch sizes. Traces made at
-    the largest and the one above must say the same; if not, every batch looked at is traced.
-
-    Returns:
-        (largest, largest safe); 0 where not even batch 1 does.
+    Attributes:
+        conf: of the allocator.
     """
-    gpu = card.traits
 
-    def runs(batch: int) -> bool:
-        return _runs(card, tracer, conf, tracer.at_batch(gpu, batch))
+    conf: AllocatorConf
+    _done: dict[tuple[int, tuple[int, ...]], Replay] = field(default_factory=dict)
 
-    def really_runs(batch: int) -> bool:
-        return _runs(card, tracer, conf, tracer.trace(gpu, batch))
-
-    largest = _bisect(runs, tracer.setup.batch)
-    if (largest and not really_runs(largest)) or (largest < MAX_BATCH and really_runs(largest + 1)):
-        tracer.give_up_line(gpu)
-        largest = _bisect(runs, largest)
-    safe = _bisect(
-        lambda b: verdict_for(card, tracer, conf, b).verdict is Verdict.FITS,
-        max(largest, 1),
-    )
-    return largest, safe
+    def of(self, stream: Stream) -> Replay:
+        """The replay of a stream, with curves."""
+        # the events are those of a course, which its program keeps
+        key = id(stream.events), tuple(stream.sizes)
+        known = self._done.get(key)
+        if known is None:
+            known = self._done[key] = replay(
+                stream.events, stream.sizes, self.conf, curve=True, chains=stream.chains
+            )
+        return known
 
 
-def _runs(card: Card, tracer: Tracer, conf: AllocatorConf, trace: Trace) -> bool:
-    setup = tracer.setup
-    stream = make_stream(trace, card.traits, num_steps=setup.num_steps, grad_accum=setup.grad_accum)
-    result = replay(stream.events, stream.sizes, conf)
-    expected = card.context.expected_bytes
-    return _survives(card, expected, stream, conf, result)
+@dataclass(slots=True)
+class Tried:
+    """One size that was looked at on the way to the largest.
+
+    Attributes:
+        size: of the batch, or whatever varies.
+        peak_allocated_bytes: of the replay.
+        peak_reserved_bytes: of the replay.
+        device_bytes: reserved and the context expected.
+        runs: whether it completes with the context expected.
+        fits: whether it surely fits.
+    """
+
+    size: int
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    device_bytes: int
+    runs: bool
+    fits: bool
 
 
-def _bisect(holds: Callable[[int], bool], start: int) -> int:
-    """The largest batch for which ``holds`` is true, looked for from ``start`` outwards."""
-    low, high = 0, None
-    batch = max(start, 1)
-    for _ in range(_TRIES):
-        if holds(batch):
-            low = batch
-            if high is None:
-                if batch >= MAX_BATCH:
-                    return batch
-                batch = min(batch * 2, MAX_BATCH)
-        else:
-            high = batch
-        if high is not None:
+class Search:
+    """Looks for the largest size that runs on a card, and for the largest that surely fits.
+
+    Args:
+        card: the card.
+        conf: of its allocator.
+        stream_at: the stream for a size.
+        highest: the largest size that can be asked for.
+    """
+
+    def __init__(
+        self, card: Card, conf: AllocatorConf, stream_at: Callable[[int], Stream], highest: int
+    ) -> None:
+        self._card = card
+        self._conf = conf
+        self._stream_at = stream_at
+        self._highest = highest
+        self.tried: dict[int, Tried] = {}
+
+    def at(self, size: int) -> Tried:
+        """What becomes of one size."""
+        known = self.tried.get(size)
+        if known is None:
+            card, stream = self._card, self._stream_at(size)
+            result = replay(stream.events, stream.sizes, self._conf, chains=stream.chains)
+            expected = card.context.expected_bytes
+            known = self.tried[size] = Tried(
+                size=size,
+                peak_allocated_bytes=result.peak_allocated_bytes,
+                peak_reserved_bytes=result.peak_reserved_bytes,
+                device_bytes=result.peak_reserved_bytes + expected,
+                runs=_survives(card, expected, stream, self._conf, result),
+                fits=_surely_fits(card, stream, result),
+            )
+        return known
+
+    def largest(self, start: int) -> tuple[int, int]:
+        """(the largest that runs, the largest that surely fits), 0 where not even 1 does.
+
+        Args:
+            start: where to begin.
+        """
+        usable = self._card.usable_bytes - self._card.context.expected_bytes
+        largest = self._last(lambda tried: tried.runs, start, usable)
+        slack = self._card.context.high_bytes - self._card.context.expected_bytes
+        return largest, self._last(lambda tried: tried.fits, max(largest, 1), usable - slack)
+
+    def _last(self, holds: Callable[[Tried], bool], start: int, room: int) -> int:
+        """The largest size for which ``holds``, by secants, then by halves.
+
+        Memory grows with the size along a line that is almost straight, so the first guesses come
+        from two points; the answer only from sizes next to each other that differ in ``holds``.
+        """
+        low, high = 0, self._highest + 1
+        size = min(max(start, 1), self._highest)
+        for attempt in range(_TRIES):
+            tried = self.at(size)
+            if holds(tried):
+                low = size
+            else:
+                high = size
             if high - low <= 1:
                 return low
-            batch = (low + high) // 2
-    return low
+            guess = self._guess(room) if attempt < _SECANTS else None
+            if guess is None or not low < guess < high:
+                # a guess outside has done its work: the answer is next to the nearer end
+                if guess is not None and guess <= low:
+                    guess = low + 1 + attempt // 2
+                elif guess is not None:
+                    guess = high - 1 - attempt // 2
+                if guess is None or not low < guess < high:
+                    guess = (low + high) // 2 if high <= self._highest else low * 2
+            size = max(min(guess, high - 1, self._highest), low + 1)
+        return low
+
+    def _guess(self, room: int) -> int | None:
+        """Where the line through the two sizes nearest to the limit meets it."""
+        near = sorted(self.tried.values(), key=lambda t: abs(t.peak_reserved_bytes - room))[:2]
+        if len(near) < 2:
+            return max(near[0].size * room // max(near[0].peak_reserved_bytes, 1), 1)
+        one, other = near
+        rise = other.peak_reserved_bytes - one.peak_reserved_bytes
+        if rise == 0:
+            return None
+        steps = (room - one.peak_reserved_bytes) * (other.size - one.size) // rise
+        return max(one.size + steps, 1)
+
+
+def largest_batch(
+    card: Card, tracer: Tracer, setup: Setup, conf: AllocatorConf
+) -> tuple[int, int, list[Tried]]:
+    """The largest batch that runs with the expected context, and the largest that surely fits.
+
+    Returns:
+        (largest, largest safe, what was tried); 0 where not even batch 1 does.
+    """
+
+    def stream_at(batch: int) -> Stream:
+        return tracer.find(replace(setup, batch=batch), card.traits, ("batch",)).stream
+
+    search = Search(card, conf, stream_at, MAX_BATCH)
+    largest, safe = search.largest(setup.batch)
+    return largest, safe, sorted(search.tried.values(), key=lambda t: t.size)

@@ -1,122 +1,377 @@
-"""Traces on demand: one model, one setup, asked for GPUs and batch sizes.
+"""Traces on demand: one model, asked for setups and GPUs.
 
-Torch is loaded when the first trace is made, not before. A trace serves every GPU on which
-PyTorch picks the same attention kernels.
+What was traced once is kept, in memory and in the store, and answers everything that follows from
+it. Torch is loaded when a trace has to be made, not before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memest.errors import MissingDependencyError
+from memest.attention import check_flash_gpu, choose_backend
+from memest.errors import ConfigError, MemestError, MissingDependencyError
 from memest.events import Trace
+from memest.growth import grow, range_of
 from memest.hidden.call import GpuTraits
-from memest.steps.batch_line import BatchLine, NotLinearError
 from memest.result import ModelFacts
-from memest.setup import Setup
+from memest.setup import Attention, Loop, Setup
+from memest.steps.card import Card
+from memest.steps.document import (
+    FORMAT,
+    BadDocumentError,
+    family_from_json,
+    family_to_json,
+    sizing_from_json,
+    sizing_to_json,
+)
+from memest.steps.family import Family, Point, alone
+from memest.steps.formula import NoFormulaError
+from memest.steps.program import Program
+from memest.steps.sizing import Answer, Sizing, asked_sizes, milliseconds
+from memest.steps.stream import Stream
+from memest.store import Store, cache_folder, digest_of
 
 if TYPE_CHECKING:
     from memest.models.resolve import ModelSource
 
-__all__ = ["Tracer", "installed_version"]
+__all__ = ["Found", "Tracer", "default_stores", "installed_version"]
 
 Progress = Callable[[str], None]
+Sizes = Mapping[str, int]
+
+_UPDATE_FIELDS = ("optim", "max_grad_norm", "master_weights", "loop")
+_MAX_PROGRAMS = 16
+
+
+@cache
+def _exact_version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 def installed_version(package: str) -> tuple[int, int] | None:
     """(major, minor) of an installed package without importing it, None if it is not there."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        text = version(package)
-    except PackageNotFoundError:
+    text = _exact_version(package)
+    if text is None:
         return None
     major, minor = text.split(".")[:2]
     return int(major), int(minor)
 
 
+@cache
+def _fingerprint() -> str:
+    """Changes with the code that traces, so that what older code traced is not believed."""
+    here = Path(__file__).parent
+    files = [*sorted((here / "trace").glob("*.py")), here / "hidden" / "registry.py"]
+    stats = [(f.name, s.st_size, s.st_mtime_ns) for f in files for s in (f.stat(),)]
+    return digest_of(stats)
+
+
+def default_stores() -> tuple[Store, ...]:
+    """The user's cache, and the profiles that come with the package."""
+    return (Store(cache_folder()),)
+
+
 @dataclass(slots=True)
-class Tracer:
-    """Makes and keeps the traces of one model and setup.
+class _Steps:
+    """What is known of one model under the part of a setup that changes its traces.
 
     Attributes:
-        setup: as asked for; ``resolved`` has the sizes that were taken.
+        setup: that part.
+        digest: name in the store; "" where nothing is kept.
+        key: what the digest is of.
+        cards: by the image size that was asked for.
+        sizing: what the model makes of sizes.
+        families: of micro-steps.
+        runs: models that were built, by the image size that was asked for.
+        barren: where a family was looked for and there is none.
+    """
+
+    setup: Setup
+    digest: str
+    key: dict[str, Any]
+    cards: dict[int | None, Card] = field(default_factory=dict)
+    sizing: Sizing = field(default_factory=Sizing)
+    families: list[Family] = field(default_factory=list)
+    runs: dict[int | None, Any] = field(default_factory=dict)
+    barren: set[str] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A question that is answered: a program and the point to run it at.
+
+    Attributes:
+        setup: with the sizes that are taken.
+        gpu: whose kernels run.
+        program: micro-steps and updates.
+        point: of the program's family.
+        card: the model.
+    """
+
+    setup: Setup
+    gpu: GpuTraits
+    program: Program
+    point: Point
+    card: Card
+
+    @property
+    def stream(self) -> Stream:
+        """The stream of the whole run."""
+        return self.program.stream(
+            self.point, self.gpu, num_steps=self.setup.num_steps, grad_accum=self.setup.grad_accum
+        )
+
+    @property
+    def notes(self) -> list[str]:
+        """What the trace has to say."""
+        return list(self.program.trace.notes)
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Numbers of the model, see :attr:`memest.events.Trace.counts`."""
+        family = self.program.micro_steps
+        numbers = family.numbers_at(self.point)
+        return tuple(numbers[place] for place in family.skeleton.counts)
+
+
+class Tracer:
+    """Makes and keeps the traces of one model.
+
+    Args:
         source: where the model comes from; None for a live module.
         module: a live module, None otherwise.
         inputs: example inputs of a live module or factory, None otherwise.
         loss: takes the loss out of a live module's outputs, None for the usual ways.
         progress: told what is being done.
+        stores: where traces are kept; the first one is written to.
     """
 
-    setup: Setup
-    source: ModelSource | None = None
-    module: Any = None
-    inputs: Any = None
-    loss: Any = None
-    progress: Progress | None = None
-    facts: ModelFacts | None = None
-    assumptions: tuple[str, ...] = ()
-    _built: Any = None
-    _traces: dict[tuple[int, tuple[tuple[Any, str], ...]], Trace] = field(default_factory=dict)
-    _lines: dict[tuple[tuple[Any, str], ...], BatchLine | None] = field(default_factory=dict)
+    def __init__(
+        self, *, source: ModelSource | None = None, module: Any = None, inputs: Any = None,
+        loss: Any = None, progress: Progress | None = None,
+        stores: Sequence[Store] | None = None,
+    ) -> None:  # fmt: skip
+        self._source = source
+        self._module = module
+        self._inputs = inputs
+        self._loss = loss
+        self.progress = progress
+        self._stores = tuple(default_stores() if stores is None else stores)
+        self._known: dict[Setup, _Steps] = {}
+        self._updates: dict[str, Family] = {}
+        self._programs: dict[tuple[int, str], tuple[Family, Program]] = {}
+        self.traces_made = 0
 
-    def trace(self, gpu: GpuTraits, batch: int | None = None) -> Trace:
-        """The trace for a GPU (and another batch size than the setup's)."""
-        built = self._build()  # example inputs decide the batch of the setup
-        batch = batch or self.setup.batch
-        for (known_batch, choices), trace in self._traces.items():
-            if known_batch == batch and self._same_choices(choices, gpu):
-                return trace
-        from memest.trace.session import trace_built
+    # -- questions
 
-        self._say(f"tracing training steps at batch {batch}")
-        trace = trace_built(built, replace(self.setup, batch=batch), gpu)
-        self._traces[(batch, tuple(trace.attention_choices.items()))] = trace
-        return trace
+    def resolve(self, asked: Setup) -> Setup:
+        """The setup with what the model decides filled in: sizes, task, attention.
 
-    def at_batch(self, gpu: GpuTraits, batch: int) -> Trace:
-        """The trace at any batch size, by the line through two traces where it is one.
-
-        Two traces cannot tell a line from a curve (a contrastive loss compares all pairs of a
-        batch): where it matters, compare with :meth:`trace`.
+        Raises:
+            MemestError: the model cannot be built, or not for these sizes.
         """
-        if batch == 1 or batch == self.setup.batch:
-            return self.trace(gpu, batch)
-        key = tuple(self.trace(gpu).attention_choices.items())
-        if key not in self._lines:
-            low = max(self.setup.batch, 2)
-            high = low + 1
-            try:
-                self._lines[key] = BatchLine(self.trace(gpu, low), low, self.trace(gpu, high), high)
-            except NotLinearError:
-                self._lines[key] = None
-        line = self._lines[key]
-        if line is not None:
-            try:
-                return line.at(batch)
-            except NotLinearError:
-                pass
-        return self.trace(gpu, batch)
+        steps = self._steps(asked)
+        answer = self._answer(steps, asked)
+        card = steps.cards[asked.image_size]
+        batch = asked.batch
+        if card.batch is not None and asked.batch == Setup().batch:
+            batch = card.batch
+        return replace(
+            asked, **answer.taken, task=card.task, attn_implementation=card.attention,
+            checkpointing=card.checkpointing, batch=batch,
+        )  # fmt: skip
 
-    def give_up_line(self, gpu: GpuTraits) -> None:
-        """From now on :meth:`at_batch` traces every batch size."""
-        self._lines[tuple(self.trace(gpu).attention_choices.items())] = None
+    def assumptions(self, asked: Setup) -> tuple[str, ...]:
+        """What was decided for a setup, in sentences."""
+        steps = self._steps(asked)
+        answer = self._answer(steps, asked)
+        card = steps.cards[asked.image_size]
+        source = self._source.notes if self._source is not None else ()
+        return (*card.about, *answer.notes, *card.remarks, *source)
 
-    def _same_choices(self, choices: tuple[tuple[Any, str], ...], gpu: GpuTraits) -> bool:
-        if not choices:
-            return True
-        from memest.trace.sdpa import choose_backend
+    def find(self, asked: Setup, gpu: GpuTraits, vary: Sequence[str] = ()) -> Found:
+        """What answers a setup on a GPU.
 
-        return all(
-            choose_backend(call, gpu, self.setup.sdpa_backend).value == backend
-            for call, backend in choices
+        Args:
+            asked: as the user gave it.
+            gpu: whose kernels run.
+            vary: sizes (``batch``, ``seq_len``, ...) that further questions will change: worth a
+                few more traces now.
+
+        Raises:
+            MemestError: the steps cannot be traced.
+        """
+        steps, setup = self._steps(asked), self.resolve(asked)
+        if setup.attn_implementation is Attention.FLASH_ATTENTION_2:
+            check_flash_gpu(gpu.capability)
+        sizes = _sizes_of(setup)
+        held = self._held(steps, sizes, gpu)
+        if held is None or not self._varies(held[0], vary, sizes):
+            held = self._extended(steps, asked, setup, gpu, sizes, vary)
+        family, point = held
+        program = self._program(family, point, setup, gpu)
+        return Found(setup, gpu, program, point, steps.cards[asked.image_size])
+
+    def trace(self, asked: Setup, gpu: GpuTraits) -> Found:
+        """The same by a trace of its own, whatever is known: to compare with."""
+        steps, setup = self._steps(asked), self.resolve(asked)
+        sizes = _sizes_of(setup)
+        family = alone(self._traced(steps, asked, setup, gpu), sizes)
+        program = self._program(family, (), setup, gpu)
+        return Found(setup, gpu, program, (), steps.cards[asked.image_size])
+
+    def facts(self, found: Found) -> ModelFacts:
+        """The model, counted."""
+        parameters, trainable, buffers, parameter_bytes = found.counts
+        card, source = found.card, self._source
+        return ModelFacts(
+            id=source.id if source is not None else card.class_name,
+            class_name=card.class_name,
+            parameters=parameters,
+            trainable_parameters=trainable,
+            buffers=buffers,
+            parameter_bytes=parameter_bytes,
+            source=source.provenance if source is not None else "live module",
+            task=card.task.value,
         )
 
-    def _build(self) -> Any:
-        if self._built is not None:
-            return self._built
+    # -- what is known
+
+    def _steps(self, asked: Setup) -> _Steps:
+        structure = _structure(asked)
+        steps = self._known.get(structure)
+        if steps is None:
+            key = self._key(structure)
+            steps = _Steps(structure, "" if key is None else digest_of(key), key or {})
+            self._known[structure] = steps
+            if steps.digest:
+                self._load(steps)
+        return steps
+
+    def _key(self, structure: Setup) -> dict[str, Any] | None:
+        """What the traces depend on; None where not all of it can be written down."""
+        source = self._source
+        if source is None or source.config is None or source.trust_remote_code:
+            return None
+        if self._inputs is not None or self._loss is not None:
+            return None
+        return {
+            "format": FORMAT,
+            "code": _fingerprint(),
+            "torch": _exact_version("torch"),
+            "transformers": _exact_version("transformers"),
+            "model": source.id,
+            "config": source.config,
+            "auto_class": source.auto_class,
+            "setup": structure.to_dict(),
+        }
+
+    def _load(self, steps: _Steps) -> None:
+        for store in self._stores:
+            for name, document in store.read(steps.digest, "model"):
+                try:
+                    cards = {_image(text): Card.from_json(card) for text, card in document["cards"]}
+                    steps.sizing = sizing_from_json(document["sizing"])
+                    steps.cards.update(cards)
+                    steps.barren.update(map(str, document["barren"]))
+                except (BadDocumentError, KeyError, TypeError, ValueError):
+                    store.forget(steps.digest, name)
+            for name, document in store.read(steps.digest, "steps"):
+                try:
+                    steps.families.append(family_from_json(document))
+                except BadDocumentError:
+                    store.forget(steps.digest, name)
+
+    def _save_model(self, steps: _Steps) -> None:
+        if steps.digest:
+            content = {
+                "cards": [[str(size), card.to_json()] for size, card in steps.cards.items()],
+                "sizing": sizing_to_json(steps.sizing),
+                "barren": sorted(steps.barren),
+            }
+            self._stores[0].write(steps.digest, "model", content, steps.key)
+
+    def _keep(self, steps: _Steps, family: Family) -> None:
+        """Keep a family; those it answers for are not needed any more."""
+        points = {_point_name(family, point) for point in family.points}
+        for old in list(steps.families):
+            if {_point_name(old, p) for p in old.points} <= points and _chosen_like(old, family):
+                steps.families.remove(old)
+                if steps.digest:
+                    self._stores[0].forget(steps.digest, _family_name(old))
+        steps.families.append(family)
+        if steps.digest:
+            content = family_to_json(family)
+            self._stores[0].write(steps.digest, _family_name(family), content, steps.key)
+
+    def _held(self, steps: _Steps, sizes: Sizes, gpu: GpuTraits) -> tuple[Family, Point] | None:
+        best = None
+        for family in steps.families:
+            point = family.point_of(sizes)
+            if point is None or not _chosen(family, point, gpu, steps.setup):
+                continue
+            if best is None or len(family.axes) > len(best[0].axes):
+                best = family, point
+        return best
+
+    @staticmethod
+    def _varies(family: Family, vary: Sequence[str], sizes: Sizes) -> bool:
+        return all(
+            axis in family.axes or (axis == "target_len" and family.tied)
+            or (axis == "batch" and sizes["batch"] == 1)
+            for axis in vary
+            if axis in sizes
+        )  # fmt: skip
+
+    # -- answers of the model
+
+    def _answer(self, steps: _Steps, asked: Setup) -> Answer:
+        wanted = asked_sizes(asked)
+        answer = steps.sizing.find(wanted)
+        if answer is not None and asked.image_size in steps.cards:
+            return answer
+        run = self._run(steps, asked)
+        answer = run.answer(asked)
+        steps.cards[asked.image_size] = run.card
+        steps.sizing.exact[wanted] = answer
+        self._learn_lengths(steps, asked, run)
+        self._save_model(steps)
+        return answer
+
+    def _learn_lengths(self, steps: _Steps, asked: Setup, run: Any) -> None:
+        """Ask the model for some lengths, to know its answer for all."""
+        given = {name for name, _ in asked_sizes(asked)}
+        base = replace(asked, seq_len=None, target_len=None)
+        if given - {"seq_len", "target_len"}:
+            return
+        for names in (("seq_len",), ("target_len",), ("seq_len", "target_len")):
+            highest = {name: _highest(run, base, name) for name in names}
+            if 0 in highest.values():
+                continue
+            answers = {}
+            for lengths in _samples(highest):
+                setup = replace(base, **lengths)
+                try:
+                    answers[asked_sizes(setup)] = run.answer(setup)
+                except MemestError:
+                    continue
+            if len(answers) >= 3:
+                steps.sizing.learn(answers, {})
+
+    def _run(self, steps: _Steps, asked: Setup) -> Any:
+        """The model, built."""
+        run = steps.runs.get(asked.image_size)
+        if run is not None:
+            return run
         try:
             import torch  # noqa: F401
         except ImportError as error:
@@ -126,12 +381,319 @@ class Tracer:
         from memest.trace.session import build
 
         self._say("building the model on the meta device")
-        self._built = build(self.setup, self.source, self.module, self.inputs, self.loss)
-        self.facts = self._built.facts
-        self.assumptions = self._built.assumptions
-        self.setup = self._built.resolved
-        return self._built
+        run = build(asked, self._source, self._module, self._inputs, self._loss)
+        steps.runs[asked.image_size] = run
+        return run
+
+    # -- traces
+
+    def _traced(self, steps: _Steps, asked: Setup, setup: Setup, gpu: GpuTraits) -> Trace:
+        run = self._run(steps, asked)
+        from memest.trace.session import trace_built
+
+        self._say(f"tracing training steps at {_words(_sizes_of(setup))}")
+        self.traces_made += 1
+        return trace_built(run, setup, gpu)
+
+    def _extended(
+        self, steps: _Steps, asked: Setup, setup: Setup, gpu: GpuTraits, sizes: Sizes,
+        vary: Sequence[str],
+    ) -> tuple[Family, Point]:  # fmt: skip
+        """A trace at the point, or a family around it where one is wanted."""
+        held = self._held(steps, sizes, gpu)
+        if held is None:
+            family = alone(self._traced(steps, asked, setup, gpu), sizes)
+            self._keep(steps, family)
+            held = family, ()
+        near = [f for f in steps.families if _chosen_like(f, held[0])]
+        axes = _worth_varying(near, sizes, vary, own=held[0])
+        while axes:
+            place = _place(axes, sizes, held[0])
+            grown = None
+            if place not in steps.barren:
+                grown = self._grown(steps, asked, setup, gpu, held, near, axes)
+                if grown is None:
+                    steps.barren.add(place)
+                    self._save_model(steps)
+            if grown is not None:
+                self._keep(steps, grown)
+                point = grown.point_of(sizes)
+                if point is not None:
+                    return grown, point
+            # perhaps only the batch is well-behaved
+            axes = ("batch",) if len(axes) > 1 and "batch" in axes else ()
+        return held
+
+    def _grown(
+        self, steps: _Steps, asked: Setup, setup: Setup, gpu: GpuTraits,
+        held: tuple[Family, Point], near: Sequence[Family], axes: tuple[str, ...],
+    ) -> Family | None:  # fmt: skip
+        sizes = _sizes_of(setup)
+        tied = "target_len" not in axes and sizes.get("target_len") == sizes.get("seq_len")
+        tied = tied and "target_len" in sizes and "seq_len" in axes
+        tokens = sizes.get("seq_len", 256)
+        ranges = {}
+        for axis in axes:
+            limit = self._limit(steps, setup, axis)
+            found = range_of(axis, sizes[axis], limit, tokens)
+            if found is not None:
+                ranges[axis] = found
+        if not ranges:
+            return None
+        known = {}
+        for family in near:
+            for sized, trace in _traces_in(family):
+                if all(
+                    sized.get(n) == v for n, v in sizes.items()
+                    if n not in ranges and not (tied and n == "target_len")
+                ) and (not tied or sized.get("target_len") == sized.get("seq_len")):  # fmt: skip
+                    known[tuple(sized[axis] for axis in ranges)] = trace
+        centre = tuple(sizes[axis] for axis in ranges)
+        known[centre] = held[0].at(held[1])
+
+        def trace_at(wanted: Sizes) -> Trace:
+            resized = replace(setup, **_fields_of(wanted))
+            own = replace(asked, image_size=resized.image_size) if "image_size" in ranges else asked
+            return self._traced(steps, own, resized, gpu)
+
+        return grow(sizes, ranges, known, trace_at, tied=tied)
+
+    def _limit(self, steps: _Steps, setup: Setup, axis: str) -> int | None:
+        """The greatest size the model takes."""
+        if axis not in ("seq_len", "target_len"):
+            return None
+        highs = [
+            rule.highs[rule.names.index(axis)] for rule in steps.sizing.rules if axis in rule.names
+        ]
+        limit = max(highs, default=None)
+        return None if limit is None or limit >= _UNLIMITED else max(limit, getattr(setup, axis))
+
+    # -- updates
+
+    def _program(self, family: Family, point: Point, setup: Setup, gpu: GpuTraits) -> Program:
+        name, updates = "", None
+        if setup.optim != "none":
+            name, updates = self._updates_for(family, point, setup, gpu)
+        known = self._programs.get((id(family), name))
+        if known is None:
+            if len(self._programs) >= _MAX_PROGRAMS:
+                self._programs.pop(next(iter(self._programs)))
+            known = family, Program(family, updates)
+            self._programs[id(family), name] = known
+        return known[1]
+
+    def _updates_for(
+        self, family: Family, point: Point, setup: Setup, gpu: GpuTraits
+    ) -> tuple[str, Family]:
+        """Clipping and optimizer for these weights."""
+        weights = family.weights_at(family.numbers_at(point))
+        key = {
+            "format": FORMAT,
+            "code": _fingerprint(),
+            "torch": _exact_version("torch"),
+            "transformers": _exact_version("transformers") if "adafactor" in setup.optim else "",
+            "weights": [[w.name, w.shape, w.stride, w.dtype, w.trains, w.decays, w.has_grad]
+                        for w in weights],
+            "setup": {name: str(getattr(setup, name)) for name in _UPDATE_FIELDS},
+            "scaled": setup.precision == "fp16",
+            "for_torch": list(gpu.torch),
+        }  # fmt: skip
+        name = digest_of(key)
+        known = self._updates.get(name)
+        if known is None:
+            known = self._stored_updates(name)
+        if known is None:
+            try:
+                from memest.trace.training import trace_updates
+            except ImportError as error:
+                raise MissingDependencyError(
+                    "Tracing an optimizer needs torch and transformers: pip install "
+                    "'memest[torch]'."
+                ) from error
+            self._say(f"tracing {setup.optim}")
+            known = alone(trace_updates(weights, setup, gpu), {})
+            if self._source is not None and self._key(_structure(setup)) is not None:
+                del key["weights"]
+                self._stores[0].write(name, "updates", family_to_json(known), key)
+        self._updates[name] = known
+        return name, known
+
+    def _stored_updates(self, name: str) -> Family | None:
+        for store in self._stores:
+            for title, document in store.read(name, "updates"):
+                try:
+                    return family_from_json(document)
+                except BadDocumentError:
+                    store.forget(name, title)
+        return None
 
     def _say(self, text: str) -> None:
         if self.progress is not None:
             self.progress(text)
+
+
+# -- sizes ----------------------------------------------------------------------------------------
+
+_UNLIMITED = 1 << 17
+
+
+def _structure(asked: Setup) -> Setup:
+    """The part of a setup that changes the traces of micro-steps."""
+    return replace(
+        asked, batch=1, seq_len=None, target_len=None, image_size=None, audio_seconds=None,
+        grad_accum=1 if asked.loop is Loop.PLAIN and asked.grad_accum == 1 else 2,
+        optim="none" if asked.optim == "none" else "adamw_torch_fused",
+        max_grad_norm=None, master_weights=False, alloc_conf="", num_steps=2, tf32=False,
+    )  # fmt: skip
+
+
+def _sizes_of(setup: Setup) -> dict[str, int]:
+    """The sizes of a batch; audio in milliseconds where they are whole."""
+    sizes = {"batch": setup.batch}
+    for name in ("seq_len", "target_len", "image_size"):
+        value = getattr(setup, name)
+        if value is not None:
+            sizes[name] = value
+    if setup.audio_seconds is not None:
+        whole = milliseconds(setup.audio_seconds)
+        if whole is not None:
+            sizes["audio_ms"] = whole
+        else:
+            # a fraction of a millisecond is a size of its own
+            numerator, denominator = setup.audio_seconds.as_integer_ratio()
+            sizes["audio_numerator"], sizes["audio_denominator"] = numerator, denominator
+    return sizes
+
+
+def _fields_of(sizes: Sizes) -> dict[str, Any]:
+    """The same as fields of a setup."""
+    fields: dict[str, Any] = {
+        name: size for name, size in sizes.items() if not name.startswith("audio")
+    }
+    if "audio_ms" in sizes:
+        fields["audio_seconds"] = sizes["audio_ms"] / 1000
+    return fields
+
+
+def _words(sizes: Sizes) -> str:
+    return ", ".join(f"{name.replace('_', ' ')} {size}" for name, size in sizes.items())
+
+
+def _highest(run: Any, base: Setup, name: str) -> int:
+    """The greatest length the model takes, by bisection; 0 where it takes none of this kind."""
+
+    def takes(length: int) -> bool:
+        try:
+            answer = run.answer(replace(base, **{name: length}))
+        except (ConfigError, ValueError):
+            return False
+        taken: bool = answer.taken.get(name) == length
+        return taken
+
+    if not takes(16):
+        return 0
+    if takes(_UNLIMITED):
+        return _UNLIMITED
+    low, high = 16, _UNLIMITED
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if takes(middle) else (low, middle)
+    return low
+
+
+def _samples(highest: Mapping[str, int]) -> list[dict[str, int]]:
+    """Lengths to ask a model about: both ends, and primes between."""
+    out = []
+    for a, b in ((1, 1), (7, 13), (11, 5), (0, 0), (3, 17), (13, 2)):
+        row = {}
+        for number, (name, high) in enumerate(highest.items()):
+            share = (a, b)[number % 2]
+            row[name] = high if share == 0 else min(1 + high * share // 19, high)
+        if row not in out:
+            out.append(row)
+    low = dict.fromkeys(highest, 1)
+    return [low, *[row for row in out if row != low]]
+
+
+# -- families -------------------------------------------------------------------------------------
+
+
+def _chosen(family: Family, point: Point, gpu: GpuTraits, setup: Setup) -> bool:
+    """Whether a GPU takes the attention kernels that the family has."""
+    if not family.skeleton.attention_choices:
+        return True
+    try:
+        numbers = family.numbers_at(point)
+    except NoFormulaError:
+        return False
+    return all(
+        choose_backend(call, gpu, setup.sdpa_backend).value == backend
+        for call, backend in family.choices_at(numbers)
+    )
+
+
+def _chosen_like(one: Family, other: Family) -> bool:
+    return [k for _, k in one.skeleton.attention_choices] == [
+        k for _, k in other.skeleton.attention_choices
+    ]
+
+
+def _worth_varying(
+    near: Sequence[Family], sizes: Sizes, vary: Sequence[str], own: Family
+) -> tuple[str, ...]:
+    """The sizes that shall vary: those asked for, and those in which questions differed before."""
+    axes = {axis for axis in vary if axis in sizes}
+    for family in near:
+        if set(family.fixed) | set(family.axes) | ({"target_len"} if family.tied else set()) != set(
+            sizes
+        ):
+            continue
+        axes.update(family.axes)
+        axes.update(n for n, v in family.fixed.items() if sizes[n] != v)
+    axes.update(own.axes)
+    if sizes["batch"] == 1:
+        axes.discard("batch")
+    if "target_len" in axes and sizes.get("target_len") == sizes.get("seq_len"):
+        axes.discard("target_len")
+        axes.add("seq_len")
+    return tuple(
+        a for a in ("batch", "seq_len", "target_len", "image_size", "audio_ms") if a in axes
+    )
+
+
+def _place(axes: tuple[str, ...], sizes: Sizes, family: Family) -> str:
+    """Where a family was looked for: other sizes of these axes would not find it either."""
+    rest = {n: v for n, v in sizes.items() if n not in axes}
+    remainder = {a: sizes[a] % 128 for a in axes if a != "batch"}
+    kinds = [kind for _, kind in family.skeleton.attention_choices]
+    return digest_of([axes, rest, remainder, sizes["batch"] == 1, kinds])
+
+
+def _traces_in(family: Family) -> list[tuple[dict[str, int], Trace]]:
+    """The traces a family was made of, with their sizes."""
+    found = []
+    for point in family.points:
+        sizes = {**family.fixed, **dict(zip(family.axes, point, strict=True))}
+        if family.tied:
+            sizes["target_len"] = sizes["seq_len"]
+        found.append((sizes, family.at(point)))
+    return found
+
+
+def _point_name(family: Family, point: Point) -> str:
+    sizes = {**family.fixed, **dict(zip(family.axes, point, strict=True))}
+    if family.tied:
+        sizes["target_len"] = sizes["seq_len"]
+    return json.dumps(sizes, sort_keys=True)
+
+
+def _family_name(family: Family) -> str:
+    """A name that says what it is for; the digest keeps different kernels apart."""
+    kinds = [kind for _, kind in family.skeleton.attention_choices]
+    sizes = sorted({**family.fixed, **{a: list(family.points[0]) for a in family.axes}}.items())
+    mark = digest_of([family.axes, sizes, kinds, family.tied])[:12]
+    return f"steps-{'-'.join(family.axes) or 'point'}-{mark}"
+
+
+def _image(text: str) -> int | None:
+    return None if text == "None" else int(text)

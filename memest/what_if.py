@@ -10,10 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from memest.errors import ConfigError
-from memest.estimator import estimate as _estimate
+from memest.estimator import answer
+from memest.models.resolve import resolve_model
 from memest.options import setup_from_options
 from memest.result import Estimate
 from memest.setup import Setup
+from memest.tracing import Tracer
 
 if TYPE_CHECKING:
     import torch
@@ -64,11 +66,17 @@ class Profile:
         trust_remote_code: bool = False, progress: Progress | None = None,
     ) -> None:  # fmt: skip
         self.setup = setup
-        self._model = model
-        self._inputs = inputs
-        self._loss = loss
-        self._trust = trust_remote_code
-        self._progress = progress
+        named = isinstance(model, str)
+        source = resolve_model(model, trust_remote_code=trust_remote_code) if named else None
+        self._tracer = Tracer(
+            source=source, module=None if named else model, inputs=inputs, loss=loss,
+            progress=progress,
+        )  # fmt: skip
+
+    @property
+    def traces_made(self) -> int:
+        """How many times the model's steps were traced so far."""
+        return self._tracer.traces_made
 
     def estimate(
         self,
@@ -78,6 +86,7 @@ class Profile:
         gpu_memory: int | str | None = None,
         device_context: int | str | None = None,
         max_batch: bool = False,
+        vary: Sequence[str] = (),
         **changes: Any,
     ) -> Estimate:
         """The estimate for the profile's setup with some options changed.
@@ -88,13 +97,14 @@ class Profile:
             gpu_memory: as for :func:`memest.estimate`.
             device_context: as for :func:`memest.estimate`.
             max_batch: look for the largest batch too.
+            vary: sizes that further questions will change (``batch``, ``seq_len``, ...): worth a
+                few more traces now.
             **changes: options of an estimate that differ from the profile's setup.
         """
         asked = self.setup_for(setup, **changes)
-        return _estimate(
-            self._model, asked, gpu=gpu, gpu_memory=gpu_memory, device_context=device_context,
-            inputs=self._inputs, loss=self._loss, trust_remote_code=self._trust,
-            max_batch=max_batch, progress=self._progress,
+        return answer(
+            self._tracer, asked, gpu=gpu, gpu_memory=gpu_memory, device_context=device_context,
+            max_batch=max_batch, vary=vary,
         )  # fmt: skip
 
     def setup_for(self, setup: Setup | None = None, **changes: Any) -> Setup:

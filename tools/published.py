@@ -25,7 +25,6 @@ from memest.assemble import moment
 from memest.errors import MemestError
 from memest.fit import Card, card_for, largest_batch
 from memest.models.resolve import resolve_model
-from memest.steps.stream import make_stream
 from memest.replay.conf import parse_alloc_conf
 from memest.replay.replay import replay
 from memest.setup import Setup, Software
@@ -126,13 +125,11 @@ def predict(record: dict[str, Any]) -> Outcome:
 def _predict(record: dict[str, Any], measured: int, **changes: Any) -> Outcome:
     setup = setup_of(record, **changes)
     card = card_of(record, setup)
-    tracer = Tracer(setup=setup, source=resolve_model(record["model"]))
-    trace = tracer.trace(card.traits)
-    stream = make_stream(trace, card.traits, num_steps=setup.num_steps, grad_accum=setup.grad_accum)
+    stream = Tracer(source=resolve_model(record["model"])).find(setup, card.traits).stream
     conf = parse_alloc_conf(setup.alloc_conf)
     context = card.context.expected_bytes if record["metric"] == "device" else 0
     limit = record.get("limit_bytes") or (card.usable_bytes - context if context else None)
-    result = replay(stream.events, stream.sizes, conf)
+    result = replay(stream.events, stream.sizes, conf, chains=stream.chains)
     at = moment(stream, result)
     if limit is not None and result.peak_reserved_bytes > limit:
         result = replay(stream.events, stream.sizes, conf, limit_bytes=limit)
@@ -152,8 +149,9 @@ def _predict(record: dict[str, Any], measured: int, **changes: Any) -> Outcome:
 def batch_that_fits(record: dict[str, Any]) -> tuple[int, int]:
     """(largest, largest safe) batch of the record's setup on its card."""
     setup = setup_of(record)
-    tracer = Tracer(setup=setup, source=resolve_model(record["model"]))
-    return largest_batch(card_of(record, setup), tracer, parse_alloc_conf(setup.alloc_conf))
+    tracer = Tracer(source=resolve_model(record["model"]))
+    conf = parse_alloc_conf(setup.alloc_conf)
+    return largest_batch(card_of(record, setup), tracer, setup, conf)[:2]
 
 
 # -- reports --------------------------------------------------------------------------------------

@@ -1,10 +1,11 @@
 """Other people's spellings of options, rewritten before Typer sees them.
 
-Three habits of transformers' command lines that Typer cannot declare:
+Habits of transformers' command lines, and one of our own, that Typer cannot declare:
 
 - ``--per_device_train_batch_size 8``: underscores.
 - ``--bf16 True``: a switch with a value.
 - ``--gradient_checkpointing``: an option whose value may be left out.
+- ``--ray``: another one; what follows is its value if it looks like an address.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ __all__ = ["closest_flags", "normalise"]
 _TRUE = frozenset({"true", "yes", "on"})
 _FALSE = frozenset({"false", "no", "off"})
 _MODE = re.compile(r"^(none|full|every.*|true|false|yes|no|on|off)$", re.IGNORECASE)
+_ADDRESS = re.compile(r"^(auto|local|ray://\S+|[^\s:=]+:\d+)$")
 
 
 @functools.cache
@@ -91,6 +93,10 @@ def normalise(argv: Sequence[str]) -> list[str]:
         flag = written.replace("_", "-")
         value = attached if equals else None
         option = _by_flag().get(flag)
+        if flag == "--ray" and not attached:
+            address = waiting.pop(0) if waiting and _ADDRESS.match(waiting[0]) else "auto"
+            done.append(f"{flag}={address}")
+            continue
         if option is None:
             done.append(flag + equals + attached)
             continue

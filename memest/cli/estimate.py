@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from memest.report.text import By
     from memest.result import Estimate, GpuFit
 
-__all__ = ["estimate", "fits"]
+__all__ = ["estimate", "fits", "silenced"]
 
 ModelArgument = Annotated[
     str,
@@ -43,7 +43,7 @@ _EXIT_CODES = {"fits": 0, "tight": 3, "does not fit": 4}
 
 
 @contextlib.contextmanager
-def _silenced(*, debug: bool) -> Iterator[None]:
+def silenced(*, debug: bool) -> Iterator[None]:
     """Keep warnings of other libraries off stderr: what matters comes back as a note."""
     if debug:
         yield
@@ -70,7 +70,7 @@ def _answer(
             read_size(name, options[name])
     from memest.estimator import estimate as predict
 
-    with _silenced(debug=debug), output.progress() as progress:
+    with silenced(debug=debug), output.progress() as progress:
         return predict(model, max_batch=max_batch, progress=progress, **options)
 
 

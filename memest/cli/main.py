@@ -16,18 +16,21 @@ from typing import Annotated, Any
 
 import typer
 
+from memest.cli.advise import advise
 from memest.cli.argv import closest_flags, normalise
+from memest.cli.compare import compare
 from memest.cli.console import PipeClosedError, emit, write_out
 from memest.cli.env import env
 from memest.cli.estimate import estimate, fits
 from memest.cli.gpus import gpus
 from memest.cli.models import models
 from memest.cli.replay import replay
+from memest.cli.sweep import sweep
 from memest.errors import MemestError
 
 __all__ = ["build", "run"]
 
-_ESTIMATING = (" estimate", " fits")
+_ESTIMATING = (" estimate", " fits", " sweep", " compare", " advise")
 _FAILURE, _USAGE, _MISSING, _INTERRUPTED, _BROKEN_PIPE = 1, 2, 6, 130, 141
 
 
@@ -63,7 +66,7 @@ def build() -> Any:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_root)
-    for function in (estimate, fits, replay, models, gpus, env):
+    for function in (estimate, fits, compare, advise, sweep, replay, models, gpus, env):
         app.command()(function)
     return typer.main.get_command(app)
 

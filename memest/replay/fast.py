@@ -1,18 +1,23 @@
 """The fast replay: one stream, no limit met, nothing given back to the driver.
 
-Under these conditions the allocator needs no linked blocks: a free block is two dictionary
-entries (its end by its start, its start by its end) and one integer in a sorted list,
-``size << 48 | address``, whose order is the allocator's (size, address). Everything that can be
-computed afterwards, at the speed of C, is (see :mod:`memest.replay.replay`). The rules are those of
-:mod:`memest.replay.allocator`; the tests prove both equal.
+Under these conditions the pools of small and of large blocks know nothing of each other, and the
+allocator needs no linked blocks: a free block is two dictionary entries (its end by its start, its
+start by its end) and one integer in a sorted list, ``size << 48 | address``, whose order is the
+allocator's (size, address). Everything that can be computed afterwards, at the speed of C, is (see
+:mod:`memest.replay.replay`). The rules are those of :mod:`memest.replay.allocator`; the tests prove
+both equal.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, compress
+from operator import add
+from typing import Any
 
+from memest.events import Chain
 from memest.replay.sizes import (
     MIN_BLOCK_SIZE,
     MIN_LARGE_ALLOC,
@@ -26,10 +31,9 @@ __all__ = ["MAX_FAST_BYTES", "Placement", "place_default", "place_expandable"]
 _SHIFT = 48
 _MASK = (1 << _SHIFT) - 1
 MAX_FAST_BYTES = 1 << 44  # addresses must stay below 2**48, growth within UNBOUNDED_RANGE
-# An address in the small pool is odd and one in the large pool even, so one pair of dictionaries
-# serves both. The gap keeps neighbouring segments from merging.
-_SMALL_BASE = 1
+# The gap keeps neighbouring segments from merging.
 _SEGMENT_GAP = MIN_BLOCK_SIZE
+_NO_OWN_SEGMENT = 1 << 62
 
 
 @dataclass(slots=True)
@@ -47,16 +51,156 @@ class Placement:
     num_segments: int = 0
 
 
+@dataclass(slots=True)
+class _Pool:
+    """The events of one pool and where its blocks were put.
+
+    Attributes:
+        events: of this pool.
+        indices: of each of them, in the whole stream.
+        got: size handed out for each number.
+        starts: address of each number.
+        growth: (index in the whole stream, bytes that came).
+        chains: copies among the events.
+    """
+
+    events: list[int]
+    indices: list[int]
+    got: list[int]
+    starts: list[int | None]
+    chains: Sequence[Chain]
+    growth: list[tuple[int, int]] = field(default_factory=list)
+
+    def stretches(self, free: _Free) -> Iterator[tuple[int, int]]:
+        """The events to be played, as (first, behind the last), one stretch after the other.
+
+        A part that is a copy of an earlier one and begins with the same free blocks, with what it
+        takes over at the same addresses, comes out as the earlier one did: its placement is
+        copied, the free blocks become those that the earlier one left, and it is not played.
+
+        Args:
+            free: the free blocks, as they are whenever the next stretch is asked for.
+        """
+        parts = sorted(
+            ((part, chain) for chain in self.chains for part in chain.parts),
+            key=lambda pair: pair[0].start,
+        )
+        known: dict[tuple[object, ...], tuple[int, tuple[object, ...]]] = {}
+        here = 0
+        got, starts = self.got, self.starts
+        for part, chain in parts:
+            at = bisect_left(self.indices, part.start)
+            if at > here:
+                yield here, at
+            here = bisect_left(self.indices, part.start + chain.length, at)
+            carried = [c for c in part.carried if starts[c] is not None]
+            state = (
+                id(chain), free.state(), len(self.growth),
+                tuple([starts[c] for c in carried]), tuple([got[c] for c in carried]),
+            )  # fmt: skip
+            earlier = known.get(state)
+            if earlier is None:
+                grown = len(self.growth)
+                if here > at:
+                    yield at, here
+                if len(self.growth) == grown:
+                    known[state] = part.number, free.state()
+                continue
+            number, left = earlier
+            first, count = part.number, chain.count
+            got[first : first + count] = got[number : number + count]
+            starts[first : first + count] = starts[number : number + count]
+            free.become(left)
+        if here < len(self.events):
+            yield here, len(self.events)
+
+
+@dataclass(slots=True)
+class _Free:
+    """The free blocks of a pool.
+
+    Attributes:
+        keys: ``size << 48 | address``, sorted.
+        end_of: end of each by its start.
+        start_of: start of each by its end.
+        tail: (start of the last one, end of what is mapped) of a growing segment, else (0, 0).
+    """
+
+    keys: list[int] = field(default_factory=list)
+    end_of: dict[int, int] = field(default_factory=dict)
+    start_of: dict[int, int] = field(default_factory=dict)
+    tail: tuple[int, int] = (0, 0)
+
+    def state(self) -> tuple[object, ...]:
+        """All of it, to compare and to come back to."""
+        return tuple(self.keys), self.tail
+
+    def become(self, state: tuple[Any, ...]) -> None:
+        """Take on an earlier state."""
+        keys, self.tail = state
+        if keys == tuple(self.keys):
+            return
+        self.keys[:] = keys
+        self.end_of.clear()
+        self.start_of.clear()
+        for key in keys:
+            start = key & _MASK
+            end = start + (key >> _SHIFT)
+            self.end_of[start] = end
+            self.start_of[end] = start
+
+
+def _pools(
+    events: Sequence[int], rounded: list[int], chains: Sequence[Chain]
+) -> tuple[_Pool, _Pool]:
+    """The small and the large pool; requests of 0 bytes are in neither.
+
+    Raises:
+        IndexError: an event of a number that has no size.
+    """
+    # Python reads an event -1-v, a free, as the v-th entry from the end
+    table = [*rounded, *reversed(rounded)]
+    sizes = list(map(table.__getitem__, events))
+    small = [0 < size <= SMALL_SIZE for size in sizes]
+    large = [size > SMALL_SIZE for size in sizes]
+    return _pool(events, small, len(rounded), chains), _pool(events, large, len(rounded), chains)
+
+
+def _pool(events: Sequence[int], mask: list[bool], count: int, chains: Sequence[Chain]) -> _Pool:
+    return _Pool(
+        events=list(compress(events, mask)),
+        indices=list(compress(range(len(mask)), mask)),
+        got=[0] * count,
+        starts=[None] * count,
+        chains=chains,
+    )
+
+
+def _placement(pools: tuple[_Pool, _Pool], limit_bytes: int) -> Placement | None:
+    small, large = pools
+    grown = sorted(small.growth + large.growth)
+    totals = list(accumulate(size for _, size in grown))
+    if totals and totals[-1] > limit_bytes:
+        return None
+    growth = [(index, total) for (index, _), total in zip(grown, totals, strict=True)]
+    return Placement(list(map(add, small.got, large.got)), growth)
+
+
 def place_default(
-    events: Sequence[int], rounded: Sequence[int], limit_bytes: int, large_segment_size: int
+    events: Sequence[int],
+    rounded: list[int],
+    limit_bytes: int,
+    large_segment_size: int,
+    chains: Sequence[Chain] = (),
 ) -> Placement | None:
     """Place every allocation with fixed segments.
 
     Args:
-        events: as for :func:`memest.replay.replay.replay`, without zero sizes.
-        rounded: the rounded size of each allocation number.
+        events: as for :func:`memest.replay.replay.replay`.
+        rounded: the rounded size of each allocation number, 0 for one that is never made.
         limit_bytes: the most that may be reserved.
         large_segment_size: segment for large requests below 10 MiB.
+        chains: parts of the events that are copies of each other.
 
     Returns:
         The placement, or None when the limit would be exceeded.
@@ -65,91 +209,93 @@ def place_default(
         TypeError, IndexError: when an event frees what was not allocated (left to the caller, so
             that the loop need not look).
     """
-    got = [0] * len(rounded)
-    starts: list[int | None] = [None] * len(rounded)
-    placement = Placement(got)
-    small: list[int] = []
-    large: list[int] = []
-    end_of: dict[int, int] = {}
-    start_of: dict[int, int] = {}
-    reserved = 0
-    next_address = 0
-    for index, number in enumerate(events):
-        if number >= 0:
-            size = rounded[number]
-            if size <= SMALL_SIZE:
-                keys, least = small, MIN_BLOCK_SIZE
-            else:
-                keys, least = large, SMALL_SIZE + 1
-            at = bisect_left(keys, size << _SHIFT)
-            if at < len(keys):
-                start = keys.pop(at) & _MASK
-                end = end_of.pop(start)
-                rest = end - start - size
-                if rest < least:
-                    del start_of[end]
-                    got[number] = end - start
-                    starts[number] = start
-                    continue
-            else:
-                if keys is small:
-                    segment = SMALL_SEGMENT_SIZE
-                    start = next_address + _SMALL_BASE
-                elif size < MIN_LARGE_ALLOC:
-                    segment = large_segment_size
-                    start = next_address
-                else:
-                    segment = -(-size // ROUND_LARGE) * ROUND_LARGE
-                    start = next_address
-                next_address += segment + _SEGMENT_GAP
-                reserved += segment
-                if reserved > limit_bytes:
-                    return None
-                placement.growth.append((index, reserved))
-                rest = segment - size
-                if rest < least:
-                    got[number] = segment
-                    starts[number] = start
-                    continue
-                end = start + segment
-            got[number] = size
-            starts[number] = start
-            start += size
-            end_of[start] = end
-            start_of[end] = start
-            insort(keys, rest << _SHIFT | start)
-        else:
-            start = starts[~number]  # type: ignore[assignment]
-            size = got[~number]
-            end = start + size
-            keys = small if size <= SMALL_SIZE else large
-            if start in start_of:
-                low = start_of.pop(start)
-                del end_of[low]
-                del keys[bisect_left(keys, (start - low) << _SHIFT | low)]
-                start = low
-            if end in end_of:
-                high = end_of.pop(end)
-                del keys[bisect_left(keys, (high - end) << _SHIFT | end)]
-                end = high
-            end_of[start] = end
-            start_of[end] = start
-            insort(keys, (end - start) << _SHIFT | start)
-    placement.num_segments = len(placement.growth)
+    small, large = pools = _pools(events, rounded, chains)
+    _place_in_segments(small, rounded, MIN_BLOCK_SIZE, SMALL_SEGMENT_SIZE, _NO_OWN_SEGMENT)
+    _place_in_segments(large, rounded, SMALL_SIZE + 1, large_segment_size, MIN_LARGE_ALLOC)
+    placement = _placement(pools, limit_bytes)
+    if placement is not None:
+        placement.num_segments = len(placement.growth)
     return placement
+
+
+def _place_in_segments(
+    pool: _Pool, rounded: Sequence[int], least: int, segment_size: int, own_segment_from: int
+) -> None:
+    """One pool with fixed segments.
+
+    Args:
+        pool: filled in.
+        rounded: the rounded size of each allocation number.
+        least: a rest smaller than this is not split off.
+        segment_size: of a new segment.
+        own_segment_from: a request of this size or more gets a segment of its own.
+    """
+    got, starts, growth = pool.got, pool.starts, pool.growth
+    events, indices = pool.events, pool.indices
+    free = _Free()
+    keys, end_of, start_of = free.keys, free.end_of, free.start_of
+    next_address = 0
+    for first, behind in pool.stretches(free):
+        for place in range(first, behind):
+            number = events[place]
+            if number >= 0:
+                size = rounded[number]
+                at = bisect_left(keys, size << _SHIFT)
+                if at < len(keys):
+                    start = keys.pop(at) & _MASK
+                    end = end_of.pop(start)
+                    rest = end - start - size
+                    if rest < least:
+                        del start_of[end]
+                        got[number] = end - start
+                        starts[number] = start
+                        continue
+                else:
+                    segment = segment_size
+                    if size >= own_segment_from:
+                        segment = -(-size // ROUND_LARGE) * ROUND_LARGE
+                    start = next_address
+                    next_address += segment + _SEGMENT_GAP
+                    growth.append((indices[place], segment))
+                    rest = segment - size
+                    if rest < least:
+                        got[number] = segment
+                        starts[number] = start
+                        continue
+                    end = start + segment
+                got[number] = size
+                starts[number] = start
+                start += size
+                end_of[start] = end
+                start_of[end] = start
+                insort(keys, rest << _SHIFT | start)
+            else:
+                start = starts[~number]  # type: ignore[assignment]
+                size = got[~number]
+                end = start + size
+                if start in start_of:
+                    low = start_of.pop(start)
+                    del end_of[low]
+                    del keys[bisect_left(keys, (start - low) << _SHIFT | low)]
+                    start = low
+                if end in end_of:
+                    high = end_of.pop(end)
+                    del keys[bisect_left(keys, (high - end) << _SHIFT | end)]
+                    end = high
+                end_of[start] = end
+                start_of[end] = start
+                insort(keys, (end - start) << _SHIFT | start)
 
 
 def place_expandable(
     events: Sequence[int],
-    rounded: Sequence[int],
+    rounded: list[int],
     limit_bytes: int,
     large_segment_size: int,
     range_bytes: int,
+    chains: Sequence[Chain] = (),
 ) -> Placement | None:
     """Place every allocation with one growing segment per pool.
-
-    The free block that ends at the last mapped page (the tail) is used only when nothing else
-    fits, so it is two numbers beside the sorted list instead of an entry in it.
 
     Args:
         events: as for :func:`place_default`.
@@ -157,6 +303,7 @@ def place_expandable(
         limit_bytes: the most that may be reserved.
         large_segment_size: page of the large pool.
         range_bytes: addresses that one segment can grow over.
+        chains: as for :func:`place_default`.
 
     Returns:
         The placement, or None when the limit might be exceeded, or when a free block is so large
@@ -165,80 +312,73 @@ def place_expandable(
     Raises:
         TypeError, IndexError: as :func:`place_default`.
     """
-    got = [0] * len(rounded)
-    starts: list[int | None] = [None] * len(rounded)
-    placement = Placement(got)
-    small: list[int] = []
-    large: list[int] = []
-    end_of: dict[int, int] = {}
-    start_of: dict[int, int] = {}
-    small_tail = small_top = _SMALL_BASE
-    large_tail = large_top = 0
-    reserved = 0
-    too_large = max(range_bytes - limit_bytes, 0) << _SHIFT
-    for index, number in enumerate(events):
-        if number >= 0:
-            size = got[number] = rounded[number]
-            keys = small if size <= SMALL_SIZE else large
-            at = bisect_left(keys, size << _SHIFT)
-            if at < len(keys):
-                key = keys.pop(at)
-                if key > too_large:
-                    return None
-                starts[number] = start = key & _MASK
-                end = end_of.pop(start)
-                start += size
-                if start == end:
-                    del start_of[end]
+    small, large = pools = _pools(events, rounded, chains)
+    too_large = max(range_bytes - limit_bytes, 0)
+    for pool, page in ((small, SMALL_SEGMENT_SIZE), (large, large_segment_size)):
+        if not _place_in_pages(pool, rounded, page, too_large):
+            return None
+    # The allocator compares the size of a fixed segment with its limit (7.4): where that might
+    # tell, the full model decides.
+    margin = max(max(rounded, default=0) + ROUND_LARGE, large_segment_size)
+    return _placement(pools, limit_bytes - margin if large.growth else limit_bytes)
+
+
+def _place_in_pages(pool: _Pool, rounded: Sequence[int], page: int, too_large: int) -> bool:
+    """One pool with one growing segment; False where a free block is too large to be sure.
+
+    The free block that ends at the last mapped page (the tail) is used only when nothing else
+    fits, so it is two numbers beside the sorted list instead of an entry in it.
+    """
+    got, starts, growth = pool.got, pool.starts, pool.growth
+    events, indices = pool.events, pool.indices
+    free = _Free()
+    keys, end_of, start_of = free.keys, free.end_of, free.start_of
+    too_large <<= _SHIFT
+    for first, behind in pool.stretches(free):
+        tail, top = free.tail
+        for place in range(first, behind):
+            number = events[place]
+            if number >= 0:
+                size = got[number] = rounded[number]
+                at = bisect_left(keys, size << _SHIFT)
+                if at < len(keys):
+                    key = keys.pop(at)
+                    if key > too_large:
+                        return False
+                    starts[number] = start = key & _MASK
+                    end = end_of.pop(start)
+                    start += size
+                    if start == end:
+                        del start_of[end]
+                    else:
+                        end_of[start] = end
+                        start_of[end] = start
+                        insort(keys, (end - start) << _SHIFT | start)
                 else:
-                    end_of[start] = end
-                    start_of[end] = start
-                    insort(keys, (end - start) << _SHIFT | start)
-            elif keys is small:
-                starts[number] = small_tail
-                small_tail += size
-                if small_tail > small_top:
-                    missing = small_tail - small_top
-                    grown = -(-missing // SMALL_SEGMENT_SIZE) * SMALL_SEGMENT_SIZE
-                    small_top += grown
-                    reserved += grown
-                    if reserved > limit_bytes:
-                        return None
-                    placement.growth.append((index, reserved))
+                    starts[number] = tail
+                    tail += size
+                    if tail > top:
+                        grown = -(-(tail - top) // page) * page
+                        top += grown
+                        growth.append((indices[place], grown))
             else:
-                starts[number] = large_tail
-                large_tail += size
-                if large_tail > large_top:
-                    missing = large_tail - large_top
-                    grown = -(-missing // large_segment_size) * large_segment_size
-                    large_top += grown
-                    # The allocator compares the size of a fixed segment with its limit (7.4).
-                    if reserved + max(grown, size + ROUND_LARGE, large_segment_size) > limit_bytes:
-                        return None
-                    reserved += grown
-                    placement.growth.append((index, reserved))
-        else:
-            start = starts[~number]  # type: ignore[assignment]
-            size = got[~number]
-            end = start + size
-            keys = small if size <= SMALL_SIZE else large
-            if start in start_of:
-                low = start_of.pop(start)
-                del end_of[low]
-                del keys[bisect_left(keys, (start - low) << _SHIFT | low)]
-                start = low
-            if keys is small:
-                if end == small_tail:
-                    small_tail = start
+                start = starts[~number]  # type: ignore[assignment]
+                size = got[~number]
+                end = start + size
+                if start in start_of:
+                    low = start_of.pop(start)
+                    del end_of[low]
+                    del keys[bisect_left(keys, (start - low) << _SHIFT | low)]
+                    start = low
+                if end == tail:
+                    tail = start
                     continue
-            elif end == large_tail:
-                large_tail = start
-                continue
-            if end in end_of:
-                high = end_of.pop(end)
-                del keys[bisect_left(keys, (high - end) << _SHIFT | end)]
-                end = high
-            end_of[start] = end
-            start_of[end] = start
-            insort(keys, (end - start) << _SHIFT | start)
-    return placement
+                if end in end_of:
+                    high = end_of.pop(end)
+                    del keys[bisect_left(keys, (high - end) << _SHIFT | end)]
+                    end = high
+                end_of[start] = end
+                start_of[end] = start
+                insort(keys, (end - start) << _SHIFT | start)
+        free.tail = tail, top
+    return True

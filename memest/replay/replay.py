@@ -9,9 +9,10 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, compress, pairwise
+from itertools import accumulate, pairwise
 
 from memest.errors import ReplayError
+from memest.events import Chain
 from memest.replay.allocator import CachingAllocator
 from memest.replay.blocks import UNBOUNDED_RANGE, Block, expandable_range
 from memest.replay.conf import AllocatorConf
@@ -67,6 +68,7 @@ def replay(
     limit_bytes: int | None = None,
     total_bytes: int | None = None,
     curve: bool = False,
+    chains: Sequence[Chain] = (),
 ) -> Replay:
     """Replay allocations and frees of one stream from an empty allocator.
 
@@ -80,6 +82,8 @@ def replay(
             ``per_process_memory_fraction`` is a share of it, and an expandable segment can grow
             over 1.125 times as many addresses.
         curve: whether to keep allocated and reserved bytes after each event.
+        chains: parts of the events that are copies of each other; one that finds the allocator in
+            the same state as an earlier one is not played again. The answer is the same without.
 
     Returns:
         Peaks, their places, and the size of every block handed out.
@@ -100,7 +104,7 @@ def replay(
         worst = min(sizes)
         raise ReplayError(f"allocation number {sizes.index(worst)} has {worst} bytes; 0 is least")
     if conf.max_split_size is None:
-        placement = _place(events, sizes, conf, limit_bytes, total_bytes)
+        placement = _place(events, sizes, conf, limit_bytes, total_bytes, chains)
         if placement is not None:
             return _summarize(events, sizes, placement, curve=curve)
     return replay_reference(
@@ -142,6 +146,7 @@ def _place(
     conf: AllocatorConf,
     limit_bytes: int | None,
     total_bytes: int | None,
+    chains: Sequence[Chain],
 ) -> Placement | None:
     """The fast replay, or None where it would not be exact."""
     bound = MAX_FAST_BYTES if limit_bytes is None else min(limit_bytes, MAX_FAST_BYTES)
@@ -157,13 +162,8 @@ def _place(
         rounded = [known[size] for size in sizes]
     # Every event of a valid stream is different from all others; this catches a second
     # allocation or free of the same number, and the loops stumble over a free that comes first.
-    if len(set(events)) != len(events):
+    if len(set(events)) != len(events) or 0 in sizes:
         check_events(events, sizes)
-    kept = events
-    if 0 in sizes:
-        check_events(events, sizes)
-        sized = [rounded[event if event >= 0 else ~event] for event in events]
-        kept = list(compress(events, sized))
     large = conf.large_segment_size
     try:
         if conf.expandable_segments:
@@ -171,16 +171,11 @@ def _place(
             if total_bytes is not None:
                 span = expandable_range(total_bytes)
                 bound = min(bound, total_bytes)
-            placement = place_expandable(kept, rounded, bound, large, span)
-        else:
-            placement = place_default(kept, rounded, bound, large)
+            return place_expandable(events, rounded, bound, large, span, chains)
+        return place_default(events, rounded, bound, large, chains)
     except (TypeError, IndexError):
         check_events(events, sizes)
         raise
-    if placement is not None and kept is not events:
-        places = list(compress(range(len(events)), sized))
-        placement.growth = [(places[index], value) for index, value in placement.growth]
-    return placement
 
 
 def _summarize(

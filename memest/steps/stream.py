@@ -1,27 +1,41 @@
-"""The stream the allocator sees: segments played in order, workspaces at their operators."""
+"""The stream the allocator sees: pieces played in order, workspaces at their operators.
+
+A :class:`Course` is the stream without sizes: it depends on the structure of the steps, on their
+number, and on which operators have workspaces, not on how large anything is. One course serves
+every size of a batch at which the same kernels run.
+"""
 
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
 
-from memest.events import ALLOC, CALL, CATEGORY_ORDER, FREE, Category, Mark, Trace
+from memest.events import ALLOC, CALL, CATEGORY_ORDER, FREE, Category, Chain, Mark, Part, Trace
 from memest.hidden.call import GpuTraits, Hidden, Lifetime
 from memest.hidden.registry import hidden_allocations
-from memest.steps.phases import compose, rotation
+from memest.steps.compose import MAX_REPEATS, Pieces, Span
 
-__all__ = ["Stream", "make_stream"]
+__all__ = ["Course", "Shape", "Stream", "lay_out", "make_stream", "shape_of", "slack_of"]
 
 _WORKSPACE = CATEGORY_ORDER.index(Category.WORKSPACES)
 
+# looking a state up costs as much as playing so many events
+_WORTH_SKIPPING = 64
+
+Shape = tuple[tuple[Hidden, ...], ...]
+"""The workspaces of every call, with 1 in place of their sizes, 0 for those not needed."""
+
 
 @dataclass(slots=True)
-class Stream:
-    """Events for :func:`memest.replay.replay.replay`, and what each allocation is.
+class Course:
+    """A stream without sizes.
 
     Attributes:
         events: v >= 0 allocates number v, v < 0 frees number ~v.
-        sizes: requested bytes of each number.
+        places: for each number, the place of its size: in the trace's table of sizes, or, at and
+            above the length of that table, in the list of all workspaces.
         categories: index into ``CATEGORY_ORDER`` for each number.
         modules: index into the trace's ``module_names``.
         labels: index into ``label_names``: operator, or workspace by name.
@@ -29,11 +43,11 @@ class Stream:
         mark_positions: index of the first event of each mark.
         marks: the marks, steps and micro-steps as in the whole run.
         module_names: as in the trace.
-        workspace_slack_bytes: how much larger the largest single workspace may be than assumed.
+        chains: parts that are copies of each other.
     """
 
     events: array[int] = field(default_factory=lambda: array("q"))
-    sizes: list[int] = field(default_factory=list)
+    places: list[int] = field(default_factory=list)
     categories: bytearray = field(default_factory=bytearray)
     modules: array[int] = field(default_factory=lambda: array("l"))
     labels: array[int] = field(default_factory=lambda: array("l"))
@@ -41,140 +55,299 @@ class Stream:
     mark_positions: list[int] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
     module_names: list[str] = field(default_factory=list)
+    chains: list[Chain] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Stream(Course):
+    """A course with sizes: what :func:`memest.replay.replay.replay` takes.
+
+    Attributes:
+        sizes: requested bytes of each number.
+        workspace_slack_bytes: how much larger the largest single workspace may be than assumed.
+    """
+
+    sizes: list[int] = field(default_factory=list)
     workspace_slack_bytes: int = 0
 
+    @classmethod
+    def of(cls, course: Course, sizes: list[int], slack: int) -> Stream:
+        """Fill in the sizes."""
+        return cls(
+            course.events, course.places, course.categories, course.modules, course.labels,
+            course.label_names, course.mark_positions, course.marks, course.module_names,
+            course.chains, sizes, slack,
+        )  # fmt: skip
 
-def make_stream(
-    trace: Trace, gpu: GpuTraits, *, num_steps: int, grad_accum: int = 1, high: bool = False
-) -> Stream:
-    """Compose the run and fill in what the kernels allocate on this GPU.
+
+def shape_of(hidden: Sequence[tuple[Hidden, ...]]) -> Shape:
+    """Which workspaces there are, whatever their sizes."""
+    return tuple(
+        tuple(replace(h, nbytes=1 if h.nbytes > 0 else 0, high_nbytes=None) for h in found)
+        for found in hidden
+    )
+
+
+def slack_of(hidden: Sequence[tuple[Hidden, ...]]) -> int:
+    """How much larger the largest single workspace may be than assumed, in bytes."""
+    return max(
+        (h.high_nbytes - h.nbytes for found in hidden for h in found if h.high_nbytes is not None),
+        default=0,
+    )
+
+
+def lay_out(
+    trace: Trace, shape: Shape, num_places: int, *, num_steps: int, grad_accum: int = 1,
+    pieces: Pieces | None = None,
+) -> Course:  # fmt: skip
+    """The course of a run.
 
     Args:
-        trace: the traced steps.
+        trace: spliced; ``sizes`` are places in a table of ``num_places`` sizes.
+        shape: workspaces of the trace's calls.
+        num_places: length of that table.
+        num_steps: optimizer steps of the run.
+        grad_accum: micro-steps of each step.
+        pieces: of the trace, None where the run is played as it was traced.
+
+    Raises:
+        ValueError: the trace cannot be played for so many steps.
+    """
+    course = Course(module_names=trace.module_names, label_names=list(trace.op_names))
+    player = _Player(trace, shape, num_places, course)
+    if pieces is None:
+        if trace.micro_steps != (grad_accum,) * num_steps:
+            raise ValueError(f"traced {trace.micro_steps}, asked for {num_steps} x {grad_accum}")
+        player.play((0, len(trace.events)), None, None)
+    else:
+        _Run(player, pieces, grad_accum).play(num_steps)
+    course.chains = player.chains()
+    return course
+
+
+def make_stream(trace: Trace, gpu: GpuTraits, *, num_steps: int, grad_accum: int = 1) -> Stream:
+    """Compose a run from a concrete trace and fill in what the kernels allocate on this GPU.
+
+    Args:
+        trace: traced steps, with their updates.
         gpu: decides workspaces.
         num_steps: optimizer steps of the run.
         grad_accum: micro-steps of each step.
-        high: take the upper bound of workspaces that are only known as a range.
 
     Raises:
         TraceError: a step that cannot be repeated.
     """
-    stream = Stream(module_names=trace.module_names, label_names=list(trace.op_names))
-    player = _Player(trace, gpu, stream, high=high)
-    rotations: dict[tuple[int, int], list[tuple[int, int]]] = {}
-    for segment in compose(trace, num_steps=num_steps, grad_accum=grad_accum):
-        if segment.repeats is not None:
-            pairs = rotations.get(segment.repeats)
-            if pairs is None:
-                pairs = rotations[segment.repeats] = rotation(trace, *segment.repeats)
-            player.inherit(pairs)
-        player.play(segment.start, segment.stop, segment.step, segment.micro_shift)
-    return stream
+    hidden = [hidden_allocations(call, gpu) for call in trace.calls]
+    whole = trace.micro_steps == (grad_accum,) * num_steps
+    places: dict[int, int] = {}
+    numbered = replace(trace)
+    numbered.sizes = [places.setdefault(size, len(places)) for size in trace.sizes]
+    course = lay_out(
+        numbered, shape_of(hidden), len(places), num_steps=num_steps, grad_accum=grad_accum,
+        pieces=None if whole else Pieces(numbered),
+    )  # fmt: skip
+    table = [*places, *(h.nbytes for found in hidden for h in found)]
+    return Stream.of(course, [table[place] for place in course.places], slack_of(hidden))
+
+
+class _Run:
+    """Plays the pieces of a run in their order."""
+
+    def __init__(self, player: _Player, pieces: Pieces, grad_accum: int) -> None:
+        self._player = player
+        self._pieces = pieces
+        self._grad_accum = grad_accum
+        self._samples: list[list[int]] = []
+
+    def play(self, num_steps: int) -> None:
+        """Load, then step after step."""
+        if self._grad_accum > 1 and not self._pieces.repeats:
+            raise ValueError("no second micro-step was traced")
+        player = self._player
+        player.play(self._pieces.load, 0, 0)
+        for step in range(1, num_steps + 1):
+            self._step(step)
+
+    def _step(self, step: int) -> None:
+        player, pieces, count = self._player, self._pieces, self._grad_accum
+        source = 1 if step == 1 else 2
+        which = 0 if step == 1 else 2
+        player.play(pieces.opening(source), step, 0)
+        if pieces.prefetches:
+            self._fetch(step, source, which)
+        player.play(pieces.micro_step(source, 1), step, 1)
+        player.bind_row(pieces.slots, which)
+        for number in range(2, min(count, MAX_REPEATS + 1) + 1):
+            last = number == min(count, MAX_REPEATS + 1)
+            player.play(pieces.micro_step(1, 2), step, count if last else number)
+            player.bind_row(pieces.slots, 1)
+        player.play(pieces.ending(source), step, count)
+        if source == 2:
+            player.bind(pieces.inherited)
+
+    def _fetch(self, step: int, source: int, which: int) -> None:
+        """All batches of a step, before the first of them is used."""
+        player, pieces, count = self._player, self._pieces, self._grad_accum
+        old = self._samples
+        self._samples = [player.play(pieces.sample(source, 1), step, 0)]
+        for _ in range(count - 1):
+            self._samples.append(player.play(pieces.sample(1, 2), step, 0))
+        if pieces.counts:
+            player.play(pieces.count(source, 1), step, 0)
+            player.bind_row(pieces.totals, which)
+            for _ in range(count - 1):
+                player.play(pieces.count(1, 2), step, 0)
+                player.bind_row(pieces.totals, 1)
+            player.play(pieces.counted(source), step, 0)
+        # a list lets go of its last item first; the very last is still bound to the loop's name
+        for sample in reversed(old[:-1]):
+            player.assign(pieces.samples[0], sample)
+            player.play(pieces.release(2), step, 0)
+        player.play(pieces.released(source), step, 0)
+        if old:
+            player.assign(pieces.samples[1] if pieces.repeats else pieces.samples[0], old[-1])
 
 
 class _Player:
-    """Plays segments; knows which stream number a trace allocation has now."""
+    """Plays pieces; knows which stream number a trace allocation has now."""
 
-    def __init__(self, trace: Trace, gpu: GpuTraits, stream: Stream, *, high: bool) -> None:
+    def __init__(self, trace: Trace, shape: Shape, num_places: int, course: Course) -> None:
         self._trace = trace
-        self._gpu = gpu
-        self._stream = stream
-        self._high = high
+        self._course = course
+        self._shape = shape
         self._now: dict[int, int] = {}
-        self._hidden: dict[int, tuple[Hidden, ...]] = {}
         self._persistent: set[tuple[str, ...]] = set()
         self._label_index: dict[str, int] = {}
         self._settled = 0
+        self._chains: dict[tuple[Span, int, int], Chain] = {}
+        self._first_place = list(accumulate((len(found) for found in shape), initial=num_places))
 
-    def inherit(self, pairs: list[tuple[int, int]]) -> None:
-        """What the repeated part drops is what its predecessor left behind."""
+    def chains(self) -> list[Chain]:
+        """The pieces that were played more than once.
+
+        A workspace that is made once makes the first of two copies longer: that one is none.
+        """
+        return [chain for chain in self._chains.values() if len(chain.parts) > 1]
+
+    def bind(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """What a repeated part drops is what its predecessor left behind."""
         now = self._now
         moved = [(dropped, now[left]) for dropped, left in pairs]
         for dropped, number in moved:
             now[dropped] = number
 
-    def play(self, start: int, stop: int, step: int, micro_shift: int) -> None:
-        """Append the events of one segment."""
-        trace, stream, now = self._trace, self._stream, self._now
-        events, sizes = stream.events, stream.sizes
+    def bind_row(self, rows: Sequence[tuple[int, int, int]], source: int) -> None:
+        """All allocations of a row are the one that was just made."""
+        now = self._now
+        for row in rows:
+            number = now[row[source]]
+            for index in row:
+                now[index] = number
+
+    def assign(self, indices: Sequence[int], numbers: Sequence[int]) -> None:
+        """Say which numbers trace allocations have now."""
+        self._now.update(zip(indices, numbers, strict=True))
+
+    def play(self, span: Span, step: int | None, micro_step: int | None) -> list[int]:
+        """Append the events of one piece.
+
+        Args:
+            span: of the trace.
+            step: for its marks; None leaves them as they are.
+            micro_step: for those of its marks that have one; None as above.
+
+        Returns:
+            The numbers allocated, workspaces not among them.
+        """
+        trace, course, now = self._trace, self._course, self._now
+        events, places = course.events, course.places
         append = events.append
-        trace_sizes, trace_categories = trace.sizes, trace.categories
-        trace_modules, trace_ops = trace.modules, trace.ops
-        for value in trace.events[start:stop]:
+        sizes, categories, modules, ops = trace.sizes, trace.categories, trace.modules, trace.ops
+        made = []
+        begin, number_before, carried = len(events), len(places), []
+        for value in trace.events[span[0] : span[1]]:
             kind, index = value & 3, value >> 2
             if kind == ALLOC:
-                number = now[index] = len(sizes)
-                sizes.append(trace_sizes[index])
-                stream.categories.append(trace_categories[index])
-                stream.modules.append(trace_modules[index])
-                stream.labels.append(trace_ops[index])
+                number = now[index] = len(places)
+                made.append(number)
+                places.append(sizes[index])
+                course.categories.append(categories[index])
+                course.modules.append(modules[index])
+                course.labels.append(ops[index])
                 append(number)
             elif kind == FREE:
-                append(~now.pop(index))
+                number = now.pop(index)
+                if number < number_before:
+                    carried.append(number)
+                append(~number)
             elif kind == CALL:
                 self._call(index)
                 self._settled = len(events)
             else:
-                mark = trace.marks[index]
                 self._settled = len(events)
-                stream.mark_positions.append(len(events))
-                micro = mark.micro_step + micro_shift if mark.micro_step else 0
-                stream.marks.append(Mark(mark.phase, step, micro))
+                self._mark(trace.marks[index], step, micro_step)
+        length, count = len(events) - begin, len(places) - number_before
+        if length >= _WORTH_SKIPPING:
+            chain = self._chains.setdefault((span, length, count), Chain(length, count))
+            chain.parts.append(Part(begin, number_before, tuple(carried)))
+        return made
+
+    def _mark(self, mark: Mark, step: int | None, micro_step: int | None) -> None:
+        micro = mark.micro_step
+        if micro and micro_step is not None:
+            micro = micro_step
+        self._course.mark_positions.append(len(self._course.events))
+        self._course.marks.append(Mark(mark.phase, mark.step if step is None else step, micro))
 
     def _call(self, site: int) -> None:
         call = self._trace.call_of_site[site]
-        found = self._hidden.get(call)
-        if found is None:
-            found = self._hidden[call] = hidden_allocations(self._trace.calls[call], self._gpu)
+        found = self._shape[call]
         if not found:
             return
-        stream = self._stream
+        course = self._course
         temporary: list[tuple[int, int | None]] = []
         outputs = self._take_outputs(call) if found[0].before_outputs else None
         for index, hidden in enumerate(found):
             if outputs is not None and not hidden.before_outputs:
-                stream.events.extend(outputs)
+                course.events.extend(outputs)
                 outputs = None
             gone = [n for n, before in temporary if before is not None and before <= index]
             if gone:
-                stream.events.extend(~number for number in gone)
+                course.events.extend(~number for number in gone)
                 temporary = [t for t in temporary if t[0] not in gone]
-            upper = hidden.high_nbytes if hidden.high_nbytes is not None else hidden.nbytes
-            stream.workspace_slack_bytes = max(stream.workspace_slack_bytes, upper - hidden.nbytes)
-            size = upper if self._high else hidden.nbytes
             persistent = hidden.lifetime is Lifetime.PERSISTENT
-            if size <= 0 or (persistent and hidden.key in self._persistent):
+            if not hidden.nbytes or (persistent and hidden.key in self._persistent):
                 continue
-            number = len(stream.sizes)
-            stream.sizes.append(size)
-            stream.categories.append(_WORKSPACE)
-            stream.modules.append(self._trace.site_modules[site])
-            stream.labels.append(self._label(f"{self._trace.calls[call].op}: {hidden.label}"))
-            stream.events.append(number)
+            number = len(course.places)
+            course.places.append(self._first_place[call] + index)
+            course.categories.append(_WORKSPACE)
+            course.modules.append(self._trace.site_modules[site])
+            course.labels.append(self._label(f"{self._trace.calls[call].op}: {hidden.label}"))
+            course.events.append(number)
             if persistent:
                 self._persistent.add(hidden.key)
             else:
                 temporary.append((number, hidden.freed_before))
         if outputs is not None:
-            stream.events.extend(outputs)
-        stream.events.extend(~number for number, _ in reversed(temporary))
+            course.events.extend(outputs)
+        course.events.extend(~number for number, _ in reversed(temporary))
 
     def _take_outputs(self, call: int) -> array[int]:
         """Take the births of a call's results off the stream, to be put back after others."""
-        stream, op = self._stream, self._trace.calls[call].op
-        start = len(stream.events)
+        course, op = self._course, self._trace.calls[call].op
+        start = len(course.events)
         while start > self._settled:
-            number = stream.events[start - 1]
-            if number < 0 or stream.label_names[stream.labels[number]] != op:
+            number = course.events[start - 1]
+            if number < 0 or course.label_names[course.labels[number]] != op:
                 break
             start -= 1
-        outputs = stream.events[start:]
-        del stream.events[start:]
+        outputs = course.events[start:]
+        del course.events[start:]
         return outputs
 
     def _label(self, text: str) -> int:
         index = self._label_index.get(text)
         if index is None:
-            index = self._label_index[text] = len(self._stream.label_names)
-            self._stream.label_names.append(text)
+            index = self._label_index[text] = len(self._course.label_names)
+            self._course.label_names.append(text)
         return index

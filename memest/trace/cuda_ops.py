@@ -29,7 +29,7 @@ aten = torch.ops.aten
 
 @contextmanager
 def cuda_operators(
-    gpu: GpuTraits, sdpa_backend: SdpaBackend, choices: dict[Any, str] | None = None
+    gpu: GpuTraits, sdpa_backend: SdpaBackend, choices: list[tuple[Any, str]] | None = None
 ) -> Iterator[None]:
     """Run composites and optimizers on meta tensors as they run on this GPU with this torch."""
     library = torch.library.Library("aten", "IMPL")
@@ -130,7 +130,7 @@ class _RmsNorm(torch.autograd.Function):
 
 
 def _attention(
-    gpu: GpuTraits, forced: SdpaBackend, choices: dict[Any, str] | None
+    gpu: GpuTraits, forced: SdpaBackend, choices: list[tuple[Any, str]] | None
 ) -> Callable[..., torch.Tensor]:
     def attention(
         query: Any, key: Any, value: Any, mask: Any = None, p: Any = 0.0, causal: Any = False,

@@ -20,7 +20,7 @@ import torch
 from memest.errors import ConfigError
 from memest.setup import Precision, Setup
 
-__all__ = ["check_gpu", "check_precision", "flash_attention_installed"]
+__all__ = ["check_precision", "flash_attention_installed"]
 
 aten = torch.ops.aten
 
@@ -40,20 +40,6 @@ def check_precision(dtype: torch.dtype, setup: Setup) -> None:
             "--attn-implementation flash_attention_2 needs queries in fp16 or bf16, and these "
             f"weights are {str(dtype).removeprefix('torch.')} without autocast. Add --bf16 or "
             "--fp16 (autocast), or --dtype bfloat16."
-        )
-
-
-def check_gpu(capability: tuple[int, int]) -> None:
-    """Refuse GPUs before Ampere.
-
-    Raises:
-        ConfigError: the GPU is too old for FlashAttention 2.
-    """
-    if capability < (8, 0):
-        major, minor = capability
-        raise ConfigError(
-            "--attn-implementation flash_attention_2 needs a GPU of compute capability 8.0 or "
-            f"newer, this one has {major}.{minor}. Use --attn-implementation sdpa."
         )
 
 

@@ -10,9 +10,10 @@ from unittest import mock
 
 import torch
 
+from memest.attention import check_flash_gpu
 from memest.hidden.call import GpuTraits
 from memest.setup import Attention
-from memest.trace.flash import check_gpu, flash_attention_installed
+from memest.trace.flash import flash_attention_installed
 from memest.trace.known import attach, recipe_of
 from memest.trace.recorder import Recorder
 from memest.trace.scans import scans_fused
@@ -36,7 +37,7 @@ def transformers_on_meta(
     """
     attention = getattr(getattr(model, "config", None), "_attn_implementation", None)
     if attention == Attention.FLASH_ATTENTION_2:
-        check_gpu(gpu.capability)
+        check_flash_gpu(gpu.capability)
     with ExitStack() as stack:
         _autocast_questions(stack)
         _constants(stack)

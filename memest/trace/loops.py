@@ -15,11 +15,12 @@ from typing import Any
 
 import torch
 
-from memest.events import Category, Phase
+from memest.events import Category, Phase, SeamKind, Weight
 from memest.setup import Loop, Precision, ZeroGradAt
+from memest.trace.optimizers import weights_of
 from memest.trace.recorder import Recorder
 
-__all__ = ["Run", "run_steps"]
+__all__ = ["Run", "run_steps", "run_updates"]
 
 Batch = dict[str, torch.Tensor]
 _AUTOCAST_DTYPES = {Precision.FP16: torch.float16, Precision.BF16: torch.bfloat16}
@@ -31,12 +32,12 @@ class Run:
 
     Attributes:
         model: the model on its device, in training mode.
-        optimizer: None for forward and backward only.
+        optimizer: None for forward and backward only, and where the update is traced apart.
         make_batch: makes the tensors of one micro-batch on the device.
         loss_of: takes the loss out of the model's outputs (and the batch).
         recorder: told of the phases.
-        grad_accum: micro-batches of a step.
-        traced_micro_steps: how many of them are run (the rest repeats the second one).
+        accumulates: whether a step has more than one micro-batch: a script then divides its loss.
+        micro_steps: how many micro-steps each step has.
         max_grad_norm: 0 = no clipping.
         set_to_none: what zero_grad does.
         scaler: gradient scaler, fp16 only.
@@ -48,6 +49,7 @@ class Run:
         prefetches: the Trainer moves all micro-batches of a step to the device first (since
             transformers 4.46).
         zero_grad_at: where a script calls zero_grad; the Trainer does after the step.
+        weights: the parameters, noted when the first backward has given them gradients.
     """
 
     model: Any
@@ -57,8 +59,8 @@ class Run:
     recorder: Recorder
     loop: Loop
     precision: Precision
-    grad_accum: int
-    traced_micro_steps: int
+    accumulates: bool
+    micro_steps: tuple[int, ...]
     max_grad_norm: float
     set_to_none: bool
     scaler: Any = None
@@ -67,6 +69,7 @@ class Run:
     shifts_labels: bool = False
     prefetches: bool = True
     zero_grad_at: ZeroGradAt = ZeroGradAt.AFTER_STEP
+    weights: tuple[Weight, ...] = ()
 
     @property
     def device(self) -> torch.device:
@@ -74,27 +77,46 @@ class Run:
         return next(self.model.parameters()).device
 
 
-def run_steps(run: Run, num_steps: int) -> None:
-    """Train ``num_steps`` optimizer steps."""
+def run_steps(run: Run) -> None:
+    """Train as many optimizer steps as ``run.micro_steps`` has."""
     if run.loop is Loop.TRAINER:
-        _trainer(run, num_steps)
+        _trainer(run)
     else:
-        _script(run, num_steps)
+        _script(run)
+
+
+def run_updates(run: Run) -> None:
+    """Only what follows the micro-steps: the gradients are there already."""
+    norm: list[torch.Tensor | None] = [None]
+    for step in range(1, len(run.micro_steps) + 1):
+        run.recorder.seam(SeamKind.UPDATE, step)
+        _update(run, step, norm)
+        run.recorder.seam(SeamKind.UPDATED, step)
+    run.recorder.forget()
 
 
 # -- transformers' Trainer ------------------------------------------------------------------------
 
 
-def _trainer(run: Run, num_steps: int) -> None:
+def _trainer(run: Run) -> None:
     """``Trainer._run_epoch``: all micro-batches of a step are on the device before it begins."""
+    seam = run.recorder.seam
     samples: list[Batch] = []
     total = torch.zeros((), device=run.device)  # _tr_loss
-    grad_norm = inputs = loss = None
-    for step in range(1, num_steps + 1):
+    items = inputs = loss = None
+    norm: list[torch.Tensor | None] = [None]
+    for step, micro_steps in enumerate(run.micro_steps, start=1):
+        seam(SeamKind.STEP, step)
         run.recorder.mark(Phase.BATCH, step)
         # the old list, and the last inputs, stay bound while the new list is filled
-        samples, items = _batch_samples(run)
-        for micro_step in range(1, run.traced_micro_steps + 1):
+        fetched = _batch_samples(run, step, micro_steps)
+        seam(SeamKind.FETCHED, step)
+        samples = fetched[0]
+        seam(SeamKind.RELEASED, step)
+        items = fetched[1]
+        del fetched
+        for micro_step in range(1, micro_steps + 1):
+            seam(SeamKind.MICRO_STEP, step, micro_step)
             if not run.prefetches and micro_step > 1:
                 run.recorder.mark(Phase.BATCH, step, micro_step)
             inputs = samples[micro_step - 1] if run.prefetches else run.make_batch()
@@ -102,30 +124,40 @@ def _trainer(run: Run, num_steps: int) -> None:
             torch.isnan(loss)
             torch.isinf(loss)
             total += loss
-        run.recorder.mark(Phase.CLIP, step, run.traced_micro_steps)
-        grad_norm = None
-        grad_norm = _trainer_clip(run)
-        _optimizer_step(run, step)
+        seam(SeamKind.UPDATE, step)
+        _update(run, step, norm)
+        seam(SeamKind.UPDATED, step)
         run.recorder.mark(Phase.ZERO_GRAD, step)
         run.model.zero_grad(set_to_none=run.set_to_none)
+        seam(SeamKind.END, step)
     run.recorder.forget()  # what the function lets go of on return is not part of the run
-    del grad_norm, inputs, loss
+    del samples, items, inputs, loss, norm
 
 
-def _batch_samples(run: Run) -> tuple[list[Batch], Any]:
+def _batch_samples(run: Run, step: int, micro_steps: int) -> tuple[list[Batch], Any]:
     """``get_batch_samples``, since transformers 4.46."""
     if not run.prefetches:
         return [], None
-    samples = [run.make_batch() for _ in range(run.grad_accum)]
-    return samples, _count_items(run, samples)
+    samples = []
+    for number in range(1, micro_steps + 1):
+        run.recorder.seam(SeamKind.SAMPLE, step, number)
+        samples.append(run.make_batch())
+    return samples, _count_items(run, samples, step)
 
 
-def _count_items(run: Run, samples: list[Batch]) -> torch.Tensor | None:
+def _count_items(run: Run, samples: list[Batch], step: int) -> torch.Tensor | None:
     """``_get_num_items_in_batch``: one bool mask at a time, then a 0-dim number."""
     if not run.counts_items or "labels" not in samples[0]:
         return None
     labels = [b["labels"][..., 1:] if run.shifts_labels else b["labels"] for b in samples]
-    items: Any = sum(label.ne(-100).sum() for label in labels)
+
+    def counts() -> Iterator[torch.Tensor]:
+        for number, label in enumerate(labels, start=1):
+            run.recorder.seam(SeamKind.COUNT, step, number)
+            yield label.ne(-100).sum()
+
+    items: Any = sum(counts())
+    run.recorder.seam(SeamKind.COUNTED, step)
     return items / 1
 
 
@@ -134,8 +166,8 @@ def _training_step(run: Run, inputs: Batch, items: Any, step: int, micro_step: i
     loss = _compute_loss(run, dict(inputs), items)
     run.recorder.mark(Phase.BACKWARD, step, micro_step)
     if items is None:
-        loss = loss / run.grad_accum
-    _accelerator_backward(run, loss, 1)
+        loss = loss / 1  # by the number of micro-steps; no size depends on it
+    _accelerator_backward(run, loss)
     return loss.detach()
 
 
@@ -151,24 +183,19 @@ def _compute_loss(run: Run, inputs: Batch, items: Any) -> torch.Tensor:
     return loss
 
 
-def _trainer_clip(run: Run) -> torch.Tensor | None:
-    """``_clip_grad_norm``, or with ``max_grad_norm=0`` the norm alone, for the log."""
-    if run.optimizer is None:
-        return None
-    if run.scaler is not None:
-        run.scaler.unscale_(run.optimizer)
-    return torch.nn.utils.clip_grad_norm_(_trained(run), run.max_grad_norm or math.inf)
-
-
 # -- plain and Accelerate loops -------------------------------------------------------------------
 
 
-def _script(run: Run, num_steps: int) -> None:
+def _script(run: Run) -> None:
     """``outputs = model(**batch); outputs.loss.backward()``: outputs live until rebound."""
+    seam = run.recorder.seam
     plain = run.loop is Loop.PLAIN
     outputs = loss = batch = None
-    for step in range(1, num_steps + 1):
-        for micro_step in range(1, run.traced_micro_steps + 1):
+    norm: list[torch.Tensor | None] = [None]
+    for step, micro_steps in enumerate(run.micro_steps, start=1):
+        seam(SeamKind.STEP, step)
+        for micro_step in range(1, micro_steps + 1):
+            seam(SeamKind.MICRO_STEP, step, micro_step)
             run.recorder.mark(Phase.BATCH, step, micro_step)
             if plain:
                 # "for batch in loader" rebinds the name to the next batch on the host;
@@ -183,22 +210,20 @@ def _script(run: Run, num_steps: int) -> None:
                 loss = run.loss_of(outputs, batch)
             if run.zero_grad_at is ZeroGradAt.BEFORE_BACKWARD and micro_step == 1:
                 _zero_grad(run)
-            if plain and run.grad_accum > 1:
-                loss = loss / run.grad_accum
+            if plain and run.accumulates:
+                loss = loss / 1  # as above
             run.recorder.mark(Phase.BACKWARD, step, micro_step)
             if plain:
                 _backward(run, loss)
             else:
-                _accelerator_backward(run, loss, run.grad_accum)
-        if run.max_grad_norm:
-            run.recorder.mark(Phase.CLIP, step, run.traced_micro_steps)
-            if run.scaler is not None:
-                run.scaler.unscale_(run.optimizer)
-            torch.nn.utils.clip_grad_norm_(_trained(run), run.max_grad_norm)
-        _optimizer_step(run, step)
+                _accelerator_backward(run, loss)
+        seam(SeamKind.UPDATE, step)
+        _update(run, step, norm)
+        seam(SeamKind.UPDATED, step)
         if run.zero_grad_at is ZeroGradAt.AFTER_STEP:
             run.recorder.mark(Phase.ZERO_GRAD, step)
             _zero_grad(run)
+        seam(SeamKind.END, step)
     run.recorder.forget()  # what the function lets go of on return is not part of the run
     del outputs, loss, batch
 
@@ -242,11 +267,13 @@ def to_fp32(value: Any) -> Any:
 def _backward(run: Run, loss: torch.Tensor) -> None:
     (run.scaler.scale(loss) if run.scaler is not None else loss).backward()
     tag_gradients(run)
+    if not run.weights:
+        run.weights = weights_of(run.model)
 
 
-def _accelerator_backward(run: Run, loss: torch.Tensor, steps: int) -> None:
+def _accelerator_backward(run: Run, loss: torch.Tensor) -> None:
     """``Accelerator.backward`` divides by its own number of accumulation steps, even by 1."""
-    loss = loss / steps
+    loss = loss / 1
     _backward(run, loss)
 
 
@@ -258,12 +285,38 @@ def tag_gradients(run: Run) -> None:
 
 
 def _zero_grad(run: Run) -> None:
-    target = run.model if run.optimizer is None else run.optimizer
-    target.zero_grad(set_to_none=run.set_to_none)
+    # optimizer.zero_grad of a script goes through the same parameters in the same order
+    run.model.zero_grad(set_to_none=run.set_to_none)
 
 
 def _trained(run: Run) -> list[torch.nn.Parameter]:
     return [p for p in run.model.parameters() if p.requires_grad]
+
+
+def _update(run: Run, step: int, norm: list[torch.Tensor | None]) -> None:
+    """Clipping and the optimizer's step.
+
+    Args:
+        run: the run.
+        step: number of the step.
+        norm: one place for the gradient norm, which the Trainer keeps until the next one.
+    """
+    if run.optimizer is None:
+        return
+    micro_steps = run.micro_steps[step - 1]
+    if run.loop is Loop.TRAINER:
+        run.recorder.mark(Phase.CLIP, step, micro_steps)
+        norm[0] = None
+        if run.scaler is not None:
+            run.scaler.unscale_(run.optimizer)
+        # ``_clip_grad_norm``, or with ``max_grad_norm=0`` the norm alone, for the log
+        norm[0] = torch.nn.utils.clip_grad_norm_(_trained(run), run.max_grad_norm or math.inf)
+    elif run.max_grad_norm:
+        run.recorder.mark(Phase.CLIP, step, micro_steps)
+        if run.scaler is not None:
+            run.scaler.unscale_(run.optimizer)
+        torch.nn.utils.clip_grad_norm_(_trained(run), run.max_grad_norm)
+    _optimizer_step(run, step)
 
 
 def _optimizer_step(run: Run, step: int) -> None:

@@ -7,17 +7,25 @@ device lists of ``cuda_ops`` let it through.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from memest.errors import ConfigError
-from memest.events import Category
+from memest.events import Category, Weight
 from memest.setup import Loop, Setup
 from memest.trace.recorder import Recorder
 
-__all__ = ["make_optimizer"]
+__all__ = [
+    "Named",
+    "check_trainable",
+    "make_optimizer",
+    "named_parameters",
+    "optimizer_of",
+    "weights_of",
+]
 
 _TORCH = {
     "adamw_torch": "AdamW",
@@ -37,10 +45,41 @@ _HALF = (torch.float16, torch.bfloat16)
 _NO_DECAY = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)", re.IGNORECASE)
 
 
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A parameter, its path, and whether the Trainer lets it decay."""
+
+    name: str
+    parameter: Any
+    decays: bool
+
+
+def named_parameters(model: torch.nn.Module) -> list[Named]:
+    """All parameters of a model, tied ones once."""
+    exempt = _without_decay(model)
+    return [Named(n, p, n not in exempt) for n, p in model.named_parameters()]
+
+
+def weights_of(model: torch.nn.Module) -> tuple[Weight, ...]:
+    """What :func:`optimizer_of` needs to know of the parameters, as data."""
+    return tuple(
+        Weight(
+            name=named.name,
+            shape=tuple(named.parameter.shape),
+            stride=named.parameter.stride(),
+            dtype=str(named.parameter.dtype).removeprefix("torch."),
+            trains=named.parameter.requires_grad,
+            decays=named.decays,
+            has_grad=named.parameter.grad is not None,
+        )
+        for named in named_parameters(model)
+    )
+
+
 def make_optimizer(
     model: torch.nn.Module, setup: Setup, recorder: Recorder, torch_version: tuple[int, int]
 ) -> Any:
-    """The optimizer of this setup over the parameters that train; None for ``none``.
+    """The optimizer of this setup over the parameters of a model that train; None for ``none``.
 
     Args:
         model: parameters on the device.
@@ -48,40 +87,54 @@ def make_optimizer(
         recorder: told of master copies.
         torch_version: foreach is CUDA's default from 2.0 on.
     """
+    return optimizer_of(named_parameters(model), setup, recorder, torch_version)
+
+
+def optimizer_of(
+    parameters: Sequence[Named], setup: Setup, recorder: Recorder, torch_version: tuple[int, int]
+) -> Any:
+    """:func:`make_optimizer` for a list of parameters."""
     if setup.optim == "none":
         return None
-    trainable = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
-    if not trainable:
-        raise ConfigError(
-            "No parameter trains: --freeze matches them all. Freeze less."
-            if setup.freeze
-            else "No parameter of the model trains: it has none, or all of them are frozen."
-        )
+    check_trainable([n.parameter.requires_grad for n in parameters], setup)
+    trainable = [n for n in parameters if n.parameter.requires_grad]
     if setup.master_weights:
-        if not any(p.dtype in _HALF for _, p in trainable):
+        if not any(n.parameter.dtype in _HALF for n in trainable):
+            found = str(trainable[0].parameter.dtype).removeprefix("torch.")
             raise ConfigError(
-                f"--master-weights needs half-precision weights, and these are "
-                f"{str(trainable[0][1].dtype).removeprefix('torch.')}: add --dtype bfloat16 or "
-                "--dtype float16."
+                f"--master-weights needs half-precision weights, and these are {found}: add "
+                "--dtype bfloat16 or --dtype float16."
             )
         return MasterWeights(
-            [p for _, p in trainable],
+            [n.parameter for n in trainable],
             lambda copies: _plain(setup.optim, [{"params": copies}], torch_version),
             recorder,
         )
     groups: list[dict[str, Any]]
     if setup.loop is Loop.TRAINER:
-        exempt = _without_decay(model)
-        decay = [p for n, p in trainable if n not in exempt]
-        rest = [p for n, p in trainable if n in exempt]
         groups = [
-            {"params": decay, "weight_decay": 0.0},
-            {"params": rest, "weight_decay": 0.0},
+            {"params": [n.parameter for n in trainable if n.decays], "weight_decay": 0.0},
+            {"params": [n.parameter for n in trainable if not n.decays], "weight_decay": 0.0},
         ]
         groups = [g for g in groups if g["params"]]
     else:
-        groups = [{"params": [p for _, p in trainable]}]
+        groups = [{"params": [n.parameter for n in trainable]}]
     return _plain(setup.optim, groups, torch_version)
+
+
+def check_trainable(trains: Sequence[bool], setup: Setup) -> None:
+    """Something must be left to train.
+
+    Raises:
+        ConfigError: every parameter is frozen.
+    """
+    if any(trains):
+        return
+    raise ConfigError(
+        "No parameter trains: --freeze matches them all. Freeze less."
+        if setup.freeze
+        else "No parameter of the model trains: it has none, or all of them are frozen."
+    )
 
 
 def _without_decay(model: torch.nn.Module) -> set[str]:

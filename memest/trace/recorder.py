@@ -17,8 +17,21 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from memest.events import ALLOC, CALL, CATEGORY_ORDER, FREE, MARK, Category, Mark, Phase, Trace
+from memest.events import (
+    ALLOC,
+    CALL,
+    CATEGORY_ORDER,
+    FREE,
+    MARK,
+    Category,
+    Mark,
+    Phase,
+    Seam,
+    SeamKind,
+    Trace,
+)
 from memest.hidden.call import OpCall, TensorSpec, Value
+from memest.hidden.flops import counts_flops
 from memest.hidden.registry import has_rule
 from memest.trace.known import track
 
@@ -37,8 +50,13 @@ _BIRTH_CATEGORY = {
 
 # They return an alias of their argument, on a storage that may be new or may have grown.
 _NEW_STORAGE = frozenset(("aten::resize_", "aten::set_"))
-# How an operator's result is looked at.
-_PLAIN, _ALIASES, _SITE = 0, 1, 2
+# They take memory and launch no kernel.
+_NO_KERNEL = frozenset(
+    f"aten::{name}"
+    for name in ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
+)
+# How an operator's result is looked at; views and bare memory launch nothing.
+_PLAIN, _ALIASES, _SITE, _VIEW, _MEMORY = 0, 1, 2, 3, 4
 
 
 class Recorder(TorchDispatchMode):
@@ -84,9 +102,14 @@ class Recorder(TorchDispatchMode):
         self._settle_recompute()
         trace.events.append(len(trace.marks) << 2 | MARK)
         trace.marks.append(Mark(phase, step, micro_step))
+        trace.launches.append(0)
         self._phase_start = len(trace.sizes)
         self._birth = _BIRTH_CATEGORY.get(phase, _TEMPORARY)
         self._in_backward = phase is Phase.BACKWARD
+
+    def seam(self, kind: SeamKind, step: int, index: int = 0) -> None:
+        """Note a place where the run can be cut."""
+        self.trace.seams.append(Seam(len(self.trace.events), kind, step, index))
 
     def _promote(self, mark: Mark) -> None:
         categories = self.trace.categories
@@ -232,6 +255,10 @@ class Recorder(TorchDispatchMode):
             self.last_op = str(func)
             raise
         track(func, args, kwargs or {}, out)
+        if kind == _VIEW:
+            return out
+        if kind != _MEMORY:
+            self._launched(out)
         if kind == _ALIASES:
             return out
         if isinstance(out, torch.Tensor):
@@ -245,12 +272,23 @@ class Recorder(TorchDispatchMode):
         return out
 
     def _kind(self, func: Any) -> int:
-        if has_rule(_op_name(func)):
+        name = _op_name(func)
+        if has_rule(name) or counts_flops(name):
             return _SITE
-        returns = func._schema.returns
+        schema = func._schema
+        returns = schema.returns
+        if schema.name in _NEW_STORAGE or schema.name in _NO_KERNEL:
+            return _MEMORY
         if returns and all(r.alias_info is not None for r in returns):
-            return _PLAIN if func._schema.name in _NEW_STORAGE else _ALIASES
+            return _ALIASES if any(r.alias_info.is_write for r in returns) else _VIEW
         return _PLAIN if returns else _ALIASES
+
+    def _launched(self, out: Any) -> None:
+        """Count an operator that launches a kernel on the device."""
+        launches = self.trace.launches
+        first = out[0] if isinstance(out, (tuple, list)) and out else out
+        if launches and (not isinstance(first, torch.Tensor) or first.device.type == self._device):
+            launches[-1] += 1
 
     def _born(self, tensor: torch.Tensor, func: Any) -> None:
         storage = tensor.untyped_storage()

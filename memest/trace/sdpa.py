@@ -7,115 +7,20 @@ Source: ``ATen/native/transformers/cuda/sdp_utils.cpp`` (order and constraints) 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 
+from memest.attention import SdpaCall, choose_backend
 from memest.hidden.call import GpuTraits
 from memest.setup import SdpaBackend
 
 __all__ = [
-    "SdpaCall",
     "additive_mask",
-    "choose_backend",
     "math_attention",
     "scaled_dot_product_attention",
 ]
 
 aten = torch.ops.aten
-
-_HALF = ("float16", "bfloat16")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SdpaCall:
-    """What the choice of the kernel depends on."""
-
-    dtype: str
-    head_dim: int
-    value_dim: int
-    query_len: int
-    key_len: int
-    has_mask: bool
-    dropout: float
-    is_causal: bool
-    grouped: bool
-    needs_grad: bool
-
-
-def choose_backend(call: SdpaCall, gpu: GpuTraits, forced: SdpaBackend) -> SdpaBackend:
-    """The kernel that PyTorch picks on this GPU, the first of its list that can run the call.
-
-    cuDNN comes first on compute capability 9.x and 10.x from torch 2.11 on: the default wheels
-    then bring cuDNN 9.19, and it is preferred above 9.15. Before that the list is flash,
-    efficient, math.
-    """
-    if forced is not SdpaBackend.AUTO:
-        order = [forced]
-    elif gpu.torch < (2, 0):
-        order = []
-    else:
-        order = [SdpaBackend.FLASH, SdpaBackend.EFFICIENT]
-        if gpu.torch >= (2, 11) and gpu.capability[0] in (9, 10):
-            order.insert(0, SdpaBackend.CUDNN)
-    checks = {
-        SdpaBackend.FLASH: _flash_runs,
-        SdpaBackend.EFFICIENT: _efficient_runs,
-        SdpaBackend.CUDNN: _cudnn_runs,
-    }
-    for backend in order:
-        if backend in checks and checks[backend](call, gpu):
-            return backend
-    return SdpaBackend.MATH
-
-
-def _flash_runs(call: SdpaCall, gpu: GpuTraits) -> bool:
-    if gpu.capability < (8, 0) or call.dtype not in _HALF or call.has_mask:
-        return False
-    if call.head_dim != call.value_dim or call.head_dim > 256:
-        return False
-    # 12.x has the small shared memory of 8.6 and 8.9, where large heads cannot train
-    small = gpu.capability in ((8, 6), (8, 9)) or gpu.capability[0] == 12
-    if (
-        call.needs_grad
-        and small
-        and call.head_dim > 192
-        and not (call.head_dim > 224 and call.dropout == 0)
-    ):
-        return False
-    return not call.is_causal or call.query_len == call.key_len
-
-
-def _efficient_runs(call: SdpaCall, gpu: GpuTraits) -> bool:
-    # grouped heads: no derivative up to 2.13
-    if gpu.capability < (5, 0) or call.grouped:
-        return False
-    if call.has_mask and gpu.torch < (2, 1):
-        return False
-    ampere = gpu.capability >= (8, 0)
-    if call.dtype == "bfloat16" and not ampere:
-        return False
-    if call.dtype not in (*_HALF, "float32"):
-        return False
-    alignment = 8 if call.dtype in _HALF and gpu.capability >= (7, 5) else 4
-    if call.dtype == "float32":
-        alignment = 4 if ampere else 1
-    return call.head_dim % alignment == 0 and call.value_dim % alignment == 0
-
-
-def _cudnn_runs(call: SdpaCall, gpu: GpuTraits) -> bool:
-    if gpu.capability < (8, 0) or call.dtype not in _HALF:
-        return False
-    # this cuDNN takes dropout only in steps of 1/16
-    if call.dropout and (call.dropout * 16) % 1:
-        return False
-    if call.query_len == 1 or call.key_len == 1:
-        return False
-    large = gpu.capability[0] in (9, 10)
-    dims = (call.head_dim, call.value_dim)
-    if dims in ((192, 128), (256, 256)):
-        return large
-    return all(d % 8 == 0 and d <= 128 for d in dims)
 
 
 def scaled_dot_product_attention(
@@ -130,7 +35,7 @@ def scaled_dot_product_attention(
     enable_gqa: bool = False,
     gpu: GpuTraits,
     forced: SdpaBackend = SdpaBackend.AUTO,
-    choices: dict[SdpaCall, str] | None = None,
+    choices: list[tuple[SdpaCall, str]] | None = None,
 ) -> torch.Tensor:
     """What ``aten::scaled_dot_product_attention`` runs on a CUDA tensor, operator by operator."""
     needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
@@ -148,7 +53,7 @@ def scaled_dot_product_attention(
     )
     backend = choose_backend(call, gpu, forced)
     if choices is not None:
-        choices[call] = backend.value
+        choices.append((call, backend.value))
     if query.dim() != 4 or len({query.dtype, key.dtype, value.dtype}) > 1:
         backend = SdpaBackend.MATH
     if attn_mask is not None and attn_mask.dtype == torch.bool:

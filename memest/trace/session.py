@@ -13,8 +13,9 @@ from memest.errors import ConfigError, ModelLoadError
 from memest.events import Trace
 from memest.hidden.call import GpuTraits
 from memest.models.resolve import ModelSource
-from memest.result import ModelFacts
 from memest.setup import Attention, Dtype, Setup, Task
+from memest.steps.card import Card
+from memest.steps.sizing import SIZES, Answer
 from memest.trace.build import BuiltModel, build_model, count, freeze
 from memest.trace.inputs import Sizes, TensorPlan, plan_batch, realise
 from memest.trace.legacy import attention_of, masks_as_before, model_as_before
@@ -22,11 +23,9 @@ from memest.trace.losses import loss_for
 from memest.trace.switches import set_checkpointing, set_use_cache
 from memest.trace.tasks import task_of_class
 from memest.trace.ties import separate_head
-from memest.trace.training import trace_training
+from memest.trace.training import TracePlan, plan_to_compose, trace_training
 
 __all__ = ["BuiltRun", "build", "trace_built"]
-
-_SIZES = ("seq_len", "target_len", "image_size", "audio_seconds")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,10 +34,12 @@ class BuiltRun:
 
     model: torch.nn.Module
     plan: Callable[[Setup], tuple[TensorPlan, ...]]
+    answer: Callable[[Setup], Answer]
+    """The sizes that the batch of a setup has, and what there is to say of them."""
     loss_of: Callable[[Any, Any], torch.Tensor]
-    facts: ModelFacts
-    resolved: Setup
-    assumptions: tuple[str, ...]
+    card: Card
+    counts: tuple[int, int, int, int]
+    """Numbers of parameters, of those that train, of elements of buffers; bytes of parameters."""
     keeps_checkpointing: bool = False
     """A live module whose checkpointing is on already: left as its owner set it up."""
 
@@ -62,16 +63,14 @@ def build(
     if loss is None and built.loss is not None:
         loss = _checked(built.loss)
     if inputs is None and built.inputs is not None:
-        notes = _without_effect(setup, Sizes())
-        return _run(setup, built, source, _given(built.inputs), loss or loss_for(built), notes)
+        plan = _given(built.inputs)
+        return _run(setup, built, plan, _takes_no_sizes, loss or loss_for(built))
     if inputs is not None:
-        return _from_inputs(setup, built, source, inputs, loss)
-    return _planned(setup, built, source, loss)
+        return _from_inputs(setup, built, inputs, loss)
+    return _planned(setup, built, loss)
 
 
-def _from_inputs(
-    setup: Setup, built: BuiltModel, source: ModelSource | None, inputs: Any, loss: Any
-) -> BuiltRun:
+def _from_inputs(setup: Setup, built: BuiltModel, inputs: Any, loss: Any) -> BuiltRun:
     """A run whose batch is that of example inputs.
 
     Raises:
@@ -83,28 +82,33 @@ def _from_inputs(
             f"The example inputs have batch {batch}, the setup says {setup.batch}. Give inputs of "
             "the batch you ask about."
         )
-    notes = _without_effect(setup, Sizes())
     setup = replace(setup, batch=batch)
-    return _run(setup, built, source, plan, loss or loss_for(built), notes)
+    return _run(setup, built, plan, _takes_no_sizes, loss or loss_for(built), batch=batch)
 
 
-def _planned(setup: Setup, built: BuiltModel, source: ModelSource | None, loss: Any) -> BuiltRun:
+def _takes_no_sizes(setup: Setup) -> Answer:
+    return Answer({}, _without_effect(setup, Sizes()))
+
+
+def _planned(setup: Setup, built: BuiltModel, loss: Any) -> BuiltRun:
     """A run whose batch follows from the model's config."""
-    _, sizes, notes = plan_batch(built, setup)
-    taken = {name: value for name in _SIZES if (value := getattr(sizes, name)) is not None}
-    resolved = replace(setup, **taken, task=built.task)
+
+    def answer(for_setup: Setup) -> Answer:
+        _, sizes, notes = plan_batch(built, for_setup)
+        taken = {name: value for name in SIZES if (value := getattr(sizes, name)) is not None}
+        return Answer(taken, (*notes, *_without_effect(for_setup, sizes)))
 
     def plan(for_setup: Setup) -> tuple[TensorPlan, ...]:
         return plan_batch(built, for_setup)[0]
 
-    said = (*notes, *_without_effect(setup, sizes))
-    return _run(resolved, built, source, plan, loss or loss_for(built), said)
+    answer(setup)  # what cannot be taken is said before anything else is done
+    return _run(setup, built, plan, answer, loss or loss_for(built))
 
 
 def _without_effect(setup: Setup, sizes: Sizes) -> tuple[str, ...]:
     """What to say of sizes that were asked for and that this model's batch does not have."""
     said = []
-    for name in _SIZES:
+    for name in SIZES:
         asked, taken = getattr(setup, name), getattr(sizes, name)
         flag = f"--{name.replace('_', '-')} {asked:g}" if asked is not None else ""
         if asked is not None and taken is None:
@@ -115,41 +119,37 @@ def _without_effect(setup: Setup, sizes: Sizes) -> tuple[str, ...]:
 
 
 def _run(
-    setup: Setup, built: BuiltModel, source: ModelSource | None, plan: Any, loss_of: Any,
-    notes: tuple[str, ...],
+    setup: Setup, built: BuiltModel, plan: Any, answer: Callable[[Setup], Answer], loss_of: Any,
+    *, batch: int | None = None,
 ) -> BuiltRun:  # fmt: skip
     counts = count(built.model)
     kind = type(built.model).__name__
-    facts = ModelFacts(
-        id=source.id if source is not None else kind,
+    card = Card(
         class_name=kind,
-        parameters=counts.parameters,
-        trainable_parameters=counts.trainable,
-        buffers=counts.buffers,
-        parameter_bytes=counts.parameter_bytes,
-        source=source.provenance if source is not None else "live module",
-        task=built.task.value,
+        task=built.task,
+        attention=setup.attn_implementation,
+        checkpointing=setup.checkpointing,
+        batch=batch,
+        about=(
+            f"{kind} with {str(built.dtype).removeprefix('torch.')} weights",
+            f"attention: {built.attention}",
+        ),
+        remarks=built.notes,
     )
-    said = [
-        f"{kind} with {str(built.dtype).removeprefix('torch.')} weights",
-        f"attention: {built.attention}",
-        *notes,
-        *built.notes,
-    ]
-    if source is not None:
-        said += source.notes
     return BuiltRun(
         model=built.model,
         plan=plan,
+        answer=answer,
         loss_of=loss_of,
-        facts=facts,
-        resolved=replace(setup, task=built.task),
-        assumptions=tuple(said),
+        card=card,
+        counts=(counts.parameters, counts.trainable, counts.buffers, counts.parameter_bytes),
     )
 
 
-def trace_built(run: BuiltRun, setup: Setup, gpu: GpuTraits) -> Trace:
-    """Trace the steps of ``setup``."""
+def trace_built(
+    run: BuiltRun, setup: Setup, gpu: GpuTraits, plan: TracePlan | None = None
+) -> Trace:
+    """Trace the micro-steps of ``setup``, its sizes as they are taken; its updates are apart."""
     set_use_cache(run.model, setup)
     if not run.keeps_checkpointing:
         set_checkpointing(run.model, setup)
@@ -157,10 +157,12 @@ def trace_built(run: BuiltRun, setup: Setup, gpu: GpuTraits) -> Trace:
     model_type = str(getattr(config, "model_type", ""))
     attention = str(getattr(config, "_attn_implementation", ""))
     plans = masks_as_before(run.plan(setup), model_type, attention, setup)
-    return trace_training(
+    trace = trace_training(
         run.model, setup, make_batch=lambda: realise(plans), loss_of=run.loss_of, gpu=gpu,
-        model_type=model_type,
+        model_type=model_type, plan=plan or plan_to_compose(setup),
     )  # fmt: skip
+    trace.counts = run.counts
+    return trace
 
 
 # -- live modules ---------------------------------------------------------------------------------
@@ -191,7 +193,7 @@ def _from_module(setup: Setup, module: Any, inputs: Any, loss: Any) -> BuiltRun:
         notes=(),
     )  # fmt: skip
     if inputs is not None:
-        return _kept(_from_inputs(setup, built, None, inputs, loss))
+        return _kept(_from_inputs(setup, built, inputs, loss))
     if config is None:
         raise ConfigError(
             "A torch.nn.Module needs example inputs: memest.estimate(model, inputs={...}, "
@@ -200,20 +202,17 @@ def _from_module(setup: Setup, module: Any, inputs: Any, loss: Any) -> BuiltRun:
     if setup.task is Task.AUTO:
         both = bool(getattr(config, "is_encoder_decoder", False))
         built = replace(built, task=task_of_class(type(twin), encoder_decoder=both))
-    return _kept(_planned(setup, built, None, loss))
+    return _kept(_planned(setup, built, loss))
 
 
 def _kept(run: BuiltRun) -> BuiltRun:
     """Leave activation checkpointing that is on already as it is, and say so."""
     on = any(getattr(m, "gradient_checkpointing", False) is True for m in run.model.modules())
-    if not on or run.resolved.checkpoint_every:
+    if not on or run.card.checkpointing != "none":
         return run
-    return replace(
-        run,
-        resolved=replace(run.resolved, checkpointing="full"),
-        assumptions=(*run.assumptions, "activation checkpointing as the model has it on already"),
-        keeps_checkpointing=True,
-    )
+    said = "activation checkpointing as the model has it on already"
+    card = replace(run.card, checkpointing="full", remarks=(*run.card.remarks, said))
+    return replace(run, card=card, keeps_checkpointing=True)
 
 
 def _same_attention(model: torch.nn.Module, setup: Setup) -> None:

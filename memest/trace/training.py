@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import inspect
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from memest.errors import ConfigError, MemestError, TraceError
-from memest.events import Category, Phase, Trace
+from memest.events import Category, Phase, SeamKind, Trace, Weight
 from memest.hidden.call import GpuTraits
 from memest.setup import FP16_REFUSED, Loop, Precision, SdpaBackend, Setup, ZeroGrad
 from memest.trace.answers import answer_handlers
@@ -24,11 +24,16 @@ from memest.trace.in_place import in_place_handlers
 from memest.trace.kernels import kernel_handlers
 from memest.trace.legacy import library_as_before, scores_kept
 from memest.trace.library import transformers_on_meta
-from memest.trace.loops import Run, run_steps
-from memest.trace.optimizers import make_optimizer
+from memest.trace.loops import Run, run_steps, run_updates
+from memest.trace.optimizers import (
+    Named,
+    check_trainable,
+    make_optimizer,
+    optimizer_of,
+)
 from memest.trace.recorder import Recorder
 
-__all__ = ["TracePlan", "trace_training"]
+__all__ = ["TracePlan", "plan_to_compose", "trace_training", "trace_updates"]
 
 
 # kernels and patches are registered for the whole process while a trace runs
@@ -40,17 +45,37 @@ class TracePlan:
     """How long the traced run is.
 
     Attributes:
-        steps: optimizer steps that are really traced; later ones repeat the last.
-        micro_steps: micro-steps of each that are really traced.
+        steps: optimizer steps.
+        micro_steps: micro-steps of each, or of each one its own number.
+        updates: False leaves clipping and the optimizer out, to be traced apart.
     """
 
     steps: int = 2
-    micro_steps: int = 1
+    micro_steps: int | tuple[int, ...] = 1
+    updates: bool = True
+
+    @property
+    def each(self) -> tuple[int, ...]:
+        """Micro-steps of every step."""
+        if isinstance(self.micro_steps, tuple):
+            return self.micro_steps
+        return (self.micro_steps,) * self.steps
 
 
 def plan_of(setup: Setup) -> TracePlan:
     """Two steps, and of many micro-steps the first, one from the middle, and the last."""
     return TracePlan(steps=min(setup.num_steps, 2), micro_steps=min(setup.grad_accum, 3))
+
+
+def plan_to_compose(setup: Setup) -> TracePlan:
+    """What every run can be put together from: see :mod:`memest.steps.compose`.
+
+    A plain loop divides its loss only where it accumulates, so one that does not is a run of its
+    own.
+    """
+    if setup.loop is Loop.PLAIN and setup.grad_accum == 1:
+        return TracePlan(micro_steps=(1, 1), updates=False)
+    return TracePlan(micro_steps=(2, 1), updates=False)
 
 
 def trace_training(
@@ -105,7 +130,9 @@ def trace_training(
             recorder.mark(Phase.LOAD, 0)
             _load(model, recorder)
             run = _run(model, setup, recorder, make_batch, loss_of, gpu, plan)
-            run_steps(run, plan.steps)
+            run_steps(run)
+            if not plan.updates:
+                recorder.trace.weights = run.weights
         except MemestError:
             raise
         except (Exception, RecursionError) as error:
@@ -115,19 +142,99 @@ def trace_training(
             for parameter in model.parameters():
                 parameter.grad = None
     trace = recorder.trace
+    trace.micro_steps = plan.each
     trace.notes.extend(recorder.notes)
     trace.notes.extend(_unforced(setup, choices))
     return trace
 
 
-def _unforced(setup: Setup, choices: Mapping[Any, str]) -> list[str]:
+def trace_updates(weights: Sequence[Weight], setup: Setup, gpu: GpuTraits) -> Trace:
+    """Trace clipping and the optimizer's first two steps alone, on weights with gradients.
+
+    Args:
+        weights: as a trace of micro-steps left them.
+        setup: names optimizer, clipping and loop.
+        gpu: decides versions.
+
+    Returns:
+        A trace whose first seam ends the allocations that were there already: weights, gradients
+        and the gradient scaler. The optimizer's own load follows, then two updates between seams.
+
+    Raises:
+        ConfigError: an optimizer that cannot train these weights.
+    """
+    recorder = Recorder({**answer_handlers(), **in_place_handlers(), **kernel_handlers(),
+                         **cuda_handlers()})  # fmt: skip
+    with ExitStack() as stack:
+        stack.enter_context(_ONE_AT_A_TIME)
+        stack.enter_context(_no_garbage_collection())
+        stack.enter_context(
+            cuda_operators(gpu, setup.sdpa_backend, recorder.trace.attention_choices)
+        )
+        stack.enter_context(autocast_on_meta(recorder, gpu.torch, CUDA))
+        stack.enter_context(recorder)
+        try:
+            recorder.mark(Phase.LOAD, 0)
+            parameters = [_given(weight, recorder) for weight in weights]
+            scaler = None
+            if scales(setup):
+                scaler = torch.amp.GradScaler("cuda")
+                scaler._lazy_init_scale_growth_tracker(torch.device("meta"))
+            recorder.seam(SeamKind.OPTIMIZER_MADE, 0)
+            optimizer = optimizer_of(parameters, setup, recorder, gpu.torch)
+            run = Run(
+                model=_Parameters([named.parameter for named in parameters]),
+                optimizer=optimizer, make_batch=dict, loss_of=lambda *_: None,
+                recorder=recorder, loop=setup.loop, precision=setup.precision, accumulates=False,
+                micro_steps=(1, 1), max_grad_norm=clip_norm(setup), set_to_none=True,
+                scaler=scaler,
+            )  # fmt: skip
+            run_updates(run)
+        except MemestError:
+            raise
+        except (Exception, RecursionError) as error:
+            raise _cannot_trace(recorder, error) from error
+        finally:
+            recorder.forget()
+    trace = recorder.trace
+    trace.micro_steps = run.micro_steps
+    trace.notes.extend(recorder.notes)
+    return trace
+
+
+class _Parameters:
+    """What an update asks of a model."""
+
+    def __init__(self, parameters: list[torch.nn.Parameter]) -> None:
+        self._parameters = parameters
+
+    def parameters(self) -> Iterator[torch.nn.Parameter]:
+        return iter(self._parameters)
+
+
+def _given(weight: Weight, recorder: Recorder) -> Named:
+    """A weight on the device, with its gradient."""
+    dtype = getattr(torch, weight.dtype)
+    with torch.no_grad():
+        tensor = torch.empty_strided(weight.shape, weight.stride, dtype=dtype, device="meta")
+        parameter = torch.nn.Parameter(tensor, requires_grad=weight.trains)
+        recorder.tag(parameter, Category.PARAMETERS)
+        if weight.has_grad:
+            parameter.grad = torch.empty_strided(
+                weight.shape, weight.stride, dtype=dtype, device="meta"
+            )
+            recorder.tag(parameter.grad, Category.GRADIENTS)
+    return Named(weight.name, parameter, weight.decays)
+
+
+def _unforced(setup: Setup, choices: Sequence[tuple[Any, str]]) -> list[str]:
     """What became of ``--sdpa-backend`` where it could not be had."""
     forced = setup.sdpa_backend
     if forced is SdpaBackend.AUTO:
         return []
     if not choices:
         return [f"--sdpa-backend {forced} has no effect: no attention of this model goes by sdpa."]
-    refused = [call for call, taken in choices.items() if taken != forced]
+    refused = [call for call, taken in choices if taken != forced]
     if not refused:
         return []
     call = refused[0]
@@ -141,9 +248,13 @@ def _run(
     model: torch.nn.Module, setup: Setup, recorder: Recorder, make_batch: Any, loss_of: Any,
     gpu: GpuTraits, plan: TracePlan,
 ) -> Run:  # fmt: skip
-    fp16 = setup.precision is Precision.FP16
     trainer = setup.loop is Loop.TRAINER
-    optimizer = make_optimizer(model, setup, recorder, gpu.torch)
+    recorder.seam(SeamKind.OPTIMIZER_MADE, 0)
+    optimizer = None
+    if plan.updates:
+        optimizer = make_optimizer(model, setup, recorder, gpu.torch)
+    elif setup.optim != "none":
+        check_trainable([p.requires_grad for p in model.parameters()], setup)
     transformers = setup.software.transformers or (5, 23)
     return Run(
         model=model,
@@ -153,17 +264,22 @@ def _run(
         recorder=recorder,
         loop=setup.loop,
         precision=setup.precision,
-        grad_accum=setup.grad_accum,
-        traced_micro_steps=plan.micro_steps,
+        accumulates=setup.grad_accum > 1,
+        micro_steps=plan.each,
         max_grad_norm=clip_norm(setup),
         set_to_none=sets_to_none(setup, gpu.torch),
-        scaler=torch.amp.GradScaler("cuda") if fp16 and optimizer is not None else None,
+        scaler=torch.amp.GradScaler("cuda") if scales(setup) else None,
         outputs_to_fp32=setup.loop is not Loop.PLAIN and transformers >= (4, 31),
         counts_items=trainer and _takes_loss_kwargs(model),
         shifts_labels=_shifts_labels(model),
         prefetches=transformers >= (4, 46),
         zero_grad_at=setup.zero_grad_at,
     )
+
+
+def scales(setup: Setup) -> bool:
+    """Whether a gradient scaler is at work."""
+    return setup.precision is Precision.FP16 and setup.optim != "none"
 
 
 def clip_norm(setup: Setup) -> float:

@@ -8,7 +8,7 @@ import pytest
 import memest
 
 HEAVY = ("torch", "transformers", "sklearn", "pandas", "streamlit", "numpy", "accelerate",
-         "huggingface_hub")  # fmt: skip
+         "huggingface_hub", "matplotlib", "ray")  # fmt: skip
 
 
 def loaded_after(code):
@@ -30,6 +30,8 @@ def loaded_after(code):
         "from memest.cli.main import run\nassert run(['--help']) == 0",
         "from memest.cli.main import run\nassert run(['estimate', '--help']) == 0",
         "from memest.cli.main import run\nassert run(['fits', '--help']) == 0",
+        "from memest.cli.main import run\nassert run(['sweep', '--help']) == 0",
+        "from memest.cli.main import run\nassert run(['sweep', 'gpt2', '--over', 'batch=0']) == 2",
         "from memest.cli.main import run\nassert run(['--version']) == 0",
         "from memest.cli.main import run\nassert run(['gpus', '--json']) == 0",
         "from memest.cli.main import run\nassert run(['models', 'bert']) == 0",

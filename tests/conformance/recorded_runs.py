@@ -125,8 +125,9 @@ def _region(run: Run) -> torch.autocast:
     return torch.autocast("cuda", dtype=torch.bfloat16, enabled=enabled)
 
 
-def _forward(run: Run, num_steps: int) -> None:
+def _forward(run: Run) -> None:
     """Forward with gradients; the region of autocast ends before the recording does."""
+    num_steps = len(run.micro_steps)
     run.recorder.mark(Phase.BATCH, num_steps)
     batch = run.make_batch()
     run.recorder.mark(Phase.FORWARD, num_steps, 1)
@@ -136,8 +137,9 @@ def _forward(run: Run, num_steps: int) -> None:
     del logits
 
 
-def _inference(run: Run, num_steps: int) -> None:
+def _inference(run: Run) -> None:
     """Forward without gradients, several times on one batch; nothing is kept."""
+    num_steps = len(run.micro_steps)
     run.recorder.mark(Phase.BATCH, 1)
     batch = run.make_batch()
     for step in range(1, num_steps + 1):
@@ -151,8 +153,9 @@ def _infer(run: Run, batch: dict[str, torch.Tensor]) -> None:
         _ = run.model(**batch)["logits"]
 
 
-def _warm_step(run: Run, num_steps: int) -> None:
+def _warm_step(run: Run) -> None:
     """Steps on batches that are all there from the start; the last step ends without zero_grad."""
+    num_steps = len(run.micro_steps)
     run.recorder.mark(Phase.BATCH, 1)
     length = run.make_batch()["ids"].shape[-1]
     warm, last = ids(length, num_steps - 1), ids(length, 1)

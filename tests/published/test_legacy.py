@@ -12,7 +12,6 @@ from memest.errors import ConfigError
 from memest.events import ALLOC
 from memest.hardware.catalogue import find_gpu, traits
 from memest.models.resolve import resolve_model
-from memest.steps.stream import make_stream
 from memest.replay.replay import replay
 from memest.setup import Attention, Setup, Software
 from memest.trace.legacy import attention_of
@@ -45,14 +44,20 @@ def trace(tmp_path):
         values = {**known, "dtype": "float32", "optim": "sgd", **setup}
         wanted = Setup(software=Software.parse(software), **values)
         gpu = traits(find_gpu("RTX 3090"), wanted.software.torch or (2, 13))
-        return Tracer(setup=wanted, source=resolve_model(str(path))).trace(gpu)
+        return Tracer(source=resolve_model(str(path))).trace(wanted, gpu)
 
     return make
+
+
+def steps(found):
+    """The traced micro-steps behind an answer."""
+    return found.program.micro_steps.at(found.point)
 
 
 def made(trace, module=""):
     """How many storages each operator makes in the modules whose path ends so."""
     counts = Counter()
+    trace = steps(trace)
     for event in trace.events:
         if event & 3 == ALLOC:
             number = event >> 2
@@ -62,9 +67,8 @@ def made(trace, module=""):
     return counts
 
 
-def peak(trace, software_torch=(2, 6)):
-    gpu = traits(find_gpu("RTX 3090"), software_torch)
-    stream = make_stream(trace, gpu, num_steps=2)
+def peak(found):
+    stream = found.stream
     return replay(stream.events, stream.sizes).peak_allocated_bytes
 
 
@@ -110,8 +114,8 @@ def test_opt_scaled_its_queries_inside_sdpa(trace):
 
 def test_grouped_heads_were_repeated(trace):
     old, new = (trace(QWEN2, f"transformers={v},torch=2.6") for v in ("4.53", "4.54"))
-    assert not any(call.grouped for call in old.attention_choices)
-    assert any(call.grouped for call in new.attention_choices)
+    assert not any(call.grouped for call, _ in steps(old).attention_choices)
+    assert any(call.grouped for call, _ in steps(new).attention_choices)
 
 
 @pytest.mark.parametrize(
@@ -137,7 +141,7 @@ def test_dense_batches_need_no_mask_in_any_version(trace):
 
 def test_loss_copied_the_shifted_logits(trace):
     def copies(version):
-        found = trace(GPT2, f"transformers={version}")
+        found = steps(trace(GPT2, f"transformers={version}"))
         size = BATCH * (LENGTH - 1) * GPT2["vocab_size"] * 4
         return sum(
             1
@@ -155,7 +159,7 @@ def test_gpt2_had_a_causal_buffer_in_every_layer(tmp_path):
 
     def buffers(version):
         setup = Setup(software=Software.parse(f"transformers={version}"), task="causal-lm")
-        return build(setup, resolve_model(str(path)), None, None, None).facts.buffers
+        return build(setup, resolve_model(str(path)), None, None, None).counts[2]
 
     assert buffers("5.1") == 0
     assert buffers("5.0") == LAYERS * GPT2["n_positions"] ** 2
@@ -177,11 +181,10 @@ def _gelu(torch_version):
         software=Software(torch=torch_version),
     )  # fmt: skip
     tracer = Tracer(
-        setup=setup, module=Gelu(), inputs={"x": torch.randn(8, 32)},
+        module=Gelu(), inputs={"x": torch.randn(8, 32)},
         loss=lambda out, batch: out.float().sum(),
     )  # fmt: skip
-    found = tracer.trace(traits(find_gpu("V100"), torch_version))
-    return Counter(found.sizes)
+    return Counter(steps(tracer.trace(setup, traits(find_gpu("V100"), torch_version))).sizes)
 
 
 def test_autocast_ran_gelu_in_fp32_until_torch_1_9():

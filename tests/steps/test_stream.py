@@ -7,11 +7,12 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from memest.hardware.catalogue import find_gpu, traits
-from memest.steps.batch_line import BatchLine, NotLinearError
+from memest.steps.compose import splice
 from memest.steps.stream import make_stream
 from memest.replay.replay import replay
+from memest.options import setup_from_options
 from memest.setup import Setup
-from memest.trace.training import TracePlan, trace_training
+from memest.trace.training import TracePlan, plan_to_compose, trace_training, trace_updates
 
 GPU = traits(find_gpu("a100"))
 
@@ -22,7 +23,7 @@ class Net(torch.nn.Module):
         self.layers = torch.nn.ModuleList(torch.nn.Linear(width, width) for _ in range(4))
         self.norm = torch.nn.LayerNorm(width)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, labels: torch.Tensor, **kwargs) -> torch.Tensor:
         for layer in self.layers:
             x = x + torch.nn.functional.gelu(layer(self.norm(x)))
         return x
@@ -31,14 +32,20 @@ class Net(torch.nn.Module):
 def trace(setup: Setup, plan: TracePlan, batch: int = 64):
     with torch.device("meta"):
         model = Net()
-    return trace_training(
+    traced = trace_training(
         model,
         setup,
-        make_batch=lambda: {"x": torch.empty(batch, 512, device="meta")},
+        make_batch=lambda: {
+            "x": torch.empty(batch, 512, device="meta"),
+            "labels": torch.empty(batch, dtype=torch.int64, device="meta"),
+        },
         loss_of=lambda out, _: out.pow(2).mean(),
         gpu=GPU,
         plan=plan,
     )
+    if plan.updates:
+        return traced
+    return splice(traced, trace_updates(traced.weights, setup, GPU))
 
 
 def peaks(trace_, setup: Setup):
@@ -48,50 +55,68 @@ def peaks(trace_, setup: Setup):
 
 
 @pytest.mark.parametrize("loop", ["trainer", "plain", "accelerate"])
-@pytest.mark.parametrize("grad_accum", [1, 2, 3, 4, 7])
-@pytest.mark.parametrize("optim", ["adamw_torch", "sgd"])
+@pytest.mark.parametrize("grad_accum", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("optim", ["adamw_torch", "sgd", "adamw_torch_loop"])
 def test_a_composed_run_equals_a_fully_traced_one(loop, grad_accum, optim):
     setup = Setup(loop=loop, grad_accum=grad_accum, optim=optim, num_steps=4)
 
     full = trace(setup, TracePlan(steps=4, micro_steps=grad_accum))
-    short = trace(setup, TracePlan(steps=2, micro_steps=min(grad_accum, 3)))
+    short = trace(setup, plan_to_compose(setup))
 
     whole = make_stream(full, GPU, num_steps=4, grad_accum=grad_accum)
     composed = make_stream(short, GPU, num_steps=4, grad_accum=grad_accum)
-    expected = [whole.sizes[e] if e >= 0 else -whole.sizes[~e] for e in whole.events]
-    assert expected == [
-        composed.sizes[e] if e >= 0 else -composed.sizes[~e] for e in composed.events
-    ]
+    assert course(whole) == course(composed)
     assert whole.marks == composed.marks
+
+
+@pytest.mark.parametrize("grad_accum", [1, 2, 4])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"precision": "fp16"},
+        {"precision": "fp16", "loop": "plain", "max_grad_norm": 1.0},
+        {"precision": "bf16", "loop": "accelerate", "zero_grad_at": "before-forward"},
+        {"loop": "plain", "zero_grad_at": "before-backward", "zero_grad": "zero"},
+        {"zero_grad": "zero", "max_grad_norm": 0.0},
+        {"optim": "none"},
+        {"optim": "none", "loop": "plain"},
+        {"optim": "adafactor"},
+        {"software": "torch=1.13,transformers=4.30", "optim": "adamw_hf"},
+        {"checkpointing": "none", "freeze": ("layers.0", "norm"), "precision": "fp16"},
+    ],
+    ids=str,
+)
+def test_so_it_does_with_other_options(options, grad_accum):
+    setup = setup_from_options(grad_accum=grad_accum, num_steps=3, **options)
+
+    full = trace(setup, TracePlan(steps=3, micro_steps=grad_accum))
+    short = trace(setup, plan_to_compose(setup))
+
+    whole = make_stream(full, GPU, num_steps=3, grad_accum=grad_accum)
+    composed = make_stream(short, GPU, num_steps=3, grad_accum=grad_accum)
+    assert course(whole) == course(composed)
+    assert whole.marks == composed.marks
+
+
+def course(stream):
+    """Every event with its size, operator, module and category."""
+    told = [
+        (size, stream.label_names[label], stream.module_names[module], category)
+        for size, label, module, category in zip(
+            stream.sizes, stream.labels, stream.modules, stream.categories, strict=True
+        )
+    ]
+    return [(e >= 0, told[max(e, ~e)]) for e in stream.events]
 
 
 def test_many_micro_steps_cost_no_more_than_a_few():
     """Repetitions are capped; the capped run has the peaks of the uncapped one."""
     many = Setup(grad_accum=40)
 
-    exact = trace(many, TracePlan(steps=2, micro_steps=40))
-    capped = trace(many, TracePlan(steps=2, micro_steps=3))
+    exact = trace(many, TracePlan(steps=3, micro_steps=40))
+    capped = trace(many, plan_to_compose(many))
 
     assert peaks(exact, many) == peaks(capped, many)
-
-
-def test_two_traces_give_every_batch():
-    setup = Setup()
-    line = BatchLine(trace(setup, TracePlan(), 40), 40, trace(setup, TracePlan(), 41), 41)
-
-    for batch in (2, 17, 64, 333):
-        direct = trace(setup, TracePlan(), batch)
-        between = line.at(batch)
-        assert direct.sizes == between.sizes
-        assert peaks(direct, setup) == peaks(between, setup)
-
-
-def test_traces_of_different_steps_are_no_line():
-    a = trace(Setup(), TracePlan(), 8)
-    b = trace(Setup(optim="sgd"), TracePlan(), 9)
-
-    with pytest.raises(NotLinearError):
-        BatchLine(a, 8, b, 9)
 
 
 class Rows(torch.nn.Module):

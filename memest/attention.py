@@ -1,0 +1,121 @@
+"""Which attention kernel CUDA runs: a choice made by shapes, GPU and version. Torch-free.
+
+Source: ``ATen/native/transformers/cuda/sdp_utils.cpp`` (order and constraints), torch 2.6 to 2.13.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from memest.errors import ConfigError
+from memest.hidden.call import GpuTraits
+from memest.setup import SdpaBackend
+
+__all__ = ["SdpaCall", "check_flash_gpu", "choose_backend"]
+
+_HALF = ("float16", "bfloat16")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SdpaCall:
+    """What the choice of the kernel depends on."""
+
+    dtype: str
+    head_dim: int
+    value_dim: int
+    query_len: int
+    key_len: int
+    has_mask: bool
+    dropout: float
+    is_causal: bool
+    grouped: bool
+    needs_grad: bool
+
+
+def choose_backend(call: SdpaCall, gpu: GpuTraits, forced: SdpaBackend) -> SdpaBackend:
+    """The kernel that PyTorch picks on this GPU, the first of its list that can run the call.
+
+    cuDNN comes first on compute capability 9.x and 10.x from torch 2.11 on: the default wheels
+    then bring cuDNN 9.19, and it is preferred above 9.15. Before that the list is flash,
+    efficient, math.
+    """
+    if forced is not SdpaBackend.AUTO:
+        order = [forced]
+    elif gpu.torch < (2, 0):
+        order = []
+    else:
+        order = [SdpaBackend.FLASH, SdpaBackend.EFFICIENT]
+        if gpu.torch >= (2, 11) and gpu.capability[0] in (9, 10):
+            order.insert(0, SdpaBackend.CUDNN)
+    checks = {
+        SdpaBackend.FLASH: _flash_runs,
+        SdpaBackend.EFFICIENT: _efficient_runs,
+        SdpaBackend.CUDNN: _cudnn_runs,
+    }
+    for backend in order:
+        if backend in checks and checks[backend](call, gpu):
+            return backend
+    return SdpaBackend.MATH
+
+
+def _flash_runs(call: SdpaCall, gpu: GpuTraits) -> bool:
+    if gpu.capability < (8, 0) or call.dtype not in _HALF or call.has_mask:
+        return False
+    if call.head_dim != call.value_dim or call.head_dim > 256:
+        return False
+    # 12.x has the small shared memory of 8.6 and 8.9, where large heads cannot train
+    small = gpu.capability in ((8, 6), (8, 9)) or gpu.capability[0] == 12
+    if (
+        call.needs_grad
+        and small
+        and call.head_dim > 192
+        and not (call.head_dim > 224 and call.dropout == 0)
+    ):
+        return False
+    return not call.is_causal or call.query_len == call.key_len
+
+
+def _efficient_runs(call: SdpaCall, gpu: GpuTraits) -> bool:
+    # grouped heads: no derivative up to 2.13
+    if gpu.capability < (5, 0) or call.grouped:
+        return False
+    if call.has_mask and gpu.torch < (2, 1):
+        return False
+    ampere = gpu.capability >= (8, 0)
+    if call.dtype == "bfloat16" and not ampere:
+        return False
+    if call.dtype not in (*_HALF, "float32"):
+        return False
+    alignment = 8 if call.dtype in _HALF and gpu.capability >= (7, 5) else 4
+    if call.dtype == "float32":
+        alignment = 4 if ampere else 1
+    return call.head_dim % alignment == 0 and call.value_dim % alignment == 0
+
+
+def _cudnn_runs(call: SdpaCall, gpu: GpuTraits) -> bool:
+    if gpu.capability < (8, 0) or call.dtype not in _HALF:
+        return False
+    # this cuDNN takes dropout only in steps of 1/16
+    if call.dropout and (call.dropout * 16) % 1:
+        return False
+    if call.query_len == 1 or call.key_len == 1:
+        return False
+    large = gpu.capability[0] in (9, 10)
+    dims = (call.head_dim, call.value_dim)
+    if dims in ((192, 128), (256, 256)):
+        return large
+    return all(d % 8 == 0 and d <= 128 for d in dims)
+
+
+def check_flash_gpu(capability: tuple[int, int]) -> None:
+    """Refuse GPUs before Ampere.
+
+    Raises:
+        ConfigError: the GPU is too old for FlashAttention 2.
+    """
+    if capability < (8, 0):
+        major, minor = capability
+        raise ConfigError(
+            "--attn-implementation flash_attention_2 needs a GPU of compute capability 8.0 or "
+            f"newer, this one has {major}.{minor}. Use --attn-implementation sdpa."
+        )

@@ -1,0 +1,82 @@
+"""``memest compare``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Optional
+
+import typer
+
+from memest.cli.console import Output, write_out
+from memest.cli.estimate import silenced
+from memest.cli.parameters import (
+    AsciiFlag,
+    DebugFlag,
+    JsonFlag,
+    NoColorFlag,
+    with_options,
+)
+from memest.options import read_size
+
+__all__ = ["compare"]
+
+
+@with_options
+def compare(
+    models: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="MODEL...",
+            help="One model to compare with itself under other options (--vs), or several models "
+            "to compare under the same ones; references as for `memest estimate`.",
+            show_default=False,
+        ),
+    ],
+    *,
+    options: dict[str, Any],
+    vs: Annotated[
+        Optional[list[str]],  # noqa: UP045 - read at run time by every Typer we allow
+        typer.Option(
+            "--vs",
+            metavar="CHANGES",
+            help="What differs from the options: fp16, checkpointing=full, 'grad-accum=4 batch=2'. "
+            "Repeatable; each one is a column.",
+            rich_help_panel="Comparison",
+        ),
+    ] = None,
+    json: JsonFlag = False,
+    quiet: Annotated[
+        bool,
+        typer.Option(
+            "--quiet", "-q", metavar="", help="One sentence a column.", rich_help_panel="Output"
+        ),
+    ] = False,
+    no_color: NoColorFlag = False,
+    ascii: AsciiFlag = False,  # noqa: A002 - the name of the option
+    debug: DebugFlag = False,
+) -> int:
+    """Runs side by side: peaks, rows, what each change buys, and why.
+
+    For example: memest compare bert-large-uncased --batch 4 --vs fp16 --vs 'batch=1 grad-accum=4'
+    """
+    for name in ("gpu_memory", "device_context"):
+        if name in options:
+            read_size(name, options[name])
+    from memest.report.comparison import change_sentence, print_comparison, render_comparison
+    from memest.search.compare import compare as set_side_by_side
+
+    output = Output(color=not no_color, ascii_only=ascii, quiet=quiet or json)
+    with silenced(debug=debug), output.progress() as progress:
+        answer = set_side_by_side(list(models), list(vs or ()), progress=progress, **options)
+    if json:
+        write_out(f"{answer.to_json()}\n")
+        return 0
+    if quiet:
+        first, *others = answer.scenarios
+        write_out("".join(f"{change_sentence(scenario, first)}\n" for scenario in others))
+        return 0
+    console = output.console()
+    if console.color_system is None:
+        write_out(render_comparison(answer, width=console.width, ascii_only=output.plain))
+    else:
+        print_comparison(answer, console, ascii_only=output.plain)
+    return 0

@@ -1,0 +1,327 @@
+"""``memest sweep``: a grid of options as a table, CSV, JSON or a heat map."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Optional
+
+import typer
+
+from memest.cli.console import Output, emit, write_out
+from memest.cli.estimate import silenced
+from memest.cli.parameters import (
+    AsciiFlag,
+    DebugFlag,
+    JsonFlag,
+    NoColorFlag,
+    with_options,
+)
+from memest.errors import ConfigError
+
+if TYPE_CHECKING:
+    from memest.search.points import Sweep, SweepPoint
+    from memest.search.sweep import Plan
+
+__all__ = ["sweep"]
+
+_SHOW_AFTER_SECONDS = 1.0
+_GRID, _RUN = "Grid", "Processes"
+
+
+def _text_option(flag: str, metavar: str, help_text: str, panel: str) -> Any:
+    return typer.Option(
+        flag, metavar=metavar, help=help_text, rich_help_panel=panel, show_default=False
+    )
+
+
+def _axes(texts: list[str]) -> dict[str, Any]:
+    from memest.search.axes import parse_axis
+
+    axes: dict[str, Any] = {}
+    for text in texts:
+        name, values = parse_axis(text)
+        # an option that is named twice has the values of both
+        axes[name] = (*axes.get(name, ()), *values)
+    return axes
+
+
+class _Files:
+    """Where answers go besides stdout; JSON lines are written as they come."""
+
+    def __init__(self, out: Path | None, heatmap: Path | None, plan: Plan, metric: str) -> None:
+        from memest.report.heatmap_png import check_picture
+        from memest.search.points import SUFFIXES, check_suffix
+
+        self.metric = metric
+        self.late: list[Path] = []
+        self.lines: Path | None = None
+        for path, legal in ((out, SUFFIXES), (heatmap, (".html", ".png"))):
+            if path is None:
+                continue
+            suffix = check_suffix(path, legal)
+            if path.is_dir() or not path.parent.is_dir():
+                wrong = "is a folder" if path.is_dir() else f"needs the folder {path.parent}"
+                raise ConfigError(f"{path} {wrong}: name a file in a folder that exists.")
+            if suffix == ".png":
+                check_picture(plan.num_points)
+            if suffix == ".jsonl":
+                self.lines = path
+            else:
+                self.late.append(path)
+
+    def write(self, answers: Sweep) -> None:
+        """Write what needs every answer."""
+        for path in self.late:
+            answers.save(path, self.metric)
+
+
+@contextlib.contextmanager
+def _line_by_line(path: Path | None) -> Iterator[Callable[[str], None]]:
+    """Write lines to a file so that an interruption leaves whole lines only."""
+    if path is None:
+        yield lambda _: None
+        return
+    with path.open("w", encoding="utf-8", newline="\n") as file:
+
+        def write(line: str) -> None:
+            file.write(line)
+            file.flush()
+
+        yield write
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[threading.Event]:
+    """Remember Ctrl-C: an interruption inside a callback of torch gets lost on its way up."""
+    asked = threading.Event()
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.default_int_handler:
+        yield asked
+        return
+
+    def stop(*_: object) -> None:
+        asked.set()
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, stop)
+    try:
+        yield asked
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _stop_if(asked: threading.Event) -> None:
+    if asked.is_set():
+        raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
+def _bar(output: Output, total: int, *, hidden: bool) -> Iterator[Callable[[SweepPoint], None]]:
+    """A progress bar on stderr: on a terminal, after the first second."""
+    if hidden or output.quiet or not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    progress = Progress(
+        TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(),
+        TimeRemainingColumn(), console=Console(stderr=True, no_color=not output.color),
+        transient=True, redirect_stdout=False, redirect_stderr=False,
+    )  # fmt: skip
+    task = progress.add_task("sweep", total=total)
+    timer = threading.Timer(_SHOW_AFTER_SECONDS, progress.start)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield lambda point: progress.update(task, advance=1, description=point.model)
+    finally:
+        timer.cancel()
+        timer.join()
+        progress.stop()
+
+
+def _answers(plan: Plan, files: _Files, output: Output, *, stream: bool) -> Sweep:
+    """Answer every point, streaming JSON lines on the way."""
+    done: list[SweepPoint] = []
+    hidden = stream and sys.stdout.isatty()
+    with contextlib.ExitStack() as stack:
+        asked = stack.enter_context(_interruptible())
+        keep = stack.enter_context(_line_by_line(files.lines))
+        advance = stack.enter_context(_bar(output, plan.num_points, hidden=hidden))
+        points = stack.enter_context(contextlib.closing(plan.points()))
+        try:
+            for point in points:
+                _stop_if(asked)
+                done.append(point)
+                line = f"{point.to_json()}\n"
+                keep(line)
+                if stream:
+                    write_out(line)
+                advance(point)
+        except KeyboardInterrupt:
+            kept = "" if files.lines is None else f"; {files.lines} keeps them"
+            emit(f"memest: interrupted after {len(done)} of {plan.num_points} points{kept}.")
+            raise
+    return plan.collect(done)
+
+
+def _show(answers: Sweep, output: Output, metric: str) -> None:
+    from memest.report.grid import print_grid, render_grid
+    from memest.search.view import grid_table
+
+    table = grid_table(answers, metric)
+    console = output.console()
+    if console.color_system is None:
+        write_out(render_grid(table, width=console.width, ascii_only=output.plain))
+    else:
+        print_grid(table, console, ascii_only=output.plain)
+
+
+def _one_format(**formats: bool) -> str:
+    asked = [name for name, wanted in formats.items() if wanted]
+    if len(asked) > 1:
+        raise ConfigError(
+            f"--{asked[0]} and --{asked[1]} exclude each other: stdout has one format. Drop one, "
+            f"or write the other to a file with --out grid.{asked[1]}."
+        )
+    return asked[0] if asked else ""
+
+
+@with_options
+def sweep(
+    models: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="MODEL...",
+            help="One model or several, each as for `memest estimate`.",
+            show_default=False,
+        ),
+    ],
+    *,
+    options: dict[str, Any],
+    over: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        _text_option(
+            "--over",
+            "OPTION=VALUES",
+            "An option and its values: batch=1,2,4. A range is FROM:TO:STEP, both ends included "
+            "(seq-len=128:512:128), or FROM:TO:xFACTOR (batch=1:64:x2). A switch alone is off and "
+            "on: bf16. Values that hold commas are parted by semicolons. Repeatable: every "
+            "combination is answered, the last axis runs fastest. Several --gpu are an axis too.",
+            _GRID,
+        ),
+    ] = None,
+    metric: Annotated[
+        str,
+        _text_option(
+            "--metric",
+            "NAME",
+            "What bars and heat maps show: device, allocated, reserved or headroom. Default: "
+            "device.",
+            "Output",
+        ),
+    ] = "device",
+    csv: Annotated[
+        bool,
+        typer.Option("--csv", metavar="", help="CSV on stdout.", rich_help_panel="Output"),
+    ] = False,
+    json: JsonFlag = False,
+    jsonl: Annotated[
+        bool,
+        typer.Option(
+            "--jsonl",
+            metavar="",
+            help="A line of JSON for each point on stdout, as soon as it is answered.",
+            rich_help_panel="Output",
+        ),
+    ] = False,
+    out: Annotated[
+        Optional[Path],  # noqa: UP045
+        _text_option(
+            "--out",
+            "FILE",
+            "Write a file; its suffix decides: .csv, .jsonl (line by line, so Ctrl-C keeps what "
+            "was answered), .json, .html or .png (a heat map).",
+            "Output",
+        ),
+    ] = None,
+    heatmap: Annotated[
+        Optional[Path],  # noqa: UP045
+        _text_option("--heatmap", "FILE", "Write a heat map besides: .html or .png.", "Output"),
+    ] = None,
+    jobs: Annotated[
+        Optional[str],  # noqa: UP045
+        _text_option(
+            "--jobs",
+            "N",
+            "Processes of this machine; left out, one a model as far as there are cores. With "
+            "--ray, tasks of the cluster.",
+            _RUN,
+        ),
+    ] = None,
+    ray: Annotated[
+        Optional[str],  # noqa: UP045
+        _text_option(
+            "--ray",
+            "ADDRESS",
+            "Answer on a Ray cluster: without an address the one this machine is part of, or "
+            "HOST:PORT, or local to start one here. Every node needs memest, torch and ray.",
+            _RUN,
+        ),
+    ] = None,
+    quiet: Annotated[
+        bool,
+        typer.Option(
+            "--quiet", "-q", metavar="", help="The summary alone.", rich_help_panel="Output"
+        ),
+    ] = False,
+    no_color: NoColorFlag = False,
+    ascii: AsciiFlag = False,  # noqa: A002 - the name of the option
+    debug: DebugFlag = False,
+) -> int:
+    """Estimate models over a grid of options: a table, CSV, JSON lines or a heat map.
+
+    For example: memest sweep bert-base-uncased --over batch=1:64:x2 --over seq-len=128:512:128
+    --gpu rtx-3090 --fp16 --heatmap grid.html
+
+    A point without an answer says why and takes no other with it. Exit code 1: none has one.
+    """
+    from memest.search.sweep import plan as make_plan
+    from memest.search.view import check_metric, failure_notes, summary
+
+    shape = _one_format(csv=csv, json=json, jsonl=jsonl)
+    check_metric(metric, has_gpu=True)
+    plan = make_plan(models, _axes(over or []), jobs=jobs, ray=ray, **options)
+    if plan.num_points == 1:
+        raise ConfigError(
+            "a sweep needs something that varies: add --over batch=1,2,4 or another option, or "
+            f"name several models. One answer: memest estimate {models[0]}."
+        )
+    check_metric(metric, has_gpu=plan.grid.has_gpu)
+    output = Output(color=not no_color, ascii_only=ascii, quiet=quiet)
+    files = _Files(out, heatmap, plan, metric)
+    with silenced(debug=debug):
+        answers = _answers(plan, files, output, stream=shape == "jsonl")
+    files.write(answers)
+    if quiet:
+        write_out(f"{summary(answers)}\n")
+    elif shape in ("csv", "json"):
+        write_out(answers.to_csv() if shape == "csv" else f"{answers.to_json()}\n")
+    elif not shape and out is None:
+        _show(answers, output, metric)
+    failures, total = len(answers.failures), len(answers.points)
+    if failures and (not quiet or failures == total):
+        emit(f"memest: {failures} of {total} points have no answer. {failure_notes(answers)[0]}")
+    return 1 if failures == total else 0

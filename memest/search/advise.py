@@ -1,0 +1,255 @@
+"""``memest.advise``: the fastest ways to train a model on a GPU with a given effective batch.
+
+Every combination of checkpointing, precision, optimizer and attention that may be used is asked
+for its largest micro-batch, by bisection; what is missing from the effective batch is accumulated.
+So the card is filled with the micro-batch first and accumulation makes up the rest, as
+transformers' guide to training on one GPU recommends, and what else a plan does is done because it
+costs less time than it saves or because nothing fits without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from memest.errors import ConfigError, MemestError
+from memest.findings import Advice, Plan
+from memest.options import find_option, read_whole
+from memest.result import Verdict
+from memest.search.combos import SAME_TRAINING, Candidate, Combo, Finder, combos, lighter
+from memest.search.cost import TIME_BASIS
+from memest.search.plan_words import arguments_of, changed_training, steps_of
+from memest.search.probe import Probe
+from memest.setup import MAX_BATCH, Setup
+from memest.what_if import profile
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["advise"]
+
+Progress = Callable[[str], None]
+
+WORTH = 1.05
+"""A plan further from the training asked for must be faster by this to be shown."""
+_DECIDED = ("batch", "grad_accum")
+
+
+def advise(
+    model: str | torch.nn.Module,
+    setup: Setup | None = None,
+    *,
+    effective_batch: int | str,
+    gpu: str | Sequence[str] | None = None,
+    gpu_memory: int | str | None = None,
+    device_context: int | str | None = None,
+    any_precision: bool = False,
+    inputs: Mapping[str, torch.Tensor] | None = None,
+    loss: Callable[[Any, Any], torch.Tensor] | None = None,
+    trust_remote_code: bool = False,
+    progress: Progress | None = None,
+    **options: Any,
+) -> Advice:
+    """Rank the ways to train a model on one GPU with an effective batch.
+
+    Args:
+        model: as for :func:`memest.estimate`.
+        setup: the training configuration; ``options`` are another way to give it. Micro-batch and
+            accumulation are what is looked for.
+        effective_batch: samples of one optimizer step; where micro-batches do not divide it, the
+            nearest above is taken and said.
+        gpu: name of the GPU, or ``local``.
+        gpu_memory: memory PyTorch can have, for a GPU that the catalogue does not know.
+        device_context: as for :func:`memest.estimate`.
+        any_precision: other autocast precisions may be used where they are faster. Otherwise the
+            one asked for is kept unless nothing fits with it.
+        inputs: as for :func:`memest.estimate`.
+        loss: as for :func:`memest.estimate`.
+        trust_remote_code: run code that the model's repository brings.
+        progress: called with one line for each longer thing done.
+        **options: what all plans share.
+
+    Returns:
+        The plans, best first; none where nothing fits, and then the closest one.
+
+    Raises:
+        ConfigError: no GPU, an impossible effective batch, or an option that is to be found.
+        MemestError: as for :func:`memest.estimate`.
+    """
+    wanted = read_whole("--effective-batch", effective_batch)
+    if not 1 <= wanted <= MAX_BATCH:
+        raise ConfigError(
+            f"--effective-batch {wanted} is out of range: it must be 1 to {MAX_BATCH:,}."
+        )
+    named = [gpu] if isinstance(gpu, str) else list(gpu or ())
+    if not named and gpu_memory is None:
+        raise ConfigError(
+            "memest advise needs a GPU: name one, for example --gpu rtx-4090 (`memest gpus` lists "
+            "them) or --gpu local, or give its memory, --gpu-memory 24GiB."
+        )
+    if len(named) > 1:
+        raise ConfigError(
+            f"memest advise plans for one GPU, not {len(named)}: ask once for each of "
+            f"{', '.join(named)}."
+        )
+    for name in options:
+        if find_option(name).name in _DECIDED:
+            raise ConfigError(
+                f"{name} is what memest advise looks for: give --effective-batch, the samples of "
+                "one optimizer step, in its place."
+            )
+    own = profile(
+        model, setup, inputs=inputs, loss=loss, trust_remote_code=trust_remote_code,
+        progress=progress, **options,
+    )  # fmt: skip
+    where = {"gpu": named or None, "gpu_memory": gpu_memory, "device_context": device_context}
+    probe = Probe(own, where)
+    finder = Finder(probe, wanted)
+    return _Search(finder, any_precision=any_precision).advice()
+
+
+class _Search:
+    """Widens the choice step by step, as long as there is something to gain."""
+
+    def __init__(self, finder: Finder, *, any_precision: bool) -> None:
+        self._finder = finder
+        self._probe = finder.probe
+        self._any_precision = any_precision
+        self._notes: dict[str, None] = {}
+
+    def advice(self) -> Advice:
+        """All plans, ranked."""
+        asked, others = combos(self._probe, any_precision=self._any_precision)
+        found = self._try(asked)
+        if others and not any(c.verdict is Verdict.FITS for c in found):
+            found += self._try(others)
+            asked = [*asked, *others]
+        if not self._is_whole(found):
+            found += self._try(lighter(asked))
+        fitting = [c for c in found if c.verdict is not Verdict.DOES_NOT_FIT]
+        kept = [c for c in fitting if not any(self._beats(d, c) for d in fitting)]
+        kept.sort(key=self._rank)
+        closest = None if kept else max(found, key=lambda c: c.headroom_bytes)
+        fastest = self._seconds(kept[0] if closest is None else closest)
+        plans = tuple(self._plan(c, fastest, found) for c in kept)
+        miss = None if closest is None else self._plan(closest, fastest, found)
+        return self._answer(plans, miss)
+
+    def _try(self, wanted: Sequence[Combo]) -> list[Candidate]:
+        """What each combination offers; those that a model or software refuses are noted."""
+        found: list[Candidate] = []
+        for combo in wanted:
+            if combo.checkpointing != "none" and self._is_whole(found, combo):
+                continue  # the whole batch fits without recomputing
+            if self._is_whole(found) and not self._as_asked(combo):
+                continue  # nor is another implementation of the same needed
+            try:
+                found += self._finder.candidates(combo)
+            except MemestError as error:
+                if combo == wanted[0]:
+                    raise
+                self._notes[f"left out {combo.words()}: {error}"] = None
+        return found
+
+    def _as_asked(self, combo: Combo) -> bool:
+        """Whether optimizer and attention are those asked for."""
+        asked = self._probe.profile.setup
+        return (combo.optim, combo.attention) == (asked.optim, asked.attn_implementation)
+
+    def _is_whole(self, found: Sequence[Candidate], like: Combo | None = None) -> bool:
+        """Whether the whole effective batch surely fits at once, without checkpointing."""
+        return any(
+            c.verdict is Verdict.FITS
+            and c.grad_accum == 1
+            and c.combo.checkpointing == "none"
+            and (like is None or replace(like, checkpointing="none") == c.combo)
+            for c in found
+        )
+
+    def _beats(self, one: Candidate, other: Candidate) -> bool:
+        """Whether a plan leaves no reason for another one.
+
+        It is as certain, as close to what was asked for and to the effective batch, and as fast.
+        Being nearer or more certain settles it then; else, of plans that surely fit the other
+        one must have the larger micro-batch to be of interest, of tight ones it must take less
+        memory.
+        """
+        if one is other:
+            return False
+        distance, its_distance = self._distance(one), self._distance(other)
+        certain, its_certain = (c.verdict is Verdict.FITS for c in (one, other))
+        if distance > its_distance or certain < its_certain or one.samples > other.samples:
+            return False
+        patience = WORTH if distance < its_distance else 1.0
+        if self._seconds(one) > patience * self._seconds(other):
+            return False
+        if distance < its_distance or certain > its_certain:
+            return True
+        if certain:
+            return one.batch >= other.batch
+        return one.headroom_bytes >= other.headroom_bytes
+
+    def _distance(self, candidate: Candidate) -> int:
+        """How far a plan is from the training that was asked for."""
+        asked = self._probe.profile.setup
+        precise = self._any_precision or candidate.combo.precision is asked.precision
+        same = candidate.combo.optim in (asked.optim, SAME_TRAINING.get(asked.optim))
+        return (0 if precise else 1) + (0 if same else 2)
+
+    def _rank(self, candidate: Candidate) -> tuple[bool, int, float, int]:
+        return (
+            candidate.verdict is not Verdict.FITS,
+            self._distance(candidate),
+            self._seconds(candidate),
+            -candidate.batch,
+        )
+
+    def _seconds(self, candidate: Candidate) -> float:
+        return self._probe.seconds_per_sample(**candidate.changes())
+
+    def _plan(
+        self, candidate: Candidate, fastest: float | None, all_found: Sequence[Candidate]
+    ) -> Plan:
+        return Plan(
+            batch=candidate.batch,
+            grad_accum=candidate.grad_accum,
+            estimate=candidate.estimate,
+            relative_time=self._seconds(candidate) / (fastest or 1.0),
+            changes_training=changed_training(
+                candidate, self._finder, any_precision=self._any_precision
+            ),
+            steps=steps_of(candidate, self._finder, all_found),
+            arguments=arguments_of(candidate),
+        )
+
+    def _answer(self, plans: tuple[Plan, ...], closest: Plan | None) -> Advice:
+        shown = plans[0] if plans else closest
+        assert shown is not None
+        estimate = shown.estimate
+        assert estimate.gpu is not None
+        wanted = self._finder.wanted
+        if any(plan.effective_batch != wanted for plan in plans):
+            self._notes[
+                f"where {wanted} samples cannot be cut into micro-batches of one size without "
+                "waste, the nearest number above is taken."
+            ] = None
+        if any(plan.changes_training for plan in plans):
+            self._notes[
+                "plans that change the training may converge differently: memory and time are the "
+                "smaller part of that decision."
+            ] = None
+        match = self._probe.spec.match_note
+        if match:
+            self._notes[match] = None
+        rates = self._probe.speed(estimate.setup).basis
+        return Advice(
+            model=estimate.model.id,
+            gpu=estimate.gpu.name,
+            usable_bytes=estimate.gpu.usable_bytes,
+            effective_batch=wanted,
+            plans=plans,
+            closest=closest,
+            time_basis=TIME_BASIS.format(rates=rates),
+            notes=tuple(self._notes),
+        )

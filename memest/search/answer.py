@@ -1,0 +1,120 @@
+"""Answering points: one profile a model, whatever goes wrong stays with its point."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from memest.errors import MemestError, MissingDependencyError
+from memest.options import setup_from_options
+from memest.search.grid import Question, setup_options
+from memest.search.points import SweepPoint
+
+__all__ = ["Unit", "answer", "failed", "in_order", "units_of"]
+
+_WORTH_A_FORMULA = 4
+"""Values of an option from which on its formula is asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unit:
+    """Questions about one model that are answered one after the other by one profile.
+
+    Attributes:
+        model: what to profile: a name, or a live module.
+        label: how results call it.
+        trust_remote_code: run code that the model's repository brings.
+        questions: the points.
+        inputs: example inputs of a live module or a factory, None otherwise.
+        loss: takes the loss out of the outputs, None for the usual ways.
+    """
+
+    model: Any
+    label: str
+    trust_remote_code: bool
+    questions: tuple[Question, ...]
+    inputs: Any = None
+    loss: Any = None
+
+
+def units_of(units: Iterable[Unit], pieces: int) -> list[Unit]:
+    """The same work in at least ``pieces`` units, where there are as many points."""
+    whole = list(units)
+    parts = max(1, -(-pieces // max(1, len(whole))))
+    done: list[Unit] = []
+    for unit in whole:
+        size = -(-len(unit.questions) // parts)
+        done += [
+            replace(unit, questions=unit.questions[start : start + size])
+            for start in range(0, len(unit.questions), size)
+        ]
+    return done
+
+
+def failed(unit: Unit, question: Question, reason: str) -> SweepPoint:
+    """The point of a question that has no answer."""
+    return SweepPoint(
+        index=question.index, model=unit.label, options=question.options, error=reason
+    )
+
+
+def answer(unit: Unit, progress: Callable[[str], None] | None = None) -> Iterator[SweepPoint]:
+    """Answer the questions of a unit, in order.
+
+    Raises:
+        MissingDependencyError: without torch no point at all can be answered.
+    """
+    from memest.what_if import profile
+
+    often = _often(unit.questions)
+    asked = None
+    for question in unit.questions:
+        options = dict(question.options)
+        try:
+            setup = setup_from_options(**setup_options(question.options))
+            if asked is None:
+                asked = profile(
+                    unit.model, setup, inputs=unit.inputs, loss=unit.loss,
+                    trust_remote_code=unit.trust_remote_code, progress=progress,
+                )  # fmt: skip
+            found = asked.estimate(
+                setup,
+                gpu=options.get("gpu"),
+                gpu_memory=options.get("gpu_memory"),
+                device_context=options.get("device_context"),
+                max_batch=False,
+                vary=often,
+            )
+        except MissingDependencyError:
+            raise
+        except MemestError as error:
+            yield failed(unit, question, str(error))
+        except Exception as error:  # noqa: BLE001 - one point must not take the others with it
+            reason = f"unexpected {type(error).__name__}: {error}"
+            yield failed(unit, question, " ".join(reason.split()))
+        else:
+            yield SweepPoint.of(question.index, unit.label, question.options, found)
+
+
+def _often(questions: Iterable[Question]) -> tuple[str, ...]:
+    """The options with enough values for a formula to pay, which takes a few more traces."""
+    values: dict[str, set[str]] = {}
+    for question in questions:
+        for name, value in question.options:
+            values.setdefault(name, set()).add(repr(value))
+    return tuple(name for name, found in values.items() if len(found) >= _WORTH_A_FORMULA)
+
+
+def in_order(
+    points: Iterable[SweepPoint], indices: Iterable[int]
+) -> Generator[SweepPoint, None, None]:
+    """Points that come in any order, in the order of ``indices``, each as soon as it can be."""
+    early: dict[int, SweepPoint] = {}
+    wanted = iter(indices)
+    following = next(wanted, None)
+    for point in points:
+        early[point.index] = point
+        while following is not None and following in early:
+            yield early.pop(following)
+            following = next(wanted, None)

@@ -1,0 +1,212 @@
+"""The combinations that advice tries, and the largest micro-batch of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from memest.hardware.spec import GpuSpec
+from memest.result import Estimate, Verdict
+from memest.search.probe import Probe
+from memest.setup import Attention, Dtype, Precision, Setup
+
+__all__ = ["LIGHTER", "SAME_TRAINING", "Candidate", "Combo", "Finder", "combos", "lighter"]
+
+LIGHTER = ("adafactor", "sgd")
+"""Optimizers with fewer states than Adam's, the closer relative first."""
+STATES_OF = {"adafactor": 1, "adafactor_torch": 1, "sgd": 0, "sgd_loop": 0, "none": 0}
+"""How many states of the parameters' size an optimizer keeps at most; 2 where not named."""
+SAME_TRAINING = {
+    "adamw_torch": "adamw_torch_fused",
+    "adamw_torch_foreach": "adamw_torch_fused",
+    "adam": "adam_fused",
+}
+"""Implementations with large temporaries, and the one that computes the same without them."""
+_FUSED_SINCE = (2, 0)
+_HALF = (Dtype.FLOAT16, Dtype.BFLOAT16)
+
+
+@dataclass(frozen=True, slots=True)
+class Combo:
+    """What a plan decides besides micro-batch and accumulation."""
+
+    checkpointing: str
+    precision: Precision
+    optim: str
+    attention: Attention
+
+    def changes(self) -> dict[str, Any]:
+        """As options of an estimate."""
+        return {
+            "checkpointing": self.checkpointing,
+            "precision": self.precision.value,
+            "optim": self.optim,
+            "attn_implementation": self.attention.value,
+        }
+
+    def words(self) -> str:
+        """As a phrase."""
+        parts = [f"checkpointing {self.checkpointing}", self.precision.value, self.optim]
+        if self.attention is not Attention.AUTO:
+            parts.append(f"{self.attention.value} attention")
+        return ", ".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A combination with a micro-batch, and its estimate."""
+
+    combo: Combo
+    batch: int
+    grad_accum: int
+    estimate: Estimate
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether it fits."""
+        return self.estimate.verdict
+
+    @property
+    def headroom_bytes(self) -> int:
+        """What is left of the card, negative where something is missing."""
+        assert self.estimate.gpu is not None
+        return self.estimate.gpu.headroom_bytes
+
+    @property
+    def samples(self) -> int:
+        """Samples of one optimizer step."""
+        return self.batch * self.grad_accum
+
+    def changes(self) -> dict[str, Any]:
+        """As options of an estimate."""
+        return {**self.combo.changes(), "batch": self.batch, "grad_accum": self.grad_accum}
+
+
+def combos(probe: Probe, *, any_precision: bool) -> tuple[list[Combo], list[Combo]]:
+    """The combinations that keep to what was asked for, and those with another precision.
+
+    Checkpointing is free to choose: it changes memory and time, not the training.
+    """
+    setup = probe.profile.setup
+    precisions = _precisions(probe, setup)
+    kept = [setup.precision, *(precisions if any_precision else ())]
+    others = [] if any_precision else precisions
+    return list(_product(setup, kept)), list(_product(setup, others))
+
+
+def _product(setup: Setup, precisions: Sequence[Precision]) -> Iterator[Combo]:
+    checkpointing = list(dict.fromkeys(("none", setup.checkpointing, "full")))
+    # the implementations of attention compute the same; sdpa does without the score matrix
+    attention = [setup.attn_implementation]
+    if setup.attn_implementation is Attention.EAGER:
+        attention.append(Attention.SDPA)
+    optimizers = [setup.optim]
+    torch = setup.software.torch
+    if setup.optim in SAME_TRAINING and (torch is None or torch >= _FUSED_SINCE):
+        optimizers.append(SAME_TRAINING[setup.optim])
+    for optim in optimizers:
+        for kind in attention:
+            for precision in precisions:
+                for every in checkpointing:
+                    yield Combo(every, precision, optim, kind)
+
+
+def lighter(tried: Sequence[Combo]) -> list[Combo]:
+    """The same combinations with lighter optimizers; what they train is not the same."""
+    first = tried[0]
+    has = STATES_OF.get(first.optim, 2)
+    names = [name for name in LIGHTER if STATES_OF[name] < has]
+    same = [combo for combo in tried if combo.optim == first.optim]
+    return [replace(combo, optim=name) for name in names for combo in same]
+
+
+def _precisions(probe: Probe, setup: Setup) -> list[Precision]:
+    """Other autocast precisions that the GPU computes in, the safer one first.
+
+    Half-precision weights have no use for autocast; fp32 instead of an autocast that was asked
+    for costs memory and time, so it is never proposed.
+    """
+    if setup.dtype in _HALF or setup.master_weights:
+        return []
+    facts = probe.estimate(batch=1, grad_accum=1).model
+    if facts.parameters and facts.parameter_bytes < 3 * facts.parameters:
+        return []
+    found = []
+    if _has_bf16(probe.spec):
+        found.append(Precision.BF16)
+    if _has_fp16(probe.spec):
+        found.append(Precision.FP16)
+    return [precision for precision in found if precision is not setup.precision]
+
+
+def _has_bf16(spec: GpuSpec) -> bool:
+    """Tensor cores for bf16: from compute capability 8.0 on, and the ROCm cards listed."""
+    capability = spec.compute_capability
+    return capability >= (8, 0) if isinstance(capability, tuple) else spec.backend == "rocm"
+
+
+def _has_fp16(spec: GpuSpec) -> bool:
+    """Faster fp16: from compute capability 7.0 on (before, products run at fp32's rate)."""
+    capability = spec.compute_capability
+    return capability >= (7, 0) if isinstance(capability, tuple) else spec.backend == "rocm"
+
+
+class Finder:
+    """Looks for the largest micro-batch of combinations.
+
+    Args:
+        probe: answers single points.
+        wanted: samples of one optimizer step.
+    """
+
+    def __init__(self, probe: Probe, wanted: int) -> None:
+        self.probe = probe
+        self.wanted = wanted
+
+    def at(self, combo: Combo, batch: int, grad_accum: int | None = None) -> Candidate:
+        """A combination with a micro-batch; accumulation makes up the rest, rounded up."""
+        accum = -(-self.wanted // batch) if grad_accum is None else grad_accum
+        estimate = self.probe.estimate(**combo.changes(), batch=batch, grad_accum=accum)
+        return Candidate(combo, batch, accum, estimate)
+
+    def candidates(self, combo: Combo) -> list[Candidate]:
+        """The plans worth a look: what surely fits, what might, else the smallest.
+
+        Of the micro-batches that fit, the one with the fewest accumulation steps, made as small as
+        those steps allow; and, where its product is above the effective batch, the largest one
+        that divides it.
+        """
+        surely = self._largest(combo, lambda c: c.verdict is Verdict.FITS)
+        maybe = self._largest(combo, lambda c: c.verdict is not Verdict.DOES_NOT_FIT, surely)
+        found = self._plans(combo, surely) if surely else []
+        steps = -(-self.wanted // surely) if surely else self.wanted + 1
+        if maybe > surely and -(-self.wanted // maybe) < steps:
+            found += self._plans(combo, maybe)[:1]
+        return found or [self.at(combo, 1)]
+
+    def _plans(self, combo: Combo, largest: int) -> list[Candidate]:
+        steps = -(-self.wanted // largest)
+        batch = -(-self.wanted // steps)
+        found = [self.at(combo, batch, steps)]
+        if batch * steps != self.wanted:
+            exact = max(d for d in range(1, largest + 1) if self.wanted % d == 0)
+            found.append(self.at(combo, exact))
+        return found
+
+    def _largest(self, combo: Combo, holds: Callable[[Candidate], bool], known: int = 0) -> int:
+        """The largest micro-batch up to the effective batch for which something holds; 0 if none.
+
+        The whole batch is asked for on its own: without accumulation no gradients are alive in
+        the forward, so it may fit where a smaller one with two steps does not.
+        """
+        if known >= self.wanted or holds(self.at(combo, self.wanted)):
+            return self.wanted
+        low, high = known, self.wanted
+        while high - low > 1:
+            middle = (low + high) // 2
+            if holds(self.at(combo, middle)):
+                low = middle
+            else:
+                high = middle
+        return low

@@ -1,0 +1,245 @@
+"""``memest.compare``: runs side by side, what each change buys, and why."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from memest.errors import ConfigError
+from memest.findings import Comparison, Scenario
+from memest.option_table import Kind
+from memest.options import find_option
+from memest.result import Estimate
+from memest.search.cost import TIME_BASIS
+from memest.search.probe import Probe
+from memest.search.reasons import explain
+from memest.setup import Setup
+from memest.what_if import profile
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["compare", "read_scenario"]
+
+Progress = Callable[[str], None]
+Change = str | Mapping[str, Any]
+
+BASE = "base"
+_PLACE = ("gpu", "gpu_memory", "device_context")
+_FULL_PRECISION = ("fp32", "float32")
+
+
+def compare(
+    model: str | torch.nn.Module | Sequence[str],
+    scenarios: Sequence[Change] | Mapping[str, Change] = (),
+    *,
+    setup: Setup | None = None,
+    gpu: str | Sequence[str] | None = None,
+    gpu_memory: int | str | None = None,
+    device_context: int | str | None = None,
+    inputs: Mapping[str, torch.Tensor] | None = None,
+    loss: Callable[[Any, Any], torch.Tensor] | None = None,
+    trust_remote_code: bool = False,
+    max_batch: bool = True,
+    progress: Progress | None = None,
+    **options: Any,
+) -> Comparison:
+    """Set runs side by side.
+
+    Args:
+        model: one model as for :func:`memest.estimate`, compared with itself under other
+            options; or several names, compared under the same options.
+        scenarios: what differs from the options: ``"fp16"``, ``"grad-accum=4 batch=2"`` or a
+            dict of options; by name if they come in a dict. The options themselves are the first
+            scenario.
+        setup: the training configuration; ``options`` are another way to give it.
+        gpu: decides verdict and largest batch; a scenario may name another one.
+        gpu_memory: as for :func:`memest.estimate`.
+        device_context: as for :func:`memest.estimate`.
+        inputs: as for :func:`memest.estimate`.
+        loss: as for :func:`memest.estimate`.
+        trust_remote_code: run code that the model's repository brings.
+        max_batch: look for the largest batch of each scenario when a GPU is named.
+        progress: called with one line for each longer thing done.
+        **options: what all scenarios share.
+
+    Returns:
+        The comparison; the first scenario is what the others are compared with.
+
+    Raises:
+        ConfigError: nothing to compare, or a scenario that cannot be.
+        MemestError: as for :func:`memest.estimate`.
+    """
+    models: list[Any] = list(model) if isinstance(model, (list, tuple)) else [model]
+    changes = _named_changes(scenarios)
+    if not models:
+        raise ConfigError("memest compare needs a model: memest compare MODEL --vs fp16.")
+    if len(models) > 1 and changes:
+        raise ConfigError(
+            "several models or several scenarios, not both: compare the models under one set of "
+            "options, or one model with --vs."
+        )
+    if len(models) == 1 and not changes:
+        raise ConfigError(
+            "nothing to compare with: name a change, for example --vs fp16 or --vs "
+            "'grad-accum=4 batch=2', or a second model."
+        )
+    where = {"gpu": gpu or None, "gpu_memory": gpu_memory, "device_context": device_context}
+    profiles = [
+        profile(
+            one, setup, inputs=inputs, loss=loss, trust_remote_code=trust_remote_code,
+            progress=progress, **options,
+        )
+        for one in models
+    ]  # fmt: skip
+    for change in changes.values():  # what can be wrong with words is said before anything slow
+        profiles[0].setup_for(**_split(change)[0])
+    asked: list[tuple[str, Probe, dict[str, Any]]] = []
+    base = Probe(profiles[0], where)
+    if changes:
+        asked.append((BASE, base, {}))
+        for name, change in changes.items():
+            differing, place = _split(change)
+            probe = Probe(profiles[0], _moved(where, place)) if place else base
+            asked.append((name, probe, {**differing, **place}))
+    else:
+        asked += [
+            (_name(one), Probe(own, where), {}) for one, own in zip(models, profiles, strict=True)
+        ]
+    return _compare(asked, max_batch=max_batch)
+
+
+def read_scenario(text: str) -> dict[str, Any]:
+    """The options of a scenario as the command line writes it.
+
+    Args:
+        text: words of ``name=value``, or names alone for switches: ``fp16``,
+            ``checkpointing=full``, ``grad-accum=4 batch=2``; leading dashes do no harm.
+
+    Raises:
+        ConfigError: a word that is no option, or an option without its value.
+
+    Example:
+        >>> read_scenario("grad-accum=4 batch=2 checkpointing")
+        {'grad_accum': '4', 'batch': '2', 'checkpointing': 'full'}
+    """
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise ConfigError(f"--vs {text!r} cannot be read: {error}.") from None
+    found: dict[str, Any] = {}
+    for word in words:
+        name, value = _read_word(word, text)
+        if name in found:
+            raise ConfigError(f"--vs {text!r} names {name.replace('_', '-')} twice: drop one.")
+        found[name] = value
+    if not found:
+        raise ConfigError("--vs is empty: write for example --vs fp16 or --vs 'batch=4'.")
+    return found
+
+
+def _read_word(word: str, text: str) -> tuple[str, Any]:
+    spelt, equals, value = word.lstrip("-").partition("=")
+    name = spelt.replace("-", "_")
+    if name in _FULL_PRECISION and not equals:
+        return "precision", "fp32"
+    if name == "no_checkpointing" and not equals:
+        return "checkpointing", "none"
+    negative = name.startswith("no_")
+    option = find_option(name.removeprefix("no_") if negative else name)
+    if negative and option.kind is not Kind.EITHER:
+        raise ConfigError(f"--vs {text!r}: {option.flags[0]} has no negative form.")
+    if equals:
+        return option.name, value
+    if option.kind in (Kind.SWITCH, Kind.EITHER):
+        return option.name, not negative
+    if option.kind is Kind.MODE:
+        return option.name, "full"
+    raise ConfigError(
+        f"--vs {text!r}: {spelt} needs a value, for example {spelt}="
+        f"{'4' if option.kind is Kind.WHOLE else option.metavar}."
+    )
+
+
+def _named_changes(scenarios: Sequence[Change] | Mapping[str, Change]) -> dict[str, dict[str, Any]]:
+    """The options of each scenario by its name."""
+    if isinstance(scenarios, str):
+        scenarios = [scenarios]
+    pairs: list[tuple[str, Change]]
+    if isinstance(scenarios, Mapping):
+        pairs = list(scenarios.items())
+    else:
+        pairs = [(one if isinstance(one, str) else _written(one), one) for one in scenarios]
+    found: dict[str, dict[str, Any]] = {}
+    for name, change in pairs:
+        if name in found or name == BASE:
+            raise ConfigError(f"the scenario {name!r} is there twice: drop one.")
+        found[name] = read_scenario(change) if isinstance(change, str) else dict(change)
+        if not found[name]:
+            raise ConfigError(f"the scenario {name!r} changes nothing.")
+    return found
+
+
+def _written(change: Mapping[str, Any]) -> str:
+    words = [
+        name.replace("_", "-") if value is True else f"{name.replace('_', '-')}={value}"
+        for name, value in change.items()
+    ]
+    return " ".join(words)
+
+
+def _split(change: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Changes of the setup, and of the GPU that it is asked for."""
+    place = {name: value for name, value in change.items() if name in _PLACE}
+    return {name: value for name, value in change.items() if name not in _PLACE}, place
+
+
+def _moved(where: Mapping[str, Any], place: Mapping[str, Any]) -> dict[str, Any]:
+    return {**where, **place}
+
+
+def _name(model: Any) -> str:
+    return model if isinstance(model, str) else type(model).__name__
+
+
+def _compare(asked: list[tuple[str, Probe, dict[str, Any]]], *, max_batch: bool) -> Comparison:
+    found: list[Scenario] = []
+    first: tuple[Estimate, float] | None = None
+    notes: dict[str, None] = {}
+    for name, probe, change in asked:
+        differing = _split(change)[0]
+        estimate = probe.estimate(max_batch=max_batch, **differing)
+        time = probe.seconds_per_sample(**differing)
+        total = probe.work(**differing).total
+        found.append(
+            Scenario(
+                name=name,
+                model=estimate.model.id,
+                changes=tuple((key, str(value)) for key, value in change.items()),
+                estimate=estimate,
+                reasons=None if first is None else explain(first[0], estimate),
+                relative_time=1.0 if first is None else time / first[1],
+                flops=total.flops,
+                launches=total.launches,
+            )
+        )
+        first = first or (estimate, time)
+        if change and first[0].setup == estimate.setup and not _split(change)[1]:
+            notes[f"{name} changes nothing: it is what the options say already."] = None
+    samples = {scenario.effective_batch for scenario in found}
+    if len(samples) > 1:
+        notes["scenarios differ in samples per optimizer step: time is compared by sample."] = None
+    notes.update(dict.fromkeys(_shared_notes([s.estimate for s in found])))
+    probe = asked[0][1]
+    basis = TIME_BASIS.format(rates=probe.speed(found[0].estimate.setup).basis)
+    return Comparison(scenarios=tuple(found), time_basis=basis, notes=tuple(notes))
+
+
+def _shared_notes(estimates: Sequence[Estimate]) -> list[str]:
+    """The notes that all estimates have: what is particular to one is in its reasons."""
+    return [
+        note
+        for note in estimates[0].notes
+        if all(note in estimate.notes for estimate in estimates[1:])
+    ]

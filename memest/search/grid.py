@@ -1,0 +1,189 @@
+"""A grid over options: the points that axes span, for one model or several. Torch-free."""
+
+from __future__ import annotations
+
+import enum
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from memest.errors import ConfigError
+from memest.options import HARMLESS, find_option, setup_from_options
+from memest.search.axes import MAX_POINTS, Axis, axis_option, axis_values, read_value
+from memest.setup import Software
+
+__all__ = ["Grid", "Question", "gpus_of", "read_grid", "setup_options", "shown"]
+
+_APART = frozenset({"gpu", "gpu_memory", "device_context", "trust_remote_code"})
+"""Options that are arguments of an estimate and no part of the training setup."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """One point before it is answered: plain data, so that it travels between processes.
+
+    Attributes:
+        index: its place among all points.
+        model: index of its model.
+        options: what is asked, by the options' keywords: the axes first, then what is fixed.
+    """
+
+    index: int
+    model: int
+    options: tuple[tuple[str, Any], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """Axes, and the options that are the same everywhere."""
+
+    axes: tuple[Axis, ...]
+    fixed: tuple[tuple[str, Any], ...]
+
+    @property
+    def num_points(self) -> int:
+        """Points for one model."""
+        return math.prod(len(axis.values) for axis in self.axes)
+
+    @property
+    def has_gpu(self) -> bool:
+        """Whether the grid names a GPU, or its memory."""
+        named = {name for name, _ in self.fixed} | {axis.name for axis in self.axes}
+        return bool(named & {"gpu", "gpu_memory"})
+
+    def questions(self, num_models: int = 1) -> Iterator[Question]:
+        """Every point: models one after the other, the last axis runs fastest."""
+        names = [axis.name for axis in self.axes]
+        values = [axis.values for axis in self.axes]
+        points = itertools.product(range(num_models), itertools.product(*values))
+        for index, (model, chosen) in enumerate(points):
+            options = (*zip(names, chosen, strict=True), *self.fixed)
+            yield Question(index=index, model=model, options=options)
+
+
+def gpus_of(grid: Grid) -> tuple[str, ...]:
+    """Every GPU that the grid names."""
+    named = [value for axis in grid.axes if axis.name == "gpu" for value in axis.values]
+    named += [value for name, value in grid.fixed if name == "gpu"]
+    return tuple(name for name in named if name is not None)
+
+
+def setup_options(options: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """The options of a point that belong to the training setup."""
+    return {name: value for name, value in options if name not in _APART}
+
+
+def shown(value: Any) -> Any:
+    """A value as JSON has it: numbers, text, booleans, null, and lists of text."""
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, Software):
+        value = value.to_dict()
+    if isinstance(value, Mapping):
+        return ",".join(f"{name}={shown(each)}" for name, each in value.items())
+    if isinstance(value, tuple):
+        return [shown(each) for each in value]
+    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
+
+
+def _read_fixed(options: Mapping[str, Any]) -> tuple[dict[str, Any], list[Any]]:
+    """The fixed options by their keywords, and the GPUs if there are several."""
+    fixed: dict[str, Any] = {}
+    spelt: dict[str, str] = {}
+    gpus: list[Any] = []
+    for name, value in options.items():
+        if value is None or name in HARMLESS:
+            continue
+        option = find_option(name)
+        if option.name == "gpu" and not isinstance(value, str):
+            gpus = list(value)
+            continue
+        value = read_value(option, value)
+        if option.name in fixed and fixed[option.name] != value:
+            raise ConfigError(
+                f"{spelt[option.name]} and {name} are the same option, given as "
+                f"{fixed[option.name]} and {value}: drop one."
+            )
+        fixed[option.name], spelt[option.name] = value, name
+    if len(gpus) == 1:
+        fixed["gpu"] = gpus.pop()
+    return fixed, gpus
+
+
+def read_grid(grid: Mapping[str, Any], options: Mapping[str, Any], *, num_models: int = 1) -> Grid:
+    """Put axes and fixed options together, and look for what can be wrong with the words.
+
+    Args:
+        grid: option to values: an iterable, one value, or text as on the command line. Options in
+            any of their spellings.
+        options: what is the same at every point. Several GPUs become the last axis.
+        num_models: how many models the grid is asked of, for the limit on points.
+
+    Raises:
+        ConfigError: for an unknown option or one that is given twice, a value that no point can
+            have, or too many points.
+    """
+    fixed, gpus = _read_fixed(options)
+    axes: dict[str, Axis] = {}
+    for name, given in grid.items():
+        option = axis_option(str(name))
+        if option.name in axes:
+            raise ConfigError(f"{option.flags[0]} is swept over twice: put its values together.")
+        axes[option.name] = Axis(name=option.name, values=axis_values(option, given))
+    if gpus:
+        if "gpu" in axes:
+            raise ConfigError("--gpu is given and swept over: drop one of the two.")
+        axes["gpu"] = Axis(name="gpu", values=axis_values(find_option("gpu"), gpus))
+    _check_twice(axes, fixed)
+    made = Grid(axes=tuple(axes.values()), fixed=tuple(fixed.items()))
+    total = made.num_points * num_models
+    if total > MAX_POINTS:
+        sizes = [f"{len(axis.values):,} x {axis.label}" for axis in made.axes]
+        models = [f"{num_models} models"] if num_models > 1 else []
+        raise ConfigError(
+            f"the grid has {total:,} points ({', '.join(models + sizes)}), more than "
+            f"{MAX_POINTS:,}: take fewer values, for example by a factor as in batch=1:64:x2."
+        )
+    _check_values(made)
+    return made
+
+
+def _check_twice(axes: Mapping[str, Axis], fixed: Mapping[str, Any]) -> None:
+    """Refuse an option that is fixed and swept over, precision under its three names too."""
+    for name in axes:
+        option = find_option(name)
+        for other in fixed:
+            same = find_option(other)
+            if same is option or (option.field == same.field == "precision"):
+                raise ConfigError(
+                    f"{same.flags[0]} is given and {option.flags[0]} swept over: drop one of the "
+                    "two."
+                )
+
+
+def _check_values(grid: Grid) -> None:
+    """Refuse a value that makes every point it is part of impossible, whatever the model.
+
+    A value that is impossible only together with another one is left to its points.
+    """
+    axes = [axis for axis in grid.axes if axis.name not in _APART]
+    possible: list[set[int]] = [set() for _ in axes]
+    refused: dict[tuple[int, int], ConfigError] = {}
+    fixed = setup_options(grid.fixed)
+    for places in itertools.product(*(range(len(axis.values)) for axis in axes)):
+        chosen = {axis.name: axis.values[place] for axis, place in zip(axes, places, strict=True)}
+        try:
+            setup_from_options(**chosen, **fixed)
+        except ConfigError as problem:
+            if not axes:
+                raise
+            for at in enumerate(places):
+                refused.setdefault(at, problem)
+        else:
+            for seen, place in zip(possible, places, strict=True):
+                seen.add(place)
+    for (axis, place), error in refused.items():
+        if place not in possible[axis]:
+            raise error

@@ -1,0 +1,187 @@
+"""Why each decision of a plan is as it is, and how a plan is written as options."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from memest.events import Category
+from memest.findings import PlanStep
+from memest.result import Verdict
+from memest.search.combos import SAME_TRAINING, Candidate, Finder
+from memest.setup import Attention, Precision
+from memest.units import format_size
+
+__all__ = ["arguments_of", "changed_training", "steps_of"]
+
+
+def changed_training(
+    candidate: Candidate, finder: Finder, *, any_precision: bool
+) -> tuple[str, ...]:
+    """What makes the training another one than asked for: precision, optimizer."""
+    asked = finder.probe.profile.setup
+    combo = candidate.combo
+    changes = []
+    if combo.precision is not asked.precision and not any_precision:
+        changes.append(f"{combo.precision.value} in place of {asked.precision.value}")
+    if combo.optim not in (asked.optim, SAME_TRAINING.get(asked.optim)):
+        changes.append(f"{combo.optim} in place of {asked.optim}")
+    return tuple(changes)
+
+
+def arguments_of(candidate: Candidate) -> tuple[str, ...]:
+    """The plan as options that TrainingArguments and memest both take."""
+    combo = candidate.combo
+    words = [f"--per_device_train_batch_size={candidate.batch}"]
+    if candidate.grad_accum > 1:
+        words.append(f"--gradient_accumulation_steps={candidate.grad_accum}")
+    if combo.checkpointing == "full":
+        words.append("--gradient_checkpointing")
+    elif combo.checkpointing != "none":
+        every = combo.checkpointing.partition(":")[2]
+        words.append("--gradient_checkpointing")
+        words.append(f'--gradient_checkpointing_kwargs={{"every_n_layers": {every}}}')
+    if combo.precision is not Precision.FP32:
+        words.append(f"--{combo.precision.value}")
+    words.append(f"--optim={combo.optim}")
+    if combo.attention is not Attention.AUTO:
+        words.append(f"--attn_implementation={combo.attention.value}")
+    return tuple(words)
+
+
+def steps_of(
+    candidate: Candidate, finder: Finder, found: Sequence[Candidate]
+) -> tuple[PlanStep, ...]:
+    """The decisions of a plan in the order in which they are taken, each with its reason."""
+    steps = [_micro_batch(candidate, finder), _accumulation(candidate, finder)]
+    steps.append(_checkpointing(candidate, finder, found))
+    steps.append(_precision(candidate, finder, found))
+    asked = finder.probe.profile.setup
+    if candidate.combo.optim != asked.optim:
+        steps.append(_optimizer(candidate, finder))
+    if candidate.combo.attention is not asked.attn_implementation:
+        steps.append(_attention(candidate, finder))
+    return tuple(steps)
+
+
+def _need(candidate: Candidate) -> str:
+    """What a candidate needs of the card, in words."""
+    fit = candidate.estimate.gpu
+    assert fit is not None
+    need, have = format_size(fit.device_bytes), format_size(fit.usable_bytes)
+    if candidate.verdict is Verdict.FITS:
+        return f"needs {need} of {have}"
+    if fit.headroom_bytes < 0:
+        return f"needs {need}, {format_size(-fit.headroom_bytes)} more than there is"
+    if candidate.verdict is Verdict.TIGHT:
+        high = format_size(candidate.estimate.interval.high_bytes)
+        return f"needs {need} of {have}, but may take up to {high}"
+    return f"needs {need} of {have} and runs out of memory"
+
+
+def _micro_batch(candidate: Candidate, finder: Finder) -> PlanStep:
+    batch, steps = candidate.batch, candidate.grad_accum
+    value = str(batch)
+    if candidate.verdict is Verdict.DOES_NOT_FIT:
+        return PlanStep(option="micro-batch", value=value, why=f"even {batch} {_need(candidate)}")
+    if steps == 1:
+        why = f"the whole effective batch at once {_need(candidate)}"
+        return PlanStep(option="micro-batch", value=value, why=why)
+    # what would fill the card better: one accumulation step less
+    more = finder.at(candidate.combo, -(-finder.wanted // (steps - 1)), steps - 1)
+    if batch * steps == finder.wanted and more.verdict is Verdict.FITS:
+        why = f"the largest that fits and divides {finder.wanted} exactly; it {_need(candidate)}"
+    else:
+        why = (
+            f"fills the card: it {_need(candidate)}; one accumulation step less means "
+            f"{more.batch}, which {_need(more)}"
+        )
+    return PlanStep(option="micro-batch", value=value, why=why)
+
+
+def _accumulation(candidate: Candidate, finder: Finder) -> PlanStep:
+    steps, wanted = candidate.grad_accum, finder.wanted
+    if steps == 1:
+        return PlanStep(option="accumulation", value="1", why="not needed")
+    product = candidate.batch * steps
+    reached = f"{steps} x {candidate.batch} = {product} samples"
+    if product != wanted:
+        reached += f", {product - wanted} above the {wanted} asked for"
+    work = finder.probe.work(**candidate.changes()).total
+    once = finder.probe.work(**{**candidate.changes(), "grad_accum": 1}).total
+    launches = work.launches / max(once.launches, 1)
+    why = f"{reached}; {launches:.1f} times the launches of a step with one"
+    kept = _gradients(candidate)
+    if kept:
+        why += f", {format_size(kept)} of gradients alive at the peak"
+    return PlanStep(option="accumulation", value=str(steps), why=why)
+
+
+def _gradients(candidate: Candidate) -> int:
+    rows = candidate.estimate.breakdown
+    return sum(row.bytes for row in rows if row.category is Category.GRADIENTS)
+
+
+def _checkpointing(candidate: Candidate, finder: Finder, found: Sequence[Candidate]) -> PlanStep:
+    combo = candidate.combo
+    changes = candidate.changes()
+    if combo.checkpointing == "none":
+        why = "recomputing would only cost time"
+        if candidate.grad_accum == 1 and candidate.verdict is Verdict.FITS:
+            why = "not needed"
+        return PlanStep(option="checkpointing", value="none", why=why)
+    own = finder.probe.work(**changes).total.flops
+    plain = finder.probe.work(**{**changes, "checkpointing": "none"}).total.flops
+    why = f"recomputes layers, {own / max(plain, 1):.2f} times the operations"
+    without = replace(combo, checkpointing="none")
+    rivals = [c for c in found if c.combo == without and c.verdict is candidate.verdict]
+    if rivals:
+        best = max(c.batch for c in rivals)
+        why += f"; without it the largest micro-batch is {best}"
+    else:
+        same = finder.at(without, candidate.batch, candidate.grad_accum)
+        why += f"; without it {_need(same)}"
+    return PlanStep(option="checkpointing", value=combo.checkpointing, why=why)
+
+
+def _precision(candidate: Candidate, finder: Finder, found: Sequence[Candidate]) -> PlanStep:
+    asked = finder.probe.profile.setup.precision
+    combo = candidate.combo
+    if combo.precision is asked:
+        return PlanStep(option="precision", value=asked.value, why="as asked for")
+    same = replace(combo, precision=asked)
+    kept = [c for c in found if c.combo == same and c.verdict is Verdict.FITS]
+    if kept:
+        best = max(c.batch for c in kept)
+        why = f"any precision was allowed; with {asked.value} the largest micro-batch is {best}"
+    else:
+        why = f"changes the training; with {asked.value} even 1 {_need(finder.at(same, 1))}"
+    return PlanStep(option="precision", value=combo.precision.value, why=why)
+
+
+def _optimizer(candidate: Candidate, finder: Finder) -> PlanStep:
+    asked = finder.probe.profile.setup.optim
+    combo = candidate.combo
+    other = finder.at(replace(combo, optim=asked), candidate.batch, candidate.grad_accum)
+    states = {
+        name: sum(
+            row.bytes for row in c.estimate.breakdown if row.category is Category.OPTIMIZER_STATES
+        )
+        for name, c in ((combo.optim, candidate), (asked, other))
+    }
+    same = SAME_TRAINING.get(asked) == combo.optim
+    why = "computes the same" if same else "changes the training"
+    own, its = format_size(states[combo.optim]), format_size(states[asked])
+    if own != its:
+        why += f"; {own} of states in place of {its}"
+    why += f"; with {asked} this plan {_need(other)}"
+    return PlanStep(option="optimizer", value=combo.optim, why=why)
+
+
+def _attention(candidate: Candidate, finder: Finder) -> PlanStep:
+    asked = finder.probe.profile.setup.attn_implementation
+    combo = candidate.combo
+    other = finder.at(replace(combo, attention=asked), candidate.batch, candidate.grad_accum)
+    why = f"computes the same without keeping the scores; with {asked.value} this plan "
+    why += _need(other)
+    return PlanStep(option="attention", value=combo.attention.value, why=why)

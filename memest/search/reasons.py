@@ -1,0 +1,302 @@
+"""Why the allocated peaks of two runs differ, in words, from their two estimates alone.
+
+Every sentence is said because figures of the two estimates satisfy its condition; nothing is known
+here of what a particular option does. Three kinds of facts are compared:
+
+- the rows of the two breakdowns: which categories grew, which shrank, adding up exactly;
+- the moments of the two peaks: phase, micro-step, module, operator;
+- the highest memory within every phase: what a change saves where the peak is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from memest.events import CATEGORY_ORDER, Category, Phase
+from memest.findings import PhaseChange, Reasons, RowChange
+from memest.report.layers import NO_MODULE, blocks
+from memest.report.words import moment_text
+from memest.result import Estimate
+from memest.setup import Precision
+from memest.units import format_size
+
+__all__ = ["explain", "row_changes"]
+
+NAMED_SHARE = 0.95
+"""Categories are named until they cover this much of what went their way."""
+NEGLIGIBLE = 0.001
+"""A difference below this share of the peak is none that anybody looks for."""
+NOTABLE = 0.05
+"""A difference below this share of the peak is not worth a sentence of its own."""
+
+_PLACES = {
+    Phase.LOAD: "loading",
+    Phase.BATCH: "moving the batch",
+    Phase.FORWARD: "the forward pass",
+    Phase.BACKWARD: "the backward pass",
+    Phase.CLIP: "gradient clipping",
+    Phase.OPTIMIZER: "the optimizer step",
+    Phase.ZERO_GRAD: "zero_grad",
+}
+_OF_MICRO_STEPS = (Phase.BATCH, Phase.FORWARD, Phase.BACKWARD)
+
+
+def explain(before: Estimate, after: Estimate) -> Reasons:
+    """Why the second estimate's allocated peak is another one than the first's."""
+    rows = row_changes(before, after)
+    phases = _phase_changes(before, after)
+    delta = after.peak.allocated_bytes - before.peak.allocated_bytes
+    sentences = [
+        _headline(before, after, rows),
+        *_moments(before, after),
+        *_unseen_gain(before, after, phases),
+        *_untouched(before, after, rows),
+        *_what_rows_mean(before, after, rows),
+        *_what_is_left(before, after, rows),
+    ]
+    return Reasons(
+        delta_bytes=delta,
+        rows=rows,
+        phases=phases,
+        before=before.peak_at,
+        after=after.peak_at,
+        sentences=tuple(sentences),
+    )
+
+
+def row_changes(before: Estimate, after: Estimate) -> tuple[RowChange, ...]:
+    """The rows that differ, largest difference first; their sum is that of the peaks."""
+    first = {row.category: row.bytes for row in before.breakdown}
+    second = {row.category: row.bytes for row in after.breakdown}
+    changes = [
+        RowChange(category=c, before_bytes=first.get(c, 0), after_bytes=second.get(c, 0))
+        for c in CATEGORY_ORDER
+    ]
+    found = tuple(sorted((c for c in changes if c.delta_bytes), key=lambda c: -abs(c.delta_bytes)))
+    delta = after.peak.allocated_bytes - before.peak.allocated_bytes
+    assert sum(change.delta_bytes for change in found) == delta
+    return found
+
+
+def _phase_changes(before: Estimate, after: Estimate) -> tuple[PhaseChange, ...]:
+    first, second = _highest(before), _highest(after)
+    return tuple(
+        PhaseChange(phase=phase, before_bytes=first[phase], after_bytes=second[phase])
+        for phase in Phase
+        if phase in first and phase in second
+    )
+
+
+def _highest(estimate: Estimate) -> dict[Phase, int]:
+    highest: dict[Phase, int] = {}
+    for point in estimate.timeline:
+        highest[point.phase] = max(highest.get(point.phase, 0), point.allocated_bytes)
+    return highest
+
+
+# -- the sum -----------------------------------------------------------------------------------
+
+
+def _headline(before: Estimate, after: Estimate, rows: Sequence[RowChange]) -> str:
+    """What grew and what shrank, and which of the two decides."""
+    first, second = before.peak.allocated_bytes, after.peak.allocated_bytes
+    delta = second - first
+    grown = [row for row in rows if row.delta_bytes > 0]
+    shrunk = [row for row in rows if row.delta_bytes < 0]
+    if not rows:
+        return f"The allocated peak stays at {format_size(second)}, row by row."
+    if abs(delta) < NEGLIGIBLE * first:
+        sides = " against ".join(_named(side) for side in (grown, shrunk) if side)
+        return f"The allocated peak stays at {format_size(second)} ({sides})."
+    word = "more" if delta > 0 else "less"
+    head = (
+        f"The allocated peak is {format_size(second)}, {format_size(abs(delta))} {word} than "
+        f"{format_size(first)}"
+    )
+    decides, other = (grown, shrunk) if delta > 0 else (shrunk, grown)
+    if not other:
+        return f"{head}: {_named(decides)}."
+    against = sum(abs(row.delta_bytes) for row in other)
+    if against < NOTABLE * sum(abs(row.delta_bytes) for row in decides):
+        return f"{head}: {_named(decides)}; {_named(other)}."
+    return f"{head}: {_named(decides)} outweigh{_s(decides)} {_named(other)}."
+
+
+def _s(rows: Sequence[RowChange]) -> str:
+    # categories are plural words, but for rounding
+    return "s" if len(rows) == 1 and rows[0].category is Category.ROUNDING else ""
+
+
+def _named(rows: Sequence[RowChange]) -> str:
+    """The rows that make up nearly all of their sum by name, the others together."""
+    whole = sum(abs(row.delta_bytes) for row in rows)
+    named: list[RowChange] = []
+    covered = 0
+    for row in rows:
+        last = len(named) == len(rows) - 1  # a rest of one has a name of its own
+        if named and covered >= NAMED_SHARE * whole and not last:
+            break
+        named.append(row)
+        covered += abs(row.delta_bytes)
+    texts = [f"{row.category.value} {_signed(row.delta_bytes)}" for row in named]
+    rest = sum(row.delta_bytes for row in rows) - sum(row.delta_bytes for row in named)
+    if rest:
+        texts.append(f"the rest {_signed(rest)}")
+    return _list(texts)
+
+
+# -- the moments -------------------------------------------------------------------------------
+
+
+def _moments(before: Estimate, after: Estimate) -> list[str]:
+    """Where the peak was and is; what of another micro-step is alive there."""
+    first, second = before.peak_at, after.peak_at
+    if (first.phase, first.micro_step > 1) == (second.phase, second.micro_step > 1):
+        if first.module == second.module:
+            return [f"Both peaks are reached {moment_text(after)}."]
+        return [f"The peak stays in {_PLACES[first.phase]}: {_where(before)} and {_where(after)}."]
+    sentences = [f"The peak moves: it was reached {_where(before)}, it is {_where(after)}."]
+    earlier, later = _bytes(before, Category.GRADIENTS), _bytes(after, Category.GRADIENTS)
+    carried = second.phase in _OF_MICRO_STEPS and second.micro_step > 1
+    if carried and later and (first.micro_step < 2 or later > earlier):
+        sentences.append(
+            f"In micro-step {second.micro_step} the gradients of the micro-steps before are still "
+            f"alive ({format_size(later)}; at the old peak there were {format_size(earlier)} of "
+            "gradients) beside its own activations, and new ones are made beside the old before "
+            "they are added."
+        )
+    return sentences
+
+
+def _where(estimate: Estimate) -> str:
+    words, _, _ = moment_text(estimate).partition(", at aten.")
+    return words
+
+
+def _unseen_gain(before: Estimate, after: Estimate, phases: Iterable[PhaseChange]) -> list[str]:
+    """What the change saves in a phase that does not decide the peak."""
+    delta = after.peak.allocated_bytes - before.peak.allocated_bytes
+    notable = NOTABLE * before.peak.allocated_bytes
+    by_phase = {change.phase: change for change in phases}
+    deciding = by_phase.get(after.peak_at.phase)
+    others = [c for c in by_phase.values() if c.phase is not after.peak_at.phase]
+    best = min(others, key=lambda c: c.delta_bytes, default=None)
+    if best is None or deciding is None or -best.delta_bytes < 2 * max(-delta, 0) + notable:
+        return []
+    change = "as before"
+    if deciding.delta_bytes:
+        change = f"{format_size(deciding.before_bytes)} before"
+    text = (
+        f"Memory falls by {format_size(-best.delta_bytes)} in {_PLACES[best.phase]} (to "
+        f"{format_size(best.after_bytes)}), but the peak is in {_PLACES[deciding.phase]}, which "
+        f"takes {format_size(deciding.after_bytes)} ({change}): what is saved elsewhere cannot "
+        "lower it."
+    )
+    return [text]
+
+
+def _untouched(before: Estimate, after: Estimate, rows: Sequence[RowChange]) -> list[str]:
+    """What the peak consists of, when a change hardly moves it."""
+    peak = after.peak.allocated_bytes
+    if abs(peak - before.peak.allocated_bytes) >= NOTABLE * before.peak.allocated_bytes:
+        return []
+    moved = {row.category for row in rows if abs(row.delta_bytes) >= NOTABLE * row.before_bytes}
+    kept = sorted((r for r in after.breakdown if r.category not in moved), key=lambda r: -r.bytes)
+    named = [row for row in kept if row.bytes >= NOTABLE * peak]
+    whole = sum(row.bytes for row in named)
+    if whole < peak / 2:
+        return []
+    texts = [f"{row.category.value} {format_size(row.bytes)}" for row in named]
+    sentences = [f"{whole / peak:.0%} of the peak is not touched by the change: {_list(texts)}."]
+    activations = _bytes(after, Category.ACTIVATIONS)
+    largest = max(blocks(after.layers), key=lambda b: b.activation_bytes, default=None)
+    if largest is not None and largest.activation_bytes >= max(activations / 2, NOTABLE * peak):
+        size = format_size(largest.activation_bytes)
+        sentences.append(f"{size} of the activations are {_inside(largest.name)}.")
+    return sentences
+
+
+# -- the rows ----------------------------------------------------------------------------------
+
+
+def _what_rows_mean(before: Estimate, after: Estimate, rows: Sequence[RowChange]) -> list[str]:
+    """For rows that matter: what their size depends on, where the estimates show it."""
+    notable = NOTABLE * before.peak.allocated_bytes
+    by_category = {row.category: row for row in rows}
+    sentences = []
+    copies = by_category.get(Category.AUTOCAST_COPIES)
+    if copies is not None and abs(copies.delta_bytes) >= notable:
+        sentences.append(_copies(before, after, copies, by_category.get(Category.ACTIVATIONS)))
+    states = by_category.get(Category.OPTIMIZER_STATES)
+    if states is not None and abs(states.delta_bytes) >= notable:
+        sentences.append(
+            f"{after.setup.optim} keeps {format_size(states.after_bytes)} of states, "
+            f"{before.setup.optim} {format_size(states.before_bytes)}."
+            if before.setup.optim != after.setup.optim
+            else f"{format_size(states.after_bytes)} of optimizer states are alive at the new "
+            f"peak, {format_size(states.before_bytes)} at the old one."
+        )
+    return sentences
+
+
+def _copies(
+    before: Estimate, after: Estimate, copies: RowChange, activations: RowChange | None
+) -> str:
+    if copies.delta_bytes < 0:
+        return (
+            f"{format_size(-copies.delta_bytes)} of half-precision copies of weights are no longer "
+            "alive at the peak."
+        )
+    size = format_size(copies.after_bytes)
+    text = (
+        f"Autocast keeps half-precision copies of the fp32 weights ({size} at the peak) while a "
+        "forward and its backward need them. Their size is that of the weights, whatever the batch"
+    )
+    saved = 0 if activations is None else -activations.delta_bytes
+    if before.setup.precision is not Precision.FP32 or saved <= 0:
+        return f"{text}."
+    batch = after.setup.batch
+    if saved >= copies.delta_bytes:
+        return f"{text}; smaller activations save {format_size(saved)} at batch {batch}."
+    return (
+        f"{text}; smaller activations save only {format_size(saved)} at batch {batch}, and that "
+        "grows with the batch."
+    )
+
+
+def _what_is_left(before: Estimate, after: Estimate, rows: Sequence[RowChange]) -> list[str]:
+    """Where what remains of the activations is, when they shrank and still count."""
+    by_category = {row.category: row for row in rows}
+    change = by_category.get(Category.ACTIVATIONS)
+    notable = NOTABLE * before.peak.allocated_bytes
+    left = _bytes(after, Category.ACTIVATIONS)
+    if change is None or change.delta_bytes > -notable or left < notable:
+        return []
+    largest = max(blocks(after.layers), key=lambda b: b.activation_bytes, default=None)
+    if largest is None or largest.activation_bytes < NOTABLE * left:
+        return []
+    one = f"{format_size(largest.activation_bytes)} {_inside(largest.name)}"
+    if largest.count > 1:
+        one = f"{format_size(largest.activation_bytes)} in each of {largest.name}"
+    were = format_size(change.before_bytes)
+    return [f"Of {were} of activations {format_size(left)} are left at the new peak, {one}."]
+
+
+def _inside(block: str) -> str:
+    if block == NO_MODULE:
+        return "outside the layers, in the model's own forward (its loss, as a rule)"
+    return f"in {block}"
+
+
+def _bytes(estimate: Estimate, category: Category) -> int:
+    return sum(row.bytes for row in estimate.breakdown if row.category is category)
+
+
+def _signed(delta: int) -> str:
+    return f"+{format_size(delta)}" if delta >= 0 else format_size(delta)
+
+
+def _list(texts: Sequence[str]) -> str:
+    if len(texts) < 2:
+        return "".join(texts)
+    return f"{', '.join(texts[:-1])} and {texts[-1]}"

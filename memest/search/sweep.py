@@ -1,0 +1,223 @@
+"""``memest.sweep``: one question over a grid of options, for one model or many."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from memest.errors import ConfigError, MemestError, UnknownModelError
+from memest.options import read_whole
+from memest.search.answer import Unit, answer, in_order, units_of
+from memest.search.grid import Grid, gpus_of, read_grid
+from memest.search.points import Sweep, SweepPoint
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Plan", "available_cores", "plan", "sweep"]
+
+Progress = Callable[[str], None]
+
+
+def sweep(
+    models: str | torch.nn.Module | Sequence[str | torch.nn.Module],
+    grid: Mapping[str, Any] | None = None,
+    *,
+    jobs: int = 1,
+    ray: str | bool | None = None,
+    inputs: Mapping[str, torch.Tensor] | None = None,
+    loss: Callable[[Any, Any], torch.Tensor] | None = None,
+    trust_remote_code: bool = False,
+    progress: Progress | None = None,
+    **options: Any,
+) -> Sweep:
+    """Estimate a model, or several, at every point of a grid of options.
+
+    Args:
+        models: one model or several, each as for :func:`memest.estimate`.
+        grid: options to vary, in any of their spellings, to their values: a list, one value, or
+            text as on the command line (``"1:64:x2"``). The last one runs fastest.
+        jobs: processes of this machine; several need names of models, not live modules, and in a
+            script ``if __name__ == "__main__":`` around the call.
+        ray: answer on a Ray cluster: True or ``"auto"`` for the one this machine is part of,
+            ``"local"`` to start one, or its address.
+        inputs: example inputs by argument name, for models that are no transformers models.
+        loss: ``loss(outputs, batch)`` where the outputs carry none.
+        trust_remote_code: run code that a model's repository brings.
+        progress: called with one line for each longer thing done in this process.
+        **options: what is the same at every point, GPU included; several GPUs become an axis.
+
+    Returns:
+        A point for every combination, in the order of models and axes whatever ran first. A point
+        that cannot be estimated says why and takes no other with it.
+
+    Raises:
+        ConfigError: for an unknown option, a value that no point can have, or too many points.
+        UnknownModelError: for a model that leads nowhere.
+        UnknownGpuError: for a GPU that is not in the catalogue.
+        MissingDependencyError: without torch, or without ray where it was asked for.
+
+    Example:
+        >>> import memest
+        >>> answers = memest.sweep(
+        ...     "prajjwal1/bert-tiny", {"batch": [1, 2], "seq_len": [32, 64]}, gpu="t4", fp16=True
+        ... )
+        >>> [point.verdict.value for point in answers.points]
+        ['fits', 'fits', 'fits', 'fits']
+    """
+    made = plan(
+        models, grid, jobs=jobs, ray=ray, inputs=inputs, loss=loss,
+        trust_remote_code=trust_remote_code, **options,
+    )  # fmt: skip
+    return made.collect(made.points(progress))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A sweep whose words were checked and whose points are not answered yet."""
+
+    labels: tuple[str, ...]
+    grid: Grid
+    units: tuple[Unit, ...]
+    jobs: int | None
+    ray: str | None
+
+    @property
+    def num_points(self) -> int:
+        """Points of all models."""
+        return len(self.labels) * self.grid.num_points
+
+    def points(self, progress: Progress | None = None) -> Generator[SweepPoint, None, None]:
+        """Answer one point after the other, in order.
+
+        Args:
+            progress: told about each longer thing done in this process.
+        """
+        if self.ray is not None:
+            from memest.search.on_ray import answer_on_ray
+
+            found = answer_on_ray(self.units, self.ray, self.jobs)
+            return in_order(found, range(self.num_points))
+        jobs = self.jobs or min(len(self.units), available_cores())
+        units = units_of(self.units, jobs)
+        if min(jobs, len(units)) > 1:
+            from memest.search.workers import answer_in_processes
+
+            return in_order(answer_in_processes(units, jobs), range(self.num_points))
+        return (point for unit in units for point in answer(unit, progress))
+
+    def collect(self, points: Iterable[SweepPoint]) -> Sweep:
+        """The result that all points make."""
+        return Sweep(
+            models=self.labels, axes=self.grid.axes, fixed=self.grid.fixed, points=tuple(points)
+        )
+
+
+def available_cores() -> int:
+    """Cores that this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
+
+
+def plan(
+    models: Any,
+    grid: Mapping[str, Any] | None = None,
+    *,
+    jobs: int | str | None = 1,
+    ray: str | bool | None = None,
+    inputs: Any = None,
+    loss: Any = None,
+    trust_remote_code: bool = False,
+    **options: Any,
+) -> Plan:
+    """Check everything that can be wrong before the first point; arguments as :func:`sweep`.
+
+    Args:
+        models: as for :func:`sweep`.
+        grid: as for :func:`sweep`.
+        jobs: as for :func:`sweep`; None for a process a model, as far as there are cores.
+        ray: as for :func:`sweep`.
+        inputs: as for :func:`sweep`.
+        loss: as for :func:`sweep`.
+        trust_remote_code: as for :func:`sweep`.
+        **options: as for :func:`sweep`.
+    """
+    named = _models(models)
+    live = any(not isinstance(model, str) for model in named)
+    if jobs is not None:
+        jobs = read_whole("--jobs", jobs)
+        if jobs < 1:
+            raise ConfigError(f"--jobs {jobs} is out of range: it must be at least 1.")
+    cluster = _address(ray)
+    if live or inputs is not None or loss is not None:
+        if cluster is not None or (jobs or 1) > 1:
+            raise ConfigError(
+                "live modules, inputs and losses stay in this process: leave out jobs and ray, or "
+                "name the model as package.module:factory."
+            )
+        jobs = 1
+    spanned = read_grid(grid or {}, options, num_models=len(named))
+    _check_gpus(spanned, on_cluster=cluster is not None)
+    for model in named:
+        if isinstance(model, str):
+            _check_model(model, trust_remote_code=trust_remote_code)
+    if cluster is not None:
+        from memest.search.on_ray import check_ray
+
+        check_ray(cluster)
+    labels = tuple(model if isinstance(model, str) else type(model).__name__ for model in named)
+    questions: list[list[Any]] = [[] for _ in named]
+    for question in spanned.questions(len(named)):
+        questions[question.model].append(question)
+    units = tuple(
+        Unit(
+            model=model, label=label, trust_remote_code=trust_remote_code,
+            questions=tuple(asked), inputs=inputs, loss=loss,
+        )
+        for model, label, asked in zip(named, labels, questions, strict=True)
+    )  # fmt: skip
+    return Plan(labels=labels, grid=spanned, units=units, jobs=jobs, ray=cluster)
+
+
+def _models(models: Any) -> list[Any]:
+    # a module may be iterable too (torch.nn.Sequential)
+    given = list(models) if isinstance(models, (list, tuple)) else [models]
+    once: list[Any] = []
+    for model in given:
+        if not any(model is other or (isinstance(model, str) and model == other) for other in once):
+            once.append(model)
+    if not once:
+        raise ConfigError("no model was named: give one or several, for example bert-base-uncased.")
+    return once
+
+
+def _address(ray: str | bool | None) -> str | None:
+    if ray is None or ray is False:
+        return None
+    return "auto" if ray is True else ray
+
+
+def _check_gpus(grid: Grid, *, on_cluster: bool) -> None:
+    from memest.hardware.nvml import resolve_gpu
+
+    for name in gpus_of(grid):
+        if on_cluster and name.strip().lower().startswith("local"):
+            raise ConfigError(
+                f"--gpu {name} is another GPU on every node of a cluster: name the card, for "
+                "example --gpu rtx-4090."
+            )
+        resolve_gpu(name)
+
+
+def _check_model(model: str, *, trust_remote_code: bool) -> None:
+    """Refuse a name that leads nowhere; what is wrong with a file is told by its points."""
+    from memest.models.resolve import resolve_model
+
+    try:
+        resolve_model(model, trust_remote_code=trust_remote_code)
+    except UnknownModelError:
+        raise
+    except MemestError:
+        return

@@ -1,0 +1,262 @@
+"""A sweep arranged for people: the table's rows, the heat map's panels, and the sentences."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+from memest.errors import ConfigError
+from memest.options import find_option
+from memest.report.grid import GridRow, GridTable
+from memest.report.heat import HeatCell, HeatMap, HeatPanel, Mark
+from memest.result import Verdict
+from memest.search.grid import Grid, shown
+from memest.search.points import METRICS, Sweep, SweepPoint
+from memest.units import format_delta, format_size
+
+__all__ = ["check_metric", "failure_notes", "grid_table", "heat_map", "summary"]
+
+_METERS = {
+    "device": "device peak, as nvidia-smi shows it for the process",
+    "allocated": "allocated peak, torch.cuda.max_memory_allocated()",
+    "reserved": "reserved peak, torch.cuda.max_memory_reserved()",
+    "headroom": "headroom, what the run leaves of the GPU",
+}
+_VERDICTS = (
+    (Verdict.FITS, "fits", "fit"),
+    (Verdict.TIGHT, "is tight", "are tight"),
+    (Verdict.DOES_NOT_FIT, "does not fit", "do not fit"),
+)
+
+
+def check_metric(metric: str, *, has_gpu: bool) -> str:
+    """The metric, if it is one and there can be numbers of it.
+
+    Raises:
+        ConfigError: for an unknown metric, or headroom without a GPU.
+    """
+    if metric not in METRICS:
+        raise ConfigError(f"--metric {metric!r} is not known. Legal: {', '.join(METRICS)}.")
+    if metric == "headroom" and not has_gpu:
+        raise ConfigError(
+            "--metric headroom is what a run leaves of a GPU: name one with --gpu, for example "
+            "--gpu rtx-4090."
+        )
+    return metric
+
+
+def _label(name: str) -> str:
+    return find_option(name).flags[0].removeprefix("--")
+
+
+def _text(value: Any) -> str:
+    """A value as people write it."""
+    plain = shown(value)
+    if plain is None:
+        return "left out"
+    if isinstance(plain, bool):
+        return "on" if plain else "off"
+    if isinstance(plain, list):
+        return ", ".join(map(str, plain))
+    return f"{plain:g}" if isinstance(plain, float) else str(plain)
+
+
+def _phrase(name: str, value: Any) -> str:
+    """One option: ``batch 4``, ``fp16``, ``no padded``."""
+    if isinstance(value, bool):
+        return _label(name) if value else f"no {_label(name)}"
+    return f"{_label(name)} {_text(value)}"
+
+
+def _where(sweep: Sweep, point: SweepPoint) -> str:
+    """What tells a point from the others."""
+    names = {axis.name for axis in sweep.axes}
+    model = [point.model] if len(sweep.models) > 1 or not names else []
+    chosen = (_phrase(name, value) for name, value in point.options if name in names)
+    return ", ".join([*model, *chosen])
+
+
+def failure_notes(sweep: Sweep) -> tuple[str, ...]:
+    """Each reason for a point without an answer once, with the first point that has it."""
+    first: dict[str, SweepPoint] = {}
+    count: dict[str, int] = {}
+    for point in sweep.failures:
+        reason = point.error or ""
+        first.setdefault(reason, point)
+        count[reason] = count.get(reason, 0) + 1
+    notes = []
+    for reason, point in first.items():
+        more = count[reason] - 1
+        others = f" (and {more} more point{'s' * (more > 1)})" if more else ""
+        notes.append(f"{_where(sweep, point)}{others}: {reason}")
+    return tuple(notes)
+
+
+def _gpu_names(sweep: Sweep) -> list[str]:
+    return list(dict.fromkeys(p.gpu_name for p in sweep.points if p.gpu_name is not None))
+
+
+def summary(sweep: Sweep) -> str:
+    """The result in one sentence."""
+    num = len(sweep.points)
+    title = _title(sweep)
+    said = f"{num} point{'s' * (num != 1)} of {title}"
+    cards = _gpu_names(sweep)
+    if cards:
+        said += f" on {cards[0]}" if len(cards) == 1 else f" on {len(cards)} GPUs"
+    parts = []
+    for verdict, one, many in _VERDICTS:
+        count = sum(point.verdict is verdict for point in sweep.points)
+        if count:
+            parts.append(f"{count} {one if count == 1 else many}")
+    answered = [p.peak.device_bytes for p in sweep.points if p.peak is not None]
+    if not parts and answered:
+        low, high = format_size(min(answered)), format_size(max(answered))
+        parts.append(f"{low} of GPU memory" if low == high else f"{low} to {high} of GPU memory")
+    if sweep.failures:
+        parts.append(f"{len(sweep.failures)} without an answer")
+    return f"{said}: {', '.join(parts)}." if parts else f"{said}."
+
+
+def _title(sweep: Sweep) -> str:
+    return sweep.models[0] if len(sweep.models) == 1 else f"{len(sweep.models)} models"
+
+
+def _subtitle(sweep: Sweep) -> str:
+    """What is the same at every point."""
+    same = [_phrase(a.name, a.values[0]) for a in sweep.axes if len(a.values) == 1]
+    same += [_phrase(name, value) for name, value in sweep.fixed]
+    return ", ".join(same)
+
+
+def grid_table(sweep: Sweep, metric: str = "device") -> GridTable:
+    """The rows of the table on a terminal."""
+    check_metric(metric, has_gpu=_has_gpu(sweep))
+    varied = [axis for axis in sweep.axes if len(axis.values) > 1]
+    names = {axis.name for axis in varied}
+    several = len(sweep.models) > 1 or not varied
+    rows = []
+    for point in sweep.points:
+        chosen = [_text(value) for name, value in point.options if name in names]
+        rows.append(
+            GridRow(
+                names=tuple([point.model] * several + chosen),
+                allocated_bytes=point.measure("allocated"),
+                reserved_bytes=point.measure("reserved"),
+                device_bytes=point.measure("device"),
+                headroom_bytes=point.headroom_bytes,
+                verdict=point.verdict,
+                measure=point.measure(metric),
+            )
+        )
+    return GridTable(
+        summary=summary(sweep),
+        subtitle=_subtitle(sweep),
+        columns=tuple(["model"] * several + [axis.label for axis in varied]),
+        metric=metric,
+        rows=tuple(rows),
+        notes=failure_notes(sweep),
+    )
+
+
+def _has_gpu(sweep: Sweep) -> bool:
+    return Grid(axes=sweep.axes, fixed=sweep.fixed).has_gpu
+
+
+def _note(sweep: Sweep, point: SweepPoint) -> str:
+    """Everything about one point."""
+    where = _where(sweep, point) or point.model
+    if point.peak is None:
+        return f"{where}: {point.error}"
+    peak = point.peak
+    said = [
+        f"allocated {format_size(peak.allocated_bytes)}",
+        f"reserved {format_size(peak.reserved_bytes)}",
+        f"device {format_size(peak.device_bytes)}",
+    ]
+    if point.headroom_bytes is not None and point.verdict is not None:
+        said.append(f"{point.verdict.value} on {point.gpu_name}")
+        said.append(f"headroom {format_delta(point.headroom_bytes)}")
+    return f"{where}: {', '.join(said)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Way:
+    """One direction in which a sweep varies, and how far apart its neighbours are."""
+
+    label: str
+    names: tuple[str, ...]
+    numeric: bool
+    stride: int
+
+
+_NOWHERE = _Way(label="", names=("",), numeric=False, stride=0)
+
+
+def _ways(sweep: Sweep) -> list[_Way]:
+    """The directions that have more than one value, models first."""
+    found: list[_Way] = []
+    stride = 1
+    for axis in reversed(sweep.axes):
+        if len(axis.values) > 1:
+            numeric = all(isinstance(v, (int, float)) and v is not True for v in axis.values)
+            names = tuple(map(_text, axis.values))
+            found.append(_Way(label=axis.label, names=names, numeric=numeric, stride=stride))
+        stride *= len(axis.values)
+    if len(sweep.models) > 1:
+        found.append(_Way(label="model", names=sweep.models, numeric=False, stride=stride))
+    return found[::-1]
+
+
+def heat_map(sweep: Sweep, metric: str = "device") -> HeatMap:
+    """The panels of a heat map.
+
+    Columns are the last axis of numbers, rows the one before it; where there are fewer than two,
+    the last of the others. What is left makes panels.
+
+    Args:
+        sweep: what to show.
+        metric: ``device``, ``allocated``, ``reserved`` or ``headroom``.
+
+    Raises:
+        ConfigError: for an unknown metric, or headroom without a GPU.
+    """
+    check_metric(metric, has_gpu=_has_gpu(sweep))
+    ways = _ways(sweep)
+    by_rank = [way for way in ways if not way.numeric] + [way for way in ways if way.numeric]
+    column = by_rank.pop() if by_rank else _NOWHERE
+    row = by_rank.pop() if by_rank else _NOWHERE
+    outer = [way for way in ways if way not in (row, column)]
+    panels = []
+    for places in itertools.product(*(range(len(way.names)) for way in outer)):
+        chosen = list(zip(outer, places, strict=True))
+        start = sum(way.stride * place for way, place in chosen)
+        title = ", ".join(f"{way.label} {way.names[place]}" for way, place in chosen)
+        cells = tuple(
+            tuple(
+                _cell(sweep, sweep.points[start + y * row.stride + x * column.stride], metric)
+                for x in range(len(column.names))
+            )
+            for y in range(len(row.names))
+        )
+        panels.append(HeatPanel(title=title, cells=cells))
+    return HeatMap(
+        title=_title(sweep),
+        subtitle=_subtitle(sweep),
+        summary=summary(sweep),
+        metric=_METERS[metric],
+        signed=metric == "headroom",
+        row_label=row.label,
+        row_names=row.names,
+        column_label=column.label,
+        column_names=column.names,
+        panels=tuple(panels),
+        notes=failure_notes(sweep),
+    )
+
+
+def _cell(sweep: Sweep, point: SweepPoint, metric: str) -> HeatCell:
+    return HeatCell(
+        value=point.measure(metric), mark=Mark.of(point.verdict), note=_note(sweep, point)
+    )

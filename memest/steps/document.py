@@ -1,0 +1,358 @@
+"""Families and sizings as JSON: the format of stored step profiles.
+
+Numbers that follow from their neighbours are left out: an allocation is always the next one, so
+only deaths carry a number (how many allocations ago). Reading checks everything that another part
+relies on; what does not check is no document.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import fields
+from itertools import accumulate, pairwise
+from typing import Any
+
+from memest.attention import SdpaCall
+from memest.events import (
+    ALLOC,
+    CALL,
+    CATEGORY_ORDER,
+    FREE,
+    MARK,
+    Mark,
+    Phase,
+    Seam,
+    SeamKind,
+    Trace,
+    Weight,
+)
+from memest.hidden.call import DTYPE_BYTES, OpCall, TensorSpec
+from memest.steps.family import DEGREES, Family, Ref, Table
+from memest.steps.formula import Formula
+from memest.steps.sizing import SIZES, Answer, Rule, Sizing
+
+__all__ = [
+    "FORMAT",
+    "BadDocumentError",
+    "family_from_json",
+    "family_to_json",
+    "sizing_from_json",
+    "sizing_to_json",
+]
+
+FORMAT = 1
+"""Goes up with every change of the format or of what a trace records."""
+
+
+class BadDocumentError(Exception):
+    """Not a document of this format."""
+
+
+def _require(holds: bool, what: str) -> None:
+    if not holds:
+        raise BadDocumentError(what)
+
+
+# -- families -------------------------------------------------------------------------------------
+
+
+def family_to_json(family: Family) -> dict[str, Any]:
+    """The document of a family: plain lists, dicts, numbers and text."""
+    trace = family.skeleton
+    choices = list(dict.fromkeys(trace.attention_choices))
+    order = {choice: index for index, choice in enumerate(choices)}
+    return {
+        "axes": list(family.axes),
+        "moduli": list(family.moduli),
+        "points": [list(point) for point in family.points],
+        "fixed": dict(family.fixed),
+        "tied": family.tied,
+        "formulas": [_formula(f) for f in family.table.formulas],
+        "micro_steps": list(trace.micro_steps),
+        "module_names": trace.module_names,
+        "op_names": trace.op_names,
+        "events": _events(trace),
+        "sizes": trace.sizes,
+        "counts": list(trace.counts),
+        "categories": list(trace.categories),
+        "modules": _steps(trace.modules),
+        "ops": list(trace.ops),
+        "call_of_site": list(trace.call_of_site),
+        "site_modules": _steps(trace.site_modules),
+        "calls": [_call(call) for call in trace.calls],
+        "marks": [[m.phase.value, m.step, m.micro_step] for m in trace.marks],
+        "launches": trace.launches,
+        "seams": [[s.position, s.kind.value, s.step, s.index] for s in trace.seams],
+        "weights": [_weight(weight) for weight in trace.weights],
+        "notes": trace.notes,
+        "attention": [[_fields(call), kind] for call, kind in choices],
+        "attention_order": [order[choice] for choice in trace.attention_choices],
+    }
+
+
+def family_from_json(document: Any) -> Family:
+    """Read a family.
+
+    Raises:
+        BadDocumentError: it is none, or a damaged one.
+    """
+    try:
+        return _family(document)
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
+        raise BadDocumentError(f"{type(error).__name__}: {error}") from error
+
+
+def _family(document: Any) -> Family:
+    axes = tuple(document["axes"])
+    _require(all(axis in DEGREES for axis in axes), "axes")
+    points = tuple(tuple(_whole(v) for v in point) for point in document["points"])
+    moduli = tuple(_whole(v) for v in document["moduli"])
+    _require(bool(points) and all(len(p) == len(axes) for p in points), "points")
+    _require(len(moduli) == len(axes) and all(m > 0 for m in moduli), "moduli")
+    formulas = [_read_formula(f, len(axes)) for f in document["formulas"]]
+    trace = Trace()
+    trace.sizes = [_whole(v) for v in document["sizes"]]
+    trace.counts = tuple(_whole(v) for v in document["counts"])
+    places = len(formulas)
+    _require(all(0 <= v < places for v in (*trace.sizes, *trace.counts)), "sizes")
+    trace.categories = bytearray(document["categories"])
+    trace.module_names = [_text(v) for v in document["module_names"]]
+    trace.op_names = [_text(v) for v in document["op_names"]]
+    trace.modules = array("l", accumulate(document["modules"]))
+    trace.site_modules = array("l", accumulate(document["site_modules"]))
+    trace.ops = array("l", document["ops"])
+    trace.call_of_site = array("l", document["call_of_site"])
+    trace.calls = [_read_call(call, places) for call in document["calls"]]
+    trace.marks = [Mark(Phase(p), _whole(s), _whole(m)) for p, s, m in document["marks"]]
+    trace.launches = [_whole(v) for v in document["launches"]]
+    trace.events = _read_events(document["events"])
+    trace.seams = [
+        Seam(_whole(p), SeamKind(k), _whole(s), _whole(i)) for p, k, s, i in document["seams"]
+    ]
+    trace.micro_steps = tuple(_whole(v) for v in document["micro_steps"])
+    trace.weights = tuple(_read_weight(weight, places) for weight in document["weights"])
+    trace.notes = [_text(v) for v in document["notes"]]
+    choices = [
+        (SdpaCall(**{k: _read_value(v, places) for k, v in call.items()}), _text(kind))
+        for call, kind in document["attention"]
+    ]
+    trace.attention_choices = [choices[_whole(i)] for i in document["attention_order"]]
+    _check(trace)
+    fixed = {_text(k): _whole(v) for k, v in document["fixed"].items()}
+    return Family(Table(axes, formulas), trace, points, moduli, fixed, bool(document["tied"]))
+
+
+def _check(trace: Trace) -> None:
+    """Every number points at something."""
+    count, sites = len(trace.sizes), len(trace.call_of_site)
+    modules, ops = len(trace.module_names), len(trace.op_names)
+    _require(len(trace.categories) == len(trace.modules) == len(trace.ops) == count, "allocations")
+    _require(len(trace.site_modules) == sites, "sites")
+    _require(len(trace.launches) == len(trace.marks), "launches")
+    _require(_within(trace.categories, len(CATEGORY_ORDER)), "categories")
+    _require(_within(trace.modules, modules) and _within(trace.site_modules, modules), "modules")
+    _require(_within(trace.ops, ops) and _within(trace.call_of_site, len(trace.calls)), "ops")
+    born = sum(1 for value in trace.events if value & 3 == ALLOC)
+    called = sum(1 for value in trace.events if value & 3 == CALL)
+    marked = sum(1 for value in trace.events if value & 3 == MARK)
+    _require((born, called, marked) == (count, sites, len(trace.marks)), "events")
+    positions = [seam.position for seam in trace.seams]
+    _require(positions == sorted(positions), "seams")
+    _require(_within(positions, len(trace.events) + 1), "seams")
+
+
+def _within(values: Iterable[int], bound: int) -> bool:
+    return all(0 <= value < bound for value in values)
+
+
+def _events(trace: Trace) -> list[int]:
+    """0 birth, 1 call, 2 mark (each the next one), 3 + n death of what was born n births ago."""
+    out, born = [], 0
+    for value in trace.events:
+        kind = value & 3
+        if kind == FREE:
+            out.append(3 + born - (value >> 2))
+            continue
+        out.append({ALLOC: 0, CALL: 1, MARK: 2}[kind])
+        born += kind == ALLOC
+    return out
+
+
+def _read_events(codes: Sequence[int]) -> array[int]:
+    events = array("q")
+    add = events.append
+    born = called = marked = 0
+    for code in codes:
+        if code == 0:
+            add(born << 2 | ALLOC)
+            born += 1
+        elif code == 1:
+            add(called << 2 | CALL)
+            called += 1
+        elif code == 2:
+            add(marked << 2 | MARK)
+            marked += 1
+        else:
+            index = born + 3 - code
+            if not 0 <= index < born:
+                raise BadDocumentError("events")
+            add(index << 2 | FREE)
+    return events
+
+
+def _steps(values: Sequence[int]) -> list[int]:
+    """Differences between neighbours: short where neighbours are alike."""
+    return [b - a for a, b in pairwise([0, *values])]
+
+
+def _formula(formula: Formula) -> list[Any]:
+    return [formula.divisor, *([n, *exponents] for n, exponents in formula.terms)]
+
+
+def _read_formula(document: Any, num_axes: int) -> Formula:
+    divisor, *terms = document
+    _require(_whole(divisor) > 0, "formula")
+    read = tuple((_whole(n), tuple(_whole(e) for e in exponents)) for n, *exponents in terms)
+    _require(all(len(e) == num_axes and all(0 <= x <= 8 for x in e) for _, e in read), "formula")
+    return Formula(read, divisor)
+
+
+def _call(call: OpCall) -> list[Any]:
+    kwargs = [[name, _value(value)] for name, value in call.kwargs]
+    return [call.op, _value(call.args), kwargs, _value(call.outputs), call.thread]
+
+
+def _read_call(document: Any, places: int) -> OpCall:
+    op, args, kwargs, outputs, thread = document
+    return OpCall(
+        op=_text(op),
+        args=_read_value(args, places),
+        kwargs=tuple((_text(name), _read_value(value, places)) for name, value in kwargs),
+        outputs=_read_value(outputs, places),
+        thread=_text(thread),
+    )
+
+
+def _value(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_value(part) for part in value]
+    if isinstance(value, Ref):
+        return {"n": value.number}
+    if isinstance(value, TensorSpec):
+        out = {"shape": _value(value.shape), "stride": _value(value.stride), "dtype": value.dtype}
+        return {**out, "host": True} if value.on_host else out
+    return value
+
+
+def _read_value(document: Any, places: int) -> Any:
+    if isinstance(document, list):
+        return tuple([_read_value(part, places) for part in document])
+    if isinstance(document, dict):
+        if "n" in document:
+            _require(0 <= _whole(document["n"]) < places, "number")
+            return Ref(document["n"])
+        _require(document["dtype"] in DTYPE_BYTES, "dtype")
+        return TensorSpec(
+            _read_value(document["shape"], places),
+            _read_value(document["stride"], places),
+            document["dtype"],
+            bool(document.get("host", False)),
+        )
+    _require(document is None or isinstance(document, (bool, int, float, str)), "value")
+    return document
+
+
+def _fields(call: SdpaCall) -> dict[str, Any]:
+    return {field.name: _value(getattr(call, field.name)) for field in fields(call)}
+
+
+def _weight(weight: Weight) -> list[Any]:
+    flags = weight.trains | weight.decays << 1 | weight.has_grad << 2
+    return [weight.name, _value(weight.shape), _value(weight.stride), weight.dtype, flags]
+
+
+def _read_weight(document: Any, places: int) -> Weight:
+    name, shape, stride, dtype, flags = document
+    _require(dtype in DTYPE_BYTES and 0 <= _whole(flags) < 8, "weight")
+    return Weight(
+        _text(name), _read_value(shape, places), _read_value(stride, places), dtype,
+        trains=bool(flags & 1), decays=bool(flags & 2), has_grad=bool(flags & 4),
+    )  # fmt: skip
+
+
+def _whole(value: Any) -> int:
+    _require(isinstance(value, int) and not isinstance(value, bool), "whole number")
+    number: int = value
+    return number
+
+
+def _text(value: Any) -> str:
+    _require(isinstance(value, str), "text")
+    text: str = value
+    return text
+
+
+# -- sizings --------------------------------------------------------------------------------------
+
+
+def sizing_to_json(sizing: Sizing) -> dict[str, Any]:
+    """The document of a sizing."""
+    return {
+        "exact": [
+            [[list(pair) for pair in asked], dict(answer.taken), list(answer.notes)]
+            for asked, answer in sizing.exact.items()
+        ],
+        "rules": [
+            {
+                "names": list(rule.names),
+                "lows": list(rule.lows),
+                "highs": list(rule.highs),
+                "moduli": list(rule.moduli),
+                "taken": [[name, _formula(formula)] for name, formula in rule.taken],
+                "texts": list(rule.texts),
+                "numbers": [[_formula(f) for f in formulas] for formulas in rule.numbers],
+            }
+            for rule in sizing.rules
+        ],
+    }
+
+
+def sizing_from_json(document: Any) -> Sizing:
+    """Read a sizing.
+
+    Raises:
+        BadDocumentError: it is none, or a damaged one.
+    """
+    try:
+        exact = {
+            tuple((_size(name), value) for name, value in asked): Answer(
+                {_size(name): value for name, value in taken.items()},
+                tuple(_text(note) for note in notes),
+            )
+            for asked, taken, notes in document["exact"]
+        }
+        return Sizing(exact, [_read_rule(rule) for rule in document["rules"]])
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        raise BadDocumentError(f"{type(error).__name__}: {error}") from error
+
+
+def _read_rule(document: Any) -> Rule:
+    names = tuple(_size(name) for name in document["names"])
+    count = len(names)
+    lows, highs, moduli = (
+        tuple(_whole(v) for v in document[key]) for key in ("lows", "highs", "moduli")
+    )
+    _require(len(lows) == len(highs) == len(moduli) == count and all(m > 0 for m in moduli), "rule")
+    texts = tuple(_text(text) for text in document["texts"])
+    numbers = tuple(
+        tuple(_read_formula(f, count) for f in formulas) for formulas in document["numbers"]
+    )
+    _require(len(texts) == len(numbers), "rule")
+    taken = tuple((_size(name), _read_formula(f, count)) for name, f in document["taken"])
+    return Rule(names, lows, highs, moduli, taken, texts, numbers)
+
+
+def _size(name: Any) -> str:
+    _require(name in SIZES, "size")
+    return _text(name)

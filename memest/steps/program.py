@@ -1,0 +1,68 @@
+"""A family of micro-steps and the updates that go with it, ready to be run for any sizes."""
+
+from __future__ import annotations
+
+from memest.hidden.call import GpuTraits
+from memest.hidden.registry import hidden_allocations
+from memest.steps.compose import Pieces, splice
+from memest.steps.family import Family, Point
+from memest.steps.stream import Course, Shape, Stream, lay_out, shape_of, slack_of
+
+__all__ = ["Program"]
+
+_MAX_COURSES = 32
+
+
+class Program:
+    """Composes streams of one structure; what only depends on the structure is kept.
+
+    Args:
+        micro_steps: the family of the micro-steps.
+        updates: the family of clipping and optimizer, of no axes; None where no optimizer runs.
+
+    Raises:
+        TraceError: the steps cannot be composed.
+    """
+
+    def __init__(self, micro_steps: Family, updates: Family | None) -> None:
+        self.micro_steps = micro_steps
+        self._updates = updates
+        self._own = len(micro_steps.table.formulas)
+        self.trace = splice(
+            micro_steps.skeleton, None if updates is None else updates.skeleton, self._own
+        )
+        self.pieces = Pieces(self.trace)
+        self._later = [] if updates is None else updates.numbers_at(())
+        self._later_calls = [] if updates is None else updates.calls_at(self._later)
+        self._courses: dict[tuple[int, int, Shape], Course] = {}
+
+    def stream(self, point: Point, gpu: GpuTraits, *, num_steps: int, grad_accum: int) -> Stream:
+        """The stream of a run.
+
+        Args:
+            point: sizes that the family covers.
+            gpu: decides workspaces.
+            num_steps: optimizer steps.
+            grad_accum: micro-steps of each.
+        """
+        numbers = self.micro_steps.numbers_at(point)
+        calls = [*self.micro_steps.calls_at(numbers), *self._later_calls]
+        hidden = [hidden_allocations(call, gpu) for call in calls]
+        course = self.course(shape_of(hidden), num_steps, grad_accum)
+        table = [*numbers, *self._later, *(h.nbytes for found in hidden for h in found)]
+        sizes = list(map(table.__getitem__, course.places))
+        return Stream.of(course, sizes, slack_of(hidden))
+
+    def course(self, shape: Shape, num_steps: int, grad_accum: int) -> Course:
+        """The course for these workspaces, laid out once."""
+        key = num_steps, grad_accum, shape
+        course = self._courses.get(key)
+        if course is None:
+            course = lay_out(
+                self.trace, shape, self._own + len(self._later), num_steps=num_steps,
+                grad_accum=grad_accum, pieces=self.pieces,
+            )  # fmt: skip
+            if len(self._courses) >= _MAX_COURSES:
+                self._courses.pop(next(iter(self._courses)))
+            self._courses[key] = course
+        return course

@@ -1,0 +1,263 @@
+"""Step profiles on disk: a folder of small documents that many processes share.
+
+Every document is one gzip file of two lines of JSON, a head and the content, named by what it is
+and kept in a folder named by the digest of its key. It is written beside its place and renamed, so
+a reader sees all of it or nothing; it carries a digest of its content, so what was cut short,
+changed or put there by others is not believed but made anew. The folder has a size limit: what was
+used longest ago goes first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import hashlib
+import json
+import os
+import shutil
+import sys
+import tempfile
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from memest.errors import ConfigError
+from memest.units import MIB, parse_size
+
+__all__ = ["Entry", "Store", "cache_folder", "digest_of"]
+
+KIND = "memest step profile"
+VERSION = 1
+DEFAULT_LIMIT = 512 * MIB
+_SUFFIX = ".json.gz"
+_KEY = "key"
+
+
+def cache_folder() -> Path:
+    """Where step profiles are kept: ``MEMEST_CACHE``, else the platform's cache folder."""
+    chosen = os.environ.get("MEMEST_CACHE")
+    if chosen:
+        return Path(chosen).expanduser()
+    if sys.platform == "win32":
+        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+        return base / "memest" / "cache"
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "memest"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "memest"
+
+
+def size_limit() -> int:
+    """How many bytes the folder may hold: ``MEMEST_CACHE_LIMIT``, else 512 MiB.
+
+    Raises:
+        ConfigError: the variable is no size.
+    """
+    text = os.environ.get("MEMEST_CACHE_LIMIT")
+    if not text:
+        return DEFAULT_LIMIT
+    try:
+        return parse_size(text)
+    except ConfigError as error:
+        raise ConfigError(f"MEMEST_CACHE_LIMIT: {error}") from None
+
+
+def digest_of(key: Any) -> str:
+    """The name of a key: plain JSON values in, 32 hexadecimal digits out."""
+    text = json.dumps(key, sort_keys=True, separators=(",", ":"), default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One key of the store.
+
+    Attributes:
+        digest: name of its folder.
+        key: what the documents are for; empty if it cannot be read.
+        documents: how many there are.
+        bytes: on disk.
+        used: when it was last written or read, in seconds since 1970.
+    """
+
+    digest: str
+    key: dict[str, Any]
+    documents: int
+    bytes: int
+    used: float
+
+
+class Store:
+    """A folder of documents.
+
+    Nothing that goes wrong here stops an estimate: a folder that cannot be written is not written.
+
+    Args:
+        folder: the cache folder, made when first written to; None keeps nothing.
+        read_only: only read, as from the profiles that come with the package.
+    """
+
+    def __init__(self, folder: Path | None, *, read_only: bool = False) -> None:
+        self.folder = folder
+        self._read_only = read_only
+
+    def read(self, digest: str, prefix: str) -> Iterator[tuple[str, Any]]:
+        """The (name, content) of a key's documents whose names begin so, in order of name.
+
+        Args:
+            digest: of the key.
+            prefix: of the names.
+        """
+        if self.folder is None:
+            return
+        place = self.folder / digest
+        names = sorted(
+            path.name for path in _files(place)
+            if path.name.startswith(prefix) and path.name.endswith(_SUFFIX)
+        )  # fmt: skip
+        for name in names:
+            content = self._load(place / name)
+            if content is not None:
+                yield name.removesuffix(_SUFFIX), content
+
+    def write(self, digest: str, name: str, content: Any, key: Any = None) -> None:
+        """Keep a document.
+
+        Args:
+            digest: of the key.
+            name: of the document, letters, digits, ``-`` and ``_``.
+            content: plain JSON values.
+            key: kept beside it, for people to read.
+        """
+        if self.folder is None or self._read_only:
+            return
+        place = self.folder / digest
+        try:
+            place.mkdir(parents=True, exist_ok=True)
+            if key is not None and not (place / f"{_KEY}{_SUFFIX}").exists():
+                _write(place / f"{_KEY}{_SUFFIX}", key)
+            _write(place / f"{name}{_SUFFIX}", content)
+            self._prune(keep=digest)
+        except OSError:
+            return
+
+    def forget(self, digest: str, name: str) -> None:
+        """Drop a document that turned out to be none."""
+        if self.folder is not None and not self._read_only:
+            with contextlib.suppress(OSError):
+                (self.folder / digest / f"{name}{_SUFFIX}").unlink()
+
+    def entries(self) -> list[Entry]:
+        """Everything that is kept, used last first."""
+        found = []
+        for place in self._places():
+            files = [f for f in _files(place) if f.name.endswith(_SUFFIX)]
+            if not files:
+                continue
+            stats = [s for f in files if (s := _stat(f)) is not None]
+            key = self._load(place / f"{_KEY}{_SUFFIX}")
+            found.append(
+                Entry(
+                    digest=place.name,
+                    key=key if isinstance(key, dict) else {},
+                    documents=sum(1 for f in files if not f.name.startswith(f"{_KEY}.")),
+                    bytes=sum(s.st_size for s in stats),
+                    used=max((s.st_mtime for s in stats), default=0.0),
+                )
+            )
+        return sorted(found, key=lambda entry: -entry.used)
+
+    def clear(self) -> int:
+        """Drop everything; returns the bytes that were freed."""
+        freed = 0
+        for place in self._places():
+            freed += sum(s.st_size for f in _files(place) if (s := _stat(f)) is not None)
+            shutil.rmtree(place, ignore_errors=True)
+        return freed
+
+    def _places(self) -> list[Path]:
+        """The folders of keys. Others that somebody put there are none of ours."""
+        if self.folder is None:
+            return []
+        try:
+            found = sorted(self.folder.iterdir())
+        except OSError:
+            return []
+        return [
+            place for place in found
+            if len(place.name) == 32 and set(place.name) <= set("0123456789abcdef")
+            and place.is_dir()
+        ]  # fmt: skip
+
+    def _load(self, path: Path) -> Any:
+        """The content of a file; None, and the file gone, where it is not what it should be."""
+        try:
+            raw = path.read_bytes()
+        except OSError:
+            return None
+        content = None
+        try:
+            head, _, body = gzip.decompress(raw).partition(b"\n")
+            document = json.loads(head)
+            good = document["kind"] == KIND and document["version"] == VERSION
+            good = good and document["sha256"] == hashlib.sha256(body).hexdigest()
+            if good:
+                content = json.loads(body)
+        except (OSError, EOFError, ValueError, KeyError, TypeError, zlib.error, RecursionError):
+            good = False
+        if good:
+            if not self._read_only:
+                with contextlib.suppress(OSError):
+                    os.utime(path)
+            return content
+        if not self._read_only:
+            with contextlib.suppress(OSError):
+                path.unlink()
+        return None
+
+    def _prune(self, keep: str) -> None:
+        """Let go of what was used longest ago until the limit holds."""
+        limit = size_limit()
+        entries = self.entries() if self._total() > limit else []
+        total = sum(entry.bytes for entry in entries)
+        for entry in reversed(entries):
+            if total <= limit:
+                break
+            if entry.digest != keep and self.folder is not None:
+                shutil.rmtree(self.folder / entry.digest, ignore_errors=True)
+                total -= entry.bytes
+
+    def _total(self) -> int:
+        sizes = (s.st_size for p in self._places() for f in _files(p) if (s := _stat(f)))
+        return sum(sizes)
+
+
+def _files(place: Path) -> list[Path]:
+    try:
+        return list(place.iterdir())
+    except OSError:
+        return []
+
+
+def _stat(path: Path) -> os.stat_result | None:
+    try:
+        return path.stat()
+    except OSError:
+        return None
+
+
+def _write(path: Path, content: Any) -> None:
+    body = json.dumps(content, separators=(",", ":")).encode()
+    head = {"kind": KIND, "version": VERSION, "sha256": hashlib.sha256(body).hexdigest()}
+    handle, name = tempfile.mkstemp(prefix=".", suffix=".part", dir=path.parent)
+    part = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            # no time stamp: the same document is the same file
+            file.write(gzip.compress(json.dumps(head).encode() + b"\n" + body, 6, mtime=0))
+        part.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            part.unlink()
+        raise
