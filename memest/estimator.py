@@ -151,7 +151,7 @@ def answer(
     conf = parse_alloc_conf(setup.alloc_conf)
     replays = Replays(conf)
     stream = found.stream
-    result = replays.of(stream)
+    result = replays.of(stream, curve=True)
     alive = alive_at_peak(stream, result)
     rows = breakdown(stream, result, alive)
     device = result.peak_reserved_bytes + main.context.expected_bytes

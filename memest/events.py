@@ -32,6 +32,7 @@ __all__ = [
     "MARK",
     "Category",
     "Chain",
+    "Chains",
     "Mark",
     "Part",
     "Phase",
@@ -187,6 +188,19 @@ class Chain:
     length: int
     count: int
     parts: list[Part] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Chains:
+    """All chains of a stream, and what a replay wants to remember about the stream's structure.
+
+    Attributes:
+        parts: the chains.
+        memo: filled by replays; streams that differ in nothing but sizes share it.
+    """
+
+    parts: list[Chain] = field(default_factory=list)
+    memo: dict[Any, Any] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

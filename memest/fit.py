@@ -159,15 +159,16 @@ class Replays:
     conf: AllocatorConf
     _done: dict[tuple[int, tuple[int, ...]], Replay] = field(default_factory=dict)
 
-    def of(self, stream: Stream) -> Replay:
-        """The replay of a stream, with curves."""
+    def of(self, stream: Stream, *, curve: bool = False) -> Replay:
+        """The replay of a stream."""
         # the events are those of a course, which its program keeps
         key = id(stream.events), tuple(stream.sizes)
         known = self._done.get(key)
-        if known is None:
+        if known is None or (curve and known.allocated_curve is None):
             known = self._done[key] = replay(
-                stream.events, stream.sizes, self.conf, curve=True, chains=stream.chains
-            )
+                stream.events, stream.sizes, self.conf, curve=curve, chains=stream.chains,
+                requested=False,
+            )  # fmt: skip
         return known
 
 
@@ -216,7 +217,9 @@ class Search:
         known = self.tried.get(size)
         if known is None:
             card, stream = self._card, self._stream_at(size)
-            result = replay(stream.events, stream.sizes, self._conf, chains=stream.chains)
+            result = replay(
+                stream.events, stream.sizes, self._conf, chains=stream.chains, requested=False
+            )
             expected = card.context.expected_bytes
             known = self.tried[size] = Tried(
                 size=size,

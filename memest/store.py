@@ -26,7 +26,7 @@ from typing import Any
 from memest.errors import ConfigError
 from memest.units import MIB, parse_size
 
-__all__ = ["Entry", "Store", "cache_folder", "digest_of"]
+__all__ = ["Document", "Entry", "Store", "cache_folder", "digest_of", "size_limit"]
 
 KIND = "memest step profile"
 VERSION = 1
@@ -88,6 +88,25 @@ class Entry:
     used: float
 
 
+@dataclass(slots=True)
+class Document:
+    """A document that was found whole.
+
+    Attributes:
+        name: of it.
+        about: what was said of it when it was written, to be read before the content.
+    """
+
+    name: str
+    about: Any
+    _body: bytes
+
+    @property
+    def content(self) -> Any:
+        """The content: plain JSON values."""
+        return json.loads(self._body)
+
+
 class Store:
     """A folder of documents.
 
@@ -102,8 +121,8 @@ class Store:
         self.folder = folder
         self._read_only = read_only
 
-    def read(self, digest: str, prefix: str) -> Iterator[tuple[str, Any]]:
-        """The (name, content) of a key's documents whose names begin so, in order of name.
+    def read(self, digest: str, prefix: str) -> Iterator[Document]:
+        """A key's documents whose names begin so, in order of name.
 
         Args:
             digest: of the key.
@@ -117,11 +136,13 @@ class Store:
             if path.name.startswith(prefix) and path.name.endswith(_SUFFIX)
         )  # fmt: skip
         for name in names:
-            content = self._load(place / name)
-            if content is not None:
-                yield name.removesuffix(_SUFFIX), content
+            found = self._load(place / name)
+            if found is not None:
+                yield found
 
-    def write(self, digest: str, name: str, content: Any, key: Any = None) -> None:
+    def write(
+        self, digest: str, name: str, content: Any, key: Any = None, about: Any = None
+    ) -> None:
         """Keep a document.
 
         Args:
@@ -129,6 +150,7 @@ class Store:
             name: of the document, letters, digits, ``-`` and ``_``.
             content: plain JSON values.
             key: kept beside it, for people to read.
+            about: see :class:`Document`.
         """
         if self.folder is None or self._read_only:
             return
@@ -136,8 +158,8 @@ class Store:
         try:
             place.mkdir(parents=True, exist_ok=True)
             if key is not None and not (place / f"{_KEY}{_SUFFIX}").exists():
-                _write(place / f"{_KEY}{_SUFFIX}", key)
-            _write(place / f"{name}{_SUFFIX}", content)
+                _write(place / f"{_KEY}{_SUFFIX}", key, None)
+            _write(place / f"{name}{_SUFFIX}", content, about)
             self._prune(keep=digest)
         except OSError:
             return
@@ -156,7 +178,8 @@ class Store:
             if not files:
                 continue
             stats = [s for f in files if (s := _stat(f)) is not None]
-            key = self._load(place / f"{_KEY}{_SUFFIX}")
+            document = self._load(place / f"{_KEY}{_SUFFIX}")
+            key = None if document is None else document.content
             found.append(
                 Entry(
                     digest=place.name,
@@ -190,31 +213,28 @@ class Store:
             and place.is_dir()
         ]  # fmt: skip
 
-    def _load(self, path: Path) -> Any:
-        """The content of a file; None, and the file gone, where it is not what it should be."""
+    def _load(self, path: Path) -> Document | None:
+        """A file's document; None, and the file gone, where it is not what it should be."""
         try:
             raw = path.read_bytes()
         except OSError:
             return None
-        content = None
+        found = None
         try:
-            head, _, body = gzip.decompress(raw).partition(b"\n")
-            document = json.loads(head)
-            good = document["kind"] == KIND and document["version"] == VERSION
-            good = good and document["sha256"] == hashlib.sha256(body).hexdigest()
-            if good:
-                content = json.loads(body)
+            head_line, _, body = gzip.decompress(raw).partition(b"\n")
+            head = json.loads(head_line)
+            expected = _head(path, body, head["about"])
+            if head == expected:
+                found = Document(head["name"], head["about"], body)
         except (OSError, EOFError, ValueError, KeyError, TypeError, zlib.error, RecursionError):
-            good = False
-        if good:
-            if not self._read_only:
-                with contextlib.suppress(OSError):
-                    os.utime(path)
-            return content
+            found = None
         if not self._read_only:
             with contextlib.suppress(OSError):
-                path.unlink()
-        return None
+                if found is None:
+                    path.unlink()
+                else:
+                    os.utime(path)
+        return found
 
     def _prune(self, keep: str) -> None:
         """Let go of what was used longest ago until the limit holds."""
@@ -247,9 +267,21 @@ def _stat(path: Path) -> os.stat_result | None:
         return None
 
 
-def _write(path: Path, content: Any) -> None:
+def _head(path: Path, body: bytes, about: Any) -> dict[str, Any]:
+    """What the first line says: what the document is, where it belongs, what its content is."""
+    return {
+        "kind": KIND,
+        "version": VERSION,
+        "of": path.parent.name,
+        "name": path.name.removesuffix(_SUFFIX),
+        "about": about,
+        "sha256": hashlib.sha256(body).hexdigest(),
+    }
+
+
+def _write(path: Path, content: Any, about: Any) -> None:
     body = json.dumps(content, separators=(",", ":")).encode()
-    head = {"kind": KIND, "version": VERSION, "sha256": hashlib.sha256(body).hexdigest()}
+    head = json.loads(json.dumps(_head(path, body, about)))
     handle, name = tempfile.mkstemp(prefix=".", suffix=".part", dir=path.parent)
     part = Path(name)
     try:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from memest.attention import check_flash_gpu, choose_backend
 from memest.errors import ConfigError, MemestError, MissingDependencyError
-from memest.events import Trace
+from memest.events import Trace, Weight
 from memest.growth import grow, range_of
 from memest.hidden.call import GpuTraits
 from memest.result import ModelFacts
@@ -27,15 +27,17 @@ from memest.steps.document import (
     BadDocumentError,
     family_from_json,
     family_to_json,
+    reach_from_json,
+    reach_to_json,
     sizing_from_json,
     sizing_to_json,
 )
-from memest.steps.family import Family, Point, alone
+from memest.steps.family import DEGREES, Family, Point, Reach, alone
 from memest.steps.formula import NoFormulaError
 from memest.steps.program import Program
 from memest.steps.sizing import Answer, Sizing, asked_sizes, milliseconds
 from memest.steps.stream import Stream
-from memest.store import Store, cache_folder, digest_of
+from memest.store import Document, Store, cache_folder, digest_of
 
 if TYPE_CHECKING:
     from memest.models.resolve import ModelSource
@@ -80,6 +82,15 @@ def default_stores() -> tuple[Store, ...]:
     return (Store(cache_folder()),)
 
 
+@dataclass(frozen=True, slots=True)
+class _Shelved:
+    """A stored family: where it holds, and how to get it."""
+
+    reach: Reach
+    store: Store
+    document: Document
+
+
 @dataclass(slots=True)
 class _Steps:
     """What is known of one model under the part of a setup that changes its traces.
@@ -91,6 +102,7 @@ class _Steps:
         cards: by the image size that was asked for.
         sizing: what the model makes of sizes.
         families: of micro-steps.
+        shelf: families in the store that were not read yet.
         runs: models that were built, by the image size that was asked for.
         barren: where a family was looked for and there is none.
     """
@@ -101,6 +113,7 @@ class _Steps:
     cards: dict[int | None, Card] = field(default_factory=dict)
     sizing: Sizing = field(default_factory=Sizing)
     families: list[Family] = field(default_factory=list)
+    shelf: list[_Shelved] = field(default_factory=list)
     runs: dict[int | None, Any] = field(default_factory=dict)
     barren: set[str] = field(default_factory=set)
 
@@ -168,6 +181,7 @@ class Tracer:
         self._stores = tuple(default_stores() if stores is None else stores)
         self._known: dict[Setup, _Steps] = {}
         self._updates: dict[str, Family] = {}
+        self._weights: dict[tuple[int, Point | None], tuple[Family, tuple[Weight, ...], str]] = {}
         self._programs: dict[tuple[int, str], tuple[Family, Program]] = {}
         self.traces_made = 0
 
@@ -277,19 +291,37 @@ class Tracer:
 
     def _load(self, steps: _Steps) -> None:
         for store in self._stores:
-            for name, document in store.read(steps.digest, "model"):
+            for document in store.read(steps.digest, "model"):
                 try:
-                    cards = {_image(text): Card.from_json(card) for text, card in document["cards"]}
-                    steps.sizing = sizing_from_json(document["sizing"])
-                    steps.cards.update(cards)
-                    steps.barren.update(map(str, document["barren"]))
+                    content = document.content
+                    cards = {_image(size): Card.from_json(card) for size, card in content["cards"]}
+                    sizing = sizing_from_json(content["sizing"])
+                    barren = set(map(str, content["barren"]))
                 except (BadDocumentError, KeyError, TypeError, ValueError):
-                    store.forget(steps.digest, name)
-            for name, document in store.read(steps.digest, "steps"):
+                    store.forget(steps.digest, document.name)
+                    continue
+                steps.cards.update(cards)
+                steps.sizing.exact.update(sizing.exact)
+                steps.sizing.rules.extend(sizing.rules)
+                steps.barren.update(barren)
+            for document in store.read(steps.digest, "steps"):
                 try:
-                    steps.families.append(family_from_json(document))
+                    reach = reach_from_json(document.about)
                 except BadDocumentError:
-                    store.forget(steps.digest, name)
+                    store.forget(steps.digest, document.name)
+                    continue
+                steps.shelf.append(_Shelved(reach, store, document))
+
+    def _taken(self, steps: _Steps, wanted: Callable[[Reach], bool]) -> None:
+        """Read the families on the shelf that are wanted."""
+        for shelved in list(steps.shelf):
+            if not wanted(shelved.reach):
+                continue
+            steps.shelf.remove(shelved)
+            try:
+                steps.families.append(family_from_json(shelved.document.content))
+            except (BadDocumentError, ValueError):
+                shelved.store.forget(steps.digest, shelved.document.name)
 
     def _save_model(self, steps: _Steps) -> None:
         if steps.digest:
@@ -310,10 +342,13 @@ class Tracer:
                     self._stores[0].forget(steps.digest, _family_name(old))
         steps.families.append(family)
         if steps.digest:
-            content = family_to_json(family)
-            self._stores[0].write(steps.digest, _family_name(family), content, steps.key)
+            self._stores[0].write(
+                steps.digest, _family_name(family), family_to_json(family), steps.key,
+                about=reach_to_json(family.reach),
+            )  # fmt: skip
 
     def _held(self, steps: _Steps, sizes: Sizes, gpu: GpuTraits) -> tuple[Family, Point] | None:
+        self._taken(steps, lambda reach: reach.point_of(sizes) is not None)
         best = None
         for family in steps.families:
             point = family.point_of(sizes)
@@ -405,6 +440,7 @@ class Tracer:
             family = alone(self._traced(steps, asked, setup, gpu), sizes)
             self._keep(steps, family)
             held = family, ()
+        self._taken(steps, lambda _: True)
         near = [f for f in steps.families if _chosen_like(f, held[0])]
         axes = _worth_varying(near, sizes, vary, own=held[0])
         while axes:
@@ -486,14 +522,13 @@ class Tracer:
         self, family: Family, point: Point, setup: Setup, gpu: GpuTraits
     ) -> tuple[str, Family]:
         """Clipping and optimizer for these weights."""
-        weights = family.weights_at(family.numbers_at(point))
+        weights, weights_digest = self._weights_of(family, point)
         key = {
             "format": FORMAT,
             "code": _fingerprint(),
             "torch": _exact_version("torch"),
             "transformers": _exact_version("transformers") if "adafactor" in setup.optim else "",
-            "weights": [[w.name, w.shape, w.stride, w.dtype, w.trains, w.decays, w.has_grad]
-                        for w in weights],
+            "weights": weights_digest,
             "setup": {name: str(getattr(setup, name)) for name in _UPDATE_FIELDS},
             "scaled": setup.precision == "fp16",
             "for_torch": list(gpu.torch),
@@ -513,18 +548,31 @@ class Tracer:
             self._say(f"tracing {setup.optim}")
             known = alone(trace_updates(weights, setup, gpu), {})
             if self._source is not None and self._key(_structure(setup)) is not None:
-                del key["weights"]
                 self._stores[0].write(name, "updates", family_to_json(known), key)
         self._updates[name] = known
         return name, known
 
+    def _weights_of(self, family: Family, point: Point) -> tuple[tuple[Weight, ...], str]:
+        """The weights at a point, and a digest of them."""
+        # mostly no size of the batch changes them, and one digest serves all points
+        key = id(family), point if family.weights_vary else None
+        known = self._weights.get(key)
+        if known is None:
+            weights = family.weights_at(family.numbers_at(point))
+            rows = [
+                [w.name, w.shape, w.stride, w.dtype, w.trains, w.decays, w.has_grad]
+                for w in weights
+            ]
+            known = self._weights[key] = family, weights, digest_of(rows)
+        return known[1], known[2]
+
     def _stored_updates(self, name: str) -> Family | None:
         for store in self._stores:
-            for title, document in store.read(name, "updates"):
+            for document in store.read(name, "updates"):
                 try:
-                    return family_from_json(document)
-                except BadDocumentError:
-                    store.forget(name, title)
+                    return family_from_json(document.content)
+                except (BadDocumentError, ValueError):
+                    store.forget(name, document.name)
         return None
 
     def _say(self, text: str) -> None:

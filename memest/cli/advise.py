@@ -6,8 +6,9 @@ from typing import Annotated, Any, Optional
 
 import typer
 
+from memest.cli.answering import silenced
 from memest.cli.console import Output, write_out
-from memest.cli.estimate import ModelArgument, silenced
+from memest.cli.estimate import ModelArgument
 from memest.cli.parameters import (
     AsciiFlag,
     DebugFlag,

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Optional
 
 import typer
 
+from memest.cli.answering import silenced
 from memest.cli.console import Output, write_out
-from memest.cli.estimate import silenced
 from memest.cli.parameters import (
     AsciiFlag,
     DebugFlag,

@@ -1,4 +1,4 @@
-"""The command ``memest``: commands put together, errors turned into exit codes.
+"""The command ``memest``: what was typed runs, errors turn into exit codes.
 
 Exit codes: 0 done (for ``fits``: it fits), 1 failure, 2 wrong usage, 3 tight, 4 does not fit,
 5 unknown model or GPU, 6 missing package, 130 interrupted, 141 reader of a pipe gone.
@@ -12,63 +12,17 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-from memest.cli.advise import advise
 from memest.cli.argv import closest_flags, normalise
-from memest.cli.compare import compare
-from memest.cli.console import PipeClosedError, emit, write_out
-from memest.cli.env import env
-from memest.cli.estimate import estimate, fits
-from memest.cli.gpus import gpus
-from memest.cli.models import models
-from memest.cli.replay import replay
-from memest.cli.sweep import sweep
+from memest.cli.console import PipeClosedError, emit
+from memest.cli.quick import quick
 from memest.errors import MemestError
 
-__all__ = ["build", "run"]
+__all__ = ["run"]
 
 _ESTIMATING = (" estimate", " fits", " sweep", " compare", " advise")
 _FAILURE, _USAGE, _MISSING, _INTERRUPTED, _BROKEN_PIPE = 1, 2, 6, 130, 141
-
-
-def _show_version(value: bool) -> None:
-    if value:
-        from importlib.metadata import version
-
-        write_out(f"memest {version('memest')}\n")
-        raise typer.Exit(0)
-
-
-def _root(
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version",
-            metavar="",
-            callback=_show_version,
-            is_eager=True,
-            help="Version of memest.",
-        ),
-    ] = False,
-) -> None:
-    """How much GPU memory a PyTorch training run will take, before it runs."""
-
-
-def build() -> Any:
-    """The command as Typer makes it."""
-    app = typer.Typer(
-        name="memest",
-        rich_markup_mode="rich",
-        pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"]},
-    )
-    app.callback()(_root)
-    for function in (estimate, fits, compare, advise, sweep, replay, models, gpus, env):
-        app.command()(function)
-    return typer.main.get_command(app)
 
 
 def _explain_usage(error: Any) -> str:
@@ -167,9 +121,15 @@ def run(argv: Sequence[str] | None = None) -> int:
         if reconfigure is not None:
             # a path or a name may hold what the terminal's encoding has not
             reconfigure(errors="backslashreplace")
-    return _guarded(
-        lambda: build().main(
-            args=normalise(given) or ["--help"], prog_name="memest", standalone_mode=False
-        ),
-        debug="--debug" in before,
-    )
+    return _guarded(lambda: _run(given), debug="--debug" in before)
+
+
+def _run(given: Sequence[str]) -> Any:
+    """The common questions at once, everything else by way of Typer."""
+    words = normalise(given)
+    asked = quick(words)
+    if asked is not None:
+        return asked()
+    from memest.cli.commands import build
+
+    return build().main(args=words or ["--help"], prog_name="memest", standalone_mode=False)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
+from memest.cli.answering import silenced
 from memest.cli.console import Output, emit, write_out
-from memest.cli.estimate import silenced
 from memest.cli.parameters import (
     AsciiFlag,
     DebugFlag,

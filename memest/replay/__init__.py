@@ -7,13 +7,18 @@ recording made by ``torch.cuda.memory._dump_snapshot``.
 
 from __future__ import annotations
 
-from memest.replay.allocator import CachingAllocator, EventPolicy
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from memest.replay.conf import AllocatorConf, parse_alloc_conf
-from memest.replay.oom import OutOfMemory
 from memest.replay.replay import Replay, replay
-from memest.replay.retrace import SnapshotReplay, replay_snapshot
 from memest.replay.sizes import alloc_size, round_size
-from memest.replay.snapshot import Snapshot, load_snapshot
+
+if TYPE_CHECKING:
+    from memest.replay.allocator import CachingAllocator, EventPolicy
+    from memest.replay.oom import OutOfMemory
+    from memest.replay.retrace import SnapshotReplay, replay_snapshot
+    from memest.replay.snapshot import Snapshot, load_snapshot
 
 __all__ = [
     "AllocatorConf",
@@ -30,3 +35,22 @@ __all__ = [
     "replay_snapshot",
     "round_size",
 ]
+
+# most questions are answered by the fast loops alone
+_HOMES = {
+    "CachingAllocator": "allocator",
+    "EventPolicy": "allocator",
+    "OutOfMemory": "oom",
+    "Snapshot": "snapshot",
+    "SnapshotReplay": "retrace",
+    "load_snapshot": "snapshot",
+    "replay_snapshot": "retrace",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'memest.replay' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"memest.replay.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value

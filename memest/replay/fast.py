@@ -11,13 +11,14 @@ both equal.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate, compress
 from operator import add
 from typing import Any
 
-from memest.events import Chain
+from memest.events import Chain, Chains
 from memest.replay.sizes import (
     MIN_BLOCK_SIZE,
     MIN_LARGE_ALLOC,
@@ -34,6 +35,7 @@ MAX_FAST_BYTES = 1 << 44  # addresses must stay below 2**48, growth within UNBOU
 # The gap keeps neighbouring segments from merging.
 _SEGMENT_GAP = MIN_BLOCK_SIZE
 _NO_OWN_SEGMENT = 1 << 62
+_MEMORIES = 24  # partitions and placements that streams of one structure keep
 
 
 @dataclass(slots=True)
@@ -62,6 +64,7 @@ class _Pool:
         starts: address of each number.
         growth: (index in the whole stream, bytes that came).
         chains: copies among the events.
+        sizes: of the numbers of this pool.
     """
 
     events: list[int]
@@ -69,6 +72,7 @@ class _Pool:
     got: list[int]
     starts: list[int | None]
     chains: Sequence[Chain]
+    sizes: tuple[int, ...]
     growth: list[tuple[int, int]] = field(default_factory=list)
 
     def stretches(self, free: _Free) -> Iterator[tuple[int, int]]:
@@ -151,29 +155,68 @@ class _Free:
 
 
 def _pools(
-    events: Sequence[int], rounded: list[int], chains: Sequence[Chain]
+    events: Sequence[int], rounded: list[int], chains: Chains | None
 ) -> tuple[_Pool, _Pool]:
     """The small and the large pool; requests of 0 bytes are in neither.
 
     Raises:
         IndexError: an event of a number that has no size.
     """
+    small = bytes([0 < size <= SMALL_SIZE for size in rounded])
+    large = bytes([size > SMALL_SIZE for size in rounded])
+    return _pool(events, small, rounded, chains), _pool(events, large, rounded, chains)
+
+
+def _parted(events: Sequence[int], inside: bytes) -> tuple[list[int], list[int]]:
+    """The events whose number is inside, and their indices."""
     # Python reads an event -1-v, a free, as the v-th entry from the end
-    table = [*rounded, *reversed(rounded)]
-    sizes = list(map(table.__getitem__, events))
-    small = [0 < size <= SMALL_SIZE for size in sizes]
-    large = [size > SMALL_SIZE for size in sizes]
-    return _pool(events, small, len(rounded), chains), _pool(events, large, len(rounded), chains)
+    table = inside + inside[::-1]
+    mask = list(map(table.__getitem__, events))
+    return list(compress(events, mask)), list(compress(range(len(mask)), mask))
 
 
-def _pool(events: Sequence[int], mask: list[bool], count: int, chains: Sequence[Chain]) -> _Pool:
+def _pool(
+    events: Sequence[int], inside: bytes, rounded: list[int], chains: Chains | None
+) -> _Pool:
+    parted = None if chains is None else chains.memo.get(inside)
+    if parted is None:
+        parted = _parted(events, inside)
+        if chains is not None:
+            _remember(chains, inside, parted)
+    count = len(rounded)
     return _Pool(
-        events=list(compress(events, mask)),
-        indices=list(compress(range(len(mask)), mask)),
+        events=parted[0],
+        indices=parted[1],
         got=[0] * count,
         starts=[None] * count,
-        chains=chains,
+        chains=() if chains is None else chains.parts,
+        sizes=tuple(compress(rounded, inside)),
     )
+
+
+def _remember(chains: Chains, key: object, value: object) -> None:
+    if len(chains.memo) >= _MEMORIES:
+        chains.memo.pop(next(iter(chains.memo)))
+    chains.memo[key] = value
+
+
+def _placed(
+    pool: _Pool, chains: Chains | None, rules: tuple[int, ...], place: Callable[[], bool]
+) -> bool:
+    """Place a pool, or find that the same sizes were placed by the same rules before.
+
+    GPUs differ in a few workspaces: often only in the one pool or the other.
+    """
+    key = rules, pool.sizes
+    known = None if chains is None else chains.memo.get(key)
+    if known is not None:
+        pool.got, pool.growth = known
+        return True
+    if not place():
+        return False
+    if chains is not None:
+        _remember(chains, key, (pool.got, pool.growth))
+    return True
 
 
 def _placement(pools: tuple[_Pool, _Pool], limit_bytes: int) -> Placement | None:
@@ -191,7 +234,7 @@ def place_default(
     rounded: list[int],
     limit_bytes: int,
     large_segment_size: int,
-    chains: Sequence[Chain] = (),
+    chains: Chains | None = None,
 ) -> Placement | None:
     """Place every allocation with fixed segments.
 
@@ -210,8 +253,11 @@ def place_default(
             that the loop need not look).
     """
     small, large = pools = _pools(events, rounded, chains)
-    _place_in_segments(small, rounded, MIN_BLOCK_SIZE, SMALL_SEGMENT_SIZE, _NO_OWN_SEGMENT)
-    _place_in_segments(large, rounded, SMALL_SIZE + 1, large_segment_size, MIN_LARGE_ALLOC)
+    for pool, rules in (
+        (small, (MIN_BLOCK_SIZE, SMALL_SEGMENT_SIZE, _NO_OWN_SEGMENT)),
+        (large, (SMALL_SIZE + 1, large_segment_size, MIN_LARGE_ALLOC)),
+    ):
+        _placed(pool, chains, rules, partial(_place_in_segments, pool, rounded, *rules))
     placement = _placement(pools, limit_bytes)
     if placement is not None:
         placement.num_segments = len(placement.growth)
@@ -220,8 +266,8 @@ def place_default(
 
 def _place_in_segments(
     pool: _Pool, rounded: Sequence[int], least: int, segment_size: int, own_segment_from: int
-) -> None:
-    """One pool with fixed segments.
+) -> bool:
+    """One pool with fixed segments; always True.
 
     Args:
         pool: filled in.
@@ -236,8 +282,7 @@ def _place_in_segments(
     keys, end_of, start_of = free.keys, free.end_of, free.start_of
     next_address = 0
     for first, behind in pool.stretches(free):
-        for place in range(first, behind):
-            number = events[place]
+        for place, number in enumerate(events[first:behind], first):
             if number >= 0:
                 size = rounded[number]
                 at = bisect_left(keys, size << _SHIFT)
@@ -285,6 +330,7 @@ def _place_in_segments(
                 end_of[start] = end
                 start_of[end] = start
                 insort(keys, (end - start) << _SHIFT | start)
+    return True
 
 
 def place_expandable(
@@ -293,7 +339,7 @@ def place_expandable(
     limit_bytes: int,
     large_segment_size: int,
     range_bytes: int,
-    chains: Sequence[Chain] = (),
+    chains: Chains | None = None,
 ) -> Placement | None:
     """Place every allocation with one growing segment per pool.
 
@@ -315,7 +361,8 @@ def place_expandable(
     small, large = pools = _pools(events, rounded, chains)
     too_large = max(range_bytes - limit_bytes, 0)
     for pool, page in ((small, SMALL_SEGMENT_SIZE), (large, large_segment_size)):
-        if not _place_in_pages(pool, rounded, page, too_large):
+        rules = page, too_large
+        if not _placed(pool, chains, rules, partial(_place_in_pages, pool, rounded, *rules)):
             return None
     # The allocator compares the size of a fixed segment with its limit (7.4): where that might
     # tell, the full model decides.
@@ -336,8 +383,7 @@ def _place_in_pages(pool: _Pool, rounded: Sequence[int], page: int, too_large: i
     too_large <<= _SHIFT
     for first, behind in pool.stretches(free):
         tail, top = free.tail
-        for place in range(first, behind):
-            number = events[place]
+        for place, number in enumerate(events[first:behind], first):
             if number >= 0:
                 size = got[number] = rounded[number]
                 at = bisect_left(keys, size << _SHIFT)

@@ -12,12 +12,10 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from memest.errors import ReplayError
-from memest.events import Chain
-from memest.replay.allocator import CachingAllocator
+from memest.events import Chains
 from memest.replay.blocks import UNBOUNDED_RANGE, Block, expandable_range
 from memest.replay.conf import AllocatorConf
 from memest.replay.fast import MAX_FAST_BYTES, Placement, place_default, place_expandable
-from memest.replay.oom import OutOfMemory
 from memest.replay.sizes import NO_DIVISIONS, round_size
 
 __all__ = ["Replay", "check_events", "replay", "replay_reference"]
@@ -32,7 +30,7 @@ class Replay:
         peak_allocated_index: the first event at which that peak is reached.
         peak_reserved_bytes: as ``torch.cuda.max_memory_reserved``.
         peak_reserved_index: the first event at which that peak is reached.
-        peak_requested_bytes: the same before any rounding.
+        peak_requested_bytes: the same before any rounding; None where it was not asked for.
         final_allocated_bytes: allocated after the last event replayed.
         final_reserved_bytes: reserved after it.
         num_alloc_retries: how often caches had to be released for an allocation.
@@ -48,7 +46,7 @@ class Replay:
     peak_allocated_index: int
     peak_reserved_bytes: int
     peak_reserved_index: int
-    peak_requested_bytes: int
+    peak_requested_bytes: int | None
     final_allocated_bytes: int
     final_reserved_bytes: int
     num_alloc_retries: int
@@ -68,7 +66,8 @@ def replay(
     limit_bytes: int | None = None,
     total_bytes: int | None = None,
     curve: bool = False,
-    chains: Sequence[Chain] = (),
+    chains: Chains | None = None,
+    requested: bool = True,
 ) -> Replay:
     """Replay allocations and frees of one stream from an empty allocator.
 
@@ -84,6 +83,8 @@ def replay(
         curve: whether to keep allocated and reserved bytes after each event.
         chains: parts of the events that are copies of each other; one that finds the allocator in
             the same state as an earlier one is not played again. The answer is the same without.
+            Events that come with chains were composed by memest and are not checked again.
+        requested: whether to find the peak before rounding.
 
     Returns:
         Peaks, their places, and the size of every block handed out.
@@ -106,7 +107,7 @@ def replay(
     if conf.max_split_size is None:
         placement = _place(events, sizes, conf, limit_bytes, total_bytes, chains)
         if placement is not None:
-            return _summarize(events, sizes, placement, curve=curve)
+            return _summarize(events, sizes, placement, curve=curve, requested=requested)
     return replay_reference(
         events, sizes, conf, limit_bytes=limit_bytes, total_bytes=total_bytes, curve=curve
     )
@@ -146,7 +147,7 @@ def _place(
     conf: AllocatorConf,
     limit_bytes: int | None,
     total_bytes: int | None,
-    chains: Sequence[Chain],
+    chains: Chains | None,
 ) -> Placement | None:
     """The fast replay, or None where it would not be exact."""
     bound = MAX_FAST_BYTES if limit_bytes is None else min(limit_bytes, MAX_FAST_BYTES)
@@ -162,7 +163,7 @@ def _place(
         rounded = [known[size] for size in sizes]
     # Every event of a valid stream is different from all others; this catches a second
     # allocation or free of the same number, and the loops stumble over a free that comes first.
-    if len(set(events)) != len(events) or 0 in sizes:
+    if chains is None and (len(set(events)) != len(events) or 0 in sizes):
         check_events(events, sizes)
     large = conf.large_segment_size
     try:
@@ -179,11 +180,11 @@ def _place(
 
 
 def _summarize(
-    events: Sequence[int], sizes: Sequence[int], placement: Placement, *, curve: bool
-) -> Replay:
+    events: Sequence[int], sizes: Sequence[int], placement: Placement, *, curve: bool,
+    requested: bool = True,
+) -> Replay:  # fmt: skip
     """Peaks and curves from the sizes handed out, in passes that run at the speed of C."""
     allocated = _running_sum(events, placement.block_bytes)
-    requested = _running_sum(events, sizes)
     peak = max(allocated, default=0)
     last_index, reserved = placement.growth[-1] if placement.growth else (0, 0)
     reserved_curve = None
@@ -198,7 +199,7 @@ def _summarize(
         peak_allocated_index=allocated.index(peak) if allocated else 0,
         peak_reserved_bytes=reserved,
         peak_reserved_index=last_index,
-        peak_requested_bytes=max(requested, default=0),
+        peak_requested_bytes=max(_running_sum(events, sizes), default=0) if requested else None,
         final_allocated_bytes=allocated[-1] if allocated else 0,
         final_reserved_bytes=reserved,
         num_alloc_retries=0,
@@ -231,6 +232,10 @@ def replay_reference(
     curve: bool = False,
 ) -> Replay:
     """:func:`replay` with the full model only; slower, and the judge of the fast loops."""
+    # here, because most questions never come this way
+    from memest.replay.allocator import CachingAllocator
+    from memest.replay.oom import OutOfMemory
+
     check_events(events, sizes)
     allocator = CachingAllocator(conf, capacity_bytes=limit_bytes, total_bytes=total_bytes)
     allocated_stat = allocator.stats.allocated_bytes.all

@@ -32,7 +32,7 @@ __all__ = ["advise"]
 Progress = Callable[[str], None]
 
 WORTH = 1.05
-"""A plan further from the training asked for must be faster by this to be shown."""
+"""A plan further from the training asked for must be faster by this to be preferred or shown."""
 _DECIDED = ("batch", "grad_accum")
 
 
@@ -104,7 +104,7 @@ def advise(
         progress=progress, **options,
     )  # fmt: skip
     where = {"gpu": named or None, "gpu_memory": gpu_memory, "device_context": device_context}
-    probe = Probe(own, where)
+    probe = Probe(own, where, vary=("batch",))
     finder = Finder(probe, wanted)
     return _Search(finder, any_precision=any_precision).advice()
 
@@ -198,10 +198,12 @@ class _Search:
         return (0 if precise else 1) + (0 if same else 2)
 
     def _rank(self, candidate: Candidate) -> tuple[bool, int, float, int]:
+        # samples beyond those asked for change a step a little: they must be worth it, too
+        patience = 1.0 if candidate.samples == self._finder.wanted else WORTH
         return (
             candidate.verdict is not Verdict.FITS,
             self._distance(candidate),
-            self._seconds(candidate),
+            patience * self._seconds(candidate),
             -candidate.batch,
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from memest.fit import REFERENCE_GPU
@@ -25,10 +26,14 @@ class Probe:
     Args:
         profile: the model under its setup.
         where: what of ``gpu``, ``gpu_memory`` and ``device_context`` was given.
+        vary: sizes that many questions will change.
     """
 
-    def __init__(self, profile: Profile, where: dict[str, Any]) -> None:
+    def __init__(
+        self, profile: Profile, where: dict[str, Any], *, vary: Sequence[str] = ()
+    ) -> None:
         self.profile = profile
+        self._vary = tuple(vary)
         self.where = {name: value for name, value in where.items() if value is not None}
         self.spec = spec_of(self.where)
         self._estimates: dict[tuple[Any, ...], Estimate] = {}
@@ -40,7 +45,7 @@ class Probe:
         key = (setup, max_batch)
         found = self._estimates.get(key)
         if found is None:
-            found = self.profile.estimate(setup, max_batch=max_batch, **self.where)
+            found = self.profile.estimate(setup, max_batch=max_batch, vary=self._vary, **self.where)
             self._estimates[key] = found
         return found
 

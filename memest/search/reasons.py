@@ -159,12 +159,14 @@ def _moments(before: Estimate, after: Estimate) -> list[str]:
     earlier, later = _bytes(before, Category.GRADIENTS), _bytes(after, Category.GRADIENTS)
     carried = second.phase in _OF_MICRO_STEPS and second.micro_step > 1
     if carried and later and (first.micro_step < 2 or later > earlier):
-        sentences.append(
+        text = (
             f"In micro-step {second.micro_step} the gradients of the micro-steps before are still "
             f"alive ({format_size(later)}; at the old peak there were {format_size(earlier)} of "
-            "gradients) beside its own activations, and new ones are made beside the old before "
-            "they are added."
+            "gradients) beside its own activations"
         )
+        if second.phase is Phase.BACKWARD:
+            text += ", and new ones are made beside the old before they are added"
+        sentences.append(f"{text}.")
     return sentences
 
 

@@ -8,7 +8,8 @@ relies on; what does not check is no document.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import fields
 from itertools import accumulate, pairwise
 from typing import Any
@@ -28,7 +29,7 @@ from memest.events import (
     Weight,
 )
 from memest.hidden.call import DTYPE_BYTES, OpCall, TensorSpec
-from memest.steps.family import DEGREES, Family, Ref, Table
+from memest.steps.family import DEGREES, Family, Reach, Ref, Table
 from memest.steps.formula import Formula
 from memest.steps.sizing import SIZES, Answer, Rule, Sizing
 
@@ -37,6 +38,8 @@ __all__ = [
     "BadDocumentError",
     "family_from_json",
     "family_to_json",
+    "reach_from_json",
+    "reach_to_json",
     "sizing_from_json",
     "sizing_to_json",
 ]
@@ -63,11 +66,7 @@ def family_to_json(family: Family) -> dict[str, Any]:
     choices = list(dict.fromkeys(trace.attention_choices))
     order = {choice: index for index, choice in enumerate(choices)}
     return {
-        "axes": list(family.axes),
-        "moduli": list(family.moduli),
-        "points": [list(point) for point in family.points],
-        "fixed": dict(family.fixed),
-        "tied": family.tied,
+        "reach": reach_to_json(family.reach),
         "formulas": [_formula(f) for f in family.table.formulas],
         "micro_steps": list(trace.micro_steps),
         "module_names": trace.module_names,
@@ -91,6 +90,40 @@ def family_to_json(family: Family) -> dict[str, Any]:
     }
 
 
+def reach_to_json(reach: Reach) -> dict[str, Any]:
+    """What a family's formulas hold for, to be read before the family is."""
+    return {
+        "axes": list(reach.axes),
+        "points": [list(point) for point in reach.points],
+        "moduli": list(reach.moduli),
+        "fixed": dict(reach.fixed),
+        "tied": reach.tied,
+    }
+
+
+def reach_from_json(document: Any) -> Reach:
+    """Read a reach.
+
+    Raises:
+        BadDocumentError: it is none.
+    """
+    try:
+        return _reach(document)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise BadDocumentError(f"{type(error).__name__}: {error}") from error
+
+
+def _reach(document: Any) -> Reach:
+    axes = tuple(document["axes"])
+    _require(all(axis in DEGREES for axis in axes), "axes")
+    points = tuple(tuple(_whole(v) for v in point) for point in document["points"])
+    moduli = tuple(_whole(v) for v in document["moduli"])
+    _require(bool(points) and all(len(p) == len(axes) for p in points), "points")
+    _require(len(moduli) == len(axes) and all(m > 0 for m in moduli), "moduli")
+    fixed = {_text(k): _whole(v) for k, v in document["fixed"].items()}
+    return Reach(axes, points, moduli, fixed, bool(document["tied"]))
+
+
 def family_from_json(document: Any) -> Family:
     """Read a family.
 
@@ -104,18 +137,14 @@ def family_from_json(document: Any) -> Family:
 
 
 def _family(document: Any) -> Family:
-    axes = tuple(document["axes"])
-    _require(all(axis in DEGREES for axis in axes), "axes")
-    points = tuple(tuple(_whole(v) for v in point) for point in document["points"])
-    moduli = tuple(_whole(v) for v in document["moduli"])
-    _require(bool(points) and all(len(p) == len(axes) for p in points), "points")
-    _require(len(moduli) == len(axes) and all(m > 0 for m in moduli), "moduli")
+    reach = _reach(document["reach"])
+    axes = reach.axes
     formulas = [_read_formula(f, len(axes)) for f in document["formulas"]]
     trace = Trace()
-    trace.sizes = [_whole(v) for v in document["sizes"]]
+    trace.sizes = _wholes(document["sizes"])
     trace.counts = tuple(_whole(v) for v in document["counts"])
     places = len(formulas)
-    _require(all(0 <= v < places for v in (*trace.sizes, *trace.counts)), "sizes")
+    _require(_within(trace.sizes, places) and _within(trace.counts, places), "sizes")
     trace.categories = bytearray(document["categories"])
     trace.module_names = [_text(v) for v in document["module_names"]]
     trace.op_names = [_text(v) for v in document["op_names"]]
@@ -125,8 +154,8 @@ def _family(document: Any) -> Family:
     trace.call_of_site = array("l", document["call_of_site"])
     trace.calls = [_read_call(call, places) for call in document["calls"]]
     trace.marks = [Mark(Phase(p), _whole(s), _whole(m)) for p, s, m in document["marks"]]
-    trace.launches = [_whole(v) for v in document["launches"]]
-    trace.events = _read_events(document["events"])
+    trace.launches = _wholes(document["launches"])
+    trace.events = _read_events(_wholes(document["events"]))
     trace.seams = [
         Seam(_whole(p), SeamKind(k), _whole(s), _whole(i)) for p, k, s, i in document["seams"]
     ]
@@ -139,8 +168,8 @@ def _family(document: Any) -> Family:
     ]
     trace.attention_choices = [choices[_whole(i)] for i in document["attention_order"]]
     _check(trace)
-    fixed = {_text(k): _whole(v) for k, v in document["fixed"].items()}
-    return Family(Table(axes, formulas), trace, points, moduli, fixed, bool(document["tied"]))
+    table = Table(axes, formulas)
+    return Family(table, trace, reach.points, reach.moduli, reach.fixed, reach.tied)
 
 
 def _check(trace: Trace) -> None:
@@ -153,17 +182,21 @@ def _check(trace: Trace) -> None:
     _require(_within(trace.categories, len(CATEGORY_ORDER)), "categories")
     _require(_within(trace.modules, modules) and _within(trace.site_modules, modules), "modules")
     _require(_within(trace.ops, ops) and _within(trace.call_of_site, len(trace.calls)), "ops")
-    born = sum(1 for value in trace.events if value & 3 == ALLOC)
-    called = sum(1 for value in trace.events if value & 3 == CALL)
-    marked = sum(1 for value in trace.events if value & 3 == MARK)
-    _require((born, called, marked) == (count, sites, len(trace.marks)), "events")
+    kinds = Counter(value & 3 for value in trace.events)
+    happened = kinds[ALLOC], kinds[CALL], kinds[MARK]
+    _require(happened == (count, sites, len(trace.marks)), "events")
     positions = [seam.position for seam in trace.seams]
     _require(positions == sorted(positions), "seams")
     _require(_within(positions, len(trace.events) + 1), "seams")
 
 
-def _within(values: Iterable[int], bound: int) -> bool:
-    return all(0 <= value < bound for value in values)
+def _within(values: Sequence[int], bound: int) -> bool:
+    return not values or (min(values) >= 0 and max(values) < bound)
+
+
+def _wholes(values: Any) -> list[int]:
+    _require(isinstance(values, list) and set(map(type, values)) <= {int}, "whole numbers")
+    return list(values)
 
 
 def _events(trace: Trace) -> list[int]:

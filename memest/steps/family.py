@@ -18,7 +18,7 @@ from memest.events import Trace, Weight
 from memest.hidden.call import OpCall, TensorSpec, Value
 from memest.steps.formula import Formula, constant, find, monomials
 
-__all__ = ["DEGREES", "Family", "NotAlikeError", "Point", "Ref", "Table", "alike", "alone", "unite"]
+__all__ = ["DEGREES", "Family", "NotAlikeError", "Point", "Reach", "Ref", "Table", "alike", "alone", "unite"]
 
 Point = tuple[int, ...]
 
@@ -59,6 +59,49 @@ class Table:
         return [formula.at(point) for formula in self.formulas]
 
 
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """The sizes for which a family's formulas hold.
+
+    Attributes:
+        axes: names of the sizes that vary.
+        points: where traces were made.
+        moduli: for each axis, the class its sizes keep to: all points are the same modulo this; 1
+            for any size.
+        fixed: sizes that are the same in all traces.
+        tied: the target is as long as the source, in all traces.
+    """
+
+    axes: tuple[str, ...]
+    points: tuple[Point, ...]
+    moduli: tuple[int, ...]
+    fixed: Mapping[str, int]
+    tied: bool
+
+    def point_of(self, sizes: Mapping[str, int]) -> Point | None:
+        """The point of some sizes, None where the formulas do not hold for them."""
+        names = set(self.axes) | set(self.fixed) | ({"target_len"} if self.tied else set())
+        if names != set(sizes):
+            return None
+        if any(sizes[name] != size for name, size in self.fixed.items()):
+            return None
+        if self.tied and sizes["target_len"] != sizes["seq_len"]:
+            return None
+        point = tuple(sizes[name] for name in self.axes)
+        return point if self._covers(point) else None
+
+    def _covers(self, point: Point) -> bool:
+        if point in self.points:
+            return True
+        for axis, size in enumerate(point):
+            known = [p[axis] for p in self.points]
+            if not min(known) <= size <= max(known):
+                return False
+            if (size - known[0]) % self.moduli[axis]:
+                return False
+        return True
+
+
 @dataclass(slots=True)
 class Family:
     """Traces of one structure.
@@ -88,26 +131,12 @@ class Family:
 
     def point_of(self, sizes: Mapping[str, int]) -> Point | None:
         """The point of some sizes, None where the formulas do not hold for them."""
-        names = set(self.axes) | set(self.fixed) | ({"target_len"} if self.tied else set())
-        if names != set(sizes):
-            return None
-        if any(sizes[name] != size for name, size in self.fixed.items()):
-            return None
-        if self.tied and sizes["target_len"] != sizes["seq_len"]:
-            return None
-        point = tuple(sizes[name] for name in self.axes)
-        return point if self._covers(point) else None
+        return self.reach.point_of(sizes)
 
-    def _covers(self, point: Point) -> bool:
-        if point in self.points:
-            return True
-        for axis, size in enumerate(point):
-            known = [p[axis] for p in self.points]
-            if not min(known) <= size <= max(known):
-                return False
-            if (size - known[0]) % self.moduli[axis]:
-                return False
-        return True
+    @property
+    def reach(self) -> Reach:
+        """Where the formulas hold."""
+        return Reach(self.axes, self.points, self.moduli, self.fixed, self.tied)
 
     def numbers_at(self, point: Point) -> list[int]:
         """The table's numbers at a point.
@@ -125,6 +154,13 @@ class Family:
         """The attention choices with their numbers filled in, each one once."""
         unique = dict.fromkeys(self.skeleton.attention_choices)
         return [(_filled(call, numbers), kind) for call, kind in unique]
+
+    @property
+    def weights_vary(self) -> bool:
+        """Whether a size of the batch changes a weight's shape (position tables of images do)."""
+        return any(
+            isinstance(extent, Ref) for weight in self.skeleton.weights for extent in weight.shape
+        )
 
     def weights_at(self, numbers: Sequence[int]) -> tuple[Weight, ...]:
         """The weights with their numbers filled in."""

@@ -12,7 +12,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
-from memest.events import ALLOC, CALL, CATEGORY_ORDER, FREE, Category, Chain, Mark, Part, Trace
+from memest.events import (
+    ALLOC,
+    CALL,
+    CATEGORY_ORDER,
+    FREE,
+    Category,
+    Chain,
+    Chains,
+    Mark,
+    Part,
+    Trace,
+)
 from memest.hidden.call import GpuTraits, Hidden, Lifetime
 from memest.hidden.registry import hidden_allocations
 from memest.steps.compose import MAX_REPEATS, Pieces, Span
@@ -55,7 +66,7 @@ class Course:
     mark_positions: list[int] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
     module_names: list[str] = field(default_factory=list)
-    chains: list[Chain] = field(default_factory=list)
+    chains: Chains = field(default_factory=Chains)
 
 
 @dataclass(slots=True)
@@ -121,7 +132,7 @@ def lay_out(
         player.play((0, len(trace.events)), None, None)
     else:
         _Run(player, pieces, grad_accum).play(num_steps)
-    course.chains = player.chains()
+    course.chains = Chains(player.chains())
     return course
 
 

@@ -87,7 +87,9 @@ def test_every_difference_is_shown(comparison):
     text = render_comparison(comparison, width=104)
     for one in comparison.scenarios[1:]:
         for row in one.reasons.rows:
-            assert re.search(rf"{row.category.value}.*{re.escape(format_delta(row.delta_bytes))}", text)
+            assert re.search(
+                rf"{row.category.value}.*{re.escape(format_delta(row.delta_bytes))}", text
+            )
 
 
 def test_a_sentence_says_what_changed(comparison):

@@ -7,7 +7,7 @@ from array import array
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memest.events import Chain, Part
+from memest.events import Chain, Chains, Part
 from memest.replay.conf import AllocatorConf
 from memest.replay.replay import replay, replay_reference
 from memest.units import KIB, MIB
@@ -54,7 +54,7 @@ def runs(draw):
         length, count = len(events) - start, len(sizes) - number
     tail = born(draw(SIZES))
     events.append(~tail)
-    return events, sizes, [Chain(length, count, parts)]
+    return events, sizes, Chains([Chain(length, count, parts)])
 
 
 @given(runs(), st.booleans())
@@ -64,6 +64,7 @@ def test_the_answer_is_the_same_with_and_without_them(run, expandable):
     conf = AllocatorConf(expandable_segments=expandable)
 
     quick = replay(events, sizes, conf, curve=True, chains=chains)
+    assert quick == replay(events, sizes, conf, curve=True, chains=chains)  # from memory
 
     assert quick == replay(events, sizes, conf, curve=True)
     assert quick == replay_reference(events, sizes, conf, curve=True)

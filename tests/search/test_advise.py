@@ -21,7 +21,11 @@ COMMON = {"seq_len": 128, "device_context": "600MiB"}
 def direct(plan, **where):
     """The estimate of a plan, made without the advice."""
     return memest.estimate(
-        MODEL, plan.estimate.setup, device_context=COMMON["device_context"], max_batch=False, **where
+        MODEL,
+        plan.estimate.setup,
+        device_context=COMMON["device_context"],
+        max_batch=False,
+        **where,
     )
 
 
@@ -100,10 +104,17 @@ def test_what_does_not_divide_is_rounded_up_and_said():
     assert any("nearest number above" in note for note in answer.notes)
 
 
+@pytest.mark.slow
+def test_an_exact_batch_comes_first_where_it_is_about_as_fast():
+    answer = memest.advise("bert-large-uncased", gpu="v100", effective_batch=64)
+    best, above = answer.plans[:2]
+    assert best.effective_batch == 64 < above.effective_batch
+    assert above.batch > best.batch
+    assert 1 / 1.05 < above.relative_time < 1
+
+
 def test_checkpointing_is_for_larger_micro_batches():
-    answer = memest.advise(
-        MODEL, gpu_memory="1000MiB", effective_batch=128, optim="sgd", **COMMON
-    )
+    answer = memest.advise(MODEL, gpu_memory="1000MiB", effective_batch=128, optim="sgd", **COMMON)
     plain = [p for p in answer.plans if p.estimate.setup.checkpointing == "none"]
     recomputing = [p for p in answer.plans if p.estimate.setup.checkpointing == "full"]
     assert answer.plans[0] in plain
@@ -128,9 +139,7 @@ class TestNothingFits:
             MODEL, batch=1, gpu_memory="10GiB", optim="sgd", max_batch=False, **COMMON
         )
         between = (need.interval.low_bytes + need.interval.high_bytes) // 2
-        answer = memest.advise(
-            MODEL, gpu_memory=between, effective_batch=1, optim="sgd", **COMMON
-        )
+        answer = memest.advise(MODEL, gpu_memory=between, effective_batch=1, optim="sgd", **COMMON)
         assert answer.verdict is Verdict.TIGHT
         assert {plan.verdict for plan in answer.plans} == {Verdict.TIGHT}
 

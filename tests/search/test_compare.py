@@ -31,8 +31,8 @@ def wide(tmp_path_factory):
 @pytest.fixture(scope="module")
 def many():
     changes = [
-        "fp16", "grad-accum=4", "checkpointing", "batch=4 grad-accum=4", "optim=sgd", "optim=adafactor",
-        "seq-len=32", "loop=plain",
+        "fp16", "grad-accum=4", "checkpointing", "batch=4 grad-accum=4", "optim=sgd",
+        "optim=adafactor", "seq-len=32", "loop=plain",
     ]  # fmt: skip
     return memest.compare("prajjwal1/bert-tiny", changes, batch=16, seq_len=64)
 
@@ -110,8 +110,9 @@ class TestWhy:
         assert (reasons.after.phase, reasons.after.micro_step) == (Phase.BACKWARD, 2)
         assert reasons.rows[0].category is Category.GRADIENTS
         assert "gradients +17 MiB" in text(scenario)
-        assert "In micro-step 2 the gradients of the micro-steps before are still alive (18 MiB" in (
-            text(scenario)
+        assert (
+            "In micro-step 2 the gradients of the micro-steps before are still alive (18 MiB"
+            in (text(scenario))
         )
 
     def test_checkpointing_does_not_help_where_the_optimizer_decides(self, wide):

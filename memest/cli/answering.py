@@ -1,0 +1,135 @@
+"""What ``memest estimate`` and ``memest fits`` do, whoever read the command line."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import warnings
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from memest.cli.console import Output, write_out
+from memest.errors import ConfigError
+from memest.options import read_size, read_whole
+from memest.setup import choose
+
+if TYPE_CHECKING:
+    from memest.report.text import By
+    from memest.result import Estimate, GpuFit
+
+__all__ = ["run_estimate", "run_fits", "silenced"]
+
+_EXIT_CODES = {"fits": 0, "tight": 3, "does not fit": 4}
+
+
+@contextlib.contextmanager
+def silenced(*, debug: bool) -> Iterator[None]:
+    """Keep warnings of other libraries off stderr: what matters comes back as a note."""
+    if debug:
+        yield
+        return
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    disabled = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(disabled)
+
+
+def _answer(
+    model: str, options: dict[str, Any], output: Output, *, debug: bool, max_batch: bool
+) -> Estimate:
+    # before anything slow: what can be wrong with the words themselves
+    for name in ("gpu_memory", "device_context"):
+        if name in options:
+            read_size(name, options[name])
+    from memest.estimator import estimate as predict
+
+    with silenced(debug=debug), output.progress() as progress:
+        return predict(model, max_batch=max_batch, progress=progress, **options)
+
+
+def _depth(text: str | None, by: By | None) -> int | None:
+    if text is None:
+        return None
+    depth = read_whole("--depth", text)
+    if depth < 1:
+        raise ConfigError(f"--depth {depth} is out of range: it must be at least 1.")
+    if by is None or by.value != "layer":
+        raise ConfigError("--depth is the depth of the tree of modules: add --by layer.")
+    return depth
+
+
+def run_estimate(
+    model: str, options: dict[str, Any], *, by: str | None = None, depth: str | None = None,
+    json: bool = False, quiet: bool = False, no_color: bool = False,
+    ascii: bool = False, debug: bool = False,  # noqa: A002 - the name of the option
+) -> int:  # fmt: skip
+    """Predict and show; returns the exit code.
+
+    Raises:
+        MemestError: with one paragraph that says what to do.
+    """
+    table: By | None = None
+    if by is not None:
+        from memest.report.text import By
+
+        table = choose("--by", by, By)
+    levels = _depth(depth, table)
+    output = Output(color=not no_color, ascii_only=ascii, quiet=quiet or json)
+    answer = _answer(model, options, output, debug=debug, max_batch=True)
+    if json:
+        write_out(f"{answer.to_json()}\n")
+    elif quiet:
+        from memest.report.words import verdict_sentence
+
+        write_out(f"{verdict_sentence(answer)}\n")
+    else:
+        from memest.report.text import print_report, render
+
+        console = output.console()
+        if console.color_system is None:
+            write_out(
+                render(answer, by=table, depth=levels, width=console.width, ascii_only=output.plain)
+            )
+        else:
+            print_report(answer, console, by=table, depth=levels, ascii_only=output.plain)
+    return 0
+
+
+def _asked(answer: Estimate) -> list[GpuFit]:
+    assert answer.gpu is not None
+    return [answer.gpu, *answer.common_gpus]
+
+
+def run_fits(
+    model: str, options: dict[str, Any], *, json: bool = False, quiet: bool = False,
+    debug: bool = False,
+) -> int:  # fmt: skip
+    """Say whether a run fits; returns the exit code, the worst of all GPUs named.
+
+    Raises:
+        MemestError: with one paragraph that says what to do.
+    """
+    if not options.get("gpu") and not options.get("gpu_memory"):
+        raise ConfigError(
+            "memest fits needs a GPU: name one, for example --gpu rtx-4090 (`memest gpus` lists "
+            "them) or --gpu local, or give its memory, --gpu-memory 24GiB."
+        )
+    from memest.report.words import gpu_sentence, verdict_sentence
+
+    output = Output(quiet=quiet or json)
+    answer = _answer(model, options, output, debug=debug, max_batch=False)
+    if json:
+        write_out(f"{answer.to_json()}\n")
+    elif not quiet:
+        sentences = [verdict_sentence(answer)]
+        sentences += [gpu_sentence(fit, answer.model.id) for fit in _asked(answer)[1:]]
+        write_out("".join(f"{sentence}\n" for sentence in sentences))
+    return max(_EXIT_CODES[fit.verdict.value] for fit in _asked(answer))

@@ -1,0 +1,56 @@
+"""The commands, put together as Typer wants them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from memest.cli.advise import advise
+from memest.cli.compare import compare
+from memest.cli.console import write_out
+from memest.cli.env import env
+from memest.cli.estimate import estimate, fits
+from memest.cli.gpus import gpus
+from memest.cli.models import models
+from memest.cli.replay import replay
+from memest.cli.sweep import sweep
+
+__all__ = ["build"]
+
+
+def _show_version(value: bool) -> None:
+    if value:
+        from importlib.metadata import version
+
+        write_out(f"memest {version('memest')}\n")
+        raise typer.Exit(0)
+
+
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            metavar="",
+            callback=_show_version,
+            is_eager=True,
+            help="Version of memest.",
+        ),
+    ] = False,
+) -> None:
+    """How much GPU memory a PyTorch training run will take, before it runs."""
+
+
+def build() -> Any:
+    """The command as Typer makes it."""
+    app = typer.Typer(
+        name="memest",
+        rich_markup_mode="rich",
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_root)
+    for function in (estimate, fits, compare, advise, sweep, replay, models, gpus, env):
+        app.command()(function)
+    return typer.main.get_command(app)
