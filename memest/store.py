@@ -114,12 +114,16 @@ class Store:
 
     Args:
         folder: the cache folder, made when first written to; None keeps nothing.
-        read_only: only read, as from the profiles that come with the package.
+        shipped: it comes with the package: it is not written to and nothing in it is dropped.
+        writable: False only reads.
     """
 
-    def __init__(self, folder: Path | None, *, read_only: bool = False) -> None:
+    def __init__(
+        self, folder: Path | None, *, shipped: bool = False, writable: bool | None = None
+    ) -> None:
         self.folder = folder
-        self._read_only = read_only
+        self.shipped = shipped
+        self._read_only = shipped if writable is None else not writable
 
     def read(self, digest: str, prefix: str) -> Iterator[Document]:
         """A key's documents whose names begin so, in order of name.

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +33,7 @@ from memest.steps.document import (
     sizing_from_json,
     sizing_to_json,
 )
-from memest.steps.family import DEGREES, Family, Point, Reach, alone
+from memest.steps.family import Family, Point, Reach, alone
 from memest.steps.formula import NoFormulaError
 from memest.steps.program import Program
 from memest.steps.sizing import Answer, Sizing, asked_sizes, milliseconds
@@ -42,7 +43,7 @@ from memest.store import Document, Store, cache_folder, digest_of
 if TYPE_CHECKING:
     from memest.models.resolve import ModelSource
 
-__all__ = ["Found", "Tracer", "default_stores", "installed_version"]
+__all__ = ["Found", "Tracer", "default_stores", "installed_version", "shipped_folder"]
 
 Progress = Callable[[str], None]
 Sizes = Mapping[str, int]
@@ -53,8 +54,9 @@ _MAX_PROGRAMS = 16
 
 @cache
 def _exact_version(package: str) -> str | None:
+    """The release of an installed package; builds of one release trace alike."""
     try:
-        return version(package)
+        return version(package).partition("+")[0]
     except PackageNotFoundError:
         return None
 
@@ -77,9 +79,25 @@ def _fingerprint() -> str:
     return digest_of(stats)
 
 
+@cache
+def shipped_folder() -> Path:
+    """The profiles that come with the package."""
+    return Path(str(files("memest.data"))) / "profiles"
+
+
+@cache
+def _shipped_software() -> dict[str, str]:
+    """The releases that the profiles which come with the package were traced with."""
+    try:
+        found = json.loads((shipped_folder() / "software.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return {str(name): str(release) for name, release in found.items()}
+
+
 def default_stores() -> tuple[Store, ...]:
     """The user's cache, and the profiles that come with the package."""
-    return (Store(cache_folder()),)
+    return Store(cache_folder()), Store(shipped_folder(), shipped=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +106,7 @@ class _Shelved:
 
     reach: Reach
     store: Store
+    digest: str
     document: Document
 
 
@@ -97,8 +116,7 @@ class _Steps:
 
     Attributes:
         setup: that part.
-        digest: name in the store; "" where nothing is kept.
-        key: what the digest is of.
+        key: what the traces depend on; empty where that cannot be written down.
         cards: by the image size that was asked for.
         sizing: what the model makes of sizes.
         families: of micro-steps.
@@ -108,7 +126,6 @@ class _Steps:
     """
 
     setup: Setup
-    digest: str
     key: dict[str, Any]
     cards: dict[int | None, Card] = field(default_factory=dict)
     sizing: Sizing = field(default_factory=Sizing)
@@ -264,25 +281,25 @@ class Tracer:
         structure = _structure(asked)
         steps = self._known.get(structure)
         if steps is None:
-            key = self._key(structure)
-            steps = _Steps(structure, "" if key is None else digest_of(key), key or {})
-            self._known[structure] = steps
-            if steps.digest:
+            steps = self._known[structure] = _Steps(structure, self._key(structure))
+            if steps.key:
                 self._load(steps)
         return steps
 
-    def _key(self, structure: Setup) -> dict[str, Any] | None:
-        """What the traces depend on; None where not all of it can be written down."""
+    @property
+    def _keeps(self) -> bool:
+        """Whether everything that the traces depend on can be written down."""
         source = self._source
         if source is None or source.config is None or source.trust_remote_code:
-            return None
-        if self._inputs is not None or self._loss is not None:
-            return None
+            return False
+        return self._inputs is None and self._loss is None
+
+    def _key(self, structure: Setup) -> dict[str, Any]:
+        source = self._source
+        if not self._keeps or source is None:
+            return {}
         return {
             "format": FORMAT,
-            "code": _fingerprint(),
-            "torch": _exact_version("torch"),
-            "transformers": _exact_version("transformers"),
             "model": source.id,
             "config": source.config,
             "auto_class": source.auto_class,
@@ -291,26 +308,27 @@ class Tracer:
 
     def _load(self, steps: _Steps) -> None:
         for store in self._stores:
-            for document in store.read(steps.digest, "model"):
+            digest = _digest_in(store, steps.key)
+            for document in store.read(digest, "model"):
                 try:
                     content = document.content
                     cards = {_image(size): Card.from_json(card) for size, card in content["cards"]}
                     sizing = sizing_from_json(content["sizing"])
                     barren = set(map(str, content["barren"]))
                 except (BadDocumentError, KeyError, TypeError, ValueError):
-                    store.forget(steps.digest, document.name)
+                    store.forget(digest, document.name)
                     continue
                 steps.cards.update(cards)
                 steps.sizing.exact.update(sizing.exact)
                 steps.sizing.rules.extend(sizing.rules)
                 steps.barren.update(barren)
-            for document in store.read(steps.digest, "steps"):
+            for document in store.read(digest, "steps"):
                 try:
                     reach = reach_from_json(document.about)
                 except BadDocumentError:
-                    store.forget(steps.digest, document.name)
+                    store.forget(digest, document.name)
                     continue
-                steps.shelf.append(_Shelved(reach, store, document))
+                steps.shelf.append(_Shelved(reach, store, digest, document))
 
     def _taken(self, steps: _Steps, wanted: Callable[[Reach], bool]) -> None:
         """Read the families on the shelf that are wanted."""
@@ -321,16 +339,21 @@ class Tracer:
             try:
                 steps.families.append(family_from_json(shelved.document.content))
             except (BadDocumentError, ValueError):
-                shelved.store.forget(steps.digest, shelved.document.name)
+                shelved.store.forget(shelved.digest, shelved.document.name)
 
     def _save_model(self, steps: _Steps) -> None:
-        if steps.digest:
-            content = {
-                "cards": [[str(size), card.to_json()] for size, card in steps.cards.items()],
-                "sizing": sizing_to_json(steps.sizing),
-                "barren": sorted(steps.barren),
-            }
-            self._stores[0].write(steps.digest, "model", content, steps.key)
+        content = {
+            "cards": [[str(size), card.to_json()] for size, card in steps.cards.items()],
+            "sizing": sizing_to_json(steps.sizing),
+            "barren": sorted(steps.barren),
+        }
+        self._write(steps.key, "model", content)
+
+    def _write(self, key: dict[str, Any], name: str, content: Any, about: Any = None) -> None:
+        if key:
+            store = self._stores[0]
+            full = _full_key(store, key)
+            store.write(digest_of(full), name, content, full, about)
 
     def _keep(self, steps: _Steps, family: Family) -> None:
         """Keep a family; those it answers for are not needed any more."""
@@ -338,14 +361,12 @@ class Tracer:
         for old in list(steps.families):
             if {_point_name(old, p) for p in old.points} <= points and _chosen_like(old, family):
                 steps.families.remove(old)
-                if steps.digest:
-                    self._stores[0].forget(steps.digest, _family_name(old))
+                if steps.key:
+                    store = self._stores[0]
+                    store.forget(_digest_in(store, steps.key), _family_name(old))
         steps.families.append(family)
-        if steps.digest:
-            self._stores[0].write(
-                steps.digest, _family_name(family), family_to_json(family), steps.key,
-                about=reach_to_json(family.reach),
-            )  # fmt: skip
+        reach = reach_to_json(family.reach)
+        self._write(steps.key, _family_name(family), family_to_json(family), reach)
 
     def _held(self, steps: _Steps, sizes: Sizes, gpu: GpuTraits) -> tuple[Family, Point] | None:
         self._taken(steps, lambda reach: reach.point_of(sizes) is not None)
@@ -371,11 +392,11 @@ class Tracer:
 
     def _answer(self, steps: _Steps, asked: Setup) -> Answer:
         wanted = asked_sizes(asked)
-        answer = steps.sizing.find(wanted)
-        if answer is not None and asked.image_size in steps.cards:
-            return answer
+        known = steps.sizing.find(wanted)
+        if known is not None and asked.image_size in steps.cards:
+            return known
         run = self._run(steps, asked)
-        answer = run.answer(asked)
+        answer: Answer = run.answer(asked)
         steps.cards[asked.image_size] = run.card
         steps.sizing.exact[wanted] = answer
         self._learn_lengths(steps, asked, run)
@@ -525,9 +546,6 @@ class Tracer:
         weights, weights_digest = self._weights_of(family, point)
         key = {
             "format": FORMAT,
-            "code": _fingerprint(),
-            "torch": _exact_version("torch"),
-            "transformers": _exact_version("transformers") if "adafactor" in setup.optim else "",
             "weights": weights_digest,
             "setup": {name: str(getattr(setup, name)) for name in _UPDATE_FIELDS},
             "scaled": setup.precision == "fp16",
@@ -536,7 +554,7 @@ class Tracer:
         name = digest_of(key)
         known = self._updates.get(name)
         if known is None:
-            known = self._stored_updates(name)
+            known = self._stored_updates(key)
         if known is None:
             try:
                 from memest.trace.training import trace_updates
@@ -547,8 +565,8 @@ class Tracer:
                 ) from error
             self._say(f"tracing {setup.optim}")
             known = alone(trace_updates(weights, setup, gpu), {})
-            if self._source is not None and self._key(_structure(setup)) is not None:
-                self._stores[0].write(name, "updates", family_to_json(known), key)
+            if self._keeps:
+                self._write(key, "updates", family_to_json(known))
         self._updates[name] = known
         return name, known
 
@@ -566,8 +584,9 @@ class Tracer:
             known = self._weights[key] = family, weights, digest_of(rows)
         return known[1], known[2]
 
-    def _stored_updates(self, name: str) -> Family | None:
-        for store in self._stores:
+    def _stored_updates(self, key: dict[str, Any]) -> Family | None:
+        for store in self._stores if self._keeps else ():
+            name = _digest_in(store, key)
             for document in store.read(name, "updates"):
                 try:
                     return family_from_json(document.content)
@@ -583,6 +602,25 @@ class Tracer:
 # -- sizes ----------------------------------------------------------------------------------------
 
 _UNLIMITED = 1 << 17
+
+
+def _full_key(store: Store, key: dict[str, Any]) -> dict[str, Any]:
+    """The key with the software that traces, as a store tells its documents apart."""
+    if store.shipped:
+        # these are checked against the code when the package is made
+        shipped = _shipped_software()
+        installed = {name: _exact_version(name) for name in ("torch", "transformers")}
+        return {**key, **{name: found or shipped.get(name) for name, found in installed.items()}}
+    return {
+        **key,
+        "code": _fingerprint(),
+        "torch": _exact_version("torch"),
+        "transformers": _exact_version("transformers"),
+    }
+
+
+def _digest_in(store: Store, key: dict[str, Any]) -> str:
+    return digest_of(_full_key(store, key))
 
 
 def _structure(asked: Setup) -> Setup:
@@ -632,11 +670,11 @@ def _highest(run: Any, base: Setup, name: str) -> int:
 
     def takes(length: int) -> bool:
         try:
-            answer = run.answer(replace(base, **{name: length}))
+            asked: Any = {name: length}
+            answer = run.answer(replace(base, **asked))
         except (ConfigError, ValueError):
             return False
-        taken: bool = answer.taken.get(name) == length
-        return taken
+        return bool(answer.taken.get(name) == length)
 
     if not takes(16):
         return 0
@@ -649,17 +687,17 @@ def _highest(run: Any, base: Setup, name: str) -> int:
     return low
 
 
-def _samples(highest: Mapping[str, int]) -> list[dict[str, int]]:
+def _samples(highest: Mapping[str, int]) -> list[dict[str, Any]]:
     """Lengths to ask a model about: both ends, and primes between."""
-    out = []
+    out: list[dict[str, Any]] = []
     for a, b in ((1, 1), (7, 13), (11, 5), (0, 0), (3, 17), (13, 2)):
-        row = {}
+        row: dict[str, Any] = {}
         for number, (name, high) in enumerate(highest.items()):
             share = (a, b)[number % 2]
             row[name] = high if share == 0 else min(1 + high * share // 19, high)
         if row not in out:
             out.append(row)
-    low = dict.fromkeys(highest, 1)
+    low: dict[str, Any] = dict.fromkeys(highest, 1)
     return [low, *[row for row in out if row != low]]
 
 

@@ -44,7 +44,7 @@ class Answer:
         notes: what there is to say.
     """
 
-    taken: Mapping[str, float]
+    taken: Mapping[str, Any]
     notes: tuple[str, ...]
 
 
@@ -76,7 +76,7 @@ class Rule:
             if not low <= size <= high or (size - low) % modulus:
                 return None
         try:
-            taken = {name: _field(name, formula.at(point)) for name, formula in self.taken}
+            taken: dict[str, Any] = {name: _field(name, formula.at(point)) for name, formula in self.taken}
             notes = tuple(
                 text.format(*(formula.at(point) for formula in formulas))
                 for text, formulas in zip(self.texts, self.numbers, strict=True)
