@@ -28,9 +28,11 @@ if TYPE_CHECKING:
     )
     from memest.estimator import estimate
     from memest.findings import Advice, Comparison
+    from memest.limits import MaxBatch
     from memest.result import Estimate, Verdict
     from memest.search.advise import advise
     from memest.search.compare import compare
+    from memest.search.max_batch import max_batch
     from memest.search.points import Sweep, SweepPoint
     from memest.search.sweep import sweep
     from memest.setup import Setup, Software
@@ -44,6 +46,7 @@ __all__ = [
     "ConfigError",
     "DeviceError",
     "Estimate",
+    "MaxBatch",
     "MemestError",
     "MissingDependencyError",
     "ModelLoadError",
@@ -61,6 +64,7 @@ __all__ = [
     "advise",
     "compare",
     "estimate",
+    "max_batch",
     "profile",
     "sweep",
 ]
@@ -71,6 +75,8 @@ _HOMES = {
     "advise": "memest.search.advise",
     "compare": "memest.search.compare",
     "Estimate": "memest.result",
+    "MaxBatch": "memest.limits",
+    "max_batch": "memest.search.max_batch",
     "Setup": "memest.setup",
     "Software": "memest.setup",
     "Verdict": "memest.result",

@@ -21,15 +21,17 @@ from memest.fit import (
 from memest.models.resolve import resolve_model
 from memest.options import read_size, setup_from_options
 from memest.replay.conf import parse_alloc_conf
-from memest.result import Estimate, Interval, Peak, Row, Verdict
+from memest.replay.replay import Replay
+from memest.result import Estimate, Interval, Peak, Row, Spot, Verdict
 from memest.setup import Loop, Setup
+from memest.steps.stream import Stream
 from memest.tracing import Found, Tracer, installed_version
 from memest.units import MIB, format_size
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Cards", "answer", "cards_of", "estimate"]
+__all__ = ["Cards", "answer", "cards_of", "estimate", "spot"]
 
 Progress = Callable[[str], None]
 
@@ -130,7 +132,7 @@ def cards_of(
 def answer(
     tracer: Tracer, asked: Setup, *, gpu: str | Sequence[str] | None = None,
     gpu_memory: int | str | None = None, device_context: int | str | None = None,
-    max_batch: bool = True, vary: Sequence[str] = (),
+    max_batch: bool = True, vary: Sequence[str] = (), common: bool = True,
 ) -> Estimate:  # fmt: skip
     """The estimate of a setup for a model whose traces a tracer keeps.
 
@@ -142,6 +144,7 @@ def answer(
         device_context: likewise.
         max_batch: look for the largest batch when a GPU is named.
         vary: sizes that further questions will change.
+        common: say what it means for the GPUs that people have, where none is named.
     """
     cards = cards_of(asked, gpu, gpu_memory, device_context)
     main, named = cards.main, cards.named
@@ -154,34 +157,23 @@ def answer(
     result = replays.of(stream, curve=True)
     alive = alive_at_peak(stream, result)
     rows = breakdown(stream, result, alive)
-    device = result.peak_reserved_bytes + main.context.expected_bytes
-    high = device + main.context.high_bytes - main.context.expected_bytes
-    high += stream.workspace_slack_bytes
-    low = device - main.context.expected_bytes + main.context.low_bytes
     fits = []
-    for card in named[1:] if named else common_cards(setup, cards.torch, cards.context):
+    others = named[1:]
+    if not named and common:
+        others = common_cards(setup, cards.torch, cards.context)
+    for card in others:
         other = tracer.find(asked, card.traits).stream
         fits.append(verdict_for(card, other, replays.of(other), conf))
     chosen = verdict_for(main, stream, result, conf) if named else None
     batch = safe = None
     if looks_for_batch:
         batch, safe, _ = largest_batch(main, tracer, replace(asked, batch=setup.batch), conf)
-    basis = main.context.basis
-    if stream.workspace_slack_bytes >= MIB:
-        basis += (
-            f"; up to {format_size(stream.workspace_slack_bytes)} more where a library picks its "
-            "own workspace"
-        )
     return Estimate(
         model=tracer.facts(found),
         setup=setup,
         gpu=chosen,
-        peak=Peak(
-            allocated_bytes=result.peak_allocated_bytes,
-            reserved_bytes=result.peak_reserved_bytes,
-            device_bytes=device,
-        ),
-        interval=Interval(level=None, low_bytes=low, high_bytes=high, basis=basis),
+        peak=_peak(main, result),
+        interval=_interval(main, stream, result),
         breakdown=rows,
         peak_at=moment(stream, result),
         layers=layers(stream, alive),
@@ -193,6 +185,55 @@ def answer(
         common_gpus=tuple(fits),
         notes=tuple(_notes(found, main, rows)),
         assumptions=tuple(_assumptions(tracer.assumptions(asked), setup, cards)),
+    )
+
+
+def spot(
+    tracer: Tracer, asked: Setup, *, gpu: str | Sequence[str] | None = None,
+    gpu_memory: int | str | None = None, device_context: int | str | None = None,
+    vary: Sequence[str] = (),
+) -> Spot:  # fmt: skip
+    """The peaks and the verdict of :func:`answer` alone, in a third of the time.
+
+    Args:
+        tracer: of the model.
+        asked: the setup as it was asked for.
+        gpu: as for :func:`estimate`; the first one counts.
+        gpu_memory: likewise.
+        device_context: likewise.
+        vary: sizes that further questions will change.
+    """
+    cards = cards_of(asked, gpu, gpu_memory, device_context)
+    found = tracer.find(asked, cards.main.traits, vary)
+    conf = parse_alloc_conf(found.setup.alloc_conf)
+    stream = found.stream
+    result = Replays(conf).of(stream)
+    return Spot(
+        setup=found.setup,
+        gpu=verdict_for(cards.main, stream, result, conf) if cards.named else None,
+        peak=_peak(cards.main, result),
+        interval=_interval(cards.main, stream, result),
+    )
+
+
+def _peak(card: Card, result: Replay) -> Peak:
+    return Peak(
+        allocated_bytes=result.peak_allocated_bytes,
+        reserved_bytes=result.peak_reserved_bytes,
+        device_bytes=result.peak_reserved_bytes + card.context.expected_bytes,
+    )
+
+
+def _interval(card: Card, stream: Stream, result: Replay) -> Interval:
+    basis, slack = card.context.basis, stream.workspace_slack_bytes
+    if slack >= MIB:
+        basis += f"; up to {format_size(slack)} more where a library picks its own workspace"
+    reserved = result.peak_reserved_bytes
+    return Interval(
+        level=None,
+        low_bytes=reserved + card.context.low_bytes,
+        high_bytes=reserved + card.context.high_bytes + slack,
+        basis=basis,
     )
 
 

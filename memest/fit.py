@@ -157,19 +157,22 @@ class Replays:
     """
 
     conf: AllocatorConf
-    _done: dict[tuple[int, tuple[int, ...]], Replay] = field(default_factory=dict)
+    _done: dict[tuple[int, tuple[int, ...]], tuple[Replay, Stream]] = field(default_factory=dict)
 
     def of(self, stream: Stream, *, curve: bool = False) -> Replay:
         """The replay of a stream."""
-        # the events are those of a course, which its program keeps
+        # the events are those of a course, which all its streams share; keeping the stream keeps
+        # its identity from being used again
         key = id(stream.events), tuple(stream.sizes)
         known = self._done.get(key)
-        if known is None or (curve and known.allocated_curve is None):
-            known = self._done[key] = replay(
-                stream.events, stream.sizes, self.conf, curve=curve, chains=stream.chains,
-                requested=False,
-            )  # fmt: skip
-        return known
+        if known is not None and (not curve or known[0].allocated_curve is not None):
+            return known[0]
+        result = replay(
+            stream.events, stream.sizes, self.conf, curve=curve, chains=stream.chains,
+            requested=False,
+        )  # fmt: skip
+        self._done[key] = result, stream
+        return result
 
 
 @dataclass(slots=True)

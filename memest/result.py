@@ -20,6 +20,7 @@ __all__ = [
     "Peak",
     "PeakMoment",
     "Row",
+    "Spot",
     "TimePoint",
     "Verdict",
 ]
@@ -121,6 +122,21 @@ class GpuFit:
     headroom_bytes: int
     device_bytes: int
     basis: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spot:
+    """The short answer: peaks and verdict alone, for those who ask many times."""
+
+    setup: Setup
+    gpu: GpuFit | None
+    peak: Peak
+    interval: Interval
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether the run fits."""
+        return Verdict.UNKNOWN if self.gpu is None else self.gpu.verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

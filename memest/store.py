@@ -17,6 +17,7 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -33,6 +34,8 @@ VERSION = 1
 DEFAULT_LIMIT = 512 * MIB
 _SUFFIX = ".json.gz"
 _KEY = "key"
+_PART = ".part"
+_ABANDONED = 3600  # seconds after which nobody is writing a file any more
 
 
 def cache_folder() -> Path:
@@ -182,7 +185,7 @@ class Store:
             if not files:
                 continue
             stats = [s for f in files if (s := _stat(f)) is not None]
-            document = self._load(place / f"{_KEY}{_SUFFIX}")
+            document = self._load(place / f"{_KEY}{_SUFFIX}", used=False)
             key = None if document is None else document.content
             found.append(
                 Entry(
@@ -217,8 +220,13 @@ class Store:
             and place.is_dir()
         ]  # fmt: skip
 
-    def _load(self, path: Path) -> Document | None:
-        """A file's document; None, and the file gone, where it is not what it should be."""
+    def _load(self, path: Path, *, used: bool = True) -> Document | None:
+        """A file's document; None, and the file gone, where it is not what it should be.
+
+        Args:
+            path: of the file.
+            used: whether that counts as a use: looking at what there is does not.
+        """
         try:
             raw = path.read_bytes()
         except OSError:
@@ -236,21 +244,30 @@ class Store:
             with contextlib.suppress(OSError):
                 if found is None:
                     path.unlink()
-                else:
+                elif used:
                     os.utime(path)
         return found
 
     def _prune(self, keep: str) -> None:
-        """Let go of what was used longest ago until the limit holds."""
+        """Let go of what was used longest ago until the limit holds, of ``keep`` last of all."""
         limit = size_limit()
-        entries = self.entries() if self._total() > limit else []
-        total = sum(entry.bytes for entry in entries)
-        for entry in reversed(entries):
-            if total <= limit:
-                break
-            if entry.digest != keep and self.folder is not None:
+        total = self._total()
+        if total <= limit or self.folder is None:
+            return
+        for part in self.folder.glob(f"*/.*{_PART}"):
+            stat = _stat(part)
+            if stat is not None and time.time() - stat.st_mtime > _ABANDONED:
+                part.unlink(missing_ok=True)
+                total -= stat.st_size
+        for entry in reversed(self.entries()):
+            if total > limit and entry.digest != keep:
                 shutil.rmtree(self.folder / entry.digest, ignore_errors=True)
                 total -= entry.bytes
+        stats = [(s.st_mtime, s.st_size, f) for f in _files(self.folder / keep) if (s := _stat(f))]
+        for _, size, path in sorted(stats):
+            if total > limit:
+                path.unlink(missing_ok=True)
+                total -= size
 
     def _total(self) -> int:
         sizes = (s.st_size for p in self._places() for f in _files(p) if (s := _stat(f)))
@@ -286,7 +303,7 @@ def _head(path: Path, body: bytes, about: Any) -> dict[str, Any]:
 def _write(path: Path, content: Any, about: Any) -> None:
     body = json.dumps(content, separators=(",", ":")).encode()
     head = json.loads(json.dumps(_head(path, body, about)))
-    handle, name = tempfile.mkstemp(prefix=".", suffix=".part", dir=path.parent)
+    handle, name = tempfile.mkstemp(prefix=".", suffix=_PART, dir=path.parent)
     part = Path(name)
     try:
         with os.fdopen(handle, "wb") as file:

@@ -7,7 +7,8 @@ it. Torch is loaded when a trace has to be made, not before.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -252,6 +253,33 @@ class Tracer:
         program = self._program(family, point, setup, gpu)
         return Found(setup, gpu, program, point, steps.cards[asked.image_size])
 
+    def find_once(self, asked: Setup, gpu: GpuTraits) -> Found:
+        """As :meth:`find`, with one trace at most: for a size near which nobody will ask again."""
+        steps, setup = self._steps(asked), self.resolve(asked)
+        if setup.attn_implementation is Attention.FLASH_ATTENTION_2:
+            check_flash_gpu(gpu.capability)
+        sizes = _sizes_of(setup)
+        held = self._held(steps, sizes, gpu)
+        if held is None:
+            family = alone(self._traced(steps, asked, setup, gpu), sizes)
+            self._keep(steps, family)
+            held = family, ()
+        program = self._program(*held, setup, gpu)
+        return Found(setup, gpu, program, held[1], steps.cards[asked.image_size])
+
+    def limit(self, asked: Setup, axis: str) -> int | None:
+        """The greatest length that the model takes.
+
+        Args:
+            asked: as the user gave it.
+            axis: ``seq_len`` or ``target_len``.
+
+        Returns:
+            None where the model names none, or where it is not known.
+        """
+        setup = self.resolve(asked)
+        return self._limit(self._steps(asked), setup, axis)
+
     def trace(self, asked: Setup, gpu: GpuTraits) -> Found:
         """The same by a trace of its own, whatever is known: to compare with."""
         steps, setup = self._steps(asked), self.resolve(asked)
@@ -488,13 +516,14 @@ class Tracer:
         sizes = _sizes_of(setup)
         tied = "target_len" not in axes and sizes.get("target_len") == sizes.get("seq_len")
         tied = tied and "target_len" in sizes and "seq_len" in axes
-        tokens = sizes.get("seq_len", 256)
-        ranges = {}
-        for axis in axes:
+        tokens = max(sizes.get("seq_len", 256), sizes.get("target_len", 0))
+        found = {}
+        for axis in reversed(axes):  # the batch comes last: how far it goes depends on the others
             limit = self._limit(steps, setup, axis)
-            found = range_of(axis, sizes[axis], limit, tokens)
-            if found is not None:
-                ranges[axis] = found
+            found[axis] = range_of(axis, sizes[axis], limit, tokens, self._thresholds)
+            if (reached := found[axis]) is not None and axis in ("seq_len", "target_len"):
+                tokens = max(tokens, reached.high)
+        ranges = {axis: reached for axis in axes if (reached := found[axis]) is not None}
         if not ranges:
             return None
         known = {}
@@ -514,6 +543,12 @@ class Tracer:
             return self._traced(steps, own, resized, gpu)
 
         return grow(sizes, ranges, known, trace_at, tied=tied)
+
+    @property
+    def _thresholds(self) -> list[int]:
+        """Lengths at which the config says that something changes."""
+        config = None if self._source is None else self._source.config
+        return sorted(set(_windows(config or {})))
 
     def _limit(self, steps: _Steps, setup: Setup, axis: str) -> int | None:
         """The greatest size the model takes."""
@@ -699,6 +734,19 @@ def _samples(highest: Mapping[str, int]) -> list[dict[str, Any]]:
             out.append(row)
     low: dict[str, Any] = dict.fromkeys(highest, 1)
     return [low, *[row for row in out if row != low]]
+
+
+_WINDOW = re.compile(r"window|chunk_size|local_attention|original_max_position|max_distance")
+
+
+def _windows(config: Any) -> Iterator[int]:
+    """The lengths in a config that bound what attention looks at."""
+    for name, value in config.items() if isinstance(config, dict) else ():
+        if isinstance(value, dict):
+            yield from _windows(value)
+        elif _WINDOW.search(str(name)):
+            values = value if isinstance(value, list) else [value]
+            yield from (v for v in values if isinstance(v, int) and not isinstance(v, bool))
 
 
 # -- families -------------------------------------------------------------------------------------

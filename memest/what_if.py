@@ -10,12 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from memest.errors import ConfigError
-from memest.estimator import answer
+from memest.estimator import answer, cards_of, spot
 from memest.models.resolve import resolve_model
 from memest.options import setup_from_options
-from memest.result import Estimate
+from memest.result import Estimate, Spot
 from memest.setup import Setup
-from memest.tracing import Tracer
+from memest.steps.grid import Question, allocated_peaks
+from memest.steps.work import StepWork, step_work
+from memest.tracing import Found, Tracer
 
 if TYPE_CHECKING:
     import torch
@@ -87,6 +89,7 @@ class Profile:
         device_context: int | str | None = None,
         max_batch: bool = False,
         vary: Sequence[str] = (),
+        common: bool = True,
         **changes: Any,
     ) -> Estimate:
         """The estimate for the profile's setup with some options changed.
@@ -99,12 +102,70 @@ class Profile:
             max_batch: look for the largest batch too.
             vary: sizes that further questions will change (``batch``, ``seq_len``, ...): worth a
                 few more traces now.
+            common: say what it means for the GPUs that people have, where none is named.
             **changes: options of an estimate that differ from the profile's setup.
         """
         asked = self.setup_for(setup, **changes)
         return answer(
             self._tracer, asked, gpu=gpu, gpu_memory=gpu_memory, device_context=device_context,
-            max_batch=max_batch, vary=vary,
+            max_batch=max_batch, vary=vary, common=common,
+        )  # fmt: skip
+
+    def spot(
+        self,
+        setup: Setup | None = None,
+        *,
+        gpu: str | Sequence[str] | None = None,
+        gpu_memory: int | str | None = None,
+        device_context: int | str | None = None,
+        vary: Sequence[str] = (),
+        **changes: Any,
+    ) -> Spot:
+        """The peaks and the verdict of :meth:`estimate` alone, for those who ask many times."""
+        return spot(
+            self._tracer, self.setup_for(setup, **changes), gpu=gpu, gpu_memory=gpu_memory,
+            device_context=device_context, vary=vary,
+        )  # fmt: skip
+
+    def found(
+        self, setup: Setup | None = None, *, gpu: str | Sequence[str] | None = None, **changes: Any
+    ) -> Found:
+        """What answers a question: the steps, and the stream that the allocator sees."""
+        asked = self.setup_for(setup, **changes)
+        return self._tracer.find(asked, cards_of(asked, gpu, None, None).main.traits)
+
+    def work(
+        self, setup: Setup | None = None, *, gpu: str | Sequence[str] | None = None, **changes: Any
+    ) -> StepWork:
+        """Arithmetic, launches and memory written by one optimizer step in the steady state."""
+        found = self.found(setup, gpu=gpu, **changes)
+        return step_work(found.program.trace_at(found.point), found.setup.grad_accum)
+
+    def allocated(
+        self, points: Sequence[Mapping[str, Any]], *, gpu: str | Sequence[str] | None = None
+    ) -> list[int]:
+        """The allocated peaks of many points at once, with NumPy over the formulas.
+
+        Allocations are rounded to 512 bytes and nothing else: that is all there is under
+        expandable segments. With fixed segments the rests of blocks too small to be split off come
+        on top, below 1 MiB for each large block.
+
+        Args:
+            points: what each one changes of the profile's setup.
+            gpu: whose kernels run.
+
+        Returns:
+            Bytes, in the order of the points.
+        """
+        found = []
+        names = sorted({name for point in points for name in point})
+        for point in points:
+            asked = self.setup_for(**point)
+            traits = cards_of(asked, gpu, None, None).main.traits
+            found.append(self._tracer.find(asked, traits, names if len(points) > 3 else ()))
+        return allocated_peaks(
+            [Question(f.program, f.point, f.gpu, f.setup.num_steps, f.setup.grad_accum)
+             for f in found]
         )  # fmt: skip
 
     def setup_for(self, setup: Setup | None = None, **changes: Any) -> Setup:

@@ -7,11 +7,13 @@ from typing import Annotated, Any
 import typer
 
 from memest.cli.advise import advise
+from memest.cli.cache import cache
 from memest.cli.compare import compare
 from memest.cli.console import write_out
 from memest.cli.env import env
 from memest.cli.estimate import estimate, fits
 from memest.cli.gpus import gpus
+from memest.cli.max_batch import max_batch
 from memest.cli.models import models
 from memest.cli.replay import replay
 from memest.cli.sweep import sweep
@@ -51,6 +53,8 @@ def build() -> Any:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_root)
-    for function in (estimate, fits, compare, advise, sweep, replay, models, gpus, env):
+    for function in (
+        estimate, fits, max_batch, compare, advise, sweep, replay, models, gpus, cache, env,
+    ):  # fmt: skip
         app.command()(function)
     return typer.main.get_command(app)

@@ -73,6 +73,19 @@ def _gpus() -> tuple[list[dict[str, Any]], str]:
     ], "" if found else "the driver sees no GPU"
 
 
+def _cache() -> dict[str, Any]:
+    """The folder of step profiles, and what it holds."""
+    from memest.store import Store, cache_folder
+
+    folder = cache_folder()
+    entries = Store(folder, writable=False).entries()
+    return {
+        "path": str(folder),
+        "entries": len(entries),
+        "bytes": sum(entry.bytes for entry in entries),
+    }
+
+
 def environment() -> dict[str, Any]:
     """The facts as plain data."""
     import memest
@@ -91,6 +104,7 @@ def environment() -> dict[str, Any]:
             "memest": str(Path(memest.__file__).parent),
             "data": str(files("memest.data")),
         },
+        "cache": _cache(),
         "variables": {name: os.environ[name] for name in (*VARIABLES, *own) if name in os.environ}
         | {name: "(set)" for name in SECRETS if os.environ.get(name)},
     }
@@ -122,6 +136,8 @@ def env(
     if facts["gpus_note"]:
         rows.append(("GPU", facts["gpus_note"]))
     rows += [(f"path of {name}", path) for name, path in facts["paths"].items()]
+    kept = facts["cache"]
+    rows.append(("path of cache", f"{kept['path']} ({format_size(kept['bytes'])})"))
     rows += sorted(facts["variables"].items())
     for name, value in rows:
         table.add_row(name, value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from memest.events import Phase
 from memest.report.phases import STEP_PHASES
 from memest.result import Estimate, GpuFit, Verdict
-from memest.setup import Dtype, Loop, Precision, Setup
+from memest.setup import MAX_BATCH, Dtype, Loop, Precision, Setup
 from memest.units import format_size
 
 __all__ = [
@@ -101,6 +101,11 @@ def batch_sentence(estimate: Estimate) -> str:
         return ""
     if largest == 0:
         return "none: not even a batch of 1 fits"
+    if largest >= MAX_BATCH:
+        # where the search ended, not where the memory did
+        most = f"{MAX_BATCH:,} or more"
+        certain = safe is None or safe == largest
+        return most if certain else f"{most} expected, {safe or 'none'} is safe"
     if safe is None or safe == largest:
         return f"{largest}"
     if safe == 0:

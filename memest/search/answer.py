@@ -78,12 +78,11 @@ def answer(unit: Unit, progress: Callable[[str], None] | None = None) -> Iterato
                     unit.model, setup, inputs=unit.inputs, loss=unit.loss,
                     trust_remote_code=unit.trust_remote_code, progress=progress,
                 )  # fmt: skip
-            found = asked.estimate(
+            found = asked.spot(
                 setup,
                 gpu=options.get("gpu"),
                 gpu_memory=options.get("gpu_memory"),
                 device_context=options.get("device_context"),
-                max_batch=False,
                 vary=often,
             )
         except MissingDependencyError:

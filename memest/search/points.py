@@ -16,7 +16,7 @@ from memest.search.axes import Axis
 from memest.search.grid import shown
 
 if TYPE_CHECKING:
-    from memest.result import Estimate
+    from memest.result import Spot
 
 __all__ = [
     "METRICS",
@@ -72,7 +72,7 @@ class SweepPoint:
 
     @classmethod
     def of(
-        cls, index: int, model: str, options: tuple[tuple[str, Any], ...], estimate: Estimate
+        cls, index: int, model: str, options: tuple[tuple[str, Any], ...], estimate: Spot
     ) -> SweepPoint:
         """The point of an estimate."""
         gpu = estimate.gpu

@@ -6,15 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from memest.fit import REFERENCE_GPU
-from memest.hardware.catalogue import find_gpu, traits
+from memest.hardware.catalogue import find_gpu
 from memest.hardware.nvml import resolve_gpu
 from memest.hardware.spec import GpuSpec
 from memest.result import Estimate
 from memest.search.cost import Speed, speed_of, step_seconds
 from memest.setup import Setup
-from memest.steps.compose import splice
-from memest.steps.work import StepWork, step_work
-from memest.tracing import installed_version
+from memest.steps.work import StepWork
 from memest.what_if import Profile
 
 __all__ = ["Probe", "spec_of"]
@@ -45,7 +43,9 @@ class Probe:
         key = (setup, max_batch)
         found = self._estimates.get(key)
         if found is None:
-            found = self.profile.estimate(setup, max_batch=max_batch, vary=self._vary, **self.where)
+            found = self.profile.estimate(
+                setup, max_batch=max_batch, vary=self._vary, common=False, **self.where
+            )
             self._estimates[key] = found
         return found
 
@@ -54,7 +54,8 @@ class Probe:
         setup = self.profile.setup_for(**changes)
         found = self._works.get(setup)
         if found is None:
-            found = self._works[setup] = _work(self.profile, setup, self.spec)
+            gpu = self.where.get("gpu")
+            found = self._works[setup] = self.profile.work(setup, gpu=gpu)
         return found
 
     def seconds_per_sample(self, **changes: Any) -> float:
@@ -75,13 +76,3 @@ def spec_of(where: dict[str, Any]) -> GpuSpec:
     if named is None or named == () or named == []:
         return find_gpu(REFERENCE_GPU)
     return resolve_gpu(named if isinstance(named, str) else named[0])
-
-
-def _work(profile: Profile, setup: Setup, spec: GpuSpec) -> StepWork:
-    torch = setup.software.torch or installed_version("torch") or (2, 13)
-    found = profile._tracer.find(setup, traits(spec, torch))
-    updates = found.program._updates
-    trace = splice(
-        found.program.micro_steps.at(found.point), None if updates is None else updates.at(())
-    )
-    return step_work(trace, found.setup.grad_accum)

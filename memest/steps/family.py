@@ -11,14 +11,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import product
 from typing import Any
 
 from memest.attention import SdpaCall
 from memest.events import Trace, Weight
 from memest.hidden.call import OpCall, TensorSpec, Value
-from memest.steps.formula import Formula, constant, find, monomials
+from memest.steps.formula import Formula, NoFormulaError, constant, find, monomials
 
-__all__ = ["DEGREES", "Family", "NotAlikeError", "Point", "Reach", "Ref", "Table", "alike", "alone", "unite"]
+__all__ = [
+    "DEGREES",
+    "Family",
+    "NotAlikeError",
+    "Point",
+    "Reach",
+    "Ref",
+    "Table",
+    "alike",
+    "alone",
+    "unite",
+]
 
 Point = tuple[int, ...]
 
@@ -211,7 +223,7 @@ def unite(
     first = all_traces[0]
     if not all(alike(first, trace) for trace in all_traces[1:]):
         raise NotAlikeError
-    maker = _Maker(axes, points)
+    maker = _Maker(axes, points, moduli)
     skeleton = replace(first)
     skeleton.sizes = [maker.place(v) for v in zip(*(t.sizes for t in all_traces), strict=True)]
     skeleton.counts = tuple(
@@ -250,9 +262,11 @@ def _structure(trace: Trace) -> tuple[Any, ...]:
 class _Maker:
     """Finds the formula of every combination of numbers once."""
 
-    def __init__(self, axes: tuple[str, ...], points: tuple[Point, ...]) -> None:
-        self._axes = axes
+    def __init__(
+        self, axes: tuple[str, ...], points: tuple[Point, ...], moduli: tuple[int, ...]
+    ) -> None:
         self._points = points
+        self._moduli = moduli
         self._basis = monomials([DEGREES[axis] for axis in axes])
         self._places: dict[tuple[int, ...], int] = {}
         self._by_formula: dict[Formula, int] = {}
@@ -263,12 +277,34 @@ class _Maker:
         known = self._places.get(values)
         if known is None:
             formula = find(values, self._points, self._basis)
+            if formula.divisor != 1 and not self._is_whole(formula):
+                raise NoFormulaError(open=True)
             known = self._by_formula.get(formula)
             if known is None:
                 known = self._by_formula[formula] = len(self.formulas)
                 self.formulas.append(formula)
             self._places[values] = known
         return known
+
+    def _is_whole(self, formula: Formula) -> bool:
+        """Whether the value is a whole number wherever the family answers.
+
+        A polynomial is, if it is at one point more than its degree next to each other.
+        """
+        steps = product(*(range(degree + 1) for degree in map(max, zip(*self._basis, strict=True))))
+        try:
+            for step in steps:
+                formula.at(
+                    tuple(
+                        size + count * modulus
+                        for size, count, modulus in zip(
+                            self._points[0], step, self._moduli, strict=True
+                        )
+                    )
+                )
+        except NoFormulaError:
+            return False
+        return True
 
     def merged(self, calls: Sequence[Any]) -> Any:
         """One call for all points."""

@@ -2,8 +2,9 @@
 
 The extents of every tensor are products of model constants and of sizes (batch, length), now and
 then shifted by one or by the tokens of an image. So the bytes of every allocation are a sum of very
-few monomials. :func:`find` takes the shortest sum that fits all traces, demands one trace more than
-it has terms, and demands that no other sum of that length fits as well.
+few monomials. :func:`find` takes the shortest sum that fits all traces, demands that the value of
+each trace follows from those of the others, and demands that no other sum of that length fits as
+well.
 """
 
 from __future__ import annotations
@@ -111,9 +112,30 @@ def find(values: Sequence[int], points: Sequence[Point], basis: Sequence[Exponen
             raise NoFormulaError(open=True)
         if found:
             chosen, (numbers, divisor) = found[0]
+            if not _tested([columns[c] for c in chosen]):
+                raise NoFormulaError(open=True)
             terms = tuple((n, basis[c]) for n, c in zip(numbers, chosen, strict=True))
             return Formula(terms, divisor)
     raise NoFormulaError(open=False)
+
+
+def _tested(columns: Sequence[Sequence[int]]) -> bool:
+    """Whether each value follows from the others.
+
+    One that does not fits whatever it is: that of the only trace at some length, or, where all
+    terms are of one degree, those of two traces of which one is twice the other in every size.
+    """
+    rows = list(zip(*columns, strict=True))
+    return all(_rank([*rows[:i], *rows[i + 1 :]]) == len(columns) for i in range(len(rows)))
+
+
+def _rank(rows: Iterable[Sequence[int]]) -> int:
+    pivots: list[list[int]] = []
+    for row in rows:
+        reduced = _reduced(list(row), pivots)
+        if any(reduced):
+            pivots.append(reduced)
+    return len(pivots)
 
 
 def _power(point: Point, exponents: Exponents) -> int:

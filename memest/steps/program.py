@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from memest.hidden.call import GpuTraits
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from memest.events import Trace
+from memest.hidden.call import GpuTraits, Hidden
 from memest.hidden.registry import hidden_allocations
 from memest.steps.compose import Pieces, splice
 from memest.steps.family import Family, Point
@@ -45,13 +50,37 @@ class Program:
             num_steps: optimizer steps.
             grad_accum: micro-steps of each.
         """
-        numbers = self.micro_steps.numbers_at(point)
-        calls = [*self.micro_steps.calls_at(numbers), *self._later_calls]
-        hidden = [hidden_allocations(call, gpu) for call in calls]
+        numbers, hidden = self.numbers_at(point, gpu)
         course = self.course(shape_of(hidden), num_steps, grad_accum)
-        table = [*numbers, *self._later, *(h.nbytes for found in hidden for h in found)]
+        table = [*numbers, *(h.nbytes for found in hidden for h in found)]
         sizes = list(map(table.__getitem__, course.places))
         return Stream.of(course, sizes, slack_of(hidden))
+
+    def numbers_at(
+        self, point: Point, gpu: GpuTraits
+    ) -> tuple[list[int], list[tuple[Hidden, ...]]]:
+        """The sizes of all places of the trace, and the workspaces of all its calls."""
+        numbers = self.micro_steps.numbers_at(point)
+        calls = [*self.micro_steps.calls_at(numbers), *self._later_calls]
+        return [*numbers, *self._later], [hidden_allocations(call, gpu) for call in calls]
+
+    def full_course(self, point: Point, gpu: GpuTraits, num_steps: int, grad_accum: int) -> Course:
+        """The course with every workspace, those that need no bytes at this point included."""
+        _, hidden = self.numbers_at(point, gpu)
+        shape = tuple(tuple(replace(h, nbytes=1, high_nbytes=None) for h in f) for f in hidden)
+        return self.course(shape, num_steps, grad_accum)
+
+    def remembered(self, course: Course, make: Callable[[], Any]) -> Any:
+        """What was computed from a course before, else what ``make`` computes."""
+        memo = course.chains.memo
+        if "grid" not in memo:
+            memo["grid"] = make()
+        return memo["grid"]
+
+    def trace_at(self, point: Point) -> Trace:
+        """Micro-steps and updates as one concrete trace, in their order."""
+        updates = None if self._updates is None else self._updates.at(())
+        return splice(self.micro_steps.at(point), updates)
 
     def course(self, shape: Shape, num_steps: int, grad_accum: int) -> Course:
         """The course for these workspaces, laid out once."""

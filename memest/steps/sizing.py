@@ -76,7 +76,9 @@ class Rule:
             if not low <= size <= high or (size - low) % modulus:
                 return None
         try:
-            taken: dict[str, Any] = {name: _field(name, formula.at(point)) for name, formula in self.taken}
+            taken: dict[str, Any] = {
+                name: _field(name, formula.at(point)) for name, formula in self.taken
+            }
             notes = tuple(
                 text.format(*(formula.at(point) for formula in formulas))
                 for text, formulas in zip(self.texts, self.numbers, strict=True)

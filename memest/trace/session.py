@@ -20,6 +20,7 @@ from memest.trace.build import BuiltModel, build_model, count, freeze
 from memest.trace.inputs import Sizes, TensorPlan, plan_batch, realise
 from memest.trace.legacy import attention_of, masks_as_before, model_as_before
 from memest.trace.losses import loss_for
+from memest.trace.pristine import as_built
 from memest.trace.switches import set_checkpointing, set_use_cache
 from memest.trace.tasks import task_of_class
 from memest.trace.ties import separate_head
@@ -157,10 +158,11 @@ def trace_built(
     model_type = str(getattr(config, "model_type", ""))
     attention = str(getattr(config, "_attn_implementation", ""))
     plans = masks_as_before(run.plan(setup), model_type, attention, setup)
-    trace = trace_training(
-        run.model, setup, make_batch=lambda: realise(plans), loss_of=run.loss_of, gpu=gpu,
-        model_type=model_type, plan=plan or plan_to_compose(setup),
-    )  # fmt: skip
+    with as_built(run.model):
+        trace = trace_training(
+            run.model, setup, make_batch=lambda: realise(plans), loss_of=run.loss_of, gpu=gpu,
+            model_type=model_type, plan=plan or plan_to_compose(setup),
+        )  # fmt: skip
     trace.counts = run.counts
     return trace
 

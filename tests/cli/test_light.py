@@ -36,6 +36,10 @@ def loaded_after(code):
         "from memest.cli.main import run\nassert run(['gpus', '--json']) == 0",
         "from memest.cli.main import run\nassert run(['models', 'bert']) == 0",
         "from memest.cli.main import run\nassert run(['env', '--json']) == 0",
+        "from memest.cli.main import run\nassert run(['cache']) == 0",
+        "from memest.cli.main import run\nassert run(['cache', '--json']) == 0",
+        "from memest.cli.main import run\nassert run(['max-batch', '--help']) == 0",
+        "from memest.cli.main import run\nassert run(['max-batch', 'gpt2']) == 2",
         "from memest.cli.main import run\nassert run(['estimate', 'x', '--fp16', '--bf16']) == 2",
     ],
 )

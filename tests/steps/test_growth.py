@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from array import array
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memest.errors import TraceError
 from memest.events import ALLOC, Trace
-from memest.growth import MAX_TRACES, Range, grow, range_of
+from memest.growth import MAX_TRACES, grow, range_of
 
 # -- traces without torch: as many numbers as wanted, of any function of the sizes ----------------
 

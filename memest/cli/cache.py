@@ -1,0 +1,280 @@
+"""``memest cache``: the step profiles that are kept on disk."""
+
+from __future__ import annotations
+
+import json as json_module
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from memest.cli.console import Output, emit, write_out
+from memest.cli.parameters import AsciiFlag, DebugFlag, JsonFlag, NoColorFlag
+from memest.errors import ConfigError
+from memest.store import Entry, Store, cache_folder, size_limit
+from memest.units import format_size
+
+__all__ = ["cache", "contents"]
+
+_SWITCHES = {"padded": "padded batches", "use_reentrant": "reentrant checkpointing"}
+_WORDS = {
+    "task": "{}",
+    "precision": "{}",
+    "dtype": "{} weights",
+    "checkpointing": "checkpointing {}",
+    "attn_implementation": "{} attention",
+    "sdpa_backend": "{} kernel",
+    "loop": "{} loop",
+    "zero_grad": "zero_grad {}",
+    "zero_grad_at": "zero_grad {}",
+    "num_labels": "{} labels",
+    "freeze": "frozen: {}",
+    "software": "{}",
+}
+"""The parts of a setup that traces depend on, and how they are said."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contents:
+    """What the folder holds.
+
+    Attributes:
+        folder: the cache folder.
+        profiles: entries of models, used last first.
+        optimizers: entries of optimizer updates.
+        unknown: entries whose key cannot be read.
+        problem: why nothing can be read; empty if it can.
+        others: files and folders there that are not memest's.
+    """
+
+    folder: Path
+    profiles: tuple[Entry, ...]
+    optimizers: tuple[Entry, ...]
+    unknown: tuple[Entry, ...]
+    problem: str
+    others: int
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """All of them."""
+        return (*self.profiles, *self.optimizers, *self.unknown)
+
+    @property
+    def total_bytes(self) -> int:
+        """Size on disk."""
+        return sum(entry.bytes for entry in self.entries)
+
+
+def contents(folder: Path) -> Contents:
+    """Look into a cache folder without touching anything."""
+    problem, others = "", 0
+    try:
+        names = [path.name for path in folder.iterdir()]
+    except FileNotFoundError:
+        names = []
+    except NotADirectoryError:
+        names, problem = [], "it is a file, not a folder: nothing is kept"
+    except OSError as error:
+        names, problem = [], f"it cannot be read: {error.strerror or error}"
+    # reading only: a look must not make old entries seem used
+    entries = Store(folder, writable=False).entries() if not problem else []
+    kinds: dict[str, list[Entry]] = {"profiles": [], "optimizers": [], "unknown": []}
+    for entry in entries:
+        if isinstance(entry.key.get("model"), str):
+            kinds["profiles"].append(entry)
+        else:
+            kinds["optimizers" if "weights" in entry.key else "unknown"].append(entry)
+    known = {entry.digest for entry in entries}
+    others = sum(1 for name in names if name not in known)
+    return Contents(
+        folder=folder, profiles=tuple(kinds["profiles"]), optimizers=tuple(kinds["optimizers"]),
+        unknown=tuple(kinds["unknown"]), problem=problem, others=others,
+    )  # fmt: skip
+
+
+def _differences(key: Mapping[str, Any]) -> dict[str, Any]:
+    """What of an entry's setup is not as when nothing is asked for."""
+    from memest.setup import Setup
+
+    setup = key.get("setup")
+    if not isinstance(setup, dict):
+        return {}
+    usual = Setup().to_dict()
+    changed = {
+        name: setup[name] for name in (*_WORDS, *_SWITCHES)
+        if name in setup and name in usual and setup[name] != usual[name]
+    }  # fmt: skip
+    if setup.get("optim") == "none":
+        changed["optim"] = "none"
+    if setup.get("loop") == "plain" and setup.get("grad_accum") != 1:
+        changed["grad_accum"] = True
+    return changed
+
+
+def _words(key: Mapping[str, Any]) -> str:
+    said = []
+    for name, value in _differences(key).items():
+        if name in _WORDS:
+            said.append(_WORDS[name].format(_plain(value)))
+        elif name in _SWITCHES:
+            said.append(_SWITCHES[name] if value else f"no {_SWITCHES[name]}")
+        else:
+            said.append({"optim": "no optimizer", "grad_accum": "accumulation"}[name])
+    return ", ".join(said) or "as by default"
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, dict):
+        return " ".join(f"{name} {version}" for name, version in value.items())
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _moment(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).astimezone().strftime("%Y-%m-%d %H:%M")
+
+
+def _document(found: Contents, limit: int) -> dict[str, Any]:
+    """The document of ``--json``; sizes in bytes, times in UTC."""
+
+    def sums(entries: Iterable[Entry]) -> dict[str, Any]:
+        listed = list(entries)
+        used = max((entry.used for entry in listed), default=None)
+        return {
+            "entries": len(listed),
+            "documents": sum(entry.documents for entry in listed),
+            "bytes": sum(entry.bytes for entry in listed),
+            "used": None if used is None else _utc(used),
+        }
+
+    return {
+        "schema_version": 1,
+        "path": str(found.folder),
+        "problem": found.problem or None,
+        "total_bytes": found.total_bytes,
+        "limit_bytes": limit,
+        "profiles": [
+            {
+                "digest": entry.digest,
+                "model": entry.key["model"],
+                "setup": _differences(entry.key),
+                "torch": entry.key.get("torch"),
+                "transformers": entry.key.get("transformers"),
+                "documents": entry.documents,
+                "bytes": entry.bytes,
+                "used": _utc(entry.used),
+            }
+            for entry in found.profiles
+        ],
+        "optimizers": sums(found.optimizers),
+        "unknown": sums(found.unknown),
+        "other_files": found.others,
+    }
+
+
+def _utc(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
+
+
+def _clear(folder: Path) -> tuple[int, int]:
+    """(bytes freed, bytes that could not be)."""
+    before = contents(folder).total_bytes
+    Store(folder).clear()
+    left = contents(folder).total_bytes
+    return before - left, left
+
+
+def cache(
+    *,
+    clear: Annotated[
+        bool, typer.Option("--clear", metavar="", help="Drop everything that is kept.")
+    ] = False,
+    path: Annotated[
+        bool, typer.Option("--path", metavar="", help="The folder's path alone.")
+    ] = False,
+    json: JsonFlag = False,
+    no_color: NoColorFlag = False,
+    ascii: AsciiFlag = False,  # noqa: A002, ARG001 - the same options everywhere
+    debug: DebugFlag = False,  # noqa: ARG001 - read before parsing
+) -> int:
+    """The step profiles that are kept on disk, so that a model is traced once.
+
+    MEMEST_CACHE chooses the folder, MEMEST_CACHE_LIMIT its size (512MiB if not set). What was used
+    longest ago goes first. For example: memest cache --clear
+    """
+    if clear and path:
+        raise ConfigError("--clear and --path exclude each other: drop one of them.")
+    folder = cache_folder()
+    if path:
+        write_out(f"{json_module.dumps({'path': str(folder)}) if json else folder}\n")
+        return 0
+    if clear:
+        return _report_cleared(folder, json=json)
+    limit = size_limit()
+    found = contents(folder)
+    if json:
+        write_out(f"{json_module.dumps(_document(found, limit), indent=2)}\n")
+        return 0
+    write_out(f"{_summary(found, limit)}\n")
+    if found.entries:
+        _show(found, Output(color=not no_color))
+    if found.others and not found.problem:
+        what = "one other file" if found.others == 1 else f"{found.others} other files"
+        emit(f"memest: {what} in {folder}: not memest's, nothing here touches them.")
+    return 0
+
+
+def _report_cleared(folder: Path, *, json: bool) -> int:
+    freed, left = _clear(folder)
+    if json:
+        document = {
+            "schema_version": 1, "path": str(folder), "freed_bytes": freed, "left_bytes": left,
+        }  # fmt: skip
+        write_out(f"{json_module.dumps(document, indent=2)}\n")
+    else:
+        freed_words = f"freed {format_size(freed)}" if freed else "nothing to clear"
+        write_out(f"{folder}: {freed_words}.\n")
+    if left:
+        emit(
+            f"memest: {format_size(left)} in {folder} could not be removed: see who owns it, or "
+            "choose another folder with MEMEST_CACHE."
+        )
+        return 1
+    return 0
+
+
+def _summary(found: Contents, limit: int) -> str:
+    if found.problem:
+        return f"{found.folder}: {found.problem}. MEMEST_CACHE chooses another folder."
+    if not found.entries:
+        return f"{found.folder}: empty, of {format_size(limit)}."
+    return f"{found.folder}: {format_size(found.total_bytes)} of {format_size(limit)}."
+
+
+def _show(found: Contents, output: Output) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table.grid(padding=(0, 2, 0, 0))
+    for side in ("left", "left", "right", "right", "left"):
+        table.add_column(justify=side, overflow="fold")
+    head = ("model", "setup", "documents", "size", "last used")
+    table.add_row(*(Text(title, style="dim") for title in head))
+    for entry in found.profiles:
+        table.add_row(
+            Text(entry.key["model"]), Text(_words(entry.key)), f"{entry.documents}",
+            format_size(entry.bytes), _moment(entry.used),
+        )  # fmt: skip
+    for name, entries in (
+        ("optimizer updates", found.optimizers),
+        ("unreadable entries", found.unknown),
+    ):
+        if entries:
+            table.add_row(
+                Text(name, style="dim"), "", f"{sum(entry.documents for entry in entries)}",
+                format_size(sum(entry.bytes for entry in entries)),
+                _moment(max(entry.used for entry in entries)),
+            )  # fmt: skip
+    output.show(table)

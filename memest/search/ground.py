@@ -1,0 +1,138 @@
+"""Sizes tried on one GPU, for :func:`memest.max_batch`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+from memest.fit import Card, Search, Tried, verdict_for
+from memest.limits import CurvePoint, Of
+from memest.replay.conf import AllocatorConf, parse_alloc_conf
+from memest.replay.replay import replay
+from memest.setup import Setup
+from memest.steps.stream import Stream
+from memest.tracing import Tracer
+
+__all__ = ["Ground", "with_size"]
+
+_NEAR = 32
+"""Sizes next to the largest that are looked at, at most."""
+
+
+def with_size(setup: Setup, of: Of, size: int) -> Setup:
+    """A setup with another size."""
+    changed: dict[str, Any] = {of.field: size}
+    return replace(setup, **changed)
+
+
+class Ground:
+    """One GPU on which sizes are tried, and what became of them.
+
+    Args:
+        tracer: of the model.
+        asked: the setup whose size is tried.
+        of: the size.
+        step: lengths that are multiples of it share their traces.
+        card: the GPU.
+    """
+
+    def __init__(self, tracer: Tracer, asked: Setup, of: Of, step: int, card: Card) -> None:
+        self._tracer = tracer
+        self._asked = asked
+        self._of = of
+        self._step = step
+        self._card = card
+        self._conf: AllocatorConf = parse_alloc_conf(asked.alloc_conf)
+        self._sizes: set[int] = set()
+        self._fine = Search(card, self._conf, self._stream_at, 1)
+
+    def _stream_at(self, size: int) -> Stream:
+        self._sizes.add(size)
+        asked = with_size(self._asked, self._of, size)
+        if self._of is Of.BATCH or (self._of is Of.SEQ_LEN and size % self._step == 0):
+            return self._tracer.find(asked, self._card.traits, (self._of.field,)).stream
+        return self._tracer.find_once(asked, self._card.traits).stream
+
+    def coarse(self, highest: int) -> Search:
+        """A search over multiples of the step."""
+        step = self._step
+        if step == 1:
+            self._fine = Search(self._card, self._conf, self._stream_at, highest)
+            return self._fine
+        return Search(self._card, self._conf, lambda k: self._stream_at(k * step), highest)
+
+    @property
+    def tried(self) -> frozenset[int]:
+        """The sizes that were looked at so far."""
+        return frozenset(self._sizes)
+
+    def at(self, size: int) -> Tried:
+        """What becomes of a size."""
+        return self._fine.at(size)
+
+    def climb(self, size: int, holds: Callable[[Tried], bool], highest: int) -> int:
+        """The largest size near by for which something holds."""
+        while size:
+            top = min(size + _near(size), highest)
+            found = next((n for n in range(top, size, -1) if holds(self.at(n))), size)
+            if found == size:
+                break
+            size = found
+        return size
+
+    def look_below(self, largest: int, safe: int) -> None:
+        """Look whether the sizes just below the largest run too."""
+        for size in range(max(safe, largest - _near(largest)) + 1, largest):
+            self.at(size)
+
+    def failed_below(self, largest: int) -> tuple[int, ...]:
+        """The sizes looked at that do not run although a larger one does."""
+        return tuple(sorted(n for n in self._sizes if n < largest and not self.at(n).runs))
+
+    def multiple(self, number: int, highest: int, holds: Callable[[Tried], bool]) -> int:
+        """The largest multiple of a number for which something holds, 0 if none."""
+        sizes = range(highest // number * number, 0, -number)
+        return next((size for size in sizes if holds(self.at(size))), 0)
+
+    def point(self, size: int) -> CurvePoint:
+        """The memory that a size takes, and the verdict that an estimate gives."""
+        stream = self._stream_at(size)
+        result = replay(
+            stream.events, stream.sizes, self._conf, chains=stream.chains, requested=False
+        )
+        fit = verdict_for(self._card, stream, result, self._conf)
+        return CurvePoint(
+            size=size,
+            allocated_bytes=result.peak_allocated_bytes,
+            reserved_bytes=result.peak_reserved_bytes,
+            device_bytes=fit.device_bytes,
+            headroom_bytes=fit.headroom_bytes,
+            verdict=fit.verdict,
+        )
+
+    def curve(
+        self, tried: Iterable[int], largest: int, safe: int, highest: int
+    ) -> tuple[CurvePoint, ...]:
+        """Memory over sizes: those that were tried, both answers, and some evenly spread."""
+        top = min(largest + max(largest // 8, self._step), highest)
+        sizes = {n for n in tried if n <= top}
+        sizes |= {n for n in (safe, largest) if n > 0}
+        if self._of is Of.BATCH and largest < highest:
+            sizes.add(largest + 1)
+        if self._of is not Of.IMAGE_SIZE:
+            sizes |= set(_spread(top, self._step))
+        return tuple(self.point(size) for size in sorted(sizes))
+
+
+def _near(size: int) -> int:
+    """How many sizes next to one are looked at: memory wavers by a share of itself."""
+    return min(max(size // _NEAR, 1), _NEAR)
+
+
+def _spread(top: int, step: int) -> range:
+    """Five to ten round sizes up to ``top``."""
+    stride = step
+    while stride * 10 < top:
+        stride *= 2
+    return range(stride, top + 1, stride)
