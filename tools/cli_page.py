@@ -12,7 +12,10 @@ import sys
 from pathlib import Path
 
 PAGE = Path(__file__).parents[1] / "docs" / "cli.md"
-COMMANDS = ("estimate", "fits", "replay", "models", "gpus", "env")
+COMMANDS = (
+    "estimate", "fits", "max-batch", "compare", "advise", "sweep", "replay", "models", "gpus",
+    "cache", "env",
+)  # fmt: skip
 HEAD = """# The command line
 
 Written by `tools/cli_page.py` from the commands themselves. Options carry the names of Hugging

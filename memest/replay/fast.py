@@ -154,9 +154,7 @@ class _Free:
             self.start_of[end] = start
 
 
-def _pools(
-    events: Sequence[int], rounded: list[int], chains: Chains | None
-) -> tuple[_Pool, _Pool]:
+def _pools(events: Sequence[int], rounded: list[int], chains: Chains | None) -> tuple[_Pool, _Pool]:
     """The small and the large pool; requests of 0 bytes are in neither.
 
     Raises:
@@ -175,9 +173,7 @@ def _parted(events: Sequence[int], inside: bytes) -> tuple[list[int], list[int]]
     return list(compress(events, mask)), list(compress(range(len(mask)), mask))
 
 
-def _pool(
-    events: Sequence[int], inside: bytes, rounded: list[int], chains: Chains | None
-) -> _Pool:
+def _pool(events: Sequence[int], inside: bytes, rounded: list[int], chains: Chains | None) -> _Pool:
     parted = None if chains is None else chains.memo.get(inside)
     if parted is None:
         parted = _parted(events, inside)

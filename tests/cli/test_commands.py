@@ -115,7 +115,7 @@ def test_missing_torch(cli, tiny, tmp_path):
     (tmp_path / "torch" / "__init__.py").write_text(
         "raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')"
     )
-    env = {"PYTHONPATH": str(tmp_path)}
+    env = {"PYTHONPATH": str(tmp_path), "MEMEST_CACHE": str(tmp_path / "cache")}
     check(cli("estimate", tiny, env=env), 6, "torch", "pip install 'memest[")
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
-from memest.steps.stream import Stream
 from memest.replay.snapshot import TraceEvent
+from memest.steps.stream import Stream
 
 FOREIGN = -1  # stands for allocations made before the compared part began
 

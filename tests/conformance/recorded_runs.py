@@ -13,8 +13,8 @@ from recorded_models import AdamWByHand, BigModel, SmallModel, cross_entropy_by_
 
 from memest.events import Phase
 from memest.hidden.call import GpuTraits
-from memest.steps.stream import Stream, make_stream
 from memest.setup import Loop, Precision, Setup
+from memest.steps.stream import Stream, make_stream
 from memest.trace import training
 from memest.trace.loops import Run
 from memest.trace.training import TracePlan, trace_training

@@ -7,11 +7,11 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from memest.hardware.catalogue import find_gpu, traits
+from memest.options import setup_from_options
+from memest.replay.replay import replay
+from memest.setup import Setup
 from memest.steps.compose import splice
 from memest.steps.stream import make_stream
-from memest.replay.replay import replay
-from memest.options import setup_from_options
-from memest.setup import Setup
 from memest.trace.training import TracePlan, plan_to_compose, trace_training, trace_updates
 
 GPU = traits(find_gpu("a100"))

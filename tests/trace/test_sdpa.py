@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+from memest.attention import SdpaCall, choose_backend
 from memest.hidden.call import GpuTraits
 from memest.setup import SdpaBackend
 from memest.trace.cuda_ops import cuda_handlers, cuda_operators
 from memest.trace.kernels import kernel_handlers
 from memest.trace.recorder import Recorder
-from memest.attention import SdpaCall, choose_backend
 
 FLASH, EFFICIENT, CUDNN, MATH = (
     SdpaBackend.FLASH, SdpaBackend.EFFICIENT, SdpaBackend.CUDNN, SdpaBackend.MATH,
