@@ -14,7 +14,6 @@ import gzip
 import hashlib
 import json
 import os
-import shutil
 import sys
 import tempfile
 import time
@@ -203,7 +202,7 @@ class Store:
         freed = 0
         for place in self._places():
             freed += sum(s.st_size for f in _files(place) if (s := _stat(f)) is not None)
-            shutil.rmtree(place, ignore_errors=True)
+            _remove(place)
         return freed
 
     def _places(self) -> list[Path]:
@@ -261,7 +260,7 @@ class Store:
                 total -= stat.st_size
         for entry in reversed(self.entries()):
             if total > limit and entry.digest != keep:
-                shutil.rmtree(self.folder / entry.digest, ignore_errors=True)
+                _remove(self.folder / entry.digest)
                 total -= entry.bytes
         stats = [(s.st_mtime, s.st_size, f) for f in _files(self.folder / keep) if (s := _stat(f))]
         for _, size, path in sorted(stats):
@@ -272,6 +271,15 @@ class Store:
     def _total(self) -> int:
         sizes = (s.st_size for p in self._places() for f in _files(p) if (s := _stat(f)))
         return sum(sizes)
+
+
+def _remove(place: Path) -> None:
+    """Drop a key's folder with what is in it; what cannot be dropped stays."""
+    for file in _files(place):
+        with contextlib.suppress(OSError):
+            file.unlink()
+    with contextlib.suppress(OSError):
+        place.rmdir()
 
 
 def _files(place: Path) -> list[Path]:
@@ -303,6 +311,7 @@ def _head(path: Path, body: bytes, about: Any) -> dict[str, Any]:
 def _write(path: Path, content: Any, about: Any) -> None:
     body = json.dumps(content, separators=(",", ":")).encode()
     head = json.loads(json.dumps(_head(path, body, about)))
+
     handle, name = tempfile.mkstemp(prefix=".", suffix=_PART, dir=path.parent)
     part = Path(name)
     try:

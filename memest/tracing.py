@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memest.attention import check_flash_gpu, choose_backend
 from memest.errors import ConfigError, MemestError, MissingDependencyError
 from memest.events import Trace, Weight
-from memest.growth import grow, range_of
 from memest.hidden.call import GpuTraits
+from memest.places import data_folder
 from memest.result import ModelFacts
 from memest.setup import Attention, Loop, Setup
 from memest.steps.card import Card
@@ -56,10 +55,28 @@ _MAX_PROGRAMS = 16
 @cache
 def _exact_version(package: str) -> str | None:
     """The release of an installed package; builds of one release trace alike."""
-    try:
-        return version(package).partition("+")[0]
-    except PackageNotFoundError:
-        return None
+    found = release_by_folder(package)
+    if found is None:
+        # loads a parser of e-mail: only where the usual place does not tell
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            found = version(package)
+        except PackageNotFoundError:
+            return None
+    return found.partition("+")[0]
+
+
+def release_by_folder(package: str) -> str | None:
+    """The release that the name of the folder of a package's metadata tells."""
+    for entry in sys.path:
+        try:
+            names = [path.name for path in Path(entry or ".").glob(f"{package}-*.dist-info")]
+        except OSError:
+            continue
+        if len(names) == 1:
+            return names[0].removeprefix(f"{package}-").removesuffix(".dist-info")
+    return None
 
 
 def installed_version(package: str) -> tuple[int, int] | None:
@@ -83,7 +100,7 @@ def _fingerprint() -> str:
 @cache
 def shipped_folder() -> Path:
     """The profiles that come with the package."""
-    return Path(str(files("memest.data"))) / "profiles"
+    return data_folder() / "profiles"
 
 
 @cache
@@ -513,6 +530,8 @@ class Tracer:
         self, steps: _Steps, asked: Setup, setup: Setup, gpu: GpuTraits,
         held: tuple[Family, Point], near: Sequence[Family], axes: tuple[str, ...],
     ) -> Family | None:  # fmt: skip
+        from memest.growth import grow, range_of
+
         sizes = _sizes_of(setup)
         tied = "target_len" not in axes and sizes.get("target_len") == sizes.get("seq_len")
         tied = tied and "target_len" in sizes and "seq_len" in axes

@@ -6,12 +6,12 @@ import json as json_module
 import os
 import platform
 import sys
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from memest.cli.console import Output, write_out
 from memest.cli.parameters import AsciiFlag, DebugFlag, JsonFlag, NoColorFlag
+from memest.places import data_folder
 
 __all__ = ["env", "environment"]
 
@@ -102,7 +102,7 @@ def environment() -> dict[str, Any]:
         "paths": {
             "python": sys.executable,
             "memest": str(Path(memest.__file__).parent),
-            "data": str(files("memest.data")),
+            "data": str(data_folder()),
         },
         "cache": _cache(),
         "variables": {name: os.environ[name] for name in (*VARIABLES, *own) if name in os.environ}

@@ -11,11 +11,11 @@ from __future__ import annotations
 import functools
 import json
 from dataclasses import dataclass
-from importlib.resources import files
 from statistics import mean
 from typing import Any
 
 from memest.hardware.spec import GpuSpec
+from memest.places import data_folder
 from memest.units import MIB, format_size
 
 __all__ = ["ContextEstimate", "context_estimate", "loaded_kernels_later", "loads_lazily"]
@@ -45,7 +45,7 @@ class ContextEstimate:
 
 @functools.cache
 def _data() -> dict[str, Any]:
-    text = (files("memest.data") / "cuda_context.json").read_text(encoding="utf-8")
+    text = (data_folder() / "cuda_context.json").read_text(encoding="utf-8")
     data: dict[str, Any] = json.loads(text)
     return data
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import functools
 import json
 from dataclasses import dataclass, field
-from importlib.resources import files
 from typing import Any
+
+from memest.places import data_folder
 
 __all__ = ["GpuSpec", "list_gpus", "policy"]
 
@@ -94,13 +95,13 @@ def _read(entry: dict[str, Any]) -> GpuSpec:
 @functools.cache
 def list_gpus() -> tuple[GpuSpec, ...]:
     """Every card of the catalogue, in its order."""
-    text = (files("memest.data") / "gpus.json").read_text(encoding="utf-8")
+    text = (data_folder() / "gpus.json").read_text(encoding="utf-8")
     return tuple(_read(entry) for entry in json.loads(text))
 
 
 @functools.cache
 def policy() -> dict[str, Any]:
     """The hand-written companions of the catalogue: family names, common cards, driver gaps."""
-    text = (files("memest.data") / "gpu_policy.json").read_text(encoding="utf-8")
+    text = (data_folder() / "gpu_policy.json").read_text(encoding="utf-8")
     data: dict[str, Any] = json.loads(text)
     return data

@@ -13,10 +13,10 @@ import functools
 import json
 import re
 from dataclasses import dataclass
-from importlib.resources import files
 from typing import Any
 
 from memest.errors import ModelLoadError, closest
+from memest.places import data_folder
 
 __all__ = ["CatalogueEntry", "aliases", "catalogue", "closest_models", "lookup", "model_types"]
 
@@ -65,7 +65,7 @@ class CatalogueEntry:
 
     def config(self) -> dict[str, Any]:
         """Read the configuration; a fresh dict at every call."""
-        path = files("memest.data") / "models" / "configs" / self.file
+        path = data_folder() / "models" / "configs" / self.file
         try:
             data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
@@ -77,7 +77,7 @@ class CatalogueEntry:
 
 
 def _rows(name: str) -> list[dict[str, str]]:
-    text = (files("memest.data") / "models" / name).read_text(encoding="utf-8")
+    text = (data_folder() / "models" / name).read_text(encoding="utf-8")
     return list(csv.DictReader(text.splitlines()))
 
 

@@ -13,11 +13,10 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from memest.replay.conf import AllocatorConf
-from memest.replay.sizes import page_size
+from memest.replay.sizes import UNBOUNDED_RANGE, expandable_range, page_size
 from memest.replay.stats import AllocatorStats
 
 __all__ = [
-    "UNBOUNDED_RANGE",
     "Block",
     "BlockPool",
     "Driver",
@@ -25,18 +24,7 @@ __all__ = [
     "Heap",
     "PrivatePools",
     "SimpleDriver",
-    "expandable_range",
 ]
-
-UNBOUNDED_RANGE = 1 << 46  # bytes of virtual addresses where the device's size is not known
-
-
-def expandable_range(total_bytes: int) -> int:
-    """Addresses an expandable segment reserves, before rounding up to pages.
-
-    Source: the constructor of ``ExpandableSegment``: 1.125 times the device's memory.
-    """
-    return total_bytes * 9 // 8
 
 
 class Driver(Protocol):

@@ -10,13 +10,16 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING
 
 from memest.errors import ReplayError
 from memest.events import Chains
-from memest.replay.blocks import UNBOUNDED_RANGE, Block, expandable_range
 from memest.replay.conf import AllocatorConf
 from memest.replay.fast import MAX_FAST_BYTES, Placement, place_default, place_expandable
-from memest.replay.sizes import NO_DIVISIONS, round_size
+from memest.replay.sizes import NO_DIVISIONS, UNBOUNDED_RANGE, expandable_range, round_size
+
+if TYPE_CHECKING:
+    from memest.replay.blocks import Block
 
 __all__ = ["Replay", "check_events", "replay", "replay_reference"]
 

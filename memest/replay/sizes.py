@@ -18,7 +18,9 @@ __all__ = [
     "ROUND_LARGE",
     "SMALL_SEGMENT_SIZE",
     "SMALL_SIZE",
+    "UNBOUNDED_RANGE",
     "alloc_size",
+    "expandable_range",
     "is_small",
     "page_size",
     "round_size",
@@ -30,6 +32,8 @@ SMALL_SEGMENT_SIZE = 2 * MIB  # kSmallBuffer: segment, or expandable page, of th
 DEFAULT_LARGE_SEGMENT_SIZE = 20 * MIB  # kLargeBuffer: segment for large requests below 10 MiB
 MIN_LARGE_ALLOC = 10 * MIB  # kMinLargeAlloc: from here on a request gets a segment of its own
 ROUND_LARGE = 2 * MIB  # kRoundLarge: rounding of that own segment
+
+UNBOUNDED_RANGE = 1 << 46  # bytes of virtual addresses where the device's size is not known
 
 NUM_DIVISIONS = 16
 NO_DIVISIONS = (0,) * NUM_DIVISIONS
@@ -88,3 +92,11 @@ def alloc_size(size: int, large_segment_size: int = DEFAULT_LARGE_SEGMENT_SIZE) 
 def page_size(*, small: bool, large_segment_size: int = DEFAULT_LARGE_SEGMENT_SIZE) -> int:
     """Bytes that an expandable segment grows by. Source: ``find_expandable_block``."""
     return SMALL_SEGMENT_SIZE if small else large_segment_size
+
+
+def expandable_range(total_bytes: int) -> int:
+    """Addresses an expandable segment reserves, before rounding up to pages.
+
+    Source: the constructor of ``ExpandableSegment``: 1.125 times the device's memory.
+    """
+    return total_bytes * 9 // 8

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import fields
 from itertools import accumulate, pairwise
+from string import Formatter
 from typing import Any
 
 from memest.attention import SdpaCall
@@ -216,10 +217,12 @@ def _read_events(codes: Sequence[int]) -> array[int]:
     events = array("q")
     add = events.append
     born = called = marked = 0
+    alive = bytearray()
     for code in codes:
         if code == 0:
             add(born << 2 | ALLOC)
             born += 1
+            alive.append(1)
         elif code == 1:
             add(called << 2 | CALL)
             called += 1
@@ -228,8 +231,9 @@ def _read_events(codes: Sequence[int]) -> array[int]:
             marked += 1
         else:
             index = born + 3 - code
-            if not 0 <= index < born:
+            if not 0 <= index < born or not alive[index]:
                 raise BadDocumentError("events")
+            alive[index] = 0
             add(index << 2 | FREE)
     return events
 
@@ -382,6 +386,9 @@ def _read_rule(document: Any) -> Rule:
         tuple(_read_formula(f, count) for f in formulas) for formulas in document["numbers"]
     )
     _require(len(texts) == len(numbers), "rule")
+    for text, formulas in zip(texts, numbers, strict=True):
+        fields_of = [part[1:] for part in Formatter().parse(text) if part[1] is not None]
+        _require(fields_of == [("", "", None)] * len(formulas), "rule")
     taken = tuple((_size(name), _read_formula(f, count)) for name, f in document["taken"])
     return Rule(names, lows, highs, moduli, taken, texts, numbers)
 

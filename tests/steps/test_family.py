@@ -261,7 +261,7 @@ def test_anything_else_is_no_family_and_no_sizing(document):
         sizing_from_json(document)
 
 
-@pytest.mark.parametrize("key", ["events", "sizes", "formulas", "calls", "axes", "points"])
+@pytest.mark.parametrize("key", ["events", "sizes", "formulas", "calls", "reach", "seams"])
 def test_every_part_is_needed(family, key):
     document = family_to_json(family)
     del document[key]
