@@ -15,7 +15,6 @@ import hashlib
 import json
 import os
 import sys
-import tempfile
 import time
 import zlib
 from collections.abc import Iterator
@@ -311,6 +310,8 @@ def _head(path: Path, body: bytes, about: Any) -> dict[str, Any]:
 def _write(path: Path, content: Any, about: Any) -> None:
     body = json.dumps(content, separators=(",", ":")).encode()
     head = json.loads(json.dumps(_head(path, body, about)))
+
+    import tempfile  # which loads what makes random numbers: only those who write need it
 
     handle, name = tempfile.mkstemp(prefix=".", suffix=_PART, dir=path.parent)
     part = Path(name)

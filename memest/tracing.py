@@ -548,7 +548,7 @@ class Tracer:
         known = {}
         for family in near:
             for sized, trace in _traces_in(family):
-                if all(
+                if sized.keys() == sizes.keys() and all(
                     sized.get(n) == v for n, v in sizes.items()
                     if n not in ranges and not (tied and n == "target_len")
                 ) and (not tied or sized.get("target_len") == sized.get("seq_len")):  # fmt: skip

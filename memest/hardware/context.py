@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import json
 from dataclasses import dataclass
-from statistics import mean
 from typing import Any
 
 from memest.hardware.spec import GpuSpec
@@ -113,7 +112,7 @@ def _eager(spec: GpuSpec, torch_version: tuple[int, int]) -> ContextEstimate:
     )
     spread = _data()["lazy"]["context_spread_mib"]
     return _estimate(
-        mean(sizes),
+        sum(sizes) / len(sizes),
         min(sizes) - spread,
         max(sizes) + spread,
         f"all kernels loaded at start; nearest published readings: {source}",

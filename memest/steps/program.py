@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from memest.events import Trace
-from memest.hidden.call import GpuTraits, Hidden
+from memest.hidden.call import GpuTraits, Hidden, OpCall
 from memest.hidden.registry import hidden_allocations
 from memest.steps.compose import Pieces, splice
 from memest.steps.family import Family, Point
@@ -39,6 +39,7 @@ class Program:
         self.pieces = Pieces(self.trace)
         self._later = [] if updates is None else updates.numbers_at(())
         self._later_calls = [] if updates is None else updates.calls_at(self._later)
+        self._last: tuple[Point, list[int], list[OpCall]] | None = None
         self._courses: dict[tuple[int, int, Shape], Course] = {}
 
     def stream(self, point: Point, gpu: GpuTraits, *, num_steps: int, grad_accum: int) -> Stream:
@@ -60,9 +61,13 @@ class Program:
         self, point: Point, gpu: GpuTraits
     ) -> tuple[list[int], list[tuple[Hidden, ...]]]:
         """The sizes of all places of the trace, and the workspaces of all its calls."""
-        numbers = self.micro_steps.numbers_at(point)
-        calls = [*self.micro_steps.calls_at(numbers), *self._later_calls]
-        return [*numbers, *self._later], [hidden_allocations(call, gpu) for call in calls]
+        known = self._last
+        if known is None or known[0] != point:
+            numbers = self.micro_steps.numbers_at(point)
+            calls = [*self.micro_steps.calls_at(numbers), *self._later_calls]
+            # the same point is asked for many GPUs
+            known = self._last = point, [*numbers, *self._later], calls
+        return known[1], [hidden_allocations(call, gpu) for call in known[2]]
 
     def full_course(self, point: Point, gpu: GpuTraits, num_steps: int, grad_accum: int) -> Course:
         """The course with every workspace, those that need no bytes at this point included."""

@@ -117,7 +117,7 @@ def test_clear(folder, capsys):
 
 def test_what_cannot_be_removed_is_said(folder, capsys, monkeypatch):
     fill(folder)
-    monkeypatch.setattr("memest.store.shutil.rmtree", lambda *_, **__: None)
+    monkeypatch.setattr("memest.store._remove", lambda *_: None)
     code, out, err = ask(capsys, "--clear")
     assert code == 1
     assert out == f"{folder}: nothing to clear.\n"

@@ -140,7 +140,7 @@ class TestAnswer:
         import memest.what_if
 
         class Profile:
-            def estimate(self, setup, **more):
+            def spot(self, setup, **more):
                 if setup.batch == 3:
                     raise fail
 
@@ -188,7 +188,7 @@ import os, memest, memest.what_if
 
 class Dies:
     def __init__(self, setup): pass
-    def estimate(self, setup, **more):
+    def spot(self, setup, **more):
         if setup.batch == 2:
             os.kill(os.getpid(), 9)
         return memest.estimate(MODEL, setup, max_batch=False)
