@@ -214,6 +214,7 @@ class Tracer:
         self._loss = loss
         self.progress = progress
         self._stores = tuple(default_stores() if stores is None else stores)
+        self._own = self._stores[0] if self._stores else Store(None)
         self._known: dict[Setup, _Steps] = {}
         self._updates: dict[str, Family] = {}
         self._weights: dict[tuple[int, Point | None], tuple[Family, tuple[Weight, ...], str]] = {}
@@ -396,7 +397,7 @@ class Tracer:
 
     def _write(self, key: dict[str, Any], name: str, content: Any, about: Any = None) -> None:
         if key:
-            store = self._stores[0]
+            store = self._own
             full = _full_key(store, key)
             store.write(digest_of(full), name, content, full, about)
 
@@ -407,7 +408,7 @@ class Tracer:
             if {_point_name(old, p) for p in old.points} <= points and _chosen_like(old, family):
                 steps.families.remove(old)
                 if steps.key:
-                    store = self._stores[0]
+                    store = self._own
                     store.forget(_digest_in(store, steps.key), _family_name(old))
         steps.families.append(family)
         reach = reach_to_json(family.reach)

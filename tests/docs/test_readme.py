@@ -40,7 +40,10 @@ def test_links_lead_somewhere(page):
             assert (page.parent / target).exists(), target
 
 
-@pytest.mark.parametrize(("name", "page"), [("cli_page", "cli"), ("workspaces_page", "workspaces")])
+@pytest.mark.parametrize(
+    ("name", "page"),
+    [("cli_page", "cli"), ("workspaces_page", "workspaces"), ("what_if_page", "what-if")],
+)
 def test_generated_pages_have_not_drifted(name, page):
     spec = importlib.util.spec_from_file_location(name, ROOT / f"tools/{name}.py")
     tool = importlib.util.module_from_spec(spec)
