@@ -18,6 +18,7 @@ from memest.fit import (
     reference_card,
     verdict_for,
 )
+from memest.installed import installed_version
 from memest.models.resolve import resolve_model
 from memest.options import read_size, setup_from_options
 from memest.replay.conf import parse_alloc_conf
@@ -25,7 +26,7 @@ from memest.replay.replay import Replay
 from memest.result import Estimate, Interval, Peak, Row, Spot, Verdict
 from memest.setup import Loop, Setup
 from memest.steps.stream import Stream
-from memest.tracing import Found, Tracer, installed_version
+from memest.tracing import Found, Tracer
 from memest.units import MIB, format_size
 
 if TYPE_CHECKING:

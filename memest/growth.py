@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from memest.errors import MemestError
+from memest.errors import MemestError, MissingDependencyError
 from memest.events import Trace
 from memest.steps.family import Family, NotAlikeError, Point, alike, unite
 from memest.steps.formula import NoFormulaError
@@ -136,6 +136,8 @@ def grow(
             sizes["target_len"] = sizes["seq_len"]
         try:
             trace = trace_at(sizes)
+        except MissingDependencyError:
+            raise  # that says nothing about the model
         except (MemestError, MemoryError, OverflowError):
             other.add(point)
             return

@@ -6,151 +6,43 @@ it. Torch is loaded when a trace has to be made, not before.
 
 from __future__ import annotations
 
-import json
-import re
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cache
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from memest.attention import check_flash_gpu, choose_backend
-from memest.errors import ConfigError, MemestError, MissingDependencyError
-from memest.events import Trace, Weight
+from memest.attention import check_flash_gpu
+from memest.errors import MemestError, MissingDependencyError
+from memest.events import Trace
 from memest.hidden.call import GpuTraits
-from memest.places import data_folder
 from memest.result import ModelFacts
-from memest.setup import Attention, Loop, Setup
-from memest.steps.card import Card
-from memest.steps.document import (
-    FORMAT,
-    BadDocumentError,
-    family_from_json,
-    family_to_json,
-    reach_from_json,
-    reach_to_json,
-    sizing_from_json,
-    sizing_to_json,
+from memest.setup import Attention, Setup
+from memest.shelf import Shelf, Steps, chosen_like, traces_in
+from memest.sizes import (
+    UNLIMITED,
+    Sizes,
+    fields_of,
+    highest,
+    samples,
+    sizes_of,
+    structure_of,
+    windows,
+    words,
 )
-from memest.steps.family import Family, Point, Reach, alone
-from memest.steps.formula import NoFormulaError
+from memest.steps.card import Card
+from memest.steps.document import FORMAT
+from memest.steps.family import Family, Point, alone
 from memest.steps.program import Program
-from memest.steps.sizing import Answer, Sizing, asked_sizes, milliseconds
+from memest.steps.sizing import Answer, asked_sizes
 from memest.steps.stream import Stream
-from memest.store import Document, Store, cache_folder, digest_of
+from memest.store import Store, digest_of
+from memest.updates import Updates
 
 if TYPE_CHECKING:
     from memest.models.resolve import ModelSource
 
-__all__ = ["Found", "Tracer", "default_stores", "installed_version", "shipped_folder"]
+__all__ = ["Found", "Tracer"]
 
 Progress = Callable[[str], None]
-Sizes = Mapping[str, int]
-
-_UPDATE_FIELDS = ("optim", "max_grad_norm", "master_weights", "loop")
-_MAX_PROGRAMS = 16
-
-
-@cache
-def _exact_version(package: str) -> str | None:
-    """The release of an installed package; builds of one release trace alike."""
-    found = release_by_folder(package)
-    if found is None:
-        # loads a parser of e-mail: only where the usual place does not tell
-        from importlib.metadata import PackageNotFoundError, version
-
-        try:
-            found = version(package)
-        except PackageNotFoundError:
-            return None
-    return found.partition("+")[0]
-
-
-def release_by_folder(package: str) -> str | None:
-    """The release that the name of the folder of a package's metadata tells."""
-    for entry in sys.path:
-        try:
-            names = [path.name for path in Path(entry or ".").glob(f"{package}-*.dist-info")]
-        except OSError:
-            continue
-        if len(names) == 1:
-            return names[0].removeprefix(f"{package}-").removesuffix(".dist-info")
-    return None
-
-
-def installed_version(package: str) -> tuple[int, int] | None:
-    """(major, minor) of an installed package without importing it, None if it is not there."""
-    text = _exact_version(package)
-    if text is None:
-        return None
-    major, minor = text.split(".")[:2]
-    return int(major), int(minor)
-
-
-@cache
-def _fingerprint() -> str:
-    """Changes with the code that traces, so that what older code traced is not believed."""
-    here = Path(__file__).parent
-    files = [*sorted((here / "trace").glob("*.py")), here / "hidden" / "registry.py"]
-    stats = [(f.name, s.st_size, s.st_mtime_ns) for f in files for s in (f.stat(),)]
-    return digest_of(stats)
-
-
-@cache
-def shipped_folder() -> Path:
-    """The profiles that come with the package."""
-    return data_folder() / "profiles"
-
-
-@cache
-def _shipped_software() -> dict[str, str]:
-    """The releases that the profiles which come with the package were traced with."""
-    try:
-        found = json.loads((shipped_folder() / "software.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return {str(name): str(release) for name, release in found.items()}
-
-
-def default_stores() -> tuple[Store, ...]:
-    """The user's cache, and the profiles that come with the package."""
-    return Store(cache_folder()), Store(shipped_folder(), shipped=True)
-
-
-@dataclass(frozen=True, slots=True)
-class _Shelved:
-    """A stored family: where it holds, and how to get it."""
-
-    reach: Reach
-    store: Store
-    digest: str
-    document: Document
-
-
-@dataclass(slots=True)
-class _Steps:
-    """What is known of one model under the part of a setup that changes its traces.
-
-    Attributes:
-        setup: that part.
-        key: what the traces depend on; empty where that cannot be written down.
-        cards: by the image size that was asked for.
-        sizing: what the model makes of sizes.
-        families: of micro-steps.
-        shelf: families in the store that were not read yet.
-        runs: models that were built, by the image size that was asked for.
-        barren: where a family was looked for and there is none.
-    """
-
-    setup: Setup
-    key: dict[str, Any]
-    cards: dict[int | None, Card] = field(default_factory=dict)
-    sizing: Sizing = field(default_factory=Sizing)
-    families: list[Family] = field(default_factory=list)
-    shelf: list[_Shelved] = field(default_factory=list)
-    runs: dict[int | None, Any] = field(default_factory=dict)
-    barren: set[str] = field(default_factory=set)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,12 +105,9 @@ class Tracer:
         self._inputs = inputs
         self._loss = loss
         self.progress = progress
-        self._stores = tuple(default_stores() if stores is None else stores)
-        self._own = self._stores[0] if self._stores else Store(None)
-        self._known: dict[Setup, _Steps] = {}
-        self._updates: dict[str, Family] = {}
-        self._weights: dict[tuple[int, Point | None], tuple[Family, tuple[Weight, ...], str]] = {}
-        self._programs: dict[tuple[int, str], tuple[Family, Program]] = {}
+        self._shelf = Shelf(stores)
+        self._known: dict[Setup, Steps] = {}
+        self._updates = Updates(self._shelf, self._keeps, self._say)
         self.traces_made = 0
 
     # -- questions
@@ -263,12 +152,12 @@ class Tracer:
         steps, setup = self._steps(asked), self.resolve(asked)
         if setup.attn_implementation is Attention.FLASH_ATTENTION_2:
             check_flash_gpu(gpu.capability)
-        sizes = _sizes_of(setup)
-        held = self._held(steps, sizes, gpu)
+        sizes = sizes_of(setup)
+        held = self._shelf.held(steps, sizes, gpu)
         if held is None or not self._varies(held[0], vary, sizes):
             held = self._extended(steps, asked, setup, gpu, sizes, vary)
         family, point = held
-        program = self._program(family, point, setup, gpu)
+        program = self._updates.program(family, point, setup, gpu)
         return Found(setup, gpu, program, point, steps.cards[asked.image_size])
 
     def find_once(self, asked: Setup, gpu: GpuTraits) -> Found:
@@ -276,13 +165,13 @@ class Tracer:
         steps, setup = self._steps(asked), self.resolve(asked)
         if setup.attn_implementation is Attention.FLASH_ATTENTION_2:
             check_flash_gpu(gpu.capability)
-        sizes = _sizes_of(setup)
-        held = self._held(steps, sizes, gpu)
+        sizes = sizes_of(setup)
+        held = self._shelf.held(steps, sizes, gpu)
         if held is None:
             family = alone(self._traced(steps, asked, setup, gpu), sizes)
-            self._keep(steps, family)
+            self._shelf.keep(steps, family)
             held = family, ()
-        program = self._program(*held, setup, gpu)
+        program = self._updates.program(*held, setup, gpu)
         return Found(setup, gpu, program, held[1], steps.cards[asked.image_size])
 
     def limit(self, asked: Setup, axis: str) -> int | None:
@@ -301,9 +190,9 @@ class Tracer:
     def trace(self, asked: Setup, gpu: GpuTraits) -> Found:
         """The same by a trace of its own, whatever is known: to compare with."""
         steps, setup = self._steps(asked), self.resolve(asked)
-        sizes = _sizes_of(setup)
+        sizes = sizes_of(setup)
         family = alone(self._traced(steps, asked, setup, gpu), sizes)
-        program = self._program(family, (), setup, gpu)
+        program = self._updates.program(family, (), setup, gpu)
         return Found(setup, gpu, program, (), steps.cards[asked.image_size])
 
     def facts(self, found: Found) -> ModelFacts:
@@ -323,13 +212,13 @@ class Tracer:
 
     # -- what is known
 
-    def _steps(self, asked: Setup) -> _Steps:
-        structure = _structure(asked)
+    def _steps(self, asked: Setup) -> Steps:
+        structure = structure_of(asked)
         steps = self._known.get(structure)
         if steps is None:
-            steps = self._known[structure] = _Steps(structure, self._key(structure))
+            steps = self._known[structure] = Steps(structure, self._key(structure))
             if steps.key:
-                self._load(steps)
+                self._shelf.load(steps)
         return steps
 
     @property
@@ -352,79 +241,6 @@ class Tracer:
             "setup": structure.to_dict(),
         }
 
-    def _load(self, steps: _Steps) -> None:
-        for store in self._stores:
-            digest = _digest_in(store, steps.key)
-            for document in store.read(digest, "model"):
-                try:
-                    content = document.content
-                    cards = {_image(size): Card.from_json(card) for size, card in content["cards"]}
-                    sizing = sizing_from_json(content["sizing"])
-                    barren = set(map(str, content["barren"]))
-                except (BadDocumentError, KeyError, TypeError, ValueError):
-                    store.forget(digest, document.name)
-                    continue
-                steps.cards.update(cards)
-                steps.sizing.exact.update(sizing.exact)
-                steps.sizing.rules.extend(sizing.rules)
-                steps.barren.update(barren)
-            for document in store.read(digest, "steps"):
-                try:
-                    reach = reach_from_json(document.about)
-                except BadDocumentError:
-                    store.forget(digest, document.name)
-                    continue
-                steps.shelf.append(_Shelved(reach, store, digest, document))
-
-    def _taken(self, steps: _Steps, wanted: Callable[[Reach], bool]) -> None:
-        """Read the families on the shelf that are wanted."""
-        for shelved in list(steps.shelf):
-            if not wanted(shelved.reach):
-                continue
-            steps.shelf.remove(shelved)
-            try:
-                steps.families.append(family_from_json(shelved.document.content))
-            except (BadDocumentError, ValueError):
-                shelved.store.forget(shelved.digest, shelved.document.name)
-
-    def _save_model(self, steps: _Steps) -> None:
-        content = {
-            "cards": [[str(size), card.to_json()] for size, card in steps.cards.items()],
-            "sizing": sizing_to_json(steps.sizing),
-            "barren": sorted(steps.barren),
-        }
-        self._write(steps.key, "model", content)
-
-    def _write(self, key: dict[str, Any], name: str, content: Any, about: Any = None) -> None:
-        if key:
-            store = self._own
-            full = _full_key(store, key)
-            store.write(digest_of(full), name, content, full, about)
-
-    def _keep(self, steps: _Steps, family: Family) -> None:
-        """Keep a family; those it answers for are not needed any more."""
-        points = {_point_name(family, point) for point in family.points}
-        for old in list(steps.families):
-            if {_point_name(old, p) for p in old.points} <= points and _chosen_like(old, family):
-                steps.families.remove(old)
-                if steps.key:
-                    store = self._own
-                    store.forget(_digest_in(store, steps.key), _family_name(old))
-        steps.families.append(family)
-        reach = reach_to_json(family.reach)
-        self._write(steps.key, _family_name(family), family_to_json(family), reach)
-
-    def _held(self, steps: _Steps, sizes: Sizes, gpu: GpuTraits) -> tuple[Family, Point] | None:
-        self._taken(steps, lambda reach: reach.point_of(sizes) is not None)
-        best = None
-        for family in steps.families:
-            point = family.point_of(sizes)
-            if point is None or not _chosen(family, point, gpu, steps.setup):
-                continue
-            if best is None or len(family.axes) > len(best[0].axes):
-                best = family, point
-        return best
-
     @staticmethod
     def _varies(family: Family, vary: Sequence[str], sizes: Sizes) -> bool:
         return all(
@@ -436,7 +252,7 @@ class Tracer:
 
     # -- answers of the model
 
-    def _answer(self, steps: _Steps, asked: Setup) -> Answer:
+    def _answer(self, steps: Steps, asked: Setup) -> Answer:
         wanted = asked_sizes(asked)
         known = steps.sizing.find(wanted)
         if known is not None and asked.image_size in steps.cards:
@@ -446,21 +262,21 @@ class Tracer:
         steps.cards[asked.image_size] = run.card
         steps.sizing.exact[wanted] = answer
         self._learn_lengths(steps, asked, run)
-        self._save_model(steps)
+        self._shelf.save_model(steps)
         return answer
 
-    def _learn_lengths(self, steps: _Steps, asked: Setup, run: Any) -> None:
+    def _learn_lengths(self, steps: Steps, asked: Setup, run: Any) -> None:
         """Ask the model for some lengths, to know its answer for all."""
         given = {name for name, _ in asked_sizes(asked)}
         base = replace(asked, seq_len=None, target_len=None)
         if given - {"seq_len", "target_len"}:
             return
         for names in (("seq_len",), ("target_len",), ("seq_len", "target_len")):
-            highest = {name: _highest(run, base, name) for name in names}
-            if 0 in highest.values():
+            limits = {name: highest(run, base, name) for name in names}
+            if 0 in limits.values():
                 continue
             answers = {}
-            for lengths in _samples(highest):
+            for lengths in samples(limits):
                 setup = replace(base, **lengths)
                 try:
                     answers[asked_sizes(setup)] = run.answer(setup)
@@ -469,7 +285,7 @@ class Tracer:
             if len(answers) >= 3:
                 steps.sizing.learn(answers, {})
 
-    def _run(self, steps: _Steps, asked: Setup) -> Any:
+    def _run(self, steps: Steps, asked: Setup) -> Any:
         """The model, built."""
         run = steps.runs.get(asked.image_size)
         if run is not None:
@@ -489,37 +305,40 @@ class Tracer:
 
     # -- traces
 
-    def _traced(self, steps: _Steps, asked: Setup, setup: Setup, gpu: GpuTraits) -> Trace:
+    def _traced(self, steps: Steps, asked: Setup, setup: Setup, gpu: GpuTraits) -> Trace:
         run = self._run(steps, asked)
         from memest.trace.session import trace_built
 
-        self._say(f"tracing training steps at {_words(_sizes_of(setup))}")
+        self._say(f"tracing training steps at {words(sizes_of(setup))}")
         self.traces_made += 1
         return trace_built(run, setup, gpu)
 
     def _extended(
-        self, steps: _Steps, asked: Setup, setup: Setup, gpu: GpuTraits, sizes: Sizes,
+        self, steps: Steps, asked: Setup, setup: Setup, gpu: GpuTraits, sizes: Sizes,
         vary: Sequence[str],
     ) -> tuple[Family, Point]:  # fmt: skip
         """A trace at the point, or a family around it where one is wanted."""
-        held = self._held(steps, sizes, gpu)
+        held = self._shelf.held(steps, sizes, gpu)
         if held is None:
             family = alone(self._traced(steps, asked, setup, gpu), sizes)
-            self._keep(steps, family)
+            self._shelf.keep(steps, family)
             held = family, ()
-        self._taken(steps, lambda _: True)
-        near = [f for f in steps.families if _chosen_like(f, held[0])]
+        self._shelf.take(steps, lambda _: True)
+        near = [f for f in steps.families if chosen_like(f, held[0])]
         axes = _worth_varying(near, sizes, vary, own=held[0])
         while axes:
             place = _place(axes, sizes, held[0])
             grown = None
             if place not in steps.barren:
-                grown = self._grown(steps, asked, setup, gpu, held, near, axes)
+                try:
+                    grown = self._grown(steps, asked, setup, gpu, held, near, axes)
+                except MissingDependencyError:
+                    return held  # what is asked has its answer; more is not to be had here
                 if grown is None:
                     steps.barren.add(place)
-                    self._save_model(steps)
+                    self._shelf.save_model(steps)
             if grown is not None:
-                self._keep(steps, grown)
+                self._shelf.keep(steps, grown)
                 point = grown.point_of(sizes)
                 if point is not None:
                     return grown, point
@@ -528,12 +347,12 @@ class Tracer:
         return held
 
     def _grown(
-        self, steps: _Steps, asked: Setup, setup: Setup, gpu: GpuTraits,
+        self, steps: Steps, asked: Setup, setup: Setup, gpu: GpuTraits,
         held: tuple[Family, Point], near: Sequence[Family], axes: tuple[str, ...],
     ) -> Family | None:  # fmt: skip
         from memest.growth import grow, range_of
 
-        sizes = _sizes_of(setup)
+        sizes = sizes_of(setup)
         tied = "target_len" not in axes and sizes.get("target_len") == sizes.get("seq_len")
         tied = tied and "target_len" in sizes and "seq_len" in axes
         tokens = max(sizes.get("seq_len", 256), sizes.get("target_len", 0))
@@ -548,7 +367,7 @@ class Tracer:
             return None
         known = {}
         for family in near:
-            for sized, trace in _traces_in(family):
+            for sized, trace in traces_in(family):
                 if sized.keys() == sizes.keys() and all(
                     sized.get(n) == v for n, v in sizes.items()
                     if n not in ranges and not (tied and n == "target_len")
@@ -558,7 +377,7 @@ class Tracer:
         known[centre] = held[0].at(held[1])
 
         def trace_at(wanted: Sizes) -> Trace:
-            resized = replace(setup, **_fields_of(wanted))
+            resized = replace(setup, **fields_of(wanted))
             own = replace(asked, image_size=resized.image_size) if "image_size" in ranges else asked
             return self._traced(steps, own, resized, gpu)
 
@@ -568,9 +387,9 @@ class Tracer:
     def _thresholds(self) -> list[int]:
         """Lengths at which the config says that something changes."""
         config = None if self._source is None else self._source.config
-        return sorted(set(_windows(config or {})))
+        return sorted(set(windows(config or {})))
 
-    def _limit(self, steps: _Steps, setup: Setup, axis: str) -> int | None:
+    def _limit(self, steps: Steps, setup: Setup, axis: str) -> int | None:
         """The greatest size the model takes."""
         if axis not in ("seq_len", "target_len"):
             return None
@@ -578,218 +397,14 @@ class Tracer:
             rule.highs[rule.names.index(axis)] for rule in steps.sizing.rules if axis in rule.names
         ]
         limit = max(highs, default=None)
-        return None if limit is None or limit >= _UNLIMITED else max(limit, getattr(setup, axis))
-
-    # -- updates
-
-    def _program(self, family: Family, point: Point, setup: Setup, gpu: GpuTraits) -> Program:
-        name, updates = "", None
-        if setup.optim != "none":
-            name, updates = self._updates_for(family, point, setup, gpu)
-        known = self._programs.get((id(family), name))
-        if known is None:
-            if len(self._programs) >= _MAX_PROGRAMS:
-                self._programs.pop(next(iter(self._programs)))
-            known = family, Program(family, updates)
-            self._programs[id(family), name] = known
-        return known[1]
-
-    def _updates_for(
-        self, family: Family, point: Point, setup: Setup, gpu: GpuTraits
-    ) -> tuple[str, Family]:
-        """Clipping and optimizer for these weights."""
-        weights, weights_digest = self._weights_of(family, point)
-        key = {
-            "format": FORMAT,
-            "weights": weights_digest,
-            "setup": {name: str(getattr(setup, name)) for name in _UPDATE_FIELDS},
-            "scaled": setup.precision == "fp16",
-            "for_torch": list(gpu.torch),
-        }  # fmt: skip
-        name = digest_of(key)
-        known = self._updates.get(name)
-        if known is None:
-            known = self._stored_updates(key)
-        if known is None:
-            try:
-                from memest.trace.training import trace_updates
-            except ImportError as error:
-                raise MissingDependencyError(
-                    "Tracing an optimizer needs torch and transformers: pip install "
-                    "'memest[torch]'."
-                ) from error
-            self._say(f"tracing {setup.optim}")
-            known = alone(trace_updates(weights, setup, gpu), {})
-            if self._keeps:
-                self._write(key, "updates", family_to_json(known))
-        self._updates[name] = known
-        return name, known
-
-    def _weights_of(self, family: Family, point: Point) -> tuple[tuple[Weight, ...], str]:
-        """The weights at a point, and a digest of them."""
-        # mostly no size of the batch changes them, and one digest serves all points
-        key = id(family), point if family.weights_vary else None
-        known = self._weights.get(key)
-        if known is None:
-            weights = family.weights_at(family.numbers_at(point))
-            rows = [
-                [w.name, w.shape, w.stride, w.dtype, w.trains, w.decays, w.has_grad]
-                for w in weights
-            ]
-            known = self._weights[key] = family, weights, digest_of(rows)
-        return known[1], known[2]
-
-    def _stored_updates(self, key: dict[str, Any]) -> Family | None:
-        for store in self._stores if self._keeps else ():
-            name = _digest_in(store, key)
-            for document in store.read(name, "updates"):
-                try:
-                    return family_from_json(document.content)
-                except (BadDocumentError, ValueError):
-                    store.forget(name, document.name)
-        return None
+        return None if limit is None or limit >= UNLIMITED else max(limit, getattr(setup, axis))
 
     def _say(self, text: str) -> None:
         if self.progress is not None:
             self.progress(text)
 
 
-# -- sizes ----------------------------------------------------------------------------------------
-
-_UNLIMITED = 1 << 17
-
-
-def _full_key(store: Store, key: dict[str, Any]) -> dict[str, Any]:
-    """The key with the software that traces, as a store tells its documents apart."""
-    if store.shipped:
-        # these are checked against the code when the package is made
-        shipped = _shipped_software()
-        installed = {name: _exact_version(name) for name in ("torch", "transformers")}
-        return {**key, **{name: found or shipped.get(name) for name, found in installed.items()}}
-    return {
-        **key,
-        "code": _fingerprint(),
-        "torch": _exact_version("torch"),
-        "transformers": _exact_version("transformers"),
-    }
-
-
-def _digest_in(store: Store, key: dict[str, Any]) -> str:
-    return digest_of(_full_key(store, key))
-
-
-def _structure(asked: Setup) -> Setup:
-    """The part of a setup that changes the traces of micro-steps."""
-    return replace(
-        asked, batch=1, seq_len=None, target_len=None, image_size=None, audio_seconds=None,
-        grad_accum=1 if asked.loop is Loop.PLAIN and asked.grad_accum == 1 else 2,
-        optim="none" if asked.optim == "none" else "adamw_torch_fused",
-        max_grad_norm=None, master_weights=False, alloc_conf="", num_steps=2, tf32=False,
-    )  # fmt: skip
-
-
-def _sizes_of(setup: Setup) -> dict[str, int]:
-    """The sizes of a batch; audio in milliseconds where they are whole."""
-    sizes = {"batch": setup.batch}
-    for name in ("seq_len", "target_len", "image_size"):
-        value = getattr(setup, name)
-        if value is not None:
-            sizes[name] = value
-    if setup.audio_seconds is not None:
-        whole = milliseconds(setup.audio_seconds)
-        if whole is not None:
-            sizes["audio_ms"] = whole
-        else:
-            # a fraction of a millisecond is a size of its own
-            numerator, denominator = setup.audio_seconds.as_integer_ratio()
-            sizes["audio_numerator"], sizes["audio_denominator"] = numerator, denominator
-    return sizes
-
-
-def _fields_of(sizes: Sizes) -> dict[str, Any]:
-    """The same as fields of a setup."""
-    fields: dict[str, Any] = {
-        name: size for name, size in sizes.items() if not name.startswith("audio")
-    }
-    if "audio_ms" in sizes:
-        fields["audio_seconds"] = sizes["audio_ms"] / 1000
-    return fields
-
-
-def _words(sizes: Sizes) -> str:
-    return ", ".join(f"{name.replace('_', ' ')} {size}" for name, size in sizes.items())
-
-
-def _highest(run: Any, base: Setup, name: str) -> int:
-    """The greatest length the model takes, by bisection; 0 where it takes none of this kind."""
-
-    def takes(length: int) -> bool:
-        try:
-            asked: Any = {name: length}
-            answer = run.answer(replace(base, **asked))
-        except (ConfigError, ValueError):
-            return False
-        return bool(answer.taken.get(name) == length)
-
-    if not takes(16):
-        return 0
-    if takes(_UNLIMITED):
-        return _UNLIMITED
-    low, high = 16, _UNLIMITED
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if takes(middle) else (low, middle)
-    return low
-
-
-def _samples(highest: Mapping[str, int]) -> list[dict[str, Any]]:
-    """Lengths to ask a model about: both ends, and primes between."""
-    out: list[dict[str, Any]] = []
-    for a, b in ((1, 1), (7, 13), (11, 5), (0, 0), (3, 17), (13, 2)):
-        row: dict[str, Any] = {}
-        for number, (name, high) in enumerate(highest.items()):
-            share = (a, b)[number % 2]
-            row[name] = high if share == 0 else min(1 + high * share // 19, high)
-        if row not in out:
-            out.append(row)
-    low: dict[str, Any] = dict.fromkeys(highest, 1)
-    return [low, *[row for row in out if row != low]]
-
-
-_WINDOW = re.compile(r"window|chunk_size|local_attention|original_max_position|max_distance")
-
-
-def _windows(config: Any) -> Iterator[int]:
-    """The lengths in a config that bound what attention looks at."""
-    for name, value in config.items() if isinstance(config, dict) else ():
-        if isinstance(value, dict):
-            yield from _windows(value)
-        elif _WINDOW.search(str(name)):
-            values = value if isinstance(value, list) else [value]
-            yield from (v for v in values if isinstance(v, int) and not isinstance(v, bool))
-
-
 # -- families -------------------------------------------------------------------------------------
-
-
-def _chosen(family: Family, point: Point, gpu: GpuTraits, setup: Setup) -> bool:
-    """Whether a GPU takes the attention kernels that the family has."""
-    if not family.skeleton.attention_choices:
-        return True
-    try:
-        numbers = family.numbers_at(point)
-    except NoFormulaError:
-        return False
-    return all(
-        choose_backend(call, gpu, setup.sdpa_backend).value == backend
-        for call, backend in family.choices_at(numbers)
-    )
-
-
-def _chosen_like(one: Family, other: Family) -> bool:
-    return [k for _, k in one.skeleton.attention_choices] == [
-        k for _, k in other.skeleton.attention_choices
-    ]
 
 
 def _worth_varying(
@@ -821,33 +436,3 @@ def _place(axes: tuple[str, ...], sizes: Sizes, family: Family) -> str:
     remainder = {a: sizes[a] % 128 for a in axes if a != "batch"}
     kinds = [kind for _, kind in family.skeleton.attention_choices]
     return digest_of([axes, rest, remainder, sizes["batch"] == 1, kinds])
-
-
-def _traces_in(family: Family) -> list[tuple[dict[str, int], Trace]]:
-    """The traces a family was made of, with their sizes."""
-    found = []
-    for point in family.points:
-        sizes = {**family.fixed, **dict(zip(family.axes, point, strict=True))}
-        if family.tied:
-            sizes["target_len"] = sizes["seq_len"]
-        found.append((sizes, family.at(point)))
-    return found
-
-
-def _point_name(family: Family, point: Point) -> str:
-    sizes = {**family.fixed, **dict(zip(family.axes, point, strict=True))}
-    if family.tied:
-        sizes["target_len"] = sizes["seq_len"]
-    return json.dumps(sizes, sort_keys=True)
-
-
-def _family_name(family: Family) -> str:
-    """A name that says what it is for; the digest keeps different kernels apart."""
-    kinds = [kind for _, kind in family.skeleton.attention_choices]
-    sizes = sorted({**family.fixed, **{a: list(family.points[0]) for a in family.axes}}.items())
-    mark = digest_of([family.axes, sizes, kinds, family.tied])[:12]
-    return f"steps-{'-'.join(family.axes) or 'point'}-{mark}"
-
-
-def _image(text: str) -> int | None:
-    return None if text == "None" else int(text)

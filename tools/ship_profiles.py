@@ -23,8 +23,9 @@ from memest.errors import MemestError
 from memest.hardware.catalogue import find_gpu, traits
 from memest.models.resolve import resolve_model
 from memest.options import setup_from_options
+from memest.shelf import shipped_folder
 from memest.store import Store
-from memest.tracing import Tracer, shipped_folder
+from memest.tracing import Tracer
 
 ENCODERS = ("bert-base-uncased", "bert-large-uncased", "roberta-base", "gpt2", "t5-base")
 IMAGES = ("google/vit-base-patch16-224",)

@@ -12,15 +12,17 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from memest.hardware.catalogue import find_gpu, traits
+from memest.installed import release
 from memest.models.resolve import resolve_model
 from memest.options import setup_from_options
+from memest.shelf import shipped_folder
 from memest.steps.document import family_from_json, reach_from_json
 from memest.store import Store
-from memest.tracing import Tracer, _exact_version, shipped_folder
+from memest.tracing import Tracer
 
 SOFTWARE = json.loads((shipped_folder() / "software.json").read_text())
 same_software = pytest.mark.skipif(
-    any(_exact_version(name) != release for name, release in SOFTWARE.items()),
+    any(release(name) != wanted for name, wanted in SOFTWARE.items()),
     reason="the profiles were traced with other releases",
 )
 MODELS = (
@@ -111,7 +113,7 @@ def test_they_answer_where_no_torch_is(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False
     )
-    if any(_exact_version(name) != release for name, release in SOFTWARE.items()):
+    if any(release(name) != wanted for name, wanted in SOFTWARE.items()):
         pytest.skip("the profiles were traced with other releases")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["peak"]["allocated_bytes"] > 1 << 33

@@ -1,0 +1,45 @@
+"""Which releases are installed, without importing them."""
+
+from __future__ import annotations
+
+import sys
+from functools import cache
+from pathlib import Path
+
+__all__ = ["installed_version", "release"]
+
+
+@cache
+def release(package: str) -> str | None:
+    """The release of an installed package; builds of one release trace alike."""
+    found = _release_by_folder(package)
+    if found is None:
+        # loads a parser of e-mail: only where the usual place does not tell
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            found = version(package)
+        except PackageNotFoundError:
+            return None
+    return found.partition("+")[0]
+
+
+def _release_by_folder(package: str) -> str | None:
+    """The release that the name of the folder of a package's metadata tells."""
+    for entry in sys.path:
+        try:
+            names = [path.name for path in Path(entry or ".").glob(f"{package}-*.dist-info")]
+        except OSError:
+            continue
+        if len(names) == 1:
+            return names[0].removeprefix(f"{package}-").removesuffix(".dist-info")
+    return None
+
+
+def installed_version(package: str) -> tuple[int, int] | None:
+    """(major, minor) of an installed package without importing it, None if it is not there."""
+    text = release(package)
+    if text is None:
+        return None
+    major, minor = text.split(".")[:2]
+    return int(major), int(minor)

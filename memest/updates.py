@@ -1,0 +1,103 @@
+"""Clipping and optimizers, traced apart from the model, and put together with its micro-steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from memest.errors import MissingDependencyError
+from memest.events import Weight
+from memest.hidden.call import GpuTraits
+from memest.setup import Setup
+from memest.shelf import Shelf
+from memest.steps.document import FORMAT, family_to_json
+from memest.steps.family import Family, Point, alone
+from memest.steps.program import Program
+from memest.store import digest_of
+
+__all__ = ["Updates"]
+
+_UPDATE_FIELDS = ("optim", "max_grad_norm", "master_weights", "loop")
+_MAX_PROGRAMS = 16
+
+
+class Updates:
+    """The programs of one model's families with optimizers.
+
+    Args:
+        shelf: where updates are kept.
+        keeps: whether they are.
+        say: told what is being done.
+    """
+
+    def __init__(self, shelf: Shelf, keeps: bool, say: Callable[[str], None]) -> None:
+        self._shelf = shelf
+        self._keeps = keeps
+        self._say = say
+        self._known: dict[str, Family] = {}
+        self._weights: dict[tuple[int, Point | None], tuple[Family, tuple[Weight, ...], str]] = {}
+        self._programs: dict[tuple[int, str], tuple[Family, Program]] = {}
+
+    def program(self, family: Family, point: Point, setup: Setup, gpu: GpuTraits) -> Program:
+        """Micro-steps and the updates that go with them.
+
+        Args:
+            family: of the micro-steps.
+            point: of the family.
+            setup: names the optimizer.
+            gpu: decides versions.
+        """
+        name, updates = "", None
+        if setup.optim != "none":
+            name, updates = self._updates_for(family, point, setup, gpu)
+        known = self._programs.get((id(family), name))
+        if known is None:
+            if len(self._programs) >= _MAX_PROGRAMS:
+                self._programs.pop(next(iter(self._programs)))
+            known = family, Program(family, updates)
+            self._programs[id(family), name] = known
+        return known[1]
+
+    def _updates_for(
+        self, family: Family, point: Point, setup: Setup, gpu: GpuTraits
+    ) -> tuple[str, Family]:
+        """Clipping and optimizer for these weights."""
+        weights, weights_digest = self._weights_of(family, point)
+        key = {
+            "format": FORMAT,
+            "weights": weights_digest,
+            "setup": {name: str(getattr(setup, name)) for name in _UPDATE_FIELDS},
+            "scaled": setup.precision == "fp16",
+            "for_torch": list(gpu.torch),
+        }  # fmt: skip
+        name = digest_of(key)
+        known = self._known.get(name)
+        if known is None:
+            known = self._shelf.stored_updates(key) if self._keeps else None
+        if known is None:
+            try:
+                from memest.trace.training import trace_updates
+            except ImportError as error:
+                raise MissingDependencyError(
+                    "Tracing an optimizer needs torch and transformers: pip install "
+                    "'memest[torch]'."
+                ) from error
+            self._say(f"tracing {setup.optim}")
+            known = alone(trace_updates(weights, setup, gpu), {})
+            if self._keeps:
+                self._shelf.write(key, "updates", family_to_json(known))
+        self._known[name] = known
+        return name, known
+
+    def _weights_of(self, family: Family, point: Point) -> tuple[tuple[Weight, ...], str]:
+        """The weights at a point, and a digest of them."""
+        # mostly no size of the batch changes them, and one digest serves all points
+        key = id(family), point if family.weights_vary else None
+        known = self._weights.get(key)
+        if known is None:
+            weights = family.weights_at(family.numbers_at(point))
+            rows = [
+                [w.name, w.shape, w.stride, w.dtype, w.trains, w.decays, w.has_grad]
+                for w in weights
+            ]
+            known = self._weights[key] = family, weights, digest_of(rows)
+        return known[1], known[2]
