@@ -11,7 +11,6 @@ from memest.errors import ConfigError
 from memest.events import Category
 from memest.fit import (
     Card,
-    Replays,
     card_for,
     common_cards,
     largest_batch,
@@ -153,7 +152,7 @@ def answer(
     found = tracer.find(asked, main.traits, ("batch", *vary) if looks_for_batch else vary)
     setup = found.setup
     conf = parse_alloc_conf(setup.alloc_conf)
-    replays = Replays(conf)
+    replays = tracer.replays(conf)
     stream = found.stream
     result = replays.of(stream, curve=True)
     alive = alive_at_peak(stream, result)
@@ -207,8 +206,8 @@ def spot(
     cards = cards_of(asked, gpu, gpu_memory, device_context)
     found = tracer.find(asked, cards.main.traits, vary)
     conf = parse_alloc_conf(found.setup.alloc_conf)
-    stream = found.stream
-    result = Replays(conf).of(stream)
+    stream = found.short_stream
+    result = tracer.replays(conf).of(stream)
     return Spot(
         setup=found.setup,
         gpu=verdict_for(cards.main, stream, result, conf) if cards.named else None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from memest.hardware.capacity import usable_bytes
 from memest.hardware.catalogue import common_gpus, find_gpu, traits
@@ -21,7 +21,6 @@ from memest.units import format_size
 
 __all__ = [
     "Card",
-    "Replays",
     "Search",
     "Tried",
     "card_for",
@@ -146,33 +145,6 @@ def _survives(
         return True
     limited = replay(stream.events, stream.sizes, conf, limit_bytes=limit)
     return limited.num_ooms == 0
-
-
-@dataclass(slots=True)
-class Replays:
-    """Replays of one question, none of them done twice: many GPUs run the very same stream.
-
-    Attributes:
-        conf: of the allocator.
-    """
-
-    conf: AllocatorConf
-    _done: dict[tuple[int, tuple[int, ...]], tuple[Replay, Stream]] = field(default_factory=dict)
-
-    def of(self, stream: Stream, *, curve: bool = False) -> Replay:
-        """The replay of a stream."""
-        # the events are those of a course, which all its streams share; keeping the stream keeps
-        # its identity from being used again
-        key = id(stream.events), tuple(stream.sizes)
-        known = self._done.get(key)
-        if known is not None and (not curve or known[0].allocated_curve is not None):
-            return known[0]
-        result = replay(
-            stream.events, stream.sizes, self.conf, curve=curve, chains=stream.chains,
-            requested=False,
-        )  # fmt: skip
-        self._done[key] = result, stream
-        return result
 
 
 @dataclass(slots=True)

@@ -14,6 +14,8 @@ from memest.attention import check_flash_gpu
 from memest.errors import MemestError, MissingDependencyError
 from memest.events import Trace
 from memest.hidden.call import GpuTraits
+from memest.replay.conf import AllocatorConf
+from memest.replays import Replays
 from memest.result import ModelFacts
 from memest.setup import Attention, Setup
 from memest.shelf import Shelf, Steps, chosen_like, traces_in
@@ -71,6 +73,14 @@ class Found:
         )
 
     @property
+    def short_stream(self) -> Stream:
+        """A stream with the same peaks, no longer than it must be."""
+        accum = self.program.enough(self.setup.grad_accum)
+        return self.program.stream(
+            self.point, self.gpu, num_steps=self.setup.num_steps, grad_accum=accum
+        )
+
+    @property
     def notes(self) -> list[str]:
         """What the trace has to say."""
         return list(self.program.trace.notes)
@@ -108,6 +118,7 @@ class Tracer:
         self._shelf = Shelf(stores)
         self._known: dict[Setup, Steps] = {}
         self._updates = Updates(self._shelf, self._keeps, self._say)
+        self._replays: dict[AllocatorConf, Replays] = {}
         self.traces_made = 0
 
     # -- questions
@@ -194,6 +205,10 @@ class Tracer:
         family = alone(self._traced(steps, asked, setup, gpu), sizes)
         program = self._updates.program(family, (), setup, gpu)
         return Found(setup, gpu, program, (), steps.cards[asked.image_size])
+
+    def replays(self, conf: AllocatorConf) -> Replays:
+        """Where replays of this model's streams are kept."""
+        return self._replays.setdefault(conf, Replays(conf))
 
     def facts(self, found: Found) -> ModelFacts:
         """The model, counted."""
@@ -411,6 +426,8 @@ def _worth_varying(
     near: Sequence[Family], sizes: Sizes, vary: Sequence[str], own: Family
 ) -> tuple[str, ...]:
     """The sizes that shall vary: those asked for, and those in which questions differed before."""
+    # images and sounds are cut into patches and frames: their families are small, and rarely there
+    costly = {"image_size", "audio_ms"} - set(vary)
     axes = {axis for axis in vary if axis in sizes}
     for family in near:
         if set(family.fixed) | set(family.axes) | ({"target_len"} if family.tied else set()) != set(
@@ -418,7 +435,7 @@ def _worth_varying(
         ):
             continue
         axes.update(family.axes)
-        axes.update(n for n, v in family.fixed.items() if sizes[n] != v)
+        axes.update(n for n, v in family.fixed.items() if sizes[n] != v and n not in costly)
     axes.update(own.axes)
     if sizes["batch"] == 1:
         axes.discard("batch")

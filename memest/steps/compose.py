@@ -21,11 +21,12 @@ from memest.events import ALLOC, CALL, FREE, MARK, Seam, SeamKind, Trace
 
 __all__ = ["MAX_REPEATS", "Pieces", "Span", "splice"]
 
-MAX_REPEATS = 4
+MAX_REPEATS = 3
 """Repetitions of a micro-step that are played. The allocator is deterministic: once a repetition
 begins with the free blocks that an earlier one began with, all later ones are copies. The pool of
 large blocks gets there with the second; in the small one the loss changes places with the loss
-before it, so that two states take turns from the second on."""
+before it, so that two states take turns from the second on: the second and the third are all
+there are."""
 
 Span = tuple[int, int]
 """First event of a piece, and the event behind its last."""

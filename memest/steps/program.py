@@ -9,7 +9,7 @@ from typing import Any
 from memest.events import Trace
 from memest.hidden.call import GpuTraits, Hidden, OpCall
 from memest.hidden.registry import hidden_allocations
-from memest.steps.compose import Pieces, splice
+from memest.steps.compose import MAX_REPEATS, Pieces, splice
 from memest.steps.family import Family, Point
 from memest.steps.stream import Course, Shape, Stream, lay_out, shape_of, slack_of
 
@@ -86,6 +86,16 @@ class Program:
         """Micro-steps and updates as one concrete trace, in their order."""
         updates = None if self._updates is None else self._updates.at(())
         return splice(self.micro_steps.at(point), updates)
+
+    def enough(self, grad_accum: int) -> int:
+        """As many micro-steps as have the peaks of ``grad_accum`` of them.
+
+        Further ones are copies of those that are played, unless all their batches are fetched
+        first.
+        """
+        if self.pieces.prefetches:
+            return grad_accum
+        return min(grad_accum, MAX_REPEATS + 1)
 
     def course(self, shape: Shape, num_steps: int, grad_accum: int) -> Course:
         """The course for these workspaces, laid out once."""

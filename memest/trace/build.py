@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import os
 from collections.abc import Iterator
@@ -93,7 +94,8 @@ def build_model(source: ModelSource, setup: Setup) -> BuiltModel:
 
 
 def _config(source: ModelSource, transformers: Any) -> Any:
-    values = dict(source.config or {})
+    # transformers completes nested settings in place; the source is what others go by
+    values = copy.deepcopy(source.config or {})
     model_type = values.get("model_type")
     if source.trust_remote_code and values.get("auto_map"):
         try:
