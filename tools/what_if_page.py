@@ -68,7 +68,7 @@ import memest
 
 profile = memest.profile("bert-large-uncased", fp16=True)
 profile.estimate(batch=16, seq_len=256, gpu="rtx-3090")  # a whole estimate
-profile.spot(batch=16, grad_accum=4, gpu="rtx-3090")     # peaks and verdict alone
+profile.spot(batch=16, grad_accum=4, gpu="rtx-3090")  # peaks and verdict alone
 profile.allocated([{{"batch": b}} for b in range(2, 500)])  # with NumPy, all at once
 
 memest.max_batch("gpt2", gpu="t4", of="seq-len").largest
