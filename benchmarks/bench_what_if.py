@@ -104,13 +104,19 @@ def replays(runs: int) -> None:
     found = profile.found(gpu="a100")
     stream = found.stream
 
-    def play() -> object:
-        stream.chains.memo.clear()
+    memo = stream.chains.memo
+
+    def play(*, first: bool) -> object:
+        for key in list(memo):
+            # the parting of events by pool stays from one size to the next, placements do not
+            if first or isinstance(key, tuple):
+                del memo[key]
         return replay(stream.events, stream.sizes, chains=stream.chains, requested=False)
 
     count = len(stream.events)
-    taken = best(play, runs * 5)
-    print(f"replay of bert-large: {taken:.1f} ms for {count} events")
+    once = best(lambda: play(first=True), runs * 5)
+    again = best(lambda: play(first=False), runs * 5)
+    print(f"replay of bert-large, {count} events: {again:.1f} ms, the first time {once:.1f} ms")
     print(f"its stream from formulas: {best(lambda: found.stream, runs * 5):.1f} ms")
 
 

@@ -35,6 +35,7 @@ MAX_FAST_BYTES = 1 << 44  # addresses must stay below 2**48, growth within UNBOU
 # The gap keeps neighbouring segments from merging.
 _SEGMENT_GAP = MIN_BLOCK_SIZE
 _NO_OWN_SEGMENT = 1 << 62
+_NOT = bytes([1]) + bytes(255)
 _MEMORIES = 24  # partitions and placements that streams of one structure keep
 
 
@@ -161,7 +162,10 @@ def _pools(events: Sequence[int], rounded: list[int], chains: Chains | None) -> 
         IndexError: an event of a number that has no size.
     """
     small = bytes([0 < size <= SMALL_SIZE for size in rounded])
-    large = bytes([size > SMALL_SIZE for size in rounded])
+    # at the speed of C where no request is of 0 bytes, which is almost always
+    large = (
+        bytes([size > SMALL_SIZE for size in rounded]) if 0 in rounded else small.translate(_NOT)
+    )
     return _pool(events, small, rounded, chains), _pool(events, large, rounded, chains)
 
 

@@ -10,6 +10,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from operator import neg
 from typing import TYPE_CHECKING
 
 from memest.errors import ReplayError
@@ -221,7 +222,7 @@ def _running_sum(events: Sequence[int], amounts: Sequence[int]) -> list[int]:
     An event -1-v finds the amount of number v, negated, from the end of the table: that is how
     Python reads a negative index.
     """
-    table = [*amounts, *[-amount for amount in reversed(amounts)]]
+    table = [*amounts, *map(neg, reversed(amounts))]
     return list(accumulate(map(table.__getitem__, events)))
 
 
