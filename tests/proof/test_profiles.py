@@ -8,12 +8,15 @@ module and category of the run, its peaks, and all that is told about it.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib.util
 import os
 import random
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -201,12 +204,22 @@ def compare(case, tracer, options, points):
     return from_formulas
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id.rpartition("/")[2])
-def test_a_profile_answers_as_a_trace_does(case):
-    tracer = Tracer(source=case.source(), stores=NOWHERE)
+@functools.cache
+def tracer_of(case):
+    """One tracer for all questions about a model, so that families are grown and used."""
+    return Tracer(source=case.source(), stores=NOWHERE)
 
-    for number in range(ROUNDS):
-        compare(case, tracer, *questions(case, number))
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id.rpartition("/")[2])
+@settings(
+    max_examples=ROUNDS, deadline=None, derandomize=True, database=None,
+    phases=[Phase.generate], suppress_health_check=list(HealthCheck),
+)  # fmt: skip
+@given(number=st.integers(0, 1 << 32))
+def test_a_profile_answers_as_a_trace_does(case, number):
+    tracer = tracer_of(case)
+
+    compare(case, tracer, *questions(case, number))
 
     # and some that nothing but a family can answer without a trace
     sizes = {"seq_len": case.lengths[0]} if "seq_len" in case.sizes else {}
