@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from memest.assemble import alive_at_peak, breakdown, layers, moment, timeline
-from memest.errors import ConfigError
 from memest.events import Category
 from memest.fit import (
     Card,
@@ -18,8 +17,7 @@ from memest.fit import (
     verdict_for,
 )
 from memest.installed import installed_version
-from memest.models.resolve import resolve_model
-from memest.options import read_size, setup_from_options
+from memest.options import given_setup, read_size
 from memest.replay.conf import parse_alloc_conf
 from memest.replay.replay import Replay
 from memest.result import Estimate, Interval, Peak, Row, Spot, Verdict
@@ -31,7 +29,11 @@ from memest.units import MIB, format_size
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Cards", "answer", "cards_of", "estimate", "spot"]
+__all__ = ["NOT_MODELLED", "Cards", "answer", "cards_of", "estimate", "spot"]
+
+NOT_MODELLED = (
+    "not modelled: memory of other processes, of NCCL, and of libraries that allocate on their own."
+)
 
 Progress = Callable[[str], None]
 
@@ -73,19 +75,10 @@ def estimate(
     Raises:
         MemestError: with one paragraph that says what to do; see :mod:`memest.errors`.
     """
-    if setup is None:
-        setup = setup_from_options(**options)
-    elif options:
-        raise ConfigError("Give either a Setup or options, not both: use dataclasses.replace.")
-    source = (
-        resolve_model(model, trust_remote_code=trust_remote_code)
-        if isinstance(model, str)
-        else None
+    setup = given_setup(setup, options)
+    tracer = Tracer.of(
+        model, inputs=inputs, loss=loss, trust_remote_code=trust_remote_code, progress=progress
     )
-    tracer = Tracer(
-        source=source, module=None if source else model, inputs=inputs, loss=loss,
-        progress=progress,
-    )  # fmt: skip
     return answer(
         tracer, setup, gpu=gpu, gpu_memory=gpu_memory, device_context=device_context,
         max_batch=max_batch,
@@ -167,7 +160,7 @@ def answer(
     chosen = verdict_for(main, stream, result, conf) if named else None
     batch = safe = None
     if looks_for_batch:
-        batch, safe, _ = largest_batch(main, tracer, replace(asked, batch=setup.batch), conf)
+        batch, safe = largest_batch(main, tracer, replace(asked, batch=setup.batch), conf)
     return Estimate(
         model=tracer.facts(found),
         setup=setup,
@@ -280,8 +273,5 @@ def _notes(found: Found, main: Card, rows: tuple[Row, ...]) -> list[str]:
             "gradient accumulation keeps the gradients alive during the next forward, so it is not "
             "free: the peak moves from the first micro-step to the second."
         )
-    notes.append(
-        "not modelled: memory of other processes, of NCCL, and of libraries that allocate on "
-        "their own."
-    )
+    notes.append(NOT_MODELLED)
     return notes

@@ -192,11 +192,11 @@ class Chain:
 
 @dataclass(slots=True)
 class Chains:
-    """All chains of a stream, and what a replay wants to remember about the stream's structure.
+    """All chains of a stream, and what is worth remembering about the stream's structure.
 
     Attributes:
         parts: the chains.
-        memo: filled by replays; streams that differ in nothing but sizes share it.
+        memo: filled by those who read streams; streams that differ in nothing but sizes share it.
     """
 
     parts: list[Chain] = field(default_factory=list)

@@ -13,6 +13,7 @@ from memest.hardware.spec import GpuSpec
 from memest.hidden.call import GpuTraits
 from memest.replay.conf import AllocatorConf
 from memest.replay.replay import Replay, replay
+from memest.replays import Replays
 from memest.result import GpuFit, Verdict
 from memest.setup import MAX_BATCH, Setup
 from memest.steps.stream import Stream
@@ -173,16 +174,16 @@ class Search:
 
     Args:
         card: the card.
-        conf: of its allocator.
+        replays: under the configuration of its allocator.
         stream_at: the stream for a size.
         highest: the largest size that can be asked for.
     """
 
     def __init__(
-        self, card: Card, conf: AllocatorConf, stream_at: Callable[[int], Stream], highest: int
+        self, card: Card, replays: Replays, stream_at: Callable[[int], Stream], highest: int
     ) -> None:
         self._card = card
-        self._conf = conf
+        self._replays = replays
         self._stream_at = stream_at
         self._highest = highest
         self.tried: dict[int, Tried] = {}
@@ -192,16 +193,14 @@ class Search:
         known = self.tried.get(size)
         if known is None:
             card, stream = self._card, self._stream_at(size)
-            result = replay(
-                stream.events, stream.sizes, self._conf, chains=stream.chains, requested=False
-            )
+            result = self._replays.of(stream)
             expected = card.context.expected_bytes
             known = self.tried[size] = Tried(
                 size=size,
                 peak_allocated_bytes=result.peak_allocated_bytes,
                 peak_reserved_bytes=result.peak_reserved_bytes,
                 device_bytes=result.peak_reserved_bytes + expected,
-                runs=_survives(card, expected, stream, self._conf, result),
+                runs=_survives(card, expected, stream, self._replays.conf, result),
                 fits=_surely_fits(card, stream, result),
             )
         return known
@@ -258,18 +257,14 @@ class Search:
         return max(one.size + steps, 1)
 
 
-def largest_batch(
-    card: Card, tracer: Tracer, setup: Setup, conf: AllocatorConf
-) -> tuple[int, int, list[Tried]]:
+def largest_batch(card: Card, tracer: Tracer, setup: Setup, conf: AllocatorConf) -> tuple[int, int]:
     """The largest batch that runs with the expected context, and the largest that surely fits.
 
     Returns:
-        (largest, largest safe, what was tried); 0 where not even batch 1 does.
+        (largest, largest safe); 0 where not even batch 1 does.
     """
 
     def stream_at(batch: int) -> Stream:
         return tracer.find(replace(setup, batch=batch), card.traits, ("batch",)).stream
 
-    search = Search(card, conf, stream_at, MAX_BATCH)
-    largest, safe = search.largest(setup.batch)
-    return largest, safe, sorted(search.tried.values(), key=lambda t: t.size)
+    return Search(card, tracer.replays(conf), stream_at, MAX_BATCH).largest(setup.batch)

@@ -15,7 +15,7 @@ from typing import Any
 
 from memest.errors import ConfigError, closest
 from memest.option_table import OPTIONS, Kind, Option, Panel
-from memest.setup import Setup, Software
+from memest.setup import MAX_BATCH, Setup, Software
 from memest.units import parse_size
 
 __all__ = [
@@ -24,7 +24,10 @@ __all__ = [
     "Option",
     "Panel",
     "find_option",
+    "given_setup",
+    "no_gpu",
     "read_bool",
+    "read_effective_batch",
     "read_size",
     "read_whole",
     "setup_from_options",
@@ -183,6 +186,41 @@ def _merge_segments(given: dict[str, Any]) -> None:
         )
     if not found:
         given["alloc_conf"] = ",".join(filter(None, (conf, "expandable_segments:True")))
+
+
+def given_setup(setup: Setup | None, options: Mapping[str, Any]) -> Setup:
+    """The setup of a question that takes either a whole one or options.
+
+    Raises:
+        ConfigError: both were given, or an option is wrong.
+    """
+    if setup is None:
+        return setup_from_options(**options)
+    if options:
+        raise ConfigError("Give either a Setup or options, not both: use dataclasses.replace.")
+    return setup
+
+
+def read_effective_batch(value: Any) -> int:
+    """The samples of one optimizer step.
+
+    Raises:
+        ConfigError: not a whole number, or one that no run has.
+    """
+    wanted = read_whole("--effective-batch", value)
+    if not 1 <= wanted <= MAX_BATCH:
+        raise ConfigError(
+            f"--effective-batch {wanted} is out of range: it must be 1 to {MAX_BATCH:,}."
+        )
+    return wanted
+
+
+def no_gpu(command: str) -> ConfigError:
+    """What to say where a command needs a GPU and none is named."""
+    return ConfigError(
+        f"memest {command} needs a GPU: name one, for example --gpu rtx-4090 (`memest gpus` lists "
+        "them) or --gpu local, or give its memory, --gpu-memory 24GiB."
+    )
 
 
 def setup_from_options(base: Setup | None = None, /, **options: Any) -> Setup:

@@ -248,20 +248,11 @@ def chosen_like(one: Family, other: Family) -> bool:
 
 def traces_in(family: Family) -> list[tuple[dict[str, int], Trace]]:
     """The traces a family was made of, with their sizes."""
-    found = []
-    for point in family.points:
-        sizes = {**family.fixed, **dict(zip(family.axes, point, strict=True))}
-        if family.tied:
-            sizes["target_len"] = sizes["seq_len"]
-        found.append((sizes, family.at(point)))
-    return found
+    return [(family.reach.sizes_at(point), family.at(point)) for point in family.points]
 
 
 def _point_name(family: Family, point: Point) -> str:
-    sizes = {**family.fixed, **dict(zip(family.axes, point, strict=True))}
-    if family.tied:
-        sizes["target_len"] = sizes["seq_len"]
-    return json.dumps(sizes, sort_keys=True)
+    return json.dumps(family.reach.sizes_at(point), sort_keys=True)
 
 
 def _family_name(family: Family) -> str:

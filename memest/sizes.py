@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +16,7 @@ __all__ = [
     "Sizes",
     "fields_of",
     "highest",
+    "last",
     "samples",
     "sizes_of",
     "structure_of",
@@ -85,12 +86,21 @@ def highest(run: Any, base: Setup, name: str) -> int:
 
     if not takes(16):
         return 0
-    if takes(UNLIMITED):
-        return UNLIMITED
-    low, high = 16, UNLIMITED
+    return UNLIMITED if takes(UNLIMITED) else last(takes, UNLIMITED - 1, 16)
+
+
+def last(holds: Callable[[int], bool], highest: int, low: int = 0) -> int:
+    """The largest number up to ``highest`` for which something holds, by halves; ``low`` if none.
+
+    Args:
+        holds: true up to some number, then false.
+        highest: where to end.
+        low: a number for which it holds, or 0.
+    """
+    high = highest + 1
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if takes(middle) else (low, middle)
+        low, high = (middle, high) if holds(middle) else (low, middle)
     return low
 
 

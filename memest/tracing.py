@@ -68,16 +68,16 @@ class Found:
     @property
     def stream(self) -> Stream:
         """The stream of the whole run."""
-        return self.program.stream(
-            self.point, self.gpu, num_steps=self.setup.num_steps, grad_accum=self.setup.grad_accum
-        )
+        return self._stream(self.setup.grad_accum)
 
     @property
     def short_stream(self) -> Stream:
         """A stream with the same peaks, no longer than it must be."""
-        accum = self.program.enough(self.setup.grad_accum)
+        return self._stream(self.program.enough(self.setup.grad_accum))
+
+    def _stream(self, grad_accum: int) -> Stream:
         return self.program.stream(
-            self.point, self.gpu, num_steps=self.setup.num_steps, grad_accum=accum
+            self.point, self.gpu, num_steps=self.setup.num_steps, grad_accum=grad_accum
         )
 
     @property
@@ -121,6 +121,28 @@ class Tracer:
         self._replays: dict[AllocatorConf, Replays] = {}
         self.traces_made = 0
 
+    @classmethod
+    def of(
+        cls, model: Any, *, inputs: Any = None, loss: Any = None, trust_remote_code: bool = False,
+        progress: Progress | None = None,
+    ) -> Tracer:  # fmt: skip
+        """The tracer of whatever a user calls a model: a name, a path, a factory, a live module.
+
+        Raises:
+            MemestError: a name that leads nowhere.
+        """
+        if not isinstance(model, str):
+            return cls(module=model, inputs=inputs, loss=loss, progress=progress)
+        from memest.models.resolve import resolve_model
+
+        source = resolve_model(model, trust_remote_code=trust_remote_code)
+        return cls(source=source, inputs=inputs, loss=loss, progress=progress)
+
+    @property
+    def name(self) -> str:
+        """How to call the model in results."""
+        return self._source.id if self._source is not None else type(self._module).__name__
+
     # -- questions
 
     def resolve(self, asked: Setup) -> Setup:
@@ -160,30 +182,29 @@ class Tracer:
         Raises:
             MemestError: the steps cannot be traced.
         """
-        steps, setup = self._steps(asked), self.resolve(asked)
-        if setup.attn_implementation is Attention.FLASH_ATTENTION_2:
-            check_flash_gpu(gpu.capability)
-        sizes = sizes_of(setup)
-        held = self._shelf.held(steps, sizes, gpu)
-        if held is None or not self._varies(held[0], vary, sizes):
-            held = self._extended(steps, asked, setup, gpu, sizes, vary)
-        family, point = held
-        program = self._updates.program(family, point, setup, gpu)
-        return Found(setup, gpu, program, point, steps.cards[asked.image_size])
+        return self._found(asked, gpu, vary)
 
     def find_once(self, asked: Setup, gpu: GpuTraits) -> Found:
         """As :meth:`find`, with one trace at most: for a size near which nobody will ask again."""
+        return self._found(asked, gpu, None)
+
+    def _found(self, asked: Setup, gpu: GpuTraits, vary: Sequence[str] | None) -> Found:
+        """:meth:`find`; no family is grown where ``vary`` is None."""
         steps, setup = self._steps(asked), self.resolve(asked)
         if setup.attn_implementation is Attention.FLASH_ATTENTION_2:
             check_flash_gpu(gpu.capability)
         sizes = sizes_of(setup)
-        held = self._shelf.held(steps, sizes, gpu)
+        known = self._shelf.held(steps, sizes, gpu)
+        held = known
         if held is None:
             family = alone(self._traced(steps, asked, setup, gpu), sizes)
             self._shelf.keep(steps, family)
             held = family, ()
-        program = self._updates.program(*held, setup, gpu)
-        return Found(setup, gpu, program, held[1], steps.cards[asked.image_size])
+        if vary is not None and (known is None or not self._varies(held[0], vary, sizes)):
+            held = self._extended(steps, asked, setup, gpu, sizes, held, vary)
+        family, point = held
+        program = self._updates.program(family, point, setup, gpu)
+        return Found(setup, gpu, program, point, steps.cards[asked.image_size])
 
     def limit(self, asked: Setup, axis: str) -> int | None:
         """The greatest length that the model takes.
@@ -330,14 +351,9 @@ class Tracer:
 
     def _extended(
         self, steps: Steps, asked: Setup, setup: Setup, gpu: GpuTraits, sizes: Sizes,
-        vary: Sequence[str],
+        held: tuple[Family, Point], vary: Sequence[str],
     ) -> tuple[Family, Point]:  # fmt: skip
-        """A trace at the point, or a family around it where one is wanted."""
-        held = self._shelf.held(steps, sizes, gpu)
-        if held is None:
-            family = alone(self._traced(steps, asked, setup, gpu), sizes)
-            self._shelf.keep(steps, family)
-            held = family, ()
+        """A family around the point where one is wanted and to be had, else what is held."""
         self._shelf.take(steps, lambda _: True)
         near = [f for f in steps.families if chosen_like(f, held[0])]
         axes = _worth_varying(near, sizes, vary, own=held[0])
@@ -430,9 +446,7 @@ def _worth_varying(
     costly = {"image_size", "audio_ms"} - set(vary)
     axes = {axis for axis in vary if axis in sizes}
     for family in near:
-        if set(family.fixed) | set(family.axes) | ({"target_len"} if family.tied else set()) != set(
-            sizes
-        ):
+        if family.reach.names != set(sizes):
             continue
         axes.update(family.axes)
         axes.update(n for n, v in family.fixed.items() if sizes[n] != v and n not in costly)

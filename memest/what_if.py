@@ -9,10 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from memest.errors import ConfigError
 from memest.estimator import answer, cards_of, spot
-from memest.models.resolve import resolve_model
-from memest.options import setup_from_options
+from memest.options import given_setup, setup_from_options
 from memest.result import Estimate, Spot
 from memest.setup import Setup
 from memest.steps.grid import Question, allocated_peaks
@@ -49,11 +47,7 @@ def profile(
         progress: called with one line for each longer thing done.
         **options: fields of :class:`Setup` and the spellings of HF ``TrainingArguments``.
     """
-    if setup is None:
-        setup = setup_from_options(**options)
-    elif options:
-        raise ConfigError("Give either a Setup or options, not both: use dataclasses.replace.")
-    return Profile(model, setup, inputs, loss, trust_remote_code, progress)
+    return Profile(model, given_setup(setup, options), inputs, loss, trust_remote_code, progress)
 
 
 class Profile:
@@ -68,12 +62,9 @@ class Profile:
         trust_remote_code: bool = False, progress: Progress | None = None,
     ) -> None:  # fmt: skip
         self.setup = setup
-        named = isinstance(model, str)
-        source = resolve_model(model, trust_remote_code=trust_remote_code) if named else None
-        self._tracer = Tracer(
-            source=source, module=None if named else model, inputs=inputs, loss=loss,
-            progress=progress,
-        )  # fmt: skip
+        self._tracer = Tracer.of(
+            model, inputs=inputs, loss=loss, trust_remote_code=trust_remote_code, progress=progress
+        )
 
     @property
     def traces_made(self) -> int:

@@ -151,7 +151,7 @@ def batch_that_fits(record: dict[str, Any]) -> tuple[int, int]:
     setup = setup_of(record)
     tracer = Tracer(source=resolve_model(record["model"]))
     conf = parse_alloc_conf(setup.alloc_conf)
-    return largest_batch(card_of(record, setup), tracer, setup, conf)[:2]
+    return largest_batch(card_of(record, setup), tracer, setup, conf)
 
 
 # -- reports --------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from memest.cli.console import Output, write_out
 from memest.errors import ConfigError
-from memest.options import read_size, read_whole
+from memest.options import no_gpu, read_size, read_whole
 from memest.setup import choose
 
 if TYPE_CHECKING:
@@ -118,10 +118,7 @@ def run_fits(
         MemestError: with one paragraph that says what to do.
     """
     if not options.get("gpu") and not options.get("gpu_memory"):
-        raise ConfigError(
-            "memest fits needs a GPU: name one, for example --gpu rtx-4090 (`memest gpus` lists "
-            "them) or --gpu local, or give its memory, --gpu-memory 24GiB."
-        )
+        raise no_gpu("fits")
     from memest.report.words import gpu_sentence, verdict_sentence
 
     output = Output(quiet=quiet or json)

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from memest.errors import closest
 from memest.option_table import OPTIONS, Kind, Option
 
-__all__ = ["closest_flags", "normalise"]
+__all__ = ["closest_flags", "normalise", "options_by_flag"]
 
 _TRUE = frozenset({"true", "yes", "on"})
 _FALSE = frozenset({"false", "no", "off"})
@@ -27,7 +27,8 @@ _ADDRESS = re.compile(r"^(auto|local|ray://\S+|[^\s:=]+:\d+)$")
 
 
 @functools.cache
-def _by_flag() -> dict[str, Option]:
+def options_by_flag() -> dict[str, Option]:
+    """Every spelling of every option of an estimate."""
     flags: dict[str, Option] = {}
     for option in OPTIONS:
         spelt = (f"--{name.replace('_', '-')}" for name in option.keywords)
@@ -37,7 +38,7 @@ def _by_flag() -> dict[str, Option]:
 
 def closest_flags(flag: str) -> list[str]:
     """The spellings of an estimate's options nearest to ``flag``."""
-    return closest(flag.replace("_", "-"), _by_flag())
+    return closest(flag.replace("_", "-"), options_by_flag())
 
 
 def _is_mode(text: str) -> bool:
@@ -92,7 +93,7 @@ def normalise(argv: Sequence[str]) -> list[str]:
         written, equals, attached = token.partition("=")
         flag = written.replace("_", "-")
         value = attached if equals else None
-        option = _by_flag().get(flag)
+        option = options_by_flag().get(flag)
         if flag == "--ray" and not attached:
             address = waiting.pop(0) if waiting and _ADDRESS.match(waiting[0]) else "auto"
             done.append(f"{flag}={address}")

@@ -11,7 +11,8 @@ from functools import partial
 from typing import Any
 
 from memest.cli.answering import run_estimate, run_fits
-from memest.option_table import OPTIONS, Kind
+from memest.cli.argv import options_by_flag
+from memest.option_table import Kind
 
 __all__ = ["quick"]
 
@@ -34,7 +35,7 @@ def quick(words: Sequence[str]) -> Callable[[], int] | None:
     """
     if len(words) < 2 or words[0] not in ("estimate", "fits"):
         return None
-    flags = {flag: option for option in OPTIONS for flag in option.flags}
+    flags = options_by_flag()
     tables = _TABLES if words[0] == "estimate" else {}
     model: str | None = None
     options: dict[str, Any] = {}

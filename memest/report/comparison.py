@@ -14,7 +14,7 @@ from memest.events import CATEGORY_ORDER
 from memest.findings import Comparison, Scenario
 from memest.report.glyphs import ASCII, UNICODE, Glyphs
 from memest.report.text import VERDICT_STYLES, wide_enough
-from memest.report.words import moment_text, setup_items
+from memest.report.words import batch_count, moment_text, setup_items
 from memest.result import Estimate
 from memest.units import format_delta, format_size
 
@@ -44,7 +44,8 @@ def change_sentence(scenario: Scenario, first: Scenario) -> str:
         else:
             text += f", {after.verdict.value} where {first.name} is {before.verdict.value}"
     if after.max_batch is not None and before.max_batch is not None:
-        text += f", largest batch {after.max_batch:,} against {before.max_batch:,}"
+        text += f", largest batch {batch_count(after.max_batch)} against "
+        text += batch_count(before.max_batch)
     return f"{text}."
 
 
@@ -132,7 +133,7 @@ def _table(first: Scenario, others: Sequence[Scenario], glyphs: Glyphs) -> Table
     if first.estimate.gpu is not None:
         words("verdict", _verdict)
     if first.estimate.max_batch is not None:
-        words("largest batch", lambda s: Text(f"{s.estimate.max_batch:,}"))
+        words("largest batch", lambda s: Text(batch_count(s.estimate.max_batch or 0)))
     if first.relative_time is not None:
         words("time of a sample", lambda s: Text(f"{s.relative_time:.2f} {glyphs.times}"))
     return table

@@ -9,6 +9,7 @@ from memest.setup import MAX_BATCH, Dtype, Loop, Precision, Setup
 from memest.units import format_size
 
 __all__ = [
+    "batch_count",
     "batch_sentence",
     "format_count",
     "gpu_sentence",
@@ -94,6 +95,11 @@ def verdict_sentence(estimate: Estimate) -> str:
     return f"{estimate.model.id} needs {need} of GPU memory to train ({_range(estimate)})."
 
 
+def batch_count(largest: int) -> str:
+    """A largest batch as a number, "or more" where the search ended before the memory did."""
+    return f"{largest:,} or more" if largest >= MAX_BATCH else f"{largest:,}"
+
+
 def batch_sentence(estimate: Estimate) -> str:
     """The largest batch that runs on the named GPU; empty if it was not looked for."""
     largest, safe = estimate.max_batch, estimate.safe_batch
@@ -103,7 +109,7 @@ def batch_sentence(estimate: Estimate) -> str:
         return "none: not even a batch of 1 fits"
     if largest >= MAX_BATCH:
         # where the search ended, not where the memory did
-        most = f"{MAX_BATCH:,} or more"
+        most = batch_count(largest)
         certain = safe is None or safe == largest
         return most if certain else f"{most} expected, {safe or 'none'} is safe"
     if safe is None or safe == largest:

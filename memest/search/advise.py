@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from memest.errors import ConfigError, MemestError
 from memest.findings import Advice, Plan
-from memest.options import find_option, read_whole
+from memest.options import find_option, no_gpu, read_effective_batch
 from memest.result import Verdict
 from memest.search.combos import SAME_TRAINING, Candidate, Combo, Finder, combos, lighter
 from memest.search.cost import TIME_BASIS
 from memest.search.plan_words import arguments_of, changed_training, steps_of
 from memest.search.probe import Probe
-from memest.setup import MAX_BATCH, Setup
+from memest.setup import Setup
 from memest.what_if import profile
 
 if TYPE_CHECKING:
@@ -77,17 +77,10 @@ def advise(
         ConfigError: no GPU, an impossible effective batch, or an option that is to be found.
         MemestError: as for :func:`memest.estimate`.
     """
-    wanted = read_whole("--effective-batch", effective_batch)
-    if not 1 <= wanted <= MAX_BATCH:
-        raise ConfigError(
-            f"--effective-batch {wanted} is out of range: it must be 1 to {MAX_BATCH:,}."
-        )
+    wanted = read_effective_batch(effective_batch)
     named = [gpu] if isinstance(gpu, str) else list(gpu or ())
     if not named and gpu_memory is None:
-        raise ConfigError(
-            "memest advise needs a GPU: name one, for example --gpu rtx-4090 (`memest gpus` lists "
-            "them) or --gpu local, or give its memory, --gpu-memory 24GiB."
-        )
+        raise no_gpu("advise")
     if len(named) > 1:
         raise ConfigError(
             f"memest advise plans for one GPU, not {len(named)}: ask once for each of "

@@ -8,8 +8,7 @@ from typing import Any
 
 from memest.fit import Card, Search, Tried, verdict_for
 from memest.limits import CurvePoint, Of
-from memest.replay.conf import AllocatorConf, parse_alloc_conf
-from memest.replay.replay import replay
+from memest.replay.conf import parse_alloc_conf
 from memest.setup import Setup
 from memest.steps.stream import Stream
 from memest.tracing import Tracer
@@ -43,9 +42,9 @@ class Ground:
         self._of = of
         self._step = step
         self._card = card
-        self._conf: AllocatorConf = parse_alloc_conf(asked.alloc_conf)
+        self._replays = tracer.replays(parse_alloc_conf(asked.alloc_conf))
         self._sizes: set[int] = set()
-        self._fine = Search(card, self._conf, self._stream_at, 1)
+        self._fine = Search(card, self._replays, self._stream_at, 1)
 
     def _stream_at(self, size: int) -> Stream:
         self._sizes.add(size)
@@ -58,9 +57,9 @@ class Ground:
         """A search over multiples of the step."""
         step = self._step
         if step == 1:
-            self._fine = Search(self._card, self._conf, self._stream_at, highest)
+            self._fine = Search(self._card, self._replays, self._stream_at, highest)
             return self._fine
-        return Search(self._card, self._conf, lambda k: self._stream_at(k * step), highest)
+        return Search(self._card, self._replays, lambda k: self._stream_at(k * step), highest)
 
     @property
     def tried(self) -> frozenset[int]:
@@ -98,10 +97,8 @@ class Ground:
     def point(self, size: int) -> CurvePoint:
         """The memory that a size takes, and the verdict that an estimate gives."""
         stream = self._stream_at(size)
-        result = replay(
-            stream.events, stream.sizes, self._conf, chains=stream.chains, requested=False
-        )
-        fit = verdict_for(self._card, stream, result, self._conf)
+        result = self._replays.of(stream)
+        fit = verdict_for(self._card, stream, result, self._replays.conf)
         return CurvePoint(
             size=size,
             allocated_bytes=result.peak_allocated_bytes,

@@ -13,14 +13,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from memest.errors import ConfigError, MemestError
-from memest.estimator import cards_of
+from memest.estimator import NOT_MODELLED, cards_of
 from memest.fit import Card, Tried
 from memest.limits import EffectiveBatch, End, Largest, MaxBatch, Multiple, Of
-from memest.models.resolve import resolve_model
-from memest.options import read_whole, setup_from_options
+from memest.options import given_setup, no_gpu, read_effective_batch
 from memest.result import Verdict
 from memest.search.ground import Ground, with_size
 from memest.setup import MAX_BATCH, MAX_GRAD_ACCUM, MAX_IMAGE_SIZE, Setup, choose
+from memest.sizes import last
 from memest.tracing import Tracer
 
 if TYPE_CHECKING:
@@ -87,28 +87,19 @@ def max_batch(
         (512, 'model')
     """
     wanted: Of = choose("--of", of, Of)
-    if setup is None:
-        setup = setup_from_options(**options)
-    elif options:
-        raise ConfigError("Give either a Setup or options, not both: use dataclasses.replace.")
+    setup = given_setup(setup, options)
     if not gpu and gpu_memory is None:
-        raise ConfigError(
-            "memest max-batch needs a GPU: name one, for example --gpu rtx-4090 (`memest gpus` "
-            "lists them) or --gpu local, or give its memory, --gpu-memory 24GiB."
-        )
+        raise no_gpu("max-batch")
     samples = None if effective_batch is None else _samples(effective_batch, wanted, setup)
     cards = cards_of(setup, gpu, gpu_memory, device_context).named
-    named = isinstance(model, str)
-    source = resolve_model(model, trust_remote_code=trust_remote_code) if named else None
-    tracer = Tracer(
-        source=source, module=None if named else model, inputs=inputs, loss=loss,
-        progress=progress,
-    )  # fmt: skip
+    tracer = Tracer.of(
+        model, inputs=inputs, loss=loss, trust_remote_code=trust_remote_code, progress=progress
+    )
     hunt = _hunt(tracer, setup, wanted)
     answers = tuple(hunt.on(card, samples) for card in cards)
     typical = with_size(hunt.asked, wanted, max(answers[0].largest, hunt.smallest))
     return MaxBatch(
-        model=source.id if source is not None else type(model).__name__,
+        model=tracer.name,
         of=wanted,
         step=1 if wanted is not Of.IMAGE_SIZE else hunt.step,
         setup=tracer.resolve(typical),
@@ -121,11 +112,7 @@ def max_batch(
 
 def _samples(effective_batch: int | str, of: Of, setup: Setup) -> int:
     """The effective batch, where one can be asked for."""
-    wanted = read_whole("--effective-batch", effective_batch)
-    if not 1 <= wanted <= MAX_BATCH:
-        raise ConfigError(
-            f"--effective-batch {wanted} is out of range: it must be 1 to {MAX_BATCH:,}."
-        )
+    wanted = read_effective_batch(effective_batch)
     if of is not Of.BATCH:
         raise ConfigError(
             f"--effective-batch is reached by micro-batches, and --of {of} keeps the batch: drop "
@@ -152,10 +139,7 @@ def _notes(cards: Sequence[Card], of: Of, hunt: _Hunt) -> list[str]:
     notes = [card.spec.match_note for card in cards if card.spec.match_note]
     if of is Of.IMAGE_SIZE:
         notes.append(f"image sizes that are multiples of {hunt.step} were looked at.")
-    notes.append(
-        "not modelled: memory of other processes, of NCCL, and of libraries that allocate on "
-        "their own."
-    )
+    notes.append(NOT_MODELLED)
     return notes
 
 
@@ -184,7 +168,7 @@ def _hunt(tracer: Tracer, asked: Setup, of: Of) -> _Hunt:
     highest = tracer.limit(asked, field)
     if highest is None:
         ceiling = _LONGEST if of is Of.SEQ_LEN else MAX_IMAGE_SIZE
-        highest = ceiling if takes(ceiling) else _last(lambda k: takes(k * step), ceiling // step)
+        highest = ceiling if takes(ceiling) else last(lambda k: takes(k * step), ceiling // step)
         highest, end = (ceiling, End.SEARCH) if highest == ceiling else (highest * step, End.MODEL)
     if highest < step:
         step = 1
@@ -199,21 +183,6 @@ def _check_has_effect(tracer: Tracer, asked: Setup, of: Of, size: int) -> None:
                 f"--of {of}: the model's inputs have no such size (--{of} {size} has no effect on "
                 "them). Look for the largest batch, --of batch."
             )
-
-
-def _last(holds: Callable[[int], bool], highest: int, low: int = 0) -> int:
-    """The largest number up to ``highest`` for which something holds, by halves; ``low`` if none.
-
-    Args:
-        holds: true up to some number, then false.
-        highest: where to end.
-        low: a number for which it holds, or 0.
-    """
-    high = highest + 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if holds(middle) else (low, middle)
-    return low
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,7 +259,7 @@ class _Hunt:
 
         def exact(low: int, holds: Callable[[Tried], bool], highest: int) -> int:
             top = min(low + step - 1, highest)
-            return _last(lambda size: holds(ground.at(size)), top, low)
+            return last(lambda size: holds(ground.at(size)), top, low)
 
         runs = exact(runs, lambda tried: tried.runs, self.highest)
         return runs, exact(fits, lambda tried: tried.fits, runs)

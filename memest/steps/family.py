@@ -92,8 +92,7 @@ class Reach:
 
     def point_of(self, sizes: Mapping[str, int]) -> Point | None:
         """The point of some sizes, None where the formulas do not hold for them."""
-        names = set(self.axes) | set(self.fixed) | ({"target_len"} if self.tied else set())
-        if names != set(sizes):
+        if self.names != set(sizes):
             return None
         if any(sizes[name] != size for name, size in self.fixed.items()):
             return None
@@ -101,6 +100,18 @@ class Reach:
             return None
         point = tuple(sizes[name] for name in self.axes)
         return point if self._covers(point) else None
+
+    @property
+    def names(self) -> set[str]:
+        """All sizes that a batch has."""
+        return {*self.axes, *self.fixed, *(("target_len",) if self.tied else ())}
+
+    def sizes_at(self, point: Point) -> dict[str, int]:
+        """The sizes of a batch at a point."""
+        sizes = {**self.fixed, **dict(zip(self.axes, point, strict=True))}
+        if self.tied:
+            sizes["target_len"] = sizes["seq_len"]
+        return sizes
 
     def _covers(self, point: Point) -> bool:
         if point in self.points:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from memest.hidden.call import GpuTraits
@@ -53,26 +52,23 @@ def allocated_peaks(questions: Sequence[Question]) -> list[int]:
         # a workspace that is not needed counts as one of no bytes: fewer courses
         shape = tuple(tuple(h.label for h in found) for found in hidden)
         tables.append([*numbers, *(h.nbytes for found in hidden for h in found)])
-        key = id(question.program), question.num_steps, _enough(question), shape
+        accum = question.program.enough(question.grad_accum)
+        key = id(question.program), question.num_steps, accum, shape
         groups.setdefault(key, []).append(number)
     peaks = [0] * len(questions)
     for members in groups.values():
         first = questions[members[0]]
-        course = first.program.full_course(first.point, first.gpu, first.num_steps, _enough(first))
+        accum = first.program.enough(first.grad_accum)
+        course = first.program.full_course(first.point, first.gpu, first.num_steps, accum)
         sizes = np.array([tables[member] for member in members], dtype=np.float64).T
         rounded = np.ceil(sizes / 512) * 512
-        alive = first.program.remembered(course, partial(_alive, course, len(sizes)))
-        curves = (alive @ rounded).max(axis=0)
+        memo = course.chains.memo
+        if "alive" not in memo:
+            memo["alive"] = _alive(course, len(sizes))
+        curves = (memo["alive"] @ rounded).max(axis=0)
         for member, peak in zip(members, curves, strict=True):
             peaks[member] = int(peak)
     return peaks
-
-
-def _enough(question: Question) -> int:
-    """As many micro-steps as can differ: what is alive in the third was alive in the second."""
-    if question.program.pieces.prefetches:
-        return question.grad_accum  # all batches are there at once
-    return min(question.grad_accum, 3)
 
 
 def _alive(course: Course, num_places: int) -> np.ndarray[Any, Any]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 from memest.events import Trace
 from memest.hidden.call import GpuTraits, Hidden, OpCall
@@ -74,13 +72,6 @@ class Program:
         _, hidden = self.numbers_at(point, gpu)
         shape = tuple(tuple(replace(h, nbytes=1, high_nbytes=None) for h in f) for f in hidden)
         return self.course(shape, num_steps, grad_accum)
-
-    def remembered(self, course: Course, make: Callable[[], Any]) -> Any:
-        """What was computed from a course before, else what ``make`` computes."""
-        memo = course.chains.memo
-        if "grid" not in memo:
-            memo["grid"] = make()
-        return memo["grid"]
 
     def trace_at(self, point: Point) -> Trace:
         """Micro-steps and updates as one concrete trace, in their order."""
