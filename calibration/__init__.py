@@ -1,1 +1,6 @@
-"""Calibration: measured training runs, and what is fitted to them."""
+"""Calibration: real training steps, measured, and what is fitted to them.
+
+Data flows one way: a campaign is a list of cases; the runner has each one run by a worker and keeps
+its measurement in a store; predictions are laid beside measurements; a fit of what is left becomes
+a profile, which :mod:`memest.correction` applies to later estimates.
+"""

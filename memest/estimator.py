@@ -7,24 +7,18 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from memest.assemble import alive_at_peak, breakdown, layers, moment, timeline
+from memest.cards import NO_PROFILE, Card, card_for, common_cards, reference_card
+from memest.errors import ConfigError
 from memest.events import Category
-from memest.fit import (
-    Card,
-    card_for,
-    common_cards,
-    largest_batch,
-    reference_card,
-    verdict_for,
-)
+from memest.fit import largest_batch, verdict_for
 from memest.installed import installed_version
+from memest.needs import Needs, calibration_facts, corrected_rows, needs_of
 from memest.options import given_setup, read_size
 from memest.replay.conf import parse_alloc_conf
-from memest.replay.replay import Replay
 from memest.result import Estimate, Interval, Peak, Row, Spot, Verdict
 from memest.setup import Loop, Setup
-from memest.steps.stream import Stream
 from memest.tracing import Found, Tracer
-from memest.units import MIB, format_size
+from memest.units import format_size
 
 if TYPE_CHECKING:
     import torch
@@ -45,6 +39,7 @@ def estimate(
     gpu: str | Sequence[str] | None = None,
     gpu_memory: int | str | None = None,
     device_context: int | str | None = None,
+    profile: str | None = None,
     inputs: Mapping[str, torch.Tensor] | None = None,
     loss: Callable[[Any, Any], torch.Tensor] | None = None,
     trust_remote_code: bool = False,
@@ -62,6 +57,9 @@ def estimate(
         gpu_memory: bytes the GPU has, in place of the catalogue's figure.
         device_context: CUDA context read after a first touch of the GPU, in place of the table.
             Kernels that load later are added where the software loads them lazily.
+        profile: file of a calibration profile that corrects the answer, or ``none``. Left out, a
+            profile that was measured on the GPU (or one like it) is looked for in the user's
+            folder and in the package.
         inputs: example inputs by argument name, for models that are no transformers models.
         loss: ``loss(outputs, batch)`` where the outputs carry none.
         trust_remote_code: run code that the model's repository brings.
@@ -81,7 +79,7 @@ def estimate(
     )
     return answer(
         tracer, setup, gpu=gpu, gpu_memory=gpu_memory, device_context=device_context,
-        max_batch=max_batch,
+        profile=profile, max_batch=max_batch,
     )  # fmt: skip
 
 
@@ -104,28 +102,34 @@ class Cards:
 
 def cards_of(
     setup: Setup, gpu: str | Sequence[str] | None, gpu_memory: int | str | None,
-    device_context: int | str | None,
+    device_context: int | str | None, profile: str | None = None,
 ) -> Cards:  # fmt: skip
     """The GPUs that a question names, by the options of :func:`estimate`.
 
     Raises:
-        MemestError: an unknown GPU, or a size that is none.
+        MemestError: an unknown GPU, a size that is none, or a profile that is none.
     """
+    if device_context is not None and profile not in (None, NO_PROFILE):
+        raise ConfigError(
+            f"--device-context {device_context} and --profile {profile} both say what context and "
+            "kernels take: drop one."
+        )
     torch_version = setup.software.torch or installed_version("torch") or (2, 13)
     context = None if device_context is None else read_size("device_context", device_context)
     names = [gpu] if isinstance(gpu, str) else list(gpu or ())
     memory = None if gpu_memory is None else read_size("gpu_memory", gpu_memory)
-    named = [card_for(name, setup, torch_version, context, memory) for name in names]
+    named = [card_for(name, setup, torch_version, context, memory, profile) for name in names]
     if not named and memory is not None:
-        named = [reference_card(setup, torch_version, context, memory)]
-    main = named[0] if named else reference_card(setup, torch_version, context, None)
+        named = [reference_card(setup, torch_version, context, memory, profile)]
+    main = named[0] if named else reference_card(setup, torch_version, context, None, profile)
     return Cards(main=main, named=named, torch=torch_version, context=context)
 
 
 def answer(
     tracer: Tracer, asked: Setup, *, gpu: str | Sequence[str] | None = None,
     gpu_memory: int | str | None = None, device_context: int | str | None = None,
-    max_batch: bool = True, vary: Sequence[str] = (), common: bool = True,
+    profile: str | None = None, max_batch: bool = True, vary: Sequence[str] = (),
+    common: bool = True,
 ) -> Estimate:  # fmt: skip
     """The estimate of a setup for a model whose traces a tracer keeps.
 
@@ -135,11 +139,12 @@ def answer(
         gpu: as for :func:`estimate`.
         gpu_memory: likewise.
         device_context: likewise.
+        profile: likewise.
         max_batch: look for the largest batch when a GPU is named.
         vary: sizes that further questions will change.
         common: say what it means for the GPUs that people have, where none is named.
     """
-    cards = cards_of(asked, gpu, gpu_memory, device_context)
+    cards = cards_of(asked, gpu, gpu_memory, device_context, profile)
     main, named = cards.main, cards.named
     looks_for_batch = bool(named) and max_batch
     found = tracer.find(asked, main.traits, ("batch", *vary) if looks_for_batch else vary)
@@ -150,14 +155,19 @@ def answer(
     result = replays.of(stream, curve=True)
     alive = alive_at_peak(stream, result)
     rows = breakdown(stream, result, alive)
+    needs = needs_of(main, found, stream, result, rows)
+    if needs.corrected is not None:
+        rows = corrected_rows(rows, needs.corrected.parts)
     fits = []
     others = named[1:]
     if not named and common:
         others = common_cards(setup, cards.torch, cards.context)
     for card in others:
-        other = tracer.find(asked, card.traits).stream
-        fits.append(verdict_for(card, other, replays.of(other), conf))
-    chosen = verdict_for(main, stream, result, conf) if named else None
+        run = tracer.find(asked, card.traits)
+        other = run.stream
+        replayed = replays.of(other)
+        fits.append(verdict_for(card, needs_of(card, run, other, replayed), other, replayed, conf))
+    chosen = verdict_for(main, needs, stream, result, conf) if named else None
     batch = safe = None
     if looks_for_batch:
         batch, safe = largest_batch(main, tracer, replace(asked, batch=setup.batch), conf)
@@ -165,18 +175,19 @@ def answer(
         model=tracer.facts(found),
         setup=setup,
         gpu=chosen,
-        peak=_peak(main, result),
-        interval=_interval(main, stream, result),
+        peak=_peak(needs),
+        interval=_interval(needs),
         breakdown=rows,
         peak_at=moment(stream, result),
         layers=layers(stream, alive),
         timeline=timeline(stream, result),
         verdict=chosen.verdict if chosen else Verdict.UNKNOWN,
-        context_bytes=main.context.expected_bytes,
+        context_bytes=needs.process_expected_bytes,
+        calibration=calibration_facts(main, needs),
         max_batch=batch,
         safe_batch=safe,
         common_gpus=tuple(fits),
-        notes=tuple(_notes(found, main, rows)),
+        notes=tuple(_notes(found, main, rows, needs)),
         assumptions=tuple(_assumptions(tracer.assumptions(asked), setup, cards)),
     )
 
@@ -184,7 +195,7 @@ def answer(
 def spot(
     tracer: Tracer, asked: Setup, *, gpu: str | Sequence[str] | None = None,
     gpu_memory: int | str | None = None, device_context: int | str | None = None,
-    vary: Sequence[str] = (),
+    profile: str | None = None, vary: Sequence[str] = (),
 ) -> Spot:  # fmt: skip
     """The peaks and the verdict of :func:`answer` alone, in a third of the time.
 
@@ -194,40 +205,37 @@ def spot(
         gpu: as for :func:`estimate`; the first one counts.
         gpu_memory: likewise.
         device_context: likewise.
+        profile: likewise.
         vary: sizes that further questions will change.
     """
-    cards = cards_of(asked, gpu, gpu_memory, device_context)
+    cards = cards_of(asked, gpu, gpu_memory, device_context, profile)
     found = tracer.find(asked, cards.main.traits, vary)
     conf = parse_alloc_conf(found.setup.alloc_conf)
     stream = found.short_stream
     result = tracer.replays(conf).of(stream)
+    main = cards.main
+    needs = needs_of(main, found, stream, result)
     return Spot(
         setup=found.setup,
-        gpu=verdict_for(cards.main, stream, result, conf) if cards.named else None,
-        peak=_peak(cards.main, result),
-        interval=_interval(cards.main, stream, result),
+        gpu=verdict_for(main, needs, stream, result, conf) if cards.named else None,
+        peak=_peak(needs),
+        interval=_interval(needs),
     )
 
 
-def _peak(card: Card, result: Replay) -> Peak:
+def _peak(needs: Needs) -> Peak:
     return Peak(
-        allocated_bytes=result.peak_allocated_bytes,
-        reserved_bytes=result.peak_reserved_bytes,
-        device_bytes=result.peak_reserved_bytes + card.context.expected_bytes,
+        allocated_bytes=needs.allocated_bytes,
+        reserved_bytes=needs.reserved_bytes,
+        device_bytes=needs.device_bytes,
     )
 
 
-def _interval(card: Card, stream: Stream, result: Replay) -> Interval:
-    basis, slack = card.context.basis, stream.workspace_slack_bytes
-    if slack >= MIB:
-        basis += f"; up to {format_size(slack)} more where a library picks its own workspace"
-    reserved = result.peak_reserved_bytes
+def _interval(needs: Needs) -> Interval:
     return Interval(
-        level=None,
-        low_bytes=reserved + card.context.low_bytes,
-        high_bytes=reserved + card.context.high_bytes + slack,
-        basis=basis,
-    )
+        level=needs.level, low_bytes=needs.low_bytes, high_bytes=needs.high_bytes,
+        basis=needs.basis,
+    )  # fmt: skip
 
 
 def _assumptions(said: Sequence[str], setup: Setup, cards: Cards) -> list[str]:
@@ -242,11 +250,13 @@ def _assumptions(said: Sequence[str], setup: Setup, cards: Cards) -> list[str]:
     return out
 
 
-def _notes(found: Found, main: Card, rows: tuple[Row, ...]) -> list[str]:
+def _notes(found: Found, main: Card, rows: tuple[Row, ...], needs: Needs) -> list[str]:
     setup = found.setup
     notes = found.notes
     if main.spec.match_note:
         notes.append(main.spec.match_note)
+    if needs.corrected is not None:
+        notes += needs.corrected.notes
     if setup.tf32:
         notes.append("tf32 changes the speed of matmuls, not the memory.")
     copies = sum(row.bytes for row in rows if row.category is Category.AUTOCAST_COPIES)

@@ -380,5 +380,13 @@ OPTIONS: tuple[Option, ...] = (
         panel=Panel.GPU,
         metavar="SIZE",
     ),
+    Option(
+        name="profile",
+        flags=("--profile",),
+        help="Calibration profile that corrects the answer (`memest calibrate fit` makes one), or "
+        "none. Left out: one that was measured on this GPU, or one like it, if there is any.",
+        panel=Panel.GPU,
+        metavar="FILE",
+    ),
 )
 """Every option of an estimate, in the order of the help."""

@@ -1,12 +1,14 @@
-"""Where the package keeps its data."""
+"""Where the package keeps its data, and where its users keep theirs."""
 
 from __future__ import annotations
 
+import os
+import sys
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-__all__ = ["data_folder"]
+__all__ = ["data_folder", "user_folder"]
 
 
 @cache
@@ -19,3 +21,16 @@ def data_folder() -> Path:
     if spec is None or not spec.submodule_search_locations:
         raise ModuleNotFoundError("memest.data is missing: install memest again", name="memest")
     return Path(spec.submodule_search_locations[0])
+
+
+def user_folder() -> Path:
+    """What a user keeps across projects: ``MEMEST_HOME``, else the platform's folder for data."""
+    chosen = os.environ.get("MEMEST_HOME")
+    if chosen:
+        return Path(chosen).expanduser()
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "memest"
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Application Support" / "memest"
+    base = os.environ.get("XDG_DATA_HOME")
+    return (Path(base) if base else Path.home() / ".local" / "share") / "memest"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import json
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from memest.setup import Setup
 
 __all__ = [
     "SCHEMA_VERSION",
+    "CalibrationFacts",
     "Estimate",
     "GpuFit",
     "Interval",
@@ -125,6 +127,47 @@ class GpuFit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrationFacts:
+    """The calibration profile that corrected an answer: what it was before, and how good it is.
+
+    Attributes:
+        path: file of the profile.
+        gpus: measured for it.
+        process_gpu: whose context and kernels were taken; empty where the table's were.
+        factors: by part of the breakdown.
+        raw_parts: the breakdown before correction, bytes.
+        raw_allocated_bytes: before correction.
+        raw_reserved_bytes: before correction.
+        raw_device_bytes: before correction.
+        raw_low_bytes: range of the device peak before correction.
+        raw_high_bytes: range of the device peak before correction.
+        process_bytes: context and kernels.
+        raw_process_bytes: as the table has them.
+        extrapolates: the question lies beyond what was measured.
+        cases: runs that were measured.
+        models: of so many models.
+        coverage: share of runs of models left out of the fit that lay in their range.
+    """
+
+    path: str
+    gpus: tuple[str, ...]
+    process_gpu: str
+    factors: dict[str, float]
+    raw_parts: dict[str, int]
+    raw_allocated_bytes: int
+    raw_reserved_bytes: int
+    raw_device_bytes: int
+    raw_low_bytes: int
+    raw_high_bytes: int
+    process_bytes: int
+    raw_process_bytes: int
+    extrapolates: bool
+    cases: int
+    models: int
+    coverage: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Spot:
     """The short answer: peaks and verdict alone, for those who ask many times."""
 
@@ -159,6 +202,7 @@ class Estimate:
     common_gpus: tuple[GpuFit, ...]
     notes: tuple[str, ...]
     assumptions: tuple[str, ...]
+    calibration: CalibrationFacts | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The document that ``memest estimate --json`` prints."""
@@ -216,6 +260,7 @@ class Estimate:
             ],
             "verdict": self.verdict.value,
             "context_bytes": self.context_bytes,
+            "calibration": _calibration(self.calibration),
             "common_gpus": [_fit(fit) for fit in self.common_gpus],
             "assumptions": list(self.assumptions),
             "notes": list(self.notes),
@@ -238,6 +283,10 @@ class Estimate:
         from memest.report.html import render_html
 
         return render_html(self)
+
+
+def _calibration(facts: CalibrationFacts | None) -> dict[str, Any] | None:
+    return None if facts is None else dataclasses.asdict(facts) | {"gpus": list(facts.gpus)}
 
 
 def _fit(fit: GpuFit) -> dict[str, Any]:

@@ -53,7 +53,7 @@ def _fingerprint() -> str:
 @cache
 def shipped_folder() -> Path:
     """The profiles that come with the package."""
-    return data_folder() / "profiles"
+    return data_folder() / "step_profiles"
 
 
 @cache

@@ -57,6 +57,7 @@ class Found:
         program: micro-steps and updates.
         point: of the program's family.
         card: the model.
+        family: ``model_type`` of its configuration, else its class.
     """
 
     setup: Setup
@@ -64,6 +65,7 @@ class Found:
     program: Program
     point: Point
     card: Card
+    family: str
 
     @property
     def stream(self) -> Stream:
@@ -204,7 +206,18 @@ class Tracer:
             held = self._extended(steps, asked, setup, gpu, sizes, held, vary)
         family, point = held
         program = self._updates.program(family, point, setup, gpu)
-        return Found(setup, gpu, program, point, steps.cards[asked.image_size])
+        return self._answered(steps, asked, setup, gpu, program, point)
+
+    def _answered(
+        self, steps: Steps, asked: Setup, setup: Setup, gpu: GpuTraits, program: Program,
+        point: Point,
+    ) -> Found:  # fmt: skip
+        card = steps.cards[asked.image_size]
+        config: Any = self._source.config if self._source is not None else None
+        kind = (config or {}).get("model_type")
+        if self._module is not None:
+            kind = getattr(getattr(self._module, "config", None), "model_type", None)
+        return Found(setup, gpu, program, point, card, str(kind or card.class_name))
 
     def limit(self, asked: Setup, axis: str) -> int | None:
         """The greatest length that the model takes.
@@ -225,7 +238,7 @@ class Tracer:
         sizes = sizes_of(setup)
         family = alone(self._traced(steps, asked, setup, gpu), sizes)
         program = self._updates.program(family, (), setup, gpu)
-        return Found(setup, gpu, program, (), steps.cards[asked.image_size])
+        return self._answered(steps, asked, setup, gpu, program, ())
 
     def replays(self, conf: AllocatorConf) -> Replays:
         """Where replays of this model's streams are kept."""

@@ -78,6 +78,7 @@ class Profile:
         gpu: str | Sequence[str] | None = None,
         gpu_memory: int | str | None = None,
         device_context: int | str | None = None,
+        profile: str | None = None,
         max_batch: bool = False,
         vary: Sequence[str] = (),
         common: bool = True,
@@ -90,6 +91,7 @@ class Profile:
             gpu: as for :func:`memest.estimate`.
             gpu_memory: as for :func:`memest.estimate`.
             device_context: as for :func:`memest.estimate`.
+            profile: calibration profile, as for :func:`memest.estimate`.
             max_batch: look for the largest batch too.
             vary: sizes that further questions will change (``batch``, ``seq_len``, ...): worth a
                 few more traces now.
@@ -99,7 +101,7 @@ class Profile:
         asked = self.setup_for(setup, **changes)
         return answer(
             self._tracer, asked, gpu=gpu, gpu_memory=gpu_memory, device_context=device_context,
-            max_batch=max_batch, vary=vary, common=common,
+            profile=profile, max_batch=max_batch, vary=vary, common=common,
         )  # fmt: skip
 
     def spot(
@@ -109,13 +111,14 @@ class Profile:
         gpu: str | Sequence[str] | None = None,
         gpu_memory: int | str | None = None,
         device_context: int | str | None = None,
+        profile: str | None = None,
         vary: Sequence[str] = (),
         **changes: Any,
     ) -> Spot:
         """The peaks and the verdict of :meth:`estimate` alone, for those who ask many times."""
         return spot(
             self._tracer, self.setup_for(setup, **changes), gpu=gpu, gpu_memory=gpu_memory,
-            device_context=device_context, vary=vary,
+            device_context=device_context, profile=profile, vary=vary,
         )  # fmt: skip
 
     def found(

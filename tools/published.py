@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from memest.assemble import moment
+from memest.cards import Card, card_for
 from memest.errors import MemestError
-from memest.fit import Card, card_for, largest_batch
+from memest.fit import largest_batch
 from memest.models.resolve import resolve_model
 from memest.replay.conf import parse_alloc_conf
 from memest.replay.replay import replay

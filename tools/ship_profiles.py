@@ -1,4 +1,4 @@
-"""Make the step profiles that come with the package: data/profiles/.
+"""Make the step profiles that come with the package: data/step_profiles/.
 
     python tools/ship_profiles.py            # everything, about half an hour
     python tools/ship_profiles.py gpt2       # one model

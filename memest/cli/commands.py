@@ -8,6 +8,7 @@ import typer
 
 from memest.cli.advise import advise
 from memest.cli.cache import cache
+from memest.cli.calibrate import calibrate
 from memest.cli.compare import compare
 from memest.cli.console import write_out
 from memest.cli.env import env
@@ -57,4 +58,5 @@ def build() -> Any:
         estimate, fits, max_batch, compare, advise, sweep, replay, models, gpus, cache, env,
     ):  # fmt: skip
         app.command()(function)
+    app.add_typer(calibrate())
     return typer.main.get_command(app)

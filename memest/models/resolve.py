@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from memest.errors import ModelLoadError, UnknownModelError
+from memest.errors import ConfigError, ModelLoadError, UnknownModelError
 from memest.models.catalogue import CatalogueEntry, lookup
+from memest.models.changes import split_changes
 from memest.models.config_file import check_config, guess_auto_class, read_config
 from memest.models.hub import CONFIG_NAME, fetch_config
 
@@ -37,6 +38,7 @@ class ModelSource:
         auto_class: the transformers class that builds it, None where the configuration does not
             say.
         trust_remote_code: whether code named by the configuration may run.
+        changes: names in the configuration that the user changed.
     """
 
     kind: str
@@ -48,6 +50,7 @@ class ModelSource:
     notes: tuple[str, ...] = ()
     auto_class: str | None = None
     trust_remote_code: bool = False
+    changes: tuple[str, ...] = ()
 
 
 def _looks_like_path(ref: str) -> bool:
@@ -121,7 +124,8 @@ def resolve_model(ref: str, *, trust_remote_code: bool = False) -> ModelSource:
 
     Args:
         ref: a folder or ``config.json``, ``package.module:factory``, or an id of the Hugging Face
-            hub; ids of the catalogue need no network.
+            hub; ids of the catalogue need no network. ``?name=value&name=value`` after it changes
+            the configuration.
         trust_remote_code: allow configurations that name code of their own.
 
     Returns:
@@ -130,8 +134,37 @@ def resolve_model(ref: str, *, trust_remote_code: bool = False) -> ModelSource:
     Raises:
         ModelLoadError: found, but it cannot be read or used.
         UnknownModelError: the reference leads nowhere; the message names the closest models.
+        ConfigError: changes of the configuration that are none.
     """
     ref = ref.strip()
+    whole = ref
+    ref, changes = split_changes(ref)
+    return _changed(_resolve(ref, trust_remote_code=trust_remote_code), whole, changes)
+
+
+def _changed(source: ModelSource, ref: str, changes: dict[str, Any]) -> ModelSource:
+    """The source with another configuration, under the reference that says so.
+
+    Whether the configuration has such a name is checked when the model is built.
+
+    Raises:
+        ConfigError: a factory, which has no configuration.
+    """
+    if not changes:
+        return source
+    if source.config is None:
+        raise ConfigError(
+            f"{ref!r}: a factory has no configuration to change: let it build what you mean."
+        )
+    _, _, text = ref.partition("?")
+    said = f"its configuration was changed: {text.replace('&', ', ')}"
+    return replace(
+        source, id=f"{source.id}?{text}", config={**source.config, **changes},
+        changes=tuple(changes), notes=(*source.notes, said),
+    )  # fmt: skip
+
+
+def _resolve(ref: str, *, trust_remote_code: bool) -> ModelSource:
     if not ref:
         raise UnknownModelError("no model was named: give an id, for example bert-base-uncased")
     path = Path(ref)

@@ -24,6 +24,7 @@ __all__ = [
     "Snapshot",
     "TraceEvent",
     "load_snapshot",
+    "read_content",
 ]
 
 DEFAULT_POOL = (0, 0)  # segment_pool_id of everything outside CUDA graphs and MemPools
@@ -116,7 +117,7 @@ def load_snapshot(path: str | Path) -> Snapshot:
             "torch.cuda.memory._dump_snapshot(path) after it."
         ) from error
     try:
-        return _read(content)
+        return read_content(content)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise ReplayError(
             f"{path} is a pickle, but not of a memory snapshot ({type(error).__name__}: {error}). "
@@ -125,7 +126,12 @@ def load_snapshot(path: str | Path) -> Snapshot:
         ) from error
 
 
-def _read(content: Any) -> Snapshot:
+def read_content(content: Any) -> Snapshot:
+    """The snapshot in what ``torch.cuda.memory._snapshot()`` returns, or a file of it holds.
+
+    Raises:
+        LookupError, TypeError, ValueError, AttributeError: it is none.
+    """
     traces = tuple(
         tuple(
             TraceEvent(

@@ -22,7 +22,7 @@ from memest.search.cost import TIME_BASIS
 from memest.search.plan_words import arguments_of, changed_training, steps_of
 from memest.search.probe import Probe
 from memest.setup import Setup
-from memest.what_if import profile
+from memest.what_if import profile as ask
 
 if TYPE_CHECKING:
     import torch
@@ -44,6 +44,7 @@ def advise(
     gpu: str | Sequence[str] | None = None,
     gpu_memory: int | str | None = None,
     device_context: int | str | None = None,
+    profile: str | None = None,
     any_precision: bool = False,
     inputs: Mapping[str, torch.Tensor] | None = None,
     loss: Callable[[Any, Any], torch.Tensor] | None = None,
@@ -62,6 +63,7 @@ def advise(
         gpu: name of the GPU, or ``local``.
         gpu_memory: memory PyTorch can have, for a GPU that the catalogue does not know.
         device_context: as for :func:`memest.estimate`.
+        profile: calibration profile, as for :func:`memest.estimate`.
         any_precision: other autocast precisions may be used where they are faster. Otherwise the
             one asked for is kept unless nothing fits with it.
         inputs: as for :func:`memest.estimate`.
@@ -92,11 +94,14 @@ def advise(
                 f"{name} is what memest advise looks for: give --effective-batch, the samples of "
                 "one optimizer step, in its place."
             )
-    own = profile(
+    own = ask(
         model, setup, inputs=inputs, loss=loss, trust_remote_code=trust_remote_code,
         progress=progress, **options,
     )  # fmt: skip
-    where = {"gpu": named or None, "gpu_memory": gpu_memory, "device_context": device_context}
+    where = {
+        "gpu": named or None, "gpu_memory": gpu_memory, "device_context": device_context,
+        "profile": profile,
+    }  # fmt: skip
     probe = Probe(own, where, vary=("batch",))
     finder = Finder(probe, wanted)
     return _Search(finder, any_precision=any_precision).advice()

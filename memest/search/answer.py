@@ -83,6 +83,7 @@ def answer(unit: Unit, progress: Callable[[str], None] | None = None) -> Iterato
                 gpu=options.get("gpu"),
                 gpu_memory=options.get("gpu_memory"),
                 device_context=options.get("device_context"),
+                profile=options.get("profile"),
                 vary=often,
             )
         except MissingDependencyError:

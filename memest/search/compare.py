@@ -15,7 +15,7 @@ from memest.search.cost import TIME_BASIS
 from memest.search.probe import Probe
 from memest.search.reasons import explain
 from memest.setup import Setup
-from memest.what_if import profile
+from memest.what_if import profile as ask
 
 if TYPE_CHECKING:
     import torch
@@ -26,7 +26,7 @@ Progress = Callable[[str], None]
 Change = str | Mapping[str, Any]
 
 BASE = "base"
-_PLACE = ("gpu", "gpu_memory", "device_context")
+_PLACE = ("gpu", "gpu_memory", "device_context", "profile")
 _FULL_PRECISION = ("fp32", "float32")
 
 
@@ -38,6 +38,7 @@ def compare(
     gpu: str | Sequence[str] | None = None,
     gpu_memory: int | str | None = None,
     device_context: int | str | None = None,
+    profile: str | None = None,
     inputs: Mapping[str, torch.Tensor] | None = None,
     loss: Callable[[Any, Any], torch.Tensor] | None = None,
     trust_remote_code: bool = False,
@@ -57,6 +58,7 @@ def compare(
         gpu: decides verdict and largest batch; a scenario may name another one.
         gpu_memory: as for :func:`memest.estimate`.
         device_context: as for :func:`memest.estimate`.
+        profile: calibration profile, as for :func:`memest.estimate`.
         inputs: as for :func:`memest.estimate`.
         loss: as for :func:`memest.estimate`.
         trust_remote_code: run code that the model's repository brings.
@@ -85,9 +87,12 @@ def compare(
             "nothing to compare with: name a change, for example --vs fp16 or --vs "
             "'grad-accum=4 batch=2', or a second model."
         )
-    where = {"gpu": gpu or None, "gpu_memory": gpu_memory, "device_context": device_context}
+    where = {
+        "gpu": gpu or None, "gpu_memory": gpu_memory, "device_context": device_context,
+        "profile": profile,
+    }  # fmt: skip
     profiles = [
-        profile(
+        ask(
             one, setup, inputs=inputs, loss=loss, trust_remote_code=trust_remote_code,
             progress=progress, **options,
         )

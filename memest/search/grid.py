@@ -16,7 +16,7 @@ from memest.setup import Software
 
 __all__ = ["Grid", "Question", "gpus_of", "read_grid", "setup_options", "shown"]
 
-_APART = frozenset({"gpu", "gpu_memory", "device_context", "trust_remote_code"})
+_APART = frozenset({"gpu", "gpu_memory", "device_context", "profile", "trust_remote_code"})
 """Options that are arguments of an estimate and no part of the training setup."""
 
 

@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
-from memest.fit import Card, Search, Tried, verdict_for
+from memest.cards import Card
+from memest.fit import Search, Tried, verdict_for
 from memest.limits import CurvePoint, Of
+from memest.needs import needs_of
 from memest.replay.conf import parse_alloc_conf
 from memest.setup import Setup
-from memest.steps.stream import Stream
-from memest.tracing import Tracer
+from memest.tracing import Found, Tracer
 
 __all__ = ["Ground", "with_size"]
 
@@ -44,22 +45,22 @@ class Ground:
         self._card = card
         self._replays = tracer.replays(parse_alloc_conf(asked.alloc_conf))
         self._sizes: set[int] = set()
-        self._fine = Search(card, self._replays, self._stream_at, 1)
+        self._fine = Search(card, self._replays, self._found_at, 1)
 
-    def _stream_at(self, size: int) -> Stream:
+    def _found_at(self, size: int) -> Found:
         self._sizes.add(size)
         asked = with_size(self._asked, self._of, size)
         if self._of is Of.BATCH or (self._of is Of.SEQ_LEN and size % self._step == 0):
-            return self._tracer.find(asked, self._card.traits, (self._of.field,)).stream
-        return self._tracer.find_once(asked, self._card.traits).stream
+            return self._tracer.find(asked, self._card.traits, (self._of.field,))
+        return self._tracer.find_once(asked, self._card.traits)
 
     def coarse(self, highest: int) -> Search:
         """A search over multiples of the step."""
         step = self._step
         if step == 1:
-            self._fine = Search(self._card, self._replays, self._stream_at, highest)
+            self._fine = Search(self._card, self._replays, self._found_at, highest)
             return self._fine
-        return Search(self._card, self._replays, lambda k: self._stream_at(k * step), highest)
+        return Search(self._card, self._replays, lambda k: self._found_at(k * step), highest)
 
     @property
     def tried(self) -> frozenset[int]:
@@ -96,13 +97,15 @@ class Ground:
 
     def point(self, size: int) -> CurvePoint:
         """The memory that a size takes, and the verdict that an estimate gives."""
-        stream = self._stream_at(size)
+        found = self._found_at(size)
+        stream = found.stream
         result = self._replays.of(stream)
-        fit = verdict_for(self._card, stream, result, self._replays.conf)
+        needs = needs_of(self._card, found, stream, result)
+        fit = verdict_for(self._card, needs, stream, result, self._replays.conf)
         return CurvePoint(
             size=size,
-            allocated_bytes=result.peak_allocated_bytes,
-            reserved_bytes=result.peak_reserved_bytes,
+            allocated_bytes=needs.allocated_bytes,
+            reserved_bytes=needs.reserved_bytes,
             device_bytes=fit.device_bytes,
             headroom_bytes=fit.headroom_bytes,
             verdict=fit.verdict,

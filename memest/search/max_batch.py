@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from memest.cards import Card
 from memest.errors import ConfigError, MemestError
 from memest.estimator import NOT_MODELLED, cards_of
-from memest.fit import Card, Tried
+from memest.fit import Tried
 from memest.limits import EffectiveBatch, End, Largest, MaxBatch, Multiple, Of
 from memest.options import given_setup, no_gpu, read_effective_batch
 from memest.result import Verdict
@@ -47,6 +48,7 @@ def max_batch(
     gpu: str | Sequence[str] | None = None,
     gpu_memory: int | str | None = None,
     device_context: int | str | None = None,
+    profile: str | None = None,
     of: Of | str = Of.BATCH,
     effective_batch: int | str | None = None,
     inputs: Mapping[str, torch.Tensor] | None = None,
@@ -64,6 +66,7 @@ def max_batch(
         gpu: name of a GPU, ``local``, or several: one answer each.
         gpu_memory: bytes the GPU has, in place of the catalogue's figure.
         device_context: as for :func:`memest.estimate`.
+        profile: calibration profile, as for :func:`memest.estimate`.
         of: ``batch``, ``seq-len`` or ``image-size``.
         effective_batch: samples of an optimizer step that shall be reached by accumulation.
         inputs: as for :func:`memest.estimate`.
@@ -91,7 +94,7 @@ def max_batch(
     if not gpu and gpu_memory is None:
         raise no_gpu("max-batch")
     samples = None if effective_batch is None else _samples(effective_batch, wanted, setup)
-    cards = cards_of(setup, gpu, gpu_memory, device_context).named
+    cards = cards_of(setup, gpu, gpu_memory, device_context, profile).named
     tracer = Tracer.of(
         model, inputs=inputs, loss=loss, trust_remote_code=trust_remote_code, progress=progress
     )
@@ -129,10 +132,17 @@ def _samples(effective_batch: int | str, of: Of, setup: Setup) -> int:
 def _ranges(cards: Sequence[Card]) -> list[str]:
     return list(
         dict.fromkeys(
-            f"safe: at the upper end of the range of the device peak, {card.context.basis}"
+            f"safe: at the upper end of the range of the device peak, {_basis(card)}"
             for card in cards
         )
     )
+
+
+def _basis(card: Card) -> str:
+    if card.calibration is None:
+        return card.context.basis
+    gpus = ", ".join(card.calibration.profile.provenance.gpus)
+    return f"calibrated on runs of {gpus}"
 
 
 def _notes(cards: Sequence[Card], of: Of, hunt: _Hunt) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from memest.fit import REFERENCE_GPU
+from memest.cards import REFERENCE_GPU
 from memest.hardware.catalogue import find_gpu
 from memest.hardware.nvml import resolve_gpu
 from memest.hardware.spec import GpuSpec
@@ -23,7 +23,7 @@ class Probe:
 
     Args:
         profile: the model under its setup.
-        where: what of ``gpu``, ``gpu_memory`` and ``device_context`` was given.
+        where: what of ``gpu``, ``gpu_memory``, ``device_context`` and ``profile`` was given.
         vary: sizes that many questions will change.
     """
 

@@ -117,12 +117,35 @@ def _config(source: ModelSource, transformers: Any) -> Any:
             "models with code of their own need --trust-remote-code."
         )
     values.pop("quantization_config", None)
+    _check_changes(source, known[model_type], values)
     try:
         return known[model_type].from_dict(values)
     except Exception as error:
         raise ModelLoadError(
             f"{source.id}: its config is not a valid {model_type} config: {error}"
         ) from error
+
+
+def _check_changes(source: ModelSource, kind: Any, values: dict[str, Any]) -> None:
+    """A name that the configuration does not have would be taken and do nothing.
+
+    Raises:
+        ConfigError: there is such a name among the user's changes.
+    """
+    if not source.changes:
+        return
+    usual = {name: value for name, value in values.items() if name not in source.changes}
+    try:
+        config = kind.from_dict(usual)
+    except Exception:  # noqa: BLE001 - what cannot be built without a name needs that name
+        return
+    for name in source.changes:
+        if not hasattr(config, name):
+            near = closest(name, config.to_dict())
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise ConfigError(
+                f"{source.id}: the configuration of a {config.model_type} has no {name!r}.{hint}"
+            )
 
 
 def _config_dtype(config: Any) -> torch.dtype:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from cases import GPU, twin
-from real_memory import differences, mark, measure, traced
+from real_memory import differences, traced
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from memest.calibration.cpu_memory import mark, measure
 from memest.events import Category, Phase
 from memest.trace.autocast import CUDA, autocast_on_meta
 from memest.trace.cpu_ops import CPU_LISTS, cpu_operators

@@ -8,11 +8,13 @@ choices. Whatever differs must be host memory, which a CPU run cannot tell apart
 from __future__ import annotations
 
 import pytest
-import real_loops
 import torch
 from cases import GPU, twin
-from real_memory import Run, differences, measure, traced
+from real_memory import differences, traced
 
+from memest.calibration.cpu_memory import CpuRun, mark, measure
+from memest.calibration.loops import train
+from memest.calibration.material import host_batches
 from memest.setup import Loop
 from memest.trace.inputs import realise
 from memest.trace.losses import loss_for
@@ -91,20 +93,30 @@ CASES = [
 ]
 
 
-def run_both(model, setup, folder) -> tuple[Run, Run, int]:
+class Marks:
+    """Phases as marks in the profiler's stream."""
+
+    def mark(self, phase, step, micro_step):
+        mark(f"{phase} {step} {micro_step}")
+
+    def step_done(self, step):
+        pass
+
+
+def run_both(model, setup) -> tuple[CpuRun, CpuRun, int]:
     """The measured run, the traced one, and how much host memory may differ."""
     twins = twin(model, **setup)
     setup = twins.setup
-    batches = real_loops.host_batches(twins.plans, STEPS * setup.grad_accum)
-    if setup.loop is Loop.TRAINER:
-        real = measure(lambda: real_loops.trainer(twins.real, setup, batches, folder))
-    else:
-        loop = getattr(real_loops, setup.loop.value)
+    batches = host_batches(twins.plans, STEPS * setup.grad_accum)
 
-        def make(module):
-            return make_optimizer(module, setup, Recorder(), (2, 13))
+    def make(module):
+        return make_optimizer(module, setup, Recorder(), (2, 13))
 
-        real = measure(lambda: loop(twins.real, setup, batches, make))
+    real = measure(
+        lambda: train(
+            twins.real, setup, batches, make, loss_for(twins.built), torch.device("cpu"), Marks()
+        )
+    )
     trace = trace_training(
         twins.built.model,
         setup,
@@ -121,8 +133,8 @@ def run_both(model, setup, folder) -> tuple[Run, Run, int]:
 
 
 @pytest.mark.parametrize(("model", "setup"), CASES)
-def test_step_allocates_what_a_real_one_does(model, setup, tmp_path):
-    real, trace, host = run_both(model, setup, tmp_path)
+def test_step_allocates_what_a_real_one_does(model, setup):
+    real, trace, host = run_both(model, setup)
 
     assert abs(trace.peak - real.peak) <= 0.0025 * real.peak
 
@@ -134,7 +146,7 @@ def test_step_allocates_what_a_real_one_does(model, setup, tmp_path):
         assert abs(phase.peak - same.peak) <= host + 0.005 * real.peak, f"peak in {phase.name}"
 
 
-def _names(run: Run) -> set[str]:
+def _names(run: CpuRun) -> set[str]:
     return {phase.name for phase in run.phases}
 
 
@@ -152,16 +164,14 @@ def _names(run: Run) -> set[str]:
         ("gpt_neox", {"attn_implementation": "eager"}),
     ],
 )
-def test_every_allocation_is_the_same_and_in_the_same_order(model, setup, tmp_path):
-    real, trace, _ = run_both(model, {"loop": PLAIN, **setup}, tmp_path)
+def test_every_allocation_is_the_same_and_in_the_same_order(model, setup):
+    real, trace, _ = run_both(model, {"loop": PLAIN, **setup})
 
     assert len(trace.allocations(at_least=4096)) > 200
     assert differences(real, trace, at_least=4096) == []
 
 
 def test_the_harness_sees_an_allocation_that_lives_for_an_instant():
-    from real_memory import mark
-
     def step():
         mark("forward 1 1")
         x = torch.zeros(1000)

@@ -1,0 +1,242 @@
+"""A nursery and its workers, seen from the runner: send a case, hear what becomes of it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from memest.calibration.case import Case
+from memest.calibration.measurement import Failure, Status
+from memest.errors import DeviceError, MemestError
+
+__all__ = ["Attendant", "End", "crashed"]
+
+_PROGRAM = Path(__file__).with_name("__main__.py")
+_IMPORTS_SECONDS = 300.0
+_POLL_SECONDS = 0.5
+_LAST_WORDS = 1500
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How a worker ended."""
+
+    status: Status
+    failure: Failure | None = None
+    events: str = ""
+
+
+class Attendant:
+    """Keeps one nursery alive and has it run one case after the other.
+
+    Args:
+        command: the command line of the campaign, for the records.
+        environment: variables that workers get on top of this process's.
+    """
+
+    def __init__(self, command: str = "", environment: dict[str, str] | None = None) -> None:
+        self._command = command
+        self._environment = environment or {}
+        self._process: subprocess.Popen[bytes] | None = None
+        self._channel = -1
+        self._rest = b""
+
+    def __enter__(self) -> Attendant:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def describe(self, device: str) -> dict[str, Any]:
+        """The environment of a device, as a worker sees it.
+
+        Raises:
+            DeviceError: there is no such device; the message says why.
+        """
+        found: dict[str, Any] = {}
+
+        def hear(message: dict[str, Any]) -> None:
+            if message["kind"] == "environment":
+                found.update(message["environment"])
+
+        end = self._run({"device": device}, hear, _IMPORTS_SECONDS, lambda: None)
+        if not found:
+            why = end.failure.message if end.failure else "it gave no reason"
+            raise DeviceError(f"--device {device} cannot be used: {why}")
+        return found
+
+    def run(
+        self, case: Case, device: str, hear: Callable[[dict[str, Any]], None], *, timeout: float,
+        events: str = "", alive: Callable[[], None] = lambda: None,
+    ) -> End:  # fmt: skip
+        """Run a case to its end, whatever that is.
+
+        Args:
+            case: what to run.
+            device: where.
+            hear: takes the worker's messages as they come.
+            timeout: seconds after which it is ended.
+            events: where the worker writes the allocator's history.
+            alive: called now and then while it runs.
+        """
+        request = {"case": case.to_dict(), "device": device, "events": events}
+        return self._run(request, hear, timeout, alive)
+
+    def close(self) -> None:
+        """End the nursery, and a worker that may be left."""
+        process, self._process = self._process, None
+        if process is not None:
+            with contextlib.suppress(OSError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            assert process.stdin is not None
+            with contextlib.suppress(OSError):
+                process.stdin.close()
+        if self._channel >= 0:
+            os.close(self._channel)
+            self._channel = -1
+        self._rest = b""
+
+    # -- the nursery
+
+    def _run(
+        self, request: dict[str, Any], hear: Callable[[dict[str, Any]], None], timeout: float,
+        alive: Callable[[], None],
+    ) -> End:  # fmt: skip
+        self._ask(request)
+        end: End | None = None
+        pid = 0
+        deadline = time.monotonic() + timeout
+        for message in self._messages(alive):
+            if message is None:
+                if time.monotonic() > deadline:
+                    return self._too_long(pid, timeout)
+                continue
+            kind = message["kind"]
+            if kind == "started":
+                pid = message["pid"]
+            elif kind == "end" and not message.get("rank"):
+                end = _end_of(message)
+            elif kind == "gone":
+                return end if end is not None else crashed(message)
+            else:
+                hear(message)
+        self.close()
+        return end or End(Status.CRASHED, Failure(kind="Gone", message="the process that starts "
+                          "workers is gone; the system may have run out of memory"))  # fmt: skip
+
+    def _too_long(self, pid: int, timeout: float) -> End:
+        if pid:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        # whatever state it is in: the next case gets a new nursery
+        self.close()
+        message = f"no end after {timeout:.0f} s, so it was ended"
+        return End(Status.TIMEOUT, Failure(kind="Timeout", message=message))
+
+    def _ask(self, request: dict[str, Any]) -> None:
+        request |= {"command": self._command, "environment": self._environment}
+        line = (json.dumps(request) + "\n").encode()
+        for attempt in (1, 2):
+            process = self._open()
+            assert process.stdin is not None
+            try:
+                process.stdin.write(line)
+                process.stdin.flush()
+            except OSError:
+                self.close()
+                if attempt == 2:
+                    raise
+            else:
+                return
+
+    def _open(self) -> subprocess.Popen[bytes]:
+        if self._process is not None and self._process.poll() is None:
+            return self._process
+        self.close()
+        reading, writing = os.pipe()
+        self._channel = reading
+        self._process = subprocess.Popen(  # noqa: S603 - our own program
+            [sys.executable, str(_PROGRAM), "--nursery", str(writing)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            pass_fds=(writing,),
+            start_new_session=True,
+        )
+        os.close(writing)
+        deadline = time.monotonic() + _IMPORTS_SECONDS
+        for message in self._messages(lambda: None):
+            if message is not None and message["kind"] == "ready":
+                return self._process
+            if time.monotonic() > deadline:
+                break
+        raise MemestError(f"workers cannot be started: {self._last_words()}")
+
+    def _last_words(self) -> str:
+        process = self._process
+        text = ""
+        if process is not None and process.stderr is not None:
+            with contextlib.suppress(OSError):
+                process.kill()
+            text = process.stderr.read().decode(errors="replace").strip()
+        self.close()
+        lines = text.splitlines()
+        if lines and lines[-1].startswith("ModuleNotFoundError"):
+            return (
+                f"{lines[-1]}. Training needs torch and transformers: pip install 'memest[torch]'"
+            )
+        return lines[-1] if lines else "they did not say why"
+
+    def _messages(self, alive: Callable[[], None]) -> Iterator[dict[str, Any] | None]:
+        """Messages as they come, None now and then while none does; ends with the nursery."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._channel, selectors.EVENT_READ)
+            while True:
+                while b"\n" in self._rest:
+                    line, _, self._rest = self._rest.partition(b"\n")
+                    with contextlib.suppress(ValueError):
+                        # a worker that was killed may leave half a line
+                        yield json.loads(line)
+                if not selector.select(_POLL_SECONDS):
+                    alive()
+                    yield None
+                    continue
+                data = os.read(self._channel, 1 << 16)
+                if not data:
+                    return
+                self._rest += data
+
+
+def _end_of(message: dict[str, Any]) -> End:
+    failure = message.get("failure")
+    return End(
+        Status(message["status"]),
+        None if failure is None else Failure(**failure),
+        message.get("events", ""),
+    )
+
+
+def crashed(message: dict[str, Any]) -> End:
+    """The end of a process that is gone without a word: by which signal, or with which code."""
+    log = message.get("log", "").strip()[-_LAST_WORDS:]
+    number = message.get("signal")
+    if number is not None:
+        name = signal.Signals(number).name if number in set(signal.Signals) else str(number)
+        text = f"ended by signal {name}"
+        if number == signal.SIGKILL:
+            text += ": by hand, or by the system because host memory ran out"
+    else:
+        text = f"it left with code {message.get('code')}"
+    said = f"; last words: {log}" if log else ""
+    return End(Status.CRASHED, Failure(kind="Crashed", message=f"the worker {text}{said}"))

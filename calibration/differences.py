@@ -1,0 +1,295 @@
+"""What differs between two aligned lines.
+
+Every event is counted once, by the way it found its counterpart. Differences are told of what lies
+at their root: a birth that is missing is one, its death is a consequence.
+"""
+
+from __future__ import annotations
+
+import enum
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import log2
+
+from memest.calibration.alignment import FOREIGN, Line, Pair
+
+__all__ = ["Counts", "Match", "Relation", "match"]
+
+_NEAR = 64  # matched events between the two places of a birth that moved
+_MANY = 60  # births of one gap that are paired by size; more are paired in order
+_SKIP = 3.0  # bits: a birth with no partner costs as much as two of an 8-fold size
+
+
+class Relation(enum.StrEnum):
+    """How a prediction differs from a recording."""
+
+    MISSING = "missing in prediction"
+    EXTRA = "extra in prediction"
+    SIZE = "other size"
+    MOVED = "made at another place"
+    EARLIER = "freed earlier in prediction"
+    LATER = "freed later in prediction"
+    KEPT = "not freed in prediction"
+    DROPPED = "freed in prediction only"
+    PARTNER = "another one freed"
+    ORDER = "freed in another order"
+
+
+class _Kind(enum.IntEnum):
+    """What became of one event."""
+
+    ALONE = 0
+    EQUAL = 1
+    SIZE = 2
+    PARTNER = 3
+    MOVED = 4
+    ORDER = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """Events of both sides, each counted once.
+
+    Attributes:
+        recorded: compared events of the recording.
+        predicted: compared events of the prediction.
+        matched: at the same place of the sequence, of the same size, with the same partner.
+        other_size: pairs at the same place, births and deaths, of another size.
+        other_partner: pairs of deaths at the same place, of the same size, that end different
+            births.
+        reordered: pairs of deaths that end the same birth between the same two births, in another
+            order: it hardly matters, and hash tables of addresses make it so (autocast's cache).
+        moved: pairs that are the same at different places.
+        only_recorded: events of the recording without counterpart.
+        only_predicted: events of the prediction without counterpart.
+    """
+
+    recorded: int
+    predicted: int
+    matched: int
+    other_size: int
+    other_partner: int
+    reordered: int
+    moved: int
+    only_recorded: int
+    only_predicted: int
+
+    @property
+    def equal(self) -> bool:
+        """Whether nothing differs."""
+        return self.matched == self.recorded == self.predicted
+
+
+@dataclass(slots=True)
+class Match:
+    """Two lines and what was found to belong together.
+
+    Attributes:
+        recorded: one line.
+        predicted: the other.
+        pairs: aligned events, ascending.
+        partner: for each recorded event its counterpart, -1 for none.
+        back: for each predicted event its counterpart, -1 for none.
+        births: recorded birth number to predicted one.
+        counts: the events counted.
+        found: root differences: relation, recorded event or -1, predicted event or -1.
+    """
+
+    recorded: Line
+    predicted: Line
+    pairs: list[Pair]
+    partner: list[int]
+    back: list[int]
+    births: dict[int, int]
+    counts: Counts
+    found: list[tuple[Relation, int, int]]
+
+
+def match(recorded: Line, predicted: Line, pairs: list[Pair]) -> Match:
+    """Find out what aligned lines have in common beyond the alignment.
+
+    Args:
+        recorded: one line.
+        predicted: the other.
+        pairs: equal events, ascending on both sides.
+    """
+    return _Matching(recorded, predicted, pairs).run()
+
+
+class _Matching:
+    def __init__(self, recorded: Line, predicted: Line, pairs: list[Pair]) -> None:
+        self.mine, self.other, self.pairs = recorded, predicted, pairs
+        self.partner = [-1] * len(recorded)
+        self.back = [-1] * len(predicted)
+        self.kinds = bytearray(len(recorded))
+        self.births: dict[int, int] = {}
+        self.found: list[tuple[Relation, int, int]] = []
+        self.aligned_mine = [i for i, _ in pairs]
+        self.aligned_other = [j for _, j in pairs]
+
+    def run(self) -> Match:
+        for i, j in self.pairs:
+            if self.mine.born(i):
+                self._join(i, j, _Kind.EQUAL)
+        self._moved_births()
+        self._other_sizes()
+        self._lonely_births()
+        deaths = [(i, j) for i, j in self.pairs if not self.mine.born(i)]
+        for i, j in deaths:
+            if self._same_birth(i, j):
+                self._join(i, j, _Kind.EQUAL)
+        self._reordered_deaths()
+        for i, j in deaths:
+            if self.partner[i] < 0 and self.back[j] < 0:
+                self._join(i, j, _Kind.PARTNER)
+                self.found.append((Relation.PARTNER, i, j))
+        self._other_deaths()
+        kinds = [self.kinds.count(kind) for kind in _Kind]
+        counts = Counts(
+            recorded=len(self.mine),
+            predicted=len(self.other),
+            matched=kinds[_Kind.EQUAL],
+            other_size=kinds[_Kind.SIZE],
+            other_partner=kinds[_Kind.PARTNER],
+            reordered=kinds[_Kind.ORDER],
+            moved=kinds[_Kind.MOVED],
+            only_recorded=kinds[_Kind.ALONE],
+            only_predicted=self.back.count(-1),
+        )
+        return Match(
+            self.mine, self.other, self.pairs, self.partner, self.back, self.births, counts,
+            self.found,
+        )  # fmt: skip
+
+    def _join(self, i: int, j: int, kind: _Kind) -> None:
+        self.partner[i], self.back[j], self.kinds[i] = j, i, kind
+        if self.mine.born(i):
+            self.births[self.mine.numbers[i]] = self.other.numbers[j]
+
+    def _gap_mine(self, i: int) -> int:
+        return bisect_left(self.aligned_mine, i)
+
+    def _gap_other(self, j: int) -> int:
+        return bisect_left(self.aligned_other, j)
+
+    def _open_births(self, line: Line, taken: Sequence[int]) -> Iterator[int]:
+        return (event for event in line.births if taken[event] < 0)
+
+    def _moved_births(self) -> None:
+        """Births of one size that are not far apart."""
+        waiting: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        for j in self._open_births(self.other, self.back):
+            waiting[self.other.size(j)].append((self._gap_other(j), j))
+        for i in self._open_births(self.mine, self.partner):
+            candidates = waiting.get(self.mine.size(i))
+            if not candidates:
+                continue
+            gap = self._gap_mine(i)
+            nearest = min(candidates, key=lambda found: abs(found[0] - gap))
+            if abs(nearest[0] - gap) <= _NEAR:
+                candidates.remove(nearest)
+                self._join(i, nearest[1], _Kind.MOVED)
+                self.found.append((Relation.MOVED, i, nearest[1]))
+
+    def _other_sizes(self) -> None:
+        """Births between the same neighbours."""
+        gaps: dict[int, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
+        for i in self._open_births(self.mine, self.partner):
+            gaps[self._gap_mine(i)][0].append(i)
+        for j in self._open_births(self.other, self.back):
+            gaps[self._gap_other(j)][1].append(j)
+        for mine, others in gaps.values():
+            for i, j in self._by_size(mine, others):
+                self._join(i, j, _Kind.SIZE)
+                self.found.append((Relation.SIZE, i, j))
+
+    def _by_size(self, mine: list[int], others: list[int]) -> list[Pair]:
+        """Pairs in order whose sizes are least apart, in bits."""
+        if len(mine) > _MANY or len(others) > _MANY:
+            return list(zip(mine, others, strict=False))
+        a = [log2(self.mine.size(i) or 1) for i in mine]
+        b = [log2(self.other.size(j) or 1) for j in others]
+        cost = [[_SKIP * (x + y) for y in range(len(b) + 1)] for x in range(len(a) + 1)]
+        for x, first in enumerate(a, 1):
+            for y, second in enumerate(b, 1):
+                skipped = min(cost[x - 1][y], cost[x][y - 1]) + _SKIP
+                cost[x][y] = min(cost[x - 1][y - 1] + abs(first - second), skipped)
+        out, x, y = [], len(a), len(b)
+        while x and y:
+            if cost[x][y] == cost[x - 1][y - 1] + abs(a[x - 1] - b[y - 1]):
+                x, y = x - 1, y - 1
+                out.append((mine[x], others[y]))
+            elif cost[x][y] == cost[x - 1][y] + _SKIP:
+                x -= 1
+            else:
+                y -= 1
+        return out
+
+    def _lonely_births(self) -> None:
+        lonely = self._open_births(self.mine, self.partner)
+        self.found.extend((Relation.MISSING, i, -1) for i in lonely)
+        extra = self._open_births(self.other, self.back)
+        self.found.extend((Relation.EXTRA, -1, j) for j in extra)
+
+    def _same_birth(self, i: int, j: int) -> bool:
+        """Whether two deaths end births that belong together."""
+        ours, theirs = self.mine.numbers[i], self.other.numbers[j]
+        if FOREIGN in (ours, theirs):
+            return ours == theirs
+        return self.births.get(ours) == theirs
+
+    def _reordered_deaths(self) -> None:
+        """Deaths between the same two births, each of the same birth."""
+        last_mine, last_other = _last_births(self.mine), _last_births(self.other)
+        for i, number in enumerate(self.mine.numbers):
+            if self.partner[i] >= 0 or number == FOREIGN:
+                continue
+            theirs = self.births.get(number, FOREIGN)
+            j = -1 if theirs == FOREIGN else self.other.deaths[theirs]
+            if j < 0 or self.back[j] >= 0 or self.mine.tokens[i] != self.other.tokens[j]:
+                continue
+            if self.births.get(last_mine[i]) == last_other[j]:
+                self._join(i, j, _Kind.ORDER)
+                self.found.append((Relation.ORDER, i, j))
+
+    def _other_deaths(self) -> None:
+        """Deaths that stand alone: most follow from what became of their births."""
+        mine, other = self.mine, self.other
+        for i in range(len(mine)):
+            if self.partner[i] >= 0 or mine.born(i):
+                continue
+            number = mine.numbers[i]
+            theirs = self.births.get(number)
+            if theirs is None:
+                if number == FOREIGN:
+                    self.found.append((Relation.KEPT, i, -1))
+                continue
+            j = other.deaths[theirs]
+            if j < 0 or self.back[j] >= 0:
+                self.found.append((Relation.KEPT, i, -1))
+                continue
+            resized = mine.size(i) != other.size(j)
+            ahead = self._gap_other(j) - self._gap_mine(i)
+            if resized and not ahead:
+                self._join(i, j, _Kind.SIZE)
+                continue
+            self._join(i, j, _Kind.MOVED)
+            relation = Relation.LATER if ahead > 0 or (not ahead and j > i) else Relation.EARLIER
+            self.found.append((relation, i, j))
+        known = set(self.births.values())
+        for j in range(len(other)):
+            lonely = self.back[j] < 0 and not other.born(j)
+            if lonely and (other.numbers[j] in known or other.numbers[j] == FOREIGN):
+                self.found.append((Relation.DROPPED, -1, j))
+
+
+def _last_births(line: Line) -> list[int]:
+    """For each event the number of the last birth up to it."""
+    out, last = [], FOREIGN
+    for event, number in enumerate(line.numbers):
+        if line.born(event):
+            last = number
+        out.append(last)
+    return out

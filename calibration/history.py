@@ -1,0 +1,331 @@
+"""The caching allocator's own history of a run, taken from torch and made small.
+
+    start_history(4_000_000)
+    marks.append(("forward", 1, 1, mark_counters()))     # wherever a phase begins
+    history = take_history(0, marks)
+    write_history(path, history)
+
+A mark costs one look at the allocator's statistics: how many allocations and frees there were.
+Which event that is, is worked out when the history is taken. Everything after the snapshot is plain
+data, so all but three functions work without a GPU. Source of the fields: torch's
+``memory_snapshot.cpp`` and ``torch/cuda/memory.py``, 2.1 to 2.13.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from memest.calibration.history_file import MAX_DEVICES, read_history, write_history
+from memest.calibration.recorded import History, HistoryMark, RecordedDevice
+from memest.errors import ConfigError, DeviceError
+from memest.installed import release
+from memest.replay.snapshot import TraceEvent, read_content
+
+__all__ = [
+    "Counters",
+    "History",
+    "HistoryMark",
+    "MarkNote",
+    "RecordedDevice",
+    "history_of",
+    "mark_counters",
+    "place_marks",
+    "read_history",
+    "site_of",
+    "start_history",
+    "take_history",
+    "write_history",
+]
+
+BIRTH, DEATH, DONE = "alloc", "free_requested", "free_completed"
+
+
+class Counters(NamedTuple):
+    """How many allocations and frees a device's allocator has counted."""
+
+    allocated: int
+    freed: int
+
+    @property
+    def total(self) -> int:
+        """Both together."""
+        return self.allocated + self.freed
+
+
+MarkNote = tuple[str, int, int, Counters]
+"""What is written down where a phase begins: its name, step, micro-step, and the counters."""
+
+
+class _Recording(NamedTuple):
+    begun: dict[int, Counters]
+    max_entries: int
+
+
+_recording: _Recording | None = None  # torch has one switch for the whole process
+
+
+# -- on a GPU -------------------------------------------------------------------------------------
+
+
+def start_history(max_entries: int, *, stacks: str = "python") -> None:
+    """Begin to record, on all devices of the process; what was recorded before is dropped.
+
+    Args:
+        max_entries: events of each device that are kept, the last ones.
+        stacks: ``python``, or ``all`` for the operators of a backward too; those make the
+            snapshot slow.
+
+    Raises:
+        DeviceError: this allocator does not record.
+    """
+    global _recording  # noqa: PLW0603
+    import torch
+
+    torch.cuda.init()  # there is no allocator to tell before
+    record = torch.cuda.memory._record_memory_history
+    options: dict[str, Any] = {"context": "alloc", "stacks": stacks, "max_entries": max_entries}
+    if "clear_history" in inspect.signature(record).parameters:
+        options["clear_history"] = True
+    try:
+        record("all", **options)
+    except RuntimeError as error:
+        raise DeviceError(f"the allocator keeps no history: {_line(error)}") from error
+    begun = {index: mark_counters(index) for index in range(torch.cuda.device_count())}
+    _recording = _Recording(begun, max_entries)
+
+
+def mark_counters(device: int | None = None) -> Counters:
+    """Where the allocator is now; to be kept with a mark.
+
+    Args:
+        device: index, None for the current one.
+    """
+    import torch
+
+    stats = torch.cuda.memory.memory_stats_as_nested_dict(device)
+    if not stats:
+        return Counters(0, 0)
+    counted = stats["allocation"]["all"]
+    return Counters(int(counted["allocated"]), int(counted["freed"]))
+
+
+def take_history(
+    device: int, marks: Sequence[MarkNote] = (), *, run: str = "", case: Any = None
+) -> History:
+    """End the recording and take what there is.
+
+    Args:
+        device: index of the device.
+        marks: what was noted where phases began, in order.
+        run: of the measurement.
+        case: what ran, as :meth:`memest.calibration.case.Case.to_dict` writes it.
+
+    Raises:
+        DeviceError: torch gives no snapshot.
+    """
+    global _recording
+    import torch
+
+    torch.cuda.synchronize(device)
+    end = mark_counters(device)
+    recording, _recording = _recording, None
+    try:
+        content = torch.cuda.memory._snapshot()
+        torch.cuda.memory._record_memory_history(None)
+    except RuntimeError as error:
+        raise DeviceError(f"the allocator gives no history: {_line(error)}") from error
+    return history_of(
+        content,
+        device,
+        marks=marks,
+        begin=None if recording is None else recording.begun.get(device),
+        end=end,
+        max_entries=None if recording is None else recording.max_entries,
+        recorded_on=_described(device),
+        run=run,
+        case=case,
+    )
+
+
+def _described(index: int) -> RecordedDevice:
+    import torch
+
+    found = torch.cuda.get_device_properties(index)
+    return RecordedDevice(
+        index=index,
+        name=str(found.name),
+        total_bytes=int(found.total_memory),
+        capability=(int(found.major), int(found.minor)),
+        sm_count=int(found.multi_processor_count),
+        # not told by releases before 2.3
+        max_threads_per_sm=getattr(found, "max_threads_per_multi_processor", None),
+        torch=str(torch.__version__),
+        transformers=release("transformers") or "",
+        cuda=str(torch.version.cuda or ""),
+    )
+
+
+def _line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
+# -- without one ----------------------------------------------------------------------------------
+
+
+def history_of(
+    content: Any, device: int = 0, *, marks: Sequence[MarkNote] = (),
+    begin: Counters | None = None, end: Counters | None = None, max_entries: int | None = None,
+    recorded_on: RecordedDevice | None = None, run: str = "", case: Any = None,
+) -> History:  # fmt: skip
+    """The history in a snapshot.
+
+    Args:
+        content: what ``torch.cuda.memory._snapshot()`` returns, or a file of it holds.
+        device: index of the device.
+        marks: what was noted where phases began.
+        begin: counters when the recording began, None if not known.
+        end: counters when the snapshot was taken; marks need them.
+        max_entries: as recorded with, None if not known.
+        recorded_on: the device, described.
+        run: of the measurement.
+        case: what ran.
+
+    Raises:
+        ConfigError: the content is no snapshot, or has no such device.
+    """
+    try:
+        if not 0 <= device < min(len(content["device_traces"]), MAX_DEVICES):
+            raise ConfigError(f"the snapshot has no device {device}")
+        snapshot = read_content(content)
+        sites, frames = _sites(content["device_traces"][device])
+        settings = dict(content.get("allocator_settings") or {})
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(
+            f"this is no snapshot of the allocator ({type(error).__name__}: {error})"
+        ) from error
+    events = snapshot.traces[device]
+    lost = _num_lost(events, begin, end)
+    full = max_entries is not None and len(events) >= max_entries
+    return History(
+        events=events,
+        sites=sites,
+        frames=frames,
+        marks=place_marks(events, marks, end) if end is not None else (),
+        segments=tuple(s for s in snapshot.segments if s.device == device),
+        conf=snapshot.conf,
+        settings=settings,
+        device=recorded_on or RecordedDevice(index=device),
+        lost=lost,
+        complete=not lost and not full,
+        run=run,
+        case=dict(case or {}),
+    )
+
+
+def _num_lost(events: Iterable[TraceEvent], begin: Counters | None, end: Counters | None) -> int:
+    """Allocations and frees that were counted and are not among the events."""
+    if begin is None or end is None:
+        return 0
+    found = sum(event.action in (BIRTH, DEATH) for event in events)
+    # below 0 after a reset of the statistics: then nothing is known
+    return max(end.total - begin.total - found, 0)
+
+
+def place_marks(
+    events: Sequence[TraceEvent], marks: Iterable[MarkNote], end: Counters
+) -> tuple[HistoryMark, ...]:
+    """Find the events that marks stand in front of.
+
+    They are counted from the end, which is there whatever the ring buffer dropped.
+
+    Args:
+        events: of one device, oldest first.
+        marks: with their counters.
+        end: counters after the last event.
+
+    Returns:
+        The marks, less those that lie before the first event that is left.
+    """
+    behind = [0]  # behind[n]: the place right after allocation or free number n
+    for index, event in enumerate(events):
+        if event.action in (BIRTH, DEATH):
+            behind.append(index + 1)
+        elif event.action == DONE and behind[-1] == index:
+            behind[-1] = index + 1
+    total = len(behind) - 1
+    placed = []
+    for phase, step, micro_step, counters in marks:
+        before = total - (end.total - counters.total)
+        if 0 <= before <= total:
+            placed.append(HistoryMark(behind[before], phase, step, micro_step))
+    return tuple(placed)
+
+
+# -- frames ---------------------------------------------------------------------------------------
+
+# torch/optim and the like say what allocates; the rest of torch is the way there
+_INTERNAL = re.compile(
+    r"/(?:site|dist)-packages/torch/"
+    r"(?!(?:optim|amp|nn/utils)/|utils/checkpoint\.py|distributed/fsdp/)"
+    r"|/torch/optim/(?:optimizer|lr_scheduler)\.py$"
+    r"|/lib/python3[^/]*/(?!(?:site|dist)-packages/)"
+    r"|<"
+)
+# the innermost operators only make the storage
+_OPERATOR = re.compile(r"\bat::_ops::(?!(?:new_)?empty|resize_|set_)(\w+)::")
+_NODE = re.compile(r"\btorch::autograd::(?:generated::)?(\w+)::apply")
+_DEPTH = 2
+
+
+def site_of(frames: Iterable[Mapping[str, Any]]) -> str:
+    """What allocates: ``modeling_bert.py:123 forward < modeling_bert.py:201 forward [addmm]``.
+
+    The innermost Python code outside torch's internals and its caller; the operator where C++
+    frames were recorded too.
+
+    Args:
+        frames: innermost first, as a snapshot has them.
+
+    Returns:
+        Empty where there is no such frame, as in a backward without C++ frames.
+    """
+    python: list[str] = []
+    operator = ""
+    for frame in frames:
+        filename, name = str(frame["filename"]), str(frame["name"])
+        if filename.endswith(".py"):
+            if len(python) < _DEPTH and not _INTERNAL.search(filename.replace("\\", "/")):
+                short = re.split(r"[/\\]", filename)[-1]
+                python.append(f"{short}:{frame['line']} {name}")
+        elif not (operator or python):
+            found = _OPERATOR.search(name) or _NODE.search(name)
+            operator = found[1] if found else ""
+    called = " < ".join(python)
+    if not operator:
+        return called
+    return f"{called} [{operator}]" if called else f"[{operator}]"
+
+
+def _sites(trace: Sequence[Mapping[str, Any]]) -> tuple[array[int], tuple[str, ...]]:
+    """For each event the index of its frame, and the frames."""
+    table: dict[str, int] = {}
+    known: dict[tuple[tuple[str, int, str], ...], str] = {}
+    sites = array("l", [-1]) * len(trace)
+    for index, entry in enumerate(trace):
+        frames = entry.get("frames")
+        if not frames or entry["action"] not in (BIRTH, "oom"):
+            continue
+        key = tuple((f["filename"], f["line"], f["name"]) for f in frames)
+        site = known.get(key)
+        if site is None:
+            site = known[key] = sys.intern(site_of(frames))
+        if site:
+            sites[index] = table.setdefault(site, len(table))
+    return sites, tuple(table)

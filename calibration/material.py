@@ -1,0 +1,214 @@
+"""What a real run needs: the model with random weights, and batches of random data, on the host.
+
+The model is the one that is traced, built from the same config by the same rules
+(:mod:`memest.trace`), with memory instead of meta tensors. Weights are not drawn one by one, which
+takes a minute for a billion of them: a block of random numbers is laid out again and again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+
+from memest.errors import ConfigError
+from memest.models.resolve import resolve_model
+from memest.setup import Setup
+from memest.trace.build import BuiltModel, build_model
+from memest.trace.inputs import TensorPlan, plan_batch, realise
+from memest.trace.losses import loss_for
+from memest.trace.optimizers import make_optimizer
+from memest.trace.plans import WORD
+from memest.trace.recorder import Recorder
+from memest.trace.switches import set_checkpointing, set_use_cache
+
+__all__ = ["Material", "host_batches", "make_material"]
+
+_BLOCK = 1 << 22
+_SPREAD = 0.02  # as most configs initialise
+_WORDS = 30_000
+_RANDOM = tuple(
+    f"{name}_"
+    for name in (
+        "uniform", "normal", "trunc_normal", "xavier_uniform", "xavier_normal", "kaiming_uniform",
+        "kaiming_normal", "orthogonal",
+    )
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Material:
+    """Model and data of one run, in host memory.
+
+    Attributes:
+        model: in training mode, switches set as the setup says.
+        batches: one for each micro-step.
+        loss_of: takes the loss out of outputs and batch.
+        optimizer_for: makes the optimizer for a model.
+        parameters: elements, tied ones once.
+        trainable: of them, those that train.
+    """
+
+    model: torch.nn.Module
+    batches: Sequence[dict[str, Any]]
+    loss_of: Callable[[Any, Any], torch.Tensor]
+    optimizer_for: Callable[[torch.nn.Module], Any]
+    parameters: int
+    trainable: int
+
+
+def make_material(model: str, setup: Setup) -> Material:
+    """Build the model and the batches of a run.
+
+    Args:
+        model: anything ``memest estimate`` takes.
+        setup: the run.
+
+    Raises:
+        MemestError: the model cannot be built, or not trained so.
+    """
+    if setup.master_weights and setup.loop.value == "trainer":
+        raise ConfigError("--master-weights is not something the Trainer does by itself.")
+    source = resolve_model(model)
+    built = build_model(source, setup)
+    plans, _, _ = plan_batch(built, setup)
+    real = _with_memory(built)
+    trains = {name: p.requires_grad for name, p in built.model.named_parameters()}
+    for name, parameter in real.named_parameters():
+        parameter.requires_grad_(trains[name])
+    set_use_cache(real, setup)
+    if setup.loop.value != "trainer" or setup.checkpoint_every > 1:
+        set_checkpointing(real, setup)
+    version = _torch_version()
+    batch = _with_words(host_batches(plans, 1)[0], built.config)
+    return Material(
+        model=real,
+        batches=_Repeated(batch, setup.num_steps * setup.grad_accum),
+        loss_of=loss_for(built),
+        optimizer_for=lambda module: make_optimizer(module, setup, Recorder(), version),
+        parameters=sum(p.numel() for p in real.parameters()),
+        trainable=sum(p.numel() for p in real.parameters() if p.requires_grad),
+    )
+
+
+class _Repeated(Sequence[Any]):
+    """One batch again and again: every step is fed, and the host holds it once."""
+
+    def __init__(self, batch: dict[str, Any], count: int) -> None:
+        self._batch = batch
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: Any) -> Any:
+        if index >= self._count:
+            raise IndexError(index)
+        return self._batch
+
+
+def _torch_version() -> tuple[int, int]:
+    major, minor = torch.__version__.split(".")[:2]
+    return int(major), int(minor)
+
+
+def _with_memory(built: BuiltModel) -> torch.nn.Module:
+    """The model of the trace once more, with weights."""
+    if built.config is None:
+        raise ConfigError(
+            f"{type(built.model).__name__} comes from a factory of its own, without a config: "
+            "cases are models of transformers."
+        )
+    with _no_random_draws():
+        real: Any = type(built.model)._from_config(
+            built.config, dtype=built.dtype, attn_implementation=_attention(built)
+        )
+    real.train()
+    _fill(real)
+    return real  # type: ignore[no-any-return]
+
+
+def _attention(built: BuiltModel) -> str | None:
+    found = getattr(built.config, "_attn_implementation", None)
+    return None if found is None else str(found)
+
+
+@contextlib.contextmanager
+def _no_random_draws() -> Iterator[None]:
+    """Constructors that draw random numbers leave the memory as it is; constants are set."""
+
+    def untouched(tensor: Any, *_: Any, **__: Any) -> Any:
+        return tensor
+
+    owners = [torch.nn.init, sys.modules.get("transformers.initialization")]
+    with contextlib.ExitStack() as stack:
+        for owner in owners:
+            for name in _RANDOM:
+                if owner is not None and hasattr(owner, name):
+                    stack.enter_context(mock.patch.object(owner, name, untouched))
+        yield
+
+
+@torch.no_grad()
+def _fill(model: torch.nn.Module) -> None:
+    """Random numbers for all matrices; vectors (norms, biases) have their constants."""
+    generator = torch.Generator().manual_seed(0)
+    block = torch.empty(_BLOCK).normal_(0.0, _SPREAD, generator=generator)
+    halves: dict[torch.dtype, torch.Tensor] = {}
+    for parameter in model.parameters():
+        if parameter.dim() < 2 or not parameter.is_floating_point():
+            _settle(parameter)
+            continue
+        source = halves.setdefault(parameter.dtype, block.to(parameter.dtype))
+        flat = parameter.view(-1)
+        for start in range(0, flat.numel(), _BLOCK):
+            part = flat[start : start + _BLOCK]
+            part.copy_(source[: part.numel()])
+
+
+def _settle(parameter: torch.Tensor) -> None:
+    """Memory that no constructor wrote to may hold anything: take zero for what is no number."""
+    if parameter.is_floating_point() and not bool(torch.isfinite(parameter).all()):
+        parameter.zero_()
+
+
+def host_batches(plans: tuple[TensorPlan, ...], count: int) -> list[dict[str, Any]]:
+    """The planned batch, ``count`` times, in memory that PyTorch did not allocate."""
+    out = []
+    for _ in range(count):
+        batch = realise(plans, device="cpu")
+        out.append({name: _host(value) for name, value in batch.items()})
+    return out
+
+
+def _with_words(batch: dict[str, Any], config: Any) -> dict[str, Any]:
+    """Other words in place of the one that plans use: look-ups depend on how many there are."""
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    highest = min(int(getattr(text, "vocab_size", None) or 0), _WORDS)
+    special = {v for k, v in config.to_dict().items() if k.endswith(("_token_id", "_token_index"))
+               if isinstance(v, int)}  # fmt: skip
+    words = torch.tensor([w for w in range(WORD, highest) if w not in special] or [WORD])
+    generator = torch.Generator().manual_seed(0)
+    for value in batch.values():
+        if isinstance(value, torch.Tensor) and value.dtype is torch.int64 and value.dim() > 1:
+            here = value == WORD
+            drawn = torch.randint(len(words), (int(here.sum()),), generator=generator)
+            value[here] = words[drawn]
+    return batch
+
+
+def _host(value: Any) -> Any:
+    return _from_numpy(value) if isinstance(value, torch.Tensor) else value
+
+
+def _from_numpy(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.dtype is torch.bfloat16:
+        # numpy has no bfloat16: the same bytes as whole numbers
+        return torch.from_numpy(np.array(tensor.view(torch.int16).numpy())).view(torch.bfloat16)
+    return torch.from_numpy(np.array(tensor.numpy()))

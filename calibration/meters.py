@@ -1,0 +1,202 @@
+"""Reading a GPU's memory: the allocator's own counters, and what the driver says of the process.
+
+NVML names the bytes of each process, where it may: not on Windows (WDDM) and WSL, not across the
+border of a container that hides processes, not always on a slice of a split board. Then the whole
+device is read, and what was there before the context is taken off; a measurement says which.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from memest.calibration.measurement import Reading, StepReading
+from memest.errors import MemestError
+from memest.hardware.nvml import GpuProcess, LocalGpu, local_gpus
+
+__all__ = ["Driver", "GpuMeter", "count_devices", "peaks_of", "visible_device"]
+
+
+def visible_device(device: str, environment: dict[str, str]) -> str:
+    """The value of ``CUDA_VISIBLE_DEVICES`` that leaves one device to a process.
+
+    Args:
+        device: ``cuda`` or ``cuda:1``, counted among those that are visible now.
+        environment: of the process.
+
+    Raises:
+        ValueError: there is no such device among those named.
+    """
+    index = int(device.partition(":")[2] or 0)
+    named = environment.get("CUDA_VISIBLE_DEVICES", "")
+    if not named.strip():
+        return str(index)
+    names = [name.strip() for name in named.split(",") if name.strip()]
+    if index >= len(names):
+        raise ValueError(f"CUDA_VISIBLE_DEVICES={named} has no device {index}")
+    return names[index]
+
+
+def count_devices(device: str, environment: dict[str, str]) -> int | None:
+    """How many GPUs a process may use; None where that is no question, or nothing tells.
+
+    Args:
+        device: ``cpu``, ``cuda`` or ``cuda:1``.
+        environment: of the process.
+    """
+    if device == "cpu":
+        return None
+    named = environment.get("CUDA_VISIBLE_DEVICES", "")
+    if named.strip():
+        return sum(1 for name in named.split(",") if name.strip())
+    try:
+        return len(local_gpus())
+    except MemestError:
+        return None
+
+
+@dataclass(slots=True)
+class Driver:
+    """What NVML says of one device, found by its identifier.
+
+    Attributes:
+        uuid: of the device; empty before the context, when it is not known which one it is.
+        before: processes on the device before this one made its context.
+        problem: why NVML says nothing; empty if it does.
+    """
+
+    uuid: str = ""
+    before: frozenset[int] = frozenset()
+    problem: str = ""
+    nvml: Any = None
+
+    def gpus(self) -> tuple[LocalGpu, ...]:
+        """All devices, none where NVML does not answer."""
+        try:
+            return local_gpus(nvml=self.nvml)
+        except MemestError as error:
+            self.problem = str(error)
+            return ()
+
+    def find(self, gpus: tuple[LocalGpu, ...]) -> LocalGpu | None:
+        """This device among all; a slice of a split board is found by its board alone."""
+        wanted = _bare(self.uuid)
+        for gpu in gpus:
+            if wanted and _bare(gpu.uuid) == wanted:
+                return gpu
+        return gpus[0] if len(gpus) == 1 else None
+
+
+def _bare(uuid: str) -> str:
+    return uuid.lower().removeprefix("gpu-").removeprefix("mig-")
+
+
+def own_process(processes: tuple[GpuProcess, ...], before: frozenset[int]) -> GpuProcess | None:
+    """This process among those on the device.
+
+    In a container the driver may number processes as the host does: then it is the one that came
+    since the context was made, if there is only one.
+    """
+    mine = [p for p in processes if p.pid == os.getpid()]
+    if not mine:
+        mine = [p for p in processes if p.pid not in before]
+    return mine[0] if len(mine) == 1 else None
+
+
+class GpuMeter:
+    """Reads one CUDA device of this process.
+
+    Args:
+        nvml: the module to ask, ``pynvml`` if None.
+    """
+
+    def __init__(self, nvml: Any = None) -> None:
+        self._driver = Driver(nvml=nvml)
+        self._first = {gpu.uuid: gpu for gpu in self._driver.gpus()}
+        self._context = False
+
+    def made_context(self, uuid: str) -> None:
+        """The context is there: from now on it is known which device is meant.
+
+        Args:
+            uuid: as torch gives it.
+        """
+        self._driver.uuid = uuid
+        self._context = True
+        first = self._driver.find(tuple(self._first.values()))
+        if first is not None:
+            self._driver.before = frozenset(p.pid for p in first.processes)
+
+    @property
+    def problem(self) -> str:
+        """Why the driver says nothing, empty if it does."""
+        return self._driver.problem
+
+    def local(self) -> LocalGpu | None:
+        """The device as the driver sees it now."""
+        return self._driver.find(self._driver.gpus())
+
+    def start(self) -> Reading:
+        """The device before the context; call after :meth:`made_context`."""
+        first = self._driver.find(tuple(self._first.values()))
+        if first is None:
+            return Reading(name="start")
+        return Reading(
+            name="start",
+            device_used_bytes=first.used_bytes,
+            process_bytes=0,
+            other_processes=len(first.processes),
+            other_bytes=_sum(first.processes),
+        )
+
+    def read(self, name: str) -> Reading:
+        """The device now, and the allocator's counters."""
+        import torch
+
+        gpu = self.local()
+        now: dict[str, Any] = {
+            "allocated_bytes": torch.cuda.memory_allocated(),
+            "reserved_bytes": torch.cuda.memory_reserved(),
+        }
+        if gpu is None:
+            free, total = torch.cuda.mem_get_info()
+            return Reading(name=name, device_used_bytes=total - free, **now)
+        mine = own_process(gpu.processes, self._driver.before)
+        others = tuple(p for p in gpu.processes if p is not mine)
+        return Reading(
+            name=name,
+            device_used_bytes=gpu.used_bytes,
+            process_bytes=None if mine is None else mine.used_bytes,
+            other_processes=len(others) if mine is not None else None,
+            other_bytes=_sum(others) if mine is not None else None,
+            **now,
+        )
+
+    def step(self, seconds: float) -> StepReading:
+        """The end of a step."""
+        import torch
+
+        reading = self.read("step")
+        return StepReading(
+            seconds=round(seconds, 6),
+            process_bytes=reading.process_bytes,
+            device_used_bytes=reading.device_used_bytes,
+            reserved_now_bytes=reading.reserved_bytes,
+            **peaks_of(torch.cuda.memory_stats()),
+        )
+
+
+def peaks_of(stats: dict[str, Any]) -> dict[str, int | None]:
+    """Peaks and counts out of ``torch.cuda.memory_stats``."""
+    out = {
+        f"{name}_bytes": stats.get(f"{name}_bytes.all.peak")
+        for name in ("requested", "allocated", "active", "reserved")
+    }
+    return out | {"retries": stats.get("num_alloc_retries"), "ooms": stats.get("num_ooms")}
+
+
+def _sum(processes: tuple[GpuProcess, ...]) -> int | None:
+    sizes = [p.used_bytes for p in processes]
+    known = [size for size in sizes if size is not None]
+    return None if len(known) < len(sizes) else sum(known)

@@ -1,0 +1,140 @@
+"""The parent of the workers: everything imported, no device touched.
+
+Importing torch and transformers takes longer than most cases. This process does it once and forks
+a worker for each case, which starts with all of it loaded and its own context, allocator and
+libraries still to be made. It reads requests, one JSON object a line, from its standard input;
+messages go to the file descriptor that it is given:
+
+    {"kind": "ready"}
+    {"kind": "started", "pid": 1234}        then what the worker has to say, see worker.py
+    {"kind": "gone", "signal": 9, "code": null, "log": "last lines"}
+
+Whoever started it may vanish: then it goes too, and its worker with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Callable
+from typing import Any, TextIO
+
+__all__ = ["die_with_parent", "main"]
+
+_LOG_BYTES = 4000
+_PR_SET_PDEATHSIG = 1
+
+
+def main(descriptor: int, source: TextIO | None = None) -> int:
+    """Serve requests until there are no more.
+
+    Args:
+        descriptor: where messages go.
+        source: of the requests; standard input if None.
+    """
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the runner decides what Ctrl-C means
+    send = _sender(descriptor)
+    _prepare()
+    send({"kind": "ready"})
+    for line in source or sys.stdin:
+        if line.strip():
+            _serve(json.loads(line), send)
+    return 0
+
+
+def _sender(descriptor: int) -> Callable[[dict[str, Any]], None]:
+    def send(message: dict[str, Any]) -> None:
+        data = (json.dumps(message, separators=(",", ":")) + "\n").encode()
+        while data:
+            data = data[os.write(descriptor, data) :]
+
+    return send
+
+
+def _prepare() -> None:
+    """Import what workers need. No device may be touched: a fork would inherit its context."""
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    import torch
+    import transformers
+
+    with contextlib.suppress(ImportError):
+        # accelerate warns about old kernels and asks for hardware on import: before the fork
+        import accelerate  # noqa: F401
+    # the Trainer's modules are loaded when they are named
+    _ = transformers.Trainer, transformers.TrainingArguments
+    import memest.calibration.loops
+    import memest.calibration.material
+    import memest.calibration.meters
+    import memest.calibration.worker  # noqa: F401
+
+    if torch.cuda.is_initialized():
+        raise RuntimeError("something has made a CUDA context before the first case")
+
+
+def _serve(request: dict[str, Any], send: Callable[[dict[str, Any]], None]) -> None:
+    with tempfile.TemporaryFile() as log:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        pid = os.fork()
+        if pid == 0:
+            _child(request, send, log.fileno())
+        _, status = os.waitpid(pid, 0)
+        size = log.seek(0, os.SEEK_END)
+        log.seek(max(size - _LOG_BYTES, 0))
+        text = log.read().decode(errors="replace")
+    killed = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
+    code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
+    send({"kind": "gone", "signal": killed, "code": code, "log": text})
+
+
+def _child(request: dict[str, Any], send: Callable[[dict[str, Any]], None], log: int) -> None:
+    """The worker's life; it ends here, whatever happens."""
+    code = 1
+    try:
+        die_with_parent()
+        send({"kind": "started", "pid": os.getpid()})
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)  # requests are the parent's
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.environ.update(request.get("environment", {}))
+        _run(request, send)
+        code = 0
+    except BaseException:  # noqa: BLE001 - written to the log, which the runner reads
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        # no interpreter shutdown: what the parent registered is not this process's to undo
+        os._exit(code)
+
+
+def _run(request: dict[str, Any], send: Callable[[dict[str, Any]], None]) -> None:
+    from memest.calibration.case import case_from_dict
+    from memest.calibration.worker import describe, work
+
+    command = str(request.get("command", ""))
+    if request.get("case") is None:
+        describe(request["device"], send, command)
+        return
+    case = case_from_dict(request["case"])
+    work(case, request["device"], send, events=request.get("events", ""), command=command)
+
+
+def die_with_parent() -> None:
+    """Ask Linux for a signal when the parent is gone; elsewhere a closed pipe has to do."""
+    if sys.platform != "linux":
+        return
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

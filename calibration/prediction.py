@@ -1,0 +1,288 @@
+"""What memest says about a run that was measured, before any correction."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from memest.assemble import alive_at_peak, breakdown
+from memest.calibration.measurement import CPU, Environment, Measurement
+from memest.errors import ConfigError, MemestError, TraceError, UnknownGpuError
+from memest.events import ALLOC, CATEGORY_ORDER, FREE, Category, Trace
+from memest.hardware.catalogue import find_gpu, traits
+from memest.hardware.context import context_estimate
+from memest.hardware.spec import GpuSpec
+from memest.hidden.call import GpuTraits
+from memest.models.resolve import ModelSource, resolve_model
+from memest.replay.conf import parse_alloc_conf
+from memest.replay.replay import replay
+from memest.run_facts import RunFacts, run_facts
+from memest.setup import Setup, Software
+from memest.tracing import Tracer
+
+__all__ = ["Pair", "Prediction", "pair", "predict", "release"]
+
+Progress = Callable[[str], None]
+
+_TRACERS = 4
+"""Models whose traces are kept in memory: campaigns ask for one after the other."""
+_MICRO_STEPS = 16
+"""Most micro-steps of a CPU trace; batches that are fetched ahead make them differ."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """The uncalibrated estimate of a measured run.
+
+    Attributes:
+        allocated_bytes: peak; on a CPU without any rounding, for nothing is rounded there.
+        reserved_bytes: peak; None on a CPU.
+        parts: rows of the breakdown, bytes by category; they sum to ``allocated_bytes``.
+        kernels: distinct operators, see :func:`memest.run_facts.count_kernels`.
+        context_low_bytes: the least that the table expects for context and kernels; 0 on a CPU.
+        context_expected_bytes: what it expects.
+        context_high_bytes: the most.
+        slack_bytes: how much larger a library-chosen workspace may be.
+        family: ``model_type``, else the class of the model.
+        sm_count: of the GPU, None on a CPU.
+        facts: what kind of run it is.
+        oom: out of memory in a replay under the cap of the case; None without a cap.
+    """
+
+    allocated_bytes: int
+    reserved_bytes: int | None
+    parts: Mapping[str, int]
+    kernels: int
+    context_low_bytes: int = 0
+    context_expected_bytes: int = 0
+    context_high_bytes: int = 0
+    slack_bytes: int = 0
+    family: str = ""
+    sm_count: int | None = None
+    facts: RunFacts
+    oom: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A measurement and what was predicted for it.
+
+    Attributes:
+        measurement: what was measured.
+        prediction: None where there is none.
+        failure: why there is none, a sentence.
+    """
+
+    measurement: Measurement
+    prediction: Prediction | None
+    failure: str = ""
+
+
+def pair(measurement: Measurement, progress: Progress | None = None) -> Pair:
+    """Lay the prediction beside a measurement; where it fails, the reason.
+
+    Args:
+        measurement: of a case.
+        progress: called with one line for each longer thing done.
+    """
+    try:
+        return Pair(measurement, predict(measurement, progress))
+    except MemestError as error:
+        return Pair(measurement, None, str(error))
+
+
+def predict(measurement: Measurement, progress: Progress | None = None) -> Prediction:
+    """Predict a measured run, for its GPU and with its software.
+
+    Args:
+        measurement: names case and environment.
+        progress: called with one line for each longer thing done.
+
+    Raises:
+        MemestError: there is no prediction; the message says why.
+    """
+    case, environment = measurement.case, measurement.environment
+    if environment is None:
+        raise ConfigError("the run was gone before it could say where it ran")
+    if case.processes > 1:
+        raise ConfigError(f"{case.processes} processes with {case.parallel}: not modelled yet")
+    setup = replace(case.setup, software=_software(environment))
+    if not setup.alloc_conf:
+        setup = replace(setup, alloc_conf=environment.alloc_conf)
+    gpu = _traits(environment)
+    # what changes the table of context and kernels is part of the question too
+    key = case.model, setup, gpu, environment.gpu, environment.total_bytes, case.cap_bytes
+    known = _predictions.get(key)
+    if known is None:
+        try:
+            if environment.gpu == CPU:
+                known = _on_cpu(case.model, setup, gpu, progress)
+            else:
+                known = _on_gpu(case.model, setup, gpu, environment, case.cap_bytes, progress)
+        except MemestError:
+            raise
+        except (Exception, RecursionError) as error:
+            said = str(error).partition("\n")[0]
+            raise TraceError(
+                f"{case.model} cannot be predicted ({type(error).__name__}: {said})"
+            ) from error
+        _predictions[key] = known
+    return known
+
+
+_predictions: dict[Any, Prediction] = {}
+_tracers: dict[str, Tracer] = {}
+
+
+def _software(environment: Environment) -> Software:
+    return Software(
+        torch=release(environment.torch),
+        transformers=release(environment.transformers),
+        cuda=release(environment.cuda),
+    )
+
+
+def release(text: str) -> tuple[int, int] | None:
+    """(major, minor) of a release such as ``2.13.0+cu126``, None where the text is none."""
+    match = re.match(r"(\d+)\.(\d+)", text)
+    return None if match is None else (int(match.group(1)), int(match.group(2)))
+
+
+def _traits(environment: Environment) -> GpuTraits:
+    torch = release(environment.torch) or (2, 13)
+    if environment.gpu == CPU:
+        # no operator of a CPU asks for these
+        return GpuTraits(capability=(8, 0), sm_count=108, max_threads_per_sm=2048, torch=torch)
+    spec = _spec(environment)
+    if environment.capability is None or environment.sm_count is None:
+        return traits(spec, torch)
+    threads = environment.max_threads_per_sm
+    if threads is None:
+        alike = replace(spec, compute_capability=environment.capability)
+        threads = traits(alike, torch).max_threads_per_sm
+    return GpuTraits(environment.capability, environment.sm_count, threads, torch)
+
+
+def _spec(environment: Environment) -> GpuSpec:
+    try:
+        return find_gpu(environment.gpu, total_bytes=environment.total_bytes)
+    except UnknownGpuError:
+        return GpuSpec(name=environment.gpu, compute_capability=environment.capability)
+
+
+def _family(source: ModelSource, class_name: str) -> str:
+    return str((source.config or {}).get("model_type") or class_name)
+
+
+# -- GPUs -----------------------------------------------------------------------------------------
+
+
+def _on_gpu(
+    model: str, setup: Setup, gpu: GpuTraits, environment: Environment, cap: int | None,
+    progress: Progress | None,
+) -> Prediction:  # fmt: skip
+    tracer = _tracers.pop(model, None) or Tracer.of(model)
+    _tracers[model] = tracer  # used last
+    while len(_tracers) > _TRACERS:
+        _tracers.pop(next(iter(_tracers)))
+    tracer.progress = progress
+    found = tracer.find(setup, gpu)
+    conf = parse_alloc_conf(found.setup.alloc_conf)
+    stream = found.stream
+    result = tracer.replays(conf).of(stream)
+    rows = breakdown(stream, result, alive_at_peak(stream, result))
+    facts = run_facts(found.setup, found.program.trace, found.card)
+    context = context_estimate(_spec(environment), gpu.torch, setup.software.cuda)
+    oom = None
+    if cap is not None:
+        limited = replay(stream.events, stream.sizes, conf, limit_bytes=cap)
+        oom = bool(limited.num_ooms)
+    return Prediction(
+        allocated_bytes=result.peak_allocated_bytes,
+        reserved_bytes=result.peak_reserved_bytes,
+        parts={row.category.value: row.bytes for row in rows},
+        kernels=facts.kernels,
+        context_low_bytes=context.low_bytes,
+        context_expected_bytes=context.expected_bytes,
+        context_high_bytes=context.high_bytes,
+        slack_bytes=stream.workspace_slack_bytes,
+        family=found.family,
+        sm_count=gpu.sm_count,
+        facts=facts,
+        oom=oom,
+    )
+
+
+# -- CPUs -----------------------------------------------------------------------------------------
+
+
+def _on_cpu(model: str, setup: Setup, gpu: GpuTraits, progress: Progress | None) -> Prediction:
+    """A trace with the operators that a CPU runs; what is alive is summed up as it is.
+
+    Nothing rounds or caches allocations there, and what libraries like oneDNN take on their own
+    they take from the system, so neither replay nor workspaces come in.
+    """
+    source = resolve_model(model)
+    if progress is not None:
+        progress(f"tracing training steps of {model} as a CPU runs them")
+    setup, trace, card = _cpu_trace(source, setup, gpu)
+    peak, parts = live_bytes(trace)
+    facts = run_facts(setup, trace, card)
+    return Prediction(
+        allocated_bytes=peak,
+        reserved_bytes=None,
+        parts={category.value: parts[category] for category in CATEGORY_ORDER if parts[category]},
+        kernels=facts.kernels,
+        family=_family(source, card.class_name),
+        facts=facts,
+    )
+
+
+def _cpu_trace(source: ModelSource, setup: Setup, gpu: GpuTraits) -> tuple[Setup, Trace, Any]:
+    from memest.trace.inputs import realise
+    from memest.trace.legacy import masks_as_before
+    from memest.trace.pristine import as_built
+    from memest.trace.session import build
+    from memest.trace.switches import set_checkpointing, set_use_cache
+    from memest.trace.training import TracePlan, trace_training
+
+    run = build(setup, source, None, None, None)
+    setup = replace(
+        setup, **run.answer(setup).taken, task=run.card.task, attn_implementation=run.card.attention
+    )
+    set_use_cache(run.model, setup)
+    if not run.keeps_checkpointing:
+        set_checkpointing(run.model, setup)
+    config = getattr(run.model, "config", None)
+    kind = str(getattr(config, "model_type", ""))
+    attention = str(getattr(config, "_attn_implementation", ""))
+    plans = masks_as_before(run.plan(setup), kind, attention, setup)
+    with as_built(run.model):
+        trace = trace_training(
+            run.model, setup, make_batch=lambda: realise(plans), loss_of=run.loss_of, gpu=gpu,
+            operators="cpu", model_type=kind,
+            plan=TracePlan(
+                steps=min(setup.num_steps, 2), micro_steps=min(setup.grad_accum, _MICRO_STEPS)
+            ),
+        )  # fmt: skip
+    return setup, trace, run.card
+
+
+def live_bytes(trace: Trace) -> tuple[int, Counter[Category]]:
+    """The highest sum of what is alive, and what it consists of when first reached."""
+    alive, peak = 0, 0
+    now: Counter[Category] = Counter()
+    then: Counter[Category] = Counter()
+    for kind, index in trace.decoded():
+        if kind not in (ALLOC, FREE):
+            continue
+        size = trace.sizes[index] if kind == ALLOC else -trace.sizes[index]
+        alive += size
+        now[trace.category(index)] += size
+        if alive > peak:
+            peak = alive
+            then = Counter(now)
+    return peak, then

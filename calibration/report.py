@@ -1,0 +1,426 @@
+"""Predicted against measured: the report of a campaign, as Markdown or as one page of HTML."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from statistics import mean, median
+
+from memest.calibration.blocks import (
+    Block,
+    Figure,
+    Heading,
+    Items,
+    Table,
+    Text,
+    as_html,
+    as_markdown,
+)
+from memest.calibration.fit import dataset_digest, evaluate
+from memest.calibration.measurement import CPU
+from memest.calibration.plots import Point, against_measured, error_plot, error_words
+from memest.calibration.prediction import Pair
+from memest.calibration.residuals import Residuals, Row, question_of, residuals
+from memest.calibration_profile import CalibrationProfile
+from memest.correction import Corrected, correct
+from memest.errors import MissingDependencyError
+from memest.units import format_size
+
+__all__ = ["Errors", "html_report", "markdown_report", "report_blocks"]
+
+WORST = 10
+METRICS = ("allocated", "reserved", "device")
+_FACTS: tuple[tuple[str, Callable[[Row], str]], ...] = (
+    ("family", lambda row: row.prediction.family),
+    ("precision", lambda row: row.facts.precision),
+    ("loop", lambda row: row.facts.loop),
+    ("optimizer", lambda row: row.facts.optimizer),
+    ("checkpointing", lambda row: row.facts.checkpointing),
+    ("attention", lambda row: row.facts.attention),
+    ("GPU", lambda row: row.gpu),
+)
+_ALWAYS = ("family", "precision", "loop", "optimizer")
+"""Facts whose table is there even where all runs are alike."""
+_INSIDE = {-1: "below", 0: "inside", 1: "above", None: "-"}
+
+
+@dataclass(frozen=True, slots=True)
+class Errors:
+    """Relative errors of one figure over some runs, signed: below 0 is predicted too low.
+
+    Attributes:
+        count: runs.
+        median_signed: median.
+        mean_signed: mean.
+        median: of absolute errors.
+        mean: of absolute errors.
+        worst: the error farthest from 0, with its sign.
+        below: share of runs that were predicted too low.
+    """
+
+    count: int
+    median_signed: float
+    mean_signed: float
+    median: float
+    mean: float
+    worst: float
+    below: float
+
+    @classmethod
+    def of(cls, pairs: Iterable[tuple[int, int]]) -> Errors | None:
+        """Of (measured, said), None where there are none."""
+        errors = [said / measured - 1 for measured, said in pairs]
+        if not errors:
+            return None
+        sizes = [abs(error) for error in errors]
+        return cls(
+            count=len(errors),
+            median_signed=median(errors),
+            mean_signed=mean(errors),
+            median=median(sizes),
+            mean=mean(sizes),
+            worst=max(errors, key=lambda error: (abs(error), error)),
+            below=sum(error < 0 for error in errors) / len(errors),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """A run with all figures."""
+
+    row: Row
+    corrected: Corrected | None
+    side: int | None
+
+    def figures(self, metric: str) -> tuple[int, int, int | None] | None:
+        """(measured, predicted, corrected), None where it was not measured."""
+        row, prediction, corrected = self.row, self.row.prediction, self.corrected
+        if metric == "allocated":
+            raw = prediction.allocated_bytes
+            return row.allocated, raw, None if corrected is None else corrected.allocated_bytes
+        if row.reserved is None or prediction.reserved_bytes is None or row.limited:
+            return None
+        if metric == "reserved":
+            raw = prediction.reserved_bytes
+            return row.reserved, raw, None if corrected is None else corrected.reserved_bytes
+        if not row.fits_device or row.device is None:
+            return None
+        raw = prediction.reserved_bytes + prediction.context_expected_bytes
+        return row.device, raw, None if corrected is None else corrected.device_bytes
+
+
+def markdown_report(pairs: Iterable[Pair], profile: CalibrationProfile | None = None) -> str:
+    """The report as Markdown."""
+    return as_markdown(report_blocks(pairs, profile))
+
+
+def html_report(pairs: Iterable[Pair], profile: CalibrationProfile | None = None) -> str:
+    """The report as one page of HTML that needs nothing else."""
+    return as_html(report_blocks(pairs, profile))
+
+
+def report_blocks(pairs: Iterable[Pair], profile: CalibrationProfile | None = None) -> list[Block]:
+    """The report before it is written down; the same runs make the same report.
+
+    Args:
+        pairs: measurements and predictions.
+        profile: corrects the predictions. Where it was fitted to these very measurements, each
+            run is corrected by a fit that left its model out, so that errors are those of models
+            not seen.
+    """
+    pairs = tuple(pairs)
+    found = residuals(pairs)
+    cases, how = _cases(pairs, found, profile)
+    blocks: list[Block] = [Heading("Predicted against measured GPU memory", 1)]
+    blocks += _opening(found, cases, how)
+    top = next((m for m in reversed(METRICS) if any(c.figures(m) for c in cases)), METRICS[0])
+    if cases:
+        blocks += _errors(cases)
+        blocks += _ranges(cases, profile, top)
+        blocks += _plots(cases, top)
+        blocks += _by_fact(cases, top)
+        blocks += _worst(cases, top)
+    blocks += _not_completed(found)
+    return blocks + _origin(pairs, found, profile)
+
+
+def _cases(
+    pairs: tuple[Pair, ...], found: Residuals, profile: CalibrationProfile | None
+) -> tuple[list[_Case], str]:
+    """The runs, and how they were corrected."""
+    if profile is None:
+        return [_Case(row, None, None) for row in found.rows], "No profile: nothing is corrected."
+    if profile.provenance.dataset_sha256 == dataset_digest(p.measurement for p in pairs):
+        try:
+            known = {e.row.run: e for e in evaluate(pairs)}
+            return [
+                _Case(row, known[row.run].corrected, known[row.run].side)
+                if row.run in known else _Case(row, None, None)
+                for row in found.rows
+            ], (
+                "Corrected figures are out of fold: every run is corrected by a profile fitted "
+                "without its model, so the errors are those of models not seen."
+            )  # fmt: skip
+        except MissingDependencyError:
+            seen = " These runs are the ones it was fitted to: errors of other runs are larger."
+    else:
+        seen = ""
+    cases = []
+    for row in found.rows:
+        corrected = correct(profile, question_of(row))
+        side = None
+        if row.fits_device and row.device is not None:
+            side = (row.device > corrected.high_bytes) - (row.device < corrected.low_bytes)
+        cases.append(_Case(row, corrected, side))
+    return cases, f"Corrected figures are those of the profile given.{seen}"
+
+
+# -- parts of the page ----------------------------------------------------------------------------
+
+
+def _opening(found: Residuals, cases: Sequence[_Case], how: str) -> list[Block]:
+    total = sum(found.statuses.values())
+    models = len({case.row.model for case in cases})
+    gpus = sorted({"CPU" if c.row.gpu == CPU else c.row.gpu for c in cases})
+    said = f"{_count(total, 'run')} measured, {_count(len(cases), 'run')} of "
+    said += f"{_count(models, 'model')} compared"
+    where = f" on {', '.join(gpus)}" if gpus else ""
+    return [Text(f"{said}{where}. {how}")]
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _errors(cases: Sequence[_Case]) -> list[Block]:
+    rows = []
+    for metric in METRICS:
+        for name, errors in _both(cases, metric):
+            rows.append(
+                (
+                    metric, name, str(errors.count), f"{errors.median:.2%}", f"{errors.mean:.2%}",
+                    f"{errors.worst:+.2%}", f"{errors.median_signed:+.2%}",
+                    f"{errors.mean_signed:+.2%}", f"{errors.below:.0%}",
+                )
+            )  # fmt: skip
+    head = (
+        "peak", "figure", "runs", "median |error|", "mean |error|", "worst", "median", "mean",
+        "predicted too low",
+    )  # fmt: skip
+    return [Heading("Errors"), Table("Errors of each peak against its own meter", head, rows, 2)]
+
+
+def _both(cases: Sequence[_Case], metric: str) -> list[tuple[str, Errors]]:
+    """Errors of the uncalibrated and of the corrected figures."""
+    figures = [f for case in cases if (f := case.figures(metric)) is not None]
+    raw = Errors.of((measured, said) for measured, said, _ in figures)
+    corrected = Errors.of((m, said) for m, _, said in figures if said is not None)
+    named = (("uncalibrated", raw), ("corrected", corrected))
+    return [(name, errors) for name, errors in named if errors is not None]
+
+
+def _ranges(cases: Sequence[_Case], profile: CalibrationProfile | None, metric: str) -> list[Block]:
+    if profile is None:
+        return []
+    judged = [case for case in cases if case.side is not None]
+    blocks: list[Block] = [Heading("Ranges")]
+    if not judged:
+        return [*blocks, Text("No range could be compared with a measured device peak.")]
+    level = profile.band.level
+    nominal = "no level is claimed" if level is None else f"{level:.0%} are claimed"
+    below, inside, above = (sum(c.side == side for c in judged) for side in (-1, 0, 1))
+    blocks.append(
+        Text(
+            f"Of {_count(len(judged), 'measured peak')} ({metric}), {inside} "
+            f"({inside / len(judged):.1%}) lie in the range ({nominal}), {below} below it and "
+            f"{above} ({above / len(judged):.1%}) above it; {_band_words(profile)}."
+        )
+    )
+    claimed = [c for c in judged if c.corrected is not None and c.corrected.level is not None]
+    if metric == METRICS[-1] and len(claimed) < len(judged):
+        inside = sum(c.side == 0 for c in claimed)
+        blocks.append(
+            Text(
+                f"{len(judged) - len(claimed)} of them lie beyond what was measured, where ranges "
+                f"are widened and claim no level; of the other {len(claimed)}, {inside} lie inside."
+            )
+        )
+    return blocks
+
+
+def _band_words(profile: CalibrationProfile) -> str:
+    band = profile.band
+    if band.scale == "proportional":
+        return f"the range goes from {band.low:+.2%} to {band.high:+.2%} of the corrected peak"
+    low, high = format_size(math.floor(band.low)), format_size(math.ceil(band.high))
+    return f"the range goes from {low} to {high} around the corrected peak"
+
+
+def _plots(cases: Sequence[_Case], metric: str) -> list[Block]:
+    points = [
+        Point(case.row.case, *figures)
+        for case in cases
+        if (figures := case.figures(metric)) is not None
+    ]
+    words = error_words(points)
+    errors, against = f"Errors of the {metric} peak", f"Predicted over measured {metric} peak"
+    return [
+        Heading("Plots"),
+        Figure(errors, error_plot(points, errors), words),
+        Figure(against, against_measured(points, against), _biggest_words(points)),
+    ]
+
+
+def _biggest_words(points: Sequence[Point]) -> str:
+    low, high = min(p.measured for p in points), max(p.measured for p in points)
+    far = max(points, key=lambda p: (abs(p.best - p.measured), p.name))
+    return (
+        f"Measured peaks from {format_size(low)} to {format_size(high)}; farthest in bytes is "
+        f"{far.name}: {format_size(far.best)} against {format_size(far.measured)} measured."
+    )
+
+
+def _by_fact(cases: Sequence[_Case], metric: str) -> list[Block]:
+    blocks: list[Block] = [Heading("Errors by kind of run")]
+    metrics = list(dict.fromkeys((METRICS[0], metric)))
+    head = ["", "runs"]
+    for name in metrics:
+        head += [f"{name}: median |error|", "worst", "corrected: median |error|", "worst"]
+    for fact, value in _FACTS:
+        groups: dict[str, list[_Case]] = {}
+        for case in cases:
+            groups.setdefault(value(case.row) or "unknown", []).append(case)
+        if len(groups) == 1 and fact not in _ALWAYS:
+            continue
+        rows = []
+        for name in sorted(groups):
+            cells = [name, str(len(groups[name]))]
+            for wanted in metrics:
+                known = dict(_both(groups[name], wanted))
+                for which in ("uncalibrated", "corrected"):
+                    errors = known.get(which)
+                    cells += (
+                        ["-", "-"] if errors is None
+                        else [f"{errors.median:.2%}", f"{errors.worst:+.2%}"]
+                    )  # fmt: skip
+            rows.append(cells)
+        blocks.append(Table(f"By {fact}", [fact, *head[1:]], rows))
+    return blocks
+
+
+def _worst(cases: Sequence[_Case], metric: str) -> list[Block]:
+    told = []
+    for case in cases:
+        figures = case.figures(metric)
+        if figures is not None:
+            measured, raw, corrected = figures
+            best = raw if corrected is None else corrected
+            told.append((abs(best / measured - 1), case, figures))
+    told.sort(key=lambda item: (-item[0], item[1].row.case, item[1].row.run))
+    rows = []
+    for _, case, (measured, raw, corrected) in told[:WORST]:
+        said = case.corrected
+        ranged = said is not None and metric == METRICS[-1]
+        rows.append(
+            (
+                case.row.case, "CPU" if case.row.gpu == CPU else case.row.gpu,
+                format_size(measured), format_size(raw), f"{raw / measured - 1:+.2%}",
+                "-" if corrected is None else format_size(corrected),
+                "-" if corrected is None else f"{corrected / measured - 1:+.2%}",
+                f"{format_size(said.low_bytes)} to {format_size(said.high_bytes)}"
+                if said is not None and ranged else "-",
+                _INSIDE[case.side],
+            )
+        )  # fmt: skip
+    head = (
+        "case", "GPU", "measured", "uncalibrated", "error", "corrected", "error", "range",
+        "measured lies",
+    )  # fmt: skip
+    return [Heading("Worst cases"), Table(f"The {len(rows)} worst of {metric}", head, rows, 2)]
+
+
+def _not_completed(found: Residuals) -> list[Block]:
+    blocks: list[Block] = []
+    if found.ended:
+        rows = []
+        for pair in found.ended:
+            m, failure = pair.measurement, pair.measurement.failure
+            expected = ""
+            if pair.prediction is not None:
+                expected = format_size(
+                    pair.prediction.reserved_bytes or pair.prediction.allocated_bytes
+                )
+                if pair.prediction.oom is not None:
+                    expected += ", out of memory" if pair.prediction.oom else ", fits its cap"
+            rows.append(
+                (
+                    m.case.id, "" if m.environment is None else m.environment.gpu, str(m.status),
+                    "" if failure is None else failure.phase,
+                    "" if failure is None else f"{failure.kind}: {failure.message}"[:200],
+                    expected or "-",
+                )
+            )  # fmt: skip
+        head = ("case", "GPU", "status", "phase", "message", "predicted")
+        blocks += [
+            Heading("Runs that did not complete"),
+            Text("They are results too: none of them is fitted."),
+            Table("Out of memory and failed", head, rows, 6),
+        ]
+    if found.unpredicted:
+        blocks += [
+            Heading("Runs without a prediction"),
+            Items([f"{p.measurement.case.id}: {p.failure}" for p in found.unpredicted]),
+        ]
+    return blocks
+
+
+def _origin(
+    pairs: Sequence[Pair], found: Residuals, profile: CalibrationProfile | None
+) -> list[Block]:
+    environments = {e.key: e for p in pairs if (e := p.measurement.environment) is not None}
+    rows = [
+        (
+            e.gpu, e.driver or "-", e.cuda or "-", e.torch or "-", e.transformers or "-", e.meter,
+            e.memest + (f" ({e.commit})" if e.commit else ""),
+        )
+        for _, e in sorted(environments.items())
+    ]  # fmt: skip
+    dates = sorted(p.measurement.started[:10] for p in pairs)
+    statuses = ", ".join(f"{count} {status}" for status, count in found.statuses.items())
+    said = [f"Runs: {statuses or 'none'}."]
+    if dates:
+        said.append(f"Measured {' to '.join(dict.fromkeys((dates[0], dates[-1])))}.")
+    if found.repeats:
+        said.append(f"{found.repeats} earlier runs of the same cases count once.")
+    if found.shared:
+        said.append(
+            f"Beside other processes, so not used for the process part: {', '.join(found.shared)}."
+        )
+    said.append(f"Measurements: SHA-256 {dataset_digest(p.measurement for p in pairs)}.")
+    blocks: list[Block] = [Heading("Where this is from"), Items(said)]
+    if rows:
+        head = ("GPU", "driver", "CUDA", "torch", "transformers", "device meter", "memest")
+        blocks.append(Table("Environments", head, rows, 7))
+    return blocks if profile is None else [*blocks, *_profile_blocks(profile)]
+
+
+def _profile_blocks(profile: CalibrationProfile) -> list[Block]:
+    factors = ", ".join(f"{part} x {factor:.4f}" for part, factor in profile.factors.items())
+    said = [
+        f"Tensors: {profile.tensors}{f' ({factors})' if factors else ''}.",
+        f"Reserved beyond the replay: {format_size(profile.gap_bytes)}.",
+    ]
+    said += [
+        f"{part.gpu}: {format_size(part.constant_bytes)} of context and kernels "
+        f"({format_size(part.low_bytes)} to {format_size(part.high_bytes)} around it, "
+        f"{_count(part.cases, 'run')}), by {profile.process_model}."
+        for part in profile.process
+    ]
+    if profile.per_kernel_bytes:
+        said.append(f"{format_size(round(profile.per_kernel_bytes))} more for each operator.")
+    for kind, size in profile.precision_bytes.items():
+        said.append(f"{format_size(size)} more with {kind}.")
+    versions = ", ".join(f"{n} {v}" for n, v in profile.provenance.versions.items() if v)
+    said.append(f"Fitted with {versions}; measurements {profile.provenance.dataset_sha256[:16]}.")
+    return [Heading("The profile"), Items([*said, *profile.provenance.notes])]

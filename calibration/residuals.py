@@ -1,0 +1,201 @@
+"""From measured runs and their predictions to the rows that a fit sees."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from memest.calibration.measurement import CPU, Environment, Measurement, Status
+from memest.calibration.prediction import Pair, Prediction, release
+from memest.correction import Question
+from memest.run_facts import RunFacts
+
+__all__ = ["Residuals", "Row", "question_of", "residuals"]
+
+_UNREAD = "the run has no reading of allocated memory"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One completed run beside its prediction; bytes, None where it was not measured.
+
+    Attributes:
+        case: id of the case.
+        run: id of the run.
+        model: of the case; rows of one model are left out of a fit together.
+        gpu: name, or ``cpu``.
+        environment: where it ran.
+        prediction: uncalibrated.
+        allocated: measured peak.
+        reserved: measured peak.
+        device: measured peak of this process on the device.
+        process: measured beside the segments: device less reserved.
+        shared: other processes were on the card.
+        limited: the allocator was short of memory, so its reserved peak is the limit's.
+    """
+
+    case: str
+    run: str
+    model: str
+    gpu: str
+    environment: Environment
+    prediction: Prediction
+    allocated: int
+    reserved: int | None = None
+    device: int | None = None
+    process: int | None = None
+    shared: bool = False
+    limited: bool = False
+
+    @property
+    def facts(self) -> RunFacts:
+        """What kind of run it is."""
+        return self.prediction.facts
+
+    @property
+    def parts(self) -> Mapping[str, int]:
+        """Predicted rows of the breakdown."""
+        return self.prediction.parts
+
+    @property
+    def tensors(self) -> int:
+        """Measured minus predicted allocated peak."""
+        return self.allocated - self.prediction.allocated_bytes
+
+    @property
+    def gap(self) -> int | None:
+        """What measured reserved is beyond allocated, minus what it is predicted to be.
+
+        None where the allocator was short of memory: it then kept less than it would have.
+        """
+        predicted = self.prediction.reserved_bytes
+        if self.reserved is None or predicted is None or self.limited:
+            return None
+        return (self.reserved - self.allocated) - (predicted - self.prediction.allocated_bytes)
+
+    @property
+    def fits_process(self) -> bool:
+        """Whether its process part can be believed."""
+        return self.process is not None and not self.shared
+
+    @property
+    def fits_device(self) -> bool:
+        """Whether its device peak can be compared with a corrected one."""
+        return self.fits_process and self.device is not None and self.gap is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Residuals:
+    """The rows, and what is not among them.
+
+    Attributes:
+        rows: completed runs with a prediction, the last run of each case in each environment.
+        statuses: all measurements by how they ended.
+        ended: those that were not completed.
+        unpredicted: completed runs without a prediction.
+        repeats: earlier runs of a case, which count once.
+        shared: ids of cases that ran beside other processes.
+    """
+
+    rows: tuple[Row, ...]
+    statuses: Mapping[str, int]
+    ended: tuple[Pair, ...]
+    unpredicted: tuple[Pair, ...]
+    repeats: int
+    shared: tuple[str, ...]
+
+
+def residuals(pairs: Iterable[Pair]) -> Residuals:
+    """Sort measured runs into rows.
+
+    Args:
+        pairs: measurements and predictions, in any order.
+    """
+    ordered = sorted(pairs, key=lambda p: (p.measurement.started, p.measurement.run))
+    statuses = Counter(str(p.measurement.status) for p in ordered)
+    ended, unpredicted, seen = [], [], 0
+    rows: dict[tuple[str, str, int], Row] = {}
+    for found in ordered:
+        if found.measurement.status is not Status.OK:
+            ended.append(found)
+            continue
+        row = _row(found)
+        if row is None:
+            unpredicted.append(found if found.failure else replace(found, failure=_UNREAD))
+            continue
+        seen += 1
+        rows[row.case, row.environment.key, found.measurement.rank] = row
+    kept = sorted(rows.values(), key=lambda r: (r.gpu, r.model, r.case, r.run))
+    return Residuals(
+        rows=tuple(kept),
+        statuses=dict(sorted(statuses.items())),
+        ended=tuple(ended),
+        unpredicted=tuple(unpredicted),
+        repeats=seen - len(kept),
+        shared=tuple(row.case for row in kept if row.shared),
+    )
+
+
+def _row(found: Pair) -> Row | None:
+    measurement, prediction = found.measurement, found.prediction
+    environment, allocated = measurement.environment, measurement.allocated_bytes
+    if environment is None or prediction is None or not allocated:
+        return None
+    on_gpu = environment.gpu != CPU
+    return Row(
+        case=measurement.case.id,
+        run=measurement.run,
+        model=measurement.case.model,
+        gpu=environment.gpu,
+        environment=environment,
+        prediction=prediction,
+        allocated=allocated,
+        reserved=measurement.reserved_bytes if on_gpu else None,
+        device=measurement.device_bytes if on_gpu else None,
+        process=_process(measurement) if on_gpu else None,
+        shared=any(reading.other_processes for reading in measurement.readings),
+        limited=measurement.case.cap_bytes is not None or _was_short(measurement),
+    )
+
+
+def _was_short(measurement: Measurement) -> bool:
+    return any(step.retries or step.ooms for step in measurement.steps)
+
+
+def _process(measurement: Measurement) -> int | None:
+    """What the process holds beside its segments; a reading below nothing is none."""
+    held = measurement.process_bytes
+    if held is None:
+        device, reserved = measurement.device_bytes, measurement.reserved_bytes
+        held = None if device is None or reserved is None else device - reserved
+    return held if held is not None and held >= 0 else None
+
+
+def question_of(row: Row) -> Question:
+    """The uncalibrated estimate of a run, as corrections take it."""
+    prediction, environment, facts = row.prediction, row.environment, row.facts
+    reserved = prediction.reserved_bytes
+    return Question(
+        parts=prediction.parts,
+        allocated_bytes=prediction.allocated_bytes,
+        reserved_bytes=prediction.allocated_bytes if reserved is None else reserved,
+        kernels=prediction.kernels,
+        gpu=row.gpu,
+        sm_count=environment.sm_count,
+        capability=environment.capability,
+        total_bytes=environment.total_bytes,
+        torch=release(environment.torch) or (0, 0),
+        cuda=release(environment.cuda),
+        context_low_bytes=prediction.context_low_bytes,
+        context_expected_bytes=prediction.context_expected_bytes,
+        context_high_bytes=prediction.context_high_bytes,
+        slack_bytes=prediction.slack_bytes,
+        precision=facts.precision,
+        dtype=facts.dtype,
+        attention=facts.attention,
+        optimizer=facts.optimizer,
+        loop=facts.loop,
+        checkpointing=facts.checkpointing,
+        family=prediction.family,
+    )

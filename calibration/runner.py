@@ -1,0 +1,215 @@
+"""Running a campaign: case after case, every result on disk before the next one begins."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from memest.calibration.attendant import Attendant
+from memest.calibration.case import Case
+from memest.calibration.measurement import (
+    Environment,
+    Failure,
+    Measurement,
+    Status,
+    measurement_from_dict,
+)
+from memest.calibration.meters import count_devices
+from memest.calibration.store import MeasurementStore, Open
+
+__all__ = ["CASE_SECONDS", "Bench", "Progress", "Summary", "events_folder", "run_cases"]
+
+CASE_SECONDS = 300.0
+"""A case that takes longer hangs."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far a campaign is; made anew for every change.
+
+    Attributes:
+        number: of the case, from 1.
+        total: cases of the campaign.
+        case: the one that begins, or has just ended.
+        measured: its result; None when it begins.
+        skipped: it was measured before, another campaign is at it, or it needs more GPUs.
+        seconds_left: guessed from the cases so far, None where there is nothing to guess from.
+    """
+
+    number: int
+    total: int
+    case: Case
+    measured: Measurement | None = None
+    skipped: bool = False
+    seconds_left: float | None = None
+
+
+@dataclass(slots=True)
+class Summary:
+    """What a campaign did.
+
+    Attributes:
+        environment: where it ran.
+        measured: results of this campaign, in order.
+        skipped: cases that were measured before, or that another campaign is at.
+        passed_over: cases that need more GPUs than there are.
+        left: cases that were not begun because the time was spent.
+        seconds: wall clock.
+        remarks: what else there is to say, in sentences.
+    """
+
+    environment: Environment
+    measured: list[Measurement] = field(default_factory=list)
+    skipped: int = 0
+    passed_over: int = 0
+    left: int = 0
+    seconds: float = 0.0
+    remarks: tuple[str, ...] = ()
+
+    def count_good(self) -> int:
+        """How many cases have a result: they completed, or ran out of memory."""
+        return sum(1 for m in self.measured if m.status in (Status.OK, Status.OOM))
+
+
+def events_folder(store: Path) -> Path:
+    """Where histories of a store's runs are kept."""
+    return store.with_name(f"{store.name}.events")
+
+
+def run_cases(
+    cases: Sequence[Case], device: str, store: MeasurementStore, *, command: str = "",
+    timeout: float = CASE_SECONDS, budget: float | None = None,
+    tell: Callable[[Progress], None] = lambda _: None,
+) -> Summary:  # fmt: skip
+    """Measure all cases on one device; those that are in the store already are passed over.
+
+    Args:
+        cases: in the order to be run.
+        device: ``cpu``, ``cuda`` or ``cuda:1``.
+        store: where results go, each as soon as it is there.
+        command: the command line, for the records.
+        timeout: seconds after which a case is ended.
+        budget: seconds after which no further case is begun, None = no limit.
+        tell: hears of the progress.
+
+    Returns:
+        What was done. A case that fails, hangs or kills its worker is a result like any other.
+
+    Raises:
+        DeviceError: there is no such device.
+        KeyboardInterrupt: the case under way is kept as interrupted.
+    """
+    began = time.monotonic()
+    with Bench(device, store, command=command, timeout=timeout) as bench:
+        summary = Summary(bench.environment)
+        devices = count_devices(device, dict(os.environ))
+        for number, case in enumerate(cases, start=1):
+            spent = time.monotonic() - began
+            if budget is not None and spent > budget:
+                summary.left = len(cases) - number + 1
+                break
+            lacking = devices is not None and case.processes > max(devices, 1)
+            opened = None if lacking else store.begin(case, bench.environment)
+            left = _left(summary, len(cases) - number + 1)
+            if opened is None:
+                summary.passed_over += lacking
+                summary.skipped += not lacking
+                tell(Progress(number, len(cases), case, skipped=True, seconds_left=left))
+                continue
+            tell(Progress(number, len(cases), case, seconds_left=left))
+            # a case that would run far beyond the budget is ended, not waited for
+            rest = None if budget is None else max(budget - spent, 1.0) + timeout / 4
+            measured = bench.run(opened, rest)
+            summary.measured.append(measured)
+            left = _left(summary, len(cases) - number)
+            tell(Progress(number, len(cases), case, measured=measured, seconds_left=left))
+        summary.seconds = round(time.monotonic() - began, 3)
+        return summary
+
+
+def _left(summary: Summary, remaining: int) -> float | None:
+    """Seconds to go, if the cases to come take as long as those that are done."""
+    done = [m.seconds for m in summary.measured]
+    return sum(done) / len(done) * remaining if done else None
+
+
+class Bench:
+    """One device to measure on, and the store that keeps the results.
+
+    Args:
+        device: ``cpu``, ``cuda`` or ``cuda:1``.
+        store: where results go.
+        command: the command line, for the records.
+        timeout: seconds after which a case is ended.
+
+    Attributes:
+        environment: of the device.
+
+    Raises:
+        DeviceError: there is no such device.
+    """
+
+    def __init__(
+        self, device: str, store: MeasurementStore, *, command: str = "",
+        timeout: float = CASE_SECONDS,
+    ) -> None:  # fmt: skip
+        self._device = device
+        self._store = store
+        self._timeout = timeout
+        self._attendant = Attendant(command)
+        store.recover()
+        try:
+            self.environment = _environment(self._attendant.describe(device))
+        except BaseException:
+            self._attendant.close()
+            raise
+
+    def __enter__(self) -> Bench:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._attendant.close()
+
+    def measure(self, case: Case) -> Measurement | None:
+        """The result of a case, from the store or made now; None if another campaign is at it."""
+        opened = self._store.begin(case, self.environment)
+        if opened is None:
+            return self._store.result(case, self.environment)
+        return self.run(opened)
+
+    def run(self, opened: Open, limit: float | None = None) -> Measurement:
+        """Run a case that was taken from the store.
+
+        Args:
+            opened: the run.
+            limit: seconds after which it is ended, if that is sooner than the bench's own.
+        """
+        case, events = opened.case, ""
+        if case.record_events:
+            folder = events_folder(self._store.path)
+            folder.mkdir(parents=True, exist_ok=True)
+            events = str(folder.resolve() / f"{opened.run}.jsonl.gz")
+        timeout = self._timeout if limit is None else min(limit, self._timeout)
+        try:
+            end = self._attendant.run(
+                case, self._device, opened.hear, timeout=timeout, events=events,
+                alive=lambda: self._store.still_here(opened.run),
+            )  # fmt: skip
+        except BaseException as error:
+            kind = type(error).__name__
+            said = "the campaign was ended by hand" if kind == "KeyboardInterrupt" else str(error)
+            opened.close(Status.INTERRUPTED, Failure(kind=kind, message=said or kind))
+            raise
+        return opened.close(end.status, end.failure, end.events)
+
+
+def _environment(document: dict[str, Any]) -> Environment:
+    """Through the reader: a worker's words are checked."""
+    empty = {"run": "-", "case": {"model": "-"}, "status": "ok", "started": "-", "seconds": 0.0}
+    found = measurement_from_dict({**empty, "environment": document}).environment
+    assert found is not None
+    return found

@@ -1,0 +1,391 @@
+"""Measurements on disk: one SQLite file that survives whatever happens to those who write to it.
+
+Write-ahead log, full synchronisation: what was told to be kept is on the disk. A run that is under
+way is a row with an owner; what its worker has said so far is kept message by message, so a runner
+that is killed leaves behind all it had heard. Several campaigns may share a file: a case that one
+of them is measuring is left to it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import socket
+import sqlite3
+import sys
+import time
+import uuid
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from memest.calibration.case import Case, case_from_dict
+from memest.calibration.heard import measurements_of
+from memest.calibration.measurement import (
+    Environment,
+    Failure,
+    Measurement,
+    Status,
+    measurement_from_dict,
+)
+from memest.errors import ConfigError, MemestError
+
+__all__ = ["MeasurementStore", "Open", "default_store"]
+
+_VERSION = 1
+_APPLICATION = 0x6D656D65  # "meme": tells our files from other people's
+_BUSY_SECONDS = 30.0
+_SILENT_SECONDS = 120.0
+"""An owner on another machine that said nothing for so long is gone."""
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS runs (
+    run TEXT PRIMARY KEY, case_id TEXT NOT NULL, environment TEXT NOT NULL, status TEXT NOT NULL,
+    started TEXT NOT NULL, owner TEXT NOT NULL, seen REAL NOT NULL, document TEXT NOT NULL
+);
+CREATE INDEX IF NOT EXISTS runs_of_case ON runs (case_id, environment);
+CREATE TABLE IF NOT EXISTS messages (
+    run TEXT NOT NULL, number INTEGER NOT NULL, document TEXT NOT NULL, PRIMARY KEY (run, number)
+);
+"""
+_RUNNING = "running"
+_DONE = (Status.OK.value, Status.OOM.value)
+
+
+def default_store() -> Path:
+    """``MEMEST_STORE``, else ``calibration.db`` in the user's own folder."""
+    chosen = os.environ.get("MEMEST_STORE")
+    if chosen:
+        return Path(chosen).expanduser()
+    from memest.places import user_folder
+
+    return user_folder() / "calibration.db"
+
+
+class MeasurementStore:
+    """The measurements of one file.
+
+    Args:
+        path: of the file; made where it is missing, its folder too.
+        create: False refuses a file that is not there.
+
+    Raises:
+        ConfigError: the file is something else, or made by a later release.
+    """
+
+    def __init__(self, path: Path, *, create: bool = True) -> None:
+        self.path = path
+        if not create and not path.exists():
+            raise ConfigError(
+                f"there is no store at {path}: `memest calibrate run` makes one, and --store names "
+                "another."
+            )
+        with _explained(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._db = sqlite3.connect(
+                path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
+            )
+            self._prepare()
+
+    def _prepare(self) -> None:
+        mine = self._db.execute("PRAGMA application_id").fetchone()[0]
+        tables = self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        if tables and mine != _APPLICATION:
+            raise ConfigError(f"{self.path} is a database of something else: name another --store.")
+        version = self._db.execute("PRAGMA user_version").fetchone()[0]
+        if version > _VERSION:
+            raise ConfigError(
+                f"{self.path} was made by a later release of memest (format {version}, this one "
+                f"knows {_VERSION}): update memest, or name another --store."
+            )
+        self._db.execute("PRAGMA journal_mode = WAL")
+        self._db.execute("PRAGMA synchronous = FULL")
+        if not tables:
+            self._db.execute(f"PRAGMA application_id = {_APPLICATION}")
+            self._db.execute(f"PRAGMA user_version = {_VERSION}")
+        self._db.executescript(_SCHEMA)
+
+    def __enter__(self) -> MeasurementStore:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Write the log back and let go of the file."""
+        with contextlib.suppress(sqlite3.Error):
+            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        self._db.close()
+
+    # -- running cases
+
+    def begin(self, case: Case, environment: Environment) -> Open | None:
+        """Take a case, unless it is measured already or somebody is at it.
+
+        Args:
+            case: what is to run.
+            environment: a measurement counts for the same GPU and software only.
+
+        Returns:
+            The run that was begun, None where there is nothing to do.
+        """
+        with _explained(self.path), self._transaction():
+            rows = self._db.execute(
+                "SELECT run, status, owner, seen, document FROM runs "
+                "WHERE case_id = ? AND environment = ?",
+                (case.id, environment.key),
+            ).fetchall()
+            for run, status, owner, seen, document in rows:
+                if status == _RUNNING:
+                    if _alive(owner, seen):
+                        return None
+                    self._abandon(run)
+                elif status in _DONE and _answers(case, document):
+                    return None
+            opened = Open(self, case, environment)
+            self._db.execute(
+                "INSERT INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                (opened.run, case.id, environment.key, _RUNNING, opened.started, _owner(),
+                 time.time(), json.dumps(case.to_dict())),
+            )  # fmt: skip
+            self._db.execute(
+                "INSERT INTO messages VALUES (?, 0, ?)",
+                (opened.run, json.dumps(opened.environment_message)),
+            )
+            return opened
+
+    def result(self, case: Case, environment: Environment) -> Measurement | None:
+        """The result of a case (out of memory is one), None if there is none yet."""
+        with _explained(self.path):
+            rows = self._db.execute(
+                "SELECT document FROM runs WHERE case_id = ? AND environment = ? "
+                "AND status IN (?, ?) ORDER BY started",
+                (case.id, environment.key, *_DONE),
+            ).fetchall()
+        found = [document for (document,) in rows if _answers(case, document)]
+        return measurement_from_dict(json.loads(found[-1])) if found else None
+
+    def hear(self, run: str, number: int, message: dict[str, Any]) -> None:
+        """Keep one message of a worker."""
+        with _explained(self.path):
+            self._db.execute(
+                "INSERT OR REPLACE INTO messages VALUES (?, ?, ?)",
+                (run, number, json.dumps(message)),
+            )
+            self._db.execute("UPDATE runs SET seen = ? WHERE run = ?", (time.time(), run))
+
+    def still_here(self, run: str) -> None:
+        """Say that the owner of a run is alive."""
+        with _explained(self.path):
+            self._db.execute("UPDATE runs SET seen = ? WHERE run = ?", (time.time(), run))
+
+    def keep(self, measurement: Measurement, *ranks: Measurement) -> None:
+        """Store the end of a run in place of its messages.
+
+        Args:
+            measurement: of the run.
+            ranks: of its other processes.
+        """
+        with _explained(self.path), self._transaction():
+            for one in (measurement, *ranks):
+                self._put(one)
+            self._db.execute("DELETE FROM messages WHERE run = ?", (measurement.run,))
+
+    def recover(self) -> int:
+        """Turn runs whose owner is gone into measurements that were interrupted.
+
+        Returns:
+            How many there were.
+        """
+        with _explained(self.path), self._transaction():
+            rows = self._db.execute(
+                "SELECT run, owner, seen FROM runs WHERE status = ?", (_RUNNING,)
+            ).fetchall()
+            gone = [run for run, owner, seen in rows if not _alive(owner, seen)]
+            for run in gone:
+                self._abandon(run)
+        return len(gone)
+
+    def _abandon(self, run: str) -> None:
+        """What was heard of a run whose owner is gone becomes its measurement."""
+        row = self._db.execute(
+            "SELECT started, document FROM runs WHERE run = ?", (run,)
+        ).fetchone()
+        heard = self._db.execute(
+            "SELECT document FROM messages WHERE run = ? ORDER BY number", (run,)
+        ).fetchall()
+        for measurement in measurements_of(
+            run, case_from_dict(json.loads(row[1])),
+            [json.loads(document) for (document,) in heard], Status.INTERRUPTED,
+            started=row[0], seconds=0.0,
+            failure=Failure(
+                kind="Interrupted", message="the campaign was ended while this case ran"
+            ),
+        ):  # fmt: skip
+            self._put(measurement)
+        self._db.execute("DELETE FROM messages WHERE run = ?", (run,))
+
+    # -- all measurements
+
+    def measurements(self) -> list[Measurement]:
+        """Everything that is not under way, oldest first."""
+        with _explained(self.path):
+            rows = self._db.execute(
+                "SELECT run, document FROM runs WHERE status != ? ORDER BY started, run",
+                (_RUNNING,),
+            ).fetchall()
+        return [
+            measurement_from_dict(json.loads(document), where=f"run {run} of {self.path}")
+            for run, document in rows
+        ]
+
+    def running(self) -> int:
+        """How many runs are under way."""
+        with _explained(self.path):
+            found = self._db.execute("SELECT count(*) FROM runs WHERE status = ?", (_RUNNING,))
+            return int(found.fetchone()[0])
+
+    def add(self, measurements: Iterable[Measurement]) -> tuple[int, int, list[str]]:
+        """Take over measurements of others.
+
+        Returns:
+            (new ones, those that were here already, runs that are here with another content and
+            were left as they are).
+        """
+        new = same = 0
+        contradictions = []
+        with _explained(self.path), self._transaction():
+            for measurement in measurements:
+                found = self._db.execute(
+                    "SELECT document FROM runs WHERE run = ?", (measurement.run,)
+                ).fetchone()
+                if found is None:
+                    self._put(measurement)
+                    new += 1
+                elif json.loads(found[0]) == measurement.to_dict():
+                    same += 1
+                else:
+                    contradictions.append(measurement.run)
+        return new, same, contradictions
+
+    def _put(self, measurement: Measurement) -> None:
+        environment = measurement.environment
+        self._db.execute(
+            "INSERT OR REPLACE INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            (measurement.run, measurement.case.id, environment.key if environment else "",
+             measurement.status.value, measurement.started, "", time.time(),
+             json.dumps(measurement.to_dict())),
+        )  # fmt: skip
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            self._db.execute("ROLLBACK")
+            raise
+        self._db.execute("COMMIT")
+
+
+class Open:
+    """A run under way.
+
+    Attributes:
+        run: its identifier.
+        case: what runs.
+        environment: where it runs.
+        started: UTC.
+        environment_message: the first that is known of it.
+    """
+
+    def __init__(self, store: MeasurementStore, case: Case, environment: Environment) -> None:
+        self.run = uuid.uuid4().hex
+        self.case = case
+        self.environment = environment
+        self.started = datetime.now(UTC).isoformat(timespec="seconds")
+        self._store = store
+        self._began = time.monotonic()
+        self.environment_message: dict[str, Any] = {
+            "kind": "environment", "environment": dataclasses.asdict(environment)
+        }  # fmt: skip
+        self._messages = [self.environment_message]
+        self._phases: dict[int, dict[str, Any]] = {}
+
+    def hear(self, message: dict[str, Any]) -> None:
+        """Keep what the worker says; of phases, which are many, only the last, and in memory."""
+        if message["kind"] == "phase":
+            self._phases[message.get("rank", 0)] = message
+            return
+        self._messages.append(message)
+        self._store.hear(self.run, len(self._messages), message)
+
+    def close(
+        self, status: Status, failure: Failure | None = None, events: str = ""
+    ) -> Measurement:
+        """The run is over: make measurements of what was heard, and keep them.
+
+        Returns:
+            That of the case, which is the one of rank 0 where there are several processes.
+        """
+        found = measurements_of(
+            self.run, self.case, (*self._messages, *self._phases.values()), status,
+            started=self.started, seconds=round(time.monotonic() - self._began, 3),
+            failure=failure, events=events,
+        )  # fmt: skip
+        self._store.keep(*found)
+        return found[0]
+
+
+def _answers(case: Case, document: str) -> bool:
+    """Whether a result is that of the case: of its rank 0, and with the history if it is asked."""
+    values = json.loads(document)
+    return not values.get("rank") and (not case.record_events or bool(values.get("events")))
+
+
+def _owner() -> str:
+    return f"{socket.gethostname()}:{os.getpid()}:{_born(os.getpid())}"
+
+
+def _born(pid: int) -> str:
+    """When a process began: numbers of processes are used again."""
+    if sys.platform != "linux":
+        return ""
+    with contextlib.suppress(OSError, IndexError):
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        return text.rpartition(")")[2].split()[19]
+    return "gone"
+
+
+def _alive(owner: str, seen: float) -> bool:
+    host, pid, born = (*owner.split(":"), "", "", "")[:3]
+    if host == socket.gethostname() and pid.isdigit() and sys.platform == "linux":
+        return _born(int(pid)) == born
+    return time.time() - seen < _SILENT_SECONDS
+
+
+@contextlib.contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Errors of the database in words that help."""
+    try:
+        yield
+    except sqlite3.DatabaseError as error:
+        text = str(error)
+        if "not a database" in text or "malformed" in text:
+            raise ConfigError(
+                f"{path} is not a store of measurements, or is damaged ({text}): name another "
+                "--store; `memest calibrate merge` takes what can be read out of an old one."
+            ) from error
+        if "locked" in text:
+            raise MemestError(
+                f"{path} is locked by another process for more than {_BUSY_SECONDS:.0f} s ({text})."
+            ) from error
+        raise MemestError(
+            f"the store {path} cannot be used: {text}. What was kept before is still in it."
+        ) from error
+    except OSError as error:
+        raise MemestError(
+            f"the store {path} cannot be opened: {error.strerror or error}. Name another --store."
+        ) from error

@@ -1,0 +1,310 @@
+"""The verdict test: does a run survive in the memory that memest says it needs at most?
+
+Three kinds of trials, all of them real runs whose allocator is held to a limit:
+
+* at the upper bound: a run that was measured is run again in no more than its predicted bound;
+* at the size of a smaller card: the verdict for that card says what must happen;
+* at the largest batch for a card, which must complete, and at one more, which must not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from memest.calibration.case import Case, Parallel
+from memest.calibration.measurement import CPU, Environment, Measurement, Status
+from memest.calibration.runner import CASE_SECONDS, Bench, Progress
+from memest.calibration.store import MeasurementStore
+from memest.errors import ConfigError, MemestError, UnknownGpuError
+from memest.options import setup_from_options
+from memest.result import Estimate, Verdict
+from memest.units import GIB, format_size
+from memest.what_if import Profile, profile
+
+__all__ = ["CARD_SIZES", "Expected", "Outcome", "Trial", "trials_of", "verify_store"]
+
+CARD_SIZES = tuple(size * GIB for size in (8, 12, 16, 24, 40, 80))
+"""Memory of the cards that people have, bytes."""
+
+COMPLETES, RUNS_OUT, EITHER = "completes", "out of memory", "either"
+Expected = str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """One run under a limit, and what must become of it.
+
+    Attributes:
+        kind: ``upper bound``, ``card``, ``largest batch`` or ``one more``.
+        case: with the limit of its allocator.
+        memory_bytes: what the process may have in all: the limit and what it holds beside it.
+        expected: ``completes``, ``out of memory`` or ``either``.
+    """
+
+    kind: str
+    case: Case
+    memory_bytes: int
+    expected: Expected
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of all trials.
+
+    Attributes:
+        environment: where.
+        done: trials with their measurements.
+        skipped: why measured cases were not tried, by case.
+        left: trials that were not begun because the time was spent.
+    """
+
+    environment: Environment
+    done: list[tuple[Trial, Measurement]] = field(default_factory=list)
+    skipped: dict[str, str] = field(default_factory=dict)
+    left: int = 0
+
+    @property
+    def broken(self) -> list[tuple[Trial, Measurement]]:
+        """Trials that went otherwise than memest said."""
+        return [(t, m) for t, m in self.done if judge(t, m) is False]
+
+    @property
+    def kept_its_word(self) -> bool:
+        """Whether something was tried and nothing went otherwise."""
+        return bool(self.done) and not self.broken
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {
+            "schema_version": 1,
+            "environment": dataclasses.asdict(self.environment),
+            "trials": [
+                {"kind": t.kind, "case": t.case.id, "memory_bytes": t.memory_bytes,
+                 "cap_bytes": t.case.cap_bytes, "expected": t.expected, "status": m.status.value,
+                 "right": judge(t, m), "run": m.run}
+                for t, m in self.done
+            ],
+            "skipped": self.skipped,
+            "left": self.left,
+        }  # fmt: skip
+
+    def text(self) -> str:
+        """A paragraph for each kind of trial, and a line for each that went otherwise."""
+        lines = [f"{self.environment.gpu}, torch {self.environment.torch}"]
+        for kind in dict.fromkeys(t.kind for t, _ in self.done):
+            judged = [(t, m, judge(t, m)) for t, m in self.done if t.kind == kind]
+            right = sum(1 for *_, ok in judged if ok)
+            wrong = sum(1 for *_, ok in judged if ok is False)
+            text = f"{kind}: {right} of {right + wrong} as predicted"
+            if open_ := len(judged) - right - wrong:
+                text += f", {open_} without a verdict (too close to call, or the worker failed)"
+            lines.append(text)
+        for t, m in self.broken:
+            lines.append(
+                f"  {t.kind}, {t.case.id} in {format_size(t.memory_bytes)}: {t.expected} was "
+                f"predicted, {_happened(m)}"
+            )
+        for case, why in self.skipped.items():
+            lines.append(f"  not tried: {case}: {why}")
+        if self.left:
+            lines.append(f"{self.left} trials left for another time")
+        if not self.done:
+            lines.append("nothing was tried")
+        return "\n".join(lines)
+
+
+def _happened(measured: Measurement) -> str:
+    words = {Status.OK: "it completed", Status.OOM: "it ran out of memory"}
+    return words.get(measured.status, f"it {measured.status.value}")
+
+
+def judge(trial: Trial, measured: Measurement) -> bool | None:
+    """Whether a trial went as predicted; None where that cannot be said."""
+    if measured.status not in (Status.OK, Status.OOM) or trial.expected == EITHER:
+        return None
+    return (measured.status is Status.OK) == (trial.expected == COMPLETES)
+
+
+def verify_store(
+    store: MeasurementStore, device: str, *, pattern: re.Pattern[str], profile: str | None = None,
+    boundaries: int = 6, command: str = "", timeout: float = CASE_SECONDS,
+    budget: float | None = None, tell: Callable[[Progress], None] = lambda _: None,
+) -> Outcome:  # fmt: skip
+    """Try what a store's measurements and memest's predictions say of this device.
+
+    Args:
+        store: results go there too; what was tried before is not tried again.
+        device: ``cuda`` or ``cuda:1``.
+        pattern: of the names of cases to take.
+        profile: file of a calibration profile whose bounds count, None as by default.
+        boundaries: how many setups are tried at their largest batch.
+        command: the command line, for the records.
+        timeout: seconds after which a run is ended.
+        budget: seconds after which no further run is begun.
+        tell: hears of the progress.
+
+    Raises:
+        ConfigError: on a CPU, whose memory cannot be capped; or nothing was measured yet.
+    """
+    if device == CPU:
+        raise ConfigError(
+            "memest calibrate verify needs a GPU: the memory of a CPU run cannot be capped."
+        )
+    began = time.monotonic()
+    with Bench(device, store, command=command, timeout=timeout) as bench:
+        outcome = Outcome(bench.environment)
+        taken = _measured(store, bench.environment, pattern)
+        if not taken:
+            raise ConfigError(
+                f"{store.path} has no measurement of {bench.environment.gpu} with this software "
+                "to verify: run `memest calibrate run` first."
+            )
+        trials = list(trials_of(taken, outcome.skipped, profile=profile, boundaries=boundaries))
+        for number, trial in enumerate(trials, start=1):
+            if budget is not None and time.monotonic() - began > budget:
+                outcome.left = len(trials) - number + 1
+                break
+            tell(Progress(number, len(trials), trial.case))
+            measured = bench.measure(trial.case)
+            if measured is not None:
+                outcome.done.append((trial, measured))
+            tell(Progress(number, len(trials), trial.case, measured, skipped=measured is None))
+        return outcome
+
+
+def _measured(
+    store: MeasurementStore, environment: Environment, pattern: re.Pattern[str]
+) -> list[Measurement]:
+    found: dict[str, Measurement] = {}
+    for m in store.measurements():
+        same = m.environment is not None and m.environment.key == environment.key
+        plain = m.case.cap_bytes is None and m.case.parallel is Parallel.NONE
+        named = pattern.search(m.case.id) or pattern.search(m.case.model)
+        if same and plain and named and m.status is Status.OK:
+            found[m.case.id] = m
+    return list(found.values())
+
+
+def trials_of(
+    measured: Sequence[Measurement], skipped: dict[str, str], *, profile: str | None = None,
+    boundaries: int = 6,
+) -> Iterator[Trial]:  # fmt: skip
+    """What to try, the upper bounds first.
+
+    Args:
+        measured: runs that completed on this device.
+        skipped: takes the reason where a case cannot be tried.
+        profile: file of a calibration profile.
+        boundaries: how many setups are tried at their largest batch.
+    """
+    asked: list[tuple[Measurement, Profile, dict[str, Any]]] = []
+    for m in measured:
+        try:
+            asked.append(_question(m, profile))
+        except MemestError as error:
+            skipped[m.case.id] = str(error)
+    for m, model, options in asked:
+        with_bound = _upper_bound(m, model, options)
+        if with_bound is not None:
+            yield with_bound
+    for m, model, options in asked:
+        yield from _at_cards(m, model, options)
+    for m, model, options in asked[:boundaries]:
+        yield from _at_the_edge(m, model, options)
+
+
+def _question(m: Measurement, path: str | None) -> tuple[Measurement, Profile, dict[str, Any]]:
+    """The predictor of a measured run, for the very device it ran on."""
+    assert m.environment is not None
+    if m.process_bytes is None:
+        raise ConfigError("what the process holds beside its segments was not read")
+    options: dict[str, Any] = {"gpu": _gpu_name(m.environment)}
+    if path is not None:
+        options["profile"] = path
+    return m, profile(m.case.model, _setup(m)), options
+
+
+def _gpu_name(environment: Environment) -> str:
+    from memest.hardware.catalogue import find_gpu
+
+    try:
+        return find_gpu(environment.gpu, total_bytes=environment.total_bytes).name
+    except UnknownGpuError:
+        return "local"
+
+
+def _setup(m: Measurement) -> Any:
+    setup, environment = m.case.setup, m.environment
+    if not setup.alloc_conf and environment is not None and environment.alloc_conf:
+        return setup_from_options(setup, alloc_conf=environment.alloc_conf)
+    return setup
+
+
+def _held_to(m: Measurement, memory: int, **changes: Any) -> Case | None:
+    """The case in so much memory: the allocator gets what the process leaves of it."""
+    assert m.process_bytes is not None
+    cap = memory - m.process_bytes
+    if cap <= 0:
+        return None
+    setup = dataclasses.replace(m.case.setup, **changes) if changes else m.case.setup
+    return dataclasses.replace(m.case, setup=setup, cap_bytes=cap, record_events=False)
+
+
+def _upper_bound(m: Measurement, model: Profile, options: dict[str, Any]) -> Trial | None:
+    answer = model.estimate(**options)
+    memory = answer.interval.high_bytes
+    total = m.environment.total_bytes if m.environment else None
+    if total is not None and memory > total:
+        return None  # the whole card is less than the bound
+    case = _held_to(m, memory)
+    if case is None:
+        return None
+    return Trial(kind="upper bound", case=case, memory_bytes=memory, expected=COMPLETES)
+
+
+_EXPECTED = {
+    Verdict.FITS: COMPLETES,
+    Verdict.TIGHT: EITHER,
+    Verdict.DOES_NOT_FIT: RUNS_OUT,
+}
+
+
+def _at_cards(m: Measurement, model: Profile, options: dict[str, Any]) -> Iterator[Trial]:
+    """The two card sizes next to what the run needs: there a verdict says something."""
+    device, total = m.device_bytes, m.environment.total_bytes if m.environment else None
+    if device is None or total is None:
+        return
+    smaller = [size for size in CARD_SIZES if size < device][-1:]
+    larger = [size for size in CARD_SIZES if device <= size < total][:1]
+    for memory in (*smaller, *larger):
+        case = _held_to(m, memory)
+        if case is not None:
+            answer = model.estimate(**options, gpu_memory=memory)
+            yield Trial(
+                kind="card", case=case, memory_bytes=memory, expected=_EXPECTED[answer.verdict]
+            )
+
+
+def _at_the_edge(m: Measurement, model: Profile, options: dict[str, Any]) -> Iterator[Trial]:
+    """The largest batch for the card next in size, and one more."""
+    device, total = m.device_bytes, m.environment.total_bytes if m.environment else None
+    if device is None or total is None:
+        return
+    memory = next((size for size in CARD_SIZES if device <= size < total), None)
+    if memory is None:
+        return
+    answer: Estimate = model.estimate(**options, gpu_memory=memory, max_batch=True)
+    if not answer.max_batch:
+        return
+    for kind, batch, expected in (
+        ("largest batch", answer.max_batch, COMPLETES),
+        ("one more", answer.max_batch + 1, RUNS_OUT),
+    ):
+        case = _held_to(m, memory, batch=batch)
+        if case is not None:
+            yield Trial(kind=kind, case=case, memory_bytes=memory, expected=expected)

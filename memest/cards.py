@@ -1,0 +1,208 @@
+"""The GPUs of a question: how much of them a run can have, and what is known of them.
+
+What is known may be a calibration profile that was measured on the card, or, where none was, on
+the card nearest to it. Profiles that are found by themselves lie in the user's folder and in the
+package; a file can be named too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from memest.errors import ConfigError, UnknownGpuError
+from memest.hardware.capacity import usable_bytes
+from memest.hardware.catalogue import common_gpus, find_gpu, traits
+from memest.hardware.context import ContextEstimate, context_estimate, loaded_kernels_later
+from memest.hardware.nvml import resolve_gpu
+from memest.hardware.spec import GpuSpec
+from memest.hidden.call import GpuTraits
+from memest.places import data_folder, user_folder
+from memest.setup import Setup
+from memest.units import format_size
+
+if TYPE_CHECKING:
+    from memest.correction import CalibrationProfile
+
+__all__ = [
+    "NO_PROFILE",
+    "REFERENCE_GPU",
+    "Calibration",
+    "Card",
+    "calibration_of",
+    "card_for",
+    "common_cards",
+    "profile_folders",
+    "reference_card",
+]
+
+REFERENCE_GPU = "a100-80gb"
+NO_PROFILE = "none"
+"""What ``--profile`` says to take no profile, also where one would be found."""
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """A calibration profile, where it is from, and what to say of its choice."""
+
+    profile: CalibrationProfile
+    path: Path
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Card:
+    """A GPU with the software that runs on it, under the name it goes by in the answer."""
+
+    name: str
+    spec: GpuSpec
+    traits: GpuTraits
+    context: ContextEstimate
+    usable_bytes: int
+    basis: str
+    calibration: Calibration | None = None
+
+
+def profile_folders() -> tuple[Path, ...]:
+    """Where calibration profiles are looked for: the user's own, then those of the package."""
+    return user_folder() / "profiles", data_folder() / "profiles"
+
+
+def calibration_of(spec: GpuSpec, asked: str | None) -> Calibration | None:
+    """The calibration that applies to a card.
+
+    Args:
+        spec: the card.
+        asked: a profile's file, ``none`` for none at all, None for what is found.
+
+    Raises:
+        ConfigError: the file is no profile.
+    """
+    if asked == NO_PROFILE:
+        return None
+    if asked is not None:
+        from memest.correction import read_profile
+
+        path = Path(asked).expanduser()
+        return Calibration(read_profile(path), path)
+    files = _files(profile_folders())
+    if not files:
+        return None
+    from memest.correction import profiles_for
+
+    choice = profiles_for(spec.name, profile_folders())
+    if choice.profile is not None and choice.path is not None:
+        return Calibration(choice.profile, choice.path, choice.notes)
+    return _nearest(spec, files, choice.notes)
+
+
+def _files(folders: tuple[Path, ...]) -> list[Path]:
+    found: list[Path] = []
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            found += sorted(path for path in folder.iterdir() if path.suffix == ".json")
+    return found
+
+
+def _nearest(spec: GpuSpec, files: list[Path], notes: tuple[str, ...]) -> Calibration | None:
+    """The profile of the card that is most like this one: what is borrowed is said there."""
+    from memest.correction import read_profile
+
+    best: tuple[tuple[bool, float, str], Calibration] | None = None
+    for path in files:
+        with contextlib.suppress(ConfigError):
+            profile = read_profile(path)
+            for part in profile.process:
+                other = part.capability is None or part.capability != spec.compute_capability
+                apart = abs(math.log2((part.sm_count or 1) / (spec.sm_count or 1)))
+                rank = (other, apart, part.gpu)
+                if best is None or rank < best[0]:
+                    best = rank, Calibration(profile, path, notes)
+    return None if best is None else best[1]
+
+
+def card_for(
+    name: str, setup: Setup, torch: tuple[int, int], context: int | None, memory: int | None,
+    profile: str | None = None,
+) -> Card:  # fmt: skip
+    """The card of a name (or ``local``), its context, and what PyTorch can have of it.
+
+    Args:
+        name: as ``--gpu`` takes it.
+        setup: the run.
+        torch: (major, minor).
+        context: that was read, in bytes; None for the table. It wins over profiles found by
+            themselves.
+        memory: in place of what the card has, bytes.
+        profile: a calibration profile's file, ``none``, or None for what is found.
+    """
+    return _card(resolve_gpu(name), setup, torch, context, memory, profile)
+
+
+def reference_card(
+    setup: Setup, torch: tuple[int, int], context: int | None, memory: int | None,
+    profile: str | None = None,
+) -> Card:  # fmt: skip
+    """The card whose kernels are taken where none is named: the profile's own where one is."""
+    spec = find_gpu(REFERENCE_GPU)
+    if profile is None:
+        # nobody named a card, so none is known better than others
+        profile = NO_PROFILE
+    elif profile != NO_PROFILE:
+        spec = _measured_on(profile) or spec
+    card = _card(spec, setup, torch, context, memory, profile)
+    return card if memory is None else replace(card, name="your GPU")
+
+
+def _measured_on(profile: str) -> GpuSpec | None:
+    """The card that a profile was measured on, if the catalogue has it."""
+    from memest.correction import read_profile
+
+    for part in read_profile(Path(profile).expanduser()).process:
+        with contextlib.suppress(UnknownGpuError):
+            return find_gpu(part.gpu, total_bytes=part.total_bytes)
+    return None
+
+
+def common_cards(setup: Setup, torch: tuple[int, int], context: int | None) -> list[Card]:
+    """The cards that people have."""
+    return [_card(spec, setup, torch, context, None, None) for spec in common_gpus()]
+
+
+def _card(
+    spec: GpuSpec, setup: Setup, torch: tuple[int, int], context: int | None, memory: int | None,
+    profile: str | None,
+) -> Card:  # fmt: skip
+    usable, basis = usable_bytes(spec)
+    name = spec.name
+    if memory is not None:
+        usable, basis = memory, "memory as given"
+        name = f"{spec.name} with {format_size(memory)}"
+    if context is not None and profile is None:
+        profile = NO_PROFILE
+    return Card(
+        name=name,
+        spec=spec,
+        traits=traits(spec, torch),
+        context=_context(spec, setup, torch, context),
+        usable_bytes=usable,
+        basis=basis,
+        calibration=calibration_of(spec, profile),
+    )
+
+
+def _context(
+    spec: GpuSpec, setup: Setup, torch: tuple[int, int], given: int | None
+) -> ContextEstimate:
+    if given is None:
+        return context_estimate(spec, torch, setup.software.cuda)
+    later = loaded_kernels_later(torch, setup.software.cuda)
+    return ContextEstimate(
+        expected_bytes=given + later.expected_bytes,
+        low_bytes=given + later.low_bytes,
+        high_bytes=given + later.high_bytes,
+        basis=f"context as given, {later.basis}",
+    )

@@ -1,0 +1,237 @@
+"""``memest calibrate fit`` and ``report``: what measurements say of predictions."""
+
+from __future__ import annotations
+
+import json as json_module
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Optional
+
+import typer
+
+from memest.cli.answering import silenced
+from memest.cli.calibrate_run import StoreOption, open_store
+from memest.cli.console import Output, emit, write_out
+from memest.cli.parameters import DebugFlag, JsonFlag, NoColorFlag
+from memest.errors import ConfigError
+from memest.units import format_size
+
+if TYPE_CHECKING:
+    from memest.calibration.measurement import Measurement
+    from memest.calibration.prediction import Pair
+    from memest.correction import CalibrationProfile
+
+__all__ = ["fit", "report"]
+
+FromOption = Annotated[
+    Optional[list[Path]],  # noqa: UP045 - read at run time by every Typer we allow
+    typer.Option(
+        "--from",
+        metavar="FILE",
+        help="Records that export wrote, in place of a store; repeatable.",
+        show_default=False,
+    ),
+]
+GpuOption = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option(
+        "--gpu", metavar="NAME", help="Runs of this GPU alone, by a part of its name; cpu too."
+    ),
+]
+
+
+def fit(
+    *,
+    store: StoreOption = None,
+    records: FromOption = None,
+    gpu: GpuOption = None,
+    out: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="FILE",
+            help="Where the profile goes; left out, the user's folder, where estimates for this "
+            "GPU find it by themselves.",
+            show_default=False,
+        ),
+    ] = None,
+    json: JsonFlag = False,
+    no_color: NoColorFlag = False,
+    debug: DebugFlag = False,
+) -> int:
+    """Fit what predictions leave open to what was measured, and write a calibration profile.
+
+    For example: memest calibrate fit --out profile.json, then
+    memest estimate gpt2 --gpu local --profile profile.json
+    """
+    from memest.calibration.fit import fit_profile
+    from memest.correction import write_profile
+
+    output = Output(color=not no_color, quiet=json)
+    with silenced(debug=debug):
+        pairs = _pairs(_measurements(store, records, gpu), output)
+        profile = fit_profile(pairs)
+    target = out or _own_place(profile)
+    write_profile(profile, target)
+    if json:
+        write_out(f"{json_module.dumps(profile.to_dict(), indent=2)}\n")
+    else:
+        for line in _summary(profile):
+            write_out(f"{line}\n")
+    emit(f"memest: written to {target}.")
+    return 0
+
+
+def report(
+    *,
+    store: StoreOption = None,
+    records: FromOption = None,
+    gpu: GpuOption = None,
+    profile: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(
+            "--profile", metavar="FILE", help="Show what this profile corrects; else none."
+        ),
+    ] = None,
+    out: Annotated[
+        Optional[list[Path]],  # noqa: UP045
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="FILE",
+            help="FILE.html or FILE.md, repeatable; left out, Markdown on stdout.",
+            show_default=False,
+        ),
+    ] = None,
+    no_color: NoColorFlag = False,
+    debug: DebugFlag = False,
+) -> int:
+    """Predicted against measured: errors, worst cases, coverage of the ranges.
+
+    For example: memest calibrate report --profile profile.json --out report.html
+    """
+    from memest.calibration.report import html_report, markdown_report
+    from memest.correction import read_profile
+
+    for path in out or ():
+        if path.suffix.lower() not in (".html", ".htm", ".md"):
+            raise ConfigError(f"--out {path}: write FILE.html or FILE.md.")
+    used = None if profile is None else read_profile(profile)
+    output = Output(color=not no_color)
+    with silenced(debug=debug):
+        pairs = _pairs(_measurements(store, records, gpu), output)
+        for path in out or ():
+            html = path.suffix.lower() != ".md"
+            text = html_report(pairs, used) if html else markdown_report(pairs, used)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+            emit(f"memest: written to {path}.")
+        if not out:
+            write_out(markdown_report(pairs, used))
+    return 0
+
+
+def _measurements(
+    store: Path | None, records: list[Path] | None, gpu: str | None
+) -> list[Measurement]:
+    if records and store is not None:
+        raise ConfigError("--store and --from both say where measurements are: drop one.")
+    found: list[Measurement] = []
+    if records:
+        from memest.calibration.exchange import read_measurements
+
+        for path in records:
+            some, problems = read_measurements(path)
+            found += some
+            for problem in problems:
+                emit(f"memest: {path}: {problem}; passed over.")
+    else:
+        with open_store(store) as kept:
+            found = kept.measurements()
+    return _of_gpu(found, gpu)
+
+
+def _of_gpu(found: list[Measurement], gpu: str | None) -> list[Measurement]:
+    names = sorted({m.environment.gpu for m in found if m.environment is not None})
+    if gpu is None:
+        if "cpu" in names and len(names) > 1:
+            # a CPU has no allocator and no context: its runs say nothing of a GPU's
+            emit("memest: runs on a CPU are left out; --gpu cpu takes them alone.")
+            return [m for m in found if m.environment is None or m.environment.gpu != "cpu"]
+        return found
+    wanted = re.sub(r"[^a-z0-9]", "", gpu.lower())
+    kept = [
+        m for m in found
+        if m.environment and wanted in re.sub(r"[^a-z0-9]", "", m.environment.gpu.lower())
+    ]  # fmt: skip
+    if not kept:
+        raise ConfigError(
+            f"--gpu {gpu!r}: no run was measured on it. Measured: {', '.join(names) or 'nothing'}."
+        )
+    return kept
+
+
+def _pairs(measured: list[Measurement], output: Output) -> list[Pair]:
+    """Predictions beside measurements; progress on a terminal."""
+    from memest.calibration.prediction import pair
+
+    if not measured:
+        raise ConfigError("nothing was measured yet: `memest calibrate run` does it.")
+    pairs = []
+    with output.progress() as progress:
+        for number, measurement in enumerate(measured, start=1):
+            if progress is not None:
+                progress(f"predicting {number} of {len(measured)}: {measurement.case.id}")
+            pairs.append(pair(measurement))
+    for one in pairs:
+        if one.failure:
+            emit(f"memest: {one.measurement.case.id}: no prediction: {one.failure}")
+    return pairs
+
+
+def _own_place(profile: CalibrationProfile) -> Path:
+    from memest.places import user_folder
+
+    names = "-".join(profile.provenance.gpus)
+    slug = re.sub(r"[^a-z0-9]+", "-", names.lower()).strip("-")[:80]
+    return user_folder() / "profiles" / f"{slug}.json"
+
+
+def _summary(profile: CalibrationProfile) -> list[str]:
+    """What was fitted, in lines."""
+    found = profile.validation
+    gpus = ", ".join(profile.provenance.gpus)
+    lines = [f"{gpus}: {found.cases} runs of {found.models} models"]
+    factors = {name: value for name, value in profile.factors.items() if value != 1}
+    if factors or profile.other_factor != 1:
+        words = [f"{name} x {value:.4f}" for name, value in factors.items()]
+        words.append(f"others x {profile.other_factor:.4f}")
+        lines.append(f"tensors: {', '.join(words)}")
+    else:
+        lines.append("tensors: as predicted, no correction earned its place")
+    lines += [
+        f"context and kernels: {_process(profile, part)} on {part.gpu}" for part in profile.process
+    ]
+    lines.append(_band(profile))
+    lines += [f"note: {note}" for note in profile.provenance.notes]
+    return lines
+
+
+def _process(profile: CalibrationProfile, part: Any) -> str:
+    text = format_size(part.constant_bytes)
+    if profile.per_kernel_bytes:
+        text += f" and {format_size(round(profile.per_kernel_bytes))} for each kind of kernel"
+    return text
+
+
+def _band(profile: CalibrationProfile) -> str:
+    band = profile.band
+    if band.level is None:
+        return "range: no claim, there are too few models to leave one out"
+    words = "of the peak" if band.scale == "proportional" else ""
+    if band.scale == "proportional":
+        sizes = f"{band.low:+.2%} to {band.high:+.2%} {words}"
+    else:
+        sizes = f"{format_size(round(band.low))} to {format_size(round(band.high))}"
+    return f"range of the {band.metric} peak: {sizes}, for {band.level:.0%} of runs"

@@ -1,0 +1,333 @@
+"""``memest calibrate run`` and ``verify``: training for real."""
+
+from __future__ import annotations
+
+import contextlib
+import json as json_module
+import re
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Optional
+
+import typer
+
+from memest.cli.answering import silenced
+from memest.cli.console import Output, emit, write_out
+from memest.cli.parameters import DebugFlag, JsonFlag, NoColorFlag
+from memest.errors import ConfigError
+from memest.units import format_size
+
+if TYPE_CHECKING:
+    from memest.calibration.case import Case
+    from memest.calibration.measurement import Measurement
+    from memest.calibration.runner import Progress, Summary
+
+__all__ = ["StoreOption", "open_store", "run", "verify"]
+
+_FAILED = 1
+
+StoreOption = Annotated[
+    Optional[Path],  # noqa: UP045 - read at run time by every Typer we allow
+    typer.Option(
+        "--store",
+        metavar="PATH",
+        help="The file of measurements; left out, MEMEST_STORE or one in the user's folder.",
+        show_default=False,
+    ),
+]
+DeviceOption = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option(
+        "--device",
+        metavar="DEVICE",
+        help="cuda, cuda:1 or cpu. Default: cuda.",
+        show_default=False,
+    ),
+]
+OnlyOption = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option(
+        "--only", metavar="PATTERN", help="Cases whose name matches, a regular expression."
+    ),
+]
+BudgetOption = Annotated[
+    Optional[float],  # noqa: UP045
+    typer.Option(
+        "--budget", metavar="SECONDS", help="Begin no further case after so long; a rerun goes on."
+    ),
+]
+TimeoutOption = Annotated[
+    float, typer.Option("--timeout", metavar="SECONDS", help="End a case that takes longer.")
+]
+
+
+def open_store(path: Path | None, *, create: bool = False) -> Any:
+    """The store that an option names."""
+    from memest.calibration.store import MeasurementStore, default_store
+
+    return MeasurementStore(path or default_store(), create=create)
+
+
+def run(
+    *,
+    campaign: Annotated[
+        str,
+        typer.Option(
+            "--campaign",
+            metavar="NAME",
+            help="smoke (a minute), quick (5 minutes), standard (25 minutes), full, or a file of "
+            "cases: JSON, JSON lines or TOML.",
+        ),
+    ] = "quick",
+    device: DeviceOption = None,
+    store: StoreOption = None,
+    only: OnlyOption = None,
+    record_events: Annotated[
+        bool,
+        typer.Option(
+            "--record-events", metavar="", help="Keep the allocator's own history of every case."
+        ),
+    ] = False,
+    budget: BudgetOption = None,
+    timeout: TimeoutOption = 300.0,
+    ray: Annotated[
+        bool,
+        typer.Option(
+            "--ray", metavar="", help="Run the cases on the GPUs of a Ray cluster, one case a GPU."
+        ),
+    ] = False,
+    address: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--address", metavar="ADDRESS", help="Of the Ray cluster; else a local one."),
+    ] = None,
+    json: JsonFlag = False,
+    no_color: NoColorFlag = False,
+    debug: DebugFlag = False,
+) -> int:
+    """Train the cases of a campaign and keep what was measured, each as soon as it is there.
+
+    A run that was ended goes on where it stopped. For example:
+    memest calibrate run --campaign standard
+    """
+    from memest.calibration.campaign import read_campaign
+    from memest.calibration.case import with_events
+
+    chosen = read_campaign(campaign)
+    cases = _matching(chosen.cases, only)
+    if record_events:
+        cases = [with_events(case) for case in cases]
+    output = Output(color=not no_color, quiet=json)
+    command = shlex.join(["memest", *sys.argv[1:]])
+    with silenced(debug=debug), open_store(store, create=True) as kept:
+        if ray:
+            from memest.calibration.fleet import run_on_ray
+
+            with _shown(output, len(cases)) as tell:
+                summaries = run_on_ray(
+                    cases, device or "auto", kept, command=command, timeout=timeout,
+                    budget=budget, address=address, tell=tell,
+                )  # fmt: skip
+        else:
+            from memest.calibration.runner import run_cases
+
+            with _shown(output, len(cases)) as tell:
+                summaries = [
+                    run_cases(
+                        cases, _device(device), kept, command=command, timeout=timeout,
+                        budget=budget, tell=tell,
+                    )
+                ]  # fmt: skip
+        path = kept.path
+    if json:
+        document = {"schema_version": 1, "campaign": chosen.name, "store": str(path)}
+        document |= {"runs": [_document(s) for s in summaries]}
+        write_out(f"{json_module.dumps(document, indent=2)}\n")
+    else:
+        for summary in summaries:
+            write_out(f"{_sentence(summary)}\n")
+        write_out(f"kept in {path}\n")
+    problems = sum(len(s.measured) - s.count_good() for s in summaries)
+    return _FAILED if problems else 0
+
+
+def verify(
+    *,
+    device: DeviceOption = None,
+    store: StoreOption = None,
+    only: OnlyOption = None,
+    profile: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            "--profile", metavar="FILE", help="The calibration profile whose bounds count."
+        ),
+    ] = None,
+    max_batch: Annotated[
+        int,
+        typer.Option(
+            "--max-batch",
+            metavar="N",
+            help="How many setups are tried at their largest batch and at one more.",
+        ),
+    ] = 6,
+    budget: BudgetOption = None,
+    timeout: TimeoutOption = 300.0,
+    json: JsonFlag = False,
+    no_color: NoColorFlag = False,
+    debug: DebugFlag = False,
+) -> int:
+    """Do predictions keep their word: runs capped at their upper bound, and at smaller cards.
+
+    Takes the cases of a store that were measured without running out of memory, and runs them
+    again in no more memory than memest says they need at most; then at the sizes of smaller cards,
+    where the verdict says what should happen; then some at their largest batch, and at one more.
+    For example: memest calibrate verify --budget 600
+    """
+    from memest.calibration.verify import verify_store
+
+    output = Output(color=not no_color, quiet=json)
+    command = shlex.join(["memest", *sys.argv[1:]])
+    with silenced(debug=debug), open_store(store) as kept:
+        pattern = _pattern(only)
+        with _shown(output, 0) as tell:
+            outcome = verify_store(
+                kept, _device(device), pattern=pattern, profile=profile,
+                boundaries=max_batch, command=command, timeout=timeout, budget=budget, tell=tell,
+            )  # fmt: skip
+    if json:
+        write_out(f"{json_module.dumps(outcome.to_dict(), indent=2)}\n")
+    else:
+        write_out(f"{outcome.text()}\n")
+    return 0 if outcome.kept_its_word else _FAILED
+
+
+def _device(name: str | None) -> str:
+    """The device that was named; a GPU where none was, for that is what is to be calibrated."""
+    if name is None:
+        return "cuda"
+    if re.fullmatch(r"cpu|cuda(:\d+)?", name) is None:
+        raise ConfigError(f"--device {name!r} is not known: write cuda, cuda:1 or cpu.")
+    return name
+
+
+def _pattern(only: str | None) -> re.Pattern[str]:
+    try:
+        return re.compile(only or ".")
+    except re.error as error:
+        raise ConfigError(f"--only {only!r} is not a regular expression: {error}.") from None
+
+
+def _matching(cases: Sequence[Case], only: str | None) -> list[Case]:
+    pattern = _pattern(only)
+    found = [case for case in cases if pattern.search(case.id) or pattern.search(case.model)]
+    if not found:
+        names = ", ".join(case.id for case in cases[:3])
+        raise ConfigError(f"--only {only!r} matches no case. Names look like: {names}.")
+    return found
+
+
+@contextlib.contextmanager
+def _shown(output: Output, total: int) -> Iterator[Callable[[Progress], None]]:
+    """A bar with the time left on a terminal, else a line for each case; on stderr."""
+    if output.quiet:
+        yield lambda _: None
+        return
+    if not sys.stderr.isatty():
+        yield _line
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+    from rich.progress import Progress as Bar
+
+    console = Console(stderr=True, no_color=not output.color, highlight=False)
+    columns = (
+        TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(),
+        TextColumn("{task.fields[left]}"),
+    )  # fmt: skip
+    with Bar(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("starting", total=total or None, left="")
+
+        def tell(progress: Progress) -> None:
+            left = _time(progress.seconds_left)
+            ended = progress.measured is not None or progress.skipped
+            bar.update(
+                task, total=progress.total, completed=progress.number - (not ended), left=left,
+                description=progress.case.id,
+            )  # fmt: skip
+            if progress.measured is not None:
+                console.print(_ended(progress.measured), markup=False)
+
+        yield tell
+
+
+def _line(progress: Progress) -> None:
+    if progress.measured is not None:
+        left = f", {text}" if (text := _time(progress.seconds_left)) else ""
+        emit(f"{progress.number}/{progress.total} {_ended(progress.measured)}{left}")
+
+
+def _ended(measured: Measurement) -> str:
+    """One case in one line."""
+    text = f"{measured.case.id}: {measured.status.value}"
+    peaks = [
+        f"{name} {format_size(value)}"
+        for name in ("allocated", "reserved", "device")
+        if (value := getattr(measured, f"{name}_bytes")) is not None
+    ]
+    if peaks:
+        text += f", {', '.join(peaks)}"
+    if measured.failure is not None:
+        first = (measured.failure.message.splitlines() or [""])[0]
+        text += f" ({measured.failure.phase}: {first[:160]})"
+    return f"{text}, {measured.seconds:.1f} s"
+
+
+def _time(seconds: float | None) -> str:
+    if seconds is None or seconds < 1:
+        return ""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}:{rest:02d} left"
+
+
+def _sentence(summary: Summary) -> str:
+    environment = summary.environment
+    counts = [
+        f"{number} {word}"
+        for status, word in _STATUS_WORDS
+        if (number := sum(1 for m in summary.measured if m.status.value == status))
+    ]
+    text = f"{environment.gpu}, torch {environment.torch}: "
+    text += ", ".join(counts) if counts else "nothing new measured"
+    if summary.skipped:
+        text += f"; {summary.skipped} were measured before"
+    if summary.passed_over:
+        text += f"; {summary.passed_over} need more GPUs than there are"
+    if summary.left:
+        text += f"; {summary.left} left for another time (--budget)"
+    return ". ".join((f"{text}; {summary.seconds:.0f} s", *summary.remarks))
+
+
+_STATUS_WORDS = (
+    ("ok", "measured"), ("oom", "out of memory, which is a result"), ("failed", "failed"),
+    ("crashed", "crashed"), ("timeout", "took too long"), ("interrupted", "interrupted"),
+)  # fmt: skip
+
+
+def _document(summary: Summary) -> dict[str, Any]:
+    import dataclasses
+
+    return {
+        "environment": dataclasses.asdict(summary.environment),
+        "measured": [
+            {"run": m.run, "case": m.case.id, "status": m.status.value,
+             "allocated_bytes": m.allocated_bytes, "reserved_bytes": m.reserved_bytes,
+             "device_bytes": m.device_bytes}
+            for m in summary.measured
+        ],
+        "skipped": summary.skipped,
+        "passed_over": summary.passed_over,
+        "left": summary.left,
+        "remarks": list(summary.remarks),
+        "seconds": summary.seconds,
+    }  # fmt: skip

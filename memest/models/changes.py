@@ -1,0 +1,49 @@
+"""A model with some of its configuration changed: ``MODEL?num_hidden_layers=4``.
+
+One more layer or four instead of thirty-two: written into the reference itself, so that it goes
+wherever a model can be named (a command, a scenario, a record of a measurement).
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+from urllib.parse import unquote
+
+from memest.errors import ConfigError
+
+__all__ = ["split_changes"]
+
+_EXAMPLE = "write for example 'gpt2?n_layer=4&n_head=8'"
+
+
+def split_changes(ref: str) -> tuple[str, dict[str, Any]]:
+    """The reference without its changes, and the changes.
+
+    Raises:
+        ConfigError: what follows the question mark is no list of ``name=value``.
+    """
+    base, mark, text = ref.partition("?")
+    if not mark:
+        return ref, {}
+    changes: dict[str, Any] = {}
+    for item in text.split("&"):
+        name, equals, value = item.partition("=")
+        if not equals or not name.isidentifier():
+            raise ConfigError(
+                f"{ref!r}: {item!r} is not a change of the configuration: {_EXAMPLE}."
+            )
+        if name in changes:
+            raise ConfigError(f"{ref!r} changes {name} twice: drop one.")
+        if name in ("model_type", "auto_map"):
+            raise ConfigError(f"{ref!r}: {name} says what the model is, and cannot be changed.")
+        changes[name] = _value(unquote(value))
+    return base, changes
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        words = {"True": True, "False": False, "None": None}
+        return words.get(text, text)
