@@ -24,7 +24,7 @@ def _main() -> int:
 
         memest.__path__.append(str(CHECKOUT))
     if sys.argv[1:2] == ["--nursery"]:
-        from memest.calibration.nursery import main
+        from memest.calibration.running.nursery import main
 
         return main(int(sys.argv[2]))
     from memest.cli.main import run

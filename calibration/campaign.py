@@ -37,14 +37,25 @@ RESNET = "microsoft/resnet-50"
 WAV2VEC = "facebook/wav2vec2-base-960h"
 MIXTRAL = "mistralai/Mixtral-8x7B-v0.1?num_hidden_layers=1"
 
-FP32 = {"dtype": "float32"}
-FP16 = {"dtype": "float32", "fp16": True}
-BF16 = {"dtype": "float32", "bf16": True}
-HALF = {"dtype": "bfloat16"}
-CKPT = {"checkpointing": "full"}
-EAGER = {"attn_implementation": "eager"}
-SDPA = {"attn_implementation": "sdpa"}
-PLAIN = {"loop": "plain"}
+FAMILIES = (
+    "distilbert-base-uncased", "microsoft/deberta-v3-base", "answerdotai/ModernBERT-base",
+    "albert-base-v2", "EleutherAI/pythia-410m", "bigscience/bloom-560m", "facebook/bart-base",
+    "microsoft/swin-tiny-patch4-window7-224", "facebook/convnext-tiny-224", "openai/whisper-base",
+    "HuggingFaceTB/SmolLM2-360M", "Qwen/Qwen3-0.6B", "google/gemma-3-270m",
+)  # fmt: skip
+"""One model each: a range holds for models that were not measured only if many were."""
+
+Part = Mapping[str, Any]
+"""Some options of a setup."""
+
+FP32: Part = {"dtype": "float32"}
+FP16: Part = {"dtype": "float32", "fp16": True}
+BF16: Part = {"dtype": "float32", "bf16": True}
+HALF: Part = {"dtype": "bfloat16"}
+CKPT: Part = {"checkpointing": "full"}
+EAGER: Part = {"attn_implementation": "eager"}
+SDPA: Part = {"attn_implementation": "sdpa"}
+PLAIN: Part = {"loop": "plain"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +68,7 @@ class Campaign:
 
 
 def _case(
-    model: str, batch: int, seq: int | None = None, *parts: Mapping[str, Any], events: bool = False,
+    model: str, batch: int, seq: int | None = None, *parts: Part, events: bool = False,
     **setup: Any,
 ) -> dict[str, Any]:  # fmt: skip
     merged: dict[str, Any] = {"batch": batch, **FP32}
@@ -153,6 +164,8 @@ def _standard() -> Iterator[dict[str, Any]]:
         yield _case(WAV2VEC, 4, None, PLAIN, *part[:1])
         yield _case(RESNET, 32, None, PLAIN, *part[:1])
     yield _case(MIXTRAL, 1, 1024, PLAIN, HALF)
+    for model in FAMILIES:
+        yield _case(model, 4, None, BF16)
     yield from _several()
 
 
@@ -169,20 +182,22 @@ def _full() -> Iterator[dict[str, Any]]:
     """The standard campaign, then products of options over more models and sizes."""
     yield from _standard()
     models = ((BERT, 512), (GPT2, 1024), (QWEN, 1024), (LLAMA_1B, 1024), (T5, 256))
-    parts = ((FP32,), (FP16,), (BF16,), (HALF,), (BF16, CKPT), (BF16, EAGER))
-    loops = ({"loop": "trainer"}, {"loop": "accelerate"}, PLAIN)
+    parts: tuple[tuple[Part, ...], ...] = (
+        (FP32,),
+        (FP16,),
+        (BF16,),
+        (HALF,),
+        (BF16, CKPT),
+        (BF16, EAGER),
+    )
+    loops: tuple[Part, ...] = ({"loop": "trainer"}, {"loop": "accelerate"}, PLAIN)
     for (model, seq), part, loop, batch in itertools.product(models, parts, loops, (2, 6)):
         yield _case(model, batch, seq, loop, *part)
     for model, seq in models:
         for accum, zero in itertools.product((2, 8), ("none", "zero")):
             yield _case(model, 2, seq, PLAIN, BF16, grad_accum=accum, zero_grad=zero)
         yield _case(model, 2, seq, PLAIN, BF16, alloc_conf="expandable_segments:True")
-    more = ("distilbert-base-uncased", "microsoft/deberta-v3-base", "answerdotai/ModernBERT-base",
-            "albert-base-v2", "EleutherAI/pythia-410m", "bigscience/bloom-560m",
-            "facebook/bart-base", "microsoft/swin-tiny-patch4-window7-224",
-            "facebook/convnext-tiny-224", "openai/whisper-base", "HuggingFaceTB/SmolLM2-360M", "Qwen/Qwen3-0.6B",
-            "google/gemma-3-270m")  # fmt: skip
-    for model, part in itertools.product(more, ((FP32,), (BF16,), (BF16, CKPT))):
+    for model, part in itertools.product(FAMILIES, ((FP32,), (BF16, CKPT))):
         yield _case(model, 4, None, *part)
 
 
@@ -260,8 +275,8 @@ def _expanded(entry: Any, where: str) -> Iterator[dict[str, Any]]:
     if not isinstance(setup, Mapping):
         raise ConfigError(f"{where}: setup is a {type(setup).__name__}, not an object.")
     axes: list[tuple[str, str, list[Any]]] = []
-    for owner, values in (("", entry), ("setup", setup)):
-        for name, value in values.items():
+    for owner, fields in (("", entry), ("setup", setup)):
+        for name, value in fields.items():
             # a list of patterns is one value
             if isinstance(value, list) and name != "freeze":
                 axes.append((owner, name, value))

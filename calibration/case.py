@@ -138,11 +138,18 @@ def case_from_dict(document: Any, *, where: str = "case") -> Case:
         if document.get("task") is not None:
             options["task"] = document["task"]
         setup = setup_from_options(**options)
+        parallel = _parallel(document.get("parallel", "none"))
+        processes = _count(document.get("processes", 1))
+        if (parallel is Parallel.NONE) is not (processes == 1):
+            raise ConfigError(
+                f"parallel {parallel} and processes {processes} contradict each other: give both, "
+                'for example "parallel": "ddp", "processes": 2, or neither.'
+            )
         return Case(
             model=model,
             setup=setup,
-            parallel=_parallel(document.get("parallel", "none")),
-            processes=_count(document.get("processes", 1)),
+            parallel=parallel,
+            processes=processes,
             cap_bytes=_cap(document.get("cap_bytes")),
             record_events=bool(document.get("record_events", False)),
         )

@@ -32,7 +32,7 @@ def measurements_of(
     ranks: dict[int, list[dict[str, Any]]] = {0: []}
     for message in messages:
         ranks.setdefault(int(message.get("rank", 0)), []).append(message)
-    out = []
+    out: list[Measurement] = []
     for rank, said in sorted(ranks.items()):
         ending = _own_end(said) if rank else None
         how, why = ending or (status, failure)

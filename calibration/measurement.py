@@ -103,7 +103,9 @@ class Reading:
 
     Attributes:
         name: ``start`` (before the context), ``context`` (after one small tensor), ``matmul``
-            (after the first matrix product), ``model`` (weights on the device), ``end``.
+            (after the first matrix product), ``communicator`` (of several processes, after the
+            first collective), ``model`` (weights on the device), ``oom`` (peaks of the step that
+            was not completed), ``end``.
         device_used_bytes: of the whole device, all processes.
         process_bytes: of this process on the device.
         other_processes: how many others are on the device.
@@ -164,7 +166,7 @@ class Measurement:
     """One run of a case.
 
     Attributes:
-        run: identifies this run; never used twice.
+        run: identifies this run; never used twice. Of rank 1 it is that of rank 0 and ``-r1``.
         case: what ran.
         status: how it ended.
         environment: where; None if the worker was gone before it could say.
@@ -176,7 +178,7 @@ class Measurement:
         steps: optimizer steps that were completed.
         failure: what ended it early.
         events: file of the allocator's history, relative to the store; empty if there is none.
-        rank: of a case with several processes, else 0.
+        rank: of a case with several processes, whose result is that of rank 0; else 0.
     """
 
     run: str
@@ -217,7 +219,8 @@ class Measurement:
         """
         if self.environment is not None and self.environment.gpu == CPU:
             return None
-        after = [*(r for r in self.readings if r.name != "start"), *self.steps]
+        after: list[Reading | StepReading] = [r for r in self.readings if r.name != "start"]
+        after += self.steps
         own = [r.process_bytes for r in after]
         if any(value is not None for value in own):
             return _largest(own)
@@ -249,7 +252,7 @@ class Measurement:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON; what is None or empty is left out."""
-        out = _plain(self)
+        out: dict[str, Any] = _plain(self)
         out["case"] = self.case.to_dict() | {"id": self.case.id}
         return out
 
@@ -289,10 +292,11 @@ def measurement_from_dict(document: Any, *, where: str = "measurement") -> Measu
         values["steps"] = tuple(_made(StepReading, s) for s in values.get("steps", ()))
         if values.get("failure") is not None:
             values["failure"] = _made(Failure, values["failure"])
-        return _made(Measurement, values)
+        made: Measurement = _made(Measurement, values)
     except (KeyError, TypeError, ValueError) as error:
         said = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
         raise ConfigError(f"{where} is not a measurement: {said}") from None
+    return made
 
 
 def _environment(document: Mapping[str, Any]) -> Environment:
@@ -301,7 +305,8 @@ def _environment(document: Mapping[str, Any]) -> Environment:
         major, minor = values["capability"]
         values["capability"] = (int(major), int(minor))
     values["notes"] = tuple(values.get("notes", ()))
-    return _made(Environment, values)
+    made: Environment = _made(Environment, values)
+    return made
 
 
 _NUMBERS = {"int | None": int, "float": (int, float), "int": int, "str": str}

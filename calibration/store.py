@@ -305,7 +305,7 @@ class Open:
         self.run = uuid.uuid4().hex
         self.case = case
         self.environment = environment
-        self.started = datetime.now(UTC).isoformat(timespec="seconds")
+        self.started = datetime.now(UTC).isoformat(timespec="milliseconds")
         self._store = store
         self._began = time.monotonic()
         self.environment_message: dict[str, Any] = {

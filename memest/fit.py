@@ -125,10 +125,10 @@ class Search:
         Args:
             start: where to begin.
         """
-        usable = self._card.usable_bytes
-        largest = self._last(lambda tried: tried.runs, start, usable)
-        spread = self.at(max(largest, 1)).needs
-        room = usable - (spread.high_bytes - spread.device_bytes)
+        first = self.at(min(max(start, 1), self._highest)).needs
+        room = self._card.usable_bytes - first.process_expected_bytes
+        largest = self._last(lambda tried: tried.runs, start, room)
+        room -= first.high_bytes - first.device_bytes
         return largest, self._last(lambda tried: tried.fits, max(largest, 1), room)
 
     def _last(self, holds: Callable[[Tried], bool], start: int, room: int) -> int:
@@ -161,15 +161,14 @@ class Search:
 
     def _guess(self, room: int) -> int | None:
         """Where the line through the two sizes nearest to the limit meets it."""
-        near = sorted(self.tried.values(), key=lambda t: abs(t.needs.device_bytes - room))[:2]
-        one = near[0]
+        near = sorted(self.tried.values(), key=lambda t: abs(t.needs.reserved_bytes - room))[:2]
         if len(near) < 2:
-            return max(one.size * room // max(one.needs.device_bytes, 1), 1)
-        other = near[1]
-        rise = other.needs.device_bytes - one.needs.device_bytes
+            return max(near[0].size * room // max(near[0].needs.reserved_bytes, 1), 1)
+        one, other = near
+        rise = other.needs.reserved_bytes - one.needs.reserved_bytes
         if rise == 0:
             return None
-        steps = (room - one.needs.device_bytes) * (other.size - one.size) // rise
+        steps = (room - one.needs.reserved_bytes) * (other.size - one.size) // rise
         return max(one.size + steps, 1)
 
 

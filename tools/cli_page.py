@@ -15,6 +15,9 @@ PAGE = Path(__file__).parents[1] / "docs" / "cli.md"
 COMMANDS = (
     "estimate", "fits", "max-batch", "compare", "advise", "sweep", "replay", "models", "gpus",
     "cache", "env",
+    *(f"calibrate {name}" for name in (
+        "run", "verify", "fit", "report", "show", "export", "import", "merge",
+    )),
 )  # fmt: skip
 HEAD = """# The command line
 
@@ -36,7 +39,7 @@ def page() -> str:
     parts = [HEAD]
     for command in COMMANDS:
         done = subprocess.run(
-            [sys.executable, "-m", "memest", command, "--help"],
+            [sys.executable, "-m", "memest", *command.split(), "--help"],
             capture_output=True, text=True, check=True, env=environment,
         )  # fmt: skip
         text = "\n".join(line.rstrip() for line in done.stdout.strip("\n").splitlines())

@@ -15,9 +15,9 @@ import json
 import sys
 from pathlib import Path
 
-from memest.calibration.conformance import Comparison, compare
-from memest.calibration.history import read_history
-from memest.calibration.predicted_stream import predict_stream
+from memest.calibration.recording.conformance import Comparison, compare
+from memest.calibration.recording.history import read_history
+from memest.calibration.recording.predicted_stream import predict_stream
 from memest.errors import MemestError
 
 FOLDER = Path(__file__).parents[1] / "data" / "measurements" / "events"

@@ -16,7 +16,6 @@ def calibrate() -> typer.Typer:
     group = typer.Typer(
         name="calibrate",
         help="Measure real training steps on this machine, and fit what theory leaves open.",
-        no_args_is_help=True,
         rich_markup_mode="rich",
         pretty_exceptions_enable=False,
     )

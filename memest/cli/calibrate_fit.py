@@ -17,8 +17,8 @@ from memest.errors import ConfigError
 from memest.units import format_size
 
 if TYPE_CHECKING:
+    from memest.calibration.fitting.prediction import Pair
     from memest.calibration.measurement import Measurement
-    from memest.calibration.prediction import Pair
     from memest.correction import CalibrationProfile
 
 __all__ = ["fit", "report"]
@@ -65,7 +65,7 @@ def fit(
     For example: memest calibrate fit --out profile.json, then
     memest estimate gpt2 --gpu local --profile profile.json
     """
-    from memest.calibration.fit import fit_profile
+    from memest.calibration.fitting.fit import fit_profile
     from memest.correction import write_profile
 
     output = Output(color=not no_color, quiet=json)
@@ -111,7 +111,7 @@ def report(
 
     For example: memest calibrate report --profile profile.json --out report.html
     """
-    from memest.calibration.report import html_report, markdown_report
+    from memest.calibration.fitting.report import html_report, markdown_report
     from memest.correction import read_profile
 
     for path in out or ():
@@ -174,7 +174,7 @@ def _of_gpu(found: list[Measurement], gpu: str | None) -> list[Measurement]:
 
 def _pairs(measured: list[Measurement], output: Output) -> list[Pair]:
     """Predictions beside measurements; progress on a terminal."""
-    from memest.calibration.prediction import pair
+    from memest.calibration.fitting.prediction import pair
 
     if not measured:
         raise ConfigError("nothing was measured yet: `memest calibrate run` does it.")

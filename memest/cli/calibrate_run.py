@@ -22,7 +22,7 @@ from memest.units import format_size
 if TYPE_CHECKING:
     from memest.calibration.case import Case
     from memest.calibration.measurement import Measurement
-    from memest.calibration.runner import Progress, Summary
+    from memest.calibration.running.runner import Progress, Summary
 
 __all__ = ["StoreOption", "open_store", "run", "verify"]
 
@@ -77,7 +77,7 @@ def run(
         typer.Option(
             "--campaign",
             metavar="NAME",
-            help="smoke (a minute), quick (5 minutes), standard (25 minutes), full, or a file of "
+            help="smoke, quick (made for 5 minutes), standard (for 25 minutes), full, or a file of "
             "cases: JSON, JSON lines or TOML.",
         ),
     ] = "quick",
@@ -93,14 +93,14 @@ def run(
     budget: BudgetOption = None,
     timeout: TimeoutOption = 300.0,
     ray: Annotated[
-        bool,
-        typer.Option(
-            "--ray", metavar="", help="Run the cases on the GPUs of a Ray cluster, one case a GPU."
-        ),
-    ] = False,
-    address: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option("--address", metavar="ADDRESS", help="Of the Ray cluster; else a local one."),
+        typer.Option(
+            "--ray",
+            metavar="[ADDRESS]",
+            help="Run the cases on every kind of GPU of a Ray cluster, one case a GPU at a time: "
+            "without an address on the cluster that RAY_ADDRESS names, else on this machine alone.",
+            show_default=False,
+        ),
     ] = None,
     json: JsonFlag = False,
     no_color: NoColorFlag = False,
@@ -121,16 +121,16 @@ def run(
     output = Output(color=not no_color, quiet=json)
     command = shlex.join(["memest", *sys.argv[1:]])
     with silenced(debug=debug), open_store(store, create=True) as kept:
-        if ray:
-            from memest.calibration.fleet import run_on_ray
+        if ray is not None:
+            from memest.calibration.running.fleet import run_on_ray
 
             with _shown(output, len(cases)) as tell:
                 summaries = run_on_ray(
                     cases, device or "auto", kept, command=command, timeout=timeout,
-                    budget=budget, address=address, tell=tell,
+                    budget=budget, address=None if ray == "auto" else ray, tell=tell,
                 )  # fmt: skip
         else:
-            from memest.calibration.runner import run_cases
+            from memest.calibration.running.runner import run_cases
 
             with _shown(output, len(cases)) as tell:
                 summaries = [
@@ -147,6 +147,8 @@ def run(
     else:
         for summary in summaries:
             write_out(f"{_sentence(summary)}\n")
+            for remark in _remarks(summary):
+                emit(f"memest: {remark}.")
         write_out(f"kept in {path}\n")
     problems = sum(len(s.measured) - s.count_good() for s in summaries)
     return _FAILED if problems else 0
@@ -184,7 +186,7 @@ def verify(
     where the verdict says what should happen; then some at their largest batch, and at one more.
     For example: memest calibrate verify --budget 600
     """
-    from memest.calibration.verify import verify_store
+    from memest.calibration.running.verify import verify_store
 
     output = Output(color=not no_color, quiet=json)
     command = shlex.join(["memest", *sys.argv[1:]])
@@ -306,6 +308,25 @@ def _sentence(summary: Summary) -> str:
     if summary.left:
         text += f"; {summary.left} left for another time (--budget)"
     return ". ".join((f"{text}; {summary.seconds:.0f} s", *summary.remarks))
+
+
+def _remarks(summary: Summary) -> list[str]:
+    """What is special about the machine, and who else was on the card."""
+    out = [note.rstrip(".") for note in summary.environment.notes]
+    beside = [
+        (m, reading)
+        for m in summary.measured
+        for reading in m.readings[-1:]
+        if reading.other_processes
+    ]
+    if beside:
+        others = max(reading.other_processes or 0 for _, reading in beside)
+        size = max((reading.other_bytes or 0 for _, reading in beside), default=0)
+        out.append(
+            f"{len(beside)} runs had other processes beside them on the card (up to {others}, "
+            f"{format_size(size)}): memory they take changes what fits, not what a run needs"
+        )
+    return out
 
 
 _STATUS_WORDS = (

@@ -132,4 +132,6 @@ def _run(given: Sequence[str]) -> Any:
         return asked()
     from memest.cli.commands import build
 
-    return build().main(args=words or ["--help"], prog_name="memest", standalone_mode=False)
+    if words in ([], ["calibrate"]):
+        words = [*words, "--help"]
+    return build().main(args=words, prog_name="memest", standalone_mode=False)

@@ -16,19 +16,20 @@ from memest.errors import ConfigError, MemestError, MissingDependencyError
 from memest.search.answer import Unit, answer, failed, units_of
 from memest.search.points import SweepPoint
 
-__all__ = ["answer_on_ray", "check_ray"]
+__all__ = ["answer_on_ray", "check_ray", "connect"]
 
 _HOST = re.compile(r"^(?:ray://)?(?P<host>[^/:\s]+|\[[^\]]+\]):(?P<port>\d+)$")
 _WORTH_A_TASK = 50
 """Points below which splitting a model's work is not worth tracing it once more."""
 
 
-def check_ray(address: str) -> None:
+def check_ray(address: str, *, what: str = "A sweep on a cluster") -> None:
     """Refuse what cannot lead to a cluster, before anything slow.
 
     Args:
         address: ``auto`` (the cluster this machine is part of), ``local`` (one is started for the
             sweep), ``host:port`` or ``ray://host:port``.
+        what: needs it.
 
     Raises:
         MissingDependencyError: without ray.
@@ -37,9 +38,7 @@ def check_ray(address: str) -> None:
     try:
         import ray  # noqa: F401
     except ImportError as error:
-        raise MissingDependencyError(
-            "A sweep on a cluster needs ray: pip install 'memest[ray]'."
-        ) from error
+        raise MissingDependencyError(f"{what} needs ray: pip install 'memest[ray]'.") from error
     if address not in ("auto", "local") and not _HOST.match(address):
         raise ConfigError(
             f"--ray {address!r} is no address: write auto for the cluster of this machine, local "
@@ -47,7 +46,15 @@ def check_ray(address: str) -> None:
         )
 
 
-def _connect(address: str) -> None:
+def connect(address: str) -> None:
+    """Make this process a driver of a cluster.
+
+    Args:
+        address: as for :func:`check_ray`.
+
+    Raises:
+        MemestError: no cluster can be reached.
+    """
     import ray
 
     found = _HOST.match(address)
@@ -108,7 +115,7 @@ def answer_on_ray(units: Sequence[Unit], address: str, jobs: int | None) -> Iter
 
     connected = ray.is_initialized()
     if not connected:
-        _connect(address)
+        connect(address)
     pending: dict[Any, Unit] = {}
     try:
         if jobs is None:

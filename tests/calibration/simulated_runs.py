@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 
 from memest.calibration.case import case_from_dict
+from memest.calibration.fitting.prediction import Pair, Prediction
 from memest.calibration.measurement import (
     CPU,
     Environment,
@@ -18,7 +19,6 @@ from memest.calibration.measurement import (
     Status,
     StepReading,
 )
-from memest.calibration.prediction import Pair, Prediction
 from memest.run_facts import RunFacts
 from memest.units import GIB, MIB
 
@@ -74,7 +74,10 @@ def simulate(
                         number=number, case=case, precision=kind, allocated=allocated,
                         reserved=None if gpu == CPU else reserved,
                         device=reserved + held if measured and gpu != CPU else None,
-                        environment=environment(gpu, capability, sm_count, total),
+                        environment=environment(
+                            gpu, capability, sm_count, total,
+                            meter="device delta" if len(pairs) < shared else "process",
+                        ),
                         others=1 if len(pairs) < shared else 0,
                     ),
                     prediction,
@@ -104,12 +107,14 @@ def _facts(kind, kernels):
     )  # fmt: skip
 
 
-def environment(gpu="NVIDIA Simulated 1", capability=(8, 0), sm_count=100, total=24 * GIB):
+def environment(
+    gpu="NVIDIA Simulated 1", capability=(8, 0), sm_count=100, total=24 * GIB, meter="process",
+):  # fmt: skip
     if gpu == CPU:
         return Environment(gpu=CPU, torch="2.13.0+cpu", transformers="5.23.0")
     return Environment(
         gpu=gpu, total_bytes=total, capability=capability, sm_count=sm_count, driver="570.1",
-        cuda="12.8", torch="2.13.0+cu128", transformers="5.23.0", meter="process",
+        cuda="12.8", torch="2.13.0+cu128", transformers="5.23.0", meter=meter,
     )  # fmt: skip
 
 

@@ -18,10 +18,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "conformance"))
 from made_up_stream import LAYERS, made_up_stream
 from simulated_run import RealRun, record
 
-from memest.calibration.alignment import align, predicted_line
-from memest.calibration.conformance import Comparison, compare
-from memest.calibration.differences import Relation, match
-from memest.calibration.history import History, history_of
+from memest.calibration.recording.alignment import align, predicted_line
+from memest.calibration.recording.conformance import Comparison, compare
+from memest.calibration.recording.differences import Relation, match
+from memest.calibration.recording.history import History, history_of
 from memest.replay import AllocatorConf
 from memest.steps.stream import Stream
 

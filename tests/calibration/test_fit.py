@@ -15,12 +15,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from simulated_runs import MOVING, PARTS, ended, simulate
 
-from memest.calibration import fit as fitting
-from memest.calibration import robust
-from memest.calibration.conformal import band_of, bounds, covers, effective_count
-from memest.calibration.fit import dataset_digest, evaluate, fit_profile
+from memest.calibration.fitting import fit as fitting
+from memest.calibration.fitting import robust
+from memest.calibration.fitting.conformal import band_of, bounds, covers, effective_count
+from memest.calibration.fitting.fit import dataset_digest, evaluate, fit_profile
+from memest.calibration.fitting.residuals import question_of, residuals
 from memest.calibration.measurement import CPU
-from memest.calibration.residuals import question_of, residuals
 from memest.correction import correct, read_profile, write_profile
 from memest.errors import ConfigError, MissingDependencyError
 from memest.units import MIB
@@ -106,7 +106,7 @@ def test_factors_and_constants_are_never_negative():
 
 
 def fitting_parts():
-    from memest.calibration import parts
+    from memest.calibration.fitting import parts
 
     return parts
 
@@ -379,7 +379,7 @@ def test_hostile_names_make_a_profile_that_reads_back(tmp_path):
 def test_without_scikit_learn_the_extra_is_named():
     code = (
         "import sys; sys.modules['sklearn'] = None\n"
-        "from memest.calibration.fit import fit_profile\n"
+        "from memest.calibration.fitting.fit import fit_profile\n"
         "try:\n    fit_profile([])\n"
         "except ImportError as error:\n    print(type(error).__name__, error)\n"
     )

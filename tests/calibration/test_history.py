@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "conformance"))
 from made_up_stream import made_up_stream
 from simulated_run import RealRun, record
 
-from memest.calibration.history import (
+from memest.calibration.recording.history import (
     Counters,
     History,
     HistoryMark,
@@ -203,8 +203,10 @@ def test_a_malformed_file_is_refused_in_a_sentence(tmp_path, change, said):
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"not gzip", gzip.compress(b""), gzip.compress(b"{"), gzip.compress(b"[]"),
-     gzip.compress(b"[" * 100_000), gzip.compress(b"\xff\xfe"), gzip.compress(b"{}")[:-4]],
+    [b"", b"not gzip", *(gzip.compress(text, mtime=0) for text in (
+        b"", b"{", b"[]", b"[" * 100_000, b"\xff\xfe"
+    )), gzip.compress(b"{}", mtime=0)[:-4]],
+    ids=["empty", "other", "nothing", "half", "list", "deep", "no text", "cut"],
 )  # fmt: skip
 def test_bytes_that_are_no_history(tmp_path, content):
     """Truncated, not JSON, too deep, not even gzip."""
@@ -222,7 +224,7 @@ def test_a_file_that_is_not_there(tmp_path):
 
 def test_a_file_that_unpacks_to_too_much(tmp_path, monkeypatch):
     """It is not unpacked to the end."""
-    monkeypatch.setattr("memest.calibration.history_file.MAX_TEXT_BYTES", 1000)
+    monkeypatch.setattr("memest.calibration.recording.history_file.MAX_TEXT_BYTES", 1000)
     (tmp_path / "bomb").write_bytes(gzip.compress(bytes(10_000)))
 
     with pytest.raises(ConfigError, match="unpacks to more"):

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import pytest
 
 from memest.calibration.case import case_from_dict
-from memest.calibration.environment import commit_of, gpu_environment
 from memest.calibration.measurement import (
     CPU,
     Environment,
@@ -17,7 +16,8 @@ from memest.calibration.measurement import (
     Status,
     StepReading,
 )
-from memest.calibration.meters import GpuMeter, own_process, peaks_of, visible_device
+from memest.calibration.running.environment import commit_of, gpu_environment
+from memest.calibration.running.meters import GpuMeter, own_process, peaks_of, visible_device
 from memest.hardware.nvml import GpuProcess
 from memest.units import GIB, MIB
 

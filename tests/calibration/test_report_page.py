@@ -16,11 +16,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from simulated_runs import ended, simulate
 
-from memest.calibration.blocks import Heading, Items, Table, Text, as_html, as_markdown
-from memest.calibration.fit import fit_profile
+from memest.calibration.fitting.blocks import Heading, Items, Table, Text, as_html, as_markdown
+from memest.calibration.fitting.fit import fit_profile
+from memest.calibration.fitting.prediction import Pair
+from memest.calibration.fitting.report import Errors, html_report, markdown_report
 from memest.calibration.measurement import CPU, Failure, Status
-from memest.calibration.prediction import Pair
-from memest.calibration.report import Errors, html_report, markdown_report
 from memest.units import MIB
 
 
@@ -202,7 +202,7 @@ def test_blocks_in_both_forms():
 def test_the_report_needs_no_matplotlib():
     code = (
         "import sys; sys.modules['matplotlib'] = None\n"
-        "from memest.calibration.report import html_report\n"
+        "from memest.calibration.fitting.report import html_report\n"
         "print(html_report([])[:15])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -12,11 +12,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from simulated_runs import ended, environment, measurement, simulate
 
-from memest.calibration import prediction as predicting
 from memest.calibration.case import case_from_dict
+from memest.calibration.fitting import prediction as predicting
+from memest.calibration.fitting.prediction import Pair, live_bytes, pair, predict, release
+from memest.calibration.fitting.residuals import question_of, residuals
 from memest.calibration.measurement import CPU, Status, StepReading
-from memest.calibration.prediction import Pair, live_bytes, pair, predict, release
-from memest.calibration.residuals import question_of, residuals
 from memest.errors import ConfigError, TraceError
 from memest.units import GIB, MIB
 
@@ -73,6 +73,8 @@ def test_other_processes_on_the_card_are_flagged():
     alone, beside = sorted(found.rows, key=lambda row: row.shared)
     assert found.shared == (beside.case,)
     assert (alone.fits_process, beside.fits_process, beside.fits_device) == (True, False, False)
+    named = replace(beside, environment=replace(beside.environment, meter="process"))
+    assert (named.fits_process, named.fits_device) == (True, True), "the driver tells them apart"
     assert beside.gap is not None
 
 
@@ -200,7 +202,7 @@ def test_a_prediction_for_a_cpu_sums_what_is_alive(tiny):
 )
 def test_a_real_step_on_the_cpu_takes_what_is_predicted(tiny, setup):
     pytest.importorskip("accelerate")
-    from memest.calibration.worker import work
+    from memest.calibration.running.worker import work
 
     messages = []
     run = measured(tiny, environment(CPU), **setup)

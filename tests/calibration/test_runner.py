@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from memest.calibration.attendant import Attendant
 from memest.calibration.case import case_from_dict
+from memest.calibration.fitting.prediction import predict
 from memest.calibration.measurement import CPU, Status
-from memest.calibration.prediction import predict
-from memest.calibration.runner import Bench, run_cases
+from memest.calibration.running.attendant import Attendant
+from memest.calibration.running.runner import Bench, run_cases
 from memest.calibration.store import MeasurementStore
 
 TINY = "prajjwal1/bert-tiny"

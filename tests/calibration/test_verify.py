@@ -12,11 +12,11 @@ from dataclasses import replace
 import pytest
 
 import memest
-from memest.calibration import verify
 from memest.calibration.case import case_from_dict
 from memest.calibration.measurement import Environment, Measurement, Status, StepReading
+from memest.calibration.running import verify
+from memest.calibration.running.verify import CARD_SIZES, Trial, judge, trials_of, verify_store
 from memest.calibration.store import MeasurementStore
-from memest.calibration.verify import CARD_SIZES, Trial, judge, trials_of, verify_store
 from memest.errors import ConfigError
 from memest.replay.conf import parse_alloc_conf
 from memest.replay.replay import replay

@@ -11,7 +11,7 @@ import copy
 from dataclasses import dataclass, field
 from typing import Any
 
-from memest.calibration.history import Counters, MarkNote
+from memest.calibration.recording.history import Counters, MarkNote
 from memest.replay import AllocatorConf, CachingAllocator
 from memest.steps.stream import Stream
 

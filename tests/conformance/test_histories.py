@@ -16,16 +16,16 @@ pytest.importorskip("torch")
 from simulated_run import RealRun, record
 
 from memest.calibration.case import case_from_dict
-from memest.calibration.conformance import Comparison, compare
-from memest.calibration.differences import Relation
-from memest.calibration.history import (
+from memest.calibration.recording.conformance import Comparison, compare
+from memest.calibration.recording.differences import Relation
+from memest.calibration.recording.history import (
     History,
     RecordedDevice,
     history_of,
     read_history,
     write_history,
 )
-from memest.calibration.predicted_stream import predict_stream
+from memest.calibration.recording.predicted_stream import predict_stream
 from memest.events import Phase
 from memest.replay import replay_snapshot
 from memest.steps.stream import Stream

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memest.calibration.cpu_memory import CpuRun, MemoryEvent, PhaseBytes
+from memest.calibration.running.cpu_memory import CpuRun, MemoryEvent, PhaseBytes
 from memest.events import ALLOC, FREE, MARK, Phase, Trace
 
 

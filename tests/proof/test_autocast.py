@@ -9,7 +9,7 @@ from real_memory import differences, traced
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from memest.calibration.cpu_memory import mark, measure
+from memest.calibration.running.cpu_memory import mark, measure
 from memest.events import Category, Phase
 from memest.trace.autocast import CUDA, autocast_on_meta
 from memest.trace.cpu_ops import CPU_LISTS, cpu_operators

@@ -12,7 +12,7 @@ from cases import GPU, twin
 from real_memory import differences, traced
 from torch.nn import functional
 
-from memest.calibration.cpu_memory import mark, measure
+from memest.calibration.running.cpu_memory import mark, measure
 from memest.events import Phase
 from memest.trace import in_place
 from memest.trace.answers import answer_handlers

@@ -12,9 +12,9 @@ import torch
 from cases import GPU, twin
 from real_memory import differences, traced
 
-from memest.calibration.cpu_memory import CpuRun, mark, measure
-from memest.calibration.loops import train
-from memest.calibration.material import host_batches
+from memest.calibration.running.cpu_memory import CpuRun, mark, measure
+from memest.calibration.running.loops import train
+from memest.calibration.running.material import host_batches
 from memest.setup import Loop
 from memest.trace.inputs import realise
 from memest.trace.losses import loss_for

@@ -20,12 +20,15 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from memest.calibration.attendant import crashed
 from memest.calibration.case import Case, Parallel
 from memest.calibration.measurement import Status
-from memest.calibration.meters import count_devices
-from memest.calibration.nursery import die_with_parent
-from memest.calibration.worker import CpuWorker, GpuWorker, Send, failure_of, perform
+from memest.calibration.running.attendant import crashed
+from memest.calibration.running.cpu_worker import CpuWorker
+from memest.calibration.running.gpu_worker import GpuWorker
+from memest.calibration.running.meters import count_devices
+from memest.calibration.running.nursery import die_with_parent
+from memest.calibration.running.watching import Send, failure_of
+from memest.calibration.running.worker import perform
 from memest.errors import ConfigError
 
 __all__ = ["launch"]

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from memest.calibration.attendant import Attendant
 from memest.calibration.case import Case
 from memest.calibration.measurement import (
     Environment,
@@ -18,10 +17,19 @@ from memest.calibration.measurement import (
     Status,
     measurement_from_dict,
 )
-from memest.calibration.meters import count_devices
+from memest.calibration.running.attendant import Attendant
+from memest.calibration.running.meters import count_devices
 from memest.calibration.store import MeasurementStore, Open
 
-__all__ = ["CASE_SECONDS", "Bench", "Progress", "Summary", "events_folder", "run_cases"]
+__all__ = [
+    "CASE_SECONDS",
+    "Bench",
+    "Progress",
+    "Summary",
+    "environment_of",
+    "events_folder",
+    "run_cases",
+]
 
 CASE_SECONDS = 300.0
 """A case that takes longer hangs."""
@@ -163,7 +171,7 @@ class Bench:
         self._attendant = Attendant(command)
         store.recover()
         try:
-            self.environment = _environment(self._attendant.describe(device))
+            self.environment = environment_of(self._attendant.describe(device))
         except BaseException:
             self._attendant.close()
             raise
@@ -207,8 +215,8 @@ class Bench:
         return opened.close(end.status, end.failure, end.events)
 
 
-def _environment(document: dict[str, Any]) -> Environment:
-    """Through the reader: a worker's words are checked."""
+def environment_of(document: dict[str, Any]) -> Environment:
+    """An environment as a worker tells it; through the reader, for a worker's words are checked."""
     empty = {"run": "-", "case": {"model": "-"}, "status": "ok", "started": "-", "seconds": 0.0}
     found = measurement_from_dict({**empty, "environment": document}).environment
     assert found is not None

@@ -14,7 +14,7 @@ from memest.installed import release
 
 __all__ = ["commit_of", "cpu_environment", "gpu_environment", "remarks"]
 
-_CHECKOUT = Path(__file__).resolve().parents[1]
+_CHECKOUT = Path(__file__).resolve().parents[2]
 _ALLOC_CONF = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 
@@ -74,14 +74,14 @@ def _software(command: str) -> dict[str, Any]:
 
 def cpu_environment(command: str = "") -> Environment:
     """The environment of runs on the CPU."""
-    return Environment(gpu=CPU, notes=tuple(remarks()), **_software(command))
+    return Environment(gpu=CPU, **_software(command))
 
 
 def gpu_environment(meter: Any, command: str = "") -> Environment:
     """The environment of runs on this process's CUDA device, which has its context already.
 
     Args:
-        meter: a :class:`memest.calibration.meters.GpuMeter`.
+        meter: a :class:`memest.calibration.running.meters.GpuMeter`.
         command: the command line of the campaign.
     """
     import torch

@@ -32,7 +32,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from memest.calibration.recorded import History, HistoryMark, RecordedDevice
+from memest.calibration.recording.recorded import History, HistoryMark, RecordedDevice
 from memest.errors import ConfigError
 from memest.replay.conf import AllocatorConf
 from memest.replay.snapshot import RecordedBlock, RecordedSegment, TraceEvent

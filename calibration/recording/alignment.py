@@ -12,7 +12,7 @@ import difflib
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from memest.calibration.recorded import HistoryMark
+from memest.calibration.recording.recorded import HistoryMark
 from memest.replay.snapshot import TraceEvent
 from memest.steps.stream import Stream
 

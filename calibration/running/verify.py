@@ -18,7 +18,7 @@ from typing import Any
 
 from memest.calibration.case import Case, Parallel
 from memest.calibration.measurement import CPU, Environment, Measurement, Status
-from memest.calibration.runner import CASE_SECONDS, Bench, Progress
+from memest.calibration.running.runner import CASE_SECONDS, Bench, Progress
 from memest.calibration.store import MeasurementStore
 from memest.errors import ConfigError, MemestError, UnknownGpuError
 from memest.options import setup_from_options

@@ -131,7 +131,7 @@ def _with_memory(built: BuiltModel) -> torch.nn.Module:
         )
     real.train()
     _fill(real)
-    return real  # type: ignore[no-any-return]
+    return real
 
 
 def _attention(built: BuiltModel) -> str | None:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import log2
 
-from memest.calibration.alignment import FOREIGN, Line, Pair
+from memest.calibration.recording.alignment import FOREIGN, Line, Pair
 
 __all__ = ["Counts", "Match", "Relation", "match"]
 

@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from memest.calibration.alignment import (
+from memest.calibration.recording.alignment import (
     FOREIGN,
     Line,
     align,
@@ -22,9 +22,9 @@ from memest.calibration.alignment import (
     recorded_line,
     settle,
 )
-from memest.calibration.causes import Difference, Naming, group
-from memest.calibration.differences import Counts, Relation, match
-from memest.calibration.recorded import History, HistoryMark
+from memest.calibration.recording.causes import Difference, Naming, group
+from memest.calibration.recording.differences import Counts, Relation, match
+from memest.calibration.recording.recorded import History, HistoryMark
 from memest.errors import ReplayError
 from memest.replay.replay import replay
 from memest.replay.retrace import replay_snapshot

@@ -21,7 +21,7 @@ from memest.errors import DeviceError, MemestError
 
 __all__ = ["Attendant", "End", "crashed"]
 
-_PROGRAM = Path(__file__).with_name("__main__.py")
+_PROGRAM = Path(__file__).parents[1] / "__main__.py"
 _IMPORTS_SECONDS = 300.0
 _POLL_SECONDS = 0.5
 _LAST_WORDS = 1500
@@ -118,19 +118,19 @@ class Attendant:
         pid = 0
         deadline = time.monotonic() + timeout
         for message in self._messages(alive):
-            if message is None:
-                if time.monotonic() > deadline:
-                    return self._too_long(pid, timeout)
-                continue
-            kind = message["kind"]
-            if kind == "started":
-                pid = message["pid"]
-            elif kind == "end" and not message.get("rank"):
-                end = _end_of(message)
-            elif kind == "gone":
-                return end if end is not None else crashed(message)
-            else:
-                hear(message)
+            if message is not None:
+                kind = message["kind"]
+                if kind == "gone":
+                    return end if end is not None else crashed(message)
+                if kind == "started":
+                    pid = message["pid"]
+                elif kind == "end" and not message.get("rank"):
+                    end = _end_of(message)
+                else:
+                    hear(message)
+            # also while it talks without end
+            if time.monotonic() > deadline:
+                return self._too_long(pid, timeout)
         self.close()
         return end or End(Status.CRASHED, Failure(kind="Gone", message="the process that starts "
                           "workers is gone; the system may have run out of memory"))  # fmt: skip
@@ -200,6 +200,7 @@ class Attendant:
 
     def _messages(self, alive: Callable[[], None]) -> Iterator[dict[str, Any] | None]:
         """Messages as they come, None now and then while none does; ends with the nursery."""
+        asked = time.monotonic()
         with selectors.DefaultSelector() as selector:
             selector.register(self._channel, selectors.EVENT_READ)
             while True:
@@ -208,8 +209,11 @@ class Attendant:
                     with contextlib.suppress(ValueError):
                         # a worker that was killed may leave half a line
                         yield json.loads(line)
-                if not selector.select(_POLL_SECONDS):
+                silent = not selector.select(_POLL_SECONDS)
+                if silent or time.monotonic() - asked > _POLL_SECONDS:
+                    asked = time.monotonic()
                     alive()
+                if silent:
                     yield None
                     continue
                 data = os.read(self._channel, 1 << 16)

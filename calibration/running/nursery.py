@@ -70,10 +70,10 @@ def _prepare() -> None:
         import accelerate  # noqa: F401
     # the Trainer's modules are loaded when they are named
     _ = transformers.Trainer, transformers.TrainingArguments
-    import memest.calibration.loops
-    import memest.calibration.material
-    import memest.calibration.meters
-    import memest.calibration.worker  # noqa: F401
+    import memest.calibration.running.loops
+    import memest.calibration.running.material
+    import memest.calibration.running.meters
+    import memest.calibration.running.worker  # noqa: F401
 
     if torch.cuda.is_initialized():
         raise RuntimeError("something has made a CUDA context before the first case")
@@ -122,7 +122,7 @@ def _child(request: dict[str, Any], send: Callable[[dict[str, Any]], None], log:
 
 def _run(request: dict[str, Any], send: Callable[[dict[str, Any]], None]) -> None:
     from memest.calibration.case import case_from_dict
-    from memest.calibration.worker import describe, work
+    from memest.calibration.running.worker import describe, work
 
     command = str(request.get("command", ""))
     if request.get("case") is None:

@@ -10,12 +10,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from memest.calibration.conformal import band_of, bounds, covers
+from memest.calibration.fitting.conformal import band_of, bounds, covers
+from memest.calibration.fitting.parts import fit_gap, fit_process, fit_tensors
+from memest.calibration.fitting.prediction import Pair
+from memest.calibration.fitting.residuals import Residuals, Row, question_of, residuals
+from memest.calibration.fitting.robust import MIN_GROUPS, group_folds, need_sklearn
 from memest.calibration.measurement import CPU, Environment, Measurement
-from memest.calibration.parts import fit_gap, fit_process, fit_tensors
-from memest.calibration.prediction import Pair
-from memest.calibration.residuals import Residuals, Row, question_of, residuals
-from memest.calibration.robust import MIN_GROUPS, group_folds, need_sklearn
 from memest.calibration_profile import (
     FACTS,
     LEVEL,

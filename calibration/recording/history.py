@@ -20,8 +20,8 @@ from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from memest.calibration.history_file import MAX_DEVICES, read_history, write_history
-from memest.calibration.recorded import History, HistoryMark, RecordedDevice
+from memest.calibration.recording.history_file import MAX_DEVICES, read_history, write_history
+from memest.calibration.recording.recorded import History, HistoryMark, RecordedDevice
 from memest.errors import ConfigError, DeviceError
 from memest.installed import release
 from memest.replay.snapshot import TraceEvent, read_content

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from memest.calibration.residuals import Row
-from memest.calibration.robust import (
+from memest.calibration.fitting.residuals import Row
+from memest.calibration.fitting.robust import (
     MIN_GROUPS,
     choose,
     group_folds,

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from memest.calibration.alignment import FOREIGN, Line
-from memest.calibration.differences import Match, Relation
+from memest.calibration.recording.alignment import FOREIGN, Line
+from memest.calibration.recording.differences import Match, Relation
 from memest.replay.sizes import round_size
 
 __all__ = ["Difference", "Naming", "group"]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import mean, median
 
-from memest.calibration.blocks import (
+from memest.calibration.fitting.blocks import (
     Block,
     Figure,
     Heading,
@@ -17,11 +17,11 @@ from memest.calibration.blocks import (
     as_html,
     as_markdown,
 )
-from memest.calibration.fit import dataset_digest, evaluate
+from memest.calibration.fitting.fit import dataset_digest, evaluate
+from memest.calibration.fitting.plots import Point, against_measured, error_plot, error_words
+from memest.calibration.fitting.prediction import Pair
+from memest.calibration.fitting.residuals import Residuals, Row, question_of, residuals
 from memest.calibration.measurement import CPU
-from memest.calibration.plots import Point, against_measured, error_plot, error_words
-from memest.calibration.prediction import Pair
-from memest.calibration.residuals import Residuals, Row, question_of, residuals
 from memest.calibration_profile import CalibrationProfile
 from memest.correction import Corrected, correct
 from memest.errors import MissingDependencyError
@@ -378,14 +378,14 @@ def _not_completed(found: Residuals) -> list[Block]:
 def _origin(
     pairs: Sequence[Pair], found: Residuals, profile: CalibrationProfile | None
 ) -> list[Block]:
-    environments = {e.key: e for p in pairs if (e := p.measurement.environment) is not None}
-    rows = [
+    environments = [e for p in pairs if (e := p.measurement.environment) is not None]
+    rows = sorted({
         (
             e.gpu, e.driver or "-", e.cuda or "-", e.torch or "-", e.transformers or "-", e.meter,
             e.memest + (f" ({e.commit})" if e.commit else ""),
         )
-        for _, e in sorted(environments.items())
-    ]  # fmt: skip
+        for e in environments
+    })  # fmt: skip
     dates = sorted(p.measurement.started[:10] for p in pairs)
     statuses = ", ".join(f"{count} {status}" for status, count in found.statuses.items())
     said = [f"Runs: {statuses or 'none'}."]

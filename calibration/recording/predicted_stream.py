@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 
 from memest.calibration.case import case_from_dict
-from memest.calibration.recorded import History, RecordedDevice
+from memest.calibration.recording.recorded import History, RecordedDevice
 from memest.errors import ConfigError
 from memest.hardware.catalogue import find_gpu, traits
 from memest.hidden.call import GpuTraits

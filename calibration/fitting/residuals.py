@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from memest.calibration.fitting.prediction import Pair, Prediction, release
 from memest.calibration.measurement import CPU, Environment, Measurement, Status
-from memest.calibration.prediction import Pair, Prediction, release
 from memest.correction import Question
 from memest.run_facts import RunFacts
 
@@ -76,8 +76,9 @@ class Row:
 
     @property
     def fits_process(self) -> bool:
-        """Whether its process part can be believed."""
-        return self.process is not None and not self.shared
+        """Whether its process part can be believed: others on the card must not be in it."""
+        alone = not self.shared or self.environment.meter == "process"
+        return self.process is not None and alone
 
     @property
     def fits_device(self) -> bool:
@@ -95,7 +96,7 @@ class Residuals:
         ended: those that were not completed.
         unpredicted: completed runs without a prediction.
         repeats: earlier runs of a case, which count once.
-        shared: ids of cases that ran beside other processes.
+        shared: ids of cases that ran beside other processes which the driver did not tell apart.
     """
 
     rows: tuple[Row, ...]
@@ -133,7 +134,7 @@ def residuals(pairs: Iterable[Pair]) -> Residuals:
         ended=tuple(ended),
         unpredicted=tuple(unpredicted),
         repeats=seen - len(kept),
-        shared=tuple(row.case for row in kept if row.shared),
+        shared=tuple(row.case for row in kept if row.shared and not row.fits_process),
     )
 
 

@@ -1,0 +1,1 @@
+"""Predictions beside measurements: residuals, robust fits, profiles and reports."""

@@ -1,0 +1,120 @@
+"""A case on the CPU: PyTorch's profiler sees every allocation."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from memest.calibration.case import Case
+from memest.calibration.measurement import Reading, StepReading
+from memest.calibration.running.watching import Watching
+from memest.errors import ConfigError
+from memest.setup import Precision
+
+__all__ = ["CpuWorker"]
+
+
+class CpuWorker(Watching):
+    """A run on the CPU: PyTorch's profiler sees every allocation.
+
+    There is no caching allocator, so nothing is reserved; weights are counted, not watched.
+    """
+
+    def open(self) -> None:
+        """Say where this is."""
+        from memest.calibration.running.environment import cpu_environment
+
+        environment = cpu_environment(self._command)
+        self._send({"kind": "environment", "environment": dataclasses.asdict(environment)})
+
+    def run(self) -> str:
+        """Train; returns nothing to fetch."""
+        import torch
+
+        from memest.calibration.running.cpu_memory import measure
+        from memest.calibration.running.loops import train
+
+        self.open()
+        case = self._case
+        _check_cpu(case)
+        self._reading(_resident("start"))
+        material = self._build()
+        self._times: list[float] = []
+
+        def training() -> None:
+            model = self._placed(material.model)
+            self._reading(_resident("model", _bytes_of(model)))
+            self._began = time.perf_counter()
+            train(
+                model, case.setup, material.batches, material.optimizer_for,
+                material.loss_of, torch.device("cpu"), self,
+            )  # fmt: skip
+
+        run = measure(training)
+        self._reading(_resident("end"))
+        self._report(run, _bytes_of(material.model))
+        return ""
+
+    def _placed(self, model: Any) -> Any:
+        """The model as it is trained."""
+        return model
+
+    def mark(self, phase: str, step: int, micro_step: int) -> None:
+        """A phase begins: it is marked in the profiler's stream too."""
+        from memest.calibration.running.cpu_memory import mark
+
+        self._enter(f"{phase} {step} {micro_step}")
+        mark(self.phase)
+
+    def step_done(self, step: int) -> None:  # noqa: ARG002 - the watch's signature
+        """A step is over; its memory is known when the profiler has stopped."""
+        self._times.append(time.perf_counter() - self._began)
+        self._began = time.perf_counter()
+
+    def _report(self, run: Any, weights: int) -> None:
+        highest: dict[int, int] = {}
+        for phase in run.phases:
+            step = int(phase.name.split()[1])
+            highest[step] = max(highest.get(step, 0), phase.peak)
+        peak = 0
+        for step, seconds in enumerate(self._times, start=1):
+            peak = max(peak, highest.get(step, 0))
+            self._step(
+                StepReading(
+                    seconds=round(seconds, 6), requested_bytes=weights + peak,
+                    allocated_bytes=weights + peak,
+                )
+            )  # fmt: skip
+
+    def out_of_memory(self) -> str:
+        """Nothing more to read."""
+        return ""
+
+
+def _check_cpu(case: Case) -> None:
+    if case.setup.precision is Precision.FP16:
+        raise ConfigError(
+            "fp16 autocast is not measured on a CPU: its cast lists are others. Use bf16."
+        )
+    if case.cap_bytes is not None:
+        raise ConfigError("a CPU's memory cannot be capped: run this case on a GPU.")
+
+
+def _bytes_of(model: Any) -> int:
+    """Storages of parameters and buffers, each once; of what is sharded, this process's part."""
+    held = [getattr(t, "_local_tensor", t) for t in (*model.parameters(), *model.buffers())]
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in held}
+    return sum(storages.values())
+
+
+def _resident(name: str, allocated: int | None = None) -> Reading:
+    """The process's own resident memory, where the system tells."""
+    with contextlib.suppress(OSError, IndexError, ValueError):
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+        resident = pages * os.sysconf("SC_PAGE_SIZE")
+        return Reading(name=name, process_bytes=resident, allocated_bytes=allocated)
+    return Reading(name=name, allocated_bytes=allocated)
