@@ -31,8 +31,8 @@ def test_what_is_written_is_read(ref, base, changes):
 @pytest.mark.parametrize(
     ("ref", "said"),
     [
-        ("gpt2?", "changes nothing"), ("gpt2?n_layer", "changes nothing"),
-        ("gpt2?n layer=2", "changes nothing"), ("gpt2?a=1&a=2", "twice"),
+        ("gpt2?", "is not a change of"), ("gpt2?n_layer", "is not a change of"),
+        ("gpt2?n layer=2", "is not a change of"), ("gpt2?a=1&a=2", "twice"),
         ("gpt2?model_type=llama", "cannot be changed"), ("gpt2?auto_map={}", "cannot be changed"),
         ("pkg.mod:build?x=1", "no configuration to change"),
     ],
@@ -43,7 +43,7 @@ def test_slips_are_explained(ref, said):
 
 
 def test_names_that_the_configuration_has_not_are_refused():
-    with pytest.raises(ConfigError, match="has no 'n_layr'. Did you mean 'n_layer'"):
+    with pytest.raises(ConfigError, match=r"has no .n_layr.\. Did you mean .n_layer."):
         memest.estimate("gpt2?n_layr=2", **SHORT)
 
 
