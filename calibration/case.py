@@ -138,13 +138,7 @@ def case_from_dict(document: Any, *, where: str = "case") -> Case:
         if document.get("task") is not None:
             options["task"] = document["task"]
         setup = setup_from_options(**options)
-        parallel = _parallel(document.get("parallel", "none"))
-        processes = _count(document.get("processes", 1))
-        if (parallel is Parallel.NONE) is not (processes == 1):
-            raise ConfigError(
-                f"parallel {parallel} and processes {processes} contradict each other: give both, "
-                'for example "parallel": "ddp", "processes": 2, or neither.'
-            )
+        parallel, processes = _together(document)
         return Case(
             model=model,
             setup=setup,
@@ -160,6 +154,18 @@ def case_from_dict(document: Any, *, where: str = "case") -> Case:
 def with_events(case: Case) -> Case:
     """The same case, with the allocator's history."""
     return dataclasses.replace(case, record_events=True)
+
+
+def _together(document: Mapping[str, Any]) -> tuple[Parallel, int]:
+    """What several processes do, and how many they are."""
+    parallel = _parallel(document.get("parallel", "none"))
+    processes = _count(document.get("processes", 1))
+    if (parallel is Parallel.NONE) is not (processes == 1):
+        raise ConfigError(
+            f"parallel {parallel} and processes {processes} contradict each other: give both, for "
+            'example "parallel": "ddp", "processes": 2, or neither.'
+        )
+    return parallel, processes
 
 
 def _parallel(value: Any) -> Parallel:
