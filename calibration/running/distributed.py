@@ -74,8 +74,6 @@ def launch(case: Case, device: str, send: Send, *, events: str = "", command: st
 
 
 def _check(case: Case, device: str) -> None:
-    if case.parallel is Parallel.NONE:
-        raise ConfigError(f"{case.processes} processes need a word: parallel is ddp or fsdp.")
     if case.setup.loop.value != "plain":
         raise ConfigError(
             f"several processes are measured in the plain loop, not in {case.setup.loop.value}."

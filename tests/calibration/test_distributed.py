@@ -198,7 +198,6 @@ def test_memory_is_the_cause_when_connections_break(monkeypatch):
 @pytest.mark.parametrize(
     ("case", "says"),
     [
-        (make_case("none", 2), "parallel is ddp or fsdp"),
         (make_case("ddp", 2, loop="trainer"), "plain loop"),
     ],
 )

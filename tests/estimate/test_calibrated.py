@@ -127,7 +127,8 @@ def test_verdict_and_largest_batch_go_by_the_calibrated_bound(own):
     assert tight.verdict is Verdict.TIGHT
     assert fits.safe_batch == RUN["batch"]
     search = memest.max_batch(MODEL, gpu="rtx-3090", gpu_memory=memory, **RUN)
-    assert (search.largest, search.answers[0].safe) == (fits.max_batch, fits.safe_batch)
+    assert search.answers[0].safe == fits.safe_batch
+    assert search.largest >= fits.max_batch, "max-batch looks further near the edge"
     (point,) = [p for p in search.answers[0].curve if p.size == RUN["batch"]]
     assert point.device_bytes == fits.peak.device_bytes
     plain = memest.max_batch(MODEL, gpu="rtx-3090", gpu_memory=memory, profile="none", **RUN)
