@@ -134,6 +134,8 @@ def _recorded() -> Iterator[dict[str, Any]]:
 def _standard() -> Iterator[dict[str, Any]]:
     """Every mechanism on several models: what a fit needs."""
     yield from _quick()
+    for model in FAMILIES:
+        yield _case(model, 4, None, BF16)
     yield from _recorded()
     for optim in ("adamw_torch_foreach", "adamw_torch_loop", "adafactor", "sgd", "sgd_momentum",
                   "rmsprop", "adagrad"):  # fmt: skip
@@ -164,8 +166,6 @@ def _standard() -> Iterator[dict[str, Any]]:
         yield _case(WAV2VEC, 4, None, PLAIN, *part[:1])
         yield _case(RESNET, 32, None, PLAIN, *part[:1])
     yield _case(MIXTRAL, 1, 1024, PLAIN, HALF)
-    for model in FAMILIES:
-        yield _case(model, 4, None, BF16)
     yield from _several()
 
 

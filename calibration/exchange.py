@@ -31,11 +31,12 @@ def records_of(measurement: Measurement) -> list[dict[str, Any]]:
     """The case records of one run: one for each counter that was read, at least one."""
     environment, case = measurement.environment, measurement.case
     figures = {name: getattr(measurement, f"{name}_bytes") for name in _METRICS}
-    if measurement.status is Status.OOM and figures["allocated"] is None:
+    last = next((r for r in measurement.readings if r.name == "oom"), None)
+    if measurement.status is Status.OOM and last is not None:
         # how far it came is a lower bound, and said to be no more
-        last = next((r for r in measurement.readings if r.name == "oom"), None)
-        figures["allocated"] = last.allocated_bytes if last else None
-        figures["reserved"] = last.reserved_bytes if last else None
+        for name in ("allocated", "reserved"):
+            reached = (figures[name], getattr(last, f"{name}_bytes"))
+            figures[name] = max((n for n in reached if n is not None), default=None)
     base: dict[str, Any] = {
         "model": case.model,
         "task": case.setup.task.value,
@@ -79,6 +80,7 @@ def _notes(measurement: Measurement) -> str:
         said.append(f"{measurement.status.value} in phase {failure.phase or '?'}: {first[:300]}")
     if measurement.environment is not None:
         said += measurement.environment.notes
+    said += measurement.remarks
     return "; ".join(said)
 
 

@@ -61,7 +61,7 @@ def _own_end(messages: list[dict[str, Any]]) -> tuple[Status, Failure | None] | 
 
 def _gathered(messages: Messages) -> dict[str, Any]:
     """The parts of a measurement that messages tell, and the last phase."""
-    found: dict[str, Any] = {"readings": [], "steps": []}
+    found: dict[str, Any] = {"readings": [], "steps": [], "remarks": []}
     phase = ""
     for message in messages:
         kind = message["kind"]
@@ -71,10 +71,12 @@ def _gathered(messages: Messages) -> dict[str, Any]:
             found |= {name: message[name] for name in ("parameters", "trainable")}
         elif kind in ("reading", "step"):
             found[f"{kind}s"].append(message[kind])
+        elif kind == "remark":
+            found["remarks"].append(message["remark"])
         elif kind == "phase":
             phase = message["phase"]
     # through the reader: what a worker says is checked as anybody's would be
     empty = {"run": "-", "case": {"model": "-"}, "status": "ok", "started": "-", "seconds": 0.0}
     whole = measurement_from_dict({"environment": None, **empty, **found})
-    names = ("environment", "parameters", "trainable", "readings", "steps")
+    names = ("environment", "parameters", "trainable", "readings", "steps", "remarks")
     return {name: getattr(whole, name) for name in names} | {"phase": phase}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -24,10 +25,17 @@ __all__ = [
     "Status",
     "StepReading",
     "measurement_from_dict",
+    "release_of",
 ]
 
 CPU = "cpu"
 """The ``gpu`` of an environment without one: allocations are counted, no allocator caches them."""
+
+
+def release_of(text: str) -> tuple[int, int] | None:
+    """(major, minor) of a release such as ``2.13.0+cu126``, None where the text is none."""
+    match = re.match(r"(\d+)\.(\d+)", text)
+    return None if match is None else (int(match.group(1)), int(match.group(2)))
 
 
 class Status(enum.StrEnum):
@@ -128,7 +136,7 @@ class StepReading:
     """One optimizer step: peaks since the start of the run up to its end, bytes.
 
     Attributes:
-        seconds: wall clock.
+        seconds: wall clock; of the first step with what a loop sets up before it.
         requested_bytes: peak of what tensors asked for.
         allocated_bytes: peak of blocks handed out.
         active_bytes: peak of blocks in use or waiting for a stream.
@@ -179,6 +187,7 @@ class Measurement:
         failure: what ended it early.
         events: file of the allocator's history, relative to the store; empty if there is none.
         rank: of a case with several processes, whose result is that of rank 0; else 0.
+        remarks: what went wrong beside the run and did not end it.
     """
 
     run: str
@@ -194,6 +203,7 @@ class Measurement:
     failure: Failure | None = None
     events: str = ""
     rank: int = 0
+    remarks: tuple[str, ...] = ()
 
     @property
     def requested_bytes(self) -> int | None:
@@ -289,6 +299,7 @@ def measurement_from_dict(document: Any, *, where: str = "measurement") -> Measu
         else:
             values["environment"] = None
         values["readings"] = tuple(_made(Reading, r) for r in values.get("readings", ()))
+        values["remarks"] = tuple(map(str, values.get("remarks", ())))
         values["steps"] = tuple(_made(StepReading, s) for s in values.get("steps", ()))
         if values.get("failure") is not None:
             values["failure"] = _made(Failure, values["failure"])

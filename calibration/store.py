@@ -342,7 +342,9 @@ class Open:
 def _answers(case: Case, document: str) -> bool:
     """Whether a result is that of the case: of its rank 0, and with the history if it is asked."""
     values = json.loads(document)
-    return not values.get("rank") and (not case.record_events or bool(values.get("events")))
+    # a history that could not be kept will not be kept the next time either
+    recorded = values.get("events") or values.get("remarks")
+    return not values.get("rank") and (not case.record_events or bool(recorded))
 
 
 def _owner() -> str:

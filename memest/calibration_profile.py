@@ -7,6 +7,7 @@ Stdlib only: a profile is fitted with scikit-learn and applied without it. The f
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -63,6 +64,25 @@ class ProcessPart:
     capability: tuple[int, int] | None = None
     sm_count: int | None = None
     total_bytes: int | None = None
+
+    def distance(
+        self, capability: tuple[int, int] | str | None, sm_count: int | None,
+        total_bytes: int | None,
+    ) -> tuple[bool, float, float, str]:  # fmt: skip
+        """How unlike another GPU is: its compute capability first, then its SMs, then its memory.
+
+        Args:
+            capability: (major, minor) of the other one.
+            sm_count: its streaming multiprocessors.
+            total_bytes: its memory.
+        """
+        other = self.capability is None or self.capability != capability
+        units = _apart(self.sm_count, sm_count)
+        return other, units, _apart(self.total_bytes, total_bytes), self.gpu
+
+
+def _apart(one: int | None, other: int | None) -> float:
+    return abs(math.log2(one / other)) if one and other else math.inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

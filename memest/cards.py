@@ -8,7 +8,6 @@ package; a file can be named too.
 from __future__ import annotations
 
 import contextlib
-import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -111,14 +110,12 @@ def _nearest(spec: GpuSpec, files: list[Path], notes: tuple[str, ...]) -> Calibr
     """The profile of the card that is most like this one: what is borrowed is said there."""
     from memest.correction import read_profile
 
-    best: tuple[tuple[bool, float, str], Calibration] | None = None
+    best: tuple[tuple[bool, float, float, str], Calibration] | None = None
     for path in files:
         with contextlib.suppress(ConfigError):
             profile = read_profile(path)
             for part in profile.process:
-                other = part.capability is None or part.capability != spec.compute_capability
-                apart = abs(math.log2((part.sm_count or 1) / (spec.sm_count or 1)))
-                rank = (other, apart, part.gpu)
+                rank = part.distance(spec.compute_capability, spec.sm_count, spec.torch_total_bytes)
                 if best is None or rank < best[0]:
                     best = rank, Calibration(profile, path, notes)
     return None if best is None else best[1]

@@ -313,18 +313,7 @@ def _fitted(profile: CalibrationProfile, part: ProcessPart, q: Question) -> _Pro
 
 
 def _nearest(parts: tuple[ProcessPart, ...], q: Question) -> ProcessPart:
-    """Of the same compute capability, then the nearest in SMs, then in memory."""
-
-    def distance(part: ProcessPart) -> tuple[bool, float, float, str]:
-        other = part.capability is None or part.capability != q.capability
-        units = _apart(part.sm_count, q.sm_count)
-        return other, units, _apart(part.total_bytes, q.total_bytes), part.gpu
-
-    return min(parts, key=distance)
-
-
-def _apart(one: int | None, other: int | None) -> float:
-    return abs(math.log2(one / other)) if one and other else math.inf
+    return min(parts, key=lambda part: part.distance(q.capability, q.sm_count, q.total_bytes))
 
 
 # -- the range ------------------------------------------------------------------------------------

@@ -332,15 +332,16 @@ class ProfileChoice:
 def profiles_for(gpu: str, folders: Sequence[str | os.PathLike[str]]) -> ProfileChoice:
     """Which profile of some folders was measured on a GPU.
 
-    Of several, the one with most runs on this GPU, then the one measured last.
+    Of several, one of the first folder; there, the one with most runs on this GPU, then the one
+    measured last.
 
     Args:
         gpu: name as the driver prints it, or ``cpu``.
         folders: their files ``*.json`` are looked at; folders that are not there are passed over.
     """
-    found: list[tuple[int, str, Path, CalibrationProfile]] = []
+    found: list[tuple[int, int, str, Path, CalibrationProfile]] = []
     notes = []
-    for folder in folders:
+    for place, folder in enumerate(folders):
         try:
             files = sorted(f for f in Path(folder).iterdir() if f.suffix == ".json")
         except (OSError, ValueError):
@@ -355,8 +356,8 @@ def profiles_for(gpu: str, folders: Sequence[str | os.PathLike[str]]) -> Profile
             if part is None and not any(same_gpu(gpu, g) for g in profile.provenance.gpus):
                 continue
             cases = part.cases if part is not None else profile.validation.cases
-            found.append((cases, profile.provenance.last, file, profile))
+            found.append((-place, cases, profile.provenance.last, file, profile))
     if not found:
         return ProfileChoice(notes=tuple(notes))
-    best = max(found, key=lambda item: item[:2])  # the first one of equals
-    return ProfileChoice(path=best[2], profile=best[3], notes=tuple(notes))
+    best = max(found, key=lambda item: item[:3])  # the first one of equals
+    return ProfileChoice(path=best[3], profile=best[4], notes=tuple(notes))

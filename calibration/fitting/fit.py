@@ -387,6 +387,10 @@ def _versions(environments: Sequence[Environment]) -> Mapping[str, str]:
         "torch": ", ".join(_distinct(e.torch for e in environments)),
         "transformers": ", ".join(_distinct(e.transformers for e in environments)),
     }
+    for package in ("torch", "transformers"):
+        # predictions go by the code of the models that is installed here
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            out[f"{package} (predictions)"] = importlib.metadata.version(package)
     for package in ("memest", "scikit-learn", "numpy"):
         # a checkout that nobody installed has no version of its own
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):

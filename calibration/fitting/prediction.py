@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from memest.assemble import alive_at_peak, breakdown
-from memest.calibration.measurement import CPU, Environment, Measurement
+from memest.calibration.measurement import (
+    CPU,
+    Environment,
+    Measurement,
+    release_of,
+)
 from memest.errors import ConfigError, MemestError, TraceError, UnknownGpuError
 from memest.events import ALLOC, CATEGORY_ORDER, FREE, Category, Trace
 from memest.hardware.catalogue import find_gpu, traits
@@ -20,15 +24,17 @@ from memest.models.resolve import ModelSource, resolve_model
 from memest.replay.conf import parse_alloc_conf
 from memest.replay.replay import replay
 from memest.run_facts import RunFacts, run_facts
-from memest.setup import Setup, Software
+from memest.setup import Loop, Setup, Software
 from memest.tracing import Tracer
 
-__all__ = ["Pair", "Prediction", "pair", "predict", "release"]
+__all__ = ["Pair", "Prediction", "pair", "predict"]
 
 Progress = Callable[[str], None]
 
 _TRACERS = 4
 """Models whose traces are kept in memory: campaigns ask for one after the other."""
+_ONE_BY_ONE = ("adamw_torch", "sgd", "adagrad", "rmsprop")
+"""Optimizers that the Trainer makes without saying how they go over parameters."""
 _MICRO_STEPS = 16
 """Most micro-steps of a CPU trace; batches that are fetched ahead make them differ."""
 
@@ -139,20 +145,14 @@ _tracers: dict[str, Tracer] = {}
 
 def _software(environment: Environment) -> Software:
     return Software(
-        torch=release(environment.torch),
-        transformers=release(environment.transformers),
-        cuda=release(environment.cuda),
+        torch=release_of(environment.torch),
+        transformers=release_of(environment.transformers),
+        cuda=release_of(environment.cuda),
     )
 
 
-def release(text: str) -> tuple[int, int] | None:
-    """(major, minor) of a release such as ``2.13.0+cu126``, None where the text is none."""
-    match = re.match(r"(\d+)\.(\d+)", text)
-    return None if match is None else (int(match.group(1)), int(match.group(2)))
-
-
 def _traits(environment: Environment) -> GpuTraits:
-    torch = release(environment.torch) or (2, 13)
+    torch = release_of(environment.torch) or (2, 13)
     if environment.gpu == CPU:
         # no operator of a CPU asks for these
         return GpuTraits(capability=(8, 0), sm_count=108, max_threads_per_sm=2048, torch=torch)
@@ -226,6 +226,9 @@ def _on_cpu(model: str, setup: Setup, gpu: GpuTraits, progress: Progress | None)
     they take from the system, so neither replay nor workspaces come in.
     """
     source = resolve_model(model)
+    if setup.loop is Loop.TRAINER and setup.optim in _ONE_BY_ONE:
+        # foreach is what torch takes on CUDA; on a CPU it goes one parameter after the other
+        setup = replace(setup, optim=f"{setup.optim}_loop")
     if progress is not None:
         progress(f"tracing training steps of {model} as a CPU runs them")
     setup, trace, card = _cpu_trace(source, setup, gpu)

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from memest.calibration.fitting.prediction import Pair, Prediction, release
-from memest.calibration.measurement import CPU, Environment, Measurement, Status
+from memest.calibration.fitting.prediction import Pair, Prediction
+from memest.calibration.measurement import CPU, Environment, Measurement, Status, release_of
 from memest.correction import Question
 from memest.run_facts import RunFacts
 
@@ -110,10 +110,14 @@ class Residuals:
 def residuals(pairs: Iterable[Pair]) -> Residuals:
     """Sort measured runs into rows.
 
+    Runs under a cap are verdict tests: what they say is whether they complete, so they are left
+    out.
+
     Args:
         pairs: measurements and predictions, in any order.
     """
-    ordered = sorted(pairs, key=lambda p: (p.measurement.started, p.measurement.run))
+    free = (p for p in pairs if p.measurement.case.cap_bytes is None)
+    ordered = sorted(free, key=lambda p: (p.measurement.started, p.measurement.run))
     statuses = Counter(str(p.measurement.status) for p in ordered)
     ended, unpredicted, seen = [], [], 0
     rows: dict[tuple[str, str, int], Row] = {}
@@ -156,7 +160,7 @@ def _row(found: Pair) -> Row | None:
         device=measurement.device_bytes if on_gpu else None,
         process=_process(measurement) if on_gpu else None,
         shared=any(reading.other_processes for reading in measurement.readings),
-        limited=measurement.case.cap_bytes is not None or _was_short(measurement),
+        limited=_was_short(measurement),
     )
 
 
@@ -186,8 +190,8 @@ def question_of(row: Row) -> Question:
         sm_count=environment.sm_count,
         capability=environment.capability,
         total_bytes=environment.total_bytes,
-        torch=release(environment.torch) or (0, 0),
-        cuda=release(environment.cuda),
+        torch=release_of(environment.torch) or (0, 0),
+        cuda=release_of(environment.cuda),
         context_low_bytes=prediction.context_low_bytes,
         context_expected_bytes=prediction.context_expected_bytes,
         context_high_bytes=prediction.context_high_bytes,

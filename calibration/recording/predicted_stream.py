@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
 from memest.calibration.case import case_from_dict
+from memest.calibration.measurement import release_of
 from memest.calibration.recording.recorded import History, RecordedDevice
 from memest.errors import ConfigError
 from memest.hardware.catalogue import find_gpu, traits
@@ -34,22 +34,17 @@ def predict_stream(history: History, tracer: Tracer | None = None) -> Stream:
         raise ConfigError(f"{case.processes} processes with {case.parallel}: not modelled yet")
     device = history.device
     software = Software(
-        torch=_version(device.torch),
-        transformers=_version(device.transformers),
-        cuda=_version(device.cuda),
+        torch=release_of(device.torch),
+        transformers=release_of(device.transformers),
+        cuda=release_of(device.cuda),
     )
     setup = replace(case.setup, software=software)
     tracer = Tracer.of(case.model) if tracer is None else tracer
     return tracer.find_once(setup, _traits(device)).stream
 
 
-def _version(text: str) -> tuple[int, int] | None:
-    match = re.match(r"(\d+)\.(\d+)", text)
-    return None if match is None else (int(match[1]), int(match[2]))
-
-
 def _traits(device: RecordedDevice) -> GpuTraits:
-    torch = _version(device.torch) or (2, 13)
+    torch = release_of(device.torch) or (2, 13)
     if device.capability is not None and device.sm_count and device.max_threads_per_sm:
         return GpuTraits(device.capability, device.sm_count, device.max_threads_per_sm, torch)
     return traits(find_gpu(device.name, total_bytes=device.total_bytes), torch)

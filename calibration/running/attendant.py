@@ -9,6 +9,7 @@ import selectors
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ __all__ = ["Attendant", "End", "crashed"]
 _PROGRAM = Path(__file__).parents[1] / "__main__.py"
 _IMPORTS_SECONDS = 300.0
 _POLL_SECONDS = 0.5
+_GONE_SECONDS = 10.0
 _LAST_WORDS = 1500
 
 
@@ -50,6 +52,8 @@ class Attendant:
         self._process: subprocess.Popen[bytes] | None = None
         self._channel = -1
         self._rest = b""
+        # a pipe that nobody reads would stop a parent that warns a lot
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - as long as this object
 
     def __enter__(self) -> Attendant:
         return self
@@ -141,6 +145,7 @@ class Attendant:
                 os.kill(pid, signal.SIGKILL)
         # whatever state it is in: the next case gets a new nursery
         self.close()
+        _wait_for(pid)
         message = f"no end after {timeout:.0f} s, so it was ended"
         return End(Status.TIMEOUT, Failure(kind="Timeout", message=message))
 
@@ -170,7 +175,7 @@ class Attendant:
             [sys.executable, str(_PROGRAM), "--nursery", str(writing)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
+            stderr=self._log,
             pass_fds=(writing,),
             start_new_session=True,
         )
@@ -186,10 +191,12 @@ class Attendant:
     def _last_words(self) -> str:
         process = self._process
         text = ""
-        if process is not None and process.stderr is not None:
+        if process is not None:
             with contextlib.suppress(OSError):
                 process.kill()
-            text = process.stderr.read().decode(errors="replace").strip()
+            process.wait()
+        self._log.seek(0)
+        text = self._log.read().decode(errors="replace").strip()
         self.close()
         lines = text.splitlines()
         if lines and lines[-1].startswith("ModuleNotFoundError"):
@@ -220,6 +227,17 @@ class Attendant:
                 if not data:
                     return
                 self._rest += data
+
+
+def _wait_for(pid: int) -> None:
+    """Until a worker that was killed is gone, and its memory on the device with it."""
+    deadline = time.monotonic() + _GONE_SECONDS
+    while pid and time.monotonic() < deadline:
+        try:
+            os.kill(pid, 0)
+        except OSError:
+            return
+        time.sleep(_POLL_SECONDS / 10)
 
 
 def _end_of(message: dict[str, Any]) -> End:

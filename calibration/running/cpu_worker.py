@@ -49,6 +49,8 @@ class CpuWorker(Watching):
             model = self._placed(material.model)
             self._reading(_resident("model", _bytes_of(model)))
             self._began = time.perf_counter()
+            # what the optimizer allocates when it is made counts too
+            self.mark("load", 0, 0)
             train(
                 model, case.setup, material.batches, material.optimizer_for,
                 material.loss_of, torch.device("cpu"), self,
@@ -80,7 +82,7 @@ class CpuWorker(Watching):
         for phase in run.phases:
             step = int(phase.name.split()[1])
             highest[step] = max(highest.get(step, 0), phase.peak)
-        peak = 0
+        peak = highest.get(0, 0)
         for step, seconds in enumerate(self._times, start=1):
             peak = max(peak, highest.get(step, 0))
             self._step(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 import time
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from memest.calibration.running.watching import Send, Watching
-from memest.errors import ConfigError, DeviceError
+from memest.errors import ConfigError
 
 __all__ = ["GpuWorker"]
 
@@ -151,10 +150,12 @@ class GpuWorker(Watching):
 
         if not (self._case.record_events and self._events):
             return
-        with contextlib.suppress(DeviceError):
-            # an allocator that keeps none: the run is measured all the same
+        try:
             history.start_history(_HISTORY_ENTRIES)
-            self._records = True
+        except Exception as error:  # noqa: BLE001 - the run is measured all the same
+            self._remark(f"no history was kept: {type(error).__name__}: {error}")
+            return
+        self._records = True
 
     def _note_mark(self, phase: str, step: int, micro_step: int) -> None:
         if self._records:
@@ -169,13 +170,13 @@ class GpuWorker(Watching):
 
         self._enter("history")
         path = Path(self._events)
-        taken = history.take_history(
-            0,
-            self._marks,
-            run=path.name.partition(".")[0],
-            case=self._case.to_dict() | {"id": self._case.id},
-        )
-        history.write_history(path, taken)
+        case = self._case.to_dict() | {"id": self._case.id}
+        try:
+            taken = history.take_history(0, self._marks, run=path.name.partition(".")[0], case=case)
+            history.write_history(path, taken)
+        except Exception as error:  # noqa: BLE001 - the measurement is worth more than its history
+            self._remark(f"no history was kept: {type(error).__name__}: {error}")
+            return ""
         return path.name
 
 

@@ -16,7 +16,8 @@ from unittest import mock
 
 import torch
 
-from memest.setup import Loop, Precision, Setup, ZeroGrad, ZeroGradAt
+from memest.errors import ConfigError
+from memest.setup import Loop, Precision, SdpaBackend, Setup, ZeroGrad, ZeroGradAt
 
 __all__ = ["HostBatch", "Watch", "train"]
 
@@ -26,6 +27,10 @@ HostBatch = dict[str, Any]
 _AUTOCAST = {Precision.FP16: torch.float16, Precision.BF16: torch.bfloat16}
 _OF_TRAINER = frozenset("adamw_torch adamw_torch_fused adafactor sgd adagrad rmsprop".split())
 """Optimizers that the Trainer makes itself; others are handed to it."""
+_SDPA = {
+    SdpaBackend.FLASH: "FLASH_ATTENTION", SdpaBackend.EFFICIENT: "EFFICIENT_ATTENTION",
+    SdpaBackend.CUDNN: "CUDNN_ATTENTION", SdpaBackend.MATH: "MATH",
+}  # fmt: skip
 _CPU_LOOPS = {f"{name}_loop": name for name in ("adamw_torch", "sgd", "adagrad", "rmsprop")}
 """On a CPU the Trainer's torch optimizers go one parameter after the other."""
 
@@ -57,9 +62,25 @@ def train(
         watch: told of the phases.
     """
     run = _Run(model, setup, batches, make_optimizer, loss_of, device, watch)
-    {Loop.PLAIN: run.plain, Loop.ACCELERATE: run.accelerate, Loop.TRAINER: run.trainer}[
-        setup.loop
-    ]()
+    go = {Loop.PLAIN: run.plain, Loop.ACCELERATE: run.accelerate, Loop.TRAINER: run.trainer}
+    with _kernels(setup, device):
+        go[setup.loop]()
+
+
+@contextlib.contextmanager
+def _kernels(setup: Setup, device: torch.device) -> Iterator[None]:
+    """The attention kernel and the matmul mode that were asked for."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    with contextlib.ExitStack() as stack:
+        if setup.sdpa_backend is not SdpaBackend.AUTO:
+            if device.type == "cpu":
+                raise ConfigError("--sdpa-backend names kernels of GPUs: leave it out on a CPU.")
+            kernel = getattr(torch.nn.attention.SDPBackend, _SDPA[setup.sdpa_backend])
+            stack.enter_context(torch.nn.attention.sdpa_kernel([kernel]))
+        if setup.tf32:
+            torch.backends.cuda.matmul.allow_tf32 = True
+            stack.callback(setattr, torch.backends.cuda.matmul, "allow_tf32", before)
+        yield
 
 
 class _Run:
@@ -262,7 +283,12 @@ class _Run:
                 save_strategy="no",
                 dataloader_pin_memory=not self._cpu,
                 remove_unused_columns=False,
-                **_in_order(TrainingArguments),
+                **_known(
+                    TrainingArguments,
+                    train_sampling_strategy="sequential",
+                    use_cache=setup.use_cache,
+                    tf32=True if setup.tf32 else None,
+                ),
             )
             run = Watched(
                 model=self.model, args=arguments, train_dataset=_Rows(len(self.batches)),
@@ -294,11 +320,10 @@ class _Run:
             yield
 
 
-def _in_order(arguments: Any) -> dict[str, str]:
-    """Rows one after the other, where this release can; all have the same sizes anyway."""
-    name = "train_sampling_strategy"
-    known = any(field.name == name for field in dataclasses.fields(arguments))
-    return {name: "sequential"} if known else {}
+def _known(arguments: Any, **values: Any) -> dict[str, Any]:
+    """Those of the arguments that this release has, and that were given."""
+    names = {field.name for field in dataclasses.fields(arguments)}
+    return {name: v for name, v in values.items() if name in names and v is not None}
 
 
 def to_device(batch: HostBatch, device: torch.device) -> HostBatch:

@@ -19,7 +19,7 @@ import torch
 
 from memest.errors import ConfigError
 from memest.models.resolve import resolve_model
-from memest.setup import Setup
+from memest.setup import Loop, Setup, Software, ZeroGrad
 from memest.trace.build import BuiltModel, build_model
 from memest.trace.inputs import TensorPlan, plan_batch, realise
 from memest.trace.losses import loss_for
@@ -73,8 +73,7 @@ def make_material(model: str, setup: Setup) -> Material:
     Raises:
         MemestError: the model cannot be built, or not trained so.
     """
-    if setup.master_weights and setup.loop.value == "trainer":
-        raise ConfigError("--master-weights is not something the Trainer does by itself.")
+    _check(setup)
     source = resolve_model(model)
     built = build_model(source, setup)
     plans, _, _ = plan_batch(built, setup)
@@ -95,6 +94,27 @@ def make_material(model: str, setup: Setup) -> Material:
         parameters=sum(p.numel() for p in real.parameters()),
         trainable=sum(p.numel() for p in real.parameters() if p.requires_grad),
     )
+
+
+def _check(setup: Setup) -> None:
+    """Refuse what a real run here would not do: it would be measured as what it is not.
+
+    Raises:
+        ConfigError: there is such an option.
+    """
+    trainer = setup.loop is Loop.TRAINER
+    problems = {
+        "--master-weights": setup.master_weights and setup.loop is not Loop.PLAIN,
+        "--optim none": setup.optim == "none" and trainer,
+        "--zero-grad zero": setup.zero_grad is ZeroGrad.ZERO and trainer,
+    }
+    for option, given in problems.items():
+        if given:
+            raise ConfigError(f"{option} is not what the {setup.loop} loop does: use --loop plain.")
+    if setup.software != Software():
+        raise ConfigError(
+            "--software is for predictions: a case runs with the software that is installed."
+        )
 
 
 class _Repeated(Sequence[Any]):

@@ -29,12 +29,12 @@ def visible_device(device: str, environment: dict[str, str]) -> str:
         ValueError: there is no such device among those named.
     """
     index = int(device.partition(":")[2] or 0)
-    named = environment.get("CUDA_VISIBLE_DEVICES", "")
-    if not named.strip():
+    named = environment.get("CUDA_VISIBLE_DEVICES")
+    if named is None:
         return str(index)
     names = [name.strip() for name in named.split(",") if name.strip()]
     if index >= len(names):
-        raise ValueError(f"CUDA_VISIBLE_DEVICES={named} has no device {index}")
+        raise ValueError(f"CUDA_VISIBLE_DEVICES={named!r} leaves no device {index}")
     return names[index]
 
 
@@ -47,8 +47,8 @@ def count_devices(device: str, environment: dict[str, str]) -> int | None:
     """
     if device == "cpu":
         return None
-    named = environment.get("CUDA_VISIBLE_DEVICES", "")
-    if named.strip():
+    named = environment.get("CUDA_VISIBLE_DEVICES")
+    if named is not None:
         return sum(1 for name in named.split(",") if name.strip())
     try:
         return len(local_gpus())

@@ -50,7 +50,8 @@ def main(descriptor: int, source: TextIO | None = None) -> int:
 
 def _sender(descriptor: int) -> Callable[[dict[str, Any]], None]:
     def send(message: dict[str, Any]) -> None:
-        data = (json.dumps(message, separators=(",", ":")) + "\n").encode()
+        # a worker that was killed may have left half a line: begin a new one
+        data = f"\n{json.dumps(message, separators=(',', ':'))}\n".encode()
         while data:
             data = data[os.write(descriptor, data) :]
 

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from memest.calibration.case import Case
+from memest.calibration.case import MAX_PROCESSES, Case
 from memest.calibration.measurement import (
+    CPU,
     Environment,
     Failure,
     Measurement,
@@ -120,7 +121,7 @@ def run_cases(
             if budget is not None and spent > budget:
                 summary.left = len(cases) - number + 1
                 break
-            lacking = devices is not None and case.processes > max(devices, 1)
+            lacking = case.processes > _most(devices, device)
             opened = None if lacking else store.begin(case, bench.environment)
             left = _left(summary, len(cases) - number + 1)
             if opened is None:
@@ -129,14 +130,20 @@ def run_cases(
                 tell(Progress(number, len(cases), case, skipped=True, seconds_left=left))
                 continue
             tell(Progress(number, len(cases), case, seconds_left=left))
-            # a case that would run far beyond the budget is ended, not waited for
-            rest = None if budget is None else max(budget - spent, 1.0) + timeout / 4
-            measured = bench.run(opened, rest)
+            measured = bench.run(opened)
             summary.measured.append(measured)
             left = _left(summary, len(cases) - number)
             tell(Progress(number, len(cases), case, measured=measured, seconds_left=left))
         summary.seconds = round(time.monotonic() - began, 3)
         return summary
+
+
+def _most(devices: int | None, device: str) -> int:
+    """How many processes can run together, each on its own device."""
+    if devices is None:
+        # a CPU has room for any; of GPUs that nobody can count there is the one that was named
+        return MAX_PROCESSES if device == CPU else 1
+    return max(devices, 1)
 
 
 def _left(summary: Summary, remaining: int) -> float | None:
@@ -189,22 +196,16 @@ class Bench:
             return self._store.result(case, self.environment)
         return self.run(opened)
 
-    def run(self, opened: Open, limit: float | None = None) -> Measurement:
-        """Run a case that was taken from the store.
-
-        Args:
-            opened: the run.
-            limit: seconds after which it is ended, if that is sooner than the bench's own.
-        """
+    def run(self, opened: Open) -> Measurement:
+        """Run a case that was taken from the store."""
         case, events = opened.case, ""
         if case.record_events:
             folder = events_folder(self._store.path)
             folder.mkdir(parents=True, exist_ok=True)
             events = str(folder.resolve() / f"{opened.run}.jsonl.gz")
-        timeout = self._timeout if limit is None else min(limit, self._timeout)
         try:
             end = self._attendant.run(
-                case, self._device, opened.hear, timeout=timeout, events=events,
+                case, self._device, opened.hear, timeout=self._timeout, events=events,
                 alive=lambda: self._store.still_here(opened.run),
             )  # fmt: skip
         except BaseException as error:

@@ -10,9 +10,10 @@ Three kinds of trials, all of them real runs whose allocator is held to a limit:
 from __future__ import annotations
 
 import dataclasses
+import enum
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,8 +32,14 @@ __all__ = ["CARD_SIZES", "Expected", "Outcome", "Trial", "trials_of", "verify_st
 CARD_SIZES = tuple(size * GIB for size in (8, 12, 16, 24, 40, 80))
 """Memory of the cards that people have, bytes."""
 
-COMPLETES, RUNS_OUT, EITHER = "completes", "out of memory", "either"
-Expected = str
+
+class Expected(enum.StrEnum):
+    """What must become of a trial."""
+
+    COMPLETES = "completes"
+    RUNS_OUT = "out of memory"
+    EITHER = "either"
+    """Too close to call: whatever happens is no news."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +50,7 @@ class Trial:
         kind: ``upper bound``, ``card``, ``largest batch`` or ``one more``.
         case: with the limit of its allocator.
         memory_bytes: what the process may have in all: the limit and what it holds beside it.
-        expected: ``completes``, ``out of memory`` or ``either``.
+        expected: what must become of it.
     """
 
     kind: str
@@ -60,7 +67,7 @@ class Outcome:
         environment: where.
         done: trials with their measurements.
         skipped: why measured cases were not tried, by case.
-        left: trials that were not begun because the time was spent.
+        left: measured runs that were not tried because the time was spent.
     """
 
     environment: Environment
@@ -112,7 +119,7 @@ class Outcome:
         for case, why in self.skipped.items():
             lines.append(f"  not tried: {case}: {why}")
         if self.left:
-            lines.append(f"{self.left} trials left for another time")
+            lines.append(f"{self.left} measured runs left for another time")
         if not self.done:
             lines.append("nothing was tried")
         return "\n".join(lines)
@@ -125,9 +132,9 @@ def _happened(measured: Measurement) -> str:
 
 def judge(trial: Trial, measured: Measurement) -> bool | None:
     """Whether a trial went as predicted; None where that cannot be said."""
-    if measured.status not in (Status.OK, Status.OOM) or trial.expected == EITHER:
+    if measured.status not in (Status.OK, Status.OOM) or trial.expected is Expected.EITHER:
         return None
-    return (measured.status is Status.OK) == (trial.expected == COMPLETES)
+    return (measured.status is Status.OK) == (trial.expected is Expected.COMPLETES)
 
 
 def verify_store(
@@ -164,16 +171,18 @@ def verify_store(
                 f"{store.path} has no measurement of {bench.environment.gpu} with this software "
                 "to verify: run `memest calibrate run` first."
             )
-        trials = list(trials_of(taken, outcome.skipped, profile=profile, boundaries=boundaries))
-        for number, trial in enumerate(trials, start=1):
+        # made one after the other: predictions take time too, and time may be short
+        for number, m in enumerate(taken):
             if budget is not None and time.monotonic() - began > budget:
-                outcome.left = len(trials) - number + 1
+                outcome.left = len(taken) - number
                 break
-            tell(Progress(number, len(trials), trial.case))
-            measured = bench.measure(trial.case)
-            if measured is not None:
-                outcome.done.append((trial, measured))
-            tell(Progress(number, len(trials), trial.case, measured, skipped=measured is None))
+            for trial in trials_of(m, outcome.skipped, profile=profile, edge=number < boundaries):
+                tell(Progress(number + 1, len(taken), trial.case))
+                measured = bench.measure(trial.case)
+                if measured is not None:
+                    outcome.done.append((trial, measured))
+                skipped = measured is None
+                tell(Progress(number + 1, len(taken), trial.case, measured, skipped=skipped))
         return outcome
 
 
@@ -191,34 +200,27 @@ def _measured(
 
 
 def trials_of(
-    measured: Sequence[Measurement], skipped: dict[str, str], *, profile: str | None = None,
-    boundaries: int = 6,
-) -> Iterator[Trial]:  # fmt: skip
-    """What to try, the upper bounds first.
+    m: Measurement, skipped: dict[str, str], *, profile: str | None = None, edge: bool = True
+) -> Iterator[Trial]:
+    """What to try of a measured run: its upper bound, cards next to its size, their largest batch.
 
     Args:
-        measured: runs that completed on this device.
-        skipped: takes the reason where a case cannot be tried.
+        m: a run that completed on this device.
+        skipped: takes the reason where it cannot be tried.
         profile: file of a calibration profile.
-        boundaries: how many setups are tried at their largest batch.
+        edge: try the largest batch too.
     """
-    asked: list[tuple[Measurement, Profile, dict[str, Any]]] = []
-    for m in measured:
-        try:
-            asked.append(_question(m, profile))
-        except MemestError as error:
-            skipped[m.case.id] = str(error)
-    for m, model, options in asked:
-        with_bound = _upper_bound(m, model, options)
-        if with_bound is not None:
-            yield with_bound
-    for m, model, options in asked:
-        yield from _at_cards(m, model, options)
-    for m, model, options in asked[:boundaries]:
-        yield from _at_the_edge(m, model, options)
+    try:
+        model, options = _question(m, profile)
+        bound = _upper_bound(m, model, options)
+        rest = [*_at_cards(m, model, options), *(_at_the_edge(m, model, options) if edge else ())]
+    except MemestError as error:
+        skipped[m.case.id] = str(error)
+        return
+    yield from (trial for trial in (bound, *rest) if trial is not None)
 
 
-def _question(m: Measurement, path: str | None) -> tuple[Measurement, Profile, dict[str, Any]]:
+def _question(m: Measurement, path: str | None) -> tuple[Profile, dict[str, Any]]:
     """The predictor of a measured run, for the very device it ran on."""
     assert m.environment is not None
     if m.process_bytes is None:
@@ -226,7 +228,7 @@ def _question(m: Measurement, path: str | None) -> tuple[Measurement, Profile, d
     options: dict[str, Any] = {"gpu": _gpu_name(m.environment)}
     if path is not None:
         options["profile"] = path
-    return m, profile(m.case.model, _setup(m)), options
+    return profile(m.case.model, _setup(m)), options
 
 
 def _gpu_name(environment: Environment) -> str:
@@ -264,13 +266,13 @@ def _upper_bound(m: Measurement, model: Profile, options: dict[str, Any]) -> Tri
     case = _held_to(m, memory)
     if case is None:
         return None
-    return Trial(kind="upper bound", case=case, memory_bytes=memory, expected=COMPLETES)
+    return Trial(kind="upper bound", case=case, memory_bytes=memory, expected=Expected.COMPLETES)
 
 
 _EXPECTED = {
-    Verdict.FITS: COMPLETES,
-    Verdict.TIGHT: EITHER,
-    Verdict.DOES_NOT_FIT: RUNS_OUT,
+    Verdict.FITS: Expected.COMPLETES,
+    Verdict.TIGHT: Expected.EITHER,
+    Verdict.DOES_NOT_FIT: Expected.RUNS_OUT,
 }
 
 
@@ -298,12 +300,16 @@ def _at_the_edge(m: Measurement, model: Profile, options: dict[str, Any]) -> Ite
     memory = next((size for size in CARD_SIZES if device <= size < total), None)
     if memory is None:
         return
-    answer: Estimate = model.estimate(**options, gpu_memory=memory, max_batch=True)
+    # what the process holds was measured: what is tried is the batch, not the context
+    assert m.process_bytes is not None
+    context = model.estimate(**options).context_bytes
+    room = memory - m.process_bytes + context
+    answer: Estimate = model.estimate(**options, gpu_memory=room, max_batch=True)
     if not answer.max_batch:
         return
     for kind, batch, expected in (
-        ("largest batch", answer.max_batch, COMPLETES),
-        ("one more", answer.max_batch + 1, RUNS_OUT),
+        ("largest batch", answer.max_batch, Expected.COMPLETES),
+        ("one more", answer.max_batch + 1, Expected.RUNS_OUT),
     ):
         case = _held_to(m, memory, batch=batch)
         if case is not None:

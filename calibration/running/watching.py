@@ -41,6 +41,10 @@ class Watching:
     def _step(self, reading: StepReading) -> None:
         self._send({"kind": "step", "step": _slim(reading)})
 
+    def _remark(self, text: str) -> None:
+        """Something went wrong that does not end the run."""
+        self._send({"kind": "remark", "remark": text[:_MESSAGE]})
+
     def _build(self) -> Any:
         from memest.calibration.running.material import make_material
 

@@ -9,6 +9,7 @@ is with the runner already.
     {"kind": "built", "parameters": 1, "trainable": 1}
     {"kind": "reading", "reading": {...}}         a moment: start, context, matmul, model, end, oom
     {"kind": "step", "step": {...}}               an optimizer step is over
+    {"kind": "remark", "remark": "..."}           what went wrong and did not end the run
     {"kind": "end", "status": "ok", "failure": {...}, "events": "..."}
 
 Of a case with several processes (``distributed.py``), ranks above 0 name themselves (``rank``).

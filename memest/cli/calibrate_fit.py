@@ -184,10 +184,32 @@ def _pairs(measured: list[Measurement], output: Output) -> list[Pair]:
             if progress is not None:
                 progress(f"predicting {number} of {len(measured)}: {measurement.case.id}")
             pairs.append(pair(measurement))
+    for said in _other_software(measured):
+        emit(f"memest: {said}")
     for one in pairs:
         if one.failure:
             emit(f"memest: {one.measurement.case.id}: no prediction: {one.failure}")
     return pairs
+
+
+def _other_software(measured: list[Measurement]) -> list[str]:
+    """What to say where predictions are made with other code than the measured runs ran."""
+    from memest.installed import release
+
+    out = []
+    for package in ("torch", "transformers"):
+        here = release(package)
+        there = {
+            getattr(m.environment, package).partition("+")[0]
+            for m in measured
+            if m.environment is not None
+        } - {"", here}
+        if here is not None and there:
+            out.append(
+                f"{package} {here} predicts what {', '.join(sorted(there))} ran: models whose code "
+                "changed in between may be off. Fit where it was measured."
+            )
+    return out
 
 
 def _own_place(profile: CalibrationProfile) -> Path:

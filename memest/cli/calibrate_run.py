@@ -302,7 +302,7 @@ def _sentence(summary: Summary) -> str:
     text = f"{environment.gpu}, torch {environment.torch}: "
     text += ", ".join(counts) if counts else "nothing new measured"
     if summary.skipped:
-        text += f"; {summary.skipped} were measured before"
+        text += f"; {summary.skipped} were measured before, or are being measured"
     if summary.passed_over:
         text += f"; {summary.passed_over} need more GPUs than there are"
     if summary.left:

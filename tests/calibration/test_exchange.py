@@ -162,3 +162,16 @@ def test_no_content_of_a_record_is_a_crash(tmp_path, name, value):
     except ConfigError:
         return
     assert found.to_dict() == json.loads(json.dumps(found.to_dict()))
+
+
+def test_out_of_memory_in_a_later_step_counts_what_it_reached():
+    reading = Reading(name="oom", allocated_bytes=700, reserved_bytes=150)
+    records = records_of(_run(status=Status.OOM, readings=(reading,)))
+    assert [(r["metric"], r["measured_bytes"]) for r in records][:2] == [
+        ("allocated", 700), ("reserved", 200),
+    ]  # fmt: skip
+
+
+def test_remarks_travel_with_a_run():
+    run = _run(remarks=("no history was kept: OSError: full",))
+    assert "no history was kept" in records_of(run)[0]["notes"]

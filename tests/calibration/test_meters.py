@@ -194,16 +194,19 @@ def test_what_the_process_holds_is_read_where_both_figures_are_of_one_moment():
 
 @pytest.mark.parametrize(
     ("device", "visible", "named"),
-    [("cuda", "", "0"), ("cuda:1", "", "1"), ("cuda:1", "3,5", "5"),
+    [("cuda", None, "0"), ("cuda:1", None, "1"), ("cuda:1", "3,5", "5"),
      ("cuda", "GPU-aa,GPU-bb", "GPU-aa"), ("cuda:0", " 7 ", "7")],
 )  # fmt: skip
 def test_one_device_is_left_visible(device, visible, named):
-    assert visible_device(device, {"CUDA_VISIBLE_DEVICES": visible}) == named
+    environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    assert visible_device(device, environment) == named
 
 
 def test_a_device_that_is_not_visible():
-    with pytest.raises(ValueError, match="has no device 2"):
+    with pytest.raises(ValueError, match="leaves no device 2"):
         visible_device("cuda:2", {"CUDA_VISIBLE_DEVICES": "0,1"})
+    with pytest.raises(ValueError, match="leaves no device 0"):
+        visible_device("cuda", {"CUDA_VISIBLE_DEVICES": ""})
 
 
 def test_own_process_by_number_wins():

@@ -14,9 +14,9 @@ from simulated_runs import ended, environment, measurement, simulate
 
 from memest.calibration.case import case_from_dict
 from memest.calibration.fitting import prediction as predicting
-from memest.calibration.fitting.prediction import Pair, live_bytes, pair, predict, release
+from memest.calibration.fitting.prediction import Pair, live_bytes, pair, predict
 from memest.calibration.fitting.residuals import question_of, residuals
-from memest.calibration.measurement import CPU, Status, StepReading
+from memest.calibration.measurement import CPU, Status, StepReading, release_of
 from memest.errors import ConfigError, TraceError
 from memest.units import GIB, MIB
 
@@ -86,13 +86,13 @@ def test_a_run_short_of_memory_has_no_gap():
     assert row.tensors == 0
 
 
-def test_a_capped_run_is_short_of_memory():
+def test_a_verdict_test_is_no_measurement_to_fit():
     found = one()
     capped = replace(found.measurement.case, cap_bytes=20 * GIB)
 
-    (row,) = residuals([replace(found, measurement=replace(found.measurement, case=capped))]).rows
+    answer = residuals([replace(found, measurement=replace(found.measurement, case=capped))])
 
-    assert row.limited
+    assert answer.rows == ()
 
 
 def test_repeats_of_a_case_count_once_and_the_last_one_counts():
@@ -277,9 +277,9 @@ def test_an_error_of_anybody_is_a_sentence_too(tiny, monkeypatch):
 
 
 def test_releases_are_read_from_their_names():
-    assert release("2.13.0+cu128") == (2, 13)
-    assert release("12.8") == (12, 8)
-    assert release("") is None
+    assert release_of("2.13.0+cu128") == (2, 13)
+    assert release_of("12.8") == (12, 8)
+    assert release_of("") is None
 
 
 def test_live_bytes_of_a_trace():

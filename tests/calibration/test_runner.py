@@ -258,3 +258,41 @@ def test_a_device_that_is_not_there_is_said():
 
     with Attendant() as attendant, pytest.raises(DeviceError, match="--device cuda cannot be used"):
         attendant.describe("cuda")
+
+
+@pytest.mark.parametrize(
+    ("setup", "said"),
+    [
+        ({"loop": "trainer", "optim": "none"}, "--optim none is not what the trainer loop does"),
+        ({"loop": "trainer", "zero_grad": "zero"}, "--zero-grad zero"),
+        ({"loop": "accelerate", "dtype": "bfloat16", "master_weights": True}, "--master-weights"),
+        ({"software": "torch=1.10"}, "runs with the software that is installed"),
+        ({"sdpa_backend": "math", "attn_implementation": "sdpa"}, "kernels of GPUs"),
+    ],
+)
+def test_what_a_run_would_not_do_is_refused_not_mismeasured(setup, said):
+    from memest.calibration.running.worker import work
+
+    heard = []
+    work(_case(**setup), "cpu", heard.append)
+    end = heard[-1]
+    assert end["status"] is Status.FAILED
+    assert said in end["failure"]["message"]
+
+
+@pytest.mark.parametrize(
+    "setup",
+    [
+        {"optim": "adagrad_loop"},
+        {"optim": "adagrad", "loop": "trainer"},
+        {"optim": "rmsprop", "loop": "trainer"},
+        {"dtype": "bfloat16", "master_weights": True},
+        {"optim": "none"},
+    ],
+)
+def test_what_optimizers_hold_from_the_start_is_measured_too(store, setup):
+    with Bench("cpu", store) as bench:
+        measured = bench.measure(_case(**setup))
+    assert measured.status is Status.OK, measured.failure
+    predicted = predict(measured).allocated_bytes
+    assert abs(predicted - measured.allocated_bytes) < 0.004 * measured.allocated_bytes
