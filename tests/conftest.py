@@ -5,8 +5,15 @@ from __future__ import annotations
 import os
 import tempfile
 
+from hypothesis import settings
+
 # step profiles of the tests are nobody else's, and those of others are not believed
 os.environ["MEMEST_CACHE"] = tempfile.mkdtemp(prefix="memest-tests-")
+
+
+# how long an example takes says something of the machine, not of the code
+settings.register_profile("memest", deadline=None)
+settings.load_profile("memest")
 
 
 def pytest_addoption(parser):

@@ -35,6 +35,7 @@ from memest.units import MIB
 ROOT = Path(__file__).parents[1]
 RECORDS = ROOT / "data" / "reference"
 PAGE = ROOT / "docs" / "accuracy.md"
+OUTCOMES = ROOT / "data" / "accuracy" / "outcomes.jsonl"
 SHORTEST, LONGEST = 2, 128
 DIVIDED = 20
 """Sets of more records than this are also summed up by model and by optimizer."""
@@ -289,6 +290,25 @@ def write_page(outcomes: list[Outcome], page: Path = PAGE) -> None:
     page.write_text(text, encoding="utf-8")
 
 
+def write_outcomes(outcomes: list[Outcome], path: Path = OUTCOMES) -> None:
+    """Keep what was predicted, for the explorer's accuracy page: one JSON object a line."""
+    lines = []
+    for outcome in outcomes:
+        record = outcome.record
+        config = resolve_model(record["model"]).config or {}
+        lines.append(
+            json.dumps({
+                "id": record["id"], "set": record["set"], "model": record["model"],
+                "family": config.get("model_type", ""), "gpu": record["gpu"],
+                "run": _what(record), "metric": record["metric"],
+                "measured_bytes": outcome.measured, "predicted_bytes": outcome.predicted,
+                "low_bytes": outcome.low, "scored": outcome.scored, "peak_at": outcome.where,
+                "remark": _remark(outcome).replace("**", ""), "source": record["source"],
+            })
+        )  # fmt: skip
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run the records."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -309,6 +329,7 @@ def main(argv: list[str] | None = None) -> int:
     print("\n".join(summary(outcomes)))
     if not arguments.dry and not arguments.only:
         write_page(outcomes)
+        write_outcomes(outcomes)
     return 0
 
 

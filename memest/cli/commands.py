@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from memest.cli.advise import advise
+from memest.cli.app import app
 from memest.cli.cache import cache
 from memest.cli.calibrate import calibrate
 from memest.cli.compare import compare
@@ -47,16 +48,17 @@ def _root(
 
 def build() -> Any:
     """The command as Typer makes it."""
-    app = typer.Typer(
+    root = typer.Typer(
         name="memest",
         rich_markup_mode="rich",
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    app.callback()(_root)
+    root.callback()(_root)
     for function in (
-        estimate, fits, max_batch, compare, advise, sweep, replay, models, gpus, cache, env,
+        estimate, fits, max_batch, compare, advise, sweep, replay, models, gpus, app, cache,
+        env,
     ):  # fmt: skip
-        app.command()(function)
-    app.add_typer(calibrate())
-    return typer.main.get_command(app)
+        root.command()(function)
+    root.add_typer(calibrate())
+    return typer.main.get_command(root)

@@ -1,0 +1,247 @@
+"""Answers for all sessions: each made once, kept, and never in the way of another model's.
+
+Work runs in threads of its own, so that a slow trace blocks neither its session's interface nor
+other sessions; what a session no longer waits for is still finished and kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import streamlit as st
+
+import memest
+from memest.app.question import Question
+from memest.app.uploads import check_reference
+from memest.cards import profile_folders
+from memest.errors import MemestError
+from memest.findings import Advice, Comparison
+from memest.limits import MaxBatch
+from memest.result import Estimate
+from memest.search.points import Sweep
+from memest.what_if import Profile
+
+__all__ = [
+    "advice",
+    "comparison",
+    "estimate",
+    "largest",
+    "one_row",
+    "say",
+    "shown",
+    "sweep",
+    "wait_for",
+]
+
+Answer = TypeVar("Answer")
+
+QUIET_SECONDS = 0.3
+"""Answers that come sooner show no progress."""
+_POLL_SECONDS = 0.1
+_KEPT_MODELS = 64
+_KEPT_ANSWERS = 2000
+
+
+@dataclass
+class _Shared:
+    """What all sessions share.
+
+    Attributes:
+        locks: one for each model: its profile answers one question after the other.
+        tracing: held while anything is traced, which changes things of the whole process.
+        listener: of the thread that asks, told what takes long.
+    """
+
+    locks: defaultdict[str, threading.RLock] = field(
+        default_factory=lambda: defaultdict(threading.RLock)
+    )
+    guard: threading.Lock = field(default_factory=threading.Lock)
+    tracing: threading.RLock = field(default_factory=threading.RLock)
+    listener: threading.local = field(default_factory=threading.local)
+
+    def lock(self, model: str) -> threading.RLock:
+        """The lock of a model."""
+        with self.guard:
+            return self.locks[model]
+
+    def say(self, text: str) -> None:
+        """Called by memest before whatever takes long: one trace at a time in this process."""
+        listen = getattr(self.listener, "say", None)
+        if listen is not None:
+            listen(text)
+        if not getattr(self.listener, "holds", False):
+            self.tracing.acquire()
+            self.listener.holds = True
+
+    def finish(self) -> None:
+        """Let others trace."""
+        if getattr(self.listener, "holds", False):
+            self.listener.holds = False
+            self.tracing.release()
+
+
+@st.cache_resource(show_spinner=False)
+def _shared() -> _Shared:
+    # the libraries that a trace loads have warnings and bars of their own
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    return _Shared()
+
+
+@st.cache_resource(show_spinner=False, max_entries=_KEPT_MODELS)
+def _profile(model: str) -> Profile:
+    """The one profile of a model: what it traced answers every session."""
+    check_reference(model)
+    return memest.profile(model, progress=_shared().say)
+
+
+# -- questions ------------------------------------------------------------------------------------
+
+
+def estimate(question: Question, *, max_batch: bool = False) -> Estimate:
+    """The estimate of a question, the one that ``memest estimate`` prints if with ``max_batch``."""
+    found: Estimate = _kept("estimate", question, (max_batch,), _profiles_on_disk())
+    return found
+
+
+def sweep(question: Question, axes: tuple[tuple[str, str], ...]) -> Sweep:
+    """A grid over options; axes as text, in the syntax of ``memest sweep --over``."""
+    found: Sweep = _kept("sweep", question, axes, _profiles_on_disk())
+    return found
+
+
+def one_row(question: Question) -> str:
+    """The question's figures as CSV: a header and one row."""
+    return sweep(question, ()).to_csv()
+
+
+def largest(question: Question) -> MaxBatch:
+    """The largest batch on each GPU of the question."""
+    found: MaxBatch = _kept("largest", question, (), _profiles_on_disk())
+    return found
+
+
+def comparison(question: Question, scenarios: tuple[str, ...]) -> Comparison:
+    """The question beside scenarios that change it."""
+    found: Comparison = _kept("comparison", question, scenarios, _profiles_on_disk())
+    return found
+
+
+def advice(question: Question, effective_batch: int, *, any_precision: bool) -> Advice:
+    """Ranked plans for an effective batch."""
+    asked = (effective_batch, any_precision)
+    found: Advice = _kept("advice", question, asked, _profiles_on_disk())
+    return found
+
+
+@st.cache_data(show_spinner=False, max_entries=_KEPT_ANSWERS)
+def _kept(
+    kind: str, question: Question, asked: tuple[Any, ...],
+    profiles: tuple[tuple[str, int], ...],  # noqa: ARG001 - part of the key
+) -> Any:  # fmt: skip
+    """An answer, made once as long as the calibration profiles on disk stay the same."""
+    check_reference(question.model)
+    options, say = dict(question.options), _shared().say
+    if kind == "estimate":
+        setup = question.setup
+        with _shared().lock(question.model):
+            return _profile(question.model).estimate(setup, max_batch=asked[0], **question.where)
+    if kind == "sweep":
+        return memest.sweep(question.model, dict(asked), progress=say, **options)
+    if kind == "largest":
+        return memest.max_batch(question.model, progress=say, **options)
+    if kind == "comparison":
+        return memest.compare(question.model, asked, progress=say, **options)
+    return memest.advise(
+        question.model, effective_batch=asked[0], any_precision=asked[1], progress=say, **options
+    )
+
+
+def _profiles_on_disk() -> tuple[tuple[str, int], ...]:
+    """The calibration profiles that an estimate may find, and when each was written."""
+    found = []
+    for folder in profile_folders():
+        with contextlib.suppress(OSError):
+            found += [(str(path), path.stat().st_mtime_ns) for path in folder.glob("*.json")]
+    return tuple(sorted(found))
+
+
+def say(text: str) -> None:
+    """Tell whoever waits for this thread what is being done."""
+    listen = getattr(_shared().listener, "say", None)
+    if listen is not None:
+        listen(text)
+
+
+# -- waiting --------------------------------------------------------------------------------------
+
+
+def wait_for(work: Callable[[], Answer], doing: str) -> Answer:
+    """Do something in a thread; shows what it does if it takes long.
+
+    Args:
+        work: what to do; must not touch the page.
+        doing: how to call it, for example "Tracing gpt2".
+
+    Raises:
+        MemestError: whatever went wrong, as the library says it.
+    """
+    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+    done: list[Answer] = []
+    failed: list[BaseException] = []
+    shared = _shared()
+
+    def run() -> None:
+        shared.listener.say = lines.put
+        try:
+            done.append(work())
+        except Exception as error:  # noqa: BLE001 - raised again where the page waits
+            failed.append(error)
+        finally:
+            shared.finish()
+
+    thread = threading.Thread(target=run, daemon=True, name="memest answer")
+    thread.start()
+    thread.join(QUIET_SECONDS)
+    if thread.is_alive():
+        _show_progress(thread, lines, doing)
+    if failed:
+        raise failed[0]
+    return done[0]
+
+
+def _show_progress(thread: threading.Thread, lines: queue.SimpleQueue[str], doing: str) -> None:
+    place = st.empty()
+    start = time.monotonic()
+    with place.status(f"{doing} …", expanded=True) as status:
+        while thread.is_alive():
+            thread.join(_POLL_SECONDS)
+            while not lines.empty():
+                st.write(lines.get())
+            status.update(label=f"{doing} … {time.monotonic() - start:.0f} s")
+    place.empty()
+
+
+def shown(work: Callable[[], Answer], doing: str) -> Answer | None:
+    """:func:`wait_for`, with an error as its sentence on the page and None in its place."""
+    try:
+        return wait_for(work, doing)
+    except MemestError as error:
+        st.error(str(error), icon=":material/error:")
+    except OSError as error:
+        st.error(f"The operating system refuses: {error.strerror or error}.")
+    except Exception as error:  # noqa: BLE001 - the page never shows a traceback
+        st.error(
+            f"Unexpected {type(error).__name__}: {error}. This is a bug in memest: please report "
+            "it with the command line below and the output of `memest env`."
+        )
+    return None

@@ -1,0 +1,73 @@
+"""The explorer's frame: pages, the inputs they share, and what stands on all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import streamlit as st
+
+from memest.app.question import Question
+from memest.app.sidebar import ask
+from memest.app.views import (
+    accuracy,
+    advise,
+    calibration,
+    compare,
+    fit_map,
+    how_it_works,
+    what_if,
+)
+from memest.option_table import OPTIONS
+
+__all__ = ["PAGES", "run"]
+
+View = Callable[[Question], None]
+
+PAGES: dict[str, tuple[str, str, View]] = {
+    "what-if": ("What-if", ":material/tune:", what_if.show),
+    "fit-map": ("Fit map", ":material/grid_on:", fit_map.show),
+    "compare": ("Compare", ":material/compare_arrows:", compare.show),
+    "advise": ("Advise", ":material/lightbulb:", advise.show),
+    "accuracy": ("Accuracy", ":material/target:", accuracy.show),
+    "calibration": ("Calibration", ":material/straighten:", calibration.show),
+    "how-it-works": ("How it works", ":material/school:", how_it_works.show),
+}
+"""Title, icon and content of each page, by its path in the URL."""
+
+
+def run(default: str = "what-if") -> None:
+    """Draw the page that the browser asks for.
+
+    Args:
+        default: the page without a path.
+    """
+    st.set_page_config(page_title="memest", page_icon=":material/memory:", layout="wide")
+    asked: list[Question] = []
+
+    def page(view: View) -> Callable[[], None]:
+        def draw() -> None:
+            view(asked[0])
+
+        return draw
+
+    pages = [
+        st.Page(page(view), title=title, icon=icon, url_path=path, default=path == default)
+        for path, (title, icon, view) in PAGES.items()
+    ]
+    chosen = st.navigation(pages, position="top")
+    _keep_link(chosen.url_path)
+    asked.append(ask())
+    chosen.run()
+
+
+def _keep_link(path: str) -> None:
+    """Write the shared inputs into the URL again when another page is opened: links have none."""
+    before = st.session_state.get("page_before")
+    st.session_state.page_before = path
+    if before in (None, path):
+        return
+    for option in OPTIONS:
+        if option.name in st.session_state:
+            st.session_state[option.name] = st.session_state[option.name]
+    if "model" in st.session_state:
+        st.session_state.model = st.session_state.model

@@ -1,0 +1,36 @@
+"""Predictions of published runs, as they were made for ``docs/accuracy.md``.
+
+``tools/published.py`` writes them to ``data/accuracy``; a folder named by ``MEMEST_REFERENCE`` is
+read too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from memest.places import data_folder
+
+__all__ = ["FILE", "outcomes"]
+
+FILE = "outcomes.jsonl"
+
+
+def outcomes() -> list[dict[str, Any]]:
+    """Every published run with a prediction beside it; empty where none were kept."""
+    folders = [data_folder() / "accuracy"]
+    extra = os.environ.get("MEMEST_REFERENCE")
+    if extra:
+        folders.append(Path(extra))
+    found: dict[str, dict[str, Any]] = {}
+    for folder in folders:
+        path = folder / FILE
+        if not path.is_file():
+            continue
+        for line in path.read_text(encoding="utf-8").splitlines():
+            if line.strip():
+                record = json.loads(line)
+                found.setdefault(record["id"], record)
+    return list(found.values())

@@ -1,0 +1,135 @@
+"""The inputs that all pages share: they stand in the sidebar and in the URL."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import streamlit as st
+
+from memest.app.question import Question
+from memest.app.uploads import MAX_UPLOAD_BYTES, keep_config
+from memest.app.widgets import gpu_names, option_widget
+from memest.cards import NO_PROFILE, profile_folders
+from memest.errors import MemestError
+from memest.models.catalogue import catalogue
+from memest.option_table import OPTIONS, Panel
+from memest.options import find_option
+from memest.units import format_size
+
+__all__ = ["DEFAULT_GPU", "DEFAULT_MODEL", "ask"]
+
+DEFAULT_MODEL = "bert-large-uncased"
+DEFAULT_GPU = "rtx-4090"
+_FIRST = ("batch", "seq_len", "grad_accum", "precision", "checkpointing", "optim", "dtype",
+          "attn_implementation")  # fmt: skip
+_APART = ("gpu", "profile", "trust_remote_code")
+_SPELT_TWICE = ("bf16", "fp16", "expandable_segments", "gradient_checkpointing_kwargs")
+"""Short forms of other options, which have widgets already."""
+
+
+def ask() -> Question:
+    """Draw the inputs; returns the question that they make."""
+    options: dict[str, Any] = {}
+    with st.sidebar:
+        model = _model()
+        options["gpu"] = _gpus()
+        left, right = st.columns(2)
+        with left:
+            options["batch"] = option_widget("batch")
+        with right:
+            options["seq_len"] = option_widget("seq_len")
+        for name in _FIRST[2:]:
+            options[name] = option_widget(name)
+        _advanced(options)
+    return Question.of(model, options)
+
+
+def _model() -> str:
+    names = [entry.id for entry in catalogue()]
+    _upload()
+    chosen = st.selectbox(
+        "Model",
+        names,
+        index=names.index(DEFAULT_MODEL),
+        key="model",
+        bind="query-params",
+        accept_new_options=True,
+        help="A model of the catalogue, or any id of the Hugging Face hub: type it. A config.json "
+        "is uploaded below.",
+    )
+    return (chosen or "").strip()
+
+
+def _gpus() -> tuple[str, ...]:
+    chosen = st.multiselect(
+        "GPU",
+        gpu_names(),
+        default=[DEFAULT_GPU],
+        key="gpu",
+        bind="query-params",
+        accept_new_options=True,
+        max_selections=6,
+        help=f"{find_option('gpu').help} The first one decides the verdict.",
+    )
+    return tuple(chosen)
+
+
+def _upload() -> None:
+    """Take an uploaded configuration over into the model's widget, before that is drawn."""
+    given = st.session_state.get("config_file")
+    taken = st.session_state.get("taken_upload")
+    if given is None or given.file_id == taken:
+        return
+    st.session_state.taken_upload = given.file_id
+    try:
+        if given.size > MAX_UPLOAD_BYTES:
+            size = format_size(MAX_UPLOAD_BYTES)
+            st.session_state.upload_error = f"{given.name} is larger than {size}."
+            return
+        st.session_state.model = keep_config(given.name, given.getvalue())
+        st.session_state.upload_error = ""
+    except MemestError as error:
+        st.session_state.upload_error = str(error)
+
+
+def _advanced(options: dict[str, Any]) -> None:
+    with st.expander("Own config.json", icon=":material/upload_file:"):
+        st.file_uploader(
+            "config.json of a model",
+            type=["json"],
+            key="config_file",
+            max_upload_size=1,
+            help="Read as data, never run; at most 1 MB. It stays on the machine that runs this.",
+        )
+        if st.session_state.get("upload_error"):
+            st.error(st.session_state.upload_error)
+    for panel in Panel:
+        members = [
+            option for option in OPTIONS
+            if option.panel is panel and option.name not in (*_FIRST, *_APART, *_SPELT_TWICE)
+        ]  # fmt: skip
+        if not members:
+            continue
+        with st.expander(f"More: {panel.value}"):
+            for option in members:
+                options[option.name] = option_widget(option.name)
+            if panel is Panel.GPU:
+                options["profile"] = _calibration_profile()
+
+
+def _calibration_profile() -> str | None:
+    files = [
+        str(path)
+        for folder in profile_folders()
+        if folder.is_dir()
+        for path in sorted(folder.glob("*.json"))
+    ]
+    return st.selectbox(
+        "Calibration profile",
+        [NO_PROFILE, *files],
+        index=None,
+        placeholder="one of this GPU, if there is any",
+        key="profile",
+        bind="query-params",
+        help=find_option("profile").help,
+    )

@@ -1,0 +1,39 @@
+"""How the explorer looks, as options of ``streamlit run``, so that an installed package has it."""
+
+from __future__ import annotations
+
+from memest.report.html import COLOURS
+
+__all__ = ["VERDICT_COLOURS", "VERDICT_ICONS", "launch_options"]
+
+VERDICT_COLOURS = {
+    "fits": "green", "tight": "orange", "does not fit": "red", "no GPU named": "gray",
+}  # fmt: skip
+VERDICT_ICONS = {
+    "fits": ":material/check_circle:",
+    "tight": ":material/warning:",
+    "does not fit": ":material/cancel:",
+    "no GPU named": ":material/help:",
+}
+MAX_UPLOAD_MB = 1
+
+_OPTIONS = {
+    "theme.light.primaryColor": "#0b5cad",
+    "theme.light.backgroundColor": "#ffffff",
+    "theme.light.secondaryBackgroundColor": "#f3f5f8",
+    "theme.light.textColor": "#1c2430",
+    "theme.dark.primaryColor": "#5aa9f5",
+    "theme.dark.backgroundColor": "#11161d",
+    "theme.dark.secondaryBackgroundColor": "#1b232d",
+    "theme.dark.textColor": "#e6ebf1",
+    "theme.chartCategoricalColors": list(COLOURS.values()),
+}
+
+
+def launch_options() -> list[str]:
+    """Theme and limits as ``--name=value`` for ``streamlit run``."""
+    found = [f"--server.maxUploadSize={MAX_UPLOAD_MB}", "--browser.gatherUsageStats=false"]
+    for name, value in _OPTIONS.items():
+        values = value if isinstance(value, list) else [value]
+        found += [f"--{name}={each}" for each in values]
+    return found

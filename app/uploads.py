@@ -1,0 +1,99 @@
+"""Files that a user uploads: limited in size, parsed as data, never run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from memest.errors import ConfigError, ModelLoadError, UnknownModelError
+from memest.models.config_file import check_config, read_config
+from memest.models.resolve import resolve_model
+from memest.places import user_folder
+from memest.units import MIB, format_size
+
+__all__ = ["MAX_UPLOAD_BYTES", "check_reference", "keep_config", "temporary"]
+
+MAX_UPLOAD_BYTES = MIB
+_FOLDER = "uploaded_configs"
+
+
+def _folder() -> Path:
+    return user_folder() / _FOLDER
+
+
+@contextmanager
+def temporary(name: str, content: bytes) -> Iterator[Path]:
+    """An uploaded file on disk for as long as it is read.
+
+    Raises:
+        ConfigError: it is larger than an upload may be.
+    """
+    if len(content) > MAX_UPLOAD_BYTES:
+        raise ConfigError(
+            f"{name} has {format_size(len(content))}: an upload may have at most "
+            f"{format_size(MAX_UPLOAD_BYTES)}."
+        )
+    with tempfile.TemporaryDirectory(prefix="memest-upload-") as folder:
+        path = Path(folder) / Path(name).name
+        path.write_bytes(content)
+        yield path
+
+
+def keep_config(name: str, content: bytes) -> str:
+    """Check an uploaded ``config.json`` and keep it where estimates can name it.
+
+    Args:
+        name: of the file, for messages.
+        content: its bytes.
+
+    Returns:
+        The model's reference: the path of the copy, named by its digest.
+
+    Raises:
+        MemestError: too large, not JSON, not a model's configuration, or with code of its own.
+    """
+    with temporary(name, content) as path:
+        config, _ = check_config(read_config(path, shown=name), shown=name, trust_remote_code=False)
+    text = json.dumps(config, indent=2, sort_keys=True)
+    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    target = _folder() / f"{config['model_type']}-{digest}.json"
+    if not target.is_file():
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            aside = target.with_suffix(f".{os.getpid()}.tmp")
+            aside.write_text(text, encoding="utf-8")
+            aside.replace(target)
+        except OSError as error:
+            raise ModelLoadError(
+                f"{name} cannot be kept in {target.parent}: {error.strerror or error}."
+            ) from error
+    return str(target)
+
+
+def check_reference(model: str) -> None:
+    """Refuse what a link must not name: code, and files of this machine that were not uploaded.
+
+    Raises:
+        MemestError: a name that leads nowhere, or somewhere it must not.
+    """
+    if not model:
+        raise UnknownModelError("no model was named: choose one, for example bert-base-uncased")
+    if ":" in model.partition("?")[0]:
+        raise ConfigError(
+            f"{model} names Python code: the explorer runs none. Use the command line, memest "
+            "estimate, for package.module:factory."
+        )
+    source = resolve_model(model)
+    if source.kind == "factory":
+        raise ConfigError(f"{model} names Python code: the explorer runs none.")
+    if source.path is not None and source.kind == "file":
+        folder = _folder().resolve()
+        if source.path.resolve().parent != folder:
+            raise ConfigError(
+                f"{model} is a file of this machine: upload its config.json to ask about it here."
+            )

@@ -1,0 +1,1 @@
+"""The pages: each arranges what the library answers."""

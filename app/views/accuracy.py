@@ -1,0 +1,145 @@
+"""Accuracy: what memest says beside what was measured."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import streamlit as st
+
+from memest.app import answers
+from memest.app.accuracy_charts import against_chart, residual_chart
+from memest.app.published import outcomes
+from memest.app.question import Question
+from memest.app.records import draw_blocks, measurements, pairs_of, sources
+from memest.calibration.fitting.blocks import Block
+from memest.calibration.fitting.report import Errors, report_blocks
+from memest.units import format_size
+
+__all__ = ["show"]
+
+_WORST = 10
+_BY = {"GPU": "gpu", "family": "family", "model": "model", "set": "set"}
+
+
+def show(question: Question) -> None:  # noqa: ARG001 - pages share one signature
+    """The page."""
+    st.markdown("#### Predicted against measured")
+    published, campaigns = st.tabs(
+        ["Published runs", "Measured campaigns"], key="runs", bind="query-params"
+    )
+    with published:
+        _published()
+    with campaigns:
+        _campaigns()
+
+
+def _published() -> None:
+    found = outcomes()
+    if not found:
+        st.info(
+            "No predictions of published runs come with this installation: tools/published.py of "
+            "the repository makes them."
+        )
+        return
+    scored = [run for run in found if run["scored"]]
+    st.caption(
+        "GPU memory of real training runs that others measured and published; nothing in memest "
+        "is fitted to them."
+    )
+    kind = st.segmented_control(
+        "By", list(_BY), default="GPU", required=True, key="by", bind="query-params"
+    )
+    field = _BY[kind or "GPU"]
+    groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for run in scored:
+        groups[run[field]].append(run)
+    chosen = st.multiselect(
+        "Only", sorted(groups), key="only", bind="query-params", placeholder="all"
+    )
+    kept = [run for run in scored if not chosen or run[field] in chosen]
+    _summary(kept)
+    against, residuals = st.columns(2)
+    drawn = against_chart(kept, field)
+    against.altair_chart(drawn.chart, alt=drawn.words, key="against_chart")
+    drawn = residual_chart(kept, field)
+    residuals.altair_chart(drawn.chart, alt=drawn.words, key="residual_chart")
+    st.markdown(f"##### By {kind}")
+    st.dataframe(
+        [_errors(name, runs) for name, runs in sorted(groups.items())],
+        hide_index=True,
+        alt=f"Errors by {kind}",
+    )
+    st.markdown("##### Worst cases")
+    worst = sorted(kept, key=lambda run: -abs(_error(run)))[:_WORST]
+    st.dataframe([_row(run) for run in worst], hide_index=True, alt="The worst cases")
+    with st.expander(f"All {len(found)} runs, those without a score too"):
+        st.dataframe([_row(run) for run in found], hide_index=True, alt="All published runs")
+
+
+def _pairs(runs: list[dict[str, Any]]) -> list[tuple[int, int]]:
+    return [(run["measured_bytes"], run["predicted_bytes"]) for run in runs]
+
+
+def _error(run: dict[str, Any]) -> float:
+    found = Errors.of(_pairs([run]))
+    return 0.0 if found is None else found.worst
+
+
+def _summary(runs: list[dict[str, Any]]) -> None:
+    found = Errors.of(_pairs(runs))
+    if found is None:
+        st.info("No run of these has a score.")
+        return
+    columns = st.columns(4)
+    columns[0].metric("Runs", f"{found.count}", border=True)
+    columns[1].metric("Median error", f"{found.median:.2%}", border=True)
+    columns[2].metric("Worst", f"{found.worst:+.2%}", border=True)
+    columns[3].metric("Predicted too low", f"{found.below:.0%}", border=True)
+
+
+def _errors(name: str, runs: list[dict[str, Any]]) -> dict[str, str]:
+    found = Errors.of(_pairs(runs))
+    assert found is not None
+    return {
+        "": name,
+        "runs": f"{found.count}",
+        "median error": f"{found.median:.2%}",
+        "median, signed": f"{found.median_signed:+.2%}",
+        "worst": f"{found.worst:+.2%}",
+        "too low": f"{found.below:.0%}",
+    }
+
+
+def _row(run: dict[str, Any]) -> dict[str, Any]:
+    predicted = run["predicted_bytes"]
+    return {
+        "model": run["model"],
+        "GPU": run["gpu"],
+        "run": run["run"],
+        "measured": format_size(run["measured_bytes"]),
+        "predicted": "" if predicted is None else format_size(predicted),
+        "error": f"{_error(run):+.2%}" if run["scored"] else "",
+        "remark": run["remark"] or run["peak_at"],
+    }
+
+
+def _campaigns() -> None:
+    found = sources()
+    if not found:
+        st.info(
+            "Nothing was measured yet: `memest calibrate run` measures real training steps on a "
+            "GPU, and the page Calibration takes an export of another machine."
+        )
+        return
+    name = st.selectbox("Measurements", list(found), key="measurements", bind="query-params")
+    blocks = answers.shown(partial(_report, found[name or next(iter(found))]), "Predicting runs")
+    if blocks is not None:
+        draw_blocks(blocks)
+
+
+def _report(path: Path) -> list[Block]:
+    some, _ = measurements(path)
+    return report_blocks(pairs_of(tuple(some)))

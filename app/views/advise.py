@@ -1,0 +1,97 @@
+"""Advise: ranked ways to train with an effective batch on one GPU."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import streamlit as st
+
+from memest.app import answers
+from memest.app.question import Question
+from memest.app.theme import VERDICT_COLOURS, VERDICT_ICONS
+from memest.findings import Advice, Plan
+from memest.report.advice import advice_sentence, plan_words
+from memest.units import format_delta, format_size
+
+__all__ = ["show"]
+
+
+def show(question: Question) -> None:
+    """The page."""
+    st.markdown("#### The fastest ways that fit")
+    left, right = st.columns([1, 2], vertical_alignment="bottom")
+    wanted = left.number_input(
+        "Effective batch", min_value=1, value=64, step=8, key="effective_batch",
+        bind="query-params",
+        help="Samples of one optimizer step: micro-batch times accumulation.",
+    )  # fmt: skip
+    any_precision = right.toggle(
+        "Any precision", key="any_precision", bind="query-params",
+        help="Use bf16 or fp16 autocast wherever the GPU has it and it is faster. Otherwise the "
+        "precision asked for is kept unless nothing surely fits with it.",
+    )  # fmt: skip
+    asked = question.without("batch", "grad_accum")
+    if asked.gpus:
+        asked = asked.with_options(gpu=asked.gpus[:1])
+    answer = answers.shown(
+        partial(answers.advice, asked, int(wanted), any_precision=any_precision),
+        f"Planning {asked.model}",
+    )
+    if answer is None:
+        return
+    if len(question.gpus) > 1:
+        st.caption(f"Plans are for one GPU, the first that is named: {answer.gpu}.")
+    st.badge(
+        answer.verdict.value.capitalize(), icon=VERDICT_ICONS[answer.verdict.value],
+        color=VERDICT_COLOURS[answer.verdict.value],  # type: ignore[arg-type]
+    )  # fmt: skip
+    st.markdown(f"**{advice_sentence(answer)}**")
+    if answer.plans:
+        _table(answer)
+    for number, plan in enumerate(answer.plans, start=1):
+        _plan(f"Plan {number}", plan, expanded=number == 1)
+    if answer.closest is not None:
+        _plan("The closest", answer.closest, expanded=True)
+    st.caption(f"Time is {answer.time_basis}.")
+    for note in answer.notes:
+        st.caption(note)
+    st.code(_command(asked, int(wanted), any_precision=any_precision), language="bash",
+            wrap_lines=True)  # fmt: skip
+    st.download_button(
+        "JSON", f"{answer.to_json()}\n", "advice.json", "application/json", key="advice_json",
+        on_click="ignore", icon=":material/download:",
+    )  # fmt: skip
+
+
+def _command(asked: Question, wanted: int, *, any_precision: bool) -> str:
+    text = f"{asked.command_line('advise')} --effective-batch {wanted}"
+    return f"{text} --any-precision" if any_precision else text
+
+
+def _table(answer: Advice) -> None:
+    rows = [
+        {
+            "plan": number,
+            "what": plan_words(plan, times="×"),
+            "verdict": plan.verdict.value,
+            "device": format_size(plan.estimate.peak.device_bytes),
+            "headroom": _headroom(plan),
+            "time of a sample": f"{plan.relative_time:.2f} ×",
+            "changes training": ", ".join(plan.changes_training),
+        }
+        for number, plan in enumerate(answer.plans, start=1)
+    ]
+    words = "; ".join(f"{r['plan']}: {r['what']}, {r['verdict']}, {r['device']}" for r in rows)
+    st.dataframe(rows, hide_index=True, alt=f"Plans. {words}")
+
+
+def _headroom(plan: Plan) -> str:
+    gpu = plan.estimate.gpu
+    return "" if gpu is None else format_delta(gpu.headroom_bytes)
+
+
+def _plan(label: str, plan: Plan, *, expanded: bool) -> None:
+    with st.expander(f"{label}: {plan_words(plan, times='×')}", expanded=expanded):
+        for step in plan.steps:
+            st.markdown(f"- **{step.option} {step.value}**: {step.why}")
+        st.code(" ".join(plan.arguments), language="bash", wrap_lines=True)

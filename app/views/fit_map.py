@@ -1,0 +1,140 @@
+"""Fit map: batch against length on each GPU, and the largest batch at every length."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import streamlit as st
+
+from memest.app import answers
+from memest.app.charts import frontier_chart, heat_chart
+from memest.app.question import Question
+from memest.errors import MemestError
+from memest.limits import MaxBatch
+from memest.report.heat import HeatMap
+from memest.report.limits import limit_sentence
+from memest.search.axes import parse_axis
+from memest.search.points import METRICS, Sweep
+from memest.search.view import heat_map
+
+__all__ = ["show"]
+
+_BATCHES, _LENGTHS = "1:64:x2", "128,256,512"
+_SYNTAX = "Values as after --over of memest sweep: 1,2,4 or 128:512:128 or 1:64:x2."
+
+
+def show(question: Question) -> None:
+    """The page."""
+    st.markdown("#### What fits, over batch and length")
+    left, middle, right = st.columns([2, 2, 3])
+    batches = left.text_input(
+        "Batch sizes", _BATCHES, key="batches", bind="query-params", help=_SYNTAX
+    )
+    lengths = middle.text_input(
+        "Sequence lengths", _LENGTHS, key="seq_lens", bind="query-params", help=_SYNTAX
+    )
+    metric = right.segmented_control(
+        "Colour", list(METRICS), default=METRICS[0], required=True, key="metric",
+        bind="query-params",
+        help="What the number and the colour of a cell are; its verdict is written below it.",
+    )  # fmt: skip
+    asked = question.without("batch", "seq_len")
+    if not asked.gpus and "gpu_memory" not in asked.where:
+        st.info("Name a GPU in the sidebar: the map says what fits on it.")
+        return
+    axes = (("batch", batches), ("seq_len", lengths))
+    found = answers.shown(partial(answers.sweep, asked, axes), f"Sweeping {asked.model}")
+    if found is None:
+        return
+    heat = _map(found, metric or METRICS[0])
+    if heat is not None:
+        _files(found, metric or METRICS[0])
+    _frontier(asked, lengths)
+
+
+def _map(found: Sweep, metric: str) -> HeatMap | None:
+    try:
+        heat = heat_map(found, metric)
+    except MemestError as error:
+        st.error(str(error))
+        return None
+    st.markdown(f"**{heat.summary}**")
+    st.caption(f"{heat.metric.capitalize()}. {heat.subtitle}")
+    for number, panel in enumerate(heat.panels):
+        if panel.title:
+            st.markdown(f"**{panel.title.removeprefix('gpu ')}**")
+        drawn = heat_chart(heat, panel)
+        st.altair_chart(drawn.chart, alt=drawn.words, key=f"heat_{number}")
+    for note in heat.notes:
+        st.caption(note)
+    with st.expander("The same as a table"):
+        st.dataframe(
+            [
+                {"": f"{panel.title} {heat.row_label} {name}".strip()}
+                | {
+                    f"{heat.column_label} {column}": f"{heat.number(cell.value)} {cell.mark.value}"
+                    for column, cell in zip(heat.column_names, cells, strict=True)
+                }
+                for panel in heat.panels
+                for name, cells in zip(heat.row_names, panel.cells, strict=True)
+            ],
+            hide_index=True,
+            alt=heat.summary,
+        )
+    return heat
+
+
+def _files(found: Sweep, metric: str) -> None:
+    row = st.container(horizontal=True)
+    row.download_button(
+        "CSV", found.to_csv(), "fit-map.csv", "text/csv", key="map_csv", on_click="ignore",
+        icon=":material/download:",
+    )  # fmt: skip
+    row.download_button(
+        "JSON", f"{found.to_json()}\n", "fit-map.json", "application/json", key="map_json",
+        on_click="ignore", icon=":material/download:",
+    )  # fmt: skip
+    try:
+        picture = found.to_png(metric)
+    except MemestError as error:
+        st.caption(f"No PNG: {error}")
+    else:
+        row.download_button(
+            "PNG", picture, "fit-map.png", "image/png", key="map_png", on_click="ignore",
+            icon=":material/download:",
+        )  # fmt: skip
+
+
+def _frontier(asked: Question, lengths: str) -> None:
+    st.markdown("#### The largest batch at each length")
+    try:
+        values = parse_axis(f"seq_len={lengths}")[1]
+    except MemestError as error:
+        st.error(str(error))
+        return
+    found: list[tuple[int, MaxBatch]] = []
+    for value in values:
+        one = asked.with_options(seq_len=value)
+        answer = answers.shown(partial(answers.largest, one), f"Largest batch at {value} tokens")
+        if answer is None:
+            return
+        found.append((value, answer))
+    drawn = frontier_chart(found)
+    st.altair_chart(drawn.chart, alt=drawn.words, key="frontier_chart")
+    st.dataframe(
+        [
+            {
+                "GPU": largest.gpu,
+                "tokens": length,
+                "largest batch": largest.largest,
+                "safe": largest.safe,
+            }
+            for length, answer in found
+            for largest in answer.answers
+        ],
+        hide_index=True,
+        alt=drawn.words,
+    )
+    for _, answer in found:
+        for largest in answer.answers:
+            st.caption(limit_sentence(largest, answer.model, answer.of))

@@ -1,0 +1,125 @@
+"""How it works: one real step walked through, phase by phase and category by category."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import streamlit as st
+
+from memest.app import answers
+from memest.app.charts import breakdown_chart, breakdown_rows, phase_label, timeline_chart
+from memest.app.question import Question
+from memest.events import Category, Phase
+from memest.report.phases import PhaseRow, phase_rows
+from memest.report.words import moment_text
+from memest.result import Estimate
+from memest.units import format_delta, format_size
+
+__all__ = ["show"]
+
+_PHASES = {
+    Phase.LOAD: "The model is moved to the GPU: its weights and buffers stay for the whole run.",
+    Phase.BATCH: "The next batch is copied to the GPU: token ids, masks, labels. Small, except for "
+    "images and sound.",
+    Phase.FORWARD: "Layer after layer computes its result, and autograd keeps what the backward "
+    "pass will need: the activations grow with every layer, with the batch and with the length.",
+    Phase.BACKWARD: "From the last layer to the first, activations are used up and freed while "
+    "gradients are made. In the first step the gradients are new; the peak is often at its "
+    "beginning, when all activations are still there.",
+    Phase.CLIP: "The norm of all gradients is taken, and they are scaled.",
+    Phase.OPTIMIZER: "Weights are updated. In the first step the optimizer makes its states (two "
+    "moments for each weight with Adam), which stay from then on: so the second step needs more "
+    "than the first.",
+    Phase.ZERO_GRAD: "Gradients are dropped, or set to zero and kept.",
+}
+_CATEGORIES = {
+    Category.PARAMETERS: "Weights, trainable or frozen; tied weights count once.",
+    Category.MASTER_WEIGHTS: "fp32 copies of half-precision weights that the optimizer updates.",
+    Category.BUFFERS: "Registered buffers of the modules, such as position ids.",
+    Category.GRADIENTS: "What .grad holds or will hold. At the peak of a backward pass most of "
+    "them may not be made yet.",
+    Category.OPTIMIZER_STATES: "Moments and other tensors of the optimizer; from its first step.",
+    Category.ACTIVATIONS: "Results of the forward pass that backward needs. Checkpointing keeps "
+    "only some of them and computes the others again.",
+    Category.AUTOCAST_COPIES: "Half-precision copies of fp32 weights that autocast keeps.",
+    Category.TEMPORARIES: "What lives shorter: within forward, backward or the optimizer step.",
+    Category.WORKSPACES: "Memory that kernels take behind the operators: cuBLAS, reductions, "
+    "attention. PyTorch's own counters see it, a look at the model's code does not.",
+    Category.INPUTS: "The batches on the GPU.",
+    Category.ROUNDING: "What the allocator hands out beyond the request: every block is a "
+    "multiple of 512 bytes, and small rests are not split off.",
+}
+_METHOD = """
+1. The model is built from its configuration on PyTorch's **meta device**: modules and shapes, no
+   weights, no GPU.
+2. Two optimizer steps **run for real**: forward, loss, backward, clipping, optimizer, zero_grad.
+3. Every storage's **birth and death** is written down, with its category, module, phase and
+   operator. Where CUDA takes another path than meta, PyTorch's dispatcher is told to take CUDA's.
+4. Rules, each with its source, add what **kernels allocate behind the operators**.
+5. The stream is **replayed through the caching allocator**: blocks, segments, splitting,
+   fragmentation.
+6. CUDA **context and loaded kernels** are added, with their uncertainty.
+"""
+
+
+def show(question: Question) -> None:
+    """The page."""
+    st.markdown("#### From a model's name to a number")
+    st.markdown(_METHOD)
+    answer = answers.shown(partial(answers.estimate, question), f"Working out {question.model}")
+    if answer is None:
+        return
+    rows = phase_rows(answer.timeline, answer.peak_at)
+    _walk(answer, rows)
+    _categories(answer)
+    _beyond(answer)
+
+
+def _walk(answer: Estimate, rows: list[PhaseRow]) -> None:
+    st.markdown(f"#### The run of {answer.model.id}, phase by phase")
+    names = [phase_label(row) for row in rows]
+    chosen = st.select_slider("Phase", names, key="phase", bind="query-params")
+    place = names.index(chosen) if chosen in names else 0
+    row, before = rows[place], rows[place - 1] if place else None
+    st.markdown(_PHASES[row.phase])
+    left, right = st.columns(2)
+    for column, name in ((left, "allocated"), (right, "reserved")):
+        size = getattr(row, f"{name}_bytes")
+        was = None if before is None else getattr(before, f"{name}_bytes")
+        column.metric(
+            f"{name.capitalize()}, highest in this phase", format_size(size),
+            delta=None if was is None else f"{format_delta(size - was)} to the phase before",
+            delta_color="off", border=True,
+        )  # fmt: skip
+    if row.is_peak:
+        st.markdown(f"**The allocated peak is here**: {moment_text(answer)}.")
+    drawn = timeline_chart(rows, moment_text(answer))
+    st.altair_chart(drawn.chart, alt=drawn.words, key="walk_chart")
+
+
+def _categories(answer: Estimate) -> None:
+    st.markdown("#### What is alive at the peak, category by category")
+    drawn = breakdown_chart([("this run", answer)], ())
+    st.altair_chart(drawn.chart, alt=drawn.words, key="categories_chart")
+    total = answer.peak.allocated_bytes
+    for row in answer.breakdown:
+        st.markdown(
+            f"- **{row.category.value.capitalize()}: {format_size(row.bytes)}** "
+            f"({row.bytes / total:.1%}). {_CATEGORIES[row.category]}"
+        )
+    st.markdown(
+        f"Together **{format_size(total)}** ({total:,} bytes): the allocated peak, exactly."
+    )
+
+
+def _beyond(answer: Estimate) -> None:
+    st.markdown("#### From allocated to what nvidia-smi shows")
+    peak = answer.peak
+    cached, context = breakdown_rows(answer)[-2:]
+    st.markdown(
+        f"- **Allocated: {format_size(peak.allocated_bytes)}**, tensors in blocks.\n"
+        f"- **Reserved: {format_size(peak.reserved_bytes)}**, the segments these blocks lie in: "
+        f"{cached['size']} are cached or fragmented.\n"
+        f"- **Device: {format_size(peak.device_bytes)}**, with {context['size']} of CUDA context "
+        f"and kernels. The range: {answer.interval.basis}."
+    )

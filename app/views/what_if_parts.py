@@ -1,0 +1,185 @@
+"""The lower half of What-if: reasons, tabs, and what one takes away."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import streamlit as st
+
+from memest.app import answers
+from memest.app.charts import layers_chart, phase_label, timeline_chart
+from memest.app.question import Question
+from memest.report.layers import biggest, tree, visible
+from memest.report.phases import phase_rows
+from memest.report.words import moment_text
+from memest.result import Estimate
+from memest.search.reasons import explain
+from memest.units import format_delta, format_size
+
+__all__ = [
+    "calibration_tab",
+    "delta_reasons",
+    "layers_tab",
+    "notes_tab",
+    "take_away",
+    "timeline_tab",
+]
+
+_BIGGEST = 12
+
+
+def delta_reasons(before: Estimate, after: Estimate) -> None:
+    """Why this run's peak is another one than the pinned one's."""
+    why = explain(before, after)
+    if not why.delta_bytes and not why.rows:
+        st.caption("The same peaks as the pinned scenario.")
+        return
+    with st.container(border=True):
+        st.markdown("**Against the pinned scenario**")
+        for sentence in why.sentences:
+            st.markdown(f"- {sentence}")
+        st.dataframe(
+            [
+                {
+                    "category": row.category.value,
+                    "pinned": format_size(row.before_bytes),
+                    "this run": format_size(row.after_bytes),
+                    "change": format_delta(row.delta_bytes),
+                }
+                for row in why.rows
+            ],
+            hide_index=True,
+            alt="Changes: "
+            + ", ".join(f"{row.category} {format_delta(row.delta_bytes)}" for row in why.rows),
+        )
+
+
+def timeline_tab(answer: Estimate) -> None:
+    """Memory over the phases of the run."""
+    rows = phase_rows(answer.timeline, answer.peak_at)
+    where = moment_text(answer)
+    st.markdown(f"The allocated peak is reached {where}.")
+    drawn = timeline_chart(rows, where)
+    st.altair_chart(drawn.chart, alt=drawn.words, key="timeline_chart")
+    st.caption("Step.micro-step and phase; the highest memory within each.")
+    with st.expander("The same as a table"):
+        st.dataframe(
+            [
+                {
+                    "phase": phase_label(row),
+                    "allocated": format_size(row.allocated_bytes),
+                    "reserved": format_size(row.reserved_bytes),
+                    "": "peak" if row.is_peak else "",
+                }
+                for row in rows
+            ],
+            hide_index=True,
+            alt=drawn.words,
+        )
+
+
+def layers_tab(answer: Estimate) -> None:
+    """What each part of the model holds."""
+    rows, _ = biggest(answer.layers, _BIGGEST)
+    drawn = layers_chart(rows)
+    st.altair_chart(drawn.chart, alt=drawn.words, key="layers_chart")
+    st.dataframe(
+        [
+            {
+                "module": "\u2003" * level + node.name,
+                "count": node.count,
+                "activations": format_size(node.activation_bytes),
+                "parameters": format_size(node.parameter_bytes),
+            }
+            for level, node in visible(tree(answer.layers))
+        ],
+        hide_index=True,
+        alt=drawn.words,
+    )
+
+
+def calibration_tab(answer: Estimate) -> None:
+    """What a calibration profile changed, part by part, and how right it is."""
+    facts = answer.calibration
+    if facts is None:
+        st.caption(
+            "No calibration profile was applied: these are the figures of trace and replay, and "
+            "the range is that of the built-in table. `memest calibrate run` and `memest calibrate "
+            "fit` make a profile of a GPU; it is then found by itself."
+        )
+        st.caption(f"Range of the device peak: {answer.interval.basis}.")
+        return
+    st.caption(f"{facts.path}, measured for {', '.join(facts.gpus)}. {answer.interval.basis}.")
+    corrected = {row.category.value: row.bytes for row in answer.breakdown}
+    rows = [
+        (name, raw, facts.factors.get(name), corrected.get(name, 0))
+        for name, raw in facts.raw_parts.items()
+    ]
+    peak = answer.peak
+    rows += [
+        ("allocated", facts.raw_allocated_bytes, None, peak.allocated_bytes),
+        ("reserved", facts.raw_reserved_bytes, None, peak.reserved_bytes),
+        ("context and kernels", facts.raw_process_bytes, None, facts.process_bytes),
+        ("device", facts.raw_device_bytes, None, peak.device_bytes),
+        ("range, lower end", facts.raw_low_bytes, None, answer.interval.low_bytes),
+        ("range, upper end", facts.raw_high_bytes, None, answer.interval.high_bytes),
+    ]
+    st.dataframe(
+        [
+            {
+                "part": name,
+                "raw": format_size(raw),
+                "factor": "" if factor is None else f"× {factor:.4f}",
+                "corrected": format_size(size),
+                "change": format_delta(size - raw),
+            }
+            for name, raw, factor, size in rows
+        ],
+        hide_index=True,
+        alt="Correction: "
+        + ", ".join(f"{n} {format_size(raw)} to {format_size(size)}" for n, raw, _, size in rows),
+    )
+    share = "not known" if facts.coverage is None else f"{facts.coverage:.0%}"
+    left, middle, right = st.columns(3)
+    left.metric("Runs measured", f"{facts.cases}", border=True)
+    middle.metric("Models", f"{facts.models}", border=True)
+    right.metric(
+        "Inside their range", share, border=True,
+        help="Share of runs of models left out of the fit that lay in the range made without them.",
+    )  # fmt: skip
+    if facts.extrapolates:
+        st.warning("This question lies beyond what was measured: the range is widened.")
+
+
+def notes_tab(answer: Estimate) -> None:
+    """What was assumed and what is not modelled."""
+    said = [*answer.assumptions, f"range of the device peak: {answer.interval.basis}"]
+    st.markdown("**Assumed**\n" + "\n".join(f"- {text}" for text in said))
+    if answer.notes:
+        st.markdown("**Notes**\n" + "\n".join(f"- {text}" for text in answer.notes))
+
+
+# -- to take away ---------------------------------------------------------------------------------
+
+
+def take_away(question: Question, whole: Estimate | None) -> None:
+    """The same question on a command line and in Python, and the answer as files."""
+    st.subheader("Take it along")
+    shell, python = st.tabs(["Command line", "Python"])
+    shell.code(question.command_line(), language="bash", wrap_lines=True)
+    python.code(question.snippet(), language="python", wrap_lines=True)
+    if whole is None:
+        return
+    stem = question.model.rpartition("/")[2].removesuffix(".json")
+    row = st.container(horizontal=True)
+    row.download_button(
+        "JSON", f"{whole.to_json()}\n", f"{stem}.json", "application/json", key="json",
+        icon=":material/download:", on_click="ignore",
+        help="Byte for byte what memest estimate prints with --json.",
+    )  # fmt: skip
+    row.download_button(
+        "CSV", partial(answers.one_row, question), f"{stem}.csv", "text/csv", key="csv",
+        icon=":material/download:", on_click="ignore",
+        help="One row, as memest sweep writes it.",
+    )  # fmt: skip
+    st.caption("A picture of a whole grid (PNG) is on the page Fit map.")

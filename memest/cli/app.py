@@ -1,0 +1,94 @@
+"""``memest app``: the explorer in a browser."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from memest.cli.console import emit
+from memest.cli.parameters import DebugFlag
+from memest.errors import ConfigError, MissingDependencyError
+
+__all__ = ["app"]
+
+_PATIENCE_SECONDS = 2
+_INTERRUPTED = 130
+
+
+def app(
+    *,
+    port: Annotated[int, typer.Option("--port", metavar="PORT", help="Where to listen.")] = 8501,
+    host: Annotated[
+        str,
+        typer.Option(
+            "--host", metavar="ADDRESS",
+            help="Which of this machine's addresses; 0.0.0.0 lets others in.",
+        ),
+    ] = "127.0.0.1",
+    no_browser: Annotated[
+        bool, typer.Option("--no-browser", metavar="", help="Open no browser window.")
+    ] = False,
+    debug: DebugFlag = False,  # noqa: ARG001 - read before parsing
+) -> int:  # fmt: skip
+    """Open the explorer: change a run and see at once what fits. Ctrl-C ends it.
+
+    For example: memest app --port 8600 --no-browser
+    """
+    if not 1 <= port <= 65535:
+        raise ConfigError(f"--port {port} is out of range: it must be 1 to 65535.")
+    if find_spec("streamlit") is None:
+        raise MissingDependencyError(
+            "the explorer needs streamlit, which is not installed: pip install 'memest[app]'"
+        )
+    emit(f"memest: the explorer is at http://{host}:{port}; Ctrl-C ends it.")
+    return _serve(_command(port, host, no_browser=no_browser))
+
+
+def _command(port: int, host: str, *, no_browser: bool) -> list[str]:
+    """What starts the server."""
+    import memest.app
+    from memest.app.theme import launch_options
+
+    script = Path(memest.app.__path__[0]) / "streamlit_app.py"
+    return [
+        sys.executable, "-m", "streamlit", "run", str(script),
+        f"--server.port={port}", f"--server.address={host}", f"--browser.serverAddress={host}",
+        f"--server.headless={'true' if no_browser else 'false'}",
+        "--server.fileWatcherType=none", "--client.toolbarMode=viewer",
+        "--client.showErrorDetails=none", *launch_options(),
+    ]  # fmt: skip
+
+
+def _serve(command: Sequence[str]) -> int:
+    """Run the server until it ends or is interrupted; returns the exit code."""
+    # without a terminal streamlit would ask for an e-mail address
+    settings = {**os.environ, "STREAMLIT_SERVER_SHOW_EMAIL_PROMPT": "false"}
+    server = subprocess.Popen(command, env=settings)  # noqa: S603
+    before = signal.signal(signal.SIGTERM, lambda *_: server.terminate())
+    try:
+        return server.wait()
+    except KeyboardInterrupt:
+        _stop(server)
+        return _INTERRUPTED
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _stop(server: subprocess.Popen[bytes]) -> None:
+    """End the server: a terminal sends Ctrl-C to both, ``kill`` to this process alone."""
+    for attempt in range(3):
+        if attempt:
+            server.send_signal(signal.SIGINT if attempt == 1 else signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            server.wait(_PATIENCE_SECONDS)
+            return
+    server.kill()

@@ -1,0 +1,173 @@
+import json
+from pathlib import Path
+
+import pytest
+from app_page import Open, metrics, texts
+
+from memest.app import uploads
+from memest.app.uploads import MAX_UPLOAD_BYTES, check_reference, keep_config, temporary
+from memest.cards import profile_folders
+from memest.errors import ConfigError, MemestError, ModelLoadError
+from memest.models.catalogue import lookup
+
+
+def tiny() -> bytes:
+    entry = lookup("prajjwal1/bert-tiny")
+    assert entry is not None
+    return json.dumps(entry.config()).encode()
+
+
+def test_an_uploaded_config_is_kept_and_can_be_named() -> None:
+    ref = keep_config("config.json", tiny())
+    check_reference(ref)
+    assert keep_config("other.json", tiny()) == ref
+    assert json.loads(Path(ref).read_text())["model_type"] == "bert"
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"\x80\x02weights", "is not text"),
+        (b"{", "not valid JSON"),
+        (b"[1]", "JSON array"),
+        (b"{}", "model_type"),
+        (b'{"model_type": "never_heard", "auto_map": {"AutoModel": "evil.Evil"}}', "code"),
+        (b" " * (MAX_UPLOAD_BYTES + 1), "at most"),
+        (b"[" * 100_000, "nested too deeply"),
+    ],
+)
+def test_a_wrong_upload_gets_a_sentence(content: bytes, said: str) -> None:
+    with pytest.raises(MemestError, match=said):
+        keep_config("config.json", content)
+
+
+def test_code_of_an_upload_is_never_named() -> None:
+    config = {**json.loads(tiny()), "auto_map": {"AutoModel": "evil.Evil"}}
+    kept = Path(keep_config("config.json", json.dumps(config).encode())).read_text()
+    assert "auto_map" not in kept
+
+
+@pytest.mark.parametrize("name", ["../../escape.json", "/etc/cron.d/x", "a/b.json"])
+def test_a_name_does_not_leave_its_folder(name: str) -> None:
+    with temporary(name, b"{}") as path:
+        assert path.parent.name.startswith("memest-upload-")
+
+
+@pytest.mark.parametrize("ref", ["os:system", "pkg.mod:build", "gpt2:x?n_layer=2"])
+def test_a_link_names_no_code(ref: str) -> None:
+    with pytest.raises(ConfigError, match="names Python code"):
+        check_reference(ref)
+
+
+def test_a_link_names_no_other_file(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_bytes(tiny())
+    with pytest.raises(ConfigError, match="upload"):
+        check_reference(str(path))
+    with pytest.raises(ConfigError, match="upload"):
+        check_reference(str(tmp_path))
+    with pytest.raises(ModelLoadError):
+        check_reference(str(tmp_path / "none.json"))
+
+
+def test_the_widget_takes_an_upload_over(open_page: Open) -> None:
+    pytest.importorskip("transformers")
+    app = open_page(batch="2", seq_len="32")
+    app.file_uploader(key="config_file").set_value(("config.json", tiny(), "application/json"))
+    app.run()
+    assert not app.exception
+    assert not app.error
+    assert app.selectbox(key="model").value.startswith(str(uploads.user_folder()))
+    assert metrics(app)["Device"].endswith("MiB") or metrics(app)["Device"].endswith("GiB")
+
+
+def test_the_widget_says_what_is_wrong_with_an_upload(open_page: Open) -> None:
+    app = open_page()
+    app.file_uploader(key="config_file").set_value(("config.json", b"{", "application/json"))
+    app.run()
+    assert not app.exception
+    assert "not valid JSON" in app.error[0].value
+    assert app.selectbox(key="model").value == "bert-large-uncased"
+
+
+def test_a_profile_is_shown_part_by_part(open_page: Open) -> None:
+    from memest.calibration_profile import (
+        Band,
+        CalibrationProfile,
+        Measured,
+        ProcessPart,
+        Provenance,
+        Validation,
+    )
+    from memest.correction import write_profile
+
+    gpu = "NVIDIA GeForce RTX 4090"
+    profile = CalibrationProfile(
+        tensors="every part", factors={"activations": 1.02, "parameters": 1.0}, other_factor=1.01,
+        process_model="constant",
+        process=(
+            ProcessPart(gpu=gpu, constant_bytes=500 << 20, low_bytes=-1, high_bytes=1, cases=40),
+        ),
+        band=Band(
+            metric="device", scale="proportional", low=-0.01, high=0.01, level=0.9, cases=40,
+            draws=30,
+        ),
+        measured=Measured(allocated_bytes=20 << 30, kernels=200),
+        validation=Validation(
+            cases=40, models=8, folds=8, raw_error=0.02, error=0.004, coverage=0.925
+        ),
+        provenance=Provenance(gpus=(gpu,), first="2026-01-01", last="2026-01-02"),
+    )  # fmt: skip
+    folder = profile_folders()[0]
+    folder.mkdir(parents=True)
+    write_profile(profile, folder / "rtx-4090.json")
+    app = open_page("calibration")
+    assert metrics(app)["Runs"] == "40"
+    assert metrics(app)["Inside their range"] == "92%"
+    assert "1.0200" in list(app.dataframe[0].value["factor"])
+    app = open_page(tab="Calibration")
+    assert metrics(app)["Runs measured"] == "40"
+    tables = [frame.value for frame in app.dataframe if "raw" in frame.value]
+    factors = dict(zip(tables[0]["part"], tables[0]["factor"], strict=True))
+    assert factors["activations"] == "× 1.0200"
+    (folder / "broken.json").write_text("{")
+    app = open_page("calibration", calibration_profile=str(folder / "broken.json"))
+    assert "broken.json" in app.error[0].value
+    assert "Traceback" not in texts(app)
+
+
+def test_an_export_is_read_and_said_what_is_wrong_with_it(open_page: Open) -> None:
+    app = open_page("calibration", do="Fit a profile")
+    records = app.file_uploader(key="records")
+    records.set_value(("campaign.jsonl", b"nonsense\n", "application/json"))
+    app.run()
+    assert not app.exception
+    assert app.error or app.warning
+
+
+def test_an_import_is_fitted_with_what_it_found_on_the_page(
+    open_page: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("sklearn")
+    from simulated_runs import simulate
+
+    from memest.calibration.exchange import export_records
+
+    pairs = tuple(simulate())
+    lines = "\n".join(export_records([pair.measurement for pair in pairs])).encode()
+    monkeypatch.setattr("memest.app.views.calibration.pairs_of", lambda *_: pairs)
+    app = open_page("calibration", do="Fit a profile")
+    app.file_uploader(key="records").set_value(("campaign.jsonl", lines, "application/json"))
+    app.run()
+    assert f"{len(pairs)} runs were read" in texts(app)
+    app.button(key="fit_now").click().run()
+    assert not app.exception
+    assert not app.error
+    assert int(metrics(app)["Runs"]) > 0
+    app.text_input(key="keep_as").set_value("mine").run()
+    app.button(key="keep").click().run()
+    assert not app.error
+    assert (profile_folders()[0] / "mine.json").is_file()
+    app.text_input(key="keep_as").set_value("../mine").run()
+    app.button(key="keep").click().run()
+    assert "no name of a file" in app.error[0].value

@@ -1,0 +1,208 @@
+import json
+
+import pytest
+from app_page import Open, metrics, texts
+
+import memest
+from memest.app.question import Question
+from memest.units import format_size
+
+MODEL = "bert-large-uncased"
+
+
+def test_the_first_page_answers_at_once_with_verdict_headroom_and_peaks(open_page: Open) -> None:
+    app = open_page()
+    answer = memest.estimate(MODEL, gpu="rtx-4090")
+    assert metrics(app) == {
+        "Allocated": format_size(answer.peak.allocated_bytes),
+        "Reserved": format_size(answer.peak.reserved_bytes),
+        "Device": format_size(answer.peak.device_bytes),
+    }
+    words = texts(app)
+    assert "Fits" in app.markdown[0].value
+    assert "headroom +" in app.markdown[1].value
+    assert f"**Largest batch:** {answer.max_batch}" in words
+    assert "memest estimate bert-large-uncased --gpu rtx-4090" in words
+
+
+def test_a_link_brings_its_inputs(open_page: Open) -> None:
+    app = open_page(
+        model="gpt2", batch="4", seq_len="256", precision="fp16", gpu=["v100", "t4"],
+        checkpointing="full", optim="sgd", grad_accum="2", padded="true",
+    )  # fmt: skip
+    assert app.code[0].value == (
+        "memest estimate gpt2 --batch 4 --seq-len 256 --grad-accum 2 --padded --precision fp16 "
+        "--optim sgd --checkpointing full --gpu v100 --gpu t4"
+    )
+    answer = memest.estimate(
+        "gpt2", batch=4, seq_len=256, fp16=True, gpu=["v100", "t4"], checkpointing=True,
+        optim="sgd", grad_accum=2, padded=True,
+    )  # fmt: skip
+    assert metrics(app)["Device"] == format_size(answer.peak.device_bytes)
+
+
+def test_values_that_cannot_be_are_dropped_from_a_link(open_page: Open) -> None:
+    app = open_page(batch="-3", precision="fp8")
+    assert app.number_input(key="batch").value == 8
+    assert not app.error
+
+
+def test_the_verdict_changes_with_the_batch(open_page: Open) -> None:
+    app = open_page()
+    assert "Fits" in app.markdown[0].value
+    app.number_input(key="batch").set_value(64).run()
+    assert not app.exception
+    assert "Does not fit" in app.markdown[0].value
+    assert "headroom -" in app.markdown[1].value
+    assert "--batch 64" in app.code[0].value
+
+
+def test_each_input_reaches_the_question(open_page: Open) -> None:
+    app = open_page()
+    app.selectbox(key="optim").set_value("sgd_momentum").run()
+    app.selectbox(key="dtype").set_value("bfloat16").run()
+    app.selectbox(key="attn_implementation").set_value("eager").run()
+    app.selectbox(key="checkpointing").set_value("full").run()
+    app.number_input(key="grad_accum").set_value(2).run()
+    app.number_input(key="seq_len").set_value(128).run()
+    app.multiselect(key="gpu").set_value(["l4"]).run()
+    assert not app.exception
+    assert app.code[0].value == (
+        "memest estimate bert-large-uncased --seq-len 128 --grad-accum 2 --dtype bfloat16 --optim "
+        "sgd_momentum --checkpointing full --attn-implementation eager --gpu l4"
+    )
+
+
+@pytest.mark.parametrize(
+    ("key", "kind", "value", "flag"),
+    [
+        ("num_labels", "number_input", 5, "--num-labels 5"),
+        ("num_steps", "number_input", 2, "--steps 2"),
+        ("max_grad_norm", "number_input", 0.5, "--max-grad-norm 0.5"),
+        ("tf32", "toggle", True, "--tf32"),
+        ("padded", "toggle", True, "--padded"),
+        ("software", "text_input", "torch=2.6", "--software torch=2.6"),
+        ("alloc_conf", "text_input", "expandable_segments:True", "--alloc-conf"),
+        ("gpu_memory", "text_input", "20GiB", "--gpu-memory 20GiB"),
+        ("device_context", "text_input", "600MiB", "--device-context 600MiB"),
+        ("task", "selectbox", "sequence-classification", "--task sequence-classification"),
+        ("zero_grad", "segmented_control", "zero", "--zero-grad zero"),
+        ("use_cache", "segmented_control", "no", "--no-use-cache"),
+    ],
+)
+def test_every_kind_of_further_option_works(
+    open_page: Open, key: str, kind: str, value: object, flag: str
+) -> None:
+    app = open_page()
+    if kind == "segmented_control":
+        kind = "button_group"
+    getattr(app, kind)(key=key).set_value(value).run()
+    assert not app.exception
+    assert not app.error
+    assert flag in app.code[0].value
+
+
+def test_the_json_is_what_the_command_line_prints(
+    open_page: Open, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from memest.cli.main import run
+
+    question = Question.of(MODEL, {"batch": 4, "precision": "fp16", "gpu": ("rtx-3090", "t4")})
+    open_page(batch="4", precision="fp16", gpu=["rtx-3090", "t4"])
+    from memest.app import answers
+
+    document = f"{answers.estimate(question, max_batch=True).to_json()}\n"
+    assert run([*question.words("estimate")[1:], "--json"]) == 0
+    assert capsys.readouterr().out == document
+    assert json.loads(document)["setup"]["batch"] == 4
+
+
+@pytest.mark.parametrize(
+    ("inputs", "said"),
+    [
+        ({"model": "no-such-model-anywhere"}, "no-such-model"),
+        ({"model": "os:system"}, "names Python code"),
+        ({"model": "/etc/passwd"}, "passwd"),
+        ({"gpu": "rtx-9999"}, "no GPU is called"),
+        ({"checkpointing": "every_n:0"}, "every_n"),
+        ({"software": "torch=banana"}, "torch"),
+        ({"alloc_conf": "nonsense"}, "nonsense"),
+        ({"precision": "fp16", "dtype": "float16"}, "cannot train"),
+        ({"gpu_memory": "lots"}, "not a size"),
+    ],
+)
+def test_an_error_is_its_sentence(open_page: Open, inputs: dict[str, str], said: str) -> None:
+    app = open_page(**inputs)
+    assert len(app.error) >= 1
+    assert said in app.error[0].value
+    assert "Traceback" not in texts(app)
+    assert "Unexpected" not in texts(app)
+
+
+def test_a_file_of_the_machine_is_not_read_for_a_link(open_page: Open, tmp_path: object) -> None:
+    from pathlib import Path
+
+    path = Path(str(tmp_path)) / "config.json"
+    path.write_text('{"model_type": "bert"}')
+    app = open_page(model=str(path))
+    assert "upload its config.json" in app.error[0].value
+
+
+def test_pinning_shows_every_change_as_a_difference_with_its_reason(open_page: Open) -> None:
+    app = open_page()
+    assert all(not metric.delta for metric in app.metric)
+    app.button(key="pin_now").click().run()
+    assert app.text_input(key="pin").value == "bert-large-uncased gpu=rtx-4090"
+    app.number_input(key="batch").set_value(16).run()
+    assert not app.exception
+    assert all(metric.delta.startswith("+") for metric in app.metric[:3])
+    assert "Against the pinned scenario" in texts(app)
+    assert "activations" in texts(app)
+    app.button(key="unpin").click().run()
+    assert all(not metric.delta for metric in app.metric)
+
+
+def test_a_pinned_scenario_comes_with_the_link(open_page: Open) -> None:
+    app = open_page(pin="bert-large-uncased batch=4 fp16", batch="8")
+    assert all(metric.delta for metric in app.metric[:3])
+    app = open_page(pin="bert-large-uncased bach=4")
+    assert "bach" in app.error[0].value
+
+
+def test_without_a_gpu_the_common_ones_are_shown(open_page: Open) -> None:
+    app = open_page(gpu="")
+    assert "No gpu named" in app.markdown[0].value
+    assert "headroom" in app.dataframe[0].value
+    assert len(app.dataframe[0].value) > 10
+
+
+def test_the_breakdown_adds_up_to_the_device_peak(open_page: Open) -> None:
+    app = open_page()
+    table = app.dataframe[1].value
+    *parts, total = list(table["bytes"])
+    assert sum(parts) == total
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        Question.of("gpt2", {"batch": 4, "precision": "fp16", "gpu": ("t4",)}),
+        Question.of("a/b", {"use_cache": False, "padded": True, "software": "torch=2.6,cuda=12.4"}),
+        Question.of("gpt2?n_layer=4", {"max_grad_norm": 0.5, "freeze": ("a b",)}),
+        Question("gpt2"),
+    ],
+)
+def test_a_question_survives_its_short_text(question: Question) -> None:
+    again = Question.from_short(question.short())
+    assert again.model == question.model
+    assert again.setup == question.setup
+    assert again.gpus == question.gpus
+
+
+def test_the_snippet_is_python_that_answers() -> None:
+    question = Question.of(MODEL, {"batch": 4, "precision": "bf16", "gpu": ("a100-40gb",)})
+    space: dict[str, object] = {}
+    exec(compile(question.snippet().replace("print(answer)\n", ""), "snippet", "exec"), space)
+    answer = space["answer"]
+    assert isinstance(answer, memest.Estimate)
+    assert answer.setup == memest.estimate(MODEL, question.setup, gpu="a100-40gb").setup

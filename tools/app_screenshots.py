@@ -1,0 +1,122 @@
+"""Pictures of every page of the explorer, in both themes, on a laptop and on a phone.
+
+    python tools/app_screenshots.py shots                 all pages
+    python tools/app_screenshots.py shots --only compare  one of them
+
+Needs the extra ``app``, playwright and a Chromium; Debian's is found by itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from memest.app.main import PAGES
+
+SCREENS = {"laptop": (1280, 800), "phone": (390, 844)}
+THEMES = ("light", "dark")
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+STATE = {
+    "what-if": "?gpu=rtx-3090&gpu=a100-40gb&batch=16&pin=bert-large-uncased+batch%3D8+fp16",
+    "fit-map": "?gpu=rtx-3090&gpu=t4",
+}
+"""Inputs of pages that show more with them."""
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextlib.contextmanager
+def served(port: int) -> Iterator[str]:
+    """The explorer for as long as it is needed."""
+    server = subprocess.Popen(
+        [sys.executable, "-m", "memest", "app", "--no-browser", "--port", str(port)],
+        stdout=subprocess.DEVNULL,
+    )
+    url = f"http://127.0.0.1:{port}"
+    try:
+        for _ in range(120):
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/_stcore/health"):  # noqa: S310
+                break
+            time.sleep(0.5)
+        yield url
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def settle(page: Any) -> None:
+    """Wait until the page is drawn."""
+    page.wait_for_selector("[data-testid=stSidebar]", state="attached", timeout=60_000)
+    page.wait_for_timeout(1500)
+    page.wait_for_function(
+        "() => !document.querySelector('[data-testid=stStatusWidget]')"
+        " && !document.querySelector('[data-stale=true]')",
+        timeout=120_000,
+    )
+    page.wait_for_timeout(1200)
+
+
+def whole_height(page: Any) -> int:
+    """Pixels that the page's content takes."""
+    found = page.evaluate(
+        "() => { const e = document.querySelector('[data-testid=stMain]');"
+        " return e ? e.scrollHeight : document.body.scrollHeight; }"
+    )
+    return int(found)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Take the pictures."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--only", choices=list(PAGES), action="append")
+    parser.add_argument("--url", help="of an explorer that runs already")
+    parser.add_argument("--whole", action="store_true", help="as high as the content, not a screen")
+    arguments = parser.parse_args(argv)
+    from playwright.sync_api import sync_playwright
+
+    binary = next((path for name in BROWSERS if (path := shutil.which(name))), None)
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    running = contextlib.nullcontext(arguments.url) if arguments.url else served(free_port())
+    with running as url, sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=binary, args=["--no-sandbox"])
+        for theme in THEMES:
+            for screen, (width, height) in SCREENS.items():
+                context = browser.new_context(
+                    viewport={"width": width, "height": height}, color_scheme=theme
+                )
+                page = context.new_page()
+                for name in arguments.only or PAGES:
+                    page.set_viewport_size({"width": width, "height": height})
+                    path = "" if name == "what-if" else name
+                    page.goto(f"{url}/{path}{STATE.get(name, '')}")
+                    settle(page)
+                    if arguments.whole:
+                        page.set_viewport_size(
+                            {"width": width, "height": min(whole_height(page) + 80, 6000)}
+                        )
+                        page.wait_for_timeout(1500)
+                    target = arguments.folder / f"{name}-{screen}-{theme}.png"
+                    page.screenshot(path=str(target))
+                    print(target, flush=True)
+                context.close()
+        browser.close()
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
