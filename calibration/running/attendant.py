@@ -18,7 +18,7 @@ from typing import Any
 
 from memest.calibration.case import Case
 from memest.calibration.measurement import Failure, Status
-from memest.errors import DeviceError, MemestError
+from memest.errors import DeviceError, MemestError, MissingDependencyError
 
 __all__ = ["Attendant", "End", "crashed"]
 
@@ -186,9 +186,16 @@ class Attendant:
                 return self._process
             if time.monotonic() > deadline:
                 break
-        raise MemestError(f"workers cannot be started: {self._last_words()}")
+        last = self._last_words()
+        if last.startswith("ModuleNotFoundError"):
+            raise MissingDependencyError(
+                f"workers cannot be started: {last}. Training needs torch, transformers and "
+                "accelerate: pip install 'memest[calibration]'"
+            )
+        raise MemestError(f"workers cannot be started: {last or 'they did not say why'}")
 
     def _last_words(self) -> str:
+        """The last line that the nursery wrote before it went."""
         process = self._process
         text = ""
         if process is not None:
@@ -198,12 +205,7 @@ class Attendant:
         self._log.seek(0)
         text = self._log.read().decode(errors="replace").strip()
         self.close()
-        lines = text.splitlines()
-        if lines and lines[-1].startswith("ModuleNotFoundError"):
-            return (
-                f"{lines[-1]}. Training needs torch and transformers: pip install 'memest[torch]'"
-            )
-        return lines[-1] if lines else "they did not say why"
+        return (text.splitlines() or [""])[-1]
 
     def _messages(self, alive: Callable[[], None]) -> Iterator[dict[str, Any] | None]:
         """Messages as they come, None now and then while none does; ends with the nursery."""

@@ -296,3 +296,19 @@ def test_what_optimizers_hold_from_the_start_is_measured_too(store, setup):
     assert measured.status is Status.OK, measured.failure
     predicted = predict(measured).allocated_bytes
     assert abs(predicted - measured.allocated_bytes) < 0.004 * measured.allocated_bytes
+
+
+def test_workers_without_torch_say_what_to_install(monkeypatch, tmp_path):
+    from memest.errors import MissingDependencyError
+
+    # a folder of its own name that cannot be imported stands for a package that is not there
+    (tmp_path / "torch.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\")\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with (
+        Attendant() as attendant,
+        pytest.raises(
+            MissingDependencyError, match=r"pip install 'memest\[calibration\]'"
+        ) as error,
+    ):
+        attendant.describe("cpu")
+    assert error.value.exit_code == 6
