@@ -15,7 +15,7 @@ from memest.errors import ConfigError, closest
 from memest.options import setup_from_options
 from memest.setup import Setup
 
-__all__ = ["STEPS", "Case", "Parallel", "case_from_dict", "setup_changes"]
+__all__ = ["STEPS", "Case", "Parallel", "case_from_dict", "setup_changes", "with_events"]
 
 STEPS = 4
 """Optimizer steps of a case: states appear in the first, the second is the first of all others."""
@@ -55,7 +55,6 @@ class Case:
     def id(self) -> str:
         """Readable, and the same for the same run wherever it is made."""
         document = self.to_dict()
-        document.pop("id", None)
         document.pop("record_events", None)
         text = json.dumps(document, sort_keys=True)
         digest = hashlib.sha256(text.encode()).hexdigest()[:8]

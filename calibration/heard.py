@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
@@ -36,18 +37,19 @@ def measurements_of(
     for rank, said in sorted(ranks.items()):
         ending = _own_end(said) if rank else None
         how, why = ending or (status, failure)
-        gathered = _gathered(said)
-        phase = gathered.pop("phase")
+        told, phase = _told(said)
         if why is not None and not why.phase:
-            why = Failure(kind=why.kind, message=why.message, phase=phase)
-        if gathered["environment"] is None and out:
-            gathered["environment"] = out[0].environment
-        out.append(
-            Measurement(
-                run=f"{run}-r{rank}" if rank else run, case=case, status=how, started=started,
-                seconds=seconds, failure=why, events="" if rank else events, rank=rank, **gathered,
-            )
-        )  # fmt: skip
+            why = dataclasses.replace(why, phase=phase)
+        # through the reader: what a worker says is checked as anybody's would be
+        measurement = measurement_from_dict({
+            "run": f"{run}-r{rank}" if rank else run, "case": case.to_dict(), "status": how,
+            "started": started, "seconds": seconds, "rank": rank,
+            "failure": None if why is None else dataclasses.asdict(why),
+            "events": "" if rank else events, "environment": None, **told,
+        })  # fmt: skip
+        if measurement.environment is None and out:
+            measurement = dataclasses.replace(measurement, environment=out[0].environment)
+        out.append(measurement)
     return out
 
 
@@ -59,8 +61,8 @@ def _own_end(messages: list[dict[str, Any]]) -> tuple[Status, Failure | None] | 
     return None
 
 
-def _gathered(messages: Messages) -> dict[str, Any]:
-    """The parts of a measurement that messages tell, and the last phase."""
+def _told(messages: Messages) -> tuple[dict[str, Any], str]:
+    """The parts of a measurement's document that messages tell, and the last phase."""
     found: dict[str, Any] = {"readings": [], "steps": [], "remarks": []}
     phase = ""
     for message in messages:
@@ -69,14 +71,8 @@ def _gathered(messages: Messages) -> dict[str, Any]:
             found["environment"] = message["environment"]
         elif kind == "built":
             found |= {name: message[name] for name in ("parameters", "trainable")}
-        elif kind in ("reading", "step"):
+        elif kind in ("reading", "step", "remark"):
             found[f"{kind}s"].append(message[kind])
-        elif kind == "remark":
-            found["remarks"].append(message["remark"])
         elif kind == "phase":
             phase = message["phase"]
-    # through the reader: what a worker says is checked as anybody's would be
-    empty = {"run": "-", "case": {"model": "-"}, "status": "ok", "started": "-", "seconds": 0.0}
-    whole = measurement_from_dict({"environment": None, **empty, **found})
-    names = ("environment", "parameters", "trainable", "readings", "steps", "remarks")
-    return {name: getattr(whole, name) for name in names} | {"phase": phase}
+    return found, phase

@@ -15,6 +15,7 @@ from typing import Any
 
 from memest.calibration.case import Case, case_from_dict
 from memest.errors import ConfigError
+from memest.setup import Setup
 
 __all__ = [
     "CPU",
@@ -24,6 +25,7 @@ __all__ = [
     "Reading",
     "Status",
     "StepReading",
+    "environment_from_dict",
     "measurement_from_dict",
     "release_of",
 ]
@@ -206,6 +208,14 @@ class Measurement:
     remarks: tuple[str, ...] = ()
 
     @property
+    def setup(self) -> Setup:
+        """The run, with the allocator's options of its environment where it names none itself."""
+        setup, environment = self.case.setup, self.environment
+        if setup.alloc_conf or environment is None:
+            return setup
+        return dataclasses.replace(setup, alloc_conf=environment.alloc_conf)
+
+    @property
     def requested_bytes(self) -> int | None:
         """Peak of what tensors asked for."""
         return _largest(step.requested_bytes for step in self.steps)
@@ -295,7 +305,7 @@ def measurement_from_dict(document: Any, *, where: str = "measurement") -> Measu
         values["case"] = case_from_dict(values["case"], where=f"{where}, case")
         values["status"] = Status(values["status"])
         if values.get("environment") is not None:
-            values["environment"] = _environment(values["environment"])
+            values["environment"] = environment_from_dict(values["environment"])
         else:
             values["environment"] = None
         values["readings"] = tuple(_made(Reading, r) for r in values.get("readings", ()))
@@ -310,7 +320,12 @@ def measurement_from_dict(document: Any, *, where: str = "measurement") -> Measu
     return made
 
 
-def _environment(document: Mapping[str, Any]) -> Environment:
+def environment_from_dict(document: Mapping[str, Any]) -> Environment:
+    """Read what was written of an environment.
+
+    Raises:
+        TypeError, ValueError: it is none.
+    """
     values = dict(document)
     if values.get("capability") is not None:
         major, minor = values["capability"]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from memest.errors import ConfigError, UnknownGpuError
+from memest.errors import UnknownGpuError
 from memest.hardware.capacity import usable_bytes
 from memest.hardware.catalogue import common_gpus, find_gpu, traits
 from memest.hardware.context import ContextEstimate, context_estimate, loaded_kernels_later
@@ -24,7 +24,7 @@ from memest.setup import Setup
 from memest.units import format_size
 
 if TYPE_CHECKING:
-    from memest.correction import CalibrationProfile
+    from memest.calibration_profile import CalibrationProfile
 
 __all__ = [
     "NO_PROFILE",
@@ -83,42 +83,33 @@ def calibration_of(spec: GpuSpec, asked: str | None) -> Calibration | None:
     if asked == NO_PROFILE:
         return None
     if asked is not None:
-        from memest.correction import read_profile
+        from memest.profile_file import read_profile
 
         path = Path(asked).expanduser()
         return Calibration(read_profile(path), path)
-    files = _files(profile_folders())
-    if not files:
+    folders = profile_folders()
+    if not any(map(_has_profiles, folders)):
         return None
-    from memest.correction import profiles_for
+    from memest.profile_file import nearest_profile, profiles_for
 
-    choice = profiles_for(spec.name, profile_folders())
-    if choice.profile is not None and choice.path is not None:
-        return Calibration(choice.profile, choice.path, choice.notes)
-    return _nearest(spec, files, choice.notes)
-
-
-def _files(folders: tuple[Path, ...]) -> list[Path]:
-    found: list[Path] = []
-    for folder in folders:
-        with contextlib.suppress(OSError):
-            found += sorted(path for path in folder.iterdir() if path.suffix == ".json")
-    return found
+    choice = profiles_for(spec.name, folders)
+    if choice.profile is None:
+        # what is borrowed of it is said where it is applied
+        choice = nearest_profile(
+            folders, capability=spec.compute_capability, sm_count=spec.sm_count,
+            total_bytes=spec.torch_total_bytes,
+        )  # fmt: skip
+    if choice.profile is None or choice.path is None:
+        return None
+    return Calibration(choice.profile, choice.path, choice.notes)
 
 
-def _nearest(spec: GpuSpec, files: list[Path], notes: tuple[str, ...]) -> Calibration | None:
-    """The profile of the card that is most like this one: what is borrowed is said there."""
-    from memest.correction import read_profile
-
-    best: tuple[tuple[bool, float, float, str], Calibration] | None = None
-    for path in files:
-        with contextlib.suppress(ConfigError):
-            profile = read_profile(path)
-            for part in profile.process:
-                rank = part.distance(spec.compute_capability, spec.sm_count, spec.torch_total_bytes)
-                if best is None or rank < best[0]:
-                    best = rank, Calibration(profile, path, notes)
-    return None if best is None else best[1]
+def _has_profiles(folder: Path) -> bool:
+    """Asked first: most people have none, and then nothing of profiles is loaded."""
+    try:
+        return any(path.suffix == ".json" for path in folder.iterdir())
+    except OSError:
+        return False
 
 
 def card_for(
@@ -156,7 +147,7 @@ def reference_card(
 
 def _measured_on(profile: str) -> GpuSpec | None:
     """The card that a profile was measured on, if the catalogue has it."""
-    from memest.correction import read_profile
+    from memest.profile_file import read_profile
 
     for part in read_profile(Path(profile).expanduser()).process:
         with contextlib.suppress(UnknownGpuError):

@@ -21,32 +21,15 @@ from memest.calibration_profile import (
     CPU,
     FACTS,
     LEVEL,
-    Band,
     CalibrationProfile,
     Measured,
     ProcessPart,
-    Provenance,
     Validation,
     same_gpu,
 )
-from memest.profile_file import ProfileChoice, profiles_for, read_profile, write_profile
 from memest.units import format_size
 
-__all__ = [
-    "Band",
-    "CalibrationProfile",
-    "Corrected",
-    "Measured",
-    "ProcessPart",
-    "ProfileChoice",
-    "Provenance",
-    "Question",
-    "Validation",
-    "correct",
-    "profiles_for",
-    "read_profile",
-    "write_profile",
-]
+__all__ = ["Corrected", "Question", "correct"]
 
 MORE = 1.1
 """Sizes up to so many times the largest measured one count as measured."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 from memest.assemble import alive_at_peak, breakdown
@@ -107,7 +107,6 @@ def _corrected(
             parts=parts,
             allocated_bytes=result.peak_allocated_bytes,
             reserved_bytes=result.peak_reserved_bytes,
-            kernels=facts.kernels,
             gpu=spec.name,
             sm_count=spec.sm_count,
             capability=capability if isinstance(capability, tuple) else None,
@@ -118,13 +117,8 @@ def _corrected(
             context_expected_bytes=context.expected_bytes,
             context_high_bytes=context.high_bytes,
             slack_bytes=stream.workspace_slack_bytes,
-            precision=facts.precision,
-            dtype=facts.dtype,
-            attention=facts.attention,
-            optimizer=facts.optimizer,
-            loop=facts.loop,
-            checkpointing=facts.checkpointing,
             family=found.family,
+            **asdict(facts),
         ),
     )
     return Needs(

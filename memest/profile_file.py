@@ -7,6 +7,7 @@ the size of the file, finite numbers within limits, printable text.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import math
 import os
@@ -33,7 +34,14 @@ from memest.calibration_profile import (
 )
 from memest.errors import ConfigError
 
-__all__ = ["MAX_TEXT", "ProfileChoice", "profiles_for", "read_profile", "write_profile"]
+__all__ = [
+    "MAX_TEXT",
+    "ProfileChoice",
+    "nearest_profile",
+    "profiles_for",
+    "read_profile",
+    "write_profile",
+]
 
 MAX_FILE_BYTES = 1 << 20
 MAX_BYTES = 1 << 50
@@ -339,7 +347,49 @@ def profiles_for(gpu: str, folders: Sequence[str | os.PathLike[str]]) -> Profile
         gpu: name as the driver prints it, or ``cpu``.
         folders: their files ``*.json`` are looked at; folders that are not there are passed over.
     """
+    known, notes = _profiles_in(folders)
     found: list[tuple[int, int, str, Path, CalibrationProfile]] = []
+    for place, file, profile in known:
+        part = profile.part_of(gpu)
+        if part is None and not any(same_gpu(gpu, g) for g in profile.provenance.gpus):
+            continue
+        cases = part.cases if part is not None else profile.validation.cases
+        found.append((-place, cases, profile.provenance.last, file, profile))
+    if not found:
+        return ProfileChoice(notes=notes)
+    best = max(found, key=lambda item: item[:3])  # the first one of equals
+    return ProfileChoice(path=best[3], profile=best[4], notes=notes)
+
+
+def nearest_profile(
+    folders: Sequence[str | os.PathLike[str]], *, capability: tuple[int, int] | str | None,
+    sm_count: int | None, total_bytes: int | None,
+) -> ProfileChoice:  # fmt: skip
+    """Which profile of some folders was measured on the GPU most like another one.
+
+    Args:
+        folders: as for :func:`profiles_for`.
+        capability: compute capability of the other one.
+        sm_count: its streaming multiprocessors.
+        total_bytes: its memory.
+    """
+    known, notes = _profiles_in(folders)
+    ranked = [
+        (part.distance(capability, sm_count, total_bytes), file, profile)
+        for _, file, profile in known
+        for part in profile.process
+    ]
+    if not ranked:
+        return ProfileChoice(notes=notes)
+    _, path, profile = min(ranked, key=lambda item: item[0])  # the first one of equals
+    return ProfileChoice(path=path, profile=profile, notes=notes)
+
+
+def _profiles_in(
+    folders: Sequence[str | os.PathLike[str]],
+) -> tuple[list[tuple[int, Path, CalibrationProfile]], tuple[str, ...]]:
+    """Profiles with the place of their folder, and what to say of files that are none."""
+    found: list[tuple[int, Path, CalibrationProfile]] = []
     notes = []
     for place, folder in enumerate(folders):
         try:
@@ -348,16 +398,21 @@ def profiles_for(gpu: str, folders: Sequence[str | os.PathLike[str]]) -> Profile
             continue
         for file in files:
             try:
-                profile = read_profile(file)
+                found.append((place, file, _read_once(file)))
             except ConfigError as error:
                 notes.append(f"passed over: {error}")
-                continue
-            part = profile.part_of(gpu)
-            if part is None and not any(same_gpu(gpu, g) for g in profile.provenance.gpus):
-                continue
-            cases = part.cases if part is not None else profile.validation.cases
-            found.append((-place, cases, profile.provenance.last, file, profile))
-    if not found:
-        return ProfileChoice(notes=tuple(notes))
-    best = max(found, key=lambda item: item[:3])  # the first one of equals
-    return ProfileChoice(path=best[3], profile=best[4], notes=tuple(notes))
+    return found, tuple(notes)
+
+
+def _read_once(file: Path) -> CalibrationProfile:
+    """A profile that is looked at for every card of a question is read again when it changes."""
+    try:
+        state = file.stat()
+    except OSError:
+        return read_profile(file)  # which says what is wrong
+    return _read_as_it_is(file, state.st_mtime_ns, state.st_size)
+
+
+@functools.lru_cache(maxsize=64)
+def _read_as_it_is(file: Path, _changed: int, _size: int) -> CalibrationProfile:
+    return read_profile(file)

@@ -19,8 +19,8 @@ from memest.calibration.fitting.report import report_blocks
 from memest.calibration.measurement import Measurement
 from memest.calibration_profile import CalibrationProfile
 from memest.cards import profile_folders
-from memest.correction import read_profile, write_profile
 from memest.errors import ConfigError, MemestError
+from memest.profile_file import read_profile, write_profile
 from memest.units import format_size
 
 __all__ = ["show"]

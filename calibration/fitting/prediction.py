@@ -8,23 +8,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from memest.assemble import alive_at_peak, breakdown
-from memest.calibration.measurement import (
-    CPU,
-    Environment,
-    Measurement,
-    release_of,
-)
-from memest.errors import ConfigError, MemestError, TraceError, UnknownGpuError
+from memest.calibration.device import LATEST_TORCH, Device, software_of
+from memest.calibration.measurement import CPU, Environment, Measurement, release_of
+from memest.errors import ConfigError, MemestError, TraceError
 from memest.events import ALLOC, CATEGORY_ORDER, FREE, Category, Trace
-from memest.hardware.catalogue import find_gpu, traits
 from memest.hardware.context import context_estimate
-from memest.hardware.spec import GpuSpec
 from memest.hidden.call import GpuTraits
 from memest.models.resolve import ModelSource, resolve_model
 from memest.replay.conf import parse_alloc_conf
 from memest.replay.replay import replay
 from memest.run_facts import RunFacts, run_facts
-from memest.setup import Loop, Setup, Software
+from memest.setup import Loop, Setup
 from memest.tracing import Tracer
 
 __all__ = ["Pair", "Prediction", "pair", "predict"]
@@ -115,9 +109,8 @@ def predict(measurement: Measurement, progress: Progress | None = None) -> Predi
         raise ConfigError("the run was gone before it could say where it ran")
     if case.processes > 1:
         raise ConfigError(f"{case.processes} processes with {case.parallel}: not modelled yet")
-    setup = replace(case.setup, software=_software(environment))
-    if not setup.alloc_conf:
-        setup = replace(setup, alloc_conf=environment.alloc_conf)
+    software = software_of(environment.torch, environment.transformers, environment.cuda)
+    setup = replace(measurement.setup, software=software)
     gpu = _traits(environment)
     # what changes the table of context and kernels is part of the question too
     key = case.model, setup, gpu, environment.gpu, environment.total_bytes, case.cap_bytes
@@ -143,34 +136,22 @@ _predictions: dict[Any, Prediction] = {}
 _tracers: dict[str, Tracer] = {}
 
 
-def _software(environment: Environment) -> Software:
-    return Software(
-        torch=release_of(environment.torch),
-        transformers=release_of(environment.transformers),
-        cuda=release_of(environment.cuda),
-    )
-
-
 def _traits(environment: Environment) -> GpuTraits:
-    torch = release_of(environment.torch) or (2, 13)
+    torch = release_of(environment.torch) or LATEST_TORCH
     if environment.gpu == CPU:
         # no operator of a CPU asks for these
         return GpuTraits(capability=(8, 0), sm_count=108, max_threads_per_sm=2048, torch=torch)
-    spec = _spec(environment)
-    if environment.capability is None or environment.sm_count is None:
-        return traits(spec, torch)
-    threads = environment.max_threads_per_sm
-    if threads is None:
-        alike = replace(spec, compute_capability=environment.capability)
-        threads = traits(alike, torch).max_threads_per_sm
-    return GpuTraits(environment.capability, environment.sm_count, threads, torch)
+    return _device(environment).traits(torch)
 
 
-def _spec(environment: Environment) -> GpuSpec:
-    try:
-        return find_gpu(environment.gpu, total_bytes=environment.total_bytes)
-    except UnknownGpuError:
-        return GpuSpec(name=environment.gpu, compute_capability=environment.capability)
+def _device(environment: Environment) -> Device:
+    return Device(
+        name=environment.gpu,
+        total_bytes=environment.total_bytes,
+        capability=environment.capability,
+        sm_count=environment.sm_count,
+        max_threads_per_sm=environment.max_threads_per_sm,
+    )
 
 
 def _family(source: ModelSource, class_name: str) -> str:
@@ -195,7 +176,7 @@ def _on_gpu(
     result = tracer.replays(conf).of(stream)
     rows = breakdown(stream, result, alive_at_peak(stream, result))
     facts = run_facts(found.setup, found.program.trace, found.card)
-    context = context_estimate(_spec(environment), gpu.torch, setup.software.cuda)
+    context = context_estimate(_device(environment).spec, gpu.torch, setup.software.cuda)
     oom = None
     if cap is not None:
         limited = replay(stream.events, stream.sizes, conf, limit_bytes=cap)
@@ -245,32 +226,15 @@ def _on_cpu(model: str, setup: Setup, gpu: GpuTraits, progress: Progress | None)
 
 
 def _cpu_trace(source: ModelSource, setup: Setup, gpu: GpuTraits) -> tuple[Setup, Trace, Any]:
-    from memest.trace.inputs import realise
-    from memest.trace.legacy import masks_as_before
-    from memest.trace.pristine import as_built
-    from memest.trace.session import build
-    from memest.trace.switches import set_checkpointing, set_use_cache
-    from memest.trace.training import TracePlan, trace_training
+    from memest.trace.session import build, trace_built
+    from memest.trace.training import TracePlan
 
     run = build(setup, source, None, None, None)
     setup = replace(
         setup, **run.answer(setup).taken, task=run.card.task, attn_implementation=run.card.attention
     )
-    set_use_cache(run.model, setup)
-    if not run.keeps_checkpointing:
-        set_checkpointing(run.model, setup)
-    config = getattr(run.model, "config", None)
-    kind = str(getattr(config, "model_type", ""))
-    attention = str(getattr(config, "_attn_implementation", ""))
-    plans = masks_as_before(run.plan(setup), kind, attention, setup)
-    with as_built(run.model):
-        trace = trace_training(
-            run.model, setup, make_batch=lambda: realise(plans), loss_of=run.loss_of, gpu=gpu,
-            operators="cpu", model_type=kind,
-            plan=TracePlan(
-                steps=min(setup.num_steps, 2), micro_steps=min(setup.grad_accum, _MICRO_STEPS)
-            ),
-        )  # fmt: skip
+    plan = TracePlan(steps=min(setup.num_steps, 2), micro_steps=min(setup.grad_accum, _MICRO_STEPS))
+    trace = trace_built(run, setup, gpu, plan, operators="cpu")
     return setup, trace, run.card
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from memest.calibration.fitting.prediction import Pair, Prediction
 from memest.calibration.measurement import CPU, Environment, Measurement, Status, release_of
@@ -110,20 +110,21 @@ class Residuals:
 def residuals(pairs: Iterable[Pair]) -> Residuals:
     """Sort measured runs into rows.
 
-    Runs under a cap are verdict tests: what they say is whether they complete, so they are left
-    out.
+    Runs under a cap are verdict tests: what they say is whether they complete, so they make no
+    rows.
 
     Args:
         pairs: measurements and predictions, in any order.
     """
-    free = (p for p in pairs if p.measurement.case.cap_bytes is None)
-    ordered = sorted(free, key=lambda p: (p.measurement.started, p.measurement.run))
+    ordered = sorted(pairs, key=lambda p: (p.measurement.started, p.measurement.run))
     statuses = Counter(str(p.measurement.status) for p in ordered)
     ended, unpredicted, seen = [], [], 0
     rows: dict[tuple[str, str, int], Row] = {}
     for found in ordered:
         if found.measurement.status is not Status.OK:
             ended.append(found)
+            continue
+        if found.measurement.case.cap_bytes is not None:
             continue
         row = _row(found)
         if row is None:
@@ -185,7 +186,6 @@ def question_of(row: Row) -> Question:
         parts=prediction.parts,
         allocated_bytes=prediction.allocated_bytes,
         reserved_bytes=prediction.allocated_bytes if reserved is None else reserved,
-        kernels=prediction.kernels,
         gpu=row.gpu,
         sm_count=environment.sm_count,
         capability=environment.capability,
@@ -196,11 +196,6 @@ def question_of(row: Row) -> Question:
         context_expected_bytes=prediction.context_expected_bytes,
         context_high_bytes=prediction.context_high_bytes,
         slack_bytes=prediction.slack_bytes,
-        precision=facts.precision,
-        dtype=facts.dtype,
-        attention=facts.attention,
-        optimizer=facts.optimizer,
-        loop=facts.loop,
-        checkpointing=facts.checkpointing,
         family=prediction.family,
+        **asdict(facts),
     )

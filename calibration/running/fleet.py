@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from memest.calibration.case import Case
-from memest.calibration.measurement import Failure, Status
-from memest.calibration.running.runner import Progress, Summary, environment_of, events_folder
+from memest.calibration.measurement import Failure, Status, environment_from_dict
+from memest.calibration.running.runner import Progress, Summary, events_folder
 from memest.calibration.running.station import Station
 from memest.calibration.store import MeasurementStore, Open
 from memest.errors import DeviceError, MemestError
@@ -247,7 +247,7 @@ class _Fleet:
             self._problems.append(f"{post.host} of the Ray cluster: {told['problem']}")
             self._dismiss(post)
             return
-        environment = environment_of(told["environment"])
+        environment = environment_from_dict(told["environment"])
         post.group = self._groups.setdefault(
             environment.key,
             _Group(Summary(environment), deque((case, 1) for case in self.cases)),

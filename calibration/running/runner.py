@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from memest.calibration.case import MAX_PROCESSES, Case
 from memest.calibration.measurement import (
@@ -16,7 +15,7 @@ from memest.calibration.measurement import (
     Failure,
     Measurement,
     Status,
-    measurement_from_dict,
+    environment_from_dict,
 )
 from memest.calibration.running.attendant import Attendant
 from memest.calibration.running.meters import count_devices
@@ -27,7 +26,6 @@ __all__ = [
     "Bench",
     "Progress",
     "Summary",
-    "environment_of",
     "events_folder",
     "run_cases",
 ]
@@ -178,7 +176,7 @@ class Bench:
         self._attendant = Attendant(command)
         store.recover()
         try:
-            self.environment = environment_of(self._attendant.describe(device))
+            self.environment = environment_from_dict(self._attendant.describe(device))
         except BaseException:
             self._attendant.close()
             raise
@@ -214,11 +212,3 @@ class Bench:
             opened.close(Status.INTERRUPTED, Failure(kind=kind, message=said or kind))
             raise
         return opened.close(end.status, end.failure, end.events)
-
-
-def environment_of(document: dict[str, Any]) -> Environment:
-    """An environment as a worker tells it; through the reader, for a worker's words are checked."""
-    empty = {"run": "-", "case": {"model": "-"}, "status": "ok", "started": "-", "seconds": 0.0}
-    found = measurement_from_dict({**empty, "environment": document}).environment
-    assert found is not None
-    return found

@@ -22,7 +22,6 @@ from memest.calibration.measurement import CPU, Environment, Measurement, Status
 from memest.calibration.running.runner import CASE_SECONDS, Bench, Progress
 from memest.calibration.store import MeasurementStore
 from memest.errors import ConfigError, MemestError, UnknownGpuError
-from memest.options import setup_from_options
 from memest.result import Estimate, Verdict
 from memest.units import GIB, format_size
 from memest.what_if import Profile, profile
@@ -228,7 +227,7 @@ def _question(m: Measurement, path: str | None) -> tuple[Profile, dict[str, Any]
     options: dict[str, Any] = {"gpu": _gpu_name(m.environment)}
     if path is not None:
         options["profile"] = path
-    return profile(m.case.model, _setup(m)), options
+    return profile(m.case.model, m.setup), options
 
 
 def _gpu_name(environment: Environment) -> str:
@@ -238,13 +237,6 @@ def _gpu_name(environment: Environment) -> str:
         return find_gpu(environment.gpu, total_bytes=environment.total_bytes).name
     except UnknownGpuError:
         return "local"
-
-
-def _setup(m: Measurement) -> Any:
-    setup, environment = m.case.setup, m.environment
-    if not setup.alloc_conf and environment is not None and environment.alloc_conf:
-        return setup_from_options(setup, alloc_conf=environment.alloc_conf)
-    return setup
 
 
 def _held_to(m: Measurement, memory: int, **changes: Any) -> Case | None:
@@ -258,8 +250,7 @@ def _held_to(m: Measurement, memory: int, **changes: Any) -> Case | None:
 
 
 def _upper_bound(m: Measurement, model: Profile, options: dict[str, Any]) -> Trial | None:
-    answer = model.estimate(**options)
-    memory = answer.interval.high_bytes
+    memory = model.spot(**options).interval.high_bytes
     total = m.environment.total_bytes if m.environment else None
     if total is not None and memory > total:
         return None  # the whole card is less than the bound
@@ -286,10 +277,8 @@ def _at_cards(m: Measurement, model: Profile, options: dict[str, Any]) -> Iterat
     for memory in (*smaller, *larger):
         case = _held_to(m, memory)
         if case is not None:
-            answer = model.estimate(**options, gpu_memory=memory)
-            yield Trial(
-                kind="card", case=case, memory_bytes=memory, expected=_EXPECTED[answer.verdict]
-            )
+            verdict = model.spot(**options, gpu_memory=memory).verdict
+            yield Trial(kind="card", case=case, memory_bytes=memory, expected=_EXPECTED[verdict])
 
 
 def _at_the_edge(m: Measurement, model: Profile, options: dict[str, Any]) -> Iterator[Trial]:
@@ -302,8 +291,8 @@ def _at_the_edge(m: Measurement, model: Profile, options: dict[str, Any]) -> Ite
         return
     # what the process holds was measured: what is tried is the batch, not the context
     assert m.process_bytes is not None
-    context = model.estimate(**options).context_bytes
-    room = memory - m.process_bytes + context
+    peak = model.spot(**options).peak
+    room = memory - m.process_bytes + peak.device_bytes - peak.reserved_bytes
     answer: Estimate = model.estimate(**options, gpu_memory=room, max_batch=True)
     if not answer.max_batch:
         return

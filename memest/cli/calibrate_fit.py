@@ -19,7 +19,7 @@ from memest.units import format_size
 if TYPE_CHECKING:
     from memest.calibration.fitting.prediction import Pair
     from memest.calibration.measurement import Measurement
-    from memest.correction import CalibrationProfile
+    from memest.calibration_profile import CalibrationProfile
 
 __all__ = ["fit", "report"]
 
@@ -66,7 +66,7 @@ def fit(
     memest estimate gpt2 --gpu local --profile profile.json
     """
     from memest.calibration.fitting.fit import fit_profile
-    from memest.correction import write_profile
+    from memest.profile_file import write_profile
 
     output = Output(color=not no_color, quiet=json)
     with silenced(debug=debug):
@@ -112,7 +112,7 @@ def report(
     For example: memest calibrate report --profile profile.json --out report.html
     """
     from memest.calibration.fitting.report import html_report, markdown_report
-    from memest.correction import read_profile
+    from memest.profile_file import read_profile
 
     for path in out or ():
         if path.suffix.lower() not in (".html", ".htm", ".md"):

@@ -148,9 +148,18 @@ def _run(
 
 
 def trace_built(
-    run: BuiltRun, setup: Setup, gpu: GpuTraits, plan: TracePlan | None = None
-) -> Trace:
-    """Trace the micro-steps of ``setup``, its sizes as they are taken; its updates are apart."""
+    run: BuiltRun, setup: Setup, gpu: GpuTraits, plan: TracePlan | None = None, *,
+    operators: str = "cuda",
+) -> Trace:  # fmt: skip
+    """Trace the micro-steps of ``setup``, its sizes as they are taken.
+
+    Args:
+        run: the model, built.
+        setup: the run.
+        gpu: whose kernels run.
+        plan: how long; None for what any run is composed from, its updates apart.
+        operators: whose operators, ``cuda`` or ``cpu``.
+    """
     set_use_cache(run.model, setup)
     if not run.keeps_checkpointing:
         set_checkpointing(run.model, setup)
@@ -161,7 +170,7 @@ def trace_built(
     with as_built(run.model):
         trace = trace_training(
             run.model, setup, make_batch=lambda: realise(plans), loss_of=run.loss_of, gpu=gpu,
-            model_type=model_type, plan=plan or plan_to_compose(setup),
+            operators=operators, model_type=model_type, plan=plan or plan_to_compose(setup),
         )  # fmt: skip
     trace.counts = run.counts
     return trace

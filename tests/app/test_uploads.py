@@ -99,7 +99,7 @@ def test_a_profile_is_shown_part_by_part(open_page: Open) -> None:
         Provenance,
         Validation,
     )
-    from memest.correction import write_profile
+    from memest.profile_file import write_profile
 
     gpu = "NVIDIA GeForce RTX 4090"
     profile = CalibrationProfile(

@@ -12,20 +12,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from memest.correction import (
+from memest.calibration_profile import (
     Band,
     CalibrationProfile,
     Measured,
     ProcessPart,
     Provenance,
-    Question,
     Validation,
-    correct,
-    profiles_for,
-    read_profile,
-    write_profile,
 )
+from memest.correction import Question, correct
 from memest.errors import ConfigError
+from memest.profile_file import profiles_for, read_profile, write_profile
 from memest.units import GIB, MIB
 
 GPU = "NVIDIA Simulated 1"
@@ -524,7 +521,8 @@ def test_the_profile_with_most_runs_on_a_gpu_is_taken_then_the_newest(tmp_path):
 def test_applying_a_profile_loads_nothing_heavy(tmp_path):
     write_profile(profile(), tmp_path / "profile.json")
     code = (
-        "import sys; from memest.correction import read_profile, profiles_for; "
+        "import sys; import memest.correction; "
+        "from memest.profile_file import read_profile, profiles_for; "
         "p = read_profile(sys.argv[1]); "
         "heavy = {'torch', 'sklearn', 'numpy', 'pandas', 'scipy'} & set(sys.modules); "
         "assert not heavy, heavy"

@@ -21,8 +21,9 @@ from memest.calibration.fitting.conformal import band_of, bounds, covers, effect
 from memest.calibration.fitting.fit import dataset_digest, evaluate, fit_profile
 from memest.calibration.fitting.residuals import question_of, residuals
 from memest.calibration.measurement import CPU
-from memest.correction import correct, read_profile, write_profile
+from memest.correction import correct
 from memest.errors import ConfigError, MissingDependencyError
+from memest.profile_file import read_profile, write_profile
 from memest.units import MIB
 
 ONE, TWO = "NVIDIA Simulated 1", "NVIDIA Simulated 2"

@@ -8,18 +8,18 @@ from dataclasses import replace
 import pytest
 
 import memest
-from memest.cards import calibration_of
-from memest.correction import (
+from memest.calibration_profile import (
     Band,
     CalibrationProfile,
     Measured,
     ProcessPart,
     Provenance,
     Validation,
-    write_profile,
 )
+from memest.cards import calibration_of
 from memest.errors import ConfigError
 from memest.hardware.catalogue import find_gpu
+from memest.profile_file import write_profile
 from memest.result import Verdict
 from memest.units import GIB, MIB
 
