@@ -20,8 +20,7 @@ import streamlit as st
 
 import memest
 from memest.app.question import Question
-from memest.app.uploads import check_reference
-from memest.cards import profile_folders
+from memest.app.uploads import check_question, profile_files
 from memest.errors import MemestError
 from memest.findings import Advice, Comparison
 from memest.limits import MaxBatch
@@ -34,7 +33,6 @@ __all__ = [
     "comparison",
     "estimate",
     "largest",
-    "one_row",
     "say",
     "shown",
     "sweep",
@@ -56,7 +54,6 @@ class _Shared:
 
     Attributes:
         locks: one for each model: its profile answers one question after the other.
-        tracing: held while anything is traced, which changes things of the whole process.
         listener: of the thread that asks, told what takes long.
     """
 
@@ -64,7 +61,6 @@ class _Shared:
         default_factory=lambda: defaultdict(threading.RLock)
     )
     guard: threading.Lock = field(default_factory=threading.Lock)
-    tracing: threading.RLock = field(default_factory=threading.RLock)
     listener: threading.local = field(default_factory=threading.local)
 
     def lock(self, model: str) -> threading.RLock:
@@ -73,19 +69,10 @@ class _Shared:
             return self.locks[model]
 
     def say(self, text: str) -> None:
-        """Called by memest before whatever takes long: one trace at a time in this process."""
+        """Called by memest before whatever takes long."""
         listen = getattr(self.listener, "say", None)
         if listen is not None:
             listen(text)
-        if not getattr(self.listener, "holds", False):
-            self.tracing.acquire()
-            self.listener.holds = True
-
-    def finish(self) -> None:
-        """Let others trace."""
-        if getattr(self.listener, "holds", False):
-            self.listener.holds = False
-            self.tracing.release()
 
 
 @st.cache_resource(show_spinner=False)
@@ -100,7 +87,6 @@ def _shared() -> _Shared:
 @st.cache_resource(show_spinner=False, max_entries=_KEPT_MODELS)
 def _profile(model: str) -> Profile:
     """The one profile of a model: what it traced answers every session."""
-    check_reference(model)
     return memest.profile(model, progress=_shared().say)
 
 
@@ -117,11 +103,6 @@ def sweep(question: Question, axes: tuple[tuple[str, str], ...]) -> Sweep:
     """A grid over options; axes as text, in the syntax of ``memest sweep --over``."""
     found: Sweep = _kept("sweep", question, axes, _profiles_on_disk())
     return found
-
-
-def one_row(question: Question) -> str:
-    """The question's figures as CSV: a header and one row."""
-    return sweep(question, ()).to_csv()
 
 
 def largest(question: Question) -> MaxBatch:
@@ -149,7 +130,7 @@ def _kept(
     profiles: tuple[tuple[str, int], ...],  # noqa: ARG001 - part of the key
 ) -> Any:  # fmt: skip
     """An answer, made once as long as the calibration profiles on disk stay the same."""
-    check_reference(question.model)
+    check_question(question, asked if kind == "comparison" else ())
     options, say = dict(question.options), _shared().say
     if kind == "estimate":
         setup = question.setup
@@ -169,17 +150,15 @@ def _kept(
 def _profiles_on_disk() -> tuple[tuple[str, int], ...]:
     """The calibration profiles that an estimate may find, and when each was written."""
     found = []
-    for folder in profile_folders():
+    for path in profile_files():
         with contextlib.suppress(OSError):
-            found += [(str(path), path.stat().st_mtime_ns) for path in folder.glob("*.json")]
+            found.append((str(path), path.stat().st_mtime_ns))
     return tuple(sorted(found))
 
 
 def say(text: str) -> None:
     """Tell whoever waits for this thread what is being done."""
-    listen = getattr(_shared().listener, "say", None)
-    if listen is not None:
-        listen(text)
+    _shared().say(text)
 
 
 # -- waiting --------------------------------------------------------------------------------------
@@ -206,8 +185,6 @@ def wait_for(work: Callable[[], Answer], doing: str) -> Answer:
             done.append(work())
         except Exception as error:  # noqa: BLE001 - raised again where the page waits
             failed.append(error)
-        finally:
-            shared.finish()
 
     thread = threading.Thread(target=run, daemon=True, name="memest answer")
     thread.start()

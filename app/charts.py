@@ -10,8 +10,8 @@ import altair as alt
 
 from memest.limits import MaxBatch
 from memest.report.heat import EDGES, HeatMap, HeatPanel, ink
-from memest.report.html import COLOURS
 from memest.report.layers import Block
+from memest.report.parts import PART_COLOURS, parts_of
 from memest.report.phases import PhaseRow
 from memest.result import Estimate, GpuFit
 from memest.units import GIB, format_size
@@ -23,12 +23,9 @@ __all__ = [
     "frontier_chart",
     "heat_chart",
     "layers_chart",
-    "phase_label",
     "timeline_chart",
 ]
 
-CACHED, CONTEXT = "cached or fragmented", "context and kernels"
-_BEYOND = {CACHED: "#e5e5e5", CONTEXT: "#bdbdbd"}
 _GREY = "#8a94a0"
 _ABOVE = alt.Axis(
     labelAlign="left", labelBaseline="bottom", labelPadding=0, labelOffset=-20, labelLimit=320,
@@ -48,28 +45,25 @@ class Chart:
 
 def breakdown_rows(estimate: Estimate) -> list[dict[str, Any]]:
     """What the device peak is made of: categories alive at the allocated peak, then the rest."""
-    peak = estimate.peak
-    rows = [(row.category.value, row.bytes) for row in estimate.breakdown]
-    rows += [
-        (CACHED, peak.reserved_bytes - peak.allocated_bytes),
-        (CONTEXT, peak.device_bytes - peak.reserved_bytes),
-    ]
+    whole = estimate.peak.device_bytes
     return [
-        {"part": name, "bytes": size, "size": format_size(size), "share": size / peak.device_bytes}
-        for name, size in rows
-    ]
+        {
+            "part": part.name, "bytes": part.bytes, "size": format_size(part.bytes),
+            "share": part.bytes / whole,
+        }
+        for part in parts_of(estimate)
+    ]  # fmt: skip
 
 
 def breakdown_chart(runs: Sequence[tuple[str, Estimate]], gpus: Iterable[GpuFit]) -> Chart:
     """Stacked bars of runs against the capacity of GPUs, the range of the device peak as a band."""
-    colours = {category.value: colour for category, colour in COLOURS.items()} | _BEYOND
     rows = [
         {"run": name, "order": place, "GiB": row["bytes"] / GIB, **row}
         for name, estimate in runs
         for place, row in enumerate(breakdown_rows(estimate))
         if row["bytes"] > 0
     ]
-    present = [name for name in colours if any(row["part"] == name for row in rows)]
+    parts = _parts_in(row["part"] for row in rows)
     names = [name for name, _ in runs]
     y = alt.Y("run:N", sort=names, title=None, axis=_ABOVE)
     bars = (
@@ -80,7 +74,7 @@ def breakdown_chart(runs: Sequence[tuple[str, Estimate]], gpus: Iterable[GpuFit]
             x=alt.X("GiB:Q", stack="zero", title="GiB", axis=alt.Axis(format="~g", tickCount=6)),
             color=alt.Color(
                 "part:N",
-                scale=alt.Scale(domain=present, range=[colours[name] for name in present]),
+                scale=parts,
                 legend=alt.Legend(
                     orient="bottom", columns=2, title=None, symbolType="square", labelLimit=150
                 ),
@@ -152,58 +146,85 @@ def _bar_words(name: str, estimate: Estimate) -> str:
     )
 
 
-def phase_label(row: PhaseRow) -> str:
-    """A phase of the timeline as its axis calls it."""
-    if not row.step:
-        return row.phase.value
-    micro = f".{row.micro_text}" if row.micro_text else ""
-    return f"{row.step}{micro} {row.phase.value}"
+def _parts_in(names: Iterable[str]) -> alt.Scale:
+    """The colours of the parts that are there."""
+    there = set(names)
+    present = [name for name in PART_COLOURS if name in there]
+    return alt.Scale(domain=present, range=[PART_COLOURS[name] for name in present])
 
 
 def timeline_chart(rows: Sequence[PhaseRow], peak_words: str) -> Chart:
-    """The highest memory within each phase, the phase of the peak named."""
-    values = [
+    """What is alive by category at the highest moment of each phase, and what is reserved."""
+    order = [row.label for row in rows]
+    alive = [
         {
-            "place": place,
-            "phase": phase_label(row),
-            "kind": kind,
-            "GiB": size / GIB,
-            "size": format_size(size),
+            "phase": row.label, "order": place, "part": part.category.value,
+            "GiB": part.bytes / GIB, "size": format_size(part.bytes),
+            "allocated": format_size(row.allocated_bytes),
         }
-        for place, row in enumerate(rows)
-        for kind, size in (("reserved", row.reserved_bytes), ("allocated", row.allocated_bytes))
-    ]
-    order = [phase_label(row) for row in rows]
+        for row in rows
+        for place, part in enumerate(row.breakdown)
+    ]  # fmt: skip
+    reserved = [
+        {"phase": row.label, "GiB": row.reserved_bytes / GIB,
+         "reserved": format_size(row.reserved_bytes), "line": "reserved"}
+        for row in rows
+    ]  # fmt: skip
     x = alt.X("phase:N", sort=order, title=None, axis=alt.Axis(labelAngle=-60, labelLimit=130))
-    lines = (
-        alt.Chart(alt.Data(values=values))
-        .mark_line(interpolate="step", point=True, strokeWidth=2)
+    bars = (
+        alt.Chart(alt.Data(values=alive))
+        .mark_bar()
         .encode(
             x=x,
-            y=alt.Y("GiB:Q", title="GiB", scale=alt.Scale(zero=True)),
+            y=alt.Y("GiB:Q", stack="zero", title="GiB"),
             color=alt.Color(
-                "kind:N",
-                scale=alt.Scale(domain=["allocated", "reserved"], range=["#0072b2", "#e69f00"]),
-                legend=alt.Legend(orient="top", title=None),
+                "part:N",
+                scale=_parts_in(value["part"] for value in alive),
+                legend=alt.Legend(
+                    orient="bottom", columns=3, title=None, symbolType="square", labelLimit=150
+                ),
             ),
-            tooltip=["phase:N", "kind:N", "size:N"],
+            order=alt.Order("order:Q"),
+            tooltip=["phase:N", "part:N", "size:N", "allocated:N"],
         )
     )
-    peaks = [value for value, row in zip(values[1::2], rows, strict=True) if row.is_peak]
-    for peak in peaks:
-        peak["peak"] = f"peak {peak['size']}"
+    line = (
+        alt.Chart(alt.Data(values=reserved))
+        .mark_line(interpolate="step", strokeWidth=1.5)
+        .encode(
+            x=x,
+            y=alt.Y("GiB:Q"),
+            stroke=alt.Stroke(
+                "line:N",
+                scale=alt.Scale(domain=["reserved"], range=[_GREY]),
+                legend=alt.Legend(orient="top", title=None),
+            ),
+            tooltip=["phase:N", "reserved:N"],
+        )
+    )
+    peaks = [
+        {"phase": row.label, "GiB": row.allocated_bytes / GIB,
+         "peak": f"peak {format_size(row.allocated_bytes)}"}
+        for row in rows
+        if row.is_peak
+    ]  # fmt: skip
     mark = alt.Chart(alt.Data(values=peaks)).encode(x=x, y="GiB:Q", tooltip=["peak:N", "phase:N"])
     chart = alt.layer(
-        lines,
+        bars,
+        line,
         mark.mark_point(size=180, filled=True, color="#cf222e", shape="diamond"),
         mark.mark_text(dy=-14, color="#cf222e", fontWeight="bold").encode(text="peak:N"),
-    ).properties(height=340)
+    ).properties(height=380)
     words = "; ".join(
-        f"{phase_label(row)}: allocated {format_size(row.allocated_bytes)}, reserved "
+        f"{row.label}: allocated {format_size(row.allocated_bytes)}, reserved "
         f"{format_size(row.reserved_bytes)}"
         for row in rows
     )
-    return Chart(chart, f"Highest memory in each phase; the peak is {peak_words}. {words}.")
+    return Chart(
+        chart,
+        "Memory by category at the highest moment of each phase; the peak is "
+        f"{peak_words}. {words}.",
+    )
 
 
 def layers_chart(blocks: Sequence[Block]) -> Chart:

@@ -1,8 +1,4 @@
-"""What the explorer asks: a model and options, and the same in the words of other faces.
-
-A question is spelt in three ways: options of ``memest.estimate``, a command line, and a short text
-that fits into a URL (the syntax of ``memest compare --vs`` behind the model's name).
-"""
+"""What the explorer asks: a model and options, and the same in the words of other faces."""
 
 from __future__ import annotations
 
@@ -12,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from memest.errors import ConfigError
-from memest.option_table import OPTIONS, Kind, Option
+from memest.option_table import OPTIONS, Kind
 from memest.options import find_option, setup_from_options
-from memest.search.compare import read_scenario
 from memest.setup import Setup
+from memest.spelling import command_words, python_snippet, read_scenario, write_scenario
 
 __all__ = ["PLACE", "Question"]
 
@@ -72,10 +68,7 @@ class Question:
 
     def words(self, command: str) -> list[str]:
         """The command line, word by word."""
-        found = ["memest", command, self.model]
-        for name, value in self.options:
-            found += _words(find_option(name), value)
-        return found
+        return command_words(command, self.model, dict(self.options))
 
     def command_line(self, command: str = "estimate") -> str:
         """The command line as a shell takes it."""
@@ -83,27 +76,11 @@ class Question:
 
     def snippet(self) -> str:
         """The Python that asks the same."""
-        lines = [f"    {self.model!r},"]
-        for name, value in self.options:
-            shown = list(value) if isinstance(value, tuple) else value
-            lines.append(f"    {name}={shown!r},")
-        body = "\n".join(lines)
-        return (
-            f"import memest\n\nanswer = memest.estimate(\n{body}\n)\n"
-            "print(answer)\nanswer.peak.device_bytes, answer.verdict"
-        )
+        return python_snippet(self.model, dict(self.options))
 
     def short(self) -> str:
         """The question as one line of text: the model, then a scenario."""
-        words = [shlex.quote(self.model)]
-        for name, value in self.options:
-            first = value[0] if isinstance(value, tuple) else value
-            spelt = find_option(name).flags[0].removeprefix("--")
-            if isinstance(first, bool):
-                words.append(spelt if first else f"no-{spelt}")
-            else:
-                words.append(shlex.quote(f"{spelt}={first}"))
-        return " ".join(words)
+        return f"{shlex.quote(self.model)} {write_scenario(dict(self.options))}".rstrip()
 
     @classmethod
     def from_short(cls, text: str) -> Question:
@@ -120,15 +97,6 @@ class Question:
             return cls(model)
         found = read_scenario(shlex.join(words))
         for name, value in found.items():
-            if find_option(name).kind is Kind.LIST:
+            if find_option(name).kind is Kind.LIST and not isinstance(value, tuple):
                 found[name] = (value,)
         return cls.of(model, found)
-
-
-def _words(option: Option, value: Any) -> list[str]:
-    flag = option.flags[0]
-    if option.kind is Kind.LIST:
-        return [word for each in value for word in (flag, str(each))]
-    if isinstance(value, bool):
-        return [flag if value else f"--no-{flag.removeprefix('--')}"]
-    return [flag, f"{value:g}" if isinstance(value, float) else str(value)]

@@ -13,12 +13,15 @@ from memest.calibration.fitting.prediction import Pair, pair
 from memest.calibration.measurement import Measurement
 from memest.calibration.store import MeasurementStore, default_store
 from memest.places import data_folder
+from memest.units import MIB
 
 __all__ = ["STORE", "draw_blocks", "measurements", "pairs_of", "sources"]
 
 Progress = Callable[[str], None]
 
 STORE = "this machine's store"
+MOST_TEXT = 512 * MIB
+"""Bytes that an export may have when it is unpacked."""
 
 
 def sources() -> dict[str, Path]:
@@ -37,7 +40,7 @@ def sources() -> dict[str, Path]:
 def measurements(path: Path) -> tuple[list[Measurement], list[str]]:
     """The measurements of an export or a store, and what could not be read."""
     if path.suffix in (".jsonl", ".gz"):
-        return read_measurements(path)
+        return read_measurements(path, most=MOST_TEXT)
     with MeasurementStore(path, create=False) as kept:
         return kept.measurements(), []
 

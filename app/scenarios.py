@@ -6,13 +6,11 @@ semicolons.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from memest.errors import MemestError
-from memest.options import find_option
-from memest.search.compare import read_scenario
+from memest.spelling import read_scenario, write_scenario
 
 __all__ = ["COLUMNS", "dtype_of", "edited", "read", "to_rows", "to_text"]
 
@@ -44,34 +42,27 @@ def _row(scenario: str) -> dict[str, Any]:
         options = read_scenario(scenario)
     except MemestError:
         return row | {OTHERS: scenario}
-    others = []
+    others: dict[str, Any] = {}
     for name, value in options.items():
         if name in ("bf16", "fp16") and value is True:
             row["precision"] = name
         elif name in _WHOLE and str(value).isdigit():
             row[name] = int(value)
-        elif name in COLUMNS and name not in _WHOLE:
+        elif name in COLUMNS and name not in _WHOLE and not isinstance(value, tuple):
             row[name] = str(value)
         else:
-            others.append(_word(name, value))
-    return row | {OTHERS: " ".join(others) or None}
-
-
-def _word(name: str, value: Any) -> str:
-    spelt = find_option(name).flags[0].removeprefix("--")
-    if isinstance(value, bool):
-        return spelt if value else f"no-{spelt}"
-    return shlex.quote(f"{spelt}={value}")
+            others[name] = value
+    return row | {OTHERS: write_scenario(others) or None}
 
 
 def to_text(rows: Iterable[Mapping[str, Any]]) -> str:
     """The text of a table; empty rows are left out."""
     found = []
     for row in rows:
-        words = [_word(name, row[name]) for name in COLUMNS if row.get(name) not in (None, "")]
-        words += [str(row[OTHERS])] if row.get(OTHERS) else []
-        if words:
-            found.append(" ".join(words))
+        own = {name: row[name] for name in COLUMNS if row.get(name) not in (None, "")}
+        words = [write_scenario(own), str(row.get(OTHERS) or "")]
+        if any(words):
+            found.append(" ".join(filter(None, words)))
     return "; ".join(found)
 
 

@@ -7,14 +7,14 @@ from typing import Any
 import streamlit as st
 
 from memest.app.question import Question
-from memest.app.uploads import MAX_UPLOAD_BYTES, keep_config
+from memest.app.uploads import MAX_CONFIG_BYTES, keep_config, profile_files
 from memest.app.widgets import gpu_names, option_widget
-from memest.cards import NO_PROFILE, profile_folders
+from memest.cards import NO_PROFILE
 from memest.errors import MemestError
 from memest.models.catalogue import catalogue
 from memest.option_table import OPTIONS, Panel
 from memest.options import find_option
-from memest.units import format_size
+from memest.units import MIB, format_size
 
 __all__ = ["DEFAULT_GPU", "DEFAULT_MODEL", "ask"]
 
@@ -82,8 +82,8 @@ def _upload() -> None:
         return
     st.session_state.taken_upload = given.file_id
     try:
-        if given.size > MAX_UPLOAD_BYTES:
-            size = format_size(MAX_UPLOAD_BYTES)
+        if given.size > MAX_CONFIG_BYTES:
+            size = format_size(MAX_CONFIG_BYTES)
             st.session_state.upload_error = f"{given.name} is larger than {size}."
             return
         st.session_state.model = keep_config(given.name, given.getvalue())
@@ -98,8 +98,9 @@ def _advanced(options: dict[str, Any]) -> None:
             "config.json of a model",
             type=["json"],
             key="config_file",
-            max_upload_size=1,
-            help="Read as data, never run; at most 1 MB. It stays on the machine that runs this.",
+            max_upload_size=MAX_CONFIG_BYTES // MIB,
+            help=f"Read as data, never run; at most {format_size(MAX_CONFIG_BYTES)}. It stays on "
+            "the machine that runs this.",
         )
         if st.session_state.get("upload_error"):
             st.error(st.session_state.upload_error)
@@ -118,15 +119,9 @@ def _advanced(options: dict[str, Any]) -> None:
 
 
 def _calibration_profile() -> str | None:
-    files = [
-        str(path)
-        for folder in profile_folders()
-        if folder.is_dir()
-        for path in sorted(folder.glob("*.json"))
-    ]
     return st.selectbox(
         "Calibration profile",
-        [NO_PROFILE, *files],
+        [NO_PROFILE, *map(str, profile_files())],
         index=None,
         placeholder="one of this GPU, if there is any",
         key="profile",

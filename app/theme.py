@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from memest.report.html import COLOURS
+from memest.app.uploads import MAX_EXPORT_BYTES
+from memest.report.parts import COLOURS
+from memest.units import MIB
 
 __all__ = ["VERDICT_COLOURS", "VERDICT_ICONS", "launch_options"]
 
@@ -15,7 +17,7 @@ VERDICT_ICONS = {
     "does not fit": ":material/cancel:",
     "no GPU named": ":material/help:",
 }
-MAX_UPLOAD_MB = 1
+MAX_UPLOAD_MB = MAX_EXPORT_BYTES // MIB
 
 _OPTIONS = {
     "theme.light.primaryColor": "#0b5cad",

@@ -6,19 +6,31 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from memest.app.question import Question
+from memest.cards import NO_PROFILE, profile_folders
 from memest.errors import ConfigError, ModelLoadError, UnknownModelError
 from memest.models.config_file import check_config, read_config
 from memest.models.resolve import resolve_model
 from memest.places import user_folder
+from memest.spelling import read_scenario
 from memest.units import MIB, format_size
 
-__all__ = ["MAX_UPLOAD_BYTES", "check_reference", "keep_config", "temporary"]
+__all__ = [
+    "MAX_CONFIG_BYTES",
+    "MAX_EXPORT_BYTES",
+    "check_question",
+    "keep_config",
+    "profile_files",
+    "temporary",
+]
 
-MAX_UPLOAD_BYTES = MIB
+MAX_CONFIG_BYTES = MIB
+MAX_EXPORT_BYTES = 16 * MIB
+"""Of an export of measurements: a campaign of some hundred runs has one or two MiB."""
 _FOLDER = "uploaded_configs"
 
 
@@ -27,16 +39,21 @@ def _folder() -> Path:
 
 
 @contextmanager
-def temporary(name: str, content: bytes) -> Iterator[Path]:
+def temporary(name: str, content: bytes, most: int) -> Iterator[Path]:
     """An uploaded file on disk for as long as it is read.
 
+    Args:
+        name: of the file; no part of it but the last one is used.
+        content: its bytes.
+        most: bytes that it may have.
+
     Raises:
-        ConfigError: it is larger than an upload may be.
+        ConfigError: it is larger.
     """
-    if len(content) > MAX_UPLOAD_BYTES:
+    if len(content) > most:
         raise ConfigError(
-            f"{name} has {format_size(len(content))}: an upload may have at most "
-            f"{format_size(MAX_UPLOAD_BYTES)}."
+            f"{name} has {format_size(len(content))}: such a file may have at most "
+            f"{format_size(most)}."
         )
     with tempfile.TemporaryDirectory(prefix="memest-upload-") as folder:
         path = Path(folder) / Path(name).name
@@ -57,7 +74,7 @@ def keep_config(name: str, content: bytes) -> str:
     Raises:
         MemestError: too large, not JSON, not a model's configuration, or with code of its own.
     """
-    with temporary(name, content) as path:
+    with temporary(name, content, MAX_CONFIG_BYTES) as path:
         config, _ = check_config(read_config(path, shown=name), shown=name, trust_remote_code=False)
     text = json.dumps(config, indent=2, sort_keys=True)
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -75,12 +92,43 @@ def keep_config(name: str, content: bytes) -> str:
     return str(target)
 
 
-def check_reference(model: str) -> None:
+def check_question(question: Question, scenarios: Iterable[str] = ()) -> None:
     """Refuse what a link must not name: code, and files of this machine that were not uploaded.
+
+    Args:
+        question: what is asked.
+        scenarios: texts of what changes it.
 
     Raises:
         MemestError: a name that leads nowhere, or somewhere it must not.
     """
+    _check_model(question.model)
+    changes = [dict(question.options), *(read_scenario(text) for text in scenarios)]
+    for options in changes:
+        if options.get("trust_remote_code"):
+            raise ConfigError(
+                "the explorer runs no code of a model's repository: use the command line, memest "
+                "estimate --trust-remote-code."
+            )
+        profile = options.get("profile")
+        if profile not in (None, NO_PROFILE) and Path(profile) not in profile_files():
+            raise ConfigError(
+                f"{profile} is no calibration profile that the explorer knows: put it into "
+                f"{profile_folders()[0]}, or name it on the command line."
+            )
+
+
+def profile_files() -> list[Path]:
+    """The calibration profiles of this machine."""
+    return [
+        path
+        for folder in profile_folders()
+        if folder.is_dir()
+        for path in sorted(folder.glob("*.json"))
+    ]
+
+
+def _check_model(model: str) -> None:
     if not model:
         raise UnknownModelError("no model was named: choose one, for example bert-base-uncased")
     if ":" in model.partition("?")[0]:

@@ -25,6 +25,7 @@ __all__ = ["export_records", "read_measurements", "records_of", "write_lines"]
 _METRICS = ("allocated", "reserved", "device")
 _MAX_LINE = 16 * MIB
 _MAX_FILE = 2048 * MIB
+_MAX_PROBLEMS = 1000
 
 
 def records_of(measurement: Measurement) -> list[dict[str, Any]]:
@@ -125,11 +126,12 @@ def write_lines(path: Path, lines: Iterable[str]) -> int:
     return count
 
 
-def read_measurements(path: Path) -> tuple[list[Measurement], list[str]]:
+def read_measurements(path: Path, *, most: int = _MAX_FILE) -> tuple[list[Measurement], list[str]]:
     """The measurements of a file of records.
 
     Args:
         path: JSON lines, gzip where the name ends in ``.gz``.
+        most: bytes that it may have, unpacked.
 
     Returns:
         Measurements, each once, and what could not be read, line by line.
@@ -140,7 +142,7 @@ def read_measurements(path: Path) -> tuple[list[Measurement], list[str]]:
     found: dict[str, Measurement] = {}
     problems: list[str] = []
     bare = 0
-    for number, line in _lines(path):
+    for number, line in _lines(path, most):
         where = f"line {number}"
         try:
             record = json.loads(line)
@@ -156,6 +158,11 @@ def read_measurements(path: Path) -> tuple[list[Measurement], list[str]]:
                 bare += 1
         except (ValueError, RecursionError) as error:
             problems.append(f"{where}: {error}" if where not in str(error) else str(error))
+            if len(problems) > _MAX_PROBLEMS:
+                raise ConfigError(
+                    f"{path} has more than {_MAX_PROBLEMS:,} lines that are no records, the first "
+                    f"one: {problems[0]}."
+                ) from None
     if not found and (problems or bare):
         why = problems[0] if problems else "its records carry no measurement"
         raise ConfigError(
@@ -165,14 +172,16 @@ def read_measurements(path: Path) -> tuple[list[Measurement], list[str]]:
     return list(found.values()), problems
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
+def _lines(path: Path, most: int) -> Iterator[tuple[int, str]]:
     try:
-        if path.stat().st_size > _MAX_FILE:
-            raise ConfigError(f"{path} is larger than {_MAX_FILE // MIB} MiB.")
+        if path.stat().st_size > most:
+            raise ConfigError(f"{path} is larger than {most // MIB} MiB.")
         with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
-            number = 0
+            number = read = 0
             while raw := file.readline(_MAX_LINE + 1):
-                number += 1
+                number, read = number + 1, read + len(raw)
+                if read > most:
+                    raise ConfigError(f"{path} is larger than {most // MIB} MiB when unpacked.")
                 if len(raw) > _MAX_LINE:
                     raise ConfigError(f"{path}, line {number} is longer than 16 MiB.")
                 if raw.strip():

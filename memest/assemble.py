@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from memest.events import CATEGORY_ORDER, Category, Mark, Phase
@@ -96,27 +97,48 @@ def _mark_at(stream: Stream, index: int) -> Mark:
 
 
 def timeline(stream: Stream, replay: Replay) -> tuple[TimePoint, ...]:
-    """The highest allocated and reserved bytes within every phase of the run.
+    """The highest allocated and reserved bytes within every phase, and what was alive then.
 
     Needs a replay with curves.
     """
     allocated, reserved = replay.allocated_curve, replay.reserved_curve
     if allocated is None or reserved is None:
         return ()
-    points = []
+    phases, highest = [], []
     ends = [*stream.mark_positions[1:], len(stream.events)]
     for mark, start, stop in zip(stream.marks, stream.mark_positions, ends, strict=True):
         if stop > len(allocated):
             break
         first = max(start - 1, 0)
-        window = slice(first, max(stop, first + 1))
-        points.append(
-            TimePoint(
-                step=mark.step,
-                micro_step=mark.micro_step,
-                phase=mark.phase,
-                allocated_bytes=max(allocated[window], default=0),
-                reserved_bytes=max(reserved[window], default=0),
-            )
+        window = allocated[first : max(stop, first + 1)]
+        if not window:
+            continue
+        most = max(window)
+        phases.append((mark, most, max(reserved[first : max(stop, first + 1)])))
+        highest.append(first + window.index(most))
+    return tuple(
+        TimePoint(
+            step=mark.step, micro_step=mark.micro_step, phase=mark.phase, allocated_bytes=most,
+            reserved_bytes=held, breakdown=rows,
         )
-    return tuple(points)
+        for (mark, most, held), rows in zip(phases, _rows_at(stream, replay, highest), strict=True)
+    )  # fmt: skip
+
+
+def _rows_at(stream: Stream, replay: Replay, indices: Sequence[int]) -> Iterator[tuple[Row, ...]]:
+    """The rows of what is alive after each of some events, which come in order."""
+    sizes, categories, blocks = stream.sizes, stream.categories, replay.block_bytes
+    requested = [0] * len(CATEGORY_ORDER)
+    handed_out = done = 0
+    for index in indices:
+        for event in stream.events[done : index + 1]:
+            if event >= 0:
+                requested[categories[event]] += sizes[event]
+                handed_out += blocks[event]
+            else:
+                requested[categories[~event]] -= sizes[~event]
+                handed_out -= blocks[~event]
+        done = max(done, index + 1)
+        rows = dict(zip(CATEGORY_ORDER, requested, strict=True))
+        rows[Category.ROUNDING] = handed_out - sum(requested)
+        yield tuple(Row(category=category, bytes=size) for category, size in rows.items() if size)

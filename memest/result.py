@@ -6,13 +6,16 @@ import dataclasses
 import enum
 import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from memest.events import Category, Phase
+from memest.files import check_suffix
 from memest.setup import Setup
 
 __all__ = [
     "SCHEMA_VERSION",
+    "SUFFIXES",
     "CalibrationFacts",
     "Estimate",
     "GpuFit",
@@ -28,6 +31,8 @@ __all__ = [
 ]
 
 SCHEMA_VERSION = 1
+SUFFIXES = (".json", ".csv", ".html", ".png")
+"""Files that an estimate can be written to."""
 
 
 class Verdict(enum.StrEnum):
@@ -105,13 +110,17 @@ class Layer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimePoint:
-    """The highest allocated and reserved memory within one phase."""
+    """The highest allocated and reserved memory within one phase.
+
+    ``breakdown`` is what was alive at the former, as replayed; no part of the JSON document.
+    """
 
     step: int
     micro_step: int
     phase: Phase
     allocated_bytes: int
     reserved_bytes: int
+    breakdown: tuple[Row, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,6 +282,49 @@ class Estimate:
     def to_json(self) -> str:
         """:meth:`to_dict` as text, keys in order, two spaces of indent."""
         return json.dumps(self.to_dict(), indent=2)
+
+    def to_csv(self) -> str:
+        """The parts of the device peak, ``part,bytes``: they add up to it."""
+        from memest.report.parts import parts_csv
+
+        return parts_csv(self)
+
+    def to_html(self) -> str:
+        """The report as a page."""
+        from memest.report.html import render_page
+
+        return render_page(self)
+
+    def to_png(self) -> bytes:
+        """A picture: what fills the card, and memory phase by phase.
+
+        Raises:
+            MissingDependencyError: without matplotlib.
+        """
+        from memest.report.picture import render_picture
+
+        return render_picture(self)
+
+    def save(self, path: str | Path) -> None:
+        """Write a file; its suffix decides: .json, .csv, .html or .png.
+
+        Args:
+            path: where to; an existing file is overwritten.
+
+        Raises:
+            ConfigError: for any other suffix.
+            MissingDependencyError: for .png without matplotlib.
+        """
+        file = Path(path)
+        suffix = check_suffix(file, SUFFIXES)
+        if suffix == ".png":
+            file.write_bytes(self.to_png())
+            return
+        if suffix == ".html":
+            text = self.to_html()
+        else:
+            text = self.to_csv() if suffix == ".csv" else f"{self.to_json()}\n"
+        file.write_text(text, encoding="utf-8", newline="\n")
 
     def __str__(self) -> str:
         from memest.report.text import render

@@ -22,10 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from memest.assemble import moment
-from memest.cards import Card, card_for
+from memest.cards import NO_PROFILE, Card, card_for
 from memest.errors import MemestError
 from memest.fit import largest_batch
 from memest.models.resolve import resolve_model
+from memest.needs import needs_of
 from memest.replay.conf import parse_alloc_conf
 from memest.replay.replay import replay
 from memest.setup import Setup, Software
@@ -56,6 +57,8 @@ class Outcome:
         oom: out of memory under that limit; None where no limit is known.
         low: for a record that is a range, the prediction at its lower end.
         basis: what was added and subtracted.
+        range: low and high end that an estimate gives for the device peak, not told of any
+            context that was read on the card; None for other metrics.
     """
 
     record: dict[str, Any]
@@ -66,6 +69,7 @@ class Outcome:
     oom: bool | None = None
     low: int | None = None
     basis: str = ""
+    range: tuple[int, int] | None = None
 
     @property
     def error(self) -> float | None:
@@ -73,6 +77,14 @@ class Outcome:
         if self.predicted is None:
             return None
         return (self.predicted / self.measured - 1) * 100
+
+    @property
+    def inside(self) -> bool | None:
+        """Whether the reading lies in the range; None where none was told or the run failed."""
+        if self.range is None or self.record.get("oom"):
+            return None
+        low, high = self.range
+        return low <= self.measured <= high
 
     @property
     def scored(self) -> bool:
@@ -112,6 +124,12 @@ def card_of(record: dict[str, Any], setup: Setup) -> Card:
     return card_for(record["gpu"], setup, torch_version, record.get("device_context_bytes"), None)
 
 
+def untold(record: dict[str, Any], setup: Setup) -> Card:
+    """The record's card as an estimate knows it, without calibration."""
+    torch_version = setup.software.torch or (2, 13)
+    return card_for(record["gpu"], setup, torch_version, None, None, NO_PROFILE)
+
+
 def predict(record: dict[str, Any]) -> Outcome:
     """Run one record."""
     measured = record["measured_bytes"] - record.get("device_offset_bytes", 0)
@@ -127,12 +145,17 @@ def predict(record: dict[str, Any]) -> Outcome:
 def _predict(record: dict[str, Any], measured: int, **changes: Any) -> Outcome:
     setup = setup_of(record, **changes)
     card = card_of(record, setup)
-    stream = Tracer(source=resolve_model(record["model"])).find(setup, card.traits).stream
+    found = Tracer(source=resolve_model(record["model"])).find(setup, card.traits)
+    stream = found.stream
     conf = parse_alloc_conf(setup.alloc_conf)
     context = card.context.expected_bytes if record["metric"] == "device" else 0
     limit = record.get("limit_bytes") or (card.usable_bytes - context if context else None)
     result = replay(stream.events, stream.sizes, conf, chains=stream.chains)
     at = moment(stream, result)
+    told = None
+    if record["metric"] == "device":
+        needs = needs_of(untold(record, setup), found, stream, result)
+        told = needs.low_bytes, needs.high_bytes
     if limit is not None and result.peak_reserved_bytes > limit:
         result = replay(stream.events, stream.sizes, conf, limit_bytes=limit)
     allocated = record["metric"] == "allocated"
@@ -145,6 +168,7 @@ def _predict(record: dict[str, Any], measured: int, **changes: Any) -> Outcome:
         retries=result.num_alloc_retries,
         oom=None if limit is None else bool(result.num_ooms),
         basis=f"{context // MIB} MiB context" if context else "",
+        range=told,
     )
 
 
@@ -228,25 +252,33 @@ class Summary:
     worst: float
     signed: float
     below: int
+    inside: tuple[int, int]
+    """Device readings inside the range told before, and how many there are; scored or not."""
 
     @classmethod
     def of(cls, name: str, outcomes: Iterable[Outcome]) -> Summary | None:
         """Summarise the scored outcomes, None where there are none."""
-        errors = [o.error for o in outcomes if o.scored and o.error is not None]
+        every = list(outcomes)
+        errors = [o.error for o in every if o.scored and o.error is not None]
         if not errors:
             return None
         sizes = sorted(map(abs, errors))
         return cls(
             name, len(errors), statistics.median(sizes), sizes[int(0.9 * (len(sizes) - 1) + 0.5)],
             sizes[-1], statistics.median(errors), sum(e < 0 for e in errors),
+            (sum(o.inside is True for o in every), sum(o.inside is not None for o in every)),
         )  # fmt: skip
 
     def row(self) -> str:
         """As a row of the summary table."""
         return (
             f"| {self.name} | {self.count} | {self.median:.2f} % | {self.p90:.2f} % | "
-            f"{self.worst:.2f} % | {self.signed:+.2f} % | {self.below} |"
+            f"{self.worst:.2f} % | {self.signed:+.2f} % | {self.below} | {self._inside()} |"
         )
+
+    def _inside(self) -> str:
+        inside, told = self.inside
+        return f"{inside} of {told}" if told else "-"
 
 
 def _groups(records: list[dict[str, Any]]) -> dict[str, list[str]]:
@@ -267,8 +299,8 @@ def _groups(records: list[dict[str, Any]]) -> dict[str, list[str]]:
 
 def summary(outcomes: list[Outcome]) -> Iterator[str]:
     """The rows of the summary: each set, then its models and optimizers."""
-    yield "| group | runs | median error | p90 | worst | median, signed | too low |"
-    yield "|---|---:|---:|---:|---:|---:|---:|"
+    yield "| group | runs | median error | p90 | worst | median, signed | too low | in range |"
+    yield "|---|---:|---:|---:|---:|---:|---:|---:|"
     by_id = {o.record["id"]: o for o in outcomes}
     for name, ids in sorted(_groups([o.record for o in outcomes]).items()):
         found = Summary.of(name, [by_id[i] for i in ids])
@@ -302,7 +334,8 @@ def write_outcomes(outcomes: list[Outcome], path: Path = OUTCOMES) -> None:
                 "family": config.get("model_type", ""), "gpu": record["gpu"],
                 "run": _what(record), "metric": record["metric"],
                 "measured_bytes": outcome.measured, "predicted_bytes": outcome.predicted,
-                "low_bytes": outcome.low, "scored": outcome.scored, "peak_at": outcome.where,
+                "low_bytes": outcome.low, "range_bytes": outcome.range, "inside": outcome.inside,
+                "scored": outcome.scored, "peak_at": outcome.where,
                 "remark": _remark(outcome).replace("**", ""), "source": record["source"],
             })
         )  # fmt: skip

@@ -93,11 +93,22 @@ def _summary(runs: list[dict[str, Any]]) -> None:
     if found is None:
         st.info("No run of these has a score.")
         return
-    columns = st.columns(4)
+    columns = st.columns(5)
     columns[0].metric("Runs", f"{found.count}", border=True)
     columns[1].metric("Median error", f"{found.median:.2%}", border=True)
     columns[2].metric("Worst", f"{found.worst:+.2%}", border=True)
     columns[3].metric("Predicted too low", f"{found.below:.0%}", border=True)
+    columns[4].metric(
+        "In their range", _inside(runs), border=True,
+        help="Readings of the device's memory that lie in the range that memest gives without "
+        "calibration; the range is for that meter alone, so other readings do not count.",
+    )  # fmt: skip
+
+
+def _inside(runs: list[dict[str, Any]]) -> str:
+    """How many readings lie in the range told for them, of those that have one."""
+    told = [run["inside"] for run in runs if run.get("inside") is not None]
+    return f"{sum(told)} of {len(told)}" if told else "none told"
 
 
 def _errors(name: str, runs: list[dict[str, Any]]) -> dict[str, str]:
@@ -110,6 +121,7 @@ def _errors(name: str, runs: list[dict[str, Any]]) -> dict[str, str]:
         "median, signed": f"{found.median_signed:+.2%}",
         "worst": f"{found.worst:+.2%}",
         "too low": f"{found.below:.0%}",
+        "in range": _inside(runs),
     }
 
 
@@ -122,8 +134,14 @@ def _row(run: dict[str, Any]) -> dict[str, Any]:
         "measured": format_size(run["measured_bytes"]),
         "predicted": "" if predicted is None else format_size(predicted),
         "error": f"{_error(run):+.2%}" if run["scored"] else "",
+        "range": _range(run),
         "remark": run["remark"] or run["peak_at"],
     }
+
+
+def _range(run: dict[str, Any]) -> str:
+    ends = run.get("range_bytes")
+    return f"{format_size(ends[0])} to {format_size(ends[1])}" if ends else ""
 
 
 def _campaigns() -> None:

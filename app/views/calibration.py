@@ -13,7 +13,7 @@ import streamlit as st
 from memest.app import answers
 from memest.app.question import Question
 from memest.app.records import draw_blocks, measurements, pairs_of, sources
-from memest.app.uploads import temporary
+from memest.app.uploads import MAX_EXPORT_BYTES, profile_files, temporary
 from memest.calibration.fitting.fit import fit_profile
 from memest.calibration.fitting.report import report_blocks
 from memest.calibration.measurement import Measurement
@@ -21,7 +21,7 @@ from memest.calibration_profile import CalibrationProfile
 from memest.cards import profile_folders
 from memest.errors import ConfigError, MemestError
 from memest.profile_file import read_profile, write_profile
-from memest.units import format_size
+from memest.units import MIB, format_size
 
 __all__ = ["show"]
 
@@ -43,14 +43,11 @@ def show(question: Question) -> None:  # noqa: ARG001 - pages share one signatur
 
 
 def _existing() -> None:
-    folders = profile_folders()
-    files = [
-        path for folder in folders if folder.is_dir() for path in sorted(folder.glob("*.json"))
-    ]
+    files = profile_files()
     if not files:
         st.info(
             "There is no profile yet. `memest calibrate run` and `memest calibrate fit` make one; "
-            f"estimates find it in {folders[0]}."
+            f"estimates find it in {profile_folders()[0]}."
         )
         return
     names = {str(path): path.name for path in files}
@@ -133,8 +130,10 @@ def _fit() -> None:
         read: Callable[[], Any] = partial(measurements, known[name])
     else:
         given = st.file_uploader(
-            "Export of a campaign", type=["jsonl", "gz"], key="records", max_upload_size=1,
-            help="JSON lines of memest calibrate export, gzip or not; read as data, at most 1 MB.",
+            "Export of a campaign", type=["jsonl", "gz"], key="records",
+            max_upload_size=MAX_EXPORT_BYTES // MIB,
+            help="JSON lines of memest calibrate export, gzip or not; read as data, at most "
+            f"{format_size(MAX_EXPORT_BYTES)}.",
         )  # fmt: skip
         if given is None:
             st.caption("`memest calibrate export --out campaign.jsonl.gz` writes one.")
@@ -155,7 +154,7 @@ def _fit() -> None:
 
 
 def _uploaded(name: str, content: bytes) -> tuple[list[Measurement], list[str]]:
-    with temporary(name, content) as path:
+    with temporary(name, content, MAX_EXPORT_BYTES) as path:
         return measurements(path)
 
 

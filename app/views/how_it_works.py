@@ -7,7 +7,7 @@ from functools import partial
 import streamlit as st
 
 from memest.app import answers
-from memest.app.charts import breakdown_chart, breakdown_rows, phase_label, timeline_chart
+from memest.app.charts import breakdown_chart, breakdown_rows, timeline_chart
 from memest.app.question import Question
 from memest.events import Category, Phase
 from memest.report.phases import PhaseRow, phase_rows
@@ -77,7 +77,7 @@ def show(question: Question) -> None:
 
 def _walk(answer: Estimate, rows: list[PhaseRow]) -> None:
     st.markdown(f"#### The run of {answer.model.id}, phase by phase")
-    names = [phase_label(row) for row in rows]
+    names = [row.label for row in rows]
     chosen = st.select_slider("Phase", names, key="phase", bind="query-params")
     place = names.index(chosen) if chosen in names else 0
     row, before = rows[place], rows[place - 1] if place else None
@@ -93,8 +93,32 @@ def _walk(answer: Estimate, rows: list[PhaseRow]) -> None:
         )  # fmt: skip
     if row.is_peak:
         st.markdown(f"**The allocated peak is here**: {moment_text(answer)}.")
+    _alive(row, before)
     drawn = timeline_chart(rows, moment_text(answer))
     st.altair_chart(drawn.chart, alt=drawn.words, key="walk_chart")
+
+
+def _alive(row: PhaseRow, before: PhaseRow | None) -> None:
+    """What is alive in a phase, and what changed since the phase before."""
+    now = {part.category: part.bytes for part in row.breakdown}
+    then = {part.category: part.bytes for part in before.breakdown} if before else {}
+    kinds = [kind for kind in Category if now.get(kind) or then.get(kind)]
+    st.dataframe(
+        [
+            {
+                "category": kind.value,
+                "alive": format_size(now.get(kind, 0)),
+                "to the phase before": ""
+                if before is None
+                else format_delta(now.get(kind, 0) - then.get(kind, 0)),
+            }
+            for kind in kinds
+        ],
+        hide_index=True,
+        height="content",
+        alt=f"Alive in {row.label}: "
+        + ", ".join(f"{kind.value} {format_size(now.get(kind, 0))}" for kind in kinds),
+    )
 
 
 def _categories(answer: Estimate) -> None:

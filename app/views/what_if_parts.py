@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import streamlit as st
 
-from memest.app import answers
-from memest.app.charts import layers_chart, phase_label, timeline_chart
+from memest.app.charts import layers_chart, timeline_chart
 from memest.app.question import Question
 from memest.report.layers import biggest, tree, visible
 from memest.report.phases import phase_rows
@@ -61,12 +58,15 @@ def timeline_tab(answer: Estimate) -> None:
     st.markdown(f"The allocated peak is reached {where}.")
     drawn = timeline_chart(rows, where)
     st.altair_chart(drawn.chart, alt=drawn.words, key="timeline_chart")
-    st.caption("Step.micro-step and phase; the highest memory within each.")
+    st.caption(
+        "Step.micro-step and phase. Bars: what is alive when the most is allocated in that phase, "
+        "by category; line: what the allocator has reserved."
+    )
     with st.expander("The same as a table"):
         st.dataframe(
             [
                 {
-                    "phase": phase_label(row),
+                    "phase": row.label,
                     "allocated": format_size(row.allocated_bytes),
                     "reserved": format_size(row.reserved_bytes),
                     "": "peak" if row.is_peak else "",
@@ -178,8 +178,13 @@ def take_away(question: Question, whole: Estimate | None) -> None:
         help="Byte for byte what memest estimate prints with --json.",
     )  # fmt: skip
     row.download_button(
-        "CSV", partial(answers.one_row, question), f"{stem}.csv", "text/csv", key="csv",
+        "CSV", whole.to_csv(), f"{stem}.csv", "text/csv", key="csv",
         icon=":material/download:", on_click="ignore",
-        help="One row, as memest sweep writes it.",
+        help="The parts of the device peak in bytes: they add up to it.",
     )  # fmt: skip
-    st.caption("A picture of a whole grid (PNG) is on the page Fit map.")
+    row.download_button(
+        "PNG", whole.to_png, f"{stem}.png", "image/png", key="png",
+        icon=":material/image:", on_click="ignore",
+        help="A picture: what fills the card, and memory phase by phase.",
+    )  # fmt: skip
+    st.caption("The same files on the command line: --out run.json, .csv, .html or .png.")

@@ -7,6 +7,7 @@ import logging
 import os
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memest.cli.console import Output, write_out
@@ -66,9 +67,22 @@ def _depth(text: str | None, by: By | None) -> int | None:
     return depth
 
 
+def _target(out: str) -> Path:
+    """The file to write besides, checked before anything slow."""
+    from memest.files import check_target
+    from memest.result import SUFFIXES
+
+    path = Path(out).expanduser()
+    if check_target(path, SUFFIXES) == ".png":
+        from memest.report.picture import check_picture
+
+        check_picture()
+    return path
+
+
 def run_estimate(
     model: str, options: dict[str, Any], *, by: str | None = None, depth: str | None = None,
-    json: bool = False, quiet: bool = False, no_color: bool = False,
+    out: str | None = None, json: bool = False, quiet: bool = False, no_color: bool = False,
     ascii: bool = False, debug: bool = False,  # noqa: A002 - the name of the option
 ) -> int:  # fmt: skip
     """Predict and show; returns the exit code.
@@ -82,8 +96,11 @@ def run_estimate(
 
         table = choose("--by", by, By)
     levels = _depth(depth, table)
+    target = None if out is None else _target(out)
     output = Output(color=not no_color, ascii_only=ascii, quiet=quiet or json)
     answer = _answer(model, options, output, debug=debug, max_batch=True)
+    if target is not None:
+        answer.save(target)
     if json:
         write_out(f"{answer.to_json()}\n")
     elif quiet:

@@ -52,6 +52,16 @@ def estimate(
             rich_help_panel="Output",
         ),
     ] = None,
+    out: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            "--out",
+            metavar="FILE",
+            help="Write a file besides; its suffix decides: .json, .csv (the parts of the device "
+            "peak), .html or .png (a picture).",
+            rich_help_panel="Output",
+        ),
+    ] = None,
     json: JsonFlag = False,
     quiet: QuietFlag = False,
     no_color: NoColorFlag = False,
@@ -63,8 +73,8 @@ def estimate(
     For example: memest estimate bert-large-uncased --batch 8 --fp16 --gpu rtx-3090
     """
     return run_estimate(
-        model, options, by=by, depth=depth, json=json, quiet=quiet, no_color=no_color, ascii=ascii,
-        debug=debug,
+        model, options, by=by, depth=depth, out=out, json=json, quiet=quiet, no_color=no_color,
+        ascii=ascii, debug=debug,
     )  # fmt: skip
 
 

@@ -24,7 +24,7 @@ _OUTPUT = {
     "--ascii": "ascii",
     "--debug": "debug",
 }
-_TABLES = {"--by": "by", "--depth": "depth"}
+_TEXTS = {"--by": "by", "--depth": "depth", "--out": "out"}
 
 
 def quick(words: Sequence[str]) -> Callable[[], int] | None:
@@ -36,7 +36,7 @@ def quick(words: Sequence[str]) -> Callable[[], int] | None:
     if len(words) < 2 or words[0] not in ("estimate", "fits"):
         return None
     flags = options_by_flag()
-    tables = _TABLES if words[0] == "estimate" else {}
+    texts = _TEXTS if words[0] == "estimate" else {}
     model: str | None = None
     options: dict[str, Any] = {}
     shown: dict[str, Any] = {}
@@ -51,14 +51,14 @@ def quick(words: Sequence[str]) -> Callable[[], int] | None:
             shown[_OUTPUT[word]] = True
         elif flag in flags and flags[flag].kind is Kind.SWITCH and not equals:
             options[flags[flag].name] = True
-        elif flag in flags or flag in tables:
+        elif flag in flags or flag in texts:
             value = attached if equals else next(rest, None)
             if value is None or (flag in flags and flags[flag].kind is Kind.SWITCH):
                 return None
-            if flag in tables:
-                if tables[flag] in shown:
+            if flag in texts:
+                if texts[flag] in shown:
                     return None
-                shown[tables[flag]] = value
+                shown[texts[flag]] = value
             elif flags[flag].kind is Kind.LIST:
                 options.setdefault(flags[flag].name, []).append(value)
             elif flags[flag].name in options:

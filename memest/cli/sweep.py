@@ -22,6 +22,7 @@ from memest.cli.parameters import (
     with_options,
 )
 from memest.errors import ConfigError
+from memest.files import check_target
 
 if TYPE_CHECKING:
     from memest.search.points import Sweep, SweepPoint
@@ -55,7 +56,7 @@ class _Files:
 
     def __init__(self, out: Path | None, heatmap: Path | None, plan: Plan, metric: str) -> None:
         from memest.report.heatmap_png import check_picture
-        from memest.search.points import SUFFIXES, check_suffix
+        from memest.search.points import SUFFIXES
 
         self.metric = metric
         self.late: list[Path] = []
@@ -63,10 +64,7 @@ class _Files:
         for path, legal in ((out, SUFFIXES), (heatmap, (".html", ".png"))):
             if path is None:
                 continue
-            suffix = check_suffix(path, legal)
-            if path.is_dir() or not path.parent.is_dir():
-                wrong = "is a folder" if path.is_dir() else f"needs the folder {path.parent}"
-                raise ConfigError(f"{path} {wrong}: name a file in a folder that exists.")
+            suffix = check_target(path, legal)
             if suffix == ".png":
                 check_picture(plan.num_points)
             if suffix == ".jsonl":

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from html import escape
 
-from memest.events import Category
 from memest.report.layers import biggest
+from memest.report.parts import COLOURS, parts_of
 from memest.report.words import (
     batch_sentence,
     interval_text,
@@ -17,24 +17,8 @@ from memest.report.words import (
 from memest.result import Estimate, Verdict
 from memest.units import format_delta, format_size
 
-__all__ = ["COLOURS", "render_html", "stacked_bar"]
+__all__ = ["render_html", "render_page", "stacked_bar"]
 
-COLOURS = {
-    Category.PARAMETERS: "#0072b2",
-    Category.MASTER_WEIGHTS: "#56b4e9",
-    Category.BUFFERS: "#7f7f7f",
-    Category.GRADIENTS: "#009e73",
-    Category.OPTIMIZER_STATES: "#e69f00",
-    Category.ACTIVATIONS: "#d55e00",
-    Category.AUTOCAST_COPIES: "#cc79a7",
-    Category.TEMPORARIES: "#f0e442",
-    Category.WORKSPACES: "#8c564b",
-    Category.INPUTS: "#17becf",
-    Category.ROUNDING: "#c7c7c7",
-}
-"""One colour a category, told apart by colour-blind readers too."""
-
-_BEYOND = (("cached or fragmented", "#e5e5e5"), ("CUDA context and kernels", "#bdbdbd"))
 _CHIPS = {
     Verdict.FITS: "#1a7f37",
     Verdict.TIGHT: "#9a6700",
@@ -42,28 +26,22 @@ _CHIPS = {
     Verdict.UNKNOWN: "#57606a",
 }
 _WIDTH, _HEIGHT = 640, 22
+_STYLE = "body{margin:2em auto;padding:0 1em;max-width:60em;background:#fff;color:#1f2328}"
 BIGGEST = 8
 
 
 def stacked_bar(estimate: Estimate) -> str:
     """An SVG bar: what is alive at the allocated peak, then the way up to the device peak."""
-    peak = estimate.peak
-    parts = [(row.category.value, row.bytes, COLOURS[row.category]) for row in estimate.breakdown]
-    beyond = (
-        peak.reserved_bytes - peak.allocated_bytes,
-        peak.device_bytes - peak.reserved_bytes,
-    )
-    parts += [(name, size, colour) for (name, colour), size in zip(_BEYOND, beyond, strict=True)]
-    whole = max(1, sum(size for _, size, _ in parts if size > 0))
+    parts = [part for part in parts_of(estimate) if part.bytes > 0]
+    whole = max(1, sum(part.bytes for part in parts))
     drawn, start = [], 0
-    for name, size, colour in parts:
-        if size <= 0:
-            continue
-        left, right = _WIDTH * start / whole, _WIDTH * (start + size) / whole
-        start += size
+    for part in parts:
+        left, right = _WIDTH * start / whole, _WIDTH * (start + part.bytes) / whole
+        start += part.bytes
         drawn.append(
             f'<rect x="{left:.2f}" y="0" width="{right - left:.2f}" height="{_HEIGHT}" '
-            f'fill="{colour}"><title>{escape(name)}: {format_size(size)}</title></rect>'
+            f'fill="{part.colour}"><title>{escape(part.name)}: {format_size(part.bytes)}</title>'
+            "</rect>"
         )
     return (
         f'<svg role="img" aria-label="memory by category" viewBox="0 0 {_WIDTH} {_HEIGHT}" '
@@ -181,3 +159,14 @@ def render_html(estimate: Estimate) -> str:
     if said:
         parts.append(_details("Assumed and noted", _list(said)))
     return f'<div style="font-family:sans-serif">{"".join(parts)}</div>'
+
+
+def render_page(estimate: Estimate) -> str:
+    """The fragment as a page of its own."""
+    title = escape(f"{estimate.model.id}: GPU memory")
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{title}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
+        f"{render_html(estimate)}\n</body>\n</html>\n"
+    )

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from memest.events import Phase
-from memest.result import PeakMoment, TimePoint
+from memest.result import PeakMoment, Row, TimePoint
 
 __all__ = ["PhaseRow", "phase_rows"]
 
@@ -26,6 +26,16 @@ class PhaseRow:
     allocated_bytes: int
     reserved_bytes: int
     is_peak: bool
+    breakdown: tuple[Row, ...] = ()
+    """What was alive when the most was allocated."""
+
+    @property
+    def label(self) -> str:
+        """A short name for axes: ``2.1-3 forward``."""
+        if not self.step:
+            return self.phase.value
+        micro = f".{self.micro_text}" if self.micro_text else ""
+        return f"{self.step}{micro} {self.phase.value}"
 
     @property
     def micro_text(self) -> str:
@@ -62,6 +72,7 @@ def _row(point: TimePoint, at: PeakMoment) -> PhaseRow:
         allocated_bytes=point.allocated_bytes,
         reserved_bytes=point.reserved_bytes,
         is_peak=here == (at.step, at.micro_step, at.phase),
+        breakdown=point.breakdown,
     )
 
 
@@ -71,7 +82,7 @@ def _repeats(before: Sequence[PhaseRow], group: Sequence[PhaseRow]) -> bool:
     if before[0].step != group[0].step or before[0].last_micro_step + 1 != group[0].micro_step:
         return False
 
-    def figures(rows: Sequence[PhaseRow]) -> list[tuple[Phase, int, int]]:
-        return [(row.phase, row.allocated_bytes, row.reserved_bytes) for row in rows]
+    def figures(rows: Sequence[PhaseRow]) -> list[tuple[Phase, int, int, tuple[Row, ...]]]:
+        return [(row.phase, row.allocated_bytes, row.reserved_bytes, row.breakdown) for row in rows]
 
     return figures(before) == figures(group)

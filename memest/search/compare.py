@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from memest.errors import ConfigError
 from memest.findings import Comparison, Scenario
-from memest.option_table import Kind
-from memest.options import find_option
 from memest.result import Estimate
 from memest.search.cost import TIME_BASIS
 from memest.search.probe import Probe
 from memest.search.reasons import explain
 from memest.setup import Setup
+from memest.spelling import read_scenario, write_scenario
 from memest.what_if import profile as ask
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["compare", "read_scenario"]
+__all__ = ["compare"]
 
 Progress = Callable[[str], None]
 Change = str | Mapping[str, Any]
 
 BASE = "base"
 _PLACE = ("gpu", "gpu_memory", "device_context", "profile")
-_FULL_PRECISION = ("fp32", "float32")
 
 
 def compare(
@@ -115,58 +112,6 @@ def compare(
     return _compare(asked, max_batch=max_batch)
 
 
-def read_scenario(text: str) -> dict[str, Any]:
-    """The options of a scenario as the command line writes it.
-
-    Args:
-        text: words of ``name=value``, or names alone for switches: ``fp16``,
-            ``checkpointing=full``, ``grad-accum=4 batch=2``; leading dashes do no harm.
-
-    Raises:
-        ConfigError: a word that is no option, or an option without its value.
-
-    Example:
-        >>> read_scenario("grad-accum=4 batch=2 checkpointing")
-        {'grad_accum': '4', 'batch': '2', 'checkpointing': 'full'}
-    """
-    try:
-        words = shlex.split(text)
-    except ValueError as error:
-        raise ConfigError(f"--vs {text!r} cannot be read: {error}.") from None
-    found: dict[str, Any] = {}
-    for word in words:
-        name, value = _read_word(word, text)
-        if name in found:
-            raise ConfigError(f"--vs {text!r} names {name.replace('_', '-')} twice: drop one.")
-        found[name] = value
-    if not found:
-        raise ConfigError("--vs is empty: write for example --vs fp16 or --vs 'batch=4'.")
-    return found
-
-
-def _read_word(word: str, text: str) -> tuple[str, Any]:
-    spelt, equals, value = word.lstrip("-").partition("=")
-    name = spelt.replace("-", "_")
-    if name in _FULL_PRECISION and not equals:
-        return "precision", "fp32"
-    if name == "no_checkpointing" and not equals:
-        return "checkpointing", "none"
-    negative = name.startswith("no_")
-    option = find_option(name.removeprefix("no_") if negative else name)
-    if negative and option.kind is not Kind.EITHER:
-        raise ConfigError(f"--vs {text!r}: {option.flags[0]} has no negative form.")
-    if equals:
-        return option.name, value
-    if option.kind in (Kind.SWITCH, Kind.EITHER):
-        return option.name, not negative
-    if option.kind is Kind.MODE:
-        return option.name, "full"
-    raise ConfigError(
-        f"--vs {text!r}: {spelt} needs a value, for example {spelt}="
-        f"{'4' if option.kind is Kind.WHOLE else option.metavar}."
-    )
-
-
 def _named_changes(scenarios: Sequence[Change] | Mapping[str, Change]) -> dict[str, dict[str, Any]]:
     """The options of each scenario by its name."""
     if isinstance(scenarios, str):
@@ -175,7 +120,7 @@ def _named_changes(scenarios: Sequence[Change] | Mapping[str, Change]) -> dict[s
     if isinstance(scenarios, Mapping):
         pairs = list(scenarios.items())
     else:
-        pairs = [(one if isinstance(one, str) else _written(one), one) for one in scenarios]
+        pairs = [(one if isinstance(one, str) else write_scenario(one), one) for one in scenarios]
     found: dict[str, dict[str, Any]] = {}
     for name, change in pairs:
         if name in found or name == BASE:
@@ -184,14 +129,6 @@ def _named_changes(scenarios: Sequence[Change] | Mapping[str, Change]) -> dict[s
         if not found[name]:
             raise ConfigError(f"the scenario {name!r} changes nothing.")
     return found
-
-
-def _written(change: Mapping[str, Any]) -> str:
-    words = [
-        name.replace("_", "-") if value is True else f"{name.replace('_', '-')}={value}"
-        for name, value in change.items()
-    ]
-    return " ".join(words)
 
 
 def _split(change: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

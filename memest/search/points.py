@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memest.errors import ConfigError, closest
+from memest.errors import ConfigError
+from memest.files import check_suffix
 from memest.result import Peak, Verdict
 from memest.search.axes import Axis
 from memest.search.grid import shown
@@ -24,7 +25,6 @@ __all__ = [
     "SUFFIXES",
     "Sweep",
     "SweepPoint",
-    "check_suffix",
 ]
 
 SCHEMA_VERSION = 1
@@ -167,23 +167,6 @@ def _rows(rows: Iterable[Iterable[Any]]) -> str:
     return text.getvalue()
 
 
-def check_suffix(path: Path, legal: tuple[str, ...] = SUFFIXES) -> str:
-    """The suffix of a file to write, if it says what to write.
-
-    Raises:
-        ConfigError: for any other suffix.
-    """
-    suffix = path.suffix.lower()
-    if suffix in legal:
-        return suffix
-    near = closest(suffix, legal, limit=1)
-    hint = f" Did you mean {path.with_suffix(near[0])}?" if near and path.stem else ""
-    raise ConfigError(
-        f"{path}: the suffix {suffix!r} does not say what to write.{hint} Legal: "
-        f"{', '.join(legal)}."
-    )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep:
     """What a sweep answers: models, axes, and one point for each of their combinations.
@@ -261,7 +244,7 @@ class Sweep:
             MissingDependencyError: for .png without matplotlib.
         """
         file = Path(path)
-        suffix = check_suffix(file)
+        suffix = check_suffix(file, SUFFIXES)
         if suffix == ".png":
             file.write_bytes(self.to_png(metric))
             return

@@ -25,6 +25,7 @@ from memest.trace.switches import set_checkpointing, set_use_cache
 from memest.trace.tasks import task_of_class
 from memest.trace.ties import separate_head
 from memest.trace.training import TracePlan, plan_to_compose, trace_training
+from memest.trace.turns import in_turn
 
 __all__ = ["BuiltRun", "build", "trace_built"]
 
@@ -45,6 +46,7 @@ class BuiltRun:
     """A live module whose checkpointing is on already: left as its owner set it up."""
 
 
+@in_turn
 def build(
     setup: Setup, source: ModelSource | None, module: Any, inputs: Any, loss: Any
 ) -> BuiltRun:
@@ -147,6 +149,7 @@ def _run(
     )
 
 
+@in_turn
 def trace_built(
     run: BuiltRun, setup: Setup, gpu: GpuTraits, plan: TracePlan | None = None, *,
     operators: str = "cuda",

@@ -32,6 +32,7 @@ from memest.trace.optimizers import (
     optimizer_of,
 )
 from memest.trace.recorder import Recorder
+from memest.trace.turns import in_turn
 
 __all__ = ["TracePlan", "plan_to_compose", "trace_training", "trace_updates"]
 
@@ -78,6 +79,7 @@ def plan_to_compose(setup: Setup) -> TracePlan:
     return TracePlan(micro_steps=(2, 1), updates=False)
 
 
+@in_turn
 def trace_training(
     model: torch.nn.Module,
     setup: Setup,
@@ -148,6 +150,7 @@ def trace_training(
     return trace
 
 
+@in_turn
 def trace_updates(weights: Sequence[Weight], setup: Setup, gpu: GpuTraits) -> Trace:
     """Trace clipping and the optimizer's first two steps alone, on weights with gradients.
 

@@ -1,11 +1,18 @@
+import gzip
 import json
 from pathlib import Path
 
 import pytest
 from app_page import Open, metrics, texts
 
-from memest.app import uploads
-from memest.app.uploads import MAX_UPLOAD_BYTES, check_reference, keep_config, temporary
+from memest.app import records, uploads
+from memest.app.question import Question
+from memest.app.uploads import (
+    MAX_CONFIG_BYTES,
+    check_question,
+    keep_config,
+    temporary,
+)
 from memest.cards import profile_folders
 from memest.errors import ConfigError, MemestError, ModelLoadError
 from memest.models.catalogue import lookup
@@ -19,7 +26,7 @@ def tiny() -> bytes:
 
 def test_an_uploaded_config_is_kept_and_can_be_named() -> None:
     ref = keep_config("config.json", tiny())
-    check_reference(ref)
+    check_question(Question(ref))
     assert keep_config("other.json", tiny()) == ref
     assert json.loads(Path(ref).read_text())["model_type"] == "bert"
 
@@ -32,7 +39,7 @@ def test_an_uploaded_config_is_kept_and_can_be_named() -> None:
         (b"[1]", "JSON array"),
         (b"{}", "model_type"),
         (b'{"model_type": "never_heard", "auto_map": {"AutoModel": "evil.Evil"}}', "code"),
-        (b" " * (MAX_UPLOAD_BYTES + 1), "at most"),
+        (b" " * (MAX_CONFIG_BYTES + 1), "at most"),
         (b"[" * 100_000, "nested too deeply"),
     ],
 )
@@ -49,25 +56,25 @@ def test_code_of_an_upload_is_never_named() -> None:
 
 @pytest.mark.parametrize("name", ["../../escape.json", "/etc/cron.d/x", "a/b.json"])
 def test_a_name_does_not_leave_its_folder(name: str) -> None:
-    with temporary(name, b"{}") as path:
+    with temporary(name, b"{}", MAX_CONFIG_BYTES) as path:
         assert path.parent.name.startswith("memest-upload-")
 
 
 @pytest.mark.parametrize("ref", ["os:system", "pkg.mod:build", "gpt2:x?n_layer=2"])
 def test_a_link_names_no_code(ref: str) -> None:
     with pytest.raises(ConfigError, match="names Python code"):
-        check_reference(ref)
+        check_question(Question(ref))
 
 
 def test_a_link_names_no_other_file(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_bytes(tiny())
     with pytest.raises(ConfigError, match="upload"):
-        check_reference(str(path))
+        check_question(Question(str(path)))
     with pytest.raises(ConfigError, match="upload"):
-        check_reference(str(tmp_path))
+        check_question(Question(str(tmp_path)))
     with pytest.raises(ModelLoadError):
-        check_reference(str(tmp_path / "none.json"))
+        check_question(Question(str(tmp_path / "none.json")))
 
 
 def test_the_widget_takes_an_upload_over(open_page: Open) -> None:
@@ -171,3 +178,42 @@ def test_an_import_is_fitted_with_what_it_found_on_the_page(
     app.text_input(key="keep_as").set_value("../mine").run()
     app.button(key="keep").click().run()
     assert "no name of a file" in app.error[0].value
+
+
+@pytest.mark.parametrize("where", ["options", "scenario"])
+def test_a_link_names_no_profile_but_this_machines(where: str, tmp_path: Path) -> None:
+    path = tmp_path / "elsewhere.json"
+    path.write_text("{}")
+    text = f"profile={path}"
+    question = Question("gpt2", (("profile", str(path)),)) if where == "options" else None
+    with pytest.raises(ConfigError, match="no calibration profile that the explorer knows"):
+        check_question(question or Question("gpt2"), () if question else (text,))
+    kept = profile_folders()[0] / "own.json"
+    kept.parent.mkdir(parents=True)
+    kept.write_text("{}")
+    check_question(Question("gpt2", (("profile", str(kept)),)), (f"profile={kept}", "profile=none"))
+
+
+def test_a_link_does_not_run_code_of_a_repository() -> None:
+    with pytest.raises(ConfigError, match="runs no code"):
+        check_question(Question.from_short("gpt2 trust-remote-code"))
+    with pytest.raises(ConfigError, match="runs no code"):
+        check_question(Question("gpt2"), ("fp16 trust-remote-code",))
+
+
+def test_an_export_that_unpacks_to_too_much_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "bomb.jsonl.gz"
+    path.write_bytes(gzip.compress(b"\n" * (4 << 20)))
+    monkeypatch.setattr(records, "MOST_TEXT", 1 << 20)
+    assert path.stat().st_size < 1 << 20
+    with pytest.raises(ConfigError, match="larger than 1 MiB when unpacked"):
+        records.measurements(path)
+
+
+def test_lines_that_are_no_records_do_not_pile_up(tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    path.write_text("x\n" * 5000)
+    with pytest.raises(ConfigError, match="more than 1,000 lines that are no records"):
+        records.measurements(path)

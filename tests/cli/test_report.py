@@ -9,8 +9,8 @@ from rich.console import Console
 
 from memest.events import Category
 from memest.report.glyphs import ASCII, UNICODE
-from memest.report.html import COLOURS
 from memest.report.layers import biggest, blocks, tree, visible
+from memest.report.parts import COLOURS
 from memest.report.phases import phase_rows
 from memest.report.text import By, print_report, render
 from memest.report.words import (

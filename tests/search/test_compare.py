@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 import memest
 from memest.errors import ConfigError
 from memest.events import Category, Phase
-from memest.search.compare import read_scenario
+from memest.spelling import read_scenario
 
 WIDE = {
     "model_type": "bert", "architectures": ["BertForSequenceClassification"], "hidden_size": 256,

@@ -1,0 +1,66 @@
+"""What the device peak is made of, and the colour of each part, in every picture the same."""
+
+from __future__ import annotations
+
+import csv
+import io
+from dataclasses import dataclass
+
+from memest.events import Category
+from memest.result import Estimate
+
+__all__ = ["CACHED", "COLOURS", "CONTEXT", "PART_COLOURS", "Part", "parts_csv", "parts_of"]
+
+CACHED, CONTEXT = "cached or fragmented", "context and kernels"
+COLOURS = {
+    Category.PARAMETERS: "#0072b2",
+    Category.MASTER_WEIGHTS: "#56b4e9",
+    Category.BUFFERS: "#7f7f7f",
+    Category.GRADIENTS: "#009e73",
+    Category.OPTIMIZER_STATES: "#e69f00",
+    Category.ACTIVATIONS: "#d55e00",
+    Category.AUTOCAST_COPIES: "#cc79a7",
+    Category.TEMPORARIES: "#f0e442",
+    Category.WORKSPACES: "#8c564b",
+    Category.INPUTS: "#17becf",
+    Category.ROUNDING: "#c7c7c7",
+}
+"""One colour a category, told apart by colour-blind readers too."""
+PART_COLOURS = {
+    **{category.value: colour for category, colour in COLOURS.items()},
+    CACHED: "#e5e5e5",
+    CONTEXT: "#bdbdbd",
+}
+"""One colour a part, by its name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part of the device peak: a category, or what lies between two of the three peaks."""
+
+    name: str
+    bytes: int
+
+    @property
+    def colour(self) -> str:
+        """Its colour, as ``#rrggbb``."""
+        return PART_COLOURS[self.name]
+
+
+def parts_of(estimate: Estimate) -> tuple[Part, ...]:
+    """Categories alive at the allocated peak, then the way up: together the device peak."""
+    peak = estimate.peak
+    return (
+        *(Part(row.category.value, row.bytes) for row in estimate.breakdown),
+        Part(CACHED, peak.reserved_bytes - peak.allocated_bytes),
+        Part(CONTEXT, peak.device_bytes - peak.reserved_bytes),
+    )
+
+
+def parts_csv(estimate: Estimate) -> str:
+    """The parts as CSV, ``part,bytes``; they add up to the device peak."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(("part", "bytes"))
+    writer.writerows((part.name, part.bytes) for part in parts_of(estimate))
+    return text.getvalue()
