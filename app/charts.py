@@ -32,6 +32,8 @@ _ABOVE = alt.Axis(
     ticks=False, domain=False,
 )  # fmt: skip
 """Names above their bars: beside them they take the room that a phone does not have."""
+_NAMED_PHASES = 30
+"""Phases beside each other up to which each has its name below it."""
 _LINES = ("#cf222e", "#8250df", "#9a6700", "#1a7f37", "#0969da", "#bf3989")
 
 
@@ -170,7 +172,11 @@ def timeline_chart(rows: Sequence[PhaseRow], peak_words: str) -> Chart:
          "reserved": format_size(row.reserved_bytes), "line": "reserved"}
         for row in rows
     ]  # fmt: skip
-    x = alt.X("phase:N", sort=order, title=None, axis=alt.Axis(labelAngle=-60, labelLimit=130))
+    hidden = len(rows) > _NAMED_PHASES
+    x = alt.X(
+        "phase:N", sort=order, title=None,
+        axis=alt.Axis(labelAngle=-60, labelLimit=130, labelOverlap=hidden),
+    )  # fmt: skip
     bars = (
         alt.Chart(alt.Data(values=alive))
         .mark_bar()
@@ -181,7 +187,7 @@ def timeline_chart(rows: Sequence[PhaseRow], peak_words: str) -> Chart:
                 "part:N",
                 scale=_parts_in(value["part"] for value in alive),
                 legend=alt.Legend(
-                    orient="bottom", columns=3, title=None, symbolType="square", labelLimit=150
+                    orient="bottom", columns=2, title=None, symbolType="square", labelLimit=150
                 ),
             ),
             order=alt.Order("order:Q"),

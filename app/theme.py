@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from memest.app.uploads import MAX_EXPORT_BYTES
 from memest.report.parts import COLOURS
 from memest.units import MIB
@@ -35,7 +37,9 @@ _OPTIONS = {
 def launch_options() -> list[str]:
     """Theme and limits as ``--name=value`` for ``streamlit run``."""
     found = [f"--server.maxUploadSize={MAX_UPLOAD_MB}", "--browser.gatherUsageStats=false"]
-    for name, value in _OPTIONS.items():
-        values = value if isinstance(value, list) else [value]
-        found += [f"--{name}={each}" for each in values]
+    # lists are JSON on a command line
+    found += [
+        f"--{name}={json.dumps(value) if isinstance(value, list) else value}"
+        for name, value in _OPTIONS.items()
+    ]
     return found

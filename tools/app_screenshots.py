@@ -1,7 +1,7 @@
 """Pictures of every page of the explorer, in both themes, on a laptop and on a phone.
 
-    python tools/app_screenshots.py shots                 all pages
-    python tools/app_screenshots.py shots --only compare  one of them
+    python tools/app_screenshots.py shots                 all of them
+    python tools/app_screenshots.py shots --only compare  one page
 
 Needs the extra ``app``, playwright and a Chromium; Debian's is found by itself.
 """
@@ -20,16 +20,23 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from memest.app.main import PAGES
-
 SCREENS = {"laptop": (1280, 800), "phone": (390, 844)}
 THEMES = ("light", "dark")
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-STATE = {
+SHOTS = {
     "what-if": "?gpu=rtx-3090&gpu=a100-40gb&batch=16&pin=bert-large-uncased+batch%3D8+fp16",
-    "fit-map": "?gpu=rtx-3090&gpu=t4",
+    "what-if-layers": "what-if?gpu=rtx-3090&batch=16&tab=Layers",
+    "what-if-calibration": "what-if?gpu=rtx-3090&batch=16&tab=Calibration",
+    "fit-map": "fit-map?gpu=rtx-3090&gpu=t4",
+    "compare": "compare",
+    "advise": "advise",
+    "accuracy": "accuracy",
+    "accuracy-campaigns": "accuracy?runs=Measured+campaigns",
+    "calibration": "calibration",
+    "calibration-fit": "calibration?do=Fit+a+profile&fit_from=this+machine%27s+store",
+    "how-it-works": "how-it-works?phase=2.1+backward",
 }
-"""Inputs of pages that show more with them."""
+"""Paths of what is shown, by the pictures' names."""
 
 
 def free_port() -> int:
@@ -83,7 +90,7 @@ def main(argv: list[str] | None = None) -> int:
     """Take the pictures."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--only", choices=list(PAGES), action="append")
+    parser.add_argument("--only", choices=list(SHOTS), action="append")
     parser.add_argument("--url", help="of an explorer that runs already")
     parser.add_argument("--whole", action="store_true", help="as high as the content, not a screen")
     arguments = parser.parse_args(argv)
@@ -100,10 +107,9 @@ def main(argv: list[str] | None = None) -> int:
                     viewport={"width": width, "height": height}, color_scheme=theme
                 )
                 page = context.new_page()
-                for name in arguments.only or PAGES:
+                for name in arguments.only or SHOTS:
                     page.set_viewport_size({"width": width, "height": height})
-                    path = "" if name == "what-if" else name
-                    page.goto(f"{url}/{path}{STATE.get(name, '')}")
+                    page.goto(f"{url}/{SHOTS[name].removeprefix('what-if')}")
                     settle(page)
                     if arguments.whole:
                         page.set_viewport_size(

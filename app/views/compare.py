@@ -64,8 +64,9 @@ def _table(text: str) -> None:
         changed = scenarios.edited(rows, st.session_state[key])
         st.session_state["vs"] = scenarios.to_text(changed)
 
-    whole = partial(st.column_config.NumberColumn, width="small", min_value=1, step=1, format="%d")
-    choice = partial(st.column_config.SelectboxColumn, width="small")
+    # pixels that the names of the columns need; together no wider than a laptop's page
+    whole = partial(st.column_config.NumberColumn, width=74, min_value=1, step=1, format="%d")
+    choice = partial(st.column_config.SelectboxColumn, width=104)
     st.data_editor(
         _frame(rows),
         key=key,
@@ -75,13 +76,13 @@ def _table(text: str) -> None:
         on_change=take,
         column_config={
             "batch": whole("batch"),
-            "seq_len": whole("seq len"),
-            "grad_accum": whole("grad accum"),
+            "seq_len": whole("tokens"),
+            "grad_accum": whole("accum", help="Micro-batches of one optimizer step"),
             "precision": choice("precision", options=[p.value for p in Precision]),
-            "checkpointing": st.column_config.TextColumn("checkpointing", width="small"),
-            "optim": choice("optim", options=list(OPTIMIZERS)),
+            "checkpointing": st.column_config.TextColumn("checkpointing", width=134),
+            "optim": choice("optim", options=list(OPTIMIZERS), width=84),
             "attn_implementation": choice("attention", options=[a.value for a in Attention]),
-            "gpu": st.column_config.TextColumn("gpu", width="small"),
+            "gpu": st.column_config.TextColumn("gpu", width=64),
             scenarios.OTHERS: st.column_config.TextColumn(
                 "others", help="Any other options: dtype=bfloat16 padded"
             ),

@@ -207,6 +207,7 @@ def _parts_table(answer: Estimate) -> None:
         hide_index=True,
         height="content",
         column_config={
+            "part": st.column_config.TextColumn("part", width=160),
             "share": st.column_config.ProgressColumn(
                 "share", format="percent", min_value=0, max_value=1
             ),

@@ -286,7 +286,10 @@ def _by_fact(cases: Sequence[_Case], metric: str) -> list[Block]:
     metrics = list(dict.fromkeys((METRICS[0], metric)))
     head = ["", "runs"]
     for name in metrics:
-        head += [f"{name}: median |error|", "worst", "corrected: median |error|", "worst"]
+        head += [
+            f"{name}: median |error|", f"{name}: worst", f"{name}, corrected: median |error|",
+            f"{name}, corrected: worst",
+        ]  # fmt: skip
     for fact, value in _FACTS:
         groups: dict[str, list[_Case]] = {}
         for case in cases:
@@ -334,7 +337,7 @@ def _worst(cases: Sequence[_Case], metric: str) -> list[Block]:
             )
         )  # fmt: skip
     head = (
-        "case", "GPU", "measured", "uncalibrated", "error", "corrected", "error", "range",
+        "case", "GPU", "measured", "uncalibrated", "error", "corrected", "error then", "range",
         "measured lies",
     )  # fmt: skip
     return [Heading("Worst cases"), Table(f"The {len(rows)} worst of {metric}", head, rows, 2)]

@@ -28,12 +28,14 @@ PATIENCE_MS = 90_000
 @pytest.fixture(scope="module")
 def explorer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("explorer")
+    said = folder / "stderr.txt"
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     server = subprocess.Popen(
         [sys.executable, "-m", "memest", "app", "--no-browser", "--port", str(port)],
         stdout=subprocess.DEVNULL,
+        stderr=said.open("w"),
         env={**os.environ, "MEMEST_HOME": str(folder), "MEMEST_CACHE": str(folder / "cache")},
     )
     url = f"http://127.0.0.1:{port}"
@@ -48,6 +50,7 @@ def explorer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     finally:
         server.terminate()
         server.wait(30)
+    assert "Traceback" not in said.read_text()
 
 
 @pytest.fixture(scope="module")
@@ -162,4 +165,63 @@ def test_no_page_is_wider_than_a_phone(explorer: str, browser: Any, path: str, t
     assert wide <= 0
     assert not errors
     assert page.get_by_test_id("stException").count() == 0
+    page.close()
+
+
+def test_everything_is_reached_with_the_keyboard(explorer: str, browser: Any) -> None:
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    page.goto(f"{explorer}/?gpu=t4&batch=8")
+    reads(page, "Largest batch:")
+    page.keyboard.press("Tab")
+    seen: list[str] = []
+    for _ in range(120):
+        name = page.evaluate(
+            "() => { const e = document.activeElement; return e.getAttribute('aria-label')"
+            " || e.innerText || e.getAttribute('title') || e.tagName; }"
+        )
+        seen.append(str(name))
+        if name == "Batch":
+            break
+        page.keyboard.press("Tab")
+    assert seen[-1] == "Batch", seen
+    page.keyboard.press("Control+a")
+    page.keyboard.type("16")
+    page.keyboard.press("Enter")
+    url_has(page, "batch=16")
+    reads(page, "batch 16")
+    precision = page.get_by_test_id("stSidebar").get_by_role("radio", name="fp32")
+    precision.focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Space")
+    url_has(page, "precision=")
+    layers = page.get_by_role("tab", name="Timeline")
+    layers.focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Enter")
+    url_has(page, "tab=Layers")
+    page.close()
+
+
+def test_charts_say_what_they_show(explorer: str, browser: Any) -> None:
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    page.goto(f"{explorer}/?gpu=t4")
+    reads(page, "Largest batch:")
+    for words in ("Stacked bar of memory by category", "Memory by category at the highest moment"):
+        chart = page.locator(f".stVegaLiteChart[aria-label^='{words}']")
+        chart.first.wait_for(state="attached", timeout=PATIENCE_MS)
+    page.close()
+
+
+def test_the_picture_and_the_parts_are_taken_along(
+    explorer: str, browser: Any, tmp_path: Path
+) -> None:
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    page.goto(f"{explorer}/?gpu=t4")
+    reads(page, "Largest batch:")
+    for name, start in (("PNG", b"\x89PNG"), ("CSV", b"part,bytes\n")):
+        with page.expect_download(timeout=PATIENCE_MS) as download:
+            page.get_by_role("button", name=name, exact=True).click()
+        target = tmp_path / name
+        download.value.save_as(target)
+        assert target.read_bytes().startswith(start)
     page.close()
