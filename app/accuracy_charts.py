@@ -7,7 +7,7 @@ from typing import Any
 
 import altair as alt
 
-from memest.app.charts import Chart
+from memest.app.charts import Chart, drawn_as
 from memest.units import GIB, format_size
 
 __all__ = ["against_chart", "residual_chart"]
@@ -61,7 +61,7 @@ def against_chart(runs: Sequence[dict[str, Any]], field: str) -> Chart:
         .encode(x="measured:Q", y="predicted:Q")
     )
     chart = alt.layer(same, points).properties(height=360)
-    return Chart(chart, f"Predicted over measured memory of {len(values)} runs: {_words(runs)}.")
+    return drawn_as(chart, f"Predicted over measured memory of {len(values)} runs: {_words(runs)}.")
 
 
 def residual_chart(runs: Sequence[dict[str, Any]], field: str) -> Chart:
@@ -83,7 +83,7 @@ def residual_chart(runs: Sequence[dict[str, Any]], field: str) -> Chart:
         .encode(y="error:Q")
     )
     chart = alt.layer(zero, points).properties(height=360)
-    return Chart(chart, f"Errors of {len(values)} runs: {_words(runs)}.")
+    return drawn_as(chart, f"Errors of {len(values)} runs: {_words(runs)}.")
 
 
 def _words(runs: Sequence[dict[str, Any]]) -> str:

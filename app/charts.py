@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import altair as alt
+from altair.utils import schemapi
 
 from memest.limits import MaxBatch
 from memest.report.heat import EDGES, HeatMap, HeatPanel, ink
@@ -20,10 +21,12 @@ __all__ = [
     "Chart",
     "breakdown_chart",
     "breakdown_rows",
+    "drawn_as",
     "frontier_chart",
     "heat_chart",
     "layers_chart",
     "timeline_chart",
+    "unchecked",
 ]
 
 _GREY = "#8a94a0"
@@ -39,10 +42,21 @@ _LINES = ("#cf222e", "#8250df", "#9a6700", "#1a7f37", "#0969da", "#bf3989")
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A chart and what it shows, in words."""
+    """A chart as Vega-Lite, and what it shows, in words."""
 
-    chart: Any
+    spec: dict[str, Any]
     words: str
+
+
+def drawn_as(chart: alt.TopLevelMixin, words: str) -> Chart:
+    """A chart to show; not checked against Vega-Lite's schema, which the tests do."""
+    return Chart(chart.to_dict(validate=False), words)
+
+
+def unchecked() -> None:
+    """Make charts without checking each part against the schema, which takes most of the time."""
+    schemapi.disable_debug_mode()
+    alt.theme.enable("none")
 
 
 def breakdown_rows(estimate: Estimate) -> list[dict[str, Any]]:
@@ -101,14 +115,14 @@ def breakdown_chart(runs: Sequence[tuple[str, Estimate]], gpus: Iterable[GpuFit]
         .encode(
             y=y,
             x=alt.X("low:Q"),
-            x2="high:Q",
+            x2=alt.X2("high:Q"),
             tooltip=[alt.Tooltip("range:N", title="range of the device peak")],
         )
     )
     layers = [bars, band, *_capacities(gpus)]
     chart = alt.layer(*layers).properties(height=alt.Step(70))
     words = "; ".join(_bar_words(name, estimate) for name, estimate in runs)
-    return Chart(chart, f"Stacked bar of memory by category. {words}.")
+    return drawn_as(chart, f"Stacked bar of memory by category. {words}.")
 
 
 def _capacities(gpus: Iterable[GpuFit]) -> list[Any]:
@@ -124,7 +138,7 @@ def _capacities(gpus: Iterable[GpuFit]) -> list[Any]:
         alt.Chart(alt.Data(values=limits))
         .mark_rule(strokeWidth=2.5)
         .encode(
-            x="GiB:Q",
+            x=alt.X("GiB:Q"),
             stroke=alt.Stroke(
                 "GPU:N",
                 scale=alt.Scale(domain=names, range=list(_LINES[: len(names)])),
@@ -191,7 +205,12 @@ def timeline_chart(rows: Sequence[PhaseRow], peak_words: str) -> Chart:
                 ),
             ),
             order=alt.Order("order:Q"),
-            tooltip=["phase:N", "part:N", "size:N", "allocated:N"],
+            tooltip=[
+                alt.Tooltip("phase:N"),
+                alt.Tooltip("part:N"),
+                alt.Tooltip("size:N"),
+                alt.Tooltip("allocated:N"),
+            ],
         )
     )
     line = (
@@ -205,7 +224,7 @@ def timeline_chart(rows: Sequence[PhaseRow], peak_words: str) -> Chart:
                 scale=alt.Scale(domain=["reserved"], range=[_GREY]),
                 legend=alt.Legend(orient="top", title=None),
             ),
-            tooltip=["phase:N", "reserved:N"],
+            tooltip=[alt.Tooltip("phase:N"), alt.Tooltip("reserved:N")],
         )
     )
     peaks = [
@@ -214,19 +233,21 @@ def timeline_chart(rows: Sequence[PhaseRow], peak_words: str) -> Chart:
         for row in rows
         if row.is_peak
     ]  # fmt: skip
-    mark = alt.Chart(alt.Data(values=peaks)).encode(x=x, y="GiB:Q", tooltip=["peak:N", "phase:N"])
+    mark = alt.Chart(alt.Data(values=peaks)).encode(
+        x=x, y=alt.Y("GiB:Q"), tooltip=[alt.Tooltip("peak:N"), alt.Tooltip("phase:N")]
+    )
     chart = alt.layer(
         bars,
         line,
         mark.mark_point(size=180, filled=True, color="#cf222e", shape="diamond"),
-        mark.mark_text(dy=-14, color="#cf222e", fontWeight="bold").encode(text="peak:N"),
-    ).properties(height=380)
+        mark.mark_text(dy=-14, color="#cf222e", fontWeight="bold").encode(text=alt.Text("peak:N")),
+    ).properties(height=430)
     words = "; ".join(
         f"{row.label}: allocated {format_size(row.allocated_bytes)}, reserved "
         f"{format_size(row.reserved_bytes)}"
         for row in rows
     )
-    return Chart(
+    return drawn_as(
         chart,
         "Memory by category at the highest moment of each phase; the peak is "
         f"{peak_words}. {words}.",
@@ -259,12 +280,12 @@ def layers_chart(blocks: Sequence[Block]) -> Chart:
                 scale=alt.Scale(domain=["activations", "parameters"], range=["#d55e00", "#0072b2"]),
                 legend=alt.Legend(orient="top", title=None),
             ),
-            tooltip=["layer:N", "kind:N", "size:N"],
+            tooltip=[alt.Tooltip("layer:N"), alt.Tooltip("kind:N"), alt.Tooltip("size:N")],
         )
         .properties(height=alt.Step(26))
     )
     words = "; ".join(f"{v['layer']} {v['kind']} {v['size']}" for v in values)
-    return Chart(chart, f"Memory by layer. {words}.")
+    return drawn_as(chart, f"Memory by layer. {words}.")
 
 
 def heat_chart(heat: HeatMap, panel: HeatPanel) -> Chart:
@@ -300,7 +321,7 @@ def heat_chart(heat: HeatMap, panel: HeatPanel) -> Chart:
     )
     chart = alt.layer(cells, number, mark).properties(height=alt.Step(46))
     words = "; ".join(value["note"] for value in values)
-    return Chart(chart, f"Heat map. {words}.")
+    return drawn_as(chart, f"Heat map. {words}.")
 
 
 def frontier_chart(found: Sequence[tuple[int, MaxBatch]]) -> Chart:
@@ -320,9 +341,14 @@ def frontier_chart(found: Sequence[tuple[int, MaxBatch]]) -> Chart:
             color=alt.Color(
                 "GPU:N", legend=alt.Legend(orient="top", title=None, columns=2, labelLimit=240)
             ),
-            tooltip=["GPU:N", "tokens:Q", "batch:Q", "safe:Q"],
+            tooltip=[
+                alt.Tooltip("GPU:N"),
+                alt.Tooltip("tokens:Q"),
+                alt.Tooltip("batch:Q"),
+                alt.Tooltip("safe:Q"),
+            ],
         )
         .properties(height=260)
     )
     words = "; ".join(f"{v['GPU']} at {v['tokens']} tokens: {v['batch']}" for v in values)
-    return Chart(chart, f"Largest batch over sequence length. {words}.")
+    return drawn_as(chart, f"Largest batch over sequence length. {words}.")

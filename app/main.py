@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import streamlit as st
 
+from memest.app.charts import unchecked
 from memest.app.question import Question
 from memest.app.sidebar import ask
 from memest.app.views import (
@@ -41,6 +42,7 @@ def run(default: str = "what-if") -> None:
     Args:
         default: the page without a path.
     """
+    unchecked()
     st.set_page_config(page_title="memest", page_icon=":material/memory:", layout="wide")
     asked: list[Question] = []
 

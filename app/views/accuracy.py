@@ -63,9 +63,9 @@ def _published() -> None:
     _summary(kept)
     against, residuals = st.columns(2)
     drawn = against_chart(kept, field)
-    against.altair_chart(drawn.chart, alt=drawn.words, key="against_chart")
+    against.vega_lite_chart(spec=drawn.spec, alt=drawn.words, key="against_chart")
     drawn = residual_chart(kept, field)
-    residuals.altair_chart(drawn.chart, alt=drawn.words, key="residual_chart")
+    residuals.vega_lite_chart(spec=drawn.spec, alt=drawn.words, key="residual_chart")
     st.markdown(f"##### By {kind}")
     st.dataframe(
         [_errors(name, runs) for name, runs in sorted(groups.items())],

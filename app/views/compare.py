@@ -118,7 +118,7 @@ def _answer(found: Comparison) -> None:
     )
     gpus = {one.estimate.gpu.name: one.estimate.gpu for one in found.scenarios if one.estimate.gpu}
     drawn = breakdown_chart([(one.name, one.estimate) for one in found.scenarios], gpus.values())
-    st.altair_chart(drawn.chart, alt=drawn.words, key="compare_chart")
+    st.vega_lite_chart(spec=drawn.spec, alt=drawn.words, key="compare_chart")
     for one in others:
         if one.reasons is not None:
             with st.expander(f"Why: {one.name}", expanded=len(others) == 1):

@@ -64,7 +64,7 @@ def _map(found: Sweep, metric: str) -> HeatMap | None:
         if panel.title:
             st.markdown(f"**{panel.title.removeprefix('gpu ')}**")
         drawn = heat_chart(heat, panel)
-        st.altair_chart(drawn.chart, alt=drawn.words, key=f"heat_{number}")
+        st.vega_lite_chart(spec=drawn.spec, alt=drawn.words, key=f"heat_{number}")
     for note in heat.notes:
         st.caption(note)
     with st.expander("The same as a table"):
@@ -120,7 +120,7 @@ def _frontier(asked: Question, lengths: str) -> None:
             return
         found.append((value, answer))
     drawn = frontier_chart(found)
-    st.altair_chart(drawn.chart, alt=drawn.words, key="frontier_chart")
+    st.vega_lite_chart(spec=drawn.spec, alt=drawn.words, key="frontier_chart")
     st.dataframe(
         [
             {

@@ -95,7 +95,7 @@ def _walk(answer: Estimate, rows: list[PhaseRow]) -> None:
         st.markdown(f"**The allocated peak is here**: {moment_text(answer)}.")
     _alive(row, before)
     drawn = timeline_chart(rows, moment_text(answer))
-    st.altair_chart(drawn.chart, alt=drawn.words, key="walk_chart")
+    st.vega_lite_chart(spec=drawn.spec, alt=drawn.words, key="walk_chart")
 
 
 def _alive(row: PhaseRow, before: PhaseRow | None) -> None:
@@ -124,7 +124,7 @@ def _alive(row: PhaseRow, before: PhaseRow | None) -> None:
 def _categories(answer: Estimate) -> None:
     st.markdown("#### What is alive at the peak, category by category")
     drawn = breakdown_chart([("this run", answer)], ())
-    st.altair_chart(drawn.chart, alt=drawn.words, key="categories_chart")
+    st.vega_lite_chart(spec=drawn.spec, alt=drawn.words, key="categories_chart")
     total = answer.peak.allocated_bytes
     for row in answer.breakdown:
         st.markdown(

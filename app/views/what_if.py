@@ -171,7 +171,7 @@ def _breakdown(answer: Estimate, pinned: Estimate | None) -> None:
     st.subheader("What fills it")
     runs = [("this run", answer)] + ([("pinned", pinned)] if pinned is not None else [])
     drawn = breakdown_chart(runs, _gpus(answer))
-    st.altair_chart(drawn.chart, alt=drawn.words, key="breakdown_chart")
+    st.vega_lite_chart(spec=drawn.spec, alt=drawn.words, key="breakdown_chart")
     fits = _gpus(answer) or list(answer.common_gpus)
     st.dataframe(
         [

@@ -57,7 +57,7 @@ def timeline_tab(answer: Estimate) -> None:
     where = moment_text(answer)
     st.markdown(f"The allocated peak is reached {where}.")
     drawn = timeline_chart(rows, where)
-    st.altair_chart(drawn.chart, alt=drawn.words, key="timeline_chart")
+    st.vega_lite_chart(spec=drawn.spec, alt=drawn.words, key="timeline_chart")
     st.caption(
         "Step.micro-step and phase. Bars: what is alive when the most is allocated in that phase, "
         "by category; line: what the allocator has reserved."
@@ -82,7 +82,7 @@ def layers_tab(answer: Estimate) -> None:
     """What each part of the model holds."""
     rows, _ = biggest(answer.layers, _BIGGEST)
     drawn = layers_chart(rows)
-    st.altair_chart(drawn.chart, alt=drawn.words, key="layers_chart")
+    st.vega_lite_chart(spec=drawn.spec, alt=drawn.words, key="layers_chart")
     st.dataframe(
         [
             {
