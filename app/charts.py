@@ -199,7 +199,7 @@ def timeline_chart(rows: Sequence[PhaseRow], peak_words: str) -> Chart:
             y=alt.Y("GiB:Q", stack="zero", title="GiB"),
             color=alt.Color(
                 "part:N",
-                scale=_parts_in(value["part"] for value in alive),
+                scale=_parts_in(part.category.value for row in rows for part in row.breakdown),
                 legend=alt.Legend(
                     orient="bottom", columns=2, title=None, symbolType="square", labelLimit=150
                 ),

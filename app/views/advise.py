@@ -69,6 +69,7 @@ def _command(asked: Question, wanted: int, *, any_precision: bool) -> str:
 
 
 def _table(answer: Advice) -> None:
+    changed = any(plan.changes_training for plan in answer.plans)
     rows = [
         {
             "plan": number,
@@ -77,7 +78,7 @@ def _table(answer: Advice) -> None:
             "device": format_size(plan.estimate.peak.device_bytes),
             "headroom": _headroom(plan),
             "time of a sample": f"{plan.relative_time:.2f} ×",
-            "changes training": ", ".join(plan.changes_training),
+            **({"changes training": ", ".join(plan.changes_training)} if changed else {}),
         }
         for number, plan in enumerate(answer.plans, start=1)
     ]
