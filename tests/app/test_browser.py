@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(BROWSER is None, reason="no chromium on this machine"),
 ]
-PATIENCE_MS = 90_000
+PATIENCE_MS = 240_000
 
 
 @pytest.fixture(scope="module")
