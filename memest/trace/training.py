@@ -16,6 +16,7 @@ from memest.errors import ConfigError, MemestError, TraceError
 from memest.events import Category, Phase, SeamKind, Trace, Weight
 from memest.hidden.call import GpuTraits
 from memest.setup import FP16_REFUSED, Loop, Precision, SdpaBackend, Setup, ZeroGrad
+from memest.trace.adapters import base_of, prefix_of
 from memest.trace.answers import answer_handlers
 from memest.trace.autocast import CUDA, autocast_on_meta
 from memest.trace.cpu_ops import CPU_LISTS, cpu_handlers, cpu_operators
@@ -110,7 +111,7 @@ def trace_training(
         handlers.update(cuda_handlers())
     else:
         handlers.update(cpu_handlers())
-    recorder = Recorder(handlers)
+    recorder = Recorder(handlers, prefix=prefix_of(model))
     choices = recorder.trace.attention_choices
     with ExitStack() as stack:
         stack.enter_context(_ONE_AT_A_TIME)
@@ -270,8 +271,8 @@ def _run(
         set_to_none=sets_to_none(setup, gpu.torch),
         scaler=torch.amp.GradScaler("cuda") if scales(setup) else None,
         outputs_to_fp32=setup.loop is not Loop.PLAIN and transformers >= (4, 31),
-        counts_items=trainer and _takes_loss_kwargs(model),
-        shifts_labels=_shifts_labels(model),
+        counts_items=trainer and _takes_loss_kwargs(base_of(model)),
+        shifts_labels=_shifts_labels(base_of(model)),
         prefetches=transformers >= (4, 46),
         zero_grad_at=setup.zero_grad_at,
     )

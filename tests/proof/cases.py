@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import warnings
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ import torch
 from memest.hidden.call import GpuTraits
 from memest.models.resolve import ModelSource
 from memest.setup import Loop, Setup
+from memest.trace.adapters import add_adapter
 from memest.trace.build import BuiltModel, build_model
 from memest.trace.inputs import plan_batch
 
@@ -246,4 +248,22 @@ def twin(name: str, **kwargs: Any) -> Twin:
         if setup.checkpointing != "none":
             model.gradient_checkpointing_enable({"use_reentrant": bool(setup.use_reentrant)})
     plans, _, _ = plan_batch(built, setup)
+    if setup.adapter is not None:
+        built, real = _with_adapters(built, real, setup)
     return Twin(built, real, plans, setup)
+
+
+def _with_adapters(built, real, setup):
+    """Adapters as memest puts them on meta, and as a script puts them on a device."""
+    import peft
+
+    wrapper, _ = add_adapter(built.model, built.task, setup)
+    values = {"task_type": None, **setup.adapter.to_dict()}
+    cast = values.pop("autocast_adapter_dtype", True)
+    values["task_type"] = wrapper.active_peft_config.task_type
+    kind = peft.PeftType(values.pop("peft_type"))
+    config = peft.mapping.PEFT_TYPE_TO_CONFIG_MAPPING[kind](**values)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        real = peft.get_peft_model(real, config, autocast_adapter_dtype=cast)
+    return replace(built, wrapper=wrapper), real

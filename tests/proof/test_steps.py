@@ -118,7 +118,7 @@ def run_both(model, setup) -> tuple[CpuRun, CpuRun, int]:
         )
     )
     trace = trace_training(
-        twins.built.model,
+        twins.built.trained,
         setup,
         make_batch=lambda: realise(twins.plans),
         loss_of=loss_for(twins.built),
