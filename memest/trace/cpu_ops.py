@@ -8,7 +8,7 @@ GPU; nothing else uses it.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 from unittest import mock
@@ -120,6 +120,38 @@ def _roll(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     return out
 
 
-def cpu_handlers() -> dict[Any, Handler]:
-    """Handlers for operators whose CPU kernels return other tensors than CUDA's."""
-    return {aten.native_layer_norm.default: _native_layer_norm, aten.roll.default: _roll}
+def _promotes(otherwise: Handler | None) -> Handler:
+    """``TensorIteratorBase::compute_types``: the CPU casts inputs of mixed dtypes to copies first.
+
+    CUDA casts inside the kernel and makes none.
+    """
+
+    def handle(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+        left, right = args[0], args[1]
+        if not isinstance(right, torch.Tensor) or left.dtype == right.dtype:
+            return func(*args, **kwargs) if otherwise is None else otherwise(
+                recorder, func, args, kwargs
+            )  # fmt: skip
+        common = torch.result_type(left, right)
+        copies = [x.to(common) for x in (left, right) if x.dtype != common]
+        for copy in copies:
+            recorder.born(copy, func)
+        out = func(*args, **kwargs)
+        recorder.born(out, func)
+        return out
+
+    return handle
+
+
+def cpu_handlers(others: Mapping[Any, Handler]) -> dict[Any, Handler]:
+    """Handlers for operators whose CPU kernels return other tensors than CUDA's.
+
+    Args:
+        others: what handles operators of any device; it is asked where the CPU has no say.
+    """
+    mixing = (aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor)
+    return {
+        aten.native_layer_norm.default: _native_layer_norm,
+        aten.roll.default: _roll,
+        **{op: _promotes(others.get(op)) for op in mixing},
+    }

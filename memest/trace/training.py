@@ -110,7 +110,7 @@ def trace_training(
     if operators == "cuda":
         handlers.update(cuda_handlers())
     else:
-        handlers.update(cpu_handlers())
+        handlers.update(cpu_handlers(handlers))
     recorder = Recorder(handlers, prefix=prefix_of(model))
     choices = recorder.trace.attention_choices
     with ExitStack() as stack:
