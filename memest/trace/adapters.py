@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import warnings
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -58,7 +59,7 @@ def add_adapter(model: torch.nn.Module, task: Task, setup: Setup) -> tuple[Any, 
         ) from error
     config, notes = _config(adapter, task)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _device(setup):
             warnings.simplefilter("ignore")
             wrapped = peft.get_peft_model(
                 model, config, low_cpu_mem_usage=True,
@@ -67,6 +68,12 @@ def add_adapter(model: torch.nn.Module, task: Task, setup: Setup) -> tuple[Any, 
     except MemestError:
         raise
     except Exception as error:
+        if setup.quantization is not None and "can require gradients" in str(error):
+            kept = ", ".join(config.modules_to_save or ()) or "what adapters copy"
+            raise ConfigError(
+                f"peft trains {kept} as a whole, which transformers quantises here, and quantised "
+                f"weights cannot train: add --llm-int8-skip-modules {kept.partition(',')[0]}."
+            ) from error
         raise _refused(adapter, model, error) from error
     move_to_meta(wrapped)
     if not adapter.autocast_adapter_dtype:
@@ -75,6 +82,11 @@ def add_adapter(model: torch.nn.Module, task: Task, setup: Setup) -> tuple[Any, 
     active = wrapped.active_peft_config
     said = [f"adapters by peft: {_words(adapter, active)}", *notes]
     return wrapped, tuple(said)
+
+
+def _device(setup: Setup) -> AbstractContextManager[Any]:
+    """Copies of quantised weights begin as an empty tensor, which must not be on the CPU."""
+    return nullcontext() if setup.quantization is None else torch.device("meta")
 
 
 def base_of(model: Any) -> Any:

@@ -27,6 +27,7 @@ from memest.setup import Attention, Dtype, Setup, Task
 from memest.trace.adjust import adjust_config
 from memest.trace.flash import check_precision, flash_attention_installed
 from memest.trace.known import attach
+from memest.trace.quantized import companions, num_elements
 from memest.trace.tasks import choose_head, task_of_class
 
 __all__ = ["BuiltModel", "build_model", "count", "freeze", "move_to_meta"]
@@ -54,6 +55,9 @@ class BuiltModel:
     """The loss that came with the model, None for the usual ways."""
     wrapper: Any = None
     """What adapters were put around the model, None without any: it is what trains."""
+    loading: Any = None
+    """How its weights come to the device (:class:`memest.trace.quantized.Loading`), None if they
+    are copied there as they are."""
 
     @property
     def trained(self) -> Any:
@@ -349,10 +353,11 @@ def count(model: torch.nn.Module) -> Counts:
     """Count exactly what the model holds."""
     parameters = list(model.parameters())
     buffers = list(model.buffers())
+    beside = [t for module in model.modules() for t in companions(module)]
     return Counts(
-        parameters=sum(p.numel() for p in parameters),
+        parameters=sum(num_elements(p) for p in parameters),
         trainable=sum(p.numel() for p in parameters if p.requires_grad),
         buffers=sum(b.numel() for b in buffers),
-        parameter_bytes=sum(p.numel() * p.element_size() for p in parameters),
+        parameter_bytes=sum(t.nbytes for t in (*parameters, *beside)),
         buffer_bytes=sum(b.numel() * b.element_size() for b in buffers),
     )

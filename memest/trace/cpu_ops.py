@@ -143,15 +143,36 @@ def _promotes(otherwise: Handler | None) -> Handler:
     return handle
 
 
+def _gemm_4bit(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    """``_gemm_4bit_default_impl`` of bitsandbytes: scales, then the weight, then the product."""
+    rows, shape = args[0], args[2]
+    scales = kwargs.get("absmax_8bit")
+    if scales is not None:
+        dequantised = torch.empty_like(scales, dtype=torch.float32)
+        recorder.born(dequantised, func)
+        moved = torch.empty_like(dequantised)
+        recorder.born(moved, func)
+        del dequantised
+    weight = torch.empty(shape, dtype=rows.dtype, device=rows.device)
+    recorder.born(weight, func)
+    out = func(*args, **kwargs)
+    recorder.born(out, func)
+    return out
+
+
 def cpu_handlers(others: Mapping[Any, Handler]) -> dict[Any, Handler]:
     """Handlers for operators whose CPU kernels return other tensors than CUDA's.
 
     Args:
         others: what handles operators of any device; it is asked where the CPU has no say.
     """
+    more: dict[Any, Handler] = {}
+    if hasattr(torch.ops.bitsandbytes, "gemm_4bit"):
+        more[torch.ops.bitsandbytes.gemm_4bit.default] = _gemm_4bit
     mixing = (aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor)
     return {
         aten.native_layer_norm.default: _native_layer_norm,
         aten.roll.default: _roll,
         **{op: _promotes(others.get(op)) for op in mixing},
+        **more,
     }

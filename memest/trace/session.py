@@ -22,6 +22,7 @@ from memest.trace.inputs import Sizes, TensorPlan, plan_batch, realise
 from memest.trace.legacy import attention_of, masks_as_before, model_as_before
 from memest.trace.losses import loss_for
 from memest.trace.pristine import as_built
+from memest.trace.quantized import Loading, quantise
 from memest.trace.switches import set_checkpointing, set_use_cache
 from memest.trace.tasks import task_of_class
 from memest.trace.ties import separate_head
@@ -44,6 +45,8 @@ class BuiltRun:
     """Numbers of parameters, of those that train, of elements of buffers; bytes of parameters."""
     keeps_checkpointing: bool = False
     """A live module whose checkpointing is on already: left as its owner set it up."""
+    loading: Loading | None = None
+    """How the weights come to the device; None = they are copied there as they are."""
 
 
 def build(
@@ -74,7 +77,10 @@ def build(
 
 
 def _finetuned(built: BuiltModel, setup: Setup) -> BuiltModel:
-    """The model with adapters and frozen parameters, as the setup has them."""
+    """The model quantised, with adapters and frozen parameters, as the setup has them."""
+    if setup.quantization is not None:
+        loading, told = quantise(built.model, built.dtype, setup)
+        built = replace(built, loading=loading, notes=(*built.notes, *told))
     if setup.adapter is not None:
         wrapper, said = add_adapter(built.model, built.task, setup)
         built = replace(built, wrapper=wrapper, notes=(*built.notes, *said))
@@ -155,6 +161,7 @@ def _run(
         loss_of=loss_of,
         card=card,
         counts=(counts.parameters, counts.trainable, counts.buffers, counts.parameter_bytes),
+        loading=built.loading,
     )
 
 
@@ -182,6 +189,7 @@ def trace_built(
         trace = trace_training(
             run.model, setup, make_batch=lambda: realise(plans), loss_of=run.loss_of, gpu=gpu,
             operators=operators, model_type=model_type, plan=plan or plan_to_compose(setup),
+            loading=run.loading,
         )  # fmt: skip
     trace.counts = run.counts
     return trace

@@ -25,6 +25,7 @@ from memest.trace.in_place import in_place_handlers
 from memest.trace.kernels import kernel_handlers
 from memest.trace.legacy import library_as_before, scores_kept
 from memest.trace.library import transformers_on_meta
+from memest.trace.loading import load
 from memest.trace.loops import Run, run_steps, run_updates
 from memest.trace.optimizers import (
     Named,
@@ -32,6 +33,7 @@ from memest.trace.optimizers import (
     make_optimizer,
     optimizer_of,
 )
+from memest.trace.quantized import Loading, biases_as_loaded
 from memest.trace.recorder import Recorder
 
 __all__ = ["TracePlan", "plan_to_compose", "trace_training", "trace_updates"]
@@ -89,6 +91,7 @@ def trace_training(
     operators: str = "cuda",
     plan: TracePlan | None = None,
     model_type: str = "",
+    loading: Loading | None = None,
 ) -> Trace:
     """Trace the training steps of ``setup`` on a model whose parameters are on meta.
 
@@ -101,6 +104,7 @@ def trace_training(
         operators: ``cuda``, or ``cpu`` for what this machine's CPU would run (for proofs).
         plan: how many steps and micro-steps are traced.
         model_type: family of the model, for what older software did differently.
+        loading: how the weights come to the device; None = ``model.to(device)``.
 
     Raises:
         TraceError: the model does something a trace cannot follow; names module and operator.
@@ -125,11 +129,12 @@ def trace_training(
         stack.enter_context(transformers_on_meta(recorder, model, gpu))
         stack.enter_context(library_as_before(model_type, setup))
         stack.enter_context(scores_kept(recorder, model_type, setup))
+        stack.enter_context(biases_as_loaded(model))
         stack.enter_context(recorder.modules(model))
         stack.enter_context(recorder)
         try:
             recorder.mark(Phase.LOAD, 0)
-            _load(model, recorder)
+            load(model, recorder, loading)
             run = _run(model, setup, recorder, make_batch, loss_of, gpu, plan)
             run_steps(run)
             if not plan.updates:
@@ -313,25 +318,6 @@ def _shifts_labels(model: torch.nn.Module) -> bool:
     return getattr(model, "loss_type", None) == "ForCausalLM" and not getattr(
         getattr(model, "config", None), "is_encoder_decoder", False
     )
-
-
-def _load(model: torch.nn.Module, recorder: Recorder) -> None:
-    """``model.to(device)``: children first, parameters before buffers (``Module._apply``)."""
-    seen: set[int] = set()
-
-    def visit(module: torch.nn.Module, prefix: str) -> None:
-        for name, child in module.named_children():
-            visit(child, f"{prefix}.{name}" if prefix else name)
-        for tensors, category in (
-            (module._parameters, Category.PARAMETERS),
-            (module._buffers, Category.BUFFERS),
-        ):
-            for tensor in tensors.values():
-                if tensor is not None and id(tensor) not in seen:
-                    seen.add(id(tensor))
-                    recorder.adopt(tensor, category, prefix, "load")
-
-    visit(model, "")
 
 
 @contextmanager

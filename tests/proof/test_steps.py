@@ -124,6 +124,7 @@ def run_both(model, setup) -> tuple[CpuRun, CpuRun, int]:
         loss_of=loss_for(twins.built),
         gpu=GPU,
         operators="cpu",
+        loading=twins.built.loading,
     )
     # step counters, Python numbers as tensors; random states where layers are recomputed
     host = 8 * len(list(twins.real.parameters())) + 1024
