@@ -29,7 +29,12 @@ METHODS: dict[str, str] = {
 }
 """Methods by peft's names (of ``PeftType``, in small letters), and what people call them."""
 
-_SPELLINGS = {"prompt": "prompt_tuning", "prefix": "prefix_tuning", "dora": "lora", "ln": "ln_tuning"}
+_SPELLINGS = {
+    "prompt": "prompt_tuning",
+    "prefix": "prefix_tuning",
+    "dora": "lora",
+    "ln": "ln_tuning",
+}
 VIRTUAL_TOKENS = frozenset({"prompt_tuning", "p_tuning", "prefix_tuning"})
 """Methods that add tokens instead of weights beside the model's own."""
 
@@ -62,6 +67,12 @@ class Adapter:
         """Settings of the configuration class, by its names."""
         found: dict[str, Any] = json.loads(self.config)
         return found
+
+    @property
+    def virtual_tokens(self) -> int:
+        """Positions that the method takes for itself."""
+        found = self.settings.get("num_virtual_tokens", 0) if self.method in VIRTUAL_TOKENS else 0
+        return int(found)
 
     @property
     def words(self) -> str:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from memest.adapter import Adapter, read_adapter
+from memest.adapter import read_adapter
 from memest.errors import ConfigError
 from memest.option_table import OPTIONS
 from memest.quantization import Format, Quantization, read_quantization
@@ -100,9 +100,12 @@ def _settings(named: Mapping[str, Any], peft_type: str) -> dict[str, Any]:
         if method in _WITHOUT_RANK:
             raise ConfigError(f"--lora-r is a rank, and {method} has none: drop it.")
         out[_RANKS.get(method, "r")] = named["lora_r"]
-    if "num_virtual_tokens" in named and not method.endswith(("prompt_tuning", "p_tuning",
-                                                              "prefix_tuning", "prompt", "prefix")):
-        raise ConfigError(f"--num-virtual-tokens is an option of prompts, not of {method}: drop it.")
+    if "num_virtual_tokens" in named and not method.endswith(
+        ("prompt_tuning", "p_tuning", "prefix_tuning", "prompt", "prefix")
+    ):
+        raise ConfigError(
+            f"--num-virtual-tokens is an option of prompts, not of {method}: drop it."
+        )
     for name, key in _SETTINGS.items():
         if name not in named:
             continue
@@ -126,7 +129,7 @@ def _names(values: Iterable[str]) -> list[str]:
 
 
 def _targets(names: list[str]) -> str | list[str]:
-    """peft takes a list of names, or one regular expression for the whole path."""
+    """A list of names, or one regular expression for the whole path, as peft takes them."""
     if len(names) == 1 and (names[0] == "all-linear" or _PATTERN.search(names[0])):
         return names[0]
     return names
@@ -161,7 +164,9 @@ def merge_quantization(given: dict[str, Any], base: Setup | None) -> None:
                 f"--load-in-{4 if four else 8}bit and --quantization-config contradict each other: "
                 "drop one."
             )
-        now = Quantization(format=wanted) if now is None else dataclasses.replace(now, format=wanted)
+        now = (
+            Quantization(format=wanted) if now is None else dataclasses.replace(now, format=wanted)
+        )
     if now is None:
         said = [name for name, value in parts.items() if value is not False]
         if said and four is None and eight is None:
@@ -176,5 +181,7 @@ def merge_quantization(given: dict[str, Any], base: Setup | None) -> None:
     if now.format is not Format.BNB_4BIT:
         for name in _4BIT_ONLY:
             if parts.get(name):
-                raise ConfigError(f"{_FLAGS[name]} is an option of 4-bit bases: add --load-in-4bit.")
+                raise ConfigError(
+                    f"{_FLAGS[name]} is an option of 4-bit bases: add --load-in-4bit."
+                )
     given["quantization"] = dataclasses.replace(now, **changes)

@@ -386,7 +386,9 @@ def _check_adapter(setup: Setup) -> None:
             "for example --lora-r 16."
         )
     if setup.master_weights:
-        raise ConfigError("--master-weights needs weights that train, and a quantised base is frozen.")
+        raise ConfigError(
+            "--master-weights needs weights that train, and a quantised base is frozen."
+        )
 
 
 def _dtype_name(value: Any) -> Any:

@@ -14,12 +14,13 @@ _ALWAYS_FUSED_ROWS = 4
 
 @rule("bitsandbytes.gemm_4bit")
 def dequantised_product(call: OpCall, gpu: GpuTraits) -> tuple[Hidden, ...]:
-    """The weight in the dtype of the input (N K elements), and its scales where they are nested.
+    """The weight in the dtype of the input (N K elements), and its scales where nested.
 
     Up to 4 rows go to a kernel that dequantises as it multiplies, up to 7 in float32 and on GPUs
-    without its tensor core path (before Turing; Turing but for float16). From there to 1536 rows (256 for weights of 4 Mi elements and more) the library
-    chooses by measured tables of each generation; the larger answer is given. Above that, and
-    where blocks do not divide the rows of the weight, the weight is always dequantised.
+    without its tensor core path (before Turing; Turing but for float16). From there to 1536 rows
+    (256 for weights of 4 Mi elements and more) the library chooses by measured tables of each
+    generation; the larger answer is given. Above that, and where blocks do not divide the rows of
+    the weight, the weight is always dequantised.
 
     Source: bitsandbytes 0.50.2 backends/cuda/ops.py, gemm_4bit, _dequant_linear_fallback and
     _gemm_4bit_use_custom_cuda; 0.43 to 0.49 dequantise in autograd/_functions.py.
@@ -29,10 +30,13 @@ def dequantised_product(call: OpCall, gpu: GpuTraits) -> tuple[Hidden, ...]:
     out = call.outputs[0] if call.outputs else None
     if rows is None or out is None or not isinstance(shape, tuple) or not rows.numel:
         return ()
-    num_out, num_in = (int(extent) for extent in shape if isinstance(extent, int))
+    extents = [extent for extent in shape if isinstance(extent, int) and extent > 0]
+    if len(extents) != 2 or rows.dtype not in ("float16", "bfloat16", "float32"):
+        return ()
+    num_out, num_in = extents
     num_rows = rows.numel // num_in
     blocksize = call.args[4] if len(call.args) > 4 else 64
-    aligned = isinstance(blocksize, int) and num_in % blocksize == 0
+    aligned = isinstance(blocksize, int) and blocksize > 0 and num_in % blocksize == 0
     old = gpu.capability < (7, 5) or (gpu.capability == (7, 5) and rows.dtype != "float16")
     simple = rows.dtype == "float32" or old
     if aligned and num_rows <= (_ALWAYS_FUSED_ROWS + 3 if simple else _ALWAYS_FUSED_ROWS):

@@ -19,7 +19,7 @@ import torch
 from memest.adapter import Adapter
 from memest.errors import ConfigError, MemestError, MissingDependencyError, closest
 from memest.setup import Setup, Task
-from memest.trace.build import BuiltModel, move_to_meta
+from memest.trace.build import move_to_meta
 
 __all__ = ["add_adapter", "base_of", "prefix_of"]
 
@@ -115,12 +115,16 @@ def _config(adapter: Adapter, task: Task) -> tuple[Any, list[str]]:
     cls = peft.mapping.PEFT_TYPE_TO_CONFIG_MAPPING[kind]
     settings = adapter.settings
     known = set(inspect.signature(cls).parameters)
-    for name in settings:
-        if name not in known:
+    for name, value in list(settings.items()):
+        if name not in known and not value:
+            # of another release, and said to be off
+            del settings[name]
+        elif name not in known:
             near = closest(name, known)
             hint = f" Did you mean {near[0]!r}?" if near else ""
             raise ConfigError(
-                f"{cls.__name__} of the installed peft {peft.__version__} has no {name!r}.{hint}"
+                f"{cls.__name__} of the installed peft {peft.__version__} has no {name!r}.{hint} "
+                "Remove it, or install the peft that knows it."
             )
     notes = []
     if "task_type" not in settings and "task_type" in known:
@@ -175,7 +179,7 @@ def _refused(adapter: Adapter, model: torch.nn.Module, error: Exception) -> Conf
 
 
 def _cast_to_base(model: Any) -> None:
-    """The dtype that adapters have on a real device: that of their layer, where it has a floating one."""
+    """The dtype of adapters on a real device: that of their layer, where it is a floating one."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     for module in model.modules():

@@ -7,6 +7,7 @@ GPU; nothing else uses it.
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -55,6 +56,8 @@ def cpu_operators() -> Iterator[None]:
     with ExitStack() as stack:
         for where in _MULTI_TENSOR:
             stack.enter_context(mock.patch(where, return_value=["cpu", "meta"]))
+        if "bitsandbytes" in sys.modules:
+            stack.enter_context(_int8_in_floats())
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
             library.impl("scaled_dot_product_attention", _attention, "AutogradMeta")
@@ -63,6 +66,23 @@ def cpu_operators() -> Iterator[None]:
         finally:
             with suppress(AttributeError):
                 library._destroy()
+
+
+@contextmanager
+def _int8_in_floats() -> Iterator[None]:
+    """``bitsandbytes.matmul``: the CPU dequantises the weight instead of multiplying int8."""
+    import bitsandbytes
+
+    functions = bitsandbytes.autograd._functions
+
+    def matmul(a: Any, b: Any, out: Any = None, state: Any = None, threshold: float = 0.0,
+               bias: Any = None) -> Any:  # fmt: skip
+        if threshold > 0.0:
+            state.threshold = threshold
+        return functions.MatMul8bitFp.apply(a, b, out, bias, state)
+
+    with mock.patch.object(bitsandbytes, "matmul", matmul):
+        yield
 
 
 def flash_runs_on_cpu(

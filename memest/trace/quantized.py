@@ -111,14 +111,14 @@ def quantise(model: Any, dtype: torch.dtype, setup: Setup) -> tuple[Loading, tup
         notes += _prepare(model, loading)
     if quantization.format is Format.BNB_8BIT and quantization.threshold:
         notes.append(
-            "no activation exceeds the outlier threshold: each outlier column would add its own "
-            "few bytes a row"
+            f"no activation exceeds the outlier threshold of {quantization.threshold:g}: what "
+            "stands out depends on values, and every such column adds a few bytes for each row"
         )
     return loading, tuple(notes)
 
 
 def _replace(model: Any, dtype: torch.dtype, quantization: Quantization) -> list[Any]:
-    """Layers of bitsandbytes in place of linear ones, as ``HfQuantizer.preprocess_model`` does it."""
+    """Layers of bitsandbytes for linear ones, as ``HfQuantizer.preprocess_model`` has them."""
     from transformers import BitsAndBytesConfig
     from transformers.integrations.bitsandbytes import replace_with_bnb_linear
     from transformers.quantizers.base import HfQuantizer
@@ -163,10 +163,18 @@ def is_quantised(module: torch.nn.Module) -> bool:
 
 
 def quantise_weight(layer: Any, arrived: torch.Tensor) -> None:
-    """Quantise a weight that arrived on the device, as ``Bnb4bitQuantize.convert`` does it."""
+    """Quantise a weight that arrived on the device, as transformers' ``convert`` does it.
+
+    LLM.int8 goes over the host: the weight that arrived waits until its float16 copy is quantised.
+    """
+    original = arrived
     attributes = {k: v for k, v in vars(layer.weight).items() if k not in ("CB", "SCB")}
     attributes = {**attributes, "bnb_quantized": False, "quant_state": None}
     kind = type(layer.weight)
+    if kind.__name__ == "Int8Params":
+        arrived = arrived.to(torch.float16, copy=True)
+    else:
+        del original
     weight = kind(arrived, requires_grad=False, **attributes)
     del arrived
     layer._parameters["weight"] = weight._quantize("meta")
@@ -230,13 +238,11 @@ def _prepare(model: Any, loading: Loading) -> list[str]:
     loading.cast_from = {
         id(p): before[id(p)] for p in model.parameters() if p.dtype != before[id(p)]
     }
-    cast = sum(p.numel() * 4 for p in model.parameters() if id(p) in loading.cast_from)
-    if not cast:
-        return []
-    return [
+    said = (
         "prepare_model_for_kbit_training makes float32 of everything that is not quantised; "
         "--no-prepare-kbit leaves it out"
-    ]
+    )
+    return [said] if loading.cast_from else []
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from memest.setup import FP16_REFUSED, Loop, Precision, SdpaBackend, Setup, Zero
 from memest.trace.adapters import base_of, prefix_of
 from memest.trace.answers import answer_handlers
 from memest.trace.autocast import CUDA, autocast_on_meta
+from memest.trace.bnb_ops import bitsandbytes_handlers
 from memest.trace.cpu_ops import CPU_LISTS, cpu_handlers, cpu_operators
 from memest.trace.cuda_ops import cuda_handlers, cuda_operators
 from memest.trace.in_place import in_place_handlers
@@ -110,7 +111,8 @@ def trace_training(
         TraceError: the model does something a trace cannot follow; names module and operator.
     """
     plan = plan or plan_of(setup)
-    handlers = {**answer_handlers(), **in_place_handlers(), **kernel_handlers()}
+    handlers = {**answer_handlers(), **in_place_handlers(), **kernel_handlers(),
+                **bitsandbytes_handlers()}  # fmt: skip
     if operators == "cuda":
         handlers.update(cuda_handlers())
     else:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 pytest.importorskip("peft")
 pytest.importorskip("bitsandbytes")
@@ -17,6 +16,7 @@ from memest.trace.quantized import companions
 LORA = {"peft_type": "LORA", "r": 8}
 NF4 = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": "bfloat16"}
 NESTED = {**NF4, "bnb_4bit_use_double_quant": True}
+INT8 = {"load_in_8bit": True}
 HALF = {"dtype": "bfloat16"}
 
 
@@ -51,6 +51,12 @@ CASES = [
     _case("gpt_neox", NESTED),
     _case("bert", {**NESTED, "llm_int8_skip_modules": ["classifier"]}, loop="trainer"),
     _case("t5", NESTED, loop="trainer"),
+    _case("llama-gqa", INT8),
+    _case("llama-gqa", INT8, dtype="float16"),
+    _case("llama-gqa", {**INT8, "llm_int8_threshold": 0.0}, loop="trainer"),
+    _case("llama-gqa", {**INT8, "prepare": False}, checkpointing="full", loop="trainer"),
+    _case("gpt2", INT8, {**LORA, "target_modules": "all-linear"}),
+    _case("bert", {**INT8, "llm_int8_skip_modules": ["classifier"]}, {"peft_type": "IA3"}),
     _case("qwen3_moe", NESTED, {**LORA, "target_modules": ["q_proj", "v_proj"]}),
 ]
 
@@ -60,7 +66,9 @@ def test_the_base_consists_of_the_tensors_that_from_pretrained_makes(model, setu
     twins = twin(model, **setup)
 
     def facts(module):
-        found = {n: (tuple(p.shape), p.dtype, p.requires_grad) for n, p in module.named_parameters()}
+        found = {
+            n: (tuple(p.shape), p.dtype, p.requires_grad) for n, p in module.named_parameters()
+        }
         for name, part in module.named_modules():
             for number, tensor in enumerate(companions(part)):
                 found[f"{name}#{number}"] = (tuple(tensor.shape), tensor.dtype)
