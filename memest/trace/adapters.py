@@ -33,13 +33,16 @@ _TASK_TYPES = {
 """What peft calls the heads it knows; with the others it wraps a model as it is."""
 
 
-def add_adapter(model: torch.nn.Module, task: Task, setup: Setup) -> tuple[Any, tuple[str, ...]]:
+def add_adapter(
+    model: torch.nn.Module, task: Task, setup: Setup, *, real: bool = False
+) -> tuple[Any, tuple[str, ...]]:
     """Freeze a model and put the adapters of a setup into it.
 
     Args:
-        model: on meta; it is changed.
+        model: on meta, or ``real``; it is changed.
         task: which head it has.
         setup: says which adapters.
+        real: the model has its weights, and the adapters get theirs.
 
     Returns:
         What a training script gets from ``get_peft_model``, and what there is to say of it.
@@ -62,7 +65,7 @@ def add_adapter(model: torch.nn.Module, task: Task, setup: Setup) -> tuple[Any, 
         with warnings.catch_warnings(), _device(setup):
             warnings.simplefilter("ignore")
             wrapped = peft.get_peft_model(
-                model, config, low_cpu_mem_usage=True,
+                model, config, low_cpu_mem_usage=not real,
                 autocast_adapter_dtype=adapter.autocast_adapter_dtype,
             )  # fmt: skip
     except MemestError:
@@ -75,9 +78,10 @@ def add_adapter(model: torch.nn.Module, task: Task, setup: Setup) -> tuple[Any, 
                 f"weights cannot train: add --llm-int8-skip-modules {kept.partition(',')[0]}."
             ) from error
         raise _refused(adapter, model, error) from error
-    move_to_meta(wrapped)
-    if not adapter.autocast_adapter_dtype:
-        _cast_to_base(wrapped)
+    if not real:
+        move_to_meta(wrapped)
+        if not adapter.autocast_adapter_dtype:
+            _cast_to_base(wrapped)
     wrapped.train()
     active = wrapped.active_peft_config
     said = [f"adapters by peft: {_words(adapter, active)}", *notes]

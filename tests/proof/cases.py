@@ -14,7 +14,7 @@ from memest.models.resolve import ModelSource
 from memest.quantization import Format
 from memest.setup import Loop, Setup
 from memest.trace.adapters import add_adapter
-from memest.trace.build import BuiltModel, build_model
+from memest.trace.build import BuiltModel, build_model, freeze
 from memest.trace.inputs import plan_batch
 from memest.trace.quantized import quantise
 
@@ -238,6 +238,8 @@ def twin(name: str, **kwargs: Any) -> Twin:
     setup = Setup(**{**defaults, **kwargs})
     source = ModelSource(kind="file", id=name, config=config, provenance="test")
     built = build_model(source, setup)
+    if setup.adapter is None:
+        freeze(built.model, setup)
     real = type(built.model)._from_config(
         built.config, dtype=built.dtype, attn_implementation=built.attention
     )

@@ -34,6 +34,20 @@ CASES = {
         Case("HuggingFaceTB/SmolLM-135M", longest=512),
         {"peft_type": "PREFIX_TUNING", "num_virtual_tokens": 20}, {},
     ),
+    "nf4": (
+        Case("HuggingFaceTB/SmolLM-135M", longest=1024), LORA,
+        {
+            "dtype": "bfloat16", "precision": "bf16", "checkpointing": "full",
+            "quantization": {
+                "load_in_4bit": True, "bnb_4bit_quant_type": "nf4",
+                "bnb_4bit_compute_dtype": "bfloat16", "bnb_4bit_use_double_quant": True,
+            },
+        },
+    ),
+    "int8": (
+        Case("EleutherAI/pythia-14m", longest=512), LORA,
+        {"dtype": "float16", "loop": "plain", "quantization": {"load_in_8bit": True}},
+    ),
     "t5": (
         Case("Salesforce/codet5-small", sizes=("batch", "seq_len", "target_len")), LORA,
         {"precision": "bf16"},
