@@ -20,6 +20,7 @@ from memest.adapter import Adapter
 from memest.errors import ConfigError, MemestError, MissingDependencyError, closest
 from memest.setup import Setup, Task
 from memest.trace.build import move_to_meta
+from memest.trace.quantized import quiet
 
 __all__ = ["add_adapter", "base_of", "prefix_of"]
 
@@ -54,7 +55,8 @@ def add_adapter(
     adapter = setup.adapter
     assert adapter is not None
     try:
-        import peft
+        with quiet():  # it loads bitsandbytes where that is installed
+            import peft
     except ImportError as error:
         raise MissingDependencyError(
             "Adapters (--lora-r, --peft) are built by peft, which is not installed: pip install "

@@ -20,7 +20,7 @@ from memest.errors import ConfigError, MissingDependencyError
 from memest.quantization import Format, Quantization
 from memest.setup import Setup
 
-__all__ = ["Loading", "bitsandbytes", "companions", "num_elements", "quantise"]
+__all__ = ["Loading", "bitsandbytes", "companions", "num_elements", "quantise", "quiet"]
 
 
 @dataclass(slots=True)
@@ -45,23 +45,31 @@ def bitsandbytes() -> Any:
     Raises:
         MissingDependencyError: it is not installed.
     """
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
     try:
-        import bitsandbytes
+        with quiet():
+            import bitsandbytes
     except ImportError as error:
         raise MissingDependencyError(
             "Quantised bases (--load-in-4bit, --load-in-8bit) are built by bitsandbytes, which is "
             "not installed: pip install 'memest[peft]'."
         ) from error
-    finally:
-        logging.disable(before)
     if not hasattr(torch.ops.bitsandbytes, "gemm_4bit"):
         raise MissingDependencyError(
             f"bitsandbytes {bitsandbytes.__version__} is older than what memest traces: pip "
             "install 'bitsandbytes>=0.50'."
         )
     return bitsandbytes
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Libraries that warn while they are imported, of GPUs and kernels that are not there."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)
 
 
 def quantise(model: Any, dtype: torch.dtype, setup: Setup) -> tuple[Loading, tuple[str, ...]]:

@@ -19,6 +19,7 @@ from memest.setup import FP16_REFUSED, Loop, Precision, SdpaBackend, Setup, Zero
 from memest.trace.adapters import base_of, prefix_of
 from memest.trace.answers import answer_handlers
 from memest.trace.autocast import CUDA, autocast_on_meta
+from memest.trace.bnb_before import bitsandbytes_as_before
 from memest.trace.bnb_ops import bitsandbytes_handlers
 from memest.trace.cpu_ops import CPU_LISTS, cpu_handlers, cpu_operators
 from memest.trace.cuda_ops import cuda_handlers, cuda_operators
@@ -130,6 +131,7 @@ def trace_training(
         stack.enter_context(autocast_on_meta(recorder, gpu.torch, lists))
         stack.enter_context(transformers_on_meta(recorder, model, gpu))
         stack.enter_context(library_as_before(model_type, setup))
+        stack.enter_context(bitsandbytes_as_before(setup))
         stack.enter_context(scores_kept(recorder, model_type, setup))
         stack.enter_context(biases_as_loaded(model))
         stack.enter_context(recorder.modules(model))
