@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memest.errors import ConfigError, closest
+from memest.finetune_options import merge_adapter, merge_quantization
 from memest.option_table import OPTIONS, Kind, Option, Panel
 from memest.setup import MAX_BATCH, Setup, Software
 from memest.units import parse_size
@@ -259,6 +260,8 @@ def setup_from_options(base: Setup | None = None, /, **options: Any) -> Setup:
         given[option.name], spelt[option.name] = value, name
     _merge_precision(given)
     _merge_kwargs(given)
+    merge_adapter(given, base)
+    merge_quantization(given, base)
     if base is not None and given.get("expandable_segments"):
         given.setdefault("alloc_conf", base.alloc_conf)
     _merge_segments(given)

@@ -13,15 +13,19 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from memest.adapter import Adapter, read_adapter
 from memest.errors import ConfigError, closest
+from memest.quantization import Quantization, read_quantization
 from memest.software import Software
 
 __all__ = [
     "OPTIMIZERS",
+    "Adapter",
     "Attention",
     "Dtype",
     "Loop",
     "Precision",
+    "Quantization",
     "SdpaBackend",
     "Setup",
     "Software",
@@ -220,6 +224,8 @@ class Setup:
         attn_implementation: as transformers names it.
         sdpa_backend: forces the kernel behind sdpa.
         freeze: patterns of parameter names that do not train.
+        adapter: what is trained by peft beside a frozen model; None = the model itself.
+        quantization: how a frozen base is stored; None = in the dtype of its weights.
         padded: batches with padding: masks cannot be dropped.
         use_cache: whether the model returns its key/value cache in training; None = as the loop
             does: the Trainer switches it off, other loops keep the config's value.
@@ -250,6 +256,8 @@ class Setup:
     attn_implementation: Attention = Attention.AUTO
     sdpa_backend: SdpaBackend = SdpaBackend.AUTO
     freeze: tuple[str, ...] = ()
+    adapter: Adapter | None = None
+    quantization: Quantization | None = None
     padded: bool = False
     use_cache: bool | None = None
     alloc_conf: str = ""
@@ -302,6 +310,11 @@ class Setup:
                 raise ConfigError(
                     f"--freeze {pattern!r} is not a regular expression: {error}."
                 ) from None
+        if self.adapter is not None:
+            put(self, "adapter", read_adapter(self.adapter))
+        if self.quantization is not None:
+            put(self, "quantization", read_quantization(self.quantization))
+        _check_adapter(self)
         if self.max_grad_norm is not None and not 0 <= self.max_grad_norm < math.inf:
             raise ConfigError(
                 f"--max-grad-norm {self.max_grad_norm} is out of range: it must be a finite "
@@ -344,7 +357,7 @@ class Setup:
         out: dict[str, Any] = {}
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if isinstance(value, Software):
+            if isinstance(value, (Software, Adapter, Quantization)):
                 value = value.to_dict()
             elif isinstance(value, enum.StrEnum):
                 value = value.value
@@ -352,6 +365,30 @@ class Setup:
                 value = list(value)
             out[field.name] = value
         return out
+
+
+def _check_adapter(setup: Setup) -> None:
+    """What adapters and quantised bases exclude.
+
+    Raises:
+        ConfigError: a combination that no run has.
+    """
+    if setup.adapter is not None and setup.master_weights:
+        raise ConfigError(
+            "--master-weights and adapters exclude each other: peft trains float32 adapters beside "
+            "half-precision weights. Drop --master-weights."
+        )
+    if setup.quantization is None:
+        return
+    if setup.adapter is None and setup.loop is Loop.TRAINER and setup.optim != "none":
+        raise ConfigError(
+            "A quantised base is frozen, and the Trainer refuses to train it alone: add adapters, "
+            "for example --lora-r 16."
+        )
+    if setup.master_weights:
+        raise ConfigError(
+            "--master-weights needs weights that train, and a quantised base is frozen."
+        )
 
 
 def _dtype_name(value: Any) -> Any:

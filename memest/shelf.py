@@ -206,8 +206,16 @@ class Shelf:
         return None
 
 
+_TRACING_WITH = {"adapter": ("peft",), "quantization": ("peft", "bitsandbytes")}
+"""What traces besides torch and transformers, by the part of a setup that calls for it."""
+
+
 def _full_key(store: Store, key: dict[str, Any]) -> dict[str, Any]:
     """The key with the software that traces, as a store tells its documents apart."""
+    setup = key.get("setup", {})
+    for part, packages in _TRACING_WITH.items():
+        if setup.get(part):
+            key = {**key, **{package: release(package) for package in packages}}
     if store.shipped:
         # these are checked against the code when the package is made
         shipped = _shipped_software()

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 __all__ = ["Found", "Tracer"]
 
 Progress = Callable[[str], None]
+_OPTIONAL_IN_KEYS = frozenset({"adapter", "quantization"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,7 +288,7 @@ class Tracer:
             "model": source.id,
             "config": source.config,
             "auto_class": source.auto_class,
-            "setup": structure.to_dict(),
+            "setup": _named(structure),
         }
 
     @staticmethod
@@ -449,6 +450,12 @@ class Tracer:
 
 
 # -- families -------------------------------------------------------------------------------------
+
+
+def _named(structure: Setup) -> dict[str, Any]:
+    """A structure as part of a key; what is not there has no name in it."""
+    values = structure.to_dict()
+    return {n: v for n, v in values.items() if v is not None or n not in _OPTIONAL_IN_KEYS}
 
 
 def _worth_varying(

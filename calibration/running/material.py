@@ -20,7 +20,8 @@ import torch
 from memest.errors import ConfigError
 from memest.models.resolve import resolve_model
 from memest.setup import Loop, Setup, Software, ZeroGrad
-from memest.trace.build import BuiltModel, build_model
+from memest.trace.adapters import add_adapter
+from memest.trace.build import BuiltModel, build_model, freeze
 from memest.trace.inputs import TensorPlan, plan_batch, realise
 from memest.trace.losses import loss_for
 from memest.trace.optimizers import make_optimizer
@@ -77,10 +78,10 @@ def make_material(model: str, setup: Setup) -> Material:
     source = resolve_model(model)
     built = build_model(source, setup)
     plans, _, _ = plan_batch(built, setup)
-    real = _with_memory(built)
-    trains = {name: p.requires_grad for name, p in built.model.named_parameters()}
-    for name, parameter in real.named_parameters():
-        parameter.requires_grad_(trains[name])
+    real: Any = _with_memory(built)
+    if setup.adapter is not None:
+        real, _ = add_adapter(real, built.task, setup, real=True)
+    freeze(real, setup)
     set_use_cache(real, setup)
     if setup.loop.value != "trainer" or setup.checkpoint_every > 1:
         set_checkpointing(real, setup)
@@ -111,6 +112,11 @@ def _check(setup: Setup) -> None:
     for option, given in problems.items():
         if given:
             raise ConfigError(f"{option} is not what the {setup.loop} loop does: use --loop plain.")
+    if setup.quantization is not None:
+        raise ConfigError(
+            "--load-in-4bit and --load-in-8bit are for predictions: a case builds its weights at "
+            "random, and quantised ones come from a checkpoint."
+        )
     if setup.software != Software():
         raise ConfigError(
             "--software is for predictions: a case runs with the software that is installed."

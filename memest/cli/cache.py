@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json as json_module
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,9 +11,11 @@ from typing import Annotated, Any
 
 import typer
 
+from memest.adapter import read_adapter
 from memest.cli.console import Output, emit, write_out
 from memest.cli.parameters import AsciiFlag, DebugFlag, JsonFlag, NoColorFlag
 from memest.errors import ConfigError
+from memest.quantization import read_quantization
 from memest.store import Entry, Store, cache_folder, size_limit
 from memest.units import format_size
 
@@ -32,9 +34,15 @@ _WORDS = {
     "zero_grad_at": "zero_grad {}",
     "num_labels": "{} labels",
     "freeze": "frozen: {}",
+    "adapter": "{}",
+    "quantization": "{}",
     "software": "{}",
 }
 """The parts of a setup that traces depend on, and how they are said."""
+_READERS: dict[str, Callable[[Any], Any]] = {
+    "adapter": read_adapter,
+    "quantization": read_quantization,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,13 +125,22 @@ def _differences(key: Mapping[str, Any]) -> dict[str, Any]:
 def _words(key: Mapping[str, Any]) -> str:
     said = []
     for name, value in _differences(key).items():
-        if name in _WORDS:
+        if name in _READERS:
+            said.append(_named(name, value))
+        elif name in _WORDS:
             said.append(_WORDS[name].format(_plain(value)))
         elif name in _SWITCHES:
             said.append(_SWITCHES[name] if value else f"no {_SWITCHES[name]}")
         else:
             said.append({"optim": "no optimizer", "grad_accum": "accumulation"}[name])
     return ", ".join(said) or "as by default"
+
+
+def _named(name: str, value: Any) -> str:
+    try:
+        return str(_READERS[name](value).words)
+    except (ConfigError, AttributeError):
+        return _plain(value)  # of a key that nobody wrote as we do
 
 
 def _plain(value: Any) -> str:

@@ -206,6 +206,14 @@ def _attention_backward(call: OpCall) -> int:
     return 2 * queries * keys * (3 * dim + 2 * value_dim)
 
 
+def _quantised(call: OpCall) -> int:
+    """gemm_4bit of bitsandbytes: 2 x elements of the input x outputs; its shape is an argument."""
+    rows, shape = tensor(call, 0, "A"), call.args[2] if len(call.args) > 2 else None
+    if rows is None or not isinstance(shape, tuple) or not isinstance(shape[0], int):
+        return 0
+    return 2 * rows.numel * shape[0]
+
+
 def _formulas() -> dict[str, Formula]:
     table: dict[Formula, str] = {
         _matrices: "mm _int_mm _scaled_mm",
@@ -219,6 +227,7 @@ def _formulas() -> dict[str, Formula]:
         _convolution_backward: "convolution_backward",
     }
     found = {f"aten.{op}": formula for formula, ops in table.items() for op in ops.split()}
+    found["bitsandbytes.gemm_4bit"] = _quantised
     for kernel in ("flash", "efficient", "cudnn"):
         outer, inner = f"aten._scaled_dot_product_{kernel}_attention", f"aten._{kernel}_attention"
         found |= dict.fromkeys((outer, f"{inner}_forward"), _attention)

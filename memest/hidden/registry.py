@@ -32,6 +32,7 @@ _MODULES = (
     "loss",
     "norm",
     "optimizer",
+    "quantized",
     "reduce",
     "softmax",
     "sort",

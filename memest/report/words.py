@@ -153,6 +153,10 @@ def setup_items(setup: Setup, *, times: str = "×") -> list[str]:
     )
     if setup.dtype is not Dtype.AUTO:
         items.append(f"{setup.dtype.value} weights")
+    if setup.quantization is not None:
+        items.append(setup.quantization.words)
+    if setup.adapter is not None:
+        items.append(setup.adapter.words)
     if setup.master_weights:
         items.append("fp32 master weights")
     items.append("no optimizer" if setup.optim == "none" else setup.optim)

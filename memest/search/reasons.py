@@ -10,12 +10,12 @@ here of what a particular option does. Three kinds of facts are compared:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from memest.events import CATEGORY_ORDER, Category, Phase
 from memest.findings import PhaseChange, Reasons, RowChange
 from memest.report.layers import NO_MODULE, blocks
-from memest.report.words import moment_text
+from memest.report.words import format_count, moment_text
 from memest.result import Estimate
 from memest.setup import Precision
 from memest.units import format_size
@@ -225,7 +225,7 @@ def _what_rows_mean(before: Estimate, after: Estimate, rows: Sequence[RowChange]
     """For rows that matter: what their size depends on, where the estimates show it."""
     notable = NOTABLE * before.peak.allocated_bytes
     by_category = {row.category: row for row in rows}
-    sentences = []
+    sentences = [*_who_trains(before, after, by_category), *_bytes_of_weights(before, after, rows)]
     copies = by_category.get(Category.AUTOCAST_COPIES)
     if copies is not None and abs(copies.delta_bytes) >= notable:
         sentences.append(_copies(before, after, copies, by_category.get(Category.ACTIVATIONS)))
@@ -239,6 +239,39 @@ def _what_rows_mean(before: Estimate, after: Estimate, rows: Sequence[RowChange]
             f"peak, {format_size(states.before_bytes)} at the old one."
         )
     return sentences
+
+
+def _who_trains(
+    before: Estimate, after: Estimate, rows: Mapping[Category, RowChange]
+) -> list[str]:
+    """How many parameters gradients and states belong to, where that changed."""
+    then, now = before.model.trainable_parameters, after.model.trainable_parameters
+    theirs = [rows[c] for c in (Category.GRADIENTS, Category.OPTIMIZER_STATES) if c in rows]
+    moved = sum(row.delta_bytes for row in theirs)
+    notable = NOTABLE * before.peak.allocated_bytes
+    if then == now or abs(moved) < notable or (moved > 0) is not (now > then):
+        return []
+    return [
+        f"{format_count(now)} of {format_count(after.model.parameters)} parameters train, "
+        f"{format_count(then)} of {format_count(before.model.parameters)} did: gradients and optimizer "
+        "states are theirs alone."
+    ]
+
+
+def _bytes_of_weights(
+    before: Estimate, after: Estimate, rows: Sequence[RowChange]
+) -> list[str]:
+    """What a weight takes on average, where the row of the parameters changed by that."""
+    change = next((row for row in rows if row.category is Category.PARAMETERS), None)
+    if change is None or abs(change.delta_bytes) < NOTABLE * before.peak.allocated_bytes:
+        return []
+    each = [e.model.parameter_bytes / max(e.model.parameters, 1) for e in (before, after)]
+    if abs(each[1] - each[0]) < NOTABLE * each[0]:
+        return []
+    return [
+        f"A weight takes {each[1]:.2f} bytes on average, {each[0]:.2f} before: parameters are "
+        f"{format_size(change.after_bytes)}, they were {format_size(change.before_bytes)}."
+    ]
 
 
 def _copies(

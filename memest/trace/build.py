@@ -27,9 +27,10 @@ from memest.setup import Attention, Dtype, Setup, Task
 from memest.trace.adjust import adjust_config
 from memest.trace.flash import check_precision, flash_attention_installed
 from memest.trace.known import attach
+from memest.trace.quantized import companions, num_elements
 from memest.trace.tasks import choose_head, task_of_class
 
-__all__ = ["BuiltModel", "build_model", "count", "freeze"]
+__all__ = ["BuiltModel", "build_model", "count", "freeze", "move_to_meta"]
 
 _DTYPES = {
     Dtype.FLOAT32: torch.float32,
@@ -52,6 +53,16 @@ class BuiltModel:
     """Example inputs that came with the model, None if its config says what it takes."""
     loss: Any = None
     """The loss that came with the model, None for the usual ways."""
+    wrapper: Any = None
+    """What adapters were put around the model, None without any: it is what trains."""
+    loading: Any = None
+    """How its weights come to the device (:class:`memest.trace.quantized.Loading`), None if they
+    are copied there as they are."""
+
+    @property
+    def trained(self) -> Any:
+        """What the training loop calls."""
+        return self.model if self.wrapper is None else self.wrapper
 
 
 def build_model(source: ModelSource, setup: Setup) -> BuiltModel:
@@ -79,9 +90,8 @@ def build_model(source: ModelSource, setup: Setup) -> BuiltModel:
     dtype = _DTYPES.get(setup.dtype) or _config_dtype(config)
     notes = [*head.notes, *adjust_config(config, head.task, setup)]
     model = _instantiate(source, config, head.cls, dtype, setup)
-    _to_meta(model)
+    move_to_meta(model)
     model.train()
-    freeze(model, setup)
     attention = getattr(model.config, "_attn_implementation", None) or "eager"
     return BuiltModel(
         model=model,
@@ -200,7 +210,7 @@ def _attentions(cls: Any) -> list[str]:
     return names
 
 
-def _to_meta(model: torch.nn.Module) -> None:
+def move_to_meta(model: torch.nn.Module) -> None:
     """Old constructors (``torch.FloatTensor(n)``) ignore the default device: move what they made.
 
     Buffers keep their values, as masks and indices may be asked for them.
@@ -285,9 +295,8 @@ def _from_factory(source: ModelSource, setup: Setup) -> BuiltModel:
         )
     if setup.dtype is not Dtype.AUTO:
         model = model.to(_DTYPES[setup.dtype])
-    _to_meta(model)
+    move_to_meta(model)
     model.train()
-    freeze(model, setup)
     dtype = next((p.dtype for p in model.parameters()), torch.float32)
     config = getattr(model, "config", None)
     config = config if hasattr(config, "model_type") else None
@@ -308,7 +317,7 @@ def _from_factory(source: ModelSource, setup: Setup) -> BuiltModel:
 
 
 def freeze(model: torch.nn.Module, setup: Setup) -> None:
-    """Stop the parameters that ``--freeze`` names from training.
+    """Stop the parameters that ``--freeze`` names from training; adapters freeze first.
 
     Raises:
         ConfigError: a pattern that matches nothing.
@@ -344,10 +353,11 @@ def count(model: torch.nn.Module) -> Counts:
     """Count exactly what the model holds."""
     parameters = list(model.parameters())
     buffers = list(model.buffers())
+    beside = [t for module in model.modules() for t in companions(module)]
     return Counts(
-        parameters=sum(p.numel() for p in parameters),
+        parameters=sum(num_elements(p) for p in parameters),
         trainable=sum(p.numel() for p in parameters if p.requires_grad),
         buffers=sum(b.numel() for b in buffers),
-        parameter_bytes=sum(p.numel() * p.element_size() for p in parameters),
+        parameter_bytes=sum(t.nbytes for t in (*parameters, *beside)),
         buffer_bytes=sum(b.numel() * b.element_size() for b in buffers),
     )

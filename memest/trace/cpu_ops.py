@@ -7,8 +7,9 @@ GPU; nothing else uses it.
 
 from __future__ import annotations
 
+import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 from unittest import mock
@@ -55,6 +56,8 @@ def cpu_operators() -> Iterator[None]:
     with ExitStack() as stack:
         for where in _MULTI_TENSOR:
             stack.enter_context(mock.patch(where, return_value=["cpu", "meta"]))
+        if "bitsandbytes" in sys.modules:
+            stack.enter_context(_int8_in_floats())
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
             library.impl("scaled_dot_product_attention", _attention, "AutogradMeta")
@@ -63,6 +66,23 @@ def cpu_operators() -> Iterator[None]:
         finally:
             with suppress(AttributeError):
                 library._destroy()
+
+
+@contextmanager
+def _int8_in_floats() -> Iterator[None]:
+    """``bitsandbytes.matmul``: the CPU dequantises the weight instead of multiplying int8."""
+    import bitsandbytes
+
+    functions = bitsandbytes.autograd._functions
+
+    def matmul(a: Any, b: Any, out: Any = None, state: Any = None, threshold: float = 0.0,
+               bias: Any = None) -> Any:  # fmt: skip
+        if threshold > 0.0:
+            state.threshold = threshold
+        return functions.MatMul8bitFp.apply(a, b, out, bias, state)
+
+    with mock.patch.object(bitsandbytes, "matmul", matmul):
+        yield
 
 
 def flash_runs_on_cpu(
@@ -120,6 +140,59 @@ def _roll(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     return out
 
 
-def cpu_handlers() -> dict[Any, Handler]:
-    """Handlers for operators whose CPU kernels return other tensors than CUDA's."""
-    return {aten.native_layer_norm.default: _native_layer_norm, aten.roll.default: _roll}
+def _promotes(otherwise: Handler | None) -> Handler:
+    """``TensorIteratorBase::compute_types``: the CPU casts inputs of mixed dtypes to copies first.
+
+    CUDA casts inside the kernel and makes none.
+    """
+
+    def handle(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+        left, right = args[0], args[1]
+        if not isinstance(right, torch.Tensor) or left.dtype == right.dtype:
+            return func(*args, **kwargs) if otherwise is None else otherwise(
+                recorder, func, args, kwargs
+            )  # fmt: skip
+        common = torch.result_type(left, right)
+        copies = [x.to(common) for x in (left, right) if x.dtype != common]
+        for copy in copies:
+            recorder.born(copy, func)
+        out = func(*args, **kwargs)
+        recorder.born(out, func)
+        return out
+
+    return handle
+
+
+def _gemm_4bit(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    """``_gemm_4bit_default_impl`` of bitsandbytes: scales, then the weight, then the product."""
+    rows, shape = args[0], args[2]
+    scales = kwargs.get("absmax_8bit")
+    if scales is not None:
+        dequantised = torch.empty_like(scales, dtype=torch.float32)
+        recorder.born(dequantised, func)
+        moved = torch.empty_like(dequantised)
+        recorder.born(moved, func)
+        del dequantised
+    weight = torch.empty(shape, dtype=rows.dtype, device=rows.device)
+    recorder.born(weight, func)
+    out = func(*args, **kwargs)
+    recorder.born(out, func)
+    return out
+
+
+def cpu_handlers(others: Mapping[Any, Handler]) -> dict[Any, Handler]:
+    """Handlers for operators whose CPU kernels return other tensors than CUDA's.
+
+    Args:
+        others: what handles operators of any device; it is asked where the CPU has no say.
+    """
+    more: dict[Any, Handler] = {}
+    if hasattr(torch.ops.bitsandbytes, "gemm_4bit"):
+        more[torch.ops.bitsandbytes.gemm_4bit.default] = _gemm_4bit
+    mixing = (aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor)
+    return {
+        aten.native_layer_norm.default: _native_layer_norm,
+        aten.roll.default: _roll,
+        **{op: _promotes(others.get(op)) for op in mixing},
+        **more,
+    }

@@ -42,13 +42,17 @@ def seq_len_of(built: BuiltModel, setup: Setup) -> tuple[int, list[str]]:
         ConfigError: longer than the position table.
     """
     limit = max_positions(built.config)
+    virtual = 0 if setup.adapter is None else setup.adapter.virtual_tokens
+    if limit and virtual:
+        limit = max(limit - virtual, 1)
     if setup.seq_len is None:
         length = min(DEFAULT_SEQ_LEN, limit) if limit else DEFAULT_SEQ_LEN
         return length, [f"sequence length {length} (not given; --seq-len sets it)"]
     if limit and setup.seq_len > limit:
         raise ConfigError(
-            f"--seq-len {setup.seq_len} is longer than the {limit} positions of this model. Use "
-            f"--seq-len {limit} or less."
+            f"--seq-len {setup.seq_len} is longer than the {limit} positions of this model"
+            f"{f' beside {virtual} virtual tokens' if virtual else ''}. Use --seq-len {limit} or "
+            "less."
         )
     return setup.seq_len, []
 

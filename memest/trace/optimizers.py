@@ -133,6 +133,9 @@ def check_trainable(trains: Sequence[bool], setup: Setup) -> None:
     raise ConfigError(
         "No parameter trains: --freeze matches them all. Freeze less."
         if setup.freeze
+        else "No parameter trains: prepare_model_for_kbit_training freezes a quantised base. Add "
+        "adapters, for example --lora-r 16."
+        if setup.quantization is not None
         else "No parameter of the model trains: it has none, or all of them are frozen."
     )
 

@@ -66,10 +66,14 @@ class Recorder(TorchDispatchMode):
         handlers: operators that are answered otherwise than by their meta kernel; each handler is
             called as ``handler(recorder, func, args, kwargs)`` and returns the result.
         device: type of the device whose storages count.
+        prefix: what a wrapper puts before the names of the model's modules; left out of the trace.
     """
 
-    def __init__(self, handlers: dict[Any, Handler] | None = None, device: str = "meta") -> None:
+    def __init__(
+        self, handlers: dict[Any, Handler] | None = None, device: str = "meta", prefix: str = ""
+    ) -> None:
         super().__init__()
+        self._prefix = prefix
         self.trace = Trace()
         self.handlers = dict(handlers or {})
         self._device = device
@@ -176,6 +180,7 @@ class Recorder(TorchDispatchMode):
 
     def module_number(self, name: str) -> int:
         """The index of a module path in the trace."""
+        name = "" if self._prefix.startswith(f"{name}.") else name.removeprefix(self._prefix)
         number = self._module_index.get(name)
         if number is None:
             number = self._module_index[name] = len(self.trace.module_names)

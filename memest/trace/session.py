@@ -16,11 +16,13 @@ from memest.models.resolve import ModelSource
 from memest.setup import Attention, Dtype, Setup, Task
 from memest.steps.card import Card
 from memest.steps.sizing import SIZES, Answer
+from memest.trace.adapters import add_adapter, base_of
 from memest.trace.build import BuiltModel, build_model, count, freeze
 from memest.trace.inputs import Sizes, TensorPlan, plan_batch, realise
 from memest.trace.legacy import attention_of, masks_as_before, model_as_before
 from memest.trace.losses import loss_for
 from memest.trace.pristine import as_built
+from memest.trace.quantized import Loading, quantise
 from memest.trace.switches import set_checkpointing, set_use_cache
 from memest.trace.tasks import task_of_class
 from memest.trace.ties import separate_head
@@ -44,6 +46,8 @@ class BuiltRun:
     """Numbers of parameters, of those that train, of elements of buffers; bytes of parameters."""
     keeps_checkpointing: bool = False
     """A live module whose checkpointing is on already: left as its owner set it up."""
+    loading: Loading | None = None
+    """How the weights come to the device; None = they are copied there as they are."""
 
 
 @in_turn
@@ -63,6 +67,7 @@ def build(
     model_as_before(built.model, model_type, setup)
     untied = separate_head(built.model, source.config or {})
     built = replace(built, notes=(*built.notes, *untied))
+    built = _finetuned(built, setup)
     if loss is None and built.loss is not None:
         loss = _checked(built.loss)
     if inputs is None and built.inputs is not None:
@@ -71,6 +76,18 @@ def build(
     if inputs is not None:
         return _from_inputs(setup, built, inputs, loss)
     return _planned(setup, built, loss)
+
+
+def _finetuned(built: BuiltModel, setup: Setup) -> BuiltModel:
+    """The model quantised, with adapters and frozen parameters, as the setup has them."""
+    if setup.quantization is not None:
+        loading, told = quantise(built.model, built.dtype, setup)
+        built = replace(built, loading=loading, notes=(*built.notes, *told))
+    if setup.adapter is not None:
+        wrapper, said = add_adapter(built.model, built.task, setup)
+        built = replace(built, wrapper=wrapper, notes=(*built.notes, *said))
+    freeze(built.trained, setup)
+    return built
 
 
 def _from_inputs(setup: Setup, built: BuiltModel, inputs: Any, loss: Any) -> BuiltRun:
@@ -125,7 +142,7 @@ def _run(
     setup: Setup, built: BuiltModel, plan: Any, answer: Callable[[Setup], Answer], loss_of: Any,
     *, batch: int | None = None,
 ) -> BuiltRun:  # fmt: skip
-    counts = count(built.model)
+    counts = count(built.trained)
     kind = type(built.model).__name__
     card = Card(
         class_name=kind,
@@ -140,12 +157,13 @@ def _run(
         remarks=built.notes,
     )
     return BuiltRun(
-        model=built.model,
+        model=built.trained,
         plan=plan,
         answer=answer,
         loss_of=loss_of,
         card=card,
         counts=(counts.parameters, counts.trainable, counts.buffers, counts.parameter_bytes),
+        loading=built.loading,
     )
 
 
@@ -174,6 +192,7 @@ def trace_built(
         trace = trace_training(
             run.model, setup, make_batch=lambda: realise(plans), loss_of=run.loss_of, gpu=gpu,
             operators=operators, model_type=model_type, plan=plan or plan_to_compose(setup),
+            loading=run.loading,
         )  # fmt: skip
     trace.counts = run.counts
     return trace
@@ -198,16 +217,21 @@ def _from_module(setup: Setup, module: Any, inputs: Any, loss: Any) -> BuiltRun:
     if setup.dtype is not Dtype.AUTO:
         twin.to(getattr(torch, setup.dtype.value))
     twin.train()
-    freeze(twin, setup)
-    config = getattr(twin, "config", None)
-    dtype = next((p.dtype for p in twin.parameters()), torch.float32)
+    base = base_of(twin)
+    config = getattr(base, "config", None)
+    dtype = next((p.dtype for p in base.parameters()), torch.float32)
     built = BuiltModel(
-        model=twin, config=config, task=setup.task, dtype=dtype,
+        model=base, config=config, task=setup.task, dtype=dtype,
         attention=str(getattr(config, "_attn_implementation", "as the model's code does")),
-        notes=(),
+        notes=(), wrapper=None if base is twin else twin,
     )  # fmt: skip
+    if setup.adapter is not None and base is not twin:
+        raise ConfigError(
+            "The model has adapters already: leave --peft and its options out, or give the model "
+            "without them."
+        )
     if inputs is not None:
-        return _kept(_from_inputs(setup, built, inputs, loss))
+        return _kept(_from_inputs(setup, _finetuned(built, setup), inputs, loss))
     if config is None:
         raise ConfigError(
             "A torch.nn.Module needs example inputs: memest.estimate(model, inputs={...}, "
@@ -215,8 +239,8 @@ def _from_module(setup: Setup, module: Any, inputs: Any, loss: Any) -> BuiltRun:
         )
     if setup.task is Task.AUTO:
         both = bool(getattr(config, "is_encoder_decoder", False))
-        built = replace(built, task=task_of_class(type(twin), encoder_decoder=both))
-    return _kept(_planned(setup, built, loss))
+        built = replace(built, task=task_of_class(type(base), encoder_decoder=both))
+    return _kept(_planned(setup, _finetuned(built, setup), loss))
 
 
 def _kept(run: BuiltRun) -> BuiltRun:

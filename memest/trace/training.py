@@ -16,14 +16,18 @@ from memest.errors import ConfigError, MemestError, TraceError
 from memest.events import Category, Phase, SeamKind, Trace, Weight
 from memest.hidden.call import GpuTraits
 from memest.setup import FP16_REFUSED, Loop, Precision, SdpaBackend, Setup, ZeroGrad
+from memest.trace.adapters import base_of, prefix_of
 from memest.trace.answers import answer_handlers
 from memest.trace.autocast import CUDA, autocast_on_meta
+from memest.trace.bnb_before import bitsandbytes_as_before
+from memest.trace.bnb_ops import bitsandbytes_handlers
 from memest.trace.cpu_ops import CPU_LISTS, cpu_handlers, cpu_operators
 from memest.trace.cuda_ops import cuda_handlers, cuda_operators
 from memest.trace.in_place import in_place_handlers
 from memest.trace.kernels import kernel_handlers
 from memest.trace.legacy import library_as_before, scores_kept
 from memest.trace.library import transformers_on_meta
+from memest.trace.loading import load
 from memest.trace.loops import Run, run_steps, run_updates
 from memest.trace.optimizers import (
     Named,
@@ -31,6 +35,7 @@ from memest.trace.optimizers import (
     make_optimizer,
     optimizer_of,
 )
+from memest.trace.quantized import Loading, biases_as_loaded
 from memest.trace.recorder import Recorder
 from memest.trace.turns import in_turn
 
@@ -90,6 +95,7 @@ def trace_training(
     operators: str = "cuda",
     plan: TracePlan | None = None,
     model_type: str = "",
+    loading: Loading | None = None,
 ) -> Trace:
     """Trace the training steps of ``setup`` on a model whose parameters are on meta.
 
@@ -102,17 +108,19 @@ def trace_training(
         operators: ``cuda``, or ``cpu`` for what this machine's CPU would run (for proofs).
         plan: how many steps and micro-steps are traced.
         model_type: family of the model, for what older software did differently.
+        loading: how the weights come to the device; None = ``model.to(device)``.
 
     Raises:
         TraceError: the model does something a trace cannot follow; names module and operator.
     """
     plan = plan or plan_of(setup)
-    handlers = {**answer_handlers(), **in_place_handlers(), **kernel_handlers()}
+    handlers = {**answer_handlers(), **in_place_handlers(), **kernel_handlers(),
+                **bitsandbytes_handlers()}  # fmt: skip
     if operators == "cuda":
         handlers.update(cuda_handlers())
     else:
-        handlers.update(cpu_handlers())
-    recorder = Recorder(handlers)
+        handlers.update(cpu_handlers(handlers))
+    recorder = Recorder(handlers, prefix=prefix_of(model))
     choices = recorder.trace.attention_choices
     with ExitStack() as stack:
         stack.enter_context(_ONE_AT_A_TIME)
@@ -125,12 +133,14 @@ def trace_training(
         stack.enter_context(autocast_on_meta(recorder, gpu.torch, lists))
         stack.enter_context(transformers_on_meta(recorder, model, gpu))
         stack.enter_context(library_as_before(model_type, setup))
+        stack.enter_context(bitsandbytes_as_before(setup))
         stack.enter_context(scores_kept(recorder, model_type, setup))
+        stack.enter_context(biases_as_loaded(model))
         stack.enter_context(recorder.modules(model))
         stack.enter_context(recorder)
         try:
             recorder.mark(Phase.LOAD, 0)
-            _load(model, recorder)
+            load(model, recorder, loading)
             run = _run(model, setup, recorder, make_batch, loss_of, gpu, plan)
             run_steps(run)
             if not plan.updates:
@@ -273,8 +283,8 @@ def _run(
         set_to_none=sets_to_none(setup, gpu.torch),
         scaler=torch.amp.GradScaler("cuda") if scales(setup) else None,
         outputs_to_fp32=setup.loop is not Loop.PLAIN and transformers >= (4, 31),
-        counts_items=trainer and _takes_loss_kwargs(model),
-        shifts_labels=_shifts_labels(model),
+        counts_items=trainer and _takes_loss_kwargs(base_of(model)),
+        shifts_labels=_shifts_labels(base_of(model)),
         prefetches=transformers >= (4, 46),
         zero_grad_at=setup.zero_grad_at,
     )
@@ -315,25 +325,6 @@ def _shifts_labels(model: torch.nn.Module) -> bool:
     return getattr(model, "loss_type", None) == "ForCausalLM" and not getattr(
         getattr(model, "config", None), "is_encoder_decoder", False
     )
-
-
-def _load(model: torch.nn.Module, recorder: Recorder) -> None:
-    """``model.to(device)``: children first, parameters before buffers (``Module._apply``)."""
-    seen: set[int] = set()
-
-    def visit(module: torch.nn.Module, prefix: str) -> None:
-        for name, child in module.named_children():
-            visit(child, f"{prefix}.{name}" if prefix else name)
-        for tensors, category in (
-            (module._parameters, Category.PARAMETERS),
-            (module._buffers, Category.BUFFERS),
-        ):
-            for tensor in tensors.values():
-                if tensor is not None and id(tensor) not in seen:
-                    seen.add(id(tensor))
-                    recorder.adopt(tensor, category, prefix, "load")
-
-    visit(model, "")
 
 
 @contextmanager

@@ -47,28 +47,30 @@ def test_what_is_measured_is_what_is_predicted(store):
         _case(loop="trainer", bf16=True, grad_accum=2),
         _case(loop="accelerate", max_grad_norm=1.0, checkpointing=True),
         _case(2, "gpt2?n_layer=2&n_embd=96&n_head=4", optim="sgd_momentum_loop"),
+        _case(lora_r=4, use_dora=True),
+        _case(loop="trainer", lora_r=4, dtype="bfloat16", lora_target_modules="all-linear"),
     ]
     told = []
 
     summary = run_cases(cases, "cpu", store, command="memest calibrate run", tell=told.append)
 
-    assert [m.status for m in summary.measured] == [Status.OK] * 4, summary.measured
+    assert [m.status for m in summary.measured] == [Status.OK] * 6, summary.measured
     assert store.measurements() == summary.measured
     for measured in summary.measured:
         assert len(measured.steps) == 4
         assert measured.environment.gpu == CPU
         assert measured.environment.command == "memest calibrate run"
         assert [r.name for r in measured.readings] == ["start", "model", "end"]
-        assert measured.allocated_bytes > 4 * measured.parameters
+        assert measured.allocated_bytes > 2 * measured.parameters
         assert measured.reserved_bytes is None
         assert measured.device_bytes is None
         predicted = predict(measured).allocated_bytes
         assert abs(predicted - measured.allocated_bytes) < 0.003 * measured.allocated_bytes
-    assert [p.number for p in told if p.measured] == [1, 2, 3, 4]
+    assert [p.number for p in told if p.measured] == [1, 2, 3, 4, 5, 6]
     assert told[-1].seconds_left == 0
 
     again = run_cases(cases, "cpu", store)
-    assert (again.skipped, again.measured) == (4, [])
+    assert (again.skipped, again.measured) == (6, [])
 
 
 def test_errors_of_a_case_are_its_result(store):

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import tempfile
+import warnings
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from memest.hidden.call import GpuTraits
 from memest.models.resolve import ModelSource
+from memest.quantization import Format
 from memest.setup import Loop, Setup
-from memest.trace.build import BuiltModel, build_model
+from memest.trace.adapters import add_adapter
+from memest.trace.build import BuiltModel, build_model, freeze
 from memest.trace.inputs import plan_batch
+from memest.trace.quantized import quantise
 
 GPU = GpuTraits(capability=(8, 0), sm_count=108, max_threads_per_sm=2048)
 
@@ -233,6 +238,8 @@ def twin(name: str, **kwargs: Any) -> Twin:
     setup = Setup(**{**defaults, **kwargs})
     source = ModelSource(kind="file", id=name, config=config, provenance="test")
     built = build_model(source, setup)
+    if setup.adapter is None:
+        freeze(built.model, setup)
     real = type(built.model)._from_config(
         built.config, dtype=built.dtype, attn_implementation=built.attention
     )
@@ -246,4 +253,61 @@ def twin(name: str, **kwargs: Any) -> Twin:
         if setup.checkpointing != "none":
             model.gradient_checkpointing_enable({"use_reentrant": bool(setup.use_reentrant)})
     plans, _, _ = plan_batch(built, setup)
+    if setup.quantization is not None:
+        built, real = _quantised(built, real, setup)
+    if setup.adapter is not None:
+        built, real = _with_adapters(built, real, setup)
     return Twin(built, real, plans, setup)
+
+
+def _quantised(built, real, setup):
+    """A quantised base as memest makes it on meta, and as from_pretrained makes it of a file."""
+    import peft
+    import transformers
+
+    loading, _ = quantise(built.model, built.dtype, setup)
+    quantization = setup.quantization
+    four = quantization.format is Format.BNB_4BIT
+    config = transformers.BitsAndBytesConfig(
+        load_in_4bit=four, load_in_8bit=not four,
+        bnb_4bit_quant_type=quantization.quant_type,
+        bnb_4bit_use_double_quant=quantization.double_quant,
+        bnb_4bit_compute_dtype=quantization.compute_dtype,
+        bnb_4bit_quant_storage=quantization.quant_storage,
+        llm_int8_threshold=quantization.threshold,
+        llm_int8_skip_modules=None if quantization.skip_modules is None
+        else list(quantization.skip_modules),
+    )  # fmt: skip
+    if hasattr(real.config, "use_cache"):
+        real.config.use_cache = True  # as a checkpoint has it: decoders keep copies of the config
+    with tempfile.TemporaryDirectory() as folder:
+        real.save_pretrained(folder)
+        real = type(real).from_pretrained(
+            folder, quantization_config=config, dtype=built.dtype, device_map={"": "cpu"},
+            attn_implementation=built.attention,
+        )  # fmt: skip
+    real.train()
+    if quantization.prepare is not False and setup.adapter is not None:
+        real = peft.prepare_model_for_kbit_training(real, use_gradient_checkpointing=False)
+    for model in (built.model, real):
+        if setup.loop is Loop.TRAINER and hasattr(model.config, "use_cache"):
+            model.config.use_cache = False
+    if setup.checkpointing != "none":
+        real.gradient_checkpointing_enable({"use_reentrant": bool(setup.use_reentrant)})
+    return replace(built, loading=loading), real
+
+
+def _with_adapters(built, real, setup):
+    """Adapters as memest puts them on meta, and as a script puts them on a device."""
+    import peft
+
+    wrapper, _ = add_adapter(built.model, built.task, setup)
+    values = {"task_type": None, **setup.adapter.to_dict()}
+    cast = values.pop("autocast_adapter_dtype", True)
+    values["task_type"] = wrapper.active_peft_config.task_type
+    kind = peft.PeftType(values.pop("peft_type"))
+    config = peft.mapping.PEFT_TYPE_TO_CONFIG_MAPPING[kind](**values)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        real = peft.get_peft_model(real, config, autocast_adapter_dtype=cast)
+    return replace(built, wrapper=wrapper), real

@@ -107,7 +107,8 @@ def _both(function):
 
     x, w = start("cpu")
     real = measure(lambda: go(x, w, lambda phase: mark(f"{phase} 1 1")))
-    handlers = {**answer_handlers(), **in_place_handlers(), **kernel_handlers(), **cpu_handlers()}
+    handlers = {**answer_handlers(), **in_place_handlers(), **kernel_handlers()}
+    handlers |= cpu_handlers(handlers)
     recorder = Recorder(handlers)
     x, w = start("meta")
 

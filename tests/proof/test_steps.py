@@ -118,12 +118,13 @@ def run_both(model, setup) -> tuple[CpuRun, CpuRun, int]:
         )
     )
     trace = trace_training(
-        twins.built.model,
+        twins.built.trained,
         setup,
         make_batch=lambda: realise(twins.plans),
         loss_of=loss_for(twins.built),
         gpu=GPU,
         operators="cpu",
+        loading=twins.built.loading,
     )
     # step counters, Python numbers as tensors; random states where layers are recomputed
     host = 8 * len(list(twins.real.parameters())) + 1024

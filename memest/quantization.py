@@ -1,0 +1,206 @@
+"""Quantised weights of a frozen base as an input: which format, with which settings. Torch-free."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from memest.errors import ConfigError, closest
+
+__all__ = ["Format", "Quantization", "read_quantization"]
+
+
+class Format(enum.StrEnum):
+    """How the weights of linear layers are stored."""
+
+    BNB_4BIT = "bnb-4bit"
+    """bitsandbytes, 4 bits a weight in blocks: NF4 or FP4."""
+    BNB_8BIT = "bnb-8bit"
+    """bitsandbytes LLM.int8(): rows of int8 with one scale each."""
+
+
+QUANT_TYPES = ("fp4", "nf4")
+_DTYPES = {
+    "float32": "float32", "fp32": "float32", "float": "float32",
+    "float16": "float16", "fp16": "float16", "half": "float16",
+    "bfloat16": "bfloat16", "bf16": "bfloat16",
+}  # fmt: skip
+STORAGES = ("uint8", "float16", "bfloat16", "float32")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantization:
+    """How a base is quantised, by the names of transformers' ``BitsAndBytesConfig``.
+
+    Attributes:
+        format: what the weights are stored as.
+        quant_type: ``fp4`` (the library's default) or ``nf4``.
+        double_quant: whether the scales of the blocks are quantised too.
+        compute_dtype: dtype of the matmuls of 4-bit layers.
+        quant_storage: dtype of the tensor that holds 4-bit weights.
+        threshold: of LLM.int8(), above which a value is an outlier; 0 looks for none.
+        skip_modules: names that stay as they are; None = what transformers leaves out by itself:
+            the output embedding, what is tied to it, and the last module.
+        prepare: ``peft.prepare_model_for_kbit_training`` is called: what is not quantised becomes
+            float32; None = wherever adapters are trained.
+    """
+
+    format: Format
+    quant_type: str = "fp4"
+    double_quant: bool = False
+    compute_dtype: str = "float32"
+    quant_storage: str = "uint8"
+    threshold: float = 6.0
+    skip_modules: tuple[str, ...] | None = None
+    prepare: bool | None = None
+
+    def __post_init__(self) -> None:
+        put = object.__setattr__
+        try:
+            put(self, "format", Format(self.format))
+        except ValueError:
+            raise ConfigError(
+                f"quantization format {self.format!r} is not known. Legal: "
+                f"{', '.join(f.value for f in Format)}."
+            ) from None
+        dtype = str(self.compute_dtype).removeprefix("torch.").lower()
+        put(self, "compute_dtype", _one_of("--bnb-4bit-compute-dtype", dtype, _DTYPES))
+        put(self, "compute_dtype", _DTYPES[self.compute_dtype])
+        storage = str(self.quant_storage).removeprefix("torch.").lower()
+        put(self, "quant_storage", _one_of("--bnb-4bit-quant-storage", storage, STORAGES))
+        kind = str(self.quant_type).lower()
+        put(self, "quant_type", _one_of("--bnb-4bit-quant-type", kind, QUANT_TYPES))
+        if self.skip_modules is not None:
+            put(self, "skip_modules", tuple(map(str, self.skip_modules)))
+        if not 0 <= self.threshold < float("inf"):
+            raise ConfigError(
+                f"--llm-int8-threshold {self.threshold} is out of range: it must be a finite "
+                "number, 0 or more."
+            )
+
+    @property
+    def words(self) -> str:
+        """In a phrase: ``4-bit base (nf4, double quantisation, bfloat16 compute)``."""
+        if self.format is Format.BNB_8BIT:
+            return f"8-bit base (LLM.int8, threshold {self.threshold:g})"
+        said = [self.quant_type, f"{self.compute_dtype} compute"]
+        if self.double_quant:
+            said.insert(1, "double quantisation")
+        return f"4-bit base ({', '.join(said)})"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values of what is not as by default, as :func:`read_quantization` takes them."""
+        out: dict[str, Any] = {"format": self.format.value}
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.name != "format" and value != field.default:
+                out[field.name] = list(value) if isinstance(value, tuple) else value
+        return out
+
+
+_SPELLINGS = {
+    "bnb_4bit_quant_type": "quant_type",
+    "bnb_4bit_use_double_quant": "double_quant",
+    "bnb_4bit_compute_dtype": "compute_dtype",
+    "bnb_4bit_quant_storage": "quant_storage",
+    "llm_int8_threshold": "threshold",
+    "llm_int8_skip_modules": "skip_modules",
+}
+_NO_SAY = frozenset(
+    """quant_method _load_in_4bit _load_in_8bit llm_int8_enable_fp32_cpu_offload
+    llm_int8_has_fp16_weight modules_to_not_convert""".split()
+)
+
+
+def read_quantization(given: Any, *, option: str = "--quantization-config") -> Quantization | None:
+    """A quantisation from what people have of it.
+
+    Args:
+        given: a mapping with our names or those of transformers' ``quantization_config``, its
+            JSON, the path of a file that holds it, transformers' own object, or a
+            :class:`Quantization`.
+        option: how messages call it.
+
+    Returns:
+        None where it says that nothing is quantised.
+
+    Raises:
+        ConfigError: it is none of these, or of a format that is not modelled.
+    """
+    if isinstance(given, Quantization):
+        return given
+    values = _mapping_of(given, option)
+    method = values.get("quant_method", "bitsandbytes")
+    method = str(getattr(method, "value", method))
+    if method not in ("bitsandbytes", "bitsandbytes_4bit", "bitsandbytes_8bit"):
+        raise ConfigError(
+            f"{option}: weights quantised by {method} are not modelled. Legal: bitsandbytes."
+        )
+    if values.get("llm_int8_has_fp16_weight"):
+        raise ConfigError(
+            f"{option}: llm_int8_has_fp16_weight keeps float16 weights and is not modelled."
+        )
+    four, eight = (bool(values.pop(f"load_in_{bits}bit", False)) for bits in (4, 8))
+    if four and eight:
+        raise ConfigError(f"{option}: load_in_4bit and load_in_8bit exclude each other: drop one.")
+    if not four and not eight and "format" not in values:
+        return None
+    fields = {field.name for field in dataclasses.fields(Quantization)}
+    taken: dict[str, Any] = {}
+    for name, value in values.items():
+        key = _SPELLINGS.get(name, name)
+        if name in _NO_SAY or value is None:
+            continue
+        if key not in fields:
+            near = closest(name, [*fields, *_SPELLINGS])
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise ConfigError(f"{option} has the key {name!r}, which is not known.{hint}")
+        taken[key] = value
+    if "format" not in taken:
+        taken["format"] = Format.BNB_4BIT if four else Format.BNB_8BIT
+    if isinstance(taken.get("skip_modules"), str):
+        taken["skip_modules"] = (taken["skip_modules"],)
+    return Quantization(**taken)
+
+
+def _mapping_of(given: Any, option: str) -> dict[str, Any]:
+    if isinstance(given, Mapping):
+        return dict(given)
+    as_dict = getattr(given, "to_dict", None)
+    if callable(as_dict):
+        found = as_dict()
+        if isinstance(found, Mapping):
+            return dict(found)
+    if not isinstance(given, (str, Path)):
+        raise ConfigError(
+            f"{option} is a {type(given).__name__}: give a mapping, JSON, or a BitsAndBytesConfig."
+        )
+    text = str(given)
+    if not text.lstrip().startswith("{"):
+        try:
+            text = Path(text).expanduser().read_text(encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(
+                f"{option} {str(given)!r} cannot be read ({error.strerror}): give JSON, for "
+                "example '{\"load_in_4bit\": true}', or the path of a file that holds it."
+            ) from None
+    try:
+        values = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{option} {str(given)!r} is not JSON: {error}.") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"{option} {str(given)!r} holds no JSON object.")
+    return dict(values.get("quantization_config") or values)
+
+
+def _one_of(option: str, value: str, legal: Any) -> str:
+    if value in legal:
+        return value
+    near = closest(value, legal)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    raise ConfigError(f"{option} {value!r} is not known.{hint} Legal: {', '.join(legal)}.")

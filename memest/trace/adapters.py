@@ -1,0 +1,200 @@
+"""Adapters: the real peft puts them into a model on meta.
+
+peft's own way of building without memory (``low_cpu_mem_usage``) leaves one thing out: adapters
+that are on meta already are not cast to the dtype of the layer they sit on
+(``BaseTunerLayer._move_adapter_to_device_of_base_layer``), which is where a real build gets its
+half-precision adapters from. That is made up for here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import warnings
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+from memest.adapter import Adapter
+from memest.errors import ConfigError, MemestError, MissingDependencyError, closest
+from memest.setup import Setup, Task
+from memest.trace.build import move_to_meta
+from memest.trace.quantized import quiet
+
+__all__ = ["add_adapter", "base_of", "prefix_of"]
+
+_TASK_TYPES = {
+    Task.SEQUENCE_CLASSIFICATION: "SEQ_CLS",
+    Task.TOKEN_CLASSIFICATION: "TOKEN_CLS",
+    Task.QUESTION_ANSWERING: "QUESTION_ANS",
+    Task.CAUSAL_LM: "CAUSAL_LM",
+    Task.SEQ2SEQ_LM: "SEQ_2_SEQ_LM",
+}
+"""What peft calls the heads it knows; with the others it wraps a model as it is."""
+
+
+def add_adapter(
+    model: torch.nn.Module, task: Task, setup: Setup, *, real: bool = False
+) -> tuple[Any, tuple[str, ...]]:
+    """Freeze a model and put the adapters of a setup into it.
+
+    Args:
+        model: on meta, or ``real``; it is changed.
+        task: which head it has.
+        setup: says which adapters.
+        real: the model has its weights, and the adapters get theirs.
+
+    Returns:
+        What a training script gets from ``get_peft_model``, and what there is to say of it.
+
+    Raises:
+        MissingDependencyError: peft is not installed.
+        ConfigError: the adapters cannot be put into this model.
+    """
+    adapter = setup.adapter
+    assert adapter is not None
+    try:
+        with quiet():  # it loads bitsandbytes where that is installed
+            import peft
+    except ImportError as error:
+        raise MissingDependencyError(
+            "Adapters (--lora-r, --peft) are built by peft, which is not installed: pip install "
+            "'memest[peft]'."
+        ) from error
+    config, notes = _config(adapter, task)
+    try:
+        with warnings.catch_warnings(), _device(setup):
+            warnings.simplefilter("ignore")
+            wrapped = peft.get_peft_model(
+                model, config, low_cpu_mem_usage=not real,
+                autocast_adapter_dtype=adapter.autocast_adapter_dtype,
+            )  # fmt: skip
+    except MemestError:
+        raise
+    except Exception as error:
+        if setup.quantization is not None and "can require gradients" in str(error):
+            kept = ", ".join(config.modules_to_save or ()) or "what adapters copy"
+            raise ConfigError(
+                f"peft trains {kept} as a whole, which transformers quantises here, and quantised "
+                f"weights cannot train: add --llm-int8-skip-modules {kept.partition(',')[0]}."
+            ) from error
+        raise _refused(adapter, model, error) from error
+    if not real:
+        move_to_meta(wrapped)
+        if not adapter.autocast_adapter_dtype:
+            _cast_to_base(wrapped)
+    wrapped.train()
+    active = wrapped.active_peft_config
+    said = [f"adapters by peft: {_words(adapter, active)}", *notes]
+    return wrapped, tuple(said)
+
+
+def _device(setup: Setup) -> AbstractContextManager[Any]:
+    """Copies of quantised weights begin as an empty tensor, which must not be on the CPU."""
+    return nullcontext() if setup.quantization is None else torch.device("meta")
+
+
+def base_of(model: Any) -> Any:
+    """The model inside peft's wrapper, else the model itself."""
+    inner = getattr(model, "get_base_model", None)
+    return inner() if callable(inner) and hasattr(model, "peft_config") else model
+
+
+def prefix_of(model: Any) -> str:
+    """What peft's wrapper puts before the names of a model's own modules."""
+    if not hasattr(model, "peft_config"):
+        return ""
+    base = base_of(model)
+    return next((f"{n}." for n, module in model.named_modules() if module is base and n), "")
+
+
+def _config(adapter: Adapter, task: Task) -> tuple[Any, list[str]]:
+    """The configuration object, and what of the settings it does not know.
+
+    Raises:
+        ConfigError: a setting that the method does not have, or refuses.
+    """
+    import peft
+
+    kind: Any = peft.PeftType(adapter.method.upper())
+    cls = peft.mapping.PEFT_TYPE_TO_CONFIG_MAPPING[kind]
+    settings = adapter.settings
+    known = set(inspect.signature(cls).parameters)
+    for name, value in list(settings.items()):
+        if name not in known and not value:
+            # of another release, and said to be off
+            del settings[name]
+        elif name not in known:
+            near = closest(name, known)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise ConfigError(
+                f"{cls.__name__} of the installed peft {peft.__version__} has no {name!r}.{hint} "
+                "Remove it, or install the peft that knows it."
+            )
+    notes = []
+    if "task_type" not in settings and "task_type" in known:
+        settings["task_type"] = _TASK_TYPES.get(task)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            config = cls(**settings)
+    except (TypeError, ValueError, ImportError) as error:
+        raise ConfigError(f"--peft {adapter.method}: {cls.__name__} refuses it: {error}") from error
+    if settings.get("init_lora_weights") not in (None, True, False, "gaussian"):
+        # data-free starts of matrices are computed once, before the first step
+        notes.append(
+            f"the start of the adapters (init_lora_weights {settings['init_lora_weights']!r}) is "
+            "computed before training and not part of the estimate"
+        )
+    return config, notes
+
+
+def _words(adapter: Adapter, config: Any) -> str:
+    """The adapters with what peft decided itself."""
+    found = {
+        name: getattr(config, name)
+        for name in ("r", "target_modules", "modules_to_save", "num_virtual_tokens")
+        if getattr(config, name, None)
+    }
+    settings = adapter.settings
+    for name, value in found.items():
+        settings[name] = sorted(value) if isinstance(value, (set, list)) else value
+    return dataclasses.replace(adapter, config=_json(settings)).words
+
+
+def _json(settings: dict[str, Any]) -> str:
+    import json
+
+    return json.dumps(settings, sort_keys=True)
+
+
+def _refused(adapter: Adapter, model: torch.nn.Module, error: Exception) -> ConfigError:
+    """Why peft does not put the adapters into this model."""
+    text = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+    linear = (torch.nn.Linear, torch.nn.Conv1d, torch.nn.Conv2d)
+    kinds = [
+        name.rpartition(".")[2] for name, module in model.named_modules()
+        if isinstance(module, linear) or type(module).__name__ == "Conv1D"
+    ]  # fmt: skip
+    names = ", ".join(dict.fromkeys(kinds)) or "none"
+    return ConfigError(
+        f"--peft {adapter.method}: peft refuses {type(model).__name__}: {text}. Name modules with "
+        f"--lora-target-modules; its linear ones are called {names}."
+    )
+
+
+def _cast_to_base(model: Any) -> None:
+    """The dtype of adapters on a real device: that of their layer, where it is a floating one."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    for module in model.modules():
+        if not isinstance(module, BaseTunerLayer):
+            continue
+        weight = getattr(module.get_base_layer(), "weight", None)
+        if weight is None or not (weight.is_floating_point() or weight.is_complex()):
+            continue
+        names = set(module.adapter_layer_names)
+        for name, child in module.named_children():
+            if name in names:
+                child.to(weight.dtype)

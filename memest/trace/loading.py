@@ -1,0 +1,120 @@
+"""The load phase: how the weights come to the device, in the order of their allocations."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import Any
+
+import torch
+
+from memest.events import Category
+from memest.trace.adapters import base_of
+from memest.trace.quantized import (
+    Loading,
+    code_tables,
+    companions,
+    is_quantised,
+    quantise_weight,
+)
+from memest.trace.recorder import Recorder
+
+__all__ = ["load"]
+
+
+def load(model: torch.nn.Module, recorder: Recorder, loading: Loading | None = None) -> None:
+    """Record the weights of a model as a training script brings them to the device.
+
+    Args:
+        model: parameters and buffers on meta.
+        recorder: at work.
+        loading: where it is not ``model.to(device)``.
+    """
+    seen: set[int] = set()
+    if loading is not None and loading.quantised:
+        base = base_of(model)
+        later = {id(p) for p in model.parameters() if p.requires_grad} if base is not model else ()
+        with code_tables():
+            _load_quantised(base, recorder, loading, seen, later)
+    for path, tensor, category in _tensors(model):
+        if id(tensor) not in seen:
+            seen.add(id(tensor))
+            recorder.adopt(tensor, category, path, "load")
+
+
+def _tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor, Category]]:
+    """``model.to(device)``: children first, parameters before buffers (``Module._apply``)."""
+
+    def visit(module: torch.nn.Module, prefix: str) -> Any:
+        for name, child in module.named_children():
+            yield from visit(child, f"{prefix}.{name}" if prefix else name)
+        for tensors, category in (
+            (module._parameters, Category.PARAMETERS),
+            (module._buffers, Category.BUFFERS),
+        ):
+            for tensor in tensors.values():
+                if tensor is not None:
+                    yield prefix, tensor, category
+
+    yield from visit(model, "")
+
+
+def _load_quantised(
+    base: torch.nn.Module, recorder: Recorder, loading: Loading, seen: set[int],
+    later: Collection[int],
+) -> None:  # fmt: skip
+    """``from_pretrained`` with a quantiser, then ``prepare_model_for_kbit_training``.
+
+    Every weight arrives in its dtype and is quantised there and then; the copy is let go of. What
+    is cast afterwards is cast one parameter after the other. Adapters come ``later``.
+    """
+    _warm_up(base, recorder, loading, later)
+    waiting: dict[int, torch.Tensor] = {}
+    for path, module in base.named_modules():
+        quantised = is_quantised(module)
+        if quantised:
+            layer: Any = module
+            shape = (layer.out_features, layer.in_features)
+            quantise_weight(layer, torch.empty(shape, dtype=loading.dtype, device="meta"))
+            for tensor in (layer.weight, *companions(layer)):
+                # the table of codes is made without an operator
+                recorder.adopt(tensor, Category.PARAMETERS, path, "load")
+                recorder.tag(tensor, Category.PARAMETERS, path)
+            seen.add(id(layer.weight))
+        for parameter in module._parameters.values():
+            if parameter is None or id(parameter) in seen or id(parameter) in later:
+                continue
+            seen.add(id(parameter))
+            first = loading.cast_from.get(id(parameter))
+            if first is None:
+                recorder.adopt(parameter, Category.PARAMETERS, path, "load")
+            else:
+                waiting[id(parameter)] = torch.empty_like(parameter, dtype=first)
+        for buffer in module._buffers.values():
+            if buffer is not None and id(buffer) not in seen:
+                seen.add(id(buffer))
+                recorder.adopt(buffer, Category.BUFFERS, path, "load")
+    for path, module in base.named_modules():
+        for parameter in module._parameters.values():
+            if parameter is not None and id(parameter) in waiting:
+                recorder.adopt(parameter, Category.PARAMETERS, path, "load")
+                del waiting[id(parameter)]
+
+
+def _warm_up(
+    base: torch.nn.Module, recorder: Recorder, loading: Loading, later: Collection[int]
+) -> None:
+    """One large block that transformers takes and gives back, for the weights to be cut from.
+
+    Source: ``caching_allocator_warmup`` and ``get_total_byte_count`` (transformers 5): a quantised
+    weight counts by its elements times the bytes of one, half a byte in 4 bits.
+    """
+    total = 0
+    for parameter in base.parameters():
+        if id(parameter) in later:
+            continue
+        state = getattr(parameter, "quant_state", None)
+        first = loading.cast_from.get(id(parameter), parameter.dtype)
+        total += parameter.numel() * first.itemsize if state is None else state.shape.numel() // 2
+    recorder.note("loading begins with one block of the size of the weights, as transformers does")
+    warm = torch.empty(total // 2, dtype=torch.float16, device="meta")
+    del warm
