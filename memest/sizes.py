@@ -16,6 +16,7 @@ __all__ = [
     "Sizes",
     "fields_of",
     "highest",
+    "key_of",
     "last",
     "samples",
     "sizes_of",
@@ -25,6 +26,8 @@ __all__ = [
 ]
 
 Sizes = Mapping[str, int]
+
+_OF_UPDATES = frozenset(("optim_args", "optim_target_modules", "weight_decay"))
 
 UNLIMITED = 1 << 17
 """A model that takes so many tokens is taken to have no limit."""
@@ -37,7 +40,17 @@ def structure_of(asked: Setup) -> Setup:
         grad_accum=1 if asked.loop is Loop.PLAIN and asked.grad_accum == 1 else 2,
         optim="none" if asked.optim == "none" else "adamw_torch_fused",
         max_grad_norm=None, master_weights=False, alloc_conf="", num_steps=2, tf32=False,
+        optim_args="", optim_target_modules=(), weight_decay=None,
+        software=replace(asked.software, bitsandbytes=None),
     )  # fmt: skip
+
+
+def key_of(structure: Setup) -> dict[str, Any]:
+    """A structure as it is written into the keys of stored profiles.
+
+    Options of the optimizer alone are left out: profiles from before there were any stay valid.
+    """
+    return {k: v for k, v in structure.to_dict().items() if k not in _OF_UPDATES}
 
 
 def sizes_of(setup: Setup) -> dict[str, int]:

@@ -19,11 +19,13 @@ class Software:
         torch: (major, minor) of PyTorch, None for the installed one.
         transformers: (major, minor) of transformers, None for the installed one.
         cuda: (major, minor) of the CUDA toolkit PyTorch was built with.
+        bitsandbytes: (major, minor) of bitsandbytes, None for the installed one.
     """
 
     torch: tuple[int, int] | None = None
     transformers: tuple[int, int] | None = None
     cuda: tuple[int, int] | None = None
+    bitsandbytes: tuple[int, int] | None = None
 
     @classmethod
     def parse(cls, text: str) -> Software:
@@ -37,10 +39,11 @@ class Software:
             name, _, version = item.partition("=")
             name = name.strip().lower()
             match = re.match(r"^=?(\d+)(?:\.(\d+))?", version.strip())
-            if name not in ("torch", "transformers", "cuda"):
+            if name not in ("torch", "transformers", "cuda", "bitsandbytes"):
                 raise ConfigError(
                     f"--software {item!r}: {name!r} is not a package whose version changes the "
-                    "answer; write torch, transformers or cuda, as in torch=1.10,transformers=4.18"
+                    "answer; write torch, transformers, cuda or bitsandbytes, as in "
+                    "torch=1.10,transformers=4.18"
                 )
             if match is None:
                 raise ConfigError(

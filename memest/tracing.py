@@ -24,6 +24,7 @@ from memest.sizes import (
     Sizes,
     fields_of,
     highest,
+    key_of,
     samples,
     sizes_of,
     structure_of,
@@ -205,8 +206,23 @@ class Tracer:
         if vary is not None and (known is None or not self._varies(held[0], vary, sizes)):
             held = self._extended(steps, asked, setup, gpu, sizes, held, vary)
         family, point = held
-        program = self._updates.program(family, point, setup, gpu)
+        program = self._program(steps, asked, family, point, setup, gpu)
         return self._answered(steps, asked, setup, gpu, program, point)
+
+    def _program(
+        self, steps: Steps, asked: Setup, family: Family, point: Point, setup: Setup, gpu: GpuTraits
+    ) -> Program:
+        """Micro-steps with the updates that go with them."""
+
+        def roles() -> Any:
+            model = self._run(steps, asked).model
+            from memest.trace.roles import roles_of
+
+            return roles_of(model)
+
+        return self._updates.program(
+            family, point, setup, gpu, model=digest_of(steps.key), roles=roles
+        )
 
     def _answered(
         self, steps: Steps, asked: Setup, setup: Setup, gpu: GpuTraits, program: Program,
@@ -237,7 +253,7 @@ class Tracer:
         steps, setup = self._steps(asked), self.resolve(asked)
         sizes = sizes_of(setup)
         family = alone(self._traced(steps, asked, setup, gpu), sizes)
-        program = self._updates.program(family, (), setup, gpu)
+        program = self._program(steps, asked, family, (), setup, gpu)
         return self._answered(steps, asked, setup, gpu, program, ())
 
     def replays(self, conf: AllocatorConf) -> Replays:
@@ -287,7 +303,7 @@ class Tracer:
             "model": source.id,
             "config": source.config,
             "auto_class": source.auto_class,
-            "setup": structure.to_dict(),
+            "setup": key_of(structure),
         }
 
     @staticmethod

@@ -340,3 +340,5 @@ def _state_tensors(optimizer: Any) -> Iterator[torch.Tensor]:
                 yield value
             elif isinstance(value, (list, tuple)):
                 yield from (v for v in value if isinstance(v, torch.Tensor))
+            elif hasattr(value, "__dict__"):  # the projectors of GaLore and APOLLO
+                yield from (v for v in vars(value).values() if isinstance(v, torch.Tensor))

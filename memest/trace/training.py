@@ -32,6 +32,7 @@ from memest.trace.optimizers import (
     optimizer_of,
 )
 from memest.trace.recorder import Recorder
+from memest.trace.roles import Roles
 
 __all__ = ["TracePlan", "plan_to_compose", "trace_training", "trace_updates"]
 
@@ -148,13 +149,16 @@ def trace_training(
     return trace
 
 
-def trace_updates(weights: Sequence[Weight], setup: Setup, gpu: GpuTraits) -> Trace:
+def trace_updates(
+    weights: Sequence[Weight], setup: Setup, gpu: GpuTraits, roles: Roles | None = None
+) -> Trace:
     """Trace clipping and the optimizer's first two steps alone, on weights with gradients.
 
     Args:
         weights: as a trace of micro-steps left them.
         setup: names optimizer, clipping and loop.
         gpu: decides versions.
+        roles: of the weights; None where the optimizer treats all modules alike.
 
     Returns:
         A trace whose first seam ends the allocations that were there already: weights, gradients
@@ -181,7 +185,9 @@ def trace_updates(weights: Sequence[Weight], setup: Setup, gpu: GpuTraits) -> Tr
                 scaler = torch.amp.GradScaler("cuda")
                 scaler._lazy_init_scale_growth_tracker(torch.device("meta"))
             recorder.seam(SeamKind.OPTIMIZER_MADE, 0)
-            optimizer = optimizer_of(parameters, setup, recorder, gpu.torch)
+            optimizer = optimizer_of(
+                parameters, setup, recorder, gpu.torch, lambda: _known_roles(roles)
+            )
             run = Run(
                 model=_Parameters([named.parameter for named in parameters]),
                 optimizer=optimizer, make_batch=dict, loss_of=lambda *_: None,
@@ -200,6 +206,11 @@ def trace_updates(weights: Sequence[Weight], setup: Setup, gpu: GpuTraits) -> Tr
     trace.micro_steps = run.micro_steps
     trace.notes.extend(recorder.notes)
     return trace
+
+
+def _known_roles(roles: Roles | None) -> Roles:
+    assert roles is not None, "an optimizer that looks at modules is traced without them"
+    return roles
 
 
 class _Parameters:
