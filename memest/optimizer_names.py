@@ -32,6 +32,7 @@ class OptimizerFacts:
         by_module: what it does to a weight depends on the module that owns it.
         targets: it needs ``--optim-target-modules``.
         layerwise: it steps in backward, one parameter at a time, so gradients never pile up.
+        accumulates: steps in backward, and takes every micro-batch for a step of its own.
         block_states: bitsandbytes' states, whose block size follows from its version.
     """
 
@@ -42,6 +43,7 @@ class OptimizerFacts:
     by_module: bool = False
     targets: bool = False
     layerwise: bool = False
+    accumulates: bool = False
     block_states: bool = False
 
 
@@ -136,6 +138,12 @@ def _apollo(about: str, *, layerwise: bool = False) -> OptimizerFacts:
     )  # fmt: skip
 
 
+def _lomo(about: str) -> OptimizerFacts:
+    return OptimizerFacts(
+        about=about, package="lomo-optim", module="lomo_optim", layerwise=True, accumulates=True
+    )
+
+
 def _schedule_free(about: str) -> OptimizerFacts:
     return OptimizerFacts(
         about=f"schedule-free {about}", package="schedulefree", module="schedulefree",
@@ -154,7 +162,15 @@ _LIBRARIES = {
     ),
     "galore_adamw": _galore("AdamW on low-rank projections"),
     "galore_adafactor": _galore("Adafactor on low-rank projections"),
+    "galore_adamw_layerwise": _galore(
+        "AdamW on low-rank projections, in backward", layerwise=True
+    ),
     "apollo_adamw": _apollo("AdamW, scaled by low-rank states"),
+    "apollo_adamw_layerwise": _apollo(
+        "AdamW, scaled by low-rank states, in backward", layerwise=True
+    ),
+    "lomo": _lomo("LOMO: SGD in backward"),
+    "adalomo": _lomo("AdaLomo: adaptive learning rates from rows and columns, in backward"),
     "schedule_free_adamw": _schedule_free("AdamW"),
     "schedule_free_radam": _schedule_free("RAdam"),
     "schedule_free_sgd": _schedule_free("SGD"),
@@ -194,11 +210,9 @@ REFUSED = {
     "grokadamw": _NOT_YET,
     "galore_adamw_8bit": _NOT_YET,
     "galore_adamw_8bit_layerwise": _NOT_YET,
-    "galore_adamw_layerwise": _NOT_YET,
-    "galore_adafactor_layerwise": _NOT_YET,
-    "apollo_adamw_layerwise": _NOT_YET,
-    "lomo": _NOT_YET,
-    "adalomo": _NOT_YET,
+    "galore_adafactor_layerwise": (
+        "refused by the library: the Trainer hands it a learning rate and leaves relative_step on"
+    ),
     "adamw_torch_xla": "for TPUs, and memest prices GPUs",
     "adamw_torch_npu_fused": "for Ascend NPUs, and memest prices GPUs",
 }

@@ -272,6 +272,15 @@ OPTIONS: tuple[Option, ...] = (
         metavar="MODULES",
     ),
     _setup(
+        "optim_in_backward",
+        "--optim-in-backward",
+        "Each parameter is updated as soon as its gradient is there, which is then dropped "
+        "(torch's post-accumulate-grad hooks).",
+        Panel.OPTIMIZER,
+        Kind.SWITCH,
+        aliases="optimizer_in_bwd optimizer_in_backward",
+    ),
+    _setup(
         "weight_decay",
         "--weight-decay",
         "Decay of the weights, which costs SGD, Adam and their like a copy of the gradients; left "

@@ -175,6 +175,8 @@ class Setup:
         optim_target_modules: which linear layers GaLore and APOLLO project: ``all-linear`` or a
             regular expression that the whole name of a module matches, or several names of which
             one is part of it, as in the Trainer.
+        optim_in_backward: each parameter is updated when its gradient is there, by an optimizer of
+            its own, and the gradient is dropped.
         weight_decay: decay of the weights; None = 0 under the Trainer, else the optimizer's own
             default.
         max_grad_norm: gradient clipping; 0 = none. None = 1.0 under the Trainer, else 0.
@@ -209,6 +211,7 @@ class Setup:
     optim: str = "adamw_torch_fused"
     optim_args: str = ""
     optim_target_modules: str | tuple[str, ...] = ()
+    optim_in_backward: bool = False
     weight_decay: float | None = None
     max_grad_norm: float | None = None
     zero_grad: ZeroGrad = ZeroGrad.AUTO
@@ -303,6 +306,16 @@ class Setup:
             )
 
     @property
+    def steps_in_backward(self) -> bool:
+        """Whether the optimizer steps in backward, so that gradients never pile up."""
+        return self.optim_in_backward or facts_of(self.optim).layerwise
+
+    @property
+    def may_accumulate(self) -> bool:
+        """Whether more than one micro-batch can make a step."""
+        return not self.steps_in_backward or facts_of(self.optim).accumulates
+
+    @property
     def checkpoint_every(self) -> int:
         """Every how many layers a checkpoint is made; 0 = no checkpointing."""
         if self.checkpointing == "none":
@@ -342,6 +355,8 @@ def _optimizer_options(setup: Setup) -> None:
             f"--weight-decay {decay} is out of range: it must be a finite number, 0 or more."
         )
     read_arguments(setup.optim, setup.optim_args)
+    if setup.steps_in_backward:
+        _in_backward(setup)
     targets, needed = setup.optim_target_modules, facts_of(setup.optim).targets
     if needed and not targets:
         raise ConfigError(
@@ -360,6 +375,39 @@ def _optimizer_options(setup: Setup) -> None:
             raise ConfigError(
                 f"--optim-target-modules {pattern!r} is not a regular expression: {error}."
             ) from None
+
+
+def _in_backward(setup: Setup) -> None:
+    """What does not go together with an optimizer that steps in backward.
+
+    Raises:
+        ConfigError: there is such an option.
+    """
+    name = f"--optim {setup.optim}"
+    if setup.optim_in_backward:
+        if setup.optim == "none" or facts_of(setup.optim).layerwise:
+            raise ConfigError(
+                f"--optim-in-backward has no meaning with {name}: "
+                + ("there is no optimizer." if setup.optim == "none" else "it does so anyway.")
+            )
+        if facts_of(setup.optim).targets or setup.optim in ("muon", "adam_mini"):
+            raise ConfigError(
+                f"--optim-in-backward is for optimizers that see one parameter at a time, and "
+                f"{name} is none: take galore_adamw_layerwise, apollo_adamw_layerwise, or adamw."
+            )
+        name += " --optim-in-backward"
+    if setup.grad_accum > 1 and not setup.may_accumulate:
+        raise ConfigError(
+            f"{name} cannot accumulate: gradients are used and dropped in backward (the Trainer "
+            f"refuses it too). Drop --grad-accum {setup.grad_accum}."
+        )
+    if setup.precision is Precision.FP16:
+        raise ConfigError(
+            f"{name} and --fp16 exclude each other: the gradient scaler finds no gradients left to "
+            "unscale. Use --bf16."
+        )
+    if setup.master_weights:
+        raise ConfigError(f"{name} updates the weights themselves: drop --master-weights.")
 
 
 def _checkpointing(value: Any) -> str:

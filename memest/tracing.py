@@ -14,6 +14,8 @@ from memest.attention import check_flash_gpu
 from memest.errors import MemestError, MissingDependencyError
 from memest.events import Trace
 from memest.hidden.call import GpuTraits
+from memest.installed import release
+from memest.optimizer_names import facts_of
 from memest.replay.conf import AllocatorConf
 from memest.replays import Replays
 from memest.result import ModelFacts
@@ -298,13 +300,17 @@ class Tracer:
         source = self._source
         if not self._keeps or source is None:
             return {}
-        return {
+        key = {
             "format": FORMAT,
             "model": source.id,
             "config": source.config,
             "auto_class": source.auto_class,
             "setup": key_of(structure),
         }
+        package = facts_of(structure.optim).package
+        if package:  # it steps in backward, and is part of the trace
+            key["library"] = [package, release(package.replace("-", "_"))]
+        return key
 
     @staticmethod
     def _varies(family: Family, vary: Sequence[str], sizes: Sizes) -> bool:

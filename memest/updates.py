@@ -57,7 +57,7 @@ class Updates:
                 is asked only where an optimizer must know.
         """
         name, updates = "", None
-        if setup.optim != "none":
+        if setup.optim != "none" and not setup.steps_in_backward:
             name, updates = self._updates_for(family, point, setup, gpu, model, roles)
         known = self._programs.get((id(family), name))
         if known is None:

@@ -149,7 +149,7 @@ class Pieces:
         if self.prefetches:
             self.samples = (
                 list(self._born(self.sample(1, 1))),
-                list(self._born(self.sample(1, 2))),
+                list(self._born(self.sample(1, 2))) if self.repeats else [],
                 list(self._born(self.sample(2, 1))),
             )
         if self.repeats:

@@ -57,8 +57,8 @@ def make_library(setup: Setup, groups: list[dict[str, Any]], recorder: Recorder)
         groups: as the library takes them.
         recorder: told what is assumed.
     """
-    name = setup.optim
-    arguments = read_arguments(name, setup.optim_args)
+    name = setup.optim.removesuffix("_layerwise")
+    arguments = read_arguments(setup.optim, setup.optim_args)
     real = any(p.device.type != "meta" for group in groups for p in group["params"])
     if name in ("adamw_torch_8bit", "adamw_torch_4bit"):
         bits, block = (8 if name.endswith("8bit") else 4), _whole(setup, "block_size", 256)

@@ -6,6 +6,7 @@ device lists of ``cuda_ops`` let it through.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from memest.installed import bitsandbytes_version
 from memest.optimizer_names import facts_of, read_arguments
 from memest.setup import Loop, Setup
 from memest.trace.block_states import BlockStates, blocks_of, library_optimizer
+from memest.trace.in_backward import Stepper, stepper_for
 from memest.trace.library_optimizers import (
     Several,
     adam_mini,
@@ -32,6 +34,7 @@ from memest.trace.roles import Roles, roles_of
 __all__ = [
     "Named",
     "check_trainable",
+    "in_backward",
     "make_optimizer",
     "named_parameters",
     "optimizer_of",
@@ -56,6 +59,7 @@ _TRUE = ("true", "1", "yes")
 _KNOWS_BLOCKS = (4, 19)
 """Before, people handed bitsandbytes' optimizers to the Trainer, which then made no exceptions:
 "Add support for bitsandbytes", transformers pull request 15622, is later than 4.18."""
+_POST_HOOKS = (2, 1)
 _SWITCHES = ("nesterov", "centered")
 _HALF = (torch.float16, torch.bfloat16)
 _NO_DECAY = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)", re.IGNORECASE)
@@ -97,12 +101,16 @@ def make_optimizer(
 ) -> Any:
     """The optimizer of this setup over the parameters of a model that train; None for ``none``.
 
+    One that steps in backward is hooked to the model: a :class:`Stepper`.
+
     Args:
         model: parameters on the device.
         setup: names the optimizer.
         recorder: told of master copies.
         torch_version: foreach is CUDA's default from 2.0 on.
     """
+    if setup.steps_in_backward:
+        return in_backward(model, setup, recorder, torch_version)
     return optimizer_of(
         named_parameters(model), setup, recorder, torch_version, lambda: roles_of(model)
     )
@@ -213,6 +221,40 @@ def _muon(
     if rest:
         made.append(torch.optim.AdamW(rest, lr=1e-4, foreach=True))
     return Several(made)
+
+
+def in_backward(
+    model: torch.nn.Module, setup: Setup, recorder: Recorder, torch_version: tuple[int, int]
+) -> Stepper:
+    """The optimizer of this setup, hooked to a model that is on its device.
+
+    Raises:
+        ConfigError: nothing trains, or this torch has no such hooks.
+    """
+    parameters = named_parameters(model)
+    check_trainable([n.parameter.requires_grad for n in parameters], setup)
+    if torch_version < _POST_HOOKS and setup.optim not in ("lomo", "adalomo"):
+        raise ConfigError(
+            f"--optim {setup.optim} in backward needs hooks that torch has since 2.1, and "
+            f"{torch_version[0]}.{torch_version[1]} is asked for."
+        )
+    trainable = [n for n in parameters if n.parameter.requires_grad]
+    roles = functools.cache(lambda: roles_of(model))
+    facts = facts_of(setup.optim)
+    options: dict[int, dict[str, Any]] = {}
+    if facts.targets:
+        named = [(n.name, n.parameter) for n in trainable]
+        for group in low_rank_groups(named, setup, roles()):
+            rest = {k: v for k, v in group.items() if k != "params"}
+            options.update((id(p), rest) for p in group["params"])
+
+    def make(one: Named) -> Any:
+        if facts.targets:
+            group = {"params": [one.parameter], **options[id(one.parameter)]}
+            return make_library(setup, [group], recorder)
+        return _made([one], setup, recorder, torch_version, roles)
+
+    return stepper_for(model, setup, recorder, make, trainable)
 
 
 def check_trainable(trains: Sequence[bool], setup: Setup) -> None:

@@ -28,6 +28,7 @@ from memest.trace.loops import Run, run_steps, run_updates
 from memest.trace.optimizers import (
     Named,
     check_trainable,
+    in_backward,
     make_optimizer,
     optimizer_of,
 )
@@ -72,9 +73,9 @@ def plan_to_compose(setup: Setup) -> TracePlan:
     """What every run can be put together from: see :mod:`memest.steps.compose`.
 
     A plain loop divides its loss only where it accumulates, so one that does not is a run of its
-    own.
+    own. Optimizers that step in backward, one for each parameter, cannot accumulate at all.
     """
-    if setup.loop is Loop.PLAIN and setup.grad_accum == 1:
+    if setup.grad_accum == 1 and (setup.loop is Loop.PLAIN or not setup.may_accumulate):
         return TracePlan(micro_steps=(1, 1), updates=False)
     return TracePlan(micro_steps=(2, 1), updates=False)
 
@@ -131,6 +132,8 @@ def trace_training(
             recorder.mark(Phase.LOAD, 0)
             _load(model, recorder)
             run = _run(model, setup, recorder, make_batch, loss_of, gpu, plan)
+            if run.stepper is not None:
+                stack.callback(run.stepper.remove)
             run_steps(run)
             if not plan.updates:
                 recorder.trace.weights = run.weights
@@ -261,8 +264,10 @@ def _run(
 ) -> Run:  # fmt: skip
     trainer = setup.loop is Loop.TRAINER
     recorder.seam(SeamKind.OPTIMIZER_MADE, 0)
-    optimizer = None
-    if plan.updates:
+    optimizer = stepper = None
+    if setup.steps_in_backward:
+        stepper = in_backward(model, setup, recorder, gpu.torch)
+    elif plan.updates:
         optimizer = make_optimizer(model, setup, recorder, gpu.torch)
     elif setup.optim != "none":
         check_trainable([p.requires_grad for p in model.parameters()], setup)
@@ -270,6 +275,7 @@ def _run(
     return Run(
         model=model,
         optimizer=optimizer,
+        stepper=stepper,
         make_batch=make_batch,
         loss_of=loss_of,
         recorder=recorder,

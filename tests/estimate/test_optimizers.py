@@ -164,3 +164,74 @@ def test_the_device_peak_of_8_bit_states_on_a_published_run():
 
     assert estimate.peak.device_bytes == pytest.approx(5363 * 1024**2, rel=0.01)
     assert estimate.peak.device_bytes < 6 * GIB
+
+
+IN_BACKWARD = [
+    {"optim": "lomo"},
+    {"optim": "adalomo", "loop": "plain"},
+    {"optim": "adamw_torch_fused", "optim_in_backward": True, "loop": "accelerate"},
+    {"optim": "paged_adamw_8bit", "optim_in_backward": True, "loop": "plain"},
+    {"optim": "galore_adamw_layerwise", "optim_target_modules": "all-linear"},
+    {"optim": "apollo_adamw_layerwise", "optim_target_modules": "all-linear"},
+]
+
+
+@pytest.mark.parametrize("options", IN_BACKWARD, ids=lambda o: o["optim"])
+def test_gradients_do_not_pile_up_where_the_optimizer_steps_in_backward(options):
+    facts = OPTIMIZER_FACTS[options["optim"]]
+    if facts.package:
+        pytest.importorskip(facts.module)
+    usual = _ask(LLAMA, seq_len=32, optim="adamw_torch_loop", loop=options.get("loop", "trainer"))
+    found = _ask(LLAMA, seq_len=32, **options)
+    gradients = {row.category: row.bytes for row in found.breakdown}.get(Category.GRADIENTS, 0)
+
+    assert gradients < usual.model.parameter_bytes
+    if options["optim"] != "adalomo":  # fp32 copies of the one large embedding outweigh it here
+        assert found.peak.allocated_bytes < usual.peak.allocated_bytes
+    assert not any(t.phase is Phase.OPTIMIZER for t in found.timeline)
+
+
+def test_a_family_of_batches_holds_with_updates_in_backward():
+    profile = memest.profile(
+        "gpt2?n_layer=2", optim="adamw_torch_loop", optim_in_backward=True, seq_len=64
+    )
+    direct = {
+        batch: memest.estimate(
+            "gpt2?n_layer=2", optim="adamw_torch_loop", optim_in_backward=True, seq_len=64,
+            batch=batch,
+        ).peak
+        for batch in (3, 11)
+    }  # fmt: skip
+    for batch in (2, 3, 7, 11):
+        profile.estimate(batch=batch)
+
+    assert {batch: profile.estimate(batch=batch).peak for batch in direct} == direct
+
+
+def test_lomo_takes_every_micro_batch_for_a_step():
+    pytest.importorskip("lomo_optim")
+    one, four = (_ask("gpt2?n_layer=1", optim="lomo", grad_accum=n) for n in (1, 4))
+
+    assert not any(row.category is Category.OPTIMIZER_STATES for row in four.breakdown)
+    # three more batches are fetched ahead, and nothing else
+    assert 0 <= four.peak.allocated_bytes - one.peak.allocated_bytes < 1024**2
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"optim": "galore_adamw_layerwise", "optim_target_modules": "x", "grad_accum": 2},
+         "the Trainer refuses it too"),
+        ({"optim": "adamw", "optim_in_backward": True, "grad_accum": 2}, "cannot accumulate"),
+        ({"optim": "lomo", "fp16": True}, "Use --bf16"),
+        ({"optim": "lomo", "dtype": "bfloat16", "master_weights": True}, "drop --master-weights"),
+        ({"optim": "lomo", "optim_in_backward": True}, "does so anyway"),
+        ({"optim": "none", "optim_in_backward": True}, "there is no optimizer"),
+        ({"optim": "muon", "optim_in_backward": True}, "one parameter at a time"),
+        ({"optim": "adamw", "optim_in_backward": True, "software": "torch=2.0"}, "since 2.1"),
+        ({"optim": "galore_adafactor_layerwise"}, "relative_step"),
+    ],
+)  # fmt: skip
+def test_what_does_not_go_together_in_backward(options, said):
+    with pytest.raises(memest.MemestError, match=said):
+        _ask("gpt2?n_layer=1", **options)

@@ -15,6 +15,7 @@ from real_memory import differences, traced
 from memest.calibration.running.cpu_memory import CpuRun, mark, measure
 from memest.calibration.running.loops import train
 from memest.calibration.running.material import host_batches
+from memest.optimizer_names import OPTIMIZER_FACTS
 from memest.setup import Loop
 from memest.trace.inputs import realise
 from memest.trace.losses import loss_for
@@ -169,6 +170,36 @@ def test_step_of_a_library_allocates_what_a_real_one_does(library, optim, target
     test_step_allocates_what_a_real_one_does(
         "llama", {"optim": optim, "optim_target_modules": targets, "dtype": dtype, "loop": PLAIN}
     )
+
+
+IN_BACKWARD = [
+    ("llama", {"optim": "lomo", "loop": PLAIN}),
+    ("llama", {"optim": "lomo", "loop": TRAINER, "grad_accum": 2}),
+    ("gpt2", {"optim": "lomo", "loop": PLAIN, "checkpointing": "full"}),
+    ("bert", {"optim": "adalomo", "loop": PLAIN}),
+    ("llama", {"optim": "adalomo", "loop": ACCELERATE, "dtype": "bfloat16"}),
+    ("llama", {"optim": "galore_adamw_layerwise", "loop": TRAINER}),
+    ("llama", {"optim": "apollo_adamw_layerwise", "loop": TRAINER, "dtype": "bfloat16"}),
+    ("bert", {"optim": "adamw_torch_loop", "loop": PLAIN}),
+    ("llama-tied", {"optim": "sgd_momentum_loop", "loop": PLAIN, "weight_decay": 0.1}),
+    ("t5", {"optim": "adamw_torch_fused", "loop": ACCELERATE}),
+    ("llama", {"optim": "adafactor", "loop": PLAIN, "checkpointing": "full"}),
+    ("bert", {"optim": "adamw_torch_loop", "loop": PLAIN, "freeze": ("embeddings",)}),
+    ("vit", {"optim": "adamw_torch_loop", "loop": TRAINER}),
+]
+
+
+@pytest.mark.parametrize(("model", "setup"), IN_BACKWARD, ids=str)
+def test_step_in_backward_allocates_what_a_real_one_does(model, setup):
+    """Each gradient lives until its parameter is updated, as the hooks of a real run have it."""
+    facts = OPTIMIZER_FACTS[setup["optim"]]
+    if facts.package:
+        pytest.importorskip(facts.module)
+    if facts.targets:
+        setup = {**setup, "optim_target_modules": "all-linear"}
+    if not facts.layerwise:
+        setup = {**setup, "optim_in_backward": True}
+    test_step_allocates_what_a_real_one_does(model, setup)
 
 
 def _names(run: CpuRun) -> set[str]:
