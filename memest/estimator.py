@@ -228,6 +228,7 @@ def _peak(needs: Needs) -> Peak:
         allocated_bytes=needs.allocated_bytes,
         reserved_bytes=needs.reserved_bytes,
         device_bytes=needs.device_bytes,
+        managed_bytes=needs.managed_bytes,
     )
 
 
@@ -250,6 +251,22 @@ def _assumptions(said: Sequence[str], setup: Setup, cards: Cards) -> list[str]:
     return out
 
 
+def _paged(main: Card, needs: Needs) -> str:
+    """What becomes of states in managed memory."""
+    size, both = format_size(needs.managed_bytes), needs.device_bytes + needs.managed_bytes
+    said = (
+        f"{size} of optimizer states are in managed memory, which no counter of torch shows. On a "
+        f"GPU with room the device holds them too, {format_size(both)} in all"
+    )
+    if both > main.usable_bytes:
+        short = format_size(both - main.usable_bytes)
+        return (
+            f"{said}; {main.name} has {short} less than that, so pages move between host and GPU "
+            "in every step, which costs time. The verdict is about the rest, which cannot move."
+        )
+    return f"{said}; the verdict is about the rest, which cannot move to the host."
+
+
 def _notes(found: Found, main: Card, rows: tuple[Row, ...], needs: Needs) -> list[str]:
     setup = found.setup
     notes = found.notes
@@ -257,6 +274,8 @@ def _notes(found: Found, main: Card, rows: tuple[Row, ...], needs: Needs) -> lis
         notes.append(main.spec.match_note)
     if needs.corrected is not None:
         notes += needs.corrected.notes
+    if needs.managed_bytes:
+        notes.append(_paged(main, needs))
     if setup.tf32:
         notes.append("tf32 changes the speed of matmuls, not the memory.")
     copies = sum(row.bytes for row in rows if row.category is Category.AUTOCAST_COPIES)

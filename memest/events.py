@@ -236,6 +236,9 @@ class Trace:
     """How many micro-steps each traced step has."""
     weights: tuple[Weight, ...] = ()
     """The parameters, and which of them got a gradient."""
+    managed_bytes: int = 0
+    """Taken beside the allocator, in memory that moves between host and GPU by the page
+    (``cudaMallocManaged``): states of paged optimizers."""
     counts: tuple[int, ...] = ()
     """Numbers of the model: see ``result.ModelFacts``; empty where nobody needs them."""
 

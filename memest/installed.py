@@ -6,7 +6,11 @@ import sys
 from functools import cache
 from pathlib import Path
 
-__all__ = ["installed_version", "release"]
+from memest.software import Software
+
+__all__ = ["bitsandbytes_version", "installed_version", "release"]
+
+_NEWEST_BITSANDBYTES = (0, 50)
 
 
 @cache
@@ -43,3 +47,8 @@ def installed_version(package: str) -> tuple[int, int] | None:
         return None
     major, minor = text.split(".")[:2]
     return int(major), int(minor)
+
+
+def bitsandbytes_version(software: Software) -> tuple[int, int]:
+    """(major, minor) of the bitsandbytes that will train: declared, installed, else the newest."""
+    return software.bitsandbytes or installed_version("bitsandbytes") or _NEWEST_BITSANDBYTES

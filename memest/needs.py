@@ -36,6 +36,7 @@ class Needs:
         basis: where the range is from.
         process_low_bytes: the least that context and kernels may take.
         process_expected_bytes: what they are expected to take.
+        managed_bytes: beside the allocator, in memory that leaves the GPU where room is short.
         added_bytes: what a correction added to the reserved peak of the replay.
         corrected: what a calibration profile made of it; None without one.
     """
@@ -49,6 +50,7 @@ class Needs:
     basis: str
     process_low_bytes: int
     process_expected_bytes: int
+    managed_bytes: int = 0
     added_bytes: int = 0
     corrected: Corrected | None = None
 
@@ -82,6 +84,7 @@ def needs_of(
         basis=basis,
         process_low_bytes=context.low_bytes,
         process_expected_bytes=context.expected_bytes,
+        managed_bytes=found.program.trace.managed_bytes,
     )
 
 
@@ -131,6 +134,7 @@ def _corrected(
         basis=answer.basis,
         process_low_bytes=answer.process_low_bytes,
         process_expected_bytes=answer.process_expected_bytes,
+        managed_bytes=found.program.trace.managed_bytes,
         added_bytes=answer.reserved_bytes - result.peak_reserved_bytes,
         corrected=answer,
     )

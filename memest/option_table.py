@@ -443,6 +443,39 @@ OPTIONS: tuple[Option, ...] = (
         aliases="optimizer",
     ),
     _setup(
+        "optim_args",
+        "--optim-args",
+        "Arguments of the optimizer as the Trainer takes them: rank=64,update_proj_gap=200.",
+        Panel.OPTIMIZER,
+        metavar="NAME=VALUE,...",
+    ),
+    _setup(
+        "optim_target_modules",
+        "--optim-target-modules",
+        "Linear layers that GaLore and APOLLO project: all-linear, a regular expression for "
+        "module names, or a JSON list of parts of them.",
+        Panel.OPTIMIZER,
+        metavar="MODULES",
+    ),
+    _setup(
+        "optim_in_backward",
+        "--optim-in-backward",
+        "Each parameter is updated as soon as its gradient is there, which is then dropped "
+        "(torch's post-accumulate-grad hooks).",
+        Panel.OPTIMIZER,
+        Kind.SWITCH,
+        aliases="optimizer_in_bwd optimizer_in_backward",
+    ),
+    _setup(
+        "weight_decay",
+        "--weight-decay",
+        "Decay of the weights, which costs SGD, Adam and their like a copy of the gradients; left "
+        "out, 0 under the Trainer and the optimizer's own default elsewhere.",
+        Panel.OPTIMIZER,
+        Kind.NUMBER,
+        metavar="DECAY",
+    ),
+    _setup(
         "max_grad_norm",
         "--max-grad-norm",
         "Gradient clipping, 0 for none; left out, 1.0 under the Trainer and none elsewhere.",

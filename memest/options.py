@@ -39,7 +39,7 @@ HARMLESS = frozenset(
     disable_tqdm do_eval do_train eval_steps eval_strategy hub_model_id learning_rate
     load_best_model_at_end logging_dir logging_steps logging_strategy lr lr_scheduler_type max_steps
     num_train_epochs output_dir overwrite_output_dir push_to_hub report_to run_name save_steps
-    save_strategy save_total_limit seed warmup_ratio warmup_steps weight_decay""".split()
+    save_strategy save_total_limit seed warmup_ratio warmup_steps""".split()
 )
 """Training arguments that no tensor depends on: taken from Python and passed over."""
 
@@ -126,6 +126,8 @@ def _coerce(option: Option, value: Any) -> Any:
         return _PRECISION_WORDS.get(str(value).strip().lower(), value)
     if option.name == "alloc_conf":
         return str(value)
+    if option.name == "optim_target_modules":
+        return _target_modules(value)
     return value
 
 
@@ -135,6 +137,25 @@ def _software(value: Any) -> Software:
     if isinstance(value, Mapping):
         value = ",".join(f"{name}={version}" for name, version in value.items())
     return Software.parse(str(value))
+
+
+def _target_modules(value: Any) -> str | tuple[str, ...]:
+    """One pattern, or several names: a JSON list on the command line."""
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        try:
+            value = json.loads(value)
+        except json.JSONDecodeError as error:
+            raise ConfigError(
+                f"--optim-target-modules {value!r} is not valid JSON ({error.msg}): write for "
+                'example \'["attn", "mlp"]\''
+            ) from None
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, (list, tuple)) or not all(isinstance(v, str) for v in value):
+        raise ConfigError(
+            f"--optim-target-modules {value!r} is neither a pattern nor a list of names."
+        )
+    return tuple(value)
 
 
 def _merge_precision(given: dict[str, Any]) -> None:

@@ -68,6 +68,14 @@ class Peak:
     """``torch.cuda.max_memory_reserved()``"""
     device_bytes: int
     """What NVML shows for the process: reserved, CUDA context and loaded kernels."""
+    managed_bytes: int = 0
+    """Beside the allocator, in managed memory (states of paged optimizers): its pages are on the
+    GPU while there is room and move to the host where there is none."""
+
+    @property
+    def device_with_managed_bytes(self) -> int:
+        """The device peak with all of the managed memory on the GPU."""
+        return self.device_bytes + self.managed_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,6 +242,8 @@ class Estimate:
                 "allocated_bytes": self.peak.allocated_bytes,
                 "reserved_bytes": self.peak.reserved_bytes,
                 "device_bytes": self.peak.device_bytes,
+                "managed_bytes": self.peak.managed_bytes,
+                "device_with_managed_bytes": self.peak.device_with_managed_bytes,
             },
             "interval": {
                 "level": self.interval.level,

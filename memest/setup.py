@@ -15,6 +15,7 @@ from typing import Any
 
 from memest.adapter import Adapter, read_adapter
 from memest.errors import ConfigError, closest
+from memest.optimizer_names import OPTIMIZER_FACTS, facts_of, find_optimizer, read_arguments
 from memest.quantization import Quantization, read_quantization
 from memest.software import Software
 
@@ -128,52 +129,8 @@ class Task(enum.StrEnum):
     BASE = "base"
 
 
-OPTIMIZERS: dict[str, str] = {
-    "adamw_torch_fused": "torch AdamW, fused kernel: the Trainer's default since torch 2.8",
-    "adamw_torch": "torch AdamW, implementation as torch chooses on CUDA: foreach since 2.0",
-    "adamw_torch_foreach": "torch AdamW, foreach",
-    "adamw_torch_loop": "torch AdamW, one parameter after the other",
-    "adamw_hf": "the AdamW that transformers had until 4.x, one parameter after the other",
-    "adam": "torch Adam, foreach",
-    "adam_fused": "torch Adam, fused kernel",
-    "adam_loop": "torch Adam, one parameter after the other",
-    "sgd": "torch SGD, no momentum, foreach",
-    "sgd_momentum": "torch SGD, momentum 0.9, foreach",
-    "sgd_loop": "torch SGD, no momentum, one parameter after the other",
-    "sgd_momentum_loop": "torch SGD, momentum 0.9, one parameter after the other",
-    "rmsprop": "torch RMSprop, foreach",
-    "rmsprop_loop": "torch RMSprop, one parameter after the other",
-    "adagrad": "torch Adagrad, foreach",
-    "adagrad_loop": "torch Adagrad, one parameter after the other",
-    "adadelta": "torch Adadelta, foreach",
-    "adamax": "torch Adamax, foreach",
-    "nadam": "torch NAdam, foreach",
-    "radam": "torch RAdam, foreach",
-    "adafactor": "Adafactor of transformers as the Trainer makes it: no first moment",
-    "adafactor_torch": "torch Adafactor, one parameter after the other",
-    "none": "no optimizer step: forward and backward only",
-}
+OPTIMIZERS = {name: facts.about for name, facts in OPTIMIZER_FACTS.items()}
 """Optimizer names that are modelled, and what each one is."""
-
-NOT_YET_MODELLED = frozenset(
-    """adamw_bnb_8bit adamw_8bit paged_adamw_8bit paged_adamw_32bit paged_adamw ademamix
-    ademamix_8bit paged_ademamix_32bit paged_ademamix_8bit lion lion_32bit lion_8bit paged_lion
-    paged_lion_32bit paged_lion_8bit rmsprop_bnb rmsprop_bnb_8bit rmsprop_bnb_32bit galore_adamw
-    galore_adamw_8bit galore_adafactor galore_adamw_layerwise galore_adamw_8bit_layerwise
-    galore_adafactor_layerwise lomo adalomo grokadamw schedule_free_radam schedule_free_adamw
-    schedule_free_sgd apollo_adamw apollo_adamw_layerwise stable_adamw adamw_anyprecision
-    adamw_torch_xla adamw_torch_npu_fused adamw_apex_fused adamw_torch_4bit adamw_torch_8bit
-    muon adam_mini""".split()
-)
-"""Names that people use and memest cannot price yet: refused by name, never guessed."""
-
-OPTIMIZER_ALIASES = {
-    "adamw": "adamw_torch",
-    "adamw_fused": "adamw_torch_fused",
-    "adamw_foreach": "adamw_torch_foreach",
-    "adamw_loop": "adamw_torch_loop",
-    "adamw_anyprecision": "adamw_anyprecision",
-}
 
 
 def choose(option: str, value: Any, kind: type[enum.StrEnum]) -> Any:
@@ -218,6 +175,14 @@ class Setup:
         master_weights: half weights and gradients with an fp32 master copy and fp32 states.
         tf32: TensorFloat-32 matmuls; changes speed, not memory, and is recorded as such.
         optim: name of the optimizer, a key of :data:`OPTIMIZERS`.
+        optim_args: the Trainer's ``optim_args``: ``name=value`` with commas between.
+        optim_target_modules: which linear layers GaLore and APOLLO project: ``all-linear`` or a
+            regular expression that the whole name of a module matches, or several names of which
+            one is part of it, as in the Trainer.
+        optim_in_backward: each parameter is updated when its gradient is there, by an optimizer of
+            its own, and the gradient is dropped.
+        weight_decay: decay of the weights; None = 0 under the Trainer, else the optimizer's own
+            default.
         max_grad_norm: gradient clipping; 0 = none. None = 1.0 under the Trainer, else 0.
         zero_grad: what happens to gradients after the step; ``auto`` follows torch's version.
         zero_grad_at: where a script calls zero_grad; the Trainer does after the step.
@@ -250,6 +215,10 @@ class Setup:
     master_weights: bool = False
     tf32: bool = False
     optim: str = "adamw_torch_fused"
+    optim_args: str = ""
+    optim_target_modules: str | tuple[str, ...] = ()
+    optim_in_backward: bool = False
+    weight_decay: float | None = None
     max_grad_norm: float | None = None
     zero_grad: ZeroGrad = ZeroGrad.AUTO
     zero_grad_at: ZeroGradAt = ZeroGradAt.AFTER_STEP
@@ -300,7 +269,11 @@ class Setup:
             choose("--attn-implementation", self.attn_implementation, Attention),
         )
         put(self, "sdpa_backend", choose("--sdpa-backend", self.sdpa_backend, SdpaBackend))
-        put(self, "optim", _optimizer(self.optim))
+        put(self, "optim", find_optimizer(self.optim))
+        put(self, "optim_args", str(self.optim_args or "").replace(" ", ""))
+        if not isinstance(self.optim_target_modules, str):
+            put(self, "optim_target_modules", tuple(self.optim_target_modules))
+        _optimizer_options(self)
         put(self, "checkpointing", _checkpointing(self.checkpointing))
         put(self, "freeze", tuple(self.freeze))
         for pattern in self.freeze:
@@ -344,6 +317,16 @@ class Setup:
                 f"--sdpa-backend {self.sdpa_backend} has no meaning with --attn-implementation "
                 f"{self.attn_implementation}: use --attn-implementation sdpa."
             )
+
+    @property
+    def steps_in_backward(self) -> bool:
+        """Whether the optimizer steps in backward, so that gradients never pile up."""
+        return self.optim_in_backward or facts_of(self.optim).layerwise
+
+    @property
+    def may_accumulate(self) -> bool:
+        """Whether more than one micro-batch can make a step."""
+        return not self.steps_in_backward or facts_of(self.optim).accumulates
 
     @property
     def checkpoint_every(self) -> int:
@@ -397,18 +380,71 @@ def _dtype_name(value: Any) -> Any:
     return names.get(text, value if isinstance(value, Dtype) else text)
 
 
-def _optimizer(name: Any) -> str:
-    text = OPTIMIZER_ALIASES.get(str(name), str(name))
-    if text in OPTIMIZERS:
-        return text
-    if text in NOT_YET_MODELLED:
+def _optimizer_options(setup: Setup) -> None:
+    """What belongs to the optimizer must be what it takes.
+
+    Raises:
+        ConfigError: an argument that it has not, or targets that it needs or cannot use.
+    """
+    decay = setup.weight_decay
+    if decay is not None and not 0 <= decay < math.inf:
         raise ConfigError(
-            f"--optim {text} is not modelled yet, and memest does not guess. Modelled: "
-            f"{', '.join(OPTIMIZERS)}."
+            f"--weight-decay {decay} is out of range: it must be a finite number, 0 or more."
         )
-    near = closest(text, OPTIMIZERS)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
-    raise ConfigError(f"--optim {name!r} is not known.{hint} Legal: {', '.join(OPTIMIZERS)}.")
+    read_arguments(setup.optim, setup.optim_args)
+    if setup.steps_in_backward:
+        _in_backward(setup)
+    targets, needed = setup.optim_target_modules, facts_of(setup.optim).targets
+    if needed and not targets:
+        raise ConfigError(
+            f"--optim {setup.optim} needs to know which linear layers it projects: add "
+            "--optim-target-modules all-linear, or a regular expression for their names."
+        )
+    if targets and not needed:
+        raise ConfigError(
+            f"--optim-target-modules has no meaning with --optim {setup.optim}: it belongs to "
+            "GaLore and APOLLO."
+        )
+    for pattern in [targets] if isinstance(targets, str) else targets:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ConfigError(
+                f"--optim-target-modules {pattern!r} is not a regular expression: {error}."
+            ) from None
+
+
+def _in_backward(setup: Setup) -> None:
+    """What does not go together with an optimizer that steps in backward.
+
+    Raises:
+        ConfigError: there is such an option.
+    """
+    name = f"--optim {setup.optim}"
+    if setup.optim_in_backward:
+        if setup.optim == "none" or facts_of(setup.optim).layerwise:
+            raise ConfigError(
+                f"--optim-in-backward has no meaning with {name}: "
+                + ("there is no optimizer." if setup.optim == "none" else "it does so anyway.")
+            )
+        if facts_of(setup.optim).targets or setup.optim in ("muon", "adam_mini"):
+            raise ConfigError(
+                f"--optim-in-backward is for optimizers that see one parameter at a time, and "
+                f"{name} is none: take galore_adamw_layerwise, apollo_adamw_layerwise, or adamw."
+            )
+        name += " --optim-in-backward"
+    if setup.grad_accum > 1 and not setup.may_accumulate:
+        raise ConfigError(
+            f"{name} cannot accumulate: gradients are used and dropped in backward (the Trainer "
+            f"refuses it too). Drop --grad-accum {setup.grad_accum}."
+        )
+    if setup.precision is Precision.FP16:
+        raise ConfigError(
+            f"{name} and --fp16 exclude each other: the gradient scaler finds no gradients left to "
+            "unscale. Use --bf16."
+        )
+    if setup.master_weights:
+        raise ConfigError(f"{name} updates the weights themselves: drop --master-weights.")
 
 
 def _checkpointing(value: Any) -> str:

@@ -16,6 +16,7 @@ __all__ = [
     "Sizes",
     "fields_of",
     "highest",
+    "key_of",
     "last",
     "samples",
     "sizes_of",
@@ -26,18 +27,46 @@ __all__ = [
 
 Sizes = Mapping[str, int]
 
+_OF_UPDATES = ("optim_args", "optim_target_modules", "optim_in_backward", "weight_decay")
+_LATER = (*_OF_UPDATES, "adapter", "quantization")
+"""Options that keys name only where they are given."""
+
 UNLIMITED = 1 << 17
 """A model that takes so many tokens is taken to have no limit."""
 
 
 def structure_of(asked: Setup) -> Setup:
     """The part of a setup that changes the traces of micro-steps."""
-    return replace(
+    kept: dict[str, Any] = {}
+    accumulates = not (asked.loop is Loop.PLAIN and asked.grad_accum == 1)
+    if asked.steps_in_backward:
+        # the updates are part of the micro-steps
+        kept = {name: getattr(asked, name) for name in ("optim", *_OF_UPDATES)}
+        accumulates = accumulates and asked.may_accumulate
+    updates_apart = replace(asked.software, bitsandbytes=None)
+    made = replace(
         asked, batch=1, seq_len=None, target_len=None, image_size=None, audio_seconds=None,
-        grad_accum=1 if asked.loop is Loop.PLAIN and asked.grad_accum == 1 else 2,
+        grad_accum=2 if accumulates else 1,
         optim="none" if asked.optim == "none" else "adamw_torch_fused",
         max_grad_norm=None, master_weights=False, alloc_conf="", num_steps=2, tf32=False,
+        optim_args="", optim_target_modules=(), weight_decay=None, optim_in_backward=False,
+        software=asked.software if asked.quantization else updates_apart,
     )  # fmt: skip
+    return replace(made, **kept)
+
+
+def key_of(structure: Setup) -> dict[str, Any]:
+    """A structure as it is written into the keys of stored profiles.
+
+    Some options are left out where they are not given: profiles from before there were any stay
+    valid.
+    """
+    unset: tuple[Any, ...] = (None, "", [], False)
+    return {
+        name: value
+        for name, value in structure.to_dict().items()
+        if name not in _LATER or value not in unset
+    }
 
 
 def sizes_of(setup: Setup) -> dict[str, int]:

@@ -14,6 +14,8 @@ from memest.attention import check_flash_gpu
 from memest.errors import MemestError, MissingDependencyError
 from memest.events import Trace
 from memest.hidden.call import GpuTraits
+from memest.installed import release
+from memest.optimizer_names import facts_of
 from memest.replay.conf import AllocatorConf
 from memest.replays import Replays
 from memest.result import ModelFacts
@@ -24,6 +26,7 @@ from memest.sizes import (
     Sizes,
     fields_of,
     highest,
+    key_of,
     samples,
     sizes_of,
     structure_of,
@@ -45,7 +48,6 @@ if TYPE_CHECKING:
 __all__ = ["Found", "Tracer"]
 
 Progress = Callable[[str], None]
-_OPTIONAL_IN_KEYS = frozenset({"adapter", "quantization"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,8 +208,23 @@ class Tracer:
         if vary is not None and (known is None or not self._varies(held[0], vary, sizes)):
             held = self._extended(steps, asked, setup, gpu, sizes, held, vary)
         family, point = held
-        program = self._updates.program(family, point, setup, gpu)
+        program = self._program(steps, asked, family, point, setup, gpu)
         return self._answered(steps, asked, setup, gpu, program, point)
+
+    def _program(
+        self, steps: Steps, asked: Setup, family: Family, point: Point, setup: Setup, gpu: GpuTraits
+    ) -> Program:
+        """Micro-steps with the updates that go with them."""
+
+        def roles() -> Any:
+            model = self._run(steps, asked).model
+            from memest.trace.roles import roles_of
+
+            return roles_of(model)
+
+        return self._updates.program(
+            family, point, setup, gpu, model=digest_of(steps.key), roles=roles
+        )
 
     def _answered(
         self, steps: Steps, asked: Setup, setup: Setup, gpu: GpuTraits, program: Program,
@@ -238,7 +255,7 @@ class Tracer:
         steps, setup = self._steps(asked), self.resolve(asked)
         sizes = sizes_of(setup)
         family = alone(self._traced(steps, asked, setup, gpu), sizes)
-        program = self._updates.program(family, (), setup, gpu)
+        program = self._program(steps, asked, family, (), setup, gpu)
         return self._answered(steps, asked, setup, gpu, program, ())
 
     def replays(self, conf: AllocatorConf) -> Replays:
@@ -283,13 +300,17 @@ class Tracer:
         source = self._source
         if not self._keeps or source is None:
             return {}
-        return {
+        key = {
             "format": FORMAT,
             "model": source.id,
             "config": source.config,
             "auto_class": source.auto_class,
-            "setup": _named(structure),
+            "setup": key_of(structure),
         }
+        package = facts_of(structure.optim).package
+        if package:  # it steps in backward, and is part of the trace
+            key["library"] = [package, release(package.replace("-", "_"))]
+        return key
 
     @staticmethod
     def _varies(family: Family, vary: Sequence[str], sizes: Sizes) -> bool:
@@ -450,12 +471,6 @@ class Tracer:
 
 
 # -- families -------------------------------------------------------------------------------------
-
-
-def _named(structure: Setup) -> dict[str, Any]:
-    """A structure as part of a key; what is not there has no name in it."""
-    values = structure.to_dict()
-    return {n: v for n, v in values.items() if v is not None or n not in _OPTIONAL_IN_KEYS}
 
 
 def _worth_varying(

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from memest.errors import MissingDependencyError
 from memest.events import Weight
 from memest.hidden.call import GpuTraits
+from memest.installed import bitsandbytes_version, release
+from memest.optimizer_names import facts_of
 from memest.setup import Setup
 from memest.shelf import Shelf
 from memest.steps.document import FORMAT, family_to_json
@@ -17,6 +20,7 @@ from memest.store import digest_of
 __all__ = ["Updates"]
 
 _UPDATE_FIELDS = ("optim", "max_grad_norm", "master_weights", "loop")
+_WHERE_GIVEN = ("optim_args", "optim_target_modules", "weight_decay")
 _MAX_PROGRAMS = 16
 
 
@@ -37,7 +41,10 @@ class Updates:
         self._weights: dict[tuple[int, Point | None], tuple[Family, tuple[Weight, ...], str]] = {}
         self._programs: dict[tuple[int, str], tuple[Family, Program]] = {}
 
-    def program(self, family: Family, point: Point, setup: Setup, gpu: GpuTraits) -> Program:
+    def program(
+        self, family: Family, point: Point, setup: Setup, gpu: GpuTraits, *, model: str,
+        roles: Callable[[], Any],
+    ) -> Program:  # fmt: skip
         """Micro-steps and the updates that go with them.
 
         Args:
@@ -45,10 +52,13 @@ class Updates:
             point: of the family.
             setup: names the optimizer.
             gpu: decides versions.
+            model: digest of what the model was built from.
+            roles: tells which modules own the weights (``trace.roles``); builds the model, so it
+                is asked only where an optimizer must know.
         """
         name, updates = "", None
-        if setup.optim != "none":
-            name, updates = self._updates_for(family, point, setup, gpu)
+        if setup.optim != "none" and not setup.steps_in_backward:
+            name, updates = self._updates_for(family, point, setup, gpu, model, roles)
         known = self._programs.get((id(family), name))
         if known is None:
             if len(self._programs) >= _MAX_PROGRAMS:
@@ -58,17 +68,28 @@ class Updates:
         return known[1]
 
     def _updates_for(
-        self, family: Family, point: Point, setup: Setup, gpu: GpuTraits
-    ) -> tuple[str, Family]:
+        self, family: Family, point: Point, setup: Setup, gpu: GpuTraits, model: str,
+        roles: Callable[[], Any],
+    ) -> tuple[str, Family]:  # fmt: skip
         """Clipping and optimizer for these weights."""
         weights, weights_digest = self._weights_of(family, point)
-        key = {
+        facts = facts_of(setup.optim)
+        key: dict[str, Any] = {
             "format": FORMAT,
             "weights": weights_digest,
             "setup": {name: str(getattr(setup, name)) for name in _UPDATE_FIELDS},
             "scaled": setup.precision == "fp16",
             "for_torch": list(gpu.torch),
         }  # fmt: skip
+        given = {name: getattr(setup, name) for name in _WHERE_GIVEN}
+        key["setup"] |= {n: v for n, v in given.items() if v not in (None, "", ())}
+        if facts.by_module:
+            key["model"] = model
+        if facts.block_states:
+            key["bitsandbytes"] = list(bitsandbytes_version(setup.software))
+            key["for_transformers"] = list(setup.software.transformers or ())
+        if facts.package:
+            key["library"] = [facts.package, release(facts.package.replace("-", "_"))]
         name = digest_of(key)
         known = self._known.get(name)
         if known is None:
@@ -82,7 +103,8 @@ class Updates:
                     "'memest[torch]'."
                 ) from error
             self._say(f"tracing {setup.optim}")
-            known = alone(trace_updates(weights, setup, gpu), {})
+            found = roles() if facts.by_module else None
+            known = alone(trace_updates(weights, setup, gpu, found), {})
             if self._keeps:
                 self._shelf.write(key, "updates", family_to_json(known))
         self._known[name] = known

@@ -17,7 +17,9 @@ from unittest import mock
 import torch
 
 from memest.errors import ConfigError
+from memest.optimizer_names import facts_of
 from memest.setup import Loop, Precision, SdpaBackend, Setup, ZeroGrad, ZeroGradAt
+from memest.trace.in_backward import Stepper
 
 __all__ = ["HostBatch", "Watch", "train"]
 
@@ -26,7 +28,8 @@ HostBatch = dict[str, Any]
 
 _AUTOCAST = {Precision.FP16: torch.float16, Precision.BF16: torch.bfloat16}
 _OF_TRAINER = frozenset("adamw_torch adamw_torch_fused adafactor sgd adagrad rmsprop".split())
-"""Optimizers that the Trainer makes itself; others are handed to it."""
+"""Optimizers of torch and transformers that the Trainer makes itself; others are handed to it, but
+for those of libraries."""
 _SDPA = {
     SdpaBackend.FLASH: "FLASH_ATTENTION", SdpaBackend.EFFICIENT: "EFFICIENT_ATTENTION",
     SdpaBackend.CUDNN: "CUDNN_ATTENTION", SdpaBackend.MATH: "MATH",
@@ -140,7 +143,10 @@ class _Run:
             if accum > 1:
                 loss = loss / accum
             mark("backward", step, micro)
-            (loss if scaler is None else scaler.scale(loss)).backward()
+            if isinstance(optimizer, Stepper):
+                optimizer.backward(loss)
+            else:
+                (loss if scaler is None else scaler.scale(loss)).backward()
             if micro == accum:
                 self._clip_and_step(optimizer, scaler, parameters, step)
                 if setup.zero_grad_at is ZeroGradAt.AFTER_STEP:
@@ -191,7 +197,10 @@ class _Run:
                     outputs = model(**batch)
                     loss = self.loss_of(outputs, batch)
                     mark("backward", step, micro)
-                    accelerator.backward(loss)
+                    if isinstance(optimizer, Stepper):
+                        optimizer.backward(loss / accum)
+                    else:
+                        accelerator.backward(loss)
                     last = accelerator.sync_gradients
                     if last and setup.max_grad_norm and optimizer is not None:
                         mark("clip", step, micro)
@@ -273,6 +282,9 @@ class _Run:
                 gradient_accumulation_steps=accum,
                 max_steps=len(self.batches) // accum,
                 optim=own,
+                optim_args=setup.optim_args or None,
+                optim_target_modules=_targets(setup),
+                weight_decay=setup.weight_decay or 0.0,
                 max_grad_norm=1.0 if setup.max_grad_norm is None else setup.max_grad_norm,
                 gradient_checkpointing=checkpoints,
                 gradient_checkpointing_kwargs=(
@@ -299,7 +311,7 @@ class _Run:
     def _optimizer_of_trainer(self) -> tuple[str, tuple[Any, Any]]:
         """The name to give to the Trainer, and the optimizer where it has none by that name."""
         name = _CPU_LOOPS.get(self.setup.optim, self.setup.optim) if self._cpu else self.setup.optim
-        if name in _OF_TRAINER:
+        if name in _OF_TRAINER or (facts_of(name).package and name != "adam_mini"):
             return name, (None, None)
         return "adamw_torch", (self.make_optimizer(self.model), None)
 
@@ -318,6 +330,12 @@ class _Run:
 
         with mock.patch("accelerate.data_loader.send_to_device", send):
             yield
+
+
+def _targets(setup: Setup) -> str | list[str] | None:
+    """As the Trainer takes them."""
+    wanted = setup.optim_target_modules
+    return (wanted if isinstance(wanted, str) else list(wanted)) or None
 
 
 def _known(arguments: Any, **values: Any) -> dict[str, Any]:

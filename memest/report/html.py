@@ -101,6 +101,7 @@ def _peaks(estimate: Estimate) -> str:
         ("allocated", peak.allocated_bytes, "torch.cuda.max_memory_allocated()"),
         ("reserved", peak.reserved_bytes, "torch.cuda.max_memory_reserved()"),
         ("device", peak.device_bytes, "nvidia-smi, this process"),
+        *([("paged", peak.managed_bytes, "managed memory, no counter")] * bool(peak.managed_bytes)),
     )
     return _table(
         [escape(name), f"<b>{format_size(size)}</b>", f"<code>{escape(meter)}</code>"]

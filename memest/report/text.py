@@ -179,7 +179,7 @@ def _peaks(estimate: Estimate, page: Page) -> RenderableType:
     peak = estimate.peak
     cached = format_delta(peak.reserved_bytes - peak.allocated_bytes)
     context = format_delta(peak.device_bytes - peak.reserved_bytes)
-    rows = (
+    rows: tuple[tuple[str, int, str, str], ...] = (
         ("allocated", peak.allocated_bytes, "torch.cuda.max_memory_allocated()", ""),
         (
             "reserved",
@@ -194,6 +194,10 @@ def _peaks(estimate: Estimate, page: Page) -> RenderableType:
             f"{context} CUDA context and kernels",
         ),
     )
+    if peak.managed_bytes:
+        paged = peak.managed_bytes
+        whole = format_size(peak.device_with_managed_bytes)
+        rows += (("paged", paged, "managed memory, no counter", f"device {whole} with all of it"),)
     beside = page.width >= WIDE
     table = _grid("left", "right", "left", *(["left"] if beside else []))
     for name, size, meter, why in rows:

@@ -241,9 +241,7 @@ def _what_rows_mean(before: Estimate, after: Estimate, rows: Sequence[RowChange]
     return sentences
 
 
-def _who_trains(
-    before: Estimate, after: Estimate, rows: Mapping[Category, RowChange]
-) -> list[str]:
+def _who_trains(before: Estimate, after: Estimate, rows: Mapping[Category, RowChange]) -> list[str]:
     """How many parameters gradients and states belong to, where that changed."""
     then, now = before.model.trainable_parameters, after.model.trainable_parameters
     theirs = [rows[c] for c in (Category.GRADIENTS, Category.OPTIMIZER_STATES) if c in rows]
@@ -251,16 +249,15 @@ def _who_trains(
     notable = NOTABLE * before.peak.allocated_bytes
     if then == now or abs(moved) < notable or (moved > 0) is not (now > then):
         return []
-    return [
+    said = (
         f"{format_count(now)} of {format_count(after.model.parameters)} parameters train, "
-        f"{format_count(then)} of {format_count(before.model.parameters)} did: gradients and optimizer "
-        "states are theirs alone."
-    ]
+        f"{format_count(then)} of {format_count(before.model.parameters)} did: gradients and "
+        "optimizer states are theirs alone."
+    )
+    return [said]
 
 
-def _bytes_of_weights(
-    before: Estimate, after: Estimate, rows: Sequence[RowChange]
-) -> list[str]:
+def _bytes_of_weights(before: Estimate, after: Estimate, rows: Sequence[RowChange]) -> list[str]:
     """What a weight takes on average, where the row of the parameters changed by that."""
     change = next((row for row in rows if row.category is Category.PARAMETERS), None)
     if change is None or abs(change.delta_bytes) < NOTABLE * before.peak.allocated_bytes:
@@ -268,10 +265,11 @@ def _bytes_of_weights(
     each = [e.model.parameter_bytes / max(e.model.parameters, 1) for e in (before, after)]
     if abs(each[1] - each[0]) < NOTABLE * each[0]:
         return []
-    return [
+    said = (
         f"A weight takes {each[1]:.2f} bytes on average, {each[0]:.2f} before: parameters are "
         f"{format_size(change.after_bytes)}, they were {format_size(change.before_bytes)}."
-    ]
+    )
+    return [said]
 
 
 def _copies(

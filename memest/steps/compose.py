@@ -75,6 +75,7 @@ def splice(micro_steps: Trace, updates: Trace | None, place_offset: int = 0) -> 
     out.marks = micro_steps.marks + updates.marks
     out.launches = micro_steps.launches + updates.launches
     out.module_names, out.op_names = renumber.module_names, renumber.op_names
+    out.managed_bytes = micro_steps.managed_bytes + updates.managed_bytes
     out.notes = [*micro_steps.notes, *(n for n in updates.notes if n not in micro_steps.notes)]
     return out
 
@@ -148,7 +149,7 @@ class Pieces:
         if self.prefetches:
             self.samples = (
                 list(self._born(self.sample(1, 1))),
-                list(self._born(self.sample(1, 2))),
+                list(self._born(self.sample(1, 2))) if self.repeats else [],
                 list(self._born(self.sample(2, 1))),
             )
         if self.repeats:
@@ -286,12 +287,18 @@ def _paired(trace: Trace, dropped: list[int], left: list[int]) -> list[tuple[int
     places: dict[tuple[int, int, int], list[int]] = {}
     for index in reversed(left):
         places.setdefault(_key(trace, index), []).append(index)
-    pairs: list[tuple[int, int]] = []
+    taken: dict[int, int] = {}
     for index in dropped:
-        candidates = places.get(_key(trace, index))
-        if not candidates:
-            break
-        pairs.append((index, candidates.pop()))
+        if candidates := places.get(_key(trace, index)):
+            taken[index] = candidates.pop()
+    # what the first update made with one operator, later ones may make with another
+    by_size: dict[int, list[int]] = {}
+    for index in sorted(set(left) - set(taken.values()), reverse=True):
+        by_size.setdefault(trace.sizes[index], []).append(index)
+    for index in dropped:
+        if index not in taken and (candidates := by_size.get(trace.sizes[index])):
+            taken[index] = candidates.pop()
+    pairs = [(index, taken[index]) for index in dropped if index in taken]
     if len(pairs) != len(dropped) or len(pairs) != len(left):
         raise TraceError(
             "The training step does not return to the state it began in: memory grows from step "

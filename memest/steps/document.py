@@ -86,6 +86,7 @@ def family_to_json(family: Family) -> dict[str, Any]:
         "seams": [[s.position, s.kind.value, s.step, s.index] for s in trace.seams],
         "weights": [_weight(weight) for weight in trace.weights],
         "notes": trace.notes,
+        **({"managed_bytes": trace.managed_bytes} if trace.managed_bytes else {}),
         "attention": [[_fields(call), kind] for call, kind in choices],
         "attention_order": [order[choice] for choice in trace.attention_choices],
     }
@@ -163,6 +164,7 @@ def _family(document: Any) -> Family:
     trace.micro_steps = tuple(_whole(v) for v in document["micro_steps"])
     trace.weights = tuple(_read_weight(weight, places) for weight in document["weights"])
     trace.notes = [_text(v) for v in document["notes"]]
+    trace.managed_bytes = _whole(document.get("managed_bytes", 0))
     choices = [
         (SdpaCall(**{k: _read_value(v, places) for k, v in call.items()}), _text(kind))
         for call, kind in document["attention"]

@@ -80,7 +80,7 @@ def _accumulate(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     for another node too (parallel residuals), is added out of place. Additions that a Python
     ``backward`` makes hold one reference less: they are not the engine's.
     """
-    if recorder.in_backward and not kwargs and not torch.is_grad_enabled():
+    if recorder.autograd_writes and not kwargs and not torch.is_grad_enabled():
         old, new = args
         if (
             isinstance(new, torch.Tensor)
@@ -104,7 +104,7 @@ def _sums_itself(node: Any) -> bool:
 def _into_zeros(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     """``scatter``, ``index_add`` … into fresh zeros write in place in a real backward."""
     if (
-        recorder.in_backward
+        recorder.autograd_writes
         and not torch.is_grad_enabled()
         and recorder.origin_of(args[0]).startswith(_ZEROS)
     ):

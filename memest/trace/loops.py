@@ -17,6 +17,7 @@ import torch
 
 from memest.events import Category, Phase, SeamKind, Weight
 from memest.setup import Loop, Precision, ZeroGradAt
+from memest.trace.in_backward import Stepper
 from memest.trace.optimizers import weights_of
 from memest.trace.recorder import Recorder
 
@@ -49,6 +50,7 @@ class Run:
         prefetches: the Trainer moves all micro-batches of a step to the device first (since
             transformers 4.46).
         zero_grad_at: where a script calls zero_grad; the Trainer does after the step.
+        stepper: the optimizer where it steps in backward; ``optimizer`` is None then.
         weights: the parameters, noted when the first backward has given them gradients.
     """
 
@@ -69,6 +71,7 @@ class Run:
     shifts_labels: bool = False
     prefetches: bool = True
     zero_grad_at: ZeroGradAt = ZeroGradAt.AFTER_STEP
+    stepper: Stepper | None = None
     weights: tuple[Weight, ...] = ()
 
     @property
@@ -265,7 +268,12 @@ def to_fp32(value: Any) -> Any:
 
 
 def _backward(run: Run, loss: torch.Tensor) -> None:
-    (run.scaler.scale(loss) if run.scaler is not None else loss).backward()
+    if run.stepper is not None:
+        run.stepper.backward(loss)
+        for tensor in _state_tensors(run.stepper):
+            run.recorder.tag(tensor, Category.OPTIMIZER_STATES)
+    else:
+        (run.scaler.scale(loss) if run.scaler is not None else loss).backward()
     tag_gradients(run)
     if not run.weights:
         run.weights = weights_of(run.model)
@@ -340,3 +348,5 @@ def _state_tensors(optimizer: Any) -> Iterator[torch.Tensor]:
                 yield value
             elif isinstance(value, (list, tuple)):
                 yield from (v for v in value if isinstance(v, torch.Tensor))
+            elif hasattr(value, "__dict__"):  # the projectors of GaLore and APOLLO
+                yield from (v for v in vars(value).values() if isinstance(v, torch.Tensor))

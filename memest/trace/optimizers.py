@@ -6,21 +6,35 @@ device lists of ``cuda_ops`` let it through.
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from memest.errors import ConfigError
 from memest.events import Category, Weight
+from memest.installed import bitsandbytes_version
+from memest.optimizer_names import facts_of, read_arguments
 from memest.setup import Loop, Setup
+from memest.trace.block_states import BlockStates, blocks_of, library_optimizer
+from memest.trace.in_backward import Stepper, stepper_for
+from memest.trace.library_optimizers import (
+    Several,
+    adam_mini,
+    low_rank_groups,
+    make_library,
+    muon_split,
+)
 from memest.trace.recorder import Recorder
+from memest.trace.roles import Roles, roles_of
 
 __all__ = [
     "Named",
     "check_trainable",
+    "in_backward",
     "make_optimizer",
     "named_parameters",
     "optimizer_of",
@@ -41,6 +55,12 @@ _TORCH = {
     "adafactor_torch": "Adafactor",
 }
 _IMPLEMENTATIONS = {"_fused": "fused", "_foreach": "foreach", "_loop": "loop"}
+_TRUE = ("true", "1", "yes")
+_KNOWS_BLOCKS = (4, 19)
+"""Before, people handed bitsandbytes' optimizers to the Trainer, which then made no exceptions:
+"Add support for bitsandbytes", transformers pull request 15622, is later than 4.18."""
+_POST_HOOKS = (2, 1)
+_SWITCHES = ("nesterov", "centered")
 _HALF = (torch.float16, torch.bfloat16)
 _NO_DECAY = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)", re.IGNORECASE)
 
@@ -81,45 +101,160 @@ def make_optimizer(
 ) -> Any:
     """The optimizer of this setup over the parameters of a model that train; None for ``none``.
 
+    One that steps in backward is hooked to the model: a :class:`Stepper`.
+
     Args:
         model: parameters on the device.
         setup: names the optimizer.
         recorder: told of master copies.
         torch_version: foreach is CUDA's default from 2.0 on.
     """
-    return optimizer_of(named_parameters(model), setup, recorder, torch_version)
+    if setup.steps_in_backward:
+        return in_backward(model, setup, recorder, torch_version)
+    return optimizer_of(
+        named_parameters(model), setup, recorder, torch_version, lambda: roles_of(model)
+    )
 
 
 def optimizer_of(
-    parameters: Sequence[Named], setup: Setup, recorder: Recorder, torch_version: tuple[int, int]
-) -> Any:
-    """:func:`make_optimizer` for a list of parameters."""
+    parameters: Sequence[Named], setup: Setup, recorder: Recorder, torch_version: tuple[int, int],
+    roles: Callable[[], Roles],
+) -> Any:  # fmt: skip
+    """:func:`make_optimizer` for a list of parameters.
+
+    Args:
+        parameters: all of the model.
+        setup: names the optimizer.
+        recorder: told of master copies and of managed memory.
+        torch_version: foreach is CUDA's default from 2.0 on.
+        roles: of the parameters; asked only where the optimizer must know.
+    """
     if setup.optim == "none":
         return None
     check_trainable([n.parameter.requires_grad for n in parameters], setup)
     trainable = [n for n in parameters if n.parameter.requires_grad]
-    if setup.master_weights:
-        if not any(n.parameter.dtype in _HALF for n in trainable):
-            found = str(trainable[0].parameter.dtype).removeprefix("torch.")
-            raise ConfigError(
-                f"--master-weights needs half-precision weights, and these are {found}: add "
-                "--dtype bfloat16 or --dtype float16."
-            )
-        return MasterWeights(
-            [n.parameter for n in trainable],
-            lambda copies: _plain(setup.optim, [{"params": copies}], torch_version),
-            recorder,
+    if not setup.master_weights:
+        return _made(trainable, setup, recorder, torch_version, roles)
+    if not any(n.parameter.dtype in _HALF for n in trainable):
+        found = str(trainable[0].parameter.dtype).removeprefix("torch.")
+        raise ConfigError(
+            f"--master-weights needs half-precision weights, and these are {found}: add "
+            "--dtype bfloat16 or --dtype float16."
         )
-    groups: list[dict[str, Any]]
-    if setup.loop is Loop.TRAINER:
-        groups = [
-            {"params": [n.parameter for n in trainable if n.decays], "weight_decay": 0.0},
-            {"params": [n.parameter for n in trainable if not n.decays], "weight_decay": 0.0},
-        ]
-        groups = [g for g in groups if g["params"]]
-    else:
-        groups = [{"params": [n.parameter for n in trainable]}]
-    return _plain(setup.optim, groups, torch_version)
+
+    def over(copies: list[Any]) -> Any:
+        named = [replace(n, parameter=c) for n, c in zip(trainable, copies, strict=True)]
+        return _made(named, setup, recorder, torch_version, roles)
+
+    return MasterWeights([n.parameter for n in trainable], over, recorder)
+
+
+def _made(
+    trainable: Sequence[Named], setup: Setup, recorder: Recorder, torch_version: tuple[int, int],
+    roles: Callable[[], Roles],
+) -> Any:  # fmt: skip
+    """The optimizer over what it updates: the weights, or their fp32 copies."""
+    facts = facts_of(setup.optim)
+    named = [(n.name, n.parameter) for n in trainable]
+    if facts.targets:
+        return make_library(setup, low_rank_groups(named, setup, roles()), recorder)
+    if setup.optim == "adam_mini":
+        return adam_mini(named, roles(), setup.weight_decay or 0.0)
+    if setup.optim == "muon":
+        return _muon(named, setup, torch_version, roles())
+    groups = _groups(trainable, setup)
+    if facts.block_states:
+        return _blocks(named, groups, setup, recorder, roles)
+    return make_library(setup, groups, recorder) or _plain(setup, groups, torch_version)
+
+
+def _groups(trainable: Sequence[Named], setup: Setup) -> list[dict[str, Any]]:
+    """What decays and what does not, as the Trainer divides it; a script has one group."""
+    decay = setup.weight_decay
+    if setup.loop is not Loop.TRAINER:
+        more = {} if decay is None else {"weight_decay": decay}
+        return [{"params": [n.parameter for n in trainable], **more}]
+    groups = [
+        {"params": [n.parameter for n in trainable if n.decays], "weight_decay": decay or 0.0},
+        {"params": [n.parameter for n in trainable if not n.decays], "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def _blocks(
+    named: Sequence[tuple[str, Any]], groups: list[dict[str, Any]], setup: Setup,
+    recorder: Recorder, roles: Callable[[], Roles],
+) -> Any:  # fmt: skip
+    """bitsandbytes: its states on meta, the library itself on a real device."""
+    blocks = blocks_of(setup.optim)
+    full: frozenset[int] = frozenset()
+    knows = (setup.software.transformers or _KNOWS_BLOCKS) >= _KNOWS_BLOCKS
+    if blocks.bits == 8 and setup.loop is Loop.TRAINER and knows:
+        embeddings = roles().embeddings
+        kept = [p for name, p in named if name in embeddings]
+        full = frozenset(map(id, kept))
+        if kept:
+            recorder.note(
+                f"{setup.optim}: the Trainer keeps the states of embeddings in fp32, those of "
+                f"{sum(p.numel() for p in kept):,} parameters here."
+            )
+    if any(p.device.type != "meta" for _, p in named):
+        return library_optimizer(groups, blocks, full)
+    return BlockStates(groups, blocks, full, recorder, bitsandbytes_version(setup.software))
+
+
+def _muon(
+    named: Sequence[tuple[str, Any]], setup: Setup, torch_version: tuple[int, int], roles: Roles
+) -> Any:
+    matrices, rest = muon_split(named, roles, torch_version)
+    arguments = read_arguments("muon", setup.optim_args)
+    options: dict[str, Any] = {"lr": 1e-4}
+    if "momentum" in arguments:
+        options["momentum"] = float(arguments["momentum"])
+    if "nesterov" in arguments:
+        options["nesterov"] = arguments["nesterov"].lower() in _TRUE
+    if "ns_steps" in arguments:
+        options["ns_steps"] = int(arguments["ns_steps"])
+    made = []
+    if matrices:
+        made.append(torch.optim.Muon(matrices, **options))
+    if rest:
+        made.append(torch.optim.AdamW(rest, lr=1e-4, foreach=True))
+    return Several(made)
+
+
+def in_backward(
+    model: torch.nn.Module, setup: Setup, recorder: Recorder, torch_version: tuple[int, int]
+) -> Stepper:
+    """The optimizer of this setup, hooked to a model that is on its device.
+
+    Raises:
+        ConfigError: nothing trains, or this torch has no such hooks.
+    """
+    parameters = named_parameters(model)
+    check_trainable([n.parameter.requires_grad for n in parameters], setup)
+    if torch_version < _POST_HOOKS and setup.optim not in ("lomo", "adalomo"):
+        raise ConfigError(
+            f"--optim {setup.optim} in backward needs hooks that torch has since 2.1, and "
+            f"{torch_version[0]}.{torch_version[1]} is asked for."
+        )
+    trainable = [n for n in parameters if n.parameter.requires_grad]
+    roles = functools.cache(lambda: roles_of(model))
+    facts = facts_of(setup.optim)
+    options: dict[int, dict[str, Any]] = {}
+    if facts.targets:
+        named = [(n.name, n.parameter) for n in trainable]
+        for group in low_rank_groups(named, setup, roles()):
+            rest = {k: v for k, v in group.items() if k != "params"}
+            options.update((id(p), rest) for p in group["params"])
+
+    def make(one: Named) -> Any:
+        if facts.targets:
+            group = {"params": [one.parameter], **options[id(one.parameter)]}
+            return make_library(setup, [group], recorder)
+        return _made([one], setup, recorder, torch_version, roles)
+
+    return stepper_for(model, setup, recorder, make, trainable)
 
 
 def check_trainable(trains: Sequence[bool], setup: Setup) -> None:
@@ -147,7 +282,9 @@ def _without_decay(model: torch.nn.Module) -> set[str]:
     return {n for n in names if n.rpartition(".")[0] in norms or _NO_DECAY.search(n)}
 
 
-def _plain(name: str, groups: list[dict[str, Any]], torch_version: tuple[int, int]) -> Any:
+def _plain(setup: Setup, groups: list[dict[str, Any]], torch_version: tuple[int, int]) -> Any:
+    """Torch's own optimizers, and those of transformers."""
+    name, arguments = setup.optim, read_arguments(setup.optim, setup.optim_args)
     if name == "adamw_hf":
         return AdamWOfTransformers(groups, lr=1e-4)
     if name == "adafactor":
@@ -165,11 +302,29 @@ def _plain(name: str, groups: list[dict[str, Any]], torch_version: tuple[int, in
     kwargs: dict[str, Any] = {"lr": 1e-4}
     if name == "sgd_momentum":
         kwargs["momentum"] = 0.9
+    for argument, text in arguments.items():
+        kwargs[argument] = (
+            text.lower() in _TRUE if argument in _SWITCHES else _number(setup, argument, text)
+        )
     kwargs["foreach"] = implementation == "foreach"
     if implementation == "fused":
         del kwargs["foreach"]
         kwargs["fused"] = True
-    return getattr(torch.optim, _TORCH[name])(groups, **kwargs)
+    try:
+        return getattr(torch.optim, _TORCH[name])(groups, **kwargs)
+    except ValueError as error:
+        raise ConfigError(
+            f"--optim-args {setup.optim_args!r}: torch.optim.{_TORCH[name]} refuses it: {error}."
+        ) from error
+
+
+def _number(setup: Setup, argument: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ConfigError(
+            f"--optim-args {setup.optim_args!r}: {argument} is {text!r}, which is not a number."
+        ) from None
 
 
 class AdamWOfTransformers(torch.optim.Optimizer):

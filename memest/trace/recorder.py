@@ -92,6 +92,7 @@ class Recorder(TorchDispatchMode):
         self._held: list[list[torch.Tensor]] = [[]]
         self._birth = _TEMPORARY
         self._in_backward = False
+        self._updates = False
         self._notes: dict[str, None] = {}
         self.last_op = ""
         self.failed_module = ""
@@ -135,6 +136,20 @@ class Recorder(TorchDispatchMode):
     def in_backward(self) -> bool:
         """Whether autograd runs (a recompute has grad mode on, the rest of backward has not)."""
         return self._in_backward
+
+    @contextmanager
+    def updating(self) -> Iterator[None]:
+        """While an optimizer updates in backward: nothing here is autograd's doing."""
+        before, self._updates = self._updates, True
+        try:
+            yield
+        finally:
+            self._updates = before
+
+    @property
+    def autograd_writes(self) -> bool:
+        """Whether what runs is autograd's own arithmetic."""
+        return self._in_backward and not self._updates
 
     # -- what is known of allocations -------------------------------------------------------------
 

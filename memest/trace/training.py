@@ -32,11 +32,13 @@ from memest.trace.loops import Run, run_steps, run_updates
 from memest.trace.optimizers import (
     Named,
     check_trainable,
+    in_backward,
     make_optimizer,
     optimizer_of,
 )
 from memest.trace.quantized import Loading, biases_as_loaded
 from memest.trace.recorder import Recorder
+from memest.trace.roles import Roles
 from memest.trace.turns import in_turn
 
 __all__ = ["TracePlan", "plan_to_compose", "trace_training", "trace_updates"]
@@ -77,9 +79,9 @@ def plan_to_compose(setup: Setup) -> TracePlan:
     """What every run can be put together from: see :mod:`memest.steps.compose`.
 
     A plain loop divides its loss only where it accumulates, so one that does not is a run of its
-    own.
+    own. Optimizers that step in backward, one for each parameter, cannot accumulate at all.
     """
-    if setup.loop is Loop.PLAIN and setup.grad_accum == 1:
+    if setup.grad_accum == 1 and (setup.loop is Loop.PLAIN or not setup.may_accumulate):
         return TracePlan(micro_steps=(1, 1), updates=False)
     return TracePlan(micro_steps=(2, 1), updates=False)
 
@@ -142,6 +144,8 @@ def trace_training(
             recorder.mark(Phase.LOAD, 0)
             load(model, recorder, loading)
             run = _run(model, setup, recorder, make_batch, loss_of, gpu, plan)
+            if run.stepper is not None:
+                stack.callback(run.stepper.remove)
             run_steps(run)
             if not plan.updates:
                 recorder.trace.weights = run.weights
@@ -161,13 +165,16 @@ def trace_training(
 
 
 @in_turn
-def trace_updates(weights: Sequence[Weight], setup: Setup, gpu: GpuTraits) -> Trace:
+def trace_updates(
+    weights: Sequence[Weight], setup: Setup, gpu: GpuTraits, roles: Roles | None = None
+) -> Trace:
     """Trace clipping and the optimizer's first two steps alone, on weights with gradients.
 
     Args:
         weights: as a trace of micro-steps left them.
         setup: names optimizer, clipping and loop.
         gpu: decides versions.
+        roles: of the weights; None where the optimizer treats all modules alike.
 
     Returns:
         A trace whose first seam ends the allocations that were there already: weights, gradients
@@ -194,7 +201,9 @@ def trace_updates(weights: Sequence[Weight], setup: Setup, gpu: GpuTraits) -> Tr
                 scaler = torch.amp.GradScaler("cuda")
                 scaler._lazy_init_scale_growth_tracker(torch.device("meta"))
             recorder.seam(SeamKind.OPTIMIZER_MADE, 0)
-            optimizer = optimizer_of(parameters, setup, recorder, gpu.torch)
+            optimizer = optimizer_of(
+                parameters, setup, recorder, gpu.torch, lambda: _known_roles(roles)
+            )
             run = Run(
                 model=_Parameters([named.parameter for named in parameters]),
                 optimizer=optimizer, make_batch=dict, loss_of=lambda *_: None,
@@ -213,6 +222,11 @@ def trace_updates(weights: Sequence[Weight], setup: Setup, gpu: GpuTraits) -> Tr
     trace.micro_steps = run.micro_steps
     trace.notes.extend(recorder.notes)
     return trace
+
+
+def _known_roles(roles: Roles | None) -> Roles:
+    assert roles is not None, "an optimizer that looks at modules is traced without them"
+    return roles
 
 
 class _Parameters:
@@ -263,8 +277,10 @@ def _run(
 ) -> Run:  # fmt: skip
     trainer = setup.loop is Loop.TRAINER
     recorder.seam(SeamKind.OPTIMIZER_MADE, 0)
-    optimizer = None
-    if plan.updates:
+    optimizer = stepper = None
+    if setup.steps_in_backward:
+        stepper = in_backward(model, setup, recorder, gpu.torch)
+    elif plan.updates:
         optimizer = make_optimizer(model, setup, recorder, gpu.torch)
     elif setup.optim != "none":
         check_trainable([p.requires_grad for p in model.parameters()], setup)
@@ -272,6 +288,7 @@ def _run(
     return Run(
         model=model,
         optimizer=optimizer,
+        stepper=stepper,
         make_batch=make_batch,
         loss_of=loss_of,
         recorder=recorder,

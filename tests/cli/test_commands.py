@@ -47,7 +47,7 @@ def check(done, code, *words):
         ("--per-device-batch-sise 4", 2, ["--per-device-batch-size"]),
         ("extra", 2, ["extra"]),
         ("--optim adamm", 2, ["'adam'"]),
-        ("--optim adamw_bnb_8bit", 2, ["not modelled yet"]),
+        ("--optim adamw_apex_fused", 2, ["not modelled yet"]),
         ("--checkpointing ful", 2, ["none, full, every_n:K"]),
         ("--checkpointing-kwargs {x", 2, ["not valid JSON"]),
         ("--dtype float8", 2, ["bfloat16"]),

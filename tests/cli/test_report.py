@@ -266,7 +266,10 @@ class TestJson:
         if estimate.gpu is not None:
             expected |= {"max_batch", "safe_batch"}
         assert set(document) == expected
-        assert set(document["peak"]) == {"allocated_bytes", "reserved_bytes", "device_bytes"}
+        assert set(document["peak"]) == {
+            "allocated_bytes", "reserved_bytes", "device_bytes", "managed_bytes",
+            "device_with_managed_bytes",
+        }  # fmt: skip
         assert set(document["interval"]) == {"level", "low_bytes", "high_bytes", "basis"}
         assert set(document["peak_at"]) == {"phase", "step", "micro_step", "module", "op"}
         assert {"id", "class", "parameters", "trainable_parameters"} <= set(document["model"])

@@ -15,6 +15,7 @@ from real_memory import differences, traced
 from memest.calibration.running.cpu_memory import CpuRun, mark, measure
 from memest.calibration.running.loops import train
 from memest.calibration.running.material import host_batches
+from memest.optimizer_names import OPTIMIZER_FACTS
 from memest.setup import Loop
 from memest.trace.inputs import realise
 from memest.trace.losses import loss_for
@@ -74,6 +75,9 @@ CASES = [
     _case("bert", optim="adafactor_torch"),
     _case("bert", optim="adafactor", loop=TRAINER),
     _case("bert", optim="none"),
+    _case("bert", optim="sgd_loop", weight_decay=0.1),
+    _case("bert", optim="adam_loop", weight_decay=0.1, loop=TRAINER),
+    _case("llama", optim="muon"),
     # checkpointing, frozen weights, half weights, eager attention
     _case("llama", checkpointing="full"),
     _case("llama", checkpointing="full", use_reentrant=True, loop=TRAINER),
@@ -145,6 +149,58 @@ def test_step_allocates_what_a_real_one_does(model, setup):
         same = measured[phase.name]
         assert abs(phase.alive - same.alive) <= host, f"alive when {phase.name} begins"
         assert abs(phase.peak - same.peak) <= host + 0.005 * real.peak, f"peak in {phase.name}"
+
+
+LIBRARIES = [
+    ("galore_torch", "galore_adamw", "all-linear"),
+    ("galore_torch", "galore_adafactor", ".*mlp.*"),
+    ("apollo_torch", "apollo_adamw", ("attn", "mlp")),
+    ("schedulefree", "schedule_free_adamw", ()),
+    ("schedulefree", "schedule_free_radam", ()),
+    ("schedulefree", "schedule_free_sgd", ()),
+    ("adam_mini", "adam_mini", ()),
+]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("library", "optim", "targets"), LIBRARIES)
+def test_step_of_a_library_allocates_what_a_real_one_does(library, optim, targets, dtype):
+    pytest.importorskip(library)
+    if optim == "adam_mini" and dtype == "bfloat16":
+        pytest.skip("the CPU's mean of bfloat16 makes an fp32 copy first; CUDA's does not")
+    test_step_allocates_what_a_real_one_does(
+        "llama", {"optim": optim, "optim_target_modules": targets, "dtype": dtype, "loop": PLAIN}
+    )
+
+
+IN_BACKWARD = [
+    ("llama", {"optim": "lomo", "loop": PLAIN}),
+    ("llama", {"optim": "lomo", "loop": TRAINER, "grad_accum": 2}),
+    ("gpt2", {"optim": "lomo", "loop": PLAIN, "checkpointing": "full"}),
+    ("bert", {"optim": "adalomo", "loop": PLAIN}),
+    ("llama", {"optim": "adalomo", "loop": ACCELERATE, "dtype": "bfloat16"}),
+    ("llama", {"optim": "galore_adamw_layerwise", "loop": TRAINER}),
+    ("llama", {"optim": "apollo_adamw_layerwise", "loop": TRAINER, "dtype": "bfloat16"}),
+    ("bert", {"optim": "adamw_torch_loop", "loop": PLAIN}),
+    ("llama-tied", {"optim": "sgd_momentum_loop", "loop": PLAIN, "weight_decay": 0.1}),
+    ("t5", {"optim": "adamw_torch_fused", "loop": ACCELERATE}),
+    ("llama", {"optim": "adafactor", "loop": PLAIN, "checkpointing": "full"}),
+    ("bert", {"optim": "adamw_torch_loop", "loop": PLAIN, "freeze": ("embeddings",)}),
+    ("vit", {"optim": "adamw_torch_loop", "loop": TRAINER}),
+]
+
+
+@pytest.mark.parametrize(("model", "setup"), IN_BACKWARD, ids=str)
+def test_step_in_backward_allocates_what_a_real_one_does(model, setup):
+    """Each gradient lives until its parameter is updated, as the hooks of a real run have it."""
+    facts = OPTIMIZER_FACTS[setup["optim"]]
+    if facts.package:
+        pytest.importorskip(facts.module)
+    if facts.targets:
+        setup = {**setup, "optim_target_modules": "all-linear"}
+    if not facts.layerwise:
+        setup = {**setup, "optim_in_backward": True}
+    test_step_allocates_what_a_real_one_does(model, setup)
 
 
 def _names(run: CpuRun) -> set[str]:

@@ -43,8 +43,19 @@ def test_torch_1_9_explains_the_fp16_row(tool, by_id):
     assert abs(tool.predict(older).error) < 1.0
 
 
-def test_bitsandbytes_is_refused_not_guessed(tool, by_id):
-    outcome = tool.predict(by_id["hf-doc-v100-bert-large-fp32-bs4-adam8bit"])
+@pytest.mark.parametrize(
+    "name", ["fp32-bs4-adam8bit", "fp16-bs1-ga4-gc-adam8bit", "fp16-bs1-ga4-gc-adam8bit-accelerate"]
+)
+def test_bitsandbytes_states_come_out(tool, by_id, name):
+    outcome = tool.predict(by_id[f"hf-doc-v100-bert-large-{name}"])
+    assert outcome.scored
+    assert abs(outcome.error) < 1.0
+
+
+def test_an_optimizer_that_is_refused_is_not_scored(tool, by_id):
+    record = by_id["hf-doc-v100-bert-large-fp32-bs4-adam8bit"]
+    setup = {**record["setup"], "optim": "adamw_apex_fused"}
+    outcome = tool.predict({**record, "setup": setup})
     assert outcome.predicted is None
     assert "not modelled" in outcome.where
     assert not outcome.scored
