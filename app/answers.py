@@ -21,6 +21,7 @@ import streamlit as st
 import memest
 from memest.app.question import Question
 from memest.app.uploads import check_question, profile_files
+from memest.app.words import plain
 from memest.errors import MemestError
 from memest.findings import Advice, Comparison
 from memest.limits import MaxBatch
@@ -133,9 +134,7 @@ def _kept(
     check_question(question, asked if kind == "comparison" else ())
     options, say = dict(question.options), _shared().say
     if kind == "estimate":
-        setup = question.setup
-        with _shared().lock(question.model):
-            return _profile(question.model).estimate(setup, max_batch=asked[0], **question.where)
+        return _estimated(question, max_batch=asked[0])
     if kind == "sweep":
         return memest.sweep(question.model, dict(asked), progress=say, **options)
     if kind == "largest":
@@ -145,6 +144,30 @@ def _kept(
     return memest.advise(
         question.model, effective_batch=asked[0], any_precision=asked[1], progress=say, **options
     )
+
+
+def _estimated(question: Question, *, max_batch: bool) -> Estimate:
+    """An estimate by the model's one profile; while that traces, by what is on disk already."""
+    setup, where, lock = question.setup, question.where, _shared().lock(question.model)
+    if not lock.acquire(blocking=False):
+        try:
+            known = memest.profile(question.model, progress=_needs_a_trace)
+            return known.estimate(setup, max_batch=max_batch, **where)
+        except _NeedsATraceError:
+            _shared().say("waiting for a trace of this model")
+            lock.acquire()
+    try:
+        return _profile(question.model).estimate(setup, max_batch=max_batch, **where)
+    finally:
+        lock.release()
+
+
+class _NeedsATraceError(Exception):
+    """What is on disk does not answer."""
+
+
+def _needs_a_trace(text: str) -> None:
+    raise _NeedsATraceError(text)
 
 
 def _profiles_on_disk() -> tuple[tuple[str, int], ...]:
@@ -213,12 +236,12 @@ def shown(work: Callable[[], Answer], doing: str) -> Answer | None:
     try:
         return wait_for(work, doing)
     except MemestError as error:
-        st.error(str(error), icon=":material/error:")
+        st.error(plain(error), icon=":material/error:")
     except OSError as error:
-        st.error(f"The operating system refuses: {error.strerror or error}.")
+        st.error(f"The operating system refuses: {plain(error.strerror or error)}.")
     except Exception as error:  # noqa: BLE001 - the page never shows a traceback
         st.error(
-            f"Unexpected {type(error).__name__}: {error}. This is a bug in memest: please report "
-            "it with the command line below and the output of `memest env`."
+            f"Unexpected {type(error).__name__}: {plain(error)}. This is a bug in memest: please "
+            "report it with the command line below and the output of `memest env`."
         )
     return None

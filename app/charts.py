@@ -324,10 +324,15 @@ def heat_chart(heat: HeatMap, panel: HeatPanel) -> Chart:
     return drawn_as(chart, f"Heat map. {words}.")
 
 
-def frontier_chart(found: Sequence[tuple[int, MaxBatch]]) -> Chart:
-    """The largest batch over lengths, a line for each GPU."""
+def frontier_chart(found: Sequence[tuple[float, MaxBatch]], counted: str = "tokens") -> Chart:
+    """The largest batch over lengths, a line for each GPU.
+
+    Args:
+        found: lengths and what was found at each.
+        counted: what a length counts: tokens, pixels, seconds.
+    """
     values = [
-        {"tokens": length, "batch": largest.largest, "safe": largest.safe,
+        {"length": length, "batch": largest.largest, "safe": largest.safe,
          "GPU": largest.gpu.removeprefix("NVIDIA ")}
         for length, answer in found
         for largest in answer.answers
@@ -336,19 +341,19 @@ def frontier_chart(found: Sequence[tuple[int, MaxBatch]]) -> Chart:
         alt.Chart(alt.Data(values=values))
         .mark_line(point=alt.OverlayMarkDef(size=60), strokeWidth=2)
         .encode(
-            x=alt.X("tokens:Q", title="tokens of a sample"),
+            x=alt.X("length:Q", title=f"{counted} of a sample", axis=alt.Axis(format="~g")),
             y=alt.Y("batch:Q", title="largest batch"),
             color=alt.Color(
                 "GPU:N", legend=alt.Legend(orient="top", title=None, columns=2, labelLimit=240)
             ),
             tooltip=[
                 alt.Tooltip("GPU:N"),
-                alt.Tooltip("tokens:Q"),
+                alt.Tooltip("length:Q", title=counted),
                 alt.Tooltip("batch:Q"),
                 alt.Tooltip("safe:Q"),
             ],
         )
         .properties(height=260)
     )
-    words = "; ".join(f"{v['GPU']} at {v['tokens']} tokens: {v['batch']}" for v in values)
+    words = "; ".join(f"{v['GPU']} at {v['length']} {counted}: {v['batch']}" for v in values)
     return drawn_as(chart, f"Largest batch over sequence length. {words}.")

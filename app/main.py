@@ -9,6 +9,7 @@ import streamlit as st
 from memest.app.charts import unchecked
 from memest.app.question import Question
 from memest.app.sidebar import ask
+from memest.app.theme import ICON
 from memest.app.views import (
     accuracy,
     advise,
@@ -43,7 +44,7 @@ def run(default: str = "what-if") -> None:
         default: the page without a path.
     """
     unchecked()
-    st.set_page_config(page_title="memest", page_icon=":material/memory:", layout="wide")
+    st.set_page_config(page_title="memest", page_icon=ICON, layout="wide")
     asked: list[Question] = []
 
     def page(view: View) -> Callable[[], None]:

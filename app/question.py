@@ -90,7 +90,7 @@ class Question:
             ConfigError: a word that is no option.
         """
         try:
-            model, *words = shlex.split(text)
+            model, *words = shlex.split(text) or [""]
         except ValueError as error:
             raise ConfigError(f"{text!r} cannot be read as a scenario: {error}.") from None
         if not words:

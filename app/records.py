@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+import json
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import streamlit as st
 
+from memest.app.uploads import MAX_EXPORT_BYTES, temporary
 from memest.calibration.exchange import read_measurements
 from memest.calibration.fitting.blocks import Block, Figure, Heading, Items, Table, Text
 from memest.calibration.fitting.prediction import Pair, pair
+from memest.calibration.fitting.report import report_blocks
 from memest.calibration.measurement import Measurement
 from memest.calibration.store import MeasurementStore, default_store
+from memest.errors import ConfigError
 from memest.places import data_folder
 from memest.units import MIB
 
-__all__ = ["STORE", "draw_blocks", "measurements", "pairs_of", "sources"]
+__all__ = [
+    "STORE", "content_of", "draw_blocks", "measurements", "pairs_of", "report_of", "sources",
+    "uploaded",
+]  # fmt: skip
 
 Progress = Callable[[str], None]
 
@@ -37,8 +45,36 @@ def sources() -> dict[str, Path]:
     return found
 
 
-def measurements(path: Path) -> tuple[list[Measurement], list[str]]:
-    """The measurements of an export or a store, and what could not be read."""
+Read = tuple[list[Measurement], list[str]]
+"""Measurements, and what could not be read."""
+
+
+def measurements(path: Path) -> Read:
+    """The measurements of an export or a store, read again only when it has changed."""
+    state = path.stat()
+    return _measurements(path, state.st_mtime_ns, state.st_size)
+
+
+@st.cache_resource(show_spinner=False, max_entries=4)
+def uploaded(name: str, content: bytes) -> Read:
+    """The measurements of an uploaded export.
+
+    Raises:
+        ConfigError: it is too large, or holds none.
+    """
+    with temporary(name, content, MAX_EXPORT_BYTES) as path:
+        try:
+            return _read(path)
+        except ConfigError as error:
+            raise ConfigError(str(error).replace(str(path), name)) from None
+
+
+@st.cache_resource(show_spinner=False, max_entries=4)
+def _measurements(path: Path, mtime_ns: int, size: int) -> Read:  # noqa: ARG001 - of the key
+    return _read(path)
+
+
+def _read(path: Path) -> Read:
     if path.suffix in (".jsonl", ".gz"):
         return read_measurements(path, most=MOST_TEXT)
     with MeasurementStore(path, create=False) as kept:
@@ -52,19 +88,43 @@ def pairs_of(found: tuple[Measurement, ...], progress: Progress | None = None) -
         found: the measurements.
         progress: told about each of them.
     """
-    return _pairs(tuple(measurement.run for measurement in found), found, progress)
+    return _pairs(content_of(found), found, progress)
+
+
+def content_of(found: Iterable[Measurement]) -> str:
+    """A digest of measurements: a name of a run alone is whatever somebody's file says."""
+    digest = hashlib.sha256()
+    for measurement in found:
+        digest.update(json.dumps(measurement.to_dict(), sort_keys=True).encode())
+    return digest.hexdigest()
 
 
 @st.cache_resource(show_spinner=False, max_entries=8)
 def _pairs(
-    runs: tuple[str, ...], _found: tuple[Measurement, ...], _progress: Progress | None
+    content: str,  # noqa: ARG001 - the key
+    _found: tuple[Measurement, ...],
+    _progress: Progress | None,
 ) -> tuple[Pair, ...]:
     made = []
     for number, measurement in enumerate(_found, start=1):
         if _progress is not None:
-            _progress(f"predicting {number} of {len(runs)}: {measurement.case.id}")
+            _progress(f"predicting {number} of {len(_found)}: {measurement.case.id}")
         made.append(pair(measurement))
     return tuple(made)
+
+
+def report_of(found: tuple[Measurement, ...], progress: Progress | None = None) -> list[Block]:
+    """Predicted against measured, as ``memest calibrate report`` has it."""
+    return _report(content_of(found), found, progress)
+
+
+@st.cache_resource(show_spinner=False, max_entries=8)
+def _report(
+    content: str,  # noqa: ARG001 - the key
+    _found: tuple[Measurement, ...],
+    _progress: Progress | None,
+) -> list[Block]:
+    return report_blocks(pairs_of(_found, _progress))
 
 
 def draw_blocks(blocks: list[Block]) -> None:

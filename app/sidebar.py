@@ -9,6 +9,7 @@ import streamlit as st
 from memest.app.question import Question
 from memest.app.uploads import MAX_CONFIG_BYTES, keep_config, profile_files
 from memest.app.widgets import gpu_names, option_widget
+from memest.app.words import plain
 from memest.cards import NO_PROFILE
 from memest.errors import MemestError
 from memest.models.catalogue import catalogue
@@ -88,7 +89,7 @@ def _upload() -> None:
             return
         st.session_state.model = keep_config(given.name, given.getvalue())
         st.session_state.upload_error = ""
-    except MemestError as error:
+    except (MemestError, OSError, ValueError) as error:
         st.session_state.upload_error = str(error)
 
 
@@ -103,7 +104,7 @@ def _advanced(options: dict[str, Any]) -> None:
             "the machine that runs this.",
         )
         if st.session_state.get("upload_error"):
-            st.error(st.session_state.upload_error)
+            st.error(plain(st.session_state.upload_error))
     for panel in Panel:
         members = [
             option for option in OPTIONS

@@ -8,8 +8,15 @@ from memest.app.uploads import MAX_EXPORT_BYTES
 from memest.report.parts import COLOURS
 from memest.units import MIB
 
-__all__ = ["VERDICT_COLOURS", "VERDICT_ICONS", "launch_options"]
+__all__ = ["ICON", "VERDICT_COLOURS", "VERDICT_ICONS", "launch_options"]
 
+ICON = (
+    '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 32 32">'
+    '<rect x="3" y="18" width="6" height="11" fill="#0072b2"/>'
+    '<rect x="13" y="10" width="6" height="19" fill="#e69f00"/>'
+    '<rect x="23" y="3" width="6" height="26" fill="#d55e00"/></svg>'
+)
+"""The page's icon; a name of an icon would be fetched from somebody's server."""
 VERDICT_COLOURS = {
     "fits": "green", "tight": "orange", "does not fit": "red", "no GPU named": "gray",
 }  # fmt: skip

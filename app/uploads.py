@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -14,7 +15,8 @@ from memest.app.question import Question
 from memest.cards import NO_PROFILE, profile_folders
 from memest.errors import ConfigError, ModelLoadError, UnknownModelError
 from memest.models.config_file import check_config, read_config
-from memest.models.resolve import resolve_model
+from memest.models.resolve import leads_to_file, resolve_model
+from memest.options import find_option
 from memest.places import user_folder
 from memest.spelling import read_scenario
 from memest.units import MIB, format_size
@@ -43,7 +45,7 @@ def temporary(name: str, content: bytes, most: int) -> Iterator[Path]:
     """An uploaded file on disk for as long as it is read.
 
     Args:
-        name: of the file; no part of it but the last one is used.
+        name: of the file: it tells the format, and stands in messages.
         content: its bytes.
         most: bytes that it may have.
 
@@ -55,8 +57,13 @@ def temporary(name: str, content: bytes, most: int) -> Iterator[Path]:
             f"{name} has {format_size(len(content))}: such a file may have at most "
             f"{format_size(most)}."
         )
+    # what messages name is the user's file; of its name only the end that tells the format is used
+    suffix = "".join(
+        end for end in (".json", ".jsonl", ".gz") if name.lower().rstrip().endswith(end)
+    )
+    suffix = ".jsonl.gz" if suffix == ".gz" else suffix
     with tempfile.TemporaryDirectory(prefix="memest-upload-") as folder:
-        path = Path(folder) / Path(name).name
+        path = Path(folder) / f"upload{suffix}"
         path.write_bytes(content)
         yield path
 
@@ -78,7 +85,8 @@ def keep_config(name: str, content: bytes) -> str:
         config, _ = check_config(read_config(path, shown=name), shown=name, trust_remote_code=False)
     text = json.dumps(config, indent=2, sort_keys=True)
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-    target = _folder() / f"{config['model_type']}-{digest}.json"
+    kind = re.sub(r"[^A-Za-z0-9_-]", "", str(config["model_type"]))[:40]
+    target = _folder() / f"{kind or 'model'}-{digest}.json"
     if not target.is_file():
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -110,6 +118,15 @@ def check_question(question: Question, scenarios: Iterable[str] = ()) -> None:
                 "the explorer runs no code of a model's repository: use the command line, memest "
                 "estimate --trust-remote-code."
             )
+        for name, value in options.items():
+            if name == "profile" or not find_option(name).names_file:
+                continue
+            if not str(value).lstrip().startswith("{"):
+                flag = find_option(name).flags[0]
+                raise ConfigError(
+                    f"{flag} {value}: the explorer reads no files of this machine: give the JSON "
+                    "itself, or use the command line."
+                )
         profile = options.get("profile")
         if profile not in (None, NO_PROFILE) and Path(profile) not in profile_files():
             raise ConfigError(
@@ -129,19 +146,19 @@ def profile_files() -> list[Path]:
 
 
 def _check_model(model: str) -> None:
-    if not model:
+    if not model.strip():
         raise UnknownModelError("no model was named: choose one, for example bert-base-uncased")
-    if ":" in model.partition("?")[0]:
+    ref = model.partition("?")[0].strip()
+    if leads_to_file(ref):
+        # before anything is opened: a name may lead to a device, or to somebody's secrets
+        if Path(ref).resolve().parent != _folder().resolve():
+            raise ConfigError(
+                f"{model} reads as a path, and the explorer opens no file of this machine: upload "
+                "its config.json to ask about it here."
+            )
+        return
+    if resolve_model(ref).kind == "factory":
         raise ConfigError(
             f"{model} names Python code: the explorer runs none. Use the command line, memest "
             "estimate, for package.module:factory."
         )
-    source = resolve_model(model)
-    if source.kind == "factory":
-        raise ConfigError(f"{model} names Python code: the explorer runs none.")
-    if source.path is not None and source.kind == "file":
-        folder = _folder().resolve()
-        if source.path.resolve().parent != folder:
-            raise ConfigError(
-                f"{model} is a file of this machine: upload its config.json to ask about it here."
-            )

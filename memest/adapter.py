@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from memest.errors import ConfigError, closest
+from memest.files import read_small
 
 __all__ = ["METHODS", "Adapter", "read_adapter"]
 
@@ -147,7 +148,7 @@ def _mapping_of(given: Any, option: str) -> dict[str, Any]:
     path = Path(given).expanduser()
     path = path / "adapter_config.json" if path.is_dir() else path
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(read_small(path))
     except OSError as error:
         raise ConfigError(
             f"{option} {str(given)!r} cannot be read ({error.strerror}): give the path of an "

@@ -71,6 +71,7 @@ class Option:
         aliases: further keywords in Python; with dashes they work on the command line too.
         field: the field of :class:`memest.setup.Setup` it sets, empty for an argument of
             :func:`memest.estimate` itself.
+        names_file: its value may be the path of a file.
     """
 
     name: str
@@ -81,6 +82,7 @@ class Option:
     metavar: str = ""
     aliases: tuple[str, ...] = ()
     field: str = ""
+    names_file: bool = False
 
     @property
     def keywords(self) -> tuple[str, ...]:
@@ -171,6 +173,7 @@ OPTIONS: tuple[Option, ...] = (
         Panel.ADAPTERS,
         metavar="FILE",
         aliases=("adapter_config",),
+        names_file=True,
     ),
     _part(
         "lora_r",
@@ -267,6 +270,7 @@ OPTIONS: tuple[Option, ...] = (
         Panel.QUANTIZATION,
         metavar="JSON",
         field="quantization",
+        names_file=True,
     ),
     _part(
         "bnb_4bit_quant_type",
@@ -606,6 +610,7 @@ OPTIONS: tuple[Option, ...] = (
         "none. Left out: one that was measured on this GPU, or one like it, if there is any.",
         panel=Panel.GPU,
         metavar="FILE",
+        names_file=True,
     ),
 )
 """Every option of an estimate, in the order of the help."""

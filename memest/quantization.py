@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from memest.errors import ConfigError, closest
+from memest.files import read_small
 
 __all__ = ["Format", "Quantization", "read_quantization"]
 
@@ -183,12 +184,14 @@ def _mapping_of(given: Any, option: str) -> dict[str, Any]:
     text = str(given)
     if not text.lstrip().startswith("{"):
         try:
-            text = Path(text).expanduser().read_text(encoding="utf-8")
+            text = read_small(Path(text).expanduser())
         except OSError as error:
             raise ConfigError(
                 f"{option} {str(given)!r} cannot be read ({error.strerror}): give JSON, for "
                 "example '{\"load_in_4bit\": true}', or the path of a file that holds it."
             ) from None
+        except UnicodeDecodeError:
+            raise ConfigError(f"{option} {str(given)!r} is not text.") from None
     try:
         values = json.loads(text)
     except ValueError as error:

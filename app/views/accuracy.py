@@ -13,9 +13,9 @@ from memest.app import answers
 from memest.app.accuracy_charts import against_chart, residual_chart
 from memest.app.published import outcomes
 from memest.app.question import Question
-from memest.app.records import draw_blocks, measurements, pairs_of, sources
+from memest.app.records import draw_blocks, measurements, report_of, sources
 from memest.calibration.fitting.blocks import Block
-from memest.calibration.fitting.report import Errors, report_blocks
+from memest.calibration.fitting.report import Errors
 from memest.units import format_size
 
 __all__ = ["show"]
@@ -45,6 +45,7 @@ def _published() -> None:
         )
         return
     scored = [run for run in found if run["scored"]]
+    told = [run for run in found if run.get("inside") is not None]
     st.caption(
         "GPU memory of real training runs that others measured and published; nothing in memest "
         "is fitted to them."
@@ -60,7 +61,7 @@ def _published() -> None:
         "Only", sorted(groups), key="only", bind="query-params", placeholder="all"
     )
     kept = [run for run in scored if not chosen or run[field] in chosen]
-    _summary(kept)
+    _summary(kept, [run for run in told if not chosen or run[field] in chosen])
     against, residuals = st.columns(2)
     drawn = against_chart(kept, field)
     against.vega_lite_chart(spec=drawn.spec, alt=drawn.words, key="against_chart")
@@ -68,7 +69,10 @@ def _published() -> None:
     residuals.vega_lite_chart(spec=drawn.spec, alt=drawn.words, key="residual_chart")
     st.markdown(f"##### By {kind}")
     st.dataframe(
-        [_errors(name, runs) for name, runs in sorted(groups.items())],
+        [
+            _errors(name, runs, [run for run in told if run[field] == name])
+            for name, runs in sorted(groups.items())
+        ],
         hide_index=True,
         alt=f"Errors by {kind}",
     )
@@ -88,7 +92,7 @@ def _error(run: dict[str, Any]) -> float:
     return 0.0 if found is None else found.worst
 
 
-def _summary(runs: list[dict[str, Any]]) -> None:
+def _summary(runs: list[dict[str, Any]], told: list[dict[str, Any]]) -> None:
     found = Errors.of(_pairs(runs))
     if found is None:
         st.info("No run of these has a score.")
@@ -99,19 +103,19 @@ def _summary(runs: list[dict[str, Any]]) -> None:
     columns[2].metric("Worst", f"{found.worst:+.2%}", border=True)
     columns[3].metric("Predicted too low", f"{found.below:.0%}", border=True)
     columns[4].metric(
-        "In their range", _inside(runs), border=True,
+        "In their range", _inside(told), border=True,
         help="Readings of the device's memory that lie in the range that memest gives without "
-        "calibration; the range is for that meter alone, so other readings do not count.",
+        "calibration. The range is for that meter alone, so other readings do not count; those "
+        "without a score, because their context is not published, do.",
     )  # fmt: skip
 
 
-def _inside(runs: list[dict[str, Any]]) -> str:
-    """How many readings lie in the range told for them, of those that have one."""
-    told = [run["inside"] for run in runs if run.get("inside") is not None]
-    return f"{sum(told)} of {len(told)}" if told else "none told"
+def _inside(told: list[dict[str, Any]]) -> str:
+    """How many readings lie in the range told for them."""
+    return f"{sum(run['inside'] for run in told)} of {len(told)}" if told else "none told"
 
 
-def _errors(name: str, runs: list[dict[str, Any]]) -> dict[str, str]:
+def _errors(name: str, runs: list[dict[str, Any]], told: list[dict[str, Any]]) -> dict[str, str]:
     found = Errors.of(_pairs(runs))
     assert found is not None
     return {
@@ -121,7 +125,7 @@ def _errors(name: str, runs: list[dict[str, Any]]) -> dict[str, str]:
         "median, signed": f"{found.median_signed:+.2%}",
         "worst": f"{found.worst:+.2%}",
         "too low": f"{found.below:.0%}",
-        "in range": _inside(runs),
+        "in range": _inside(told),
     }
 
 
@@ -160,4 +164,4 @@ def _campaigns() -> None:
 
 def _report(path: Path) -> list[Block]:
     some, _ = measurements(path)
-    return report_blocks(pairs_of(tuple(some)))
+    return report_of(tuple(some), answers.say)

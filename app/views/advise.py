@@ -9,6 +9,7 @@ import streamlit as st
 from memest.app import answers
 from memest.app.question import Question
 from memest.app.theme import VERDICT_COLOURS, VERDICT_ICONS
+from memest.app.words import plain
 from memest.findings import Advice, Plan
 from memest.report.advice import advice_sentence, plan_words
 from memest.units import format_delta, format_size
@@ -45,7 +46,7 @@ def show(question: Question) -> None:
         answer.verdict.value.capitalize(), icon=VERDICT_ICONS[answer.verdict.value],
         color=VERDICT_COLOURS[answer.verdict.value],  # type: ignore[arg-type]
     )  # fmt: skip
-    st.markdown(f"**{advice_sentence(answer)}**")
+    st.markdown(f"**{plain(advice_sentence(answer))}**")
     if answer.plans:
         _table(answer)
     for number, plan in enumerate(answer.plans, start=1):
@@ -54,7 +55,7 @@ def show(question: Question) -> None:
         _plan("The closest", answer.closest, expanded=True)
     st.caption(f"Time is {answer.time_basis}.")
     for note in answer.notes:
-        st.caption(note)
+        st.caption(plain(note))
     st.code(_command(asked, int(wanted), any_precision=any_precision), language="bash",
             wrap_lines=True)  # fmt: skip
     st.download_button(
@@ -94,5 +95,5 @@ def _headroom(plan: Plan) -> str:
 def _plan(label: str, plan: Plan, *, expanded: bool) -> None:
     with st.expander(f"{label}: {plan_words(plan, times='×')}", expanded=expanded):
         for step in plan.steps:
-            st.markdown(f"- **{step.option} {step.value}**: {step.why}")
+            st.markdown(f"- **{step.option} {plain(step.value)}**: {plain(step.why)}")
         st.code(" ".join(plan.arguments), language="bash", wrap_lines=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -12,8 +13,9 @@ import streamlit as st
 
 from memest.app import answers
 from memest.app.question import Question
-from memest.app.records import draw_blocks, measurements, pairs_of, sources
-from memest.app.uploads import MAX_EXPORT_BYTES, profile_files, temporary
+from memest.app.records import content_of, draw_blocks, measurements, pairs_of, sources, uploaded
+from memest.app.uploads import MAX_EXPORT_BYTES, profile_files
+from memest.app.words import plain
 from memest.calibration.fitting.fit import fit_profile
 from memest.calibration.fitting.report import report_blocks
 from memest.calibration.measurement import Measurement
@@ -50,7 +52,11 @@ def _existing() -> None:
             f"estimates find it in {profile_folders()[0]}."
         )
         return
-    names = {str(path): path.name for path in files}
+    twice = Counter(path.name for path in files)
+    names = {
+        str(path): path.name if twice[path.name] == 1 else f"{path.name} in {path.parent}"
+        for path in files
+    }
     chosen = st.selectbox(
         "Profile", list(names), format_func=lambda path: names.get(path, path),
         key="calibration_profile", bind="query-params",
@@ -58,7 +64,7 @@ def _existing() -> None:
     try:
         profile = read_profile(chosen)
     except MemestError as error:
-        st.error(str(error))
+        st.error(plain(error))
         return
     st.caption(chosen)
     draw_profile(profile)
@@ -110,7 +116,7 @@ def draw_profile(profile: CalibrationProfile) -> None:
         + "\n- ".join(f"{name} {version}" for name, version in source.versions.items())
     )
     for note in source.notes:
-        st.caption(note)
+        st.caption(plain(note))
 
 
 def _percent(value: float | None, digits: int = 2) -> str:
@@ -138,24 +144,24 @@ def _fit() -> None:
         if given is None:
             st.caption("`memest calibrate export --out campaign.jsonl.gz` writes one.")
             return
-        read = partial(_uploaded, given.name, given.getvalue())
+        read = partial(uploaded, given.name, given.getvalue())
     answer = answers.shown(read, "Reading")
     if answer is None:
         return
     some, problems = answer
     for problem in problems[:5]:
-        st.warning(problem)
+        st.warning(plain(problem))
+    if not some:
+        st.info("It holds no run: `memest calibrate run` measures some.")
+        return
     st.markdown(f"{len(some)} runs were read.")
-    if some and st.button("Fit a profile", type="primary", key="fit_now"):
-        st.session_state.fitted = answers.shown(partial(_fitted, tuple(some)), "Fitting")
-    if st.session_state.get("fitted") is not None:
-        profile, blocks = st.session_state.fitted
-        _result(profile, blocks)
-
-
-def _uploaded(name: str, content: bytes) -> tuple[list[Measurement], list[str]]:
-    with temporary(name, content, MAX_EXPORT_BYTES) as path:
-        return measurements(path)
+    content = content_of(some)
+    if st.button("Fit a profile", type="primary", key="fit_now"):
+        found = answers.shown(partial(_fitted, tuple(some)), "Fitting")
+        st.session_state.fitted = None if found is None else (content, *found)
+    fitted = st.session_state.get("fitted")
+    if fitted is not None and fitted[0] == content:  # not that of another file
+        _result(*fitted[1:])
 
 
 def _fitted(some: tuple[Measurement, ...]) -> tuple[CalibrationProfile, list[Any]]:
@@ -173,7 +179,9 @@ def _result(profile: CalibrationProfile, blocks: list[Any]) -> None:
     )  # fmt: skip
     name = row.text_input("Keep it as", "explorer", key="keep_as", max_chars=60)
     if row.button("Keep", key="keep", help=f"In {profile_folders()[0]}: estimates find it."):
-        answers.shown(partial(_keep, profile, name or ""), "Writing")
+        kept = answers.shown(partial(_keep, profile, name or ""), "Writing")
+        if kept is not None:
+            st.success(plain(f"Written to {kept}: estimates for its GPU find it."))
     with st.expander("Predicted against measured, before and after"):
         draw_blocks(blocks)
 
@@ -182,5 +190,7 @@ def _keep(profile: CalibrationProfile, name: str) -> Path:
     if not name or Path(name).name != name or name.startswith("."):
         raise ConfigError(f"{name!r} is no name of a file: use letters, digits and dashes.")
     target = profile_folders()[0] / f"{name.removesuffix('.json')}.json"
+    if target.exists():
+        raise ConfigError(f"{target} is there already: choose another name.")
     write_profile(profile, target)
     return target

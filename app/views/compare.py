@@ -12,6 +12,7 @@ import streamlit as st
 from memest.app import answers, scenarios
 from memest.app.charts import breakdown_chart
 from memest.app.question import Question
+from memest.app.words import plain
 from memest.findings import Comparison, Scenario
 from memest.report.comparison import change_sentence
 from memest.report.words import batch_count
@@ -106,7 +107,7 @@ def _frame(rows: list[dict[str, Any]]) -> Any:
 def _answer(found: Comparison) -> None:
     first, *others = found.scenarios
     for one in others:
-        st.markdown(f"- {change_sentence(one, first)}")
+        st.markdown(f"- {plain(change_sentence(one, first))}")
     st.dataframe(
         [_row(one, first) for one in found.scenarios],
         hide_index=True,
@@ -121,12 +122,12 @@ def _answer(found: Comparison) -> None:
     st.vega_lite_chart(spec=drawn.spec, alt=drawn.words, key="compare_chart")
     for one in others:
         if one.reasons is not None:
-            with st.expander(f"Why: {one.name}", expanded=len(others) == 1):
+            with st.expander(f"Why: {plain(one.name)}", expanded=len(others) == 1):
                 for sentence in one.reasons.sentences:
-                    st.markdown(f"- {sentence}")
+                    st.markdown(f"- {plain(sentence)}")
     st.caption(f"Time is {found.time_basis}.")
     for note in found.notes:
-        st.caption(note)
+        st.caption(plain(note))
 
 
 def _row(one: Scenario, first: Scenario) -> dict[str, str]:

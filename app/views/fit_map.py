@@ -9,64 +9,85 @@ import streamlit as st
 from memest.app import answers
 from memest.app.charts import frontier_chart, heat_chart
 from memest.app.question import Question
+from memest.app.words import plain
 from memest.errors import MemestError
 from memest.limits import MaxBatch
 from memest.report.heat import HeatMap
+from memest.report.heatmap_png import check_picture
 from memest.report.limits import limit_sentence
+from memest.result import Estimate
 from memest.search.axes import parse_axis
 from memest.search.points import METRICS, Sweep
 from memest.search.view import heat_map
 
 __all__ = ["show"]
 
-_BATCHES, _LENGTHS = "1:64:x2", "128,256,512"
+_BATCHES = "1:64:x2"
+_LENGTHS = {
+    "seq_len": ("Sequence lengths", "128,256,512", "tokens"),
+    "image_size": ("Image sizes", "", "pixels"),
+    "audio_seconds": ("Seconds of sound", "5,10,15", "seconds"),
+}
+"""What the second axis may be: its name on the page, its values, what it counts."""
+_KEYS = {"seq_len": "seq_lens", "image_size": "image_sizes", "audio_seconds": "clips"}
 _SYNTAX = "Values as after --over of memest sweep: 1,2,4 or 128:512:128 or 1:64:x2."
 
 
 def show(question: Question) -> None:
     """The page."""
     st.markdown("#### What fits, over batch and length")
+    one = answers.shown(partial(answers.estimate, question), f"Working out {question.model}")
+    if one is None:
+        return
+    axis = _length_axis(one)
+    name, usual, _ = _LENGTHS[axis]
     left, middle, right = st.columns([2, 2, 3])
     batches = left.text_input(
         "Batch sizes", _BATCHES, key="batches", bind="query-params", help=_SYNTAX
     )
     lengths = middle.text_input(
-        "Sequence lengths", _LENGTHS, key="seq_lens", bind="query-params", help=_SYNTAX
-    )
+        name, usual or str(getattr(one.setup, axis)), key=_KEYS[axis], bind="query-params",
+        help=_SYNTAX,
+    )  # fmt: skip
     metric = right.segmented_control(
         "Colour", list(METRICS), default=METRICS[0], required=True, key="metric",
         bind="query-params",
         help="What the number and the colour of a cell are; its verdict is written below it.",
     )  # fmt: skip
-    asked = question.without("batch", "seq_len")
+    asked = question.without("batch", axis)
     if not asked.gpus and "gpu_memory" not in asked.where:
         st.info("Name a GPU in the sidebar: the map says what fits on it.")
         return
-    axes = (("batch", batches), ("seq_len", lengths))
+    axes = (("batch", batches), (axis, lengths))
     found = answers.shown(partial(answers.sweep, asked, axes), f"Sweeping {asked.model}")
     if found is None:
         return
     heat = _map(found, metric or METRICS[0])
     if heat is not None:
         _files(found, metric or METRICS[0])
-    _frontier(asked, lengths)
+    _frontier(asked, axis, lengths)
+
+
+def _length_axis(answer: Estimate) -> str:
+    """Which option is the length of this model's samples."""
+    return next((name for name in _LENGTHS if getattr(answer.setup, name) is not None), "seq_len")
 
 
 def _map(found: Sweep, metric: str) -> HeatMap | None:
     try:
         heat = heat_map(found, metric)
     except MemestError as error:
-        st.error(str(error))
+        st.error(plain(error))
         return None
-    st.markdown(f"**{heat.summary}**")
+    st.markdown(f"**{plain(heat.summary)}**")
     st.caption(f"{heat.metric.capitalize()}. {heat.subtitle}")
     for number, panel in enumerate(heat.panels):
         if panel.title:
-            st.markdown(f"**{panel.title.removeprefix('gpu ')}**")
+            st.markdown(f"**{plain(panel.title.removeprefix('gpu '))}**")
         drawn = heat_chart(heat, panel)
         st.vega_lite_chart(spec=drawn.spec, alt=drawn.words, key=f"heat_{number}")
     for note in heat.notes:
-        st.caption(note)
+        st.caption(plain(note))
     with st.expander("The same as a table"):
         st.dataframe(
             [
@@ -95,37 +116,38 @@ def _files(found: Sweep, metric: str) -> None:
         on_click="ignore", icon=":material/download:",
     )  # fmt: skip
     try:
-        picture = found.to_png(metric)
+        check_picture(len(found.points))
     except MemestError as error:
-        st.caption(f"No PNG: {error}")
+        st.caption(plain(f"No PNG: {error}"))
     else:
         row.download_button(
-            "PNG", picture, "fit-map.png", "image/png", key="map_png", on_click="ignore",
-            icon=":material/download:",
+            "PNG", partial(found.to_png, metric), "fit-map.png", "image/png", key="map_png",
+            on_click="ignore", icon=":material/download:",
         )  # fmt: skip
 
 
-def _frontier(asked: Question, lengths: str) -> None:
+def _frontier(asked: Question, axis: str, lengths: str) -> None:
     st.markdown("#### The largest batch at each length")
     try:
-        values = parse_axis(f"seq_len={lengths}")[1]
+        values = parse_axis(f"{axis}={lengths}")[1]
     except MemestError as error:
-        st.error(str(error))
+        st.error(plain(error))
         return
-    found: list[tuple[int, MaxBatch]] = []
+    counted = _LENGTHS[axis][2]
+    found: list[tuple[float, MaxBatch]] = []
     for value in values:
-        one = asked.with_options(seq_len=value)
-        answer = answers.shown(partial(answers.largest, one), f"Largest batch at {value} tokens")
+        one = asked.with_options(**{axis: value})
+        answer = answers.shown(partial(answers.largest, one), f"Largest batch at {value} {counted}")
         if answer is None:
             return
         found.append((value, answer))
-    drawn = frontier_chart(found)
+    drawn = frontier_chart(found, counted)
     st.vega_lite_chart(spec=drawn.spec, alt=drawn.words, key="frontier_chart")
     st.dataframe(
         [
             {
                 "GPU": largest.gpu,
-                "tokens": length,
+                counted: length,
                 "largest batch": largest.largest,
                 "safe": largest.safe,
             }

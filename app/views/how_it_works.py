@@ -9,6 +9,7 @@ import streamlit as st
 from memest.app import answers
 from memest.app.charts import breakdown_chart, breakdown_rows, timeline_chart
 from memest.app.question import Question
+from memest.app.words import plain
 from memest.events import Category, Phase
 from memest.report.phases import PhaseRow, phase_rows
 from memest.report.words import moment_text
@@ -70,13 +71,18 @@ def show(question: Question) -> None:
     if answer is None:
         return
     rows = phase_rows(answer.timeline, answer.peak_at)
+    if answer.calibration is not None:
+        st.caption(
+            "Phases are shown as replayed; the peaks further down are corrected by a calibration "
+            "profile."
+        )
     _walk(answer, rows)
     _categories(answer)
     _beyond(answer)
 
 
 def _walk(answer: Estimate, rows: list[PhaseRow]) -> None:
-    st.markdown(f"#### The run of {answer.model.id}, phase by phase")
+    st.markdown(f"#### The run of {plain(answer.model.id)}, phase by phase")
     names = [row.label for row in rows]
     chosen = st.select_slider("Phase", names, key="phase", bind="query-params")
     place = names.index(chosen) if chosen in names else 0
@@ -92,7 +98,7 @@ def _walk(answer: Estimate, rows: list[PhaseRow]) -> None:
             delta_color="off", border=True,
         )  # fmt: skip
     if row.is_peak:
-        st.markdown(f"**The allocated peak is here**: {moment_text(answer)}.")
+        st.markdown(f"**The allocated peak is here**: {plain(moment_text(answer))}.")
     _alive(row, before)
     drawn = timeline_chart(rows, moment_text(answer))
     st.vega_lite_chart(spec=drawn.spec, alt=drawn.words, key="walk_chart")
@@ -132,7 +138,8 @@ def _categories(answer: Estimate) -> None:
             f"({row.bytes / total:.1%}). {_CATEGORIES[row.category]}"
         )
     st.markdown(
-        f"Together **{format_size(total)}** ({total:,} bytes): the allocated peak, exactly."
+        f"Together **{format_size(total)}** ({total:,} bytes): the allocated peak, exactly"
+        + ("." if answer.calibration is None else ", as the calibration profile corrects it.")
     )
 
 

@@ -19,6 +19,7 @@ from memest.app.views.what_if_parts import (
     take_away,
     timeline_tab,
 )
+from memest.app.words import plain
 from memest.errors import MemestError
 from memest.report.words import (
     batch_sentence,
@@ -98,7 +99,7 @@ def _headline(answer: Estimate) -> None:
             help=f"Of {format_size(answer.gpu.usable_bytes)} that PyTorch can have on "
             f"{answer.gpu.name}",
         )  # fmt: skip
-    st.markdown(f"#### {verdict_sentence(answer)}")
+    st.markdown(f"#### {plain(verdict_sentence(answer))}")
     model = answer.model
     st.caption(
         " · ".join(
@@ -147,13 +148,13 @@ def _pin(question: Question) -> Estimate | None:
         "Pin", icon=":material/keep:", key="pin_now", on_click=_set_pin,
         args=(question.short(),), help="Every later change is shown as a difference from it.",
     )  # fmt: skip
-    if not text:
+    if not (text or "").strip():
         return None
     row.button("Unpin", icon=":material/keep_off:", key="unpin", on_click=_set_pin, args=("",))
     try:
         pinned = Question.from_short(text)
     except MemestError as error:
-        st.error(f"The pinned scenario: {error}")
+        st.error(f"The pinned scenario: {plain(error)}")
         return None
     return answers.shown(partial(answers.estimate, pinned), f"Working out {pinned.model}")
 

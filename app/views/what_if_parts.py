@@ -6,6 +6,7 @@ import streamlit as st
 
 from memest.app.charts import layers_chart, timeline_chart
 from memest.app.question import Question
+from memest.app.words import plain
 from memest.report.layers import biggest, tree, visible
 from memest.report.phases import phase_rows
 from memest.report.words import moment_text
@@ -34,7 +35,7 @@ def delta_reasons(before: Estimate, after: Estimate) -> None:
     with st.container(border=True):
         st.markdown("**Against the pinned scenario**")
         for sentence in why.sentences:
-            st.markdown(f"- {sentence}")
+            st.markdown(f"- {plain(sentence)}")
         st.dataframe(
             [
                 {
@@ -55,9 +56,11 @@ def timeline_tab(answer: Estimate) -> None:
     """Memory over the phases of the run."""
     rows = phase_rows(answer.timeline, answer.peak_at)
     where = moment_text(answer)
-    st.markdown(f"The allocated peak is reached {where}.")
+    st.markdown(f"The allocated peak is reached {plain(where)}.")
     drawn = timeline_chart(rows, where)
     st.vega_lite_chart(spec=drawn.spec, alt=drawn.words, key="timeline_chart")
+    if answer.calibration is not None:
+        st.caption("As replayed, before the calibration profile corrects the peaks.")
     st.caption(
         "Step.micro-step and phase. Bars: what is alive when the most is allocated in that phase, "
         "by category; line: what the allocator has reserved."
@@ -154,9 +157,9 @@ def calibration_tab(answer: Estimate) -> None:
 def notes_tab(answer: Estimate) -> None:
     """What was assumed and what is not modelled."""
     said = [*answer.assumptions, f"range of the device peak: {answer.interval.basis}"]
-    st.markdown("**Assumed**\n" + "\n".join(f"- {text}" for text in said))
+    st.markdown("**Assumed**\n" + "\n".join(f"- {plain(text)}" for text in said))
     if answer.notes:
-        st.markdown("**Notes**\n" + "\n".join(f"- {text}" for text in answer.notes))
+        st.markdown("**Notes**\n" + "\n".join(f"- {plain(text)}" for text in answer.notes))
 
 
 # -- to take away ---------------------------------------------------------------------------------

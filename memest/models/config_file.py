@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from memest.errors import ModelLoadError
+from memest.files import read_small
 from memest.models.catalogue import model_types
 from memest.units import MIB, format_size
 
@@ -43,13 +44,12 @@ def read_config(path: Path, *, shown: str) -> dict[str, Any]:
         ModelLoadError: unreadable, larger than 10 MiB, not JSON, or not a JSON object.
     """
     try:
-        size = path.stat().st_size
-        if size > MAX_CONFIG_BYTES:
+        if path.is_file() and path.stat().st_size > MAX_CONFIG_BYTES:
             raise ModelLoadError(
-                f"{shown} has {format_size(size)}, a model's config.json at most "
+                f"{shown} has {format_size(path.stat().st_size)}, a model's config.json at most "
                 f"{format_size(MAX_CONFIG_BYTES)}: give the config.json, not weights or data"
             )
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_small(path, MAX_CONFIG_BYTES)
     except UnicodeDecodeError as error:
         raise ModelLoadError(
             f"{shown} is not text ({error.reason} at byte {error.start}): give the model's "
@@ -63,6 +63,8 @@ def read_config(path: Path, *, shown: str) -> dict[str, Any]:
         raise ModelLoadError(
             f"{shown} is not valid JSON: {error.msg} in line {error.lineno}, column {error.colno}"
         ) from error
+    except ValueError as error:  # a number that is too long to be one
+        raise ModelLoadError(f"{shown} is not valid JSON: {error}") from error
     except RecursionError as error:
         raise ModelLoadError(f"{shown} is nested too deeply for a model's config.json") from error
     if not isinstance(data, dict):

@@ -18,7 +18,7 @@ from memest.models.changes import split_changes
 from memest.models.config_file import check_config, guess_auto_class, read_config
 from memest.models.hub import CONFIG_NAME, fetch_config
 
-__all__ = ["ModelSource", "resolve_model"]
+__all__ = ["ModelSource", "leads_to_file", "looks_like_path", "resolve_model"]
 
 _FACTORY = re.compile(r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")
 
@@ -53,7 +53,8 @@ class ModelSource:
     changes: tuple[str, ...] = ()
 
 
-def _looks_like_path(ref: str) -> bool:
+def looks_like_path(ref: str) -> bool:
+    """Whether a reference is taken for a path, whatever is there."""
     # an id has one slash at most, so one slash alone does not make a path
     return (
         ref.lower().endswith(".json")
@@ -62,6 +63,27 @@ def _looks_like_path(ref: str) -> bool:
         or ref.endswith(os.sep)
         or "\\" in ref
     )
+
+
+def leads_to_file(ref: str) -> bool:
+    """Whether something on this machine is read for a reference, or would be if it were there.
+
+    Nothing is read to tell.
+    """
+    path, exists = _path_of(ref)
+    unfit = exists and path.is_dir() and not (path / CONFIG_NAME).is_file()
+    return looks_like_path(ref) or (exists and not (unfit and lookup(ref) is not None))
+
+
+def _path_of(ref: str) -> tuple[Path, bool]:
+    """A reference as a path, and whether something is there."""
+    path = Path(ref)
+    try:
+        path = path.expanduser()
+        return path, path.exists()
+    except (OSError, RuntimeError, ValueError):
+        # longer than the file system allows, a home of nobody, a NUL byte: no path of ours
+        return path, False
 
 
 def _from_file(path: Path, *, ref: str, trust_remote_code: bool) -> ModelSource:
@@ -167,22 +189,16 @@ def _changed(source: ModelSource, ref: str, changes: dict[str, Any]) -> ModelSou
 def _resolve(ref: str, *, trust_remote_code: bool) -> ModelSource:
     if not ref:
         raise UnknownModelError("no model was named: give an id, for example bert-base-uncased")
-    path = Path(ref)
+    path, exists = _path_of(ref)
     notes: tuple[str, ...] = ()
-    try:
-        path = path.expanduser()
-        exists = path.exists()
-    except (OSError, RuntimeError, ValueError):
-        # longer than the file system allows, a home of nobody, a NUL byte: no path of ours
-        exists = False
-    if _looks_like_path(ref) and not exists:
+    if looks_like_path(ref) and not exists:
         raise ModelLoadError(
             f"{ref} does not exist: give a folder with a {CONFIG_NAME}, the file itself, or the id "
             "of a model, for example bert-base-uncased"
         )
     entry = lookup(ref)
     unfit = exists and path.is_dir() and not (path / CONFIG_NAME).is_file()
-    if unfit and entry is not None and not _looks_like_path(ref):
+    if unfit and entry is not None and not looks_like_path(ref):
         notes = (f"the folder {ref} here has no {CONFIG_NAME} and was passed over",)
         exists = False
     if exists:

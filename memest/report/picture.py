@@ -21,6 +21,8 @@ _DPI = 110
 _WIDTH = 11.0
 _LINE = 0.22
 _LETTERS = 130
+_LETTER = 0.0078
+"""Width of a letter of 8 points, as part of the bar's."""
 """Letters of a line of 10 points."""
 _MOST_PHASES = 60
 """Phases that find room beside each other."""
@@ -56,10 +58,13 @@ def render_picture(estimate: Estimate) -> bytes:
     heads = textwrap.wrap(verdict_sentence(estimate), _LETTERS - 12)
     setup = textwrap.wrap(" · ".join(setup_items(estimate.setup)), _LETTERS)
     parts = [part for part in parts_of(estimate) if part.bytes > 0]
-    rows = phase_rows(estimate.timeline, estimate.peak_at)[:_MOST_PHASES]
+    rows = phase_rows(estimate.timeline, estimate.peak_at)
+    shown = _around_peak(rows)
+    labels = _labels(estimate)
     head = _LINE * (len(heads) + len(setup)) + 0.3
     legend = 0.24 * -(-len(parts) // 3)
-    heights = (head, 1.1, legend + 0.2, 3.0 if rows else 0.0, 1.15 if rows else 0.2)
+    above = 0.18 * (len(labels) - 1)
+    heights = (head, 1.1 + above, legend + 0.2, 3.0 if rows else 0.0, 1.15 if rows else 0.2)
     height = sum(heights)
     figure = Figure(figsize=(_WIDTH, height), dpi=_DPI, facecolor="white")
     FigureCanvasAgg(figure)
@@ -68,14 +73,26 @@ def render_picture(estimate: Estimate) -> bytes:
             0.03, 1 - (_LINE * index + 0.28) / height, _plain(line), fontsize=10, va="center",
             color=_INK, weight="bold" if index < len(heads) else "normal",
         )  # fmt: skip
-    bar: Any = figure.add_axes((0.03, (height - head - 0.75) / height, 0.94, 0.42 / height))
+    bottom = height - head - above - 0.75
+    bar: Any = figure.add_axes((0.03, bottom / height, 0.94, 0.42 / height))
     _draw_bar(bar, estimate, parts)
-    _draw_legend(figure, parts, height - head - 1.3, height)
+    for number, line in enumerate(reversed(labels)):
+        for left, text, ink in line:
+            bar.text(
+                left, 1.2 + 0.43 * number, _plain(text), transform=bar.transAxes, fontsize=8,
+                color=ink, va="bottom",
+            )  # fmt: skip
+    _draw_legend(figure, parts, bottom - 0.55, height)
     if rows:
         lines: Any = figure.add_axes(
             (0.075, heights[4] / height, 0.895, (heights[3] - 0.5) / height)
         )
-        _draw_phases(lines, rows, moment_text(estimate))
+        calibrated = estimate.calibration is not None
+        said = "Highest memory in each phase" + (", before calibration" if calibrated else "")
+        if len(shown) < len(rows):
+            said += f" ({len(shown)} of {len(rows)} phases)"
+        said += f"; line: reserved\nAllocated peak {moment_text(estimate)}"
+        _draw_phases(lines, shown, said)
     file = io.BytesIO()
     figure.savefig(file, format="png", metadata={"Software": None})
     return file.getvalue()
@@ -97,6 +114,33 @@ def _cards(estimate: Estimate) -> list[GpuFit]:
     return [] if estimate.gpu is None else [estimate.gpu, *estimate.common_gpus]
 
 
+def _labels(estimate: Estimate) -> list[list[tuple[float, str, str]]]:
+    """Lines of names above the bar: where each starts (0 to 1), its text, its colour."""
+    cards = _cards(estimate)
+    said = [f"device {format_size(estimate.peak.device_bytes)}, {interval_text(estimate)} (grey)"]
+    said += [
+        f"{card.name.removeprefix('NVIDIA ')} {format_size(card.usable_bytes)}" for card in cards
+    ]
+    inks = [_INK, *(_CARDS[number % len(_CARDS)] for number in range(len(cards)))]
+    lines: list[list[tuple[float, str, str]]] = [[]]
+    left = 0.0
+    for text, ink in zip(said, inks, strict=True):
+        wide = len(text) * _LETTER
+        if lines[-1] and left + wide > 1:
+            lines.append([])
+            left = 0.0
+        lines[-1].append((left, text, ink))
+        left += wide + 0.02
+    return lines
+
+
+def _around_peak(rows: list[PhaseRow]) -> list[PhaseRow]:
+    """As many phases as find room, the one of the peak among them."""
+    at = next((place for place, row in enumerate(rows) if row.is_peak), 0)
+    first = max(0, min(at - _MOST_PHASES // 2, len(rows) - _MOST_PHASES))
+    return rows[first : first + _MOST_PHASES]
+
+
 def _draw_bar(axes: Any, estimate: Estimate, parts: Sequence[Part]) -> None:
     left = 0.0
     for part in parts:
@@ -109,17 +153,6 @@ def _draw_bar(axes: Any, estimate: Estimate, parts: Sequence[Part]) -> None:
     cards = _cards(estimate)
     for number, card in enumerate(cards):
         axes.axvline(card.usable_bytes / GIB, color=_CARDS[number % len(_CARDS)], linewidth=2.2)
-    said = [f"device {format_size(estimate.peak.device_bytes)}, {interval_text(estimate)} (grey)"]
-    said += [
-        f"{card.name.removeprefix('NVIDIA ')} {format_size(card.usable_bytes)}" for card in cards
-    ]
-    inks = [_INK, *(_CARDS[number % len(_CARDS)] for number in range(len(cards)))]
-    start = 0.0
-    for text, ink in zip(said, inks, strict=True):
-        axes.text(
-            start, 1.2, _plain(text), transform=axes.transAxes, fontsize=8, color=ink, va="bottom"
-        )
-        start += len(text) * 0.0078 + 0.02
     axes.set_ylim(-0.55, 0.55)
     axes.set_xlim(0, max([left, high, *(card.usable_bytes / GIB for card in cards)]) * 1.02)
     axes.set_yticks([])
@@ -143,7 +176,7 @@ def _draw_legend(figure: Any, parts: Sequence[Part], top: float, height: float) 
         figure.text(x + 0.018, y, text, fontsize=9, va="center", color=_INK)
 
 
-def _draw_phases(axes: Any, rows: Sequence[PhaseRow], where: str) -> None:
+def _draw_phases(axes: Any, rows: Sequence[PhaseRow], title: str) -> None:
     places = range(len(rows))
     bottom = [0.0] * len(rows)
     for category in CATEGORY_ORDER:
@@ -162,8 +195,7 @@ def _draw_phases(axes: Any, rows: Sequence[PhaseRow], where: str) -> None:
         if row.is_peak:
             axes.plot(place, row.allocated_bytes / GIB, marker="D", color=_PEAK, markersize=6)
     axes.set_title(
-        _plain(f"Highest memory in each phase; line: reserved\nAllocated peak {where}"),
-        fontsize=9, loc="left", color=_INK,
+        _plain(title), fontsize=9, loc="left", color=_INK,
     )  # fmt: skip
     axes.set_xticks(list(places), [row.label for row in rows], rotation=55, ha="right")
     axes.set_xlim(-0.6, len(rows) - 0.4)

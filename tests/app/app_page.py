@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from streamlit.testing.v1 import AppTest
@@ -12,7 +13,8 @@ Open = Callable[..., AppTest]
 def texts(app: AppTest) -> str:
     """All that stands on the page in words."""
     kinds = (app.markdown, app.caption, app.error, app.info, app.code, app.warning)
-    return "\n".join(str(element.value) for kind in kinds for element in kind)
+    shown = "\n".join(str(element.value) for kind in kinds for element in kind)
+    return re.sub(r"\\([\\`*_\[\]<>#|~$!:])", r"\1", shown)  # as Markdown shows it
 
 
 def metrics(app: AppTest) -> dict[str, str]:

@@ -7,6 +7,7 @@ from app_page import Open, metrics, texts
 import memest
 from memest.app import scenarios
 from memest.app.main import PAGES
+from memest.app.published import outcomes
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -109,6 +110,30 @@ def test_accuracy_sums_up_published_runs(
     app = open_page("accuracy", by="family", only="gpt2")
     assert metrics(app)["Runs"] == "1"
     assert metrics(app)["Worst"] == "-12.50%"
+
+
+def test_the_ranges_of_all_readings_count(open_page: Open) -> None:
+    told = [run["inside"] for run in outcomes() if run["inside"] is not None]
+    assert len(told) > 12
+    app = open_page("accuracy", by="set")
+    assert metrics(app)["In their range"] == f"{sum(told)} of {len(told)}"
+    table = next(f.value for f in app.dataframe if "in range" in f.value)
+    assert f"{sum(told)} of {len(told)}" in list(table["in range"])
+
+
+def test_the_fit_map_of_images_has_their_sizes(open_page: Open) -> None:
+    pytest.importorskip("transformers")
+    app = open_page("fit-map", model="google/vit-base-patch16-224", gpu="t4", batches="1,2")
+    assert app.text_input(key="image_sizes").value == "224"
+    assert "2 points" in texts(app)
+
+
+def test_what_a_link_says_is_shown_and_not_drawn(open_page: Open) -> None:
+    app = open_page(model="![x](http://192.0.2.1/p.png)")
+    said = app.error[0].value
+    assert "![" not in said
+    assert "[x]" not in said
+    assert "![x](http://192.0.2.1/p.png)" in texts(app)
 
 
 def test_how_it_works_walks_through_the_phases(open_page: Open) -> None:

@@ -1,3 +1,4 @@
+import dataclasses
 import gzip
 import json
 from pathlib import Path
@@ -73,7 +74,7 @@ def test_a_link_names_no_other_file(tmp_path: Path) -> None:
         check_question(Question(str(path)))
     with pytest.raises(ConfigError, match="upload"):
         check_question(Question(str(tmp_path)))
-    with pytest.raises(ModelLoadError):
+    with pytest.raises(ConfigError, match="upload"):
         check_question(Question(str(tmp_path / "none.json")))
 
 
@@ -134,12 +135,16 @@ def test_a_profile_is_shown_part_by_part(open_page: Open) -> None:
     assert "1.0200" in list(app.dataframe[0].value["factor"])
     app = open_page(tab="Calibration")
     assert metrics(app)["Runs measured"] == "40"
+    assert "before the calibration profile corrects" in texts(app)
+    assert "as the calibration profile corrects it" in texts(open_page("how-it-works"))
     tables = [frame.value for frame in app.dataframe if "raw" in frame.value]
     factors = dict(zip(tables[0]["part"], tables[0]["factor"], strict=True))
     assert factors["activations"] == "× 1.0200"
-    (folder / "broken.json").write_text("{")
-    app = open_page("calibration", calibration_profile=str(folder / "broken.json"))
-    assert "broken.json" in app.error[0].value
+    (folder / "zbroken.json").write_text("{")
+    assert metrics(open_page("calibration"))["Runs"] == "40"
+    app = open_page("calibration", calibration_profile="zbroken.json")
+    assert "zbroken.json" in texts(app)
+    assert len(app.error) == 1
     assert "Traceback" not in texts(app)
 
 
@@ -174,10 +179,21 @@ def test_an_import_is_fitted_with_what_it_found_on_the_page(
     app.text_input(key="keep_as").set_value("mine").run()
     app.button(key="keep").click().run()
     assert not app.error
-    assert (profile_folders()[0] / "mine.json").is_file()
+    kept = profile_folders()[0] / "mine.json"
+    assert str(kept) in app.success[0].value.replace("\\", "")
+    first = kept.read_text()
+    app.button(key="keep").click().run()
+    assert "is there already" in app.error[0].value
+    assert kept.read_text() == first
     app.text_input(key="keep_as").set_value("../mine").run()
     app.button(key="keep").click().run()
     assert "no name of a file" in app.error[0].value
+    other = "\n".join(lines.decode().splitlines()[:6]).encode()
+    app.file_uploader(key="records").set_value(("other.jsonl", other, "application/json")).run()
+    assert "2 runs were read" in texts(app)
+    assert "Runs" not in metrics(app)  # what was fitted is of the other file
+    app.file_uploader(key="records").set_value(("none.jsonl", b"", "application/json")).run()
+    assert "holds no run" in texts(app)
 
 
 @pytest.mark.parametrize("where", ["options", "scenario"])
@@ -210,6 +226,58 @@ def test_an_export_that_unpacks_to_too_much_is_refused(
     assert path.stat().st_size < 1 << 20
     with pytest.raises(ConfigError, match="larger than 1 MiB when unpacked"):
         records.measurements(path)
+
+
+@pytest.mark.parametrize(
+    "kind", ["/tmp/dropped", "../profiles/owned", "..", "a\\b", "\0", "x" * 5000, "ünïcode"]
+)
+def test_a_config_is_kept_in_its_folder_whatever_it_calls_itself(kind: str) -> None:
+    content = json.dumps({"model_type": kind, "hidden_size": 4}).encode()
+    try:
+        kept = Path(keep_config("../../config.json", content))
+    except MemestError:
+        return
+    assert kept.parent == uploads.user_folder() / "uploaded_configs"
+    assert kept.is_file()
+
+
+def test_a_number_without_end_is_no_config() -> None:
+    with pytest.raises(ModelLoadError, match="not valid JSON"):
+        keep_config("config.json", b'{"model_type": "bert", "x": ' + b"1" * 5000 + b"}")
+
+
+@pytest.mark.parametrize("ref", ["/dev/zero", "/dev/stdin", "/etc/passwd", "~", "..", "a/b/c"])
+def test_nothing_of_this_machine_is_opened_for_a_link(
+    ref: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def opened(*_: object, **__: object) -> None:
+        raise AssertionError("it was opened")
+
+    monkeypatch.setattr("memest.models.resolve.read_config", opened)
+    with pytest.raises(ConfigError, match="opens no file of this machine"):
+        check_question(Question(ref))
+
+
+def test_options_that_name_files_take_none_of_a_link(tmp_path: Path) -> None:
+    path = tmp_path / "adapter_config.json"
+    path.write_text('{"secret": 1}')
+    for name in ("adapter", "quantization"):
+        with pytest.raises(ConfigError, match="reads no files of this machine"):
+            check_question(Question("gpt2", ((name, str(path)),)))
+    check_question(Question("gpt2", (("quantization", '{"load_in_4bit": true}'),)))
+    with pytest.raises(ConfigError, match="reads no files of this machine"):
+        check_question(Question("gpt2"), (f"peft-config={path}",))
+
+
+def test_other_runs_of_the_same_names_are_other_runs() -> None:
+    pytest.importorskip("sklearn")
+    from simulated_runs import simulate
+
+    some = [pair.measurement for pair in simulate()][:3]
+    changed = [dataclasses.replace(one, case=some[0].case) for one in some]
+    assert [one.run for one in some] == [one.run for one in changed]
+    assert records.content_of(some) != records.content_of(changed)
+    assert records.content_of(some) == records.content_of(list(some))
 
 
 def test_lines_that_are_no_records_do_not_pile_up(tmp_path: Path) -> None:
