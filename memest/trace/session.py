@@ -22,7 +22,7 @@ from memest.trace.inputs import Sizes, TensorPlan, plan_batch, realise
 from memest.trace.legacy import attention_of, masks_as_before, model_as_before
 from memest.trace.losses import loss_for
 from memest.trace.pristine import as_built
-from memest.trace.quantized import Loading, quantise
+from memest.trace.quantized import Loading, own_quantization, quantise
 from memest.trace.switches import set_checkpointing, set_use_cache
 from memest.trace.tasks import task_of_class
 from memest.trace.ties import separate_head
@@ -59,13 +59,15 @@ def build(
     model_type = str((source.config or {}).get("model_type", ""))
     asked = setup
     setup = replace(setup, attn_implementation=attention_of(model_type, setup))
+    setup, found = own_quantization(source.config or {}, setup)
+    ready = bool(found) and setup.quantization is not None
     built = build_model(source, setup)
     if source.kind == "factory":
         _same_attention(built.model, asked)
     model_as_before(built.model, model_type, setup)
     untied = separate_head(built.model, source.config or {})
-    built = replace(built, notes=(*built.notes, *untied))
-    built = _finetuned(built, setup)
+    built = replace(built, notes=(*built.notes, *untied, *found))
+    built = _finetuned(built, setup, ready=ready)
     if loss is None and built.loss is not None:
         loss = _checked(built.loss)
     if inputs is None and built.inputs is not None:
@@ -76,10 +78,10 @@ def build(
     return _planned(setup, built, loss)
 
 
-def _finetuned(built: BuiltModel, setup: Setup) -> BuiltModel:
+def _finetuned(built: BuiltModel, setup: Setup, *, ready: bool = False) -> BuiltModel:
     """The model quantised, with adapters and frozen parameters, as the setup has them."""
     if setup.quantization is not None:
-        loading, told = quantise(built.model, built.dtype, setup)
+        loading, told = quantise(built.model, built.dtype, setup, ready=ready)
         built = replace(built, loading=loading, notes=(*built.notes, *told))
     if setup.adapter is not None:
         wrapper, said = add_adapter(built.model, built.task, setup)

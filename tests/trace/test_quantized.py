@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 
@@ -140,6 +141,38 @@ def test_a_bias_that_the_first_forward_casts_is_uncast_in_every_trace():
 
     assert list(first.events) == list(second.events)
     assert first.sizes == second.sizes
+
+
+class TestCheckpointsThatAreQuantised:
+    @pytest.fixture
+    def folder(self, tmp_path):
+        def write(quantization):
+            config = resolve_model("meta-llama/Llama-3.2-1B").config
+            changes = {"num_hidden_layers": 2, "vocab_size": 256}
+            changes["quantization_config"] = quantization
+            (tmp_path / "config.json").write_text(json.dumps({**config, **changes}))
+            return str(tmp_path)
+
+        return write
+
+    def test_they_are_taken_as_they_are(self, folder):
+        own = {"quant_method": "bitsandbytes", "_load_in_4bit": True, **NESTED}
+        alive, peak, trace = loaded(folder(own), adapter=LORA)
+        asked, more, _ = loaded(folder(None), adapter=LORA, quantization=NESTED)
+
+        sizes = [sorted(t.sizes[i] for i in a) for a, t in ((alive, trace),)]
+        assert sum(sizes[0]) > 0
+        assert len(alive) == len(asked)
+        # nothing arrives in half precision: the peak of loading is lower by one such weight
+        assert peak < more
+
+    def test_the_trainer_needs_adapters_for_them(self, folder):
+        with pytest.raises(ConfigError, match="--lora-r 16"):
+            built(folder({"quant_method": "bitsandbytes", **NF4}), loop="trainer")
+
+    def test_other_formats_are_named_and_not_guessed(self, folder):
+        run, _ = built(folder({"quant_method": "exl2", "bits": 4}))
+        assert any("quantised by exl2, which is not modelled" in said for said in run.card.remarks)
 
 
 class TestGemm4bit:
