@@ -241,9 +241,7 @@ def _what_rows_mean(before: Estimate, after: Estimate, rows: Sequence[RowChange]
     return sentences
 
 
-def _who_trains(
-    before: Estimate, after: Estimate, rows: Mapping[Category, RowChange]
-) -> list[str]:
+def _who_trains(before: Estimate, after: Estimate, rows: Mapping[Category, RowChange]) -> list[str]:
     """How many parameters gradients and states belong to, where that changed."""
     then, now = before.model.trainable_parameters, after.model.trainable_parameters
     theirs = [rows[c] for c in (Category.GRADIENTS, Category.OPTIMIZER_STATES) if c in rows]
@@ -258,9 +256,7 @@ def _who_trains(
     ]
 
 
-def _bytes_of_weights(
-    before: Estimate, after: Estimate, rows: Sequence[RowChange]
-) -> list[str]:
+def _bytes_of_weights(before: Estimate, after: Estimate, rows: Sequence[RowChange]) -> list[str]:
     """What a weight takes on average, where the row of the parameters changed by that."""
     change = next((row for row in rows if row.category is Category.PARAMETERS), None)
     if change is None or abs(change.delta_bytes) < NOTABLE * before.peak.allocated_bytes:
