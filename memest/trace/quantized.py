@@ -8,6 +8,7 @@ decided by the installed libraries. Only the weights' values are missing, as eve
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -32,6 +33,7 @@ __all__ = [
     "quantise",
     "quantise_weight",
     "quiet",
+    "twins_on_meta",
 ]
 
 
@@ -101,10 +103,11 @@ def own_quantization(config: Mapping[str, Any], setup: Setup) -> tuple[Setup, tu
         return setup, ()
     method = str(found.get("quant_method", "bitsandbytes"))
     if not method.startswith("bitsandbytes"):
-        return setup, (
+        said = (
             f"the checkpoint is quantised by {method}, which is not modelled: the weights are "
-            "priced as if they were not quantised",
+            "priced as if they were not quantised"
         )
+        return setup, (said,)
     quantization = read_quantization(found, option="quantization_config of the checkpoint")
     return replace(setup, quantization=quantization), ("the checkpoint is quantised already",)
 
@@ -241,6 +244,46 @@ def code_tables() -> Iterator[None]:
     finally:
         tables.clear()
         tables.update(before)
+
+
+def twins_on_meta(module: torch.nn.Module, memo: dict[int, Any]) -> Loading | None:
+    """The quantised weights of a live model, on meta, for a copy of it.
+
+    Args:
+        module: any model.
+        memo: of ``copy.deepcopy``; what is replaced is entered by ``id``.
+
+    Returns:
+        How its weights came to the device, None where nothing is quantised.
+    """
+    found = None
+    for layer in module.modules():
+        if not is_quantised(layer):
+            continue
+        weight: Any = layer.weight
+        for tensor in companions(layer):
+            memo[id(tensor)] = torch.empty_like(tensor, device="meta")
+        attributes: dict[str, Any] = dict(vars(weight))
+        state = attributes.get("quant_state")
+        if state is not None:
+            # the layer holds it too
+            memo[id(state)] = attributes["quant_state"] = copy.deepcopy(state, memo)
+        if "module" in attributes:
+            attributes["module"] = None
+        twin = type(weight)(
+            torch.empty_like(weight.data, device="meta"), requires_grad=False, **attributes
+        )
+        for holder in (weight, getattr(layer, "state", None)):
+            # the int8 numbers themselves, and their scales, which may hang on either
+            if isinstance(getattr(holder, "CB", None), torch.Tensor):
+                memo[id(holder.CB)] = twin.data
+        for name in ("CB", "SCB"):
+            tensor = getattr(twin, name, None)
+            if isinstance(tensor, torch.Tensor):
+                setattr(twin, name, memo[id(tensor)])
+        memo[id(weight)] = twin
+        found = state.dtype if state is not None else torch.float16
+    return None if found is None else Loading(found, quantised=True, ready=True)
 
 
 def companions(module: torch.nn.Module) -> Iterator[torch.Tensor]:

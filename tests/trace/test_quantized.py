@@ -143,6 +143,37 @@ def test_a_bias_that_the_first_forward_casts_is_uncast_in_every_trace():
     assert first.sizes == second.sizes
 
 
+@pytest.mark.parametrize("quantization", [NESTED, NF4, {"load_in_8bit": True}])
+def test_a_live_model_is_what_is_built_by_name(quantization, tmp_path):
+    import memest
+
+    transformers = pytest.importorskip("transformers")
+    peft = pytest.importorskip("peft")
+    config = transformers.LlamaConfig(
+        hidden_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        intermediate_size=256, vocab_size=500,
+    )  # fmt: skip
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path)
+    real = transformers.LlamaForCausalLM.from_pretrained(
+        tmp_path, dtype=torch.bfloat16, device_map={"": "cpu"},
+        quantization_config=transformers.BitsAndBytesConfig(**quantization),
+    )  # fmt: skip
+    real = peft.prepare_model_for_kbit_training(real, use_gradient_checkpointing=False)
+    real = peft.get_peft_model(real, peft.LoraConfig(r=4, task_type="CAUSAL_LM"))
+    before = {n: (p.dtype, p.device.type) for n, p in real.named_parameters()}
+
+    live = memest.estimate(real, batch=2, seq_len=64)
+    named = memest.estimate(
+        str(tmp_path), batch=2, seq_len=64, lora_r=4, dtype="bfloat16", quantization=quantization
+    )
+
+    assert live.model.parameter_bytes == named.model.parameter_bytes
+    assert live.model.parameters == named.model.parameters
+    assert live.model.trainable_parameters == named.model.trainable_parameters
+    assert live.peak.allocated_bytes == named.peak.allocated_bytes
+    assert {n: (p.dtype, p.device.type) for n, p in real.named_parameters()} == before
+
+
 class TestCheckpointsThatAreQuantised:
     @pytest.fixture
     def folder(self, tmp_path):
