@@ -275,8 +275,9 @@ def twins_on_meta(module: torch.nn.Module, memo: dict[int, Any]) -> Loading | No
         )
         for holder in (weight, getattr(layer, "state", None)):
             # the int8 numbers themselves, and their scales, which may hang on either
-            if isinstance(getattr(holder, "CB", None), torch.Tensor):
-                memo[id(holder.CB)] = twin.data
+            numbers = getattr(holder, "CB", None)
+            if isinstance(numbers, torch.Tensor):
+                memo[id(numbers)] = twin.data
         for name in ("CB", "SCB"):
             tensor = getattr(twin, name, None)
             if isinstance(tensor, torch.Tensor):
