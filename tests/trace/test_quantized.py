@@ -18,7 +18,8 @@ from memest.hardware.catalogue import find_gpu, traits
 from memest.hidden.call import OpCall, TensorSpec
 from memest.hidden.registry import hidden_allocations
 from memest.models.resolve import resolve_model
-from memest.setup import Setup
+from memest.setup import Setup, Software
+from memest.trace.bnb_before import bitsandbytes_as_before
 from memest.trace.bnb_ops import bitsandbytes_handlers
 from memest.trace.quantized import bitsandbytes, code_tables, companions, quantise_weight
 from memest.trace.recorder import Recorder
@@ -247,6 +248,45 @@ class TestGemm4bit:
         call = self.call(rows, 4096, 4096, dtype, blocksize=blocksize)
         found = hidden_allocations(call, traits(find_gpu(gpu)))
         assert (found == ()) is fused
+
+
+class TestEarlierReleases:
+    """What ``--software bitsandbytes=...`` changes, on one layer."""
+
+    @staticmethod
+    def run(version):
+        setup = Setup(
+            quantization=NF4, loop="plain", software=Software.parse(f"bitsandbytes={version}")
+        )
+        with torch.device("meta"):
+            layer = bitsandbytes().nn.Linear4bit(64, 128, bias=False, compute_dtype=torch.float32)
+        with code_tables():
+            quantise_weight(layer, torch.empty(128, 64, dtype=torch.bfloat16, device="meta"))
+        start = torch.empty(16, 64, device="meta", requires_grad=True)
+        recorder = Recorder()
+        with bitsandbytes_as_before(setup), recorder:
+            recorder.mark(Phase.FORWARD, 1, 1)
+            x = start + 1
+            number = recorder.allocation_of(x)
+            out = layer(x)
+            del x
+            freed = number << 2 | FREE in recorder.trace.events
+            out.sum().backward()
+        assert start.grad.shape == start.shape
+        return freed, recorder.trace.sizes
+
+    @pytest.mark.parametrize(("version", "dropped"), [("0.42", False), ("0.43", True)])
+    def test_until_0_42_the_input_was_kept(self, version, dropped):
+        assert self.run(version)[0] is dropped
+
+    def test_until_0_49_the_weight_was_dequantised_as_loaded_and_cast(self):
+        _, before = self.run("0.49")
+        _, now = self.run("0.50")
+        half, full = 2 * 128 * 64, 4 * 128 * 64
+
+        # once more each: in forward, where one kernel hides the weight since 0.50
+        assert (before.count(half), now.count(half)) == (2, 1)
+        assert before.count(full) - now.count(full) == 1
 
 
 class TestInt8:
