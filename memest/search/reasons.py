@@ -249,12 +249,12 @@ def _who_trains(before: Estimate, after: Estimate, rows: Mapping[Category, RowCh
     notable = NOTABLE * before.peak.allocated_bytes
     if then == now or abs(moved) < notable or (moved > 0) is not (now > then):
         return []
-    said = (
+    text = (
         f"{format_count(now)} of {format_count(after.model.parameters)} parameters train, "
         f"{format_count(then)} of {format_count(before.model.parameters)} did: gradients and "
         "optimizer states are theirs alone."
     )
-    return [said]
+    return [text]
 
 
 def _bytes_of_weights(before: Estimate, after: Estimate, rows: Sequence[RowChange]) -> list[str]:
@@ -265,11 +265,11 @@ def _bytes_of_weights(before: Estimate, after: Estimate, rows: Sequence[RowChang
     each = [e.model.parameter_bytes / max(e.model.parameters, 1) for e in (before, after)]
     if abs(each[1] - each[0]) < NOTABLE * each[0]:
         return []
-    said = (
+    text = (
         f"A weight takes {each[1]:.2f} bytes on average, {each[0]:.2f} before: parameters are "
         f"{format_size(change.after_bytes)}, they were {format_size(change.before_bytes)}."
     )
-    return [said]
+    return [text]
 
 
 def _copies(

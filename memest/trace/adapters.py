@@ -84,6 +84,8 @@ def add_adapter(
         move_to_meta(wrapped)
         if not adapter.autocast_adapter_dtype:
             _cast_to_base(wrapped)
+        if setup.quantization is None:
+            _freeze_ranks(wrapped)
     wrapped.train()
     active = wrapped.active_peft_config
     said = [f"adapters by peft: {_words(adapter, active)}", *notes]
@@ -182,6 +184,17 @@ def _refused(adapter: Adapter, model: torch.nn.Module, error: Exception) -> Conf
         f"--peft {adapter.method}: peft refuses {type(model).__name__}: {text}. Name modules with "
         f"--lora-target-modules; its linear ones are called {names}."
     )
+
+
+def _freeze_ranks(model: Any) -> None:
+    """AdaLoRA's ``ranknum`` does not train, unless peft moved it to another device than the CPU.
+
+    That makes a new parameter of it (``ParameterDict.__setitem__``), as of everything on meta; a
+    base that is on the GPU before it is wrapped, as quantised ones are, has it so.
+    """
+    for name, parameter in model.named_parameters():
+        if ".ranknum." in name:
+            parameter.requires_grad_(requires_grad=False)
 
 
 def _cast_to_base(model: Any) -> None:

@@ -74,7 +74,8 @@ def _load_quantised(
         if quantised:
             layer: Any = module
             shape = (layer.out_features, layer.in_features)
-            quantise_weight(layer, torch.empty(shape, dtype=loading.dtype, device="meta"))
+            if not loading.ready:
+                quantise_weight(layer, torch.empty(shape, dtype=loading.dtype, device="meta"))
             for tensor in (layer.weight, *companions(layer)):
                 # the table of codes is made without an operator
                 recorder.adopt(tensor, Category.PARAMETERS, path, "load")

@@ -8,19 +8,33 @@ decided by the installed libraries. Only the weights' values are missing, as eve
 
 from __future__ import annotations
 
+import copy
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from memest.errors import ConfigError, MissingDependencyError
-from memest.quantization import Format, Quantization
+from memest.quantization import Format, Quantization, read_quantization
 from memest.setup import Setup
 
-__all__ = ["Loading", "bitsandbytes", "companions", "num_elements", "quantise", "quiet"]
+__all__ = [
+    "Loading",
+    "biases_as_loaded",
+    "bitsandbytes",
+    "code_tables",
+    "companions",
+    "is_quantised",
+    "num_elements",
+    "own_quantization",
+    "quantise",
+    "quantise_weight",
+    "quiet",
+    "twins_on_meta",
+]
 
 
 @dataclass(slots=True)
@@ -29,13 +43,15 @@ class Loading:
 
     Attributes:
         dtype: in which weights arrive on the device.
-        quantised: whether weights are quantised on arrival, by ``from_pretrained``.
+        quantised: whether ``from_pretrained`` makes quantised weights.
+        ready: the checkpoint holds them quantised: they need no work on arrival.
         cast_from: by ``id`` of a parameter, the dtype it was loaded in before
             ``prepare_model_for_kbit_training`` made it float32.
     """
 
     dtype: torch.dtype
     quantised: bool = False
+    ready: bool = False
     cast_from: dict[int, torch.dtype] = field(default_factory=dict)
 
 
@@ -72,13 +88,40 @@ def quiet() -> Iterator[None]:
         logging.disable(before)
 
 
-def quantise(model: Any, dtype: torch.dtype, setup: Setup) -> tuple[Loading, tuple[str, ...]]:
+def own_quantization(config: Mapping[str, Any], setup: Setup) -> tuple[Setup, tuple[str, ...]]:
+    """The quantisation that a checkpoint has already, as its config says.
+
+    Args:
+        config: of the model, as written in its file.
+        setup: as asked for; a quantisation of its own is not touched.
+
+    Returns:
+        The setup with it, and what there is to say.
+    """
+    found = config.get("quantization_config")
+    if not isinstance(found, Mapping) or setup.quantization is not None:
+        return setup, ()
+    method = str(found.get("quant_method", "bitsandbytes"))
+    if not method.startswith("bitsandbytes"):
+        said = (
+            f"the checkpoint is quantised by {method}, which is not modelled: the weights are "
+            "priced as if they were not quantised"
+        )
+        return setup, (said,)
+    quantization = read_quantization(found, option="quantization_config of the checkpoint")
+    return replace(setup, quantization=quantization), ("the checkpoint is quantised already",)
+
+
+def quantise(
+    model: Any, dtype: torch.dtype, setup: Setup, *, ready: bool = False
+) -> tuple[Loading, tuple[str, ...]]:
     """Quantise a model of transformers on meta, and prepare it for training.
 
     Args:
         model: on meta; it is changed.
         dtype: of its weights as they are loaded.
         setup: says how.
+        ready: the checkpoint holds quantised weights.
 
     Returns:
         What happened on the way, for the load phase, and what there is to say of it.
@@ -106,7 +149,7 @@ def quantise(model: Any, dtype: torch.dtype, setup: Setup) -> tuple[Loading, tup
         model.is_loaded_in_4bit = True
     else:
         model.is_loaded_in_8bit = True
-    loading = Loading(dtype, quantised=True)
+    loading = Loading(dtype, quantised=True, ready=ready)
     kind = "Linear4bit" if quantization.format is Format.BNB_4BIT else "Linear8bitLt"
     notes = [f"{len(layers)} linear layers are {kind} of bitsandbytes {library.__version__}"]
     if quantization.compute_dtype == "float32" and quantization.format is Format.BNB_4BIT:
@@ -201,6 +244,47 @@ def code_tables() -> Iterator[None]:
     finally:
         tables.clear()
         tables.update(before)
+
+
+def twins_on_meta(module: torch.nn.Module, memo: dict[int, Any]) -> Loading | None:
+    """The quantised weights of a live model, on meta, for a copy of it.
+
+    Args:
+        module: any model.
+        memo: of ``copy.deepcopy``; what is replaced is entered by ``id``.
+
+    Returns:
+        How its weights came to the device, None where nothing is quantised.
+    """
+    found = None
+    for layer in module.modules():
+        if not is_quantised(layer):
+            continue
+        weight: Any = layer.weight
+        for tensor in companions(layer):
+            memo[id(tensor)] = torch.empty_like(tensor, device="meta")
+        attributes: dict[str, Any] = dict(vars(weight))
+        state = attributes.get("quant_state")
+        if state is not None:
+            # the layer holds it too
+            memo[id(state)] = attributes["quant_state"] = copy.deepcopy(state, memo)
+        if "module" in attributes:
+            attributes["module"] = None
+        twin = type(weight)(
+            torch.empty_like(weight.data, device="meta"), requires_grad=False, **attributes
+        )
+        for holder in (weight, getattr(layer, "state", None)):
+            # the int8 numbers themselves, and their scales, which may hang on either
+            numbers = getattr(holder, "CB", None)
+            if isinstance(numbers, torch.Tensor):
+                memo[id(numbers)] = twin.data
+        for name in ("CB", "SCB"):
+            tensor = getattr(twin, name, None)
+            if isinstance(tensor, torch.Tensor):
+                setattr(twin, name, memo[id(tensor)])
+        memo[id(weight)] = twin
+        found = state.dtype if state is not None else torch.float16
+    return None if found is None else Loading(found, quantised=True, ready=True)
 
 
 def companions(module: torch.nn.Module) -> Iterator[torch.Tensor]:

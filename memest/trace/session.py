@@ -22,7 +22,7 @@ from memest.trace.inputs import Sizes, TensorPlan, plan_batch, realise
 from memest.trace.legacy import attention_of, masks_as_before, model_as_before
 from memest.trace.losses import loss_for
 from memest.trace.pristine import as_built
-from memest.trace.quantized import Loading, quantise
+from memest.trace.quantized import Loading, own_quantization, quantise, twins_on_meta
 from memest.trace.switches import set_checkpointing, set_use_cache
 from memest.trace.tasks import task_of_class
 from memest.trace.ties import separate_head
@@ -61,13 +61,15 @@ def build(
     model_type = str((source.config or {}).get("model_type", ""))
     asked = setup
     setup = replace(setup, attn_implementation=attention_of(model_type, setup))
+    setup, found = own_quantization(source.config or {}, setup)
+    ready = bool(found) and setup.quantization is not None
     built = build_model(source, setup)
     if source.kind == "factory":
         _same_attention(built.model, asked)
     model_as_before(built.model, model_type, setup)
     untied = separate_head(built.model, source.config or {})
-    built = replace(built, notes=(*built.notes, *untied))
-    built = _finetuned(built, setup)
+    built = replace(built, notes=(*built.notes, *untied, *found))
+    built = _finetuned(built, setup, ready=ready)
     if loss is None and built.loss is not None:
         loss = _checked(built.loss)
     if inputs is None and built.inputs is not None:
@@ -78,10 +80,10 @@ def build(
     return _planned(setup, built, loss)
 
 
-def _finetuned(built: BuiltModel, setup: Setup) -> BuiltModel:
+def _finetuned(built: BuiltModel, setup: Setup, *, ready: bool = False) -> BuiltModel:
     """The model quantised, with adapters and frozen parameters, as the setup has them."""
     if setup.quantization is not None:
-        loading, told = quantise(built.model, built.dtype, setup)
+        loading, told = quantise(built.model, built.dtype, setup, ready=ready)
         built = replace(built, loading=loading, notes=(*built.notes, *told))
     if setup.adapter is not None:
         wrapper, said = add_adapter(built.model, built.task, setup)
@@ -213,7 +215,7 @@ def _from_module(setup: Setup, module: Any, inputs: Any, loss: Any) -> BuiltRun:
             "that it was made from."
         )
     _same_attention(module, setup)
-    twin = _twin(module)
+    twin, loading = _twin(module)
     if setup.dtype is not Dtype.AUTO:
         twin.to(getattr(torch, setup.dtype.value))
     twin.train()
@@ -223,7 +225,7 @@ def _from_module(setup: Setup, module: Any, inputs: Any, loss: Any) -> BuiltRun:
     built = BuiltModel(
         model=base, config=config, task=setup.task, dtype=dtype,
         attention=str(getattr(config, "_attn_implementation", "as the model's code does")),
-        notes=(), wrapper=None if base is twin else twin,
+        notes=(), wrapper=None if base is twin else twin, loading=loading,
     )  # fmt: skip
     if setup.adapter is not None and base is not twin:
         raise ConfigError(
@@ -293,7 +295,7 @@ def _checked(loss: Any) -> Callable[[Any, Any], torch.Tensor]:
     return checked
 
 
-def _twin(module: torch.nn.Module) -> torch.nn.Module:
+def _twin(module: torch.nn.Module) -> tuple[torch.nn.Module, Loading | None]:
     """A structural copy on meta: no weight is copied, the original stays untouched."""
     memo: dict[int, Any] = {}
     for parameter in module.parameters():
@@ -306,8 +308,9 @@ def _twin(module: torch.nn.Module) -> torch.nn.Module:
             # computed from parameters (the old weight_norm), or beside them on a GPU
             if isinstance(value, torch.Tensor) and (not value.is_leaf or value.is_cuda):
                 memo[id(value)] = torch.empty_like(value, device="meta", requires_grad=False)
+    loading = twins_on_meta(module, memo)
     try:
-        return copy.deepcopy(module, memo)
+        return copy.deepcopy(module, memo), loading
     except Exception as error:
         text = (str(error).strip().splitlines() or ["no message"])[0]
         raise ModelLoadError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 
@@ -17,7 +18,8 @@ from memest.hardware.catalogue import find_gpu, traits
 from memest.hidden.call import OpCall, TensorSpec
 from memest.hidden.registry import hidden_allocations
 from memest.models.resolve import resolve_model
-from memest.setup import Setup
+from memest.setup import Setup, Software
+from memest.trace.bnb_before import bitsandbytes_as_before
 from memest.trace.bnb_ops import bitsandbytes_handlers
 from memest.trace.quantized import bitsandbytes, code_tables, companions, quantise_weight
 from memest.trace.recorder import Recorder
@@ -142,6 +144,69 @@ def test_a_bias_that_the_first_forward_casts_is_uncast_in_every_trace():
     assert first.sizes == second.sizes
 
 
+@pytest.mark.parametrize("quantization", [NESTED, NF4, {"load_in_8bit": True}])
+def test_a_live_model_is_what_is_built_by_name(quantization, tmp_path):
+    import memest
+
+    transformers = pytest.importorskip("transformers")
+    peft = pytest.importorskip("peft")
+    config = transformers.LlamaConfig(
+        hidden_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        intermediate_size=256, vocab_size=500,
+    )  # fmt: skip
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path)
+    real = transformers.LlamaForCausalLM.from_pretrained(
+        tmp_path, dtype=torch.bfloat16, device_map={"": "cpu"},
+        quantization_config=transformers.BitsAndBytesConfig(**quantization),
+    )  # fmt: skip
+    real = peft.prepare_model_for_kbit_training(real, use_gradient_checkpointing=False)
+    real = peft.get_peft_model(real, peft.LoraConfig(r=4, task_type="CAUSAL_LM"))
+    before = {n: (p.dtype, p.device.type) for n, p in real.named_parameters()}
+
+    live = memest.estimate(real, batch=2, seq_len=64)
+    named = memest.estimate(
+        str(tmp_path), batch=2, seq_len=64, lora_r=4, dtype="bfloat16", quantization=quantization
+    )
+
+    assert live.model.parameter_bytes == named.model.parameter_bytes
+    assert live.model.parameters == named.model.parameters
+    assert live.model.trainable_parameters == named.model.trainable_parameters
+    assert live.peak.allocated_bytes == named.peak.allocated_bytes
+    assert {n: (p.dtype, p.device.type) for n, p in real.named_parameters()} == before
+
+
+class TestCheckpointsThatAreQuantised:
+    @pytest.fixture
+    def folder(self, tmp_path):
+        def write(quantization):
+            config = resolve_model("meta-llama/Llama-3.2-1B").config
+            changes = {"num_hidden_layers": 2, "vocab_size": 256}
+            changes["quantization_config"] = quantization
+            (tmp_path / "config.json").write_text(json.dumps({**config, **changes}))
+            return str(tmp_path)
+
+        return write
+
+    def test_they_are_taken_as_they_are(self, folder):
+        own = {"quant_method": "bitsandbytes", "_load_in_4bit": True, **NESTED}
+        alive, peak, trace = loaded(folder(own), adapter=LORA)
+        asked, more, _ = loaded(folder(None), adapter=LORA, quantization=NESTED)
+
+        sizes = [sorted(t.sizes[i] for i in a) for a, t in ((alive, trace),)]
+        assert sum(sizes[0]) > 0
+        assert len(alive) == len(asked)
+        # nothing arrives in half precision: the peak of loading is lower by one such weight
+        assert peak < more
+
+    def test_the_trainer_needs_adapters_for_them(self, folder):
+        with pytest.raises(ConfigError, match="--lora-r 16"):
+            built(folder({"quant_method": "bitsandbytes", **NF4}), loop="trainer")
+
+    def test_other_formats_are_named_and_not_guessed(self, folder):
+        run, _ = built(folder({"quant_method": "exl2", "bits": 4}))
+        assert any("quantised by exl2, which is not modelled" in said for said in run.card.remarks)
+
+
 class TestGemm4bit:
     @staticmethod
     def call(rows, num_out, num_in, dtype="bfloat16", *, nested=False, blocksize=64):
@@ -183,6 +248,45 @@ class TestGemm4bit:
         call = self.call(rows, 4096, 4096, dtype, blocksize=blocksize)
         found = hidden_allocations(call, traits(find_gpu(gpu)))
         assert (found == ()) is fused
+
+
+class TestEarlierReleases:
+    """What ``--software bitsandbytes=...`` changes, on one layer."""
+
+    @staticmethod
+    def run(version):
+        setup = Setup(
+            quantization=NF4, loop="plain", software=Software.parse(f"bitsandbytes={version}")
+        )
+        with torch.device("meta"):
+            layer = bitsandbytes().nn.Linear4bit(64, 128, bias=False, compute_dtype=torch.float32)
+        with code_tables():
+            quantise_weight(layer, torch.empty(128, 64, dtype=torch.bfloat16, device="meta"))
+        start = torch.empty(16, 64, device="meta", requires_grad=True)
+        recorder = Recorder()
+        with bitsandbytes_as_before(setup), recorder:
+            recorder.mark(Phase.FORWARD, 1, 1)
+            x = start + 1
+            number = recorder.allocation_of(x)
+            out = layer(x)
+            del x
+            freed = number << 2 | FREE in recorder.trace.events
+            out.sum().backward()
+        assert start.grad.shape == start.shape
+        return freed, recorder.trace.sizes
+
+    @pytest.mark.parametrize(("version", "dropped"), [("0.42", False), ("0.43", True)])
+    def test_until_0_42_the_input_was_kept(self, version, dropped):
+        assert self.run(version)[0] is dropped
+
+    def test_until_0_49_the_weight_was_dequantised_as_loaded_and_cast(self):
+        _, before = self.run("0.49")
+        _, now = self.run("0.50")
+        half, full = 2 * 128 * 64, 4 * 128 * 64
+
+        # once more each: in forward, where one kernel hides the weight since 0.50
+        assert (before.count(half), now.count(half)) == (2, 1)
+        assert before.count(full) - now.count(full) == 1
 
 
 class TestInt8:
