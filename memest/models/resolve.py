@@ -111,7 +111,7 @@ def _from_file(path: Path, *, ref: str, trust_remote_code: bool) -> ModelSource:
 
 def _adapter_hint(folder: Path) -> str:
     if (folder / "adapter_config.json").is_file():
-        return "; this one holds an adapter: adapters are not modelled yet, name its base model"
+        return "; this one holds an adapter: name its base model, and it with --peft-config"
     return ""
 
 
