@@ -27,6 +27,7 @@ _PHASES = {
     Phase.CLIP: "while gradients are clipped",
     Phase.OPTIMIZER: "in the optimizer step",
     Phase.ZERO_GRAD: "in zero_grad",
+    Phase.EVALUATION: "in the evaluation",
 }
 
 _LOOPS = {

@@ -17,6 +17,7 @@ from memest.setup import Attention, Dtype, Setup, Task
 from memest.steps.card import Card
 from memest.steps.sizing import SIZES, Answer
 from memest.trace.build import BuiltModel, build_model, count, freeze
+from memest.trace.evaluation import trace_evaluation
 from memest.trace.inputs import Sizes, TensorPlan, plan_batch, realise
 from memest.trace.legacy import attention_of, masks_as_before, model_as_before
 from memest.trace.losses import loss_for
@@ -26,7 +27,7 @@ from memest.trace.tasks import task_of_class
 from memest.trace.ties import separate_head
 from memest.trace.training import TracePlan, plan_to_compose, trace_training
 
-__all__ = ["BuiltRun", "build", "trace_built"]
+__all__ = ["BuiltRun", "build", "evaluate_built", "trace_built"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,6 +175,20 @@ def trace_built(
         )  # fmt: skip
     trace.counts = run.counts
     return trace
+
+
+def evaluate_built(run: BuiltRun, setup: Setup, gpu: GpuTraits, operators: str = "cuda") -> Trace:
+    """Trace the first batches of an evaluation of ``setup``, whose batch is the evaluation's."""
+    set_use_cache(run.model, setup)
+    config = getattr(run.model, "config", None)
+    model_type = str(getattr(config, "model_type", ""))
+    attention = str(getattr(config, "_attn_implementation", ""))
+    plans = masks_as_before(run.plan(setup), model_type, attention, setup)
+    with as_built(run.model):
+        return trace_evaluation(
+            run.model, setup, make_batch=lambda: realise(plans), loss_of=run.loss_of, gpu=gpu,
+            model_type=model_type, operators=operators,
+        )  # fmt: skip
 
 
 # -- live modules ---------------------------------------------------------------------------------

@@ -35,7 +35,15 @@ from memest.trace.optimizers import (
 from memest.trace.recorder import Recorder
 from memest.trace.roles import Roles
 
-__all__ = ["TracePlan", "plan_to_compose", "trace_training", "trace_updates"]
+__all__ = [
+    "TracePlan",
+    "load",
+    "make_run",
+    "plan_to_compose",
+    "trace_training",
+    "trace_updates",
+    "tracing",
+]
 
 
 # kernels and patches are registered for the whole process while a trace runs
@@ -107,49 +115,71 @@ def trace_training(
         TraceError: the model does something a trace cannot follow; names module and operator.
     """
     plan = plan or plan_of(setup)
-    handlers = {**answer_handlers(), **in_place_handlers(), **kernel_handlers()}
-    if operators == "cuda":
-        handlers.update(cuda_handlers())
-    else:
-        handlers.update(cpu_handlers())
-    recorder = Recorder(handlers)
-    choices = recorder.trace.attention_choices
     with ExitStack() as stack:
-        stack.enter_context(_ONE_AT_A_TIME)
-        stack.enter_context(_no_garbage_collection())
-        if operators == "cuda":
-            stack.enter_context(cuda_operators(gpu, setup.sdpa_backend, choices))
-        else:
-            stack.enter_context(cpu_operators())
-        lists = CUDA if operators == "cuda" else CPU_LISTS
-        stack.enter_context(autocast_on_meta(recorder, gpu.torch, lists))
-        stack.enter_context(transformers_on_meta(recorder, model, gpu))
-        stack.enter_context(library_as_before(model_type, setup))
-        stack.enter_context(scores_kept(recorder, model_type, setup))
-        stack.enter_context(recorder.modules(model))
-        stack.enter_context(recorder)
-        try:
-            recorder.mark(Phase.LOAD, 0)
-            _load(model, recorder)
-            run = _run(model, setup, recorder, make_batch, loss_of, gpu, plan)
-            if run.stepper is not None:
-                stack.callback(run.stepper.remove)
-            run_steps(run)
-            if not plan.updates:
-                recorder.trace.weights = run.weights
-        except MemestError:
-            raise
-        except (Exception, RecursionError) as error:
-            raise _cannot_trace(recorder, error) from error
-        finally:
-            recorder.forget()
-            for parameter in model.parameters():
-                parameter.grad = None
+        recorder = tracing(stack, model, setup, gpu, operators, model_type)
+        recorder.mark(Phase.LOAD, 0)
+        load(model, recorder)
+        run = make_run(model, setup, recorder, make_batch, loss_of, gpu, plan)
+        if run.stepper is not None:
+            stack.callback(run.stepper.remove)
+        run_steps(run)
+        if not plan.updates:
+            recorder.trace.weights = run.weights
     trace = recorder.trace
     trace.micro_steps = plan.each
     trace.notes.extend(recorder.notes)
-    trace.notes.extend(_unforced(setup, choices))
+    trace.notes.extend(_unforced(setup, trace.attention_choices))
     return trace
+
+
+def tracing(
+    stack: ExitStack, model: torch.nn.Module, setup: Setup, gpu: GpuTraits, operators: str,
+    model_type: str,
+) -> Recorder:  # fmt: skip
+    """A recorder that watches a model for as long as a stack is open.
+
+    Args:
+        stack: what is entered, and undone when it closes; errors inside become trace errors.
+        model: whose modules are followed, and whose gradients are dropped in the end.
+        setup: the run.
+        gpu: decides operators and versions.
+        operators: ``cuda`` or ``cpu``.
+        model_type: family of the model.
+    """
+    handlers = {**answer_handlers(), **in_place_handlers(), **kernel_handlers()}
+    handlers.update(cuda_handlers() if operators == "cuda" else cpu_handlers())
+    recorder = Recorder(handlers)
+    choices = recorder.trace.attention_choices
+    stack.enter_context(_ONE_AT_A_TIME)
+    stack.enter_context(_no_garbage_collection())
+    if operators == "cuda":
+        stack.enter_context(cuda_operators(gpu, setup.sdpa_backend, choices))
+    else:
+        stack.enter_context(cpu_operators())
+    lists = CUDA if operators == "cuda" else CPU_LISTS
+    stack.enter_context(autocast_on_meta(recorder, gpu.torch, lists))
+    stack.enter_context(transformers_on_meta(recorder, model, gpu))
+    stack.enter_context(library_as_before(model_type, setup))
+    stack.enter_context(scores_kept(recorder, model_type, setup))
+    stack.enter_context(recorder.modules(model))
+    stack.enter_context(recorder)
+    stack.enter_context(_ended(model, recorder))
+    return recorder
+
+
+@contextmanager
+def _ended(model: torch.nn.Module, recorder: Recorder) -> Iterator[None]:
+    """Errors are told as the user can use them, and nothing of the trace is left on the model."""
+    try:
+        yield
+    except MemestError:
+        raise
+    except (Exception, RecursionError) as error:
+        raise _cannot_trace(recorder, error) from error
+    finally:
+        recorder.forget()
+        for parameter in model.parameters():
+            parameter.grad = None
 
 
 def trace_updates(
@@ -258,14 +288,17 @@ def _unforced(setup: Setup, choices: Sequence[tuple[Any, str]]) -> list[str]:
     return [f"{said}: PyTorch would stop with 'No available kernel'. The math kernel is priced."]
 
 
-def _run(
+def make_run(
     model: torch.nn.Module, setup: Setup, recorder: Recorder, make_batch: Any, loss_of: Any,
-    gpu: GpuTraits, plan: TracePlan,
+    gpu: GpuTraits, plan: TracePlan | None = None,
 ) -> Run:  # fmt: skip
+    """What a loop needs; without a plan, what needs no optimizer."""
+    training = plan is not None
+    plan = plan or TracePlan(updates=False)
     trainer = setup.loop is Loop.TRAINER
     recorder.seam(SeamKind.OPTIMIZER_MADE, 0)
     optimizer = stepper = None
-    if setup.steps_in_backward:
+    if setup.steps_in_backward and training:
         stepper = in_backward(model, setup, recorder, gpu.torch)
     elif plan.updates:
         optimizer = make_optimizer(model, setup, recorder, gpu.torch)
@@ -331,7 +364,7 @@ def _shifts_labels(model: torch.nn.Module) -> bool:
     )
 
 
-def _load(model: torch.nn.Module, recorder: Recorder) -> None:
+def load(model: torch.nn.Module, recorder: Recorder) -> None:
     """``model.to(device)``: children first, parameters before buffers (``Module._apply``)."""
     seen: set[int] = set()
 
