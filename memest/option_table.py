@@ -231,6 +231,14 @@ OPTIONS: tuple[Option, ...] = (
         Kind.WHOLE,
         metavar="N",
     ),
+    Option(
+        name="prediction_loss_only",
+        flags=("--prediction-loss-only",),
+        help="The evaluation keeps the loss alone, whatever --eval-samples says.",
+        panel=Panel.BATCH,
+        kind=Kind.SWITCH,
+        field="eval_samples",
+    ),
     _setup(
         "eval_accumulation_steps",
         "--eval-accumulation-steps",

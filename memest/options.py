@@ -213,6 +213,8 @@ def _merge_segments(given: dict[str, Any]) -> None:
 
 def _merge_evaluation(given: dict[str, Any]) -> None:
     """``eval_strategy`` of the Trainer: with ``no`` the other options of evaluations do nothing."""
+    if given.pop("prediction_loss_only", False):
+        given.pop("eval_samples", None)
     value = given.pop("eval_strategy", None)
     if value is None:
         return

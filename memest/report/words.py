@@ -135,6 +135,17 @@ def moment_text(estimate: Estimate) -> str:
     return words
 
 
+def _optimizer(setup: Setup) -> str:
+    words = setup.optim
+    if setup.optim_args:
+        words += f" ({setup.optim_args})"
+    if setup.optim_in_backward:
+        words += " in backward"
+    if setup.weight_decay:
+        words += f", weight decay {setup.weight_decay:g}"
+    return words
+
+
 def setup_items(setup: Setup, *, times: str = "×") -> list[str]:
     """The training setup in short phrases, what matters most first."""
     sizes = [f"batch {setup.batch}"]
@@ -156,7 +167,10 @@ def setup_items(setup: Setup, *, times: str = "×") -> list[str]:
         items.append(f"{setup.dtype.value} weights")
     if setup.master_weights:
         items.append("fp32 master weights")
-    items.append("no optimizer" if setup.optim == "none" else setup.optim)
+    items.append("no optimizer" if setup.optim == "none" else _optimizer(setup))
+    if setup.eval_batch is not None:
+        kept = "" if setup.eval_samples is None else f", {setup.eval_samples:,} predictions kept"
+        items.append(f"evaluation in batches of {setup.eval_batch}{kept}")
     items.append(
         "no checkpointing"
         if setup.checkpointing == "none"

@@ -15,6 +15,7 @@ import torch
 from memest.errors import ConfigError, MemestError, TraceError
 from memest.events import Category, Phase, SeamKind, Trace, Weight
 from memest.hidden.call import GpuTraits
+from memest.optimizer_names import facts_of
 from memest.setup import FP16_REFUSED, Loop, Precision, SdpaBackend, Setup, ZeroGrad
 from memest.trace.answers import answer_handlers
 from memest.trace.autocast import CUDA, autocast_on_meta
@@ -232,7 +233,7 @@ def trace_updates(
         except MemestError:
             raise
         except (Exception, RecursionError) as error:
-            raise _cannot_trace(recorder, error) from error
+            raise _cannot_update(setup, error) or _cannot_trace(recorder, error) from error
         finally:
             recorder.forget()
     trace = recorder.trace
@@ -393,6 +394,19 @@ def _no_garbage_collection() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
+
+
+def _cannot_update(setup: Setup, error: BaseException) -> MemestError | None:
+    """A library's own optimizer that fails on a model's weights would do so in the run as well."""
+    package = facts_of(setup.optim).package
+    if not package:
+        return None
+    text = (str(error).strip().splitlines() or ["no message"])[0].rstrip(".")
+    return TraceError(
+        f"--optim {setup.optim}: the code of {package} fails on the weights of this model: "
+        f"{type(error).__name__}: {text}. It is the library's own code that was run, so a training "
+        "run would stop there too. Choose another --optim."
+    )
 
 
 def _cannot_trace(recorder: Recorder, error: BaseException) -> MemestError:

@@ -107,6 +107,13 @@ def test_other_loops_and_lonely_options_are_refused():
             setup_from_options(**options)
 
 
+def test_the_loss_alone_is_kept_where_the_arguments_say_so():
+    options = {"eval_batch": 4, "eval_samples": 100}
+
+    assert setup_from_options(**options, prediction_loss_only=True).eval_samples is None
+    assert setup_from_options(**options, prediction_loss_only=False).eval_samples == 100
+
+
 @pytest.mark.parametrize(
     ("options", "batch"),
     [
