@@ -397,6 +397,14 @@ OPTIONS: tuple[Option, ...] = (
         metavar="NAME",
     ),
     _setup(
+        "use_liger_kernel",
+        "--use-liger-kernel",
+        "Liger's kernels are applied to the model, as the Trainer does: fused norms, rotary "
+        "embedding, MLP, and a loss that never holds all logits.",
+        Panel.KERNELS,
+        Kind.SWITCH,
+    ),
+    _setup(
         "loop",
         "--loop",
         f"Whose training loop runs: {_legal(Loop)}.",

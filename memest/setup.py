@@ -189,6 +189,7 @@ class Setup:
         zero_grad_at: where a script calls zero_grad; the Trainer does after the step.
         attn_implementation: as transformers names it.
         sdpa_backend: forces the kernel behind sdpa.
+        use_liger_kernel: Liger's kernels are applied to the model, as the Trainer does.
         freeze: patterns of parameter names that do not train.
         padded: batches with padding: masks cannot be dropped.
         use_cache: whether the model returns its key/value cache in training; None = as the loop
@@ -226,6 +227,7 @@ class Setup:
     zero_grad_at: ZeroGradAt = ZeroGradAt.AFTER_STEP
     attn_implementation: Attention = Attention.AUTO
     sdpa_backend: SdpaBackend = SdpaBackend.AUTO
+    use_liger_kernel: bool = False
     freeze: tuple[str, ...] = ()
     padded: bool = False
     use_cache: bool | None = None

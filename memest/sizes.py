@@ -29,7 +29,9 @@ __all__ = [
 Sizes = Mapping[str, int]
 
 _OF_UPDATES = ("optim_args", "optim_target_modules", "optim_in_backward", "weight_decay")
-_OF_EVALUATION = ("eval_batch", "eval_samples", "eval_accumulation_steps")
+_LATER = (
+    *_OF_UPDATES, "eval_batch", "eval_samples", "eval_accumulation_steps", "use_liger_kernel",
+)  # fmt: skip
 
 _ALIKE = 4
 
@@ -60,14 +62,14 @@ def structure_of(asked: Setup) -> Setup:
 def key_of(structure: Setup) -> dict[str, Any]:
     """A structure as it is written into the keys of stored profiles.
 
-    Options of the optimizer alone are left out where they are not given: profiles from before
-    there were any stay valid.
+    Options that came later are left out where they are not given: profiles from before there were
+    any stay valid.
     """
     unset: tuple[Any, ...] = (None, "", [], False)
     return {
         name: value
         for name, value in structure.to_dict().items()
-        if name not in (*_OF_UPDATES, *_OF_EVALUATION) or value not in unset
+        if name not in _LATER or value not in unset
     }
 
 

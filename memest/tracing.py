@@ -345,6 +345,8 @@ class Tracer:
         package = facts_of(structure.optim).package
         if package:  # it steps in backward, and is part of the trace
             key["library"] = [package, release(package.replace("-", "_"))]
+        if structure.use_liger_kernel:
+            key["liger"] = release("liger_kernel")
         return key
 
     @staticmethod
@@ -424,6 +426,8 @@ class Tracer:
         held: tuple[Family, Point], vary: Sequence[str],
     ) -> tuple[Family, Point]:  # fmt: skip
         """A family around the point where one is wanted and to be had, else what is held."""
+        if setup.use_liger_kernel:
+            return held  # its loss goes in chunks whose number jumps with the batch
         self._shelf.take(steps, lambda _: True)
         near = [f for f in steps.families if chosen_like(f, held[0])]
         axes = _worth_varying(near, sizes, vary, own=held[0])

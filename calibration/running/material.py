@@ -111,6 +111,8 @@ def _check(setup: Setup) -> None:
     for option, given in problems.items():
         if given:
             raise ConfigError(f"{option} is not what the {setup.loop} loop does: use --loop plain.")
+    if setup.use_liger_kernel:
+        raise ConfigError("--use-liger-kernel: cases run without it. Leave it out.")
     if setup.eval_batch is not None:
         raise ConfigError("--eval-batch: cases train and do not evaluate. Leave it out.")
     if setup.software != Software():

@@ -178,6 +178,8 @@ def setup_items(setup: Setup, *, times: str = "×") -> list[str]:
     )
     if setup.attn_implementation.value != "auto":
         items.append(f"{setup.attn_implementation.value} attention")
+    if setup.use_liger_kernel:
+        items.append("Liger kernels")
     if setup.freeze:
         items.append(f"frozen: {', '.join(setup.freeze)}")
     items.append(_LOOPS[setup.loop])

@@ -71,7 +71,10 @@ def _evaluate(run: Run, setup: Setup) -> None:
         run.recorder.mark(Phase.EVALUATION, 0, number)
         # accelerate's loader moves the next batch while the name still holds the last
         inputs = run.make_batch()
-        losses, logits, labels = _prediction_step(run, inputs, keeps)
+        # with Liger, and where the loss alone is kept, the logits are not even made
+        fed = {**inputs, "skip_logits": True} if setup.use_liger_kernel and not keeps else inputs
+        losses, logits, labels = _prediction_step(run, fed, keeps)
+        del fed
         if losses is not None:
             losses = losses.repeat(setup.batch)
             all_losses.add(losses)

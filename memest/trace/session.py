@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +21,7 @@ from memest.trace.build import BuiltModel, build_model, count, freeze
 from memest.trace.evaluation import trace_evaluation
 from memest.trace.inputs import Sizes, TensorPlan, plan_batch, realise
 from memest.trace.legacy import attention_of, masks_as_before, model_as_before
+from memest.trace.liger import liger_applied
 from memest.trace.losses import loss_for
 from memest.trace.pristine import as_built
 from memest.trace.switches import set_checkpointing, set_use_cache
@@ -168,13 +170,18 @@ def trace_built(
     model_type = str(getattr(config, "model_type", ""))
     attention = str(getattr(config, "_attn_implementation", ""))
     plans = masks_as_before(run.plan(setup), model_type, attention, setup)
-    with as_built(run.model):
+    with as_built(run.model), _kernels(run.model, setup, gpu):
         trace = trace_training(
             run.model, setup, make_batch=lambda: realise(plans), loss_of=run.loss_of, gpu=gpu,
             operators=operators, model_type=model_type, plan=plan or plan_to_compose(setup),
         )  # fmt: skip
     trace.counts = run.counts
     return trace
+
+
+def _kernels(model: torch.nn.Module, setup: Setup, gpu: GpuTraits) -> AbstractContextManager[None]:
+    """Other people's kernels in place of the model's own operators."""
+    return liger_applied(model, gpu) if setup.use_liger_kernel else nullcontext()
 
 
 def evaluate_built(run: BuiltRun, setup: Setup, gpu: GpuTraits, operators: str = "cuda") -> Trace:
@@ -184,7 +191,7 @@ def evaluate_built(run: BuiltRun, setup: Setup, gpu: GpuTraits, operators: str =
     model_type = str(getattr(config, "model_type", ""))
     attention = str(getattr(config, "_attn_implementation", ""))
     plans = masks_as_before(run.plan(setup), model_type, attention, setup)
-    with as_built(run.model):
+    with as_built(run.model), _kernels(run.model, setup, gpu):
         return trace_evaluation(
             run.model, setup, make_batch=lambda: realise(plans), loss_of=run.loss_of, gpu=gpu,
             model_type=model_type, operators=operators,

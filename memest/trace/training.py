@@ -164,19 +164,20 @@ def tracing(
     stack.enter_context(scores_kept(recorder, model_type, setup))
     stack.enter_context(recorder.modules(model))
     stack.enter_context(recorder)
-    stack.enter_context(_ended(model, recorder))
+    stack.enter_context(_ended(model, recorder, setup))
     return recorder
 
 
 @contextmanager
-def _ended(model: torch.nn.Module, recorder: Recorder) -> Iterator[None]:
+def _ended(model: torch.nn.Module, recorder: Recorder, setup: Setup) -> Iterator[None]:
     """Errors are told as the user can use them, and nothing of the trace is left on the model."""
     try:
         yield
     except MemestError:
         raise
     except (Exception, RecursionError) as error:
-        raise _cannot_trace(recorder, error) from error
+        said = _cannot_update(setup, error) if recorder.failed_update else None
+        raise said or _cannot_trace(recorder, error) from error
     finally:
         recorder.forget()
         for parameter in model.parameters():
