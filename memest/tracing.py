@@ -52,6 +52,7 @@ __all__ = ["Found", "Tracer"]
 Progress = Callable[[str], None]
 
 _MAX_EVALUATIONS = 16
+_MAX_SINGLE = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +140,7 @@ class Tracer:
         self._updates = Updates(self._shelf, self._keeps, self._say)
         self._replays: dict[AllocatorConf, Replays] = {}
         self._evaluations: dict[str, Trace] = {}
+        self._single: dict[str, Family] = {}
         self.traces_made = 0
 
     @classmethod
@@ -214,6 +216,10 @@ class Tracer:
         if setup.attn_implementation is Attention.FLASH_ATTENTION_2:
             check_flash_gpu(gpu.capability)
         sizes = sizes_of(setup)
+        if setup.use_liger_kernel:
+            held = self._of_one_gpu(steps, asked, setup, gpu, sizes)
+            program = self._program(steps, asked, *held, setup, gpu)
+            return self._answered(steps, asked, setup, gpu, program, held[1])
         known = self._shelf.held(steps, sizes, gpu)
         held = known
         if held is None:
@@ -225,6 +231,22 @@ class Tracer:
         family, point = held
         program = self._program(steps, asked, family, point, setup, gpu)
         return self._answered(steps, asked, setup, gpu, program, point)
+
+    def _of_one_gpu(
+        self, steps: Steps, asked: Setup, setup: Setup, gpu: GpuTraits, sizes: Sizes
+    ) -> tuple[Family, Point]:
+        """A trace for these sizes on this GPU alone.
+
+        Liger's loss goes in chunks whose number jumps with the batch, and its Python asks for the
+        GPU's properties: nothing else follows from such a trace.
+        """
+        key = digest_of([steps.setup.to_dict(), dict(sizes), repr(gpu)])
+        known = self._single.get(key)
+        if known is None:
+            if len(self._single) >= _MAX_SINGLE:
+                self._single.pop(next(iter(self._single)))
+            known = self._single[key] = alone(self._traced(steps, asked, setup, gpu), sizes)
+        return known, ()
 
     def _program(
         self, steps: Steps, asked: Setup, family: Family, point: Point, setup: Setup, gpu: GpuTraits
@@ -426,8 +448,6 @@ class Tracer:
         held: tuple[Family, Point], vary: Sequence[str],
     ) -> tuple[Family, Point]:  # fmt: skip
         """A family around the point where one is wanted and to be had, else what is held."""
-        if setup.use_liger_kernel:
-            return held  # its loss goes in chunks whose number jumps with the batch
         self._shelf.take(steps, lambda _: True)
         near = [f for f in steps.families if chosen_like(f, held[0])]
         axes = _worth_varying(near, sizes, vary, own=held[0])

@@ -178,7 +178,7 @@ def _library() -> Iterator[None]:
     sys.meta_path.insert(0, finder)
     try:
         if not _loaded:
-            utils = importlib.import_module("liger_kernel.utils")
+            utils: Any = importlib.import_module("liger_kernel.utils")
             utils.infer_device = lambda: "cuda"
             # it warns of backends that are not installed; the Triton kernels are its default
             logging.getLogger("liger_kernel").setLevel(logging.ERROR)
