@@ -217,9 +217,9 @@ class Tracer:
             check_flash_gpu(gpu.capability)
         sizes = sizes_of(setup)
         if setup.use_liger_kernel:
-            held = self._of_one_gpu(steps, asked, setup, gpu, sizes)
-            program = self._program(steps, asked, *held, setup, gpu)
-            return self._answered(steps, asked, setup, gpu, program, held[1])
+            family, point = self._of_one_gpu(steps, asked, setup, gpu, sizes)
+            program = self._program(steps, asked, family, point, setup, gpu)
+            return self._answered(steps, asked, setup, gpu, program, point)
         known = self._shelf.held(steps, sizes, gpu)
         held = known
         if held is None:
