@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -251,6 +251,21 @@ def _assumptions(said: Sequence[str], setup: Setup, cards: Cards) -> list[str]:
     return out
 
 
+def _evaluation(setup: Setup, needs: Needs) -> Iterator[str]:
+    """What there is to know of the evaluation."""
+    if setup.eval_samples is None:
+        yield (
+            "evaluation: the loss alone is kept. Where compute_metrics is given, the Trainer keeps "
+            "predictions on the GPU: --eval-samples says of how many samples."
+        )
+    elif setup.eval_accumulation_steps is None and needs.reserved_bytes > 2 * needs.allocated_bytes:
+        yield (
+            "evaluation: predictions are concatenated batch by batch, each time into a larger "
+            "block, and the allocator keeps the smaller ones until memory runs out: the reserved "
+            "peak is what an endless card would show. --eval-accumulation-steps bounds it."
+        )
+
+
 def _paged(main: Card, needs: Needs) -> str:
     """What becomes of states in managed memory."""
     size, both = format_size(needs.managed_bytes), needs.device_bytes + needs.managed_bytes
@@ -276,6 +291,8 @@ def _notes(found: Found, main: Card, rows: tuple[Row, ...], needs: Needs) -> lis
         notes += needs.corrected.notes
     if needs.managed_bytes:
         notes.append(_paged(main, needs))
+    if setup.eval_batch is not None:
+        notes += _evaluation(setup, needs)
     if setup.tf32:
         notes.append("tf32 changes the speed of matmuls, not the memory.")
     copies = sum(row.bytes for row in rows if row.category is Category.AUTOCAST_COPIES)

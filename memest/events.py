@@ -82,6 +82,7 @@ class Phase(enum.StrEnum):
     CLIP = "clip"
     OPTIMIZER = "optimizer"
     ZERO_GRAD = "zero_grad"
+    EVALUATION = "evaluation"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +119,8 @@ class SeamKind(enum.StrEnum):
     """The optimizer is done; ``zero_grad`` follows where it has its place here."""
     END = "end"
     """The step is done."""
+    EVALUATED = "evaluation batch"
+    """A batch of an evaluation begins."""
 
 
 @dataclass(frozen=True, slots=True)

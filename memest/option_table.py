@@ -393,6 +393,51 @@ OPTIONS: tuple[Option, ...] = (
         Panel.BATCH,
         Kind.SWITCH,
     ),
+    _setup(
+        "eval_batch",
+        "--eval-batch --per-device-eval-batch-size",
+        "Samples of a batch of the Trainer's evaluation; given, one follows the last step.",
+        Panel.BATCH,
+        Kind.WHOLE,
+        metavar="N",
+        aliases="eval_batch_size per_device_eval_batch_size",
+    ),
+    Option(
+        name="eval_strategy",
+        flags=("--eval-strategy",),
+        help="As the Trainer takes it: no, steps or epoch; an evaluation of batches of 8 unless "
+        "--eval-batch says otherwise.",
+        panel=Panel.BATCH,
+        metavar="NAME",
+        aliases=("evaluation_strategy",),
+        field="eval_batch",
+    ),
+    _setup(
+        "eval_samples",
+        "--eval-samples",
+        "Samples whose predictions an evaluation keeps (compute_metrics is given); left out, the "
+        "loss alone is kept.",
+        Panel.BATCH,
+        Kind.WHOLE,
+        metavar="N",
+    ),
+    Option(
+        name="prediction_loss_only",
+        flags=("--prediction-loss-only",),
+        help="The evaluation keeps the loss alone, whatever --eval-samples says.",
+        panel=Panel.BATCH,
+        kind=Kind.SWITCH,
+        field="eval_samples",
+    ),
+    _setup(
+        "eval_accumulation_steps",
+        "--eval-accumulation-steps",
+        "Evaluation batches after which predictions move to the host; left out, all of them pile "
+        "up on the GPU.",
+        Panel.BATCH,
+        Kind.WHOLE,
+        metavar="N",
+    ),
     Option(
         name="bf16",
         flags=("--bf16",),
@@ -540,6 +585,14 @@ OPTIONS: tuple[Option, ...] = (
         f"Kernel behind sdpa: {_legal(SdpaBackend)}; auto is PyTorch's own choice.",
         Panel.KERNELS,
         metavar="NAME",
+    ),
+    _setup(
+        "use_liger_kernel",
+        "--use-liger-kernel",
+        "Liger's kernels are applied to the model, as the Trainer does: fused norms, rotary "
+        "embedding, MLP, and a loss that never holds all logits.",
+        Panel.KERNELS,
+        Kind.SWITCH,
     ),
     _setup(
         "loop",

@@ -36,13 +36,15 @@ __all__ = [
 
 HARMLESS = frozenset(
     """adam_beta1 adam_beta2 adam_epsilon dataloader_num_workers dataloader_pin_memory
-    disable_tqdm do_eval do_train eval_steps eval_strategy hub_model_id learning_rate
+    disable_tqdm do_eval do_train eval_steps hub_model_id learning_rate
     load_best_model_at_end logging_dir logging_steps logging_strategy lr lr_scheduler_type max_steps
     num_train_epochs output_dir overwrite_output_dir push_to_hub report_to run_name save_steps
     save_strategy save_total_limit seed warmup_ratio warmup_steps""".split()
 )
 """Training arguments that no tensor depends on: taken from Python and passed over."""
 
+_EVAL_BATCH = 8
+"""``per_device_eval_batch_size`` of ``TrainingArguments``."""
 _PRECISION_WORDS = {"no": "fp32", "none": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 _TRUE = frozenset({"true", "yes", "on", "1", "t", "y"})
 _FALSE = frozenset({"false", "no", "off", "0", "f", "n"})
@@ -210,6 +212,23 @@ def _merge_segments(given: dict[str, Any]) -> None:
         given["alloc_conf"] = ",".join(filter(None, (conf, "expandable_segments:True")))
 
 
+def _merge_evaluation(given: dict[str, Any]) -> None:
+    """``eval_strategy`` of the Trainer: with ``no`` the other options of evaluations do nothing."""
+    if given.pop("prediction_loss_only", False):
+        given.pop("eval_samples", None)
+    value = given.pop("eval_strategy", None)
+    if value is None:
+        return
+    strategy = str(value).strip().lower().rpartition(".")[2]
+    if strategy not in ("no", "steps", "epoch"):
+        raise ConfigError(f"--eval-strategy {value!r} is not known. Legal: no, steps, epoch.")
+    if strategy != "no":
+        given.setdefault("eval_batch", _EVAL_BATCH)
+        return
+    for name in ("eval_batch", "eval_samples", "eval_accumulation_steps"):
+        given.pop(name, None)
+
+
 def given_setup(setup: Setup | None, options: Mapping[str, Any]) -> Setup:
     """The setup of a question that takes either a whole one or options.
 
@@ -286,4 +305,5 @@ def setup_from_options(base: Setup | None = None, /, **options: Any) -> Setup:
     if base is not None and given.get("expandable_segments"):
         given.setdefault("alloc_conf", base.alloc_conf)
     _merge_segments(given)
+    _merge_evaluation(given)
     return Setup(**given) if base is None else dataclasses.replace(base, **given)

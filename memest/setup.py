@@ -184,10 +184,16 @@ class Setup:
         weight_decay: decay of the weights; None = 0 under the Trainer, else the optimizer's own
             default.
         max_grad_norm: gradient clipping; 0 = none. None = 1.0 under the Trainer, else 0.
+        eval_batch: samples of an evaluation batch; given, an evaluation follows the last step.
+        eval_samples: samples whose predictions are kept, as the Trainer does where
+            ``compute_metrics`` is there; None = the loss alone is kept.
+        eval_accumulation_steps: evaluation batches after which predictions go to the host; None =
+            all stay on the GPU until the end.
         zero_grad: what happens to gradients after the step; ``auto`` follows torch's version.
         zero_grad_at: where a script calls zero_grad; the Trainer does after the step.
         attn_implementation: as transformers names it.
         sdpa_backend: forces the kernel behind sdpa.
+        use_liger_kernel: Liger's kernels are applied to the model, as the Trainer does.
         freeze: patterns of parameter names that do not train.
         adapter: what is trained by peft beside a frozen model; None = the model itself.
         quantization: how a frozen base is stored; None = in the dtype of its weights.
@@ -220,10 +226,14 @@ class Setup:
     optim_in_backward: bool = False
     weight_decay: float | None = None
     max_grad_norm: float | None = None
+    eval_batch: int | None = None
+    eval_samples: int | None = None
+    eval_accumulation_steps: int | None = None
     zero_grad: ZeroGrad = ZeroGrad.AUTO
     zero_grad_at: ZeroGradAt = ZeroGradAt.AFTER_STEP
     attn_implementation: Attention = Attention.AUTO
     sdpa_backend: SdpaBackend = SdpaBackend.AUTO
+    use_liger_kernel: bool = False
     freeze: tuple[str, ...] = ()
     adapter: Adapter | None = None
     quantization: Quantization | None = None
@@ -242,6 +252,9 @@ class Setup:
             ("target_len", "--target-len", MAX_SEQ_LEN),
             ("image_size", "--image-size", MAX_IMAGE_SIZE),
             ("num_labels", "--num-labels", 1 << 24),
+            ("eval_batch", "--eval-batch", MAX_BATCH),
+            ("eval_samples", "--eval-samples", 1 << 30),
+            ("eval_accumulation_steps", "--eval-accumulation-steps", 1 << 30),
         ):
             if getattr(self, name) is not None:
                 _whole(option, getattr(self, name), 1, high)
@@ -274,6 +287,7 @@ class Setup:
         if not isinstance(self.optim_target_modules, str):
             put(self, "optim_target_modules", tuple(self.optim_target_modules))
         _optimizer_options(self)
+        _evaluation(self)
         put(self, "checkpointing", _checkpointing(self.checkpointing))
         put(self, "freeze", tuple(self.freeze))
         for pattern in self.freeze:
@@ -412,6 +426,23 @@ def _optimizer_options(setup: Setup) -> None:
             raise ConfigError(
                 f"--optim-target-modules {pattern!r} is not a regular expression: {error}."
             ) from None
+
+
+def _evaluation(setup: Setup) -> None:
+    """An evaluation is the Trainer's, and there must be one for what is said of it.
+
+    Raises:
+        ConfigError: it is not, or there is none.
+    """
+    for name in ("eval_samples", "eval_accumulation_steps"):
+        if getattr(setup, name) is not None and setup.eval_batch is None:
+            flag = f"--{name.replace('_', '-')} {getattr(setup, name)}"
+            raise ConfigError(f"{flag} says something of an evaluation: add --eval-batch 8.")
+    if setup.eval_batch is not None and setup.loop is not Loop.TRAINER:
+        raise ConfigError(
+            f"--eval-batch {setup.eval_batch} is for the Trainer's evaluation, and --loop "
+            f"{setup.loop} evaluates as its script does, which memest does not know."
+        )
 
 
 def _in_backward(setup: Setup) -> None:

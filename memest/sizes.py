@@ -14,6 +14,7 @@ from memest.steps.sizing import milliseconds
 __all__ = [
     "UNLIMITED",
     "Sizes",
+    "eval_batches",
     "fields_of",
     "highest",
     "key_of",
@@ -28,8 +29,12 @@ __all__ = [
 Sizes = Mapping[str, int]
 
 _OF_UPDATES = ("optim_args", "optim_target_modules", "optim_in_backward", "weight_decay")
-_LATER = (*_OF_UPDATES, "adapter", "quantization")
+_LATER = (
+    *_OF_UPDATES, "eval_batch", "eval_samples", "eval_accumulation_steps", "use_liger_kernel",
+    "adapter", "quantization",
+)  # fmt: skip
 """Options that keys name only where they are given."""
+_ALIKE = 4
 
 UNLIMITED = 1 << 17
 """A model that takes so many tokens is taken to have no limit."""
@@ -50,6 +55,7 @@ def structure_of(asked: Setup) -> Setup:
         optim="none" if asked.optim == "none" else "adamw_torch_fused",
         max_grad_norm=None, master_weights=False, alloc_conf="", num_steps=2, tf32=False,
         optim_args="", optim_target_modules=(), weight_decay=None, optim_in_backward=False,
+        eval_batch=None, eval_samples=None, eval_accumulation_steps=None,
         software=asked.software if asked.quantization else updates_apart,
     )  # fmt: skip
     return replace(made, **kept)
@@ -58,8 +64,8 @@ def structure_of(asked: Setup) -> Setup:
 def key_of(structure: Setup) -> dict[str, Any]:
     """A structure as it is written into the keys of stored profiles.
 
-    Some options are left out where they are not given: profiles from before there were any stay
-    valid.
+    Options that came later are left out where they are not given: profiles from before there were
+    any stay valid.
     """
     unset: tuple[Any, ...] = (None, "", [], False)
     return {
@@ -67,6 +73,18 @@ def key_of(structure: Setup) -> dict[str, Any]:
         for name, value in structure.to_dict().items()
         if name not in _LATER or value not in unset
     }
+
+
+def eval_batches(setup: Setup) -> int:
+    """How many batches of an evaluation decide its peak.
+
+    Predictions pile up over as many as the samples make, or until they go to the host. Without
+    predictions all batches from the third on are alike.
+    """
+    if setup.eval_batch is None or setup.eval_samples is None:
+        return _ALIKE
+    batches = -(-setup.eval_samples // setup.eval_batch)
+    return min(batches, setup.eval_accumulation_steps or batches)
 
 
 def sizes_of(setup: Setup) -> dict[str, int]:

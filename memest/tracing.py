@@ -24,6 +24,7 @@ from memest.shelf import Shelf, Steps, chosen_like, traces_in
 from memest.sizes import (
     UNLIMITED,
     Sizes,
+    eval_batches,
     fields_of,
     highest,
     key_of,
@@ -35,6 +36,7 @@ from memest.sizes import (
 )
 from memest.steps.card import Card
 from memest.steps.document import FORMAT
+from memest.steps.evaluation import with_evaluation
 from memest.steps.family import Family, Point, alone
 from memest.steps.program import Program
 from memest.steps.sizing import Answer, asked_sizes
@@ -49,6 +51,9 @@ __all__ = ["Found", "Tracer"]
 
 Progress = Callable[[str], None]
 
+_MAX_EVALUATIONS = 16
+_MAX_SINGLE = 32
+
 
 @dataclass(frozen=True, slots=True)
 class Found:
@@ -61,6 +66,7 @@ class Found:
         point: of the program's family.
         card: the model.
         family: ``model_type`` of its configuration, else its class.
+        evaluation: the first batches of the evaluation that follows the last step; None without.
     """
 
     setup: Setup
@@ -69,6 +75,7 @@ class Found:
     point: Point
     card: Card
     family: str
+    evaluation: Trace | None = None
 
     @property
     def stream(self) -> Stream:
@@ -81,14 +88,22 @@ class Found:
         return self._stream(self.program.enough(self.setup.grad_accum))
 
     def _stream(self, grad_accum: int) -> Stream:
-        return self.program.stream(
-            self.point, self.gpu, num_steps=self.setup.num_steps, grad_accum=grad_accum
-        )
+        steps = self.setup.num_steps
+        stream = self.program.stream(self.point, self.gpu, num_steps=steps, grad_accum=grad_accum)
+        if self.evaluation is None:
+            return stream
+        _, known = self.program.numbers_at(self.point, self.gpu)
+        return with_evaluation(
+            stream, self.evaluation, self.gpu, tuple(known), batches=eval_batches(self.setup),
+            step=steps,
+        )  # fmt: skip
 
     @property
     def notes(self) -> list[str]:
         """What the trace has to say."""
-        return list(self.program.trace.notes)
+        if self.evaluation is None:
+            return list(self.program.trace.notes)
+        return list(dict.fromkeys((*self.program.trace.notes, *self.evaluation.notes)))
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -124,6 +139,8 @@ class Tracer:
         self._known: dict[Setup, Steps] = {}
         self._updates = Updates(self._shelf, self._keeps, self._say)
         self._replays: dict[AllocatorConf, Replays] = {}
+        self._evaluations: dict[str, Trace] = {}
+        self._single: dict[str, Family] = {}
         self.traces_made = 0
 
     @classmethod
@@ -199,6 +216,10 @@ class Tracer:
         if setup.attn_implementation is Attention.FLASH_ATTENTION_2:
             check_flash_gpu(gpu.capability)
         sizes = sizes_of(setup)
+        if setup.use_liger_kernel:
+            family, point = self._of_one_gpu(steps, asked, setup, gpu, sizes)
+            program = self._program(steps, asked, family, point, setup, gpu)
+            return self._answered(steps, asked, setup, gpu, program, point)
         known = self._shelf.held(steps, sizes, gpu)
         held = known
         if held is None:
@@ -210,6 +231,22 @@ class Tracer:
         family, point = held
         program = self._program(steps, asked, family, point, setup, gpu)
         return self._answered(steps, asked, setup, gpu, program, point)
+
+    def _of_one_gpu(
+        self, steps: Steps, asked: Setup, setup: Setup, gpu: GpuTraits, sizes: Sizes
+    ) -> tuple[Family, Point]:
+        """A trace for these sizes on this GPU alone.
+
+        Liger's loss goes in chunks whose number jumps with the batch, and its Python asks for the
+        GPU's properties: nothing else follows from such a trace.
+        """
+        key = digest_of([steps.setup.to_dict(), dict(sizes), repr(gpu)])
+        known = self._single.get(key)
+        if known is None:
+            if len(self._single) >= _MAX_SINGLE:
+                self._single.pop(next(iter(self._single)))
+            known = self._single[key] = alone(self._traced(steps, asked, setup, gpu), sizes)
+        return known, ()
 
     def _program(
         self, steps: Steps, asked: Setup, family: Family, point: Point, setup: Setup, gpu: GpuTraits
@@ -235,7 +272,27 @@ class Tracer:
         kind = (config or {}).get("model_type")
         if self._module is not None:
             kind = getattr(getattr(self._module, "config", None), "model_type", None)
-        return Found(setup, gpu, program, point, card, str(kind or card.class_name))
+        evaluation = None
+        if setup.eval_batch is not None:
+            evaluation = self._evaluation(steps, asked, setup, gpu)
+        return Found(setup, gpu, program, point, card, str(kind or card.class_name), evaluation)
+
+    def _evaluation(self, steps: Steps, asked: Setup, setup: Setup, gpu: GpuTraits) -> Trace:
+        """The first batches of the evaluation, traced once for each batch and GPU."""
+        assert setup.eval_batch is not None
+        setup = replace(setup, batch=setup.eval_batch)
+        kept = setup.eval_samples is not None
+        key = digest_of([steps.setup.to_dict(), sizes_of(setup), kept, repr(gpu)])
+        known = self._evaluations.get(key)
+        if known is None:
+            run = self._run(steps, asked)
+            from memest.trace.session import evaluate_built
+
+            self._say(f"tracing an evaluation at {words(sizes_of(setup))}")
+            if len(self._evaluations) >= _MAX_EVALUATIONS:
+                self._evaluations.pop(next(iter(self._evaluations)))
+            known = self._evaluations[key] = evaluate_built(run, setup, gpu)
+        return known
 
     def limit(self, asked: Setup, axis: str) -> int | None:
         """The greatest length that the model takes.
@@ -310,6 +367,8 @@ class Tracer:
         package = facts_of(structure.optim).package
         if package:  # it steps in backward, and is part of the trace
             key["library"] = [package, release(package.replace("-", "_"))]
+        if structure.use_liger_kernel:
+            key["liger"] = release("liger_kernel")
         return key
 
     @staticmethod

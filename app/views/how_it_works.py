@@ -32,6 +32,8 @@ _PHASES = {
     "moments for each weight with Adam), which stay from then on: so the second step needs more "
     "than the first.",
     Phase.ZERO_GRAD: "Gradients are dropped, or set to zero and kept.",
+    Phase.EVALUATION: "Batches without gradients: nothing is kept for a backward pass, but "
+    "predictions may pile up until they are moved to the host.",
 }
 _CATEGORIES = {
     Category.PARAMETERS: "Weights, trainable or frozen; tied weights count once.",

@@ -117,6 +117,10 @@ def _check(setup: Setup) -> None:
             "--load-in-4bit and --load-in-8bit are for predictions: a case builds its weights at "
             "random, and quantised ones come from a checkpoint."
         )
+    if setup.use_liger_kernel:
+        raise ConfigError("--use-liger-kernel: cases run without it. Leave it out.")
+    if setup.eval_batch is not None:
+        raise ConfigError("--eval-batch: cases train and do not evaluate. Leave it out.")
     if setup.software != Software():
         raise ConfigError(
             "--software is for predictions: a case runs with the software that is installed."

@@ -27,6 +27,7 @@ _PHASES = {
     Phase.CLIP: "while gradients are clipped",
     Phase.OPTIMIZER: "in the optimizer step",
     Phase.ZERO_GRAD: "in zero_grad",
+    Phase.EVALUATION: "in the evaluation",
 }
 
 _LOOPS = {
@@ -134,6 +135,17 @@ def moment_text(estimate: Estimate) -> str:
     return words
 
 
+def _optimizer(setup: Setup) -> str:
+    words = setup.optim
+    if setup.optim_args:
+        words += f" ({setup.optim_args})"
+    if setup.optim_in_backward:
+        words += " in backward"
+    if setup.weight_decay:
+        words += f", weight decay {setup.weight_decay:g}"
+    return words
+
+
 def setup_items(setup: Setup, *, times: str = "×") -> list[str]:
     """The training setup in short phrases, what matters most first."""
     sizes = [f"batch {setup.batch}"]
@@ -159,7 +171,10 @@ def setup_items(setup: Setup, *, times: str = "×") -> list[str]:
         items.append(setup.adapter.words)
     if setup.master_weights:
         items.append("fp32 master weights")
-    items.append("no optimizer" if setup.optim == "none" else setup.optim)
+    items.append("no optimizer" if setup.optim == "none" else _optimizer(setup))
+    if setup.eval_batch is not None:
+        kept = "" if setup.eval_samples is None else f", {setup.eval_samples:,} predictions kept"
+        items.append(f"evaluation in batches of {setup.eval_batch}{kept}")
     items.append(
         "no checkpointing"
         if setup.checkpointing == "none"
@@ -167,6 +182,8 @@ def setup_items(setup: Setup, *, times: str = "×") -> list[str]:
     )
     if setup.attn_implementation.value != "auto":
         items.append(f"{setup.attn_implementation.value} attention")
+    if setup.use_liger_kernel:
+        items.append("Liger kernels")
     if setup.freeze:
         items.append(f"frozen: {', '.join(setup.freeze)}")
     items.append(_LOOPS[setup.loop])

@@ -37,6 +37,7 @@ _PLACES = {
     Phase.CLIP: "gradient clipping",
     Phase.OPTIMIZER: "the optimizer step",
     Phase.ZERO_GRAD: "zero_grad",
+    Phase.EVALUATION: "the evaluation",
 }
 _OF_MICRO_STEPS = (Phase.BATCH, Phase.FORWARD, Phase.BACKWARD)
 

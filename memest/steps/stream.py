@@ -8,7 +8,7 @@ every size of a batch at which the same kernels run.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
@@ -28,7 +28,7 @@ from memest.hidden.call import GpuTraits, Hidden, Lifetime
 from memest.hidden.registry import hidden_allocations
 from memest.steps.compose import MAX_REPEATS, Pieces, Span
 
-__all__ = ["Course", "Shape", "Stream", "lay_out", "make_stream", "shape_of", "slack_of"]
+__all__ = ["Course", "Player", "Shape", "Stream", "lay_out", "make_stream", "shape_of", "slack_of"]
 
 _WORKSPACE = CATEGORY_ORDER.index(Category.WORKSPACES)
 
@@ -125,7 +125,7 @@ def lay_out(
         ValueError: the trace cannot be played for so many steps.
     """
     course = Course(module_names=trace.module_names, label_names=list(trace.op_names))
-    player = _Player(trace, shape, num_places, course)
+    player = Player(trace, shape, num_places, course)
     if pieces is None:
         if trace.micro_steps != (grad_accum,) * num_steps:
             raise ValueError(f"traced {trace.micro_steps}, asked for {num_steps} x {grad_accum}")
@@ -164,7 +164,7 @@ def make_stream(trace: Trace, gpu: GpuTraits, *, num_steps: int, grad_accum: int
 class _Run:
     """Plays the pieces of a run in their order."""
 
-    def __init__(self, player: _Player, pieces: Pieces, grad_accum: int) -> None:
+    def __init__(self, player: Player, pieces: Pieces, grad_accum: int) -> None:
         self._player = player
         self._pieces = pieces
         self._grad_accum = grad_accum
@@ -219,15 +219,18 @@ class _Run:
             player.assign(pieces.samples[1] if pieces.repeats else pieces.samples[0], old[-1])
 
 
-class _Player:
+class Player:
     """Plays pieces; knows which stream number a trace allocation has now."""
 
-    def __init__(self, trace: Trace, shape: Shape, num_places: int, course: Course) -> None:
+    def __init__(
+        self, trace: Trace, shape: Shape, num_places: int, course: Course,
+        persistent: Iterable[tuple[str, ...]] = (),
+    ) -> None:  # fmt: skip
         self._trace = trace
         self._course = course
         self._shape = shape
         self._now: dict[int, int] = {}
-        self._persistent: set[tuple[str, ...]] = set()
+        self._persistent: set[tuple[str, ...]] = set(persistent)
         self._label_index: dict[str, int] = {}
         self._settled = 0
         self._chains: dict[tuple[Span, int, int], Chain] = {}

@@ -21,7 +21,7 @@ from memest.trace.in_backward import Stepper
 from memest.trace.optimizers import weights_of
 from memest.trace.recorder import Recorder
 
-__all__ = ["Run", "run_steps", "run_updates"]
+__all__ = ["Run", "count_items", "forward", "loss_region", "run_steps", "run_updates"]
 
 Batch = dict[str, torch.Tensor]
 _AUTOCAST_DTYPES = {Precision.FP16: torch.float16, Precision.BF16: torch.bfloat16}
@@ -145,10 +145,10 @@ def _batch_samples(run: Run, step: int, micro_steps: int) -> tuple[list[Batch], 
     for number in range(1, micro_steps + 1):
         run.recorder.seam(SeamKind.SAMPLE, step, number)
         samples.append(run.make_batch())
-    return samples, _count_items(run, samples, step)
+    return samples, count_items(run, samples, step)
 
 
-def _count_items(run: Run, samples: list[Batch], step: int) -> torch.Tensor | None:
+def count_items(run: Run, samples: list[Batch], step: int) -> torch.Tensor | None:
     """``_get_num_items_in_batch``: one bool mask at a time, then a 0-dim number."""
     if not run.counts_items or "labels" not in samples[0]:
         return None

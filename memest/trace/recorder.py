@@ -96,6 +96,7 @@ class Recorder(TorchDispatchMode):
         self._notes: dict[str, None] = {}
         self.last_op = ""
         self.failed_module = ""
+        self.failed_update = False
 
     # -- phases ---------------------------------------------------------------------------------
 
@@ -143,6 +144,9 @@ class Recorder(TorchDispatchMode):
         before, self._updates = self._updates, True
         try:
             yield
+        except Exception:
+            self.failed_update = True
+            raise
         finally:
             self._updates = before
 

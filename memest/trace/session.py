@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,8 +19,10 @@ from memest.steps.card import Card
 from memest.steps.sizing import SIZES, Answer
 from memest.trace.adapters import add_adapter, base_of
 from memest.trace.build import BuiltModel, build_model, count, freeze
+from memest.trace.evaluation import trace_evaluation
 from memest.trace.inputs import Sizes, TensorPlan, plan_batch, realise
 from memest.trace.legacy import attention_of, masks_as_before, model_as_before
+from memest.trace.liger import liger_applied
 from memest.trace.losses import loss_for
 from memest.trace.pristine import as_built
 from memest.trace.quantized import Loading, own_quantization, quantise, twins_on_meta
@@ -29,7 +32,7 @@ from memest.trace.ties import separate_head
 from memest.trace.training import TracePlan, plan_to_compose, trace_training
 from memest.trace.turns import in_turn
 
-__all__ = ["BuiltRun", "build", "trace_built"]
+__all__ = ["BuiltRun", "build", "evaluate_built", "trace_built"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,7 +193,7 @@ def trace_built(
     model_type = str(getattr(config, "model_type", ""))
     attention = str(getattr(config, "_attn_implementation", ""))
     plans = masks_as_before(run.plan(setup), model_type, attention, setup)
-    with as_built(run.model):
+    with as_built(run.model), _kernels(run.model, setup, gpu):
         trace = trace_training(
             run.model, setup, make_batch=lambda: realise(plans), loss_of=run.loss_of, gpu=gpu,
             operators=operators, model_type=model_type, plan=plan or plan_to_compose(setup),
@@ -198,6 +201,26 @@ def trace_built(
         )  # fmt: skip
     trace.counts = run.counts
     return trace
+
+
+def _kernels(model: torch.nn.Module, setup: Setup, gpu: GpuTraits) -> AbstractContextManager[None]:
+    """Other people's kernels in place of the model's own operators."""
+    return liger_applied(model, gpu) if setup.use_liger_kernel else nullcontext()
+
+
+@in_turn
+def evaluate_built(run: BuiltRun, setup: Setup, gpu: GpuTraits, operators: str = "cuda") -> Trace:
+    """Trace the first batches of an evaluation of ``setup``, whose batch is the evaluation's."""
+    set_use_cache(run.model, setup)
+    config = getattr(run.model, "config", None)
+    model_type = str(getattr(config, "model_type", ""))
+    attention = str(getattr(config, "_attn_implementation", ""))
+    plans = masks_as_before(run.plan(setup), model_type, attention, setup)
+    with as_built(run.model), _kernels(run.model, setup, gpu):
+        return trace_evaluation(
+            run.model, setup, make_batch=lambda: realise(plans), loss_of=run.loss_of, gpu=gpu,
+            model_type=model_type, operators=operators, loading=run.loading,
+        )  # fmt: skip
 
 
 # -- live modules ---------------------------------------------------------------------------------

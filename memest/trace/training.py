@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import inspect
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ import torch
 from memest.errors import ConfigError, MemestError, TraceError
 from memest.events import Category, Phase, SeamKind, Trace, Weight
 from memest.hidden.call import GpuTraits
+from memest.optimizer_names import facts_of
 from memest.setup import FP16_REFUSED, Loop, Precision, SdpaBackend, Setup, ZeroGrad
 from memest.trace.adapters import base_of, prefix_of
 from memest.trace.answers import answer_handlers
@@ -39,13 +39,20 @@ from memest.trace.optimizers import (
 from memest.trace.quantized import Loading, biases_as_loaded
 from memest.trace.recorder import Recorder
 from memest.trace.roles import Roles
-from memest.trace.turns import in_turn
+from memest.trace.turns import TURN
 
-__all__ = ["TracePlan", "plan_to_compose", "trace_training", "trace_updates"]
+__all__ = [
+    "TracePlan",
+    "load",
+    "make_run",
+    "plan_to_compose",
+    "trace_training",
+    "trace_updates",
+    "tracing",
+]
 
 
 # kernels and patches are registered for the whole process while a trace runs
-_ONE_AT_A_TIME = threading.RLock()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +93,6 @@ def plan_to_compose(setup: Setup) -> TracePlan:
     return TracePlan(micro_steps=(2, 1), updates=False)
 
 
-@in_turn
 def trace_training(
     model: torch.nn.Module,
     setup: Setup,
@@ -116,6 +122,37 @@ def trace_training(
         TraceError: the model does something a trace cannot follow; names module and operator.
     """
     plan = plan or plan_of(setup)
+    with ExitStack() as stack:
+        recorder = tracing(stack, model, setup, gpu, operators, model_type)
+        recorder.mark(Phase.LOAD, 0)
+        load(model, recorder, loading)
+        run = make_run(model, setup, recorder, make_batch, loss_of, gpu, plan)
+        if run.stepper is not None:
+            stack.callback(run.stepper.remove)
+        run_steps(run)
+        if not plan.updates:
+            recorder.trace.weights = run.weights
+    trace = recorder.trace
+    trace.micro_steps = plan.each
+    trace.notes.extend(recorder.notes)
+    trace.notes.extend(_unforced(setup, trace.attention_choices))
+    return trace
+
+
+def tracing(
+    stack: ExitStack, model: torch.nn.Module, setup: Setup, gpu: GpuTraits, operators: str,
+    model_type: str,
+) -> Recorder:  # fmt: skip
+    """A recorder that watches a model for as long as a stack is open.
+
+    Args:
+        stack: what is entered, and undone when it closes; errors inside become trace errors.
+        model: whose modules are followed, and whose gradients are dropped in the end.
+        setup: the run.
+        gpu: decides operators and versions.
+        operators: ``cuda`` or ``cpu``.
+        model_type: family of the model.
+    """
     handlers = {**answer_handlers(), **in_place_handlers(), **kernel_handlers(),
                 **bitsandbytes_handlers()}  # fmt: skip
     if operators == "cuda":
@@ -124,47 +161,41 @@ def trace_training(
         handlers.update(cpu_handlers(handlers))
     recorder = Recorder(handlers, prefix=prefix_of(model))
     choices = recorder.trace.attention_choices
-    with ExitStack() as stack:
-        stack.enter_context(_ONE_AT_A_TIME)
-        stack.enter_context(_no_garbage_collection())
-        if operators == "cuda":
-            stack.enter_context(cuda_operators(gpu, setup.sdpa_backend, choices))
-        else:
-            stack.enter_context(cpu_operators())
-        lists = CUDA if operators == "cuda" else CPU_LISTS
-        stack.enter_context(autocast_on_meta(recorder, gpu.torch, lists))
-        stack.enter_context(transformers_on_meta(recorder, model, gpu))
-        stack.enter_context(library_as_before(model_type, setup))
-        stack.enter_context(bitsandbytes_as_before(setup))
-        stack.enter_context(scores_kept(recorder, model_type, setup))
-        stack.enter_context(biases_as_loaded(model))
-        stack.enter_context(recorder.modules(model))
-        stack.enter_context(recorder)
-        try:
-            recorder.mark(Phase.LOAD, 0)
-            load(model, recorder, loading)
-            run = _run(model, setup, recorder, make_batch, loss_of, gpu, plan)
-            if run.stepper is not None:
-                stack.callback(run.stepper.remove)
-            run_steps(run)
-            if not plan.updates:
-                recorder.trace.weights = run.weights
-        except MemestError:
-            raise
-        except (Exception, RecursionError) as error:
-            raise _cannot_trace(recorder, error) from error
-        finally:
-            recorder.forget()
-            for parameter in model.parameters():
-                parameter.grad = None
-    trace = recorder.trace
-    trace.micro_steps = plan.each
-    trace.notes.extend(recorder.notes)
-    trace.notes.extend(_unforced(setup, choices))
-    return trace
+    stack.enter_context(TURN)
+    stack.enter_context(_no_garbage_collection())
+    if operators == "cuda":
+        stack.enter_context(cuda_operators(gpu, setup.sdpa_backend, choices))
+    else:
+        stack.enter_context(cpu_operators())
+    lists = CUDA if operators == "cuda" else CPU_LISTS
+    stack.enter_context(autocast_on_meta(recorder, gpu.torch, lists))
+    stack.enter_context(transformers_on_meta(recorder, model, gpu))
+    stack.enter_context(library_as_before(model_type, setup))
+    stack.enter_context(bitsandbytes_as_before(setup))
+    stack.enter_context(scores_kept(recorder, model_type, setup))
+    stack.enter_context(biases_as_loaded(model))
+    stack.enter_context(recorder.modules(model))
+    stack.enter_context(recorder)
+    stack.enter_context(_ended(model, recorder, setup))
+    return recorder
 
 
-@in_turn
+@contextmanager
+def _ended(model: torch.nn.Module, recorder: Recorder, setup: Setup) -> Iterator[None]:
+    """Errors are told as the user can use them, and nothing of the trace is left on the model."""
+    try:
+        yield
+    except MemestError:
+        raise
+    except (Exception, RecursionError) as error:
+        said = _cannot_update(setup, error) if recorder.failed_update else None
+        raise said or _cannot_trace(recorder, error) from error
+    finally:
+        recorder.forget()
+        for parameter in model.parameters():
+            parameter.grad = None
+
+
 def trace_updates(
     weights: Sequence[Weight], setup: Setup, gpu: GpuTraits, roles: Roles | None = None
 ) -> Trace:
@@ -186,7 +217,7 @@ def trace_updates(
     recorder = Recorder({**answer_handlers(), **in_place_handlers(), **kernel_handlers(),
                          **cuda_handlers()})  # fmt: skip
     with ExitStack() as stack:
-        stack.enter_context(_ONE_AT_A_TIME)
+        stack.enter_context(TURN)
         stack.enter_context(_no_garbage_collection())
         stack.enter_context(
             cuda_operators(gpu, setup.sdpa_backend, recorder.trace.attention_choices)
@@ -215,7 +246,7 @@ def trace_updates(
         except MemestError:
             raise
         except (Exception, RecursionError) as error:
-            raise _cannot_trace(recorder, error) from error
+            raise _cannot_update(setup, error) or _cannot_trace(recorder, error) from error
         finally:
             recorder.forget()
     trace = recorder.trace
@@ -271,14 +302,17 @@ def _unforced(setup: Setup, choices: Sequence[tuple[Any, str]]) -> list[str]:
     return [f"{said}: PyTorch would stop with 'No available kernel'. The math kernel is priced."]
 
 
-def _run(
+def make_run(
     model: torch.nn.Module, setup: Setup, recorder: Recorder, make_batch: Any, loss_of: Any,
-    gpu: GpuTraits, plan: TracePlan,
+    gpu: GpuTraits, plan: TracePlan | None = None,
 ) -> Run:  # fmt: skip
+    """What a loop needs; without a plan, what needs no optimizer."""
+    training = plan is not None
+    plan = plan or TracePlan(updates=False)
     trainer = setup.loop is Loop.TRAINER
     recorder.seam(SeamKind.OPTIMIZER_MADE, 0)
     optimizer = stepper = None
-    if setup.steps_in_backward:
+    if setup.steps_in_backward and training:
         stepper = in_backward(model, setup, recorder, gpu.torch)
     elif plan.updates:
         optimizer = make_optimizer(model, setup, recorder, gpu.torch)
@@ -354,6 +388,19 @@ def _no_garbage_collection() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
+
+
+def _cannot_update(setup: Setup, error: BaseException) -> MemestError | None:
+    """A library's own optimizer that fails on a model's weights would do so in the run as well."""
+    package = facts_of(setup.optim).package
+    if not package:
+        return None
+    text = (str(error).strip().splitlines() or ["no message"])[0].rstrip(".")
+    return TraceError(
+        f"--optim {setup.optim}: the code of {package} fails on the weights of this model: "
+        f"{type(error).__name__}: {text}. It is the library's own code that was run, so a training "
+        "run would stop there too. Choose another --optim."
+    )
 
 
 def _cannot_trace(recorder: Recorder, error: BaseException) -> MemestError:

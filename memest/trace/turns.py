@@ -12,12 +12,13 @@ import threading
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
-__all__ = ["in_turn"]
+__all__ = ["TURN", "in_turn"]
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 
-_TURN = threading.RLock()
+TURN = threading.RLock()
+"""Held while anything is traced; a thread may take it again."""
 
 
 def in_turn(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
@@ -25,7 +26,7 @@ def in_turn(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Re
 
     @functools.wraps(function)
     def waits(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
-        with _TURN:
+        with TURN:
             return function(*args, **kwargs)
 
     return waits

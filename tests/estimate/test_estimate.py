@@ -165,7 +165,7 @@ def test_a_live_module_finds_its_largest_batch():
         ({"seq_len": 513}, ConfigError, "512"),
         ({"fp16": True, "bf16": True}, ConfigError, "bf16"),
         ({"optim": "adamw_torch_fuse"}, ConfigError, "adamw_torch_fused"),
-        ({"optim": "lion_8bit"}, ConfigError, "not modelled yet"),
+        ({"optim": "adamw_apex_fused"}, ConfigError, "not modelled yet"),
         ({"freeze": ("no-such-layer",)}, ConfigError, "matches no parameter"),
         ({"bathc": 3}, ConfigError, "batch"),
         ({"attn_implementation": "flash_attention_2"}, ConfigError, "fp16"),

@@ -235,3 +235,19 @@ def test_lomo_takes_every_micro_batch_for_a_step():
 def test_what_does_not_go_together_in_backward(options, said):
     with pytest.raises(memest.MemestError, match=said):
         _ask("gpt2?n_layer=1", **options)
+
+
+def test_a_library_that_fails_on_a_model_is_told_as_its_own_failure():
+    """Adam-mini takes BERT's LayerNorm in the embeddings for an embedding, and stops."""
+    pytest.importorskip("adam_mini")
+    with pytest.raises(memest.MemestError, match=r"the code of adam-mini fails .* IndexError"):
+        _ask("bert-base-uncased?num_hidden_layers=1", optim="adam_mini")
+
+
+def test_the_report_names_what_was_asked_of_the_optimizer():
+    estimate = _ask(
+        "gpt2?n_layer=1", optim="sgd_momentum_loop", optim_in_backward=True, weight_decay=0.1,
+        loop="plain",
+    )  # fmt: skip
+
+    assert "sgd_momentum_loop in backward, weight decay 0.1" in str(estimate)

@@ -143,7 +143,7 @@ class TestGrid:
             ({"batch": []}, {}, "no values"),
             ({"batch": [1, 0]}, {}, "--batch 0 is out of range"),
             ({"optim": ["sgd", "adamm"]}, {}, "Did you mean 'adam'"),
-            ({"optim": ["sgd", "adamw_bnb_8bit"]}, {}, "not modelled yet"),
+            ({"optim": ["sgd", "adamw_apex_fused"]}, {}, "not modelled yet"),
             ({"batch": [1]}, {"optim": "adamm"}, "Did you mean 'adam'"),
             ({}, {"optim": "adamm"}, "Did you mean 'adam'"),
             ({"batch": [1]}, {"nonsense": 1}, "'nonsense' is not an option"),

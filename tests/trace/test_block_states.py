@@ -22,6 +22,12 @@ NAMES = [
 ]  # fmt: skip
 
 
+@pytest.fixture(autouse=True)
+def _no_overrides():
+    """The library goes by id(parameter), which an earlier test's parameters may have had."""
+    bitsandbytes.optim.GlobalOptimManager.get_instance().initialize()
+
+
 def _parameters(shapes=SHAPES, dtype=torch.float32):
     parameters = [
         torch.nn.Parameter(torch.empty(shape, device="meta", dtype=dtype)) for shape in shapes
@@ -143,8 +149,6 @@ def _real_states(kind, name, tmp_path):
             words = torch.arange(8) + index
             return {"input_ids": words, "labels": words}
 
-    # the library goes by id(parameter), which an earlier test's parameters may have had
-    bitsandbytes.optim.GlobalOptimManager.get_instance().initialize()
     model = AutoModelForCausalLM.from_config(_config(kind))
     arguments = TrainingArguments(
         str(tmp_path), use_cpu=True, max_steps=1, optim=name, report_to=[], disable_tqdm=True,

@@ -54,7 +54,7 @@ def test_an_answer_from_a_family_does_not_wait_for_a_trace() -> None:
     for batch in (2, 7):  # the second question grows a family
         model.estimate(batch=batch, gpu="t4", max_batch=False)
     answered, asked = threading.Event(), threading.Event()
-    with turns._TURN:  # somebody traces
+    with turns.TURN:  # somebody traces
         thread = threading.Thread(
             target=lambda: (model.estimate(batch=11, gpu="t4", max_batch=False), answered.set())
         )

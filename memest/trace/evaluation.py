@@ -1,0 +1,132 @@
+"""The Trainer's evaluation: batches without gradients, and predictions that pile up on the GPU.
+
+``Trainer.evaluation_loop`` and ``prediction_step`` of transformers, reference by reference: the
+last batch, its logits and labels stay bound until the next ones are there, and every container is
+the library's own, which concatenates what it has with what is new.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+
+from memest.events import Phase, SeamKind, Trace
+from memest.hidden.call import GpuTraits
+from memest.setup import Setup
+from memest.trace.loading import load
+from memest.trace.loops import Run, count_items, forward, loss_region
+from memest.trace.quantized import Loading
+from memest.trace.training import make_run, tracing
+
+__all__ = ["TRACED_BATCHES", "trace_evaluation"]
+
+TRACED_BATCHES = 4
+"""Two more after the second, which is the first to concatenate: between them shows what grows."""
+
+
+def trace_evaluation(
+    model: torch.nn.Module, setup: Setup, *, make_batch: Callable[[], dict[str, torch.Tensor]],
+    loss_of: Callable[[Any, Any], torch.Tensor], gpu: GpuTraits, model_type: str = "",
+    operators: str = "cuda", loading: Loading | None = None,
+) -> Trace:  # fmt: skip
+    """Trace the first batches of an evaluation.
+
+    Args:
+        model: on meta; in evaluation mode while it is traced, and in training mode afterwards.
+        setup: its batch is that of the evaluation.
+        make_batch: makes one batch on meta.
+        loss_of: takes the loss out of the outputs.
+        gpu: decides operators and versions.
+        model_type: family of the model.
+        operators: ``cuda``, or ``cpu`` for what this machine's CPU would run.
+        loading: how the weights come to the device; None = ``model.to(device)``.
+
+    Returns:
+        The model's load, then :data:`TRACED_BATCHES` batches, each behind a seam.
+
+    Raises:
+        TraceError: the model does something a trace cannot follow.
+    """
+    with ExitStack() as stack:
+        recorder = tracing(stack, model, setup, gpu, operators, model_type)
+        recorder.mark(Phase.LOAD, 0)
+        load(model, recorder, loading)
+        run = make_run(model, setup, recorder, make_batch, loss_of, gpu)
+        model.eval()
+        stack.callback(model.train)
+        _evaluate(run, setup)
+    trace = recorder.trace
+    trace.notes.extend(recorder.notes)
+    return trace
+
+
+def _evaluate(run: Run, setup: Setup) -> None:
+    from transformers.trainer_pt_utils import EvalLoopContainer
+
+    keeps = setup.eval_samples is not None
+    all_losses, all_preds, all_labels = (EvalLoopContainer(True, -100) for _ in range(3))
+    inputs = losses = logits = labels = None
+    for number in range(1, TRACED_BATCHES + 1):
+        run.recorder.seam(SeamKind.EVALUATED, 0, number)
+        run.recorder.mark(Phase.EVALUATION, 0, number)
+        # accelerate's loader moves the next batch while the name still holds the last
+        inputs = run.make_batch()
+        # with Liger, and where the loss alone is kept, the logits are not even made
+        fed = {**inputs, "skip_logits": True} if setup.use_liger_kernel and not keeps else inputs
+        losses, logits, labels = _prediction_step(run, fed, keeps)
+        del fed
+        if losses is not None:
+            losses = losses.repeat(setup.batch)
+            all_losses.add(losses)
+        if logits is not None:
+            all_preds.add(logits)
+        if labels is not None:
+            all_labels.add(labels)
+    run.recorder.seam(SeamKind.END, 0)
+    run.recorder.forget()
+    del inputs, losses, logits, labels
+
+
+def _prediction_step(run: Run, inputs: Any, keeps: bool) -> tuple[Any, Any, Any]:
+    from transformers.trainer_pt_utils import nested_detach
+    from transformers.utils.generic import can_return_loss, find_labels
+
+    names = find_labels(type(run.model))
+    has_labels = bool(names) and all(inputs.get(name) is not None for name in names)
+    config = getattr(run.model, "config", None)
+    ignored = list(getattr(config, "keys_to_ignore_at_inference", ["past_key_values"]))
+    labels = None
+    if has_labels:
+        labels = nested_detach(tuple(inputs.get(name) for name in names))
+        labels = labels[0] if len(labels) == 1 else labels
+    loss = None
+    with torch.no_grad():
+        if has_labels or (not names and can_return_loss(type(run.model))):
+            loss, outputs = _loss(run, dict(inputs))
+            ignored.append("loss")
+        else:
+            with loss_region(run):
+                outputs = forward(run, inputs)
+        if isinstance(outputs, dict):
+            logits: Any = tuple(v for k, v in outputs.items() if k not in ignored)
+        else:
+            logits = outputs[1:] if loss is not None else outputs
+    if not keeps:
+        return loss, None, None
+    logits = nested_detach(logits)
+    return loss, logits[0] if len(logits) == 1 else logits, labels
+
+
+def _loss(run: Run, inputs: Any) -> tuple[torch.Tensor, Any]:
+    items = count_items(run, [inputs], 0)
+    if items is not None:
+        inputs = {**inputs, "num_items_in_batch": items}
+    with loss_region(run):
+        outputs = forward(run, inputs)
+        loss = run.loss_of(outputs, inputs)
+    if items is not None:
+        loss *= 1  # average_tokens_across_devices, as in training
+    return loss.detach().mean(), outputs

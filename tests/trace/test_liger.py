@@ -1,0 +1,153 @@
+"""Liger's kernels on meta: what its own Python saves and allocates, and nothing left behind."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from unittest import mock
+
+import pytest
+import torch
+
+import memest
+from memest.events import ALLOC, FREE, MARK, Phase
+from memest.hidden.call import GpuTraits
+from memest.models.resolve import ModelSource
+from memest.setup import Setup
+from memest.trace.session import build, trace_built
+from memest.trace.training import TracePlan
+
+pytest.importorskip("liger_kernel.utils")
+
+GPU = GpuTraits(capability=(8, 0), sm_count=108, max_threads_per_sm=2048)
+HIDDEN, VOCABULARY, BATCH, LENGTH = 128, 8000, 4, 96
+LLAMA = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": HIDDEN,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "intermediate_size": 384, "vocab_size": VOCABULARY, "max_position_embeddings": 256,
+    "pad_token_id": 0,
+}  # fmt: skip
+
+
+def _trace(config=LLAMA, **options):
+    setup = Setup(
+        **{"batch": BATCH, "seq_len": LENGTH, "dtype": "bfloat16", "optim": "none",
+           "use_liger_kernel": True, **options}
+    )  # fmt: skip
+    source = ModelSource(kind="file", id="small", config=config, provenance="test")
+    run = build(setup, source, None, None, None)
+    return trace_built(run, setup, GPU, TracePlan(steps=1))
+
+
+def _between(trace, first, last):
+    """Sizes of what is born from one phase on and alive when another one begins."""
+    alive, inside = {}, False
+    for kind, index in trace.decoded():
+        if kind == MARK:
+            if trace.marks[index].phase is last:
+                break
+            inside = inside or trace.marks[index].phase is first
+        elif kind == ALLOC and inside:
+            alive[index] = trace.sizes[index]
+        elif kind == FREE:
+            alive.pop(index, None)
+    return list(alive.values())
+
+
+def test_the_loss_holds_gradients_in_place_of_logits():
+    """FLCE makes the gradients of hidden states and head in forward, logits chunk by chunk."""
+    trace = _trace()
+    tokens = BATCH * LENGTH
+    chunks = -(-VOCABULARY // HIDDEN)
+    rows = 1 << (-(-tokens // chunks) - 1).bit_length()
+    kept = _between(trace, Phase.FORWARD, Phase.BACKWARD)
+
+    assert 2 * tokens * HIDDEN in kept  # grad_input
+    assert 2 * VOCABULARY * HIDDEN in kept  # grad_weight
+    assert 2 * rows * VOCABULARY in trace.sizes
+    assert max(trace.sizes) == 2 * VOCABULARY * HIDDEN
+    usual = _trace(use_liger_kernel=False)
+    assert 4 * tokens * VOCABULARY in usual.sizes  # fp32 logits
+
+
+def test_a_frozen_head_has_no_gradient():
+    kept = _between(_trace(freeze=("lm_head",)), Phase.FORWARD, Phase.BACKWARD)
+
+    assert 2 * VOCABULARY * HIDDEN not in kept
+
+
+def test_norms_keep_one_number_a_row():
+    """RMSNorm saves its input, which is there anyway, and rstd; the usual one an fp32 input."""
+    tokens = BATCH * LENGTH
+    liger, usual = (
+        _between(_trace(use_liger_kernel=on), Phase.FORWARD, Phase.BACKWARD) for on in (True, False)
+    )
+
+    assert liger.count(4 * tokens) >= 5  # two layers of two norms, and the last one
+    assert liger.count(4 * tokens * HIDDEN) == 0
+    assert usual.count(4 * tokens * HIDDEN) >= 5
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma2", "mistral", "qwen2"])
+def test_a_step_needs_less_with_them(kind):
+    config = {**LLAMA, "model_type": kind, "head_dim": 32}
+    del config["architectures"]
+    model = {"with": True, "without": False}
+    peaks = {}
+    for name, on in model.items():
+        trace, now, peak = _trace(config, use_liger_kernel=on, precision="bf16"), 0, 0
+        for event, index in trace.decoded():
+            if event in (ALLOC, FREE):
+                now += trace.sizes[index] * (1 if event == ALLOC else -1)
+                peak = max(peak, now)
+        peaks[name] = peak
+
+    assert peaks["with"] < peaks["without"]
+
+
+def test_nothing_of_it_stays_behind():
+    from transformers.models.llama import modeling_llama
+
+    before = dict(vars(modeling_llama))
+    forward = modeling_llama.LlamaForCausalLM.forward
+    loss = torch.nn.functional.cross_entropy
+    has_triton = importlib.util.find_spec("triton") is not None
+    _trace()
+
+    after = vars(modeling_llama)
+    assert {name for name, value in before.items() if after[name] is not value} == set()
+    assert modeling_llama.LlamaForCausalLM.forward is forward
+    assert torch.nn.functional.cross_entropy is loss
+    assert (importlib.util.find_spec("triton") is not None) == has_triton
+    if not has_triton:
+        assert not any(name.partition(".")[0] == "triton" for name in sys.modules)
+
+
+def test_batches_are_traced_one_by_one():
+    """The number of chunks jumps with the batch: no formula holds, and none is looked for."""
+    small = "meta-llama/Llama-3.2-1B?num_hidden_layers=1&hidden_size=256&intermediate_size=512"
+    profile = memest.profile(small, seq_len=64, use_liger_kernel=True)
+    found = {batch: profile.estimate(batch=batch).peak for batch in (2, 3, 5, 8)}
+
+    assert found == {
+        batch: memest.estimate(small, seq_len=64, batch=batch, use_liger_kernel=True).peak
+        for batch in found
+    }
+    assert list(found.values()) == sorted(found.values(), key=lambda p: p.allocated_bytes)
+
+
+def test_an_evaluation_without_predictions_makes_no_logits():
+    small = "meta-llama/Llama-3.2-1B?num_hidden_layers=1&hidden_size=256&intermediate_size=512"
+    options = {"seq_len": 64, "batch": 2, "eval_batch": 16, "use_liger_kernel": True}
+    loss_alone = memest.estimate(small, **options)
+    kept = memest.estimate(small, **options, eval_samples=16)
+
+    assert kept.peak.allocated_bytes - loss_alone.peak.allocated_bytes > 16 * 64 * 128256
+
+
+def test_models_without_kernels_and_a_missing_library_are_told():
+    with pytest.raises(memest.ConfigError, match="no kernels for models of type 'bert'"):
+        memest.estimate("bert-base-uncased?num_hidden_layers=1", use_liger_kernel=True)
+    missing = mock.patch("memest.trace.liger.importlib.util.find_spec", return_value=None)
+    with missing, pytest.raises(memest.MissingDependencyError, match="pip install"):
+        _trace()
