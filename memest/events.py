@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import enum
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,6 +33,9 @@ __all__ = [
     "Category",
     "Chain",
     "Chains",
+    "Cue",
+    "CueKind",
+    "Landmarks",
     "Mark",
     "Part",
     "Phase",
@@ -137,6 +140,60 @@ class Seam:
     index: int = 0
 
 
+class CueKind(enum.IntEnum):
+    """The places where a wrapper of the model or of its parameters has a hook."""
+
+    PLACED = 0
+    """The storage of a parameter is there."""
+    ENTER = 1
+    """The forward of a module begins, or its recomputation."""
+    LEAVE = 2
+    """It returns."""
+    BACKWARD = 3
+    """Autograd goes on with the operators of another module, the innermost one."""
+    GRADIENT = 4
+    """A gradient of a parameter is computed: it is given to, or added to, what the parameter has
+    (a hook on the tensor)."""
+    READY = 5
+    """It has been added (a hook behind the accumulation)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cue:
+    """A place between two events at which wrappers of a model act: DDP, FSDP, ZeRO.
+
+    Attributes:
+        position: index of the first event behind it.
+        kind: what happens there.
+        index: the module (of ``module_names``), or the weight (of ``weights``).
+        allocation: of the storage it is about; -1 where it is about none.
+    """
+
+    position: int
+    kind: CueKind
+    index: int
+    allocation: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Landmarks:
+    """What wrap policies ask of a model.
+
+    Attributes:
+        kinds: class of each module, by its path.
+        blocks: classes whose members are not to be split (``_no_split_modules``).
+        embeddings: path of the input embeddings; None where there are none.
+        head: path of the output embeddings.
+        norm: path of the norm behind the last layer.
+    """
+
+    kinds: Mapping[str, str] = field(default_factory=dict)
+    blocks: tuple[str, ...] = ()
+    embeddings: str | None = None
+    head: str | None = None
+    norm: str | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Weight:
     """A parameter as an optimizer sees it.
@@ -236,6 +293,11 @@ class Trace:
     """How many micro-steps each traced step has."""
     weights: tuple[Weight, ...] = ()
     """The parameters, and which of them got a gradient."""
+    cues: list[Cue] = field(default_factory=list)
+    """Where wrappers act, in order; empty in a trace that was made before they were written
+    down."""
+    landmarks: Landmarks = field(default_factory=Landmarks)
+    """What wrap policies ask of the model."""
     counts: tuple[int, ...] = ()
     """Numbers of the model: see ``result.ModelFacts``; empty where nobody needs them."""
 

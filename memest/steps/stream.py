@@ -8,6 +8,7 @@ every size of a batch at which the same kernels run.
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
@@ -20,6 +21,7 @@ from memest.events import (
     Category,
     Chain,
     Chains,
+    Cue,
     Mark,
     Part,
     Trace,
@@ -55,6 +57,8 @@ class Course:
         marks: the marks, steps and micro-steps as in the whole run.
         module_names: as in the trace.
         chains: parts that are copies of each other.
+        cues: where wrappers of the model act, if they were asked for; a cue names the number that
+            its storage has in the course.
     """
 
     events: array[int] = field(default_factory=lambda: array("q"))
@@ -67,6 +71,7 @@ class Course:
     marks: list[Mark] = field(default_factory=list)
     module_names: list[str] = field(default_factory=list)
     chains: Chains = field(default_factory=Chains)
+    cues: list[Cue] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -87,7 +92,7 @@ class Stream(Course):
         return cls(
             course.events, course.places, course.categories, course.modules, course.labels,
             course.label_names, course.mark_positions, course.marks, course.module_names,
-            course.chains, sizes, slack,
+            course.chains, course.cues, sizes, slack,
         )  # fmt: skip
 
 
@@ -109,7 +114,7 @@ def slack_of(hidden: Sequence[tuple[Hidden, ...]]) -> int:
 
 def lay_out(
     trace: Trace, shape: Shape, num_places: int, *, num_steps: int, grad_accum: int = 1,
-    pieces: Pieces | None = None,
+    pieces: Pieces | None = None, cues: bool = False,
 ) -> Course:  # fmt: skip
     """The course of a run.
 
@@ -120,12 +125,13 @@ def lay_out(
         num_steps: optimizer steps of the run.
         grad_accum: micro-steps of each step.
         pieces: of the trace, None where the run is played as it was traced.
+        cues: say where wrappers of the model act.
 
     Raises:
         ValueError: the trace cannot be played for so many steps.
     """
     course = Course(module_names=trace.module_names, label_names=list(trace.op_names))
-    player = _Player(trace, shape, num_places, course)
+    player = _Player(trace, shape, num_places, course, trace.cues if cues else ())
     if pieces is None:
         if trace.micro_steps != (grad_accum,) * num_steps:
             raise ValueError(f"traced {trace.micro_steps}, asked for {num_steps} x {grad_accum}")
@@ -222,7 +228,9 @@ class _Run:
 class _Player:
     """Plays pieces; knows which stream number a trace allocation has now."""
 
-    def __init__(self, trace: Trace, shape: Shape, num_places: int, course: Course) -> None:
+    def __init__(
+        self, trace: Trace, shape: Shape, num_places: int, course: Course, cues: Sequence[Cue]
+    ) -> None:
         self._trace = trace
         self._course = course
         self._shape = shape
@@ -232,6 +240,8 @@ class _Player:
         self._settled = 0
         self._chains: dict[tuple[Span, int, int], Chain] = {}
         self._first_place = list(accumulate((len(found) for found in shape), initial=num_places))
+        self._cues = cues
+        self._cue_positions = [cue.position for cue in cues]
 
     def chains(self) -> list[Chain]:
         """The pieces that were played more than once.
@@ -270,12 +280,40 @@ class _Player:
         Returns:
             The numbers allocated, workspaces not among them.
         """
+        events, places = self._course.events, self._course.places
+        made: list[int] = []
+        begin, number_before = len(events), len(places)
+        carried: list[int] = []
+        start = span[0]
+        for cue in self._cues_of(span):
+            self._play_events((start, cue.position), step, micro_step, made, carried, number_before)
+            number = self._now.get(cue.allocation, -1)
+            self._course.cues.append(Cue(len(events), cue.kind, cue.index, number))
+            start = cue.position
+        self._play_events((start, span[1]), step, micro_step, made, carried, number_before)
+        length, count = len(events) - begin, len(places) - number_before
+        if length >= _WORTH_SKIPPING:
+            chain = self._chains.setdefault((span, length, count), Chain(length, count))
+            chain.parts.append(Part(begin, number_before, tuple(carried)))
+        return made
+
+    def _cues_of(self, span: Span) -> Sequence[Cue]:
+        """Those behind its first event, up to its end: what is at a seam belongs to what it ends.
+
+        A piece begins with a mark, and cues lie behind it.
+        """
+        places = self._cue_positions
+        return self._cues[bisect_right(places, span[0]) : bisect_right(places, span[1])]
+
+    def _play_events(
+        self, span: Span, step: int | None, micro_step: int | None, made: list[int],
+        carried: list[int], number_before: int,
+    ) -> None:  # fmt: skip
+        """Append some events of a piece; ``made`` and ``carried`` are filled in."""
         trace, course, now = self._trace, self._course, self._now
         events, places = course.events, course.places
         append = events.append
         sizes, categories, modules, ops = trace.sizes, trace.categories, trace.modules, trace.ops
-        made = []
-        begin, number_before, carried = len(events), len(places), []
         for value in trace.events[span[0] : span[1]]:
             kind, index = value & 3, value >> 2
             if kind == ALLOC:
@@ -297,11 +335,6 @@ class _Player:
             else:
                 self._settled = len(events)
                 self._mark(trace.marks[index], step, micro_step)
-        length, count = len(events) - begin, len(places) - number_before
-        if length >= _WORTH_SKIPPING:
-            chain = self._chains.setdefault((span, length, count), Chain(length, count))
-            chain.parts.append(Part(begin, number_before, tuple(carried)))
-        return made
 
     def _mark(self, mark: Mark, step: int | None, micro_step: int | None) -> None:
         micro = mark.micro_step

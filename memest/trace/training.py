@@ -17,6 +17,7 @@ from memest.events import Category, Phase, SeamKind, Trace, Weight
 from memest.hidden.call import GpuTraits
 from memest.setup import FP16_REFUSED, Loop, Precision, SdpaBackend, Setup, ZeroGrad
 from memest.trace.answers import answer_handlers
+from memest.trace.cues import follow_weights, landmarks_of
 from memest.trace.autocast import CUDA, autocast_on_meta
 from memest.trace.cpu_ops import CPU_LISTS, cpu_handlers, cpu_operators
 from memest.trace.cuda_ops import cuda_handlers, cuda_operators
@@ -129,6 +130,7 @@ def trace_training(
         try:
             recorder.mark(Phase.LOAD, 0)
             _load(model, recorder)
+            stack.enter_context(follow_weights(model, recorder))
             run = _run(model, setup, recorder, make_batch, loss_of, gpu, plan)
             run_steps(run)
             if not plan.updates:
@@ -143,6 +145,7 @@ def trace_training(
                 parameter.grad = None
     trace = recorder.trace
     trace.micro_steps = plan.each
+    trace.landmarks = landmarks_of(model)
     trace.notes.extend(recorder.notes)
     trace.notes.extend(_unforced(setup, choices))
     return trace
