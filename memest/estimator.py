@@ -283,5 +283,7 @@ def _notes(found: Found, main: Card, rows: tuple[Row, ...], needs: Needs) -> lis
             "gradient accumulation keeps the gradients alive during the next forward, so it is not "
             "free: the peak moves from the first micro-step to the second."
         )
-    notes.append(NOT_MODELLED)
+    notes += found.spread_notes
+    alone = setup.distributed.num_gpus == 1
+    notes.append(NOT_MODELLED if alone else NOT_MODELLED.replace(" of NCCL,", ""))
     return notes

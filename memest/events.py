@@ -71,6 +71,8 @@ class Category(enum.StrEnum):
     """Memory that kernels take behind the operators: cuBLAS, reductions, attention."""
     INPUTS = "inputs"
     """The batches on the GPU."""
+    COMMUNICATION = "communication buffers"
+    """Gradient buckets of DDP, gathered parameters, buffers of collectives."""
     ROUNDING = "rounding"
     """What the allocator hands out beyond the request: 512-byte rounding and unsplit rests."""
 
@@ -156,6 +158,10 @@ class CueKind(enum.IntEnum):
     (a hook on the tensor)."""
     READY = 5
     """It has been added (a hook behind the accumulation)."""
+    ENTER_FED = 6
+    """As ENTER, with inputs that lead back to other parameters: gradients go on behind it."""
+    DONE = 7
+    """Autograd is at its end, where its callbacks run; ``index`` is 0, the model."""
 
 
 @dataclass(frozen=True, slots=True)

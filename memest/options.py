@@ -13,6 +13,7 @@ import operator
 from collections.abc import Mapping
 from typing import Any
 
+from memest.distributed import ALONE, Distributed
 from memest.errors import ConfigError, closest
 from memest.option_table import OPTIONS, Kind, Option, Panel
 from memest.setup import MAX_BATCH, Setup, Software
@@ -43,6 +44,7 @@ HARMLESS = frozenset(
 """Training arguments that no tensor depends on: taken from Python and passed over."""
 
 _PRECISION_WORDS = {"no": "fp32", "none": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+_SPREAD = tuple(field.name for field in dataclasses.fields(Distributed))
 _TRUE = frozenset({"true", "yes", "on", "1", "t", "y"})
 _FALSE = frozenset({"false", "no", "off", "0", "f", "n"})
 
@@ -125,7 +127,17 @@ def _coerce(option: Option, value: Any) -> Any:
         return _PRECISION_WORDS.get(str(value).strip().lower(), value)
     if option.name == "alloc_conf":
         return str(value)
+    if option.name == "nccl_memory":
+        return read_size("nccl_memory", value)
     return value
+
+
+def _merge_distributed(given: dict[str, Any], base: Setup | None) -> None:
+    """Gather what says how the run is spread over GPUs."""
+    spread = {name: given.pop(name) for name in _SPREAD if name in given}
+    if spread:
+        kept = ALONE if base is None else base.distributed
+        given["distributed"] = dataclasses.replace(kept, **spread)
 
 
 def _software(value: Any) -> Software:
@@ -262,4 +274,5 @@ def setup_from_options(base: Setup | None = None, /, **options: Any) -> Setup:
     if base is not None and given.get("expandable_segments"):
         given.setdefault("alloc_conf", base.alloc_conf)
     _merge_segments(given)
+    _merge_distributed(given, base)
     return Setup(**given) if base is None else dataclasses.replace(base, **given)

@@ -13,6 +13,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from memest.distributed import ALONE, Distributed, Strategy
 from memest.errors import ConfigError, closest
 from memest.software import Software
 
@@ -227,6 +228,7 @@ class Setup:
         loop: whose training loop.
         software: versions that will train.
         num_steps: optimizer steps that are simulated.
+        distributed: how the run is spread over GPUs.
     """
 
     batch: int = 8
@@ -256,6 +258,7 @@ class Setup:
     loop: Loop = Loop.TRAINER
     software: Software = dataclasses.field(default_factory=Software)
     num_steps: int = 3
+    distributed: Distributed = ALONE
 
     def __post_init__(self) -> None:
         put = object.__setattr__
@@ -333,6 +336,20 @@ class Setup:
             )
 
     @property
+    def finds_unused_parameters(self) -> bool:
+        """Whether DDP looks for parameters that a forward did not use.
+
+        Source: ``Trainer._build_accelerator_args`` of transformers 5.23: everywhere but with
+        activation checkpointing; elsewhere DDP's own default, which is not to.
+        """
+        asked = self.distributed.ddp_find_unused_parameters
+        if self.distributed.strategy is not Strategy.DDP:
+            return False
+        if asked is not None:
+            return asked
+        return self.loop is Loop.TRAINER and self.checkpointing == "none"
+
+    @property
     def checkpoint_every(self) -> int:
         """Every how many layers a checkpoint is made; 0 = no checkpointing."""
         if self.checkpointing == "none":
@@ -344,6 +361,9 @@ class Setup:
         out: dict[str, Any] = {}
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
+            if isinstance(value, Distributed):
+                out.update(value.to_dict())
+                continue
             if isinstance(value, Software):
                 value = value.to_dict()
             elif isinstance(value, enum.StrEnum):

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
+from memest.distributed import ALONE, Distributed, Strategy
 from memest.errors import ConfigError
-from memest.setup import Loop, Setup
+from memest.setup import Dtype, Loop, Precision, Setup
 from memest.steps.sizing import milliseconds
 
 __all__ = [
     "UNLIMITED",
     "Sizes",
+    "as_traced",
     "fields_of",
     "highest",
     "last",
     "samples",
     "sizes_of",
+    "structure_key",
     "structure_of",
     "windows",
     "words",
@@ -30,10 +33,49 @@ UNLIMITED = 1 << 17
 """A model that takes so many tokens is taken to have no limit."""
 
 
+_CLONES = Distributed(num_gpus=2, ddp_find_unused_parameters=True)
+"""Stands for every DDP that looks for unused parameters: it copies the outputs of the model."""
+
+
+def as_traced(asked: Setup) -> Setup:
+    """The setup whose steps are traced: what a rank computes, on whole parameters.
+
+    Sharding is a matter of what comes after the trace, with two exceptions. Where accelerate or
+    DeepSpeed train in half precision, the parameters that the model computes with are half ones,
+    without autocast (``MixedPrecisionPolicy`` in ``set_mixed_precision`` of accelerate;
+    ``DeepSpeedEngine._configure_distributed_model``). And DDP that looks for unused parameters
+    copies the model's outputs (``_DDPSink``).
+    """
+    spread = asked.distributed
+    kept = _CLONES if asked.finds_unused_parameters else ALONE
+    out = replace(asked, distributed=kept)
+    if spread.strategy in (Strategy.FSDP, Strategy.ZERO) and computes_in_half(asked):
+        half = Dtype.BFLOAT16 if asked.precision is Precision.BF16 else Dtype.FLOAT16
+        out = replace(out, precision=Precision.FP32, dtype=half)
+    return out
+
+
+def computes_in_half(asked: Setup) -> bool:
+    """Whether FSDP or DeepSpeed hold half-precision copies of the parameters to compute with."""
+    if asked.precision is Precision.FP32:
+        return False
+    return asked.loop is not Loop.PLAIN or asked.distributed.strategy is Strategy.ZERO
+
+
+def structure_key(structure: Setup) -> dict[str, Any]:
+    """What of a structure names its documents in the stores."""
+    out = structure.to_dict()
+    for field in fields(Distributed):
+        out.pop(field.name)
+    if structure.distributed != ALONE:
+        out["clones_outputs"] = True
+    return out
+
+
 def structure_of(asked: Setup) -> Setup:
     """The part of a setup that changes the traces of micro-steps."""
     return replace(
-        asked, batch=1, seq_len=None, target_len=None, image_size=None, audio_seconds=None,
+        as_traced(asked), batch=1, seq_len=None, target_len=None, image_size=None, audio_seconds=None,
         grad_accum=1 if asked.loop is Loop.PLAIN and asked.grad_accum == 1 else 2,
         optim="none" if asked.optim == "none" else "adamw_torch_fused",
         max_grad_norm=None, master_weights=False, alloc_conf="", num_steps=2, tf32=False,

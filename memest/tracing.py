@@ -11,21 +11,26 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from memest.attention import check_flash_gpu
+from memest.distributed import ALONE, Strategy
 from memest.errors import MemestError, MissingDependencyError
-from memest.events import Trace
+from memest.events import Trace, Weight
 from memest.hidden.call import GpuTraits
 from memest.replay.conf import AllocatorConf
 from memest.replays import Replays
 from memest.result import ModelFacts
 from memest.setup import Attention, Setup
+from memest.sharding.rank import rank_stream
+from memest.sharding.rewrite import RankStream
 from memest.shelf import Shelf, Steps, chosen_like, traces_in
 from memest.sizes import (
     UNLIMITED,
     Sizes,
+    as_traced,
     fields_of,
     highest,
     samples,
     sizes_of,
+    structure_key,
     structure_of,
     windows,
     words,
@@ -78,9 +83,30 @@ class Found:
         return self._stream(self.program.enough(self.setup.grad_accum))
 
     def _stream(self, grad_accum: int) -> Stream:
-        return self.program.stream(
-            self.point, self.gpu, num_steps=self.setup.num_steps, grad_accum=grad_accum
-        )
+        alone = self.setup.distributed.strategy is Strategy.NONE
+        stream = self.program.stream(
+            self.point, self.gpu, num_steps=self.setup.num_steps, grad_accum=grad_accum,
+            cues=not alone,
+        )  # fmt: skip
+        if alone:
+            return stream
+        landmarks = self.program.trace.landmarks
+        return rank_stream(stream, self.setup, self.weights, landmarks, grad_accum)
+
+    @property
+    def spread_notes(self) -> list[str]:
+        """What there is to say of several GPUs."""
+        if self.setup.distributed.strategy is Strategy.NONE:
+            return []
+        stream = self.short_stream
+        assert isinstance(stream, RankStream)
+        return list(stream.notes)
+
+    @property
+    def weights(self) -> tuple[Weight, ...]:
+        """The parameters of the model."""
+        family = self.program.micro_steps
+        return family.weights_at(family.numbers_at(self.point))
 
     @property
     def notes(self) -> list[str]:
@@ -196,7 +222,7 @@ class Tracer:
         if setup.attn_implementation is Attention.FLASH_ATTENTION_2:
             check_flash_gpu(gpu.capability)
         sizes = sizes_of(setup)
-        known = self._shelf.held(steps, sizes, gpu)
+        known = self._shelf.held(steps, sizes, gpu, cues=asked.distributed != ALONE)
         held = known
         if held is None:
             family = alone(self._traced(steps, asked, setup, gpu), sizes)
@@ -287,7 +313,7 @@ class Tracer:
             "model": source.id,
             "config": source.config,
             "auto_class": source.auto_class,
-            "setup": structure.to_dict(),
+            "setup": structure_key(structure),
         }
 
     @staticmethod
@@ -348,7 +374,7 @@ class Tracer:
         from memest.trace.session import build
 
         self._say("building the model on the meta device")
-        run = build(asked, self._source, self._module, self._inputs, self._loss)
+        run = build(as_traced(asked), self._source, self._module, self._inputs, self._loss)
         steps.runs[asked.image_size] = run
         return run
 
@@ -360,7 +386,7 @@ class Tracer:
 
         self._say(f"tracing training steps at {words(sizes_of(setup))}")
         self.traces_made += 1
-        return trace_built(run, setup, gpu)
+        return trace_built(run, as_traced(setup), gpu)
 
     def _extended(
         self, steps: Steps, asked: Setup, setup: Setup, gpu: GpuTraits, sizes: Sizes,

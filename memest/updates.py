@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from memest.distributed import Strategy
 from memest.errors import MissingDependencyError
 from memest.events import Weight
 from memest.hidden.call import GpuTraits
 from memest.setup import Setup
+from memest.sharding.shards import updated_weights, updates_on_device
 from memest.shelf import Shelf
 from memest.steps.document import FORMAT, family_to_json
 from memest.steps.family import Family, Point, alone
@@ -47,7 +49,7 @@ class Updates:
             gpu: decides versions.
         """
         name, updates = "", None
-        if setup.optim != "none":
+        if setup.optim != "none" and updates_on_device(setup):
             name, updates = self._updates_for(family, point, setup, gpu)
         known = self._programs.get((id(family), name))
         if known is None:
@@ -62,6 +64,9 @@ class Updates:
     ) -> tuple[str, Family]:
         """Clipping and optimizer for these weights."""
         weights, weights_digest = self._weights_of(family, point)
+        if setup.distributed.strategy is Strategy.FSDP:
+            weights = updated_weights(weights, setup)
+            weights_digest = _digest(weights)
         key = {
             "format": FORMAT,
             "weights": weights_digest,
@@ -95,9 +100,11 @@ class Updates:
         known = self._weights.get(key)
         if known is None:
             weights = family.weights_at(family.numbers_at(point))
-            rows = [
-                [w.name, w.shape, w.stride, w.dtype, w.trains, w.decays, w.has_grad]
-                for w in weights
-            ]
-            known = self._weights[key] = family, weights, digest_of(rows)
+            known = self._weights[key] = family, weights, _digest(weights)
         return known[1], known[2]
+
+
+def _digest(weights: tuple[Weight, ...]) -> str:
+    return digest_of(
+        [[w.name, w.shape, w.stride, w.dtype, w.trains, w.decays, w.has_grad] for w in weights]
+    )

@@ -199,10 +199,10 @@ def _check(trace: Trace) -> None:
     places = [cue.position for cue in trace.cues]
     _require(places == sorted(places) and _within(places, len(trace.events) + 1), "cues")
     _require(all(-1 <= cue.allocation < count for cue in trace.cues), "cues")
-    of_modules = (CueKind.ENTER, CueKind.LEAVE, CueKind.BACKWARD)
+    of_weights = (CueKind.PLACED, CueKind.GRADIENT, CueKind.READY)
     _require(
         all(
-            0 <= cue.index < (modules if cue.kind in of_modules else len(trace.weights))
+            0 <= cue.index < (len(trace.weights) if cue.kind in of_weights else modules)
             for cue in trace.cues
         ),
         "cues",

@@ -22,6 +22,7 @@ from memest.events import (
     Chain,
     Chains,
     Cue,
+    CueKind,
     Mark,
     Part,
     Trace,
@@ -30,7 +31,7 @@ from memest.hidden.call import GpuTraits, Hidden, Lifetime
 from memest.hidden.registry import hidden_allocations
 from memest.steps.compose import MAX_REPEATS, Pieces, Span
 
-__all__ = ["Course", "Shape", "Stream", "lay_out", "make_stream", "shape_of", "slack_of"]
+__all__ = ["Course", "PlacedCue", "Shape", "Stream", "lay_out", "make_stream", "shape_of", "slack_of"]
 
 _WORKSPACE = CATEGORY_ORDER.index(Category.WORKSPACES)
 
@@ -39,6 +40,25 @@ _WORTH_SKIPPING = 64
 
 Shape = tuple[tuple[Hidden, ...], ...]
 """The workspaces of every call, with 1 in place of their sizes, 0 for those not needed."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedCue:
+    """A cue in a course: see :class:`memest.events.Cue`.
+
+    Attributes:
+        position: index of the first event behind it.
+        marks_before: how many marks stand before it.
+        kind: what happens.
+        index: of the module or the weight.
+        number: of the allocation it is about, -1 for none.
+    """
+
+    position: int
+    marks_before: int
+    kind: CueKind
+    index: int
+    number: int
 
 
 @dataclass(slots=True)
@@ -71,7 +91,7 @@ class Course:
     marks: list[Mark] = field(default_factory=list)
     module_names: list[str] = field(default_factory=list)
     chains: Chains = field(default_factory=Chains)
-    cues: list[Cue] = field(default_factory=list)
+    cues: list[PlacedCue] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -81,10 +101,12 @@ class Stream(Course):
     Attributes:
         sizes: requested bytes of each number.
         workspace_slack_bytes: how much larger the largest single workspace may be than assumed.
+        on_streams: CUDA stream of each number; empty where all are on the default one.
     """
 
     sizes: list[int] = field(default_factory=list)
     workspace_slack_bytes: int = 0
+    on_streams: bytes = b""
 
     @classmethod
     def of(cls, course: Course, sizes: list[int], slack: int) -> Stream:
@@ -142,7 +164,9 @@ def lay_out(
     return course
 
 
-def make_stream(trace: Trace, gpu: GpuTraits, *, num_steps: int, grad_accum: int = 1) -> Stream:
+def make_stream(
+    trace: Trace, gpu: GpuTraits, *, num_steps: int, grad_accum: int = 1, cues: bool = False
+) -> Stream:
     """Compose a run from a concrete trace and fill in what the kernels allocate on this GPU.
 
     Args:
@@ -150,6 +174,7 @@ def make_stream(trace: Trace, gpu: GpuTraits, *, num_steps: int, grad_accum: int
         gpu: decides workspaces.
         num_steps: optimizer steps of the run.
         grad_accum: micro-steps of each step.
+        cues: say where wrappers of the model act.
 
     Raises:
         TraceError: a step that cannot be repeated.
@@ -161,7 +186,7 @@ def make_stream(trace: Trace, gpu: GpuTraits, *, num_steps: int, grad_accum: int
     numbered.sizes = [places.setdefault(size, len(places)) for size in trace.sizes]
     course = lay_out(
         numbered, shape_of(hidden), len(places), num_steps=num_steps, grad_accum=grad_accum,
-        pieces=None if whole else Pieces(numbered),
+        pieces=None if whole else Pieces(numbered), cues=cues,
     )  # fmt: skip
     table = [*places, *(h.nbytes for found in hidden for h in found)]
     return Stream.of(course, [table[place] for place in course.places], slack_of(hidden))
@@ -288,7 +313,11 @@ class _Player:
         for cue in self._cues_of(span):
             self._play_events((start, cue.position), step, micro_step, made, carried, number_before)
             number = self._now.get(cue.allocation, -1)
-            self._course.cues.append(Cue(len(events), cue.kind, cue.index, number))
+            self._course.cues.append(
+                PlacedCue(
+                    len(events), len(self._course.marks), cue.kind, cue.index, number
+                )
+            )
             start = cue.position
         self._play_events((start, span[1]), step, micro_step, made, carried, number_before)
         length, count = len(events) - begin, len(places) - number_before

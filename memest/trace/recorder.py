@@ -230,7 +230,7 @@ class Recorder(TorchDispatchMode):
             held.append([])
             starts.append(peek())
             owners.append(number)
-            self.cue(CueKind.ENTER, number)
+            self.cue(CueKind.ENTER_FED if _leads_back(args, kwargs) else CueKind.ENTER, number)
             try:
                 return original(module, *args, **kwargs)
             except Exception:
@@ -397,6 +397,20 @@ class Recorder(TorchDispatchMode):
         trace.events.append(len(trace.call_of_site) << 2 | CALL)
         trace.call_of_site.append(number)
         trace.site_modules.append(self._module_here())
+
+
+def _leads_back(*values: Any) -> bool:
+    """Whether a tensor among values, in tuples, lists or dicts, requires a gradient."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            if value.requires_grad and torch.is_grad_enabled():
+                return True
+        elif isinstance(value, (tuple, list)):
+            if _leads_back(*value):
+                return True
+        elif isinstance(value, dict) and _leads_back(*value.values()):
+            return True
+    return False
 
 
 def _op_name(func: Any) -> str:

@@ -277,6 +277,7 @@ def _run(
         shifts_labels=_shifts_labels(model),
         prefetches=transformers >= (4, 46),
         zero_grad_at=setup.zero_grad_at,
+        clones_outputs=setup.finds_unused_parameters,
     )
 
 
