@@ -350,6 +350,19 @@ class Setup:
         return self.loop is Loop.TRAINER and self.checkpointing == "none"
 
     @property
+    def computes_in_half(self) -> bool:
+        """Whether FSDP or DeepSpeed hold half-precision copies of parameters to compute with.
+
+        In place of autocast: accelerate gives ``fully_shard`` a ``MixedPrecisionPolicy``, and
+        DeepSpeed's engine converts the model. A script's own FSDP2 has autocast, as it says.
+        """
+        if self.precision is Precision.FP32:
+            return False
+        if self.distributed.strategy is Strategy.FSDP:
+            return self.loop is not Loop.PLAIN
+        return self.distributed.strategy is Strategy.ZERO
+
+    @property
     def checkpoint_every(self) -> int:
         """Every how many layers a checkpoint is made; 0 = no checkpointing."""
         if self.checkpointing == "none":

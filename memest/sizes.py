@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from memest.distributed import ALONE, Distributed, Strategy
+from memest.distributed import ALONE, Distributed
 from memest.errors import ConfigError
 from memest.setup import Dtype, Loop, Precision, Setup
 from memest.steps.sizing import milliseconds
@@ -46,20 +46,12 @@ def as_traced(asked: Setup) -> Setup:
     ``DeepSpeedEngine._configure_distributed_model``). And DDP that looks for unused parameters
     copies the model's outputs (``_DDPSink``).
     """
-    spread = asked.distributed
     kept = _CLONES if asked.finds_unused_parameters else ALONE
     out = replace(asked, distributed=kept)
-    if spread.strategy in (Strategy.FSDP, Strategy.ZERO) and computes_in_half(asked):
+    if asked.computes_in_half:
         half = Dtype.BFLOAT16 if asked.precision is Precision.BF16 else Dtype.FLOAT16
         out = replace(out, precision=Precision.FP32, dtype=half)
     return out
-
-
-def computes_in_half(asked: Setup) -> bool:
-    """Whether FSDP or DeepSpeed hold half-precision copies of the parameters to compute with."""
-    if asked.precision is Precision.FP32:
-        return False
-    return asked.loop is not Loop.PLAIN or asked.distributed.strategy is Strategy.ZERO
 
 
 def structure_key(structure: Setup) -> dict[str, Any]:

@@ -181,8 +181,9 @@ def setup_items(setup: Setup, *, times: str = "×") -> list[str]:
         items.append(f"target {setup.target_len} tokens")
     if setup.grad_accum > 1:
         items.append(f"{setup.grad_accum} micro-batches a step")
+    half = "mixed precision" if setup.computes_in_half else "autocast"
     items.append(
-        "no autocast" if setup.precision is Precision.FP32 else f"{setup.precision.value} autocast"
+        "no autocast" if setup.precision is Precision.FP32 else f"{setup.precision.value} {half}"
     )
     if setup.dtype is not Dtype.AUTO:
         items.append(f"{setup.dtype.value} weights")

@@ -500,7 +500,7 @@ class Fsdp2(Wrapper):
             return
         self._began = False
         for unit in self._in_module_order():
-            if unit.state is not _State.POST_BACKWARD:
+            if unit.state is not _State.POST_BACKWARD and unit.plan.weights:
                 self._post_backward(unit)
             unit.state = _State.IDLE
             unit.fed_by, unit.reached = None, False

@@ -13,6 +13,7 @@ from memest.sharding.rewrite import RankStream, Rewriter, Wrapper, rewrite
 from memest.sharding.shards import stored_dtype
 from memest.sharding.units import plan_units
 from memest.steps.stream import Stream
+from memest.units import format_size
 
 __all__ = ["rank_stream"]
 
@@ -42,7 +43,14 @@ def rank_stream(
         wrapper = _fsdp2(to, setup, weights, landmarks, grad_accum)
     else:
         raise AssertionError(spread.strategy)
-    return rewrite(stream, to, wrapper)
+    out = rewrite(stream, to, wrapper)
+    if out.host_bytes:
+        said = (
+            f"host memory of each process: {format_size(out.host_bytes)} of shards and gradients, "
+            "pinned; the optimizer's states come on top."
+        )
+        out.notes = (*out.notes, said)
+    return out
 
 
 def _fsdp2(
@@ -53,11 +61,17 @@ def _fsdp2(
         landmarks, weights, classes=spread.fsdp_wrap,
         reshards=spread.fsdp is Fsdp.FULL_SHARD, as_accelerate=setup.loop is not Loop.PLAIN,
     )  # fmt: skip
-    return Fsdp2(
+    wrapper = Fsdp2(
         to=to, weights=weights, stored=[stored_dtype(weight, setup) for weight in weights],
         plans=plans, ranks=spread.num_gpus, offloads=spread.fsdp_offload,
         skips_sync=skips_sync(setup), last_micro_step=grad_accum,
     )  # fmt: skip
+    if skips_sync(setup) and setup.grad_accum > 1:
+        wrapper.notes.append(
+            "accumulation under FSDP2: until the last micro-batch of a step, every GPU keeps the "
+            "gradients whole (no_sync)."
+        )
+    return wrapper
 
 
 def skips_sync(setup: Setup) -> bool:

@@ -13,7 +13,6 @@ from memest.distributed import Strategy
 from memest.errors import ConfigError
 from memest.events import Weight
 from memest.setup import Dtype, Setup
-from memest.sizes import computes_in_half
 
 __all__ = [
     "num_elements",
@@ -53,7 +52,7 @@ def stored_dtype(weight: Weight, setup: Setup) -> str:
     With mixed precision, accelerate stores what trains in float32 (``fsdp2_prepare_model``) and
     leaves the rest as it was loaded.
     """
-    if not computes_in_half(setup):
+    if not setup.computes_in_half:
         return weight.dtype
     if weight.trains or setup.dtype is Dtype.FLOAT32:
         return Dtype.FLOAT32.value

@@ -59,13 +59,15 @@ def plan_units(
         groups += _ends(landmarks, weights, {name for (name,), _ in groups}, reshards)
     # the root never reshards: its backward would gather again at once
     groups.append(((ROOT,), False))
+    if as_accelerate:
+        _check_embeddings(landmarks, groups)
     owner = {name: number for number, (names, _) in enumerate(groups) for name in names}
     members: list[list[int]] = [[] for _ in groups]
     place = {name: number for number, name in enumerate(order)}
     for index, weight in enumerate(weights):
         members[_owner_of(weight.name, owner)].append(index)
-    for group in members:
-        group.sort(key=lambda index: (place.get(_parent(weights[index].name), 0), index))
+    for (names, _), group in zip(groups, members, strict=True):
+        group.sort(key=lambda index: _rank(weights[index].name, names, place, index))
     return tuple(
         UnitPlan(modules=names, weights=tuple(group), reshards=own)
         for (names, own), group in zip(groups, members, strict=True)
@@ -95,6 +97,28 @@ def _ends(
     return out
 
 
+def _check_embeddings(
+    landmarks: Landmarks, groups: Sequence[tuple[tuple[str, ...], bool]]
+) -> None:
+    """Input embeddings inside another unit are sharded twice, which FSDP refuses.
+
+    Raises:
+        ConfigError: the run would stop.
+    """
+    embeddings = landmarks.embeddings
+    if embeddings is None or not any(embeddings in names for names, _ in groups):
+        return
+    for (outer, *_), _ in groups:
+        if outer != ROOT and embeddings.startswith(f"{outer}."):
+            kind = landmarks.kinds[outer]
+            others = [name for name in landmarks.blocks if name != kind]
+            raise ConfigError(
+                f"accelerate makes the input embeddings ({embeddings}) an FSDP unit of their own, "
+                f"and they lie in {outer}, which is one already ({kind}): the run stops there. "
+                f"Leave {kind} out: --fsdp-wrap {others[0] if others else 'CLASS'}."
+            )
+
+
 def _checked(classes: Sequence[str], kinds: Mapping[str, str]) -> set[str]:
     known = sorted(set(kinds.values()))
     for name in classes:
@@ -118,6 +142,15 @@ def _owner_of(name: str, owner: Mapping[str, int]) -> int:
     while path not in owner:
         path = _parent(path)
     return owner[path]
+
+
+def _rank(
+    weight: str, modules: Sequence[str], place: Mapping[str, int], index: int
+) -> tuple[int, int, int]:
+    """The order of a group's parameters: its modules one after the other, each bottom up."""
+    path = _parent(weight)
+    first = next(n for n, m in enumerate(modules) if m in (ROOT, path) or path.startswith(f"{m}."))
+    return first, place.get(path, 0), index
 
 
 def _bottom_up(names: Sequence[str]) -> list[str]:

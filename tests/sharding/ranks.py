@@ -1,7 +1,10 @@
-"""Real ranks: processes on the CPU with gloo, measured as the proofs measure one process.
+"""Real ranks: processes on the CPU, measured as the proofs measure one process.
 
-Run as a script, it trains one case and writes what rank 0 saw. A process of its own, because ranks
-are forked, and autograd's threads do not survive a fork.
+DDP runs as several processes with gloo. FSDP2 runs in one process with PyTorch's fake process
+group, which gives a rank of any number of ranks what it would allocate, and moves no data.
+
+Run as a script, this trains one case and writes what rank 0 saw: in a process of its own, because
+ranks are forked, and because the profiler remembers addresses.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 HERE = Path(__file__).parent
@@ -22,7 +26,12 @@ STEPS = 3
 
 
 def real_rank(case: dict[str, Any]) -> Any:
-    """What rank 0 of a case measured: a ``CpuRun``."""
+    """What rank 0 of a case measured: a ``CpuRun``.
+
+    Args:
+        case: ``model``, ``ranks``, and options of ``Setup`` and of ``Distributed`` in ``setup`` and
+            ``spread``.
+    """
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run.pickle"
         done = subprocess.run(
@@ -35,51 +44,55 @@ def real_rank(case: dict[str, Any]) -> Any:
 
 def predicted_rank(case: dict[str, Any]) -> Any:
     """The stream of a rank as memest makes it, on the CPU's operators, without CUDA's workspaces."""
-    from cases import GPU
+    from cases import GPU, twin
 
     from memest.sharding.rank import rank_stream
+    from memest.sharding.shards import updated_weights
+    from memest.sizes import as_traced
+    from memest.steps.compose import Pieces, splice
     from memest.steps.stream import Stream, lay_out
     from memest.trace.inputs import realise
     from memest.trace.losses import loss_for
-    from memest.trace.optimizers import weights_of
-    from memest.trace.training import TracePlan, trace_training
+    from memest.trace.training import plan_to_compose, trace_training, trace_updates
 
-    twins = _twins(case)
-    setup = twins.setup
+    asked = _twins(case).setup
+    traced = as_traced(asked)
+    options = {**case.get("setup", {}), "precision": traced.precision, "dtype": traced.dtype}
+    twins = twin(case["model"], distributed=traced.distributed, **options)
     trace = trace_training(
         twins.built.model,
-        setup,
+        twins.setup,
         make_batch=lambda: realise(twins.plans),
         loss_of=loss_for(twins.built),
         gpu=GPU,
         operators="cpu",
-        plan=TracePlan(steps=STEPS, micro_steps=setup.grad_accum),
+        plan=plan_to_compose(asked),
     )
+    spliced = splice(trace, trace_updates(updated_weights(trace.weights, asked), asked, GPU))
     places: dict[int, int] = {}
-    numbered = replace(trace)
-    numbered.sizes = [places.setdefault(size, len(places)) for size in trace.sizes]
+    numbered = replace(spliced)
+    numbered.sizes = [places.setdefault(size, len(places)) for size in spliced.sizes]
     course = lay_out(
-        numbered, ((),) * len(trace.calls), len(places), num_steps=STEPS,
-        grad_accum=setup.grad_accum, cues=True,
+        numbered, ((),) * len(spliced.calls), len(places), num_steps=STEPS,
+        grad_accum=asked.grad_accum, pieces=Pieces(numbered), cues=True,
     )  # fmt: skip
     table = list(places)
     stream = Stream.of(course, [table[place] for place in course.places], 0)
-    weights = weights_of(twins.built.model)
-    return rank_stream(stream, setup, weights, trace.landmarks, setup.grad_accum)
+    return rank_stream(stream, asked, trace.weights, trace.landmarks, asked.grad_accum)
 
 
-def as_run(stream: Any, *, sharded: bool = False) -> Any:
-    """A stream in the form in which runs on the CPU are measured; of the load, what wrappers do."""
+def as_run(stream: Any) -> Any:
+    """A stream in the form in which runs on the CPU are measured; of the load, what wrappers make.
+
+    Whole weights do not count where DDP leaves them as they are; shards do.
+    """
     from memest.calibration.running.cpu_memory import CpuRun, MemoryEvent, PhaseBytes
-    from memest.events import CATEGORY_ORDER, Category, Phase
+    from memest.events import Phase
 
     run = CpuRun()
     now = peak = alive = done = 0
     phase = None
     loading = True
-    wrapped = {CATEGORY_ORDER.index(Category.COMMUNICATION)}
-    if sharded:
-        wrapped.add(CATEGORY_ORDER.index(Category.PARAMETERS))
     for index, event in enumerate(stream.events):
         while done < len(stream.marks) and stream.mark_positions[done] <= index:
             begun = stream.marks[done]
@@ -90,15 +103,28 @@ def as_run(stream: Any, *, sharded: bool = False) -> Any:
             alive = peak = now
             loading = begun.phase is Phase.LOAD
         number = event if event >= 0 else ~event
-        if loading and stream.categories[number] not in wrapped:
+        label = stream.label_names[stream.labels[number]]
+        if loading and not label.startswith(("ddp:", "fsdp:", "zero:")):
             continue
         size = stream.sizes[number] * (1 if event >= 0 else -1)
         now += size
         peak = max(peak, now)
-        label = stream.label_names[stream.labels[number]]
         module = stream.module_names[stream.modules[number]]
         run.events.append(MemoryEvent(size, f"{module}/{label}", phase, number))
     run.phases.append(PhaseBytes(phase, alive, peak))
+    return run
+
+
+def of_steps(run: Any) -> Any:
+    """The same without the load, and without what only the CPU's kernels take.
+
+    On a CPU ``chunk_cat`` pads and joins with tensors of its own; CUDA has one kernel for it.
+    """
+    run.events = [
+        event
+        for event in run.events
+        if not event.phase.startswith("load") and "chunk_cat" not in event.op
+    ]
     return run
 
 
@@ -111,7 +137,24 @@ def _twins(case: dict[str, Any]) -> Any:
     return twin(case["model"], distributed=spread, **case.get("setup", {}))
 
 
-def _be_rank(rank: int, case: dict[str, Any], rendezvous: str, out: str) -> None:
+class _Marks:
+    def mark(self, phase: str, step: int, micro_step: int) -> None:
+        from memest.calibration.running.cpu_memory import mark
+
+        mark(f"{phase} {step} {micro_step}")
+
+    def step_done(self, step: int) -> None:
+        pass
+
+
+def _optimizer(setup: Any) -> Any:
+    from memest.trace.optimizers import make_optimizer
+    from memest.trace.recorder import Recorder
+
+    return lambda model: make_optimizer(model, setup, Recorder(), (2, 13))
+
+
+def _be_ddp_rank(rank: int, case: dict[str, Any], rendezvous: str, out: str) -> None:
     import torch
     import torch.distributed as dist
 
@@ -119,8 +162,6 @@ def _be_rank(rank: int, case: dict[str, Any], rendezvous: str, out: str) -> None
     from memest.calibration.running.loops import train
     from memest.calibration.running.material import host_batches
     from memest.trace.losses import loss_for
-    from memest.trace.optimizers import make_optimizer
-    from memest.trace.recorder import Recorder
 
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     store = dist.FileStore(rendezvous, case["ranks"])
@@ -129,13 +170,6 @@ def _be_rank(rank: int, case: dict[str, Any], rendezvous: str, out: str) -> None
     twins = _twins(case)
     setup, spread = twins.setup, twins.setup.distributed
     batches = host_batches(twins.plans, STEPS * setup.grad_accum)
-
-    class Marks:
-        def mark(self, phase: str, step: int, micro_step: int) -> None:
-            mark(f"{phase} {step} {micro_step}")
-
-        def step_done(self, step: int) -> None:
-            pass
 
     def run() -> None:
         mark("load 0 0")
@@ -146,8 +180,8 @@ def _be_rank(rank: int, case: dict[str, Any], rendezvous: str, out: str) -> None
             gradient_as_bucket_view=spread.ddp_gradient_as_bucket_view,
         )
         train(
-            model, setup, batches, lambda m: make_optimizer(m, setup, Recorder(), (2, 13)),
-            loss_for(twins.built), torch.device("cpu"), Marks(),
+            model, setup, batches, _optimizer(setup), loss_for(twins.built), torch.device("cpu"),
+            _Marks(),
         )  # fmt: skip
 
     measured = measure(run)
@@ -156,12 +190,116 @@ def _be_rank(rank: int, case: dict[str, Any], rendezvous: str, out: str) -> None
         Path(out).write_bytes(pickle.dumps(measured))
 
 
+def _be_fsdp_rank(case: dict[str, Any], out: str) -> None:
+    import torch
+    import torch.distributed as dist
+    from cases import twin
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    from memest.calibration.running.cpu_memory import mark, measure
+    from memest.calibration.running.loops import train
+    from memest.calibration.running.material import host_batches
+    from memest.trace.losses import loss_for
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=case["ranks"])
+    torch.manual_seed(0)
+    asked = _twins(case).setup
+    plain = asked.loop == "plain"
+    options = dict(case.get("setup", {}))
+    if not plain:
+        options.pop("precision", None)  # that is the policy's, not autocast's
+    twins = twin(case["model"], distributed=asked.distributed, **options)
+    batches = host_batches(twins.plans, STEPS * asked.grad_accum)
+    loss_of, optimizer = loss_for(twins.built), _optimizer(twins.setup)
+
+    def run() -> None:
+        mark("load 0 0")
+        if plain:
+            model = _sharded(twins.real, asked)
+            train(
+                model, twins.setup, batches, optimizer, loss_of, torch.device("cpu"), _Marks()
+            )
+        else:
+            _accelerate_loop(_prepared(twins.real, asked), asked, batches, optimizer, loss_of)
+
+    Path(out).write_bytes(pickle.dumps(measure(run)))
+
+
+def _sharded(model: Any, setup: Any) -> Any:
+    """PyTorch's recipe: layers, and the rest with the root."""
+    from torch.distributed import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    spread = setup.distributed
+    mesh = init_device_mesh("cpu", (spread.num_gpus,))
+    for block in list(model.modules()):
+        if type(block).__name__ in (model._no_split_modules or ()):
+            fully_shard(
+                block, mesh=mesh, reshard_after_forward=spread.fsdp.value == "full_shard"
+            )
+    return fully_shard(model, mesh=mesh)
+
+
+def _prepared(model: Any, setup: Any) -> Any:
+    """accelerate's own preparation."""
+    import torch
+    from accelerate.utils import FullyShardedDataParallelPlugin
+    from accelerate.utils.fsdp_utils import fsdp2_prepare_model
+
+    plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=2,
+        reshard_after_forward=setup.distributed.fsdp.value == "full_shard",
+        auto_wrap_policy="transformer_based_wrap",
+        cpu_ram_efficient_loading=False,
+    )
+    mixed = "no" if setup.precision == "fp32" else setup.precision.value
+    if mixed != "no":
+        plugin.set_mixed_precision(mixed)
+    accelerator = SimpleNamespace(
+        state=SimpleNamespace(fsdp_plugin=plugin), mixed_precision=mixed, is_main_process=False,
+        device=torch.device("cpu"),
+    )  # fmt: skip
+    return fsdp2_prepare_model(accelerator, model)
+
+
+def _accelerate_loop(
+    model: Any, setup: Any, batches: Any, make_optimizer: Any, loss_of: Any
+) -> None:
+    """The loop of accelerate's documentation; an ``Accelerator`` wants a GPU for FSDP."""
+    import torch
+
+    from memest.calibration.running.cpu_memory import mark
+
+    optimizer, accum, batch = make_optimizer(model), setup.grad_accum, None
+    mark("batch 1 1")
+    for index, on_host in enumerate(batches):
+        step, micro = index // accum + 1, index % accum + 1
+        batch = {name: torch.as_tensor(value).clone() for name, value in on_host.items()}
+        mark(f"forward {step} {micro}")
+        model.set_requires_gradient_sync(micro == accum)
+        outputs = model(**batch)
+        loss = loss_of(outputs, batch)
+        mark(f"backward {step} {micro}")
+        loss = loss / accum
+        loss.backward()
+        if micro == accum:
+            mark(f"optimizer {step} 0")
+            optimizer.step()
+            mark(f"zero_grad {step} 0")
+            optimizer.zero_grad()
+        mark(f"batch {(index + 1) // accum + 1} {(index + 1) % accum + 1}")
+    del batch, outputs
+
+
 def _main(text: str, folder: str, out: str) -> None:
     sys.path[:0] = [str(HERE), str(HERE.parent / "proof")]
     case = json.loads(text)
+    if case.get("spread", {}).get("fsdp"):
+        _be_fsdp_rank(case, out)
+        return
     context = multiprocessing.get_context("fork")
     ranks = [
-        context.Process(target=_be_rank, args=(rank, case, f"{folder}/store", out))
+        context.Process(target=_be_ddp_rank, args=(rank, case, f"{folder}/store", out))
         for rank in range(case["ranks"])
     ]
     for rank in ranks:
