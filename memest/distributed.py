@@ -164,7 +164,7 @@ def _fsdp(value: Any) -> Fsdp:
     if isinstance(value, bool):
         return Fsdp.FULL_SHARD if value else Fsdp.NONE
     words = [w for w in str(value).lower().replace("-", "_").replace(",", " ").split() if w]
-    modes = [word for word in words if word not in ("auto_wrap",)]
+    modes = [word for word in words if word != "auto_wrap"]
     if modes in ([], ["no"]):
         return Fsdp.FULL_SHARD if words else Fsdp.NONE
     if len(modes) == 1:

@@ -67,7 +67,8 @@ def structure_key(structure: Setup) -> dict[str, Any]:
 def structure_of(asked: Setup) -> Setup:
     """The part of a setup that changes the traces of micro-steps."""
     return replace(
-        as_traced(asked), batch=1, seq_len=None, target_len=None, image_size=None, audio_seconds=None,
+        as_traced(asked), batch=1, seq_len=None, target_len=None, image_size=None,
+        audio_seconds=None,
         grad_accum=1 if asked.loop is Loop.PLAIN and asked.grad_accum == 1 else 2,
         optim="none" if asked.optim == "none" else "adamw_torch_fused",
         max_grad_norm=None, master_weights=False, alloc_conf="", num_steps=2, tf32=False,

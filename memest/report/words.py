@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from memest.distributed import Strategy
 from memest.events import Phase
 from memest.report.phases import STEP_PHASES
 from memest.result import Estimate, GpuFit, Verdict
-from memest.distributed import Strategy
 from memest.setup import MAX_BATCH, Dtype, Loop, Precision, Setup
 from memest.units import format_size
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from memest.events import Category, CueKind, Mark, Phase, Weight
 from memest.hidden.call import DTYPE_BYTES
-from memest.sharding.rewrite import Rewriter, Wrapper
+from memest.sharding.rewrite import Wrapper
 from memest.units import MIB
 
 __all__ = ["Ddp", "assign_buckets", "weight_bytes"]
@@ -38,9 +38,7 @@ def weight_bytes(weight: Weight) -> int:
     return count * DTYPE_BYTES[weight.dtype]
 
 
-def assign_buckets(
-    sizes: Sequence[tuple[str, int]], caps: Sequence[int]
-) -> list[list[int]]:
+def assign_buckets(sizes: Sequence[tuple[str, int]], caps: Sequence[int]) -> list[list[int]]:
     """Which tensors share a bucket.
 
     A bucket is closed once it has reached its cap, so it exceeds it by up to one tensor; every
@@ -121,11 +119,13 @@ class Ddp(Wrapper):
     # -- what the stream brings
 
     def allocates(self, number: int) -> bool:
+        """See :meth:`Wrapper.allocates`."""
         if self.to.phase is Phase.LOAD and self.to.category(number) is Category.BUFFERS:
             self._buffers.append(number)
         return True
 
     def frees(self, number: int) -> bool:
+        """See :meth:`Wrapper.frees`."""
         if number in self._given_back:
             self._given_back.discard(number)
             self._dropped(number)
@@ -134,10 +134,12 @@ class Ddp(Wrapper):
         return True
 
     def begins(self, mark: Mark) -> None:
+        """See :meth:`Wrapper.begins`."""
         if mark.phase is Phase.FORWARD:
             self._syncs = not self.skips_sync or mark.micro_step == self.last_micro_step
 
     def cue(self, kind: CueKind, index: int, number: int) -> None:
+        """See :meth:`Wrapper.cue`."""
         if kind is CueKind.PLACED and index == len(self.weights) - 1:
             self._construct()
         elif (
@@ -167,9 +169,7 @@ class Ddp(Wrapper):
         self._make_buckets(list(reversed(self._assigned(order, caps))))
         if self.find_unused:
             # which parameters were used, as the ranks tell each other
-            self.to.alloc(
-                _INT32_BYTES * len(order), Category.COMMUNICATION, "ddp: used parameters"
-            )
+            self.to.alloc(_INT32_BYTES * len(order), Category.COMMUNICATION, "ddp: used parameters")
         self._made = True
 
     def _broadcast(self, sizes: Sequence[tuple[str, int]]) -> None:

@@ -29,7 +29,7 @@ _ROOT = ""
 
 
 class _State(enum.Enum):
-    """``TrainingState``"""
+    """``TrainingState`` of the library."""
 
     IDLE = enum.auto()
     FORWARD = enum.auto()
@@ -134,12 +134,14 @@ class Fsdp2(Wrapper):
     # -- what the stream brings
 
     def allocates(self, number: int) -> bool:
+        """See :meth:`Wrapper.allocates`."""
         if self.to.phase is Phase.LOAD and self.to.category(number) is Category.PARAMETERS:
             self._left_out.append(number)
             return False
         return True
 
     def frees(self, number: int) -> bool:
+        """See :meth:`Wrapper.frees`."""
         if number not in self._natural:
             return True
         if number in self._taken:
@@ -152,12 +154,14 @@ class Fsdp2(Wrapper):
         return False
 
     def begins(self, mark: Mark) -> None:
+        """See :meth:`Wrapper.begins`."""
         self._in_backward = mark.phase is Phase.BACKWARD
         self._began = False
         if mark.phase is Phase.FORWARD:
             self._syncs = not self.skips_sync or mark.micro_step == self.last_micro_step
 
     def cue(self, kind: CueKind, index: int, number: int) -> None:
+        """See :meth:`Wrapper.cue`."""
         if kind is CueKind.PLACED:
             self._placed[index] = number
             if index == len(self.weights) - 1:
@@ -477,9 +481,7 @@ class Fsdp2(Wrapper):
         if self.offloads:
             if not unit.on_host:
                 unit.on_host = True
-                to.out.host_bytes += sum(
-                    self._shard_bytes(w, self.stored[w]) for w, _ in gradients
-                )
+                to.out.host_bytes += sum(self._shard_bytes(w, self.stored[w]) for w, _ in gradients)
             to.free(result)
         elif unit.sharded_gradients:
             to.free(result)
@@ -514,6 +516,4 @@ class Fsdp2(Wrapper):
 
     def _in_module_order(self) -> list[_Unit]:
         names = {name: place for place, name in enumerate(self.to.out.module_names)}
-        return sorted(
-            self._units, key=lambda unit: min(names.get(m, 0) for m in unit.plan.modules)
-        )
+        return sorted(self._units, key=lambda unit: min(names.get(m, 0) for m in unit.plan.modules))

@@ -97,9 +97,7 @@ def _ends(
     return out
 
 
-def _check_embeddings(
-    landmarks: Landmarks, groups: Sequence[tuple[tuple[str, ...], bool]]
-) -> None:
+def _check_embeddings(landmarks: Landmarks, groups: Sequence[tuple[tuple[str, ...], bool]]) -> None:
     """Input embeddings inside another unit are sharded twice, which FSDP refuses.
 
     Raises:

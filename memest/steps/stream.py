@@ -31,7 +31,16 @@ from memest.hidden.call import GpuTraits, Hidden, Lifetime
 from memest.hidden.registry import hidden_allocations
 from memest.steps.compose import MAX_REPEATS, Pieces, Span
 
-__all__ = ["Course", "PlacedCue", "Shape", "Stream", "lay_out", "make_stream", "shape_of", "slack_of"]
+__all__ = [
+    "Course",
+    "PlacedCue",
+    "Shape",
+    "Stream",
+    "lay_out",
+    "make_stream",
+    "shape_of",
+    "slack_of",
+]
 
 _WORKSPACE = CATEGORY_ORDER.index(Category.WORKSPACES)
 
@@ -314,9 +323,7 @@ class _Player:
             self._play_events((start, cue.position), step, micro_step, made, carried, number_before)
             number = self._now.get(cue.allocation, -1)
             self._course.cues.append(
-                PlacedCue(
-                    len(events), len(self._course.marks), cue.kind, cue.index, number
-                )
+                PlacedCue(len(events), len(self._course.marks), cue.kind, cue.index, number)
             )
             start = cue.position
         self._play_events((start, span[1]), step, micro_step, made, carried, number_before)

@@ -274,7 +274,7 @@ class _Sink(torch.autograd.Function):
         return tuple(v.clone() if isinstance(v, torch.Tensor) else v for v in values)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
+    def backward(ctx: Any, *gradients: Any) -> Any:  # noqa: ARG004
         return gradients
 
 

@@ -17,10 +17,10 @@ from memest.events import Category, Phase, SeamKind, Trace, Weight
 from memest.hidden.call import GpuTraits
 from memest.setup import FP16_REFUSED, Loop, Precision, SdpaBackend, Setup, ZeroGrad
 from memest.trace.answers import answer_handlers
-from memest.trace.cues import follow_weights, landmarks_of
 from memest.trace.autocast import CUDA, autocast_on_meta
 from memest.trace.cpu_ops import CPU_LISTS, cpu_handlers, cpu_operators
 from memest.trace.cuda_ops import cuda_handlers, cuda_operators
+from memest.trace.cues import follow_weights, landmarks_of
 from memest.trace.in_place import in_place_handlers
 from memest.trace.kernels import kernel_handlers
 from memest.trace.legacy import library_as_before, scores_kept

@@ -43,7 +43,7 @@ def real_rank(case: dict[str, Any]) -> Any:
 
 
 def predicted_rank(case: dict[str, Any]) -> Any:
-    """The stream of a rank as memest makes it, on the CPU's operators, without CUDA's workspaces."""
+    """The stream of a rank as memest makes it, with the CPU's operators and no workspaces."""
     from cases import GPU, twin
 
     from memest.sharding.rank import rank_stream
@@ -216,9 +216,7 @@ def _be_fsdp_rank(case: dict[str, Any], out: str) -> None:
         mark("load 0 0")
         if plain:
             model = _sharded(twins.real, asked)
-            train(
-                model, twins.setup, batches, optimizer, loss_of, torch.device("cpu"), _Marks()
-            )
+            train(model, twins.setup, batches, optimizer, loss_of, torch.device("cpu"), _Marks())
         else:
             _accelerate_loop(_prepared(twins.real, asked), asked, batches, optimizer, loss_of)
 
@@ -234,9 +232,7 @@ def _sharded(model: Any, setup: Any) -> Any:
     mesh = init_device_mesh("cpu", (spread.num_gpus,))
     for block in list(model.modules()):
         if type(block).__name__ in (model._no_split_modules or ()):
-            fully_shard(
-                block, mesh=mesh, reshard_after_forward=spread.fsdp.value == "full_shard"
-            )
+            fully_shard(block, mesh=mesh, reshard_after_forward=spread.fsdp.value == "full_shard")
     return fully_shard(model, mesh=mesh)
 
 

@@ -92,8 +92,11 @@ def test_an_estimate_says_what_each_gpu_needs():
     one, two = tiny(loop="plain"), tiny(loop="plain", num_gpus=2)
     weights = one.model.parameter_bytes
     # at the end of the backward gradients and buckets are both there
-    assert two.peak.allocated_bytes - one.peak.allocated_bytes == pytest.approx(weights, rel=0.02)
-    rows = {row.category.value: row.bytes for row in two.breakdown}
+    rows, before = (
+        {row.category.value: row.bytes for row in estimate.breakdown} for estimate in (two, one)
+    )
+    more = sum(rows.values()) - rows["rounding"] - sum(before.values()) + before["rounding"]
+    assert more == pytest.approx(weights, rel=0.01)
     assert rows["communication buffers"] == pytest.approx(weights, rel=0.01)
     assert sum(rows.values()) == two.peak.allocated_bytes
     assert "each of 2 GPUs" in str(two)
@@ -116,7 +119,7 @@ def test_one_gpu_has_no_communicator():
 
 def test_the_trainer_copies_outputs_unless_layers_are_recomputed():
     """``find_unused_parameters = not gradient_checkpointing`` of the Trainer."""
-    trainer = {"num_gpus": 2, "loop": "trainer"}
+    trainer = {"num_gpus": 2, "loop": "trainer", "batch": 16, "seq_len": 128}
     copies = tiny(**trainer).peak.allocated_bytes
     none = tiny(**trainer, ddp_find_unused_parameters=False).peak.allocated_bytes
     same = tiny(**trainer, checkpointing=True).peak.allocated_bytes
@@ -134,7 +137,7 @@ def test_a_profile_answers_other_sizes_from_the_family():
             gpu="a100-80gb", max_batch=False,
         )  # fmt: skip
         assert asked.peak == alone.peak
-    peaks = run.allocated_peaks([{"batch": 3}, {"batch": 8}], gpu="a100-80gb")
+    peaks = run.allocated([{"batch": 3}, {"batch": 8}], gpu="a100-80gb")
     assert peaks[0] < peaks[1]
 
 

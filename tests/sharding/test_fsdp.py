@@ -81,8 +81,7 @@ def test_a_number_cannot_be_sharded():
 
 def make_weights(*names):
     return [
-        Weight(n, (4, 4), (4, 1), "float32", trains=True, decays=True, has_grad=True)
-        for n in names
+        Weight(n, (4, 4), (4, 1), "float32", trains=True, decays=True, has_grad=True) for n in names
     ]
 
 
@@ -91,9 +90,7 @@ KINDS = {
     "layers.0.proj": "Linear", "layers.1": "Layer", "layers.1.proj": "Linear", "norm": "RMSNorm",
     "head": "Linear",
 }  # fmt: skip
-MARKS = Landmarks(
-    kinds=KINDS, blocks=("Layer",), embeddings="embed", head="head", norm="norm"
-)
+MARKS = Landmarks(kinds=KINDS, blocks=("Layer",), embeddings="embed", head="head", norm="norm")
 
 
 def units_of(*names, **options):
