@@ -170,10 +170,10 @@ def _pools(
         bytes([size > SMALL_SIZE for size in rounded]) if 0 in rounded else small.translate(_NOT)
     )
     both: tuple[list[_Pool], list[_Pool]] = [], []
-    for stream in sorted(set(streams)) or [None]:
-        own = None if stream is None else streams.translate(_only(stream))
+    owners = [streams.translate(_only(stream)) for stream in sorted(set(streams))] or [b""]
+    for own in owners:
         for pools, inside in zip(both, (small, large), strict=True):
-            mask = inside if own is None else bytes(map(and_, inside, own))
+            mask = bytes(map(and_, inside, own)) if own else inside
             pools.append(_pool(events, mask, rounded, chains))
     return both
 

@@ -15,9 +15,9 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from memest.events import Category, CueKind, Mark, Phase, Weight
+from memest.events import Category, CueKind, Mark, Phase
 from memest.hidden.call import DTYPE_BYTES
-from memest.sharding.rewrite import Wrapper
+from memest.sharding.gradients import GradientWrapper
 from memest.sharding.shards import num_elements, padded_elements
 from memest.sharding.units import UnitPlan
 
@@ -47,8 +47,7 @@ class _Unit:
         state: where its training is.
         gathered: its all-gather buffer, while a gather waits to be copied out.
         full: its unsharded parameters, by weight.
-        gradients: what autograd computed, by weight.
-        accumulated: the same in the dtype of the reduction, kept where nothing was reduced.
+        accumulated: gradients in the dtype of the reduction, kept where nothing was reduced.
         sharded_gradients: storages that the shards' gradients are views of.
         awaited: modules of a group whose forward has not run yet.
         fed_by: the module whose inputs lead back to earlier layers: when autograd leaves it, the
@@ -64,7 +63,6 @@ class _Unit:
     state: _State = _State.IDLE
     gathered: int | None = None
     full: dict[int, int] = field(default_factory=dict)
-    gradients: dict[int, int] = field(default_factory=dict)
     accumulated: dict[int, int] = field(default_factory=dict)
     sharded_gradients: list[int] = field(default_factory=list)
     awaited: set[str] = field(default_factory=set)
@@ -84,11 +82,10 @@ def _inside(module: str, outer: str) -> bool:
 
 
 @dataclass(slots=True, kw_only=True)
-class Fsdp2(Wrapper):
+class Fsdp2(GradientWrapper):
     """One rank of FSDP2.
 
     Attributes:
-        weights: parameters of the model, in the dtype in which they compute.
         stored: dtype in which each is stored.
         plans: units in the order in which they are made.
         ranks: of the group.
@@ -98,7 +95,6 @@ class Fsdp2(Wrapper):
         reduce_dtype: of reductions; None = as the gradients are.
     """
 
-    weights: Sequence[Weight]
     stored: Sequence[str]
     plans: Sequence[UnitPlan]
     ranks: int
@@ -115,10 +111,6 @@ class Fsdp2(Wrapper):
     _syncs: bool = True
     _left_out: list[int] = field(default_factory=list)
     _placed: dict[int, int] = field(default_factory=dict)
-    _natural: dict[int, int] = field(default_factory=dict)
-    _taken: set[int] = field(default_factory=set)
-    _dead: set[int] = field(default_factory=set)
-    _coming: dict[int, int] = field(default_factory=dict)
     _forward_root: _Unit | None = None
     _in_backward: bool = False
     _began: bool = False
@@ -140,19 +132,6 @@ class Fsdp2(Wrapper):
             return False
         return True
 
-    def frees(self, number: int) -> bool:
-        """See :meth:`Wrapper.frees`."""
-        if number not in self._natural:
-            return True
-        if number in self._taken:
-            # zero_grad drops what the shards have in its place
-            self._taken.discard(number)
-            self._drop(self._natural.pop(number))
-            return False
-        # accumulated in place by the stream; here it is what the parameter has
-        self._dead.add(number)
-        return False
-
     def begins(self, mark: Mark) -> None:
         """See :meth:`Wrapper.begins`."""
         self._in_backward = mark.phase is Phase.BACKWARD
@@ -173,9 +152,9 @@ class Fsdp2(Wrapper):
         elif kind is CueKind.BACKWARD:
             self._autograd_at(self._name(index))
         elif kind is CueKind.GRADIENT:
-            self._computed(index, number)
+            self.computed(index, number)
         elif kind is CueKind.READY:
-            self._accumulated(index, number)
+            self.accumulated(index, number)
         elif kind is CueKind.DONE:
             self._final_callback()
 
@@ -280,46 +259,7 @@ class Fsdp2(Wrapper):
 
     # -- gradients
 
-    def _computed(self, weight: int, number: int) -> None:
-        """A gradient comes; where nothing is there yet, the parameter takes it over."""
-        if number >= 0 and weight not in self._unit_of[weight].gradients:
-            self._coming[weight] = number
-            self._natural[number] = weight
-
-    def _accumulated(self, weight: int, number: int) -> None:
-        """It has been added. The stream has its sum; here it may be the first."""
-        coming = self._coming.pop(weight, None)
-        unit = self._unit_of[weight]
-        if weight in unit.gradients or (coming is None and number < 0):
-            return
-        if number >= 0 and number != coming and number not in self._taken and (
-            number not in self._natural
-        ):  # fmt: skip
-            # it was copied: autograd could not hand over what it had computed
-            if coming is not None:
-                self._give_back(coming)
-            self._natural[number] = weight
-            unit.gradients[weight] = number
-        elif coming is not None:
-            unit.gradients[weight] = coming
-
-    def _give_back(self, number: int) -> None:
-        """What was held for nothing."""
-        del self._natural[number]
-        if number in self._dead:
-            self._dead.discard(number)
-            self.to.free(number)
-
-    def _consume(self, number: int) -> None:
-        """An unsharded gradient goes."""
-        self.to.free(number)
-        if number in self._dead:
-            self._dead.discard(number)
-            self._natural.pop(number, None)
-        elif number in self._natural:
-            self._taken.add(number)
-
-    def _drop(self, weight: int) -> None:
+    def zeroed(self, weight: int) -> None:
         """``zero_grad`` drops the gradient of a shard; their storage is that of the unit."""
         unit = self._unit_of[weight]
         unit.dropped.add(weight)
@@ -346,8 +286,9 @@ class Fsdp2(Wrapper):
                     to.free(number)
                     number = cast
                 temporary.append(number)
-        if not self.offloads and (cast := [w for w in unit.plan.weights if self._casts(w)]):
-            nbytes = sum(self._shard_bytes(w, self.weights[w].dtype) for w in cast)
+        halves = [w for w in unit.plan.weights if self._casts(w) and not self.offloads]
+        if halves:
+            nbytes = sum(self._shard_bytes(w, self.weights[w].dtype) for w in halves)
             temporary.append(self._alloc(nbytes, "fsdp: shards in half precision", COPY_IN_STREAM))
         nbytes = sum(self._full_bytes(weight) for weight in unit.plan.weights)
         unit.gathered = self._alloc(nbytes, "fsdp: all-gather", COPY_IN_STREAM)
@@ -422,14 +363,13 @@ class Fsdp2(Wrapper):
         unit.state = _State.POST_BACKWARD
         to = self.to
         for weight in unit.accumulated:
-            if weight in unit.gradients:
-                self._consume(unit.gradients.pop(weight))
+            if weight in self.gradients:
+                self.consume(weight)
         if not self._syncs:
             self._reshard(unit)
             self._keep_unreduced(unit)
             return
-        kept = {**unit.gradients, **unit.accumulated}
-        gradients = [(w, kept[w]) for w in unit.plan.weights if w in kept]
+        gradients = [w for w in unit.plan.weights if w in self.gradients or w in unit.accumulated]
         self._reshard(unit)
         while self._reducing:
             to.free(self._reducing.pop(0))
@@ -439,7 +379,7 @@ class Fsdp2(Wrapper):
     def _keep_unreduced(self, unit: _Unit) -> None:
         """Without reduction, gradients are kept whole, in the dtype of the reduction."""
         for weight in unit.plan.weights:
-            if weight not in unit.gradients or self.reduce_dtype is None:
+            if weight not in self.gradients or self.reduce_dtype is None:
                 continue
             if self.reduce_dtype == self.weights[weight].dtype:
                 continue
@@ -448,40 +388,36 @@ class Fsdp2(Wrapper):
                 elements * DTYPE_BYTES[self.reduce_dtype], Category.GRADIENTS,
                 "fsdp: gradient that is not reduced yet",
             )  # fmt: skip
-            self._consume(unit.gradients.pop(weight))
+            self.consume(weight)
 
-    def _reduce(self, unit: _Unit, gradients: list[tuple[int, int]]) -> None:
+    def _reduce(self, unit: _Unit, gradients: list[int]) -> None:
         """``foreach_reduce``: one input, one output; the shards' gradients are views of it."""
         to = self.to
-        dtypes = [self.reduce_dtype or self.weights[w].dtype for w, _ in gradients]
-        shard = sum(
-            self._shard_bytes(w, dtype) for (w, _), dtype in zip(gradients, dtypes, strict=True)
-        )
+        dtypes = [self.reduce_dtype or self.weights[w].dtype for w in gradients]
+        shard = sum(self._shard_bytes(w, dtype) for w, dtype in zip(gradients, dtypes, strict=True))
         source = self._alloc(self.ranks * shard, "fsdp: reduce-scatter input", 0)
         # a loop variable of foreach_reduce keeps the last one until it returns
         last = gradients[-1:] if self.ranks > 1 else []
         # list.clear() begins at the end
-        for _, number in reversed(gradients[: len(gradients) - len(last)]):
-            self._let_go(unit, number)
+        for weight in reversed(gradients[: len(gradients) - len(last)]):
+            self._let_go(unit, weight)
         result = to.alloc(
             shard, Category.GRADIENTS, "fsdp: reduce-scatter output", stream=REDUCE_SCATTER_STREAM
         )
-        stored = {self.stored[w] for w, _ in gradients}
+        stored = {self.stored[w] for w in gradients}
         if stored != set(dtypes):
-            own = sum(self._shard_bytes(w, self.stored[w]) for w, _ in gradients)
+            own = sum(self._shard_bytes(w, self.stored[w]) for w in gradients)
             cast = to.alloc(
                 own, Category.GRADIENTS, "fsdp: reduced gradients", stream=REDUCE_SCATTER_STREAM
             )
             to.free(result)
             result = cast
-        for _, number in last:
-            self._let_go(unit, number)
-        unit.gradients.clear()
-        unit.accumulated.clear()
+        for weight in last:
+            self._let_go(unit, weight)
         if self.offloads:
             if not unit.on_host:
                 unit.on_host = True
-                to.out.host_bytes += sum(self._shard_bytes(w, self.stored[w]) for w, _ in gradients)
+                to.out.host_bytes += sum(self._shard_bytes(w, self.stored[w]) for w in gradients)
             to.free(result)
         elif unit.sharded_gradients:
             to.free(result)
@@ -490,11 +426,11 @@ class Fsdp2(Wrapper):
             unit.dropped.clear()
         self._reducing.append(source)
 
-    def _let_go(self, unit: _Unit, number: int) -> None:
-        if number in unit.accumulated.values():
-            self.to.free(number)
+    def _let_go(self, unit: _Unit, weight: int) -> None:
+        if weight in unit.accumulated:
+            self.to.free(unit.accumulated.pop(weight))
         else:
-            self._consume(number)
+            self.consume(weight)
 
     def _final_callback(self) -> None:
         """``_root_post_backward_final_callback``, over all units in the order of the modules."""

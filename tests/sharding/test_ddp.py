@@ -119,7 +119,7 @@ def test_one_gpu_has_no_communicator():
 
 def test_the_trainer_copies_outputs_unless_layers_are_recomputed():
     """``find_unused_parameters = not gradient_checkpointing`` of the Trainer."""
-    trainer = {"num_gpus": 2, "loop": "trainer", "batch": 16, "seq_len": 128}
+    trainer = {"num_gpus": 2, "loop": "trainer", "batch": 16, "task": "masked-lm"}
     copies = tiny(**trainer).peak.allocated_bytes
     none = tiny(**trainer, ddp_find_unused_parameters=False).peak.allocated_bytes
     same = tiny(**trainer, checkpointing=True).peak.allocated_bytes
