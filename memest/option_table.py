@@ -181,6 +181,27 @@ _SEVERAL_GPUS: tuple[Option, ...] = (
         Kind.SWITCH,
         aliases="fsdp_offload_params",
     ),
+    _spread(
+        "zero",
+        "--zero --zero-stage",
+        "Stage of DeepSpeed ZeRO, 1 or 2; 0 is no DeepSpeed.",
+        Kind.WHOLE,
+        metavar="STAGE",
+    ),
+    _spread(
+        "offload_optimizer",
+        "--offload-optimizer",
+        "ZeRO keeps optimizer states and master weights in host memory.",
+        Kind.SWITCH,
+    ),
+    _spread(
+        "zero_settings",
+        "--deepspeed --deepspeed-config",
+        "A DeepSpeed configuration: its stage, buckets and offloading; `auto` as the Trainer "
+        "fills it in.",
+        metavar="FILE",
+        aliases="deepspeed_config_file",
+    ),
 )
 
 OPTIONS: tuple[Option, ...] = (

@@ -13,6 +13,7 @@ import operator
 from collections.abc import Mapping
 from typing import Any
 
+from memest.deepspeed_file import read_deepspeed
 from memest.distributed import ALONE, Distributed
 from memest.errors import ConfigError, closest
 from memest.option_table import OPTIONS, Kind, Option, Panel
@@ -138,6 +139,25 @@ def _merge_distributed(given: dict[str, Any], base: Setup | None) -> None:
     if spread:
         kept = ALONE if base is None else base.distributed
         given["distributed"] = dataclasses.replace(kept, **spread)
+
+
+def _merge_deepspeed(given: dict[str, Any]) -> None:
+    """Read a DeepSpeed file; what it says must not contradict what else was given.
+
+    As the Trainer does, which stops where its arguments and the file differ.
+    """
+    value = given.get("zero_settings")
+    if value is None or (isinstance(value, Mapping) and "zero_optimization" not in value):
+        return
+    found = read_deepspeed(value)
+    given["zero_settings"] = found.settings
+    for name, said in found.options.items():
+        if name in given and str(given[name]) != str(said):
+            raise ConfigError(
+                f"{find_option(name).flags[0]} {given[name]} and the DeepSpeed configuration's "
+                f"{said} contradict each other: drop one, or write auto in the file."
+            )
+        given[name] = said
 
 
 def _software(value: Any) -> Software:
@@ -270,6 +290,7 @@ def setup_from_options(base: Setup | None = None, /, **options: Any) -> Setup:
             )
         given[option.name], spelt[option.name] = value, name
     _merge_precision(given)
+    _merge_deepspeed(given)
     _merge_kwargs(given)
     if base is not None and given.get("expandable_segments"):
         given.setdefault("alloc_conf", base.alloc_conf)

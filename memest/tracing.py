@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from memest.attention import check_flash_gpu
+from memest.deepspeed_file import with_hidden_size
 from memest.distributed import ALONE, Strategy
 from memest.errors import MemestError, MissingDependencyError
 from memest.events import Trace, Weight
@@ -188,7 +189,15 @@ class Tracer:
         return replace(
             asked, **answer.taken, task=card.task, attn_implementation=card.attention,
             checkpointing=card.checkpointing, batch=batch,
+            distributed=with_hidden_size(asked.distributed, self._config),
         )  # fmt: skip
+
+    @property
+    def _config(self) -> Any:
+        """The configuration of the model; None where it has none."""
+        if self._source is not None:
+            return self._source.config
+        return getattr(self._module, "config", None)
 
     def assumptions(self, asked: Setup) -> tuple[str, ...]:
         """What was decided for a setup, in sentences."""

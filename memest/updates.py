@@ -9,7 +9,7 @@ from memest.errors import MissingDependencyError
 from memest.events import Weight
 from memest.hidden.call import GpuTraits
 from memest.setup import Setup
-from memest.sharding.shards import updated_weights, updates_on_device
+from memest.sharding.updated import as_updated, updated_weights, updates_on_device
 from memest.shelf import Shelf
 from memest.steps.document import FORMAT, family_to_json
 from memest.steps.family import Family, Point, alone
@@ -64,9 +64,10 @@ class Updates:
     ) -> tuple[str, Family]:
         """Clipping and optimizer for these weights."""
         weights, weights_digest = self._weights_of(family, point)
-        if setup.distributed.strategy is Strategy.FSDP:
+        if setup.distributed.strategy in (Strategy.FSDP, Strategy.ZERO):
             weights = updated_weights(weights, setup)
             weights_digest = _digest(weights)
+            setup = as_updated(setup)
         key = {
             "format": FORMAT,
             "weights": weights_digest,

@@ -41,19 +41,9 @@ class GradientWrapper(Wrapper):
             self._taken.discard(number)
             self.zeroed(self._natural.pop(number))
             return False
-        weight = self._natural[number]
-        if self.gradients.get(weight) == number and not self.holds_now(weight):
-            # nobody has taken it: zero_grad drops it itself
-            del self._natural[number], self.gradients[weight]
-            return True
         # added in place by the stream; here it is what the parameter has
         self._dead.add(number)
         return False
-
-    def holds_now(self, weight: int) -> bool:
-        """Whether the gradient of a weight, when the stream drops it, is still to be taken."""
-        del weight
-        return True
 
     def zeroed(self, weight: int) -> None:
         """``zero_grad`` drops the gradient of a weight that was taken before."""

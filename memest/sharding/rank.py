@@ -12,6 +12,8 @@ from memest.sharding.fsdp import Fsdp2
 from memest.sharding.rewrite import RankStream, Rewriter, Wrapper, rewrite
 from memest.sharding.shards import stored_dtype
 from memest.sharding.units import plan_units
+from memest.sharding.zero import REDUCE_BUCKET_ELEMENTS, Zero
+from memest.sharding.zero_groups import groups_of
 from memest.steps.stream import Stream
 from memest.units import format_size
 
@@ -42,13 +44,10 @@ def rank_stream(
     elif spread.strategy is Strategy.FSDP:
         wrapper = _fsdp2(to, setup, weights, landmarks, grad_accum)
     else:
-        raise AssertionError(spread.strategy)
+        wrapper = _zero(to, setup, weights, grad_accum)
     out = rewrite(stream, to, wrapper)
     if out.host_bytes:
-        said = (
-            f"host memory of each process: {format_size(out.host_bytes)} of shards and gradients, "
-            "pinned; the optimizer's states come on top."
-        )
+        said = f"host memory of each process: {format_size(out.host_bytes)} of {wrapper.on_host}."
         out.notes = (*out.notes, said)
     return out
 
@@ -72,6 +71,17 @@ def _fsdp2(
             "gradients whole (no_sync)."
         )
     return wrapper
+
+
+def _zero(to: Rewriter, setup: Setup, weights: Sequence[Weight], grad_accum: int) -> Zero:
+    spread = setup.distributed
+    return Zero(
+        to=to, weights=weights, stage=spread.zero, groups=groups_of(weights, setup),
+        ranks=spread.num_gpus,
+        bucket_elements=spread.zero_setting("reduce_bucket_size", REDUCE_BUCKET_ELEMENTS),
+        overlaps=spread.zero_setting("overlap_comm", False),
+        offloads=spread.offload_optimizer, last_micro_step=grad_accum,
+    )  # fmt: skip
 
 
 def skips_sync(setup: Setup) -> bool:

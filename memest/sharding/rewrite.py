@@ -26,10 +26,12 @@ class RankStream(Stream):
     """The stream of one rank.
 
     Attributes:
+        rank: whose stream it is: of several that differ, the one that needs the most.
         host_bytes: what the wrapper keeps in host memory at most.
         notes: what the wrapper has to say.
     """
 
+    rank: int = 0
     host_bytes: int = 0
     notes: tuple[str, ...] = ()
 
@@ -120,10 +122,13 @@ class Wrapper:
 
     Attributes:
         to: the stream that is written.
+        notes: what there is to say of the run.
+        on_host: what it keeps in host memory, in words.
     """
 
     to: Rewriter
     notes: list[str] = field(default_factory=list)
+    on_host: str = "shards and gradients, pinned; the optimizer's states come on top"
 
     def allocates(self, number: int) -> bool:
         """An allocation comes; False drops it."""
@@ -134,6 +139,9 @@ class Wrapper:
         """A free comes; False drops it."""
         del number
         return True
+
+    def leaves(self, phase: Phase) -> None:
+        """A phase is at its end; the mark of the next is not written yet."""
 
     def begins(self, mark: Mark) -> None:
         """A phase begins; its mark is written already."""
@@ -157,6 +165,7 @@ def rewrite(stream: Stream, to: Rewriter, wrapper: Wrapper) -> RankStream:
         _copy(events[here:position], to, wrapper)
         here = position
         if mark is not None:
+            wrapper.leaves(to.phase)
             to.mark(mark)
             wrapper.begins(mark)
         else:

@@ -7,9 +7,7 @@ every rank's storage has the size of the first chunk, whatever part of it is use
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
-from memest.distributed import Strategy
 from memest.errors import ConfigError
 from memest.events import Weight
 from memest.setup import Dtype, Setup
@@ -18,8 +16,6 @@ __all__ = [
     "num_elements",
     "padded_elements",
     "stored_dtype",
-    "updated_weights",
-    "updates_on_device",
 ]
 
 
@@ -57,29 +53,3 @@ def stored_dtype(weight: Weight, setup: Setup) -> str:
     if weight.trains or setup.dtype is Dtype.FLOAT32:
         return Dtype.FLOAT32.value
     return weight.dtype
-
-
-def updated_weights(weights: Sequence[Weight], setup: Setup) -> tuple[Weight, ...]:
-    """The weights as the optimizer of rank 0 sees them, which holds the most of all ranks.
-
-    Args:
-        weights: as they were traced.
-        setup: the run.
-    """
-    if setup.distributed.strategy is not Strategy.FSDP:
-        return tuple(weights)
-    ranks = setup.distributed.num_gpus
-    return tuple(_shard(weight, setup, ranks) for weight in weights)
-
-
-def _shard(weight: Weight, setup: Setup, ranks: int) -> Weight:
-    padded_elements(weight, ranks)
-    first, *rest = weight.shape
-    shape = (min(-(-first // ranks), first), *rest)
-    stride = tuple(num_elements(shape[place + 1 :]) for place in range(len(shape)))
-    return replace(weight, shape=shape, stride=stride, dtype=stored_dtype(weight, setup))
-
-
-def updates_on_device(setup: Setup) -> bool:
-    """Whether clipping and optimizer work in the GPU's memory."""
-    return not (setup.distributed.fsdp_offload or setup.distributed.offload_optimizer)

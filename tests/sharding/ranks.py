@@ -47,7 +47,7 @@ def predicted_rank(case: dict[str, Any]) -> Any:
     from cases import GPU, twin
 
     from memest.sharding.rank import rank_stream
-    from memest.sharding.shards import updated_weights
+    from memest.sharding.updated import as_updated, updated_weights, updates_on_device
     from memest.sizes import as_traced
     from memest.steps.compose import Pieces, splice
     from memest.steps.stream import Stream, lay_out
@@ -68,7 +68,10 @@ def predicted_rank(case: dict[str, Any]) -> Any:
         operators="cpu",
         plan=plan_to_compose(asked),
     )
-    spliced = splice(trace, trace_updates(updated_weights(trace.weights, asked), asked, GPU))
+    updates = None
+    if updates_on_device(asked):
+        updates = trace_updates(updated_weights(trace.weights, asked), as_updated(asked), GPU)
+    spliced = splice(trace, updates)
     places: dict[int, int] = {}
     numbered = replace(spliced)
     numbered.sizes = [places.setdefault(size, len(places)) for size in spliced.sizes]
@@ -147,7 +150,7 @@ class _Marks:
         pass
 
 
-def _optimizer(setup: Any) -> Any:
+def make_optimizer_of(setup: Any) -> Any:
     from memest.trace.optimizers import make_optimizer
     from memest.trace.recorder import Recorder
 
@@ -180,8 +183,8 @@ def _be_ddp_rank(rank: int, case: dict[str, Any], rendezvous: str, out: str) -> 
             gradient_as_bucket_view=spread.ddp_gradient_as_bucket_view,
         )
         train(
-            model, setup, batches, _optimizer(setup), loss_for(twins.built), torch.device("cpu"),
-            _Marks(),
+            model, setup, batches, make_optimizer_of(setup), loss_for(twins.built),
+            torch.device("cpu"), _Marks(),
         )  # fmt: skip
 
     measured = measure(run)
@@ -210,7 +213,7 @@ def _be_fsdp_rank(case: dict[str, Any], out: str) -> None:
         options.pop("precision", None)  # that is the policy's, not autocast's
     twins = twin(case["model"], distributed=asked.distributed, **options)
     batches = host_batches(twins.plans, STEPS * asked.grad_accum)
-    loss_of, optimizer = loss_for(twins.built), _optimizer(twins.setup)
+    loss_of, optimizer = loss_for(twins.built), make_optimizer_of(twins.setup)
 
     def run() -> None:
         mark("load 0 0")
