@@ -217,8 +217,18 @@ class Fsdp2(GradientWrapper):
             self._unshard(unit)
             self._wait(unit)
             if first:
+                if fed and unit.indices and not self._in_backward:
+                    self._say_called_twice(module)
                 unit.fed_by = module if fed else None
                 unit.reached = False
+
+    def _say_called_twice(self, module: str) -> None:
+        said = (
+            f"{module} is called more than once in a forward: its gradients are reduced after each "
+            "call, and are priced as reduced once."
+        )
+        if said not in self.notes:
+            self.notes.append(said)
 
     def _leave(self, module: str) -> None:
         for unit in self._by_module.get(module, ()):
