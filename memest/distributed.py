@@ -49,6 +49,8 @@ class Distributed:
         fsdp: FSDP2 (``fully_shard``), and what it does after a forward.
         fsdp_wrap: classes of modules that become units; empty = those the model says may not be
             split.
+        fsdp_shard_size: GPUs that share one copy of the model, the copies being replicas of each
+            other (hybrid sharding); None = all.
         fsdp_offload: shards, gradients and optimizer states are kept in host memory.
         zero: stage of DeepSpeed ZeRO; 0 = no DeepSpeed.
         zero_settings: of ``zero_optimization`` and what else of a DeepSpeed file matters, as
@@ -64,6 +66,7 @@ class Distributed:
     ddp_gradient_as_bucket_view: bool = False
     fsdp: Fsdp = Fsdp.NONE
     fsdp_wrap: tuple[str, ...] = ()
+    fsdp_shard_size: int | None = None
     fsdp_offload: bool = False
     zero: int = 0
     zero_settings: tuple[tuple[str, Any], ...] = ()
@@ -90,6 +93,14 @@ class Distributed:
         if self.nccl_memory is not None and self.nccl_memory < 0:
             raise ConfigError(f"--nccl-memory {self.nccl_memory} must not be negative.")
         self._check_together()
+        size = self.fsdp_shard_size
+        if size is not None:
+            _whole("--fsdp-shard-size", size, 2, MAX_GPUS)
+            if self.num_gpus % size:
+                raise ConfigError(
+                    f"--fsdp-shard-size {size} does not divide the {self.num_gpus} GPUs of "
+                    "--num-gpus: every copy of the model has as many."
+                )
 
     def _check_together(self) -> None:
         """What belongs to one strategy has no meaning under another.
@@ -107,6 +118,12 @@ class Distributed:
             ("--deepspeed", self.zero_settings, "a stage in the file, or --zero", self.zero > 0),
             ("--fsdp-offload", self.fsdp_offload, "--fsdp full_shard", self.fsdp != Fsdp.NONE),
             ("--fsdp-wrap", self.fsdp_wrap, "--fsdp full_shard", self.fsdp != Fsdp.NONE),
+            (
+                "--fsdp-shard-size",
+                self.fsdp_shard_size,
+                "--fsdp full_shard",
+                self.fsdp != Fsdp.NONE,
+            ),
         ):
             if given and not holds:
                 raise ConfigError(f"{flag} has no meaning without {needs}.")
@@ -135,6 +152,16 @@ class Distributed:
         if self.fsdp is not Fsdp.NONE:
             return Strategy.FSDP
         return Strategy.DDP if self.num_gpus > 1 else Strategy.NONE
+
+    @property
+    def shard_ranks(self) -> int:
+        """GPUs that share one copy of what is sharded."""
+        return self.num_gpus if self.fsdp_shard_size is None else self.fsdp_shard_size
+
+    @property
+    def num_copies(self) -> int:
+        """Copies of the model, each sharded (hybrid sharding); 1 without."""
+        return self.num_gpus // self.shard_ranks
 
     def zero_setting(self, key: str, default: Any) -> Any:
         """A value of DeepSpeed's configuration."""
@@ -181,7 +208,7 @@ def _fsdp(value: Any) -> Fsdp:
     hint = f" Did you mean {near[0]!r}?" if near else ""
     extra = " For offloading write --fsdp-offload." if "offload" in modes else ""
     if any(mode.startswith("hybrid_shard") for mode in modes):
-        extra = " Hybrid sharding (HSDP) is not modelled, and memest does not guess."
+        extra = " Hybrid sharding is --fsdp full_shard --fsdp-shard-size GPUS_OF_A_COPY."
         hint = ""
     raise ConfigError(f"--fsdp {value!r} is not known.{hint}{extra} Legal: {legal}.")
 

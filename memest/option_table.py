@@ -175,6 +175,14 @@ _SEVERAL_GPUS: tuple[Option, ...] = (
         aliases="transformer_layer_cls_to_wrap",
     ),
     _spread(
+        "fsdp_shard_size",
+        "--fsdp-shard-size",
+        "GPUs that share one copy of the model, the copies being replicas (hybrid sharding); left "
+        "out, all.",
+        Kind.WHOLE,
+        metavar="N",
+    ),
+    _spread(
         "fsdp_offload",
         "--fsdp-offload",
         "FSDP keeps shards, gradients and optimizer states in host memory.",

@@ -154,6 +154,8 @@ def _spread_items(setup: Setup) -> list[str]:
     }
     items = [f"each of {spread.num_gpus} GPUs" if spread.num_gpus > 1 else "one GPU"]
     items.append(names[spread.strategy])
+    if spread.num_copies > 1:
+        items.append(f"{spread.num_copies} copies of {spread.shard_ranks} shards")
     if spread.fsdp_offload:
         items.append("offloaded to host memory")
     offloaded = [

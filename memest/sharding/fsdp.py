@@ -21,10 +21,11 @@ from memest.sharding.gradients import GradientWrapper
 from memest.sharding.shards import num_elements, padded_elements
 from memest.sharding.units import UnitPlan
 
-__all__ = ["COPY_IN_STREAM", "REDUCE_SCATTER_STREAM", "Fsdp2"]
+__all__ = ["ALL_REDUCE_STREAM", "COPY_IN_STREAM", "REDUCE_SCATTER_STREAM", "Fsdp2"]
 
 COPY_IN_STREAM = 1
 REDUCE_SCATTER_STREAM = 2
+ALL_REDUCE_STREAM = 3
 _ROOT = ""
 
 
@@ -55,6 +56,7 @@ class _Unit:
         reached: autograd is in that module.
         indices: places in the order of forwards.
         dropped: weights whose gradients ``zero_grad`` has dropped.
+        reduced: buffers of all-reduces under way.
         on_host: its gradients are counted among what is in host memory.
     """
 
@@ -70,6 +72,7 @@ class _Unit:
     reached: bool = False
     indices: list[int] = field(default_factory=list)
     dropped: set[int] = field(default_factory=set)
+    reduced: list[int] = field(default_factory=list)
     on_host: bool = False
 
     def holds(self, module: str) -> bool:
@@ -88,7 +91,8 @@ class Fsdp2(GradientWrapper):
     Attributes:
         stored: dtype in which each is stored.
         plans: units in the order in which they are made.
-        ranks: of the group.
+        ranks: of the group that shards.
+        replicated: there are other groups, with which reduced gradients are averaged (HSDP).
         offloads: shards and their gradients are in host memory (``CPUOffloadPolicy``).
         skips_sync: all micro-steps but the last of a step accumulate without reduction.
         last_micro_step: number of the last one.
@@ -98,6 +102,7 @@ class Fsdp2(GradientWrapper):
     stored: Sequence[str]
     plans: Sequence[UnitPlan]
     ranks: int
+    replicated: bool
     offloads: bool
     skips_sync: bool
     last_micro_step: int
@@ -415,26 +420,40 @@ class Fsdp2(GradientWrapper):
             shard, Category.GRADIENTS, "fsdp: reduce-scatter output", stream=REDUCE_SCATTER_STREAM
         )
         stored = {self.stored[w] for w in gradients}
+        passing = []
         if stored != set(dtypes):
             own = sum(self._shard_bytes(w, self.stored[w]) for w in gradients)
-            cast = to.alloc(
-                own, Category.GRADIENTS, "fsdp: reduced gradients", stream=REDUCE_SCATTER_STREAM
-            )
-            to.free(result)
+            stream = ALL_REDUCE_STREAM if self.replicated else REDUCE_SCATTER_STREAM
+            cast = to.alloc(own, Category.GRADIENTS, "fsdp: reduced gradients", stream=stream)
+            passing.append(result)
             result = cast
+            self._pass(unit, passing)
+            passing = []
         for weight in last:
             self._let_go(unit, weight)
         if self.offloads:
             if not unit.on_host:
                 unit.on_host = True
                 to.out.host_bytes += sum(self._shard_bytes(w, self.stored[w]) for w in gradients)
-            to.free(result)
+            passing.append(result)
         elif unit.sharded_gradients:
-            to.free(result)
+            passing.append(result)
         else:
             unit.sharded_gradients.append(result)
             unit.dropped.clear()
+        self._pass(unit, passing)
         self._reducing.append(source)
+
+    def _pass(self, unit: _Unit, numbers: Sequence[int]) -> None:
+        """What is reduced and not kept goes, with replicas at the end of the backward.
+
+        Until then a reference keeps the all-reduce's buffer (``AllReduceState``).
+        """
+        if self.replicated:
+            unit.reduced.extend(numbers)
+        else:
+            for number in numbers:
+                self.to.free(number)
 
     def _let_go(self, unit: _Unit, weight: int) -> None:
         if weight in unit.accumulated:
@@ -453,6 +472,8 @@ class Fsdp2(GradientWrapper):
             unit.state = _State.IDLE
             unit.fed_by, unit.reached = None, False
             unit.indices.clear()
+            while unit.reduced:
+                self.to.free(unit.reduced.pop(0))
             if unit.gathered is not None:
                 self.to.free(unit.gathered)
                 unit.gathered = None

@@ -48,8 +48,9 @@ class Communicators:
 def communicators(spread: Distributed, capability: tuple[int, int] | None) -> Communicators | None:
     """What the communicator of a run takes on each GPU; None where there is none.
 
-    All ranks are in one group (DDP, FSDP2 on a mesh of one dimension, ZeRO), so there is one. The
-    middle of the range is expected, for want of anything better.
+    All ranks are in one group (DDP, FSDP2 on a mesh of one dimension, ZeRO), so there is one; with
+    replicas of a sharded model there are two. The middle of the range is expected, for want of
+    anything better.
 
     Args:
         spread: how the run is spread over GPUs.
@@ -63,10 +64,11 @@ def communicators(spread: Distributed, capability: tuple[int, int] | None) -> Co
             low_bytes=given, expected_bytes=given, high_bytes=given,
             basis=f"NCCL {format_size(given)} as given",
         )  # fmt: skip
-    low = FEWEST_CHANNELS * CONNECTION_BYTES
-    high = MOST_CHANNELS * 2 * CONNECTION_BYTES
-    if spread.num_gpus > 2 and (capability is None or capability >= _NVLS_CAPABILITY):
-        high += _NVLS_BYTES
+    groups = [n for n in (spread.shard_ranks, spread.num_copies) if n > 1]
+    low = len(groups) * FEWEST_CHANNELS * CONNECTION_BYTES
+    high = len(groups) * MOST_CHANNELS * 2 * CONNECTION_BYTES
+    if capability is None or capability >= _NVLS_CAPABILITY:
+        high += sum(_NVLS_BYTES for ranks in groups if ranks > 2)
     return Communicators(
         low_bytes=low,
         expected_bytes=(low + high) // 2,

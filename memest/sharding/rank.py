@@ -62,7 +62,8 @@ def _fsdp2(
     )  # fmt: skip
     wrapper = Fsdp2(
         to=to, weights=weights, stored=[stored_dtype(weight, setup) for weight in weights],
-        plans=plans, ranks=spread.num_gpus, offloads=spread.fsdp_offload,
+        plans=plans, ranks=spread.shard_ranks, replicated=spread.num_copies > 1,
+        offloads=spread.fsdp_offload,
         skips_sync=skips_sync(setup), last_micro_step=grad_accum,
     )  # fmt: skip
     if skips_sync(setup) and setup.grad_accum > 1:

@@ -25,7 +25,7 @@ def updated_weights(weights: Sequence[Weight], setup: Setup) -> tuple[Weight, ..
         return partition_weights(weights, setup)
     if setup.distributed.strategy is not Strategy.FSDP:
         return tuple(weights)
-    ranks = setup.distributed.num_gpus
+    ranks = setup.distributed.shard_ranks
     return tuple(_shard(weight, setup, ranks) for weight in weights)
 
 

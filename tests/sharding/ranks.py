@@ -226,13 +226,25 @@ def _be_fsdp_rank(case: dict[str, Any], out: str) -> None:
     Path(out).write_bytes(pickle.dumps(measure(run)))
 
 
+def _present(setup: Any, names: tuple[str, str]) -> tuple[str, ...]:
+    """The dimensions that the mesh of a run has."""
+    return names if setup.distributed.num_copies > 1 else names[1:]
+
+
+def _mesh(setup: Any, names: tuple[str, str]) -> Any:
+    from torch.distributed import init_device_mesh
+
+    shape = (setup.distributed.num_copies, setup.distributed.shard_ranks)
+    dims = _present(setup, names)
+    return init_device_mesh("cpu", shape[-len(dims) :], mesh_dim_names=dims)
+
+
 def _sharded(model: Any, setup: Any) -> Any:
     """PyTorch's recipe: layers, and the rest with the root."""
-    from torch.distributed import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
     spread = setup.distributed
-    mesh = init_device_mesh("cpu", (spread.num_gpus,))
+    mesh = _mesh(setup, ("replicate", "shard"))
     for block in list(model.modules()):
         if type(block).__name__ in (model._no_split_modules or ()):
             fully_shard(block, mesh=mesh, reshard_after_forward=spread.fsdp.value == "full_shard")
@@ -254,9 +266,11 @@ def _prepared(model: Any, setup: Any) -> Any:
     mixed = "no" if setup.precision == "fp32" else setup.precision.value
     if mixed != "no":
         plugin.set_mixed_precision(mixed)
+    names = ("dp_replicate", "dp_shard_cp")
     accelerator = SimpleNamespace(
         state=SimpleNamespace(fsdp_plugin=plugin), mixed_precision=mixed, is_main_process=False,
-        device=torch.device("cpu"),
+        device=torch.device("cpu"), torch_device_mesh=_mesh(setup, names),
+        parallelism_config=SimpleNamespace(fsdp_dim_names=list(_present(setup, names))),
     )  # fmt: skip
     return fsdp2_prepare_model(accelerator, model)
 
