@@ -203,6 +203,12 @@ _SEVERAL_GPUS: tuple[Option, ...] = (
         Kind.SWITCH,
     ),
     _spread(
+        "offload_param",
+        "--offload-param",
+        "ZeRO-3 keeps parameters in host memory. Not modelled yet: refused.",
+        Kind.SWITCH,
+    ),
+    _spread(
         "zero_settings",
         "--deepspeed --deepspeed-config",
         "A DeepSpeed configuration: its stage, buckets and offloading; `auto` as the Trainer "

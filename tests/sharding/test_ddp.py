@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -11,8 +14,10 @@ from ranks import as_run, of_steps, predicted_rank, real_rank
 from real_memory import differences
 
 import memest
+from memest.calibration.case import case_from_dict
 from memest.distributed import Distributed
 from memest.errors import ConfigError
+from memest.options import setup_from_options
 from memest.replay.replay import check_events
 from memest.sharding.ddp import BUCKET_BYTES, FIRST_BUCKET_BYTES, assign_buckets
 from memest.sharding.nccl import communicators
@@ -145,6 +150,27 @@ def test_a_profile_answers_other_sizes_from_the_family():
         assert asked.peak == alone.peak
     peaks = run.allocated([{"batch": 3}, {"batch": 8}], gpu="a100-80gb")
     assert peaks[0] < peaks[1]
+
+
+def test_a_case_of_a_campaign_is_not_told_of_gpus_in_its_setup():
+    with pytest.raises(ConfigError, match='"processes" beside it'):
+        case_from_dict({"model": "gpt2", "setup": {"num_gpus": 2}})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_gpus": 4, "nccl_memory": "1GiB", "ddp_bucket_cap_mb": 10.0},
+        {"num_gpus": 8, "fsdp": "full_shard auto_wrap", "fsdp_wrap": ["A"], "fsdp_shard_size": 4},
+        {"num_gpus": 2, "zero_settings": {"zero_optimization": {"stage": 2}}},
+        {"num_gpus": 2, "zero": 1, "zero_settings": {"overlap_comm": True}},
+    ],
+)
+def test_a_setup_can_be_written_down_and_read_again(options):
+    setup = setup_from_options(**options)
+    document = json.loads(json.dumps(setup.to_dict()))
+    kept = {f.name: document[f.name] for f in dataclasses.fields(Distributed)}
+    assert setup_from_options(**kept).distributed == setup.distributed
 
 
 @pytest.mark.parametrize(
