@@ -66,7 +66,9 @@ def option_widget(name: str, *, label: str | None = None) -> Any:
 
 
 def _default(option: Option) -> Any:
-    value = getattr(Setup(), option.field)
+    setup = Setup()
+    owner = setup.distributed if option.field == "distributed" else setup
+    value = getattr(owner, option.name if owner is not setup else option.field)
     return value.value if isinstance(value, enum.Enum) else value
 
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from memest.distributed import ALONE
 from memest.errors import ConfigError, closest
 from memest.options import setup_from_options
 from memest.setup import Setup
@@ -137,6 +138,7 @@ def case_from_dict(document: Any, *, where: str = "case") -> Case:
         if document.get("task") is not None:
             options["task"] = document["task"]
         setup = setup_from_options(**options)
+        _check_one_process(setup)
         parallel, processes = _together(document)
         return Case(
             model=model,
@@ -153,6 +155,15 @@ def case_from_dict(document: Any, *, where: str = "case") -> Case:
 def with_events(case: Case) -> Case:
     """The same case, with the allocator's history."""
     return dataclasses.replace(case, record_events=True)
+
+
+def _check_one_process(setup: Setup) -> None:
+    """The setup says what one process does; how many there are stands beside it."""
+    if setup.distributed != ALONE:
+        raise ConfigError(
+            "the setup of a case is that of one process: several GPUs are measured with "
+            '"parallel": "ddp" or "fsdp" and "processes" beside it.'
+        )
 
 
 def _together(document: Mapping[str, Any]) -> tuple[Parallel, int]:

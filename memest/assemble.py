@@ -55,7 +55,7 @@ def layers(stream: Stream, alive: Alive) -> tuple[Layer, ...]:
         category = CATEGORY_ORDER[stream.categories[number]]
         if category is Category.ACTIVATIONS:
             activations[stream.modules[number]] += stream.sizes[number]
-    for number in range(_loaded(stream)):
+    for number in _loaded(stream):
         if CATEGORY_ORDER[stream.categories[number]] is Category.PARAMETERS:
             parameters[stream.modules[number]] += stream.sizes[number]
     rows = []
@@ -71,10 +71,10 @@ def layers(stream: Stream, alive: Alive) -> tuple[Layer, ...]:
     return tuple(rows)
 
 
-def _loaded(stream: Stream) -> int:
-    """How many allocations the load phase makes (they come first)."""
+def _loaded(stream: Stream) -> list[int]:
+    """The allocations that the load phase makes."""
     end = stream.mark_positions[1] if len(stream.mark_positions) > 1 else len(stream.events)
-    return sum(1 for event in stream.events[:end] if event >= 0)
+    return [event for event in stream.events[:end] if event >= 0]
 
 
 def moment(stream: Stream, replay: Replay) -> PeakMoment:

@@ -23,11 +23,7 @@ from memest.units import format_size
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["NOT_MODELLED", "Cards", "answer", "cards_of", "estimate", "spot"]
-
-NOT_MODELLED = (
-    "not modelled: memory of other processes, of NCCL, and of libraries that allocate on their own."
-)
+__all__ = ["Cards", "answer", "cards_of", "estimate", "not_modelled", "one_of_several", "spot"]
 
 Progress = Callable[[str], None]
 
@@ -81,6 +77,24 @@ def estimate(
         tracer, setup, gpu=gpu, gpu_memory=gpu_memory, device_context=device_context,
         profile=profile, max_batch=max_batch,
     )  # fmt: skip
+
+
+def not_modelled(setup: Setup) -> str:
+    """What no answer covers; a communicator is part of one on several GPUs."""
+    nccl = "of NCCL, " if setup.distributed.num_gpus == 1 else ""
+    return (
+        f"not modelled: memory of other processes, {nccl}and of libraries that allocate on their "
+        "own."
+    )
+
+
+def one_of_several(setup: Setup) -> list[str]:
+    """What to say where samples of a step are counted and there are several GPUs."""
+    count = setup.distributed.num_gpus
+    if count == 1:
+        return []
+    said = f"sizes are those of one GPU: with {count}, an optimizer step has {count} times as many"
+    return [f"{said} samples."]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -319,5 +333,6 @@ def _notes(found: Found, main: Card, rows: tuple[Row, ...], needs: Needs) -> lis
             "gradient accumulation keeps the gradients alive during the next forward, so it is not "
             "free: the peak moves from the first micro-step to the second."
         )
-    notes.append(NOT_MODELLED)
+    notes += found.spread_notes
+    notes.append(not_modelled(setup))
     return notes

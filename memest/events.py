@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import enum
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,6 +33,9 @@ __all__ = [
     "Category",
     "Chain",
     "Chains",
+    "Cue",
+    "CueKind",
+    "Landmarks",
     "Mark",
     "Part",
     "Phase",
@@ -68,6 +71,8 @@ class Category(enum.StrEnum):
     """Memory that kernels take behind the operators: cuBLAS, reductions, attention."""
     INPUTS = "inputs"
     """The batches on the GPU."""
+    COMMUNICATION = "communication buffers"
+    """Gradient buckets of DDP, gathered parameters, buffers of collectives."""
     ROUNDING = "rounding"
     """What the allocator hands out beyond the request: 512-byte rounding and unsplit rests."""
 
@@ -138,6 +143,64 @@ class Seam:
     kind: SeamKind
     step: int
     index: int = 0
+
+
+class CueKind(enum.IntEnum):
+    """The places where a wrapper of the model or of its parameters has a hook."""
+
+    PLACED = 0
+    """The storage of a parameter is there."""
+    ENTER = 1
+    """The forward of a module begins, or its recomputation."""
+    LEAVE = 2
+    """It returns."""
+    BACKWARD = 3
+    """Autograd goes on with the operators of another module, the innermost one."""
+    GRADIENT = 4
+    """A gradient of a parameter is computed: it is given to, or added to, what the parameter has
+    (a hook on the tensor)."""
+    READY = 5
+    """It has been added (a hook behind the accumulation)."""
+    ENTER_FED = 6
+    """As ENTER, with inputs that lead back to other parameters: gradients go on behind it."""
+    DONE = 7
+    """Autograd is at its end, where its callbacks run; ``index`` is 0, the model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cue:
+    """A place between two events at which wrappers of a model act: DDP, FSDP, ZeRO.
+
+    Attributes:
+        position: index of the first event behind it.
+        kind: what happens there.
+        index: the module (of ``module_names``), or the weight (of ``weights``).
+        allocation: of the storage it is about; -1 where it is about none.
+    """
+
+    position: int
+    kind: CueKind
+    index: int
+    allocation: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Landmarks:
+    """What wrap policies ask of a model.
+
+    Attributes:
+        kinds: class of each module, by its path.
+        blocks: classes whose members are not to be split (``_no_split_modules``).
+        embeddings: path of the input embeddings; None where there are none.
+        head: path of the output embeddings.
+        norm: path of the norm behind the last layer.
+    """
+
+    kinds: Mapping[str, str] = field(default_factory=dict)
+    blocks: tuple[str, ...] = ()
+    embeddings: str | None = None
+    head: str | None = None
+    norm: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +305,11 @@ class Trace:
     managed_bytes: int = 0
     """Taken beside the allocator, in memory that moves between host and GPU by the page
     (``cudaMallocManaged``): states of paged optimizers."""
+    cues: list[Cue] = field(default_factory=list)
+    """Where wrappers act, in order; empty in a trace that was made before they were written
+    down."""
+    landmarks: Landmarks = field(default_factory=Landmarks)
+    """What wrap policies ask of the model."""
     counts: tuple[int, ...] = ()
     """Numbers of the model: see ``result.ModelFacts``; empty where nobody needs them."""
 

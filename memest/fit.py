@@ -62,7 +62,9 @@ def _survives(
         return False
     if unlimited.peak_reserved_bytes <= limit:
         return True
-    limited = replay(stream.events, stream.sizes, conf, limit_bytes=limit)
+    limited = replay(
+        stream.events, stream.sizes, conf, limit_bytes=limit, streams=stream.on_streams
+    )
     return limited.num_ooms == 0
 
 

@@ -10,6 +10,7 @@ from memest.assemble import alive_at_peak, breakdown
 from memest.cards import Card
 from memest.replay.replay import Replay
 from memest.result import CalibrationFacts, Row
+from memest.sharding.nccl import communicators
 from memest.steps.stream import Stream
 from memest.tracing import Found
 from memest.units import MIB, format_size
@@ -68,13 +69,13 @@ def needs_of(
         rows: the breakdown where it is known; it is made where a correction needs it.
     """
     if card.calibration is not None:
-        return _corrected(card, found, stream, result, rows)
+        return _with_nccl(_corrected(card, found, stream, result, rows), card, found)
     context, slack = card.context, stream.workspace_slack_bytes
     basis = context.basis
     if slack >= MIB:
         basis += f"; up to {format_size(slack)} more where a library picks its own workspace"
     reserved = result.peak_reserved_bytes
-    return Needs(
+    needs = Needs(
         allocated_bytes=result.peak_allocated_bytes,
         reserved_bytes=reserved,
         device_bytes=reserved + context.expected_bytes,
@@ -85,6 +86,26 @@ def needs_of(
         process_low_bytes=context.low_bytes,
         process_expected_bytes=context.expected_bytes,
         managed_bytes=found.program.trace.managed_bytes,
+    )
+    return _with_nccl(needs, card, found)
+
+
+def _with_nccl(needs: Needs, card: Card, found: Found) -> Needs:
+    """The same with the communicator of several GPUs, which lies beside the allocator."""
+    capability = card.spec.compute_capability
+    group = communicators(
+        found.setup.distributed, capability if isinstance(capability, tuple) else None
+    )
+    if group is None:
+        return needs
+    return replace(
+        needs,
+        device_bytes=needs.device_bytes + group.expected_bytes,
+        low_bytes=needs.low_bytes + group.low_bytes,
+        high_bytes=needs.high_bytes + group.high_bytes,
+        basis=f"{needs.basis}; {group.basis}" if needs.basis else group.basis,
+        process_low_bytes=needs.process_low_bytes + group.low_bytes,
+        process_expected_bytes=needs.process_expected_bytes + group.expected_bytes,
     )
 
 

@@ -13,6 +13,8 @@ import operator
 from collections.abc import Mapping
 from typing import Any
 
+from memest.deepspeed_file import read_deepspeed
+from memest.distributed import ALONE, Distributed
 from memest.errors import ConfigError, closest
 from memest.finetune_options import merge_adapter, merge_quantization
 from memest.option_table import OPTIONS, Kind, Option, Panel
@@ -46,6 +48,7 @@ HARMLESS = frozenset(
 _EVAL_BATCH = 8
 """``per_device_eval_batch_size`` of ``TrainingArguments``."""
 _PRECISION_WORDS = {"no": "fp32", "none": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+_SPREAD = tuple(field.name for field in dataclasses.fields(Distributed))
 _TRUE = frozenset({"true", "yes", "on", "1", "t", "y"})
 _FALSE = frozenset({"false", "no", "off", "0", "f", "n"})
 
@@ -130,7 +133,36 @@ def _coerce(option: Option, value: Any) -> Any:
         return str(value)
     if option.name == "optim_target_modules":
         return _target_modules(value)
+    if option.name == "nccl_memory":
+        return read_size("nccl_memory", value)
     return value
+
+
+def _merge_distributed(given: dict[str, Any], base: Setup | None) -> None:
+    """Gather what says how the run is spread over GPUs."""
+    spread = {name: given.pop(name) for name in _SPREAD if name in given}
+    if spread:
+        kept = ALONE if base is None else base.distributed
+        given["distributed"] = dataclasses.replace(kept, **spread)
+
+
+def _merge_deepspeed(given: dict[str, Any]) -> None:
+    """Read a DeepSpeed file; what it says must not contradict what else was given.
+
+    As the Trainer does, which stops where its arguments and the file differ.
+    """
+    value = given.get("zero_settings")
+    if value is None or (isinstance(value, Mapping) and "zero_optimization" not in value):
+        return
+    found = read_deepspeed(value)
+    given["zero_settings"] = found.settings
+    for name, said in found.options.items():
+        if name in given and str(given[name]) != str(said):
+            raise ConfigError(
+                f"{find_option(name).flags[0]} {given[name]} and the DeepSpeed configuration's "
+                f"{said} contradict each other: drop one, or write auto in the file."
+            )
+        given[name] = said
 
 
 def _software(value: Any) -> Software:
@@ -299,6 +331,7 @@ def setup_from_options(base: Setup | None = None, /, **options: Any) -> Setup:
             )
         given[option.name], spelt[option.name] = value, name
     _merge_precision(given)
+    _merge_deepspeed(given)
     _merge_kwargs(given)
     merge_adapter(given, base)
     merge_quantization(given, base)
@@ -306,4 +339,5 @@ def setup_from_options(base: Setup | None = None, /, **options: Any) -> Setup:
         given.setdefault("alloc_conf", base.alloc_conf)
     _merge_segments(given)
     _merge_evaluation(given)
+    _merge_distributed(given, base)
     return Setup(**given) if base is None else dataclasses.replace(base, **given)

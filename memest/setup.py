@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from memest.adapter import Adapter, read_adapter
+from memest.distributed import ALONE, Distributed, Strategy
 from memest.errors import ConfigError, closest
 from memest.optimizer_names import OPTIMIZER_FACTS, facts_of, find_optimizer, read_arguments
 from memest.quantization import Quantization, read_quantization
@@ -204,6 +205,7 @@ class Setup:
         loop: whose training loop.
         software: versions that will train.
         num_steps: optimizer steps that are simulated.
+        distributed: how the run is spread over GPUs.
     """
 
     batch: int = 8
@@ -243,6 +245,7 @@ class Setup:
     loop: Loop = Loop.TRAINER
     software: Software = dataclasses.field(default_factory=Software)
     num_steps: int = 3
+    distributed: Distributed = ALONE
 
     def __post_init__(self) -> None:
         put = object.__setattr__
@@ -343,6 +346,33 @@ class Setup:
         return not self.steps_in_backward or facts_of(self.optim).accumulates
 
     @property
+    def finds_unused_parameters(self) -> bool:
+        """Whether DDP looks for parameters that a forward did not use.
+
+        Source: ``Trainer._build_accelerator_args`` of transformers 5.23: everywhere but with
+        activation checkpointing; elsewhere DDP's own default, which is not to.
+        """
+        asked = self.distributed.ddp_find_unused_parameters
+        if self.distributed.strategy is not Strategy.DDP:
+            return False
+        if asked is not None:
+            return asked
+        return self.loop is Loop.TRAINER and self.checkpointing == "none"
+
+    @property
+    def computes_in_half(self) -> bool:
+        """Whether FSDP or DeepSpeed hold half-precision copies of parameters to compute with.
+
+        In place of autocast: accelerate gives ``fully_shard`` a ``MixedPrecisionPolicy``, and
+        DeepSpeed's engine converts the model. A script's own FSDP2 has autocast, as it says.
+        """
+        if self.precision is Precision.FP32:
+            return False
+        if self.distributed.strategy is Strategy.FSDP:
+            return self.loop is not Loop.PLAIN
+        return self.distributed.strategy is Strategy.ZERO
+
+    @property
     def checkpoint_every(self) -> int:
         """Every how many layers a checkpoint is made; 0 = no checkpointing."""
         if self.checkpointing == "none":
@@ -354,6 +384,9 @@ class Setup:
         out: dict[str, Any] = {}
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
+            if isinstance(value, Distributed):
+                out.update(value.to_dict())
+                continue
             if isinstance(value, (Software, Adapter, Quantization)):
                 value = value.to_dict()
             elif isinstance(value, enum.StrEnum):

@@ -182,13 +182,24 @@ class Shelf:
         reach = reach_to_json(family.reach)
         self.write(steps.key, _family_name(family), family_to_json(family), reach)
 
-    def held(self, steps: Steps, sizes: Sizes, gpu: GpuTraits) -> tuple[Family, Point] | None:
-        """The family that answers for sizes on a GPU, and the point."""
+    def held(
+        self, steps: Steps, sizes: Sizes, gpu: GpuTraits, *, cues: bool = False
+    ) -> tuple[Family, Point] | None:
+        """The family that answers for sizes on a GPU, and the point.
+
+        Args:
+            steps: of the model.
+            sizes: of the batch.
+            gpu: decides kernels.
+            cues: the family must say where wrappers of the model act; older ones do not.
+        """
         self.take(steps, lambda reach: reach.point_of(sizes) is not None)
         best = None
         for family in steps.families:
             point = family.point_of(sizes)
             if point is None or not chosen(family, point, gpu, steps.setup):
+                continue
+            if cues and not family.skeleton.cues:
                 continue
             if best is None or len(family.axes) > len(best[0].axes):
                 best = family, point

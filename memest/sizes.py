@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
+from memest.distributed import ALONE, Distributed
 from memest.errors import ConfigError
-from memest.setup import Loop, Setup
+from memest.setup import Dtype, Loop, Precision, Setup
 from memest.steps.sizing import milliseconds
 
 __all__ = [
     "UNLIMITED",
     "Sizes",
+    "as_traced",
     "eval_batches",
     "fields_of",
     "highest",
@@ -40,6 +42,27 @@ UNLIMITED = 1 << 17
 """A model that takes so many tokens is taken to have no limit."""
 
 
+_CLONES = Distributed(num_gpus=2, ddp_find_unused_parameters=True)
+"""Stands for every DDP that looks for unused parameters: it copies the outputs of the model."""
+
+
+def as_traced(asked: Setup) -> Setup:
+    """The setup whose steps are traced: what a rank computes, on whole parameters.
+
+    Sharding is a matter of what comes after the trace, with two exceptions. Where accelerate or
+    DeepSpeed train in half precision, the parameters that the model computes with are half ones,
+    without autocast (``MixedPrecisionPolicy`` in ``set_mixed_precision`` of accelerate;
+    ``DeepSpeedEngine._configure_distributed_model``). And DDP that looks for unused parameters
+    copies the model's outputs (``_DDPSink``).
+    """
+    kept = _CLONES if asked.finds_unused_parameters else ALONE
+    out = replace(asked, distributed=kept)
+    if asked.computes_in_half:
+        half = Dtype.BFLOAT16 if asked.precision is Precision.BF16 else Dtype.FLOAT16
+        out = replace(out, precision=Precision.FP32, dtype=half)
+    return out
+
+
 def structure_of(asked: Setup) -> Setup:
     """The part of a setup that changes the traces of micro-steps."""
     kept: dict[str, Any] = {}
@@ -50,7 +73,8 @@ def structure_of(asked: Setup) -> Setup:
         accumulates = accumulates and asked.may_accumulate
     updates_apart = replace(asked.software, bitsandbytes=None)
     made = replace(
-        asked, batch=1, seq_len=None, target_len=None, image_size=None, audio_seconds=None,
+        as_traced(asked), batch=1, seq_len=None, target_len=None, image_size=None,
+        audio_seconds=None,
         grad_accum=2 if accumulates else 1,
         optim="none" if asked.optim == "none" else "adamw_torch_fused",
         max_grad_norm=None, master_weights=False, alloc_conf="", num_steps=2, tf32=False,
@@ -68,11 +92,15 @@ def key_of(structure: Setup) -> dict[str, Any]:
     any stay valid.
     """
     unset: tuple[Any, ...] = (None, "", [], False)
-    return {
+    spread = {field.name for field in fields(Distributed)}
+    out = {
         name: value
         for name, value in structure.to_dict().items()
-        if name not in _LATER or value not in unset
+        if name not in spread and (name not in _LATER or value not in unset)
     }
+    if structure.distributed != ALONE:
+        out["clones_outputs"] = True
+    return out
 
 
 def eval_batches(setup: Setup) -> int:

@@ -11,8 +11,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from memest.attention import check_flash_gpu
+from memest.deepspeed_file import with_hidden_size
+from memest.distributed import ALONE, Strategy
 from memest.errors import MemestError, MissingDependencyError
-from memest.events import Trace
+from memest.events import Trace, Weight
 from memest.hidden.call import GpuTraits
 from memest.installed import release
 from memest.optimizer_names import facts_of
@@ -20,10 +22,13 @@ from memest.replay.conf import AllocatorConf
 from memest.replays import Replays
 from memest.result import ModelFacts
 from memest.setup import Attention, Setup
+from memest.sharding.rank import rank_stream
+from memest.sharding.rewrite import RankStream
 from memest.shelf import Shelf, Steps, chosen_like, traces_in
 from memest.sizes import (
     UNLIMITED,
     Sizes,
+    as_traced,
     eval_batches,
     fields_of,
     highest,
@@ -88,8 +93,13 @@ class Found:
         return self._stream(self.program.enough(self.setup.grad_accum))
 
     def _stream(self, grad_accum: int) -> Stream:
-        steps = self.setup.num_steps
-        stream = self.program.stream(self.point, self.gpu, num_steps=steps, grad_accum=grad_accum)
+        steps, spread = self.setup.num_steps, self.setup.distributed.strategy is not Strategy.NONE
+        stream = self.program.stream(
+            self.point, self.gpu, num_steps=steps, grad_accum=grad_accum, cues=spread
+        )
+        if spread:
+            landmarks = self.program.trace.landmarks
+            return rank_stream(stream, self.setup, self.weights, landmarks, grad_accum)
         if self.evaluation is None:
             return stream
         _, known = self.program.numbers_at(self.point, self.gpu)
@@ -97,6 +107,21 @@ class Found:
             stream, self.evaluation, self.gpu, tuple(known), batches=eval_batches(self.setup),
             step=steps,
         )  # fmt: skip
+
+    @property
+    def spread_notes(self) -> list[str]:
+        """What there is to say of several GPUs."""
+        if self.setup.distributed.strategy is Strategy.NONE:
+            return []
+        stream = self.short_stream
+        assert isinstance(stream, RankStream)
+        return list(stream.notes)
+
+    @property
+    def weights(self) -> tuple[Weight, ...]:
+        """The parameters of the model."""
+        family = self.program.micro_steps
+        return family.weights_at(family.numbers_at(self.point))
 
     @property
     def notes(self) -> list[str]:
@@ -182,7 +207,15 @@ class Tracer:
         return replace(
             asked, **answer.taken, task=card.task, attn_implementation=card.attention,
             checkpointing=card.checkpointing, batch=batch,
+            distributed=with_hidden_size(asked.distributed, self._config),
         )  # fmt: skip
+
+    @property
+    def _config(self) -> Any:
+        """The configuration of the model; None where it has none."""
+        if self._source is not None:
+            return self._source.config
+        return getattr(self._module, "config", None)
 
     def assumptions(self, asked: Setup) -> tuple[str, ...]:
         """What was decided for a setup, in sentences."""
@@ -220,7 +253,7 @@ class Tracer:
             family, point = self._of_one_gpu(steps, asked, setup, gpu, sizes)
             program = self._program(steps, asked, family, point, setup, gpu)
             return self._answered(steps, asked, setup, gpu, program, point)
-        known = self._shelf.held(steps, sizes, gpu)
+        known = self._shelf.held(steps, sizes, gpu, cues=asked.distributed != ALONE)
         held = known
         if held is None:
             family = alone(self._traced(steps, asked, setup, gpu), sizes)
@@ -429,7 +462,7 @@ class Tracer:
         from memest.trace.session import build
 
         self._say("building the model on the meta device")
-        run = build(asked, self._source, self._module, self._inputs, self._loss)
+        run = build(as_traced(asked), self._source, self._module, self._inputs, self._loss)
         steps.runs[asked.image_size] = run
         return run
 
@@ -441,7 +474,7 @@ class Tracer:
 
         self._say(f"tracing training steps at {words(sizes_of(setup))}")
         self.traces_made += 1
-        return trace_built(run, setup, gpu)
+        return trace_built(run, as_traced(setup), gpu)
 
     def _extended(
         self, steps: Steps, asked: Setup, setup: Setup, gpu: GpuTraits, sizes: Sizes,

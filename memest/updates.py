@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from memest.distributed import Strategy
 from memest.errors import MissingDependencyError
 from memest.events import Weight
 from memest.hidden.call import GpuTraits
 from memest.installed import bitsandbytes_version, release
 from memest.optimizer_names import facts_of
 from memest.setup import Setup
+from memest.sharding.updated import as_updated, updated_weights, updates_on_device
 from memest.shelf import Shelf
 from memest.steps.document import FORMAT, family_to_json
 from memest.steps.family import Family, Point, alone
@@ -57,7 +59,8 @@ class Updates:
                 is asked only where an optimizer must know.
         """
         name, updates = "", None
-        if setup.optim != "none" and not setup.steps_in_backward:
+        in_step = setup.optim != "none" and not setup.steps_in_backward
+        if in_step and updates_on_device(setup):
             name, updates = self._updates_for(family, point, setup, gpu, model, roles)
         known = self._programs.get((id(family), name))
         if known is None:
@@ -73,6 +76,10 @@ class Updates:
     ) -> tuple[str, Family]:  # fmt: skip
         """Clipping and optimizer for these weights."""
         weights, weights_digest = self._weights_of(family, point)
+        if setup.distributed.strategy in (Strategy.FSDP, Strategy.ZERO):
+            weights = updated_weights(weights, setup)
+            weights_digest = _digest(weights)
+            setup = as_updated(setup)
         facts = facts_of(setup.optim)
         key: dict[str, Any] = {
             "format": FORMAT,
@@ -117,9 +124,11 @@ class Updates:
         known = self._weights.get(key)
         if known is None:
             weights = family.weights_at(family.numbers_at(point))
-            rows = [
-                [w.name, w.shape, w.stride, w.dtype, w.trains, w.decays, w.has_grad]
-                for w in weights
-            ]
-            known = self._weights[key] = family, weights, digest_of(rows)
+            known = self._weights[key] = family, weights, _digest(weights)
         return known[1], known[2]
+
+
+def _digest(weights: tuple[Weight, ...]) -> str:
+    return digest_of(
+        [[w.name, w.shape, w.stride, w.dtype, w.trains, w.decays, w.has_grad] for w in weights]
+    )

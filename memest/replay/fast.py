@@ -1,6 +1,7 @@
-"""The fast replay: one stream, no limit met, nothing given back to the driver.
+"""The fast replay: no limit met, nothing given back to the driver.
 
-Under these conditions the pools of small and of large blocks know nothing of each other, and the
+Under these conditions the pools of small and of large blocks, and those of several streams, know
+nothing of each other, and the
 allocator needs no linked blocks: a free block is two dictionary entries (its end by its start, its
 start by its end) and one integer in a sorted list, ``size << 48 | address``, whose order is the
 allocator's (size, address). Everything that can be computed afterwards, at the speed of C, is (see
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate, compress
-from operator import add
+from operator import add, and_
 from typing import Any
 
 from memest.events import Chain, Chains
@@ -155,8 +156,10 @@ class _Free:
             self.start_of[end] = start
 
 
-def _pools(events: Sequence[int], rounded: list[int], chains: Chains | None) -> tuple[_Pool, _Pool]:
-    """The small and the large pool; requests of 0 bytes are in neither.
+def _pools(
+    events: Sequence[int], rounded: list[int], chains: Chains | None, streams: bytes
+) -> tuple[list[_Pool], list[_Pool]]:
+    """The small and the large pools, one of each for a stream; requests of 0 bytes are in none.
 
     Raises:
         IndexError: an event of a number that has no size.
@@ -166,7 +169,18 @@ def _pools(events: Sequence[int], rounded: list[int], chains: Chains | None) -> 
     large = (
         bytes([size > SMALL_SIZE for size in rounded]) if 0 in rounded else small.translate(_NOT)
     )
-    return _pool(events, small, rounded, chains), _pool(events, large, rounded, chains)
+    both: tuple[list[_Pool], list[_Pool]] = [], []
+    owners = [streams.translate(_only(stream)) for stream in sorted(set(streams))] or [b""]
+    for own in owners:
+        for pools, inside in zip(both, (small, large), strict=True):
+            mask = bytes(map(and_, inside, own)) if own else inside
+            pools.append(_pool(events, mask, rounded, chains))
+    return both
+
+
+def _only(stream: int) -> bytes:
+    """A table that makes 1 of this stream and 0 of every other."""
+    return bytes([number == stream for number in range(256)])
 
 
 def _parted(events: Sequence[int], inside: bytes) -> tuple[list[int], list[int]]:
@@ -219,14 +233,17 @@ def _placed(
     return True
 
 
-def _placement(pools: tuple[_Pool, _Pool], limit_bytes: int) -> Placement | None:
-    small, large = pools
-    grown = sorted(small.growth + large.growth)
+def _placement(pools: tuple[list[_Pool], list[_Pool]], limit_bytes: int) -> Placement | None:
+    every = [*pools[0], *pools[1]]
+    grown = sorted(growth for pool in every for growth in pool.growth)
     totals = list(accumulate(size for _, size in grown))
     if totals and totals[-1] > limit_bytes:
         return None
     growth = [(index, total) for (index, _), total in zip(grown, totals, strict=True)]
-    return Placement(list(map(add, small.got, large.got)), growth)
+    got = every[0].got
+    for pool in every[1:]:
+        got = list(map(add, got, pool.got))
+    return Placement(got, growth)
 
 
 def place_default(
@@ -235,6 +252,7 @@ def place_default(
     limit_bytes: int,
     large_segment_size: int,
     chains: Chains | None = None,
+    streams: bytes = b"",
 ) -> Placement | None:
     """Place every allocation with fixed segments.
 
@@ -244,6 +262,7 @@ def place_default(
         limit_bytes: the most that may be reserved.
         large_segment_size: segment for large requests below 10 MiB.
         chains: parts of the events that are copies of each other.
+        streams: CUDA stream of each allocation number; empty where all are on one.
 
     Returns:
         The placement, or None when the limit would be exceeded.
@@ -252,12 +271,13 @@ def place_default(
         TypeError, IndexError: when an event frees what was not allocated (left to the caller, so
             that the loop need not look).
     """
-    small, large = pools = _pools(events, rounded, chains)
-    for pool, rules in (
+    small, large = pools = _pools(events, rounded, chains, streams)
+    for members, rules in (
         (small, (MIN_BLOCK_SIZE, SMALL_SEGMENT_SIZE, _NO_OWN_SEGMENT)),
         (large, (SMALL_SIZE + 1, large_segment_size, MIN_LARGE_ALLOC)),
     ):
-        _placed(pool, chains, rules, partial(_place_in_segments, pool, rounded, *rules))
+        for pool in members:
+            _placed(pool, chains, rules, partial(_place_in_segments, pool, rounded, *rules))
     placement = _placement(pools, limit_bytes)
     if placement is not None:
         placement.num_segments = len(placement.growth)
@@ -340,6 +360,7 @@ def place_expandable(
     large_segment_size: int,
     range_bytes: int,
     chains: Chains | None = None,
+    streams: bytes = b"",
 ) -> Placement | None:
     """Place every allocation with one growing segment per pool.
 
@@ -350,6 +371,7 @@ def place_expandable(
         large_segment_size: page of the large pool.
         range_bytes: addresses that one segment can grow over.
         chains: as for :func:`place_default`.
+        streams: likewise.
 
     Returns:
         The placement, or None when the limit might be exceeded, or when a free block is so large
@@ -358,16 +380,18 @@ def place_expandable(
     Raises:
         TypeError, IndexError: as :func:`place_default`.
     """
-    small, large = pools = _pools(events, rounded, chains)
+    small, large = pools = _pools(events, rounded, chains, streams)
     too_large = max(range_bytes - limit_bytes, 0)
-    for pool, page in ((small, SMALL_SEGMENT_SIZE), (large, large_segment_size)):
+    for members, page in ((small, SMALL_SEGMENT_SIZE), (large, large_segment_size)):
         rules = page, too_large
-        if not _placed(pool, chains, rules, partial(_place_in_pages, pool, rounded, *rules)):
-            return None
+        for pool in members:
+            if not _placed(pool, chains, rules, partial(_place_in_pages, pool, rounded, *rules)):
+                return None
     # The allocator compares the size of a fixed segment with its limit (7.4): where that might
     # tell, the full model decides.
     margin = max(max(rounded, default=0) + ROUND_LARGE, large_segment_size)
-    return _placement(pools, limit_bytes - margin if large.growth else limit_bytes)
+    grows = any(pool.growth for pool in large)
+    return _placement(pools, limit_bytes - margin if grows else limit_bytes)
 
 
 def _place_in_pages(pool: _Pool, rounded: Sequence[int], page: int, too_large: int) -> bool:

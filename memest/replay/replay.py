@@ -72,8 +72,9 @@ def replay(
     curve: bool = False,
     chains: Chains | None = None,
     requested: bool = True,
+    streams: bytes = b"",
 ) -> Replay:
-    """Replay allocations and frees of one stream from an empty allocator.
+    """Replay allocations and frees from an empty allocator.
 
     Args:
         events: v >= 0 allocates allocation number v; v < 0 frees allocation number ``~v``.
@@ -89,6 +90,8 @@ def replay(
             the same state as an earlier one is not played again. The answer is the same without.
             Events that come with chains were composed by memest and are not checked again.
         requested: whether to find the peak before rounding.
+        streams: CUDA stream of each allocation number; empty where all are on one. A block can
+            only be used again on its own stream.
 
     Returns:
         Peaks, their places, and the size of every block handed out.
@@ -109,12 +112,13 @@ def replay(
         worst = min(sizes)
         raise ReplayError(f"allocation number {sizes.index(worst)} has {worst} bytes; 0 is least")
     if conf.max_split_size is None:
-        placement = _place(events, sizes, conf, limit_bytes, total_bytes, chains)
+        placement = _place(events, sizes, conf, limit_bytes, total_bytes, chains, streams)
         if placement is not None:
             return _summarize(events, sizes, placement, curve=curve, requested=requested)
     return replay_reference(
-        events, sizes, conf, limit_bytes=limit_bytes, total_bytes=total_bytes, curve=curve
-    )
+        events, sizes, conf, limit_bytes=limit_bytes, total_bytes=total_bytes, curve=curve,
+        streams=streams,
+    )  # fmt: skip
 
 
 def check_events(events: Sequence[int], sizes: Sequence[int]) -> None:
@@ -152,6 +156,7 @@ def _place(
     limit_bytes: int | None,
     total_bytes: int | None,
     chains: Chains | None,
+    streams: bytes,
 ) -> Placement | None:
     """The fast replay, or None where it would not be exact."""
     bound = MAX_FAST_BYTES if limit_bytes is None else min(limit_bytes, MAX_FAST_BYTES)
@@ -176,8 +181,8 @@ def _place(
             if total_bytes is not None:
                 span = expandable_range(total_bytes)
                 bound = min(bound, total_bytes)
-            return place_expandable(events, rounded, bound, large, span, chains)
-        return place_default(events, rounded, bound, large, chains)
+            return place_expandable(events, rounded, bound, large, span, chains, streams)
+        return place_default(events, rounded, bound, large, chains, streams)
     except (TypeError, IndexError):
         check_events(events, sizes)
         raise
@@ -234,6 +239,7 @@ def replay_reference(
     limit_bytes: int | None = None,
     total_bytes: int | None = None,
     curve: bool = False,
+    streams: bytes = b"",
 ) -> Replay:
     """:func:`replay` with the full model only; slower, and the judge of the fast loops."""
     # here, because most questions never come this way
@@ -253,7 +259,7 @@ def replay_reference(
     for index, event in enumerate(events):
         if event >= 0:
             try:
-                block = allocator.malloc(sizes[event])
+                block = allocator.malloc(sizes[event], streams[event] if streams else 0)
             except OutOfMemory:
                 oom_index = index
             else:

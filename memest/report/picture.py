@@ -76,8 +76,8 @@ def render_picture(estimate: Estimate) -> bytes:
     bottom = height - head - above - 0.75
     bar: Any = figure.add_axes((0.03, bottom / height, 0.94, 0.42 / height))
     _draw_bar(bar, estimate, parts)
-    for number, line in enumerate(reversed(labels)):
-        for left, text, ink in line:
+    for number, names in enumerate(reversed(labels)):
+        for left, text, ink in names:
             bar.text(
                 left, 1.2 + 0.43 * number, _plain(text), transform=bar.transAxes, fontsize=8,
                 color=ink, va="bottom",

@@ -24,6 +24,7 @@ from memest.report.words import (
     format_count,
     interval_text,
     moment_text,
+    process_words,
     setup_items,
     verdict_sentence,
 )
@@ -191,7 +192,7 @@ def _peaks(estimate: Estimate, page: Page) -> RenderableType:
             "device",
             peak.device_bytes,
             "nvidia-smi, this process",
-            f"{context} CUDA context and kernels",
+            f"{context} {process_words(estimate.setup)}",
         ),
     )
     if peak.managed_bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from memest.distributed import Strategy
 from memest.events import Phase
 from memest.report.phases import STEP_PHASES
 from memest.result import Estimate, GpuFit, Verdict
@@ -15,6 +16,7 @@ __all__ = [
     "gpu_sentence",
     "interval_text",
     "moment_text",
+    "process_words",
     "setup_items",
     "verdict_sentence",
 ]
@@ -146,6 +148,39 @@ def _optimizer(setup: Setup) -> str:
     return words
 
 
+def process_words(setup: Setup) -> str:
+    """What of the device's memory is not the allocator's."""
+    several = setup.distributed.num_gpus > 1
+    return "CUDA context, kernels and NCCL" if several else "CUDA context and kernels"
+
+
+def _spread_items(setup: Setup) -> list[str]:
+    """How the run is spread over GPUs."""
+    spread = setup.distributed
+    if spread.strategy is Strategy.NONE:
+        return []
+    names = {
+        Strategy.DDP: "DDP",
+        Strategy.FSDP: f"FSDP2 {spread.fsdp.value}",
+        Strategy.ZERO: f"ZeRO-{spread.zero}",
+    }
+    items = [f"each of {spread.num_gpus} GPUs" if spread.num_gpus > 1 else "one GPU"]
+    items.append(names[spread.strategy])
+    if spread.num_copies > 1:
+        items.append(f"{spread.num_copies} copies of {spread.shard_ranks} shards")
+    if spread.fsdp_offload:
+        items.append("offloaded to host memory")
+    offloaded = [
+        what
+        for what, on in (
+            ("optimizer", spread.offload_optimizer), ("parameters", spread.offload_param),
+        ) if on
+    ]  # fmt: skip
+    if offloaded:
+        items.append(f"{' and '.join(offloaded)} offloaded")
+    return items
+
+
 def setup_items(setup: Setup, *, times: str = "×") -> list[str]:
     """The training setup in short phrases, what matters most first."""
     sizes = [f"batch {setup.batch}"]
@@ -160,8 +195,9 @@ def setup_items(setup: Setup, *, times: str = "×") -> list[str]:
         items.append(f"target {setup.target_len} tokens")
     if setup.grad_accum > 1:
         items.append(f"{setup.grad_accum} micro-batches a step")
+    half = "mixed precision" if setup.computes_in_half else "autocast"
     items.append(
-        "no autocast" if setup.precision is Precision.FP32 else f"{setup.precision.value} autocast"
+        "no autocast" if setup.precision is Precision.FP32 else f"{setup.precision.value} {half}"
     )
     if setup.dtype is not Dtype.AUTO:
         items.append(f"{setup.dtype.value} weights")
@@ -187,6 +223,7 @@ def setup_items(setup: Setup, *, times: str = "×") -> list[str]:
     if setup.freeze:
         items.append(f"frozen: {', '.join(setup.freeze)}")
     items.append(_LOOPS[setup.loop])
+    items.extend(_spread_items(setup))
     declared = setup.software.to_dict()
     items.extend(f"{name} {version}" for name, version in declared.items())
     return items

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from memest.errors import ConfigError, MemestError
+from memest.estimator import one_of_several
 from memest.findings import Advice, Plan
 from memest.options import find_option, no_gpu, read_effective_batch
 from memest.result import Verdict
@@ -239,6 +240,8 @@ class _Search:
                 "plans that change the training may converge differently: memory and time are the "
                 "smaller part of that decision."
             ] = None
+        for said in one_of_several(estimate.setup):
+            self._notes[said] = None
         match = self._probe.spec.match_note
         if match:
             self._notes[match] = None

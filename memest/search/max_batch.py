@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from memest.cards import Card
 from memest.errors import ConfigError, MemestError
-from memest.estimator import NOT_MODELLED, cards_of
+from memest.estimator import cards_of, not_modelled, one_of_several
 from memest.fit import Tried
 from memest.limits import EffectiveBatch, End, Largest, MaxBatch, Multiple, Of
 from memest.options import given_setup, no_gpu, read_effective_batch
 from memest.result import Verdict
 from memest.search.ground import Ground, with_size
 from memest.setup import MAX_BATCH, MAX_GRAD_ACCUM, MAX_IMAGE_SIZE, Setup, choose
+from memest.sharding.nccl import communicators
 from memest.sizes import last
 from memest.tracing import Tracer
 
@@ -108,8 +109,8 @@ def max_batch(
         setup=tracer.resolve(typical),
         effective_batch=samples,
         answers=answers,
-        assumptions=(*tracer.assumptions(typical), *_ranges(cards)),
-        notes=tuple(_notes(cards, wanted, hunt)),
+        assumptions=(*tracer.assumptions(typical), *_ranges(cards, setup)),
+        notes=tuple(_notes(cards, wanted, hunt, setup)),
     )
 
 
@@ -129,27 +130,31 @@ def _samples(effective_batch: int | str, of: Of, setup: Setup) -> int:
     return wanted
 
 
-def _ranges(cards: Sequence[Card]) -> list[str]:
+def _ranges(cards: Sequence[Card], setup: Setup) -> list[str]:
     return list(
         dict.fromkeys(
-            f"safe: at the upper end of the range of the device peak, {_basis(card)}"
+            f"safe: at the upper end of the range of the device peak, {_basis(card, setup)}"
             for card in cards
         )
     )
 
 
-def _basis(card: Card) -> str:
-    if card.calibration is None:
-        return card.context.basis
-    gpus = ", ".join(card.calibration.profile.provenance.gpus)
-    return f"calibrated on runs of {gpus}"
+def _basis(card: Card, setup: Setup) -> str:
+    basis = card.context.basis
+    if card.calibration is not None:
+        gpus = ", ".join(card.calibration.profile.provenance.gpus)
+        basis = f"calibrated on runs of {gpus}"
+    capability = card.spec.compute_capability
+    group = communicators(setup.distributed, capability if isinstance(capability, tuple) else None)
+    return basis if group is None else f"{basis}; {group.basis}"
 
 
-def _notes(cards: Sequence[Card], of: Of, hunt: _Hunt) -> list[str]:
+def _notes(cards: Sequence[Card], of: Of, hunt: _Hunt, setup: Setup) -> list[str]:
     notes = [card.spec.match_note for card in cards if card.spec.match_note]
     if of is Of.IMAGE_SIZE:
         notes.append(f"image sizes that are multiples of {hunt.step} were looked at.")
-    notes.append(NOT_MODELLED)
+    notes += one_of_several(setup)
+    notes.append(not_modelled(setup))
     return notes
 
 

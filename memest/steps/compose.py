@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from memest.errors import TraceError
-from memest.events import ALLOC, CALL, FREE, MARK, Seam, SeamKind, Trace
+from memest.events import ALLOC, CALL, FREE, MARK, Cue, Seam, SeamKind, Trace
 
 __all__ = ["MAX_REPEATS", "Pieces", "Span", "splice"]
 
@@ -55,13 +55,17 @@ def splice(micro_steps: Trace, updates: Trace | None, place_offset: int = 0) -> 
         inserts[SeamKind.UPDATE, step] = renumber.events(*span)
     out = replace(micro_steps)
     out.events, out.seams = array("q"), []
-    last = 0
+    last, moves = 0, [(0, 0)]
     for seam in micro_steps.seams:
         out.events.extend(micro_steps.events[last : seam.position])
         last = seam.position
         out.seams.append(Seam(len(out.events), seam.kind, seam.step, seam.index))
-        out.events.extend(inserts.get((seam.kind, seam.step), ()))
+        inserted = inserts.get((seam.kind, seam.step))
+        if inserted:
+            out.events.extend(inserted)
+            moves.append((seam.position, moves[-1][1] + len(inserted)))
     out.events.extend(micro_steps.events[last:])
+    out.cues = _moved(micro_steps.cues, moves)
     out.sizes = micro_steps.sizes + [size + place_offset for size in updates.sizes]
     out.categories = micro_steps.categories + updates.categories
     out.modules = micro_steps.modules + renumber.modules(updates.modules)
@@ -77,6 +81,22 @@ def splice(micro_steps: Trace, updates: Trace | None, place_offset: int = 0) -> 
     out.module_names, out.op_names = renumber.module_names, renumber.op_names
     out.managed_bytes = micro_steps.managed_bytes + updates.managed_bytes
     out.notes = [*micro_steps.notes, *(n for n in updates.notes if n not in micro_steps.notes)]
+    return out
+
+
+def _moved(cues: list[Cue], moves: list[tuple[int, int]]) -> list[Cue]:
+    """Cues where they are after others were put between the events.
+
+    Args:
+        cues: in order.
+        moves: (position, how far what lies behind it has moved), in order; what stood at the
+            position itself stays in front of what was put there.
+    """
+    out, place = [], 0
+    for cue in cues:
+        while place + 1 < len(moves) and moves[place + 1][0] < cue.position:
+            place += 1
+        out.append(replace(cue, position=cue.position + moves[place][1]))
     return out
 
 

@@ -22,6 +22,9 @@ from memest.events import (
     CATEGORY_ORDER,
     FREE,
     MARK,
+    Cue,
+    CueKind,
+    Landmarks,
     Mark,
     Phase,
     Seam,
@@ -85,6 +88,8 @@ def family_to_json(family: Family) -> dict[str, Any]:
         "launches": trace.launches,
         "seams": [[s.position, s.kind.value, s.step, s.index] for s in trace.seams],
         "weights": [_weight(weight) for weight in trace.weights],
+        "cues": _cues(trace.cues),
+        "landmarks": _landmarks(trace.landmarks),
         "notes": trace.notes,
         **({"managed_bytes": trace.managed_bytes} if trace.managed_bytes else {}),
         "attention": [[_fields(call), kind] for call, kind in choices],
@@ -163,6 +168,8 @@ def _family(document: Any) -> Family:
     ]
     trace.micro_steps = tuple(_whole(v) for v in document["micro_steps"])
     trace.weights = tuple(_read_weight(weight, places) for weight in document["weights"])
+    trace.cues = _read_cues(document.get("cues", [[], [], [], []]))
+    trace.landmarks = _read_landmarks(document.get("landmarks", [[], [], None, None, None]))
     trace.notes = [_text(v) for v in document["notes"]]
     trace.managed_bytes = _whole(document.get("managed_bytes", 0))
     choices = [
@@ -191,6 +198,17 @@ def _check(trace: Trace) -> None:
     positions = [seam.position for seam in trace.seams]
     _require(positions == sorted(positions), "seams")
     _require(_within(positions, len(trace.events) + 1), "seams")
+    places = [cue.position for cue in trace.cues]
+    _require(places == sorted(places) and _within(places, len(trace.events) + 1), "cues")
+    _require(all(-1 <= cue.allocation < count for cue in trace.cues), "cues")
+    of_weights = (CueKind.PLACED, CueKind.GRADIENT, CueKind.READY)
+    _require(
+        all(
+            0 <= cue.index < (len(trace.weights) if cue.kind in of_weights else modules)
+            for cue in trace.cues
+        ),
+        "cues",
+    )
 
 
 def _within(values: Sequence[int], bound: int) -> bool:
@@ -238,6 +256,44 @@ def _read_events(codes: Sequence[int]) -> array[int]:
             alive[index] = 0
             add(index << 2 | FREE)
     return events
+
+
+def _cues(cues: Sequence[Cue]) -> list[list[int]]:
+    """Columns: positions as differences, kinds, indices, allocations."""
+    return [
+        _steps([cue.position for cue in cues]),
+        [int(cue.kind) for cue in cues],
+        [cue.index for cue in cues],
+        [cue.allocation for cue in cues],
+    ]
+
+
+def _read_cues(columns: Any) -> list[Cue]:
+    steps, kinds, indices, allocations = (_wholes(column) for column in columns)
+    positions = accumulate(steps)
+    return [
+        Cue(position, CueKind(kind), index, allocation)
+        for position, kind, index, allocation in zip(
+            positions, kinds, indices, allocations, strict=True
+        )
+    ]
+
+
+def _landmarks(landmarks: Landmarks) -> list[Any]:
+    kinds = [[name, kind] for name, kind in landmarks.kinds.items()]
+    return [
+        kinds, list(landmarks.blocks), landmarks.embeddings, landmarks.head, landmarks.norm,
+    ]  # fmt: skip
+
+
+def _read_landmarks(document: Any) -> Landmarks:
+    kinds, blocks, *paths = document
+    embeddings, head, norm = (None if path is None else _text(path) for path in paths)
+    return Landmarks(
+        kinds={_text(name): _text(kind) for name, kind in kinds},
+        blocks=tuple(_text(block) for block in blocks),
+        embeddings=embeddings, head=head, norm=norm,
+    )  # fmt: skip
 
 
 def _steps(values: Sequence[int]) -> list[int]:

@@ -266,7 +266,8 @@ def _structure(trace: Trace) -> tuple[Any, ...]:
     return (
         trace.events, trace.categories, trace.modules, trace.ops, calls, trace.site_modules,
         trace.marks, trace.launches, trace.module_names, trace.op_names, trace.notes, trace.seams,
-        trace.micro_steps, len(trace.weights), [kind for _, kind in trace.attention_choices],
+        trace.cues, trace.landmarks, trace.micro_steps, len(trace.weights),
+        [kind for _, kind in trace.attention_choices],
     )  # fmt: skip
 
 

@@ -38,9 +38,11 @@ class Program:
         self._later = [] if updates is None else updates.numbers_at(())
         self._later_calls = [] if updates is None else updates.calls_at(self._later)
         self._last: tuple[Point, list[int], list[OpCall]] | None = None
-        self._courses: dict[tuple[int, int, Shape], Course] = {}
+        self._courses: dict[tuple[int, int, Shape, bool], Course] = {}
 
-    def stream(self, point: Point, gpu: GpuTraits, *, num_steps: int, grad_accum: int) -> Stream:
+    def stream(
+        self, point: Point, gpu: GpuTraits, *, num_steps: int, grad_accum: int, cues: bool = False
+    ) -> Stream:
         """The stream of a run.
 
         Args:
@@ -48,9 +50,10 @@ class Program:
             gpu: decides workspaces.
             num_steps: optimizer steps.
             grad_accum: micro-steps of each.
+            cues: say where wrappers of the model act.
         """
         numbers, hidden = self.numbers_at(point, gpu)
-        course = self.course(shape_of(hidden), num_steps, grad_accum)
+        course = self.course(shape_of(hidden), num_steps, grad_accum, cues=cues)
         table = [*numbers, *(h.nbytes for found in hidden for h in found)]
         sizes = list(map(table.__getitem__, course.places))
         return Stream.of(course, sizes, slack_of(hidden))
@@ -88,14 +91,16 @@ class Program:
             return grad_accum
         return min(grad_accum, MAX_REPEATS + 1)
 
-    def course(self, shape: Shape, num_steps: int, grad_accum: int) -> Course:
+    def course(
+        self, shape: Shape, num_steps: int, grad_accum: int, *, cues: bool = False
+    ) -> Course:
         """The course for these workspaces, laid out once."""
-        key = num_steps, grad_accum, shape
+        key = num_steps, grad_accum, shape, cues
         course = self._courses.get(key)
         if course is None:
             course = lay_out(
                 self.trace, shape, self._own + len(self._later), num_steps=num_steps,
-                grad_accum=grad_accum, pieces=self.pieces,
+                grad_accum=grad_accum, pieces=self.pieces, cues=cues,
             )  # fmt: skip
             if len(self._courses) >= _MAX_COURSES:
                 self._courses.pop(next(iter(self._courses)))

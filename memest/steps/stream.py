@@ -8,6 +8,7 @@ every size of a batch at which the same kernels run.
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
@@ -20,6 +21,8 @@ from memest.events import (
     Category,
     Chain,
     Chains,
+    Cue,
+    CueKind,
     Mark,
     Part,
     Trace,
@@ -28,7 +31,17 @@ from memest.hidden.call import GpuTraits, Hidden, Lifetime
 from memest.hidden.registry import hidden_allocations
 from memest.steps.compose import MAX_REPEATS, Pieces, Span
 
-__all__ = ["Course", "Player", "Shape", "Stream", "lay_out", "make_stream", "shape_of", "slack_of"]
+__all__ = [
+    "Course",
+    "PlacedCue",
+    "Player",
+    "Shape",
+    "Stream",
+    "lay_out",
+    "make_stream",
+    "shape_of",
+    "slack_of",
+]
 
 _WORKSPACE = CATEGORY_ORDER.index(Category.WORKSPACES)
 
@@ -37,6 +50,25 @@ _WORTH_SKIPPING = 64
 
 Shape = tuple[tuple[Hidden, ...], ...]
 """The workspaces of every call, with 1 in place of their sizes, 0 for those not needed."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedCue:
+    """A cue in a course: see :class:`memest.events.Cue`.
+
+    Attributes:
+        position: index of the first event behind it.
+        marks_before: how many marks stand before it.
+        kind: what happens.
+        index: of the module or the weight.
+        number: of the allocation it is about, -1 for none.
+    """
+
+    position: int
+    marks_before: int
+    kind: CueKind
+    index: int
+    number: int
 
 
 @dataclass(slots=True)
@@ -55,6 +87,8 @@ class Course:
         marks: the marks, steps and micro-steps as in the whole run.
         module_names: as in the trace.
         chains: parts that are copies of each other.
+        cues: where wrappers of the model act, if they were asked for; a cue names the number that
+            its storage has in the course.
     """
 
     events: array[int] = field(default_factory=lambda: array("q"))
@@ -67,6 +101,7 @@ class Course:
     marks: list[Mark] = field(default_factory=list)
     module_names: list[str] = field(default_factory=list)
     chains: Chains = field(default_factory=Chains)
+    cues: list[PlacedCue] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -76,10 +111,12 @@ class Stream(Course):
     Attributes:
         sizes: requested bytes of each number.
         workspace_slack_bytes: how much larger the largest single workspace may be than assumed.
+        on_streams: CUDA stream of each number; empty where all are on the default one.
     """
 
     sizes: list[int] = field(default_factory=list)
     workspace_slack_bytes: int = 0
+    on_streams: bytes = b""
 
     @classmethod
     def of(cls, course: Course, sizes: list[int], slack: int) -> Stream:
@@ -87,7 +124,7 @@ class Stream(Course):
         return cls(
             course.events, course.places, course.categories, course.modules, course.labels,
             course.label_names, course.mark_positions, course.marks, course.module_names,
-            course.chains, sizes, slack,
+            course.chains, course.cues, sizes, slack,
         )  # fmt: skip
 
 
@@ -109,7 +146,7 @@ def slack_of(hidden: Sequence[tuple[Hidden, ...]]) -> int:
 
 def lay_out(
     trace: Trace, shape: Shape, num_places: int, *, num_steps: int, grad_accum: int = 1,
-    pieces: Pieces | None = None,
+    pieces: Pieces | None = None, cues: bool = False,
 ) -> Course:  # fmt: skip
     """The course of a run.
 
@@ -120,12 +157,13 @@ def lay_out(
         num_steps: optimizer steps of the run.
         grad_accum: micro-steps of each step.
         pieces: of the trace, None where the run is played as it was traced.
+        cues: say where wrappers of the model act.
 
     Raises:
         ValueError: the trace cannot be played for so many steps.
     """
     course = Course(module_names=trace.module_names, label_names=list(trace.op_names))
-    player = Player(trace, shape, num_places, course)
+    player = Player(trace, shape, num_places, course, trace.cues if cues else ())
     if pieces is None:
         if trace.micro_steps != (grad_accum,) * num_steps:
             raise ValueError(f"traced {trace.micro_steps}, asked for {num_steps} x {grad_accum}")
@@ -136,7 +174,9 @@ def lay_out(
     return course
 
 
-def make_stream(trace: Trace, gpu: GpuTraits, *, num_steps: int, grad_accum: int = 1) -> Stream:
+def make_stream(
+    trace: Trace, gpu: GpuTraits, *, num_steps: int, grad_accum: int = 1, cues: bool = False
+) -> Stream:
     """Compose a run from a concrete trace and fill in what the kernels allocate on this GPU.
 
     Args:
@@ -144,6 +184,7 @@ def make_stream(trace: Trace, gpu: GpuTraits, *, num_steps: int, grad_accum: int
         gpu: decides workspaces.
         num_steps: optimizer steps of the run.
         grad_accum: micro-steps of each step.
+        cues: say where wrappers of the model act.
 
     Raises:
         TraceError: a step that cannot be repeated.
@@ -155,7 +196,7 @@ def make_stream(trace: Trace, gpu: GpuTraits, *, num_steps: int, grad_accum: int
     numbered.sizes = [places.setdefault(size, len(places)) for size in trace.sizes]
     course = lay_out(
         numbered, shape_of(hidden), len(places), num_steps=num_steps, grad_accum=grad_accum,
-        pieces=None if whole else Pieces(numbered),
+        pieces=None if whole else Pieces(numbered), cues=cues,
     )  # fmt: skip
     table = [*places, *(h.nbytes for found in hidden for h in found)]
     return Stream.of(course, [table[place] for place in course.places], slack_of(hidden))
@@ -224,7 +265,7 @@ class Player:
 
     def __init__(
         self, trace: Trace, shape: Shape, num_places: int, course: Course,
-        persistent: Iterable[tuple[str, ...]] = (),
+        cues: Sequence[Cue] = (), persistent: Iterable[tuple[str, ...]] = (),
     ) -> None:  # fmt: skip
         self._trace = trace
         self._course = course
@@ -235,6 +276,8 @@ class Player:
         self._settled = 0
         self._chains: dict[tuple[Span, int, int], Chain] = {}
         self._first_place = list(accumulate((len(found) for found in shape), initial=num_places))
+        self._cues = cues
+        self._cue_positions = [cue.position for cue in cues]
 
     def chains(self) -> list[Chain]:
         """The pieces that were played more than once.
@@ -273,12 +316,42 @@ class Player:
         Returns:
             The numbers allocated, workspaces not among them.
         """
+        events, places = self._course.events, self._course.places
+        made: list[int] = []
+        begin, number_before = len(events), len(places)
+        carried: list[int] = []
+        start = span[0]
+        for cue in self._cues_of(span):
+            self._play_events((start, cue.position), step, micro_step, made, carried, number_before)
+            number = self._now.get(cue.allocation, -1)
+            self._course.cues.append(
+                PlacedCue(len(events), len(self._course.marks), cue.kind, cue.index, number)
+            )
+            start = cue.position
+        self._play_events((start, span[1]), step, micro_step, made, carried, number_before)
+        length, count = len(events) - begin, len(places) - number_before
+        if length >= _WORTH_SKIPPING:
+            chain = self._chains.setdefault((span, length, count), Chain(length, count))
+            chain.parts.append(Part(begin, number_before, tuple(carried)))
+        return made
+
+    def _cues_of(self, span: Span) -> Sequence[Cue]:
+        """Those behind its first event, up to its end: what is at a seam belongs to what it ends.
+
+        A piece begins with a mark, and cues lie behind it.
+        """
+        places = self._cue_positions
+        return self._cues[bisect_right(places, span[0]) : bisect_right(places, span[1])]
+
+    def _play_events(
+        self, span: Span, step: int | None, micro_step: int | None, made: list[int],
+        carried: list[int], number_before: int,
+    ) -> None:  # fmt: skip
+        """Append some events of a piece; ``made`` and ``carried`` are filled in."""
         trace, course, now = self._trace, self._course, self._now
         events, places = course.events, course.places
         append = events.append
         sizes, categories, modules, ops = trace.sizes, trace.categories, trace.modules, trace.ops
-        made = []
-        begin, number_before, carried = len(events), len(places), []
         for value in trace.events[span[0] : span[1]]:
             kind, index = value & 3, value >> 2
             if kind == ALLOC:
@@ -300,11 +373,6 @@ class Player:
             else:
                 self._settled = len(events)
                 self._mark(trace.marks[index], step, micro_step)
-        length, count = len(events) - begin, len(places) - number_before
-        if length >= _WORTH_SKIPPING:
-            chain = self._chains.setdefault((span, length, count), Chain(length, count))
-            chain.parts.append(Part(begin, number_before, tuple(carried)))
-        return made
 
     def _mark(self, mark: Mark, step: int | None, micro_step: int | None) -> None:
         micro = mark.micro_step

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from memest.events import Category, Phase, SeamKind, Weight
+from memest.events import Category, CueKind, Phase, SeamKind, Weight
 from memest.setup import Loop, Precision, ZeroGradAt
 from memest.trace.in_backward import Stepper
 from memest.trace.optimizers import weights_of
@@ -51,6 +52,7 @@ class Run:
             transformers 4.46).
         zero_grad_at: where a script calls zero_grad; the Trainer does after the step.
         stepper: the optimizer where it steps in backward; ``optimizer`` is None then.
+        clones_outputs: DDP copies the model's outputs, to find parameters that were not used.
         weights: the parameters, noted when the first backward has given them gradients.
     """
 
@@ -72,6 +74,7 @@ class Run:
     prefetches: bool = True
     zero_grad_at: ZeroGradAt = ZeroGradAt.AFTER_STEP
     stepper: Stepper | None = None
+    clones_outputs: bool = False
     weights: tuple[Weight, ...] = ()
 
     @property
@@ -245,6 +248,40 @@ def loss_region(run: Run) -> AbstractContextManager[Any]:
 
 
 def forward(run: Run, inputs: Mapping[str, Any]) -> Any:
+    """The model's forward, and what DDP makes of the outputs."""
+    outputs = _forward(run, inputs)
+    return _cloned(outputs) if run.clones_outputs else outputs
+
+
+def _cloned(outputs: Any) -> Any:
+    """``DistributedDataParallel._post_forward``: every output goes through ``_DDPSink``.
+
+    All are copied; of those without a gradient the copy is dropped again.
+    """
+    flat, spec = tree_flatten(outputs)
+    copies = _Sink.apply(*flat)
+    kept = [
+        value if isinstance(value, torch.Tensor) and value.grad_fn is None else copy
+        for value, copy in zip(flat, copies, strict=True)
+    ]
+    del flat, copies
+    return tree_unflatten(kept, spec)
+
+
+class _Sink(torch.autograd.Function):
+    """Copies what goes forward, passes on what comes back."""
+
+    @staticmethod
+    def forward(ctx: Any, *values: Any) -> Any:
+        ctx.set_materialize_grads(False)
+        return tuple(v.clone() if isinstance(v, torch.Tensor) else v for v in values)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:  # noqa: ARG004
+        return gradients
+
+
+def _forward(run: Run, inputs: Mapping[str, Any]) -> Any:
     """The model's forward; accelerate puts it into a region and returns outputs in fp32."""
     if not run.outputs_to_fp32:
         return run.model(**inputs)
@@ -274,6 +311,7 @@ def _backward(run: Run, loss: torch.Tensor) -> None:
             run.recorder.tag(tensor, Category.OPTIMIZER_STATES)
     else:
         (run.scaler.scale(loss) if run.scaler is not None else loss).backward()
+    run.recorder.cue(CueKind.DONE, 0)
     tag_gradients(run)
     if not run.weights:
         run.weights = weights_of(run.model)

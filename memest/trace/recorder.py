@@ -24,6 +24,8 @@ from memest.events import (
     FREE,
     MARK,
     Category,
+    Cue,
+    CueKind,
     Mark,
     Phase,
     Seam,
@@ -48,6 +50,8 @@ _BIRTH_CATEGORY = {
     Phase.BATCH: _CODE[Category.INPUTS],
 }
 
+# AccumulateGrad has the greatest sequence number there is
+_ACCUMULATES = 1 << 63
 # They return an alias of their argument, on a storage that may be new or may have grown.
 _NEW_STORAGE = frozenset(("aten::resize_", "aten::set_"))
 # They take memory and launch no kernel.
@@ -93,6 +97,7 @@ class Recorder(TorchDispatchMode):
         self._birth = _TEMPORARY
         self._in_backward = False
         self._updates = False
+        self._module_of_node = -1
         self._notes: dict[str, None] = {}
         self.last_op = ""
         self.failed_module = ""
@@ -112,10 +117,23 @@ class Recorder(TorchDispatchMode):
         self._phase_start = len(trace.sizes)
         self._birth = _BIRTH_CATEGORY.get(phase, _TEMPORARY)
         self._in_backward = phase is Phase.BACKWARD
+        self._module_of_node = -1
 
     def seam(self, kind: SeamKind, step: int, index: int = 0) -> None:
         """Note a place where the run can be cut."""
         self.trace.seams.append(Seam(len(self.trace.events), kind, step, index))
+
+    def cue(self, kind: CueKind, index: int, tensor: torch.Tensor | None = None) -> None:
+        """Note a place where wrappers of the model act.
+
+        Args:
+            kind: what happens.
+            index: number of the module or the weight.
+            tensor: what it is about.
+        """
+        allocation = None if tensor is None else self.allocation_of(tensor)
+        number = -1 if allocation is None else allocation
+        self.trace.cues.append(Cue(len(self.trace.events), kind, index, number))
 
     def _promote(self, mark: Mark) -> None:
         categories = self.trace.categories
@@ -236,12 +254,14 @@ class Recorder(TorchDispatchMode):
             held.append([])
             starts.append(peek())
             owners.append(number)
+            self.cue(CueKind.ENTER_FED if _leads_back(args, kwargs) else CueKind.ENTER, number)
             try:
                 return original(module, *args, **kwargs)
             except Exception:
                 self.failed_module = self.failed_module or self.trace.module_names[number]
                 raise
             finally:
+                self.cue(CueKind.LEAVE, number)
                 stack.pop()
                 held.pop()
                 starts.append(peek())
@@ -263,6 +283,17 @@ class Recorder(TorchDispatchMode):
         position = bisect_right(self._node_starts, node._sequence_nr()) - 1
         return self._node_modules[position] if position >= 0 else 0
 
+    def _follow_autograd(self) -> None:
+        """Note where autograd goes on with another module."""
+        node = torch._C._current_autograd_node()
+        # accumulation of a gradient belongs to the parameter, and is younger than every operator
+        if node is None or node._sequence_nr() >= _ACCUMULATES:
+            return
+        module = self._module_here()
+        if module != self._module_of_node:
+            self._module_of_node = module
+            self.cue(CueKind.BACKWARD, module)
+
     # -- the stream -------------------------------------------------------------------------------
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -270,6 +301,8 @@ class Recorder(TorchDispatchMode):
         if kind is None:
             kind = self._kinds[func] = self._kind(func)
         handler = self.handlers.get(func)
+        if self._in_backward and len(self._stack) == 1:
+            self._follow_autograd()
         try:
             if handler is None:
                 out = func(*args, **kwargs) if kwargs else func(*args)
@@ -388,6 +421,20 @@ class Recorder(TorchDispatchMode):
         trace.events.append(len(trace.call_of_site) << 2 | CALL)
         trace.call_of_site.append(number)
         trace.site_modules.append(self._module_here())
+
+
+def _leads_back(*values: Any) -> bool:
+    """Whether a tensor among values, in tuples, lists or dicts, requires a gradient."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            if value.requires_grad and torch.is_grad_enabled():
+                return True
+        elif isinstance(value, (tuple, list)):
+            if _leads_back(*value):
+                return True
+        elif isinstance(value, dict) and _leads_back(*value.values()):
+            return True
+    return False
 
 
 def _op_name(func: Any) -> str:

@@ -23,6 +23,7 @@ from memest.trace.bnb_before import bitsandbytes_as_before
 from memest.trace.bnb_ops import bitsandbytes_handlers
 from memest.trace.cpu_ops import CPU_LISTS, cpu_handlers, cpu_operators
 from memest.trace.cuda_ops import cuda_handlers, cuda_operators
+from memest.trace.cues import follow_weights, landmarks_of
 from memest.trace.in_place import in_place_handlers
 from memest.trace.kernels import kernel_handlers
 from memest.trace.legacy import library_as_before, scores_kept
@@ -126,6 +127,7 @@ def trace_training(
         recorder = tracing(stack, model, setup, gpu, operators, model_type)
         recorder.mark(Phase.LOAD, 0)
         load(model, recorder, loading)
+        stack.enter_context(follow_weights(model, recorder))
         run = make_run(model, setup, recorder, make_batch, loss_of, gpu, plan)
         if run.stepper is not None:
             stack.callback(run.stepper.remove)
@@ -134,6 +136,7 @@ def trace_training(
             recorder.trace.weights = run.weights
     trace = recorder.trace
     trace.micro_steps = plan.each
+    trace.landmarks = landmarks_of(model)
     trace.notes.extend(recorder.notes)
     trace.notes.extend(_unforced(setup, trace.attention_choices))
     return trace
@@ -338,6 +341,7 @@ def make_run(
         shifts_labels=_shifts_labels(base_of(model)),
         prefetches=transformers >= (4, 46),
         zero_grad_at=setup.zero_grad_at,
+        clones_outputs=setup.finds_unused_parameters,
     )
 
 

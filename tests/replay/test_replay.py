@@ -168,6 +168,15 @@ class TestOutOfMemory:
         assert allocator.malloc(20 * MIB).size == 20 * MIB
 
 
+class TestCudaStreams:
+    @both_modes
+    def test_a_block_is_not_lent_to_another_stream(self, conf):
+        apart = replay([0, ~0, 1], [30 * MIB, 30 * MIB], conf, streams=bytes([0, 7]))
+        together = replay([0, ~0, 1], [30 * MIB, 30 * MIB], conf, streams=bytes([7, 7]))
+        assert apart.peak_reserved_bytes == 2 * together.peak_reserved_bytes
+        assert apart.peak_allocated_bytes == together.peak_allocated_bytes == 30 * MIB
+
+
 class TestFastEqualsReference:
     @both_modes
     @pytest.mark.parametrize("seed", range(12))
@@ -184,6 +193,16 @@ class TestFastEqualsReference:
     def test_any_stream(self, conf, stream):
         """Sizes at every edge of the rules."""
         assert replay(*stream, conf, curve=True) == replay_reference(*stream, conf, curve=True)
+
+    @both_modes
+    @QUICK
+    @given(stream=streams(), data=st.data(), limit=st.none() | st.integers(1, 500 * MIB))
+    def test_several_cuda_streams(self, conf, stream, data, limit):
+        """Blocks stay with the stream they were made on."""
+        count = len(stream[1])
+        own = bytes(data.draw(st.lists(st.integers(0, 3), min_size=count, max_size=count)))
+        bounds = {"limit_bytes": limit, "curve": True, "streams": own}
+        assert replay(*stream, conf, **bounds) == replay_reference(*stream, conf, **bounds)
 
     @both_modes
     @QUICK

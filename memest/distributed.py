@@ -1,0 +1,217 @@
+"""How a training run is spread over GPUs: the part of a setup that several processes add."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from memest.errors import ConfigError, closest
+
+__all__ = ["ALONE", "MAX_GPUS", "Distributed", "Fsdp", "Strategy"]
+
+MAX_GPUS = 1 << 16
+DEEPSPEED_ELEMENTS = 1 << 40
+
+
+class Strategy(enum.StrEnum):
+    """Who wraps the model."""
+
+    NONE = "none"
+    DDP = "ddp"
+    FSDP = "fsdp"
+    ZERO = "zero"
+
+
+class Fsdp(enum.StrEnum):
+    """What ``fully_shard`` does with parameters that a forward has gathered."""
+
+    NONE = "none"
+    FULL_SHARD = "full_shard"
+    """They are given back after each unit's forward (``reshard_after_forward=True``)."""
+    SHARD_GRAD_OP = "shard_grad_op"
+    """They stay until its backward (``reshard_after_forward=False``)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Distributed:
+    """Several GPUs, one process each.
+
+    Attributes:
+        num_gpus: processes of the run; all of them share parameters, gradients or states.
+        nccl_memory: what the communicator takes on the device, in bytes; None = a range.
+        ddp_bucket_cap_mb: size of DDP's gradient buckets, MiB; None = 25, the first one 1.
+        ddp_find_unused_parameters: None = as the loop has it.
+        ddp_gradient_as_bucket_view: gradients are views of the buckets.
+        fsdp: FSDP2 (``fully_shard``), and what it does after a forward.
+        fsdp_wrap: classes of modules that become units; empty = those the model says may not be
+            split.
+        fsdp_shard_size: GPUs that share one copy of the model, the copies being replicas of each
+            other (hybrid sharding); None = all.
+        fsdp_offload: shards, gradients and optimizer states are kept in host memory.
+        zero: stage of DeepSpeed ZeRO; 0 = no DeepSpeed.
+        zero_settings: of ``zero_optimization`` and what else of a DeepSpeed file matters, as
+            (key, value) pairs; empty = DeepSpeed's defaults.
+        offload_optimizer: ZeRO keeps optimizer states and master weights in host memory.
+        offload_param: ZeRO-3 keeps parameters in host memory.
+    """
+
+    num_gpus: int = 1
+    nccl_memory: int | None = None
+    ddp_bucket_cap_mb: float | None = None
+    ddp_find_unused_parameters: bool | None = None
+    ddp_gradient_as_bucket_view: bool = False
+    fsdp: Fsdp = Fsdp.NONE
+    fsdp_wrap: tuple[str, ...] = ()
+    fsdp_shard_size: int | None = None
+    fsdp_offload: bool = False
+    zero: int = 0
+    zero_settings: tuple[tuple[str, Any], ...] = ()
+    offload_optimizer: bool = False
+    offload_param: bool = False
+
+    def __post_init__(self) -> None:
+        put = object.__setattr__
+        put(self, "fsdp", _fsdp(self.fsdp))
+        put(self, "fsdp_wrap", tuple(self.fsdp_wrap))
+        if isinstance(self.zero_settings, Mapping):
+            put(self, "zero_settings", tuple(sorted(self.zero_settings.items())))
+        put(self, "zero_settings", tuple((str(k), v) for k, v in self.zero_settings))
+        _whole("--num-gpus", self.num_gpus, 1, MAX_GPUS)
+        _whole("--zero", self.zero, 0, 3)
+        if self.zero == 3 or self.offload_param:
+            raise ConfigError(
+                "--zero 3 is not modelled yet, and memest does not guess. FSDP2 shards the same: "
+                "--fsdp full_shard; stages 1 and 2 of ZeRO are modelled."
+            )
+        cap = self.ddp_bucket_cap_mb
+        if cap is not None and not 0 < cap < math.inf:
+            raise ConfigError(f"--ddp-bucket-cap-mb {cap:g} is out of range: it must be above 0.")
+        if self.nccl_memory is not None and self.nccl_memory < 0:
+            raise ConfigError(f"--nccl-memory {self.nccl_memory} must not be negative.")
+        self._check_together()
+        size = self.fsdp_shard_size
+        if size is not None:
+            _whole("--fsdp-shard-size", size, 2, MAX_GPUS)
+            if self.num_gpus % size:
+                raise ConfigError(
+                    f"--fsdp-shard-size {size} does not divide the {self.num_gpus} GPUs of "
+                    "--num-gpus: every copy of the model has as many."
+                )
+
+    def _check_together(self) -> None:
+        """What belongs to one strategy has no meaning under another.
+
+        Raises:
+            ConfigError: an option that the run would ignore.
+        """
+        if self.zero and self.fsdp is not Fsdp.NONE:
+            raise ConfigError(
+                f"--zero {self.zero} and --fsdp {self.fsdp} exclude each other: DeepSpeed and FSDP "
+                "both shard the model. Drop one of them."
+            )
+        for flag, given, needs, holds in (
+            ("--offload-optimizer", self.offload_optimizer, "--zero 1 or 2", self.zero > 0),
+            ("--deepspeed", self.zero_settings, "a stage in the file, or --zero", self.zero > 0),
+            ("--fsdp-offload", self.fsdp_offload, "--fsdp full_shard", self.fsdp != Fsdp.NONE),
+            ("--fsdp-wrap", self.fsdp_wrap, "--fsdp full_shard", self.fsdp != Fsdp.NONE),
+            (
+                "--fsdp-shard-size",
+                self.fsdp_shard_size,
+                "--fsdp full_shard",
+                self.fsdp != Fsdp.NONE,
+            ),
+        ):
+            if given and not holds:
+                raise ConfigError(f"{flag} has no meaning without {needs}.")
+        ddp = {
+            "--ddp-bucket-cap-mb": self.ddp_bucket_cap_mb is not None,
+            "--ddp-find-unused-parameters": self.ddp_find_unused_parameters is not None,
+            "--ddp-gradient-as-bucket-view": self.ddp_gradient_as_bucket_view,
+        }
+        if self.strategy is not Strategy.DDP:
+            wrong = [flag for flag, given in ddp.items() if given]
+            if wrong:
+                other = {
+                    Strategy.NONE: "one GPU has no DDP: add --num-gpus",
+                    Strategy.FSDP: f"--fsdp {self.fsdp} takes the place of DDP",
+                    Strategy.ZERO: f"--zero {self.zero} takes the place of DDP",
+                }[self.strategy]
+                raise ConfigError(f"{wrong[0]} has no effect here: {other}.")
+        if self.nccl_memory is not None and self.num_gpus == 1:
+            raise ConfigError("--nccl-memory has no effect on one GPU: add --num-gpus.")
+
+    @property
+    def strategy(self) -> Strategy:
+        """Who wraps the model."""
+        if self.zero:
+            return Strategy.ZERO
+        if self.fsdp is not Fsdp.NONE:
+            return Strategy.FSDP
+        return Strategy.DDP if self.num_gpus > 1 else Strategy.NONE
+
+    @property
+    def shard_ranks(self) -> int:
+        """GPUs that share one copy of what is sharded."""
+        return self.num_gpus if self.fsdp_shard_size is None else self.fsdp_shard_size
+
+    @property
+    def num_copies(self) -> int:
+        """Copies of the model, each sharded (hybrid sharding); 1 without."""
+        return self.num_gpus // self.shard_ranks
+
+    def zero_setting(self, key: str, default: Any) -> Any:
+        """A value of DeepSpeed's configuration."""
+        return dict(self.zero_settings).get(key, default)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON, in the order of the fields."""
+        out: dict[str, Any] = {}
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, enum.StrEnum):
+                value = value.value
+            elif field.name == "zero_settings":
+                value = dict(value)
+            elif isinstance(value, tuple):
+                value = list(value)
+            out[field.name] = value
+        return out
+
+
+def _whole(option: str, value: Any, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ConfigError(f"{option} {value!r} is not a whole number.")
+    if not low <= value <= high:
+        raise ConfigError(f"{option} {value} is out of range: it must be {low} to {high:,}.")
+
+
+def _fsdp(value: Any) -> Fsdp:
+    """The mode, also in the words of ``TrainingArguments.fsdp`` ("full_shard auto_wrap")."""
+    if isinstance(value, Fsdp):
+        return value
+    if isinstance(value, bool):
+        return Fsdp.FULL_SHARD if value else Fsdp.NONE
+    words = [w for w in str(value).lower().replace("-", "_").replace(",", " ").split() if w]
+    modes = [word for word in words if word != "auto_wrap"]
+    if modes in ([], ["no"]):
+        return Fsdp.FULL_SHARD if words else Fsdp.NONE
+    if len(modes) == 1:
+        for mode in Fsdp:
+            if modes[0] == mode.value:
+                return mode
+    legal = ", ".join(mode.value for mode in Fsdp)
+    near = closest(modes[0], [mode.value for mode in Fsdp])
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    extra = " For offloading write --fsdp-offload." if "offload" in modes else ""
+    if any(mode.startswith("hybrid_shard") for mode in modes):
+        extra = " Hybrid sharding is --fsdp full_shard --fsdp-shard-size GPUS_OF_A_COPY."
+        hint = ""
+    raise ConfigError(f"--fsdp {value!r} is not known.{hint}{extra} Legal: {legal}.")
+
+
+ALONE = Distributed()
+"""One GPU, one process."""

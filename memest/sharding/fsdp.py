@@ -1,0 +1,486 @@
+"""FSDP2 (``fully_shard``): the state machine of its hooks, with allocations for its tensors.
+
+Source: ``torch/distributed/fsdp/_fully_shard`` of torch 2.13: ``_fsdp_state.py`` (hooks of modules,
+the final callback), ``_fsdp_param_group.py`` (unshard, wait, reshard, post-backward, prefetch),
+``_fsdp_collectives.py`` (buffers), ``_fsdp_param.py`` (shards). Names here are those there.
+
+What is freed later than its last use is freed where the library lets go of its reference: the
+gathered buffer of a forward with the next gather, the input of a reduce-scatter with the
+post-backward of the next unit.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from memest.events import Category, CueKind, Mark, Phase
+from memest.hidden.call import DTYPE_BYTES
+from memest.sharding.gradients import GradientWrapper
+from memest.sharding.shards import num_elements, padded_elements
+from memest.sharding.units import UnitPlan
+
+__all__ = ["ALL_REDUCE_STREAM", "COPY_IN_STREAM", "REDUCE_SCATTER_STREAM", "Fsdp2"]
+
+COPY_IN_STREAM = 1
+REDUCE_SCATTER_STREAM = 2
+ALL_REDUCE_STREAM = 3
+_ROOT = ""
+
+
+class _State(enum.Enum):
+    """``TrainingState`` of the library."""
+
+    IDLE = enum.auto()
+    FORWARD = enum.auto()
+    PRE_BACKWARD = enum.auto()
+    POST_BACKWARD = enum.auto()
+
+
+@dataclass(slots=True, eq=False)
+class _Unit:
+    """A parameter group.
+
+    Attributes:
+        plan: which modules and weights.
+        is_root: the outermost one.
+        state: where its training is.
+        gathered: its all-gather buffer, while a gather waits to be copied out.
+        full: its unsharded parameters, by weight.
+        accumulated: gradients in the dtype of the reduction, kept where nothing was reduced.
+        sharded_gradients: storages that the shards' gradients are views of.
+        awaited: modules of a group whose forward has not run yet.
+        fed_by: the module whose inputs lead back to earlier layers: when autograd leaves it, the
+            unit is done.
+        reached: autograd is in that module.
+        indices: places in the order of forwards.
+        dropped: weights whose gradients ``zero_grad`` has dropped.
+        reduced: buffers of all-reduces under way.
+        on_host: its gradients are counted among what is in host memory.
+    """
+
+    plan: UnitPlan
+    is_root: bool
+    state: _State = _State.IDLE
+    gathered: int | None = None
+    full: dict[int, int] = field(default_factory=dict)
+    accumulated: dict[int, int] = field(default_factory=dict)
+    sharded_gradients: list[int] = field(default_factory=list)
+    awaited: set[str] = field(default_factory=set)
+    fed_by: str | None = None
+    reached: bool = False
+    indices: list[int] = field(default_factory=list)
+    dropped: set[int] = field(default_factory=set)
+    reduced: list[int] = field(default_factory=list)
+    on_host: bool = False
+
+    def holds(self, module: str) -> bool:
+        """Whether a module is one of its own, or inside one."""
+        return any(_inside(module, own) for own in self.plan.modules)
+
+
+def _inside(module: str, outer: str) -> bool:
+    return outer == _ROOT or module == outer or module.startswith(f"{outer}.")
+
+
+@dataclass(slots=True, kw_only=True)
+class Fsdp2(GradientWrapper):
+    """One rank of FSDP2.
+
+    Attributes:
+        stored: dtype in which each is stored.
+        plans: units in the order in which they are made.
+        ranks: of the group that shards.
+        replicated: there are other groups, with which reduced gradients are averaged (HSDP).
+        offloads: shards and their gradients are in host memory (``CPUOffloadPolicy``).
+        skips_sync: all micro-steps but the last of a step accumulate without reduction.
+        last_micro_step: number of the last one.
+        reduce_dtype: of reductions; None = as the gradients are.
+    """
+
+    stored: Sequence[str]
+    plans: Sequence[UnitPlan]
+    ranks: int
+    replicated: bool
+    offloads: bool
+    skips_sync: bool
+    last_micro_step: int
+    reduce_dtype: str | None = None
+    _units: list[_Unit] = field(default_factory=list)
+    _unit_of: dict[int, _Unit] = field(default_factory=dict)
+    _by_module: dict[str, list[_Unit]] = field(default_factory=dict)
+    _held: int | None = None
+    _order: list[_Unit] = field(default_factory=list)
+    _reducing: list[int] = field(default_factory=list)
+    _syncs: bool = True
+    _left_out: list[int] = field(default_factory=list)
+    _placed: dict[int, int] = field(default_factory=dict)
+    _forward_root: _Unit | None = None
+    _in_backward: bool = False
+    _began: bool = False
+
+    def __post_init__(self) -> None:
+        for plan in self.plans:
+            unit = _Unit(plan, is_root=plan.modules == (_ROOT,))
+            self._units.append(unit)
+            self._unit_of.update(dict.fromkeys(plan.weights, unit))
+            for module in plan.modules:
+                self._by_module.setdefault(module, []).append(unit)
+
+    # -- what the stream brings
+
+    def allocates(self, number: int) -> bool:
+        """See :meth:`Wrapper.allocates`."""
+        if self.to.phase is Phase.LOAD and self.to.category(number) is Category.PARAMETERS:
+            self._left_out.append(number)
+            return False
+        return True
+
+    def begins(self, mark: Mark) -> None:
+        """See :meth:`Wrapper.begins`."""
+        self._in_backward = mark.phase is Phase.BACKWARD
+        self._began = False
+        if mark.phase is Phase.FORWARD:
+            self._syncs = not self.skips_sync or mark.micro_step == self.last_micro_step
+
+    def cue(self, kind: CueKind, index: int, number: int) -> None:
+        """See :meth:`Wrapper.cue`."""
+        if kind is CueKind.PLACED:
+            self._placed[index] = number
+            if index == len(self.weights) - 1:
+                self._construct()
+        elif kind in (CueKind.ENTER, CueKind.ENTER_FED):
+            self._enter(self._name(index), fed=kind is CueKind.ENTER_FED)
+        elif kind is CueKind.LEAVE:
+            self._leave(self._name(index))
+        elif kind is CueKind.BACKWARD:
+            self._autograd_at(self._name(index))
+        elif kind is CueKind.GRADIENT:
+            self.computed(index, number)
+        elif kind is CueKind.READY:
+            self.accumulated(index, number)
+        elif kind is CueKind.DONE:
+            self._final_callback()
+
+    def _name(self, index: int) -> str:
+        return self.to.out.module_names[index]
+
+    # -- sizes
+
+    def _shard_bytes(self, weight: int, dtype: str) -> int:
+        return padded_elements(self.weights[weight], self.ranks) * DTYPE_BYTES[dtype]
+
+    def _full_bytes(self, weight: int) -> int:
+        return self.ranks * self._shard_bytes(weight, self.weights[weight].dtype)
+
+    def _casts(self, weight: int) -> bool:
+        return self.stored[weight] != self.weights[weight].dtype
+
+    # -- construction
+
+    def _construct(self) -> None:
+        """``fully_shard``, unit by unit: whole on the device, cut, and let go of."""
+        to, weights = self.to, self.weights
+        placed = set(self._placed.values())
+        for number in self._left_out:
+            if number not in placed:
+                to.copy(number)
+        for unit in self._units:
+            whole = []
+            for weight in unit.plan.weights:
+                elements = num_elements(weights[weight].shape)
+                nbytes = elements * DTYPE_BYTES[self.stored[weight]]
+                whole.append(to.alloc(nbytes, Category.COMMUNICATION, "fsdp: whole parameter"))
+            for weight in unit.plan.weights:
+                nbytes = self._shard_bytes(weight, self.stored[weight])
+                shard = to.alloc(
+                    nbytes, Category.PARAMETERS, "fsdp: shard",
+                    module=to.out.modules[self._placed[weight]],
+                )  # fmt: skip
+                if self.offloads:
+                    to.free(shard)
+                    to.out.host_bytes += nbytes
+            for number in whole:
+                to.free(number)
+
+    # -- hooks of modules
+
+    def _enter(self, module: str, *, fed: bool) -> None:
+        for unit in self._by_module.get(module, ()):
+            if unit.state is _State.PRE_BACKWARD:
+                if not unit.full:
+                    self._unshard(unit)
+                    self._wait(unit)
+                continue
+            first = unit.state is not _State.FORWARD
+            if not unit.awaited:
+                unit.awaited = set(unit.plan.modules)
+            unit.state = _State.FORWARD
+            if first and self._forward_root is None:
+                self._forward_root = unit
+            self._unshard(unit)
+            self._wait(unit)
+            if first:
+                if fed and unit.indices and not self._in_backward:
+                    self._say_called_twice(module)
+                unit.fed_by = module if fed else None
+                unit.reached = False
+
+    def _say_called_twice(self, module: str) -> None:
+        said = (
+            f"{module} is called more than once in a forward: its gradients are reduced after each "
+            "call, and are priced as reduced once."
+        )
+        if said not in self.notes:
+            self.notes.append(said)
+
+    def _leave(self, module: str) -> None:
+        for unit in self._by_module.get(module, ()):
+            if unit.state is _State.PRE_BACKWARD:
+                continue
+            unit.awaited.discard(module)
+            if unit.awaited:
+                continue
+            if not self._in_backward:
+                if unit.plan.reshards:
+                    self._reshard(unit)
+                unit.indices.append(len(self._order))
+                self._order.append(unit)
+            unit.state = _State.IDLE
+            if unit is self._forward_root:
+                self._drop_held()
+                self._forward_root = None
+
+    def _autograd_at(self, module: str) -> None:
+        if not self._began:
+            self._began = True
+            for unit in self._units:
+                if unit.is_root:
+                    self._pre_backward(unit)
+        for unit in self._units:
+            if unit.fed_by is None or not unit.reached:
+                continue
+            if not _inside(module, unit.fed_by):
+                unit.reached, unit.fed_by = False, None
+                self._post_backward(unit)
+        for unit in self._units:
+            if unit.is_root or not unit.holds(module):
+                continue
+            if unit.state is _State.IDLE and unit.indices:
+                self._pre_backward(unit)
+            if unit.fed_by is not None and _inside(module, unit.fed_by):
+                unit.reached = True
+
+    # -- gradients
+
+    def zeroed(self, weight: int) -> None:
+        """``zero_grad`` drops the gradient of a shard; their storage is that of the unit."""
+        unit = self._unit_of[weight]
+        unit.dropped.add(weight)
+        if unit.dropped >= {w for w in unit.plan.weights if self.weights[w].has_grad}:
+            for number in unit.sharded_gradients:
+                self.to.free(number)
+            unit.sharded_gradients.clear()
+            unit.dropped.clear()
+
+    # -- what a unit does
+
+    def _unshard(self, unit: _Unit) -> None:
+        """``foreach_all_gather``: inputs in one buffer, of which this rank's part is a slice."""
+        if unit.gathered is not None or unit.full or not unit.plan.weights or self.ranks == 1:
+            return
+        to, temporary = self.to, []
+        for weight in unit.plan.weights:
+            if self.offloads:
+                stored = self._shard_bytes(weight, self.stored[weight])
+                number = self._alloc(stored, "fsdp: shard from the host", COPY_IN_STREAM)
+                if self._casts(weight):
+                    own = self._shard_bytes(weight, self.weights[weight].dtype)
+                    cast = self._alloc(own, "fsdp: shard in half precision", COPY_IN_STREAM)
+                    to.free(number)
+                    number = cast
+                temporary.append(number)
+        halves = [w for w in unit.plan.weights if self._casts(w) and not self.offloads]
+        if halves:
+            nbytes = sum(self._shard_bytes(w, self.weights[w].dtype) for w in halves)
+            temporary.append(self._alloc(nbytes, "fsdp: shards in half precision", COPY_IN_STREAM))
+        nbytes = sum(self._full_bytes(weight) for weight in unit.plan.weights)
+        unit.gathered = self._alloc(nbytes, "fsdp: all-gather", COPY_IN_STREAM)
+        for number in temporary:
+            to.free(number)
+
+    def _wait(self, unit: _Unit) -> None:
+        """``wait_for_unshard``: every parameter is copied out of the buffer."""
+        if unit.full or not unit.plan.weights:
+            return
+        if self.ranks == 1:
+            self._copy_alone(unit)
+            return
+        if unit.gathered is None:
+            return
+        self._alloc_full(unit)
+        if unit.state is _State.FORWARD:
+            # the one before is let go of at once, but for a local name that lives until the return
+            self._drop_held()
+            self._held = unit.gathered
+        else:
+            self.to.free(unit.gathered)
+        unit.gathered = None
+
+    def _copy_alone(self, unit: _Unit) -> None:
+        """A group of one rank copies without communication."""
+        for weight in unit.plan.weights:
+            cast = None
+            if self._casts(weight):
+                own = self._shard_bytes(weight, self.weights[weight].dtype)
+                cast = self._alloc(own, "fsdp: shard in half precision", 0)
+            self._alloc_one(unit, weight)
+            if cast is not None:
+                self.to.free(cast)
+
+    def _alloc_full(self, unit: _Unit) -> None:
+        for weight in unit.plan.weights:
+            self._alloc_one(unit, weight)
+
+    def _alloc_one(self, unit: _Unit, weight: int) -> None:
+        module = self.to.out.modules[self._placed[weight]]
+        unit.full[weight] = self.to.alloc(
+            self._full_bytes(weight), Category.COMMUNICATION, "fsdp: gathered parameter",
+            module=module,
+        )  # fmt: skip
+
+    def _alloc(self, nbytes: int, label: str, stream: int) -> int:
+        return self.to.alloc(nbytes, Category.COMMUNICATION, label, stream=stream)
+
+    def _drop_held(self) -> None:
+        if self._held is not None:
+            self.to.free(self._held)
+            self._held = None
+
+    def _reshard(self, unit: _Unit) -> None:
+        for number in unit.full.values():
+            self.to.free(number)
+        unit.full.clear()
+
+    def _pre_backward(self, unit: _Unit) -> None:
+        unit.state = _State.PRE_BACKWARD
+        self._unshard(unit)
+        self._wait(unit)
+        if not unit.indices:
+            return
+        index = unit.indices.pop()
+        if index > 0:
+            # prefetch: the unit whose forward was before this one's
+            self._unshard(self._order[index - 1])
+
+    def _post_backward(self, unit: _Unit) -> None:
+        unit.state = _State.POST_BACKWARD
+        to = self.to
+        for weight in unit.accumulated:
+            if weight in self.gradients:
+                self.consume(weight)
+        if not self._syncs:
+            self._reshard(unit)
+            self._keep_unreduced(unit)
+            return
+        gradients = [w for w in unit.plan.weights if w in self.gradients or w in unit.accumulated]
+        self._reshard(unit)
+        while self._reducing:
+            to.free(self._reducing.pop(0))
+        if gradients:
+            self._reduce(unit, gradients)
+
+    def _keep_unreduced(self, unit: _Unit) -> None:
+        """Without reduction, gradients are kept whole, in the dtype of the reduction."""
+        for weight in unit.plan.weights:
+            if weight not in self.gradients or self.reduce_dtype is None:
+                continue
+            if self.reduce_dtype == self.weights[weight].dtype:
+                continue
+            elements = num_elements(self.weights[weight].shape)
+            unit.accumulated[weight] = self.to.alloc(
+                elements * DTYPE_BYTES[self.reduce_dtype], Category.GRADIENTS,
+                "fsdp: gradient that is not reduced yet",
+            )  # fmt: skip
+            self.consume(weight)
+
+    def _reduce(self, unit: _Unit, gradients: list[int]) -> None:
+        """``foreach_reduce``: one input, one output; the shards' gradients are views of it."""
+        to = self.to
+        dtypes = [self.reduce_dtype or self.weights[w].dtype for w in gradients]
+        shard = sum(self._shard_bytes(w, dtype) for w, dtype in zip(gradients, dtypes, strict=True))
+        source = self._alloc(self.ranks * shard, "fsdp: reduce-scatter input", 0)
+        # a loop variable of foreach_reduce keeps the last one until it returns
+        last = gradients[-1:] if self.ranks > 1 else []
+        # list.clear() begins at the end
+        for weight in reversed(gradients[: len(gradients) - len(last)]):
+            self._let_go(unit, weight)
+        result = to.alloc(
+            shard, Category.GRADIENTS, "fsdp: reduce-scatter output", stream=REDUCE_SCATTER_STREAM
+        )
+        stored = {self.stored[w] for w in gradients}
+        passing = []
+        if stored != set(dtypes):
+            own = sum(self._shard_bytes(w, self.stored[w]) for w in gradients)
+            stream = ALL_REDUCE_STREAM if self.replicated else REDUCE_SCATTER_STREAM
+            cast = to.alloc(own, Category.GRADIENTS, "fsdp: reduced gradients", stream=stream)
+            passing.append(result)
+            result = cast
+            self._pass(unit, passing)
+            passing = []
+        for weight in last:
+            self._let_go(unit, weight)
+        if self.offloads:
+            if not unit.on_host:
+                unit.on_host = True
+                to.out.host_bytes += sum(self._shard_bytes(w, self.stored[w]) for w in gradients)
+            passing.append(result)
+        elif unit.sharded_gradients:
+            passing.append(result)
+        else:
+            unit.sharded_gradients.append(result)
+            unit.dropped.clear()
+        self._pass(unit, passing)
+        self._reducing.append(source)
+
+    def _pass(self, unit: _Unit, numbers: Sequence[int]) -> None:
+        """What is reduced and not kept goes, with replicas at the end of the backward.
+
+        Until then a reference keeps the all-reduce's buffer (``AllReduceState``).
+        """
+        if self.replicated:
+            unit.reduced.extend(numbers)
+        else:
+            for number in numbers:
+                self.to.free(number)
+
+    def _let_go(self, unit: _Unit, weight: int) -> None:
+        if weight in unit.accumulated:
+            self.to.free(unit.accumulated.pop(weight))
+        else:
+            self.consume(weight)
+
+    def _final_callback(self) -> None:
+        """``_root_post_backward_final_callback``, over all units in the order of the modules."""
+        if not self._began:
+            return
+        self._began = False
+        for unit in self._in_module_order():
+            if unit.state is not _State.POST_BACKWARD and unit.plan.weights:
+                self._post_backward(unit)
+            unit.state = _State.IDLE
+            unit.fed_by, unit.reached = None, False
+            unit.indices.clear()
+            while unit.reduced:
+                self.to.free(unit.reduced.pop(0))
+            if unit.gathered is not None:
+                self.to.free(unit.gathered)
+                unit.gathered = None
+        self._order.clear()
+        while self._reducing:
+            self.to.free(self._reducing.pop(0))
+
+    def _in_module_order(self) -> list[_Unit]:
+        names = {name: place for place, name in enumerate(self.to.out.module_names)}
+        return sorted(self._units, key=lambda unit: min(names.get(m, 0) for m in unit.plan.modules))

@@ -1,0 +1,80 @@
+"""What a communicator of NCCL takes of the device, beside the allocator.
+
+Sources: NCCL 2.30, ``src/init.cc`` (``computeBuffSizes``), ``src/transport/p2p.cc`` (a buffer lies
+on the receiver's side, rounded up to the 2 MiB of a ``cuMem`` allocation; the sender keeps one
+such page), ``src/transport/nvls.cc``. How many channels a communicator has follows from the links
+between the GPUs, which a setup does not name: hence a range, from two channels (what the search of
+a plain PCIe topology ends with) to ``MAXCHANNELS`` of the releases up to 2.27, in which the rings
+and the trees of a node share no connection.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from memest.distributed import Distributed, Strategy
+from memest.units import KIB, MIB, format_size
+
+__all__ = ["Communicators", "communicators"]
+
+_PAGE = 2 * MIB
+_LL = 8 * 512 * 8 * 16
+_LL128 = 120 * 640 * 8 * 8
+_SIMPLE = 4 * MIB
+_HEADER = 8 * KIB
+CONNECTION_BYTES = -(-(_HEADER + _LL + _LL128 + _SIMPLE) // _PAGE) * _PAGE + _PAGE
+"""One connection: the buffers of the three protocols at the receiver, and a page at the sender."""
+FEWEST_CHANNELS = 2
+MOST_CHANNELS = 32
+_NVLS_CHANNELS = 16
+_NVLS_CHUNK = 128 * KIB
+_NVLS_SLOTS = 8
+_NVLS_HEADS = 8
+_NVLS_BYTES = _NVLS_CHANNELS * 2 * _NVLS_CHUNK * _NVLS_SLOTS * _NVLS_HEADS
+"""Multicast buffers where the GPUs hang on one NVSwitch: Hopper and later."""
+_NVLS_CAPABILITY = (9, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Communicators:
+    """What NCCL takes, bytes, and what that is based on."""
+
+    low_bytes: int
+    expected_bytes: int
+    high_bytes: int
+    basis: str
+
+
+def communicators(spread: Distributed, capability: tuple[int, int] | None) -> Communicators | None:
+    """What the communicator of a run takes on each GPU; None where there is none.
+
+    All ranks are in one group (DDP, FSDP2 on a mesh of one dimension, ZeRO), so there is one; with
+    replicas of a sharded model there are two. The middle of the range is expected, for want of
+    anything better.
+
+    Args:
+        spread: how the run is spread over GPUs.
+        capability: compute capability of the GPUs; None where it is not known.
+    """
+    if spread.num_gpus == 1 or spread.strategy is Strategy.NONE:
+        return None
+    if spread.nccl_memory is not None:
+        given = spread.nccl_memory
+        return Communicators(
+            low_bytes=given, expected_bytes=given, high_bytes=given,
+            basis=f"NCCL {format_size(given)} as given",
+        )  # fmt: skip
+    groups = [n for n in (spread.shard_ranks, spread.num_copies) if n > 1]
+    low = len(groups) * FEWEST_CHANNELS * CONNECTION_BYTES
+    high = len(groups) * MOST_CHANNELS * 2 * CONNECTION_BYTES
+    if capability is None or capability >= _NVLS_CAPABILITY:
+        high += sum(_NVLS_BYTES for ranks in groups if ranks > 2)
+    return Communicators(
+        low_bytes=low,
+        expected_bytes=(low + high) // 2,
+        high_bytes=high,
+        basis=(
+            f"NCCL {format_size(low)} to {format_size(high)}: the links between the GPUs decide "
+            "(--nccl-memory for what nvidia-smi shows)"
+        ),
+    )

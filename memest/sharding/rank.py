@@ -1,0 +1,93 @@
+"""The stream of one rank, from the stream of one process on whole parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from memest.distributed import Fsdp, Strategy
+from memest.events import Landmarks, Weight
+from memest.setup import Loop, Setup
+from memest.sharding.ddp import Ddp
+from memest.sharding.fsdp import Fsdp2
+from memest.sharding.rewrite import RankStream, Rewriter, Wrapper, rewrite
+from memest.sharding.shards import stored_dtype
+from memest.sharding.units import plan_units
+from memest.sharding.zero import REDUCE_BUCKET_ELEMENTS, Zero
+from memest.sharding.zero_groups import groups_of
+from memest.steps.stream import Stream
+from memest.units import format_size
+
+__all__ = ["rank_stream"]
+
+
+def rank_stream(
+    stream: Stream, setup: Setup, weights: Sequence[Weight], landmarks: Landmarks,
+    grad_accum: int,
+) -> RankStream:  # fmt: skip
+    """What one rank allocates.
+
+    Args:
+        stream: of one process, with cues.
+        setup: the run, as it was asked for.
+        weights: parameters of the model, as they were traced.
+        landmarks: what wrap policies ask of the model.
+        grad_accum: micro-steps that are played of each step.
+    """
+    to = Rewriter(stream)
+    spread = setup.distributed
+    if spread.strategy is Strategy.DDP:
+        wrapper: Wrapper = Ddp(
+            to=to, weights=weights, bucket_cap_mb=spread.ddp_bucket_cap_mb,
+            find_unused=setup.finds_unused_parameters, as_views=spread.ddp_gradient_as_bucket_view,
+            skips_sync=skips_sync(setup), last_micro_step=grad_accum,
+        )  # fmt: skip
+    elif spread.strategy is Strategy.FSDP:
+        wrapper = _fsdp2(to, setup, weights, landmarks, grad_accum)
+    else:
+        wrapper = _zero(to, setup, weights, grad_accum)
+    out = rewrite(stream, to, wrapper)
+    if out.host_bytes:
+        said = f"host memory of each process: {format_size(out.host_bytes)} of {wrapper.on_host}."
+        out.notes = (*out.notes, said)
+    return out
+
+
+def _fsdp2(
+    to: Rewriter, setup: Setup, weights: Sequence[Weight], landmarks: Landmarks, grad_accum: int
+) -> Fsdp2:
+    spread = setup.distributed
+    plans = plan_units(
+        landmarks, weights, classes=spread.fsdp_wrap,
+        reshards=spread.fsdp is Fsdp.FULL_SHARD, as_accelerate=setup.loop is not Loop.PLAIN,
+    )  # fmt: skip
+    wrapper = Fsdp2(
+        to=to, weights=weights, stored=[stored_dtype(weight, setup) for weight in weights],
+        plans=plans, ranks=spread.shard_ranks, replicated=spread.num_copies > 1,
+        offloads=spread.fsdp_offload,
+        skips_sync=skips_sync(setup), last_micro_step=grad_accum,
+    )  # fmt: skip
+    if skips_sync(setup) and setup.grad_accum > 1:
+        wrapper.notes.append(
+            "accumulation under FSDP2: until the last micro-batch of a step, every GPU keeps the "
+            "gradients whole (no_sync)."
+        )
+    return wrapper
+
+
+def _zero(to: Rewriter, setup: Setup, weights: Sequence[Weight], grad_accum: int) -> Zero:
+    spread = setup.distributed
+    return Zero(
+        to=to, weights=weights, stage=spread.zero, groups=groups_of(weights, setup),
+        ranks=spread.num_gpus,
+        bucket_elements=spread.zero_setting("reduce_bucket_size", REDUCE_BUCKET_ELEMENTS),
+        overlaps=spread.zero_setting("overlap_comm", False),
+        offloads=spread.offload_optimizer, last_micro_step=grad_accum,
+    )  # fmt: skip
+
+
+def skips_sync(setup: Setup) -> bool:
+    """Whether all micro-steps but the last run without communication.
+
+    ``Accelerator.accumulate`` and ``Trainer._run_epoch`` do; a tutorial's loop does not.
+    """
+    return setup.loop is not Loop.PLAIN

@@ -1,0 +1,173 @@
+"""Units of FSDP: which modules gather their parameters together, in which order.
+
+Sources: ``fsdp2_prepare_model`` of accelerate 1.15 (which the Trainer uses): layers, input
+embeddings, final norm with output embeddings, and the rest with the root; and the recipe of
+PyTorch's FSDP2 tutorial: layers, and the rest with the root.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from memest.errors import ConfigError, closest
+from memest.events import Landmarks, Weight
+
+__all__ = ["UnitPlan", "plan_units"]
+
+ROOT = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitPlan:
+    """A call of ``fully_shard``.
+
+    Attributes:
+        modules: paths of the modules it was given.
+        weights: numbers of the parameters that it manages, in its order.
+        reshards: parameters are given back after its forward.
+    """
+
+    modules: tuple[str, ...]
+    weights: tuple[int, ...]
+    reshards: bool
+
+
+def plan_units(
+    landmarks: Landmarks, weights: Sequence[Weight], *, classes: Sequence[str], reshards: bool,
+    as_accelerate: bool,
+) -> tuple[UnitPlan, ...]:  # fmt: skip
+    """The units of a model, in the order in which they are made; the root is the last.
+
+    Args:
+        landmarks: of the model.
+        weights: its parameters.
+        classes: of the modules that become units; empty = those that may not be split.
+        reshards: what was asked for (``reshard_after_forward``).
+        as_accelerate: with units for embeddings and head.
+
+    Raises:
+        ConfigError: a class that no module has.
+    """
+    kinds = landmarks.kinds
+    wanted = _checked(classes, kinds) if classes else set(landmarks.blocks)
+    order = _bottom_up(list(kinds))
+    groups: list[tuple[tuple[str, ...], bool]] = [
+        ((name,), reshards) for name in order if name != ROOT and kinds[name] in wanted
+    ]
+    if as_accelerate:
+        groups += _ends(landmarks, weights, {name for (name,), _ in groups}, reshards)
+    # the root never reshards: its backward would gather again at once
+    groups.append(((ROOT,), False))
+    if as_accelerate:
+        _check_embeddings(landmarks, groups)
+    owner = {name: number for number, (names, _) in enumerate(groups) for name in names}
+    members: list[list[int]] = [[] for _ in groups]
+    place = {name: number for number, name in enumerate(order)}
+    for index, weight in enumerate(weights):
+        members[_owner_of(weight.name, owner)].append(index)
+    for (names, _), group in zip(groups, members, strict=True):
+        group.sort(key=lambda index: _rank(weights[index].name, names, place, index))
+    return tuple(
+        UnitPlan(modules=names, weights=tuple(group), reshards=own)
+        for (names, own), group in zip(groups, members, strict=True)
+        if group or names == (ROOT,)
+    )
+
+
+def _ends(
+    landmarks: Landmarks, weights: Sequence[Weight], taken: set[str], reshards: bool
+) -> list[tuple[tuple[str, ...], bool]]:
+    """Input embeddings, and the final norm with the output embeddings."""
+    embeddings, head = landmarks.embeddings, landmarks.head
+    names = {weight.name for weight in weights}
+    # a tied weight goes by its first name
+    tied = (
+        embeddings is not None and head is not None
+        and (f"{embeddings}.weight" in names) != (f"{head}.weight" in names)
+    )  # fmt: skip
+    out: list[tuple[tuple[str, ...], bool]] = []
+    if embeddings is not None and not tied and embeddings not in taken:
+        out.append(((embeddings,), reshards))
+        taken = taken | {embeddings}
+    found = (landmarks.norm, embeddings, head) if tied else (landmarks.norm, head)
+    tail = tuple(dict.fromkeys(n for n in found if n is not None and n not in taken))
+    if tail:
+        out.append((tail, False))
+    return out
+
+
+def _check_embeddings(landmarks: Landmarks, groups: Sequence[tuple[tuple[str, ...], bool]]) -> None:
+    """Input embeddings inside another unit are sharded twice, which FSDP refuses.
+
+    Raises:
+        ConfigError: the run would stop.
+    """
+    embeddings = landmarks.embeddings
+    if embeddings is None or not any(embeddings in names for names, _ in groups):
+        return
+    for (outer, *_), _ in groups:
+        if outer != ROOT and embeddings.startswith(f"{outer}."):
+            kind = landmarks.kinds[outer]
+            others = [name for name in landmarks.blocks if name != kind]
+            raise ConfigError(
+                f"accelerate makes the input embeddings ({embeddings}) an FSDP unit of their own, "
+                f"and they lie in {outer}, which is one already ({kind}): the run stops there. "
+                f"Leave {kind} out: --fsdp-wrap {others[0] if others else 'CLASS'}."
+            )
+
+
+def _checked(classes: Sequence[str], kinds: Mapping[str, str]) -> set[str]:
+    known = sorted(set(kinds.values()))
+    for name in classes:
+        if name not in known:
+            near = closest(name, known)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise ConfigError(
+                f"--fsdp-wrap {name!r}: the model has no module of this class.{hint} It has: "
+                f"{', '.join(known)}."
+            )
+    return set(classes)
+
+
+def _parent(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
+def _owner_of(name: str, owner: Mapping[str, int]) -> int:
+    """The innermost unit around a parameter."""
+    path = _parent(name)
+    while path not in owner:
+        path = _parent(path)
+    return owner[path]
+
+
+def _rank(
+    weight: str, modules: Sequence[str], place: Mapping[str, int], index: int
+) -> tuple[int, int, int]:
+    """The order of a group's parameters: its modules one after the other, each bottom up."""
+    path = _parent(weight)
+    first = next(n for n, m in enumerate(modules) if m in (ROOT, path) or path.startswith(f"{m}."))
+    return first, place.get(path, 0), index
+
+
+def _bottom_up(names: Sequence[str]) -> list[str]:
+    """Paths in the order of a walk that visits children first.
+
+    Args:
+        names: parents before children, as ``named_modules`` has them.
+    """
+    children: dict[str, list[str]] = {}
+    for name in names:
+        if name != ROOT:
+            children.setdefault(_parent(name), []).append(name)
+    out: list[str] = []
+    stack: list[tuple[str, bool]] = [(ROOT, False)]
+    while stack:
+        name, done = stack.pop()
+        if done:
+            out.append(name)
+            continue
+        stack.append((name, True))
+        stack.extend((child, False) for child in reversed(children.get(name, ())))
+    return out

@@ -1,0 +1,87 @@
+"""Cues: the places of a step at which DDP, FSDP and ZeRO have their hooks.
+
+A wrapper does its work when a module is entered or left, when autograd gets to a module and leaves
+it again, and when a gradient is there. The recorder knows the modules; here are the parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from memest.events import CueKind, Landmarks
+from memest.trace.recorder import Recorder
+
+__all__ = ["follow_weights", "landmarks_of"]
+
+
+@contextmanager
+def follow_weights(model: torch.nn.Module, recorder: Recorder) -> Iterator[None]:
+    """Note where the parameters are, and when their gradients come.
+
+    Hooks on a leaf neither hold its gradient nor keep autograd from handing it over as it is
+    (``AccumulateGrad::accumulateGrad`` counts hooks of the node only, and these are the tensor's).
+    """
+    handles: list[Any] = []
+    for number, (_, parameter) in enumerate(model.named_parameters()):
+        recorder.cue(CueKind.PLACED, number, parameter)
+        if parameter.requires_grad:
+            handles.append(parameter.register_hook(_computed(recorder, number)))
+            handles.append(
+                parameter.register_post_accumulate_grad_hook(_accumulated(recorder, number))
+            )
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _computed(recorder: Recorder, number: int) -> Any:
+    def hook(gradient: torch.Tensor) -> None:
+        recorder.cue(CueKind.GRADIENT, number, gradient)
+
+    return hook
+
+
+def _accumulated(recorder: Recorder, number: int) -> Any:
+    def hook(parameter: torch.Tensor) -> None:
+        recorder.cue(CueKind.READY, number, parameter.grad)
+
+    return hook
+
+
+def landmarks_of(model: torch.nn.Module) -> Landmarks:
+    """What wrap policies ask of a model.
+
+    Source: ``fsdp2_prepare_model`` and ``_find_final_norm`` of accelerate 1.15; the latter takes
+    the last direct child of the base model whose class has "Norm" in its name.
+    """
+    names = {id(module): name for name, module in model.named_modules()}
+    kinds = {name: type(module).__name__ for name, module in model.named_modules()}
+    prefix = getattr(model, "base_model_prefix", "")
+    base = getattr(model, prefix, None) if prefix else model
+    norms = [
+        child
+        for _, child in (base.named_children() if isinstance(base, torch.nn.Module) else ())
+        if "Norm" in type(child).__name__
+    ]
+    return Landmarks(
+        kinds=kinds,
+        blocks=tuple(sorted(getattr(model, "_no_split_modules", None) or ())),
+        embeddings=names.get(id(_asked(model, "get_input_embeddings"))),
+        head=names.get(id(_asked(model, "get_output_embeddings"))),
+        norm=names.get(id(norms[-1])) if norms else None,
+    )
+
+
+def _asked(model: torch.nn.Module, name: str) -> Any:
+    """What a model answers; many have no such thing, and some say so by an error."""
+    try:
+        found = getattr(model, name, lambda: None)()
+    except (AttributeError, NotImplementedError, KeyError, TypeError):
+        return None
+    return found if isinstance(found, torch.nn.Module) else None

@@ -1,0 +1,168 @@
+"""Real DeepSpeed, measured once and kept: ``recorded/zero_*.json``.
+
+    DS_BUILD_OPS=0 python tests/sharding/deepspeed_ranks.py   # with DeepSpeed 0.19.8 installed
+
+DeepSpeed runs on the CPU, with PyTorch's fake process group in place of other ranks. What a CPU run
+has in memory and a GPU's rank in host memory cannot be told apart, so offloading is compared by
+the sum.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+RECORDED = HERE / "recorded"
+AT_LEAST = 8192
+
+_HALF = {"loop": "plain", "precision": "bf16"}
+_SMALL = {"reduce_bucket_size": 300_000}
+CASES: dict[str, dict[str, Any]] = {
+    "zero_2": {"model": "llama", "ranks": 2, "setup": _HALF, "spread": {"zero": 2}},
+    "zero_2_tiny_bucket": {
+        "model": "llama", "ranks": 2, "setup": _HALF,
+        "spread": {"zero": 2, "zero_settings": {"reduce_bucket_size": 100_000}},
+    },
+    "zero_2_accumulation": {
+        "model": "llama", "ranks": 4, "setup": {**_HALF, "grad_accum": 2},
+        "spread": {"zero": 2, "zero_settings": _SMALL},
+    },
+    "zero_2_frozen": {
+        "model": "llama", "ranks": 2, "setup": {**_HALF, "freeze": ["embed", "layers.0"]},
+        "spread": {"zero": 2, "zero_settings": _SMALL},
+    },
+    "zero_2_tied": {
+        "model": "llama-tied", "ranks": 8, "setup": _HALF,
+        "spread": {"zero": 2, "zero_settings": _SMALL},
+    },
+    "zero_1": {
+        "model": "llama", "ranks": 2, "setup": _HALF,
+        "spread": {"zero": 1, "zero_settings": _SMALL},
+    },
+    "zero_1_accumulation": {
+        "model": "llama", "ranks": 2, "setup": {**_HALF, "grad_accum": 3},
+        "spread": {"zero": 1, "zero_settings": _SMALL},
+    },
+    "zero_2_offload": {
+        "model": "llama", "ranks": 2, "setup": _HALF,
+        "spread": {"zero": 2, "offload_optimizer": True, "zero_settings": _SMALL},
+    },
+}  # fmt: skip
+
+
+def recorded_run(name: str) -> Any:
+    """What DeepSpeed was measured to do: a ``CpuRun``; its events from 8 KiB on."""
+    from memest.calibration.running.cpu_memory import CpuRun, MemoryEvent, PhaseBytes
+
+    document = json.loads((RECORDED / f"{name}.json").read_text(encoding="utf-8"))
+    phases = [PhaseBytes(*row) for row in document["phases"]]
+    names = document["names"]
+    events = [MemoryEvent(nbytes, "", names[place], 0) for nbytes, place in document["events"]]
+    return CpuRun(phases, events)
+
+
+def measured_rank(case: dict[str, Any], rank: int) -> Any:
+    """Train with DeepSpeed as one rank, and measure it."""
+    os.environ |= {
+        "DS_ACCELERATOR": "cpu", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29555",
+        "RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": str(case["ranks"]),
+    }  # fmt: skip
+    import torch
+    import torch.distributed as dist
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=case["ranks"])
+    import deepspeed
+    from cases import twin
+    from ranks import STEPS, make_optimizer_of
+
+    from memest.calibration.running.cpu_memory import mark, measure
+    from memest.calibration.running.material import host_batches
+    from memest.trace.losses import loss_for
+
+    deepspeed.init_distributed(dist_backend="fake", dist_init_required=False)
+    torch.manual_seed(0)
+    options = {k: v for k, v in case["setup"].items() if k != "precision"}
+    twins = twin(case["model"], **{**options, "dtype": "bfloat16"})
+    setup, accum = twins.setup, twins.setup.grad_accum
+    batches = host_batches(twins.plans, STEPS * accum)
+    zero = {"stage": case["spread"]["zero"], **case["spread"].get("zero_settings", {})}
+    if case["spread"].get("offload_optimizer"):
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": False}
+    config = {
+        "train_micro_batch_size_per_gpu": setup.batch,
+        "gradient_accumulation_steps": accum,
+        "train_batch_size": setup.batch * accum * case["ranks"],
+        "bf16": {"enabled": True},
+        "zero_optimization": zero,
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+    }
+    loss_of = loss_for(twins.built)
+
+    def run() -> None:
+        mark("load 0 0")
+        engine, *_ = deepspeed.initialize(
+            model=twins.real, optimizer=make_optimizer_of(setup)(twins.real), config=config
+        )
+        mark("batch 1 1")
+        batch = None
+        for index, on_host in enumerate(batches):
+            step, micro = index // accum + 1, index % accum + 1
+            batch = {name: torch.as_tensor(value).clone() for name, value in on_host.items()}
+            mark(f"forward {step} {micro}")
+            outputs = engine(**batch)
+            loss = loss_of(outputs, batch)
+            mark(f"backward {step} {micro}")
+            engine.backward(loss)
+            if micro == accum:
+                mark(f"optimizer {step} 0")
+            engine.step()
+            if micro == accum:
+                mark(f"zero_grad {step} 0")
+            mark(f"batch {(index + 1) // accum + 1} {(index + 1) % accum + 1}")
+        del batch, outputs
+
+    return measure(run)
+
+
+def _record(name: str) -> None:
+    from ranks import predicted_rank
+
+    case = CASES[name]
+    rank = predicted_rank(case).rank
+    run = measured_rank(case, rank)
+    names = sorted({event.phase for event in run.events})
+    events = [[e.nbytes, names.index(e.phase)] for e in run.events if abs(e.nbytes) >= AT_LEAST]
+    document = {
+        "software": "DeepSpeed 0.19.8, torch 2.13, CPU, fake process group",
+        "case": case,
+        "rank": rank,
+        "phases": [[phase.name, phase.alive, phase.peak] for phase in run.phases],
+        "names": names,
+        "events": events,
+    }
+    RECORDED.mkdir(exist_ok=True)
+    text = json.dumps(document, separators=(",", ":"))
+    (RECORDED / f"{name}.json").write_text(text + "\n", encoding="utf-8")
+
+
+def _main() -> None:
+    sys.path[:0] = [str(HERE), str(HERE.parent / "proof")]
+    if len(sys.argv) > 1:
+        _record(sys.argv[1])
+        return
+    for name in CASES:
+        # the profiler remembers addresses: a process for each
+        with tempfile.TemporaryDirectory() as folder:
+            subprocess.run([sys.executable, __file__, name], check=True, cwd=folder)
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,325 @@
+"""Real ranks: processes on the CPU, measured as the proofs measure one process.
+
+DDP runs as several processes with gloo. FSDP2 runs in one process with PyTorch's fake process
+group, which gives a rank of any number of ranks what it would allocate, and moves no data.
+
+Run as a script, this trains one case and writes what rank 0 saw: in a process of its own, because
+ranks are forked, and because the profiler remembers addresses.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+HERE = Path(__file__).parent
+STEPS = 3
+
+
+def real_rank(case: dict[str, Any]) -> Any:
+    """What rank 0 of a case measured: a ``CpuRun``.
+
+    Args:
+        case: ``model``, ``ranks``, and options of ``Setup`` and of ``Distributed`` in ``setup`` and
+            ``spread``.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "run.pickle"
+        done = subprocess.run(
+            [sys.executable, __file__, json.dumps(case), folder, str(out)],
+            capture_output=True, text=True, timeout=240, check=False,
+        )  # fmt: skip
+        assert out.exists(), done.stdout + done.stderr
+        return pickle.loads(out.read_bytes())
+
+
+def predicted_rank(case: dict[str, Any]) -> Any:
+    """The stream of a rank as memest makes it, with the CPU's operators and no workspaces."""
+    from cases import GPU, twin
+
+    from memest.sharding.rank import rank_stream
+    from memest.sharding.updated import as_updated, updated_weights, updates_on_device
+    from memest.sizes import as_traced
+    from memest.steps.compose import Pieces, splice
+    from memest.steps.stream import Stream, lay_out
+    from memest.trace.inputs import realise
+    from memest.trace.losses import loss_for
+    from memest.trace.training import plan_to_compose, trace_training, trace_updates
+
+    asked = _twins(case).setup
+    traced = as_traced(asked)
+    options = {**case.get("setup", {}), "precision": traced.precision, "dtype": traced.dtype}
+    twins = twin(case["model"], distributed=traced.distributed, **options)
+    trace = trace_training(
+        twins.built.model,
+        twins.setup,
+        make_batch=lambda: realise(twins.plans),
+        loss_of=loss_for(twins.built),
+        gpu=GPU,
+        operators="cpu",
+        plan=plan_to_compose(asked),
+    )
+    updates = None
+    if updates_on_device(asked):
+        updates = trace_updates(updated_weights(trace.weights, asked), as_updated(asked), GPU)
+    spliced = splice(trace, updates)
+    places: dict[int, int] = {}
+    numbered = replace(spliced)
+    numbered.sizes = [places.setdefault(size, len(places)) for size in spliced.sizes]
+    course = lay_out(
+        numbered, ((),) * len(spliced.calls), len(places), num_steps=STEPS,
+        grad_accum=asked.grad_accum, pieces=Pieces(numbered), cues=True,
+    )  # fmt: skip
+    table = list(places)
+    stream = Stream.of(course, [table[place] for place in course.places], 0)
+    return rank_stream(stream, asked, trace.weights, trace.landmarks, asked.grad_accum)
+
+
+def as_run(stream: Any) -> Any:
+    """A stream in the form in which runs on the CPU are measured; of the load, what wrappers make.
+
+    Whole weights do not count where DDP leaves them as they are; shards do.
+    """
+    from memest.calibration.running.cpu_memory import CpuRun, MemoryEvent, PhaseBytes
+    from memest.events import Phase
+
+    run = CpuRun()
+    now = peak = alive = done = 0
+    phase = None
+    loading = True
+    for index, event in enumerate(stream.events):
+        while done < len(stream.marks) and stream.mark_positions[done] <= index:
+            begun = stream.marks[done]
+            done += 1
+            if phase is not None:
+                run.phases.append(PhaseBytes(phase, alive, peak))
+            phase = f"{begun.phase} {begun.step} {begun.micro_step}"
+            alive = peak = now
+            loading = begun.phase is Phase.LOAD
+        number = event if event >= 0 else ~event
+        label = stream.label_names[stream.labels[number]]
+        if loading and not label.startswith(("ddp:", "fsdp:", "zero:")):
+            continue
+        size = stream.sizes[number] * (1 if event >= 0 else -1)
+        now += size
+        peak = max(peak, now)
+        module = stream.module_names[stream.modules[number]]
+        run.events.append(MemoryEvent(size, f"{module}/{label}", phase, number))
+    run.phases.append(PhaseBytes(phase, alive, peak))
+    return run
+
+
+def of_steps(run: Any) -> Any:
+    """The same without the load, and without what only the CPU's kernels take.
+
+    On a CPU ``chunk_cat`` pads and joins with tensors of its own; CUDA has one kernel for it.
+    """
+    run.events = [
+        event
+        for event in run.events
+        if not event.phase.startswith("load") and "chunk_cat" not in event.op
+    ]
+    return run
+
+
+def _twins(case: dict[str, Any]) -> Any:
+    from cases import twin
+
+    from memest.distributed import Distributed
+
+    spread = Distributed(num_gpus=case["ranks"], **case.get("spread", {}))
+    return twin(case["model"], distributed=spread, **case.get("setup", {}))
+
+
+class _Marks:
+    def mark(self, phase: str, step: int, micro_step: int) -> None:
+        from memest.calibration.running.cpu_memory import mark
+
+        mark(f"{phase} {step} {micro_step}")
+
+    def step_done(self, step: int) -> None:
+        pass
+
+
+def make_optimizer_of(setup: Any) -> Any:
+    from memest.trace.optimizers import make_optimizer
+    from memest.trace.recorder import Recorder
+
+    return lambda model: make_optimizer(model, setup, Recorder(), (2, 13))
+
+
+def _be_ddp_rank(rank: int, case: dict[str, Any], rendezvous: str, out: str) -> None:
+    import torch
+    import torch.distributed as dist
+
+    from memest.calibration.running.cpu_memory import mark, measure
+    from memest.calibration.running.loops import train
+    from memest.calibration.running.material import host_batches
+    from memest.trace.losses import loss_for
+
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    store = dist.FileStore(rendezvous, case["ranks"])
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=case["ranks"])
+    torch.manual_seed(0)
+    twins = _twins(case)
+    setup, spread = twins.setup, twins.setup.distributed
+    batches = host_batches(twins.plans, STEPS * setup.grad_accum)
+
+    def run() -> None:
+        mark("load 0 0")
+        model = torch.nn.parallel.DistributedDataParallel(
+            twins.real,
+            bucket_cap_mb=spread.ddp_bucket_cap_mb,
+            find_unused_parameters=setup.finds_unused_parameters,
+            gradient_as_bucket_view=spread.ddp_gradient_as_bucket_view,
+        )
+        train(
+            model, setup, batches, make_optimizer_of(setup), loss_for(twins.built),
+            torch.device("cpu"), _Marks(),
+        )  # fmt: skip
+
+    measured = measure(run)
+    dist.barrier()
+    if rank == 0:
+        Path(out).write_bytes(pickle.dumps(measured))
+
+
+def _be_fsdp_rank(case: dict[str, Any], out: str) -> None:
+    import torch
+    import torch.distributed as dist
+    from cases import twin
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    from memest.calibration.running.cpu_memory import mark, measure
+    from memest.calibration.running.loops import train
+    from memest.calibration.running.material import host_batches
+    from memest.trace.losses import loss_for
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=case["ranks"])
+    torch.manual_seed(0)
+    asked = _twins(case).setup
+    plain = asked.loop == "plain"
+    options = dict(case.get("setup", {}))
+    if not plain:
+        options.pop("precision", None)  # that is the policy's, not autocast's
+    twins = twin(case["model"], distributed=asked.distributed, **options)
+    batches = host_batches(twins.plans, STEPS * asked.grad_accum)
+    loss_of, optimizer = loss_for(twins.built), make_optimizer_of(twins.setup)
+
+    def run() -> None:
+        mark("load 0 0")
+        if plain:
+            model = _sharded(twins.real, asked)
+            train(model, twins.setup, batches, optimizer, loss_of, torch.device("cpu"), _Marks())
+        else:
+            _accelerate_loop(_prepared(twins.real, asked), asked, batches, optimizer, loss_of)
+
+    Path(out).write_bytes(pickle.dumps(measure(run)))
+
+
+def _present(setup: Any, names: tuple[str, str]) -> tuple[str, ...]:
+    """The dimensions that the mesh of a run has."""
+    return names if setup.distributed.num_copies > 1 else names[1:]
+
+
+def _mesh(setup: Any, names: tuple[str, str]) -> Any:
+    from torch.distributed import init_device_mesh
+
+    shape = (setup.distributed.num_copies, setup.distributed.shard_ranks)
+    dims = _present(setup, names)
+    return init_device_mesh("cpu", shape[-len(dims) :], mesh_dim_names=dims)
+
+
+def _sharded(model: Any, setup: Any) -> Any:
+    """PyTorch's recipe: layers, and the rest with the root."""
+    from torch.distributed.fsdp import fully_shard
+
+    spread = setup.distributed
+    mesh = _mesh(setup, ("replicate", "shard"))
+    for block in list(model.modules()):
+        if type(block).__name__ in (model._no_split_modules or ()):
+            fully_shard(block, mesh=mesh, reshard_after_forward=spread.fsdp.value == "full_shard")
+    return fully_shard(model, mesh=mesh)
+
+
+def _prepared(model: Any, setup: Any) -> Any:
+    """accelerate's own preparation."""
+    import torch
+    from accelerate.utils import FullyShardedDataParallelPlugin
+    from accelerate.utils.fsdp_utils import fsdp2_prepare_model
+
+    plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=2,
+        reshard_after_forward=setup.distributed.fsdp.value == "full_shard",
+        auto_wrap_policy="transformer_based_wrap",
+        cpu_ram_efficient_loading=False,
+    )
+    mixed = "no" if setup.precision == "fp32" else setup.precision.value
+    if mixed != "no":
+        plugin.set_mixed_precision(mixed)
+    names = ("dp_replicate", "dp_shard_cp")
+    accelerator = SimpleNamespace(
+        state=SimpleNamespace(fsdp_plugin=plugin), mixed_precision=mixed, is_main_process=False,
+        device=torch.device("cpu"), torch_device_mesh=_mesh(setup, names),
+        parallelism_config=SimpleNamespace(fsdp_dim_names=list(_present(setup, names))),
+    )  # fmt: skip
+    return fsdp2_prepare_model(accelerator, model)
+
+
+def _accelerate_loop(
+    model: Any, setup: Any, batches: Any, make_optimizer: Any, loss_of: Any
+) -> None:
+    """The loop of accelerate's documentation; an ``Accelerator`` wants a GPU for FSDP."""
+    import torch
+
+    from memest.calibration.running.cpu_memory import mark
+
+    optimizer, accum, batch = make_optimizer(model), setup.grad_accum, None
+    mark("batch 1 1")
+    for index, on_host in enumerate(batches):
+        step, micro = index // accum + 1, index % accum + 1
+        batch = {name: torch.as_tensor(value).clone() for name, value in on_host.items()}
+        mark(f"forward {step} {micro}")
+        model.set_requires_gradient_sync(micro == accum)
+        outputs = model(**batch)
+        loss = loss_of(outputs, batch)
+        mark(f"backward {step} {micro}")
+        loss = loss / accum
+        loss.backward()
+        if micro == accum:
+            mark(f"optimizer {step} 0")
+            optimizer.step()
+            mark(f"zero_grad {step} 0")
+            optimizer.zero_grad()
+        mark(f"batch {(index + 1) // accum + 1} {(index + 1) % accum + 1}")
+    del batch, outputs
+
+
+def _main(text: str, folder: str, out: str) -> None:
+    sys.path[:0] = [str(HERE), str(HERE.parent / "proof")]
+    case = json.loads(text)
+    if case.get("spread", {}).get("fsdp"):
+        _be_fsdp_rank(case, out)
+        return
+    context = multiprocessing.get_context("fork")
+    ranks = [
+        context.Process(target=_be_ddp_rank, args=(rank, case, f"{folder}/store", out))
+        for rank in range(case["ranks"])
+    ]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join()
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])
