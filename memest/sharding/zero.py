@@ -78,6 +78,12 @@ class Zero(GradientWrapper):
 
     def __post_init__(self) -> None:
         self.to.out.rank = self._largest_rank()
+        if len(self.groups) > 1:
+            self.notes.append(
+                "DeepSpeed empties the allocator's cache between groups while it flattens "
+                "parameters, and the replay does not: reserved and device may be less, by up to "
+                "the size of the parameters."
+            )
         self.on_host = "master weights, gradients, Adam's states and copies on their way"
         rank = self.to.out.rank
         for group in self.groups:
