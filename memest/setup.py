@@ -156,6 +156,41 @@ def _whole(option: str, value: Any, low: int, high: int) -> int:
     return value
 
 
+def _check_spread(setup: Setup) -> None:
+    """What is not priced together with several GPUs is refused.
+
+    Raises:
+        ConfigError: such a pair of options.
+    """
+    strategy = setup.distributed.strategy
+    if strategy is Strategy.NONE:
+        return
+    facts = facts_of(setup.optim)
+    shards = strategy in (Strategy.FSDP, Strategy.ZERO)
+    several = {Strategy.DDP: "--num-gpus", Strategy.FSDP: "--fsdp", Strategy.ZERO: "--zero"}[
+        strategy
+    ]
+    for there, what in (
+        (setup.eval_batch is not None, "--eval-batch"),
+        (setup.steps_in_backward, f"an optimizer that steps in backward (--optim {setup.optim})"),
+        (setup.use_liger_kernel, "--use-liger-kernel"),
+        (shards and setup.quantization is not None, "a quantised base"),
+        (
+            shards and facts.by_module,
+            f"--optim {setup.optim}, which asks which module owns a weight",
+        ),
+        (
+            shards and facts.block_states,
+            f"--optim {setup.optim}, whose states are blocks of 8 bits",
+        ),
+    ):
+        if there:
+            raise ConfigError(
+                f"{what} is not priced together with {several} yet, and memest does not guess: "
+                "leave one of them out."
+            )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
     """One training configuration on one GPU.
@@ -305,6 +340,7 @@ class Setup:
         if self.quantization is not None:
             put(self, "quantization", read_quantization(self.quantization))
         _check_adapter(self)
+        _check_spread(self)
         if self.max_grad_norm is not None and not 0 <= self.max_grad_norm < math.inf:
             raise ConfigError(
                 f"--max-grad-norm {self.max_grad_norm} is out of range: it must be a finite "

@@ -60,7 +60,9 @@ class _Tail:
             for h in found
             if h.lifetime is Lifetime.PERSISTENT and h.nbytes
         }
-        self._player = Player(own, shape_of(hidden), len(trace.sizes), self._course, persistent=kept)
+        self._player = Player(
+            own, shape_of(hidden), len(trace.sizes), self._course, persistent=kept
+        )
         self._sizes: list[int] = []
         self._spans = _spans(trace)
         before, last = (_born(trace, span) for span in self._spans[-2:])

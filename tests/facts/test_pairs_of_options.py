@@ -1,0 +1,35 @@
+"""What is not priced together is refused, and says so."""
+
+from typing import Any
+
+import pytest
+
+from memest.errors import ConfigError
+from memest.options import setup_from_options
+
+SPREAD: dict[str, dict[str, Any]] = {
+    "--num-gpus": {"num_gpus": 2},
+    "--fsdp": {"num_gpus": 2, "fsdp": "full_shard"},
+    "--zero": {"num_gpus": 2, "zero": 2},
+}
+EVERYWHERE: list[dict[str, Any]] = [
+    {"eval_batch": 4}, {"optim": "lomo"}, {"use_liger_kernel": True},
+]  # fmt: skip
+SHARDED: list[dict[str, Any]] = [
+    {"load_in_4bit": True, "lora_r": 8}, {"optim": "adamw_8bit"}, {"optim": "adam_mini"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("flag", SPREAD)
+@pytest.mark.parametrize("more", EVERYWHERE)
+def test_not_on_several_gpus(flag: str, more: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=f"{flag} yet"):
+        setup_from_options(**SPREAD[flag], **more)
+
+
+@pytest.mark.parametrize("more", SHARDED)
+def test_not_where_weights_are_cut(more: dict[str, Any]) -> None:
+    setup_from_options(**SPREAD["--num-gpus"], **more)
+    for flag in ("--fsdp", "--zero"):
+        with pytest.raises(ConfigError, match=f"{flag} yet"):
+            setup_from_options(**SPREAD[flag], **more)
