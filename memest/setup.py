@@ -181,7 +181,7 @@ def _check_spread(setup: Setup) -> None:
         ),
         (
             shards and facts.block_states,
-            f"--optim {setup.optim}, whose states are blocks of 8 bits",
+            f"--optim {setup.optim}, whose states are bitsandbytes'",
         ),
     ):
         if there:
