@@ -128,6 +128,11 @@ def _metrics(answer: Estimate, pinned: Estimate | None) -> None:
             border=True,
         )
     st.caption(f"Range of the device peak: {interval_text(answer)}.")
+    if peak.managed_bytes:
+        st.caption(
+            f"Beside these, {format_size(peak.managed_bytes)} of paged optimizer states: managed "
+            "memory, which moves between host and GPU and no counter of PyTorch's sees."
+        )
 
 
 # -- the pinned scenario --------------------------------------------------------------------------

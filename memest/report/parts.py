@@ -23,6 +23,7 @@ COLOURS = {
     Category.TEMPORARIES: "#f0e442",
     Category.WORKSPACES: "#8c564b",
     Category.INPUTS: "#17becf",
+    Category.COMMUNICATION: "#882255",
     Category.ROUNDING: "#c7c7c7",
 }
 """One colour a category, told apart by colour-blind readers too."""

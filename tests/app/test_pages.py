@@ -8,6 +8,8 @@ import memest
 from memest.app import scenarios
 from memest.app.main import PAGES
 from memest.app.published import outcomes
+from memest.app.views import how_it_works
+from memest.events import Category, Phase
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -134,6 +136,11 @@ def test_what_a_link_says_is_shown_and_not_drawn(open_page: Open) -> None:
     assert "![" not in said
     assert "[x]" not in said
     assert "![x](http://192.0.2.1/p.png)" in texts(app)
+
+
+def test_every_phase_and_category_is_explained() -> None:
+    assert set(how_it_works._CATEGORIES) == set(Category)
+    assert set(how_it_works._PHASES) == set(Phase)
 
 
 def test_how_it_works_walks_through_the_phases(open_page: Open) -> None:
