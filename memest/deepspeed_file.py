@@ -15,6 +15,7 @@ from typing import Any
 
 from memest.distributed import Distributed
 from memest.errors import ConfigError, closest
+from memest.files import read_small
 
 __all__ = ["DeepSpeedFile", "read_deepspeed", "with_hidden_size"]
 
@@ -95,8 +96,11 @@ def read_deepspeed(value: Any) -> DeepSpeedFile:
 
 
 def _load(path: Any) -> Mapping[str, Any]:
+    text = str(path)
     try:
-        document = json.loads(Path(str(path)).expanduser().read_text(encoding="utf-8"))
+        if not text.lstrip().startswith("{"):
+            text = read_small(Path(text).expanduser())
+        document = json.loads(text)
     except OSError as error:
         raise ConfigError(f"--deepspeed {path}: {error.strerror or error}.") from None
     except ValueError as error:

@@ -227,9 +227,10 @@ _SEVERAL_GPUS: tuple[Option, ...] = (
     _spread(
         "zero_settings",
         "--deepspeed --deepspeed-config",
-        "A DeepSpeed configuration: its stage, buckets and offloading; `auto` as the Trainer "
-        "fills it in.",
+        "A DeepSpeed configuration, a file or the JSON itself: its stage, buckets and offloading; "
+        "`auto` as the Trainer fills it in.",
         metavar="FILE",
+        names_file=True,
         aliases="deepspeed_config_file",
     ),
 )

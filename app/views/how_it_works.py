@@ -49,8 +49,8 @@ _CATEGORIES = {
     Category.WORKSPACES: "Memory that kernels take behind the operators: cuBLAS, reductions, "
     "attention. PyTorch's own counters see it, a look at the model's code does not.",
     Category.INPUTS: "The batches on the GPU.",
-    Category.COMMUNICATION: "Of several GPUs: buckets of gradients, gathered parameters, what goes into "
-    "and comes out of reductions.",
+    Category.COMMUNICATION: "Of several GPUs: buckets of gradients, gathered parameters, what "
+    "goes into and comes out of reductions.",
     Category.ROUNDING: "What the allocator hands out beyond the request: every block is a "
     "multiple of 512 bytes, and small rests are not split off.",
 }

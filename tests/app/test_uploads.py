@@ -261,7 +261,7 @@ def test_nothing_of_this_machine_is_opened_for_a_link(
 def test_options_that_name_files_take_none_of_a_link(tmp_path: Path) -> None:
     path = tmp_path / "adapter_config.json"
     path.write_text('{"secret": 1}')
-    for name in ("adapter", "quantization"):
+    for name in ("adapter", "quantization", "zero_settings"):
         with pytest.raises(ConfigError, match="reads no files of this machine"):
             check_question(Question("gpt2", ((name, str(path)),)))
     check_question(Question("gpt2", (("quantization", '{"load_in_4bit": true}'),)))

@@ -33,3 +33,11 @@ def test_not_where_weights_are_cut(more: dict[str, Any]) -> None:
     for flag in ("--fsdp", "--zero"):
         with pytest.raises(ConfigError, match=f"{flag} yet"):
             setup_from_options(**SPREAD[flag], **more)
+
+
+def test_a_deepspeed_configuration_may_be_its_text() -> None:
+    text = '{"zero_optimization": {"stage": 2}, "bf16": {"enabled": true}}'
+    setup = setup_from_options(num_gpus=4, deepspeed=text)
+    assert (setup.distributed.zero, setup.precision) == (2, "bf16")
+    with pytest.raises(ConfigError, match="no JSON"):
+        setup_from_options(num_gpus=4, deepspeed="{")
