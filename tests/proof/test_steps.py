@@ -186,7 +186,7 @@ IN_BACKWARD = [
     ("t5", {"optim": "adamw_torch_fused", "loop": ACCELERATE}),
     ("llama", {"optim": "adafactor", "loop": PLAIN, "checkpointing": "full"}),
     ("bert", {"optim": "adamw_torch_loop", "loop": PLAIN, "freeze": ("embeddings",)}),
-    ("vit", {"optim": "adamw_torch_loop", "loop": TRAINER}),
+    ("vit", {"optim": "adamw_torch_loop", "loop": PLAIN}),
 ]
 
 
