@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from memest.errors import ConfigError
-from memest.option_table import OPTIONS, Kind
+from memest.option import Kind
+from memest.option_table import OPTIONS
 from memest.options import find_option, setup_from_options
 from memest.setup import Setup
 from memest.spelling import command_words, python_snippet, read_scenario, write_scenario

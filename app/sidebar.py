@@ -13,7 +13,8 @@ from memest.app.words import plain
 from memest.cards import NO_PROFILE
 from memest.errors import MemestError
 from memest.models.catalogue import catalogue
-from memest.option_table import OPTIONS, Panel
+from memest.option import Panel
+from memest.option_table import OPTIONS
 from memest.options import find_option
 from memest.units import MIB, format_size
 

@@ -10,7 +10,7 @@ import streamlit as st
 
 from memest.hardware.catalogue import COMMON_GPUS, find_gpu
 from memest.hardware.spec import list_gpus
-from memest.option_table import Kind, Option
+from memest.option import Kind, Option
 from memest.options import find_option
 from memest.setup import OPTIMIZERS, Setup
 

@@ -17,7 +17,8 @@ from memest.deepspeed_file import read_deepspeed
 from memest.distributed import ALONE, Distributed
 from memest.errors import ConfigError, closest
 from memest.finetune_options import merge_adapter, merge_quantization
-from memest.option_table import OPTIONS, Kind, Option, Panel
+from memest.option import Kind, Option, Panel
+from memest.option_table import OPTIONS
 from memest.setup import MAX_BATCH, Setup, Software
 from memest.units import parse_size
 

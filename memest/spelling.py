@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from memest.errors import ConfigError
-from memest.option_table import Kind, Option
+from memest.option import Kind, Option
 from memest.options import find_option
 
 __all__ = ["command_words", "python_snippet", "read_scenario", "write_scenario"]

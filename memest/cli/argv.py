@@ -16,7 +16,8 @@ import re
 from collections.abc import Sequence
 
 from memest.errors import closest
-from memest.option_table import OPTIONS, Kind, Option
+from memest.option import Kind, Option
+from memest.option_table import OPTIONS
 
 __all__ = ["closest_flags", "normalise", "options_by_flag"]
 

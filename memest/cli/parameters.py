@@ -8,7 +8,8 @@ from typing import Annotated, Any, Optional
 
 import typer
 
-from memest.option_table import OPTIONS, Kind, Option
+from memest.option import Kind, Option
+from memest.option_table import OPTIONS
 
 __all__ = [
     "AsciiFlag",

@@ -12,7 +12,7 @@ from typing import Any
 
 from memest.cli.answering import run_estimate, run_fits
 from memest.cli.argv import options_by_flag
-from memest.option_table import Kind
+from memest.option import Kind
 
 __all__ = ["quick"]
 

@@ -19,7 +19,8 @@ from fractions import Fraction
 from typing import Any
 
 from memest.errors import ConfigError, closest
-from memest.option_table import OPTIONS, Kind, Option
+from memest.option import Kind, Option
+from memest.option_table import OPTIONS
 from memest.options import find_option, read_bool, read_size, read_whole
 from memest.setup import Software
 

@@ -5,7 +5,8 @@ import dataclasses
 import pytest
 
 from memest.errors import ConfigError
-from memest.option_table import OPTIONS, Kind, Panel
+from memest.option import Kind, Panel
+from memest.option_table import OPTIONS
 from memest.options import find_option, setup_from_options
 from memest.setup import Setup, Software
 

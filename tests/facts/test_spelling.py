@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 import memest
 from memest.errors import ConfigError
-from memest.option_table import OPTIONS, Kind
+from memest.option import Kind
+from memest.option_table import OPTIONS
 from memest.options import find_option, setup_from_options
 from memest.spelling import command_words, python_snippet, read_scenario, write_scenario
 

@@ -5,7 +5,8 @@ import itertools
 import pytest
 
 from memest.errors import ConfigError
-from memest.option_table import OPTIONS, Kind
+from memest.option import Kind
+from memest.option_table import OPTIONS
 from memest.search.axes import MAX_POINTS, parse_axis
 from memest.search.grid import gpus_of, read_grid, setup_options, shown
 from memest.setup import Precision, Software

@@ -1,0 +1,123 @@
+"""The options of runs on several GPUs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from memest.distributed import Distributed, Fsdp
+from memest.option import Kind, Option, Panel, legal
+
+__all__ = ["SEVERAL_GPUS"]
+
+
+def _spread(name: str, flags: str, help_text: str, kind: Kind = Kind.TEXT, **more: Any) -> Option:
+    """An option that sets a field of Distributed, with the field's default in its help."""
+    default = getattr(Distributed(), name, None)
+    if kind in (Kind.WHOLE, Kind.NUMBER, Kind.TEXT) and default not in (None, (), ""):
+        help_text += f" Default: {default}."
+    values = {"aliases": "", **more}
+    values["aliases"] = tuple(values["aliases"].split())
+    return Option(
+        name=name, flags=tuple(flags.split()), help=help_text, panel=Panel.DISTRIBUTED, kind=kind,
+        field="distributed", **values,
+    )  # fmt: skip
+
+
+SEVERAL_GPUS: tuple[Option, ...] = (
+    _spread(
+        "num_gpus",
+        "--num-gpus --num-processes",
+        "GPUs of the run, one process each: DDP, unless --fsdp or --zero says otherwise.",
+        Kind.WHOLE,
+        metavar="N",
+        aliases="world_size nproc_per_node",
+    ),
+    _spread(
+        "nccl_memory",
+        "--nccl-memory",
+        "What the communicator takes on each GPU; left out, a range: it depends on the links.",
+        metavar="SIZE",
+    ),
+    _spread(
+        "ddp_bucket_cap_mb",
+        "--ddp-bucket-cap-mb",
+        "Size of DDP's gradient buckets, MiB; left out, 25 and a first one of 1.",
+        Kind.NUMBER,
+        metavar="MIB",
+        aliases="bucket_cap_mb",
+    ),
+    _spread(
+        "ddp_find_unused_parameters",
+        "--ddp-find-unused-parameters --no-ddp-find-unused-parameters",
+        "DDP looks for parameters that were not used, and copies the outputs; left out, as the "
+        "loop does: the Trainer, unless layers are recomputed.",
+        Kind.EITHER,
+        aliases="find_unused_parameters",
+    ),
+    _spread(
+        "ddp_gradient_as_bucket_view",
+        "--ddp-gradient-as-bucket-view",
+        "Gradients are views of DDP's buckets.",
+        Kind.SWITCH,
+        aliases="gradient_as_bucket_view",
+    ),
+    _spread(
+        "fsdp",
+        "--fsdp",
+        f"FSDP2 (fully_shard): {legal(Fsdp)}; full_shard gives parameters back after each unit's "
+        "forward, shard_grad_op keeps them until its backward.",
+        metavar="MODE",
+    ),
+    _spread(
+        "fsdp_wrap",
+        "--fsdp-wrap --fsdp-transformer-layer-cls-to-wrap",
+        "Class of the modules that become FSDP units; left out, those the model names as not to be "
+        "split. Repeatable.",
+        Kind.LIST,
+        metavar="CLASS",
+        aliases="transformer_layer_cls_to_wrap",
+    ),
+    _spread(
+        "fsdp_shard_size",
+        "--fsdp-shard-size",
+        "GPUs that share one copy of the model, the copies being replicas (hybrid sharding); left "
+        "out, all.",
+        Kind.WHOLE,
+        metavar="N",
+    ),
+    _spread(
+        "fsdp_offload",
+        "--fsdp-offload",
+        "FSDP keeps shards, gradients and optimizer states in host memory.",
+        Kind.SWITCH,
+        aliases="fsdp_offload_params",
+    ),
+    _spread(
+        "zero",
+        "--zero --zero-stage",
+        "Stage of DeepSpeed ZeRO, 1 or 2; 0 is no DeepSpeed.",
+        Kind.WHOLE,
+        metavar="STAGE",
+    ),
+    _spread(
+        "offload_optimizer",
+        "--offload-optimizer",
+        "ZeRO keeps optimizer states and master weights in host memory.",
+        Kind.SWITCH,
+    ),
+    _spread(
+        "offload_param",
+        "--offload-param",
+        "ZeRO-3 keeps parameters in host memory. Not modelled yet: refused.",
+        Kind.SWITCH,
+    ),
+    _spread(
+        "zero_settings",
+        "--deepspeed --deepspeed-config",
+        "A DeepSpeed configuration, a file or the JSON itself: its stage, buckets and offloading; "
+        "`auto` as the Trainer fills it in.",
+        metavar="FILE",
+        names_file=True,
+        aliases="deepspeed_config_file",
+    ),
+)
