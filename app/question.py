@@ -9,15 +9,12 @@ from typing import Any
 
 from memest.errors import ConfigError
 from memest.option import Kind
-from memest.option_table import OPTIONS
+from memest.option_table import OPTIONS, PLACE
 from memest.options import find_option, setup_from_options
 from memest.setup import Setup
 from memest.spelling import command_words, python_snippet, read_scenario, write_scenario
 
-__all__ = ["PLACE", "Question"]
-
-PLACE = ("gpu", "gpu_memory", "device_context", "profile")
-"""Options that are arguments of an estimate and no part of the training setup."""
+__all__ = ["Question"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from memest.errors import ConfigError, closest
-from memest.files import read_small
+from memest.given import mapping_given
 
 __all__ = ["METHODS", "Adapter", "read_adapter"]
 
@@ -133,32 +133,15 @@ def read_adapter(given: Any, *, option: str = "--peft-config") -> Adapter:
 
 
 def _mapping_of(given: Any, option: str) -> dict[str, Any]:
-    if isinstance(given, Mapping):
-        return dict(given)
-    as_dict = getattr(given, "to_dict", None)
-    if callable(as_dict):
-        found = as_dict()
-        if isinstance(found, Mapping):
-            return dict(found)
-    if not isinstance(given, (str, Path)):
-        raise ConfigError(
-            f"{option} is a {type(given).__name__}: give the path of an adapter_config.json, a "
-            "mapping, or a configuration of peft."
-        )
-    path = Path(given).expanduser()
-    path = path / "adapter_config.json" if path.is_dir() else path
-    try:
-        values = json.loads(read_small(path))
-    except OSError as error:
-        raise ConfigError(
-            f"{option} {str(given)!r} cannot be read ({error.strerror}): give the path of an "
-            "adapter_config.json, as peft saves it beside the adapter's weights."
-        ) from None
-    except ValueError as error:
-        raise ConfigError(f"{option} {str(given)!r} is not JSON: {error}.") from None
-    if not isinstance(values, dict):
-        raise ConfigError(f"{option} {str(given)!r} holds no JSON object.")
-    return values
+    if isinstance(given, (str, Path)) and not str(given).lstrip().startswith("{"):
+        path = Path(given).expanduser()
+        given = path / "adapter_config.json" if path.is_dir() else given
+    return mapping_given(
+        given, option,
+        takes="give the path of an adapter_config.json, a mapping, or a configuration of peft",
+        instead="give the path of an adapter_config.json, as peft saves it beside the adapter's "
+        "weights",
+    )  # fmt: skip
 
 
 def _method(name: Any, option: str) -> str:

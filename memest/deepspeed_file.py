@@ -7,15 +7,13 @@ which is filled in where the model is known (:func:`with_hidden_size`).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from memest.distributed import Distributed
 from memest.errors import ConfigError, closest
-from memest.files import read_small
+from memest.files import read_json
 
 __all__ = ["DeepSpeedFile", "read_deepspeed", "with_hidden_size"]
 
@@ -96,11 +94,8 @@ def read_deepspeed(value: Any) -> DeepSpeedFile:
 
 
 def _load(path: Any) -> Mapping[str, Any]:
-    text = str(path)
     try:
-        if not text.lstrip().startswith("{"):
-            text = read_small(Path(text).expanduser())
-        document = json.loads(text)
+        document = read_json(path)
     except OSError as error:
         raise ConfigError(f"--deepspeed {path}: {error.strerror or error}.") from None
     except ValueError as error:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import errno
+import json
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from memest.errors import ConfigError, closest
 from memest.units import MIB, format_size
 
-__all__ = ["check_suffix", "check_target", "read_small"]
+__all__ = ["check_suffix", "check_target", "read_json", "read_small", "write_as"]
 
 
 def check_suffix(path: Path, legal: Sequence[str]) -> str:
@@ -41,6 +43,37 @@ def check_target(path: Path, legal: Sequence[str]) -> str:
         wrong = "is a folder" if path.is_dir() else f"needs the folder {path.parent}"
         raise ConfigError(f"{path} {wrong}: name a file in a folder that exists.")
     return suffix
+
+
+def write_as(path: str | Path, makers: Mapping[str, Callable[[], str | bytes]]) -> None:
+    """Write what the suffix of a file asks for; an existing file is overwritten.
+
+    Args:
+        path: where to.
+        makers: what makes the content, by suffix.
+
+    Raises:
+        ConfigError: for any other suffix.
+    """
+    file = Path(path)
+    content = makers[check_suffix(file, tuple(makers))]()
+    if isinstance(content, bytes):
+        file.write_bytes(content)
+    else:
+        file.write_text(content, encoding="utf-8", newline="\n")
+
+
+def read_json(given: str | Path) -> Any:
+    """A document: the text of a JSON object itself, or what a file holds.
+
+    Raises:
+        OSError: the file cannot be read, see :func:`read_small`.
+        ValueError: it is no JSON.
+    """
+    text = str(given)
+    if not text.lstrip().startswith("{"):
+        text = read_small(Path(text).expanduser())
+    return json.loads(text)
 
 
 def read_small(path: Path, most: int = 10 * MIB) -> str:

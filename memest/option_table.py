@@ -25,7 +25,7 @@ from memest.setup import (
 )
 from memest.several_gpus_table import SEVERAL_GPUS
 
-__all__ = ["OPTIONS"]
+__all__ = ["OPTIONS", "PLACE"]
 
 
 def _setup(
@@ -417,3 +417,6 @@ OPTIONS: tuple[Option, ...] = (
     *SEVERAL_GPUS,
 )
 """Every option of an estimate, in the order of the help."""
+
+PLACE = tuple(option.name for option in OPTIONS if option.panel is Panel.GPU and not option.field)
+"""Options that say where a run is to fit: arguments of an estimate and no part of its setup."""

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from memest.errors import ConfigError, closest
-from memest.files import read_small
+from memest.given import mapping_given
 
 __all__ = ["Format", "Quantization", "read_quantization"]
 
@@ -170,35 +168,14 @@ def read_quantization(given: Any, *, option: str = "--quantization-config") -> Q
 
 
 def _mapping_of(given: Any, option: str) -> dict[str, Any]:
-    if isinstance(given, Mapping):
-        return dict(given)
-    as_dict = getattr(given, "to_dict", None)
-    if callable(as_dict):
-        found = as_dict()
-        if isinstance(found, Mapping):
-            return dict(found)
-    if not isinstance(given, (str, Path)):
-        raise ConfigError(
-            f"{option} is a {type(given).__name__}: give a mapping, JSON, or a BitsAndBytesConfig."
-        )
-    text = str(given)
-    if not text.lstrip().startswith("{"):
-        try:
-            text = read_small(Path(text).expanduser())
-        except OSError as error:
-            raise ConfigError(
-                f"{option} {str(given)!r} cannot be read ({error.strerror}): give JSON, for "
-                "example '{\"load_in_4bit\": true}', or the path of a file that holds it."
-            ) from None
-        except UnicodeDecodeError:
-            raise ConfigError(f"{option} {str(given)!r} is not text.") from None
-    try:
-        values = json.loads(text)
-    except ValueError as error:
-        raise ConfigError(f"{option} {str(given)!r} is not JSON: {error}.") from None
-    if not isinstance(values, dict):
-        raise ConfigError(f"{option} {str(given)!r} holds no JSON object.")
-    return dict(values.get("quantization_config") or values)
+    values = mapping_given(
+        given, option, takes="give a mapping, JSON, or a BitsAndBytesConfig",
+        instead="give JSON, for example '{\"load_in_4bit\": true}', or the path of a file that "
+        "holds it",
+    )  # fmt: skip
+    # a file may be the model's whole config.json
+    whole = isinstance(given, (str, Path)) and values.get("quantization_config")
+    return dict(whole or values)
 
 
 def _one_of(option: str, value: str, legal: Any) -> str:

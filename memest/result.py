@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import enum
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from memest.events import Category, Phase
-from memest.files import check_suffix
+from memest.files import write_as
 from memest.setup import Setup
 
 __all__ = [
@@ -325,16 +326,13 @@ class Estimate:
             ConfigError: for any other suffix.
             MissingDependencyError: for .png without matplotlib.
         """
-        file = Path(path)
-        suffix = check_suffix(file, SUFFIXES)
-        if suffix == ".png":
-            file.write_bytes(self.to_png())
-            return
-        if suffix == ".html":
-            text = self.to_html()
-        else:
-            text = self.to_csv() if suffix == ".csv" else f"{self.to_json()}\n"
-        file.write_text(text, encoding="utf-8", newline="\n")
+        makers: dict[str, Callable[[], str | bytes]] = {
+            ".json": lambda: f"{self.to_json()}\n",
+            ".csv": self.to_csv,
+            ".html": self.to_html,
+            ".png": self.to_png,
+        }
+        write_as(path, makers)
 
     def __str__(self) -> str:
         from memest.report.text import render

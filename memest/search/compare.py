@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from memest.errors import ConfigError
 from memest.findings import Comparison, Scenario
+from memest.option_table import PLACE
 from memest.result import Estimate
 from memest.search.cost import TIME_BASIS
 from memest.search.probe import Probe
@@ -24,7 +25,6 @@ Progress = Callable[[str], None]
 Change = str | Mapping[str, Any]
 
 BASE = "base"
-_PLACE = ("gpu", "gpu_memory", "device_context", "profile")
 
 
 def compare(
@@ -133,8 +133,8 @@ def _named_changes(scenarios: Sequence[Change] | Mapping[str, Change]) -> dict[s
 
 def _split(change: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Changes of the setup, and of the GPU that it is asked for."""
-    place = {name: value for name, value in change.items() if name in _PLACE}
-    return {name: value for name, value in change.items() if name not in _PLACE}, place
+    place = {name: value for name, value in change.items() if name in PLACE}
+    return {name: value for name, value in change.items() if name not in PLACE}, place
 
 
 def _moved(where: Mapping[str, Any], place: Mapping[str, Any]) -> dict[str, Any]:

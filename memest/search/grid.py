@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from memest.errors import ConfigError
+from memest.option_table import PLACE
 from memest.options import HARMLESS, find_option, setup_from_options
 from memest.search.axes import MAX_POINTS, Axis, axis_option, axis_values, read_value
 from memest.setup import Software
 
 __all__ = ["Grid", "Question", "gpus_of", "read_grid", "setup_options", "shown"]
 
-_APART = frozenset({"gpu", "gpu_memory", "device_context", "profile", "trust_remote_code"})
+_APART = frozenset({*PLACE, "trust_remote_code"})
 """Options that are arguments of an estimate and no part of the training setup."""
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memest.errors import ConfigError
-from memest.files import check_suffix
+from memest.files import write_as
 from memest.result import Peak, Verdict
 from memest.search.axes import Axis
 from memest.search.grid import shown
@@ -243,18 +243,14 @@ class Sweep:
             ConfigError: for any other suffix.
             MissingDependencyError: for .png without matplotlib.
         """
-        file = Path(path)
-        suffix = check_suffix(file, SUFFIXES)
-        if suffix == ".png":
-            file.write_bytes(self.to_png(metric))
-            return
-        if suffix == ".csv":
-            text = self.to_csv()
-        elif suffix == ".html":
-            text = self.to_html(metric)
-        else:
-            text = self.to_jsonl() if suffix == ".jsonl" else f"{self.to_json()}\n"
-        file.write_text(text, encoding="utf-8", newline="\n")
+        makers: dict[str, Callable[[], str | bytes]] = {
+            ".csv": self.to_csv,
+            ".jsonl": self.to_jsonl,
+            ".json": lambda: f"{self.to_json()}\n",
+            ".html": lambda: self.to_html(metric),
+            ".png": lambda: self.to_png(metric),
+        }
+        write_as(path, makers)
 
     def __str__(self) -> str:
         from memest.report.grid import render_grid

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from memest.trace.recorder import Recorder
+from memest.trace.stepping import updated_by
 
 __all__ = ["BlockStates", "Blocks", "blocks_of", "library_optimizer"]
 
@@ -86,16 +87,13 @@ class BlockStates(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """One update."""
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                # strides that are not those of a dense tensor make a copy that stays
-                parameter.data = parameter.data.contiguous()
-                parameter.grad = parameter.grad.contiguous()
-                if not self.state[parameter]:
-                    self._init_state(parameter)
-                parameter.mul_(1.0)  # the kernel: one launch, in place
+        for parameter in updated_by(self):
+            # strides that are not those of a dense tensor make a copy that stays
+            parameter.data = parameter.data.contiguous()
+            parameter.grad = parameter.grad.contiguous()
+            if not self.state[parameter]:
+                self._init_state(parameter)
+            parameter.mul_(1.0)  # the kernel: one launch, in place
 
     def _init_state(self, parameter: torch.Tensor) -> None:
         blocks, state = self._blocks, self.state[parameter]

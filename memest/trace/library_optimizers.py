@@ -22,6 +22,7 @@ from memest.optimizer_names import facts_of, read_arguments
 from memest.setup import Setup
 from memest.trace.recorder import Recorder
 from memest.trace.roles import Roles
+from memest.trace.stepping import updated_by
 
 __all__ = ["Several", "adam_mini", "library_class", "low_rank_groups", "make_library", "muon_split"]
 
@@ -283,15 +284,12 @@ class QuantisedStates(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """One update."""
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                state = self.state[parameter]
-                if not state:
-                    state["exp_avg"] = self._buffer(parameter)
-                    state["exp_avg_sq"] = self._buffer(parameter)
-                parameter.mul_(1.0)  # the kernel: one launch, in place
+        for parameter in updated_by(self):
+            state = self.state[parameter]
+            if not state:
+                state["exp_avg"] = self._buffer(parameter)
+                state["exp_avg_sq"] = self._buffer(parameter)
+            parameter.mul_(1.0)  # the kernel: one launch, in place
 
     def _buffer(self, parameter: torch.Tensor) -> list[torch.Tensor]:
         count = parameter.numel()
@@ -320,21 +318,18 @@ class TritonStates(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """One update."""
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                state = self.state[parameter]
-                if not state:
-                    state["exp_avg"] = torch.zeros_like(parameter)
-                    state["exp_avg_sq"] = torch.zeros_like(parameter)
-                    state["eps_sq"] = parameter.new_zeros(())
-                    compensates = self._kahan is not False and parameter.dtype in _HALF
-                    state["kahan_comp"] = (
-                        torch.zeros_like(parameter)
-                        if compensates
-                        else parameter.new_zeros(1, dtype=torch.uint8)
-                    )
-                    state["mean_square"] = parameter.new_zeros(1, dtype=torch.float32)
-                parameter.mul_(1.0)  # two launches: the mean square, then the update
-                parameter.mul_(1.0)
+        for parameter in updated_by(self):
+            state = self.state[parameter]
+            if not state:
+                state["exp_avg"] = torch.zeros_like(parameter)
+                state["exp_avg_sq"] = torch.zeros_like(parameter)
+                state["eps_sq"] = parameter.new_zeros(())
+                compensates = self._kahan is not False and parameter.dtype in _HALF
+                state["kahan_comp"] = (
+                    torch.zeros_like(parameter)
+                    if compensates
+                    else parameter.new_zeros(1, dtype=torch.uint8)
+                )
+                state["mean_square"] = parameter.new_zeros(1, dtype=torch.float32)
+            parameter.mul_(1.0)  # two launches: the mean square, then the update
+            parameter.mul_(1.0)

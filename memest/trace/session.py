@@ -189,10 +189,7 @@ def trace_built(
     set_use_cache(run.model, setup)
     if not run.keeps_checkpointing:
         set_checkpointing(run.model, setup)
-    config = getattr(run.model, "config", None)
-    model_type = str(getattr(config, "model_type", ""))
-    attention = str(getattr(config, "_attn_implementation", ""))
-    plans = masks_as_before(run.plan(setup), model_type, attention, setup)
+    model_type, plans = _fed(run, setup)
     with as_built(run.model), _kernels(run.model, setup, gpu):
         trace = trace_training(
             run.model, setup, make_batch=lambda: realise(plans), loss_of=run.loss_of, gpu=gpu,
@@ -201,6 +198,14 @@ def trace_built(
         )  # fmt: skip
     trace.counts = run.counts
     return trace
+
+
+def _fed(run: BuiltRun, setup: Setup) -> tuple[str, tuple[TensorPlan, ...]]:
+    """The family of a model, and what it is fed."""
+    config = getattr(run.model, "config", None)
+    model_type = str(getattr(config, "model_type", ""))
+    attention = str(getattr(config, "_attn_implementation", ""))
+    return model_type, masks_as_before(run.plan(setup), model_type, attention, setup)
 
 
 def _kernels(model: torch.nn.Module, setup: Setup, gpu: GpuTraits) -> AbstractContextManager[None]:
@@ -212,10 +217,7 @@ def _kernels(model: torch.nn.Module, setup: Setup, gpu: GpuTraits) -> AbstractCo
 def evaluate_built(run: BuiltRun, setup: Setup, gpu: GpuTraits, operators: str = "cuda") -> Trace:
     """Trace the first batches of an evaluation of ``setup``, whose batch is the evaluation's."""
     set_use_cache(run.model, setup)
-    config = getattr(run.model, "config", None)
-    model_type = str(getattr(config, "model_type", ""))
-    attention = str(getattr(config, "_attn_implementation", ""))
-    plans = masks_as_before(run.plan(setup), model_type, attention, setup)
+    model_type, plans = _fed(run, setup)
     with as_built(run.model), _kernels(run.model, setup, gpu):
         return trace_evaluation(
             run.model, setup, make_batch=lambda: realise(plans), loss_of=run.loss_of, gpu=gpu,

@@ -41,3 +41,11 @@ def test_a_deepspeed_configuration_may_be_its_text() -> None:
     assert (setup.distributed.zero, setup.precision) == (2, "bf16")
     with pytest.raises(ConfigError, match="no JSON"):
         setup_from_options(num_gpus=4, deepspeed="{")
+
+
+def test_a_configuration_of_peft_may_be_its_text() -> None:
+    setup = setup_from_options(adapter='{"peft_type": "LORA", "r": 4}')
+    assert setup.adapter is not None
+    assert setup.adapter.words == "LoRA, r 4"
+    with pytest.raises(ConfigError, match="not JSON"):
+        setup_from_options(adapter="{")
