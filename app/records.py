@@ -11,13 +11,13 @@ import streamlit as st
 
 from memest.app.uploads import MAX_EXPORT_BYTES, temporary
 from memest.calibration.exchange import read_measurements
-from memest.calibration.fitting.blocks import Block, Figure, Heading, Items, Table, Text
 from memest.calibration.fitting.prediction import Pair, pair
 from memest.calibration.fitting.report import report_blocks
 from memest.calibration.measurement import Measurement
 from memest.calibration.store import MeasurementStore, default_store
 from memest.errors import ConfigError
 from memest.places import data_folder
+from memest.report.page import Block, Figure, Heading, Items, Table, Text
 from memest.units import MIB
 
 __all__ = [

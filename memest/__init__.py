@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from memest.search.points import Sweep, SweepPoint
     from memest.search.sweep import sweep
     from memest.setup import Setup, Software
+    from memest.validation import Validation, validate
     from memest.what_if import Profile, profile
 
     __version__: str
@@ -59,6 +60,7 @@ __all__ = [
     "TraceError",
     "UnknownGpuError",
     "UnknownModelError",
+    "Validation",
     "Verdict",
     "__version__",
     "advise",
@@ -67,6 +69,7 @@ __all__ = [
     "max_batch",
     "profile",
     "sweep",
+    "validate",
 ]
 
 _HOMES = {
@@ -86,6 +89,8 @@ _HOMES = {
     "Sweep": "memest.search.points",
     "SweepPoint": "memest.search.points",
     "sweep": "memest.search.sweep",
+    "Validation": "memest.validation",
+    "validate": "memest.validation",
 }
 
 

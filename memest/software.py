@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from memest.errors import ConfigError
 
-__all__ = ["Software"]
+__all__ = ["Software", "torch_release_year"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,3 +56,28 @@ class Software:
         """The declared versions as text, for JSON."""
         pairs = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         return {name: ".".join(map(str, v)) for name, v in pairs.items() if v is not None}
+
+
+_TORCH_YEARS = {
+    (1, 0): 2018, (1, 1): 2019, (1, 2): 2019, (1, 3): 2019, (1, 4): 2020, (1, 5): 2020,
+    (1, 6): 2020, (1, 7): 2020, (1, 8): 2021, (1, 9): 2021, (1, 10): 2021, (1, 11): 2022,
+    (1, 12): 2022, (1, 13): 2022, (2, 0): 2023, (2, 1): 2023, (2, 2): 2024, (2, 3): 2024,
+    (2, 4): 2024, (2, 5): 2024, (2, 6): 2025, (2, 7): 2025, (2, 8): 2025, (2, 9): 2025,
+    (2, 10): 2026, (2, 11): 2026, (2, 12): 2026, (2, 13): 2026,
+}  # fmt: skip
+"""Years in which PyTorch's releases came out, by its list of releases."""
+
+
+def torch_release_year(version: str) -> int | None:
+    """The year a release of PyTorch came out in, None where it is not known.
+
+    Example:
+        >>> torch_release_year("1.10")
+        2021
+        >>> torch_release_year("2.6.0+cu124")
+        2025
+    """
+    match = re.match(r"(\d+)\.(\d+)", version)
+    if match is None:
+        return None
+    return _TORCH_YEARS.get((int(match.group(1)), int(match.group(2))))

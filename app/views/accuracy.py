@@ -14,9 +14,9 @@ from memest.app.accuracy_charts import against_chart, residual_chart
 from memest.app.published import outcomes
 from memest.app.question import Question
 from memest.app.records import draw_blocks, measurements, report_of, sources
-from memest.calibration.fitting.blocks import Block
-from memest.calibration.fitting.report import Errors
+from memest.report.page import Block
 from memest.units import format_size
+from memest.validation import Errors
 
 __all__ = ["show"]
 

@@ -5,9 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from statistics import mean, median
 
-from memest.calibration.fitting.blocks import (
+from memest.calibration.fitting.fit import dataset_digest, evaluate
+from memest.calibration.fitting.prediction import Pair
+from memest.calibration.fitting.residuals import Residuals, Row, question_of, residuals
+from memest.calibration.measurement import CPU
+from memest.calibration_profile import CalibrationProfile
+from memest.correction import Corrected, correct
+from memest.errors import MissingDependencyError
+from memest.report.error_plots import Point, against_measured, error_plot, error_words
+from memest.report.page import (
     Block,
     Figure,
     Heading,
@@ -17,17 +24,10 @@ from memest.calibration.fitting.blocks import (
     as_html,
     as_markdown,
 )
-from memest.calibration.fitting.fit import dataset_digest, evaluate
-from memest.calibration.fitting.plots import Point, against_measured, error_plot, error_words
-from memest.calibration.fitting.prediction import Pair
-from memest.calibration.fitting.residuals import Residuals, Row, question_of, residuals
-from memest.calibration.measurement import CPU
-from memest.calibration_profile import CalibrationProfile
-from memest.correction import Corrected, correct
-from memest.errors import MissingDependencyError
 from memest.units import format_size
+from memest.validation.scores import Errors
 
-__all__ = ["Errors", "html_report", "markdown_report", "report_blocks"]
+__all__ = ["html_report", "markdown_report", "report_blocks"]
 
 WORST = 10
 METRICS = ("allocated", "reserved", "device")
@@ -43,46 +43,6 @@ _FACTS: tuple[tuple[str, Callable[[Row], str]], ...] = (
 _ALWAYS = ("family", "precision", "loop", "optimizer")
 """Facts whose table is there even where all runs are alike."""
 _INSIDE = {-1: "below", 0: "inside", 1: "above", None: "-"}
-
-
-@dataclass(frozen=True, slots=True)
-class Errors:
-    """Relative errors of one figure over some runs, signed: below 0 is predicted too low.
-
-    Attributes:
-        count: runs.
-        median_signed: median.
-        mean_signed: mean.
-        median: of absolute errors.
-        mean: of absolute errors.
-        worst: the error farthest from 0, with its sign.
-        below: share of runs that were predicted too low.
-    """
-
-    count: int
-    median_signed: float
-    mean_signed: float
-    median: float
-    mean: float
-    worst: float
-    below: float
-
-    @classmethod
-    def of(cls, pairs: Iterable[tuple[int, int]]) -> Errors | None:
-        """Of (measured, said), None where there are none."""
-        errors = [said / measured - 1 for measured, said in pairs]
-        if not errors:
-            return None
-        sizes = [abs(error) for error in errors]
-        return cls(
-            count=len(errors),
-            median_signed=median(errors),
-            mean_signed=mean(errors),
-            median=median(sizes),
-            mean=mean(sizes),
-            worst=max(errors, key=lambda error: (abs(error), error)),
-            below=sum(error < 0 for error in errors) / len(errors),
-        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from memest.cli.max_batch import max_batch
 from memest.cli.models import models
 from memest.cli.replay import replay
 from memest.cli.sweep import sweep
+from memest.cli.validate import validate
 
 __all__ = ["build"]
 
@@ -56,8 +57,8 @@ def build() -> Any:
     )
     root.callback()(_root)
     for function in (
-        estimate, fits, max_batch, compare, advise, sweep, replay, models, gpus, app, cache,
-        env,
+        estimate, fits, max_batch, compare, advise, sweep, replay, validate, models, gpus, app,
+        cache, env,
     ):  # fmt: skip
         root.command()(function)
     root.add_typer(calibrate())

@@ -16,12 +16,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from simulated_runs import ended, simulate
 
-from memest.calibration.fitting.blocks import Heading, Items, Table, Text, as_html, as_markdown
 from memest.calibration.fitting.fit import fit_profile
 from memest.calibration.fitting.prediction import Pair
-from memest.calibration.fitting.report import Errors, html_report, markdown_report
+from memest.calibration.fitting.report import html_report, markdown_report
 from memest.calibration.measurement import CPU, Failure, Status
+from memest.report.page import Heading, Items, Table, Text, as_html, as_markdown
 from memest.units import MIB
+from memest.validation import Errors
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,250 @@
+"""What memest says about a case record, beside what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from memest.assemble import moment
+from memest.cards import NO_PROFILE, Card, card_for
+from memest.errors import MemestError
+from memest.models.resolve import resolve_model
+from memest.needs import needs_of
+from memest.options import setup_from_options
+from memest.replay.conf import AllocatorConf, parse_alloc_conf
+from memest.replay.replay import Replay, replay
+from memest.setup import Precision, Setup, Software
+from memest.steps.stream import Stream
+from memest.tracing import Found, Tracer
+from memest.validation.records import CaseRecord
+
+__all__ = ["Outcome", "Predictor"]
+
+_NOT_VERSIONS = ("driver",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """A record and what was predicted for it.
+
+    Attributes:
+        record: the record.
+        predicted_bytes: to be compared with the measured figure, of the same counter; None where
+            nothing could be predicted.
+        low_bytes: the lower end where the record's lengths are a range, None where it is a number.
+        bound_bytes: what an estimate promises that this counter does not exceed; None for
+            allocated peaks, which no estimate bounds by itself.
+        floor_bytes: the lower end of that range, None likewise.
+        context_bytes: of context and kernels in the prediction; 0 for other counters.
+        context_read: whether the context was read on that very GPU.
+        limit_bytes: what the allocator could have, None where nobody knows.
+        runs_out: whether the run goes out of memory in that limit; None without a limit, or where
+            it is too close to be said.
+        retries: how often the allocator gives its cache back in that limit.
+        where: phase, step and operator of the allocated peak, in words.
+        slack_bytes: how much more libraries might take that pick their own workspace.
+        fragmentation_bytes: reserved less allocated at their peaks.
+        family: kind of model, as its config calls it.
+        precision: of the run.
+        optimizer: of the run.
+        failure: why nothing could be predicted, empty where something was.
+    """
+
+    record: CaseRecord
+    predicted_bytes: int | None = None
+    low_bytes: int | None = None
+    bound_bytes: int | None = None
+    floor_bytes: int | None = None
+    context_bytes: int = 0
+    context_read: bool = False
+    limit_bytes: int | None = None
+    runs_out: bool | None = None
+    retries: int = 0
+    where: str = ""
+    slack_bytes: int = 0
+    fragmentation_bytes: int = 0
+    family: str = ""
+    precision: str = ""
+    optimizer: str = ""
+    failure: str = ""
+
+    @property
+    def error(self) -> float | None:
+        """Signed error, 0.01 for one percent too high; None where there is no number to be hit.
+
+        None where nothing was predicted, where the run failed (what it reached is no peak), and
+        where lengths are a range.
+        """
+        measured = self.record.measured_bytes
+        if self.predicted_bytes is None or not measured or self.record.oom or self.low_bytes:
+            return None
+        return self.predicted_bytes / measured - 1
+
+    @property
+    def inside(self) -> bool | None:
+        """Whether the figure lies in the range told; None where none was told or the run failed."""
+        measured = self.record.measured_bytes
+        if measured is None or self.record.oom or self.predicted_bytes is None:
+            return None
+        if self.low_bytes is not None:
+            return self.low_bytes <= measured <= self.predicted_bytes
+        if self.record.metric != "device" or self.bound_bytes is None or self.floor_bytes is None:
+            return None
+        return self.floor_bytes <= measured <= self.bound_bytes
+
+
+class Predictor:
+    """Predicts records, without any calibration or with the profile that is named.
+
+    Args:
+        profile: file of a calibration profile; left out, none is taken, also where one would be
+            found: it may have been fitted to these very records.
+        progress: called with one line for each longer thing done.
+    """
+
+    def __init__(
+        self, profile: str | None = None, progress: Callable[[str], None] | None = None
+    ) -> None:
+        self._profile = profile or NO_PROFILE
+        self._progress = progress
+        self._tracers: dict[str, Tracer] = {}
+
+    def predict(self, record: CaseRecord) -> Outcome:
+        """One record; what goes wrong with it is told in the outcome."""
+        try:
+            if record.lengths is not None:
+                shortest, longest = record.lengths
+                low = self._predict(record, seq_len=shortest)
+                return replace(
+                    self._predict(record, seq_len=longest), low_bytes=low.predicted_bytes
+                )
+            return self._predict(record)
+        except MemestError as error:
+            said = " ".join(str(error).split())
+            return Outcome(record=record, failure=said, **_facts(record, None))
+
+    def setup_of(self, record: CaseRecord, **changes: Any) -> Setup:
+        """The training setup of a record, with the software it ran on.
+
+        Raises:
+            ConfigError: an option of it cannot be.
+        """
+        versions = {k: v for k, v in record.software.items() if k not in _NOT_VERSIONS}
+        known = [f"{k}={v}" for k, v in versions.items() if k in Software.__dataclass_fields__]
+        return setup_from_options(
+            **{**record.setup, "software": Software.parse(",".join(known)), **changes}
+        )
+
+    def card_of(self, record: CaseRecord, setup: Setup, *, told: bool) -> Card:
+        """The record's GPU.
+
+        Args:
+            record: the record.
+            setup: of it.
+            told: with the context that was read on it, where there is one.
+        """
+        torch = setup.software.torch or (2, 0)
+        context = record.context_bytes if told else None
+        return card_for(record.gpu, setup, torch, context, None, self._profile)
+
+    def _predict(self, record: CaseRecord, **changes: Any) -> Outcome:
+        setup = self.setup_of(record, **changes)
+        card = self.card_of(record, setup, told=True)
+        found = self._tracer(record.model).find(setup, card.traits)
+        stream = found.stream
+        conf = parse_alloc_conf(setup.alloc_conf)
+        result = replay(
+            stream.events, stream.sizes, conf, chains=stream.chains, streams=stream.on_streams
+        )
+        at = moment(stream, result)
+        needs = needs_of(card, found, stream, result)
+        untold = needs_of(self.card_of(record, setup, told=False), found, stream, result)
+        peaks = {
+            "allocated": needs.allocated_bytes, "reserved": needs.reserved_bytes,
+            "device": needs.device_bytes,
+        }  # fmt: skip
+        slack = stream.workspace_slack_bytes
+        bounds: dict[str, tuple[int, int]] = {
+            "reserved": (needs.reserved_bytes, needs.reserved_bytes + slack),
+            "device": (untold.low_bytes, untold.high_bytes),
+        }
+        floor, bound = bounds.get(record.metric, (None, None))
+        peak, limit = peaks[record.metric], record.limit_bytes
+        exact = limit is not None or record.context_bytes is not None
+        if limit is None and record.metric != "allocated":
+            limit = card.usable_bytes - needs.process_expected_bytes
+        spread = (0, slack) if exact else (
+            untold.device_bytes - untold.low_bytes, untold.high_bytes - untold.device_bytes
+        )  # fmt: skip
+        runs_out, retries = None, 0
+        if limit is not None:
+            runs_out, held = _in_limit(stream, result, conf, limit, spread)
+            retries = held.num_alloc_retries
+            if not held.num_ooms and record.metric != "allocated":
+                peak += held.peak_reserved_bytes - result.peak_reserved_bytes
+        return Outcome(
+            record=record,
+            predicted_bytes=peak,
+            bound_bytes=bound,
+            floor_bytes=floor,
+            context_bytes=needs.process_expected_bytes if record.metric == "device" else 0,
+            context_read=record.context_bytes is not None,
+            limit_bytes=limit,
+            runs_out=runs_out,
+            retries=retries,
+            where=f"{at.phase} {at.step}, {at.op.removeprefix('aten.').partition('.')[0]}",
+            slack_bytes=slack,
+            fragmentation_bytes=result.peak_reserved_bytes - result.peak_allocated_bytes,
+            **_facts(record, found),
+        )
+
+    def _tracer(self, model: str) -> Tracer:
+        if model not in self._tracers:
+            self._tracers.clear()  # records of a model stand together; traces of all would not fit
+            self._tracers[model] = Tracer(source=resolve_model(model), progress=self._progress)
+        return self._tracers[model]
+
+
+def _in_limit(
+    stream: Stream, free: Replay, conf: AllocatorConf, limit: int, spread: tuple[int, int]
+) -> tuple[bool | None, Replay]:
+    """Whether a run goes out of memory in a limit, and its replay there.
+
+    Args:
+        stream: of the run.
+        free: its replay without a limit.
+        conf: of the allocator.
+        limit: bytes that the allocator can have.
+        spread: bytes by which the limit may be larger, and smaller.
+
+    Returns:
+        None for the first where both may happen.
+    """
+
+    def held(most: int) -> Replay:
+        if free.peak_reserved_bytes <= most:
+            return free
+        return replay(
+            stream.events, stream.sizes, conf, limit_bytes=most, chains=stream.chains,
+            streams=stream.on_streams,
+        )  # fmt: skip
+
+    result = held(limit)
+    runs_out = bool(result.num_ooms)
+    other = held(limit + spread[0] if runs_out else max(limit - spread[1], 0))
+    return (runs_out if bool(other.num_ooms) == runs_out else None), result
+
+
+def _facts(record: CaseRecord, found: Found | None) -> dict[str, Any]:
+    """What outcomes are grouped by."""
+    if found is not None:
+        setup = found.setup
+        precision = setup.precision.value
+        if setup.precision is Precision.FP32 and setup.dtype.value not in ("auto", "float32"):
+            precision = f"{setup.dtype.value} weights"
+        return {"family": found.family, "precision": precision, "optimizer": setup.optim}
+    return {
+        "family": "", "precision": str(record.setup.get("precision", "")),
+        "optimizer": str(record.setup.get("optim", "")),
+    }  # fmt: skip

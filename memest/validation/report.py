@@ -1,0 +1,188 @@
+"""The page of a validation: scores, verdicts, plots, the worst runs, what could not be scored."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from memest.report.error_plots import Point, against_measured, error_plot, error_words
+from memest.report.page import Block, Figure, Heading, Items, Table, Text
+from memest.units import format_size
+from memest.validation.causes import likely_cause
+from memest.validation.predict import Outcome
+from memest.validation.scores import Scores, VerdictTest, grouped
+from memest.validation.validate import Validation
+
+__all__ = ["blocks"]
+
+_SHOWN = 200
+_HEAD = (
+    "runs", "median |error|", "p90", "worst", "median, signed", "predicted too low", "in range",
+)  # fmt: skip
+
+
+def blocks(found: Validation) -> list[Block]:
+    """The parts of the page, in order."""
+    out: list[Block] = [Heading("Predictions against measured GPU memory", 1), _opening(found)]
+    scores = found.scores()
+    if scores:
+        out += [Heading("Errors"), _table("Each counter against its own meter", "peak", scores)]
+    out += _verdicts(found.verdicts())
+    out += _plots(found)
+    for name, groups in grouped(found.outcomes):
+        out.append(_table(f"By {name}", name, groups))
+    out += _worst(found)
+    out += _ranges(found.outcomes)
+    return out + _left_out(found)
+
+
+def _opening(found: Validation) -> Text:
+    scored = sum(one.error is not None for one in found.outcomes)
+    said = (
+        f"{len(found.outcomes)} complete records, {scored} of them with a number to be hit; "
+        f"{len(found.incomplete)} incomplete ones and {len(found.without_figure)} failed runs "
+        "without a figure are listed and not scored."
+    )
+    taken = Counter(name for one in found.outcomes for name in one.record.taken)
+    if taken:
+        names = ", ".join(f"{name} ({count})" for name, count in taken.most_common())
+        said += f" Defaults of the software were taken where records are silent: {names}."
+    declared = Counter(item for one in found.outcomes for item in one.record.declared)
+    if declared:
+        names = ", ".join(f"{item} ({count})" for item, count in declared.most_common())
+        said += f" Declared from outside: {names}."
+    how = "no calibration" if found.profile is None else f"calibration profile {found.profile}"
+    return Text(f"{said} Predictions with {how}.")
+
+
+def _table(caption: str, name: str, groups: Sequence[Scores]) -> Table:
+    rows = []
+    for one in groups:
+        errors = one.errors
+        rows.append(
+            (
+                one.name, str(errors.count), f"{errors.median:.2%}", f"{errors.p90:.2%}",
+                f"{errors.worst:+.2%}", f"{errors.median_signed:+.2%}", f"{errors.below:.0%}",
+                f"{one.inside} of {one.ranged}" if one.ranged else "-",
+            )
+        )  # fmt: skip
+    return Table(caption, (name, *_HEAD), rows)
+
+
+def _verdicts(test: VerdictTest) -> list[Block]:
+    if not test.tried and not test.close:
+        return []
+    one = (
+        f"Step one: of {test.tried} verdicts {test.right} were right; for {len(test.close)} more "
+        "runs none was given, because what is left open of context and workspaces decides them."
+    )
+    two = (
+        f"Step two: {test.bounded} runs lie below the upper bound that was promised and live when "
+        f"they are capped there; {len(test.unproven)} lie above it: whether they live, the "
+        "allocator giving cache back, only another run would show."
+    )
+    said = [one, two]
+    if test.least is not None and test.most is not None:
+        share = f"{test.least:.1%}"
+        if test.most > test.least:
+            share += f" to {test.most:.1%}"
+        said.append(f"Failures of the two steps: {share}.")
+    said += [f"Wrong: {name}, said to be: {what}." for name, what in test.wrong]
+    if test.unproven:
+        said.append(f"Above the bound: {', '.join(test.unproven)}.")
+    return [Heading("The verdict test"), Items(said)]
+
+
+def _plots(found: Validation) -> list[Block]:
+    points = [
+        Point(one.record.id, one.record.measured_bytes, one.predicted_bytes, None)
+        for one in found.outcomes
+        if one.error is not None and one.record.measured_bytes and one.predicted_bytes
+    ]
+    if not points:
+        return []
+    words = error_words(points)
+    errors, against = "Error of each run", "Predicted over measured"
+    return [
+        Heading("Plots"),
+        Figure(errors, error_plot(points, errors), words),
+        Figure(against, against_measured(points, against), words),
+    ]
+
+
+def _size(size: int | None) -> str:
+    return "-" if size is None else format_size(size)
+
+
+def _worst(found: Validation) -> list[Block]:
+    rows = [
+        (
+            one.record.id, one.record.gpu, one.record.metric, likely_cause(one),
+            _size(one.record.measured_bytes), _size(one.predicted_bytes), f"{one.error:+.2%}",
+        )
+        for one in found.worst()
+        if one.error is not None
+    ]  # fmt: skip
+    if not rows:
+        return []
+    head = ("run", "GPU", "counter", "likely cause", "measured", "predicted", "error")
+    return [Heading("Worst cases"), Table(f"The {len(rows)} farthest off", head, rows, 4)]
+
+
+def _ranges(outcomes: Sequence[Outcome]) -> list[Block]:
+    rows = [
+        (
+            one.record.id, _size(one.record.measured_bytes), _size(one.low_bytes),
+            _size(one.predicted_bytes), "inside" if one.inside else "outside",
+        )
+        for one in outcomes
+        if one.low_bytes is not None
+    ]  # fmt: skip
+    if not rows:
+        return []
+    head = ("run", "measured", "shortest", "longest", "measured lies")
+    return [Heading("Runs of which only bounds are known"), Table("Not scored", head, rows)]
+
+
+def _left_out(found: Validation) -> list[Block]:
+    out: list[Block] = []
+    failed = found.unpredicted()
+    if failed:
+        out += [
+            Heading("Without a prediction"),
+            Items([f"{one.record.id}: {one.failure}" for one in failed[:_SHOWN]]),
+        ]
+    ended = [one for one in found.outcomes if one.record.oom and not one.failure]
+    if ended:
+        words = {True: "out of memory", False: "fits", None: "too close to say"}
+        out += [
+            Heading("Runs that went out of memory"),
+            Items([f"{one.record.id}: predicted: {words[one.runs_out]}" for one in ended]),
+        ]
+    if found.incomplete:
+        sets = Counter(one.missing for one in found.incomplete)
+        rows = [
+            (", ".join(missing), ", ".join(_named(found, missing)), str(count))
+            for missing, count in sets.most_common()
+        ]
+        out += [
+            Heading("Incomplete records"),
+            Text(
+                "They do not say what decides memory, and nothing is guessed. Who knows it "
+                "declares it: --assume software.torch=2.1."
+            ),
+            Table("What is missing", ("missing", "records", "count"), rows, 2),
+        ]
+    if found.without_figure:
+        out += [
+            Heading("Runs without a figure"),
+            Items([f"{name}: {status}" for name, status in found.without_figure.items()]),
+        ]
+    if found.problems:
+        out += [Heading("Lines that are no records"), Items(found.problems[:_SHOWN])]
+    return out
+
+
+def _named(found: Validation, missing: tuple[str, ...]) -> list[str]:
+    names = [one.id for one in found.incomplete if one.missing == missing]
+    return [*names[:5], f"and {len(names) - 5} more"] if len(names) > 5 else names
