@@ -1,0 +1,213 @@
+"""Head to head: the same measured runs through memest and its peers.
+
+    python benchmarks/peers                      # all records, table on stdout
+    python benchmarks/peers --write              # and into docs/peers.md
+    python benchmarks/peers --only t5            # some records
+
+Needs the packages of the tests, and fitcheck-llm for its column: `pip install fitcheck-llm==0.3.1`.
+Every peer is asked in this process, one after the other; times are of one estimate, imports
+warm. memest's caches are empty at the start: models are traced here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import logging
+import os
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+os.environ["MEMEST_CACHE"] = tempfile.mkdtemp(prefix="memest-peers-")
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+from memest.errors import MemestError  # noqa: E402
+from memest.validation.predict import Predictor  # noqa: E402
+from memest.validation.records import CaseRecord, read_records  # noqa: E402
+from memest.validation.scores import Errors  # noqa: E402
+from peers import formulas, libraries  # noqa: E402 - beside this file
+from peers.question import NotForThisError, Question  # noqa: E402
+
+PAGE = ROOT / "docs" / "peers.md"
+RECORDS = sorted((ROOT / "data" / "reference").glob("*.jsonl"))
+
+ASKED: dict[str, Callable[[Question], int]] = {
+    "accelerate estimate-memory": libraries.accelerate_estimate,
+    "DeepSpeed ZeRO-2 estimator": formulas.deepspeed_zero2,
+    "EleutherAI cookbook": formulas.eleuther,
+    "Megatron (2205.05198)": formulas.megatron,
+    "PyTorch MemTracker": libraries.mem_tracker,
+    "fitcheck-llm 0.3.1": libraries.fitcheck,
+}
+PUBLISHED = {
+    "xMem (published)": "xmem", "DNNMem (published by xMem)": "dnnmem",
+    "SchedTune (published by xMem)": "schedtune", "LLMem (published by xMem)": "llmem",
+}  # fmt: skip
+
+
+@dataclass(slots=True)
+class Column:
+    """What one way said: signed errors and seconds, and why it said nothing."""
+
+    errors: dict[str, float] = field(default_factory=dict)
+    seconds: list[float] = field(default_factory=list)
+    refused: dict[str, str] = field(default_factory=dict)
+
+
+def documents() -> dict[str, dict]:
+    """The records as they are written, by id."""
+    lines = [line for path in RECORDS for line in path.read_text(encoding="utf-8").splitlines()]
+    return {d["id"]: d for d in map(json.loads, lines)}
+
+
+def target(record: CaseRecord) -> int:
+    """What is to be hit without a context: peers have none."""
+    context = record.context_bytes if record.metric == "device" else 0
+    return (record.measured_bytes or 0) - (context or 0)
+
+
+def run(records: list[CaseRecord]) -> dict[str, Column]:
+    """Ask everybody about every record."""
+    columns: dict[str, Column] = {"memest": Column(), **{name: Column() for name in ASKED}}
+    predictor, parameters, written = Predictor(), {}, documents()
+    for number, record in enumerate(sorted(records, key=lambda r: r.model), start=1):
+        sys.stderr.write(f"\r{number} of {len(records)}: {record.id:40s}")
+        start = time.perf_counter()
+        outcome = predictor.predict(record)
+        ours = columns["memest"]
+        ours.seconds.append(time.perf_counter() - start)
+        if outcome.error is None:
+            ours.refused[record.id] = outcome.failure or "no number to be hit"
+            continue
+        ours.errors[record.id] = outcome.error
+        try:
+            setup = predictor.setup_of(record)
+            if record.model not in parameters:
+                parameters[record.model] = count(record)
+            question = Question.of(record, setup, parameters[record.model])
+        except MemestError as error:
+            sys.stderr.write(f"{record.id}: {error}\n")
+            continue
+        for name, peer in ASKED.items():
+            ask(columns[name], peer, question)
+        for name, key in PUBLISHED.items():
+            said = written[record.id].get("peers", {}).get(f"{key}_bytes")
+            if said:
+                column = columns.setdefault(name, Column())
+                # as its authors scored it: their figure against the card's rise
+                column.errors[record.id] = said / written[record.id]["measured_bytes"] - 1
+                if key == "xmem":
+                    column.seconds.append(written[record.id]["peers"]["xmem_seconds"])
+    sys.stderr.write("\n")
+    return columns
+
+
+def count(record: CaseRecord) -> int:
+    """Parameters of the model, tied ones once."""
+    import memest
+
+    setup = {k: v for k, v in record.setup.items() if k == "task"}
+    facts = memest.estimate(record.model, batch=1, seq_len=16, max_batch=False, **setup).model
+    return facts.parameters
+
+
+def ask(column: Column, peer: Callable[[Question], int], question: Question) -> None:
+    """One peer about one record."""
+    name = question.record.id
+    start = time.perf_counter()
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            said = peer(question)
+    except NotForThisError as error:
+        column.refused[name] = str(error)
+        return
+    except Exception as error:  # noqa: BLE001 - a peer's fault is a result of the comparison
+        column.refused[name] = f"{type(error).__name__}: {error}"[:120]
+        return
+    column.seconds.append(time.perf_counter() - start)
+    column.errors[name] = said / target(question.record) - 1
+
+
+def table(columns: dict[str, Column]) -> str:
+    """The comparison as Markdown; memest's error over the very same runs stands beside each."""
+    rows = [
+        "| | runs | median error | p90 | worst | too low | memest on these | seconds |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    ours = columns["memest"].errors
+    for name, column in columns.items():
+        errors = Errors.of_signed(list(column.errors.values()))
+        if errors is None:
+            rows.append(f"| {name} | 0 | - | - | - | - | - | - |")
+            continue
+        same = Errors.of_signed([ours[key] for key in column.errors])
+        seconds = f"{median(column.seconds):.3g}" if column.seconds else "-"
+        rows.append(
+            f"| {name} | {errors.count} | {errors.median:.1%} | {errors.p90:.1%} | "
+            f"{errors.worst:+.1%} | {errors.below:.0%} | {same.median:.1%} | {seconds} |"
+        )
+    return "\n".join(rows)
+
+
+def refusals(columns: dict[str, Column]) -> str:
+    """Why peers said nothing, counted."""
+    lines = []
+    for name, column in columns.items():
+        reasons: dict[str, int] = {}
+        for why in column.refused.values():
+            reasons[why] = reasons.get(why, 0) + 1
+        if reasons:
+            said = "; ".join(f"{why} ({number})" for why, number in reasons.items())
+            lines.append(f"- {name}: {said}.")
+    return "\n".join(lines)
+
+
+def better(columns: dict[str, Column]) -> str:
+    """Runs on which a peer is nearer than memest, by peer."""
+    ours = columns["memest"].errors
+    lines = []
+    for name, column in columns.items():
+        won = [k for k, e in column.errors.items() if abs(e) < abs(ours[k])]
+        if name != "memest" and column.errors:
+            shown = f": {', '.join(sorted(won)[:12])}" if won else ""
+            lines.append(f"- {name}: {len(won)} of {len(column.errors)}{shown}.")
+    return "\n".join(lines)
+
+
+def write(parts: dict[str, str]) -> None:
+    """Put the tables between their markers in the page."""
+    text = PAGE.read_text(encoding="utf-8")
+    for name, body in parts.items():
+        begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
+        head, rest = text.split(begin, 1)
+        text = f"{head}{begin}\n{body}\n{end}{rest.split(end, 1)[1]}"
+    PAGE.write_text(text, encoding="utf-8")
+
+
+def main() -> None:
+    """Run the comparison."""
+    logging.disable(logging.WARNING)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--only", default="", help="part of id, model, GPU or file")
+    parser.add_argument("--write", action="store_true", help="write docs/peers.md")
+    options = parser.parse_args()
+    columns = run(read_records(RECORDS, only=options.only).complete)
+    parts = {"table": table(columns), "refusals": refusals(columns), "better": better(columns)}
+    sys.stdout.write("\n\n".join(parts.values()) + "\n")
+    if options.write:
+        write(parts)
+
+
+if __name__ == "__main__":
+    main()
