@@ -9,9 +9,20 @@ from dataclasses import dataclass
 from memest.events import Category
 from memest.result import Estimate
 
-__all__ = ["CACHED", "COLOURS", "CONTEXT", "PART_COLOURS", "Part", "parts_csv", "parts_of"]
+__all__ = [
+    "CACHED",
+    "COLOURS",
+    "CONTEXT",
+    "CONTEXT_NCCL",
+    "PART_COLOURS",
+    "Part",
+    "parts_csv",
+    "parts_of",
+]
 
 CACHED, CONTEXT = "cached or fragmented", "context and kernels"
+CONTEXT_NCCL = "context and kernels with NCCL"
+"""On several GPUs the process holds buffers of communicators too."""
 COLOURS = {
     Category.PARAMETERS: "#0072b2",
     Category.MASTER_WEIGHTS: "#56b4e9",
@@ -31,6 +42,7 @@ PART_COLOURS = {
     **{category.value: colour for category, colour in COLOURS.items()},
     CACHED: "#e5e5e5",
     CONTEXT: "#bdbdbd",
+    CONTEXT_NCCL: "#bdbdbd",
 }
 """One colour a part, by its name."""
 
@@ -51,10 +63,11 @@ class Part:
 def parts_of(estimate: Estimate) -> tuple[Part, ...]:
     """Categories alive at the allocated peak, then the way up: together the device peak."""
     peak = estimate.peak
+    several = estimate.setup.distributed.num_gpus > 1
     return (
         *(Part(row.category.value, row.bytes) for row in estimate.breakdown),
         Part(CACHED, peak.reserved_bytes - peak.allocated_bytes),
-        Part(CONTEXT, peak.device_bytes - peak.reserved_bytes),
+        Part(CONTEXT_NCCL if several else CONTEXT, peak.device_bytes - peak.reserved_bytes),
     )
 
 

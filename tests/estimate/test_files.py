@@ -89,3 +89,11 @@ def test_out_writes_beside_the_report(
     for name, said in (("run.docx", "Legal: .json"), ("none/run.csv", "needs the folder")):
         assert run([*words, str(tmp_path / name)]) == 2
         assert said in capsys.readouterr().err
+
+
+def test_the_process_of_one_of_several_gpus_is_said_to_hold_nccl():
+    alone = memest.estimate("prajjwal1/bert-tiny", batch=2, seq_len=16)
+    several = memest.estimate("prajjwal1/bert-tiny", batch=2, seq_len=16, num_gpus=2)
+    assert parts_of(alone)[-1].name == "context and kernels"
+    assert parts_of(several)[-1].name == "context and kernels with NCCL"
+    assert "\ncontext and kernels with NCCL," in several.to_csv()
