@@ -88,6 +88,18 @@ def _smoke() -> Iterator[dict[str, Any]]:
     yield _case("gpt2?n_layer=2", 2, 64, PLAIN, CKPT)
 
 
+def _check() -> Iterator[dict[str, Any]]:
+    """Two minutes on a CPU: one small model of each kind, to see whether traces still hold."""
+    yield _case("prajjwal1/bert-tiny", 4, 64, PLAIN)
+    yield _case("prajjwal1/bert-tiny", 4, 64, BF16)
+    yield _case("prajjwal1/bert-tiny", 2, 64, {"loop": "accelerate"}, grad_accum=2)
+    yield _case("gpt2?n_layer=2", 2, 64, PLAIN, CKPT)
+    yield _case("HuggingFaceTB/SmolLM2-135M?num_hidden_layers=2", 2, 64, PLAIN, HALF)
+    yield _case("t5-small?num_layers=2&num_decoder_layers=2", 2, 64, PLAIN, optim="adafactor")
+    yield _case("google/vit-base-patch16-224?num_hidden_layers=2", 2, None, PLAIN, BF16)
+    yield _case("facebook/convnextv2-atto-1k-224", 2, None, PLAIN, optim="sgd")
+
+
 def _quick() -> Iterator[dict[str, Any]]:
     """The guide's model in every precision, and one case of each other kind."""
     for precision in (FP32, FP16, BF16, HALF):
@@ -201,7 +213,13 @@ def _full() -> Iterator[dict[str, Any]]:
         yield _case(model, 4, None, *part)
 
 
-CAMPAIGNS = {"smoke": _smoke, "quick": _quick, "standard": _standard, "full": _full}
+CAMPAIGNS = {
+    "smoke": _smoke,
+    "check": _check,
+    "quick": _quick,
+    "standard": _standard,
+    "full": _full,
+}
 """Built-in campaigns, shortest first."""
 
 

@@ -11,7 +11,7 @@ from memest.cards import NO_PROFILE, Card, card_for, common_cards, reference_car
 from memest.errors import ConfigError
 from memest.events import Category
 from memest.fit import largest_batch, verdict_for
-from memest.installed import installed_version
+from memest.installed import installed_version, unverified
 from memest.needs import Needs, calibration_facts, corrected_rows, needs_of
 from memest.options import given_setup, read_size
 from memest.replay.conf import parse_alloc_conf
@@ -256,6 +256,8 @@ def _interval(needs: Needs) -> Interval:
 def _assumptions(said: Sequence[str], setup: Setup, cards: Cards) -> list[str]:
     main = cards.main
     out = list(said)
+    if other := unverified():
+        out.append(other)
     if not cards.named or main.name != main.spec.name:
         out.append(f"kernels and workspaces as on {main.spec.name} (name a GPU with --gpu)")
     out.append(

@@ -8,9 +8,14 @@ from pathlib import Path
 
 from memest.software import Software
 
-__all__ = ["bitsandbytes_version", "installed_version", "release"]
+__all__ = ["VERIFIED", "bitsandbytes_version", "installed_version", "release", "unverified"]
 
 _NEWEST_BITSANDBYTES = (0, 50)
+VERIFIED: dict[str, tuple[str, ...]] = {
+    "torch": ("2.11", "2.13"),
+    "transformers": ("5.17", "5.23"),
+}
+"""Releases whose real steps on the CPU were compared with their traces; docs/compatibility.md."""
 
 
 @cache
@@ -52,3 +57,18 @@ def installed_version(package: str) -> tuple[int, int] | None:
 def bitsandbytes_version(software: Software) -> tuple[int, int]:
     """(major, minor) of the bitsandbytes that will train: declared, installed, else the newest."""
     return software.bitsandbytes or installed_version("bitsandbytes") or _NEWEST_BITSANDBYTES
+
+
+def unverified() -> str:
+    """What to say where an installed release was not compared with its traces; empty otherwise."""
+    others = []
+    for package, releases in VERIFIED.items():
+        found = installed_version(package)
+        if found is not None and ".".join(map(str, found)) not in releases:
+            others.append(f"{package} {found[0]}.{found[1]} (verified: {', '.join(releases)})")
+    if not others:
+        return ""
+    return (
+        f"traces were not verified with {' and '.join(others)}: `memest env --check` compares "
+        "them with real steps here"
+    )

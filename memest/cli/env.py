@@ -7,11 +7,18 @@ import os
 import platform
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from memest.cli.console import Output, write_out
 from memest.cli.parameters import AsciiFlag, DebugFlag, JsonFlag, NoColorFlag
+from memest.errors import MissingDependencyError
+from memest.installed import VERIFIED, installed_version, unverified
 from memest.places import data_folder
+
+if TYPE_CHECKING:
+    from memest.calibration.drift import Drift
 
 __all__ = ["env", "environment"]
 
@@ -97,6 +104,7 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "packages": {name: _version(name) for name in PACKAGES},
+        "releases": {"verified": VERIFIED, "note": unverified()},
         "gpus": gpus,
         "gpus_note": why_none,
         "paths": {
@@ -112,16 +120,33 @@ def environment() -> dict[str, Any]:
 
 def env(
     *,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check",
+            metavar="",
+            help="Run a few small models on the CPU and compare them with their traces: whether "
+            "memest still holds with the torch and transformers installed. Minutes.",
+        ),
+    ] = False,
     json: JsonFlag = False,
     no_color: NoColorFlag = False,
-    ascii: AsciiFlag = False,  # noqa: A002, ARG001 - the same options everywhere
-    debug: DebugFlag = False,  # noqa: ARG001 - read before parsing
+    ascii: AsciiFlag = False,  # noqa: A002 - the same options everywhere
+    debug: DebugFlag = False,
 ) -> int:
-    """Versions, GPUs and paths, for a bug report."""
+    """Versions, GPUs and paths, for a bug report; with --check, whether traces still hold.
+
+    Exit code 1 where a check finds a difference.
+    """
     facts = environment()
+    drift = None
+    if check:
+        drift = _checked(Output(color=not no_color, ascii_only=ascii, quiet=json), debug=debug)
+        facts["check"] = drift.to_dict()
+    code = 1 if drift is not None and drift.found else 0
     if json:
         write_out(f"{json_module.dumps(facts, indent=2)}\n")
-        return 0
+        return code
     from rich.table import Table
 
     from memest.units import format_size
@@ -139,7 +164,28 @@ def env(
     kept = facts["cache"]
     rows.append(("path of cache", f"{kept['path']} ({format_size(kept['bytes'])})"))
     rows += sorted(facts["variables"].items())
+    if facts["releases"]["note"]:
+        rows.append(("releases", facts["releases"]["note"]))
+    if drift is not None:
+        rows += drift.lines()
+        said = "traces differ from what is installed" if drift.found else "traces hold"
+        rows.append(("check", f"{said}: torch {drift.torch}, transformers {drift.transformers}"))
     for name, value in rows:
         table.add_row(name, value)
-    Output(color=not no_color).show(table)
-    return 0
+    Output(color=not no_color, ascii_only=ascii).show(table)
+    return code
+
+
+def _checked(output: Output, *, debug: bool) -> Drift:
+    from memest.calibration.drift import check_drift
+    from memest.cli.answering import silenced
+
+    for package in VERIFIED:
+        if installed_version(package) is None:
+            raise MissingDependencyError(
+                f"--check runs training steps, which need {package}, and it is not installed: "
+                "pip install 'memest[torch]'"
+            )
+
+    with silenced(debug=debug), output.progress() as show:
+        return check_drift(show or (lambda _: None))
