@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import hashlib
+import io
 import json
 import os
 import sys
@@ -33,6 +34,8 @@ DEFAULT_LIMIT = 512 * MIB
 _SUFFIX = ".json.gz"
 _KEY = "key"
 _PART = ".part"
+_MOST_UNPACKED = 256 * MIB
+"""Bytes of one document; the largest that were seen have some 20 MiB."""
 _ABANDONED = 3600  # seconds after which nobody is writing a file any more
 
 
@@ -104,8 +107,11 @@ class Document:
 
     @property
     def content(self) -> Any:
-        """The content: plain JSON values."""
-        return json.loads(self._body)
+        """The content: plain JSON values; None where its head vouches for what is no JSON."""
+        try:
+            return json.loads(self._body)
+        except (ValueError, RecursionError):
+            return None
 
 
 class Store:
@@ -231,7 +237,7 @@ class Store:
             return None
         found = None
         try:
-            head_line, _, body = gzip.decompress(raw).partition(b"\n")
+            head_line, _, body = _unpacked(raw).partition(b"\n")
             head = json.loads(head_line)
             expected = _head(path, body, head["about"])
             if head == expected:
@@ -270,6 +276,19 @@ class Store:
     def _total(self) -> int:
         sizes = (s.st_size for p in self._places() for f in _files(p) if (s := _stat(f)))
         return sum(sizes)
+
+
+def _unpacked(raw: bytes) -> bytes:
+    """The content of a packed document, in limits: a few bytes may unpack to any number.
+
+    Raises:
+        ValueError: it is larger than any document.
+    """
+    with gzip.open(io.BytesIO(raw)) as file:
+        text = file.read(_MOST_UNPACKED + 1)
+    if len(text) > _MOST_UNPACKED:
+        raise ValueError("larger than any document")
+    return text
 
 
 def _remove(place: Path) -> None:

@@ -1,0 +1,364 @@
+"""What is fuzzed: every place where memest reads what somebody else wrote."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import importlib
+import io
+import json
+import pickle
+import random
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+__all__ = ["TARGETS", "Target"]
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One reader.
+
+    Attributes:
+        name: of it.
+        seeds: makes good inputs.
+        check: reads one input in a folder of its own; raises only what memest raises on purpose.
+        needs: modules that are loaded before inputs come, so that limits are those of reading.
+        share: of the inputs of a campaign; slow targets take less.
+    """
+
+    name: str
+    seeds: Callable[[], list[bytes]]
+    check: Callable[[bytes, Path], object]
+    needs: tuple[str, ...] = ()
+    share: int = 10
+
+
+def _written(folder: Path, name: str, content: bytes) -> Path:
+    path = folder / name
+    path.write_bytes(content)
+    return path
+
+
+def _dump(*documents: Any) -> list[bytes]:
+    return [json.dumps(document).encode() for document in documents]
+
+
+# -- case records and measurements ----------------------------------------------------------------
+
+
+def _record_seeds() -> list[bytes]:
+    lines = []
+    for path in sorted((ROOT / "data" / "reference").glob("*.jsonl")):
+        lines += path.read_bytes().splitlines()
+    return [b"\n".join(lines[n : n + 3]) for n in range(0, len(lines), 7)]
+
+
+def _records(content: bytes, folder: Path) -> object:
+    from memest.validation.records import read_records
+
+    return read_records([_written(folder, "records.jsonl", content)])
+
+
+def _measurements(content: bytes, folder: Path) -> object:
+    from memest.calibration.exchange import read_measurements
+
+    return read_measurements(_written(folder, "records.jsonl", content))
+
+
+def _measurement_seeds() -> list[bytes]:
+    from memest.calibration.case import case_from_dict
+    from memest.calibration.exchange import export_records
+    from memest.calibration.measurement import Environment, Measurement, Status, StepReading
+
+    gpu = Environment(
+        gpu="NVIDIA Simulated", total_bytes=1 << 34, capability=(9, 0), sm_count=132,
+        driver="580.1", cuda="13.0", torch="2.13.0", transformers="5.23.0", notes=("MIG",),
+    )  # fmt: skip
+    step = StepReading(
+        seconds=0.1, requested_bytes=90, allocated_bytes=100, reserved_bytes=200,
+        process_bytes=1000, reserved_now_bytes=200,
+    )  # fmt: skip
+    case = case_from_dict({"model": "gpt2", "setup": {"batch": 2, "seq_len": 64}})
+    runs = [
+        Measurement(
+            run="0123456789abcdef", case=case, status=Status.OK, environment=gpu,
+            started="2026-11-21T10:00:00+00:00", seconds=3.0, steps=(step, step),
+        )
+    ]  # fmt: skip
+    return ["\n".join(export_records(runs)).encode()]
+
+
+# -- profiles, the cache, histories ---------------------------------------------------------------
+
+
+def _profile(content: bytes, folder: Path) -> object:
+    from memest.profile_file import read_profile
+
+    return read_profile(_written(folder, "profile.json", content))
+
+
+def _profile_seeds() -> list[bytes]:
+    from memest.calibration_profile import (
+        Band,
+        CalibrationProfile,
+        Measured,
+        ProcessPart,
+        Provenance,
+        Validation,
+    )  # fmt: skip
+    from memest.profile_file import write_profile
+
+    made = CalibrationProfile(
+        tensors="identity", factors={"activations": 1.02}, process_model="constant",
+        process=(ProcessPart(gpu="NVIDIA H100", constant_bytes=5 << 28, low_bytes=-(1 << 24),
+                             high_bytes=1 << 25, cases=60, capability=(9, 0), sm_count=132,
+                             total_bytes=80 << 30),),
+        band=Band(metric="device", scale="constant", low=-5e7, high=8e7, level=0.9, cases=60),
+        measured=Measured(allocated_bytes=10 << 30, kernels=80, seen={"precision": ("bf16",)},
+                          torch=((2, 13),), cuda=((12, 8),)),
+        validation=Validation(cases=60, models=12, folds=10, coverage=0.91, above=0.05),
+        provenance=Provenance(gpus=("NVIDIA H100",), first="2026-11-20", last="2026-11-21"),
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "profile.json"
+        write_profile(made, path)
+        return [path.read_bytes()]
+
+
+def _cache_seeds() -> list[bytes]:
+    """The bodies of step profiles, as they lie under their heads."""
+    found = []
+    for path in sorted((ROOT / "data" / "step_profiles").rglob("steps-*.json.gz")):
+        if path.stat().st_size < 30_000:
+            found.append(gzip.decompress(path.read_bytes()).partition(b"\n")[2])
+    return found[:10]
+
+
+def _cache(content: bytes, folder: Path) -> object:
+    """A document of the cache whose head vouches for whatever stands in it."""
+    from memest.steps.document import BadDocumentError, family_from_json
+    from memest.store import KIND, Store, _head
+
+    place = folder / "cache" / ("0" * 32)
+    place.mkdir(parents=True)
+    path = place / "steps-batch.json.gz"
+    head = json.dumps(_head(path, content, None)).encode()
+    packed = gzip.compress(head + b"\n" + content, 1)
+    path.write_bytes(packed if len(content) % 4 else content)
+    store = Store(folder / "cache", writable=False)
+    store.entries()
+    for document in store.read("0" * 32, "steps"):
+        with contextlib.suppress(BadDocumentError):
+            return family_from_json(document.content)
+    return KIND
+
+
+def _snapshot_seeds() -> list[bytes]:
+    block = {"address": 512, "size": 2097152, "requested_size": 0, "state": "inactive",
+             "frames": []}  # fmt: skip
+    segment = {"address": 512, "total_size": 2097152, "allocated_size": 0, "active_size": 0,
+               "device": 0, "stream": 0, "segment_type": "small", "segment_pool_id": (0, 0),
+               "blocks": [block], "is_expandable": False, "frames": []}  # fmt: skip
+    events = [
+        {"action": "segment_alloc", "addr": 512, "size": 2097152, "stream": 0, "frames": []},
+        {"action": "alloc", "addr": 512, "size": 300, "stream": 0, "frames": []},
+        {"action": "free_requested", "addr": 512, "size": 300, "stream": 0, "frames": []},
+        {"action": "free_completed", "addr": 512, "size": 300, "stream": 0, "frames": []},
+    ]
+    whole = {"segments": [segment], "device_traces": [events],
+             "allocator_settings": {"expandable_segments": False}}  # fmt: skip
+
+    class Evil:
+        def __reduce__(self):
+            import os
+
+            return os.system, ("touch PWNED",)
+
+    return [
+        pickle.dumps(whole), pickle.dumps(whole, 2), pickle.dumps({**whole, "segments": Evil()}),
+        json.dumps(whole).encode(),
+    ]  # fmt: skip
+
+
+def _snapshot(content: bytes, folder: Path) -> object:
+    from memest.replay import replay_snapshot
+
+    name = "snapshot.json" if content[:1] in (b"{", b"[") else "snapshot.pickle"
+    return replay_snapshot(_written(folder, name, content))
+
+
+def _history_seeds() -> list[bytes]:
+    from memest.calibration.recording.history_file import write_history
+    from memest.calibration.recording.recorded import History
+    from memest.replay.snapshot import TraceEvent
+
+    events = (
+        TraceEvent("alloc", 1 << 40, 700, 99), TraceEvent("free_requested", 1 << 40, 700, 99),
+        TraceEvent("alloc", 1 << 41, 700, 0), TraceEvent("free_completed", 1 << 40, 700, 99),
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "history"
+        write_history(path, History(events=events, sites=[-1] * len(events)))
+        return [gzip.decompress(path.read_bytes())]
+
+
+def _history(content: bytes, folder: Path) -> object:
+    from memest.calibration.recording.history_file import read_history
+
+    packed = gzip.compress(content, 1) if len(content) % 8 else content
+    return read_history(_written(folder, "history.jsonl.gz", packed))
+
+
+# -- configurations -------------------------------------------------------------------------------
+
+
+def _model_seeds() -> list[bytes]:
+    paths = sorted((ROOT / "data" / "models" / "configs").rglob("*.json"))[::20]
+    return [path.read_bytes() for path in paths if path.stat().st_size < 20_000]
+
+
+def _model(content: bytes, folder: Path) -> object:
+    from memest.models.config_file import check_config, read_config
+
+    path = _written(folder, "config.json", content)
+    config = read_config(path, shown="config.json")
+    return check_config(config, shown="config.json", trust_remote_code=False)
+
+
+def _deepspeed(content: bytes, folder: Path) -> object:
+    from memest.options import setup_from_options
+
+    path = _written(folder, "ds.json", content)
+    return setup_from_options(num_gpus=4, batch=2, deepspeed=str(path))
+
+
+def _peft(content: bytes, folder: Path) -> object:
+    from memest.options import setup_from_options
+
+    path = _written(folder, "adapter_config.json", content)
+    return setup_from_options(batch=2, peft_config=str(path))
+
+
+def _alloc_conf(content: bytes, folder: Path) -> object:  # noqa: ARG001 - the same for all
+    from memest.replay.conf import parse_alloc_conf
+
+    return parse_alloc_conf(content.decode("utf-8", "replace"))
+
+
+# -- the command line and the app's uploads -------------------------------------------------------
+
+
+def _words() -> list[bytes]:
+    lines = [
+        "estimate no/such-model --batch 8 --fp16 --gpu rtx-3090", "gpus a100 --json",
+        "models bert --json", "estimate --batch 8", "fits x --fail-over 22GiB --gpu t4",
+        "sweep no/such --over batch=1,2,4 --over fp16=true,false --json",
+        "max-batch no/such --gpu v100 --of seq-len", "replay nothing.pickle --json",
+        "validate nothing.jsonl --assume software.torch=2.1", "cache list", "env --json",
+        "estimate no/such --lora-r 16 --load-in-4bit --optim paged_adamw_8bit --zero 2",
+        "compare no/such --gpu a,b --with batch=4", "calibrate show --store none.db",
+        "advise no/such --gpu t4 -n 64", "estimate no/such --software torch=1.10 --seq_len=512",
+    ]  # fmt: skip
+    return [line.replace(" ", "\0").encode() for line in lines]
+
+
+def _command(content: bytes, folder: Path) -> object:
+    """One command line in an empty folder; only exit codes of the contract may come back."""
+    from memest.cli.main import run
+
+    words = [word for word in content.decode("utf-8", "replace").split("\0") if word][:30]
+    if words[:1] in (["app"], ["calibrate"]) and words[1:2] != ["show"]:
+        return None  # a server, or a campaign: both begin processes on purpose
+    if "--check" in words:
+        return None
+    if "--store" in words or "--out" in words or "-o" in words:
+        words = [word.replace("/", "_") for word in words]
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.chdir(folder), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = run(words)
+    if "Traceback" in err.getvalue():
+        raise AssertionError(err.getvalue()[-500:])
+    if code not in range(7):
+        raise AssertionError(f"exit code {code}")
+    return code
+
+
+def _upload(content: bytes, folder: Path) -> object:  # noqa: ARG001 - the user's folder is set
+    from memest.app.uploads import keep_config
+
+    return keep_config("config.json", content)
+
+
+def _link_seeds() -> list[bytes]:
+    return [
+        b"bert-large-uncased batch=8 fp16=true gpu=rtx-3090", b"gpt2 batch=4 pin=a",
+        b"/etc/passwd trust_remote_code=true", b"pkg.mod:factory deepspeed=/etc/passwd",
+        b"gpt2 profile=/etc/passwd", b"gpt2?n_layer=2 lora_r=8 load_in_4bit=true",
+    ]  # fmt: skip
+
+
+def _link(content: bytes, folder: Path) -> object:  # noqa: ARG001
+    from memest.app.question import Question
+    from memest.app.uploads import check_question
+
+    question = Question.from_short(content.decode("utf-8", "replace"))
+    check_question(question)
+    return question.setup, question.command_line(), question.snippet()
+
+
+TARGETS = (
+    Target("case records", _record_seeds, _records, ("memest.validation.records",)),
+    Target("measurements", _measurement_seeds, _measurements, ("memest.calibration.exchange",)),
+    Target("calibration profiles", _profile_seeds, _profile, ("memest.profile_file",)),
+    Target("cache", _cache_seeds, _cache, ("memest.store",)),
+    Target("memory snapshots", _snapshot_seeds, _snapshot, ("memest.replay",)),
+    Target(
+        "allocation histories", _history_seeds, _history,
+        ("memest.calibration.recording.history_file",),
+    ),
+    Target("model configurations", _model_seeds, _model, ("memest.models.config_file",)),
+    Target(
+        "DeepSpeed files",
+        lambda: _dump(
+            {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"},
+                                   "reduce_bucket_size": "auto"}, "bf16": {"enabled": "auto"},
+             "train_micro_batch_size_per_gpu": "auto"},
+        ),
+        _deepspeed, ("memest.options", "memest.deepspeed_file"),
+    ),
+    Target(
+        "peft files",
+        lambda: _dump(
+            {"peft_type": "LORA", "r": 8, "lora_alpha": 16, "target_modules": ["q_proj", "v_proj"],
+             "lora_dropout": 0.05, "modules_to_save": None, "bias": "none"},
+        ),
+        _peft, ("memest.options", "memest.finetune_options"),
+    ),
+    Target(
+        "allocator settings",
+        lambda: [b"expandable_segments:True", b"max_split_size_mb:128",
+                 b"garbage_collection_threshold:0.8,max_split_size_mb:64",
+                 b"roundup_power2_divisions:[256:1,512:2,>:8]", b"backend:cudaMallocAsync"],
+        _alloc_conf, ("memest.replay.conf",),
+    ),
+    Target(
+        "command lines", _words, _command, ("memest.cli.main", "memest.cli.commands"), share=2
+    ),
+    Target("explorer uploads", _model_seeds, _upload, ("memest.app.uploads",)),
+    Target("explorer links", _link_seeds, _link, ("memest.app.question", "memest.app.uploads")),
+)  # fmt: skip
+
+
+def load(target: Target, chance: random.Random) -> list[bytes]:
+    """The seeds of a target, with its modules loaded."""
+    for name in target.needs:
+        importlib.import_module(name)
+    seeds = target.seeds()
+    chance.shuffle(seeds)
+    return seeds
