@@ -67,7 +67,7 @@ FORMATS: tuple[Format, ...] = (
         "accelerate",
         """compute_environment distributed_type main_training_function downcast_bf16 machine_rank
         num_machines num_processes rdzv_backend same_network tpu_use_cluster tpu_use_sudo tpu_env
-        deepspeed_config use_cpu enable_cpu_affinity dynamo_config main_process_port
+        deepspeed_config enable_cpu_affinity dynamo_config main_process_port
         mixed_precision gpu_ids""",
         read_accelerate,
     ),
@@ -137,8 +137,8 @@ def find_format(name: str) -> Format:
 def recognise(document: Mapping[str, Any], shown: str) -> Format:
     """The format of a document.
 
-    What sits on transformers' training arguments (TRL, LLaMA-Factory) has their keys too, so those
-    decide only where no other format has a mark.
+    What sits on transformers' training arguments (TRL, LLaMA-Factory) has their keys too, so with
+    one mark of its own it counts theirs besides.
 
     Raises:
         ConfigError: none, or several; the message names the closest and how to say which.
@@ -149,17 +149,17 @@ def recognise(document: Mapping[str, Any], shown: str) -> Format:
             f"{shown} is a model's config.json, no configuration of a run: give it in place of the "
             f"model, memest estimate {shown}."
         )
-    scores = {each: len(each.marks & keys) for each in FORMATS[1:]}
+    general = FORMATS[0]
+    scores = {each: len(each.marks & keys) for each in FORMATS}
+    for each in (find_format("trl"), find_format("llama-factory")):
+        scores[each] += scores[general] if scores[each] else 0
     scores[find_format("torchtune")] = 100 * _has_components(document)
     scores[find_format("torchtitan")] = 10 * _sections(document)
     best = max(scores.values())
     found = [each for each, score in scores.items() if score == best]
-    general = FORMATS[0]
     if best and len(found) == 1:
         return found[0]
     if best == 0:
-        if general.marks & keys:
-            return general
         known = [key for key in keys if key in REASONS or key in MATTERS or option_called(key)]
         near = f" Closest: {general.title} ({', '.join(sorted(known)[:5])})." if known else ""
         raise _unclear(f"{shown} has the marks of no format that memest knows.{near}", general)

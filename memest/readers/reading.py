@@ -102,8 +102,8 @@ def names_config(reference: str) -> bool:
     try:
         recognise(document, reference)
     except ConfigError:
-        # a config.json of something else: the model's resolver says what is wrong
-        return "model_type" not in document and "architectures" not in document
+        # of no format, or of several: the resolver of models says what is wrong with it
+        return False
     return True
 
 

@@ -174,6 +174,8 @@ def read_deepspeed_value(sheet: Sheet, key: str, value: Any) -> None:
         ConfigError: no such file, or no configuration.
     """
     if value in (None, "", False):
+        if key in sheet.document:
+            sheet.ignore(key, "off")
         return
     place = sheet.place(key)
     if isinstance(value, str) and value.lstrip().startswith("{"):

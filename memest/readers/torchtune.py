@@ -43,7 +43,7 @@ BUILDERS = {
 }
 """Models of transformers with the sizes of torchtune's builders."""
 
-_QWEN = re.compile(r"qwen(2|2_5|3)_(\d+(?:_\d+)?)b(?:_base|_instruct)?")
+_QWEN = re.compile(r"qwen(2_5|2|3)_(\d+(?:_\d+)?)b(?:_base|_instruct)?")
 _OPTIMIZERS = {
     "torch.optim.AdamW": "adamw", "torch.optim.Adam": "adam", "torch.optim.SGD": "sgd",
     "bitsandbytes.optim.PagedAdamW": "paged_adamw_32bit",
@@ -250,8 +250,8 @@ def _optimizer(sheet: Sheet) -> None:
         part.say("optim", name, "_component_")
     if decay is not None:
         part.say("weight_decay", decay, "weight_decay")
-    part.ignore_rest(dict.fromkeys(("lr", "betas", "eps"), "a number of the host"),
-                     dict.fromkeys(part.left, "of the optimizer"))  # fmt: skip
+    hosts = dict.fromkeys(("lr", "betas", "eps"), "a number of the host")
+    part.ignore_rest(hosts, {key: "of the optimizer" for key in part.left if key not in hosts})
     sheet.absorb(part)
 
 

@@ -74,6 +74,7 @@ MATTERS = {
     "predict_with_generate": "the evaluation generates, with a key/value cache",
     "generation_max_length": "of generation in evaluation",
     "generation_num_beams": "of generation in evaluation",
+    "generation_config": "of generation in evaluation",
     "ddp_static_graph": "DDP's static graph",
     "ddp_broadcast_buffers": "DDP sends buffers before each forward",
     "lora_target_parameters": "LoRA on parameters that are not modules",

@@ -47,16 +47,24 @@ def read_training_arguments(sheet: Sheet) -> None:
     read_precision(sheet)
     read_checkpointing(sheet)
     read_evaluation(sheet)
-    read_adapters(sheet, on=sheet.switch("use_peft") is not False and _asks_for_lora(sheet))
+    read_adapters(sheet, on=_asks_for_lora(sheet))
     read_spread(sheet)
     read_lengths(sheet)
     read_rest(sheet)
 
 
 def _asks_for_lora(sheet: Sheet) -> bool:
-    use_lora = sheet.switch("use_lora")
+    """Whether a script's own switch, or a rank, says that adapters are trained."""
     named = any(sheet.has(key) for key in ("lora_r", "lora_rank", "lora_target_modules"))
-    return bool(use_lora) or (use_lora is None and (named or bool(sheet.document.get("use_peft"))))
+    for key in ("use_peft", "use_lora"):
+        value = sheet.switch(key)
+        if value is not None:
+            named = value
+            if value:
+                sheet.say("peft", "lora", key)
+            else:
+                sheet.ignore(key, "off")
+    return named
 
 
 def read_model(sheet: Sheet) -> None:

@@ -56,12 +56,15 @@ def read_trl(sheet: Sheet, *, method: str = "sft") -> None:
     quantised = _quantization(sheet)
     use_peft = bool(sheet.switch("use_peft"))
     if use_peft:
+        sheet.say("peft", "lora", "use_peft")
         for option, value in (("lora_r", 16), ("lora_alpha", 32), ("lora_dropout", 0.05)):
             sheet.default(option, value)
         if quantised:
             sheet.miss_default(
                 "SFTTrainer", "adapters beside a quantised base are bfloat16; float32 is priced"
             )
+    elif "use_peft" in sheet.document:
+        sheet.ignore("use_peft", "off")
     read_adapters(sheet, on=use_peft)
     read_spread(sheet)
     read_lengths(sheet)
