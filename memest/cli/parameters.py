@@ -140,7 +140,7 @@ def with_options(function: Callable[..., int]) -> Callable[..., int]:
         several = "models" in values
         typed = values["models"] if several else values["model"]
         asked = settled(
-            [each for each in (typed if several else [typed]) if each],
+            [each for each in ((typed or ()) if several else [typed]) if each],
             options,
             config=values.pop("config") or (),
             config_format=values.pop("config_format"),

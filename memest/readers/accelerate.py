@@ -87,7 +87,7 @@ def read_accelerate(sheet: Sheet) -> None:
 
 
 def _kind(sheet: Sheet) -> str:
-    value = sheet.take("distributed_type")
+    value = sheet.scalar("distributed_type")
     if value is None:
         return ""
     # YAML 1.1 reads an unquoted NO as false
@@ -107,7 +107,7 @@ def _kind(sheet: Sheet) -> str:
 
 
 def _precision(sheet: Sheet) -> None:
-    value = sheet.take("mixed_precision")
+    value = sheet.scalar("mixed_precision")
     if value is None:
         return
     text = "no" if value is False else str(value).lower()
@@ -164,8 +164,8 @@ def _deepspeed(sheet: Sheet, kind: str) -> None:
 
 def _dynamo(sheet: Sheet) -> None:
     part = sheet.part("dynamo_config")
-    backend = part.take("dynamo_backend")
-    flat = sheet.take("dynamo_backend")
+    backend = part.scalar("dynamo_backend")
+    flat = sheet.scalar("dynamo_backend")
     key = "dynamo_backend" if flat is not None else "dynamo_config"
     backend = flat if backend is None else backend
     if backend is not None and str(backend).lower() not in ("no", "false", "none"):

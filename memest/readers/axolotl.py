@@ -11,9 +11,9 @@ from typing import Any
 from memest.errors import ConfigError
 from memest.readers.findings import Level
 from memest.readers.sharing import read_deepspeed_value, read_fsdp
-from memest.readers.sheet import Place, Sheet
+from memest.readers.sheet import Place, Sheet, names_of
 from memest.readers.trainer_keys import MATTERS, REASONS
-from memest.readers.training_arguments import names_of, read_checkpointing
+from memest.readers.training_arguments import read_checkpointing
 
 __all__ = ["read_axolotl"]
 
@@ -97,7 +97,7 @@ def read_axolotl(sheet: Sheet) -> None:
     Raises:
         ConfigError: a value that axolotl would refuse too.
     """
-    model = sheet.take("base_model")
+    model = sheet.scalar("base_model")
     if model is not None:
         sheet.say("model", str(model), "base_model")
     sheet.default("loop", "trainer")
@@ -142,7 +142,7 @@ def _batch(sheet: Sheet) -> None:
 
 def _precision(sheet: Sheet) -> str:
     """Autocast and the dtype of the weights (``resolve_dtype``); returns the latter."""
-    bf16, fp16 = sheet.take("bf16"), sheet.switch("fp16")
+    bf16, fp16 = sheet.scalar("bf16"), sheet.switch("fp16")
     key, given = "bf16", "bf16" in sheet.document and bf16 is not None
     full = str(bf16).lower() == "full"
     auto = (bf16 is None and not given and "bf16" not in sheet.document) or bf16 == "auto"
@@ -192,7 +192,7 @@ def _checkpointing(sheet: Sheet) -> None:
 
 
 def _adapter(sheet: Sheet, dtype: str) -> None:
-    kind = sheet.take("adapter")
+    kind = sheet.scalar("adapter")
     four, eight = sheet.switch("load_in_4bit"), sheet.switch("load_in_8bit")
     names = {
         "lora_r": "lora_r", "lora_alpha": "lora_alpha", "lora_dropout": "lora_dropout",
@@ -224,7 +224,7 @@ def _adapter(sheet: Sheet, dtype: str) -> None:
         if value in (None, False) or value == []:
             continue
         listed = option in ("lora_target_modules", "modules_to_save")
-        sheet.say(option, names_of(value) if listed else value, key)
+        sheet.say(option, names_of(value, sheet.place(key).origin) if listed else value, key)
     if linear:
         sheet.say("lora_target_modules", ("all-linear",), "lora_target_linear")
         if sheet.has("lora_target_modules"):
@@ -279,7 +279,7 @@ def _attention(sheet: Sheet) -> None:
 def _optimizer(sheet: Sheet) -> None:
     sheet.default("optim", "adamw_torch_fused")
     sheet.default("weight_decay", 0.0)
-    name = sheet.take("optimizer")
+    name = sheet.scalar("optimizer")
     if name is not None:
         sheet.say("optim", _OPTIMIZERS.get(str(name), str(name)), "optimizer")
     arguments = sheet.take("optim_args")
@@ -340,9 +340,9 @@ def _spread(sheet: Sheet) -> None:
 
 def _evaluation(sheet: Sheet) -> None:
     """An evaluation runs where there is a set for it and a time."""
-    share = sheet.take("val_set_size")
+    share = sheet.scalar("val_set_size")
     tests = sheet.document.get("test_datasets")
-    strategy, steps = sheet.take("eval_strategy"), sheet.document.get("eval_steps")
+    strategy, steps = sheet.scalar("eval_strategy"), sheet.document.get("eval_steps")
     batch = sheet.whole("eval_batch_size")
     when = steps or sheet.document.get("evals_per_epoch") or strategy
     runs = (share or tests) and when and str(strategy).lower() != "no"

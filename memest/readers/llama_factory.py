@@ -8,10 +8,9 @@ Source: LLaMA-Factory at August 2026: ``hparams/`` (fields and defaults), ``hpar
 from __future__ import annotations
 
 from memest.errors import ConfigError
-from memest.readers.sheet import Sheet
+from memest.readers.sheet import Sheet, names_of
 from memest.readers.trainer_keys import MATTERS, REASONS
 from memest.readers.training_arguments import (
-    names_of,
     read_checkpointing,
     read_evaluation,
     read_model,
@@ -96,7 +95,7 @@ def read_llama_factory(sheet: Sheet) -> None:
     _length(sheet)
     _method(sheet, pure=pure)
     _optimizer(sheet)
-    flash = sheet.take("flash_attn")
+    flash = sheet.scalar("flash_attn")
     if flash in _ATTENTION:
         sheet.say("attn_implementation", _ATTENTION[flash], "flash_attn")
     elif flash == "auto":
@@ -144,12 +143,12 @@ def _length(sheet: Sheet) -> None:
 
 
 def _method(sheet: Sheet, *, pure: bool) -> None:
-    stage = sheet.take("stage")
+    stage = sheet.scalar("stage")
     if stage in _STAGES:
         sheet.miss("stage", f"{stage}: {_STAGES[stage]}; priced is supervised fine-tuning")
     elif stage is not None:
         sheet.ignore("stage", "priced as it is")
-    kind = sheet.take("finetuning_type")
+    kind = sheet.scalar("finetuning_type")
     kind = "lora" if kind is None else str(kind)
     if kind not in ("lora", "full", "freeze", "oft"):
         raise ConfigError(
@@ -219,14 +218,13 @@ def _adapters(sheet: Sheet, kind: str) -> None:
     ):
         value = values[key]
         if value is not None:
-            names = value.split(",") if isinstance(value, str) else names_of(value)
-            names = tuple(name.strip() for name in names)
+            names = names_of(value, sheet.place(key).origin, split=True)
             sheet.say(option, ("all-linear",) if names == ("all",) else names, key)
 
 
 def _quantization(sheet: Sheet, bits: int | None, compute: str | None) -> None:
-    method = sheet.take("quantization_method")
-    kind, double = sheet.take("quantization_type"), sheet.switch("double_quantization")
+    method = sheet.scalar("quantization_method")
+    kind, double = sheet.scalar("quantization_type"), sheet.switch("double_quantization")
     if bits is None:
         return
     if method not in (None, "bnb", "bitsandbytes"):
@@ -270,10 +268,10 @@ def _optimizer(sheet: Sheet) -> None:
         }
         text = ",".join(f"{key}={value}" for key, value in arguments.items())
         sheet.say("optim_args", text, f"use_{name}")
-        target = values.get("target", "all")
-        names = str(target).split(",") if isinstance(target, str) else list(target)
+        target = values.get("target") or "all"
+        names = names_of(target, sheet.place(f"{name}_target").origin, split=True)
         sheet.say(
-            "optim_target_modules", "all-linear" if names == ["all"] else names, f"use_{name}"
+            "optim_target_modules", "all-linear" if names == ("all",) else names, f"use_{name}"
         )
     if sheet.switch("use_adam_mini"):
         sheet.say("optim", "adam_mini", "use_adam_mini")

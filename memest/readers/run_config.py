@@ -21,6 +21,7 @@ from memest.options import find_option, setup_from_options
 from memest.readers.findings import Level, Reading, Remark, Said
 from memest.readers.fitting import fitting
 from memest.readers.formats import ON_THE_TRAINER
+from memest.readers.sheet import names_of
 from memest.setup import Setup
 
 __all__ = ["RunConfig", "settle"]
@@ -315,8 +316,8 @@ def _check_kinds(kept: Mapping[str, Said]) -> None:
         listed = listed and name != "optim_target_modules"
         if nested or listed:
             raise ConfigError(f"{each.origin} {value!r} is not what {option.flags[0]} takes.")
-        if option.kind is Kind.LIST and not isinstance(value, (str, list, tuple)):
-            raise ConfigError(f"{each.origin} {value!r} is neither a name nor a list of names.")
+        if option.kind is Kind.LIST or name == "optim_target_modules":
+            names_of(value, each.origin)
 
 
 def _with_origins(message: str, kept: Mapping[str, Said]) -> str:

@@ -14,7 +14,7 @@ from memest.deepspeed_file import read_deepspeed
 from memest.errors import ConfigError
 from memest.readers.documents import find_file, read_document
 from memest.readers.findings import Level
-from memest.readers.sheet import Sheet
+from memest.readers.sheet import Sheet, names_of
 
 __all__ = ["read_deepspeed_document", "read_deepspeed_value", "read_fsdp"]
 
@@ -88,7 +88,13 @@ def read_fsdp(sheet: Sheet, part: Sheet, asked: Any, key: str, *, version: int) 
     offloads = _true(take("offload_params")) or offloads
     version_key = names.get("version", "version")
     given_version = take("version")
-    version = version if given_version is None else int(str(given_version).strip() or version)
+    if given_version is not None:
+        if str(given_version).strip() not in ("1", "2"):
+            raise ConfigError(
+                f"{part.place(version_key).origin} {given_version!r} is no version of FSDP. Legal: "
+                "1, 2."
+            )
+        version = int(str(given_version))
     modes = [word for word in words if word not in ("auto_wrap", "offload", "true")]
     strategy, reshard = take("sharding_strategy"), take("reshard_after_forward")
     mode_key = names.get("reshard_after_forward", names.get("sharding_strategy", ""))
@@ -123,10 +129,8 @@ def read_fsdp(sheet: Sheet, part: Sheet, asked: Any, key: str, *, version: int) 
     wrap_key = names.get("transformer_layer_cls_to_wrap", "transformer_layer_cls_to_wrap")
     wrap = take("transformer_layer_cls_to_wrap")
     if wrap:
-        classes = wrap.split(",") if isinstance(wrap, str) else list(wrap)
-        sheet.say_at(
-            "fsdp_wrap", tuple(str(name).strip() for name in classes), part.place(wrap_key)
-        )
+        classes = names_of(wrap, part.place(wrap_key).origin, split=True)
+        sheet.say_at("fsdp_wrap", classes, part.place(wrap_key))
     _wrapping(part, names, take)
     if _true(take("activation_checkpointing")):
         name = names["activation_checkpointing"]

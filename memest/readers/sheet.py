@@ -12,7 +12,7 @@ from memest.option import Kind, Option
 from memest.option_table import OPTIONS
 from memest.readers.findings import Level, Reading, Remark, Said
 
-__all__ = ["Place", "Sheet", "option_called"]
+__all__ = ["Place", "Sheet", "names_of", "option_called"]
 
 _NOT_FROM_FILES = frozenset({"software", "loop", "num_steps", "task", "freeze"})
 """Options that nobody else means by these names."""
@@ -28,6 +28,25 @@ def option_called(keyword: str) -> Option | None:
         if keyword in option.keywords and option.field and option.name not in _NOT_FROM_FILES:
             return option
     return None
+
+
+def names_of(value: Any, origin: str, *, split: bool = False) -> tuple[str, ...]:
+    """Names as a list, or as one word.
+
+    Args:
+        value: as written.
+        origin: of it, for the message.
+        split: commas part the word.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    if isinstance(value, str):
+        parts = value.split(",") if split else [value]
+        return tuple(part.strip() for part in parts if part.strip())
+    if isinstance(value, (list, tuple)) and all(isinstance(each, (str, int)) for each in value):
+        return tuple(str(each) for each in value)
+    raise ConfigError(f"{origin} {value!r} is neither a name nor a list of names.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +152,17 @@ class Sheet:
         if isinstance(value, bool) or not text.lstrip("-").isdigit() or len(text) > 18:
             raise ConfigError(f"{self.place(key).origin} {value!r} is not a whole number.")
         return int(text)
+
+    def scalar(self, key: str) -> Any:
+        """A key that is one word or number, None where it is not there.
+
+        Raises:
+            ConfigError: it is a list or a mapping.
+        """
+        value = self.take(key)
+        if isinstance(value, (Mapping, list, tuple, set)):
+            raise ConfigError(f"{self.place(key).origin} {value!r} is not one word or number.")
+        return value
 
     def part(self, key: str) -> Sheet:
         """A mapping inside the document as a sheet of its own; empty where there is none.

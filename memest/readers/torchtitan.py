@@ -76,8 +76,8 @@ def read_torchtitan(sheet: Sheet) -> None:
 
 def _model(sheet: Sheet) -> None:
     part = sheet.part("model")
-    name, flavor = part.take("name"), part.take("flavor")
-    assets = part.take("hf_assets_path") or part.take("tokenizer_path")
+    name, flavor = part.scalar("name"), part.scalar("flavor")
+    assets = part.scalar("hf_assets_path") or part.scalar("tokenizer_path")
     found = _MODELS.get((str(name or "llama3"), str(flavor)))
     key = "flavor"
     if found is None and assets:
@@ -131,7 +131,7 @@ def _sizes(training: Sheet) -> None:
         if total is not None and total > 0:
             training.miss(name, "micro-batches of a step depend on the GPUs: --grad-accum says how "
                           "many")  # fmt: skip
-    norm = training.take("max_norm")
+    norm = training.scalar("max_norm")
     if norm is None:
         training.default("max_grad_norm", 1.0)
     else:
@@ -139,7 +139,7 @@ def _sizes(training: Sheet) -> None:
 
 
 def _precision(training: Sheet) -> bool:
-    dtype, mixed = training.take("dtype"), training.take("mixed_precision_param")
+    dtype, mixed = training.scalar("dtype"), training.scalar("mixed_precision_param")
     if dtype is None:
         training.default("dtype", "float32")
     else:
@@ -159,7 +159,7 @@ def _precision(training: Sheet) -> bool:
 
 def _optimizer(sheet: Sheet) -> None:
     part = sheet.part("optimizer")
-    name, way = str(part.take("name") or "AdamW"), str(part.take("implementation") or "fused")
+    name, way = str(part.scalar("name") or "AdamW"), str(part.scalar("implementation") or "fused")
     names = {
         ("AdamW", "fused"): "adamw_torch_fused", ("AdamW", "foreach"): "adamw_torch_foreach",
         ("AdamW", "for-loop"): "adamw_torch_loop", ("Adam", "fused"): "adam_fused",
@@ -175,7 +175,7 @@ def _optimizer(sheet: Sheet) -> None:
         part.say("optim", found, "implementation" if part.has("implementation") else "name")
     else:
         part.default("optim", found)
-    decay = part.take("weight_decay")
+    decay = part.scalar("weight_decay")
     if decay is None:
         part.default("weight_decay", 0.1)
     else:
@@ -188,8 +188,8 @@ def _optimizer(sheet: Sheet) -> None:
 
 def _checkpointing(sheet: Sheet) -> None:
     part = sheet.part("activation_checkpoint")
-    mode = part.take("mode")
-    option = str(part.take("selective_ac_option") or "2")
+    mode = part.scalar("mode")
+    option = str(part.scalar("selective_ac_option") or "2")
     part.default("use_reentrant", False)
     if mode is None:
         mode = "selective"
@@ -216,7 +216,7 @@ def _parallel(sheet: Sheet, *, offload: bool, mixed: bool) -> None:
     shard = part.whole("data_parallel_shard_degree")
     copies = part.whole("data_parallel_replicate_degree") or 1
     degrees = {key: part.whole(key) or 1 for key in _DEGREES}
-    reshard = part.take("fsdp_reshard_after_forward")
+    reshard = part.scalar("fsdp_reshard_after_forward")
     world: Any = None
     if shard is not None and shard > 0:
         world = shard * copies

@@ -119,7 +119,7 @@ def read_torchtune(sheet: Sheet, *, distributed: bool | None = None) -> None:
     sheet.default("precision", "fp32", "no autocast: the model computes in its dtype")
     sheet.default("attn_implementation", "sdpa")
     sheet.default("dtype", "float32")
-    dtype = sheet.take("dtype")
+    dtype = sheet.scalar("dtype")
     if dtype is not None:
         sheet.say("dtype", {"bf16": "bfloat16", "fp32": "float32"}.get(str(dtype), dtype), "dtype")
     _model(sheet)
@@ -131,7 +131,7 @@ def read_torchtune(sheet: Sheet, *, distributed: bool | None = None) -> None:
     _optimizer(sheet)
     if sheet.switch("optimizer_in_bwd"):
         sheet.say("optim_in_backward", True, "optimizer_in_bwd")
-    clip = sheet.take("clip_grad_norm")
+    clip = sheet.scalar("clip_grad_norm")
     sheet.default("max_grad_norm", 0.0)
     if clip is not None:
         sheet.say("max_grad_norm", clip, "clip_grad_norm")
@@ -162,7 +162,7 @@ def _interpolate(sheet: Sheet) -> None:
 
 def _model(sheet: Sheet) -> None:
     part = sheet.part("model")
-    component = str(part.take("_component_") or "")
+    component = str(part.scalar("_component_") or "")
     name = component.rpartition(".")[2]
     if component:
         model = model_of_builder(name)
@@ -214,7 +214,7 @@ def _lora(part: Sheet, name: str) -> None:
 
 def _length(sheet: Sheet) -> None:
     tokenizer, dataset = sheet.part("tokenizer"), sheet.part("dataset")
-    tokenizer.take("_component_")
+    tokenizer.scalar("_component_")
     length = tokenizer.whole("max_seq_len")
     if length is not None:
         tokenizer.say("seq_len", length, "max_seq_len")
@@ -232,8 +232,8 @@ def _length(sheet: Sheet) -> None:
 
 def _optimizer(sheet: Sheet) -> None:
     part = sheet.part("optimizer")
-    component = part.take("_component_")
-    fused, decay = part.switch("fused"), part.take("weight_decay")
+    component = part.scalar("_component_")
+    fused, decay = part.switch("fused"), part.scalar("weight_decay")
     foreach = part.switch("foreach")
     if component is not None:
         name = _OPTIMIZERS.get(str(component))
@@ -268,7 +268,7 @@ def _loss(sheet: Sheet) -> None:
 
 def _spread(sheet: Sheet, *, distributed: bool | None) -> None:
     offload = sheet.switch("fsdp_cpu_offload")
-    reshard = sheet.take("fsdp_reshard_after_forward")
+    reshard = sheet.scalar("fsdp_reshard_after_forward")
     degrees = {
         key: sheet.whole(key)
         for key in ("tensor_parallel_dim", "data_parallel_shard_dim", "data_parallel_replicate_dim")

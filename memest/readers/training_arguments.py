@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
 
 from memest.errors import ConfigError
 from memest.readers.documents import find_file, read_document
 from memest.readers.findings import Level
 from memest.readers.sharing import read_deepspeed_value, read_fsdp
-from memest.readers.sheet import Place, Sheet
+from memest.readers.sheet import Place, Sheet, names_of
 from memest.readers.trainer_keys import LOAD, MATTERS, REASONS, SIZES
 
 __all__ = [
@@ -70,7 +69,7 @@ def _asks_for_lora(sheet: Sheet) -> bool:
 def read_model(sheet: Sheet) -> None:
     """The model, under the names that scripts give it."""
     for key in ("model_name_or_path", "model_name", "model_id", "pretrained_model_name_or_path"):
-        value = sheet.take(key)
+        value = sheet.scalar(key)
         if value is not None:
             sheet.say("model", str(value), key)
     init = sheet.take("model_init_kwargs")
@@ -123,7 +122,7 @@ def read_precision(sheet: Sheet) -> None:
 def read_checkpointing(sheet: Sheet) -> None:
     """Activation checkpointing, under its old and its new name."""
     for key in ("gradient_checkpointing", "activation_checkpointing"):
-        value = sheet.take(key)
+        value = sheet.scalar(key)
         if value is None:
             continue
         if isinstance(value, bool) or str(value).lower() in ("true", "false"):
@@ -149,8 +148,8 @@ def read_checkpointing(sheet: Sheet) -> None:
 
 def read_evaluation(sheet: Sheet, *, batch: int = EVAL_BATCH) -> None:
     """Whether the Trainer evaluates, and with which batch."""
-    strategy = sheet.take("eval_strategy")
-    strategy = sheet.take("evaluation_strategy", strategy) if strategy is None else strategy
+    strategy, older = sheet.scalar("eval_strategy"), sheet.scalar("evaluation_strategy")
+    strategy = older if strategy is None else strategy
     key = "eval_strategy" if sheet.has("eval_strategy") else "evaluation_strategy"
     given = sheet.whole("per_device_eval_batch_size")
     text = str(strategy).lower().rpartition(".")[2]
@@ -194,15 +193,14 @@ def read_adapters(sheet: Sheet, *, on: bool) -> None:
                 sheet.miss(key, MATTERS[key])
         elif value is not None and value != [] and value is not False:
             listed = key in ("modules_to_save", "lora_modules_to_save", *_TARGETS)
-            sheet.say(renamed.get(key, key), names_of(value) if listed else value, key)
+            sheet.say(
+                renamed.get(key, key),
+                names_of(value, sheet.place(key).origin) if listed else value,
+                key,
+            )
 
 
 _TARGETS = ("lora_target_modules", "lora_target", "target_modules")
-
-
-def names_of(value: Any) -> tuple[str, ...]:
-    """Names as a list, or as one word with commas between."""
-    return (value,) if isinstance(value, str) else tuple(str(each) for each in value)
 
 
 def read_spread(sheet: Sheet, *, fsdp_version: int = 2) -> None:

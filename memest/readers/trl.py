@@ -94,7 +94,7 @@ def _length(sheet: Sheet) -> None:
         sheet.miss("max_length", "samples are not cut: 512 tokens are taken; --seq-len says it")
     elif not any(sheet.has(key) for key in ("max_length", "max_seq_length")):
         sheet.default("seq_len", 1024)
-    loss = sheet.take("loss_type")
+    loss = sheet.scalar("loss_type")
     if loss is not None:
         sheet.offer("loss_type", loss, "loss_type", f"the loss {loss}: priced with all logits")
     elif not sheet.document.get("use_liger_kernel"):
@@ -103,8 +103,8 @@ def _length(sheet: Sheet) -> None:
 
 def _quantization(sheet: Sheet) -> bool:
     four, eight = sheet.switch("load_in_4bit"), sheet.switch("load_in_8bit")
-    nested, kind = sheet.take("use_bnb_nested_quant"), sheet.take("bnb_4bit_quant_type")
-    storage = sheet.take("bnb_4bit_quant_storage")
+    nested, kind = sheet.scalar("use_bnb_nested_quant"), sheet.scalar("bnb_4bit_quant_type")
+    storage = sheet.scalar("bnb_4bit_quant_storage")
     if eight:
         sheet.say("load_in_8bit", True, "load_in_8bit")
     if four:

@@ -168,7 +168,7 @@ def test_nothing_is_run(tmp_path, monkeypatch):
         "    pathlib.Path('mark').touch()\n    return Trainer.Config(model_spec=m('8B'))\n",
         encoding="utf-8",
     )
-    read("X=$(touch mark) python train.py --model_name_or_path gpt2 --bf16 '$(touch mark)'")
+    read("X=$(touch mark) python train.py --model_name_or_path gpt2 --bf16 --x '$(touch mark)'")
     assert memest.read_config("conf.py").model is None
     assert not (tmp_path / "mark").exists()
 

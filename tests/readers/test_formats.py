@@ -273,7 +273,8 @@ def test_no_key_is_lost(examples, name):
     silent = {"dtype", "load_in_8bit", "bf16", "fp16", "val_set_size", "fsdp_config", "model",
               "gradient_checkpointing_kwargs", "optimizer", "zero_optimization", "tokenizer",
               "dataset", "training", "parallelism", "compile", "activation_checkpoint",
-              "deepspeed_config", "dynamo_config", "clip_grad_norm", "eval_strategy", "finetuning_type", "optimizer_in_bwd"}  # fmt: skip
+              "deepspeed_config", "dynamo_config", "clip_grad_norm", "eval_strategy",
+              "finetuning_type", "optimizer_in_bwd"}  # fmt: skip
     for key in read_document(examples / name, name):
         shown = any(f"{name}:{key}" in each for each in told)
         assert shown or key in silent, key
@@ -326,8 +327,8 @@ def test_builders_lead_to_models_that_memest_has():
     from memest.models.catalogue import lookup
 
     names = [
-        *BUILDERS, "qlora_llama3_1_8b", "lora_qwen2_0_5b", "qwen2_5_14b_instruct", "qwen3_0_6b_base",
-        "lora_qwen3_32b",
+        *BUILDERS, "qlora_llama3_1_8b", "lora_qwen2_0_5b", "qwen2_5_14b_instruct",
+        "qwen3_0_6b_base", "lora_qwen3_32b",
     ]  # fmt: skip
     for name in names:
         found = model_of_builder(name)

@@ -1,5 +1,6 @@
 """Any document, any command: an answer or memest's own error, nothing else, and always the same."""
 
+import contextlib
 import json
 import string
 
@@ -72,8 +73,7 @@ def test_any_document_in_any_format(document, each):
 
     try:
         run = read()
-    except MemestError as error:
-        assert str(error)
+    except MemestError:
         return
     assert isinstance(run, RunConfig)
     assert all(said.origin for said in run.values)
@@ -88,10 +88,8 @@ def test_any_file(document, suffix, tmp_path_factory):
     path = tmp_path_factory.mktemp("fuzz") / f"run{suffix}"
     text = json.dumps(document) if suffix == ".json" else yaml.safe_dump(document)
     path.write_text(text, encoding="utf-8")
-    try:
+    with contextlib.suppress(MemestError):
         memest.read_config(path)
-    except MemestError as error:
-        assert str(error)
 
 
 @_QUICK
@@ -99,10 +97,8 @@ def test_any_file(document, suffix, tmp_path_factory):
 def test_any_text(text, suffix, tmp_path_factory):
     path = tmp_path_factory.mktemp("fuzz") / f"run{suffix}"
     path.write_bytes(text.encode("utf-8", "surrogatepass"))
-    try:
+    with contextlib.suppress(MemestError):
         memest.read_config(path)
-    except MemestError as error:
-        assert str(error)
 
 
 _WORDS = st.one_of(
@@ -122,8 +118,7 @@ _WORDS = st.one_of(
 def test_any_command(words):
     try:
         run = memest.read_command(words)
-    except MemestError as error:
-        assert str(error)
+    except MemestError:
         return
     assert memest.read_command(words).values == run.values
 

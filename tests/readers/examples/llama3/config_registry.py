@@ -1,4 +1,4 @@
-# ruff: noqa
+# ruff: noqa: F821, TID252
 from torchtitan.components.optimizer import default_adamw
 from torchtitan.config import CompileConfig, ParallelismConfig, TrainingConfig
 from torchtitan.distributed.activation_checkpoint import FullAC
