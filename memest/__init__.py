@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from memest.estimator import estimate
     from memest.findings import Advice, Comparison
     from memest.limits import MaxBatch
+    from memest.readers.reading import read_command, read_config
+    from memest.readers.run_config import RunConfig
     from memest.result import Estimate, Verdict
     from memest.search.advise import advise
     from memest.search.compare import compare
@@ -53,6 +55,7 @@ __all__ = [
     "ModelLoadError",
     "Profile",
     "ReplayError",
+    "RunConfig",
     "Setup",
     "Software",
     "Sweep",
@@ -68,6 +71,8 @@ __all__ = [
     "estimate",
     "max_batch",
     "profile",
+    "read_command",
+    "read_config",
     "sweep",
     "validate",
 ]
@@ -80,6 +85,9 @@ _HOMES = {
     "Estimate": "memest.result",
     "MaxBatch": "memest.limits",
     "max_batch": "memest.search.max_batch",
+    "RunConfig": "memest.readers.run_config",
+    "read_command": "memest.readers.reading",
+    "read_config": "memest.readers.reading",
     "Setup": "memest.setup",
     "Software": "memest.setup",
     "Verdict": "memest.result",

@@ -14,6 +14,8 @@ from memest.fit import largest_batch, verdict_for
 from memest.installed import installed_version, unverified
 from memest.needs import Needs, calibration_facts, corrected_rows, needs_of
 from memest.options import given_setup, read_size
+from memest.readers.origins import origins_of
+from memest.readers.run_config import RunConfig
 from memest.replay.conf import parse_alloc_conf
 from memest.result import Estimate, Interval, Peak, Row, Spot, Verdict
 from memest.setup import Loop, Setup
@@ -29,7 +31,7 @@ Progress = Callable[[str], None]
 
 
 def estimate(
-    model: str | torch.nn.Module,
+    model: str | torch.nn.Module | RunConfig,
     setup: Setup | None = None,
     *,
     gpu: str | Sequence[str] | None = None,
@@ -47,7 +49,8 @@ def estimate(
 
     Args:
         model: a catalogue name, hub id, folder, config.json, ``package.module:factory``, or a
-            live ``torch.nn.Module`` (which is not modified).
+            live ``torch.nn.Module`` (which is not modified), or what :func:`memest.read_config`
+            and :func:`memest.read_command` return.
         setup: the training configuration; ``options`` are an alternative way to give it.
         gpu: name of a GPU, ``local``, or several; the first one decides the verdict.
         gpu_memory: bytes the GPU has, in place of the catalogue's figure.
@@ -69,14 +72,33 @@ def estimate(
     Raises:
         MemestError: with one paragraph that says what to do; see :mod:`memest.errors`.
     """
+    run = model if isinstance(model, RunConfig) else None
+    if run is not None:
+        run = _given(run, setup, options)
+        model, setup, options = str(run.model), run.setup, {}
     setup = given_setup(setup, options)
     tracer = Tracer.of(
         model, inputs=inputs, loss=loss, trust_remote_code=trust_remote_code, progress=progress
     )
-    return answer(
+    found = answer(
         tracer, setup, gpu=gpu, gpu_memory=gpu_memory, device_context=device_context,
         profile=profile, max_batch=max_batch,
     )  # fmt: skip
+    if run is None:
+        return found
+    return replace(found, notes=(*found.notes, *run.notes), origins=origins_of(run, found.setup))
+
+
+def _given(run: RunConfig, setup: Setup | None, options: Mapping[str, Any]) -> RunConfig:
+    if setup is not None:
+        raise ConfigError("Give either a Setup or a configuration that was read, not both.")
+    run = run.given(**options) if options else run
+    if run.model is None:
+        raise ConfigError(
+            f"{', '.join(run.sources)} names no model: give it, memest.read_config(..., "
+            "model='...')."
+        )
+    return run
 
 
 def not_modelled(setup: Setup) -> str:

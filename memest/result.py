@@ -23,6 +23,7 @@ __all__ = [
     "Interval",
     "Layer",
     "ModelFacts",
+    "Origin",
     "Peak",
     "PeakMoment",
     "Row",
@@ -144,6 +145,21 @@ class GpuFit:
     basis: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where one value of the setup comes from.
+
+    Attributes:
+        option: keyword of the option, or a field of the setup.
+        value: as JSON has it.
+        source: a flag, ``command: --bf16``, ``run.yaml:bf16``, ``model config``, ``default``.
+    """
+
+    option: str
+    value: Any
+    source: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationFacts:
     """The calibration profile that corrected an answer: what it was before, and how good it is.
@@ -221,6 +237,7 @@ class Estimate:
     notes: tuple[str, ...]
     assumptions: tuple[str, ...]
     calibration: CalibrationFacts | None = None
+    origins: tuple[Origin, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """The document that ``memest estimate --json`` prints."""
@@ -284,6 +301,9 @@ class Estimate:
             "common_gpus": [_fit(fit) for fit in self.common_gpus],
             "assumptions": list(self.assumptions),
             "notes": list(self.notes),
+            "origins": [
+                {"option": o.option, "value": o.value, "origin": o.source} for o in self.origins
+            ],
         }
         if gpu is not None:
             document["max_batch"] = self.max_batch

@@ -7,6 +7,7 @@ import logging
 import os
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from memest.options import no_gpu, read_size, read_whole
 from memest.setup import choose
 
 if TYPE_CHECKING:
+    from memest.readers.run_config import RunConfig
     from memest.report.text import By
     from memest.result import Estimate, GpuFit
 
@@ -44,8 +46,9 @@ def silenced(*, debug: bool) -> Iterator[None]:
 
 
 def _answer(
-    model: str, options: dict[str, Any], output: Output, *, debug: bool, max_batch: bool
-) -> Estimate:
+    model: str, options: dict[str, Any], output: Output, *, debug: bool, max_batch: bool,
+    run: RunConfig | None = None,
+) -> Estimate:  # fmt: skip
     # before anything slow: what can be wrong with the words themselves
     for name in ("gpu_memory", "device_context"):
         if name in options:
@@ -53,7 +56,25 @@ def _answer(
     from memest.estimator import estimate as predict
 
     with silenced(debug=debug), output.progress() as progress:
-        return predict(model, max_batch=max_batch, progress=progress, **options)
+        answer = predict(model, max_batch=max_batch, progress=progress, **options)
+    if run is None:
+        return answer
+    from memest.readers.origins import origins_of
+
+    return replace(
+        answer,
+        notes=(*answer.notes, *run.notes),
+        assumptions=(*answer.assumptions, *_sources(run)),
+        origins=origins_of(run, answer.setup),
+    )
+
+
+def _sources(run: RunConfig) -> Iterator[str]:
+    """What was read, and that some of it does not matter."""
+    if run.sources:
+        read = f"read: {', '.join(dict.fromkeys(run.sources))}"
+        count = len(run.ignored)
+        yield read + (f"; {count} keys were ignored (--explain lists them)" if count else "")
 
 
 def _depth(text: str | None, by: By | None) -> int | None:
@@ -81,8 +102,9 @@ def _target(out: str) -> Path:
 
 
 def run_estimate(
-    model: str, options: dict[str, Any], *, by: str | None = None, depth: str | None = None,
-    out: str | None = None, json: bool = False, quiet: bool = False, no_color: bool = False,
+    model: str, options: dict[str, Any], *, run: RunConfig | None = None, explain: bool = False,
+    by: str | None = None, depth: str | None = None, out: str | None = None,
+    json: bool = False, quiet: bool = False, no_color: bool = False,
     ascii: bool = False, debug: bool = False,  # noqa: A002 - the name of the option
 ) -> int:  # fmt: skip
     """Predict and show; returns the exit code.
@@ -98,7 +120,7 @@ def run_estimate(
     levels = _depth(depth, table)
     target = None if out is None else _target(out)
     output = Output(color=not no_color, ascii_only=ascii, quiet=quiet or json)
-    answer = _answer(model, options, output, debug=debug, max_batch=True)
+    answer = _answer(model, options, output, debug=debug, max_batch=True, run=run)
     if target is not None:
         answer.save(target)
     if json:
@@ -117,6 +139,11 @@ def run_estimate(
             )
         else:
             print_report(answer, console, by=table, depth=levels, ascii_only=output.plain)
+    if explain and run is not None and not json:
+        from memest.report.origins import render_origins
+
+        ignored, missed = map(str, run.ignored), map(str, run.not_modelled)
+        write_out(render_origins(answer.origins, tuple(ignored), tuple(missed)))
     return 0
 
 
@@ -126,8 +153,8 @@ def _asked(answer: Estimate) -> list[GpuFit]:
 
 
 def run_fits(
-    model: str, options: dict[str, Any], *, json: bool = False, quiet: bool = False,
-    debug: bool = False,
+    model: str, options: dict[str, Any], *, run: RunConfig | None = None, json: bool = False,
+    quiet: bool = False, debug: bool = False,
 ) -> int:  # fmt: skip
     """Say whether a run fits; returns the exit code, the worst of all GPUs named.
 
@@ -139,7 +166,7 @@ def run_fits(
     from memest.report.words import gpu_sentence, verdict_sentence
 
     output = Output(quiet=quiet or json)
-    answer = _answer(model, options, output, debug=debug, max_batch=False)
+    answer = _answer(model, options, output, debug=debug, max_batch=False, run=run)
     if json:
         write_out(f"{answer.to_json()}\n")
     elif not quiet:

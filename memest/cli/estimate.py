@@ -15,15 +15,16 @@ from memest.cli.parameters import (
     QuietFlag,
     with_options,
 )
+from memest.readers.run_config import RunConfig
 
 __all__ = ["ModelArgument", "estimate", "fits"]
 
 ModelArgument = Annotated[
-    str,
+    Optional[str],  # noqa: UP045 - a configuration may name it
     typer.Argument(
         metavar="MODEL",
         help="A name of `memest models`, an id of the Hugging Face hub, a folder or config.json, "
-        "or package.module:factory for any torch.nn.Module.",
+        "or package.module:factory for any torch.nn.Module; or a configuration that names it.",
         show_default=False,
     ),
 ]
@@ -34,6 +35,17 @@ def estimate(
     model: ModelArgument,
     *,
     options: dict[str, Any],
+    run: RunConfig,
+    explain: Annotated[
+        bool,
+        typer.Option(
+            "--explain",
+            metavar="",
+            help="Every value with where it comes from: flag, command, file, model config or "
+            "default; and what of configurations is ignored or not modelled.",
+            rich_help_panel="Output",
+        ),
+    ] = False,
     by: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option(
@@ -70,11 +82,12 @@ def estimate(
 ) -> int:
     """Predict the GPU memory of a training run: peaks, breakdown, what fits.
 
-    For example: memest estimate bert-large-uncased --batch 8 --fp16 --gpu rtx-3090
+    For example: memest estimate bert-large-uncased --batch 8 --fp16 --gpu rtx-3090, or with the
+    configuration of the run, memest estimate run.yaml, or its launch command after --.
     """
     return run_estimate(
-        model, options, by=by, depth=depth, out=out, json=json, quiet=quiet, no_color=no_color,
-        ascii=ascii, debug=debug,
+        str(model), options, run=run, explain=explain, by=by, depth=depth, out=out, json=json,
+        quiet=quiet, no_color=no_color, ascii=ascii, debug=debug,
     )  # fmt: skip
 
 
@@ -83,6 +96,7 @@ def fits(
     model: ModelArgument,
     *,
     options: dict[str, Any],
+    run: RunConfig,
     json: JsonFlag = False,
     quiet: Annotated[
         bool,
@@ -98,4 +112,4 @@ def fits(
 
     Exit code 0: fits, 3: tight, 4: does not fit. Several GPUs: the worst of them.
     """
-    return run_fits(model, options, json=json, quiet=quiet, debug=debug)
+    return run_fits(str(model), options, run=run, json=json, quiet=quiet, debug=debug)

@@ -16,6 +16,7 @@ from typing import Any
 
 from memest.cli.argv import closest_flags, normalise
 from memest.cli.console import PipeClosedError, emit
+from memest.cli.launch_words import with_launch
 from memest.cli.quick import quick
 from memest.errors import MemestError
 
@@ -126,7 +127,7 @@ def run(argv: Sequence[str] | None = None) -> int:
 
 def _run(given: Sequence[str]) -> Any:
     """The common questions at once, everything else by way of Typer."""
-    words = normalise(given)
+    words = normalise(with_launch(given))
     asked = quick(words)
     if asked is not None:
         return asked()

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Optional
 
 import typer
 
+from memest.cli.configured import settled
 from memest.option import Kind, Option
 from memest.option_table import OPTIONS
 
@@ -80,6 +81,42 @@ def _parameter(option: Option) -> inspect.Parameter:
     )
 
 
+_CONFIGURATIONS: dict[str, Any] = {
+    "config": Annotated[
+        Optional[list[str]],  # noqa: UP045 - read at run time by every Typer we allow
+        typer.Option(
+            "--config",
+            metavar="FILE",
+            help="Configuration of the run: training arguments (JSON, YAML), TRL, accelerate, "
+            "DeepSpeed, axolotl, LLaMA-Factory, torchtune, torchtitan (TOML, file.py:function), "
+            "peft's adapter_config.json. Also in place of MODEL. Repeatable; options named here "
+            "come first.",
+            rich_help_panel="Configurations of other tools",
+        ),
+    ],
+    "config_format": Annotated[
+        _TEXT,
+        typer.Option(
+            "--config-format",
+            metavar="NAME",
+            help="Its format, where its keys do not tell: transformers, trl, accelerate, "
+            "deepspeed, axolotl, llama-factory, torchtune, torchtitan, peft.",
+            rich_help_panel="Configurations of other tools",
+        ),
+    ],
+    "launch": Annotated[
+        _TEXT,
+        typer.Option(
+            "--launch",
+            metavar="COMMAND",
+            help="The launch command of the run, read and never run; the same may be written "
+            "after --: memest estimate -- accelerate launch train.py --bf16 True.",
+            rich_help_panel="Configurations of other tools",
+        ),
+    ],
+}
+
+
 def _given(value: Any) -> bool:
     return value is not None and value is not False and value != [] and value != ()
 
@@ -89,7 +126,8 @@ def with_options(function: Callable[..., int]) -> Callable[..., int]:
 
     Args:
         function: a command whose parameter ``options`` takes them: a dict of those that were
-            named on the command line.
+            named on the command line or in configurations; ``run``, if it has one, is what they
+            came to with their origins.
 
     Returns:
         The command for Typer, with a signature of its own.
@@ -99,15 +137,35 @@ def with_options(function: Callable[..., int]) -> Callable[..., int]:
 
     def command(**values: Any) -> int:
         options = {name: value for name in names if _given(value := values.pop(name))}
-        return function(options=options, **values)
+        several = "models" in values
+        typed = values["models"] if several else values["model"]
+        asked = settled(
+            [each for each in ((typed or ()) if several else [typed]) if each],
+            options,
+            config=values.pop("config") or (),
+            config_format=values.pop("config_format"),
+            launch=values.pop("launch"),
+            axes=values.get("over") or (),
+        )
+        if several:
+            values["models"] = list(asked.models)
+        else:
+            values["model"] = asked.models[0]
+        if "run" in own.parameters:
+            values["run"] = asked.run
+        return function(options=asked.options, **values)
 
     kept: Iterable[inspect.Parameter] = (
         parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
         for parameter in own.parameters.values()
-        if parameter.name != "options"
+        if parameter.name not in ("options", "run")
     )
     first, *rest = kept
-    parameters = [first, *map(_parameter, OPTIONS), *rest]
+    files = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
+        for name, kind in _CONFIGURATIONS.items()
+    ]
+    parameters = [first.replace(default=None), *files, *map(_parameter, OPTIONS), *rest]
     signature = own.replace(parameters=parameters)
     command.__signature__ = signature  # type: ignore[attr-defined]
     command.__annotations__ = {p.name: p.annotation for p in parameters} | {"return": int}

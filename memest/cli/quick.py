@@ -26,6 +26,9 @@ _OUTPUT = {
 }
 _TEXTS = {"--by": "by", "--depth": "depth", "--out": "out"}
 
+_FILES = (".yaml", ".yml", ".toml", ".json", ".py", ".bin")
+"""What may be a configuration of another tool, which takes readers to tell."""
+
 
 def quick(words: Sequence[str]) -> Callable[[], int] | None:
     """What to run for a command line, None where Typer has to look at it.
@@ -67,7 +70,7 @@ def quick(words: Sequence[str]) -> Callable[[], int] | None:
                 options[flags[flag].name] = value
         else:
             return None
-    if model is None:
+    if model is None or model.lower().endswith(_FILES):
         return None
     if words[0] == "estimate":
         return partial(run_estimate, model, options, **shown)

@@ -1,0 +1,81 @@
+"""Configurations and launch commands of a question, settled before a command sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from memest.errors import ConfigError
+from memest.options import find_option
+from memest.readers.reading import names_config, read_config
+from memest.readers.run_config import RunConfig, settle
+
+__all__ = ["Asked", "settled"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A question whose files are read.
+
+    Attributes:
+        models: references.
+        options: by keyword, of the setup and of the place.
+        run: what configurations and flags came to.
+    """
+
+    models: tuple[str, ...]
+    options: dict[str, Any]
+    run: RunConfig
+
+
+def settled(
+    models: Sequence[str], options: Mapping[str, Any], *, config: Sequence[str] = (),
+    config_format: str | None = None, launch: str | None = None, axes: Sequence[str] = (),
+) -> Asked:  # fmt: skip
+    """Read what a command line names.
+
+    Args:
+        models: as typed; configuration files among them are taken for what they are.
+        options: that were named.
+        config: of ``--config``.
+        config_format: of ``--config-format``.
+        launch: of ``--launch``.
+        axes: of ``--over``: options that a sweep sets itself.
+
+    Raises:
+        ConfigError: no model, or anything that a reader refuses.
+    """
+    files = [*config, *(each for each in models if names_config(each))]
+    named = [each for each in models if each not in files]
+    place = {name: value for name, value in options.items() if not find_option(name).field}
+    flags = {name: value for name, value in options.items() if name not in place}
+    first = named[0] if named else None
+    if config_format is not None and not files and launch is None:
+        raise ConfigError(
+            "--config-format says the format of a file: add --config FILE or a launch command."
+        )
+    if files or launch is not None:
+        run = read_config(*files, config_format=config_format, command=launch, model=first, **flags)
+    else:
+        run = settle((), flags, model=first)
+    if run.model is None:
+        where = ", ".join(run.sources)
+        raise ConfigError(
+            f"{where} names no model: write it besides, memest estimate MODEL ..." if where else
+            "Missing argument 'MODEL'. Name a model, a configuration (run.yaml) or, after --, the "
+            "launch command of the run: `memest estimate --help` has examples."
+        )  # fmt: skip
+    found = run.options if files or launch is not None else flags
+    for axis in axes:
+        name = axis.partition("=")[0].lstrip("-").replace("-", "_")
+        try:
+            field = find_option(name).field
+        except ConfigError:
+            continue
+        whole = field == "precision"
+        found = {
+            key: value for key, value in found.items()
+            if key in flags or not (key == find_option(name).name or (whole and key == field))
+        }  # fmt: skip
+    return Asked(models=tuple(named or (run.model,)), options={**place, **found}, run=run)

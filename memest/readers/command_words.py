@@ -1,0 +1,244 @@
+"""The words of a launch command, taken apart; nothing is run."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from memest.errors import ConfigError
+from memest.readers.documents import plain_value
+
+__all__ = ["Command", "Launcher", "read_arguments", "split_command", "words_of"]
+
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
+_PYTHON = re.compile(r"python(\d+(\.\d+)?)?")
+_LAUNCHERS = ("accelerate", "accelerate-launch", "torchrun", "deepspeed")
+_PROGRAMS = {
+    "llamafactory-cli": "llamafactory-cli", "lmf": "llamafactory-cli", "axolotl": "axolotl",
+    "tune": "tune", "trl": "trl",
+}  # fmt: skip
+_SUBCOMMANDS = {"llamafactory-cli": ("train",), "axolotl": ("train",), "tune": ("run",)}
+_MODULES = {
+    "torch.distributed.run": "torchrun", "torch.distributed.launch": "torchrun",
+    "torch.distributed.elastic": "torchrun", "accelerate.commands.launch": "accelerate-launch",
+    "accelerate": "accelerate", "deepspeed": "deepspeed", "deepspeed.launcher.runner": "deepspeed",
+    "llamafactory.cli": "llamafactory-cli", "llamafactory.launcher": "llamafactory-cli",
+    "axolotl.cli.main": "axolotl", "trl.cli": "trl", "trl": "trl", "torchtune._cli.tune": "tune",
+}  # fmt: skip
+_SWITCHES = {
+    "accelerate": """multi_gpu cpu tpu use_deepspeed use_fsdp use_megatron_lm
+        use_parallelism_config quiet q debug module m no_python dynamo_use_fullgraph
+        dynamo_use_dynamic dynamo_use_regional_compilation same_network downcast_bf16 tpu_cluster
+        no_tpu_cluster tpu_use_sudo enable_cpu_affinity""".split(),
+    "torchrun": "standalone module m no_python run_path use_env signals_to_handle_all".split(),
+    "deepspeed": """no_python module no_local_rank no_ssh_check force_multi save_pid
+        bind_cores_to_rank elastic_training m""".split(),
+}
+_MOST_WORDS = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Launcher:
+    """A launcher with its own arguments.
+
+    Attributes:
+        name: ``accelerate``, ``torchrun`` or ``deepspeed``.
+        values: by name, with underscores.
+    """
+
+    name: str
+    values: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """A launch command, taken apart.
+
+    Attributes:
+        environment: assignments before it.
+        launchers: from the outside in.
+        program: a script, a module, or a framework's command: ``trl sft``.
+        words: arguments of the program.
+        skipped: words before all that, of schedulers and shells.
+    """
+
+    environment: dict[str, str] = field(default_factory=dict)
+    launchers: tuple[Launcher, ...] = ()
+    program: str
+    words: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()
+
+
+def words_of(command: str | Sequence[str]) -> list[str]:
+    """The words of a command that is one text, or has them already.
+
+    Raises:
+        ConfigError: quotes that do not end, or far too many words.
+    """
+    if isinstance(command, str):
+        try:
+            words = shlex.split(command.replace("\\\n", " "))
+        except ValueError as error:
+            raise ConfigError(f"--launch {command!r} cannot be read: {error}.") from None
+    else:
+        words = [str(word) for word in command]
+    if len(words) > _MOST_WORDS:
+        raise ConfigError(f"the launch command has more than {_MOST_WORDS} words.")
+    return words
+
+
+def split_command(words: Sequence[str]) -> Command:
+    """Take a command apart.
+
+    Raises:
+        ConfigError: it starts no training that memest knows how to read.
+    """
+    environment: dict[str, str] = {}
+    skipped: list[str] = []
+    waiting = list(words)
+    while waiting and not _starts(waiting[0]):
+        word = waiting.pop(0)
+        if _ASSIGNMENT.match(word):
+            name, _, value = word.partition("=")
+            environment[name] = value
+        else:
+            skipped.append(word)
+    if not waiting:
+        shown = shlex.join(words)
+        shown = shown if len(shown) < 100 else f"{shown[:97]}..."
+        raise ConfigError(
+            f"the launch command {shown!r} names no script (train.py) and no launcher that memest "
+            "knows: python, accelerate launch, torchrun, deepspeed, trl, llamafactory-cli, "
+            "axolotl, tune."
+        )
+    launchers: list[Launcher] = []
+    program, rest = _follow(waiting, launchers)
+    return Command(
+        environment=environment, launchers=tuple(launchers), program=program, words=tuple(rest),
+        skipped=tuple(skipped),
+    )  # fmt: skip
+
+
+def _starts(word: str) -> bool:
+    name = word.rpartition("/")[2]
+    known = name in _LAUNCHERS or name in _PROGRAMS or _PYTHON.fullmatch(name)
+    return bool(known) or word.endswith((".py", ".sh"))
+
+
+def _follow(words: list[str], launchers: list[Launcher]) -> tuple[str, list[str]]:
+    """The program at the end of launchers that start each other."""
+    while words:
+        word = words.pop(0)
+        name = word.rpartition("/")[2]
+        if _PYTHON.fullmatch(name):
+            name = _python(words)
+            if name not in _LAUNCHERS and name not in _PROGRAMS:
+                return name, words
+        if name in ("accelerate", "accelerate-launch"):
+            if name == "accelerate" and (not words or words.pop(0) != "launch"):
+                raise ConfigError(
+                    "the launch command: of accelerate's commands, launch starts a training."
+                )
+            name = "accelerate"
+        if name in ("accelerate", "torchrun", "deepspeed"):
+            values = _launcher_arguments(name, words)
+            launchers.append(Launcher(name, values))
+            if values.pop("module", False) or values.pop("m", False):
+                return (_MODULES.get(words[0], words.pop(0)), words) if words else ("", [])
+            if not words:
+                raise ConfigError(f"the launch command: {name} is given no script.")
+            continue
+        if name in _PROGRAMS:
+            return _framework(_PROGRAMS[name], words, launchers)
+        return word, words
+    raise ConfigError("the launch command is given no script.")
+
+
+def _python(words: list[str]) -> str:
+    """What Python runs: a script, a module, or the launcher that a module is."""
+    while words:
+        word = words.pop(0)
+        if word == "-m" and words:
+            module = words.pop(0)
+            return _MODULES.get(module, module)
+        if word == "-c":
+            raise ConfigError("the launch command runs python -c, which memest does not read.")
+        if word in ("-W", "-X") and words:
+            words.pop(0)
+        elif not word.startswith("-"):
+            return word
+    raise ConfigError("the launch command: python is given no script.")
+
+
+def _framework(name: str, words: list[str], launchers: list[Launcher]) -> tuple[str, list[str]]:
+    legal = _SUBCOMMANDS.get(name)
+    if not words:
+        raise ConfigError(f"the launch command: {name} is given no command, for example train.")
+    sub = words.pop(0)
+    if legal is not None and sub not in legal:
+        raise ConfigError(
+            f"the launch command: {name} {sub} does not train; {name} {legal[0]} does."
+        )
+    if name == "tune":
+        launchers.append(Launcher("torchrun", _launcher_arguments("torchrun", words)))
+    return f"{name} {sub}", words
+
+
+def _launcher_arguments(name: str, words: list[str]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    while words and words[0].startswith("-"):
+        flag, equals, attached = words.pop(0).partition("=")
+        key = flag.lstrip("-").replace("-", "_")
+        if equals:
+            values[key] = plain_value(attached)
+        elif key in _SWITCHES[name]:
+            values[key] = True
+        elif words:
+            values[key] = plain_value(words.pop(0))
+    return values
+
+
+def read_arguments(words: Iterable[str]) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
+    """Arguments of a program as HfArgumentParser and OmegaConf read them.
+
+    Returns:
+        ``--name value`` by name with underscores, ``name=value`` by name, and loose words.
+
+    Example:
+        >>> read_arguments(["--bf16", "--lora-r=8", "a.yaml", "lr=1", "--x", "a", "b"])
+        ({'bf16': True, 'lora_r': 8, 'x': ['a', 'b']}, {'lr': 1}, ['a.yaml'])
+    """
+    named: dict[str, Any] = {}
+    changes: dict[str, Any] = {}
+    loose: list[str] = []
+    waiting = list(words)
+    while waiting:
+        word = waiting.pop(0)
+        if word.startswith("--") and len(word) > 2:
+            flag, equals, attached = word[2:].partition("=")
+            key = flag.replace("-", "_")
+            if equals:
+                named[key] = plain_value(attached)
+                continue
+            values: list[str] = []
+            while waiting and not waiting[0].startswith("--") and not _short(waiting[0]):
+                if values and re.match(r"[A-Za-z_][\w.]*=", waiting[0]):
+                    break
+                values.append(waiting.pop(0))
+            found = [plain_value(value) for value in values]
+            named[key] = True if not found else found[0] if len(found) == 1 else found
+        elif word.startswith("-") and len(word) > 1:
+            named[word.lstrip("-")] = True
+        elif re.match(r"[A-Za-z_+~][\w./@+]*=", word):
+            key, _, value = word.partition("=")
+            changes[key.lstrip("+~")] = plain_value(value)
+        else:
+            loose.append(word)
+    return named, changes, loose
+
+
+def _short(word: str) -> bool:
+    return bool(re.fullmatch(r"-[A-Za-z]\w*", word))

@@ -1,0 +1,83 @@
+"""Values that have nothing to act on: an option of DDP on one GPU, a bucket without ZeRO."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from memest.readers.findings import Level, Remark, Said
+
+__all__ = ["fitting"]
+
+_OF_4BIT = (
+    "bnb_4bit_quant_type", "bnb_4bit_compute_dtype", "bnb_4bit_use_double_quant",
+    "bnb_4bit_quant_storage",
+)  # fmt: skip
+_OF_BASES = (*_OF_4BIT, "llm_int8_threshold", "llm_int8_skip_modules", "prepare_kbit")
+_LORA_PARTS = (
+    "lora_r", "lora_alpha", "lora_dropout", "lora_target_modules", "use_dora", "use_rslora",
+    "modules_to_save", "autocast_adapter_dtype",
+)  # fmt: skip
+
+
+def fitting(chosen: Mapping[str, Said]) -> tuple[dict[str, Said], list[Remark]]:
+    """Values that act, and remarks on those that do not and were not named by flags.
+
+    Args:
+        chosen: one value for each option.
+    """
+    kept = dict(chosen)
+    dropped: list[Remark] = []
+
+    def drop(option: str, why: str) -> None:
+        if option not in kept or kept[option].level is Level.FLAG:
+            return
+        said = kept.pop(option)
+        if said.level is not Level.DEFAULT:
+            dropped.append(Remark(said.origin, why))
+
+    zero = _number(kept, "zero") or 0
+    fsdp = "fsdp" in kept and str(kept["fsdp"].value) not in ("none", "no", "False", "")
+    several = (_number(kept, "num_gpus") or 1) > 1
+    if not zero:
+        for option in ("zero_settings", "offload_optimizer", "offload_param"):
+            if not (option != "zero_settings" and "zero_settings" in kept):
+                drop(option, "ZeRO is off")
+    if not fsdp:
+        for option in [name for name in kept if name.startswith("fsdp_")]:
+            drop(option, "FSDP is off")
+    if zero or fsdp or not several:
+        why = "ZeRO takes the place of DDP" if zero else "FSDP takes the place of DDP"
+        why = why if zero or fsdp else "one GPU has no DDP"
+        for option in [name for name in kept if name.startswith("ddp_")]:
+            drop(option, why)
+    quantised = any(_on(kept, name) for name in ("load_in_4bit", "load_in_8bit", "quantization"))
+    if not quantised:
+        for option in _OF_BASES:
+            drop(option, "no quantised base")
+    elif _on(kept, "load_in_8bit"):
+        for option in _OF_4BIT:
+            drop(option, "an 8-bit base")
+    if "peft" in kept and str(kept["peft"].value).lower() not in ("lora", "dora", "adalora"):
+        for option in ("lora_alpha", "lora_dropout", "use_dora", "use_rslora"):
+            drop(option, f"{kept['peft'].value} has no such setting")
+    if not any(name in kept for name in ("peft", "adapter", "lora_r", "lora_target_modules")):
+        for option in _LORA_PARTS:
+            drop(option, "no adapters are trained")
+    if str(kept["checkpointing"].value if "checkpointing" in kept else "none") == "none":
+        drop("use_reentrant", "nothing is recomputed")
+    if "eval_batch" not in kept and "eval_strategy" not in kept:
+        for option in ("eval_samples", "eval_accumulation_steps"):
+            drop(option, "no evaluation runs")
+    if "loop" in kept and str(kept["loop"].value) != "trainer":
+        for option in ("eval_batch", "eval_samples", "eval_accumulation_steps"):
+            drop(option, "the loop is no Trainer's")
+    return kept, dropped
+
+
+def _on(kept: Mapping[str, Said], option: str) -> bool:
+    return option in kept and str(kept[option].value).lower() not in ("false", "none", "")
+
+
+def _number(kept: Mapping[str, Said], option: str) -> int | None:
+    text = str(kept[option].value).strip() if option in kept else ""
+    return int(text) if text.isdigit() and len(text) < 10 else None

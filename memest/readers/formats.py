@@ -1,0 +1,182 @@
+"""Which format a document has, told from its keys."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from memest.errors import ConfigError, closest
+from memest.readers.accelerate import read_accelerate
+from memest.readers.axolotl import read_axolotl
+from memest.readers.llama_factory import read_llama_factory
+from memest.readers.peft_adapter import read_peft_adapter
+from memest.readers.sharing import read_deepspeed_document
+from memest.readers.sheet import Sheet, option_called
+from memest.readers.torchtitan import read_torchtitan
+from memest.readers.torchtune import read_torchtune
+from memest.readers.trainer_keys import MATTERS, REASONS
+from memest.readers.training_arguments import read_training_arguments
+from memest.readers.trl import read_trl
+
+__all__ = ["FORMATS", "ON_THE_TRAINER", "Format", "find_format", "is_model_config", "recognise"]
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """One format.
+
+    Attributes:
+        name: for ``--config-format``.
+        title: the framework.
+        marks: keys that no other format here has.
+        read: fills in a sheet.
+    """
+
+    name: str
+    title: str
+    marks: frozenset[str]
+    read: Callable[[Sheet], None]
+
+
+def _format(name: str, title: str, marks: str, read: Callable[[Sheet], None]) -> Format:
+    return Format(name, title, frozenset(marks.split()), read)
+
+
+FORMATS: tuple[Format, ...] = (
+    _format(
+        "transformers",
+        "transformers",
+        """per_device_train_batch_size per_gpu_train_batch_size per_device_eval_batch_size
+        num_train_epochs lr_scheduler_type warmup_ratio do_train save_strategy logging_strategy
+        gradient_checkpointing_kwargs activation_checkpointing_kwargs dataloader_num_workers
+        report_to remove_unused_columns ddp_find_unused_parameters""",
+        read_training_arguments,
+    ),
+    _format(
+        "trl",
+        "TRL",
+        """max_length packing packing_strategy padding_free dataset_text_field use_peft
+        completion_only_loss assistant_only_loss model_init_kwargs dataset_num_proc
+        chat_template_path lora_task_type lora_modules_to_save max_prompt_length
+        max_completion_length use_bnb_nested_quant dataset_train_split truncation_mode""",
+        read_trl,
+    ),
+    _format(
+        "accelerate",
+        "accelerate",
+        """compute_environment distributed_type main_training_function downcast_bf16 machine_rank
+        num_machines num_processes rdzv_backend same_network tpu_use_cluster tpu_use_sudo tpu_env
+        deepspeed_config enable_cpu_affinity dynamo_config main_process_port
+        mixed_precision gpu_ids""",
+        read_accelerate,
+    ),
+    _format(
+        "deepspeed",
+        "DeepSpeed",
+        """zero_optimization train_micro_batch_size_per_gpu zero_allow_untested_optimizer
+        steps_per_print wall_clock_breakdown gradient_clipping zero_force_ds_cpu_optimizer
+        prescale_gradients communication_data_type train_batch_size""",
+        read_deepspeed_document,
+    ),
+    _format(
+        "axolotl",
+        "axolotl",
+        """base_model micro_batch_size sequence_len sample_packing val_set_size num_epochs
+        flash_attention sdp_attention eager_attention lora_target_linear dataset_prepared_path
+        pad_to_sequence_len evals_per_epoch saves_per_epoch adapter special_tokens optimizer
+        lora_model_dir train_on_inputs plugins wandb_entity""",
+        read_axolotl,
+    ),
+    _format(
+        "llama-factory",
+        "LLaMA-Factory",
+        """finetuning_type cutoff_len quantization_bit template stage val_size flash_attn
+        enable_liger_kernel disable_gradient_checkpointing additional_target pure_bf16
+        preprocessing_num_workers max_samples lora_rank lora_target neat_packing
+        adapter_name_or_path plot_loss dataset_dir double_quantization""",
+        read_llama_factory,
+    ),
+    _format("torchtune", "torchtune", "", read_torchtune),
+    _format("torchtitan", "torchtitan", "", read_torchtitan),
+    _format("peft", "peft", "peft_type base_model_name_or_path inference_mode", read_peft_adapter),
+)
+"""Every format, by the names of ``--config-format``."""
+
+ON_THE_TRAINER = frozenset({"transformers", "TRL", "axolotl", "LLaMA-Factory"})
+"""Frameworks whose loop is the Trainer's, with its checks."""
+
+_MODEL_MARKS = frozenset(
+    "architectures hidden_size num_hidden_layers num_attention_heads vocab_size "
+    "transformers_version n_layer d_model".split()
+)
+_TITAN = ("training", "parallelism", "activation_checkpoint", "job", "checkpoint", "model")
+
+
+def is_model_config(document: Mapping[str, Any]) -> bool:
+    """Whether a document is a model's ``config.json``, which is no configuration of a run."""
+    return "model_type" in document and bool(_MODEL_MARKS & set(document))
+
+
+def find_format(name: str) -> Format:
+    """A format by its name.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    text = name.strip().lower().replace("_", "-")
+    for each in FORMATS:
+        if text in (each.name, each.title.lower(), each.name.replace("-", "")):
+            return each
+    names = [each.name for each in FORMATS]
+    near = closest(text, names)
+    hint = f" Did you mean {near[0]}?" if near else ""
+    raise ConfigError(f"--config-format {name!r} is not known.{hint} Legal: {', '.join(names)}.")
+
+
+def recognise(document: Mapping[str, Any], shown: str) -> Format:
+    """The format of a document.
+
+    What sits on transformers' training arguments (TRL, LLaMA-Factory) has their keys too, so with
+    one mark of its own it counts theirs besides.
+
+    Raises:
+        ConfigError: none, or several; the message names the closest and how to say which.
+    """
+    keys = set(document)
+    if is_model_config(document):
+        raise ConfigError(
+            f"{shown} is a model's config.json, no configuration of a run: give it in place of the "
+            f"model, memest estimate {shown}."
+        )
+    general = FORMATS[0]
+    scores = {each: len(each.marks & keys) for each in FORMATS}
+    for each in (find_format("trl"), find_format("llama-factory")):
+        scores[each] += scores[general] if scores[each] else 0
+    scores[find_format("torchtune")] = 100 * _has_components(document)
+    scores[find_format("torchtitan")] = 10 * _sections(document)
+    best = max(scores.values())
+    found = [each for each, score in scores.items() if score == best]
+    if best and len(found) == 1:
+        return found[0]
+    if best == 0:
+        known = [key for key in keys if key in REASONS or key in MATTERS or option_called(key)]
+        near = f" Closest: {general.title} ({', '.join(sorted(known)[:5])})." if known else ""
+        raise _unclear(f"{shown} has the marks of no format that memest knows.{near}", general)
+    names = " or ".join(
+        f"{each.title} ({', '.join(sorted(each.marks & keys)[:3])})" for each in found
+    )
+    raise _unclear(f"{shown} may be {names}.", found[0])
+
+
+def _unclear(said: str, near: Format) -> ConfigError:
+    names = ", ".join(each.name for each in FORMATS)
+    return ConfigError(f"{said} Say which: --config-format {near.name}. Legal: {names}.")
+
+
+def _has_components(document: Mapping[str, Any]) -> bool:
+    return any(isinstance(v, Mapping) and "_component_" in v for v in document.values())
+
+
+def _sections(document: Mapping[str, Any]) -> bool:
+    return sum(isinstance(document.get(key), Mapping) for key in _TITAN) >= 2

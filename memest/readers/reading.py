@@ -1,0 +1,143 @@
+"""Files and launch commands, read: ``memest.read_config`` and ``memest.read_command``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from memest.errors import ConfigError
+from memest.readers.command_words import split_command, words_of
+from memest.readers.commands import read_launch
+from memest.readers.documents import read_document
+from memest.readers.findings import Reading
+from memest.readers.formats import Format, find_format, is_model_config, recognise
+from memest.readers.run_config import RunConfig, settle
+from memest.readers.sheet import Sheet
+from memest.readers.torchtitan import read_torchtitan
+from memest.readers.torchtitan_functions import read_function
+
+__all__ = ["names_config", "read_command", "read_config"]
+
+_ALWAYS = (".yaml", ".yml", ".toml", ".bin", ".py")
+
+
+def read_config(
+    *files: str | Path, config_format: str | None = None,
+    command: str | Sequence[str] | None = None, model: str | None = None, **options: Any,
+) -> RunConfig:  # fmt: skip
+    """Read configurations of other people's tools.
+
+    Args:
+        files: training arguments (JSON, YAML), TRL, accelerate, DeepSpeed, axolotl, LLaMA-Factory,
+            torchtune, torchtitan (TOML, or ``file.py:function``), peft's ``adapter_config.json``;
+            several together.
+        config_format: the format, where a file's keys do not tell.
+        command: a launch command besides, see :func:`read_command`.
+        model: the model, where no file names it, or another one.
+        options: options of :func:`memest.estimate`; they come before all else.
+
+    Returns:
+        What :func:`memest.estimate` takes in place of a model.
+
+    Raises:
+        ConfigError: a file that cannot be read, or contradictions.
+
+    Example::
+
+        run = memest.read_config("run.yaml", "accelerate.yaml")
+        print(memest.estimate(run, gpu="h100-sxm"))
+    """
+    if not files and command is None:
+        raise ConfigError("read_config was given no file.")
+    chosen = None if config_format is None else find_format(config_format)
+    readings: list[Reading] = []
+    if command is not None:
+        readings += read_launch(split_command(words_of(command)), chosen=chosen)
+    for file in files:
+        readings.append(_read_file(str(file), chosen))
+    return settle(readings, options, model=model)
+
+
+def read_command(
+    command: str | Sequence[str], *files: str | Path, config_format: str | None = None,
+    model: str | None = None, **options: Any,
+) -> RunConfig:  # fmt: skip
+    """Read a launch command, without running anything.
+
+    Args:
+        command: one text, or its words: ``accelerate launch --config_file a.yaml train.py --bf16``.
+        files: further configurations.
+        config_format: whose arguments the script takes, where that is not clear.
+        model: the model, where the command names none.
+        options: options of :func:`memest.estimate`; they come before all else.
+
+    Raises:
+        ConfigError: no command that starts a training, or contradictions.
+    """
+    return read_config(*files, config_format=config_format, command=command, model=model, **options)
+
+
+def names_config(reference: str) -> bool:
+    """Whether what stands in the place of a model is a configuration file.
+
+    A ``.json`` is one unless it is a model's own.
+    """
+    path = Path(reference.partition(".py:")[0] + ".py" if ".py:" in reference else reference)
+    suffix = path.suffix.lower()
+    try:
+        there = path.expanduser().is_file()
+    except (OSError, RuntimeError, ValueError):
+        return False
+    if suffix in _ALWAYS:
+        return there or suffix in (".yaml", ".yml", ".toml")
+    if suffix != ".json" or not there:
+        return False
+    try:
+        document = read_document(path.expanduser(), reference)
+    except ConfigError:
+        return False
+    if is_model_config(document):
+        return False
+    try:
+        recognise(document, reference)
+    except ConfigError:
+        # of no format, or of several: the resolver of models says what is wrong with it
+        return False
+    return True
+
+
+def _read_file(named: str, chosen: Format | None) -> Reading:
+    file, _, function = named.partition(".py:")
+    if function or named.endswith(".py"):
+        return _titan_function(f"{file}.py" if function else named, function or None)
+    path = Path(named).expanduser()
+    document = read_document(path, named)
+    each = chosen or recognise(document, named)
+    if chosen is not None:
+        # several files and one format named: those that are clearly of another keep theirs
+        each = _clear_other(document, named, chosen)
+    sheet = Sheet(document, source=path.name, framework=each.title, folder=path.parent)
+    each.read(sheet)
+    return sheet.reading()
+
+
+def _clear_other(document: dict[str, Any], named: str, chosen: Format) -> Format:
+    try:
+        found = recognise(document, named)
+    except ConfigError:
+        return chosen
+    apart = ("accelerate", "deepspeed", "peft")
+    return found if found.name in apart and chosen.name not in apart else chosen
+
+
+def _titan_function(file: str, name: str | None) -> Reading:
+    path = Path(file).expanduser()
+    settings, unknown = read_function(path, name, file)
+    sheet = Sheet(settings, source=path.name, framework="torchtitan", folder=path.parent)
+    read_torchtitan(sheet)
+    reading = sheet.reading()
+    return Reading(
+        source=reading.source, format=reading.format, said=reading.said, ignored=reading.ignored,
+        not_modelled=(*reading.not_modelled, *unknown),
+    )  # fmt: skip

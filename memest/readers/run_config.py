@@ -1,0 +1,334 @@
+"""A run as its files and its command describe it: one value for each option, with its origin.
+
+Precedence: flag > command > file > a framework's default. Where several files speak at one level,
+the framework's own rule decides, and without one it is an error:
+
+- training arguments come before accelerate's file (``TrainingArguments.__post_init__`` writes the
+  environment that accelerate reads);
+- DeepSpeed's batch, accumulation, clipping and precision must be those of the training arguments,
+  or ``auto``: the Trainer stops where they differ (``HfTrainerDeepSpeedConfig.fill_match``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from memest.errors import ConfigError
+from memest.option import Kind
+from memest.options import find_option, setup_from_options
+from memest.readers.findings import Level, Reading, Remark, Said
+from memest.readers.fitting import fitting
+from memest.readers.formats import ON_THE_TRAINER
+from memest.readers.sheet import names_of
+from memest.setup import Setup
+
+__all__ = ["RunConfig", "settle"]
+
+_LENGTH = "length of samples"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConfig:
+    """What configurations and flags come to; :func:`memest.estimate` takes it for the model.
+
+    Attributes:
+        model: reference of the model, None where nothing names one.
+        values: one for each option that anybody named, in the order of the options.
+        ignored: keys that do not matter for memory, with why.
+        not_modelled: what matters, or may, and is left out of an estimate.
+        sources: files and commands with their formats.
+        readings: what was read, as it was.
+        setup: the setup that the values make.
+    """
+
+    model: str | None
+    values: tuple[Said, ...]
+    ignored: tuple[Remark, ...]
+    not_modelled: tuple[Remark, ...]
+    sources: tuple[str, ...]
+    setup: Setup
+    readings: tuple[Reading, ...] = field(default=(), repr=False)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Keywords for :func:`memest.estimate` and its relatives, without the model."""
+        return {said.option: said.value for said in self.values if said.option != "model"}
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What an answer should say: what is not modelled."""
+        return tuple(f"not modelled: {remark}" for remark in self.not_modelled)
+
+    def given(self, model: str | None = None, /, **options: Any) -> RunConfig:
+        """The same with a model or options named besides, which come before all else.
+
+        Raises:
+            ConfigError: an option that is none, or a value that cannot be.
+        """
+        return settle(self.readings, options, model=model)
+
+
+def settle(
+    readings: Sequence[Reading], flags: Mapping[str, Any] | None = None, *,
+    model: str | None = None,
+) -> RunConfig:  # fmt: skip
+    """One value for each option.
+
+    Args:
+        readings: of files and commands.
+        flags: options that were named to memest itself.
+        model: likewise.
+
+    Raises:
+        ConfigError: two places contradict each other, or a value cannot be.
+    """
+    named = _flags(flags or {})
+    if model is not None:
+        named.append(Said("model", model, "MODEL", Level.FLAG))
+    said = [each for reading in readings for each in reading.said]
+    said = _without_overridden(said, named)
+    _check_deepspeed(said, {each.option for each in named})
+    by_option: dict[str, list[Said]] = {}
+    for each in (*said, *named):
+        by_option.setdefault(each.option, []).append(each)
+    chosen = {option: _choose(option, each) for option, each in by_option.items()}
+    _samples(readings, chosen)
+    kept, dropped = fitting(chosen)
+    setup, lost = _setup(kept)
+    for option in lost:
+        dropped.append(Remark(kept.pop(option).origin, lost[option]))
+    ignored = [remark for reading in readings for remark in reading.ignored]
+    missed = [remark for reading in readings for remark in reading.not_modelled]
+    ignored += [remark for remark in dropped if not remark.why.startswith("not priced")]
+    missed += [remark for remark in dropped if remark.why.startswith("not priced")]
+    if any(option in kept for option in ("seq_len", "image_size", "audio_seconds")):
+        missed = [remark for remark in missed if not remark.key.endswith(_LENGTH)]
+    sharded = kept.get("fsdp") or kept.get("zero")
+    if sharded and "num_gpus" not in kept:
+        missed.append(Remark("number of GPUs", "nothing names it: 1 is taken; --num-gpus says it"))
+    named_model = kept.get("model")
+    return RunConfig(
+        model=None if named_model is None else str(named_model.value),
+        values=tuple(kept[name] for name in sorted(kept, key=_place_in_table)),
+        ignored=tuple(dict.fromkeys(ignored)),
+        not_modelled=tuple(dict.fromkeys(missed)),
+        sources=tuple(f"{reading.source} ({reading.format})" for reading in readings),
+        setup=setup,
+        readings=tuple(readings),
+    )
+
+
+def _place_in_table(option: str) -> int:
+    from memest.option_table import OPTIONS
+
+    names = [each.name for each in OPTIONS]
+    return -1 if option == "model" else names.index(option)
+
+
+def _flags(flags: Mapping[str, Any]) -> list[Said]:
+    """Flags as values; those that stand for another one are rewritten."""
+    out: list[Said] = []
+    for name, value in flags.items():
+        if value is None:
+            continue
+        option = find_option(name)
+        origin = option.flags[0]
+        keyword = option.name
+        if keyword in ("fp16", "bf16"):
+            if not value:
+                continue
+            before = [each for each in out if each.option == "precision"]
+            if before and before[0].value != keyword:
+                raise ConfigError(
+                    f"{before[0].origin} and {origin} exclude each other: autocast has one dtype."
+                )
+            keyword, value = "precision", keyword
+        if keyword == "trust_remote_code":
+            continue
+        out.append(Said(keyword, value, origin, Level.FLAG))
+    return out
+
+
+_REPLACED = {
+    "load_in_4bit": ("load_in_8bit", "quantization"),
+    "load_in_8bit": ("load_in_4bit", "quantization", "bnb_4bit_quant_type",
+                     "bnb_4bit_compute_dtype", "bnb_4bit_use_double_quant",
+                     "bnb_4bit_quant_storage"),
+    "quantization": ("load_in_4bit", "load_in_8bit", "bnb_4bit_quant_type",
+                     "bnb_4bit_compute_dtype", "bnb_4bit_use_double_quant",
+                     "bnb_4bit_quant_storage"),
+    "adapter": ("peft", "lora_r", "lora_alpha", "lora_dropout", "lora_target_modules",
+                "use_dora", "use_rslora", "modules_to_save", "num_virtual_tokens"),
+    "peft": ("adapter",),
+    "fsdp": ("zero", "zero_settings", "offload_optimizer", "offload_param"),
+    "zero": ("fsdp", "fsdp_wrap", "fsdp_offload", "fsdp_shard_size"),
+    "zero_settings": ("fsdp", "fsdp_wrap", "fsdp_offload", "fsdp_shard_size", "zero",
+                      "offload_optimizer", "offload_param"),
+    "optim": ("optim_args", "optim_target_modules"),
+    "gradient_checkpointing_kwargs": ("use_reentrant",),
+    "master_weights": (),
+}  # fmt: skip
+"""What a flag takes back of files, being another way to say it."""
+
+
+def _without_overridden(said: Iterable[Said], named: Iterable[Said]) -> list[Said]:
+    flags = {each.option for each in named}
+    gone = {option for flag in flags for option in _REPLACED.get(flag, ())} - flags
+    return [each for each in said if each.option not in gone]
+
+
+def _same(first: Any, second: Any) -> bool:
+    return first == second or _text(first) == _text(second)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return f"{value:g}" if isinstance(value, float) else str(value)
+    if isinstance(value, (list, tuple)):
+        return ",".join(str(each) for each in value)
+    return str(value).strip().lower()
+
+
+def _check_deepspeed(said: Sequence[Said], flags: set[str]) -> None:
+    """What DeepSpeed's configuration says of the run must be what the Trainer has.
+
+    Raises:
+        ConfigError: it is not, so the run would stop.
+    """
+    for each in said:
+        if not each.checked or each.option in flags:
+            continue
+        trainers = [
+            other for other in said
+            if other.option == each.option and other.by in ON_THE_TRAINER and not other.checked
+        ]  # fmt: skip
+        if not trainers:
+            continue
+        best = max(reversed(trainers), key=lambda other: other.level)
+        if not _same(best.value, each.value):
+            flag = find_option(each.option).flags[0]
+            raise ConfigError(
+                f"{flag}: {each.origin} says {each.value}, and {best.origin} says {best.value}. "
+                "The Trainer stops where its arguments and DeepSpeed's configuration differ: "
+                "write auto there, or the same."
+            )
+
+
+def _choose(option: str, said: Sequence[Said]) -> Said:
+    """The value that counts.
+
+    Raises:
+        ConfigError: two places of the same rank differ.
+    """
+    level = max(each.level for each in said)
+    top = [each for each in said if each.level is level]
+    if level is Level.DEFAULT:
+        return next((each for each in reversed(top) if each.by != "accelerate"), top[-1])
+    trainers = [each for each in top if each.by in ON_THE_TRAINER]
+    top = trainers or top
+    last = top[-1]
+    for each in top:
+        apart = each.origin.partition(":")[0] != last.origin.partition(":")[0]
+        if apart and not _same(each.value, last.value):
+            shown = "the model" if option == "model" else find_option(option).flags[0]
+            raise ConfigError(
+                f"{shown}: {each.origin} says {each.value!r}, and {last.origin} says "
+                f"{last.value!r}. Drop one, or say it on memest's own command line, which comes "
+                "first."
+            )
+    return last
+
+
+def _samples(readings: Sequence[Reading], chosen: dict[str, Said]) -> None:
+    """DeepSpeed's ``train_batch_size``: what it implies, or whether it can be.
+
+    Raises:
+        ConfigError: it is not the product of batch, accumulation and GPUs.
+    """
+    for reading in readings:
+        if reading.samples_per_step is None:
+            continue
+        total, origin = reading.samples_per_step
+        numbers = {
+            name: int(str(chosen[name].value)) for name in ("batch", "grad_accum", "num_gpus")
+            if name in chosen and str(chosen[name].value).isdigit()
+        }  # fmt: skip
+        gpus = numbers.get("num_gpus", 1)
+        if len(numbers) == 3:
+            product = numbers["batch"] * numbers["grad_accum"] * gpus
+            by_flag = any(chosen[name].level is Level.FLAG for name in numbers)
+            if product != total and not by_flag:
+                raise ConfigError(
+                    f"{origin} says {total}, and batch {numbers['batch']} x accumulation "
+                    f"{numbers['grad_accum']} x {gpus} GPUs are {product}: DeepSpeed stops there. "
+                    "Write auto."
+                )
+            continue
+        if "num_gpus" not in numbers:
+            continue
+        for missing, other in (("grad_accum", "batch"), ("batch", "grad_accum")):
+            if missing not in numbers and other in numbers:
+                share, rest = divmod(total, numbers[other] * gpus)
+                if rest == 0 and share:
+                    chosen[missing] = Said(missing, share, origin, Level.FILE, "DeepSpeed")
+                break
+
+
+_EXPENDABLE = ("eval_batch", "eval_samples", "eval_accumulation_steps")
+
+
+def _setup(kept: Mapping[str, Said]) -> tuple[Setup, dict[str, str]]:
+    """The setup, and values of files that it cannot have, with why.
+
+    Raises:
+        ConfigError: a value or a combination that cannot be, with where it comes from.
+    """
+    options = {name: each.value for name, each in kept.items() if name != "model"}
+    _check_kinds(kept)
+    try:
+        return setup_from_options(**options), {}
+    except ConfigError as error:
+        named = [name for name in _EXPENDABLE if name in kept]
+        about = "--eval" in str(error) or "evaluation" in str(error)
+        if named and about and all(kept[name].level is not Level.FLAG for name in named):
+            fewer = {name: each for name, each in kept.items() if name not in named}
+            setup, lost = _setup(fewer)
+            return setup, lost | dict.fromkeys(named, f"not priced: {error}")
+        raise ConfigError(_with_origins(str(error), kept)) from None
+
+
+def _check_kinds(kept: Mapping[str, Said]) -> None:
+    """A value of a wrong kind is refused by its key, not by a flag that nobody wrote.
+
+    Raises:
+        ConfigError: it is one.
+    """
+    for name, each in kept.items():
+        if name == "model" or each.level is Level.FLAG:
+            continue
+        option, value = find_option(name), each.value
+        nested = isinstance(value, Mapping) and name not in (
+            "zero_settings", "adapter", "quantization",
+        )  # fmt: skip
+        listed = isinstance(value, (list, tuple)) and option.kind is not Kind.LIST
+        listed = listed and name != "optim_target_modules"
+        if nested or listed:
+            raise ConfigError(f"{each.origin} {value!r} is not what {option.flags[0]} takes.")
+        if option.kind is Kind.LIST or name == "optim_target_modules":
+            names_of(value, each.origin)
+
+
+def _with_origins(message: str, kept: Mapping[str, Said]) -> str:
+    """A message with the places that the options it names come from."""
+    found = []
+    for name, each in kept.items():
+        if name == "model" or each.level is Level.FLAG:
+            continue
+        flags = [flag for flag in find_option(name).flags if f"{flag} " in f"{message} "]
+        if name == "precision" and f"--{each.value}" in message:
+            flags.append(f"--{each.value}")
+        if flags:
+            found.append(f"{flags[0]} is {each.origin}")
+    return message + (f" ({'; '.join(found)}.)" if found else "")

@@ -1,0 +1,244 @@
+"""torchtitan's settings: TOML of releases until February 2026, and what its functions set.
+
+Source: ``train_configs/*.toml`` and ``config/job_config.py`` of that time, ``config/configs.py``
+and ``models/*/config_registry.py`` since.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from memest.errors import ConfigError
+from memest.readers.findings import Level
+from memest.readers.sheet import Place, Sheet
+
+__all__ = ["read_torchtitan"]
+
+_MODELS = {
+    ("llama3", "8B"): "meta-llama/Llama-3.1-8B",
+    ("llama3", "70B"): "meta-llama/Llama-3.1-70B",
+    ("llama3", "405B"): "meta-llama/Llama-3.1-405B",
+    ("llama3", "1B"): "meta-llama/Llama-3.2-1B",
+    ("llama3", "3B"): "meta-llama/Llama-3.2-3B",
+    ("llama4", "17bx16e"): "meta-llama/Llama-4-Scout-17B-16E-Instruct",
+    ("llama4", "17bx128e"): "meta-llama/Llama-4-Maverick-17B-128E-Instruct",
+    **{("qwen3", size): f"Qwen/Qwen3-{size}"
+       for size in ("0.6B", "1.7B", "4B", "8B", "14B", "32B", "30B-A3B", "235B-A22B")},
+    ("deepseek_v3", "671B"): "deepseek-ai/DeepSeek-V3",
+}  # fmt: skip
+_NO_TENSOR = "no tensor of a training step depends on it"
+_SECTIONS = dict.fromkeys(
+    """job profiling profiler metrics lr_scheduler checkpoint comm debug experimental
+    fault_tolerance memory_estimation validation validator dataloader tokenizer
+    logging""".split(),
+    _NO_TENSOR,
+)
+_TRAINING = dict.fromkeys(
+    """steps dataset dataset_path gc_freq gc_debug mixed_precision_reduce disable_cuda_graphs
+    dataloader enable_cpu_offload seed deterministic""".split(),
+    _NO_TENSOR,
+)
+_DEGREES = {
+    "tensor_parallel_degree": "tp", "pipeline_parallel_degree": "pp",
+    "context_parallel_degree": "cp", "expert_parallel_degree": "ep",
+}  # fmt: skip
+
+
+def read_torchtitan(sheet: Sheet) -> None:
+    """Fill in a sheet of torchtitan's sections.
+
+    Raises:
+        ConfigError: a value that torchtitan would refuse too.
+    """
+    _model(sheet)
+    training = sheet.part("training")
+    _sizes(training)
+    mixed = _precision(training)
+    offload = training.switch("enable_cpu_offload")
+    _optimizer(sheet)
+    _checkpointing(sheet)
+    _parallel(sheet, offload=bool(offload), mixed=mixed)
+    compile_part = sheet.part("compile")
+    if compile_part.switch("enable"):
+        compile_part.offer(
+            "torch_compile", True, "enable", "compilation fuses operators; eager is priced"
+        )
+    compile_part.ignore_rest(dict.fromkeys(compile_part.document, "how it compiles"), {})
+    training.ignore_rest(_TRAINING, {})
+    sheet.absorb(training)
+    sheet.absorb(compile_part)
+    sheet.default("attn_implementation", "sdpa")
+    sheet.ignore_rest(
+        _SECTIONS, {"quantize": "fp8 and MX linears", "float8": "fp8", "mx": "MX linears"}
+    )
+
+
+def _model(sheet: Sheet) -> None:
+    part = sheet.part("model")
+    name, flavor = part.scalar("name"), part.scalar("flavor")
+    assets = part.scalar("hf_assets_path") or part.scalar("tokenizer_path")
+    found = _MODELS.get((str(name or "llama3"), str(flavor)))
+    key = "flavor"
+    if found is None and assets:
+        base = str(assets).rstrip("/").rpartition("/")[2]
+        owner = {"Llama": "meta-llama", "Meta-Llama": "meta-llama", "Qwen3": "Qwen",
+                 "DeepSeek": "deepseek-ai"}  # fmt: skip
+        start = next((o for prefix, o in owner.items() if base.startswith(prefix)), None)
+        found = f"{start}/{base}" if start else None
+        key = "hf_assets_path"
+    if found is not None:
+        part.say("model", found, key)
+        what = f"torchtitan's {name or 'llama3'} {flavor}"
+        part.miss_default("the model's code", f"{what}: priced is transformers' model of its sizes")
+    elif flavor is not None or name is not None:
+        part.miss("flavor", f"{name} {flavor} is not known: name the model yourself")
+    converters = part.take("converters")
+    if converters:
+        part.miss("converters", f"{converters}: linears are replaced")
+    part.ignore_rest(dict.fromkeys(part.document, "no tensor of a training step depends on it"), {})
+    sheet.absorb(part)
+
+
+def _sizes(training: Sheet) -> None:
+    length = training.whole("seq_len")
+    key = "seq_len"
+    if length is None:
+        length, key = training.whole("max_context_length"), "max_context_length"
+    if length is None:
+        training.default("seq_len", 2048)
+        length = 2048
+    else:
+        training.say("seq_len", length, key)
+    tokens = training.whole("num_tokens_per_microbatch_per_dp_rank")
+    batch, key = training.whole("local_batch_size"), "local_batch_size"
+    if batch is None:
+        batch, key = training.whole("batch_size"), "batch_size"
+    if batch is not None:
+        training.say("batch", batch, key)
+    elif tokens is not None:
+        name = "num_tokens_per_microbatch_per_dp_rank"
+        if length < 1 or tokens % length:
+            training.miss(name, f"{tokens} tokens are no whole number of samples of {length}")
+        training.say("batch", max(1, tokens // max(1, length)), name)
+        training.miss(name, "documents are packed: priced as full samples")
+    elif training.has("max_context_length"):
+        training.default("batch", max(1, 16384 // max(1, length)), "16384 tokens")
+    else:
+        training.default("batch", 8)
+    for name in ("global_batch_size", "num_tokens_per_train_step"):
+        total = training.whole(name)
+        if total is not None and total > 0:
+            training.miss(name, "micro-batches of a step depend on the GPUs: --grad-accum says how "
+                          "many")  # fmt: skip
+    norm = training.scalar("max_norm")
+    if norm is None:
+        training.default("max_grad_norm", 1.0)
+    else:
+        training.say("max_grad_norm", norm, "max_norm")
+
+
+def _precision(training: Sheet) -> bool:
+    dtype, mixed = training.scalar("dtype"), training.scalar("mixed_precision_param")
+    if dtype is None:
+        training.default("dtype", "float32")
+    else:
+        training.say("dtype", dtype, "dtype")
+    if mixed is None:
+        training.default("precision", "bf16", "mixed_precision_param bfloat16")
+        return True
+    precision = {"bfloat16": "bf16", "float32": "fp32"}.get(str(mixed))
+    if precision is None:
+        raise ConfigError(
+            f"{training.place('mixed_precision_param').origin} {mixed!r} is not known. Legal: "
+            "bfloat16, float32."
+        )
+    training.say("precision", precision, "mixed_precision_param")
+    return precision == "bf16"
+
+
+def _optimizer(sheet: Sheet) -> None:
+    part = sheet.part("optimizer")
+    name, way = str(part.scalar("name") or "AdamW"), str(part.scalar("implementation") or "fused")
+    names = {
+        ("AdamW", "fused"): "adamw_torch_fused", ("AdamW", "foreach"): "adamw_torch_foreach",
+        ("AdamW", "for-loop"): "adamw_torch_loop", ("Adam", "fused"): "adam_fused",
+        ("Adam", "foreach"): "adam", ("Adam", "for-loop"): "adam_loop",
+    }  # fmt: skip
+    found = names.get((name, way))
+    if found is None:
+        raise ConfigError(
+            f"{part.place('name').origin}: {name}, {way} is not modelled. Legal: "
+            f"{', '.join(' '.join(pair) for pair in names)}; or name one with --optim."
+        )
+    if part.has("name") or part.has("implementation"):
+        part.say("optim", found, "implementation" if part.has("implementation") else "name")
+    else:
+        part.default("optim", found)
+    decay = part.scalar("weight_decay")
+    if decay is None:
+        part.default("weight_decay", 0.1)
+    else:
+        part.say("weight_decay", decay, "weight_decay")
+    if part.switch("early_step_in_backward"):
+        part.say("optim_in_backward", True, "early_step_in_backward")
+    part.ignore_rest(dict.fromkeys(part.document, "a number of the host"), {})
+    sheet.absorb(part)
+
+
+def _checkpointing(sheet: Sheet) -> None:
+    part = sheet.part("activation_checkpoint")
+    mode = part.scalar("mode")
+    option = str(part.scalar("selective_ac_option") or "2")
+    part.default("use_reentrant", False)
+    if mode is None:
+        mode = "selective"
+        place = Place(f"default of {part.framework}", Level.DEFAULT)
+    else:
+        place = part.place("mode")
+    if mode in ("none", "full"):
+        part.say_at("checkpointing", mode, place)
+    elif mode == "selective" and re.fullmatch(r"\d+", option) and int(option) > 0:
+        part.say_at("checkpointing", f"every_n:{int(option)}", place)
+    elif mode in ("selective", "memory_budget"):
+        part.say_at("checkpointing", "none", place)
+        part.miss("mode", f"{mode} by operator: priced without, which is more")
+    else:
+        raise ConfigError(
+            f"{place.origin} {mode!r} is not known. Legal: none, selective, full, memory_budget."
+        )
+    part.ignore_rest(dict.fromkeys(part.document, "how it recomputes"), {})
+    sheet.absorb(part)
+
+
+def _parallel(sheet: Sheet, *, offload: bool, mixed: bool) -> None:
+    part = sheet.part("parallelism")
+    shard = part.whole("data_parallel_shard_degree")
+    copies = part.whole("data_parallel_replicate_degree") or 1
+    degrees = {key: part.whole(key) or 1 for key in _DEGREES}
+    reshard = part.scalar("fsdp_reshard_after_forward")
+    world: Any = None
+    if shard is not None and shard > 0:
+        world = shard * copies
+        for degree in degrees.values():
+            world *= degree
+        if world > 1:
+            part.say("num_gpus", world, "data_parallel_shard_degree")
+    else:
+        part.miss_default("data_parallel_shard_degree -1", "all GPUs there are: --num-gpus says it")
+    sharded = shard is None or shard != 1
+    if sharded:
+        mode = "shard_grad_op" if reshard == "never" else "full_shard"
+        key = "fsdp_reshard_after_forward" if reshard else "data_parallel_shard_degree"
+        part.say_at("fsdp", mode, Place(part.place(key).origin, Level.DEFAULT))
+        if copies > 1 and shard is not None and shard > 1:
+            part.say("fsdp_shard_size", shard, "data_parallel_shard_degree")
+        if offload:
+            part.say("fsdp_offload", True, "data_parallel_shard_degree")
+    # FSDP's own mixed precision, which Setup has for loops that are not plain scripts
+    part.default("loop", "accelerate" if sharded and mixed else "plain")
+    for key, keyword in _DEGREES.items():
+        if degrees[key] > 1:
+            part.offer(keyword, degrees[key], key, f"{key} {degrees[key]}: this parallelism")
+    part.ignore_rest(dict.fromkeys(part.document, "how parallel parts are scheduled"), {})
+    sheet.absorb(part)

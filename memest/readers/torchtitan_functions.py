@@ -1,0 +1,247 @@
+"""torchtitan's configurations that are Python: read from the syntax tree, never run.
+
+A function returns ``Trainer.Config(...)`` or changes what another function of the file returns.
+Literals and sums of them are values; everything else is unknown and said to be.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from memest.errors import ConfigError, closest
+from memest.readers.documents import read_source
+from memest.readers.findings import Remark
+
+__all__ = ["functions_in", "read_function"]
+
+_MOST_DEPTH = 40
+_OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+}  # fmt: skip
+_SECTIONS = ("training", "parallelism", "optimizer", "compile", "activation_checkpoint")
+_CHECKPOINTS = {"FullAC": "full", "SelectiveAC": "selective", "MemoryBudgetAC": "memory_budget"}
+_UNKNOWN = object()
+
+
+def functions_in(path: Path, shown: str) -> dict[str, ast.FunctionDef]:
+    """Functions of a file by name.
+
+    Raises:
+        ConfigError: it cannot be read or is no Python.
+    """
+    text = read_source(path, shown)
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise ConfigError(f"{shown} is not Python: {error}.") from None
+    return {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+
+
+def read_function(
+    path: Path, name: str | None, shown: str
+) -> tuple[dict[str, Any], tuple[Remark, ...]]:
+    """The settings that a function returns, by section, and what is unknown.
+
+    Args:
+        path: of the file.
+        name: of the function; None where the file has one alone.
+        shown: how to call the file.
+
+    Raises:
+        ConfigError: no such function, or several and none named.
+    """
+    functions = functions_in(path, shown)
+    made = {key: node for key, node in functions.items() if _returns_config(node)}
+    if name is None:
+        if len(made) != 1:
+            names = ", ".join(made) or "none"
+            raise ConfigError(
+                f"{shown} has {len(made)} functions that make a configuration ({names}): name one, "
+                f"for example {shown}:{next(iter(made), 'llama3_8b')}."
+            )
+        name = next(iter(made))
+    if name not in functions:
+        near = closest(name, functions)
+        hint = f" Did you mean {near[0]}?" if near else ""
+        raise ConfigError(f"{shown} has no function {name}.{hint}")
+    reader = _Function(functions, shown)
+    settings = reader.settings_of(name, 0)
+    return settings, tuple(reader.unknown)
+
+
+def _returns_config(node: ast.FunctionDef) -> bool:
+    return any(isinstance(each, ast.Return) and each.value is not None for each in ast.walk(node))
+
+
+class _Function:
+    def __init__(self, functions: dict[str, ast.FunctionDef], shown: str) -> None:
+        self._functions = functions
+        self._shown = shown
+        self.unknown: list[Remark] = []
+
+    def settings_of(self, name: str, depth: int) -> dict[str, Any]:
+        if depth > _MOST_DEPTH:
+            raise ConfigError(f"{self._shown}: {name} is made of itself.")
+        settings: dict[str, Any] = {}
+        known: dict[str, Any] = {}
+        bases: set[str] = set()
+        for statement in self._functions[name].body:
+            if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
+                target, value = statement.targets[0], statement.value
+                if isinstance(target, ast.Name):
+                    called = value.func if isinstance(value, ast.Call) else None
+                    if isinstance(called, ast.Name) and called.id in self._functions:
+                        settings = self.settings_of(called.id, depth + 1)
+                        bases.add(target.id)
+                    elif _is_config(value):
+                        assert isinstance(value, ast.Call)
+                        settings = self._config(value, known)
+                        bases.add(target.id)
+                    else:
+                        known[target.id] = value
+                elif isinstance(target, ast.Attribute):
+                    self._assign(settings, target, value, known, bases)
+            elif isinstance(statement, ast.Return):
+                value_ = statement.value
+                if value_ is not None and _is_config(value_):
+                    assert isinstance(value_, ast.Call)
+                    settings = self._config(value_, known)
+                else:
+                    called = value_.func if isinstance(value_, ast.Call) else None
+                    if isinstance(called, ast.Name) and called.id in self._functions:
+                        settings = self.settings_of(called.id, depth + 1)
+            elif not isinstance(statement, (ast.Expr, ast.Assert, ast.Pass)):
+                line = getattr(statement, "lineno", 0)
+                self.unknown.append(
+                    Remark(f"{self._shown}:{line}", "a statement that is not read: no literal")
+                )
+        return settings
+
+    def _assign(
+        self, settings: dict[str, Any], target: ast.Attribute, value: ast.expr,
+        known: dict[str, Any], bases: set[str],
+    ) -> None:  # fmt: skip
+        path = _path(target)
+        if path is None or path[0] not in bases:
+            return
+        if path[1:] == ["model_spec"]:
+            settings["model"] = self._model(value, known, settings.get("model", {}))
+        elif len(path) == 3:
+            found = self._literal(value, known)
+            if found is _UNKNOWN:
+                self._miss(".".join(path[1:]), value)
+                settings.setdefault(path[1], {}).pop(path[2], None)
+            else:
+                settings.setdefault(path[1], {})[path[2]] = found
+        elif len(path) == 2 and path[1] in _SECTIONS and isinstance(value, ast.Call):
+            settings[path[1]] = self._section(path[1], value, known)
+        elif len(path) == 2:
+            self._miss(path[1], value)
+
+    def _config(self, call: ast.Call, known: dict[str, Any]) -> dict[str, Any]:
+        settings: dict[str, Any] = {}
+        for keyword in call.keywords:
+            name, value = keyword.arg, keyword.value
+            if name is None:
+                self._miss("**", value)
+            elif name == "model_spec":
+                settings["model"] = self._model(value, known, settings.get("model", {}))
+            elif name == "hf_assets_path":
+                found = self._literal(value, known)
+                if found is not _UNKNOWN:
+                    settings.setdefault("model", {})["hf_assets_path"] = found
+            elif name in _SECTIONS:
+                if isinstance(value, ast.Call):
+                    settings[name] = self._section(name, value, known)
+                elif not (isinstance(value, ast.Constant) and value.value is None):
+                    self._miss(name, value)
+                elif name == "activation_checkpoint":
+                    settings[name] = {"mode": "none"}
+        settings.setdefault("activation_checkpoint", {"mode": "none"})
+        return settings
+
+    def _model(
+        self, value: ast.expr, known: dict[str, Any], before: dict[str, Any]
+    ) -> dict[str, Any]:
+        if isinstance(value, ast.Name) and isinstance(known.get(value.id), ast.expr):
+            value = known[value.id]
+        found = dict(before)
+        folder = Path(self._shown.partition(":")[0]).parent.name
+        if folder:
+            found["name"] = folder
+        if isinstance(value, ast.Call) and value.args:
+            flavor = self._literal(value.args[0], known)
+            if flavor is not _UNKNOWN:
+                found["flavor"] = flavor
+            extra = [word.arg for word in value.keywords if word.arg]
+            if extra:
+                found["converters"] = extra
+        else:
+            self._miss("model_spec", value)
+        return found
+
+    def _section(self, name: str, call: ast.Call, known: dict[str, Any]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        if name == "activation_checkpoint":
+            path = _path(call.func) or [""]
+            kind = next((mode for part, mode in _CHECKPOINTS.items() if part in path), None)
+            if kind is None:
+                self._miss(name, call)
+            else:
+                found["mode"] = kind
+                # the class of today chooses by operator
+                found["selective_ac_option"] = "op"
+        for keyword in call.keywords:
+            if keyword.arg is None:
+                self._miss(f"{name}.**", keyword.value)
+                continue
+            value = self._literal(keyword.value, known)
+            if value is _UNKNOWN:
+                self._miss(f"{name}.{keyword.arg}", keyword.value)
+            else:
+                found[keyword.arg] = value
+        return found
+
+    def _literal(self, value: ast.expr, known: dict[str, Any], depth: int = 0) -> Any:
+        if depth > _MOST_DEPTH:
+            return _UNKNOWN
+        if isinstance(value, ast.Name) and isinstance(known.get(value.id), ast.expr):
+            return self._literal(known[value.id], {}, depth + 1)
+        if isinstance(value, ast.BinOp) and type(value.op) in _OPERATORS:
+            left = self._literal(value.left, known, depth + 1)
+            right = self._literal(value.right, known, depth + 1)
+            numbers = all(isinstance(n, (int, float)) and abs(n) < 2**40 for n in (left, right))
+            if not numbers or (isinstance(value.op, ast.FloorDiv) and right == 0):
+                return _UNKNOWN
+            return _OPERATORS[type(value.op)](left, right)
+        try:
+            return ast.literal_eval(value)
+        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+            return _UNKNOWN
+
+    def _miss(self, key: str, value: ast.expr) -> None:
+        text = ast.unparse(value)
+        text = text if len(text) < 60 else f"{text[:57]}..."
+        self.unknown.append(Remark(f"{self._shown}:{key}", f"no literal, so unknown: {text}"))
+
+
+def _is_config(value: ast.expr | None) -> bool:
+    if not isinstance(value, ast.Call):
+        return False
+    path = _path(value.func)
+    return path is not None and path[-1] == "Config" and len(path) > 1
+
+
+def _path(node: ast.expr) -> list[str] | None:
+    names: list[str] = []
+    while isinstance(node, ast.Attribute):
+        names.append(node.attr)
+        node = node.value
+    if not isinstance(node, ast.Name):
+        return None
+    return [node.id, *reversed(names)]

@@ -1,0 +1,130 @@
+"""TRL: ``SFTConfig`` with ``ModelConfig``, as ``trl sft --config run.yaml`` reads them.
+
+Source: TRL at July 2026: ``trainer/base_config.py``, ``trainer/sft_config.py``,
+``trainer/model_config.py``, ``trainer/utils.py`` (``get_quantization_config``,
+``get_peft_config``, ``create_model_from_path``), ``trainer/sft_trainer.py``.
+"""
+
+from __future__ import annotations
+
+from memest.readers.findings import Level
+from memest.readers.sheet import Place, Sheet
+from memest.readers.training_arguments import (
+    read_adapters,
+    read_checkpointing,
+    read_evaluation,
+    read_lengths,
+    read_model,
+    read_rest,
+    read_spread,
+)
+
+__all__ = ["read_trl"]
+
+_METHODS = {
+    "dpo": "the DPO loss: pairs of answers, and a reference model",
+    "kto": "the KTO loss, and a reference model",
+    "reward": "the reward model's pairs",
+    "grpo": "generation and the GRPO loss",
+    "rloo": "generation and the RLOO loss",
+    "orpo": "the ORPO loss over pairs",
+}
+
+
+def read_trl(sheet: Sheet, *, method: str = "sft") -> None:
+    """Fill in a sheet of TRL's arguments.
+
+    Args:
+        sheet: of the arguments.
+        method: of TRL's command line.
+
+    Raises:
+        ConfigError: a value that cannot be.
+    """
+    read_model(sheet)
+    sheet.default("loop", "trainer")
+    sheet.default("batch", 8)
+    sheet.default("grad_accum", 1)
+    sheet.default("max_grad_norm", 1.0)
+    sheet.default("optim", "adamw_torch_fused")
+    sheet.default("dtype", "float32", "models are loaded so unless dtype is named")
+    sheet.default("checkpointing", "full")
+    _precision(sheet)
+    read_checkpointing(sheet)
+    read_evaluation(sheet)
+    _length(sheet)
+    quantised = _quantization(sheet)
+    use_peft = bool(sheet.switch("use_peft"))
+    if use_peft:
+        sheet.say("peft", "lora", "use_peft")
+        for option, value in (("lora_r", 16), ("lora_alpha", 32), ("lora_dropout", 0.05)):
+            sheet.default(option, value)
+        if quantised:
+            sheet.miss_default(
+                "SFTTrainer", "adapters beside a quantised base are bfloat16; float32 is priced"
+            )
+    elif "use_peft" in sheet.document:
+        sheet.ignore("use_peft", "off")
+    read_adapters(sheet, on=use_peft)
+    read_spread(sheet)
+    read_lengths(sheet)
+    if method != "sft":
+        what = _METHODS.get(method, f"what is special of trl {method}")
+        sheet.miss_default(f"trl {method}", f"{what}; priced is supervised fine-tuning")
+    read_rest(sheet)
+
+
+def _precision(sheet: Sheet) -> None:
+    """``bf16`` is on unless ``fp16`` is, or it is switched off."""
+    bf16, fp16 = sheet.switch("bf16"), sheet.switch("fp16")
+    if fp16 and not bf16:
+        sheet.say("precision", "fp16", "fp16")
+    elif bf16:
+        sheet.say("precision", "bf16", "bf16")
+    elif bf16 is False:
+        sheet.say_at("precision", "fp32", Place(sheet.place("bf16").origin, Level.DEFAULT))
+    else:
+        # in force like a word of the file: it overrides what accelerate says
+        sheet.say_at("precision", "bf16", Place(f"default of {sheet.framework}", Level.FILE))
+
+
+def _length(sheet: Sheet) -> None:
+    if "max_length" in sheet.document and sheet.document["max_length"] is None:
+        sheet.take("max_length")
+        sheet.miss("max_length", "samples are not cut: 512 tokens are taken; --seq-len says it")
+    elif not any(sheet.has(key) for key in ("max_length", "max_seq_length")):
+        sheet.default("seq_len", 1024)
+    loss = sheet.scalar("loss_type")
+    if loss is not None:
+        sheet.offer("loss_type", loss, "loss_type", f"the loss {loss}: priced with all logits")
+    elif not sheet.document.get("use_liger_kernel"):
+        sheet.miss_default("loss_type chunked_nll", "logits come in chunks; priced is all at once")
+
+
+def _quantization(sheet: Sheet) -> bool:
+    four, eight = sheet.switch("load_in_4bit"), sheet.switch("load_in_8bit")
+    nested, kind = sheet.scalar("use_bnb_nested_quant"), sheet.scalar("bnb_4bit_quant_type")
+    storage = sheet.scalar("bnb_4bit_quant_storage")
+    if eight:
+        sheet.say("load_in_8bit", True, "load_in_8bit")
+    if four:
+        sheet.say("load_in_4bit", True, "load_in_4bit")
+        if kind is None:
+            sheet.default("bnb_4bit_quant_type", "nf4")
+        else:
+            sheet.say("bnb_4bit_quant_type", kind, "bnb_4bit_quant_type")
+        sheet.default(
+            "bnb_4bit_compute_dtype", sheet.said("dtype"), "get_quantization_config takes dtype"
+        )
+        if nested:
+            sheet.say("bnb_4bit_use_double_quant", True, "use_bnb_nested_quant")
+        if storage is not None:
+            sheet.say("bnb_4bit_quant_storage", storage, "bnb_4bit_quant_storage")
+    if four or eight:
+        sheet.default("prepare_kbit", False, "SFTTrainer does not prepare it")
+        return True
+    for key in ("load_in_4bit", "load_in_8bit", "use_bnb_nested_quant", "bnb_4bit_quant_type",
+                "bnb_4bit_quant_storage"):  # fmt: skip
+        if key in sheet.document:
+            sheet.ignore(key, "no quantised base")
+    return False

@@ -1,0 +1,189 @@
+"""Launch commands: what each launcher and program says, and that nothing of them is run."""
+
+import shlex
+
+import pytest
+
+import memest
+from memest.errors import ConfigError
+from memest.readers.command_words import read_arguments, split_command, words_of
+
+
+def read(command, **options):
+    return memest.read_command(command, **options)
+
+
+def value(run, option):
+    return next(((v.value, v.origin) for v in run.values if v.option == option), None)
+
+
+CASES = {
+    "accelerate launch --config_file accelerate_ddp.yaml train.py --model_name_or_path gpt2 "
+    "--bf16 True --per_device_train_batch_size 4 --block_size 256": {
+        "model": ("gpt2", "command: --model_name_or_path"),
+        "num_gpus": (8, "accelerate_ddp.yaml:num_processes"),
+        "precision": ("bf16", "command: --bf16"),
+        "seq_len": (256, "command: --block_size"),
+        "batch": (4, "command: --per_device_train_batch_size"),
+    },
+    "accelerate launch --config_file accelerate_ddp.yaml --num_processes 2 --mixed_precision bf16 "
+    "train.py --model_name_or_path gpt2": {
+        "num_gpus": (2, "command: accelerate --num_processes"),
+        "precision": ("bf16", "command: accelerate --mixed_precision"),
+    },
+    "accelerate launch --use_deepspeed --zero_stage 1 --num-processes=2 x.py --model_name gpt2": {
+        "zero": (1, "command: accelerate --zero_stage"),
+        "num_gpus": (2, "command: accelerate --num_processes"),
+    },
+    "accelerate launch --use_fsdp --fsdp_version 2 --fsdp_reshard_after_forward false "
+    "--num_processes 4 -m pkg.train --model_name gpt2": {
+        "fsdp": ("shard_grad_op", "command: accelerate --fsdp_reshard_after_forward"),
+        "num_gpus": (4, "command: accelerate --num_processes"),
+    },
+    "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True CUDA_VISIBLE_DEVICES=0,1 torchrun "
+    "--nproc_per_node=gpu --nnodes 2 train.py --model_name_or_path gpt2 "
+    "--no_gradient_checkpointing --fp16 --deepspeed ds_zero2.json": {
+        "alloc_conf": ("expandable_segments:True", "command: PYTORCH_CUDA_ALLOC_CONF"),
+        "num_gpus": (4, "command: torchrun CUDA_VISIBLE_DEVICES"),
+        "checkpointing": ("none", "command: --gradient_checkpointing"),
+        "precision": ("fp16", "command: --fp16"),
+        "zero": (2, "ds_zero2.json:zero_optimization.stage"),
+    },
+    "deepspeed --include localhost:0,1,2,3 run_clm.py --model_name_or_path gpt2 --deepspeed "
+    "ds_zero2.json --bf16": {
+        "num_gpus": (4, "command: deepspeed --include"),
+        "precision": ("bf16", "command: --bf16"),
+    },
+    "deepspeed --num_gpus 2 --num_nodes 2 cifar.py --deepspeed --deepspeed_config ds_zero2.json": {
+        "num_gpus": (4, "command: deepspeed --num_gpus"),
+        "zero": (2, "ds_zero2.json:zero_optimization.stage"),
+        "loop": None,
+    },
+    "python3.11 -u -m torch.distributed.run --nproc-per-node 4 -m my.train --model_name_or_path "
+    "gpt2 --gradient-checkpointing --lora_r 8 --lora_target_modules q_proj v_proj": {
+        "num_gpus": (4, "command: torchrun --nproc_per_node"),
+        "checkpointing": ("full", "command: --gradient_checkpointing"),
+        "lora_r": (8, "command: --lora_r"),
+        "lora_target_modules": (("q_proj", "v_proj"), "command: --lora_target_modules"),
+    },
+    "env A=1 nohup python examples/train.py training_args.json": {
+        "batch": (4, "training_args.json:per_device_train_batch_size"),
+    },
+    "trl sft --config sft.yaml --lora-r 64 --num_processes 1 --no_packing": {
+        "lora_r": (64, "command: --lora_r"),
+        "num_gpus": (1, "command: accelerate --num_processes"),
+        "seq_len": (2048, "sft.yaml:max_length"),
+        "checkpointing": ("full", "default of TRL"),
+    },
+    "llamafactory-cli train llama_factory_lora.yaml per_device_train_batch_size=2 "
+    "quantization_bit=8": {
+        "batch": (2, "command: per_device_train_batch_size"),
+        "load_in_8bit": (True, "command: quantization_bit"),
+        "load_in_4bit": None,
+        "alloc_conf": None,
+    },
+    "CUDA_VISIBLE_DEVICES=0,1 llamafactory-cli train llama_factory_full.yaml": {
+        "num_gpus": (2, "command: torchrun CUDA_VISIBLE_DEVICES"),
+        "alloc_conf": (
+            "expandable_segments:True", "default of LLaMA-Factory (OPTIM_TORCH of its launcher)",
+        ),
+    },
+    "axolotl train axolotl_qlora.yaml --micro_batch_size 1 --num-processes 2": {
+        "batch": (1, "command: --micro_batch_size"),
+        "num_gpus": (2, "command: accelerate --num_processes"),
+    },
+    "tune run lora_finetune_single_device --config torchtune_lora.yaml batch_size=8 "
+    "model.lora_rank=16 optimizer.fused=False": {
+        "batch": (8, "command: batch_size"),
+        "lora_r": (16, "command: model.lora_rank"),
+        "optim": ("adamw_torch_foreach", "torchtune_lora.yaml:optimizer._component_"),
+    },
+    "tune run --nproc_per_node 4 full_finetune_distributed --config torchtune_full.yaml "
+    "optimizer._component_=torch.optim.AdamW optimizer_in_bwd=False": {
+        "num_gpus": (4, "command: torchrun --nproc_per_node"),
+        "fsdp": ("full_shard", "recipe: distributed, FSDP2"),
+        "optim": ("adamw_torch_foreach", "command: optimizer._component_"),
+    },
+    "NGPU=8 CONFIG_FILE=torchtitan_8b.toml ./run_train.sh --training.seq_len 4096": {
+        "num_gpus": (8, "command: NGPU"),
+        "seq_len": (4096, "command: --training.seq_len"),
+    },
+    "torchrun --nproc_per_node=2 train.py --job.config_file torchtitan_8b.toml "
+    "--training.local_batch_size=4": {
+        "num_gpus": (2, "command: torchrun --nproc_per_node"),
+        "batch": (4, "command: --training.local_batch_size"),
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("command", CASES)
+def test_a_command_is_read(examples, command):
+    """As one text and as words: the same values from the same places."""
+    run = read(command)
+    for option, expected in CASES[command].items():
+        assert value(run, option) == expected, option
+    assert read(shlex.split(command)).values == run.values
+
+
+def test_what_a_script_does_not_know_is_told(examples):
+    run = read("python train.py --model_name_or_path gpt2 --bf16 --whatever 3 --lr=1e-3 stray")
+    remarks = {r.key: r.why for r in run.ignored}
+    assert remarks["command: --whatever"] == "memest does not know it"
+    assert remarks["command: stray"] == "memest does not know it"
+    assert "command: --lr" in remarks
+    assert any(r.key == "command: train.py" for r in run.not_modelled)
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("rm -rf x", "names no script"),
+        ("", "names no script"),
+        ("python -c 'print(1)'", "python -c"),
+        ("accelerate launch", "given no script"),
+        ("accelerate config", "launch starts a training"),
+        ("llamafactory-cli chat a.yaml", "does not train"),
+        ("axolotl train", "names no configuration"),
+        ("tune run full_finetune_single_device --config llama3_1/8B_full", "tune cp llama3_1"),
+        ("bash run.sh", "no shell scripts"),
+        ("torchrun --nproc_per_node=many train.py", "not a whole number"),
+        ("torchrun --nproc_per_node=0 train.py", "out of range"),
+        ("trl sft --config not-there.yaml", "is not there"),
+        ("python train.py 'unclosed", "cannot be read"),
+        ("python train.py --model_name gpt2 --per_device_train_batch_size x", "x"),
+    ],
+)
+def test_a_wrong_command_says_what_to_do(examples, command, words):
+    with pytest.raises(ConfigError) as error:
+        read(command)
+    assert words in str(error.value)
+
+
+def test_nothing_is_run(tmp_path, monkeypatch):
+    """A script that would leave a mark, a config that would too: neither does."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("open('mark', 'w')\nraise SystemExit\n", encoding="utf-8")
+    (tmp_path / "conf.py").write_text(
+        "import pathlib\npathlib.Path('mark').touch()\n\n\ndef f():\n"
+        "    pathlib.Path('mark').touch()\n    return Trainer.Config(model_spec=m('8B'))\n",
+        encoding="utf-8",
+    )
+    read("X=$(touch mark) python train.py --model_name_or_path gpt2 --bf16 --x '$(touch mark)'")
+    assert memest.read_config("conf.py").model is None
+    assert not (tmp_path / "mark").exists()
+
+
+def test_dpo_says_what_is_missing(examples):
+    run = read("trl dpo --model_name_or_path gpt2")
+    assert any("reference model" in r.why for r in run.not_modelled)
+
+
+def test_the_pieces_of_a_command():
+    taken = split_command(words_of("A=1 srun -n 2 torchrun --standalone --nproc-per-node 2 a.py x"))
+    assert taken.environment == {"A": "1"}
+    assert taken.skipped == ("srun", "-n", "2")
+    assert taken.launchers[0].values == {"standalone": True, "nproc_per_node": 2}
+    assert (taken.program, taken.words) == ("a.py", ("x",))
+    named, changes, loose = read_arguments(["--a", "-1", "--b", "1", "2", "--c=x=y", "-f", "d=e"])
+    assert named == {"a": -1, "b": [1, 2], "c": "x=y", "f": True}
+    assert (changes, loose) == ({"d": "e"}, [])
