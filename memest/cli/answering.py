@@ -44,8 +44,9 @@ def silenced(*, debug: bool) -> Iterator[None]:
 
 
 def _answer(
-    model: str, options: dict[str, Any], output: Output, *, debug: bool, max_batch: bool
-) -> Estimate:
+    model: str, options: dict[str, Any], output: Output, *, debug: bool, max_batch: bool,
+    snapshot: str | None = None,
+) -> Estimate:  # fmt: skip
     # before anything slow: what can be wrong with the words themselves
     for name in ("gpu_memory", "device_context"):
         if name in options:
@@ -53,7 +54,7 @@ def _answer(
     from memest.estimator import estimate as predict
 
     with silenced(debug=debug), output.progress() as progress:
-        return predict(model, max_batch=max_batch, progress=progress, **options)
+        return predict(model, max_batch=max_batch, snapshot=snapshot, progress=progress, **options)
 
 
 def _depth(text: str | None, by: By | None) -> int | None:
@@ -82,8 +83,8 @@ def _target(out: str) -> Path:
 
 def run_estimate(
     model: str, options: dict[str, Any], *, by: str | None = None, depth: str | None = None,
-    out: str | None = None, json: bool = False, quiet: bool = False, no_color: bool = False,
-    ascii: bool = False, debug: bool = False,  # noqa: A002 - the name of the option
+    out: str | None = None, snapshot: str | None = None, json: bool = False, quiet: bool = False,
+    no_color: bool = False, ascii: bool = False, debug: bool = False,  # noqa: A002
 ) -> int:  # fmt: skip
     """Predict and show; returns the exit code.
 
@@ -98,7 +99,7 @@ def run_estimate(
     levels = _depth(depth, table)
     target = None if out is None else _target(out)
     output = Output(color=not no_color, ascii_only=ascii, quiet=quiet or json)
-    answer = _answer(model, options, output, debug=debug, max_batch=True)
+    answer = _answer(model, options, output, debug=debug, max_batch=True, snapshot=snapshot)
     if target is not None:
         answer.save(target)
     if json:

@@ -62,6 +62,16 @@ def estimate(
             rich_help_panel="Output",
         ),
     ] = None,
+    snapshot: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            "--snapshot",
+            metavar="FILE",
+            help="Write the predicted run besides as torch.cuda.memory._dump_snapshot would "
+            "(.pickle, or .json): PyTorch's memory_viz and `memest replay` open it.",
+            rich_help_panel="Output",
+        ),
+    ] = None,
     json: JsonFlag = False,
     quiet: QuietFlag = False,
     no_color: NoColorFlag = False,
@@ -73,8 +83,8 @@ def estimate(
     For example: memest estimate bert-large-uncased --batch 8 --fp16 --gpu rtx-3090
     """
     return run_estimate(
-        model, options, by=by, depth=depth, out=out, json=json, quiet=quiet, no_color=no_color,
-        ascii=ascii, debug=debug,
+        model, options, by=by, depth=depth, out=out, snapshot=snapshot, json=json, quiet=quiet,
+        no_color=no_color, ascii=ascii, debug=debug,
     )  # fmt: skip
 
 

@@ -24,7 +24,7 @@ _OUTPUT = {
     "--ascii": "ascii",
     "--debug": "debug",
 }
-_TEXTS = {"--by": "by", "--depth": "depth", "--out": "out"}
+_TEXTS = {"--by": "by", "--depth": "depth", "--out": "out", "--snapshot": "snapshot"}
 
 
 def quick(words: Sequence[str]) -> Callable[[], int] | None:
