@@ -14,6 +14,7 @@ from memest.cli.compare import compare
 from memest.cli.console import write_out
 from memest.cli.env import env
 from memest.cli.estimate import estimate, fits
+from memest.cli.explain_oom import explain_oom
 from memest.cli.gpus import gpus
 from memest.cli.max_batch import max_batch
 from memest.cli.models import models
@@ -56,8 +57,8 @@ def build() -> Any:
     )
     root.callback()(_root)
     for function in (
-        estimate, fits, max_batch, compare, advise, sweep, replay, models, gpus, app, cache,
-        env,
+        estimate, fits, max_batch, compare, advise, sweep, explain_oom, replay, models, gpus, app,
+        cache, env,
     ):  # fmt: skip
         root.command()(function)
     root.add_typer(calibrate())

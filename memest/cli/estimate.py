@@ -93,6 +93,16 @@ def fits(
     model: ModelArgument,
     *,
     options: dict[str, Any],
+    fail_over: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            "--fail-over",
+            metavar="SIZE",
+            help="The device peak that the run may reach, for example 22GiB: as if it were the "
+            "memory of a GPU, for the exit code. Needs no GPU, and counts besides one.",
+            rich_help_panel="GPU",
+        ),
+    ] = None,
     json: JsonFlag = False,
     quiet: Annotated[
         bool,
@@ -107,5 +117,6 @@ def fits(
     """Whether a run fits a GPU: one sentence, and an exit code for scripts.
 
     Exit code 0: fits, 3: tight, 4: does not fit. Several GPUs: the worst of them.
+    For example: memest fits gpt2 --batch 8 --gpu t4 --fail-over 12GiB || exit 1
     """
-    return run_fits(model, options, json=json, quiet=quiet, debug=debug)
+    return run_fits(model, options, fail_over=fail_over, json=json, quiet=quiet, debug=debug)

@@ -84,6 +84,11 @@ def _given(value: Any) -> bool:
     return value is not None and value is not False and value != [] and value != ()
 
 
+def _is_argument(parameter: inspect.Parameter) -> bool:
+    described = getattr(parameter.annotation, "__metadata__", ())
+    return any(isinstance(info, typer.models.ArgumentInfo) for info in described)
+
+
 def with_options(function: Callable[..., int]) -> Callable[..., int]:
     """Give a command every option of an estimate.
 
@@ -106,8 +111,11 @@ def with_options(function: Callable[..., int]) -> Callable[..., int]:
         for parameter in own.parameters.values()
         if parameter.name != "options"
     )
-    first, *rest = kept
-    parameters = [first, *map(_parameter, OPTIONS), *rest]
+    # arguments first, as a usage line has them; the options of an estimate before a command's own
+    own_parameters = list(kept)
+    arguments = [p for p in own_parameters if _is_argument(p)]
+    rest = [p for p in own_parameters if not _is_argument(p)]
+    parameters = [*arguments, *map(_parameter, OPTIONS), *rest]
     signature = own.replace(parameters=parameters)
     command.__signature__ = signature  # type: ignore[attr-defined]
     command.__annotations__ = {p.name: p.annotation for p in parameters} | {"return": int}
