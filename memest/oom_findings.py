@@ -163,6 +163,26 @@ class OomExplanation:
         """:meth:`to_dict` as text, keys in order, two spaces of indent."""
         return json.dumps(self.to_dict(), indent=2)
 
+    def to_frame(self) -> Any:
+        """A ``pandas.DataFrame``: a row a share of the memory in each message, in bytes.
+
+        Raises:
+            MissingDependencyError: without pandas.
+        """
+        from memest.report.notebook import frame_of
+
+        columns = ("message", "share", "low_bytes", "high_bytes")
+        return frame_of(
+            ({"message": number, "share": share.name, **share.size.to_dict()}
+             for number, account in enumerate(self.accounts, 1) for share in account.shares),
+            columns,
+        )  # fmt: skip
+
+    def _repr_html_(self) -> str:
+        from memest.report.notebook import text_as_html
+
+        return text_as_html(str(self))
+
     def __str__(self) -> str:
         from memest.report.oom import render_oom
 
