@@ -56,6 +56,14 @@ DebugFlag = Annotated[
 ]
 
 
+def _complete_gpu(incomplete: str) -> list[str]:
+    """Names of GPUs that begin like what was typed, for a shell."""
+    from memest.hardware.spec import list_gpus
+
+    names = (alias for spec in list_gpus() for alias in spec.aliases)
+    return [name for name in names if name.lower().startswith(incomplete.lower())]
+
+
 def _parameter(option: Option) -> inspect.Parameter:
     # the other spellings are rewritten to the first before Typer sees them
     first, *others = option.flags
@@ -67,6 +75,7 @@ def _parameter(option: Option) -> inspect.Parameter:
     info = typer.Option(
         first,
         *short,
+        autocompletion=_complete_gpu if option.name == "gpu" else None,
         help=text,
         metavar=option.metavar,
         rich_help_panel=option.panel.value,
