@@ -37,7 +37,7 @@ def _figure_class() -> Any:
             "a plot needs matplotlib, which is not installed: pip install 'memest[plot]'."
         ) from error
 
-    class ShownFigure(Figure):  # type: ignore[misc]  # matplotlib is not looked into
+    class ShownFigure(Figure):
         """A figure that IPython can show by itself."""
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:

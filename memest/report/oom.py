@@ -120,7 +120,7 @@ def _changes(found: Relation) -> Table:
     table = Table.grid(padding=(0, 2, 0, 0))
     for side in ("left", "left", "right", "right", "right", "left"):
         # nothing of an option may be lost; figures stay on one line
-        table.add_column(justify=side, overflow="fold", no_wrap=side == "right")  # type: ignore[arg-type]
+        table.add_column(justify=side, overflow="fold", no_wrap=side == "right")
     table.add_row("", "", "allocated", "reserved", "change", "", style="dim")
     for change in found.changes:
         table.add_row(

@@ -79,6 +79,7 @@ def estimate_rows(estimate: Estimate, by: str) -> tuple[list[dict[str, Any]], tu
     Raises:
         ConfigError: for any other table.
     """
+    columns: tuple[str, ...]
     if by == "part":
         parts = [{"part": part.name, "bytes": part.bytes} for part in parts_of(estimate)]
         return parts, ("part", "bytes")
