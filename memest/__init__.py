@@ -29,11 +29,13 @@ if TYPE_CHECKING:
     from memest.estimator import estimate
     from memest.findings import Advice, Comparison
     from memest.limits import MaxBatch
+    from memest.oom_findings import OomExplanation
     from memest.readers.reading import read_command, read_config
     from memest.readers.run_config import RunConfig
     from memest.result import Estimate, Verdict
     from memest.search.advise import advise
     from memest.search.compare import compare
+    from memest.search.explain_oom import explain_oom
     from memest.search.max_batch import max_batch
     from memest.search.points import Sweep, SweepPoint
     from memest.search.sweep import sweep
@@ -53,6 +55,7 @@ __all__ = [
     "MemestError",
     "MissingDependencyError",
     "ModelLoadError",
+    "OomExplanation",
     "Profile",
     "ReplayError",
     "RunConfig",
@@ -69,6 +72,7 @@ __all__ = [
     "advise",
     "compare",
     "estimate",
+    "explain_oom",
     "max_batch",
     "profile",
     "read_command",
@@ -84,6 +88,8 @@ _HOMES = {
     "compare": "memest.search.compare",
     "Estimate": "memest.result",
     "MaxBatch": "memest.limits",
+    "OomExplanation": "memest.oom_findings",
+    "explain_oom": "memest.search.explain_oom",
     "max_batch": "memest.search.max_batch",
     "RunConfig": "memest.readers.run_config",
     "read_command": "memest.readers.reading",

@@ -12,7 +12,7 @@ from memest.replay.replay import Replay
 from memest.result import Layer, PeakMoment, Row, TimePoint
 from memest.steps.stream import Stream
 
-__all__ = ["Alive", "alive_at_peak", "breakdown", "layers", "moment", "timeline"]
+__all__ = ["Alive", "alive_at_peak", "breakdown", "layers", "moment", "moment_at", "timeline"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +79,14 @@ def _loaded(stream: Stream) -> list[int]:
 
 def moment(stream: Stream, replay: Replay) -> PeakMoment:
     """When the allocated peak is reached, and by which operator of which module."""
-    index = replay.peak_allocated_index
+    return moment_at(stream, replay.peak_allocated_index)
+
+
+def moment_at(stream: Stream, index: int) -> PeakMoment:
+    """When an event comes, and which operator of which module it is of."""
     mark = _mark_at(stream, index)
-    number = stream.events[index]
+    event = stream.events[index]
+    number = event if event >= 0 else ~event
     return PeakMoment(
         phase=mark.phase,
         step=mark.step,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memest.assemble import alive_at_peak, breakdown, layers, moment, timeline
@@ -12,6 +13,7 @@ from memest.errors import ConfigError
 from memest.events import Category
 from memest.fit import largest_batch, verdict_for
 from memest.installed import installed_version, unverified
+from memest.memory_history import check_snapshot_target, save_memory_history
 from memest.needs import Needs, calibration_facts, corrected_rows, needs_of
 from memest.options import given_setup, read_size
 from memest.readers.origins import origins_of
@@ -42,6 +44,7 @@ def estimate(
     loss: Callable[[Any, Any], torch.Tensor] | None = None,
     trust_remote_code: bool = False,
     max_batch: bool = True,
+    snapshot: str | Path | None = None,
     progress: Progress | None = None,
     **options: Any,
 ) -> Estimate:
@@ -63,6 +66,9 @@ def estimate(
         loss: ``loss(outputs, batch)`` where the outputs carry none.
         trust_remote_code: run code that the model's repository brings.
         max_batch: look for the largest batch when a GPU is named.
+        snapshot: a file (.pickle or .json) that the predicted run is written to besides, in the
+            structure of ``torch.cuda.memory._dump_snapshot``: as replayed, before a calibration
+            profile corrects totals.
         progress: called with one line for each longer thing done.
         **options: fields of :class:`Setup` and the spellings of HF ``TrainingArguments``.
 
@@ -77,12 +83,13 @@ def estimate(
         run = _given(run, setup, options)
         model, setup, options = str(run.model), run.setup, {}
     setup = given_setup(setup, options)
+    target = None if snapshot is None else check_snapshot_target(snapshot)
     tracer = Tracer.of(
         model, inputs=inputs, loss=loss, trust_remote_code=trust_remote_code, progress=progress
     )
     found = answer(
         tracer, setup, gpu=gpu, gpu_memory=gpu_memory, device_context=device_context,
-        profile=profile, max_batch=max_batch,
+        profile=profile, max_batch=max_batch, snapshot=target,
     )  # fmt: skip
     if run is None:
         return found
@@ -165,7 +172,7 @@ def answer(
     tracer: Tracer, asked: Setup, *, gpu: str | Sequence[str] | None = None,
     gpu_memory: int | str | None = None, device_context: int | str | None = None,
     profile: str | None = None, max_batch: bool = True, vary: Sequence[str] = (),
-    common: bool = True,
+    common: bool = True, snapshot: Path | None = None,
 ) -> Estimate:  # fmt: skip
     """The estimate of a setup for a model whose traces a tracer keeps.
 
@@ -179,6 +186,7 @@ def answer(
         max_batch: look for the largest batch when a GPU is named.
         vary: sizes that further questions will change.
         common: say what it means for the GPUs that people have, where none is named.
+        snapshot: a file that the run is written to besides.
     """
     cards = cards_of(asked, gpu, gpu_memory, device_context, profile)
     main, named = cards.main, cards.named
@@ -188,6 +196,8 @@ def answer(
     conf = parse_alloc_conf(setup.alloc_conf)
     replays = tracer.replays(conf)
     stream = found.stream
+    if snapshot is not None:
+        save_memory_history(stream, setup.alloc_conf, snapshot)
     result = replays.of(stream, curve=True)
     alive = alive_at_peak(stream, result)
     rows = breakdown(stream, result, alive)

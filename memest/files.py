@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
+import os
 import stat
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from memest.errors import ConfigError, closest
 from memest.units import MIB, format_size
 
-__all__ = ["check_suffix", "check_target", "read_json", "read_small", "write_as"]
+__all__ = ["check_suffix", "check_target", "read_json", "read_small", "write_as", "write_beside"]
 
 
 def check_suffix(path: Path, legal: Sequence[str]) -> str:
@@ -61,6 +64,30 @@ def write_as(path: str | Path, makers: Mapping[str, Callable[[], str | bytes]]) 
         file.write_bytes(content)
     else:
         file.write_text(content, encoding="utf-8", newline="\n")
+
+
+def write_beside(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    """Write a file piece by piece beside its place, then move it there: whole or not at all.
+
+    Args:
+        path: where to; an existing file is replaced.
+        write: writes the content.
+
+    Raises:
+        OSError: it cannot be written; nothing is left behind.
+    """
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            write(file)
+        mask = os.umask(0)
+        os.umask(mask)
+        Path(name).chmod(0o666 & ~mask)  # mkstemp's own are for this user alone
+        Path(name).replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            Path(name).unlink()
+        raise
 
 
 def read_json(given: str | Path) -> Any:

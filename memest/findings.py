@@ -172,6 +172,45 @@ class Comparison:
         """:meth:`to_dict` as text, keys in order, two spaces of indent."""
         return json.dumps(self.to_dict(), indent=2)
 
+    def to_frame(self) -> Any:
+        """A ``pandas.DataFrame``: one row a scenario, sizes in bytes.
+
+        Raises:
+            MissingDependencyError: without pandas.
+        """
+        from memest.report.notebook import frame_of
+
+        return frame_of(
+            {
+                "scenario": scenario.name,
+                "model": scenario.model,
+                "allocated_bytes": scenario.estimate.peak.allocated_bytes,
+                "reserved_bytes": scenario.estimate.peak.reserved_bytes,
+                "device_bytes": scenario.estimate.peak.device_bytes,
+                "low_bytes": scenario.estimate.interval.low_bytes,
+                "high_bytes": scenario.estimate.interval.high_bytes,
+                "effective_batch": scenario.effective_batch,
+                "relative_time_per_sample": scenario.relative_time,
+                "verdict": scenario.estimate.verdict.value,
+            }
+            for scenario in self.scenarios
+        )
+
+    def plot(self) -> Any:
+        """A ``matplotlib.figure.Figure``: what fills the device in each scenario.
+
+        Raises:
+            MissingDependencyError: without matplotlib.
+        """
+        from memest.report.notebook import plot_comparison
+
+        return plot_comparison(self)
+
+    def _repr_html_(self) -> str:
+        from memest.report.notebook import text_as_html
+
+        return text_as_html(str(self))
+
     def __str__(self) -> str:
         from memest.report.comparison import render_comparison
 
@@ -304,6 +343,37 @@ class Advice:
     def to_json(self) -> str:
         """:meth:`to_dict` as text, keys in order, two spaces of indent."""
         return json.dumps(self.to_dict(), indent=2)
+
+    def to_frame(self) -> Any:
+        """A ``pandas.DataFrame``: one row a plan, the best first, sizes in bytes.
+
+        Raises:
+            MissingDependencyError: without pandas.
+        """
+        from memest.report.notebook import frame_of
+
+        columns = (
+            "verdict", "batch", "grad_accum", "effective_batch", "checkpointing", "precision",
+            "optim", "attn_implementation", "relative_time_per_sample", "allocated_bytes",
+            "reserved_bytes", "device_bytes", "headroom_bytes",
+        )  # fmt: skip
+        rows = [plan.to_dict() for plan in self.plans]
+        return frame_of(({name: row[name] for name in columns} for row in rows), columns)
+
+    def plot(self) -> Any:
+        """A ``matplotlib.figure.Figure``: what fills the card in each plan.
+
+        Raises:
+            MissingDependencyError: without matplotlib.
+        """
+        from memest.report.notebook import plot_advice
+
+        return plot_advice(self)
+
+    def _repr_html_(self) -> str:
+        from memest.report.notebook import text_as_html
+
+        return text_as_html(str(self))
 
     def __str__(self) -> str:
         from memest.report.advice import render_advice

@@ -223,6 +223,39 @@ class MaxBatch:
         """:meth:`to_dict` as text, keys in order, two spaces of indent."""
         return json.dumps(self.to_dict(), indent=2)
 
+    def to_frame(self) -> Any:
+        """A ``pandas.DataFrame``: one row a size that was looked at, for each GPU, sizes in bytes.
+
+        Raises:
+            MissingDependencyError: without pandas.
+        """
+        from memest.report.notebook import frame_of
+
+        columns = (
+            "gpu", "size", "allocated_bytes", "reserved_bytes", "device_bytes", "headroom_bytes",
+            "verdict",
+        )  # fmt: skip
+        return frame_of(
+            ({"gpu": answer.gpu} | point.to_dict()
+             for answer in self.answers for point in answer.curve),
+            columns,
+        )  # fmt: skip
+
+    def plot(self) -> Any:
+        """A ``matplotlib.figure.Figure``: the device peak over the size, and what each GPU has.
+
+        Raises:
+            MissingDependencyError: without matplotlib.
+        """
+        from memest.report.notebook import plot_max_batch
+
+        return plot_max_batch(self)
+
+    def _repr_html_(self) -> str:
+        from memest.report.notebook import text_as_html
+
+        return text_as_html(str(self))
+
     def __str__(self) -> str:
         from memest.report.limits import render_limits
 

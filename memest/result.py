@@ -320,6 +320,31 @@ class Estimate:
 
         return parts_csv(self)
 
+    def to_frame(self, by: str = "part") -> Any:
+        """A ``pandas.DataFrame``, sizes in bytes.
+
+        Args:
+            by: ``part`` of the device peak, ``layer`` or ``time``.
+
+        Raises:
+            ConfigError: for any other table.
+            MissingDependencyError: without pandas.
+        """
+        from memest.report.notebook import frame_of
+        from memest.report.parts import estimate_rows
+
+        return frame_of(*estimate_rows(self, by))
+
+    def plot(self) -> Any:
+        """A ``matplotlib.figure.Figure``: what fills the card, and memory phase by phase.
+
+        Raises:
+            MissingDependencyError: without matplotlib.
+        """
+        from memest.report.picture import draw_picture
+
+        return draw_picture(self)
+
     def to_html(self) -> str:
         """The report as a page."""
         from memest.report.html import render_page

@@ -7,6 +7,9 @@ import tempfile
 
 from hypothesis import settings
 
+# what is tested is the package as it is installed: no process that tests start may import the tree
+os.environ["PYTHONSAFEPATH"] = "1"
+
 # step profiles of the tests are nobody else's, and those of others are not believed
 os.environ["MEMEST_CACHE"] = tempfile.mkdtemp(prefix="memest-tests-")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json as json_module
 import logging
 import os
 import warnings
@@ -15,13 +16,14 @@ from memest.cli.console import Output, write_out
 from memest.errors import ConfigError
 from memest.options import no_gpu, read_size, read_whole
 from memest.setup import choose
+from memest.units import parse_size
 
 if TYPE_CHECKING:
     from memest.readers.run_config import RunConfig
     from memest.report.text import By
-    from memest.result import Estimate, GpuFit
+    from memest.result import Estimate, GpuFit, Verdict
 
-__all__ = ["run_estimate", "run_fits", "silenced"]
+__all__ = ["run_estimate", "run_fits", "silenced", "within"]
 
 _EXIT_CODES = {"fits": 0, "tight": 3, "does not fit": 4}
 
@@ -47,7 +49,7 @@ def silenced(*, debug: bool) -> Iterator[None]:
 
 def _answer(
     model: str, options: dict[str, Any], output: Output, *, debug: bool, max_batch: bool,
-    run: RunConfig | None = None,
+    snapshot: str | None = None, run: RunConfig | None = None,
 ) -> Estimate:  # fmt: skip
     # before anything slow: what can be wrong with the words themselves
     for name in ("gpu_memory", "device_context"):
@@ -56,7 +58,7 @@ def _answer(
     from memest.estimator import estimate as predict
 
     with silenced(debug=debug), output.progress() as progress:
-        answer = predict(model, max_batch=max_batch, progress=progress, **options)
+        answer = predict(model, max_batch=max_batch, snapshot=snapshot, progress=progress, **options)
     if run is None:
         return answer
     from memest.readers.origins import origins_of
@@ -104,7 +106,7 @@ def _target(out: str) -> Path:
 def run_estimate(
     model: str, options: dict[str, Any], *, run: RunConfig | None = None, explain: bool = False,
     by: str | None = None, depth: str | None = None, out: str | None = None,
-    json: bool = False, quiet: bool = False, no_color: bool = False,
+    snapshot: str | None = None, json: bool = False, quiet: bool = False, no_color: bool = False,
     ascii: bool = False, debug: bool = False,  # noqa: A002 - the name of the option
 ) -> int:  # fmt: skip
     """Predict and show; returns the exit code.
@@ -120,7 +122,9 @@ def run_estimate(
     levels = _depth(depth, table)
     target = None if out is None else _target(out)
     output = Output(color=not no_color, ascii_only=ascii, quiet=quiet or json)
-    answer = _answer(model, options, output, debug=debug, max_batch=True, run=run)
+    answer = _answer(
+        model, options, output, debug=debug, max_batch=True, snapshot=snapshot, run=run
+    )
     if target is not None:
         answer.save(target)
     if json:
@@ -148,12 +152,29 @@ def run_estimate(
 
 
 def _asked(answer: Estimate) -> list[GpuFit]:
-    assert answer.gpu is not None
-    return [answer.gpu, *answer.common_gpus]
+    """The GPUs that were named; those that people have are none of them."""
+    return [] if answer.gpu is None else [answer.gpu, *answer.common_gpus]
+
+
+def _allowed(text: str) -> int:
+    allowed = parse_size(text)
+    if allowed < 1:
+        raise ConfigError(f"--fail-over {text!r} is no memory at all: write for example 22GiB.")
+    return allowed
+
+
+def within(answer: Estimate, allowed: int) -> Verdict:
+    """Whether the device peak keeps to a number of bytes, by its range."""
+    from memest.result import Verdict
+
+    if answer.interval.high_bytes <= allowed:
+        return Verdict.FITS
+    return Verdict.TIGHT if answer.interval.low_bytes <= allowed else Verdict.DOES_NOT_FIT
 
 
 def run_fits(
-    model: str, options: dict[str, Any], *, run: RunConfig | None = None, json: bool = False,
+    model: str, options: dict[str, Any], *, run: RunConfig | None = None,
+    fail_over: str | None = None, json: bool = False,
     quiet: bool = False, debug: bool = False,
 ) -> int:  # fmt: skip
     """Say whether a run fits; returns the exit code, the worst of all GPUs named.
@@ -161,16 +182,25 @@ def run_fits(
     Raises:
         MemestError: with one paragraph that says what to do.
     """
-    if not options.get("gpu") and not options.get("gpu_memory"):
+    allowed = None if fail_over is None else _allowed(fail_over)
+    if not options.get("gpu") and not options.get("gpu_memory") and allowed is None:
         raise no_gpu("fits")
-    from memest.report.words import gpu_sentence, verdict_sentence
+    from memest.report.words import budget_sentence, gpu_sentence, verdict_sentence
 
     output = Output(quiet=quiet or json)
     answer = _answer(model, options, output, debug=debug, max_batch=False, run=run)
+    verdicts = [fit.verdict for fit in _asked(answer)]
+    if allowed is not None:
+        verdicts.append(within(answer, allowed))
     if json:
-        write_out(f"{answer.to_json()}\n")
+        document = answer.to_dict()
+        if allowed is not None:
+            document["fail_over"] = {"bytes": allowed, "verdict": verdicts[-1].value}
+        write_out(f"{json_module.dumps(document, indent=2)}\n")
     elif not quiet:
-        sentences = [verdict_sentence(answer)]
+        sentences = [] if answer.gpu is None else [verdict_sentence(answer)]
         sentences += [gpu_sentence(fit, answer.model.id) for fit in _asked(answer)[1:]]
+        if allowed is not None:
+            sentences.append(budget_sentence(answer, allowed, verdicts[-1]))
         write_out("".join(f"{sentence}\n" for sentence in sentences))
-    return max(_EXIT_CODES[fit.verdict.value] for fit in _asked(answer))
+    return max(_EXIT_CODES[verdict.value] for verdict in verdicts)

@@ -11,10 +11,14 @@ from memest.cli.app import app
 from memest.cli.cache import cache
 from memest.cli.calibrate import calibrate
 from memest.cli.compare import compare
+from memest.cli.completion import completion
 from memest.cli.console import write_out
 from memest.cli.env import env
 from memest.cli.estimate import estimate, fits
+from memest.cli.examples import epilog_of
+from memest.cli.explain_oom import explain_oom
 from memest.cli.gpus import gpus
+from memest.cli.help import show_help
 from memest.cli.max_batch import max_batch
 from memest.cli.models import models
 from memest.cli.replay import replay
@@ -57,9 +61,11 @@ def build() -> Any:
     )
     root.callback()(_root)
     for function in (
-        estimate, fits, max_batch, compare, advise, sweep, replay, validate, models, gpus, app,
-        cache, env,
+        estimate, fits, max_batch, compare, advise, sweep, explain_oom, replay, validate, models,
+        gpus, app, cache, env, completion,
     ):  # fmt: skip
-        root.command()(function)
+        name = function.__name__.replace("_", "-")
+        root.command(epilog=epilog_of(name))(function)
+    root.command("help", epilog=epilog_of("help"))(show_help)
     root.add_typer(calibrate())
     return typer.main.get_command(root)

@@ -32,6 +32,7 @@ class Asked:
 def settled(
     models: Sequence[str], options: Mapping[str, Any], *, config: Sequence[str] = (),
     config_format: str | None = None, launch: str | None = None, axes: Sequence[str] = (),
+    needs_model: bool = True,
 ) -> Asked:  # fmt: skip
     """Read what a command line names.
 
@@ -42,6 +43,7 @@ def settled(
         config_format: of ``--config-format``.
         launch: of ``--launch``.
         axes: of ``--over``: options that a sweep sets itself.
+        needs_model: False for a command that has something to say without one.
 
     Raises:
         ConfigError: no model, or anything that a reader refuses.
@@ -59,7 +61,7 @@ def settled(
         run = read_config(*files, config_format=config_format, command=launch, model=first, **flags)
     else:
         run = settle((), flags, model=first)
-    if run.model is None:
+    if run.model is None and needs_model:
         where = ", ".join(run.sources)
         raise ConfigError(
             f"{where} names no model: write it besides, memest estimate MODEL ..." if where else
@@ -78,4 +80,5 @@ def settled(
             key: value for key, value in found.items()
             if key in flags or not (key == find_option(name).name or (whole and key == field))
         }  # fmt: skip
-    return Asked(models=tuple(named or (run.model,)), options={**place, **found}, run=run)
+    known = tuple(named) or tuple(filter(None, (run.model,)))
+    return Asked(models=known, options={**place, **found}, run=run)

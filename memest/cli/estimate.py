@@ -74,6 +74,16 @@ def estimate(
             rich_help_panel="Output",
         ),
     ] = None,
+    snapshot: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            "--snapshot",
+            metavar="FILE",
+            help="Write the predicted run besides as torch.cuda.memory._dump_snapshot would "
+            "(.pickle, or .json): PyTorch's memory_viz and `memest replay` open it.",
+            rich_help_panel="Output",
+        ),
+    ] = None,
     json: JsonFlag = False,
     quiet: QuietFlag = False,
     no_color: NoColorFlag = False,
@@ -86,8 +96,8 @@ def estimate(
     configuration of the run, memest estimate run.yaml, or its launch command after --.
     """
     return run_estimate(
-        str(model), options, run=run, explain=explain, by=by, depth=depth, out=out, json=json,
-        quiet=quiet, no_color=no_color, ascii=ascii, debug=debug,
+        str(model), options, run=run, explain=explain, by=by, depth=depth, out=out,
+        snapshot=snapshot, json=json, quiet=quiet, no_color=no_color, ascii=ascii, debug=debug,
     )  # fmt: skip
 
 
@@ -97,6 +107,16 @@ def fits(
     *,
     options: dict[str, Any],
     run: RunConfig,
+    fail_over: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            "--fail-over",
+            metavar="SIZE",
+            help="The device peak that the run may reach, for example 22GiB: as if it were the "
+            "memory of a GPU, for the exit code. Needs no GPU, and counts besides one.",
+            rich_help_panel="GPU",
+        ),
+    ] = None,
     json: JsonFlag = False,
     quiet: Annotated[
         bool,
@@ -111,5 +131,8 @@ def fits(
     """Whether a run fits a GPU: one sentence, and an exit code for scripts.
 
     Exit code 0: fits, 3: tight, 4: does not fit. Several GPUs: the worst of them.
+    For example: memest fits gpt2 --batch 8 --gpu t4 --fail-over 12GiB || exit 1
     """
-    return run_fits(str(model), options, run=run, json=json, quiet=quiet, debug=debug)
+    return run_fits(
+        str(model), options, run=run, fail_over=fail_over, json=json, quiet=quiet, debug=debug
+    )

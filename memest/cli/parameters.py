@@ -57,6 +57,14 @@ DebugFlag = Annotated[
 ]
 
 
+def _complete_gpu(incomplete: str) -> list[str]:
+    """Names of GPUs that begin like what was typed, for a shell."""
+    from memest.hardware.spec import list_gpus
+
+    names = (alias for spec in list_gpus() for alias in spec.aliases)
+    return [name for name in names if name.lower().startswith(incomplete.lower())]
+
+
 def _parameter(option: Option) -> inspect.Parameter:
     # the other spellings are rewritten to the first before Typer sees them
     first, *others = option.flags
@@ -68,6 +76,7 @@ def _parameter(option: Option) -> inspect.Parameter:
     info = typer.Option(
         first,
         *short,
+        autocompletion=_complete_gpu if option.name == "gpu" else None,
         help=text,
         metavar=option.metavar,
         rich_help_panel=option.panel.value,
@@ -121,6 +130,11 @@ def _given(value: Any) -> bool:
     return value is not None and value is not False and value != [] and value != ()
 
 
+def _is_argument(parameter: inspect.Parameter) -> bool:
+    described = getattr(parameter.annotation, "__metadata__", ())
+    return any(isinstance(info, typer.models.ArgumentInfo) for info in described)
+
+
 def with_options(function: Callable[..., int]) -> Callable[..., int]:
     """Give a command every option of an estimate.
 
@@ -146,11 +160,12 @@ def with_options(function: Callable[..., int]) -> Callable[..., int]:
             config_format=values.pop("config_format"),
             launch=values.pop("launch"),
             axes=values.get("over") or (),
+            needs_model=several or own.parameters["model"].default is not None,
         )
         if several:
             values["models"] = list(asked.models)
         else:
-            values["model"] = asked.models[0]
+            values["model"] = asked.models[0] if asked.models else None
         if "run" in own.parameters:
             values["run"] = asked.run
         return function(options=asked.options, **values)
@@ -160,12 +175,20 @@ def with_options(function: Callable[..., int]) -> Callable[..., int]:
         for parameter in own.parameters.values()
         if parameter.name not in ("options", "run")
     )
-    first, *rest = kept
+    # arguments first, as a usage line has them; the options of an estimate before a command's own
+    own_parameters = list(kept)
+    # a model may come from a configuration or a launch command
+    arguments = [
+        p.replace(default=None) if p.name in ("model", "models") else p
+        for p in own_parameters
+        if _is_argument(p)
+    ]
+    rest = [p for p in own_parameters if not _is_argument(p)]
     files = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
         for name, kind in _CONFIGURATIONS.items()
     ]
-    parameters = [first.replace(default=None), *files, *map(_parameter, OPTIONS), *rest]
+    parameters = [*arguments, *files, *map(_parameter, OPTIONS), *rest]
     signature = own.replace(parameters=parameters)
     command.__signature__ = signature  # type: ignore[attr-defined]
     command.__annotations__ = {p.name: p.annotation for p in parameters} | {"return": int}

@@ -24,7 +24,7 @@ _OUTPUT = {
     "--ascii": "ascii",
     "--debug": "debug",
 }
-_TEXTS = {"--by": "by", "--depth": "depth", "--out": "out"}
+_TEXTS = {"--by": "by", "--depth": "depth", "--out": "out", "--snapshot": "snapshot"}
 
 _FILES = (".yaml", ".yml", ".toml", ".json", ".py", ".bin")
 """What may be a configuration of another tool, which takes readers to tell."""
@@ -39,7 +39,7 @@ def quick(words: Sequence[str]) -> Callable[[], int] | None:
     if len(words) < 2 or words[0] not in ("estimate", "fits"):
         return None
     flags = options_by_flag()
-    texts = _TEXTS if words[0] == "estimate" else {}
+    texts = _TEXTS if words[0] == "estimate" else {"--fail-over": "fail_over"}
     model: str | None = None
     options: dict[str, Any] = {}
     shown: dict[str, Any] = {}
@@ -74,5 +74,5 @@ def quick(words: Sequence[str]) -> Callable[[], int] | None:
         return None
     if words[0] == "estimate":
         return partial(run_estimate, model, options, **shown)
-    kept = {name: shown[name] for name in ("json", "quiet", "debug") if name in shown}
+    kept = {name: shown[name] for name in ("json", "quiet", "debug", "fail_over") if name in shown}
     return partial(run_fits, model, options, **kept)

@@ -5,46 +5,53 @@ from __future__ import annotations
 import dataclasses
 import json as json_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
 from memest.cli.console import Output, write_out
 from memest.cli.parameters import AsciiFlag, DebugFlag, JsonFlag, NoColorFlag
-from memest.errors import ReplayError
+from memest.errors import ConfigError, ReplayError
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
-    from memest.replay.retrace import SnapshotReplay
+    from memest.replay.conf import AllocatorConf
+    from memest.replay.inspection import Inspection
 
 __all__ = ["replay"]
 
+_EXPANDABLE = "expandable_segments"
 
-def _table(devices: tuple[SnapshotReplay, ...]) -> Table:
-    from rich.table import Table as RichTable
 
-    from memest.units import format_size
+def _others(asked: list[str], recorded: AllocatorConf) -> list[tuple[str, AllocatorConf]]:
+    """The options to play the recording again with: the other kind of segments, those asked for."""
+    from memest.replay.conf import parse_alloc_conf
 
-    table = RichTable.grid(padding=(0, 2, 0, 0))
-    for side in ("left", "right", "right", "right", "right", "left"):
-        table.add_column(justify=side)
-    table.add_row(
-        "device", "allocations", "differ", "allocated", "reserved", "verdict", style="dim"
-    )
-    for device in devices:
-        verdict = "identical" if device.is_exact else (device.first_mismatch or "layouts differ")
-        if device.num_ooms_recorded:
-            verdict += f", out of memory {device.num_ooms_recorded} x as recorded"
-        table.add_row(
-            f"cuda:{device.device}",
-            f"{device.num_allocations:,}",
-            f"{device.address_mismatches + device.driver_mismatches:,}",
-            format_size(device.peak_allocated_bytes),
-            format_size(device.peak_reserved_bytes),
-            verdict,
-        )
-    return table
+    flipped = not recorded.expandable_segments
+    found = [
+        (f"{_EXPANDABLE}:{flipped}", dataclasses.replace(recorded, expandable_segments=flipped))
+    ]
+    for text in asked:
+        try:
+            found.append((text, parse_alloc_conf(text)))
+        except ConfigError as error:
+            raise ConfigError(f"--alloc-conf {text!r}: {error}") from None
+    return found
+
+
+def _document(device: Inspection) -> dict[str, Any]:
+    comparison = device.comparison
+    return {
+        **dataclasses.asdict(comparison),
+        "is_exact": comparison.is_exact,
+        "timeline": [dataclasses.asdict(point) for point in device.timeline],
+        "cache": [
+            dataclasses.asdict(picture) | {"cached_bytes": picture.cached_bytes}
+            for picture in device.pictures
+        ],
+        "other_options": [dataclasses.asdict(row) for row in device.options],
+        "allocated_before_bytes": device.earlier_bytes,
+        "limit_bytes": device.limit_bytes,
+    }
 
 
 def replay(
@@ -52,28 +59,48 @@ def replay(
         Path,
         typer.Argument(
             metavar="SNAPSHOT",
-            help="A file of torch.cuda.memory._dump_snapshot. Read as data, never executed.",
+            help="A file of torch.cuda.memory._dump_snapshot, or what `memest estimate --snapshot` "
+            "wrote, as .pickle or .json. Read as data, never executed.",
         ),
     ],
     *,
+    alloc_conf: Annotated[
+        Optional[list[str]],  # noqa: UP045 - read at run time by every Typer we allow
+        typer.Option(
+            "--alloc-conf",
+            metavar="OPTIONS",
+            help="Play it again with these options of the allocator, as PYTORCH_CUDA_ALLOC_CONF "
+            "has them. Repeatable; the other kind of segments is always tried.",
+        ),
+    ] = None,
     json: JsonFlag = False,
     no_color: NoColorFlag = False,
     ascii: AsciiFlag = False,  # noqa: A002 - the same options everywhere
     debug: DebugFlag = False,  # noqa: ARG001 - read before parsing
 ) -> int:
-    """Replay a recorded snapshot and compare every address with the recorded one."""
-    from memest.replay import replay_snapshot
+    """Replay a recorded snapshot: every address compared, timeline, holes, other options.
 
-    devices = replay_snapshot(snapshot)
+    Exit code 0: the replay makes every choice of the recording, 1: something differs.
+    For example: memest replay run.pickle --alloc-conf max_split_size_mb:128
+    """
+    from memest.replay import load_snapshot
+    from memest.replay.inspection import inspect
+
+    recording = load_snapshot(snapshot)
+    devices = inspect(recording, _others(alloc_conf or [], recording.conf))
     if not devices:
         raise ReplayError(
             f"{snapshot} holds no allocator history: record one with "
             "torch.cuda.memory._record_memory_history() before the run."
         )
     if json:
-        rows = [dataclasses.asdict(d) | {"is_exact": d.is_exact} for d in devices]
+        rows = [_document(device) for device in devices]
         document = {"schema_version": 1, "snapshot": str(snapshot), "devices": rows}
         write_out(json_module.dumps(document, indent=2) + "\n")
     else:
-        Output(color=not no_color, ascii_only=ascii).show(_table(devices))
-    return 0 if all(d.is_exact for d in devices) else 1
+        from memest.report.snapshot import render_inspections
+
+        output = Output(color=not no_color, ascii_only=ascii)
+        width = output.console().width
+        output.show(render_inspections(devices, width=width, ascii_only=output.plain))
+    return 0 if all(device.comparison.is_exact for device in devices) else 1

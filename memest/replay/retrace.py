@@ -8,6 +8,7 @@ released first. Whatever differs is counted: zero means that the model made ever
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
@@ -26,7 +27,10 @@ from memest.replay.snapshot import (
     load_snapshot,
 )
 
-__all__ = ["SnapshotReplay", "replay_snapshot"]
+__all__ = ["SnapshotReplay", "Watch", "replay_snapshot"]
+
+Watch = Callable[[int, int, CachingAllocator], None]
+"""Called with the device, the index of an event, and the allocator after that event."""
 
 _RELEASES = ("segment_free", "segment_unmap")
 _DRIVER_CALLS = ("segment_alloc", "segment_map", *_RELEASES)
@@ -181,6 +185,7 @@ def replay_snapshot(
     conf: AllocatorConf | None = None,
     *,
     total_bytes: int | None = None,
+    watch: Watch | None = None,
 ) -> tuple[SnapshotReplay, ...]:
     """Replay every device of a recording.
 
@@ -189,6 +194,7 @@ def replay_snapshot(
         conf: options to replay with; by default those of the recording.
         total_bytes: memory of each device, if known. It decides how far an expandable segment
             can grow, which matters only when a device is nearly full.
+        watch: looks at the allocator after every event.
 
     Returns:
         One comparison per device that has events.
@@ -203,7 +209,7 @@ def replay_snapshot(
     for device, trace in enumerate(snapshot.traces):
         if trace:
             segments = [s for s in snapshot.segments if s.device == device]
-            replays.append(_Retrace(device, trace, segments, conf, total_bytes).run())
+            replays.append(_Retrace(device, trace, segments, conf, total_bytes, watch).run())
     return tuple(replays)
 
 
@@ -215,7 +221,9 @@ class _Retrace:
         segments: list[RecordedSegment],
         conf: AllocatorConf,
         total_bytes: int | None,
+        watch: Watch | None,
     ) -> None:
+        self.watch = watch
         self.device = device
         self.trace = trace
         self.segments = segments
@@ -241,6 +249,8 @@ class _Retrace:
             elif event.action in ("free_requested", "free_completed"):
                 self._settle()
                 self._free(index, event)
+            if self.watch is not None:
+                self.watch(self.device, index, self.allocator)
         self._settle()
         actions = [event.action for event in self.trace]
         stats = self.allocator.stats

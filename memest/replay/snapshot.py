@@ -1,12 +1,13 @@
-"""Read the files of ``torch.cuda.memory._dump_snapshot``.
+"""Read the files of ``torch.cuda.memory._dump_snapshot``, as pickle or as JSON.
 
-They are pickles of plain containers: the last events of each device with their addresses, and
+They are plain containers: the last events of each device with their addresses, and
 the segments at the end. The reader builds nothing but containers, strings and numbers; a pickle
 that asks for anything else is refused. Source of the fields: torch's ``memory_snapshot.cpp``.
 """
 
 from __future__ import annotations
 
+import json
 import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -31,7 +32,11 @@ DEFAULT_POOL = (0, 0)  # segment_pool_id of everything outside CUDA graphs and M
 
 
 class TraceEvent(NamedTuple):
-    """One entry of a device's trace; ``address`` is 0 where the action has none."""
+    """One entry of a device's trace; ``address`` is 0 where the action has none.
+
+    Where memory ran out, ``address`` is what the driver said it still had, in bytes: torch's own
+    ``TraceEntry`` keeps it there, and its snapshots write it as ``device_free``.
+    """
 
     action: str
     address: int
@@ -107,7 +112,9 @@ def load_snapshot(path: str | Path) -> Snapshot:
     path = Path(path)
     try:
         with path.open("rb") as file:
-            content = _PlainUnpickler(file).load()
+            is_json = file.read(1) == b"{"  # no opcode of a pickle
+            file.seek(0)
+            content = json.load(file) if is_json else _PlainUnpickler(file).load()
     except OSError as error:
         raise ReplayError(f"cannot read the memory snapshot {path}: {error.strerror}") from error
     except _UNREADABLE as error:
@@ -120,7 +127,8 @@ def load_snapshot(path: str | Path) -> Snapshot:
         return read_content(content)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise ReplayError(
-            f"{path} is a pickle, but not of a memory snapshot ({type(error).__name__}: {error}). "
+            f"{path} is {'JSON' if is_json else 'a pickle'}, but not of a memory snapshot "
+            f"({type(error).__name__}: {error}). "
             "It needs 'segments' and 'device_traces', as torch.cuda.memory._dump_snapshot(path) "
             "writes them."
         ) from error
@@ -136,7 +144,7 @@ def read_content(content: Any) -> Snapshot:
         tuple(
             TraceEvent(
                 str(entry["action"]),
-                int(entry.get("addr", 0)),
+                int(entry.get("addr", entry.get("device_free", 0))),
                 int(entry.get("size", 0)),
                 int(entry.get("stream", 0)),
             )

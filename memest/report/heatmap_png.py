@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import io
 import textwrap
 from collections.abc import Iterable
 from typing import Any
 
 from memest.errors import ConfigError, MissingDependencyError
+from memest.report.figure import new_figure, png_of
 from memest.report.heat import EDGES, HeatCell, HeatMap, HeatPanel, Mark, ink
 
-__all__ = ["MAX_CELLS", "check_picture", "render_png"]
+__all__ = ["MAX_CELLS", "check_picture", "draw_heat_map", "render_png"]
 
 MAX_CELLS = 2_000
 """Cells of one picture: more of them are too small to read, or the picture too large to open."""
@@ -53,11 +53,18 @@ def render_png(heat: HeatMap) -> bytes:
         MissingDependencyError: without matplotlib.
         ConfigError: for more cells than a picture can show.
     """
+    return png_of(draw_heat_map(heat))
+
+
+def draw_heat_map(heat: HeatMap) -> Any:
+    """The panels as a ``matplotlib.figure.Figure``.
+
+    Raises:
+        MissingDependencyError: without matplotlib.
+        ConfigError: for more cells than a picture can show.
+    """
     rows, columns = len(heat.row_names), len(heat.column_names)
     check_picture(rows * columns * len(heat.panels))
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     cell_width = max(_CELL_WIDTH, _inches(heat.column_names) + 0.1)
     left = _inches((*heat.row_names, heat.row_label)) + 0.3
     titles = _inches(f"{panel.title}: {heat.column_label}" for panel in heat.panels)
@@ -70,8 +77,7 @@ def render_png(heat: HeatMap) -> bytes:
     feet = _wrapped([f"No answer: {note}" for note in heat.notes[:_NOTES]], width)
     header, footer = _LINE * len(lines) + 0.15, _LINE * len(feet) + 0.2
     height = header + panel_height * -(-len(heat.panels) // beside) + footer
-    figure = Figure(figsize=(width, height), dpi=_DPI, facecolor="white")
-    FigureCanvasAgg(figure)
+    figure = new_figure(width, height, _DPI)
     for index, line in enumerate((*lines, *feet)):
         down = _LINE * index + 0.25
         if index >= len(lines):
@@ -93,10 +99,7 @@ def render_png(heat: HeatMap) -> bytes:
             )
         )
         _draw(axes, heat, panel)
-    file = io.BytesIO()
-    # the same picture has the same bytes: no date, no version
-    figure.savefig(file, format="png", metadata={"Software": None})
-    return file.getvalue()
+    return figure
 
 
 def _inches(texts: Iterable[str]) -> float:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import io
 from dataclasses import dataclass
+from typing import Any
 
+from memest.errors import ConfigError, closest
 from memest.events import Category
 from memest.result import Estimate
 
@@ -16,6 +18,7 @@ __all__ = [
     "CONTEXT_NCCL",
     "PART_COLOURS",
     "Part",
+    "estimate_rows",
     "parts_csv",
     "parts_of",
 ]
@@ -69,6 +72,32 @@ def parts_of(estimate: Estimate) -> tuple[Part, ...]:
         Part(CACHED, peak.reserved_bytes - peak.allocated_bytes),
         Part(CONTEXT_NCCL if several else CONTEXT, peak.device_bytes - peak.reserved_bytes),
     )
+
+
+def estimate_rows(estimate: Estimate, by: str) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
+    """The rows of one table of an estimate, and the names of its columns; sizes in bytes.
+
+    Args:
+        estimate: the estimate.
+        by: ``part``, ``layer`` or ``time``.
+
+    Raises:
+        ConfigError: for any other table.
+    """
+    columns: tuple[str, ...]
+    if by == "part":
+        parts = [{"part": part.name, "bytes": part.bytes} for part in parts_of(estimate)]
+        return parts, ("part", "bytes")
+    if by == "layer":
+        columns = ("module", "activation_bytes", "parameter_bytes")
+        return [{name: getattr(row, name) for name in columns} for row in estimate.layers], columns
+    if by == "time":
+        columns = ("step", "micro_step", "phase", "allocated_bytes", "reserved_bytes")
+        points = [{name: getattr(row, name) for name in columns} for row in estimate.timeline]
+        return [point | {"phase": point["phase"].value} for point in points], columns
+    near = closest(by, ("part", "layer", "time"), limit=1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    raise ConfigError(f"there is no table by {by!r}.{hint} Legal: part, layer, time.")
 
 
 def parts_csv(estimate: Estimate) -> str:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import io
 import textwrap
 from collections.abc import Sequence
 from typing import Any
 
 from memest.errors import MissingDependencyError
 from memest.events import CATEGORY_ORDER
+from memest.report.figure import new_figure, png_of
 from memest.report.parts import COLOURS, Part, parts_of
 from memest.report.phases import PhaseRow, phase_rows
 from memest.report.words import interval_text, moment_text, setup_items, verdict_sentence
 from memest.result import Estimate, GpuFit
 from memest.units import GIB, format_size
 
-__all__ = ["check_picture", "render_picture"]
+__all__ = ["check_picture", "draw_picture", "render_picture"]
 
 _DPI = 110
 _WIDTH = 11.0
@@ -52,9 +52,15 @@ def render_picture(estimate: Estimate) -> bytes:
         MissingDependencyError: without matplotlib.
     """
     check_picture()
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    return png_of(draw_picture(estimate))
 
+
+def draw_picture(estimate: Estimate) -> Any:
+    """An estimate as a ``matplotlib.figure.Figure``.
+
+    Raises:
+        MissingDependencyError: without matplotlib.
+    """
     heads = textwrap.wrap(verdict_sentence(estimate), _LETTERS - 12)
     setup = textwrap.wrap(" · ".join(setup_items(estimate.setup)), _LETTERS)
     parts = [part for part in parts_of(estimate) if part.bytes > 0]
@@ -66,8 +72,7 @@ def render_picture(estimate: Estimate) -> bytes:
     above = 0.18 * (len(labels) - 1)
     heights = (head, 1.1 + above, legend + 0.2, 3.0 if rows else 0.0, 1.15 if rows else 0.2)
     height = sum(heights)
-    figure = Figure(figsize=(_WIDTH, height), dpi=_DPI, facecolor="white")
-    FigureCanvasAgg(figure)
+    figure = new_figure(_WIDTH, height, _DPI)
     for index, line in enumerate((*heads, *setup)):
         figure.text(
             0.03, 1 - (_LINE * index + 0.28) / height, _plain(line), fontsize=10, va="center",
@@ -93,9 +98,7 @@ def render_picture(estimate: Estimate) -> bytes:
             said += f" ({len(shown)} of {len(rows)} phases)"
         said += f"; line: reserved\nAllocated peak {moment_text(estimate)}"
         _draw_phases(lines, shown, said)
-    file = io.BytesIO()
-    figure.savefig(file, format="png", metadata={"Software": None})
-    return file.getvalue()
+    return figure
 
 
 def _plain(text: str) -> str:

@@ -5,17 +5,19 @@ from __future__ import annotations
 from memest.distributed import Strategy
 from memest.events import Phase
 from memest.report.phases import STEP_PHASES
-from memest.result import Estimate, GpuFit, Verdict
+from memest.result import Estimate, GpuFit, PeakMoment, Verdict
 from memest.setup import MAX_BATCH, Dtype, Loop, Precision, Setup
 from memest.units import format_size
 
 __all__ = [
     "batch_count",
     "batch_sentence",
+    "budget_sentence",
     "format_count",
     "gpu_sentence",
     "interval_text",
     "moment_text",
+    "place_text",
     "process_words",
     "setup_items",
     "verdict_sentence",
@@ -98,6 +100,20 @@ def verdict_sentence(estimate: Estimate) -> str:
     return f"{estimate.model.id} needs {need} of GPU memory to train ({_range(estimate)})."
 
 
+def budget_sentence(estimate: Estimate, allowed: int, verdict: Verdict) -> str:
+    """Whether a run keeps to the memory it may take."""
+    keeps = {
+        Verdict.FITS: "keeps to",
+        Verdict.TIGHT: "may take more than",
+        Verdict.DOES_NOT_FIT: "takes more than",
+    }[verdict]
+    need = format_size(estimate.peak.device_bytes)
+    return (
+        f"{estimate.model.id} {keeps} the {format_size(allowed)} allowed: it needs {need} "
+        f"({_range(estimate)})."
+    )
+
+
 def batch_count(largest: int) -> str:
     """A largest batch as a number, "or more" where the search ended before the memory did."""
     return f"{largest:,} or more" if largest >= MAX_BATCH else f"{largest:,}"
@@ -124,11 +140,15 @@ def batch_sentence(estimate: Estimate) -> str:
 
 def moment_text(estimate: Estimate) -> str:
     """When and where the allocated peak is reached."""
-    at = estimate.peak_at
+    return place_text(estimate.peak_at, estimate.setup.grad_accum)
+
+
+def place_text(at: PeakMoment, grad_accum: int) -> str:
+    """A moment of a run: phase, step, module and operator."""
     words = _PHASES[at.phase]
     if at.step:
         words += f" of step {at.step}"
-        if estimate.setup.grad_accum > 1 and at.phase not in STEP_PHASES and at.micro_step:
+        if grad_accum > 1 and at.phase not in STEP_PHASES and at.micro_step:
             words += f", micro-step {at.micro_step}"
     if at.module:
         words += f", in {at.module}"

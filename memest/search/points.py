@@ -214,6 +214,33 @@ class Sweep:
         names = [axis.name for axis in self.axes] + [name for name, _ in self.fixed]
         return _rows([_columns(names), *(point.to_row() for point in self.points)])
 
+    def to_frame(self) -> Any:
+        """A ``pandas.DataFrame`` with the columns of :meth:`to_csv`, sizes in bytes.
+
+        Raises:
+            MissingDependencyError: without pandas.
+        """
+        from memest.report.notebook import frame_of
+
+        columns = _columns([axis.name for axis in self.axes] + [name for name, _ in self.fixed])
+        return frame_of(
+            (dict(zip(columns, point.to_row(), strict=True)) for point in self.points), columns
+        )
+
+    def plot(self, metric: str = "device") -> Any:
+        """The heat map as a ``matplotlib.figure.Figure``.
+
+        Args:
+            metric: ``device``, ``allocated``, ``reserved`` or ``headroom``.
+
+        Raises:
+            MissingDependencyError: without matplotlib.
+        """
+        from memest.report.heatmap_png import draw_heat_map
+        from memest.search.view import heat_map
+
+        return draw_heat_map(heat_map(self, metric))
+
     def to_html(self, metric: str = "device") -> str:
         """A page with a heat map of ``device``, ``allocated``, ``reserved`` or ``headroom``."""
         from memest.report.heatmap import render_page

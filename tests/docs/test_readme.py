@@ -31,7 +31,10 @@ def test_both_commands_are_one_line_and_set_everything_up():
     assert all("-c constraints.txt" in command for command in commands)
 
 
-@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda p: p.name)
+PAGES = [*sorted((ROOT / "docs").glob("*.md")), *sorted(ROOT.glob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_links_lead_somewhere(page):
     import re
 
@@ -42,7 +45,12 @@ def test_links_lead_somewhere(page):
 
 @pytest.mark.parametrize(
     ("name", "page"),
-    [("cli_page", "cli"), ("workspaces_page", "workspaces"), ("what_if_page", "what-if")],
+    [
+        ("cli_page", "cli"),
+        ("options_page", "options"),
+        ("workspaces_page", "workspaces"),
+        ("what_if_page", "what-if"),
+    ],
 )
 def test_generated_pages_have_not_drifted(name, page):
     spec = importlib.util.spec_from_file_location(name, ROOT / f"tools/{name}.py")
@@ -52,3 +60,18 @@ def test_generated_pages_have_not_drifted(name, page):
     assert (ROOT / f"docs/{page}.md").read_text(encoding="utf-8") == tool.page(), (
         f"docs/{page}.md has drifted: run python tools/{name}.py"
     )
+
+
+def test_every_page_is_in_the_index():
+    import re
+
+    index = (ROOT / "docs/README.md").read_text(encoding="utf-8")
+    linked = set(re.findall(r"\]\(([^)#]+)", index))
+    files = {path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md"}
+    files |= {
+        str(path.relative_to(ROOT / "docs"))
+        for path in (ROOT / "docs/examples").rglob("*")
+        if path.is_file()
+    }
+
+    assert linked == files

@@ -1,0 +1,359 @@
+"""``memest.explain_oom``: a message of PyTorch beside the prediction of the run it came from.
+
+The message gives what the allocator could have (reserved and free at that moment). The predicted
+stream is replayed under that limit, so the context of the process and whatever else was on the card
+cancel out. Which request failed is looked for by what was asked of the driver and by the allocated
+memory at that moment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from memest.assemble import moment_at
+from memest.cards import REFERENCE_GPU
+from memest.errors import ConfigError, MemestError
+from memest.files import read_small
+from memest.oom_account import Account, account_of
+from memest.oom_findings import Belongs, Change, OomExplanation, Relation
+from memest.oom_message import OomMessage, read_oom_messages
+from memest.replay.conf import AllocatorConf, parse_alloc_conf
+from memest.replay.replay import Replay, replay
+from memest.replay.sizes import alloc_size, round_size
+from memest.report.words import place_text
+from memest.search.combos import LIGHTER, SAME_TRAINING
+from memest.setup import Attention, Precision, Setup
+from memest.spelling import command_words
+from memest.steps.stream import Stream
+from memest.units import MIB, format_size
+from memest.what_if import Profile
+from memest.what_if import profile as ask
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["explain_oom", "read_log"]
+
+Progress = Callable[[str], None]
+
+_NEAR = 0.03
+"""How far allocated memory may be off for a message to be of the predicted run: the most that
+predictions of current software may miss by (docs/accuracy.md)."""
+_MOST_LOG = 256 * MIB
+
+
+def read_log(path: str | Path) -> str:
+    """The text of a log.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    file = Path(path).expanduser()
+    try:
+        return read_small(file, _MOST_LOG)
+    except UnicodeDecodeError:
+        return file.read_bytes().decode("utf-8", errors="replace")
+    except OSError as error:
+        raise ConfigError(f"cannot read the log {path}: {error.strerror or error}.") from error
+
+
+def explain_oom(
+    text: str,
+    model: str | torch.nn.Module | None = None,
+    setup: Setup | None = None,
+    *,
+    gpu: str | Sequence[str] | None = None,
+    inputs: Mapping[str, torch.Tensor] | None = None,
+    loss: Callable[[Any, Any], torch.Tensor] | None = None,
+    trust_remote_code: bool = False,
+    progress: Progress | None = None,
+    **options: Any,
+) -> OomExplanation:
+    """Explain why a run ran out of GPU memory.
+
+    Args:
+        text: the message of PyTorch, or a log that holds one or several.
+        model: what was trained, as for :func:`memest.estimate`; None to explain the message alone.
+        setup: how it was trained; ``options`` are another way to give it.
+        gpu: the card; left out, the card of the catalogue with so much memory.
+        inputs: as for :func:`memest.estimate`.
+        loss: as for :func:`memest.estimate`.
+        trust_remote_code: run code that the model's repository brings.
+        progress: called with one line for each longer thing done.
+        **options: the options that the run was started with.
+
+    Raises:
+        ConfigError: there is no such message in the text, or options without a model.
+        MemestError: as for :func:`memest.estimate`.
+    """
+    messages = read_oom_messages(text)
+    if not messages:
+        raise ConfigError(
+            "there is no out-of-memory message of PyTorch in this text: it has the words 'CUDA out "
+            "of memory. Tried to allocate ...'. Give the log that has them, or paste the message "
+            "after `memest explain-oom -`."
+        )
+    accounts = tuple(map(account_of, messages))
+    if model is None:
+        if setup is not None or options or gpu:
+            given = ", ".join([*options, *(["gpu"] if gpu else [])]) or "a setup"
+            raise ConfigError(
+                f"{given} without a model: name what was trained, for example memest explain-oom "
+                "run.log gpt2 --batch 8."
+            )
+        return OomExplanation(accounts=accounts, relation=None)
+    card = _card(accounts[0], gpu)
+    own = ask(
+        model, setup, inputs=inputs, loss=loss, trust_remote_code=trust_remote_code,
+        progress=progress, **options,
+    )  # fmt: skip
+    return OomExplanation(accounts=accounts, relation=_Relating(accounts[0], own, card).relation())
+
+
+def _card(account: Account, gpu: str | Sequence[str] | None) -> str:
+    """The card whose kernels are taken: the one named, else the nearest by its memory."""
+    names = [gpu] if isinstance(gpu, str) else list(gpu or ())
+    if names:
+        return names[0]
+    known = [spec.slug for spec in account.cards if spec.backend == "cuda"]
+    return known[0] if known else REFERENCE_GPU
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """A predicted run: its stream, and its replay with all the memory it takes."""
+
+    setup: Setup
+    stream: Stream
+    conf: AllocatorConf
+    result: Replay
+
+    def under(self, limit: int) -> Replay:
+        """Its replay with so many bytes for the allocator."""
+        if self.result.peak_reserved_bytes <= limit:
+            return self.result
+        return replay(
+            self.stream.events, self.stream.sizes, self.conf, limit_bytes=limit, curve=True,
+            streams=self.stream.on_streams,
+        )  # fmt: skip
+
+    def asked_of_driver(self, number: int) -> int:
+        """What the allocator asks the driver for, for an allocation that no free block serves."""
+        size = round_size(self.stream.sizes[number], self.conf.roundup_power2_divisions)
+        return alloc_size(size, self.conf.large_segment_size)
+
+
+class _Relating:
+    """Sets one message beside one command."""
+
+    def __init__(self, account: Account, own: Profile, card: str) -> None:
+        self._account = account
+        self._message: OomMessage = account.message
+        self._own = own
+        self._card = card
+        self._notes: dict[str, None] = {}
+
+    def relation(self) -> Relation:
+        """The relation of the message to the prediction."""
+        run = self._run()
+        spot = self._own.spot(gpu=self._card)
+        limit = None if self._account.limit is None else self._account.limit.low_bytes
+        stopped = self._nearest_request(run)
+        reached = self._reached(run)
+        limited = None if limit is None else run.under(limit)
+        out = None if limited is None else limited.oom_index
+        belongs, sentences = self._judge(run, stopped, limited)
+        changes: tuple[Change, ...] = ()
+        if limit is not None and belongs is not Belongs.NO:
+            found = list(self._changes(run, limit))
+            changes = tuple(
+                sorted(found, key=lambda change: (not change.fits, bool(change.changes_training)))
+            )
+            if not any(change.fits for change in changes):
+                samples = run.setup.batch * run.setup.grad_accum
+                self._notes[
+                    "no single change is enough: memest advise with --gpu-memory "
+                    f"{limit // MIB}MiB --effective-batch {samples} looks for several together."
+                ] = None
+        return Relation(
+            model=self._own.estimate(common=False).model.id,
+            gpu=self._card,
+            peak=spot.peak,
+            limit_bytes=limit,
+            stopped_at=None if stopped is None else moment_at(run.stream, stopped[0]),
+            stopped_allocated_bytes=0 if stopped is None else stopped[1],
+            reached_at=None if reached is None else moment_at(run.stream, reached),
+            out_at=None if out is None else moment_at(run.stream, out),
+            out_allocated_bytes=_allocated_before(limited, out),
+            belongs=belongs,
+            sentences=tuple(sentences),
+            changes=changes,
+            notes=tuple(self._notes),
+        )
+
+    def _run(self, **changes: Any) -> _Run:
+        found = self._own.found(gpu=self._card, **changes)
+        conf = parse_alloc_conf(found.setup.alloc_conf)
+        stream = found.stream
+        result = replay(
+            stream.events, stream.sizes, conf, curve=True, chains=stream.chains, requested=False,
+            streams=stream.on_streams,
+        )  # fmt: skip
+        return _Run(found.setup, stream, conf, result)
+
+    def _nearest_request(self, run: _Run) -> tuple[int, int] | None:
+        """The event that asks for what the message names, with the allocated memory nearest to it.
+
+        Returns:
+            (index of the event, allocated before it), None where nothing asks for so much.
+        """
+        tried, allocated = self._message.tried, self._message.allocated
+        if allocated is None or run.result.allocated_curve is None:
+            return None
+        curve = run.result.allocated_curve
+        best: tuple[int, int, int] | None = None
+        for index, event in enumerate(run.stream.events):
+            if event < 0 or not run.stream.sizes[event]:
+                continue
+            if not tried.low_bytes <= run.asked_of_driver(event) <= tried.high_bytes:
+                continue
+            before = curve[index - 1] if index else 0
+            far = max(allocated.low_bytes - before, before - allocated.high_bytes, 0)
+            if best is None or far < best[0]:
+                best = far, index, before
+        return None if best is None else (best[1], best[2])
+
+    def _reached(self, run: _Run) -> int | None:
+        """The first event after which as much is allocated as the message says."""
+        allocated, curve = self._message.allocated, run.result.allocated_curve
+        if allocated is None or curve is None:
+            return None
+        return next((i for i, size in enumerate(curve) if size >= allocated.low_bytes), None)
+
+    def _judge(
+        self, run: _Run, stopped: tuple[int, int] | None, limited: Replay | None
+    ) -> tuple[Belongs, list[str]]:
+        """Whether message and command are of one run, and what is to be said of them."""
+        allocated, tried = self._message.allocated, self._message.tried
+        if allocated is None:
+            return Belongs.UNCLEAR, ["the message does not say how much was allocated."]
+        peak, accum = run.result.peak_allocated_bytes, run.setup.grad_accum
+        said = []
+        if allocated.low_bytes > peak * (1 + _NEAR):
+            said.append(
+                f"this run does not look like that command: {allocated.text} were allocated when "
+                f"memory ran out, and the command never allocates more than {format_size(peak)}. "
+                "Look for what is not in the command: a larger batch or length, a second model, "
+                "other weights' dtype, tensors that a loop keeps."
+            )
+            return Belongs.NO, said
+        near = stopped is not None and _is_near(stopped[1], allocated.bytes)
+        if stopped is not None and near:
+            at = moment_at(run.stream, stopped[0])
+            said.append(
+                f"the prediction asks for {tried.text} with {format_size(stopped[1])} allocated "
+                f"{place_text(at, accum)}: that is where the run stopped."
+            )
+        out = None if limited is None else limited.oom_index
+        if limited is not None and out is not None:
+            before = _allocated_before(limited, out)
+            at = moment_at(run.stream, out)
+            said.append(
+                f"with what the allocator had, the prediction runs out of memory "
+                f"{place_text(at, accum)}, with {format_size(before)} allocated (the message: "
+                f"{allocated.text})."
+            )
+            if near or _is_near(before, allocated.bytes):
+                return Belongs.YES, said
+        elif limited is not None:
+            said.append(
+                f"the prediction needs {format_size(limited.peak_reserved_bytes)} reserved at most "
+                "and completes in what the allocator had: the run used more than the command "
+                "says. Look for what is not in the command, or for longer inputs than predicted."
+            )
+        if near:
+            return Belongs.UNCLEAR if out is None else Belongs.YES, said
+        if stopped is None:
+            said.append(
+                f"this run does not look like that command: nothing in it asks the driver for "
+                f"{tried.text}."
+            )
+            return Belongs.NO, said
+        said.append(
+            f"nothing in the command asks for {tried.text} with about {allocated.text} allocated "
+            f"(the nearest has {format_size(stopped[1])}): its options may not be all of the run's."
+        )
+        return Belongs.UNCLEAR, said
+
+    def _changes(self, run: _Run, limit: int) -> Iterator[Change]:
+        """Single changes, as far as they were possible, the smallest first."""
+        for options, training in self._candidates(run, limit):
+            try:
+                changed = self._run(**options)
+            except MemestError as error:
+                self._notes[f"left out {_words(options)}: {error}"] = None
+                continue
+            yield Change(
+                options=tuple(options.items()),
+                words=_words(options),
+                changes_training=training,
+                allocated_bytes=changed.result.peak_allocated_bytes,
+                reserved_bytes=changed.result.peak_reserved_bytes,
+                fits=changed.under(limit).num_ooms == 0,
+            )
+
+    def _candidates(self, run: _Run, limit: int) -> Iterator[tuple[dict[str, Any], str]]:
+        setup = run.setup
+        if not run.conf.expandable_segments:
+            text = ",".join(filter(None, (setup.alloc_conf, "expandable_segments:True")))
+            yield {"alloc_conf": text}, ""
+        if setup.optim in SAME_TRAINING:
+            yield {"optim": SAME_TRAINING[setup.optim]}, ""
+        if setup.attn_implementation is Attention.EAGER:
+            yield {"attn_implementation": Attention.SDPA.value}, ""
+        batch = self._largest_batch(setup, limit)
+        if batch:
+            accum = setup.grad_accum * -(-setup.batch // batch)
+            yield {"batch": batch, "grad_accum": accum}, (
+                "" if accum * batch == setup.batch * setup.grad_accum
+                else f"{accum * batch} samples a step in place of {setup.batch * setup.grad_accum}"
+            )  # fmt: skip
+        if setup.checkpointing == "none":
+            yield {"checkpointing": "full"}, ""
+        if setup.precision is Precision.FP32:
+            yield {"precision": Precision.BF16.value}, "bf16 in place of fp32"
+        for optim in LIGHTER:
+            if setup.optim != optim:
+                yield {"optim": optim}, f"{optim} in place of {setup.optim}"
+        if setup.seq_len is not None and setup.seq_len > 1:
+            yield {"seq_len": setup.seq_len // 2}, "sequences of half the length"
+
+    def _largest_batch(self, setup: Setup, limit: int) -> int:
+        """The largest divisor of the batch, below it, that completes; 0 where none does."""
+        divisors = [size for size in range(setup.batch - 1, 0, -1) if setup.batch % size == 0]
+        if len(divisors) > 2:
+            self._own.spot(gpu=self._card, vary=("batch",))  # formulas for the sizes that follow
+        for size in divisors:
+            accum = setup.grad_accum * (setup.batch // size)
+            if self._run(batch=size, grad_accum=accum).under(limit).num_ooms == 0:
+                return size
+        return 0
+
+
+def _allocated_before(result: Replay | None, index: int | None) -> int:
+    """What was allocated when an event came that failed."""
+    if result is None or index is None or result.allocated_curve is None or not index:
+        return 0
+    return result.allocated_curve[index - 1]
+
+
+def _words(options: Mapping[str, Any]) -> str:
+    """Options as they are added to a command line."""
+    return " ".join(command_words("estimate", "MODEL", options)[3:])
+
+
+def _is_near(predicted: int, said: int) -> bool:
+    return abs(predicted - said) <= _NEAR * said
