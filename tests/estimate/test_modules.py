@@ -80,7 +80,7 @@ def test_another_attention_than_the_module_has_is_refused():
         (lambda outputs, batch: outputs[0], "shape"),
         (lambda outputs, batch: torch.zeros(()), "no parameter"),
         (lambda outputs, batch: 3.0, "float"),
-        ("mse", "function"),
+        ("mse", r"one target.*--input"),
     ],
     ids=("not a number", "detached", "float", "name"),
 )
