@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from memest.errors import (
         ConfigError,
         DeviceError,
+        DoesNotFitError,
         MemestError,
         MissingDependencyError,
         ModelLoadError,
@@ -28,7 +29,9 @@ if TYPE_CHECKING:
     )
     from memest.estimator import estimate
     from memest.findings import Advice, Comparison
+    from memest.integrations.trainer import MemestCallback
     from memest.limits import MaxBatch
+    from memest.measuring.measure import measure
     from memest.result import Estimate, Verdict
     from memest.search.advise import advise
     from memest.search.compare import compare
@@ -45,8 +48,10 @@ __all__ = [
     "Comparison",
     "ConfigError",
     "DeviceError",
+    "DoesNotFitError",
     "Estimate",
     "MaxBatch",
+    "MemestCallback",
     "MemestError",
     "MissingDependencyError",
     "ModelLoadError",
@@ -65,6 +70,7 @@ __all__ = [
     "compare",
     "estimate",
     "max_batch",
+    "measure",
     "profile",
     "sweep",
 ]
@@ -77,6 +83,8 @@ _HOMES = {
     "Estimate": "memest.result",
     "MaxBatch": "memest.limits",
     "max_batch": "memest.search.max_batch",
+    "MemestCallback": "memest.integrations",
+    "measure": "memest.measuring.measure",
     "Setup": "memest.setup",
     "Software": "memest.setup",
     "Verdict": "memest.result",

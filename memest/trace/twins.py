@@ -49,7 +49,7 @@ def twin_of(module: torch.nn.Module) -> tuple[torch.nn.Module, Loading | None]:
                 )
     loading = twins_on_meta(module, memo)
     try:
-        return copy.deepcopy(module, memo), loading
+        return _unwrapped(copy.deepcopy(module, memo)), loading
     except Exception as error:
         text = (str(error).strip().splitlines() or ["no message"])[0]
         raise ModelLoadError(
@@ -57,6 +57,21 @@ def twin_of(module: torch.nn.Module) -> tuple[torch.nn.Module, Loading | None]:
             f"copy: {type(error).__name__}: {text} Give a function that builds it in its place: "
             "package.module:factory."
         ) from error
+
+
+def _unwrapped(twin: torch.nn.Module) -> torch.nn.Module:
+    """The copy without what ``Accelerator.prepare`` put around its forward.
+
+    That is a region of autocast and outputs in fp32 (``prepare_model`` keeps the original beside
+    it), which the loop that is traced has itself.
+    """
+    for part in twin.modules():
+        if "_original_forward" in vars(part):
+            vars(part).pop("forward", None)
+            original = vars(part).pop("_original_forward")
+            if getattr(original, "__func__", None) is not type(part).forward:
+                vars(part)["forward"] = original
+    return twin
 
 
 def _like(buffer: torch.Tensor) -> torch.Tensor:

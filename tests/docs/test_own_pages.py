@@ -16,7 +16,7 @@ def blocks(page: str) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.parametrize("page", ["any-module.md"])
+@pytest.mark.parametrize("page", ["any-module.md", "in-training.md"])
 def test_the_code_runs(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MEMEST_STORE", str(tmp_path / "store.db"))
