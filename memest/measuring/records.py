@@ -46,8 +46,7 @@ def model_reference(model: Any, folder: Path) -> str:
         folder: where configurations are kept.
     """
     config = getattr(model, "config", None)
-    plain = not hasattr(model, "peft_config") and hasattr(config, "to_dict")
-    if not plain or not hasattr(config, "model_type"):
+    if config is None or hasattr(model, "peft_config") or not hasattr(config, "model_type"):
         return f"{type(model).__module__}:{type(model).__qualname__}"
     document = json.loads(json.dumps(config.to_dict(), default=str))
     document["architectures"] = [type(model).__name__]

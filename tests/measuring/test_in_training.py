@@ -309,7 +309,7 @@ class TestCallback:
         assert callback.measured.reserved_bytes == 400 * MIB
 
     def test_strict_stops_before_the_first_step(self, tmp_path, card):
-        trainer, spy = trainer_of(
+        trainer, _ = trainer_of(
             tmp_path, MemestCallback(gpu_memory="8MiB", strict=True, store=False)
         )
 
