@@ -38,16 +38,19 @@ class MemestCallback(TrainerCallback):
         seq_len: tokens of a sample to price in place of the first batch's: the longest to come.
         store: file that the record goes to; left out, the store of ``memest calibrate``; False
             keeps none.
+        history: keep the allocator's own history of the first three steps, for the difference of
+            the tensors by category.
     """
 
     def __init__(
         self, trainer: Trainer | None = None, *, gpu: str | None = None,
         gpu_memory: int | str | None = None, strict: bool = False, inputs: Any = None,
-        seq_len: int | None = None, store: str | Path | bool | None = None,
+        seq_len: int | None = None, store: str | Path | bool | None = None, history: bool = False,
     ) -> None:  # fmt: skip
         self._trainer = trainer
         self._options: dict[str, Any] = {
             "gpu": gpu, "gpu_memory": gpu_memory, "strict": strict, "store": store,
+            "history": history,
         }  # fmt: skip
         self._inputs, self._seq_len = inputs, seq_len
         self._watch: Watch | None = None
@@ -75,6 +78,11 @@ class MemestCallback(TrainerCallback):
     def attribution(self) -> Attribution | None:
         """Where prediction and measurement differ."""
         return None if self._watch is None else self._watch.attribution
+
+    @property
+    def by_category(self) -> dict[str, int] | None:
+        """The allocated difference by category, bytes; None without a history."""
+        return None if self._watch is None else self._watch.by_category
 
     @property
     def record(self) -> Measurement | None:

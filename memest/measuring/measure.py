@@ -37,6 +37,7 @@ def measure(
     gpu_memory: int | str | None = None,
     strict: bool = False,
     store: str | Path | bool | None = None,
+    history: bool = False,
     **options: Any,
 ) -> Measure:
     """Watch a training loop: predicted before its first step, measured while it trains.
@@ -55,6 +56,8 @@ def measure(
         strict: raise where the run will not fit, or cannot be predicted.
         store: file that the record goes to; left out, the store of ``memest calibrate``; False
             keeps none.
+        history: keep the allocator's own history of the first three steps, which takes host memory
+            and time: :attr:`Measure.by_category` is the allocated difference by category then.
         **options: what :func:`memest.estimate` takes: ``bf16``, ``grad_accum``, ``checkpointing``.
 
     Example:
@@ -71,8 +74,9 @@ def measure(
     """
     feed = feed_of(inputs, loss, step_fn, dims)
     watch = Watch(
-        model, counters.open_counters(), gpu=gpu, gpu_memory=gpu_memory, strict=strict, store=store
-    )
+        model, counters.open_counters(), gpu=gpu, gpu_memory=gpu_memory, strict=strict,
+        store=store, history=history,
+    )  # fmt: skip
     return Measure(watch, feed, optimizer, options)
 
 
@@ -109,6 +113,11 @@ class Measure:
     def attribution(self) -> Attribution | None:
         """Where prediction and measurement differ."""
         return self._watch.attribution
+
+    @property
+    def by_category(self) -> dict[str, int] | None:
+        """The allocated difference by category, bytes; None without a history."""
+        return self._watch.by_category
 
     @property
     def num_steps(self) -> int:

@@ -6,6 +6,7 @@ import dataclasses
 import logging
 import time
 import uuid
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,10 +14,12 @@ from typing import Any
 
 from memest.calibration.case import Case
 from memest.calibration.measurement import Environment, Measurement, Reading, StepReading
+from memest.calibration.recording import history as recording
 from memest.errors import ConfigError, DoesNotFitError, MemestError
-from memest.estimator import answer
+from memest.estimator import answer, cards_of
 from memest.feed import NOTHING, Feed
 from memest.measuring.attribution import Attribution, MeasuredPeak, attribute
+from memest.measuring.by_category import difference_by_category
 from memest.measuring.counters import Counters
 from memest.measuring.records import (
     case_of,
@@ -28,6 +31,7 @@ from memest.measuring.records import (
 )
 from memest.result import Estimate, Verdict
 from memest.setup import Setup, Task
+from memest.steps.stream import Stream
 from memest.tracing import Tracer
 from memest.units import format_size
 
@@ -38,6 +42,7 @@ logger = logging.getLogger("memest")
 _FIRST = 3
 """Steps that are read in any case: states come with the first, the second is like all others."""
 _MOST = 64
+_HISTORY = 1_000_000
 
 
 class Watch:
@@ -50,18 +55,20 @@ class Watch:
         gpu_memory: bytes of it, in place of the catalogue's.
         strict: a run that will not fit, and a prediction that fails, are errors.
         store: file of the store; False = no record is kept.
+        history: keep the allocator's own history of the first steps: the difference by category.
 
     Attributes:
         prediction: None until there is one, and where it failed.
         problem: why there is no prediction; empty if there is one.
         steps: readings, those of the first steps and of every new peak.
         num_steps: optimizer steps that were completed.
+        by_category: the allocated difference by category; None without a history.
     """
 
     def __init__(
         self, model: Any, counters: Counters | None, *, gpu: str | None = None,
         gpu_memory: int | str | None = None, strict: bool = False,
-        store: str | Path | bool | None = None,
+        store: str | Path | bool | None = None, history: bool = False,
     ) -> None:  # fmt: skip
         self.model = model
         self.counters = counters
@@ -71,7 +78,11 @@ class Watch:
         self.steps: list[StepReading] = []
         self.num_steps = 0
         self._gpu, self._gpu_memory = gpu, gpu_memory
+        self._answered_for: tuple[str | None, int | str | None] = gpu, gpu_memory
         self._store = store
+        self._keeps_history = history
+        self._stream: Callable[[], Stream] | None = None
+        self.by_category: dict[str, int] | None = None
         self._readings: list[Reading] = []
         self._environment: Environment | None = None
         self._began = self._last = time.monotonic()
@@ -113,18 +124,26 @@ class Watch:
     def _predicted(self, setup: Setup, feed: Feed, model: Any) -> Estimate:
         tracer = Tracer.of(self.model if model is None else model, feed=feed)
         named = {"batch": None} if setup.batch != Setup().batch else {}
-        return self._answer(tracer, tracer.with_own_batch(setup, named))
+        asked = tracer.with_own_batch(setup, named)
+        found = self._answer(tracer, asked)
+        if self._keeps_history:
+            card = cards_of(asked, self._answered_for[0], self._answered_for[1], None).main
+            stream = tracer.find(asked, card.traits).stream
+            self._stream = lambda: stream
+        return found
 
     def _answer(self, tracer: Tracer, asked: Setup) -> Estimate:
         gpu, memory = self._gpu, self._gpu_memory
         if gpu is None and self.counters is not None:
             gpu, memory = self.counters.gpu, memory or self.counters.total_bytes
+        self._answered_for = gpu, memory
         try:
             return answer(tracer, asked, gpu=gpu, gpu_memory=memory, max_batch=False)
         except MemestError:
             if self._gpu is not None or gpu is None:
                 raise
             # a card that the catalogue does not know: its memory is known all the same
+            self._answered_for = None, memory
             return answer(tracer, asked, gpu_memory=memory, max_batch=False)
 
     def cannot_predict(self, error: Exception) -> None:
@@ -177,6 +196,12 @@ class Watch:
             self._readings.append(first)
         counters.reset()
         self._readings.append(counters.now("model"))
+        if self._keeps_history and self._stream is not None:
+            try:
+                recording.start_history(_HISTORY)
+            except Exception as error:  # noqa: BLE001 - a history must not end a training
+                logger.warning("memest: no history of the allocator is kept: %s", error)
+                self._stream = None
 
     def step_done(self) -> bool:
         """An optimizer step is over.
@@ -195,7 +220,22 @@ class Watch:
         if len(self.steps) >= _MOST:
             self.steps.pop(_FIRST)
         self.steps.append(counters.step(seconds))
+        if self.num_steps == _FIRST:
+            self._take_history()
         return True
+
+    def _take_history(self) -> None:
+        """End the history and lay the prediction beside it."""
+        stream, self._stream = self._stream, None
+        if not self._keeps_history or stream is None:
+            return
+        try:
+            taken = recording.take_history(_device())
+            if self.attribution is not None:
+                tensors = self.attribution.parts[0].difference_bytes or 0
+                self.by_category = difference_by_category(taken, stream(), tensors)
+        except Exception as error:  # noqa: BLE001 - a history must not end a training
+            logger.warning("memest: no difference by category: %s", error)
 
     @property
     def settled(self) -> bool:
@@ -236,6 +276,8 @@ class Watch:
             value = getattr(found, f"{name}_bytes")
             if value is not None:
                 out[f"memest/measured_{name}_bytes"] = value
+        for category, size in (self.by_category or {}).items():
+            out[f"memest/difference_tensors/{category.replace(' ', '_')}_bytes"] = size
         for part in self.attribution.parts if self.attribution is not None else ():
             if part.difference_bytes is not None:
                 out[f"memest/difference_{part.name}_bytes"] = part.difference_bytes
@@ -257,6 +299,7 @@ class Watch:
         if self.closed:
             return self._record
         if self.counters is not None and self._environment is not None:
+            self._take_history()  # of a run that ended before its first steps were made
             try:
                 name = "oom" if status_of(error) == "oom" else "end"
                 self._readings.append(self._ended(name))
@@ -314,6 +357,12 @@ class Watch:
             rank=rank,
             remarks=tuple(remarks),
         )
+
+
+def _device() -> int:
+    import torch
+
+    return int(torch.cuda.current_device())
 
 
 _PEAKS = ("allocated", "reserved", "device")

@@ -169,6 +169,85 @@ class TestAttribution:
         assert "process unknown" in str(found)
 
 
+class TestHistory:
+    @pytest.fixture
+    def simulated(self, monkeypatch):
+        """Histories of the predicted run itself, with one more allocation."""
+        from pathlib import Path
+
+        monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[1] / "conformance"))
+        from simulated_run import RealRun, record
+
+        from memest.calibration.recording import history
+
+        def of(stream, change=lambda run: run):
+            recording = record(change(RealRun(stream)))
+            return history.history_of(
+                recording.content, marks=recording.marks, begin=recording.begin,
+                end=recording.end,
+            )  # fmt: skip
+
+        return of
+
+    def stream(self):
+        found = memest.profile(
+            torch.nn.Linear(512, 512), inputs="input:float32[B,512]", loss="mean", loop="plain"
+        )
+        return found.found(gpu="t4").stream
+
+    @pytest.mark.parametrize("difference", [0, -12_345, 5_000_000])
+    def test_the_categories_add_up(self, simulated, difference):
+        from memest.measuring.by_category import REST, difference_by_category
+
+        stream = self.stream()
+        found = difference_by_category(simulated(stream), stream, difference)
+
+        assert sum(found.values()) == difference
+        assert set(found) <= {REST}
+
+    def test_what_differs_is_named(self, simulated):
+        from memest.events import CATEGORY_ORDER, Category
+        from memest.measuring.by_category import NOT_PREDICTED, difference_by_category
+
+        stream = self.stream()
+        states = [n for n in range(len(stream.sizes))
+                  if CATEGORY_ORDER[stream.categories[n]] is Category.OPTIMIZER_STATES
+                  and stream.sizes[n] == 512 * 512 * 4]  # fmt: skip
+        less = difference_by_category(
+            simulated(stream, lambda run: run.drop(states[0])), stream, -512 * 512 * 4
+        )
+        more = difference_by_category(
+            simulated(stream, lambda run: run.insert(states[0], 8 << 20, life=len(stream.events))),
+            stream, 8 << 20,
+        )  # fmt: skip
+
+        assert less["optimizer states"] == -512 * 512 * 4
+        assert more[NOT_PREDICTED] == 8 << 20
+
+    def test_a_run_asks_for_it_and_stops_it_after_three_steps(self, card, monkeypatch, simulated):
+        from memest.calibration.recording import history
+
+        calls, kept = [], {}
+        monkeypatch.setattr(history, "start_history", lambda n: calls.append("start"))
+
+        def take(device):
+            calls.append(("take", run.num_steps))
+            return kept["history"]
+
+        monkeypatch.setattr(history, "take_history", take)
+        kept["history"] = simulated(self.stream())
+        model = torch.nn.Linear(512, 512)
+        optimizer = torch.optim.AdamW(model.parameters())
+        with memest.measure(model, optimizer, inputs="input:float32[B,512]", loss="mean",
+                            gpu="t4", store=False, history=True) as run:  # fmt: skip
+            for _ in range(5):
+                model(torch.zeros(8, 512)).mean().backward()
+                optimizer.step()
+
+        assert calls == ["start", ("take", 3)]
+        assert sum(run.by_category.values()) == run.attribution.parts[0].difference_bytes
+
+
 class TestCallback:
     def test_the_prediction_is_logged_before_the_first_step(self, tmp_path, store, caplog):
         callback = MemestCallback(gpu="t4", store=store)
