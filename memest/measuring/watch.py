@@ -306,7 +306,7 @@ class Watch:
                 if self._setup is not None:
                     model = model_reference(self.model, self._path.parent)
                     setup = self._setup
-                    if self.prediction is not None and setup.task is Task.AUTO:
+                    if self.prediction is not None and ":" not in Path(model).name:
                         setup = dataclasses.replace(setup, task=Task(self.prediction.model.task))
                     case = case_of(model, setup, self.num_steps)
                     self._record = self._measurement(case, error, rank)

@@ -311,10 +311,11 @@ def of_module(
     dtype = next((p.dtype for p in model.parameters()), torch.float32)
     config = getattr(model, "config", None)
     config = config if hasattr(config, "model_type") else None
-    task = setup.task
-    if task is Task.AUTO and config is not None:
+    task = Task.AUTO
+    if config is not None:
         both = bool(getattr(config, "is_encoder_decoder", False))
         task = task_of_class(type(model), encoder_decoder=both)
+    _check_head(model, task, setup)
     return BuiltModel(
         model=model,
         config=config,
@@ -326,6 +327,23 @@ def of_module(
         loss=loss,
         loading=loading,
     )
+
+
+def _check_head(model: torch.nn.Module, own: Task, setup: Setup) -> None:
+    """Options that say which head memest builds, where the model has its head already.
+
+    Raises:
+        ConfigError: one of them was given, and is not what the model has.
+    """
+    for flag, value, legal in (
+        ("--num-labels", setup.num_labels, (None,)), ("--task", setup.task, (Task.AUTO, own)),
+    ):  # fmt: skip
+        if value not in legal:
+            raise ConfigError(
+                f"{flag} {value} is for models that memest builds by name; the "
+                f"{type(model).__name__} has its head already: leave it out, and build the head "
+                "that you mean."
+            )
 
 
 def put_into_training(model: torch.nn.Module) -> None:

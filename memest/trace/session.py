@@ -14,7 +14,7 @@ from memest.events import Trace
 from memest.feed import Feed
 from memest.hidden.call import GpuTraits
 from memest.models.resolve import ModelSource
-from memest.setup import Attention, Precision, Setup, Task
+from memest.setup import Attention, Precision, Setup
 from memest.steps.card import Card
 from memest.steps.sizing import SIZES, Answer
 from memest.trace.adapters import add_adapter, base_of
@@ -97,12 +97,9 @@ def build(
         MemestError: a model that cannot be built, or not trained like this.
     """
     feed = Feed(inputs=inputs, loss=loss, step_fn=step_fn, dims=dims, model_args=model_args)
-    own = source is None or source.kind == "factory"
-    if own:
-        _check_of_own(setup, source, module)
-    elif model_args:
+    if source is not None and source.kind != "factory" and model_args:
         raise ConfigError(
-            f"--model-arg {model_args[0][0]}: {source.id} is built from its configuration: write "  # type: ignore[union-attr]
+            f"--model-arg {model_args[0][0]}: {source.id} is built from its configuration: write "
             "MODEL?name=value to change that. Arguments are for package.module:factory."
         )
     if source is None:
@@ -118,23 +115,6 @@ def build(
     untied = separate_head(built.model, source.config or {})
     built = replace(built, notes=(*built.notes, *untied, *found))
     return _fed_run(setup, _finetuned(built, setup, ready=ready), feed)
-
-
-def _check_of_own(setup: Setup, source: ModelSource | None, module: Any) -> None:
-    """Options that say which head memest builds, where the model is there already.
-
-    Raises:
-        ConfigError: one of them was given.
-    """
-    for flag, value, unset in (
-        ("--num-labels", setup.num_labels, None), ("--task", setup.task, Task.AUTO),
-    ):  # fmt: skip
-        if value != unset:
-            name = source.id if source is not None else f"the {type(module).__name__}"
-            raise ConfigError(
-                f"{flag} {value} is for models that memest builds by name; {name} has its head "
-                "already: leave it out, and build the head that you mean."
-            )
 
 
 def _from_factory(setup: Setup, source: ModelSource, feed: Feed) -> BuiltRun:
