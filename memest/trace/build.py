@@ -84,6 +84,8 @@ def build_model(source: ModelSource, setup: Setup) -> BuiltModel:
         ModelLoadError: the architecture is unknown to the installed transformers, or cannot be
             built from its config.
     """
+    if source.kind == "factory":
+        return from_factory(source, setup)
     try:
         import transformers
     except ImportError as error:
