@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     )
     from memest.estimator import estimate
     from memest.findings import Advice, Comparison
-    from memest.integrations.trainer import MemestCallback
     from memest.limits import MaxBatch
     from memest.measuring.measure import measure
     from memest.result import Estimate, Verdict
@@ -51,7 +50,6 @@ __all__ = [
     "DoesNotFitError",
     "Estimate",
     "MaxBatch",
-    "MemestCallback",
     "MemestError",
     "MissingDependencyError",
     "ModelLoadError",
@@ -83,7 +81,6 @@ _HOMES = {
     "Estimate": "memest.result",
     "MaxBatch": "memest.limits",
     "max_batch": "memest.search.max_batch",
-    "MemestCallback": "memest.integrations",
     "measure": "memest.measuring.measure",
     "Setup": "memest.setup",
     "Software": "memest.setup",
