@@ -16,6 +16,7 @@ from memest.models.catalogue import catalogue
 from memest.option import Panel
 from memest.option_table import OPTIONS
 from memest.options import find_option
+from memest.own_module_table import OWN_MODULE_NAMES
 from memest.units import MIB, format_size
 
 __all__ = ["DEFAULT_GPU", "DEFAULT_MODEL", "ask"]
@@ -24,7 +25,7 @@ DEFAULT_MODEL = "bert-large-uncased"
 DEFAULT_GPU = "rtx-4090"
 _FIRST = ("batch", "seq_len", "grad_accum", "precision", "checkpointing", "optim", "dtype",
           "attn_implementation")  # fmt: skip
-_APART = ("gpu", "profile", "trust_remote_code")
+_APART = ("gpu", "profile", "trust_remote_code", *OWN_MODULE_NAMES)
 _SPELT_TWICE = ("bf16", "fp16", "expandable_segments", "gradient_checkpointing_kwargs")
 """Short forms of other options, which have widgets already."""
 

@@ -17,6 +17,7 @@ from memest.errors import ConfigError, ModelLoadError, UnknownModelError
 from memest.models.config_file import check_config, read_config
 from memest.models.resolve import leads_to_file, resolve_model
 from memest.options import find_option
+from memest.own_module_table import OWN_MODULE_NAMES
 from memest.places import user_folder
 from memest.spelling import read_scenario
 from memest.units import MIB, format_size
@@ -117,6 +118,13 @@ def check_question(question: Question, scenarios: Iterable[str] = ()) -> None:
             raise ConfigError(
                 "the explorer runs no code of a model's repository: use the command line, memest "
                 "estimate --trust-remote-code."
+            )
+        own = OWN_MODULE_NAMES.intersection(options)
+        if own:
+            flag = find_option(min(own)).flags[0]
+            raise ConfigError(
+                f"{flag}: the explorer runs no code of yours: use the command line, memest "
+                "estimate."
             )
         for name, value in options.items():
             if name == "profile" or not find_option(name).names_file:

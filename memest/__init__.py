@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from memest.errors import (
         ConfigError,
         DeviceError,
+        DoesNotFitError,
         MemestError,
         MissingDependencyError,
         ModelLoadError,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from memest.estimator import estimate
     from memest.findings import Advice, Comparison
     from memest.limits import MaxBatch
+    from memest.measuring.measure import measure
     from memest.oom_findings import OomExplanation
     from memest.readers.reading import read_command, read_config
     from memest.readers.run_config import RunConfig
@@ -50,6 +52,7 @@ __all__ = [
     "Comparison",
     "ConfigError",
     "DeviceError",
+    "DoesNotFitError",
     "Estimate",
     "MaxBatch",
     "MemestError",
@@ -74,6 +77,7 @@ __all__ = [
     "estimate",
     "explain_oom",
     "max_batch",
+    "measure",
     "profile",
     "read_command",
     "read_config",
@@ -94,6 +98,7 @@ _HOMES = {
     "RunConfig": "memest.readers.run_config",
     "read_command": "memest.readers.reading",
     "read_config": "memest.readers.reading",
+    "measure": "memest.measuring.measure",
     "Setup": "memest.setup",
     "Software": "memest.setup",
     "Verdict": "memest.result",

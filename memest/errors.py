@@ -8,6 +8,7 @@
     |- TraceError (1)                     a model whose step cannot be traced
     |- ReplayError (1)                    an event stream or snapshot that contradicts itself
     |- DeviceError (1)                    a live GPU cannot be read
+    |- DoesNotFitError (4)                a live run that would be out of memory
     `- MissingDependencyError, an ImportError (6)
 
 A message says what was wrong, the value received, what is legal (closest match first), and what
@@ -22,6 +23,7 @@ from collections.abc import Iterable
 __all__ = [
     "ConfigError",
     "DeviceError",
+    "DoesNotFitError",
     "MemestError",
     "MissingDependencyError",
     "ModelLoadError",
@@ -71,6 +73,12 @@ class ReplayError(MemestError):
 
 class DeviceError(MemestError):
     """A live GPU that cannot be read."""
+
+
+class DoesNotFitError(MemestError):
+    """A training run that was stopped before its first step, because it will not fit."""
+
+    exit_code = 4
 
 
 class MissingDependencyError(MemestError, ImportError):

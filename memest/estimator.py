@@ -11,6 +11,7 @@ from memest.assemble import alive_at_peak, breakdown, layers, moment, timeline
 from memest.cards import NO_PROFILE, Card, card_for, common_cards, reference_card
 from memest.errors import ConfigError
 from memest.events import Category
+from memest.feed import feed_of
 from memest.fit import largest_batch, verdict_for
 from memest.installed import installed_version, unverified
 from memest.memory_history import check_snapshot_target, save_memory_history
@@ -40,8 +41,11 @@ def estimate(
     gpu_memory: int | str | None = None,
     device_context: int | str | None = None,
     profile: str | None = None,
-    inputs: Mapping[str, torch.Tensor] | None = None,
-    loss: Callable[[Any, Any], torch.Tensor] | None = None,
+    inputs: Any = None,
+    loss: Callable[[Any, Any], torch.Tensor] | str | None = None,
+    step_fn: Callable[..., Any] | str | None = None,
+    dims: Mapping[str, int] | Sequence[str] | None = None,
+    model_args: Mapping[str, Any] | Sequence[str] | None = None,
     trust_remote_code: bool = False,
     max_batch: bool = True,
     snapshot: str | Path | None = None,
@@ -62,8 +66,13 @@ def estimate(
         profile: file of a calibration profile that corrects the answer, or ``none``. Left out, a
             profile that was measured on the GPU (or one like it) is looked for in the user's
             folder and in the package.
-        inputs: example inputs by argument name, for models that are no transformers models.
-        loss: ``loss(outputs, batch)`` where the outputs carry none.
+        inputs: what a module of one's own is fed: tensors by name (or in a tuple), specifications
+            (``"x:float32[B,3,224,224]"``), or a function that makes them for a batch size.
+        loss: where the outputs carry none: ``loss(outputs, batch)``, or a name (``"mse"``).
+        step_fn: ``step(model, batch) -> loss`` in place of forward and loss; see
+            ``docs/any-module.md`` for steps with several models and optimizers.
+        dims: what the letters of specifications are; ``B`` is the batch, ``S`` the length.
+        model_args: arguments of a factory.
         trust_remote_code: run code that the model's repository brings.
         max_batch: look for the largest batch when a GPU is named.
         snapshot: a file (.pickle or .json) that the predicted run is written to besides, in the
@@ -85,8 +94,10 @@ def estimate(
     setup = given_setup(setup, options)
     target = None if snapshot is None else check_snapshot_target(snapshot)
     tracer = Tracer.of(
-        model, inputs=inputs, loss=loss, trust_remote_code=trust_remote_code, progress=progress
-    )
+        model, feed=feed_of(inputs, loss, step_fn, dims, model_args),
+        trust_remote_code=trust_remote_code, progress=progress,
+    )  # fmt: skip
+    setup = tracer.with_own_batch(setup, options)
     found = answer(
         tracer, setup, gpu=gpu, gpu_memory=gpu_memory, device_context=device_context,
         profile=profile, max_batch=max_batch, snapshot=target,

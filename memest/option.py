@@ -26,6 +26,7 @@ class Panel(enum.StrEnum):
     """Under which heading of the help an option stands."""
 
     MODEL = "Model"
+    OWN_MODULE = "Modules of your own"
     ADAPTERS = "Adapters (peft)"
     QUANTIZATION = "Quantised base (bitsandbytes)"
     BATCH = "Batch"

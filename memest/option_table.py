@@ -11,6 +11,7 @@ from typing import Any
 
 from memest.finetune_table import FINETUNING
 from memest.option import Kind, Option, Panel, legal
+from memest.own_module_table import OWN_MODULE
 from memest.setup import (
     OPTIMIZERS,
     Attention,
@@ -81,6 +82,7 @@ OPTIONS: tuple[Option, ...] = (
         panel=Panel.MODEL,
         kind=Kind.SWITCH,
     ),
+    *OWN_MODULE,
     *FINETUNING,
     _setup(
         "batch",

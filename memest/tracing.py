@@ -6,7 +6,7 @@ it. Torch is loaded when a trace has to be made, not before.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +15,12 @@ from memest.deepspeed_file import with_hidden_size
 from memest.distributed import ALONE, Strategy
 from memest.errors import MemestError, MissingDependencyError
 from memest.events import Trace, Weight
+from memest.feed import NOTHING, Feed
 from memest.hidden.call import GpuTraits
 from memest.installed import release
 from memest.optimizer_names import facts_of
+from memest.options import HARMLESS, find_option
+from memest.reach import place_of, worth_varying
 from memest.replay.conf import AllocatorConf
 from memest.replays import Replays
 from memest.result import ModelFacts
@@ -144,21 +147,18 @@ class Tracer:
     Args:
         source: where the model comes from; None for a live module.
         module: a live module, None otherwise.
-        inputs: example inputs of a live module or factory, None otherwise.
-        loss: takes the loss out of a live module's outputs, None for the usual ways.
+        feed: what a module of one's own is fed.
         progress: told what is being done.
         stores: where traces are kept; the first one is written to.
     """
 
     def __init__(
-        self, *, source: ModelSource | None = None, module: Any = None, inputs: Any = None,
-        loss: Any = None, progress: Progress | None = None,
-        stores: Sequence[Store] | None = None,
+        self, *, source: ModelSource | None = None, module: Any = None, feed: Feed = NOTHING,
+        progress: Progress | None = None, stores: Sequence[Store] | None = None,
     ) -> None:  # fmt: skip
         self._source = source
         self._module = module
-        self._inputs = inputs
-        self._loss = loss
+        self._feed = feed
         self.progress = progress
         self._shelf = Shelf(stores)
         self._known: dict[Setup, Steps] = {}
@@ -170,7 +170,7 @@ class Tracer:
 
     @classmethod
     def of(
-        cls, model: Any, *, inputs: Any = None, loss: Any = None, trust_remote_code: bool = False,
+        cls, model: Any, *, feed: Feed = NOTHING, trust_remote_code: bool = False,
         progress: Progress | None = None,
     ) -> Tracer:  # fmt: skip
         """The tracer of whatever a user calls a model: a name, a path, a factory, a live module.
@@ -179,11 +179,11 @@ class Tracer:
             MemestError: a name that leads nowhere.
         """
         if not isinstance(model, str):
-            return cls(module=model, inputs=inputs, loss=loss, progress=progress)
+            return cls(module=model, feed=feed, progress=progress)
         from memest.models.resolve import resolve_model
 
         source = resolve_model(model, trust_remote_code=trust_remote_code)
-        return cls(source=source, inputs=inputs, loss=loss, progress=progress)
+        return cls(source=source, feed=feed, progress=progress)
 
     @property
     def name(self) -> str:
@@ -201,14 +201,24 @@ class Tracer:
         steps = self._steps(asked)
         answer = self._answer(steps, asked)
         card = steps.cards[asked.image_size]
-        batch = asked.batch
-        if card.batch is not None and asked.batch == Setup().batch:
-            batch = card.batch
         return replace(
             asked, **answer.taken, task=card.task, attn_implementation=card.attention,
-            checkpointing=card.checkpointing, batch=batch,
+            checkpointing=card.checkpointing,
             distributed=with_hidden_size(asked.distributed, self._config),
         )  # fmt: skip
+
+    def with_own_batch(self, asked: Setup, options: Mapping[str, Any]) -> Setup:
+        """The setup with the batch of the example inputs, where options name none."""
+        if any(find_option(name).name == "batch" for name in options if name not in HARMLESS):
+            return asked
+        if self._feed.inputs is None and (self._source is None or self._source.config is not None):
+            return asked
+        batch = None
+        if asked.batch == Setup().batch:
+            steps = self._steps(asked)
+            self._answer(steps, asked)
+            batch = steps.cards[asked.image_size].batch
+        return asked if batch is None else replace(asked, batch=batch)
 
     @property
     def _config(self) -> Any:
@@ -384,7 +394,7 @@ class Tracer:
         source = self._source
         if source is None or source.config is None or source.trust_remote_code:
             return False
-        return self._inputs is None and self._loss is None
+        return self._feed == NOTHING
 
     def _key(self, structure: Setup) -> dict[str, Any]:
         source = self._source
@@ -462,7 +472,11 @@ class Tracer:
         from memest.trace.session import build
 
         self._say("building the model on the meta device")
-        run = build(as_traced(asked), self._source, self._module, self._inputs, self._loss)
+        feed = self._feed
+        run = build(
+            as_traced(asked), self._source, self._module, feed.inputs, feed.loss,
+            step_fn=feed.step_fn, dims=feed.dims, model_args=feed.model_args,
+        )  # fmt: skip
         steps.runs[asked.image_size] = run
         return run
 
@@ -483,9 +497,9 @@ class Tracer:
         """A family around the point where one is wanted and to be had, else what is held."""
         self._shelf.take(steps, lambda _: True)
         near = [f for f in steps.families if chosen_like(f, held[0])]
-        axes = _worth_varying(near, sizes, vary, own=held[0])
+        axes = worth_varying(near, sizes, vary, own=held[0])
         while axes:
-            place = _place(axes, sizes, held[0])
+            place = place_of(axes, sizes, held[0])
             grown = None
             if place not in steps.barren:
                 try:
@@ -560,37 +574,3 @@ class Tracer:
     def _say(self, text: str) -> None:
         if self.progress is not None:
             self.progress(text)
-
-
-# -- families -------------------------------------------------------------------------------------
-
-
-def _worth_varying(
-    near: Sequence[Family], sizes: Sizes, vary: Sequence[str], own: Family
-) -> tuple[str, ...]:
-    """The sizes that shall vary: those asked for, and those in which questions differed before."""
-    # images and sounds are cut into patches and frames: their families are small, and rarely there
-    costly = {"image_size", "audio_ms"} - set(vary)
-    axes = {axis for axis in vary if axis in sizes}
-    for family in near:
-        if family.reach.names != set(sizes):
-            continue
-        axes.update(family.axes)
-        axes.update(n for n, v in family.fixed.items() if sizes[n] != v and n not in costly)
-    axes.update(own.axes)
-    if sizes["batch"] == 1:
-        axes.discard("batch")
-    if "target_len" in axes and sizes.get("target_len") == sizes.get("seq_len"):
-        axes.discard("target_len")
-        axes.add("seq_len")
-    return tuple(
-        a for a in ("batch", "seq_len", "target_len", "image_size", "audio_ms") if a in axes
-    )
-
-
-def _place(axes: tuple[str, ...], sizes: Sizes, family: Family) -> str:
-    """Where a family was looked for: other sizes of these axes would not find it either."""
-    rest = {n: v for n, v in sizes.items() if n not in axes}
-    remainder = {a: sizes[a] % 128 for a in axes if a != "batch"}
-    kinds = [kind for _, kind in family.skeleton.attention_choices]
-    return digest_of([axes, rest, remainder, sizes["batch"] == 1, kinds])

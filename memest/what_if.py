@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from memest.distributed import Strategy
 from memest.estimator import answer, cards_of, spot
+from memest.feed import NOTHING, Feed, feed_of
 from memest.options import given_setup, setup_from_options
 from memest.replay.conf import parse_alloc_conf
 from memest.result import Estimate, Spot
@@ -31,8 +32,11 @@ def profile(
     model: str | torch.nn.Module,
     setup: Setup | None = None,
     *,
-    inputs: Mapping[str, torch.Tensor] | None = None,
-    loss: Callable[[Any, Any], torch.Tensor] | None = None,
+    inputs: Any = None,
+    loss: Callable[[Any, Any], torch.Tensor] | str | None = None,
+    step_fn: Callable[..., Any] | str | None = None,
+    dims: Mapping[str, int] | Sequence[str] | None = None,
+    model_args: Mapping[str, Any] | Sequence[str] | None = None,
     trust_remote_code: bool = False,
     progress: Progress | None = None,
     **options: Any,
@@ -43,13 +47,21 @@ def profile(
         model: as for :func:`memest.estimate`.
         setup: the training configuration that questions change; ``options`` are another way to
             give it.
-        inputs: example inputs by argument name, for models that are no transformers models.
-        loss: ``loss(outputs, batch)`` where the outputs carry none.
+        inputs: what a module of one's own is fed: tensors by name (or in a tuple), specifications
+            (``"x:float32[B,3,224,224]"``), or a function that makes them for a batch size.
+        loss: where the outputs carry none: ``loss(outputs, batch)``, or a name (``"mse"``).
+        step_fn: ``step(model, batch) -> loss`` in place of forward and loss; see
+            ``docs/any-module.md`` for steps with several models and optimizers.
+        dims: what the letters of specifications are; ``B`` is the batch, ``S`` the length.
+        model_args: arguments of a factory.
         trust_remote_code: run code that the model's repository brings.
         progress: called with one line for each longer thing done.
         **options: fields of :class:`Setup` and the spellings of HF ``TrainingArguments``.
     """
-    return Profile(model, given_setup(setup, options), inputs, loss, trust_remote_code, progress)
+    feed = feed_of(inputs, loss, step_fn, dims, model_args)
+    made = Profile(model, given_setup(setup, options), feed, trust_remote_code, progress)
+    made.named = options
+    return made
 
 
 class Profile:
@@ -57,15 +69,17 @@ class Profile:
 
     Attributes:
         setup: what holds where a question says nothing.
+        named: the options that made it, until the batch of example inputs is known.
     """
 
     def __init__(
-        self, model: Any, setup: Setup, inputs: Any = None, loss: Any = None,
-        trust_remote_code: bool = False, progress: Progress | None = None,
+        self, model: Any, setup: Setup, feed: Feed = NOTHING, trust_remote_code: bool = False,
+        progress: Progress | None = None,
     ) -> None:  # fmt: skip
         self.setup = setup
+        self.named: Mapping[str, Any] | None = None
         self._tracer = Tracer.of(
-            model, inputs=inputs, loss=loss, trust_remote_code=trust_remote_code, progress=progress
+            model, feed=feed, trust_remote_code=trust_remote_code, progress=progress
         )
 
     @property
@@ -172,7 +186,13 @@ class Profile:
         conf = parse_alloc_conf("expandable_segments:True")
         return self._tracer.replays(conf).of(found.short_stream).peak_allocated_bytes
 
+    def with_own_batch(self, setup: Setup, options: Mapping[str, Any]) -> Setup:
+        """A whole setup with the batch of the example inputs, where its options name none."""
+        return self._tracer.with_own_batch(setup, options)
+
     def setup_for(self, setup: Setup | None = None, **changes: Any) -> Setup:
         """The setup of a question."""
+        if self.named is not None:
+            self.setup, self.named = self._tracer.with_own_batch(self.setup, self.named), None
         base = self.setup if setup is None else setup
         return setup_from_options(base, **changes) if changes else base

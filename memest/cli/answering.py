@@ -58,7 +58,9 @@ def _answer(
     from memest.estimator import estimate as predict
 
     with silenced(debug=debug), output.progress() as progress:
-        answer = predict(model, max_batch=max_batch, snapshot=snapshot, progress=progress, **options)
+        answer = predict(
+            model, max_batch=max_batch, snapshot=snapshot, progress=progress, **options
+        )
     if run is None:
         return answer
     from memest.readers.origins import origins_of

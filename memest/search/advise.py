@@ -47,8 +47,11 @@ def advise(
     device_context: int | str | None = None,
     profile: str | None = None,
     any_precision: bool = False,
-    inputs: Mapping[str, torch.Tensor] | None = None,
-    loss: Callable[[Any, Any], torch.Tensor] | None = None,
+    inputs: Any = None,
+    loss: Callable[[Any, Any], torch.Tensor] | str | None = None,
+    step_fn: Callable[..., Any] | str | None = None,
+    dims: Mapping[str, int] | Sequence[str] | None = None,
+    model_args: Mapping[str, Any] | Sequence[str] | None = None,
     trust_remote_code: bool = False,
     progress: Progress | None = None,
     **options: Any,
@@ -69,6 +72,9 @@ def advise(
             one asked for is kept unless nothing fits with it.
         inputs: as for :func:`memest.estimate`.
         loss: as for :func:`memest.estimate`.
+        step_fn: as for :func:`memest.estimate`.
+        dims: as for :func:`memest.estimate`.
+        model_args: as for :func:`memest.estimate`.
         trust_remote_code: run code that the model's repository brings.
         progress: called with one line for each longer thing done.
         **options: what all plans share.
@@ -96,8 +102,8 @@ def advise(
                 "one optimizer step, in its place."
             )
     own = ask(
-        model, setup, inputs=inputs, loss=loss, trust_remote_code=trust_remote_code,
-        progress=progress, **options,
+        model, setup, inputs=inputs, loss=loss, step_fn=step_fn, dims=dims, model_args=model_args,
+        trust_remote_code=trust_remote_code, progress=progress, **options,
     )  # fmt: skip
     where = {
         "gpu": named or None, "gpu_memory": gpu_memory, "device_context": device_context,

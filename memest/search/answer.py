@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from memest.errors import MemestError, MissingDependencyError
+from memest.feed import NOTHING, Feed
 from memest.options import setup_from_options
 from memest.search.grid import Question, setup_options
 from memest.search.points import SweepPoint
@@ -26,16 +27,14 @@ class Unit:
         label: how results call it.
         trust_remote_code: run code that the model's repository brings.
         questions: the points.
-        inputs: example inputs of a live module or a factory, None otherwise.
-        loss: takes the loss out of the outputs, None for the usual ways.
+        feed: what a module of one's own is fed.
     """
 
     model: Any
     label: str
     trust_remote_code: bool
     questions: tuple[Question, ...]
-    inputs: Any = None
-    loss: Any = None
+    feed: Feed = NOTHING
 
 
 def units_of(units: Iterable[Unit], pieces: int) -> list[Unit]:
@@ -65,7 +64,7 @@ def answer(unit: Unit, progress: Callable[[str], None] | None = None) -> Iterato
     Raises:
         MissingDependencyError: without torch no point at all can be answered.
     """
-    from memest.what_if import profile
+    from memest.what_if import Profile
 
     often = _often(unit.questions)
     asked = None
@@ -74,10 +73,8 @@ def answer(unit: Unit, progress: Callable[[str], None] | None = None) -> Iterato
         try:
             setup = setup_from_options(**setup_options(question.options))
             if asked is None:
-                asked = profile(
-                    unit.model, setup, inputs=unit.inputs, loss=unit.loss,
-                    trust_remote_code=unit.trust_remote_code, progress=progress,
-                )  # fmt: skip
+                asked = Profile(unit.model, setup, unit.feed, unit.trust_remote_code, progress)
+            setup = asked.with_own_batch(setup, setup_options(question.options))
             found = asked.spot(
                 setup,
                 gpu=options.get("gpu"),

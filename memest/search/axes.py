@@ -22,6 +22,7 @@ from memest.errors import ConfigError, closest
 from memest.option import Kind, Option
 from memest.option_table import OPTIONS
 from memest.options import find_option, read_bool, read_size, read_whole
+from memest.own_module_table import OWN_MODULE_NAMES
 from memest.setup import Software
 
 __all__ = ["MAX_POINTS", "Axis", "axis_option", "axis_values", "parse_axis", "read_value"]
@@ -33,7 +34,7 @@ _MAX_FACTORS = 1_000
 """Values of one geometric range: powers of a fraction get ever longer."""
 _NUMBER = r"[-+]?\d{1,30}(?:\.\d{1,30})?"
 _RANGE = re.compile(rf"^({_NUMBER}):({_NUMBER})(?::(x?)({_NUMBER}))?$")
-_NO_AXIS = frozenset({"trust_remote_code"})
+_NO_AXIS = frozenset({*OWN_MODULE_NAMES, "trust_remote_code"})
 _SYNTAX = (
     "write for example --over batch=1,2,4 or --over seq-len=128:512:128 or --over batch=1:64:x2"
 )

@@ -36,8 +36,11 @@ def compare(
     gpu_memory: int | str | None = None,
     device_context: int | str | None = None,
     profile: str | None = None,
-    inputs: Mapping[str, torch.Tensor] | None = None,
-    loss: Callable[[Any, Any], torch.Tensor] | None = None,
+    inputs: Any = None,
+    loss: Callable[[Any, Any], torch.Tensor] | str | None = None,
+    step_fn: Callable[..., Any] | str | None = None,
+    dims: Mapping[str, int] | Sequence[str] | None = None,
+    model_args: Mapping[str, Any] | Sequence[str] | None = None,
     trust_remote_code: bool = False,
     max_batch: bool = True,
     progress: Progress | None = None,
@@ -58,6 +61,9 @@ def compare(
         profile: calibration profile, as for :func:`memest.estimate`.
         inputs: as for :func:`memest.estimate`.
         loss: as for :func:`memest.estimate`.
+        step_fn: as for :func:`memest.estimate`.
+        dims: as for :func:`memest.estimate`.
+        model_args: as for :func:`memest.estimate`.
         trust_remote_code: run code that the model's repository brings.
         max_batch: look for the largest batch of each scenario when a GPU is named.
         progress: called with one line for each longer thing done.
@@ -90,8 +96,8 @@ def compare(
     }  # fmt: skip
     profiles = [
         ask(
-            one, setup, inputs=inputs, loss=loss, trust_remote_code=trust_remote_code,
-            progress=progress, **options,
+            one, setup, inputs=inputs, loss=loss, step_fn=step_fn, dims=dims, model_args=model_args,
+            trust_remote_code=trust_remote_code, progress=progress, **options,
         )
         for one in models
     ]  # fmt: skip

@@ -12,12 +12,13 @@ from typing import Any
 from memest.errors import ConfigError
 from memest.option_table import PLACE
 from memest.options import HARMLESS, find_option, setup_from_options
+from memest.own_module_table import OWN_MODULE_NAMES
 from memest.search.axes import MAX_POINTS, Axis, axis_option, axis_values, read_value
 from memest.setup import Software
 
 __all__ = ["Grid", "Question", "gpus_of", "read_grid", "setup_options", "shown"]
 
-_APART = frozenset({*PLACE, "trust_remote_code"})
+_APART = frozenset({*PLACE, *OWN_MODULE_NAMES, "trust_remote_code"})
 """Options that are arguments of an estimate and no part of the training setup."""
 
 

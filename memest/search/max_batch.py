@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from memest.cards import Card
 from memest.errors import ConfigError, MemestError
 from memest.estimator import cards_of, not_modelled, one_of_several
+from memest.feed import feed_of
 from memest.fit import Tried
 from memest.limits import EffectiveBatch, End, Largest, MaxBatch, Multiple, Of
 from memest.options import given_setup, no_gpu, read_effective_batch
@@ -52,8 +53,11 @@ def max_batch(
     profile: str | None = None,
     of: Of | str = Of.BATCH,
     effective_batch: int | str | None = None,
-    inputs: Mapping[str, torch.Tensor] | None = None,
-    loss: Callable[[Any, Any], torch.Tensor] | None = None,
+    inputs: Any = None,
+    loss: Callable[[Any, Any], torch.Tensor] | str | None = None,
+    step_fn: Callable[..., Any] | str | None = None,
+    dims: Mapping[str, int] | Sequence[str] | None = None,
+    model_args: Mapping[str, Any] | Sequence[str] | None = None,
     trust_remote_code: bool = False,
     progress: Progress | None = None,
     **options: Any,
@@ -72,6 +76,9 @@ def max_batch(
         effective_batch: samples of an optimizer step that shall be reached by accumulation.
         inputs: as for :func:`memest.estimate`.
         loss: as for :func:`memest.estimate`.
+        step_fn: as for :func:`memest.estimate`.
+        dims: as for :func:`memest.estimate`.
+        model_args: as for :func:`memest.estimate`.
         trust_remote_code: run code that the model's repository brings.
         progress: called with one line for each longer thing done.
         **options: fields of :class:`Setup` and the spellings of HF ``TrainingArguments``.
@@ -97,8 +104,10 @@ def max_batch(
     samples = None if effective_batch is None else _samples(effective_batch, wanted, setup)
     cards = cards_of(setup, gpu, gpu_memory, device_context, profile).named
     tracer = Tracer.of(
-        model, inputs=inputs, loss=loss, trust_remote_code=trust_remote_code, progress=progress
-    )
+        model, feed=feed_of(inputs, loss, step_fn, dims, model_args),
+        trust_remote_code=trust_remote_code, progress=progress,
+    )  # fmt: skip
+    setup = tracer.with_own_batch(setup, options)
     hunt = _hunt(tracer, setup, wanted)
     answers = tuple(hunt.on(card, samples) for card in cards)
     typical = with_size(hunt.asked, wanted, max(answers[0].largest, hunt.smallest))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from memest.errors import ConfigError, MemestError, UnknownModelError
+from memest.feed import feed_of
 from memest.options import read_whole
 from memest.search.answer import Unit, answer, in_order, units_of
 from memest.search.grid import Grid, gpus_of, read_grid
@@ -27,8 +28,11 @@ def sweep(
     *,
     jobs: int = 1,
     ray: str | bool | None = None,
-    inputs: Mapping[str, torch.Tensor] | None = None,
-    loss: Callable[[Any, Any], torch.Tensor] | None = None,
+    inputs: Any = None,
+    loss: Callable[[Any, Any], torch.Tensor] | str | None = None,
+    step_fn: Callable[..., Any] | str | None = None,
+    dims: Mapping[str, int] | Sequence[str] | None = None,
+    model_args: Mapping[str, Any] | Sequence[str] | None = None,
     trust_remote_code: bool = False,
     progress: Progress | None = None,
     **options: Any,
@@ -43,8 +47,13 @@ def sweep(
             script ``if __name__ == "__main__":`` around the call.
         ray: answer on a Ray cluster: True or ``"auto"`` for the one this machine is part of,
             ``"local"`` to start one, or its address.
-        inputs: example inputs by argument name, for models that are no transformers models.
-        loss: ``loss(outputs, batch)`` where the outputs carry none.
+        inputs: what a module of one's own is fed: tensors by name (or in a tuple), specifications
+            (``"x:float32[B,3,224,224]"``), or a function that makes them for a batch size.
+        loss: where the outputs carry none: ``loss(outputs, batch)``, or a name (``"mse"``).
+        step_fn: ``step(model, batch) -> loss`` in place of forward and loss; see
+            ``docs/any-module.md`` for steps with several models and optimizers.
+        dims: what the letters of specifications are; ``B`` is the batch, ``S`` the length.
+        model_args: arguments of a factory.
         trust_remote_code: run code that a model's repository brings.
         progress: called with one line for each longer thing done in this process.
         **options: what is the same at every point, GPU included; several GPUs become an axis.
@@ -68,8 +77,8 @@ def sweep(
         ['fits', 'fits', 'fits', 'fits']
     """
     made = plan(
-        models, grid, jobs=jobs, ray=ray, inputs=inputs, loss=loss,
-        trust_remote_code=trust_remote_code, **options,
+        models, grid, jobs=jobs, ray=ray, inputs=inputs, loss=loss, step_fn=step_fn, dims=dims,
+        model_args=model_args, trust_remote_code=trust_remote_code, **options,
     )  # fmt: skip
     return made.collect(made.points(progress))
 
@@ -129,6 +138,9 @@ def plan(
     ray: str | bool | None = None,
     inputs: Any = None,
     loss: Any = None,
+    step_fn: Any = None,
+    dims: Any = None,
+    model_args: Any = None,
     trust_remote_code: bool = False,
     **options: Any,
 ) -> Plan:
@@ -141,6 +153,9 @@ def plan(
         ray: as for :func:`sweep`.
         inputs: as for :func:`sweep`.
         loss: as for :func:`sweep`.
+        step_fn: as for :func:`sweep`.
+        dims: as for :func:`sweep`.
+        model_args: as for :func:`sweep`.
         trust_remote_code: as for :func:`sweep`.
         **options: as for :func:`sweep`.
     """
@@ -151,11 +166,12 @@ def plan(
         if jobs < 1:
             raise ConfigError(f"--jobs {jobs} is out of range: it must be at least 1.")
     cluster = _address(ray)
-    if live or inputs is not None or loss is not None:
+    feed = feed_of(inputs, loss, step_fn, dims, model_args)
+    if live or not feed.travels:
         if cluster is not None or (jobs or 1) > 1:
             raise ConfigError(
-                "live modules, inputs and losses stay in this process: leave out jobs and ray, or "
-                "name the model as package.module:factory."
+                "live modules, tensors and functions stay in this process: leave out jobs and ray, "
+                "or name them: package.module:factory, and inputs as x:float32[B,8]."
             )
         jobs = 1
     spanned = read_grid(grid or {}, options, num_models=len(named))
@@ -174,7 +190,7 @@ def plan(
     units = tuple(
         Unit(
             model=model, label=label, trust_remote_code=trust_remote_code,
-            questions=tuple(asked), inputs=inputs, loss=loss,
+            questions=tuple(asked), feed=feed,
         )
         for model, label, asked in zip(named, labels, questions, strict=True)
     )  # fmt: skip

@@ -14,6 +14,7 @@ import torch
 from memest.errors import TraceError
 from memest.trace.known import assume, assumptions_of, attach, evaluate
 from memest.trace.recorder import Handler, Recorder
+from memest.trace.where import line_here
 
 __all__ = ["answer_handlers"]
 
@@ -32,6 +33,44 @@ def _value_of(recorder: Recorder, tensor: torch.Tensor) -> torch.Tensor | None:
     return value
 
 
+_STATIC = (
+    "If the model offers a static path, choose that (for mixtures of experts: grouped_mm experts; "
+    "an attention implementation). In code of your own: keep the shape and mask (torch.where, "
+    "masked sums), or give the input that it depends on as a tensor on the CPU, whose values are "
+    "known."
+)
+_MOST_QUESTIONS = 4096
+
+
+def _at() -> str:
+    """Where in the user's own code this is, if it is there."""
+    line = line_here(own=True)
+    return f" at {line}" if line else ""
+
+
+def _asked_by_own_code(recorder: Recorder, *, quietly: bool = False) -> None:
+    """A value that no trace knows, asked for by a line of the user's: said, and not for ever.
+
+    Raises:
+        TraceError: one line asks again and again: a loop that ends when a value says so.
+    """
+    line = line_here(own=True)
+    if not line:
+        return
+    recorder.questions[line] = recorder.questions.get(line, 0) + 1
+    if recorder.questions[line] > _MOST_QUESTIONS:
+        raise TraceError(
+            f"{recorder.current_module or 'the model'} asks for a value more than "
+            f"{_MOST_QUESTIONS:,} times at {line}: a loop that ends when the data say so, which no "
+            "trace can know. Bound it by a number of turns."
+        )
+    if not quietly:
+        recorder.note(
+            f"a value that depends on weights or data is asked for at {line}: taken as 1 (0 where "
+            "it was just made as zero). What follows from it is a guess, unless it is only logged."
+        )
+
+
 def _item(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     tensor = args[0]
     if tensor.device.type != "meta":
@@ -44,18 +83,19 @@ def _item(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
         answer = made_by.startswith(("aten.all", "aten.eq", "aten.isfinite"))
         recorder.note(
             f"A branch depends on values ({made_by or 'a bool tensor'} in "
-            f"{recorder.current_module or 'the model'}): taken as {answer}, as for finite, dense "
-            "data."
+            f"{recorder.current_module or 'the model'}{_at()}): taken as {answer}, as for finite, "
+            "dense data."
         )
+        _asked_by_own_code(recorder, quietly=True)
         return answer
     if tensor.is_floating_point():
         # scales, norms and learning rates
+        _asked_by_own_code(recorder)
         return 0.0 if recorder.origin_of(tensor).startswith(("aten.full", "aten.zeros")) else 1.0
     raise TraceError(
         f"{recorder.current_module or 'the model'} asks for the value of an integer tensor that "
         f"depends on weights ({recorder.origin_of(tensor) or 'unknown operator'}), which no trace "
-        "can know. If the model has a static path (for example experts_implementation or an "
-        "attention implementation), choose that."
+        f"can know{_at()}. {_STATIC}"
     )
 
 
@@ -66,11 +106,11 @@ def _to_copy(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
         if value is None:
             value = torch.zeros(args[0].shape, dtype=args[0].dtype)
             recorder.note(
-                f"{recorder.current_module or 'The model'} copies a computed tensor to the CPU: "
-                "taken as zeros."
+                f"{recorder.current_module or 'The model'} copies a computed tensor to the "
+                f"CPU{_at()}: taken as zeros."
             )
         dtype = kwargs.get("dtype")
-        return value.to(dtype) if dtype is not None else value.clone()
+        return value.to(dtype, copy=True) if dtype is not None else value.clone()
     return func(*args, **kwargs)
 
 
@@ -227,8 +267,7 @@ def _unknown_shape(recorder: Recorder, what: str, tensor: torch.Tensor) -> NoRet
     raise TraceError(
         f"{recorder.current_module or 'the model'}: {what} on a tensor made by "
         f"{recorder.origin_of(tensor) or 'an unknown operator'} has a shape that depends on "
-        "weights or data, which no trace can know. If the model offers a static implementation, "
-        "choose that (for mixtures of experts: grouped_mm experts)."
+        f"weights or data, which no trace can know{_at()}. {_STATIC}"
     )
 
 

@@ -6,9 +6,8 @@
 from __future__ import annotations
 
 import copy
-import importlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -25,12 +24,23 @@ from memest.errors import (
 from memest.models.resolve import ModelSource
 from memest.setup import Attention, Dtype, Setup, Task
 from memest.trace.adjust import adjust_config
+from memest.trace.factories import container, import_named, made
 from memest.trace.flash import check_precision, flash_attention_installed
 from memest.trace.known import attach
 from memest.trace.quantized import companions, num_elements
 from memest.trace.tasks import choose_head, task_of_class
+from memest.trace.twins import twin_of
 
-__all__ = ["BuiltModel", "build_model", "count", "freeze", "move_to_meta"]
+__all__ = [
+    "BuiltModel",
+    "build_model",
+    "count",
+    "freeze",
+    "from_factory",
+    "move_to_meta",
+    "of_module",
+    "put_into_training",
+]
 
 _DTYPES = {
     Dtype.FLOAT32: torch.float32,
@@ -75,7 +85,7 @@ def build_model(source: ModelSource, setup: Setup) -> BuiltModel:
             built from its config.
     """
     if source.kind == "factory":
-        return _from_factory(source, setup)
+        return from_factory(source, setup)
     try:
         import transformers
     except ImportError as error:
@@ -266,54 +276,97 @@ def _quiet_hub() -> Iterator[None]:
             os.environ["HF_HUB_OFFLINE"] = before
 
 
-def _from_factory(source: ModelSource, setup: Setup) -> BuiltModel:
-    module_name, _, attribute = (source.factory or "").partition(":")
-    try:
-        factory = getattr(importlib.import_module(module_name), attribute)
-    except Exception as error:
-        raise ModelLoadError(
-            f"{source.factory!r} cannot be imported: {type(error).__name__}: "
-            f"{_first_line(error)} Write "
-            "package.module:factory with the package on PYTHONPATH."
-        ) from error
-    try:
-        with torch.device("meta"):
-            model = factory
-            if callable(factory) and not isinstance(factory, torch.nn.Module):
-                model = factory()
-    except Exception as error:
-        raise ModelLoadError(
-            f"{source.factory!r} raised {type(error).__name__} while building: {_first_line(error)}"
-        ) from error
+def from_factory(
+    source: ModelSource, setup: Setup, arguments: Mapping[str, Any] | None = None
+) -> BuiltModel:
+    """The model that ``package.module:name`` builds, or is, with the inputs and loss it brings.
+
+    Raises:
+        ConfigError: arguments that it does not take.
+        ModelLoadError: its code fails, or makes no model.
+    """
+    reference = source.factory or ""
+    model = made(import_named(reference), reference, arguments or {})
     inputs = loss = None
     if isinstance(model, tuple):
         model, inputs, loss = (*model, None, None)[:3] if model else (None, None, None)
+    model = container(model)
     if not isinstance(model, torch.nn.Module):
         raise ModelLoadError(
-            f"{source.factory!r} returned {type(model).__name__}, not a torch.nn.Module, nor a "
-            "tuple of one, its example inputs, and if need be its loss."
+            f"{source.factory!r} returned {type(model).__name__}, not a torch.nn.Module (or a "
+            "dict of them), nor a tuple of one, its example inputs, and if need be its loss."
         )
+    loading = None
+    if any(t.device.type != "meta" for t in (*model.parameters(), *model.buffers())):
+        model, loading = twin_of(model)  # an instance is the user's: it stays as it is
+    return of_module(model, setup, inputs=inputs, loss=loss, loading=loading)
+
+
+def of_module(
+    model: torch.nn.Module, setup: Setup, *, inputs: Any = None, loss: Any = None,
+    loading: Any = None,
+) -> BuiltModel:  # fmt: skip
+    """What there is to know of a module on meta that somebody else built."""
     if setup.dtype is not Dtype.AUTO:
         model = model.to(_DTYPES[setup.dtype])
-    move_to_meta(model)
-    model.train()
+    put_into_training(model)
     dtype = next((p.dtype for p in model.parameters()), torch.float32)
     config = getattr(model, "config", None)
     config = config if hasattr(config, "model_type") else None
-    task = setup.task
-    if task is Task.AUTO and config is not None:
+    task = Task.AUTO
+    if config is not None:
         both = bool(getattr(config, "is_encoder_decoder", False))
         task = task_of_class(type(model), encoder_decoder=both)
+    _check_head(model, task, setup)
     return BuiltModel(
         model=model,
         config=config,
         task=task,
         dtype=dtype,
         attention=str(getattr(config, "_attn_implementation", "as the model's code does")),
-        notes=(),
+        notes=tuple(_fused_elsewhere(model)),
         inputs=inputs,
         loss=loss,
+        loading=loading,
     )
+
+
+def _check_head(model: torch.nn.Module, own: Task, setup: Setup) -> None:
+    """Options that say which head memest builds, where the model has its head already.
+
+    Raises:
+        ConfigError: one of them was given, and is not what the model has.
+    """
+    for flag, value, legal in (
+        ("--num-labels", setup.num_labels, (None,)), ("--task", setup.task, (Task.AUTO, own)),
+    ):  # fmt: skip
+        if value not in legal:
+            raise ConfigError(
+                f"{flag} {value} is for models that memest builds by name; the "
+                f"{type(model).__name__} has its head already: leave it out, and build the head "
+                "that you mean."
+            )
+
+
+def put_into_training(model: torch.nn.Module) -> None:
+    """Training mode; of several models those that are frozen whole stay in the mode they are in."""
+    if not isinstance(model, torch.nn.ModuleDict):
+        model.train()
+        return
+    model.training = True
+    for part in model.values():
+        if any(p.requires_grad for p in part.parameters()):
+            part.train()
+
+
+def _fused_elsewhere(model: torch.nn.Module) -> Iterator[str]:
+    """Layers that a library runs as one kernel, with memory of its own."""
+    kinds = sorted({type(m).__name__ for m in model.modules() if isinstance(m, torch.nn.RNNBase)})
+    for kind in kinds:
+        yield (
+            f"{kind} is traced as PyTorch's own loop over the steps; on a GPU cuDNN runs it as one "
+            "kernel and keeps a reserve whose size only it knows, which is not modelled"
+        )
 
 
 def freeze(model: torch.nn.Module, setup: Setup) -> None:

@@ -30,7 +30,7 @@ TRACED_BATCHES = 4
 def trace_evaluation(
     model: torch.nn.Module, setup: Setup, *, make_batch: Callable[[], dict[str, torch.Tensor]],
     loss_of: Callable[[Any, Any], torch.Tensor], gpu: GpuTraits, model_type: str = "",
-    operators: str = "cuda", loading: Loading | None = None,
+    operators: str = "cuda", loading: Loading | None = None, call: Any = None,
 ) -> Trace:  # fmt: skip
     """Trace the first batches of an evaluation.
 
@@ -43,6 +43,7 @@ def trace_evaluation(
         model_type: family of the model.
         operators: ``cuda``, or ``cpu`` for what this machine's CPU would run.
         loading: how the weights come to the device; None = ``model.to(device)``.
+        call: how the model is called with a batch; None = ``model(**batch)``.
 
     Returns:
         The model's load, then :data:`TRACED_BATCHES` batches, each behind a seam.
@@ -57,6 +58,7 @@ def trace_evaluation(
         run = make_run(model, setup, recorder, make_batch, loss_of, gpu)
         model.eval()
         stack.callback(model.train)
+        run.call = call
         _evaluate(run, setup)
     trace = recorder.trace
     trace.notes.extend(recorder.notes)

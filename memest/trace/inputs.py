@@ -70,9 +70,9 @@ def _planned(built: BuiltModel, setup: Setup, parameters: Mapping[str, Any]) -> 
         names = ", ".join(parameters) or "nothing by name"
         raise ConfigError(
             f"{type(built.model).__name__} has no transformers config, so its inputs are not "
-            f"known; its forward takes {names}. Let the factory return (module, inputs), or "
-            "give example inputs from Python: "
-            "memest.estimate(module, inputs={...}, loss=lambda outputs, batch: ...)."
+            f"known; its forward takes {names}. Give example inputs: --input "
+            "'x:float32[B,3,224,224]' (memest.estimate(module, inputs={...}, loss=lambda outputs, "
+            "batch: ...) in Python), or let the factory return (module, inputs)."
         )
     if built.task is Task.CONTRASTIVE or "return_loss" in parameters:
         return contrastive(built, setup, parameters)

@@ -22,7 +22,16 @@ from memest.trace.in_backward import Stepper
 from memest.trace.optimizers import weights_of
 from memest.trace.recorder import Recorder
 
-__all__ = ["Run", "count_items", "forward", "loss_region", "run_steps", "run_updates"]
+__all__ = [
+    "Run",
+    "count_items",
+    "forward",
+    "loss_region",
+    "run_steps",
+    "run_updates",
+    "state_tensors",
+    "tag_gradients",
+]
 
 Batch = dict[str, torch.Tensor]
 _AUTOCAST_DTYPES = {Precision.FP16: torch.float16, Precision.BF16: torch.bfloat16}
@@ -53,6 +62,7 @@ class Run:
         zero_grad_at: where a script calls zero_grad; the Trainer does after the step.
         stepper: the optimizer where it steps in backward; ``optimizer`` is None then.
         clones_outputs: DDP copies the model's outputs, to find parameters that were not used.
+        call: how the model is called with a batch; None = ``model(**batch)``.
         weights: the parameters, noted when the first backward has given them gradients.
     """
 
@@ -75,6 +85,7 @@ class Run:
     zero_grad_at: ZeroGradAt = ZeroGradAt.AFTER_STEP
     stepper: Stepper | None = None
     clones_outputs: bool = False
+    call: Callable[[Any, Batch], Any] | None = None
     weights: tuple[Weight, ...] = ()
 
     @property
@@ -284,10 +295,14 @@ class _Sink(torch.autograd.Function):
 def _forward(run: Run, inputs: Mapping[str, Any]) -> Any:
     """The model's forward; accelerate puts it into a region and returns outputs in fp32."""
     if not run.outputs_to_fp32:
-        return run.model(**inputs)
+        return _called(run, inputs)
     with _autocast(run):
-        outputs = run.model(**inputs)
+        outputs = _called(run, inputs)
     return outputs if run.precision is Precision.FP32 else to_fp32(outputs)
+
+
+def _called(run: Run, inputs: Mapping[str, Any]) -> Any:
+    return run.model(**inputs) if run.call is None else run.call(run.model, dict(inputs))
 
 
 def to_fp32(value: Any) -> Any:
@@ -307,7 +322,7 @@ def to_fp32(value: Any) -> Any:
 def _backward(run: Run, loss: torch.Tensor) -> None:
     if run.stepper is not None:
         run.stepper.backward(loss)
-        for tensor in _state_tensors(run.stepper):
+        for tensor in state_tensors(run.stepper):
             run.recorder.tag(tensor, Category.OPTIMIZER_STATES)
     else:
         (run.scaler.scale(loss) if run.scaler is not None else loss).backward()
@@ -375,11 +390,12 @@ def _optimizer_step(run: Run, step: int) -> None:
     else:
         run.optimizer.step()
     if step == 1:
-        for tensor in _state_tensors(run.optimizer):
+        for tensor in state_tensors(run.optimizer):
             run.recorder.tag(tensor, Category.OPTIMIZER_STATES)
 
 
-def _state_tensors(optimizer: Any) -> Iterator[torch.Tensor]:
+def state_tensors(optimizer: Any) -> Iterator[torch.Tensor]:
+    """What an optimizer keeps."""
     for state in optimizer.state.values():
         for value in state.values() if isinstance(state, dict) else ():
             if isinstance(value, torch.Tensor):

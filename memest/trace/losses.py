@@ -15,7 +15,7 @@ from memest.errors import TraceError
 from memest.trace.build import BuiltModel
 from memest.trace.plans import forward_parameters
 
-__all__ = ["loss_for", "loss_note"]
+__all__ = ["carries_loss", "loss_for", "loss_note"]
 
 _LABELS = ("labels", "return_loss", "start_positions", "next_sentence_label")
 # their forward computes a loss from nothing but the inputs
@@ -49,6 +49,11 @@ def _has_loss(built: BuiltModel) -> bool:
 def _own_loss(outputs: Any, batch: Mapping[str, Any]) -> torch.Tensor:
     loss = _find(outputs)
     return _mean_of_outputs(outputs, batch) if loss is None else loss
+
+
+def carries_loss(outputs: Any) -> bool:
+    """Whether outputs have a loss in one of the usual places."""
+    return _find(outputs) is not None
 
 
 def _find(outputs: Any) -> torch.Tensor | None:

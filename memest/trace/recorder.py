@@ -100,6 +100,7 @@ class Recorder(TorchDispatchMode):
         self._module_of_node = -1
         self._notes: dict[str, None] = {}
         self.last_op = ""
+        self.questions: dict[str, int] = {}
         self.failed_module = ""
         self.failed_update = False
 

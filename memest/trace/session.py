@@ -2,35 +2,50 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from memest.errors import ConfigError, ModelLoadError
+from memest.errors import ConfigError
 from memest.events import Trace
+from memest.feed import Feed
 from memest.hidden.call import GpuTraits
 from memest.models.resolve import ModelSource
-from memest.setup import Attention, Dtype, Setup, Task
+from memest.setup import Attention, Precision, Setup
 from memest.steps.card import Card
 from memest.steps.sizing import SIZES, Answer
 from memest.trace.adapters import add_adapter, base_of
-from memest.trace.build import BuiltModel, build_model, count, freeze
+from memest.trace.batches import GivenBatch
+from memest.trace.build import (
+    BuiltModel,
+    build_model,
+    count,
+    freeze,
+    from_factory,
+    of_module,
+    put_into_training,
+)
+from memest.trace.chance import same_draws, undisturbed
+from memest.trace.devices import cuda_is_meta
 from memest.trace.evaluation import trace_evaluation
+from memest.trace.factories import container
 from memest.trace.inputs import Sizes, TensorPlan, plan_batch, realise
 from memest.trace.legacy import attention_of, masks_as_before, model_as_before
 from memest.trace.liger import liger_applied
-from memest.trace.losses import loss_for
+from memest.trace.losses import carries_loss, loss_for
+from memest.trace.own_loss import OwnLoss, loss_named
+from memest.trace.own_steps import OWN_SETUP, OwnStep, check_own_step, step_named
 from memest.trace.pristine import as_built
-from memest.trace.quantized import Loading, own_quantization, quantise, twins_on_meta
+from memest.trace.quantized import Loading, own_quantization, quantise
 from memest.trace.switches import set_checkpointing, set_use_cache
-from memest.trace.tasks import task_of_class
 from memest.trace.ties import separate_head
 from memest.trace.training import TracePlan, plan_to_compose, trace_training
 from memest.trace.turns import in_turn
+from memest.trace.twins import twin_of
+from memest.trace.where import own_code
 
 __all__ = ["BuiltRun", "build", "evaluate_built", "trace_built"]
 
@@ -51,36 +66,78 @@ class BuiltRun:
     """A live module whose checkpointing is on already: left as its owner set it up."""
     loading: Loading | None = None
     """How the weights come to the device; None = they are copied there as they are."""
+    call: Callable[[Any, Any], Any] | None = None
+    """How the model is called with a batch; None = ``model(**batch)``."""
+    own_step: OwnStep | None = None
+    """A step of the user's; one that makes its optimizers does everything itself."""
+    own_code: bool = False
+    """Whether code runs that no library of the trace's knows: it may name devices itself."""
 
 
 @in_turn
+@undisturbed
 def build(
-    setup: Setup, source: ModelSource | None, module: Any, inputs: Any, loss: Any
-) -> BuiltRun:
-    """Build the model (or copy a live one to meta) and plan its batch."""
-    loss = None if loss is None else _checked(loss)
+    setup: Setup, source: ModelSource | None, module: Any, inputs: Any, loss: Any, *,
+    step_fn: Any = None, dims: tuple[tuple[str, int], ...] = (),
+    model_args: tuple[tuple[str, Any], ...] = (),
+) -> BuiltRun:  # fmt: skip
+    """Build the model (or copy a live one to meta) and plan its batch.
+
+    Args:
+        setup: the run.
+        source: where the model comes from; None for a live module.
+        module: a live module, or several by name; None otherwise.
+        inputs: as for :func:`memest.estimate`, and what follows.
+        loss: takes the loss out of outputs.
+        step_fn: in place of forward and loss.
+        dims: what letters of specifications are.
+        model_args: arguments of a factory.
+
+    Raises:
+        MemestError: a model that cannot be built, or not trained like this.
+    """
+    feed = Feed(inputs=inputs, loss=loss, step_fn=step_fn, dims=dims, model_args=model_args)
+    if source is not None and source.kind != "factory" and model_args:
+        raise ConfigError(
+            f"--model-arg {model_args[0][0]}: {source.id} is built from its configuration: write "
+            "MODEL?name=value to change that. Arguments are for package.module:factory."
+        )
     if source is None:
-        return _from_module(setup, module, inputs, loss)
+        return _from_module(setup, module, feed)
+    if source.kind == "factory":
+        return _from_factory(setup, source, feed)
     model_type = str((source.config or {}).get("model_type", ""))
-    asked = setup
     setup = replace(setup, attn_implementation=attention_of(model_type, setup))
     setup, found = own_quantization(source.config or {}, setup)
     ready = bool(found) and setup.quantization is not None
     built = build_model(source, setup)
-    if source.kind == "factory":
-        _same_attention(built.model, asked)
     model_as_before(built.model, model_type, setup)
     untied = separate_head(built.model, source.config or {})
     built = replace(built, notes=(*built.notes, *untied, *found))
-    built = _finetuned(built, setup, ready=ready)
-    if loss is None and built.loss is not None:
-        loss = _checked(built.loss)
-    if inputs is None and built.inputs is not None:
-        plan = _given(built.inputs)
-        return _run(setup, built, plan, _takes_no_sizes, loss or loss_for(built))
-    if inputs is not None:
-        return _from_inputs(setup, built, inputs, loss)
-    return _planned(setup, built, loss)
+    return _fed_run(setup, _finetuned(built, setup, ready=ready), feed)
+
+
+def _from_factory(setup: Setup, source: ModelSource, feed: Feed) -> BuiltRun:
+    """The run of a model that the user's own code builds."""
+    built = from_factory(source, setup, dict(feed.model_args))
+    _same_attention(built.model, setup)
+    built = _finetuned(built, setup)
+    if feed.loss is None and feed.step_fn is None:
+        feed = replace(feed, loss=built.loss)
+    if feed.inputs is None and built.inputs is not None:
+        feed = replace(feed, inputs=built.inputs)
+    return _fed_run(setup, built, feed)
+
+
+def _fed_run(setup: Setup, built: BuiltModel, feed: Feed) -> BuiltRun:
+    """A run of a model with the batch that the user gave, else with what its config says."""
+    run = (
+        _planned(setup, built, feed)
+        if feed.inputs is None
+        else _given(setup, built, GivenBatch(feed))
+    )
+    own = own_code(built.model) or feed.step_fn is not None or feed.loss is not None
+    return replace(run, own_code=own)
 
 
 def _finetuned(built: BuiltModel, setup: Setup, *, ready: bool = False) -> BuiltModel:
@@ -95,28 +152,54 @@ def _finetuned(built: BuiltModel, setup: Setup, *, ready: bool = False) -> Built
     return built
 
 
-def _from_inputs(setup: Setup, built: BuiltModel, inputs: Any, loss: Any) -> BuiltRun:
-    """A run whose batch is that of example inputs.
+def _given(setup: Setup, built: BuiltModel, batch: GivenBatch) -> BuiltRun:
+    """A run whose batch is what the user gave.
 
     Raises:
-        ConfigError: the inputs are no tensors, or of another batch than the setup's.
+        ConfigError: the inputs are no tensors, or name sizes that nothing says.
     """
-    plan, batch = _given(inputs), _batch_of(inputs)
-    if setup.batch not in (Setup().batch, batch):
-        raise ConfigError(
-            f"The example inputs have batch {batch}, the setup says {setup.batch}. Give inputs of "
-            "the batch you ask about."
-        )
-    setup = replace(setup, batch=batch)
-    return _run(setup, built, plan, _takes_no_sizes, loss or loss_for(built), batch=batch)
+    feed = batch.feed
+    setup = replace(setup, **batch.answer(setup).taken)
+    batch.plan(setup)  # what cannot be read is said before anything else is done
+    step = None if feed.step_fn is None else step_named(feed.step_fn, batch.whole)
+    if step is not None:
+        return _stepped(setup, built, batch.plan, batch.answer, step, batch.batch)
+    call, left, said = batch.caller(built.trained)
+    loss = None if feed.loss is None else loss_named(feed.loss)
+    whole = batch.whole
+    own = OwnLoss(loss, whole, left, loss_for(built), carries_loss)
+    notes = (*built.notes, said) if said else built.notes
+    run = _run(setup, replace(built, notes=notes), batch.plan, batch.answer, own, batch=batch.batch)
+    return replace(run, call=call)
 
 
-def _takes_no_sizes(setup: Setup) -> Answer:
-    return Answer({}, _without_effect(setup, Sizes()))
+def _stepped(
+    setup: Setup, built: BuiltModel, plan: Any, answer: Any, step: OwnStep, batch: int | None
+) -> BuiltRun:
+    """A run by a step of the user's own."""
+    check_own_step(setup, step)
+    said = f"a step is {step.name}(model, batch), which returns the loss"
+    if setup.precision is not Precision.FP32:
+        said += "; autocast covers all of it"
+    answers = answer
+    if step.optimizers is not None:
+        said = f"a step is {step.name}(models, batch, optimizers), which does everything itself"
+
+        def answers(for_setup: Setup) -> Answer:
+            check_own_step(for_setup, step)
+            found = answer(for_setup)
+            return Answer({**found.taken, **OWN_SETUP}, found.notes)
+
+    run = _run(
+        setup, replace(built, notes=(*built.notes, said)), plan, answers, step.loss_of, batch=batch
+    )
+    return replace(run, call=step.call, own_step=step)
 
 
-def _planned(setup: Setup, built: BuiltModel, loss: Any) -> BuiltRun:
+def _planned(setup: Setup, built: BuiltModel, feed: Feed) -> BuiltRun:
     """A run whose batch follows from the model's config."""
+    if feed.dims:
+        raise ConfigError(f"--dim {feed.dims[0][0]}: no --input has it: name the inputs too.")
 
     def answer(for_setup: Setup) -> Answer:
         _, sizes, notes = plan_batch(built, for_setup)
@@ -127,7 +210,17 @@ def _planned(setup: Setup, built: BuiltModel, loss: Any) -> BuiltRun:
         return plan_batch(built, for_setup)[0]
 
     answer(setup)  # what cannot be taken is said before anything else is done
-    return _run(setup, built, plan, answer, loss or loss_for(built))
+    if feed.step_fn is not None:
+        return _stepped(setup, built, plan, answer, step_named(feed.step_fn, dict), None)
+    usual = loss_for(built)
+    loss = None if feed.loss is None else loss_named(feed.loss)
+    own = usual if loss is None else OwnLoss(loss, dict, _labels, usual, carries_loss)
+    return _run(setup, built, plan, answer, own)
+
+
+def _labels(batch: Mapping[str, Any]) -> list[Any]:
+    """The target in a batch that memest planned."""
+    return [value for name, value in batch.items() if name == "labels"]
 
 
 def _without_effect(setup: Setup, sizes: Sizes) -> tuple[str, ...]:
@@ -173,6 +266,7 @@ def _run(
 
 
 @in_turn
+@undisturbed
 def trace_built(
     run: BuiltRun, setup: Setup, gpu: GpuTraits, plan: TracePlan | None = None, *,
     operators: str = "cuda",
@@ -190,13 +284,14 @@ def trace_built(
     if not run.keeps_checkpointing:
         set_checkpointing(run.model, setup)
     model_type, plans = _fed(run, setup)
-    with as_built(run.model), _kernels(run.model, setup, gpu):
+    with as_built(run.model), _kernels(run.model, setup, gpu), _code(run):
         trace = trace_training(
             run.model, setup, make_batch=lambda: realise(plans), loss_of=run.loss_of, gpu=gpu,
             operators=operators, model_type=model_type, plan=plan or plan_to_compose(setup),
-            loading=run.loading,
+            loading=run.loading, call=run.call, own_step=run.own_step,
         )  # fmt: skip
     trace.counts = run.counts
+    trace.notes.extend(n for n in getattr(run.loss_of, "notes", ()) if n not in trace.notes)
     return trace
 
 
@@ -208,66 +303,72 @@ def _fed(run: BuiltRun, setup: Setup) -> tuple[str, tuple[TensorPlan, ...]]:
     return model_type, masks_as_before(run.plan(setup), model_type, attention, setup)
 
 
+@contextmanager
+def _code(run: BuiltRun) -> Iterator[None]:
+    """What code of the user's own may do: name ``cuda``, draw random numbers."""
+    if run.own_code:
+        same_draws()
+    with cuda_is_meta(wanted=run.own_code):
+        yield
+
+
 def _kernels(model: torch.nn.Module, setup: Setup, gpu: GpuTraits) -> AbstractContextManager[None]:
     """Other people's kernels in place of the model's own operators."""
     return liger_applied(model, gpu) if setup.use_liger_kernel else nullcontext()
 
 
 @in_turn
+@undisturbed
 def evaluate_built(run: BuiltRun, setup: Setup, gpu: GpuTraits, operators: str = "cuda") -> Trace:
     """Trace the first batches of an evaluation of ``setup``, whose batch is the evaluation's."""
     set_use_cache(run.model, setup)
     model_type, plans = _fed(run, setup)
-    with as_built(run.model), _kernels(run.model, setup, gpu):
+    with as_built(run.model), _kernels(run.model, setup, gpu), _code(run):
         return trace_evaluation(
             run.model, setup, make_batch=lambda: realise(plans), loss_of=run.loss_of, gpu=gpu,
-            model_type=model_type, operators=operators, loading=run.loading,
+            model_type=model_type, operators=operators, loading=run.loading, call=run.call,
         )  # fmt: skip
 
 
 # -- live modules ---------------------------------------------------------------------------------
 
 
-def _from_module(setup: Setup, module: Any, inputs: Any, loss: Any) -> BuiltRun:
+def _from_module(setup: Setup, module: Any, feed: Feed) -> BuiltRun:
+    module = container(module)
     if not isinstance(module, torch.nn.Module):
         raise ConfigError(
             f"The model is a {type(module).__name__}: give a name, a path, package.module:factory, "
-            "or a torch.nn.Module."
+            "a torch.nn.Module, or a dict of several for a step of your own."
         )
     if isinstance(module, torch.jit.ScriptModule):
         raise ConfigError(
             "The model is a TorchScript module, which cannot be traced: give the torch.nn.Module "
             "that it was made from."
         )
+    if feed.model_args:
+        raise ConfigError(
+            f"--model-arg {feed.model_args[0][0]}: the {type(module).__name__} is built already: "
+            "arguments are for package.module:factory."
+        )
     _same_attention(module, setup)
-    twin, loading = _twin(module)
-    if setup.dtype is not Dtype.AUTO:
-        twin.to(getattr(torch, setup.dtype.value))
-    twin.train()
+    twin, loading = twin_of(module)
     base = base_of(twin)
-    config = getattr(base, "config", None)
-    dtype = next((p.dtype for p in base.parameters()), torch.float32)
-    built = BuiltModel(
-        model=base, config=config, task=setup.task, dtype=dtype,
-        attention=str(getattr(config, "_attn_implementation", "as the model's code does")),
-        notes=(), wrapper=None if base is twin else twin, loading=loading,
-    )  # fmt: skip
+    found = of_module(base, setup, loading=loading)
+    built = replace(found, wrapper=None if base is twin else twin)
+    put_into_training(twin)
     if setup.adapter is not None and base is not twin:
         raise ConfigError(
             "The model has adapters already: leave --peft and its options out, or give the model "
             "without them."
         )
-    if inputs is not None:
-        return _kept(_from_inputs(setup, _finetuned(built, setup), inputs, loss))
-    if config is None:
+    if feed.inputs is None and built.config is None:
         raise ConfigError(
-            "A torch.nn.Module needs example inputs: memest.estimate(model, inputs={...}, "
-            "loss=lambda outputs, batch: ...)."
+            f"A torch.nn.Module needs example inputs, and {type(module).__name__} has no "
+            "transformers config to make them from: memest.estimate(model, "
+            "inputs={'x': torch.empty(8, 3)}) or inputs='x:float32[B,3]', with loss='mse' or "
+            "loss=lambda outputs, batch: ..."
         )
-    if setup.task is Task.AUTO:
-        both = bool(getattr(config, "is_encoder_decoder", False))
-        built = replace(built, task=task_of_class(type(base), encoder_decoder=both))
-    return _kept(_planned(setup, _finetuned(built, setup), loss))
+    return _kept(_fed_run(setup, _finetuned(built, setup), feed))
 
 
 def _kept(run: BuiltRun) -> BuiltRun:
@@ -295,83 +396,3 @@ def _same_attention(model: torch.nn.Module, setup: Setup) -> None:
         f"--attn-implementation {wanted} is for models that memest builds, and {has}: build it "
         f"with attn_implementation={wanted.value!r} and ask again."
     )
-
-
-def _checked(loss: Any) -> Callable[[Any, Any], torch.Tensor]:
-    """The user's loss, which must be something to train on."""
-    if not callable(loss):
-        raise ConfigError(
-            f"loss is a {type(loss).__name__}: give a function, loss=lambda outputs, batch: ..."
-        )
-
-    def checked(outputs: Any, batch: Any) -> torch.Tensor:
-        value = loss(outputs, batch)
-        if isinstance(value, torch.Tensor) and value.numel() == 1 and value.requires_grad:
-            return value
-        what = type(value).__name__
-        if isinstance(value, torch.Tensor):
-            what = f"tensor of shape {tuple(value.shape)}"
-            what += "" if value.requires_grad else " that leads back to no parameter"
-        raise ConfigError(
-            f"loss(outputs, batch) returned a {what}: it must return one number, a tensor that "
-            "leads back to the parameters."
-        )
-
-    return checked
-
-
-def _twin(module: torch.nn.Module) -> tuple[torch.nn.Module, Loading | None]:
-    """A structural copy on meta: no weight is copied, the original stays untouched."""
-    memo: dict[int, Any] = {}
-    for parameter in module.parameters():
-        empty = torch.empty_like(parameter, device="meta")
-        memo[id(parameter)] = torch.nn.Parameter(empty, requires_grad=parameter.requires_grad)
-    for buffer in module.buffers():
-        memo[id(buffer)] = torch.empty_like(buffer, device="meta")
-    for part in module.modules():
-        for value in vars(part).values():
-            # computed from parameters (the old weight_norm), or beside them on a GPU
-            if isinstance(value, torch.Tensor) and (not value.is_leaf or value.is_cuda):
-                memo[id(value)] = torch.empty_like(value, device="meta", requires_grad=False)
-    loading = twins_on_meta(module, memo)
-    try:
-        return copy.deepcopy(module, memo), loading
-    except Exception as error:
-        text = (str(error).strip().splitlines() or ["no message"])[0]
-        raise ModelLoadError(
-            f"The {type(module).__name__} cannot be copied (copy.deepcopy), and memest traces a "
-            f"copy: {type(error).__name__}: {text}"
-        ) from error
-
-
-def _given(inputs: Any) -> Callable[[Setup], tuple[TensorPlan, ...]]:
-    """Plans from example tensors: integer and bool values on the CPU are known to the trace."""
-    if not isinstance(inputs, Mapping):
-        raise ConfigError(
-            f"inputs must be a mapping of argument names to tensors, not {type(inputs).__name__}."
-        )
-    for name, value in inputs.items():
-        if not isinstance(value, torch.Tensor):
-            raise ConfigError(f"inputs[{name!r}] is a {type(value).__name__}, not a tensor.")
-    own = _batch_of(inputs)
-
-    def plan(setup: Setup) -> tuple[TensorPlan, ...]:
-        return tuple(_like(name, value, own, setup.batch) for name, value in inputs.items())
-
-    return plan
-
-
-def _like(name: str, value: torch.Tensor, own: int, batch: int) -> TensorPlan:
-    """The plan of one example tensor with another batch: a leading extent of it is the batch."""
-    shape = tuple(value.shape)
-    if shape and shape[0] == own:
-        shape = (batch, *shape[1:])
-    known = None
-    if not value.is_floating_point() and value.device.type == "cpu":
-        rows = torch.arange(shape[0]) % value.shape[0] if shape else None
-        known = value.clone if rows is None else (lambda: value[rows])
-    return TensorPlan(name=name, shape=shape, dtype=value.dtype, value=known)
-
-
-def _batch_of(inputs: Mapping[str, torch.Tensor]) -> int:
-    return next((int(v.shape[0]) for v in inputs.values() if v.dim()), 1)

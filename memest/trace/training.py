@@ -37,10 +37,12 @@ from memest.trace.optimizers import (
     make_optimizer,
     optimizer_of,
 )
+from memest.trace.own_steps import OwnStep, run_own_steps
 from memest.trace.quantized import Loading, biases_as_loaded
 from memest.trace.recorder import Recorder
 from memest.trace.roles import Roles
 from memest.trace.turns import TURN
+from memest.trace.where import line_of
 
 __all__ = [
     "TracePlan",
@@ -105,6 +107,8 @@ def trace_training(
     plan: TracePlan | None = None,
     model_type: str = "",
     loading: Loading | None = None,
+    call: Any = None,
+    own_step: OwnStep | None = None,
 ) -> Trace:
     """Trace the training steps of ``setup`` on a model whose parameters are on meta.
 
@@ -118,6 +122,8 @@ def trace_training(
         plan: how many steps and micro-steps are traced.
         model_type: family of the model, for what older software did differently.
         loading: how the weights come to the device; None = ``model.to(device)``.
+        call: how the model is called with a batch; None = ``model(**batch)``.
+        own_step: a step that does everything itself, in place of a loop.
 
     Raises:
         TraceError: the model does something a trace cannot follow; names module and operator.
@@ -129,9 +135,13 @@ def trace_training(
         load(model, recorder, loading)
         stack.enter_context(follow_weights(model, recorder))
         run = make_run(model, setup, recorder, make_batch, loss_of, gpu, plan)
+        run.call = call
         if run.stepper is not None:
             stack.callback(run.stepper.remove)
-        run_steps(run)
+        if own_step is not None and own_step.optimizers is not None:
+            run_own_steps(run, own_step)
+        else:
+            run_steps(run)
         if not plan.updates:
             recorder.trace.weights = run.weights
     trace = recorder.trace
@@ -414,6 +424,8 @@ def _cannot_trace(recorder: Recorder, error: BaseException) -> MemestError:
     module = recorder.failed_module or recorder.current_module
     where = f"in module {module}" if module else "in the model itself"
     where += f", at operator {recorder.last_op}" if recorder.last_op else ", outside any operator"
+    line = line_of(error.__traceback__)
+    where += f", at {line}" if line else ""
     text = (str(error).strip().splitlines() or ["no message"])[0].rstrip(".")
     return TraceError(
         f"The training step cannot be traced, {where}: {type(error).__name__}: {text}. If the same "

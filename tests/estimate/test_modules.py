@@ -80,7 +80,7 @@ def test_another_attention_than_the_module_has_is_refused():
         (lambda outputs, batch: outputs[0], "shape"),
         (lambda outputs, batch: torch.zeros(()), "no parameter"),
         (lambda outputs, batch: 3.0, "float"),
-        ("mse", "function"),
+        ("mse", r"one target.*--input"),
     ],
     ids=("not a number", "detached", "float", "name"),
 )
@@ -190,3 +190,13 @@ def test_a_factory_brings_its_inputs_and_takes_any_batch(factories):
 def test_a_factory_that_does_not_do_is_told_so(factories, reference, words):
     with pytest.raises(MemestError, match=words):
         memest.estimate(reference)
+
+
+def test_the_setup_of_an_answer_can_be_asked_again(llama):
+    first = ask(llama, inputs=None, seq_len=64)
+    again = memest.estimate(llama, first.setup, gpu="T4", max_batch=False)
+
+    assert first.setup.task == "causal-lm"
+    assert again.peak == first.peak
+    with pytest.raises(ConfigError, match="--task masked-lm is for models"):
+        ask(llama, inputs=None, seq_len=64, task="masked-lm")

@@ -10,6 +10,7 @@ import torch
 
 from memest.errors import ConfigError
 from memest.events import ALLOC
+from memest.feed import Feed
 from memest.hardware.catalogue import find_gpu, traits
 from memest.models.resolve import resolve_model
 from memest.replay.replay import replay
@@ -181,8 +182,8 @@ def _gelu(torch_version):
         software=Software(torch=torch_version),
     )  # fmt: skip
     tracer = Tracer(
-        module=Gelu(), inputs={"x": torch.randn(8, 32)},
-        loss=lambda out, batch: out.float().sum(),
+        module=Gelu(),
+        feed=Feed(inputs={"x": torch.randn(8, 32)}, loss=lambda out, batch: out.float().sum()),
     )  # fmt: skip
     return Counter(steps(tracer.trace(setup, traits(find_gpu("V100"), torch_version))).sizes)
 

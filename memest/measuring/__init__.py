@@ -1,0 +1,1 @@
+"""memest inside a training run: predicted first, measured beside it, kept as a record."""
