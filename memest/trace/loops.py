@@ -22,7 +22,16 @@ from memest.trace.in_backward import Stepper
 from memest.trace.optimizers import weights_of
 from memest.trace.recorder import Recorder
 
-__all__ = ["Run", "count_items", "forward", "loss_region", "run_steps", "run_updates"]
+__all__ = [
+    "Run",
+    "count_items",
+    "forward",
+    "loss_region",
+    "prepared",
+    "run_steps",
+    "run_updates",
+    "to_items",
+]
 
 Batch = dict[str, torch.Tensor]
 _AUTOCAST_DTYPES = {Precision.FP16: torch.float16, Precision.BF16: torch.bfloat16}
@@ -54,6 +63,7 @@ class Run:
         stepper: the optimizer where it steps in backward; ``optimizer`` is None then.
         clones_outputs: DDP copies the model's outputs, to find parameters that were not used.
         weights: the parameters, noted when the first backward has given them gradients.
+        compiled: the model as ``torch.compile`` made it; None where it runs eagerly.
     """
 
     model: Any
@@ -76,6 +86,7 @@ class Run:
     stepper: Stepper | None = None
     clones_outputs: bool = False
     weights: tuple[Weight, ...] = ()
+    compiled: Any = None
 
     @property
     def device(self) -> torch.device:
@@ -164,6 +175,14 @@ def count_items(run: Run, samples: list[Batch], step: int) -> torch.Tensor | Non
 
     items: Any = sum(counts())
     run.recorder.seam(SeamKind.COUNTED, step)
+    return items / 1
+
+
+def to_items(run: Run, samples: list[Batch]) -> torch.Tensor:
+    """The same number, where nobody records how it is made."""
+    shifts = run.shifts_labels
+    labels = [b["labels"][..., 1:] if shifts else b["labels"] for b in samples]
+    items: Any = sum(label.ne(-100).sum() for label in labels)
     return items / 1
 
 
@@ -283,11 +302,22 @@ class _Sink(torch.autograd.Function):
 
 def _forward(run: Run, inputs: Mapping[str, Any]) -> Any:
     """The model's forward; accelerate puts it into a region and returns outputs in fp32."""
-    if not run.outputs_to_fp32:
-        return run.model(**inputs)
-    with _autocast(run):
-        outputs = run.model(**inputs)
-    return outputs if run.precision is Precision.FP32 else to_fp32(outputs)
+    if run.compiled is not None:
+        return run.compiled(**inputs)
+    return prepared(run)(**inputs)
+
+
+def prepared(run: Run) -> Any:
+    """What ``Accelerator.prepare`` makes of the model, and compiles last of all."""
+    if not run.outputs_to_fp32 or run.precision is Precision.FP32:
+        return run.model
+
+    def call(**inputs: Any) -> Any:
+        with _autocast(run):
+            outputs = run.model(**inputs)
+        return to_fp32(outputs)
+
+    return call
 
 
 def to_fp32(value: Any) -> Any:
