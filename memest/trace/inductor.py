@@ -98,6 +98,7 @@ def inductor_without_gpu(
 
     with ExitStack() as stack:
         stack.enter_context(_device(gpu))
+        stack.enter_context(_composites_differentiable())
         scatter = reinplace._inplace_generalized_scatter
         for owner, name, value in (
             (compile_fx, "_recursive_joint_graph_passes", joint_passes),
@@ -173,6 +174,31 @@ def _relabel(
             before |= _relabel(child, source, target, kept)
     gm.recompile()
     return frozenset(before)
+
+
+@contextmanager
+def _composites_differentiable() -> Iterator[None]:
+    """Composite operators with a Python kernel for meta keep their derivatives, as on CUDA.
+
+    The Python dispatcher takes such a kernel (``nll_loss``) for the operator's own, and an
+    operator with kernels of its own has no derivative by being composed.
+    """
+    from torch._decomp import global_decomposition_table
+
+    meta, composed = torch._C.DispatchKey.Meta, "CompositeImplicitAutograd"
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    taken = []
+    for op in {op for table in global_decomposition_table.values() for op in table}:
+        kernels = getattr(op, "py_kernels", {})
+        if meta in kernels and has(op.name(), composed) and not has(op.name(), "AutogradMeta"):
+            taken.append((op, kernels.pop(meta)))
+            op._dispatch_cache.clear()
+    try:
+        yield
+    finally:
+        for op, kernel in taken:
+            op.py_kernels[meta] = kernel
+            op._dispatch_cache.clear()
 
 
 def _moved(value: Any, source: torch.device, target: torch.device) -> Any:
