@@ -1,4 +1,4 @@
-"""``torch.compile`` as an option: which of its modes are priced, and with what.
+"""What fuses a model's operators: ``torch.compile`` and fused losses, as options.
 
 The names are those of ``TrainingArguments``: ``torch_compile``, ``torch_compile_backend`` and
 ``torch_compile_mode``; a mode or a backend switches compilation on, as there.
@@ -6,9 +6,13 @@ The names are those of ``TrainingArguments``: ``torch_compile``, ``torch_compile
 
 from __future__ import annotations
 
+from typing import Any
+
 from memest.errors import ConfigError, closest
 
-__all__ = ["check_compilation", "read_backend", "read_mode"]
+__all__ = ["check_compilation", "read_backend", "read_fused_loss", "read_mode"]
+
+_LOSSES = {"": "", "none": "", "cce": "cce", "cut-cross-entropy": "cce"}
 
 _DEFAULT = ("default", "")
 _REFUSED = {
@@ -56,6 +60,33 @@ def read_backend(value: object) -> str:
         f"--torch-compile-backend {value!r} is not priced: memest runs TorchInductor's own "
         "planning. Use --torch-compile-backend inductor, or leave --torch-compile out."
     )
+
+
+def read_fused_loss(value: object, setup: Any) -> str:
+    """A loss in place of the model's own; "" for none.
+
+    Raises:
+        ConfigError: an unknown one, or one that is not priced with the rest of a setup.
+    """
+    text = str(value or "").strip().lower().replace("_", "-")
+    if text not in _LOSSES:
+        near = closest(text, list(_LOSSES))
+        hint = f" Did you mean {near[0]!r}?" if near and near[0] else ""
+        raise ConfigError(
+            f"--fused-loss {value!r} is not known.{hint} Legal: none, cce (cut-cross-entropy). "
+            "Liger's fused loss comes with --use-liger-kernel."
+        )
+    found = _LOSSES[text]
+    for there, what, why in (
+        (setup.use_liger_kernel, "--use-liger-kernel", "Liger replaces the loss by its own"),
+        (setup.torch_compile, "--torch-compile", "its kernels are compiled with the graph"),
+        (setup.eval_samples is not None, "--eval-samples", "it makes no logits to keep"),
+    ):
+        if found and there:
+            raise ConfigError(
+                f"--fused-loss {found} and {what} exclude each other: {why}. Drop one of them."
+            )
+    return found
 
 
 def check_compilation(

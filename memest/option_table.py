@@ -344,6 +344,14 @@ OPTIONS: tuple[Option, ...] = (
         Kind.SWITCH,
     ),
     _setup(
+        "fused_loss",
+        "--fused-loss",
+        "Loss in place of the model's head and cross-entropy: none, or cce (cut-cross-entropy), "
+        "which never holds logits.",
+        Panel.KERNELS,
+        metavar="NAME",
+    ),
+    _setup(
         "torch_compile",
         "--torch-compile",
         "The model is compiled by TorchInductor, as the Trainer has it done: what backward keeps "

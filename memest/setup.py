@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from memest.adapter import Adapter, read_adapter
-from memest.compilation import check_compilation, read_backend, read_mode
+from memest.compilation import check_compilation, read_backend, read_fused_loss, read_mode
 from memest.distributed import ALONE, Distributed, Strategy
 from memest.errors import ConfigError, closest
 from memest.optimizer_names import OPTIMIZER_FACTS, facts_of, find_optimizer, read_arguments
@@ -231,6 +231,7 @@ class Setup:
         attn_implementation: as transformers names it.
         sdpa_backend: forces the kernel behind sdpa.
         use_liger_kernel: Liger's kernels are applied to the model, as the Trainer does.
+        fused_loss: ``cce`` for cut cross-entropy in place of head and loss; "" = the model's own.
         torch_compile: the model is compiled by Inductor, as the Trainer has it done.
         torch_compile_mode: a mode of it; "" = default. Given, it switches compilation on, as in
             TrainingArguments.
@@ -276,6 +277,7 @@ class Setup:
     attn_implementation: Attention = Attention.AUTO
     sdpa_backend: SdpaBackend = SdpaBackend.AUTO
     use_liger_kernel: bool = False
+    fused_loss: str = ""
     torch_compile: bool = False
     torch_compile_mode: str = ""
     torch_compile_backend: str = ""
@@ -349,6 +351,7 @@ class Setup:
             put(self, "quantization", read_quantization(self.quantization))
         _check_adapter(self)
         _check_spread(self)
+        put(self, "fused_loss", read_fused_loss(self.fused_loss, self))
         if self.torch_compile_mode or self.torch_compile_backend:
             put(self, "torch_compile", True)
         put(self, "torch_compile_mode", read_mode(self.torch_compile_mode))

@@ -109,7 +109,7 @@ class Steps:
 
 def asks_for_gpu(setup: Setup) -> bool:
     """Whether the Python of libraries asks for the GPU's properties while a step is traced."""
-    return setup.use_liger_kernel or setup.torch_compile
+    return setup.use_liger_kernel or setup.torch_compile or bool(setup.fused_loss)
 
 
 class Shelf:

@@ -400,8 +400,8 @@ class Tracer:
         package = facts_of(structure.optim).package
         if package:  # it steps in backward, and is part of the trace
             key["library"] = [package, release(package.replace("-", "_"))]
-        if structure.use_liger_kernel:
-            key["liger"] = release("liger_kernel")
+        if structure.use_liger_kernel or structure.fused_loss:
+            key["kernels"] = [release("liger_kernel"), release("cut_cross_entropy")]
         return key
 
     @staticmethod

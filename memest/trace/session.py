@@ -20,6 +20,7 @@ from memest.steps.sizing import SIZES, Answer
 from memest.trace.adapters import add_adapter, base_of
 from memest.trace.build import BuiltModel, build_model, count, freeze
 from memest.trace.evaluation import trace_evaluation
+from memest.trace.fused_loss import fused_loss_applied
 from memest.trace.inputs import Sizes, TensorPlan, plan_batch, realise
 from memest.trace.legacy import attention_of, masks_as_before, model_as_before
 from memest.trace.liger import liger_applied
@@ -210,6 +211,8 @@ def _fed(run: BuiltRun, setup: Setup) -> tuple[str, tuple[TensorPlan, ...]]:
 
 def _kernels(model: torch.nn.Module, setup: Setup, gpu: GpuTraits) -> AbstractContextManager[None]:
     """Other people's kernels in place of the model's own operators."""
+    if setup.fused_loss:
+        return fused_loss_applied(model, gpu)
     return liger_applied(model, gpu) if setup.use_liger_kernel else nullcontext()
 
 
