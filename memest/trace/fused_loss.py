@@ -31,6 +31,12 @@ _CUT = Library(
     # compiled alone, these helpers (an argsort, a softcap) allocate what they do eagerly
     (("@torch.compile(fullgraph=True, dynamic=True)", ""),),
 )
+
+
+def _prepare() -> None:
+    importlib.import_module("cut_cross_entropy")
+
+
 _SCALES = ("logit_scale", "logits_scaling", "lm_head_multiplier")
 
 
@@ -59,7 +65,7 @@ def fused_loss_applied(model: torch.nn.Module, gpu: GpuTraits) -> Iterator[None]
     decoder, head, softcap = _parts(base)
     with (
         mock.patch.object(torch.cuda, "get_device_capability", return_value=gpu.capability),
-        without_triton(_CUT, lambda: importlib.import_module("cut_cross_entropy") and None),
+        without_triton(_CUT, _prepare),
     ):
         loss: Any = importlib.import_module("cut_cross_entropy").linear_cross_entropy
         with mock.patch.object(base, "forward", _forward(decoder, head, softcap, loss)):
@@ -106,7 +112,7 @@ def _parts(model: Any) -> tuple[Any, Any, float | None]:
     if not name.endswith("ForCausalLM") or getattr(config, "is_encoder_decoder", False):
         why = "it replaces head and loss of causal language models"
     decoder = None if why else model.get_decoder()
-    head = None if why else model.get_output_embeddings()
+    head: Any = None if why else model.get_output_embeddings()
     scale = next((s for s in _SCALES if getattr(config, s, None) not in (None, 1, 1.0)), None)
     if not why and (decoder is None or decoder is model):
         why = "its decoder cannot be told from the rest"
