@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from memest.distributed import Strategy
 from memest.errors import ConfigError, closest
 
 __all__ = ["check_compilation", "read_backend", "read_fused_loss", "read_mode"]
@@ -79,6 +80,11 @@ def read_fused_loss(value: object, setup: Any) -> str:
     found = _LOSSES[text]
     for there, what, why in (
         (setup.use_liger_kernel, "--use-liger-kernel", "Liger replaces the loss by its own"),
+        (
+            setup.distributed.strategy is not Strategy.NONE,
+            "--num-gpus",
+            "wrappers of the model act where its head is called, which it is not",
+        ),
         (setup.torch_compile, "--torch-compile", "its kernels are compiled with the graph"),
         (setup.eval_samples is not None, "--eval-samples", "it makes no logits to keep"),
     ):

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import memest
+from memest.distributed import Distributed
 from memest.errors import ConfigError
 from memest.events import ALLOC, FREE, MARK, Phase
 from memest.hidden.call import GpuTraits, OpCall, TensorSpec
@@ -216,6 +217,7 @@ def test_an_unaligned_matmul_may_be_padded():
         ({"torch_compile_mode": "defualt"}, "Did you mean 'default'"),
         ({"torch_compile_backend": "eager"}, "TorchInductor"),
         ({"torch_compile": True, "use_liger_kernel": True}, "--use-liger-kernel is not priced"),
+        ({"torch_compile": True, "distributed": Distributed(num_gpus=2)}, "--num-gpus is not"),
         ({"torch_compile": True, "optim": "lomo"}, "steps in backward"),
         ({"torch_compile": True, "attn_implementation": "flash_attention_2"}, "sdpa takes"),
     ],

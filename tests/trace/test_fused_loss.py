@@ -8,6 +8,7 @@ import sys
 import pytest
 
 import memest
+from memest.distributed import Distributed
 from memest.errors import ConfigError
 from memest.events import ALLOC, FREE, MARK, Phase
 from memest.hidden.call import GpuTraits
@@ -127,6 +128,7 @@ def test_float32_is_refused_as_the_library_does():
         ({"fused_loss": "cce", "use_liger_kernel": True}, "Liger replaces the loss"),
         ({"fused_loss": "cce", "eval_batch": 2, "eval_samples": 4}, "no logits to keep"),
         ({"fused_loss": "cce", "torch_compile": True}, "compiled with the graph"),
+        ({"fused_loss": "cce", "distributed": Distributed(num_gpus=2)}, "--num-gpus"),
     ],
 )
 def test_what_excludes_it_is_told(options, said):
