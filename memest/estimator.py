@@ -217,7 +217,7 @@ def answer(
         rows = corrected_rows(rows, needs.corrected.parts)
     fits = []
     others = named[1:]
-    if not named and common:
+    if not named and common and not setup.torch_compile:  # each would be compiled for
         others = common_cards(setup, cards.torch, cards.context)
     for card in others:
         run = tracer.find(asked, card.traits)

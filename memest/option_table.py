@@ -346,6 +346,36 @@ OPTIONS: tuple[Option, ...] = (
         Kind.SWITCH,
     ),
     _setup(
+        "fused_loss",
+        "--fused-loss",
+        "Loss in place of the model's head and cross-entropy: none, or cce (cut-cross-entropy), "
+        "which never holds logits.",
+        Panel.KERNELS,
+        metavar="NAME",
+    ),
+    _setup(
+        "torch_compile",
+        "--torch-compile",
+        "The model is compiled by TorchInductor, as the Trainer has it done: what backward keeps "
+        "is the compiler's choice, and fused operators leave no results between them.",
+        Panel.KERNELS,
+        Kind.SWITCH,
+    ),
+    _setup(
+        "torch_compile_mode",
+        "--torch-compile-mode",
+        "Mode of torch.compile, which it switches on; priced is default.",
+        Panel.KERNELS,
+        metavar="MODE",
+    ),
+    _setup(
+        "torch_compile_backend",
+        "--torch-compile-backend",
+        "Backend of torch.compile, which it switches on; priced is inductor.",
+        Panel.KERNELS,
+        metavar="NAME",
+    ),
+    _setup(
         "loop",
         "--loop",
         f"Whose training loop runs: {legal(Loop)}.",

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from memest.adapter import Adapter, read_adapter
+from memest.compilation import check_compilation, read_backend, read_fused_loss, read_mode
 from memest.distributed import ALONE, Distributed, Strategy
 from memest.errors import ConfigError, closest
 from memest.optimizer_names import OPTIMIZER_FACTS, facts_of, find_optimizer, read_arguments
@@ -230,6 +231,11 @@ class Setup:
         attn_implementation: as transformers names it.
         sdpa_backend: forces the kernel behind sdpa.
         use_liger_kernel: Liger's kernels are applied to the model, as the Trainer does.
+        fused_loss: ``cce`` for cut cross-entropy in place of head and loss; "" = the model's own.
+        torch_compile: the model is compiled by Inductor, as the Trainer has it done.
+        torch_compile_mode: a mode of it; "" = default. Given, it switches compilation on, as in
+            TrainingArguments.
+        torch_compile_backend: likewise; "" = inductor.
         freeze: patterns of parameter names that do not train.
         adapter: what is trained by peft beside a frozen model; None = the model itself.
         quantization: how a frozen base is stored; None = in the dtype of its weights.
@@ -271,6 +277,10 @@ class Setup:
     attn_implementation: Attention = Attention.AUTO
     sdpa_backend: SdpaBackend = SdpaBackend.AUTO
     use_liger_kernel: bool = False
+    fused_loss: str = ""
+    torch_compile: bool = False
+    torch_compile_mode: str = ""
+    torch_compile_backend: str = ""
     freeze: tuple[str, ...] = ()
     adapter: Adapter | None = None
     quantization: Quantization | None = None
@@ -341,6 +351,19 @@ class Setup:
             put(self, "quantization", read_quantization(self.quantization))
         _check_adapter(self)
         _check_spread(self)
+        put(self, "fused_loss", read_fused_loss(self.fused_loss, self))
+        if self.torch_compile_mode or self.torch_compile_backend:
+            put(self, "torch_compile", True)
+        put(self, "torch_compile_mode", read_mode(self.torch_compile_mode))
+        put(self, "torch_compile_backend", read_backend(self.torch_compile_backend))
+        if self.torch_compile:
+            check_compilation(
+                several_gpus=self.distributed.strategy is not Strategy.NONE,
+                liger=self.use_liger_kernel,
+                in_backward=self.optim if self.steps_in_backward else "",
+                quantised=self.quantization is not None,
+                attention=self.attn_implementation.value,
+            )
         if self.max_grad_norm is not None and not 0 <= self.max_grad_norm < math.inf:
             raise ConfigError(
                 f"--max-grad-norm {self.max_grad_norm} is out of range: it must be a finite "

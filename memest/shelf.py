@@ -26,7 +26,7 @@ from memest.steps.document import (
     sizing_from_json,
     sizing_to_json,
 )
-from memest.steps.family import Family, Point, Reach
+from memest.steps.family import Family, Point, Reach, alone
 from memest.steps.formula import NoFormulaError
 from memest.steps.sizing import Sizing
 from memest.store import Document, Store, cache_folder, digest_of
@@ -34,6 +34,7 @@ from memest.store import Document, Store, cache_folder, digest_of
 __all__ = [
     "Shelf",
     "Steps",
+    "asks_for_gpu",
     "chosen_like",
     "default_stores",
     "shipped_folder",
@@ -106,6 +107,11 @@ class Steps:
     barren: set[str] = field(default_factory=set)
 
 
+def asks_for_gpu(setup: Setup) -> bool:
+    """Whether the Python of libraries asks for the GPU's properties while a step is traced."""
+    return setup.use_liger_kernel or setup.torch_compile or bool(setup.fused_loss)
+
+
 class Shelf:
     """Families, kept in stores as well.
 
@@ -116,6 +122,7 @@ class Shelf:
     def __init__(self, stores: Sequence[Store] | None = None) -> None:
         self._stores = tuple(default_stores() if stores is None else stores)
         self._own = self._stores[0] if self._stores else Store(None)
+        self._on_gpu: dict[tuple[Setup, GpuTraits], Steps] = {}
 
     def load(self, steps: Steps) -> None:
         """Look for what is stored of these steps."""
@@ -182,6 +189,32 @@ class Shelf:
         reach = reach_to_json(family.reach)
         self.write(steps.key, _family_name(family), family_to_json(family), reach)
 
+    def of_gpu(self, steps: Steps, gpu: GpuTraits) -> Steps:
+        """The same model, with what was traced for one GPU alone."""
+        own = self._on_gpu.get((steps.setup, gpu))
+        if own is None:
+            key = {**steps.key, "gpu": repr(gpu)} if steps.key else {}
+            own = Steps(steps.setup, key, steps.cards, steps.sizing, runs=steps.runs)
+            self._on_gpu[steps.setup, gpu] = own
+            if key:
+                self.load(own)
+        return own
+
+    def evaluation(self, steps: Steps, about: dict[str, Any]) -> Trace | None:
+        """The first batches of an evaluation, where they are stored.
+
+        Args:
+            steps: of the model.
+            about: what the evaluation depends on beside the model.
+        """
+        found = self.stored(_evaluation_key(steps, about), "evaluation") if steps.key else None
+        return None if found is None else found.at(())
+
+    def keep_evaluation(self, steps: Steps, about: dict[str, Any], trace: Trace) -> None:
+        """Store the first batches of an evaluation, to be found by :meth:`evaluation`."""
+        content = family_to_json(alone(trace, about["sizes"]))
+        self.write(_evaluation_key(steps, about), "evaluation", content)
+
     def held(
         self, steps: Steps, sizes: Sizes, gpu: GpuTraits, *, cues: bool = False
     ) -> tuple[Family, Point] | None:
@@ -205,16 +238,20 @@ class Shelf:
                 best = family, point
         return best
 
-    def stored_updates(self, key: dict[str, Any]) -> Family | None:
-        """The updates that are kept under a key."""
+    def stored(self, key: dict[str, Any], prefix: str) -> Family | None:
+        """The updates, or the evaluation, that are kept under a key."""
         for store in self._stores:
             name = _digest_in(store, key)
-            for document in store.read(name, "updates"):
+            for document in store.read(name, prefix):
                 try:
                     return family_from_json(document.content)
                 except (BadDocumentError, ValueError):
                     store.forget(name, document.name)
         return None
+
+
+def _evaluation_key(steps: Steps, about: dict[str, Any]) -> dict[str, Any]:
+    return {**steps.key, "evaluation": about} if steps.key else {}
 
 
 _TRACING_WITH = {"adapter": ("peft",), "quantization": ("peft", "bitsandbytes")}

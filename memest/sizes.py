@@ -33,7 +33,8 @@ Sizes = Mapping[str, int]
 _OF_UPDATES = ("optim_args", "optim_target_modules", "optim_in_backward", "weight_decay")
 _LATER = (
     *_OF_UPDATES, "eval_batch", "eval_samples", "eval_accumulation_steps", "use_liger_kernel",
-    "adapter", "quantization",
+    "fused_loss", "torch_compile", "torch_compile_mode", "torch_compile_backend", "adapter",
+    "quantization",
 )  # fmt: skip
 """Options that keys name only where they are given."""
 _ALIKE = 4

@@ -27,7 +27,7 @@ from memest.result import ModelFacts
 from memest.setup import Attention, Setup
 from memest.sharding.rank import rank_stream
 from memest.sharding.rewrite import RankStream
-from memest.shelf import Shelf, Steps, chosen_like, traces_in
+from memest.shelf import Shelf, Steps, asks_for_gpu, chosen_like, traces_in
 from memest.sizes import (
     UNLIMITED,
     Sizes,
@@ -60,7 +60,6 @@ __all__ = ["Found", "Tracer"]
 Progress = Callable[[str], None]
 
 _MAX_EVALUATIONS = 16
-_MAX_SINGLE = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +164,6 @@ class Tracer:
         self._updates = Updates(self._shelf, self._keeps, self._say)
         self._replays: dict[AllocatorConf, Replays] = {}
         self._evaluations: dict[str, Trace] = {}
-        self._single: dict[str, Family] = {}
         self.traces_made = 0
 
     @classmethod
@@ -259,7 +257,7 @@ class Tracer:
         if setup.attn_implementation is Attention.FLASH_ATTENTION_2:
             check_flash_gpu(gpu.capability)
         sizes = sizes_of(setup)
-        if setup.use_liger_kernel:
+        if asks_for_gpu(setup):
             family, point = self._of_one_gpu(steps, asked, setup, gpu, sizes)
             program = self._program(steps, asked, family, point, setup, gpu)
             return self._answered(steps, asked, setup, gpu, program, point)
@@ -278,18 +276,17 @@ class Tracer:
     def _of_one_gpu(
         self, steps: Steps, asked: Setup, setup: Setup, gpu: GpuTraits, sizes: Sizes
     ) -> tuple[Family, Point]:
-        """A trace for these sizes on this GPU alone.
+        """A trace for these sizes on this GPU alone: nothing else follows from it.
 
         Liger's loss goes in chunks whose number jumps with the batch, and its Python asks for the
-        GPU's properties: nothing else follows from such a trace.
+        GPU's properties, as Inductor does to split and to fuse.
         """
-        key = digest_of([steps.setup.to_dict(), dict(sizes), repr(gpu)])
-        known = self._single.get(key)
+        own = self._shelf.of_gpu(steps, gpu)
+        known = self._shelf.held(own, sizes, gpu)
         if known is None:
-            if len(self._single) >= _MAX_SINGLE:
-                self._single.pop(next(iter(self._single)))
-            known = self._single[key] = alone(self._traced(steps, asked, setup, gpu), sizes)
-        return known, ()
+            known = alone(self._traced(steps, asked, setup, gpu), sizes), ()
+            self._shelf.keep(own, known[0])
+        return known
 
     def _program(
         self, steps: Steps, asked: Setup, family: Family, point: Point, setup: Setup, gpu: GpuTraits
@@ -325,8 +322,9 @@ class Tracer:
         assert setup.eval_batch is not None
         setup = replace(setup, batch=setup.eval_batch)
         kept = setup.eval_samples is not None
-        key = digest_of([steps.setup.to_dict(), sizes_of(setup), kept, repr(gpu)])
-        known = self._evaluations.get(key)
+        about = {"sizes": sizes_of(setup), "predictions": kept, "gpu": repr(gpu)}
+        key = digest_of([steps.setup.to_dict(), about])
+        known = self._evaluations.get(key) or self._shelf.evaluation(steps, about)
         if known is None:
             run = self._run(steps, asked)
             from memest.trace.session import evaluate_built
@@ -334,7 +332,9 @@ class Tracer:
             self._say(f"tracing an evaluation at {words(sizes_of(setup))}")
             if len(self._evaluations) >= _MAX_EVALUATIONS:
                 self._evaluations.pop(next(iter(self._evaluations)))
-            known = self._evaluations[key] = evaluate_built(run, setup, gpu)
+            known = evaluate_built(run, setup, gpu)
+            self._shelf.keep_evaluation(steps, about, known)
+        self._evaluations[key] = known
         return known
 
     def limit(self, asked: Setup, axis: str) -> int | None:
@@ -410,8 +410,8 @@ class Tracer:
         package = facts_of(structure.optim).package
         if package:  # it steps in backward, and is part of the trace
             key["library"] = [package, release(package.replace("-", "_"))]
-        if structure.use_liger_kernel:
-            key["liger"] = release("liger_kernel")
+        if structure.use_liger_kernel or structure.fused_loss:
+            key["kernels"] = [release("liger_kernel"), release("cut_cross_entropy")]
         return key
 
     @staticmethod

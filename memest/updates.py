@@ -100,7 +100,7 @@ class Updates:
         name = digest_of(key)
         known = self._known.get(name)
         if known is None:
-            known = self._shelf.stored_updates(key) if self._keeps else None
+            known = self._shelf.stored(key, "updates") if self._keeps else None
         if known is None:
             try:
                 from memest.trace.training import trace_updates

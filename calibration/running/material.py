@@ -117,8 +117,13 @@ def _check(setup: Setup) -> None:
             "--load-in-4bit and --load-in-8bit are for predictions: a case builds its weights at "
             "random, and quantised ones come from a checkpoint."
         )
-    if setup.use_liger_kernel:
-        raise ConfigError("--use-liger-kernel: cases run without it. Leave it out.")
+    for there, flag in (
+        (setup.use_liger_kernel, "--use-liger-kernel"),
+        (setup.torch_compile, "--torch-compile"),
+        (bool(setup.fused_loss), "--fused-loss"),
+    ):
+        if there:
+            raise ConfigError(f"{flag}: cases run without it. Leave it out.")
     if setup.eval_batch is not None:
         raise ConfigError("--eval-batch: cases train and do not evaluate. Leave it out.")
     if setup.software != Software():

@@ -29,6 +29,7 @@ _MODULES = (
     "blas",
     "conv",
     "embedding",
+    "inductor",
     "loss",
     "norm",
     "optimizer",

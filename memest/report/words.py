@@ -240,6 +240,10 @@ def setup_items(setup: Setup, *, times: str = "×") -> list[str]:
         items.append(f"{setup.attn_implementation.value} attention")
     if setup.use_liger_kernel:
         items.append("Liger kernels")
+    if setup.fused_loss:
+        items.append("cut cross-entropy")
+    if setup.torch_compile:
+        items.append("torch.compile")
     if setup.freeze:
         items.append(f"frozen: {', '.join(setup.freeze)}")
     items.append(_LOOPS[setup.loop])

@@ -12,6 +12,7 @@ against ``_dispatch_get_registrations_for_dispatch_key("AutocastCUDA")`` when th
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -109,6 +110,7 @@ def autocast_on_meta(
         cache.clear()
         original_clear()
 
+    @functools.wraps(original_init)  # Dynamo asks for the signature
     def init(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
         # models ask for autocast on "the device of my input"
         original_init(self, "cuda" if device_type == "meta" else device_type, *args, **kwargs)

@@ -16,6 +16,7 @@ import torch
 from memest.events import Phase, SeamKind, Trace
 from memest.hidden.call import GpuTraits
 from memest.setup import Setup
+from memest.trace.compiled import compiled
 from memest.trace.loading import load
 from memest.trace.loops import Run, count_items, forward, loss_region
 from memest.trace.quantized import Loading
@@ -59,6 +60,7 @@ def trace_evaluation(
         model.eval()
         stack.callback(model.train)
         run.call = call
+        stack.enter_context(compiled(run, setup, gpu, training=False))
         _evaluate(run, setup)
     trace = recorder.trace
     trace.notes.extend(recorder.notes)

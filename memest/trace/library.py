@@ -28,7 +28,7 @@ _FALLS_BACK = "is falling back to its reference PyTorch implementation"
 
 @contextmanager
 def transformers_on_meta(
-    recorder: Recorder, model: torch.nn.Module, gpu: GpuTraits
+    recorder: Recorder, model: torch.nn.Module, gpu: GpuTraits, *, compiled: bool = False
 ) -> Iterator[None]:
     """Autocast regions, FlashAttention and random masks as on a GPU; absent kernels are noted.
 
@@ -40,7 +40,8 @@ def transformers_on_meta(
         check_flash_gpu(gpu.capability)
     with ExitStack() as stack:
         _autocast_questions(stack)
-        _constants(stack)
+        if not compiled:  # Dynamo keeps them itself, where it knows the function that makes them
+            _constants(stack)
         stack.enter_context(mock.patch.object(torch, "_weight_norm", _weight_norm))
         if "transformers" not in sys.modules:
             # a plain module needs no more

@@ -27,10 +27,12 @@ __all__ = [
     "count_items",
     "forward",
     "loss_region",
+    "prepared",
     "run_steps",
     "run_updates",
     "state_tensors",
     "tag_gradients",
+    "to_items",
 ]
 
 Batch = dict[str, torch.Tensor]
@@ -64,6 +66,7 @@ class Run:
         clones_outputs: DDP copies the model's outputs, to find parameters that were not used.
         call: how the model is called with a batch; None = ``model(**batch)``.
         weights: the parameters, noted when the first backward has given them gradients.
+        compiled: the model as ``torch.compile`` made it; None where it runs eagerly.
     """
 
     model: Any
@@ -87,6 +90,7 @@ class Run:
     clones_outputs: bool = False
     call: Callable[[Any, Batch], Any] | None = None
     weights: tuple[Weight, ...] = ()
+    compiled: Any = None
 
     @property
     def device(self) -> torch.device:
@@ -175,6 +179,14 @@ def count_items(run: Run, samples: list[Batch], step: int) -> torch.Tensor | Non
 
     items: Any = sum(counts())
     run.recorder.seam(SeamKind.COUNTED, step)
+    return items / 1
+
+
+def to_items(run: Run, samples: list[Batch]) -> torch.Tensor:
+    """The same number, where nobody records how it is made."""
+    shifts = run.shifts_labels
+    labels = [b["labels"][..., 1:] if shifts else b["labels"] for b in samples]
+    items: Any = sum(label.ne(-100).sum() for label in labels)
     return items / 1
 
 
@@ -294,15 +306,26 @@ class _Sink(torch.autograd.Function):
 
 def _forward(run: Run, inputs: Mapping[str, Any]) -> Any:
     """The model's forward; accelerate puts it into a region and returns outputs in fp32."""
-    if not run.outputs_to_fp32:
-        return _called(run, inputs)
-    with _autocast(run):
-        outputs = _called(run, inputs)
-    return outputs if run.precision is Precision.FP32 else to_fp32(outputs)
+    if run.compiled is not None:
+        return run.compiled(**inputs)
+    return prepared(run)(**inputs)
 
 
-def _called(run: Run, inputs: Mapping[str, Any]) -> Any:
-    return run.model(**inputs) if run.call is None else run.call(run.model, dict(inputs))
+def prepared(run: Run) -> Any:
+    """What ``Accelerator.prepare`` makes of the model, and compiles last of all."""
+
+    def called(**inputs: Any) -> Any:
+        return run.model(**inputs) if run.call is None else run.call(run.model, dict(inputs))
+
+    if not run.outputs_to_fp32 or run.precision is Precision.FP32:
+        return run.model if run.call is None else called
+
+    def call(**inputs: Any) -> Any:
+        with _autocast(run):
+            outputs = called(**inputs)
+        return to_fp32(outputs)
+
+    return call
 
 
 def to_fp32(value: Any) -> Any:

@@ -104,6 +104,11 @@ class Recorder(TorchDispatchMode):
         self.failed_module = ""
         self.failed_update = False
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Compiled code runs under this mode; nothing is compiled while it is active."""
+        return True
+
     # -- phases ---------------------------------------------------------------------------------
 
     def mark(self, phase: Phase, step: int, micro_step: int = 0) -> None:
@@ -213,6 +218,15 @@ class Recorder(TorchDispatchMode):
     def notes(self) -> list[str]:
         """The sentences kept so far."""
         return list(self._notes)
+
+    def launched(self) -> None:
+        """Count a kernel that no operator stands for."""
+        if self.trace.launches:
+            self.trace.launches[-1] += 1
+
+    def site(self, op: str, args: tuple[Value, ...], outputs: tuple[TensorSpec, ...]) -> None:
+        """Note a call that is no operator, and that a rule of ``memest.hidden`` knows."""
+        self._note_call(OpCall(op, args, (), outputs, "autograd" if self._in_backward else "main"))
 
     # -- modules ----------------------------------------------------------------------------------
 
@@ -414,6 +428,9 @@ class Recorder(TorchDispatchMode):
             outputs=tuple(_spec(o) if isinstance(o, torch.Tensor) else None for o in outputs),
             thread="autograd" if self._in_backward else "main",
         )
+        self._note_call(call)
+
+    def _note_call(self, call: OpCall) -> None:
         trace = self.trace
         number = self._call_index.get(call)
         if number is None:

@@ -32,6 +32,7 @@ from memest.trace.chance import same_draws, undisturbed
 from memest.trace.devices import cuda_is_meta
 from memest.trace.evaluation import trace_evaluation
 from memest.trace.factories import container
+from memest.trace.fused_loss import fused_loss_applied
 from memest.trace.inputs import Sizes, TensorPlan, plan_batch, realise
 from memest.trace.legacy import attention_of, masks_as_before, model_as_before
 from memest.trace.liger import liger_applied
@@ -314,6 +315,8 @@ def _code(run: BuiltRun) -> Iterator[None]:
 
 def _kernels(model: torch.nn.Module, setup: Setup, gpu: GpuTraits) -> AbstractContextManager[None]:
     """Other people's kernels in place of the model's own operators."""
+    if setup.fused_loss:
+        return fused_loss_applied(model, gpu)
     return liger_applied(model, gpu) if setup.use_liger_kernel else nullcontext()
 
 

@@ -21,6 +21,7 @@ from memest.trace.answers import answer_handlers
 from memest.trace.autocast import CUDA, autocast_on_meta
 from memest.trace.bnb_before import bitsandbytes_as_before
 from memest.trace.bnb_ops import bitsandbytes_handlers
+from memest.trace.compiled import compiled
 from memest.trace.cpu_ops import CPU_LISTS, cpu_handlers, cpu_operators
 from memest.trace.cuda_ops import cuda_handlers, cuda_operators
 from memest.trace.cues import follow_weights, landmarks_of
@@ -138,6 +139,12 @@ def trace_training(
         run.call = call
         if run.stepper is not None:
             stack.callback(run.stepper.remove)
+        if own_step is not None and setup.torch_compile:
+            raise ConfigError(
+                "--torch-compile compiles the model that a loop calls, and a step of one's own "
+                "calls what it likes: leave --torch-compile out, or give inputs and a loss."
+            )
+        stack.enter_context(compiled(run, setup, gpu))
         if own_step is not None and own_step.optimizers is not None:
             run_own_steps(run, own_step)
         else:
@@ -182,12 +189,13 @@ def tracing(
         stack.enter_context(cpu_operators())
     lists = CUDA if operators == "cuda" else CPU_LISTS
     stack.enter_context(autocast_on_meta(recorder, gpu.torch, lists))
-    stack.enter_context(transformers_on_meta(recorder, model, gpu))
+    stack.enter_context(transformers_on_meta(recorder, model, gpu, compiled=setup.torch_compile))
     stack.enter_context(library_as_before(model_type, setup))
     stack.enter_context(bitsandbytes_as_before(setup))
     stack.enter_context(scores_kept(recorder, model_type, setup))
     stack.enter_context(biases_as_loaded(model))
-    stack.enter_context(recorder.modules(model))
+    if not setup.torch_compile:  # compiled code knows no modules
+        stack.enter_context(recorder.modules(model))
     stack.enter_context(recorder)
     stack.enter_context(_ended(model, recorder, setup))
     return recorder

@@ -1,0 +1,161 @@
+"""Cut cross-entropy on meta: what its own Python saves and allocates, and nothing left behind."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+
+import pytest
+
+import memest
+from memest.distributed import Distributed
+from memest.errors import ConfigError
+from memest.events import ALLOC, FREE, MARK, Phase
+from memest.hidden.call import GpuTraits
+from memest.models.resolve import ModelSource
+from memest.setup import Setup
+from memest.trace.session import build, trace_built
+from memest.trace.training import TracePlan
+
+if importlib.util.find_spec("cut_cross_entropy") is None:
+    pytest.skip("cut-cross-entropy is not installed", allow_module_level=True)
+
+GPU = GpuTraits(capability=(8, 0), sm_count=108, max_threads_per_sm=2048)
+HIDDEN, VOCABULARY, BATCH, LENGTH = 128, 8000, 4, 96
+LLAMA = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": HIDDEN,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "intermediate_size": 384, "vocab_size": VOCABULARY, "max_position_embeddings": 256,
+    "pad_token_id": 0,
+}  # fmt: skip
+
+
+def _trace(config=LLAMA, **options):
+    setup = Setup(
+        **{"batch": BATCH, "seq_len": LENGTH, "dtype": "bfloat16", "optim": "none",
+           "fused_loss": "cce", **options}
+    )  # fmt: skip
+    source = ModelSource(kind="file", id="small", config=config, provenance="test")
+    run = build(setup, source, None, None, None)
+    return trace_built(run, setup, GPU, TracePlan(steps=1))
+
+
+def _between(trace, first, last):
+    """Sizes of what is born from one phase on and alive when another one begins."""
+    alive, inside = {}, False
+    for kind, index in trace.decoded():
+        if kind == MARK:
+            if trace.marks[index].phase is last:
+                break
+            inside = inside or trace.marks[index].phase is first
+        elif kind == ALLOC and inside:
+            alive[index] = trace.sizes[index]
+        elif kind == FREE:
+            alive.pop(index, None)
+    return list(alive.values())
+
+
+def test_no_logits_of_any_size_are_made():
+    """Saved are one fp32 number a token and one a word; logits would be one for both together."""
+    trace = _trace()
+    kept = _between(trace, Phase.FORWARD, Phase.BACKWARD)
+    tokens = BATCH * (LENGTH - 1)
+
+    assert 4 * tokens in kept  # log-sum-exp
+    assert 4 * VOCABULARY in kept  # average logits, by which the backward sorts its blocks
+    assert max(trace.sizes) == 2 * VOCABULARY * HIDDEN
+    usual = _trace(fused_loss="")
+    assert 4 * BATCH * LENGTH * VOCABULARY in usual.sizes
+
+
+def test_a_frozen_head_has_no_gradient():
+    # the embedding is as large as the head, and has one either way
+    def large(trace):
+        return trace.sizes.count(2 * VOCABULARY * HIDDEN)
+
+    assert large(_trace(freeze=("lm_head",))) < large(_trace())
+
+
+def test_a_tied_head_gets_one_gradient():
+    tied = {**LLAMA, "tie_word_embeddings": True}
+    gradients = _between(_trace(tied), Phase.BACKWARD, Phase.ZERO_GRAD)
+
+    assert gradients.count(2 * VOCABULARY * HIDDEN) == 1
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"adapter": {"peft_type": "LORA", "r": 8}}, {"checkpointing": "full"},
+        {"loop": "plain"}, {"grad_accum": 2},
+    ],
+    ids=lambda options: next(iter(options)),
+)  # fmt: skip
+def test_it_goes_with(options):
+    def peak(trace):
+        now = most = 0
+        for kind, index in trace.decoded():
+            if kind in (ALLOC, FREE):
+                now += trace.sizes[index] * (1 if kind == ALLOC else -1)
+                most = max(most, now)
+        return most
+
+    assert peak(_trace(**options)) < peak(_trace(**options, fused_loss=""))
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"model_type": "bert", "num_hidden_layers": 1}, "causal language models"),
+        ({**LLAMA, "model_type": "cohere", "architectures": ["CohereForCausalLM"]}, "logit_scale"),
+        ({"model_type": "t5", "num_layers": 1, "decoder_start_token_id": 0}, "causal language"),
+    ],
+)
+def test_models_with_another_loss_are_refused(config, said):
+    with pytest.raises(ConfigError, match=said):
+        _trace(config)
+
+
+def test_float32_is_refused_as_the_library_does():
+    with pytest.raises(ConfigError, match="requires them to be bf16 or fp16"):
+        _trace(dtype="float32")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"fused_loss": "cse"}, "Did you mean 'cce'"),
+        ({"fused_loss": "cce", "use_liger_kernel": True}, "Liger replaces the loss"),
+        ({"fused_loss": "cce", "eval_batch": 2, "eval_samples": 4}, "no logits to keep"),
+        ({"fused_loss": "cce", "torch_compile": True}, "compiled with the graph"),
+        ({"fused_loss": "cce", "distributed": Distributed(num_gpus=2)}, "--num-gpus"),
+    ],
+)
+def test_what_excludes_it_is_told(options, said):
+    with pytest.raises(ConfigError, match=said):
+        Setup(**options)
+
+
+def test_nothing_of_it_stays_behind():
+    before = {name for name in sys.modules if name.partition(".")[0] == "triton"}
+    _trace()
+
+    assert {name for name in sys.modules if name.partition(".")[0] == "triton"} == before
+    assert "cut_cross_entropy.cce" not in sys.modules
+
+
+@pytest.mark.parametrize("options", [{"fused_loss": "cce"}, {"eval_batch": 4}])
+def test_it_is_asked_for_once(options, tmp_path, monkeypatch):
+    """A trace for one GPU, and an evaluation, are found on disk by another tracer."""
+    monkeypatch.setenv("MEMEST_CACHE", str(tmp_path))
+    model = "meta-llama/Llama-3.2-1B?num_hidden_layers=1&hidden_size=64&intermediate_size=128"
+    asked = {"seq_len": 32, "batch": 2, "gpu": "A100", "max_batch": False, **options}
+    said: list[str] = []
+    first = memest.estimate(model, **asked, progress=said.append)
+    assert any("tracing" in line for line in said)
+    said.clear()
+    second = memest.estimate(model, **asked, progress=said.append)
+
+    assert said == []
+    assert second.peak == first.peak
+    assert second.breakdown == first.breakdown
