@@ -63,8 +63,13 @@ def as_traced(asked: Setup) -> Setup:
     return out
 
 
-def structure_of(asked: Setup) -> Setup:
-    """The part of a setup that changes the traces of micro-steps."""
+def structure_of(asked: Setup, *, live: bool = False) -> Setup:
+    """The part of a setup that changes the traces of micro-steps.
+
+    Args:
+        asked: the whole.
+        live: the model is a module that is there, whose layers may be bitsandbytes' already.
+    """
     kept: dict[str, Any] = {}
     accumulates = not (asked.loop is Loop.PLAIN and asked.grad_accum == 1)
     if asked.steps_in_backward:
@@ -80,7 +85,7 @@ def structure_of(asked: Setup) -> Setup:
         max_grad_norm=None, master_weights=False, alloc_conf="", num_steps=2, tf32=False,
         optim_args="", optim_target_modules=(), weight_decay=None, optim_in_backward=False,
         eval_batch=None, eval_samples=None, eval_accumulation_steps=None,
-        software=asked.software if asked.quantization else updates_apart,
+        software=asked.software if asked.quantization or live else updates_apart,
     )  # fmt: skip
     return replace(made, **kept)
 

@@ -370,7 +370,7 @@ class Tracer:
     # -- what is known
 
     def _steps(self, asked: Setup) -> Steps:
-        structure = structure_of(asked)
+        structure = structure_of(asked, live=self._module is not None)
         steps = self._known.get(structure)
         if steps is None:
             steps = self._known[structure] = Steps(structure, self._key(structure))
