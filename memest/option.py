@@ -29,6 +29,7 @@ class Panel(enum.StrEnum):
     ADAPTERS = "Adapters (peft)"
     QUANTIZATION = "Quantised base (bitsandbytes)"
     BATCH = "Batch"
+    LENGTHS = "Lengths of samples"
     PRECISION = "Precision"
     OPTIMIZER = "Optimizer"
     RECOMPUTE = "Activation checkpointing"

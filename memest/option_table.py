@@ -10,6 +10,7 @@ import dataclasses
 from typing import Any
 
 from memest.finetune_table import FINETUNING
+from memest.lengths_table import LENGTHS
 from memest.option import Kind, Option, Panel, legal
 from memest.setup import (
     OPTIMIZERS,
@@ -142,6 +143,7 @@ OPTIONS: tuple[Option, ...] = (
         Panel.BATCH,
         Kind.SWITCH,
     ),
+    *LENGTHS,
     _setup(
         "eval_batch",
         "--eval-batch --per-device-eval-batch-size",
