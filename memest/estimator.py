@@ -12,6 +12,7 @@ from memest.epochs import length_notes, varied
 from memest.errors import ConfigError
 from memest.events import Category
 from memest.fit import largest_batch, verdict_for
+from memest.generated import generated, generation_notes
 from memest.installed import installed_version
 from memest.needs import Needs, calibration_facts, corrected_rows, needs_of
 from memest.options import given_setup, read_size
@@ -163,7 +164,7 @@ def answer(
     main, named = cards.main, cards.named
     looks_for_batch = bool(named) and max_batch
     found = tracer.find(asked, main.traits, ("batch", *vary) if looks_for_batch else vary)
-    found = varied(tracer, asked, found, main.traits)
+    found = generated(tracer, varied(tracer, asked, found, main.traits), main.traits)
     setup = found.setup
     conf = parse_alloc_conf(setup.alloc_conf)
     replays = tracer.replays(conf)
@@ -180,6 +181,7 @@ def answer(
         others = common_cards(setup, cards.torch, cards.context)
     for card in others:
         run = varied(tracer, asked, tracer.find(asked, card.traits), card.traits)
+        run = generated(tracer, run, card.traits)
         other = run.stream
         replayed = replays.of(other)
         fits.append(verdict_for(card, needs_of(card, run, other, replayed), other, replayed, conf))
@@ -300,7 +302,7 @@ def _paged(main: Card, needs: Needs) -> str:
 
 def _notes(found: Found, main: Card, rows: tuple[Row, ...], needs: Needs) -> list[str]:
     setup = found.setup
-    notes = [*found.notes, *length_notes(setup)]
+    notes = [*found.notes, *length_notes(setup), *generation_notes(setup)]
     if main.spec.match_note:
         notes.append(main.spec.match_note)
     if needs.corrected is not None:

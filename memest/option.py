@@ -30,6 +30,7 @@ class Panel(enum.StrEnum):
     QUANTIZATION = "Quantised base (bitsandbytes)"
     BATCH = "Batch"
     LENGTHS = "Lengths of samples"
+    GENERATION = "Generation"
     PRECISION = "Precision"
     OPTIMIZER = "Optimizer"
     RECOMPUTE = "Activation checkpointing"

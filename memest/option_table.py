@@ -10,6 +10,7 @@ import dataclasses
 from typing import Any
 
 from memest.finetune_table import FINETUNING
+from memest.generation_table import GENERATION
 from memest.lengths_table import LENGTHS
 from memest.option import Kind, Option, Panel, legal
 from memest.setup import (
@@ -163,6 +164,7 @@ OPTIONS: tuple[Option, ...] = (
         aliases=("evaluation_strategy",),
         field="eval_batch",
     ),
+    *GENERATION,
     _setup(
         "eval_samples",
         "--eval-samples",

@@ -16,6 +16,7 @@ from typing import Any
 from memest.adapter import Adapter, read_adapter
 from memest.distributed import ALONE, Distributed, Strategy
 from memest.errors import ConfigError, closest
+from memest.generation import Generation
 from memest.lengths import Batching
 from memest.optimizer_names import OPTIMIZER_FACTS, facts_of, find_optimizer, read_arguments
 from memest.quantization import Quantization, read_quantization
@@ -226,6 +227,7 @@ class Setup:
             ``compute_metrics`` is there; None = the loss alone is kept.
         eval_accumulation_steps: evaluation batches after which predictions go to the host; None =
             all stay on the GPU until the end.
+        generation: a ``generate`` that follows the last step; None = none.
         zero_grad: what happens to gradients after the step; ``auto`` follows torch's version.
         zero_grad_at: where a script calls zero_grad; the Trainer does after the step.
         attn_implementation: as transformers names it.
@@ -270,6 +272,7 @@ class Setup:
     eval_batch: int | None = None
     eval_samples: int | None = None
     eval_accumulation_steps: int | None = None
+    generation: Generation | None = None
     zero_grad: ZeroGrad = ZeroGrad.AUTO
     zero_grad_at: ZeroGradAt = ZeroGradAt.AFTER_STEP
     attn_implementation: Attention = Attention.AUTO
@@ -432,7 +435,7 @@ class Setup:
             if isinstance(value, Distributed):
                 out.update(value.to_dict())
                 continue
-            if isinstance(value, (Software, Adapter, Quantization, Batching)):
+            if isinstance(value, (Software, Adapter, Quantization, Batching, Generation)):
                 value = value.to_dict()
             elif isinstance(value, enum.StrEnum):
                 value = value.value

@@ -33,7 +33,7 @@ Sizes = Mapping[str, int]
 _OF_UPDATES = ("optim_args", "optim_target_modules", "optim_in_backward", "weight_decay")
 _LATER = (
     *_OF_UPDATES, "eval_batch", "eval_samples", "eval_accumulation_steps", "use_liger_kernel",
-    "adapter", "quantization", "padding_free", "batching",
+    "adapter", "quantization", "padding_free", "batching", "generation",
 )  # fmt: skip
 """Options that keys name only where they are given."""
 _ALIKE = 4
@@ -85,7 +85,7 @@ def structure_of(asked: Setup, *, live: bool = False) -> Setup:
         max_grad_norm=None, master_weights=False, alloc_conf="", num_steps=2, tf32=False,
         optim_args="", optim_target_modules=(), weight_decay=None, optim_in_backward=False,
         eval_batch=None, eval_samples=None, eval_accumulation_steps=None,
-        batching=None,
+        batching=None, generation=None,
         software=asked.software if asked.quantization or live else updates_apart,
     )  # fmt: skip
     return replace(made, **kept)

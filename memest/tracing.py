@@ -314,8 +314,17 @@ class Tracer:
         """The first batches of the evaluation, traced once for each batch and GPU."""
         assert setup.eval_batch is not None
         setup = replace(setup, batch=setup.eval_batch)
-        kept = setup.eval_samples is not None
-        key = digest_of([steps.setup.to_dict(), sizes_of(setup), kept, repr(gpu)])
+        return self._beside(steps, asked, setup, gpu, setup.eval_samples is not None)
+
+    def generation(self, setup: Setup, gpu: GpuTraits) -> Trace:
+        """The first steps of the generation that a resolved setup names."""
+        return self._beside(self._steps(setup), setup, setup, gpu, setup.generation)
+
+    def _beside(
+        self, steps: Steps, asked: Setup, setup: Setup, gpu: GpuTraits, what: Any
+    ) -> Trace:  # fmt: skip
+        """An evaluation or generation, traced once for each batch and GPU."""
+        key = digest_of([steps.setup.to_dict(), sizes_of(setup), repr(what), repr(gpu)])
         known = self._evaluations.get(key)
         if known is None:
             run = self._run(steps, asked)
@@ -324,7 +333,9 @@ class Tracer:
             self._say(f"tracing an evaluation at {words(sizes_of(setup))}")
             if len(self._evaluations) >= _MAX_EVALUATIONS:
                 self._evaluations.pop(next(iter(self._evaluations)))
-            known = self._evaluations[key] = evaluate_built(run, setup, gpu)
+            known = self._evaluations[key] = evaluate_built(
+                run, setup, gpu, generates=not isinstance(what, bool)
+            )
         return known
 
     def limit(self, asked: Setup, axis: str) -> int | None:
@@ -483,7 +494,9 @@ class Tracer:
         """A family around the point where one is wanted and to be had, else what is held."""
         self._shelf.take(steps, lambda _: True)
         near = [f for f in steps.families if chosen_like(f, held[0])]
-        axes = _worth_varying(near, sizes, vary, own=held[0])
+        from memest.growth import worth_varying
+
+        axes = worth_varying(near, sizes, vary, own=held[0])
         while axes:
             place = _place(axes, sizes, held[0])
             grown = None
@@ -563,29 +576,6 @@ class Tracer:
 
 
 # -- families -------------------------------------------------------------------------------------
-
-
-def _worth_varying(
-    near: Sequence[Family], sizes: Sizes, vary: Sequence[str], own: Family
-) -> tuple[str, ...]:
-    """The sizes that shall vary: those asked for, and those in which questions differed before."""
-    # images and sounds are cut into patches and frames: their families are small, and rarely there
-    costly = {"image_size", "audio_ms"} - set(vary)
-    axes = {axis for axis in vary if axis in sizes}
-    for family in near:
-        if family.reach.names != set(sizes):
-            continue
-        axes.update(family.axes)
-        axes.update(n for n, v in family.fixed.items() if sizes[n] != v and n not in costly)
-    axes.update(own.axes)
-    if sizes["batch"] == 1:
-        axes.discard("batch")
-    if "target_len" in axes and sizes.get("target_len") == sizes.get("seq_len"):
-        axes.discard("target_len")
-        axes.add("seq_len")
-    return tuple(
-        a for a in ("batch", "seq_len", "target_len", "image_size", "audio_ms") if a in axes
-    )
 
 
 def _place(axes: tuple[str, ...], sizes: Sizes, family: Family) -> str:
