@@ -83,9 +83,9 @@ def length_notes(asked: Setup) -> Iterator[str]:
         total = cut.sum_of_longest(batch)
         bound = batching.flat_at_most(batch, _SHARE)
         yield (
-            f"the largest batch there can be has {total:,} tokens, the {batch} longest samples; one "
-            f"of an epoch's {epoch:,} batches exceeds {bound:,} with a chance of {_SHARE:.0%} at "
-            f"most; the usual batch has {batch * cut.mean:,.0f}."
+            f"the largest batch there can be has {total:,} tokens, the {batch} longest samples; "
+            f"one of an epoch's {epoch:,} batches exceeds {bound:,} with a chance of "
+            f"{_SHARE:.0%} at most; the usual batch has {batch * cut.mean:,.0f}."
         )
     else:
         usual = batching.mean_padded(batch)

@@ -38,9 +38,7 @@ def read_lengths(path: str | Path) -> Lengths:
         if not any(parts) or (number == 1 and not parts[0].isdigit() and parts[0][:1].isalpha()):
             continue
         try:
-            length, count = int(parts[0]), int(parts[1]) if len(parts) > 1 and parts[1] else 1
-            if len(parts) > 2:
-                raise ValueError
+            length, count = (int(part) for part in (*parts, "1")[: max(len(parts), 2)])
         except ValueError:
             raise ConfigError(
                 f"--lengths {str(path)!r}, line {number}: {line.strip()!r} is no length. Write one "
@@ -233,7 +231,7 @@ def _counter(sample: Any, tokenizer: str | None, path: str | Path) -> Any:
         )
     try:
         made = Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises a bare Exception
+    except Exception as error:  # noqa: BLE001 - the library raises a bare one
         raise ConfigError(f"--tokenizer {tokenizer!r} cannot be read: {error}") from None
     made.no_truncation()
     made.no_padding()

@@ -233,7 +233,7 @@ class Batching:
         for length, count in cut.counts:
             one[-(-length // step)] += count / cut.samples
         law = [1.0]
-        for bit in bin(batch)[2:]:
+        for bit in f"{batch:b}":
             law = _convolved(law, law)
             if bit == "1":
                 law = _convolved(law, one)

@@ -39,7 +39,7 @@ ROOT = Path(__file__).parents[1]
 RECORDS = ROOT / "data" / "reference"
 PAGE = ROOT / "docs" / "accuracy.md"
 OUTCOMES = ROOT / "data" / "accuracy" / "outcomes.jsonl"
-LOSSES = {"mean of the logits": lambda outputs, batch: outputs.logits.mean()}
+LOSSES = {"mean of the logits": lambda outputs, _batch: outputs.logits.mean()}
 """Losses of scripts that train on none of their own, by the words of a record."""
 SHORTEST, LONGEST = 2, 128
 DIVIDED = 20

@@ -106,7 +106,7 @@ def _generate(
         recorder.mark(Phase.GENERATION, 0, begun)
 
     def unfinished(_self: Any, *_: Any, **__: Any) -> bool:
-        if begun > _TRACED:
+        if begun >= _TRACED:
             recorder.seam(SeamKind.END, 0)
             recorder.forget()
             raise _Enough
@@ -115,15 +115,15 @@ def _generate(
 
     begin()
     inputs = {name: t for name, t in make_batch().items() if name not in _LABELS}
-    more = generation.new_tokens + _TRACED + 1  # it ends where it is told to, not before
+    # buffers of a search have the full length; the end is decided above
     options: dict[str, Any] = {
-        "max_new_tokens": more, "do_sample": False, "num_beams": generation.num_beams,
+        "max_new_tokens": max(generation.new_tokens, _TRACED - 1), "do_sample": False,
+        "num_beams": generation.num_beams,
         "use_cache": True, "pad_token_id": 0, "eos_token_id": None,
     }  # fmt: skip
     if generation.cache == "static":
         options["cache_implementation"] = "static"
         options["disable_compile"] = True
-        options["max_new_tokens"] = generation.new_tokens
     own = type(model) if hasattr(type(model), "_has_unfinished_sequences") else GenerationMixin
     with mock.patch.object(own, "_has_unfinished_sequences", unfinished):
         try:

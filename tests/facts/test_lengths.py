@@ -23,7 +23,8 @@ SMALL = Lengths.of([3, 3, 5, 8, 8, 9])
     "text",
     [
         "length,count\n12,3\n40,1\n", "12 3\n40\t1", "12\n40\n12\n12", "[12, 12, 40, 12]",
-        '{"12": 3, "40": 1}', "[[12, 3], [40, 1]]", '[{"length": 12, "count": 3}, 40]', "12;3\n40\n",
+        '{"12": 3, "40": 1}', "[[12, 3], [40, 1]]", '[{"length": 12, "count": 3}, 40]',
+        "12;3\n40\n",
     ],
 )  # fmt: skip
 def test_every_way_to_write_lengths_reads_the_same(tmp_path, text):
