@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from memest.assemble import alive_at_peak, breakdown, layers, moment, timeline
 from memest.cards import NO_PROFILE, Card, card_for, common_cards, reference_card
+from memest.epochs import length_notes, varied
 from memest.errors import ConfigError
 from memest.events import Category
 from memest.feed import feed_of
 from memest.fit import largest_batch, verdict_for
+from memest.generated import generated, generation_notes
 from memest.installed import installed_version, unverified
 from memest.memory_history import check_snapshot_target, save_memory_history
 from memest.needs import Needs, calibration_facts, corrected_rows, needs_of
@@ -203,6 +205,7 @@ def answer(
     main, named = cards.main, cards.named
     looks_for_batch = bool(named) and max_batch
     found = tracer.find(asked, main.traits, ("batch", *vary) if looks_for_batch else vary)
+    found = generated(tracer, varied(tracer, asked, found, main.traits), main.traits)
     setup = found.setup
     conf = parse_alloc_conf(setup.alloc_conf)
     replays = tracer.replays(conf)
@@ -220,7 +223,8 @@ def answer(
     if not named and common and not setup.torch_compile:  # each would be compiled for
         others = common_cards(setup, cards.torch, cards.context)
     for card in others:
-        run = tracer.find(asked, card.traits)
+        run = varied(tracer, asked, tracer.find(asked, card.traits), card.traits)
+        run = generated(tracer, run, card.traits)
         other = run.stream
         replayed = replays.of(other)
         fits.append(verdict_for(card, needs_of(card, run, other, replayed), other, replayed, conf))
@@ -343,7 +347,7 @@ def _paged(main: Card, needs: Needs) -> str:
 
 def _notes(found: Found, main: Card, rows: tuple[Row, ...], needs: Needs) -> list[str]:
     setup = found.setup
-    notes = found.notes
+    notes = [*found.notes, *length_notes(setup), *generation_notes(setup)]
     if main.spec.match_note:
         notes.append(main.spec.match_note)
     if needs.corrected is not None:

@@ -88,6 +88,7 @@ class Phase(enum.StrEnum):
     OPTIMIZER = "optimizer"
     ZERO_GRAD = "zero_grad"
     EVALUATION = "evaluation"
+    GENERATION = "generation"
 
 
 @dataclass(frozen=True, slots=True)

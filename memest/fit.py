@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from memest.cards import Card
+from memest.generated import generated
 from memest.needs import Needs, needs_of
 from memest.replay.conf import AllocatorConf
 from memest.replay.replay import Replay, replay
@@ -182,6 +183,7 @@ def largest_batch(card: Card, tracer: Tracer, setup: Setup, conf: AllocatorConf)
     """
 
     def found_at(batch: int) -> Found:
-        return tracer.find(replace(setup, batch=batch), card.traits, ("batch",))
+        found = tracer.find(replace(setup, batch=batch), card.traits, ("batch",))
+        return generated(tracer, found, card.traits)
 
     return Search(card, tracer.replays(conf), found_at, MAX_BATCH).largest(setup.batch)

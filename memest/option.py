@@ -30,6 +30,8 @@ class Panel(enum.StrEnum):
     ADAPTERS = "Adapters (peft)"
     QUANTIZATION = "Quantised base (bitsandbytes)"
     BATCH = "Batch"
+    LENGTHS = "Lengths of samples"
+    GENERATION = "Generation"
     PRECISION = "Precision"
     OPTIMIZER = "Optimizer"
     RECOMPUTE = "Activation checkpointing"

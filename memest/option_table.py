@@ -10,6 +10,8 @@ import dataclasses
 from typing import Any
 
 from memest.finetune_table import FINETUNING
+from memest.generation_table import GENERATION
+from memest.lengths_table import LENGTHS
 from memest.option import Kind, Option, Panel, legal
 from memest.own_module_table import OWN_MODULE
 from memest.setup import (
@@ -144,6 +146,7 @@ OPTIONS: tuple[Option, ...] = (
         Panel.BATCH,
         Kind.SWITCH,
     ),
+    *LENGTHS,
     _setup(
         "eval_batch",
         "--eval-batch --per-device-eval-batch-size",
@@ -163,6 +166,7 @@ OPTIONS: tuple[Option, ...] = (
         aliases=("evaluation_strategy",),
         field="eval_batch",
     ),
+    *GENERATION,
     _setup(
         "eval_samples",
         "--eval-samples",

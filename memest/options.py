@@ -17,6 +17,8 @@ from memest.deepspeed_file import read_deepspeed
 from memest.distributed import ALONE, Distributed
 from memest.errors import ConfigError, closest
 from memest.finetune_options import merge_adapter, merge_quantization
+from memest.generation_options import merge_generation
+from memest.length_options import merge_lengths
 from memest.option import Kind, Option, Panel
 from memest.option_table import OPTIONS
 from memest.setup import MAX_BATCH, Setup, Software
@@ -336,6 +338,8 @@ def setup_from_options(base: Setup | None = None, /, **options: Any) -> Setup:
     _merge_kwargs(given)
     merge_adapter(given, base)
     merge_quantization(given, base)
+    merge_lengths(given, base)
+    merge_generation(given, base)
     if base is not None and given.get("expandable_segments"):
         given.setdefault("alloc_conf", base.alloc_conf)
     _merge_segments(given)

@@ -17,6 +17,8 @@ from memest.adapter import Adapter, read_adapter
 from memest.compilation import check_compilation, read_backend, read_fused_loss, read_mode
 from memest.distributed import ALONE, Distributed, Strategy
 from memest.errors import ConfigError, closest
+from memest.generation import Generation
+from memest.lengths import Batching
 from memest.optimizer_names import OPTIMIZER_FACTS, facts_of, find_optimizer, read_arguments
 from memest.quantization import Quantization, read_quantization
 from memest.software import Software
@@ -226,6 +228,7 @@ class Setup:
             ``compute_metrics`` is there; None = the loss alone is kept.
         eval_accumulation_steps: evaluation batches after which predictions go to the host; None =
             all stay on the GPU until the end.
+        generation: a ``generate`` that follows the last step; None = none.
         zero_grad: what happens to gradients after the step; ``auto`` follows torch's version.
         zero_grad_at: where a script calls zero_grad; the Trainer does after the step.
         attn_implementation: as transformers names it.
@@ -240,6 +243,9 @@ class Setup:
         adapter: what is trained by peft beside a frozen model; None = the model itself.
         quantization: how a frozen base is stored; None = in the dtype of its weights.
         padded: batches with padding: masks cannot be dropped.
+        padding_free: the samples of a batch are laid end to end in one row.
+        batching: how samples of different lengths become batches: it decides ``seq_len`` (that of
+            the largest batch there can be) and ``padded``; None = all have ``seq_len``.
         use_cache: whether the model returns its key/value cache in training; None = as the loop
             does: the Trainer switches it off, other loops keep the config's value.
         alloc_conf: value of PYTORCH_CUDA_ALLOC_CONF.
@@ -272,6 +278,7 @@ class Setup:
     eval_batch: int | None = None
     eval_samples: int | None = None
     eval_accumulation_steps: int | None = None
+    generation: Generation | None = None
     zero_grad: ZeroGrad = ZeroGrad.AUTO
     zero_grad_at: ZeroGradAt = ZeroGradAt.AFTER_STEP
     attn_implementation: Attention = Attention.AUTO
@@ -285,6 +292,8 @@ class Setup:
     adapter: Adapter | None = None
     quantization: Quantization | None = None
     padded: bool = False
+    padding_free: bool = False
+    batching: Batching | None = None
     use_cache: bool | None = None
     alloc_conf: str = ""
     loop: Loop = Loop.TRAINER
@@ -295,6 +304,9 @@ class Setup:
     def __post_init__(self) -> None:
         put = object.__setattr__
         _whole("--batch", self.batch, 1, MAX_BATCH)
+        if self.batching is not None:
+            put(self, "seq_len", self.batching.worst(self.batch))
+            put(self, "padded", self.batching.has_padding(self.batch))
         for name, option, high in (
             ("seq_len", "--seq-len", MAX_SEQ_LEN),
             ("target_len", "--target-len", MAX_SEQ_LEN),
@@ -446,7 +458,7 @@ class Setup:
             if isinstance(value, Distributed):
                 out.update(value.to_dict())
                 continue
-            if isinstance(value, (Software, Adapter, Quantization)):
+            if isinstance(value, (Software, Adapter, Quantization, Batching, Generation)):
                 value = value.to_dict()
             elif isinstance(value, enum.StrEnum):
                 value = value.value

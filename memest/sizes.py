@@ -34,7 +34,7 @@ _OF_UPDATES = ("optim_args", "optim_target_modules", "optim_in_backward", "weigh
 _LATER = (
     *_OF_UPDATES, "eval_batch", "eval_samples", "eval_accumulation_steps", "use_liger_kernel",
     "fused_loss", "torch_compile", "torch_compile_mode", "torch_compile_backend", "adapter",
-    "quantization",
+    "quantization", "padding_free", "batching", "generation",
 )  # fmt: skip
 """Options that keys name only where they are given."""
 _ALIKE = 4
@@ -64,8 +64,13 @@ def as_traced(asked: Setup) -> Setup:
     return out
 
 
-def structure_of(asked: Setup) -> Setup:
-    """The part of a setup that changes the traces of micro-steps."""
+def structure_of(asked: Setup, *, live: bool = False) -> Setup:
+    """The part of a setup that changes the traces of micro-steps.
+
+    Args:
+        asked: the whole.
+        live: the model is a module that is there, whose layers may be bitsandbytes' already.
+    """
     kept: dict[str, Any] = {}
     accumulates = not (asked.loop is Loop.PLAIN and asked.grad_accum == 1)
     if asked.steps_in_backward:
@@ -81,7 +86,8 @@ def structure_of(asked: Setup) -> Setup:
         max_grad_norm=None, master_weights=False, alloc_conf="", num_steps=2, tf32=False,
         optim_args="", optim_target_modules=(), weight_decay=None, optim_in_backward=False,
         eval_batch=None, eval_samples=None, eval_accumulation_steps=None,
-        software=asked.software if asked.quantization else updates_apart,
+        batching=None, generation=None,
+        software=asked.software if asked.quantization or live else updates_apart,
     )  # fmt: skip
     return replace(made, **kept)
 

@@ -321,8 +321,20 @@ class Tracer:
         """The first batches of the evaluation, traced once for each batch and GPU."""
         assert setup.eval_batch is not None
         setup = replace(setup, batch=setup.eval_batch)
-        kept = setup.eval_samples is not None
-        about = {"sizes": sizes_of(setup), "predictions": kept, "gpu": repr(gpu)}
+        return self._beside(
+            steps, asked, setup, gpu, {"predictions": setup.eval_samples is not None}
+        )
+
+    def generation(self, setup: Setup, gpu: GpuTraits) -> Trace:
+        """The first steps of the generation that a resolved setup names."""
+        what = {"generation": repr(setup.generation)}
+        return self._beside(self._steps(setup), setup, setup, gpu, what)
+
+    def _beside(
+        self, steps: Steps, asked: Setup, setup: Setup, gpu: GpuTraits, what: dict[str, Any]
+    ) -> Trace:
+        """An evaluation or generation, traced once for each batch and GPU."""
+        about = {"sizes": sizes_of(setup), **what, "gpu": repr(gpu)}
         key = digest_of([steps.setup.to_dict(), about])
         known = self._evaluations.get(key) or self._shelf.evaluation(steps, about)
         if known is None:
@@ -332,7 +344,7 @@ class Tracer:
             self._say(f"tracing an evaluation at {words(sizes_of(setup))}")
             if len(self._evaluations) >= _MAX_EVALUATIONS:
                 self._evaluations.pop(next(iter(self._evaluations)))
-            known = evaluate_built(run, setup, gpu)
+            known = evaluate_built(run, setup, gpu, generates="generation" in what)
             self._shelf.keep_evaluation(steps, about, known)
         self._evaluations[key] = known
         return known
@@ -380,7 +392,7 @@ class Tracer:
     # -- what is known
 
     def _steps(self, asked: Setup) -> Steps:
-        structure = structure_of(asked)
+        structure = structure_of(asked, live=self._module is not None)
         steps = self._known.get(structure)
         if steps is None:
             steps = self._known[structure] = Steps(structure, self._key(structure))

@@ -24,12 +24,14 @@ from typing import Any
 from memest.assemble import moment
 from memest.cards import NO_PROFILE, Card, card_for
 from memest.errors import MemestError
+from memest.events import Chains, Phase
 from memest.fit import largest_batch
 from memest.models.resolve import resolve_model
 from memest.needs import needs_of
 from memest.replay.conf import parse_alloc_conf
 from memest.replay.replay import replay
 from memest.setup import Setup, Software
+from memest.steps.stream import Stream
 from memest.tracing import Tracer
 from memest.units import MIB
 
@@ -37,6 +39,8 @@ ROOT = Path(__file__).parents[1]
 RECORDS = ROOT / "data" / "reference"
 PAGE = ROOT / "docs" / "accuracy.md"
 OUTCOMES = ROOT / "data" / "accuracy" / "outcomes.jsonl"
+LOSSES = {"mean of the logits": lambda outputs, _batch: outputs.logits.mean()}
+"""Losses of scripts that train on none of their own, by the words of a record."""
 SHORTEST, LONGEST = 2, 128
 DIVIDED = 20
 """Sets of more records than this are also summed up by model and by optimizer."""
@@ -130,6 +134,22 @@ def untold(record: dict[str, Any], setup: Setup) -> Card:
     return card_for(record["gpu"], setup, torch_version, None, None, NO_PROFILE)
 
 
+def tracer_of(record: dict[str, Any]) -> Tracer:
+    """The record's model; a script of its own feeds it what the record names.
+
+    A model may be a folder of ``data/reference/models``.
+    """
+    own = RECORDS / "models" / record["model"]
+    source = resolve_model(str(own) if own.is_dir() else record["model"])
+    shapes = record.get("inputs")
+    if not shapes:
+        return Tracer(source=source)
+    import torch
+
+    inputs = {name: torch.ones(shape, dtype=torch.int64) for name, shape in shapes.items()}
+    return Tracer(source=source, inputs=inputs, loss=LOSSES[record["loss"]])
+
+
 def predict(record: dict[str, Any]) -> Outcome:
     """Run one record."""
     measured = record["measured_bytes"] - record.get("device_offset_bytes", 0)
@@ -145,8 +165,10 @@ def predict(record: dict[str, Any]) -> Outcome:
 def _predict(record: dict[str, Any], measured: int, **changes: Any) -> Outcome:
     setup = setup_of(record, **changes)
     card = card_of(record, setup)
-    found = Tracer(source=resolve_model(record["model"])).find(setup, card.traits)
+    found = tracer_of(record).find(setup, card.traits)
     stream = found.stream
+    if record["metric"] == "forward":
+        stream = forward_only(stream)
     conf = parse_alloc_conf(setup.alloc_conf)
     context = card.context.expected_bytes if record["metric"] == "device" else 0
     limit = record.get("limit_bytes") or (card.usable_bytes - context if context else None)
@@ -158,8 +180,10 @@ def _predict(record: dict[str, Any], measured: int, **changes: Any) -> Outcome:
         told = needs.low_bytes, needs.high_bytes
     if limit is not None and result.peak_reserved_bytes > limit:
         result = replay(stream.events, stream.sizes, conf, limit_bytes=limit)
-    allocated = record["metric"] == "allocated"
-    peak = result.peak_allocated_bytes if allocated else result.peak_reserved_bytes
+    peak = {
+        "allocated": result.peak_allocated_bytes,
+        "forward": result.final_allocated_bytes,
+    }.get(record["metric"], result.peak_reserved_bytes)
     return Outcome(
         record,
         peak + context,
@@ -172,10 +196,23 @@ def _predict(record: dict[str, Any], measured: int, **changes: Any) -> Outcome:
     )
 
 
+def forward_only(stream: Stream) -> Stream:
+    """A run up to its first backward: what is alive at its end is what a script reads there."""
+    end = next(
+        position
+        for position, mark in zip(stream.mark_positions, stream.marks, strict=True)
+        if mark.phase is Phase.BACKWARD
+    )
+    out = replace(stream)
+    out.events = stream.events[:end]
+    out.chains = Chains()
+    return out
+
+
 def batch_that_fits(record: dict[str, Any]) -> tuple[int, int]:
     """(largest, largest safe) batch of the record's setup on its card."""
     setup = setup_of(record)
-    tracer = Tracer(source=resolve_model(record["model"]))
+    tracer = tracer_of(record)
     conf = parse_alloc_conf(setup.alloc_conf)
     return largest_batch(card_of(record, setup), tracer, setup, conf)
 
@@ -196,6 +233,11 @@ def _what(record: dict[str, Any]) -> str:
     parts = [f"batch {setup['batch']}"]
     if setup.get("grad_accum", 1) > 1:
         parts.append(f"x {setup['grad_accum']}")
+    if record["metric"] == "forward":
+        parts.append("after forward")
+    if setup.get("adapter"):
+        parts.append("QLoRA" if setup.get("quantization") else "LoRA")
+        parts.append(f"{setup['seq_len']} tokens")
     parts.append(str(setup.get("optim", "")))
     if setup.get("precision", "fp32") != "fp32":
         parts.append(setup["precision"])
@@ -327,7 +369,8 @@ def write_outcomes(outcomes: list[Outcome], path: Path = OUTCOMES) -> None:
     lines = []
     for outcome in outcomes:
         record = outcome.record
-        config = resolve_model(record["model"]).config or {}
+        own = RECORDS / "models" / record["model"]
+        config = resolve_model(str(own) if own.is_dir() else record["model"]).config or {}
         lines.append(
             json.dumps({
                 "id": record["id"], "set": record["set"], "model": record["model"],

@@ -32,6 +32,7 @@ _PHASES = {
     Phase.OPTIMIZER: "in the optimizer step",
     Phase.ZERO_GRAD: "in zero_grad",
     Phase.EVALUATION: "in the evaluation",
+    Phase.GENERATION: "in the generation",
 }
 
 _LOOPS = {
@@ -231,6 +232,8 @@ def setup_items(setup: Setup, *, times: str = "×") -> list[str]:
     if setup.eval_batch is not None:
         kept = "" if setup.eval_samples is None else f", {setup.eval_samples:,} predictions kept"
         items.append(f"evaluation in batches of {setup.eval_batch}{kept}")
+    if setup.generation is not None:
+        items.append(setup.generation.words)
     items.append(
         "no checkpointing"
         if setup.checkpointing == "none"

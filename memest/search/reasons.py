@@ -38,6 +38,7 @@ _PLACES = {
     Phase.OPTIMIZER: "the optimizer step",
     Phase.ZERO_GRAD: "zero_grad",
     Phase.EVALUATION: "the evaluation",
+    Phase.GENERATION: "the generation",
 }
 _OF_MICRO_STEPS = (Phase.BATCH, Phase.FORWARD, Phase.BACKWARD)
 

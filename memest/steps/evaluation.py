@@ -18,6 +18,8 @@ from memest.steps.stream import Course, Player, Shape, Stream, shape_of, slack_o
 
 __all__ = ["with_evaluation"]
 
+_WITH_OLDER = 5
+"""Batches that must be traced to follow what lives for two: the prompt and its token are others."""
 _PLAYED = 16
 """Batches that are played as a whole; of those between the first ones and the last, the tensors
 that grow are played alone: the rest is a copy of what was played before."""
@@ -75,13 +77,32 @@ class _Tail:
         self._growth = {
             new: trace.sizes[new] - trace.sizes[old] for old, new in zip(before, last, strict=True)
         }
+        self._dropped = self._handed_on(before, last)
+
+    def _handed_on(self, before: list[int], last: list[int]) -> list[tuple[int, int]]:
+        """What the last traced batch drops, and what takes its place for the next one.
+
+        Of the batch before, it is what the last leaves itself in that place; what was made two
+        batches before (beams that were reordered) is followed by what the one before made.
+        """
         place = {index: number for number, index in enumerate(before)}
-        # what the last traced batch drops of the one before is what it leaves itself in that place
-        self._dropped = [
-            (index, last[place[index]])
-            for index in _dropped(trace, self._spans[-1])
-            if index in place
-        ]
+        out, older = [], []
+        for index in _dropped(self._trace, self._spans[-1]):
+            if index in place:
+                out.append((index, last[place[index]]))
+            else:
+                older.append(index)
+        if not older or len(self._spans) < _WITH_OLDER:
+            return out
+        earlier = _born(self._trace, self._spans[-3])
+        if len(earlier) != len(before):
+            return out
+        further = {index: number for number, index in enumerate(earlier)}
+        for index in older:
+            if index in further:
+                number = further[index]
+                out += [(index, before[number]), (before[number], last[number])]
+        return out
 
     def play(self, batches: int) -> None:
         """The first batches as they were traced, then copies of the last one."""
@@ -142,7 +163,8 @@ class _Tail:
 
 def _spans(trace: Trace) -> list[Span]:
     seams = [s.position for s in trace.seams if s.kind is SeamKind.EVALUATED]
-    return list(zip(seams, [*seams[1:], len(trace.events)], strict=True))
+    ends = [s.position for s in trace.seams if s.kind is SeamKind.END]
+    return list(zip(seams, [*seams[1:], *(ends or [len(trace.events)])], strict=True))
 
 
 def _born(trace: Trace, span: Span) -> list[int]:

@@ -9,6 +9,7 @@ differ in what ``ctx.tensors`` keeps.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -28,7 +29,8 @@ _INPUT_DROPPED_SINCE = (0, 43)
 def bitsandbytes_as_before(setup: Setup) -> Iterator[None]:
     """The matmul of 4-bit layers as the declared release has it."""
     version = setup.software.bitsandbytes
-    if setup.quantization is None or version is None or version >= _ONE_KERNEL_SINCE:
+    absent = "bitsandbytes" not in sys.modules  # a live model may have its layers
+    if absent or version is None or version >= _ONE_KERNEL_SINCE:
         yield
         return
     import bitsandbytes

@@ -65,6 +65,8 @@ def text(built: BuiltModel, setup: Setup, parameters: Mapping[str, Any]) -> Plan
     if built.task is Task.MULTIPLE_CHOICE:
         ids = (batch, NUM_CHOICES, length)
         notes.append(f"{NUM_CHOICES} choices for each sample")
+    if setup.padding_free:
+        return _end_to_end(built, setup, parameters, length, notes)
     plans = [TensorPlan(name="input_ids", shape=ids, value=tokens(ids, config))]
     kind = config.model_type
     if kind in _TOKEN_TYPES and "token_type_ids" in parameters:
@@ -98,6 +100,40 @@ def text(built: BuiltModel, setup: Setup, parameters: Mapping[str, Any]) -> Plan
         notes.append("batches are padded: masks reach the attention kernels")
     sizes = Sizes(seq_len=length, target_len=target, image_size=image_size)
     return tuple(plans), sizes, notes
+
+
+def _end_to_end(
+    built: BuiltModel, setup: Setup, parameters: Mapping[str, Any], length: int, notes: list[str]
+) -> Planned:
+    """``DataCollatorWithFlattening``: one row, positions that start anew with every sample.
+
+    No mask: kernels for sequences of any length find their ends in the positions, and other
+    attention gets a mask of blocks from them.
+    """
+    if built.task is not Task.CAUSAL_LM or "position_ids" not in parameters:
+        raise ConfigError(
+            f"--padding-free lays samples end to end, which {type(built.model).__name__} for "
+            f"{built.task} does not train on: it is for causal language models that take "
+            "position_ids. Drop it."
+        )
+    ids = (1, setup.batch * length)
+    samples = setup.batch
+
+    def positions() -> torch.Tensor:
+        return torch.arange(length).repeat(samples)[None]
+
+    plans = (
+        TensorPlan(name="input_ids", shape=ids, value=tokens(ids, built.config)),
+        labels(ids),
+        TensorPlan(name="position_ids", shape=ids, value=positions),
+    )
+    notes.append(f"padding-free: one row of {ids[1]:,} tokens, {samples} samples end to end")
+    if "flash" not in built.attention:
+        notes.append(
+            "without a kernel for sequences end to end, attention gets a mask of blocks over the "
+            "whole row; --attn-implementation flash_attention_2 needs none"
+        )
+    return plans, Sizes(seq_len=length), notes
 
 
 def _page(

@@ -105,6 +105,62 @@ def model_as_before(model: torch.nn.Module, model_type: str, setup: Setup) -> No
         _causal_buffers(model, version)
     if model_type == "opt" and version < (4, 53):
         _scaled_inside(model)
+    if version < _FLOAT_LOGITS_UNTIL.get(model_type, (0, 0)):
+        _float_logits(model)
+    if version < _ROTARY_TABLES_UNTIL.get(model_type, (0, 0)):
+        _rotary_tables(model)
+
+
+# Until when each attention kept tables of its own (read: 4.37, 4.38, 4.40 and 4.42)
+_ROTARY_TABLES_UNTIL = {
+    **dict.fromkeys("llama mistral".split(), (4, 41)),
+    **dict.fromkeys(
+        "mixtral persimmon phi qwen2 qwen2_moe stablelm starcoder2".split(), (4, 43)
+    ),
+}  # fmt: skip
+
+
+def _rotary_tables(model: torch.nn.Module) -> None:
+    """Every layer held cosines and sines of all positions, in the dtype of the weights.
+
+    Source: ``LlamaRotaryEmbedding._set_cos_sin_cache`` of 4.36 to 4.40 and its copies.
+    """
+    config: Any = model.config
+    dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
+    for module in model.modules():
+        head = getattr(module, "head_dim", None)
+        if not type(module).__name__.endswith("Attention") or head is None:
+            continue
+        share = getattr(config, "partial_rotary_factor", None)
+        share = (getattr(config, "rope_parameters", None) or {}).get("partial_rotary_factor", share)
+        shape = (int(config.max_position_embeddings), int(head * (share or 1)))
+        for name in ("cos_cached", "sin_cached"):
+            table = torch.empty(shape, dtype=dtype, device="meta")
+            module.register_buffer(name, table, persistent=False)
+
+
+# First transformers whose causal forward returned logits in the dtype of the head: all of these
+# said ``logits = logits.float()`` in every release before that could use sdpa (read: 4.37, 4.42,
+# 4.44, 4.45, 4.46)
+_FLOAT_LOGITS_UNTIL = {
+    **dict.fromkeys(
+        """cohere gemma gemma2 jamba llama mixtral nemotron olmo olmoe phi phi3 qwen2
+        qwen2_moe""".split(), (4, 46),
+    ),
+    "mistral": (4, 47), "starcoder2": (4, 47), "granite": (4, 47),
+}  # fmt: skip
+
+
+def _float_logits(model: torch.nn.Module) -> None:
+    """Logits were cast to float32 by the model itself, with labels or without.
+
+    In half precision a script that keeps ``outputs`` keeps them at four bytes an element. Source:
+    ``LlamaForCausalLM.forward`` of 4.37 to 4.45 and its copies; from then on the loss casts.
+    """
+    find = getattr(model, "get_output_embeddings", None)
+    head = find() if find is not None else None
+    if head is not None and type(model).__name__.endswith("ForCausalLM"):
+        head.register_forward_hook(lambda _module, _inputs, logits: logits.float())
 
 
 def _causal_buffers(model: torch.nn.Module, version: Version) -> None:
@@ -164,6 +220,8 @@ def library_as_before(model_type: str, setup: Setup) -> Iterator[None]:
             _float_masks(stack)
         if version < (4, 49):
             _shifted_logits(stack)
+        if version < _SHARED_ROTARY_SINCE.get(model_type, (0, 0)):
+            _rotary_of_each_layer(stack, model_type)
         yield
 
 
@@ -222,6 +280,33 @@ def _contiguous_operands(stack: ExitStack) -> None:
 
     mapping = type(ALL_ATTENTION_FUNCTIONS)._global_mapping
     stack.enter_context(mock.patch.dict(mapping, {"sdpa": forward}))
+
+
+# First transformers whose layers share cosines and sines (read: 4.37, 4.42, 4.44, 4.45, 4.46)
+_SHARED_ROTARY_SINCE = {
+    "llama": (4, 43),
+    **dict.fromkeys(
+        "cohere persimmon phi qwen2 qwen2_moe stablelm starcoder2".split(), (4, 45)
+    ),
+    **dict.fromkeys("gemma gemma2 mistral mixtral olmo phi3".split(), (4, 47)),
+}  # fmt: skip
+
+
+def _rotary_of_each_layer(stack: ExitStack, model_type: str) -> None:
+    """Every layer looked up, or computed, cosines and sines of its own, which its products save.
+
+    Source: ``cos[position_ids]`` in ``apply_rotary_pos_emb`` of 4.37, ``rotary_emb`` called by each
+    attention until ``position_embeddings`` came from the model (4.43 for Llama).
+    """
+    module = sys.modules.get(f"transformers.models.{model_type}.modeling_{model_type}")
+    original = getattr(module, "apply_rotary_pos_emb", None)
+    if module is None or original is None:
+        return
+
+    def apply(q: Any, k: Any, cos: Any, sin: Any, *args: Any, **kwargs: Any) -> Any:
+        return original(q, k, cos.clone(), sin.clone(), *args, **kwargs)
+
+    stack.enter_context(mock.patch.object(module, "apply_rotary_pos_emb", apply))
 
 
 # Families that made their own float masks longer than the rest

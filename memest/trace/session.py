@@ -33,6 +33,7 @@ from memest.trace.devices import cuda_is_meta
 from memest.trace.evaluation import trace_evaluation
 from memest.trace.factories import container
 from memest.trace.fused_loss import fused_loss_applied
+from memest.trace.generation import trace_generation
 from memest.trace.inputs import Sizes, TensorPlan, plan_batch, realise
 from memest.trace.legacy import attention_of, masks_as_before, model_as_before
 from memest.trace.liger import liger_applied
@@ -322,11 +323,21 @@ def _kernels(model: torch.nn.Module, setup: Setup, gpu: GpuTraits) -> AbstractCo
 
 @in_turn
 @undisturbed
-def evaluate_built(run: BuiltRun, setup: Setup, gpu: GpuTraits, operators: str = "cuda") -> Trace:
-    """Trace the first batches of an evaluation of ``setup``, whose batch is the evaluation's."""
+def evaluate_built(
+    run: BuiltRun, setup: Setup, gpu: GpuTraits, operators: str = "cuda", *, generates: bool = False
+) -> Trace:
+    """Trace the first batches of an evaluation of ``setup``, whose batch is the evaluation's.
+
+    Or, where it ``generates``, the first steps of its generation.
+    """
     set_use_cache(run.model, setup)
     model_type, plans = _fed(run, setup)
     with as_built(run.model), _kernels(run.model, setup, gpu), _code(run):
+        if generates and setup.generation is not None:
+            return trace_generation(
+                run.model, setup, setup.generation, make_batch=lambda: realise(plans), gpu=gpu,
+                model_type=model_type, loading=run.loading,
+            )  # fmt: skip
         return trace_evaluation(
             run.model, setup, make_batch=lambda: realise(plans), loss_of=run.loss_of, gpu=gpu,
             model_type=model_type, operators=operators, loading=run.loading, call=run.call,

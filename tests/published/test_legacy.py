@@ -216,3 +216,19 @@ def test_implementation_that_torch_takes_by_default(name, version, foreach):
     model = torch.nn.Linear(4, 4, device="meta")
     optimizer = make_optimizer(model, Setup(optim=name), None, version)
     assert bool(optimizer.defaults["foreach"]) is foreach
+
+
+def test_models_cast_their_logits_themselves(trace):
+    """A script that keeps ``outputs`` kept them at four bytes an element."""
+    old, new = (peak(trace(QWEN2, f"transformers={v}", dtype="bfloat16")) for v in ("4.45", "4.46"))
+    assert old - new == 2 * BATCH * LENGTH * QWEN2["vocab_size"] // 512 * 512
+
+
+def test_layers_held_tables_of_cosines(trace):
+    old, new = (trace(QWEN2, f"transformers={v}").counts[2] for v in ("4.42", "4.43"))
+    assert old - new == 2 * LAYERS * 32768 * 8
+
+
+def test_layers_made_cosines_of_their_own(trace):
+    old, new = (trace(QWEN2, f"transformers={v}") for v in ("4.44", "4.45"))
+    assert made(old, "attn")["clone"] - made(new, "attn")["clone"] == 2 * LAYERS * 2

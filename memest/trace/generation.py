@@ -1,0 +1,133 @@
+"""``generate`` of transformers on meta: its own loop and caches, its first steps.
+
+The library's own code runs; the end alone is decided here, because whether a sequence is finished
+is a matter of values. Every step is a span of the trace: the prompt, its first token, and the first
+decoding steps, of which later ones are copies with a longer cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+from unittest import mock
+
+import torch
+
+from memest.errors import ConfigError
+from memest.events import Phase, SeamKind, Trace
+from memest.generation import Generation
+from memest.hidden.call import GpuTraits
+from memest.setup import Precision, Setup
+from memest.trace.loading import load
+from memest.trace.loops import loss_region
+from memest.trace.quantized import Loading
+from memest.trace.recorder import Recorder
+from memest.trace.training import make_run, tracing
+
+__all__ = ["trace_generation"]
+
+_TRACED = 6
+"""The prompt, the token after it, and decoding steps, of which three must be alike."""
+_LABELS = ("labels", "decoder_input_ids", "decoder_attention_mask")
+
+
+class _Enough(Exception):  # noqa: N818 - no error
+    """The steps that are wanted have been traced."""
+
+
+def trace_generation(
+    model: torch.nn.Module, setup: Setup, generation: Generation, *,
+    make_batch: Callable[[], dict[str, torch.Tensor]], gpu: GpuTraits, model_type: str = "",
+    loading: Loading | None = None,
+) -> Trace:  # fmt: skip
+    """Trace the first steps of a ``generate``.
+
+    Args:
+        model: on meta; in evaluation mode while it is traced.
+        setup: its batch is that of the generation, its ``seq_len`` the length of the prompt.
+        generation: how much and how.
+        make_batch: makes one batch on meta; labels are left out of it.
+        gpu: decides operators and versions.
+        model_type: family of the model.
+        loading: how the weights come to the device.
+
+    Returns:
+        The model's load, then the steps, each behind a seam.
+
+    Raises:
+        ConfigError: the model cannot generate.
+        TraceError: it does something a trace cannot follow.
+    """
+    if not _can_generate(model):
+        raise ConfigError(
+            f"{type(model).__name__} does not generate text: drop --generate and "
+            "--predict-with-generate, or choose --task causal-lm or seq2seq-lm."
+        )
+    with ExitStack() as stack:
+        recorder = tracing(stack, model, setup, gpu, "cuda", model_type)
+        recorder.mark(Phase.LOAD, 0)
+        load(model, recorder, loading)
+        run = make_run(model, setup, recorder, make_batch, _no_loss, gpu)
+        model.eval()
+        stack.callback(model.train)
+        stack.enter_context(torch.no_grad())
+        if setup.precision is not Precision.FP32:
+            stack.enter_context(loss_region(run))
+        _generate(model, generation, make_batch, recorder)
+    trace = recorder.trace
+    trace.notes.extend(recorder.notes)
+    return trace
+
+
+def _no_loss(_outputs: Any, _batch: Any) -> torch.Tensor:
+    raise AssertionError("a generation has no loss")
+
+
+def _can_generate(model: Any) -> bool:
+    able = getattr(model, "can_generate", None) or getattr(
+        getattr(model, "base_model", None), "can_generate", None
+    )
+    return bool(able is not None and able())
+
+
+def _generate(
+    model: Any, generation: Generation, make_batch: Callable[[], dict[str, torch.Tensor]],
+    recorder: Recorder,
+) -> None:  # fmt: skip
+    from transformers.generation.utils import GenerationMixin
+
+    begun = 0
+
+    def begin() -> None:
+        nonlocal begun
+        begun += 1
+        recorder.seam(SeamKind.EVALUATED, 0, begun)
+        recorder.mark(Phase.GENERATION, 0, begun)
+
+    def unfinished(_self: Any, *_: Any, **__: Any) -> bool:
+        if begun >= _TRACED:
+            recorder.seam(SeamKind.END, 0)
+            recorder.forget()
+            raise _Enough
+        begin()
+        return True
+
+    begin()
+    inputs = {name: t for name, t in make_batch().items() if name not in _LABELS}
+    # buffers of a search have the full length; the end is decided above
+    options: dict[str, Any] = {
+        "max_new_tokens": max(generation.new_tokens, _TRACED - 1), "do_sample": False,
+        "num_beams": generation.num_beams,
+        "use_cache": True, "pad_token_id": 0, "eos_token_id": None,
+    }  # fmt: skip
+    if generation.cache == "static":
+        options["cache_implementation"] = "static"
+        options["disable_compile"] = True
+    own = type(model) if hasattr(type(model), "_has_unfinished_sequences") else GenerationMixin
+    with mock.patch.object(own, "_has_unfinished_sequences", unfinished):
+        try:
+            model.generate(**inputs, **options)
+        except _Enough:
+            return
+    raise AssertionError("generate ended by itself")
