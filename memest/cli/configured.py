@@ -41,7 +41,7 @@ def settled(
         config: of ``--config``.
         config_format: of ``--config-format``.
         launch: of ``--launch``.
-        axes: of ``--over``: options that a sweep sets itself.
+        axes: options that the command sets itself: those of ``--over``, what it looks for.
 
     Raises:
         ConfigError: no model, or anything that a reader refuses.
