@@ -42,7 +42,7 @@ def settled(
         config: of ``--config``.
         config_format: of ``--config-format``.
         launch: of ``--launch``.
-        axes: of ``--over``: options that a sweep sets itself.
+        axes: options that the command sets itself: those of ``--over``, what it looks for.
         needs_model: False for a command that has something to say without one.
 
     Raises:

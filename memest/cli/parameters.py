@@ -90,6 +90,9 @@ def _parameter(option: Option) -> inspect.Parameter:
     )
 
 
+_DECIDED = {"advise": ("batch", "grad_accum")}
+"""What a command looks for itself, whatever a configuration says."""
+
 _CONFIGURATIONS: dict[str, Any] = {
     "config": Annotated[
         Optional[list[str]],  # noqa: UP045 - read at run time by every Typer we allow
@@ -159,7 +162,7 @@ def with_options(function: Callable[..., int]) -> Callable[..., int]:
             config=values.pop("config") or (),
             config_format=values.pop("config_format"),
             launch=values.pop("launch"),
-            axes=values.get("over") or (),
+            axes=(*(values.get("over") or ()), *_DECIDED.get(function.__name__, ())),
             needs_model=several or own.parameters["model"].default is not None,
         )
         if several:

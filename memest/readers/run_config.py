@@ -40,6 +40,7 @@ class RunConfig:
         not_modelled: what matters, or may, and is left out of an estimate.
         sources: files and commands with their formats.
         readings: what was read, as it was.
+        named: options that were named to memest itself, by keyword; ``model`` among them.
         setup: the setup that the values make.
     """
 
@@ -50,6 +51,7 @@ class RunConfig:
     sources: tuple[str, ...]
     setup: Setup
     readings: tuple[Reading, ...] = field(default=(), repr=False)
+    named: tuple[tuple[str, Any], ...] = field(default=(), repr=False)
 
     @property
     def options(self) -> dict[str, Any]:
@@ -67,7 +69,11 @@ class RunConfig:
         Raises:
             ConfigError: an option that is none, or a value that cannot be.
         """
-        return settle(self.readings, options, model=model)
+        before = dict(self.named)
+        typed = before.pop("model", None)
+        return settle(
+            self.readings, _over(before, options), model=typed if model is None else model
+        )
 
 
 def settle(
@@ -117,7 +123,17 @@ def settle(
         sources=tuple(f"{reading.source} ({reading.format})" for reading in readings),
         setup=setup,
         readings=tuple(readings),
+        named=tuple({**(flags or {}), **({} if model is None else {"model": model})}.items()),
     )
+
+
+def _over(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+    """Options with later ones over them; the two words for a precision take each other's place."""
+    fields = {find_option(name).name for name, value in now.items() if value is not None}
+    words = {"fp16", "bf16", "precision"}
+    gone = fields | (words if fields & words else set())
+    kept = {name: value for name, value in before.items() if find_option(name).name not in gone}
+    return {**kept, **{name: value for name, value in now.items() if value is not None}}
 
 
 def _place_in_table(option: str) -> int:

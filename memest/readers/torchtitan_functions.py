@@ -171,9 +171,8 @@ class _Function:
         if isinstance(value, ast.Name) and isinstance(known.get(value.id), ast.expr):
             value = known[value.id]
         found = dict(before)
-        folder = Path(self._shown.partition(":")[0]).parent.name
-        if folder:
-            found["name"] = folder
+        # torchtitan keeps each family's functions in a folder of its name
+        found["name"] = Path(self._shown).expanduser().absolute().parent.name
         if isinstance(value, ast.Call) and value.args:
             flavor = self._literal(value.args[0], known)
             if flavor is not _UNKNOWN:
