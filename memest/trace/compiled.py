@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from memest.errors import ConfigError, TraceError
+from memest.errors import ConfigError, MemestError, TraceError
 from memest.hidden.call import GpuTraits
 from memest.installed import installed_version
 from memest.setup import Setup
@@ -54,6 +54,7 @@ def compiled(run: Run, setup: Setup, gpu: GpuTraits, *, training: bool = True) -
         codes.append(code)
 
     dynamo.reset()
+    dynamo.utils.counters["graph_break"].clear()
     with inductor_without_gpu(gpu, written) as backend:
         run.compiled = torch.compile(prepared(run), backend=backend, dynamic=False)
         try:
@@ -92,11 +93,12 @@ def _same_release(setup: Setup) -> None:
 
 def _compile(step: Callable[[], None]) -> None:
     """Compile by running, until a run compiles nothing more."""
-    logging.disable(logging.WARNING)  # what compilers say of their work
+    heard = logging.root.manager.disable
+    logging.disable(max(heard, logging.WARNING))  # what compilers say of their work
     try:
         step()
         step()
-    except TraceError:
+    except MemestError:
         raise
     except Exception as error:
         cause = error.__cause__ or error
@@ -111,7 +113,7 @@ def _compile(step: Callable[[], None]) -> None:
             f"{type(cause).__name__}: {text}. Leave --torch-compile out."
         ) from error
     finally:
-        logging.disable(logging.NOTSET)
+        logging.disable(heard)
 
 
 def _step(run: Run, *, training: bool) -> None:
@@ -141,12 +143,12 @@ def _because(breaks: list[str]) -> str:
 
 def _say(run: Run, codes: list[Code], breaks: list[str]) -> None:
     kernels = sum(code.kernels for code in codes)
-    said = (
-        f"torch.compile: {len(codes)} graphs with {kernels} Triton kernels, as Inductor of torch "
-    )
+    graphs = "1 graph" if len(codes) == 1 else f"{len(codes)} graphs"
+    said = f"torch.compile: {graphs} with {kernels} Triton kernels, as Inductor of torch "
     said += f"{torch.__version__.partition('+')[0]} schedules them for this GPU with static shapes"
     if breaks:
-        said += f"; the model breaks at {len(breaks)} places, first: {breaks[0]}"
+        places = "one place" if len(breaks) == 1 else f"{len(breaks)} places, first"
+        said += f"; the model breaks at {places}: {breaks[0]}"
     run.recorder.note(said)
     run.recorder.note(
         "torch.compile: what is saved for backward is exact; temporaries are approximate where "
