@@ -70,7 +70,8 @@ def test_a_static_cache_is_there_from_the_first_step(folder):
     options = {"batch": 64, "seq_len": 32, "generate": 400, "optim": "none", "dtype": "float32"}
     static = memest.estimate(folder, cache_implementation="static", **options)
     first, last = steps(static)[2], steps(static)[-1]
-    assert last.allocated_bytes == first.allocated_bytes
+    # token ids and the mask are concatenated all the same, the cache is not
+    assert last.allocated_bytes - first.allocated_bytes <= 400 * 2 * 64 * 8
     assert first.allocated_bytes >= 2 * LAYERS * 64 * HEADS * SIZE * 4 * 432
     dynamic = memest.estimate(folder, **options)
     assert steps(dynamic)[-1].reserved_bytes > steps(static)[-1].reserved_bytes
