@@ -82,11 +82,6 @@ class Distributed:
         put(self, "zero_settings", tuple((str(k), v) for k, v in self.zero_settings))
         _whole("--num-gpus", self.num_gpus, 1, MAX_GPUS)
         _whole("--zero", self.zero, 0, 3)
-        if self.zero == 3 or self.offload_param:
-            raise ConfigError(
-                "--zero 3 is not modelled yet, and memest does not guess. FSDP2 shards the same: "
-                "--fsdp full_shard; stages 1 and 2 of ZeRO are modelled."
-            )
         cap = self.ddp_bucket_cap_mb
         if cap is not None and not 0 < cap < math.inf:
             raise ConfigError(f"--ddp-bucket-cap-mb {cap:g} is out of range: it must be above 0.")
@@ -114,7 +109,8 @@ class Distributed:
                 "both shard the model. Drop one of them."
             )
         for flag, given, needs, holds in (
-            ("--offload-optimizer", self.offload_optimizer, "--zero 1 or 2", self.zero > 0),
+            ("--offload-optimizer", self.offload_optimizer, "--zero 1, 2 or 3", self.zero > 0),
+            ("--offload-param", self.offload_param, "--zero 3", self.zero == 3),
             ("--deepspeed", self.zero_settings, "a stage in the file, or --zero", self.zero > 0),
             ("--fsdp-offload", self.fsdp_offload, "--fsdp full_shard", self.fsdp != Fsdp.NONE),
             ("--fsdp-wrap", self.fsdp_wrap, "--fsdp full_shard", self.fsdp != Fsdp.NONE),

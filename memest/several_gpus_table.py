@@ -95,7 +95,7 @@ SEVERAL_GPUS: tuple[Option, ...] = (
     _spread(
         "zero",
         "--zero --zero-stage",
-        "Stage of DeepSpeed ZeRO, 1 or 2; 0 is no DeepSpeed.",
+        "Stage of DeepSpeed ZeRO, 1 to 3; 0 is no DeepSpeed.",
         Kind.WHOLE,
         metavar="STAGE",
     ),
@@ -108,7 +108,7 @@ SEVERAL_GPUS: tuple[Option, ...] = (
     _spread(
         "offload_param",
         "--offload-param",
-        "ZeRO-3 keeps parameters in host memory. Not modelled yet: refused.",
+        "ZeRO-3 keeps parameters in host memory.",
         Kind.SWITCH,
     ),
     _spread(

@@ -28,11 +28,13 @@ class RankStream(Stream):
     Attributes:
         rank: whose stream it is: of several that differ, the one that needs the most.
         host_bytes: what the wrapper keeps in host memory at most.
+        emptied: events in front of which the allocator's cache is emptied.
         notes: what the wrapper has to say.
     """
 
     rank: int = 0
     host_bytes: int = 0
+    emptied: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -87,6 +89,10 @@ class Rewriter:
     def free(self, number: int) -> None:
         """Put in a free."""
         self.out.events.append(~number)
+
+    def empty_cache(self) -> None:
+        """The library calls ``torch.cuda.empty_cache`` here."""
+        self.out.emptied = (*self.out.emptied, len(self.out.events))
 
     def copy(self, event: int) -> None:
         """Take over an event as it is."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from memest.distributed import Strategy
 from memest.events import Weight
-from memest.setup import Loop, Setup
+from memest.setup import Loop, Precision, Setup
 from memest.sharding.shards import num_elements, padded_elements, stored_dtype
 from memest.sharding.zero_groups import partition_weights
 
@@ -46,4 +46,6 @@ def as_updated(setup: Setup) -> Setup:
     """The setup whose updates are traced: DeepSpeed scales and clips by itself, in place."""
     if setup.distributed.strategy is not Strategy.ZERO:
         return setup
-    return replace(setup, max_grad_norm=0.0, loop=Loop.PLAIN, master_weights=False)
+    return replace(
+        setup, max_grad_norm=0.0, loop=Loop.PLAIN, master_weights=False, precision=Precision.FP32
+    )

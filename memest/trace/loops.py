@@ -53,6 +53,7 @@ class Run:
         zero_grad_at: where a script calls zero_grad; the Trainer does after the step.
         stepper: the optimizer where it steps in backward; ``optimizer`` is None then.
         clones_outputs: DDP copies the model's outputs, to find parameters that were not used.
+        apart: parameters are updated one after the other, as DeepSpeed updates its groups.
         weights: the parameters, noted when the first backward has given them gradients.
     """
 
@@ -75,6 +76,7 @@ class Run:
     zero_grad_at: ZeroGradAt = ZeroGradAt.AFTER_STEP
     stepper: Stepper | None = None
     clones_outputs: bool = False
+    apart: bool = False
     weights: tuple[Weight, ...] = ()
 
     @property
@@ -372,11 +374,26 @@ def _optimizer_step(run: Run, step: int) -> None:
     if run.scaler is not None:
         run.scaler.step(run.optimizer)
         run.scaler.update()
+    elif run.apart:
+        _step_apart(run)
     else:
         run.optimizer.step()
     if step == 1:
         for tensor in _state_tensors(run.optimizer):
             run.recorder.tag(tensor, Category.OPTIMIZER_STATES)
+
+
+def _step_apart(run: Run) -> None:
+    """One parameter after the other, as DeepSpeed's ``_optimizer_step`` has it for its groups."""
+    whole = run.optimizer.param_groups
+    at = 0
+    for group in whole:
+        for parameter in group["params"]:
+            run.recorder.cue(CueKind.UPDATE, at)
+            run.optimizer.param_groups = [{**group, "params": [parameter]}]
+            run.optimizer.step()
+            at += 1
+    run.optimizer.param_groups = whole
 
 
 def _state_tensors(optimizer: Any) -> Iterator[torch.Tensor]:

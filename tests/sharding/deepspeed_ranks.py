@@ -23,6 +23,11 @@ AT_LEAST = 8192
 
 _HALF = {"loop": "plain", "precision": "bf16"}
 _SMALL = {"reduce_bucket_size": 300_000}
+_TIGHT = {
+    "reduce_bucket_size": 60_000, "stage3_prefetch_bucket_size": 60_000,
+    "stage3_param_persistence_threshold": 1000, "stage3_max_reuse_distance": 0,
+    "stage3_max_live_parameters": 400_000,
+}  # fmt: skip
 CASES: dict[str, dict[str, Any]] = {
     "zero_2": {"model": "llama", "ranks": 2, "setup": _HALF, "spread": {"zero": 2}},
     "zero_2_tiny_bucket": {
@@ -48,6 +53,51 @@ CASES: dict[str, dict[str, Any]] = {
     "zero_1_accumulation": {
         "model": "llama", "ranks": 2, "setup": {**_HALF, "grad_accum": 3},
         "spread": {"zero": 1, "zero_settings": _SMALL},
+    },
+    "zero_3": {"model": "llama", "ranks": 2, "setup": _HALF, "spread": {"zero": 3}},
+    "zero_3_small": {
+        "model": "llama", "ranks": 4, "setup": _HALF,
+        "spread": {"zero": 3, "zero_settings": _TIGHT},
+    },
+    "zero_3_accumulation": {
+        "model": "llama", "ranks": 2, "setup": {**_HALF, "grad_accum": 2},
+        "spread": {"zero": 3, "zero_settings": {**_TIGHT, "stage3_max_reuse_distance": 200_000}},
+    },
+    "zero_3_odd": {
+        "model": "llama-gqa", "ranks": 7, "setup": _HALF,
+        "spread": {"zero": 3, "zero_settings": {
+            **_TIGHT, "sub_group_size": 30_000, "stage3_max_live_parameters": 100_000,
+        }},
+    },
+    "zero_3_tied": {
+        "model": "llama-tied", "ranks": 8, "setup": _HALF,
+        "spread": {"zero": 3, "zero_settings": {**_TIGHT, "contiguous_gradients": False}},
+    },
+    "zero_3_frozen": {
+        "model": "llama", "ranks": 2, "setup": {**_HALF, "freeze": ["embed", "layers.0"]},
+        "spread": {"zero": 3, "zero_settings": _TIGHT},
+    },
+    "zero_3_checkpointing": {
+        "model": "llama", "ranks": 2, "setup": {**_HALF, "checkpointing": "full"},
+        "spread": {"zero": 3, "zero_settings": _TIGHT},
+    },
+    "zero_3_neox": {
+        "model": "gpt_neox", "ranks": 2, "setup": _HALF,
+        "spread": {"zero": 3, "zero_settings": _TIGHT},
+    },
+    "zero_3_t5": {
+        "model": "t5", "ranks": 2, "setup": _HALF,
+        "spread": {"zero": 3, "zero_settings": _TIGHT},
+    },
+    "zero_3_alone": {
+        "model": "llama", "ranks": 1, "setup": _HALF,
+        "spread": {"zero": 3, "zero_settings": _TIGHT},
+    },
+    "zero_3_offload": {
+        "model": "llama", "ranks": 2, "setup": _HALF,
+        "spread": {
+            "zero": 3, "offload_optimizer": True, "offload_param": True, "zero_settings": _TIGHT,
+        },
     },
     "zero_2_offload": {
         "model": "llama", "ranks": 2, "setup": _HALF,
@@ -95,6 +145,8 @@ def measured_rank(case: dict[str, Any], rank: int) -> Any:
     zero = {"stage": case["spread"]["zero"], **case["spread"].get("zero_settings", {})}
     if case["spread"].get("offload_optimizer"):
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": False}
+    if case["spread"].get("offload_param"):
+        zero["offload_param"] = {"device": "cpu", "pin_memory": False}
     config = {
         "train_micro_batch_size_per_gpu": setup.batch,
         "gradient_accumulation_steps": accum,
@@ -108,8 +160,11 @@ def measured_rank(case: dict[str, Any], rank: int) -> Any:
 
     def run() -> None:
         mark("load 0 0")
+        model = twins.real
+        if zero["stage"] == 3:
+            model = _made_in_parts(model, setup, config)
         engine, *_ = deepspeed.initialize(
-            model=twins.real, optimizer=make_optimizer_of(setup)(twins.real), config=config
+            model=model, optimizer=make_optimizer_of(setup)(model), config=config
         )
         mark("batch 1 1")
         batch = None
@@ -130,6 +185,22 @@ def measured_rank(case: dict[str, Any], rank: int) -> Any:
         del batch, outputs
 
     return measure(run)
+
+
+def _made_in_parts(like: Any, setup: Any, config: dict[str, Any]) -> Any:
+    """The same model as transformers builds it where stage 3 is configured: by ``zero.Init``."""
+    import torch
+    from transformers.integrations import HfDeepSpeedConfig
+
+    from memest.trace.build import freeze
+
+    kept = HfDeepSpeedConfig(config)  # transformers asks for it as long as it lives
+    model = type(like)._from_config(like.config, dtype=torch.bfloat16)
+    del kept
+    freeze(model, setup)
+    if setup.checkpointing != "none":
+        model.gradient_checkpointing_enable({"use_reentrant": bool(setup.use_reentrant)})
+    return model.train()
 
 
 def _record(name: str) -> None:
