@@ -201,9 +201,7 @@ def _switch(name: str, key: str, value: Any) -> bool:
     return value
 
 
-def _elements(
-    name: str, key: str, value: Any, *, least: int = 1, auto: bool = True
-) -> int | str:
+def _elements(name: str, key: str, value: Any, *, least: int = 1, auto: bool = True) -> int | str:
     if value == AUTO and auto:
         return AUTO
     if isinstance(value, bool) or not isinstance(value, (int, float)) or value != int(value):

@@ -177,6 +177,11 @@ class CueKind(enum.IntEnum):
     """Autograd comes to an output of the module."""
     POST_BACKWARD = 12
     """It has the gradients of all inputs of the module."""
+    HELD = 13
+    """The module is done with a weight, and autograd holds on to what it used of it (a view that
+    was saved, or what a recomputation saved); ``index`` is the weight."""
+    LET_GO = 14
+    """Autograd lets go of the oldest of these."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,13 +28,11 @@ class RankStream(Stream):
     Attributes:
         rank: whose stream it is: of several that differ, the one that needs the most.
         host_bytes: what the wrapper keeps in host memory at most.
-        emptied: events in front of which the allocator's cache is emptied.
         notes: what the wrapper has to say.
     """
 
     rank: int = 0
     host_bytes: int = 0
-    emptied: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
 
 

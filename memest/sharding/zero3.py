@@ -137,6 +137,10 @@ class Zero3(GradientWrapper):
             self.accumulated(index, number)
         elif kind is CueKind.DONE:
             self._end_backward()
+        elif kind is CueKind.HELD:
+            self.fetcher.hold(index)
+        elif kind is CueKind.LET_GO:
+            self.fetcher.let_go(index)
         elif kind is CueKind.UPDATE:
             self._begin_group(index)
 
@@ -354,9 +358,7 @@ class Zero3(GradientWrapper):
         for group in self.groups:
             for weight in group.weights:
                 size = self.fetcher.shard_elements(weight) * _NORM_BYTES
-                self.to.free(
-                    self.to.alloc(size, Category.TEMPORARIES, "zero: norm of a gradient")
-                )
+                self.to.free(self.to.alloc(size, Category.TEMPORARIES, "zero: norm of a gradient"))
 
     def _begin_group(self, index: int) -> None:
         """``_prepare_fp32_grad_for_sub_group``."""
@@ -371,9 +373,10 @@ class Zero3(GradientWrapper):
         if group.dtype != "float32":
             self._masters.append(
                 self.to.alloc(
-                    group.partition_elements * _MASTER_BYTES, Category.GRADIENTS,
+                    group.partition_elements * _MASTER_BYTES,
+                    Category.GRADIENTS,
                     "zero: gradients in float32",
-                )  # fmt: skip
+                )
             )
             if flat is not None:
                 self.to.free(flat)

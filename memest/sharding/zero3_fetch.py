@@ -108,6 +108,9 @@ class Fetcher:
     _status: list[_Status] = field(default_factory=list)
     _buffer: dict[int, int] = field(default_factory=dict)
     _coming: dict[int, _Handle] = field(default_factory=dict)
+    _holds: dict[int, deque[int]] = field(default_factory=dict)
+    _holders: dict[int, int] = field(default_factory=dict)
+    _orphans: set[int] = field(default_factory=set)
     _active: dict[int, set[int]] = field(default_factory=dict)
     _mode: _Trace = _Trace.INVALID
     _modules: list[int] = field(default_factory=list)
@@ -250,10 +253,8 @@ class Fetcher:
     def leave(self, module: int, *, backward: bool) -> None:
         """A module is done with its parameters: ``release_sub_module``."""
         own = self.owned.get(module, ())
-        if self._mode is _Trace.COMPLETE:
-            going = set(self._to_release(module, own))
-        else:
-            going = set(own)
+        complete = self._mode is _Trace.COMPLETE
+        going = set(self._to_release(module, own) if complete else own)
         mine = list(own)
         if backward:
             again = self._recomputed.pop(module, set())
@@ -305,10 +306,8 @@ class Fetcher:
 
     def gather_persistent(self) -> None:
         """After an update: ``_allgather_params_coalesced``, a buffer for each, on this stream."""
-        copies = []
-        for weight in self.persistent:
-            if self.from_host and self.ranks > 1:
-                copies.append(self._alloc(self.shard_bytes(weight), _COPY, weight, DEFAULT_STREAM))
+        moves = self.persistent if self.from_host and self.ranks > 1 else ()
+        copies = [self._alloc(self.shard_bytes(w), _COPY, w, DEFAULT_STREAM) for w in moves]
         for weight in self.persistent:
             self._status[weight] = _Status.HERE
             self._place(weight, DEFAULT_STREAM)
@@ -332,8 +331,28 @@ class Fetcher:
 
     def _take_back(self, weight: int) -> None:
         number = self._buffer.pop(weight, None)
-        if number is not None:
+        if number is None:
+            return
+        if self._holders.get(number):
+            self._orphans.add(number)
+        else:
             self.to.free(number)
+
+    def hold(self, weight: int) -> None:
+        """Autograd has a reference to what is gathered of a weight."""
+        number = self._buffer.get(weight, -1)
+        self._holds.setdefault(weight, deque()).append(number)
+        self._holders[number] = self._holders.get(number, 0) + 1
+
+    def let_go(self, weight: int) -> None:
+        """It drops the oldest of them; what was given back meanwhile is free now."""
+        number = self._holds[weight].popleft()
+        self._holders[number] -= 1
+        if not self._holders[number]:
+            del self._holders[number]
+            if number in self._orphans:
+                self._orphans.discard(number)
+                self.to.free(number)
 
     def _gather(self, weights: Iterable[int]) -> None:
         """``__all_gather_params``."""
@@ -365,9 +384,7 @@ class Fetcher:
                 self._alloc(nbytes, "zero: gathered together", members[0], self._stream)
             )
             if self.from_host:
-                copies = [
-                    self._alloc(self.shard_bytes(w), _COPY, w, self._stream) for w in members
-                ]
+                copies = [self._alloc(self.shard_bytes(w), _COPY, w, self._stream) for w in members]
                 for number in copies:
                     self.to.free(number)
 

@@ -74,9 +74,7 @@ def splice(micro_steps: Trace, updates: Trace | None, place_offset: int = 0) -> 
             out.events.extend(inserted)
             moves.append((seam.position, moves[-1][1] + len(inserted)))
     out.events.extend(micro_steps.events[last:])
-    out.cues = sorted(
-        [*_moved(micro_steps.cues, moves), *more], key=lambda cue: cue.position
-    )
+    out.cues = sorted([*_moved(micro_steps.cues, moves), *more], key=lambda cue: cue.position)
     out.sizes = micro_steps.sizes + [size + place_offset for size in updates.sizes]
     out.categories = micro_steps.categories + updates.categories
     out.modules = micro_steps.modules + renumber.modules(updates.modules)

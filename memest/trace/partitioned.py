@@ -5,19 +5,22 @@
 data may be given back in between, and not a view of the gathered data. What it computes, and in
 which order, differs from the built-in one.
 Hooks of modules stand in autograd's graph: gradients pass through them, and what they are added to
-waits until they have.
+waits until they have. While a module runs, its parameters have data of their own, as gathered ones
+have: so it shows whether autograd holds on to it.
 Source: ``LinearFunctionForZeroStage3`` (``deepspeed/runtime/zero/linear.py``) and
 ``_register_deepspeed_module`` (``parameter_offload.py``) of DeepSpeed 0.19.8.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch.nn import functional
+from torch.utils._python_dispatch import _disable_current_modes
 
 from memest.events import CueKind
 from memest.setup import Setup
@@ -82,7 +85,7 @@ def linear_of_stage_3(setup: Setup) -> Iterator[None]:
         yield
         return
     kept = functional.linear
-    functional.linear = _linear
+    functional.linear = _linear  # type: ignore[assignment]
     try:
         yield
     finally:
@@ -95,11 +98,14 @@ class _Stands:
     Args:
         recorder: told of the places.
         number: of the module.
+        own: its parameters, by number of the weight.
     """
 
-    def __init__(self, recorder: Recorder, number: int) -> None:
+    def __init__(self, recorder: Recorder, number: int, own: dict[int, torch.nn.Parameter]) -> None:
         self._recorder = recorder
         self._number = number
+        self._own = own
+        self._kept: dict[int, tuple[torch.Tensor, weakref.ref[Any]]] = {}
         self._applied = 0
         self._remaining = 0
         self._at_outputs = _node(self._output_reached)
@@ -120,9 +126,13 @@ class _Stands:
     def _before(self, module: Any, args: Any) -> None:
         del module, args
         self._cue(CueKind.PRE_FORWARD)
+        for weight, parameter in self._own.items():
+            if weight not in self._kept:
+                self._kept[weight] = parameter.data, _moved(parameter)
 
     def _behind(self, module: Any, args: Any, output: Any) -> None:
         del module, args, output
+        self.give_back()
         self._cue(CueKind.POST_FORWARD)
 
     def _wrap_outputs(self, module: Any, args: Any, output: Any) -> Any:
@@ -152,7 +162,28 @@ class _Stands:
     def _input_reached(self) -> None:
         self._remaining -= 1
         if self._remaining == 0:
+            self.give_back()
             self._cue(CueKind.POST_BACKWARD)
+
+    def give_back(self) -> None:
+        """The parameters are what they were."""
+        for weight, (data, moved) in self._kept.items():
+            self._own[weight].data = data
+            storage = moved()
+            if storage is not None:
+                self._recorder.cue(CueKind.HELD, weight)
+                weakref.finalize(storage, self._recorder.cue, CueKind.LET_GO, weight).atexit = False
+        self._kept.clear()
+
+
+def _moved(parameter: torch.nn.Parameter) -> weakref.ref[Any]:
+    """Put a parameter on data of its own; tells as long as anybody has it."""
+    with _disable_current_modes():
+        fresh = torch.empty_strided(
+            parameter.shape, parameter.stride(), dtype=parameter.dtype, device=parameter.device
+        )
+    parameter.data = fresh
+    return weakref.ref(fresh.untyped_storage())
 
 
 def _node(reached: Any) -> Any:
@@ -191,16 +222,20 @@ def _mapped(function: Any, value: Any) -> Any:
 
 
 @contextmanager
-def hooks_of_stage_3(
-    model: torch.nn.Module, recorder: Recorder, setup: Setup
-) -> Iterator[None]:
+def hooks_of_stage_3(model: torch.nn.Module, recorder: Recorder, setup: Setup) -> Iterator[None]:
     """DeepSpeed's hooks on every module, for the time of a trace."""
     handles: list[Any] = []
+    stands: list[_Stands] = []
     if setup.partitions_parameters:
+        numbers = {id(p): number for number, (_, p) in enumerate(model.named_parameters())}
         for name, module in model.named_modules():
-            handles += _Stands(recorder, recorder.module_number(name)).add(module)
+            own = {numbers[id(p)]: p for p in module.parameters(recurse=False)}
+            stands.append(_Stands(recorder, recorder.module_number(name), own))
+            handles += stands[-1].add(module)
     try:
         yield
     finally:
         for handle in handles:
             handle.remove()
+        for stand in stands:
+            stand.give_back()

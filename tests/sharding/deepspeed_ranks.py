@@ -86,7 +86,8 @@ CASES: dict[str, dict[str, Any]] = {
         "spread": {"zero": 3, "zero_settings": _TIGHT},
     },
     "zero_3_t5": {
-        "model": "t5", "ranks": 2, "setup": _HALF,
+        "by_phase": True,  # masked attention is put together otherwise on a CPU
+        "model": "t5", "ranks": 2, "setup": {**_HALF, "config": {"dropout_rate": 0.0}},
         "spread": {"zero": 3, "zero_settings": _TIGHT},
     },
     "zero_3_alone": {
@@ -98,6 +99,18 @@ CASES: dict[str, dict[str, Any]] = {
         "spread": {
             "zero": 3, "offload_optimizer": True, "offload_param": True, "zero_settings": _TIGHT,
         },
+    },
+    "zero_2_groups": {
+        "model": "gpt_neox", "ranks": 4, "setup": _HALF, "two_groups": True,
+        "spread": {"zero": 2, "zero_settings": _SMALL},
+    },
+    "zero_1_groups": {
+        "model": "llama", "ranks": 2, "setup": {**_HALF, "grad_accum": 2}, "two_groups": True,
+        "spread": {"zero": 1, "zero_settings": _SMALL},
+    },
+    "zero_3_groups": {
+        "model": "gpt_neox", "ranks": 4, "setup": {**_HALF, "grad_accum": 2}, "two_groups": True,
+        "spread": {"zero": 3, "zero_settings": {**_TIGHT, "sub_group_size": 50_000}},
     },
     "zero_2_offload": {
         "model": "llama", "ranks": 2, "setup": _HALF,
@@ -163,9 +176,10 @@ def measured_rank(case: dict[str, Any], rank: int) -> Any:
         model = twins.real
         if zero["stage"] == 3:
             model = _made_in_parts(model, setup, config)
-        engine, *_ = deepspeed.initialize(
-            model=model, optimizer=make_optimizer_of(setup)(model), config=config
-        )
+        optimizer = make_optimizer_of(setup)(model)
+        if case.get("two_groups"):
+            _part(optimizer, model)
+        engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
         mark("batch 1 1")
         batch = None
         for index, on_host in enumerate(batches):
@@ -185,6 +199,18 @@ def measured_rank(case: dict[str, Any], rank: int) -> Any:
         del batch, outputs
 
     return measure(run)
+
+
+def _part(optimizer: Any, model: Any) -> None:
+    """A group with weight decay and one without, as the Trainer has them."""
+    from memest.trace.optimizers import named_parameters
+
+    (group,) = optimizer.param_groups
+    named = named_parameters(model)
+    optimizer.param_groups = [
+        {**group, "params": [one.parameter for one in named if one.decays is wanted]}
+        for wanted in (True, False)
+    ]
 
 
 def _made_in_parts(like: Any, setup: Any, config: dict[str, Any]) -> Any:

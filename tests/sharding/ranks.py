@@ -68,9 +68,11 @@ def predicted_rank(case: dict[str, Any]) -> Any:
         operators="cpu",
         plan=plan_to_compose(asked),
     )
+    # the Trainer's groups, where a case has them
+    whose = replace(asked, loop="trainer") if case.get("two_groups") else asked
     updates = None
     if updates_on_device(asked):
-        updates = trace_updates(updated_weights(trace.weights, asked), as_updated(asked), GPU)
+        updates = trace_updates(updated_weights(trace.weights, whose), as_updated(asked), GPU)
     spliced = splice(trace, updates)
     places: dict[int, int] = {}
     numbered = replace(spliced)
@@ -81,7 +83,7 @@ def predicted_rank(case: dict[str, Any]) -> Any:
     )  # fmt: skip
     table = list(places)
     stream = Stream.of(course, [table[place] for place in course.places], 0)
-    return rank_stream(stream, asked, trace.weights, trace.landmarks, asked.grad_accum)
+    return rank_stream(stream, whose, trace.weights, trace.landmarks, asked.grad_accum)
 
 
 def as_run(stream: Any) -> Any:
