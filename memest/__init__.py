@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from memest.search.compare import compare
     from memest.search.max_batch import max_batch
     from memest.search.points import Sweep, SweepPoint
+    from memest.search.stages import StageTable, stages
     from memest.search.sweep import sweep
     from memest.setup import Setup, Software
     from memest.what_if import Profile, profile
@@ -54,6 +55,7 @@ __all__ = [
     "ReplayError",
     "Setup",
     "Software",
+    "StageTable",
     "Sweep",
     "SweepPoint",
     "TraceError",
@@ -66,6 +68,7 @@ __all__ = [
     "estimate",
     "max_batch",
     "profile",
+    "stages",
     "sweep",
 ]
 
@@ -85,6 +88,8 @@ _HOMES = {
     "profile": "memest.what_if",
     "Sweep": "memest.search.points",
     "SweepPoint": "memest.search.points",
+    "StageTable": "memest.search.stages",
+    "stages": "memest.search.stages",
     "sweep": "memest.search.sweep",
 }
 

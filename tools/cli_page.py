@@ -13,8 +13,8 @@ from pathlib import Path
 
 PAGE = Path(__file__).parents[1] / "docs" / "cli.md"
 COMMANDS = (
-    "estimate", "fits", "max-batch", "compare", "advise", "sweep", "replay", "models", "gpus",
-    "app", "cache", "env",
+    "estimate", "fits", "max-batch", "compare", "advise", "sweep", "stages", "replay", "models",
+    "gpus", "app", "cache", "env",
     *(f"calibrate {name}" for name in (
         "run", "verify", "fit", "report", "show", "export", "import", "merge",
     )),

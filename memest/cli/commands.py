@@ -18,6 +18,7 @@ from memest.cli.gpus import gpus
 from memest.cli.max_batch import max_batch
 from memest.cli.models import models
 from memest.cli.replay import replay
+from memest.cli.stages import stages
 from memest.cli.sweep import sweep
 
 __all__ = ["build"]
@@ -56,7 +57,7 @@ def build() -> Any:
     )
     root.callback()(_root)
     for function in (
-        estimate, fits, max_batch, compare, advise, sweep, replay, models, gpus, app, cache,
+        estimate, fits, max_batch, compare, advise, sweep, stages, replay, models, gpus, app, cache,
         env,
     ):  # fmt: skip
         root.command()(function)

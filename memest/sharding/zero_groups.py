@@ -97,7 +97,7 @@ def sub_groups_of(weights: Sequence[Weight], setup: Setup) -> tuple[SubGroup, ..
 
 
 def _parted(weights: Sequence[Weight], setup: Setup) -> list[list[int]]:
-    """What trains, by group of the optimizer: the Trainer has one that decays, one that does not."""
+    """What trains, by group of the optimizer: the Trainer has one with decay, one without."""
     trained = [index for index, weight in enumerate(weights) if weight.trains]
     if setup.loop is not Loop.TRAINER:
         return [trained] if trained else []
