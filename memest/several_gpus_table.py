@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from memest.distributed import Distributed, Fsdp
+from memest.distributed import Distributed, Fsdp, Prefetch
 from memest.option import Kind, Option, Panel, legal
 
 __all__ = ["SEVERAL_GPUS"]
@@ -91,6 +91,27 @@ SEVERAL_GPUS: tuple[Option, ...] = (
         "FSDP keeps shards, gradients and optimizer states in host memory.",
         Kind.SWITCH,
         aliases="fsdp_offload_params",
+    ),
+    _spread(
+        "fsdp_version",
+        "--fsdp-version",
+        "2 is fully_shard, 1 is FullyShardedDataParallel: flat parameters for each unit.",
+        Kind.WHOLE,
+        metavar="N",
+    ),
+    _spread(
+        "fsdp_use_orig_params",
+        "--fsdp-use-orig-params --no-fsdp-use-orig-params",
+        "FSDP1 leaves the optimizer the parameters instead of the flat ones; left out, as the loop "
+        "does: the Trainer.",
+        Kind.EITHER,
+    ),
+    _spread(
+        "fsdp_backward_prefetch",
+        "--fsdp-backward-prefetch",
+        f"When FSDP1 gathers what autograd comes to next: {legal(Prefetch)}; left out, as the loop "
+        "does: a script backward_pre, accelerate and the Trainer not at all.",
+        metavar="MODE",
     ),
     _spread(
         "zero",

@@ -33,7 +33,7 @@ Progress = Callable[[str], None]
 
 _VARIED = (
     "zero", "zero_settings", "fsdp", "offload_optimizer", "offload_param", "fsdp_offload",
-    "fsdp_shard_size",
+    "fsdp_shard_size", "fsdp_version",
 )  # fmt: skip
 _OF_FSDP = ("fsdp_wrap", "transformer_layer_cls_to_wrap")
 _ALONE = {"num_gpus": 1}
@@ -281,6 +281,7 @@ def _ways(num_gpus: int, node: int) -> Iterator[tuple[str, dict[str, Any]]]:
     yield "FSDP2 full", {"fsdp": "full_shard"}
     if 1 < node < num_gpus:
         yield "FSDP2 hybrid", {"fsdp": "full_shard", "fsdp_shard_size": node}
+    yield "FSDP1 full", {"fsdp": "full_shard", "fsdp_version": 1}
     yield "FSDP2 full, off", {"fsdp": "full_shard", "fsdp_offload": True}
 
 

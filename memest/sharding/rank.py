@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from memest.distributed import Fsdp, Strategy
+from memest.distributed import Fsdp, Prefetch, Strategy
 from memest.events import Landmarks, Weight
 from memest.setup import Loop, Precision, Setup
 from memest.sharding.ddp import Ddp
 from memest.sharding.fsdp import Fsdp2
+from memest.sharding.fsdp1 import Fsdp1, keeps_parameters
 from memest.sharding.rewrite import RankStream, Rewriter, Wrapper, rewrite
 from memest.sharding.shards import stored_dtype
-from memest.sharding.units import plan_units
+from memest.sharding.units import units_of
 from memest.sharding.zero import REDUCE_BUCKET_ELEMENTS, Zero
 from memest.sharding.zero3 import Zero3, owned_by_module
 from memest.sharding.zero3_fetch import Fetcher, Limits
@@ -60,20 +62,27 @@ def _fsdp2(
     to: Rewriter, setup: Setup, weights: Sequence[Weight], landmarks: Landmarks, grad_accum: int
 ) -> Fsdp2:
     spread = setup.distributed
-    plans = plan_units(
-        landmarks, weights, classes=spread.fsdp_wrap,
-        reshards=spread.fsdp is Fsdp.FULL_SHARD, as_accelerate=setup.loop is not Loop.PLAIN,
-    )  # fmt: skip
-    wrapper = Fsdp2(
-        to=to, weights=weights, stored=[stored_dtype(weight, setup) for weight in weights],
-        plans=plans, ranks=spread.shard_ranks, replicated=spread.num_copies > 1,
-        offloads=spread.fsdp_offload,
-        skips_sync=skips_sync(setup), last_micro_step=grad_accum,
-    )  # fmt: skip
+    common: dict[str, Any] = {
+        "to": to, "weights": weights,
+        "stored": [stored_dtype(weight, setup) for weight in weights],
+        "plans": units_of(setup, weights, landmarks), "ranks": spread.shard_ranks,
+        "replicated": spread.num_copies > 1, "offloads": spread.fsdp_offload,
+        "skips_sync": skips_sync(setup), "last_micro_step": grad_accum,
+    }  # fmt: skip
+    if spread.fsdp_version == 1:
+        # accelerate's plugin prefetches nothing unless told to, torch's class does
+        usual = Prefetch.BACKWARD_PRE if setup.loop is Loop.PLAIN else Prefetch.NO_PREFETCH
+        wrapper: Fsdp2 = Fsdp1(
+            **common, original=keeps_parameters(setup),
+            full_shard=spread.fsdp is Fsdp.FULL_SHARD,
+            prefetch=spread.fsdp_backward_prefetch or usual,
+        )  # fmt: skip
+    else:
+        wrapper = Fsdp2(**common)
     if skips_sync(setup) and setup.grad_accum > 1:
         wrapper.notes.append(
-            "accumulation under FSDP2: until the last micro-batch of a step, every GPU keeps the "
-            "gradients whole (no_sync)."
+            f"accumulation under FSDP{spread.fsdp_version}: until the last micro-batch of a step, "
+            "every GPU keeps the gradients whole (no_sync)."
         )
     return wrapper
 
