@@ -34,9 +34,10 @@ if TYPE_CHECKING:
     from memest.search.compare import compare
     from memest.search.max_batch import max_batch
     from memest.search.points import Sweep, SweepPoint
-    from memest.search.stages import StageTable, stages
+    from memest.search.stages import stages
     from memest.search.sweep import sweep
     from memest.setup import Setup, Software
+    from memest.stage_table import StageTable
     from memest.what_if import Profile, profile
 
     __version__: str
@@ -88,7 +89,7 @@ _HOMES = {
     "profile": "memest.what_if",
     "Sweep": "memest.search.points",
     "SweepPoint": "memest.search.points",
-    "StageTable": "memest.search.stages",
+    "StageTable": "memest.stage_table",
     "stages": "memest.search.stages",
     "sweep": "memest.search.sweep",
 }

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterator
 
 from memest.result import Verdict
-from memest.search.stages import StageRow, StageTable
+from memest.stage_table import StageRow, StageTable
 from memest.units import GIB, MIB
 
 __all__ = ["render_stages"]

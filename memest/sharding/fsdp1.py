@@ -73,8 +73,8 @@ def flat_of(
         frozen = next(weights[index].name for index in members if not weights[index].trains)
         raise ConfigError(
             f"--fsdp-version 1 is not modelled where a unit has frozen parameters ({frozen}) "
-            "beside those that train: without use_orig_params the run stops there, with it gradients of "
-            "both are computed. Use --fsdp-version 2, which takes each parameter by itself."
+            "beside those that train: without use_orig_params the run stops there, with it "
+            "gradients of both are computed. Use --fsdp-version 2, which takes each by itself."
         )
     offsets, at = [], 0
     unit = _ALIGNED_BYTES // DTYPE_BYTES[dtypes[0]] if aligned and members else 1
