@@ -151,8 +151,8 @@ class Distributed:
             (
                 "--fsdp-shard-size",
                 self.fsdp_shard_size,
-                "--fsdp full_shard",
-                self.fsdp != Fsdp.NONE,
+                "--fsdp full_shard of --fsdp-version 2",
+                self.fsdp != Fsdp.NONE and self.fsdp_version == 2,
             ),
         ):
             if given and not holds:

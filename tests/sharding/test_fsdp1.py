@@ -115,6 +115,10 @@ def test_the_version_is_an_option():
             "Did you mean 'backward_pre'",
         ),
         (
+            {"fsdp": "full_shard", "fsdp_version": 1, "fsdp_shard_size": 2},
+            "no meaning without --fsdp full_shard of --fsdp-version 2",
+        ),
+        (
             {"fsdp": "full_shard", "fsdp_use_orig_params": False},
             "no meaning without --fsdp-version 1",
         ),
