@@ -40,8 +40,10 @@ if TYPE_CHECKING:
     from memest.search.explain_oom import explain_oom
     from memest.search.max_batch import max_batch
     from memest.search.points import Sweep, SweepPoint
+    from memest.search.stages import stages
     from memest.search.sweep import sweep
     from memest.setup import Setup, Software
+    from memest.stage_table import StageTable
     from memest.validation import Validation, validate
     from memest.what_if import Profile, profile
 
@@ -64,6 +66,7 @@ __all__ = [
     "RunConfig",
     "Setup",
     "Software",
+    "StageTable",
     "Sweep",
     "SweepPoint",
     "TraceError",
@@ -81,6 +84,7 @@ __all__ = [
     "profile",
     "read_command",
     "read_config",
+    "stages",
     "sweep",
     "validate",
 ]
@@ -107,6 +111,8 @@ _HOMES = {
     "profile": "memest.what_if",
     "Sweep": "memest.search.points",
     "SweepPoint": "memest.search.points",
+    "StageTable": "memest.stage_table",
+    "stages": "memest.search.stages",
     "sweep": "memest.search.sweep",
     "Validation": "memest.validation",
     "validate": "memest.validation",

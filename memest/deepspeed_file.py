@@ -7,7 +7,7 @@ which is filled in where the model is known (:func:`with_hidden_size`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,19 +21,50 @@ AUTO = "auto"
 _HIDDEN = ("hidden_size", "n_embd", "d_model", "dim")
 _SAME_MEMORY = frozenset(
     """allgather_partitions allgather_bucket_size elastic_checkpoint load_from_fp32_weights
-    legacy_stage1 ignore_unused_parameters log_trace_cache_warnings sub_group_size
-    stage3_max_live_parameters stage3_max_reuse_distance stage3_prefetch_bucket_size
-    stage3_param_persistence_threshold stage3_model_persistence_threshold
+    legacy_stage1 ignore_unused_parameters log_trace_cache_warnings
     stage3_gather_16bit_weights_on_model_save stage3_gather_fp16_weights_on_model_save""".split()
 )
-"""Keys of ``zero_optimization`` that say nothing of the memory of stages 1 and 2."""
+"""Keys of ``zero_optimization`` that say nothing of memory."""
+_STAGE_3 = frozenset(
+    """sub_group_size stage3_max_live_parameters stage3_max_reuse_distance
+    stage3_prefetch_bucket_size stage3_param_persistence_threshold
+    stage3_model_persistence_threshold""".split()
+)
+"""Keys in elements that only stage 3 looks at."""
+_HIDDEN_RULES: Mapping[str, Callable[[int], int]] = {
+    "reduce_bucket_size": lambda size: size * size,
+    "stage3_prefetch_bucket_size": lambda size: int(0.9 * size * size),
+    "stage3_param_persistence_threshold": lambda size: 10 * size,
+}
+"""What ``auto`` is, by the hidden size."""
+_ALIASES = {
+    "prefetch_bucket_size": "stage3_prefetch_bucket_size",
+    "max_live_parameters": "stage3_max_live_parameters",
+    "max_reuse_distance": "stage3_max_reuse_distance",
+    "param_persistence_threshold": "stage3_param_persistence_threshold",
+    "model_persistence_threshold": "stage3_model_persistence_threshold",
+}
 _ONLY_AS_USUAL = {
     "contiguous_gradients": True, "reduce_scatter": True, "round_robin_gradients": False,
     "use_multi_rank_bucket_allreduce": True, "parameter_alignment": False, "mics_shard_size": -1,
     "zero_hpz_partition_size": 1, "zero_quantized_weights": False,
-    "zero_quantized_gradients": False,
+    "zero_quantized_nontrainable_weights": False, "zero_quantized_gradients": False,
+    "memory_efficient_linear": True, "stage3_module_granularity_threshold": 0,
+    "stage3_use_all_reduce_for_fetch_params": False, "stage3_allgather_sequential": False,
 }  # fmt: skip
 """Keys whose other values are not modelled."""
+_WHY = {
+    "zero_hpz_partition_size": "ZeRO++ keeps a second partition on each node",
+    "zero_quantized_weights": "ZeRO++ quantises with kernels that need a GPU to be built",
+    "zero_quantized_nontrainable_weights": "ZeRO++ quantises with kernels that need a GPU to be "
+    "built",
+    "zero_quantized_gradients": "ZeRO++ quantises with kernels that need a GPU to be built",
+    "memory_efficient_linear": "without it autograd keeps every gathered weight of a linear layer "
+    "from forward to backward, so stage 3 saves little",
+}
+"""What to say of some of them."""
+_OF_BOTH = {"contiguous_gradients"}
+"""Keys that stage 3 may have otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,25 +99,34 @@ def read_deepspeed(value: Any) -> DeepSpeedFile:
     stage = zero.get("stage", 0)
     options["zero"] = stage
     settings: dict[str, Any] = {}
-    for key, found in zero.items():
+    for written, found in zero.items():
+        key = _ALIASES.get(written, written)
         if key == "stage" or key in _SAME_MEMORY:
             continue
-        if key in _ONLY_AS_USUAL:
+        if key in _STAGE_3:
+            settings[key] = _elements(name, key, found, least=0, auto=key in _HIDDEN_RULES)
+        elif key in _OF_BOTH and stage == 3:
+            settings[key] = _switch(name, key, found)
+        elif key in _ONLY_AS_USUAL:
             if found != _ONLY_AS_USUAL[key]:
+                why = f" ({_WHY[key]})" if key in _WHY else ""
                 raise ConfigError(
-                    f"{name}: {key} {found!r} is not modelled, and memest does not guess. "
+                    f"{name}: {key} {found!r} is not modelled{why}, and memest does not guess. "
                     f"DeepSpeed's default is {_ONLY_AS_USUAL[key]!r}."
                 )
         elif key == "offload_optimizer":
-            options["offload_optimizer"] = _offloads(name, key, found)
+            options["offload_optimizer"] = _offloads(name, key, found, stage)
         elif key == "offload_param":
-            options["offload_param"] = _offloads(name, key, found)
+            options["offload_param"] = _offloads(name, key, found, stage)
         elif key == "overlap_comm":
             settings[key] = _switch(name, key, found)
         elif key == "reduce_bucket_size":
             settings[key] = _elements(name, key, found)
         else:
-            known = [*_SAME_MEMORY, *_ONLY_AS_USUAL, "overlap_comm", "reduce_bucket_size"]
+            known = [
+                *_SAME_MEMORY, *_ONLY_AS_USUAL, *_STAGE_3, "overlap_comm", "reduce_bucket_size",
+                "offload_optimizer", "offload_param",
+            ]  # fmt: skip
             near = closest(str(key), known)
             hint = f" Did you mean {near[0]!r}?" if near else ""
             raise ConfigError(f"{name}: zero_optimization.{key} is not known to memest.{hint}")
@@ -122,6 +162,12 @@ def _run_options(name: str, document: Mapping[str, Any]) -> dict[str, Any]:
         if enabled is True:
             options["precision"] = precision
     dtypes = document.get("data_types", {})
+    wire = document.get("communication_data_type")
+    if wire is not None:
+        raise ConfigError(
+            f"{name}: communication_data_type {wire!r} is not modelled: leave it out, and "
+            "gradients are reduced in the dtype of the model."
+        )
     accumulates = dtypes.get("grad_accum_dtype") if isinstance(dtypes, Mapping) else None
     if accumulates is not None:
         raise ConfigError(
@@ -131,10 +177,16 @@ def _run_options(name: str, document: Mapping[str, Any]) -> dict[str, Any]:
     return options
 
 
-def _offloads(name: str, key: str, value: Any) -> bool | None:
+def _offloads(name: str, key: str, value: Any, stage: Any) -> bool | None:
     device = value.get("device", "none") if isinstance(value, Mapping) else value
     if device in (None, "none"):
         return None
+    if device == "nvme" and stage == 3:
+        raise ConfigError(
+            f"{name}: {key}.device 'nvme' is not modelled: on the GPU it takes what 'cpu' takes, "
+            "but the pinned buffers of its swapper are not known to memest. Ask for cpu to see the "
+            "GPU's part."
+        )
     if device == "cpu":
         ratio = value.get("ratio", 1.0)
         if ratio != 1.0:
@@ -149,13 +201,14 @@ def _switch(name: str, key: str, value: Any) -> bool:
     return value
 
 
-def _elements(name: str, key: str, value: Any) -> int | str:
-    if value == AUTO:
+def _elements(name: str, key: str, value: Any, *, least: int = 1, auto: bool = True) -> int | str:
+    if value == AUTO and auto:
         return AUTO
     if isinstance(value, bool) or not isinstance(value, (int, float)) or value != int(value):
-        raise ConfigError(f"{name}: {key} {value!r} is not a whole number, nor auto.")
-    if value < 1:
-        raise ConfigError(f"{name}: {key} {value} is out of range: it must be 1 or more.")
+        nor = ", nor auto" if auto else ""
+        raise ConfigError(f"{name}: {key} {value!r} is not a whole number{nor}.")
+    if value < least:
+        raise ConfigError(f"{name}: {key} {value} is out of range: it must be {least} or more.")
     return int(value)
 
 
@@ -172,15 +225,17 @@ def with_hidden_size(spread: Distributed, config: Any) -> Distributed:
     Raises:
         ConfigError: the model names no hidden size.
     """
-    if spread.zero_setting("reduce_bucket_size", 0) != AUTO:
+    settings = dict(spread.zero_settings)
+    open_ones = [key for key in _HIDDEN_RULES if settings.get(key) == AUTO]
+    if not open_ones:
         return spread
     size = _hidden_size(config)
     if size is None:
         raise ConfigError(
-            "--deepspeed: reduce_bucket_size is auto, which is the square of the model's hidden "
-            "size, and the model's config names none: write a number."
+            f"--deepspeed: {open_ones[0]} is auto, which follows the model's hidden size, and the "
+            "model's config names none: write a number."
         )
-    settings = {**dict(spread.zero_settings), "reduce_bucket_size": size * size}
+    settings |= {key: _HIDDEN_RULES[key](size) for key in open_ones}
     return replace(spread, zero_settings=tuple(sorted(settings.items())))
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from memest.errors import ConfigError, closest
 
-__all__ = ["ALONE", "MAX_GPUS", "Distributed", "Fsdp", "Strategy"]
+__all__ = ["ALONE", "MAX_GPUS", "Distributed", "Fsdp", "Prefetch", "Strategy"]
 
 MAX_GPUS = 1 << 16
 DEEPSPEED_ELEMENTS = 1 << 40
@@ -36,6 +36,17 @@ class Fsdp(enum.StrEnum):
     """They stay until its backward (``reshard_after_forward=False``)."""
 
 
+class Prefetch(enum.StrEnum):
+    """When FSDP1 gathers the unit that autograd comes to next (``BackwardPrefetch``)."""
+
+    NO_PREFETCH = "no_prefetch"
+    """When autograd is there."""
+    BACKWARD_PRE = "backward_pre"
+    """Before the backward of the unit in front of it."""
+    BACKWARD_POST = "backward_post"
+    """Behind it, when its own parameters are given back."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distributed:
     """Several GPUs, one process each.
@@ -52,6 +63,10 @@ class Distributed:
         fsdp_shard_size: GPUs that share one copy of the model, the copies being replicas of each
             other (hybrid sharding); None = all.
         fsdp_offload: shards, gradients and optimizer states are kept in host memory.
+        fsdp_version: 2 = ``fully_shard``, 1 = ``FullyShardedDataParallel`` with flat parameters.
+        fsdp_use_orig_params: FSDP1 leaves the optimizer the parameters, not the flat ones; None =
+            as the loop has it.
+        fsdp_backward_prefetch: of FSDP1; None = as the loop has it.
         zero: stage of DeepSpeed ZeRO; 0 = no DeepSpeed.
         zero_settings: of ``zero_optimization`` and what else of a DeepSpeed file matters, as
             (key, value) pairs; empty = DeepSpeed's defaults.
@@ -68,6 +83,9 @@ class Distributed:
     fsdp_wrap: tuple[str, ...] = ()
     fsdp_shard_size: int | None = None
     fsdp_offload: bool = False
+    fsdp_version: int = 2
+    fsdp_use_orig_params: bool | None = None
+    fsdp_backward_prefetch: Prefetch | None = None
     zero: int = 0
     zero_settings: tuple[tuple[str, Any], ...] = ()
     offload_optimizer: bool = False
@@ -82,11 +100,9 @@ class Distributed:
         put(self, "zero_settings", tuple((str(k), v) for k, v in self.zero_settings))
         _whole("--num-gpus", self.num_gpus, 1, MAX_GPUS)
         _whole("--zero", self.zero, 0, 3)
-        if self.zero == 3 or self.offload_param:
-            raise ConfigError(
-                "--zero 3 is not modelled yet, and memest does not guess. FSDP2 shards the same: "
-                "--fsdp full_shard; stages 1 and 2 of ZeRO are modelled."
-            )
+        _whole("--fsdp-version", self.fsdp_version, 1, 2)
+        if self.fsdp_backward_prefetch is not None:
+            put(self, "fsdp_backward_prefetch", _prefetch(self.fsdp_backward_prefetch))
         cap = self.ddp_bucket_cap_mb
         if cap is not None and not 0 < cap < math.inf:
             raise ConfigError(f"--ddp-bucket-cap-mb {cap:g} is out of range: it must be above 0.")
@@ -114,15 +130,29 @@ class Distributed:
                 "both shard the model. Drop one of them."
             )
         for flag, given, needs, holds in (
-            ("--offload-optimizer", self.offload_optimizer, "--zero 1 or 2", self.zero > 0),
+            ("--offload-optimizer", self.offload_optimizer, "--zero 1, 2 or 3", self.zero > 0),
+            ("--offload-param", self.offload_param, "--zero 3", self.zero == 3),
             ("--deepspeed", self.zero_settings, "a stage in the file, or --zero", self.zero > 0),
             ("--fsdp-offload", self.fsdp_offload, "--fsdp full_shard", self.fsdp != Fsdp.NONE),
             ("--fsdp-wrap", self.fsdp_wrap, "--fsdp full_shard", self.fsdp != Fsdp.NONE),
+            ("--fsdp-version", self.fsdp_version == 1, "--fsdp full_shard", self.fsdp != Fsdp.NONE),
+            (
+                "--fsdp-backward-prefetch",
+                self.fsdp_backward_prefetch is not None,
+                "--fsdp-version 1",
+                self.fsdp_version == 1,
+            ),
+            (
+                "--fsdp-use-orig-params",
+                self.fsdp_use_orig_params is not None,
+                "--fsdp-version 1",
+                self.fsdp_version == 1,
+            ),
             (
                 "--fsdp-shard-size",
                 self.fsdp_shard_size,
-                "--fsdp full_shard",
-                self.fsdp != Fsdp.NONE,
+                "--fsdp full_shard of --fsdp-version 2",
+                self.fsdp != Fsdp.NONE and self.fsdp_version == 2,
             ),
         ):
             if given and not holds:
@@ -187,6 +217,17 @@ def _whole(option: str, value: Any, low: int, high: int) -> None:
         raise ConfigError(f"{option} {value!r} is not a whole number.")
     if not low <= value <= high:
         raise ConfigError(f"{option} {value} is out of range: it must be {low} to {high:,}.")
+
+
+def _prefetch(value: Any) -> Prefetch:
+    word = str(value).lower().replace("-", "_")
+    for mode in Prefetch:
+        if word == mode.value:
+            return mode
+    legal = ", ".join(mode.value for mode in Prefetch)
+    near = closest(word, [mode.value for mode in Prefetch])
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    raise ConfigError(f"--fsdp-backward-prefetch {value!r} is not known.{hint} Legal: {legal}.")
 
 
 def _fsdp(value: Any) -> Fsdp:

@@ -166,6 +166,23 @@ class CueKind(enum.IntEnum):
     """As ENTER, with inputs that lead back to other parameters: gradients go on behind it."""
     DONE = 7
     """Autograd is at its end, where its callbacks run; ``index`` is 0, the model."""
+    UPDATE = 8
+    """The optimizer comes to a parameter that is updated apart from the others; ``index`` is its
+    number among those that the optimizer has."""
+    PRE_FORWARD = 9
+    """A hook before a module's forward; this one and the next three are DeepSpeed's, and only in
+    traces for ZeRO-3."""
+    POST_FORWARD = 10
+    """A hook behind it; a recomputation that is cut short has none."""
+    PRE_BACKWARD = 11
+    """Autograd comes to an output of the module."""
+    POST_BACKWARD = 12
+    """It has the gradients of all inputs of the module."""
+    HELD = 13
+    """The module is done with a weight, and autograd holds on to what it used of it (a view that
+    was saved, or what a recomputation saved); ``index`` is the weight."""
+    LET_GO = 14
+    """Autograd lets go of the oldest of these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +212,7 @@ class Landmarks:
         embeddings: path of the input embeddings; None where there are none.
         head: path of the output embeddings.
         norm: path of the norm behind the last layer.
+        shared: other paths of parameters that have several, each with the first one.
     """
 
     kinds: Mapping[str, str] = field(default_factory=dict)
@@ -202,6 +220,7 @@ class Landmarks:
     embeddings: str | None = None
     head: str | None = None
     norm: str | None = None
+    shared: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

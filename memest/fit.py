@@ -64,8 +64,9 @@ def _survives(
     if unlimited.peak_reserved_bytes <= limit:
         return True
     limited = replay(
-        stream.events, stream.sizes, conf, limit_bytes=limit, streams=stream.on_streams
-    )
+        stream.events, stream.sizes, conf, limit_bytes=limit, streams=stream.on_streams,
+        emptied=stream.emptied,
+    )  # fmt: skip
     return limited.num_ooms == 0
 
 

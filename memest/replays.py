@@ -39,7 +39,7 @@ class Replays:
             return known[0]
         result = replay(
             stream.events, stream.sizes, self.conf, curve=curve, chains=stream.chains,
-            requested=False, streams=stream.on_streams,
+            requested=False, streams=stream.on_streams, emptied=stream.emptied,
         )  # fmt: skip
         if len(self._done) >= _KEPT:
             self._done.pop(next(iter(self._done)))

@@ -444,6 +444,11 @@ class Setup:
         return self.distributed.strategy is Strategy.ZERO
 
     @property
+    def partitions_parameters(self) -> bool:
+        """Whether DeepSpeed partitions the parameters themselves (stage 3)."""
+        return self.distributed.zero == 3
+
+    @property
     def checkpoint_every(self) -> int:
         """Every how many layers a checkpoint is made; 0 = no checkpointing."""
         if self.checkpointing == "none":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from memest.distributed import Distributed, Fsdp
+from memest.distributed import Distributed, Fsdp, Prefetch
 from memest.option import Kind, Option, Panel, legal
 
 __all__ = ["SEVERAL_GPUS"]
@@ -93,9 +93,30 @@ SEVERAL_GPUS: tuple[Option, ...] = (
         aliases="fsdp_offload_params",
     ),
     _spread(
+        "fsdp_version",
+        "--fsdp-version",
+        "2 is fully_shard, 1 is FullyShardedDataParallel: flat parameters for each unit.",
+        Kind.WHOLE,
+        metavar="N",
+    ),
+    _spread(
+        "fsdp_use_orig_params",
+        "--fsdp-use-orig-params --no-fsdp-use-orig-params",
+        "FSDP1 leaves the optimizer the parameters instead of the flat ones; left out, as the loop "
+        "does: the Trainer.",
+        Kind.EITHER,
+    ),
+    _spread(
+        "fsdp_backward_prefetch",
+        "--fsdp-backward-prefetch",
+        f"When FSDP1 gathers what autograd comes to next: {legal(Prefetch)}; left out, as the loop "
+        "does: a script backward_pre, accelerate and the Trainer not at all.",
+        metavar="MODE",
+    ),
+    _spread(
         "zero",
         "--zero --zero-stage",
-        "Stage of DeepSpeed ZeRO, 1 or 2; 0 is no DeepSpeed.",
+        "Stage of DeepSpeed ZeRO, 1 to 3; 0 is no DeepSpeed.",
         Kind.WHOLE,
         metavar="STAGE",
     ),
@@ -108,7 +129,7 @@ SEVERAL_GPUS: tuple[Option, ...] = (
     _spread(
         "offload_param",
         "--offload-param",
-        "ZeRO-3 keeps parameters in host memory. Not modelled yet: refused.",
+        "ZeRO-3 keeps parameters in host memory.",
         Kind.SWITCH,
     ),
     _spread(

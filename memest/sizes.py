@@ -47,16 +47,22 @@ _CLONES = Distributed(num_gpus=2, ddp_find_unused_parameters=True)
 """Stands for every DDP that looks for unused parameters: it copies the outputs of the model."""
 
 
+_PARTITIONED = Distributed(zero=3)
+"""Stands for every run whose parameters DeepSpeed partitions: linear layers are of its own."""
+
+
 def as_traced(asked: Setup) -> Setup:
     """The setup whose steps are traced: what a rank computes, on whole parameters.
 
-    Sharding is a matter of what comes after the trace, with two exceptions. Where accelerate or
+    Sharding is a matter of what comes after the trace, with three exceptions. Where accelerate or
     DeepSpeed train in half precision, the parameters that the model computes with are half ones,
     without autocast (``MixedPrecisionPolicy`` in ``set_mixed_precision`` of accelerate;
     ``DeepSpeedEngine._configure_distributed_model``). And DDP that looks for unused parameters
-    copies the model's outputs (``_DDPSink``).
+    copies the model's outputs (``_DDPSink``). And ``zero.Init`` replaces ``F.linear``.
     """
     kept = _CLONES if asked.finds_unused_parameters else ALONE
+    if asked.partitions_parameters:
+        kept = _PARTITIONED
     out = replace(asked, distributed=kept)
     if asked.computes_in_half:
         half = Dtype.BFLOAT16 if asked.precision is Precision.BF16 else Dtype.FLOAT16
@@ -105,7 +111,9 @@ def key_of(structure: Setup) -> dict[str, Any]:
         for name, value in structure.to_dict().items()
         if name not in spread and (name not in _LATER or value not in unset)
     }
-    if structure.distributed != ALONE:
+    if structure.partitions_parameters:
+        out["partitioned"] = True
+    elif structure.distributed != ALONE:
         out["clones_outputs"] = True
     return out
 

@@ -77,7 +77,7 @@ class Updates:
         """Clipping and optimizer for these weights."""
         weights, weights_digest = self._weights_of(family, point)
         if setup.distributed.strategy in (Strategy.FSDP, Strategy.ZERO):
-            weights = updated_weights(weights, setup)
+            weights = updated_weights(weights, setup, family.skeleton.landmarks)
             weights_digest = _digest(weights)
             setup = as_updated(setup)
         facts = facts_of(setup.optim)

@@ -13,8 +13,8 @@ from pathlib import Path
 
 PAGE = Path(__file__).parents[1] / "docs" / "cli.md"
 COMMANDS = (
-    "estimate", "fits", "max-batch", "compare", "advise", "sweep", "explain-oom", "replay",
-    "validate", "models", "gpus", "app", "cache", "env", "completion", "help",
+    "estimate", "fits", "max-batch", "compare", "advise", "sweep", "stages", "explain-oom",
+    "replay", "validate", "models", "gpus", "app", "cache", "env", "completion", "help",
     *(f"calibrate {name}" for name in (
         "run", "verify", "fit", "report", "show", "export", "import", "merge",
     )),

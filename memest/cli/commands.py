@@ -22,6 +22,7 @@ from memest.cli.help import show_help
 from memest.cli.max_batch import max_batch
 from memest.cli.models import models
 from memest.cli.replay import replay
+from memest.cli.stages import stages
 from memest.cli.sweep import sweep
 from memest.cli.validate import validate
 
@@ -61,8 +62,8 @@ def build() -> Any:
     )
     root.callback()(_root)
     for function in (
-        estimate, fits, max_batch, compare, advise, sweep, explain_oom, replay, validate, models,
-        gpus, app, cache, env, completion,
+        estimate, fits, max_batch, compare, advise, sweep, stages, explain_oom, replay, validate,
+        models, gpus, app, cache, env, completion,
     ):  # fmt: skip
         name = function.__name__.replace("_", "-")
         root.command(epilog=epilog_of(name))(function)

@@ -27,6 +27,14 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("memest advise gpt2 --gpu t4 --effective-batch 64", "ways to train, the fastest first"),
         ("memest advise gpt2 --gpu t4 -n 64 --any-precision --json", "for a script"),
     ),
+    "stages": (
+        ("memest stages gpt2-xl --num-gpus 8 --bf16", "DDP, ZeRO and FSDP side by side"),
+        ("memest stages gpt2-xl --num-gpus 8 --bf16 --json", "for a script"),
+    ),
+    "validate": (
+        ("memest validate runs.jsonl --out report.html", "errors, verdicts, plots"),
+        ("memest validate runs.jsonl --assume software.torch=2.6", "what records do not say"),
+    ),
     "sweep": (
         ("memest sweep gpt2 --over batch=1:64:x2 --over seq-len=256,512", "a grid"),
         ("memest sweep gpt2 --over batch=1,2,4 --gpu t4 --heatmap grid.html", "as a heat map"),

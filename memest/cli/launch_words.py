@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 __all__ = ["with_launch"]
 
-_COMMANDS = ("estimate", "fits", "max-batch", "compare", "sweep", "advise", "explain-oom")
+_COMMANDS = ("estimate", "fits", "max-batch", "compare", "sweep", "stages", "advise", "explain-oom")
 
 
 def with_launch(words: Sequence[str]) -> list[str]:

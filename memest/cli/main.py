@@ -22,7 +22,9 @@ from memest.errors import MemestError
 
 __all__ = ["run"]
 
-_ESTIMATING = (" estimate", " fits", " sweep", " compare", " advise", " max-batch", " explain-oom")
+_ESTIMATING = (
+    " estimate", " fits", " sweep", " stages", " compare", " advise", " max-batch", " explain-oom",
+)  # fmt: skip
 _FAILURE, _USAGE, _MISSING, _INTERRUPTED, _BROKEN_PIPE = 1, 2, 6, 130, 141
 
 

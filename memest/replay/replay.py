@@ -73,6 +73,7 @@ def replay(
     chains: Chains | None = None,
     requested: bool = True,
     streams: bytes = b"",
+    emptied: Sequence[int] = (),
 ) -> Replay:
     """Replay allocations and frees from an empty allocator.
 
@@ -92,6 +93,7 @@ def replay(
         requested: whether to find the peak before rounding.
         streams: CUDA stream of each allocation number; empty where all are on one. A block can
             only be used again on its own stream.
+        emptied: events in front of which the program calls ``torch.cuda.empty_cache``, in order.
 
     Returns:
         Peaks, their places, and the size of every block handed out.
@@ -111,13 +113,13 @@ def replay(
         check_events(events, sizes)
         worst = min(sizes)
         raise ReplayError(f"allocation number {sizes.index(worst)} has {worst} bytes; 0 is least")
-    if conf.max_split_size is None:
+    if conf.max_split_size is None and not emptied:
         placement = _place(events, sizes, conf, limit_bytes, total_bytes, chains, streams)
         if placement is not None:
             return _summarize(events, sizes, placement, curve=curve, requested=requested)
     return replay_reference(
         events, sizes, conf, limit_bytes=limit_bytes, total_bytes=total_bytes, curve=curve,
-        streams=streams,
+        streams=streams, emptied=emptied,
     )  # fmt: skip
 
 
@@ -240,6 +242,7 @@ def replay_reference(
     total_bytes: int | None = None,
     curve: bool = False,
     streams: bytes = b"",
+    emptied: Sequence[int] = (),
 ) -> Replay:
     """:func:`replay` with the full model only; slower, and the judge of the fast loops."""
     # here, because most questions never come this way
@@ -256,7 +259,10 @@ def replay_reference(
     peak_allocated = peak_reserved = 0
     allocated_index = reserved_index = 0
     oom_index = None
+    empties = set(emptied)
     for index, event in enumerate(events):
+        if index in empties:
+            allocator.empty_cache()
         if event >= 0:
             try:
                 block = allocator.malloc(sizes[event], streams[event] if streams else 0)

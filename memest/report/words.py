@@ -182,7 +182,7 @@ def _spread_items(setup: Setup) -> list[str]:
         return []
     names = {
         Strategy.DDP: "DDP",
-        Strategy.FSDP: f"FSDP2 {spread.fsdp.value}",
+        Strategy.FSDP: f"FSDP{spread.fsdp_version} {spread.fsdp.value}",
         Strategy.ZERO: f"ZeRO-{spread.zero}",
     }
     items = [f"each of {spread.num_gpus} GPUs" if spread.num_gpus > 1 else "one GPU"]

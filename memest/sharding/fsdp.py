@@ -21,7 +21,7 @@ from memest.sharding.gradients import GradientWrapper
 from memest.sharding.shards import num_elements, padded_elements
 from memest.sharding.units import UnitPlan
 
-__all__ = ["ALL_REDUCE_STREAM", "COPY_IN_STREAM", "REDUCE_SCATTER_STREAM", "Fsdp2"]
+__all__ = ["ALL_REDUCE_STREAM", "COPY_IN_STREAM", "REDUCE_SCATTER_STREAM", "Fsdp2", "State", "Unit"]
 
 COPY_IN_STREAM = 1
 REDUCE_SCATTER_STREAM = 2
@@ -29,7 +29,7 @@ ALL_REDUCE_STREAM = 3
 _ROOT = ""
 
 
-class _State(enum.Enum):
+class State(enum.Enum):
     """``TrainingState`` of the library."""
 
     IDLE = enum.auto()
@@ -39,7 +39,7 @@ class _State(enum.Enum):
 
 
 @dataclass(slots=True, eq=False)
-class _Unit:
+class Unit:
     """A parameter group.
 
     Attributes:
@@ -62,7 +62,7 @@ class _Unit:
 
     plan: UnitPlan
     is_root: bool
-    state: _State = _State.IDLE
+    state: State = State.IDLE
     gathered: int | None = None
     full: dict[int, int] = field(default_factory=dict)
     accumulated: dict[int, int] = field(default_factory=dict)
@@ -107,22 +107,22 @@ class Fsdp2(GradientWrapper):
     skips_sync: bool
     last_micro_step: int
     reduce_dtype: str | None = None
-    _units: list[_Unit] = field(default_factory=list)
-    _unit_of: dict[int, _Unit] = field(default_factory=dict)
-    _by_module: dict[str, list[_Unit]] = field(default_factory=dict)
+    _units: list[Unit] = field(default_factory=list)
+    _unit_of: dict[int, Unit] = field(default_factory=dict)
+    _by_module: dict[str, list[Unit]] = field(default_factory=dict)
     _held: int | None = None
-    _order: list[_Unit] = field(default_factory=list)
+    _order: list[Unit] = field(default_factory=list)
     _reducing: list[int] = field(default_factory=list)
     _syncs: bool = True
     _left_out: list[int] = field(default_factory=list)
     _placed: dict[int, int] = field(default_factory=dict)
-    _forward_root: _Unit | None = None
+    _forward_root: Unit | None = None
     _in_backward: bool = False
     _began: bool = False
 
     def __post_init__(self) -> None:
         for plan in self.plans:
-            unit = _Unit(plan, is_root=plan.modules == (_ROOT,))
+            unit = Unit(plan, is_root=plan.modules == (_ROOT,))
             self._units.append(unit)
             self._unit_of.update(dict.fromkeys(plan.weights, unit))
             for module in plan.modules:
@@ -208,15 +208,15 @@ class Fsdp2(GradientWrapper):
 
     def _enter(self, module: str, *, fed: bool) -> None:
         for unit in self._by_module.get(module, ()):
-            if unit.state is _State.PRE_BACKWARD:
+            if unit.state is State.PRE_BACKWARD:
                 if not unit.full:
                     self._unshard(unit)
                     self._wait(unit)
                 continue
-            first = unit.state is not _State.FORWARD
+            first = unit.state is not State.FORWARD
             if not unit.awaited:
                 unit.awaited = set(unit.plan.modules)
-            unit.state = _State.FORWARD
+            unit.state = State.FORWARD
             if first and self._forward_root is None:
                 self._forward_root = unit
             self._unshard(unit)
@@ -237,7 +237,7 @@ class Fsdp2(GradientWrapper):
 
     def _leave(self, module: str) -> None:
         for unit in self._by_module.get(module, ()):
-            if unit.state is _State.PRE_BACKWARD:
+            if unit.state is State.PRE_BACKWARD:
                 continue
             unit.awaited.discard(module)
             if unit.awaited:
@@ -247,7 +247,7 @@ class Fsdp2(GradientWrapper):
                     self._reshard(unit)
                 unit.indices.append(len(self._order))
                 self._order.append(unit)
-            unit.state = _State.IDLE
+            unit.state = State.IDLE
             if unit is self._forward_root:
                 self._drop_held()
                 self._forward_root = None
@@ -267,7 +267,7 @@ class Fsdp2(GradientWrapper):
         for unit in self._units:
             if unit.is_root or not unit.holds(module):
                 continue
-            if unit.state is _State.IDLE and unit.indices:
+            if unit.state is State.IDLE and unit.indices:
                 self._pre_backward(unit)
             if unit.fed_by is not None and _inside(module, unit.fed_by):
                 unit.reached = True
@@ -286,7 +286,7 @@ class Fsdp2(GradientWrapper):
 
     # -- what a unit does
 
-    def _unshard(self, unit: _Unit) -> None:
+    def _unshard(self, unit: Unit) -> None:
         """``foreach_all_gather``: inputs in one buffer, of which this rank's part is a slice."""
         if unit.gathered is not None or unit.full or not unit.plan.weights or self.ranks == 1:
             return
@@ -310,7 +310,7 @@ class Fsdp2(GradientWrapper):
         for number in temporary:
             to.free(number)
 
-    def _wait(self, unit: _Unit) -> None:
+    def _wait(self, unit: Unit) -> None:
         """``wait_for_unshard``: every parameter is copied out of the buffer."""
         if unit.full or not unit.plan.weights:
             return
@@ -320,7 +320,7 @@ class Fsdp2(GradientWrapper):
         if unit.gathered is None:
             return
         self._alloc_full(unit)
-        if unit.state is _State.FORWARD:
+        if unit.state is State.FORWARD:
             # the one before is let go of at once, but for a local name that lives until the return
             self._drop_held()
             self._held = unit.gathered
@@ -328,7 +328,7 @@ class Fsdp2(GradientWrapper):
             self.to.free(unit.gathered)
         unit.gathered = None
 
-    def _copy_alone(self, unit: _Unit) -> None:
+    def _copy_alone(self, unit: Unit) -> None:
         """A group of one rank copies without communication."""
         for weight in unit.plan.weights:
             cast = None
@@ -339,11 +339,11 @@ class Fsdp2(GradientWrapper):
             if cast is not None:
                 self.to.free(cast)
 
-    def _alloc_full(self, unit: _Unit) -> None:
+    def _alloc_full(self, unit: Unit) -> None:
         for weight in unit.plan.weights:
             self._alloc_one(unit, weight)
 
-    def _alloc_one(self, unit: _Unit, weight: int) -> None:
+    def _alloc_one(self, unit: Unit, weight: int) -> None:
         module = self.to.out.modules[self._placed[weight]]
         unit.full[weight] = self.to.alloc(
             self._full_bytes(weight), Category.COMMUNICATION, "fsdp: gathered parameter",
@@ -358,13 +358,13 @@ class Fsdp2(GradientWrapper):
             self.to.free(self._held)
             self._held = None
 
-    def _reshard(self, unit: _Unit) -> None:
+    def _reshard(self, unit: Unit) -> None:
         for number in unit.full.values():
             self.to.free(number)
         unit.full.clear()
 
-    def _pre_backward(self, unit: _Unit) -> None:
-        unit.state = _State.PRE_BACKWARD
+    def _pre_backward(self, unit: Unit) -> None:
+        unit.state = State.PRE_BACKWARD
         self._unshard(unit)
         self._wait(unit)
         if not unit.indices:
@@ -374,8 +374,8 @@ class Fsdp2(GradientWrapper):
             # prefetch: the unit whose forward was before this one's
             self._unshard(self._order[index - 1])
 
-    def _post_backward(self, unit: _Unit) -> None:
-        unit.state = _State.POST_BACKWARD
+    def _post_backward(self, unit: Unit) -> None:
+        unit.state = State.POST_BACKWARD
         to = self.to
         for weight in unit.accumulated:
             if weight in self.gradients:
@@ -391,7 +391,7 @@ class Fsdp2(GradientWrapper):
         if gradients:
             self._reduce(unit, gradients)
 
-    def _keep_unreduced(self, unit: _Unit) -> None:
+    def _keep_unreduced(self, unit: Unit) -> None:
         """Without reduction, gradients are kept whole, in the dtype of the reduction."""
         for weight in unit.plan.weights:
             if weight not in self.gradients or self.reduce_dtype is None:
@@ -405,7 +405,7 @@ class Fsdp2(GradientWrapper):
             )  # fmt: skip
             self.consume(weight)
 
-    def _reduce(self, unit: _Unit, gradients: list[int]) -> None:
+    def _reduce(self, unit: Unit, gradients: list[int]) -> None:
         """``foreach_reduce``: one input, one output; the shards' gradients are views of it."""
         to = self.to
         dtypes = [self.reduce_dtype or self.weights[w].dtype for w in gradients]
@@ -444,7 +444,7 @@ class Fsdp2(GradientWrapper):
         self._pass(unit, passing)
         self._reducing.append(source)
 
-    def _pass(self, unit: _Unit, numbers: Sequence[int]) -> None:
+    def _pass(self, unit: Unit, numbers: Sequence[int]) -> None:
         """What is reduced and not kept goes, with replicas at the end of the backward.
 
         Until then a reference keeps the all-reduce's buffer (``AllReduceState``).
@@ -455,7 +455,7 @@ class Fsdp2(GradientWrapper):
             for number in numbers:
                 self.to.free(number)
 
-    def _let_go(self, unit: _Unit, weight: int) -> None:
+    def _let_go(self, unit: Unit, weight: int) -> None:
         if weight in unit.accumulated:
             self.to.free(unit.accumulated.pop(weight))
         else:
@@ -467,9 +467,9 @@ class Fsdp2(GradientWrapper):
             return
         self._began = False
         for unit in self._in_module_order():
-            if unit.state is not _State.POST_BACKWARD and unit.plan.weights:
+            if unit.state is not State.POST_BACKWARD and unit.plan.weights:
                 self._post_backward(unit)
-            unit.state = _State.IDLE
+            unit.state = State.IDLE
             unit.fed_by, unit.reached = None, False
             unit.indices.clear()
             while unit.reduced:
@@ -481,6 +481,6 @@ class Fsdp2(GradientWrapper):
         while self._reducing:
             self.to.free(self._reducing.pop(0))
 
-    def _in_module_order(self) -> list[_Unit]:
+    def _in_module_order(self) -> list[Unit]:
         names = {name: place for place, name in enumerate(self.to.out.module_names)}
         return sorted(self._units, key=lambda unit: min(names.get(m, 0) for m in unit.plan.modules))

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from memest.distributed import Fsdp, Strategy
+from memest.distributed import Fsdp, Prefetch, Strategy
 from memest.events import Landmarks, Weight
-from memest.setup import Loop, Setup
+from memest.setup import Loop, Precision, Setup
 from memest.sharding.ddp import Ddp
 from memest.sharding.fsdp import Fsdp2
+from memest.sharding.fsdp1 import Fsdp1, keeps_parameters
 from memest.sharding.rewrite import RankStream, Rewriter, Wrapper, rewrite
 from memest.sharding.shards import stored_dtype
-from memest.sharding.units import plan_units
+from memest.sharding.units import units_of
 from memest.sharding.zero import REDUCE_BUCKET_ELEMENTS, Zero
-from memest.sharding.zero_groups import groups_of
+from memest.sharding.zero3 import Zero3, owned_by_module
+from memest.sharding.zero3_fetch import Fetcher, Limits
+from memest.sharding.zero_groups import groups_of, sub_groups_of
 from memest.steps.stream import Stream
 from memest.units import format_size
 
@@ -43,6 +47,8 @@ def rank_stream(
         )  # fmt: skip
     elif spread.strategy is Strategy.FSDP:
         wrapper = _fsdp2(to, setup, weights, landmarks, grad_accum)
+    elif spread.zero == 3:
+        wrapper = _zero3(to, setup, weights, landmarks, grad_accum)
     else:
         wrapper = _zero(to, setup, weights, grad_accum)
     out = rewrite(stream, to, wrapper)
@@ -56,20 +62,27 @@ def _fsdp2(
     to: Rewriter, setup: Setup, weights: Sequence[Weight], landmarks: Landmarks, grad_accum: int
 ) -> Fsdp2:
     spread = setup.distributed
-    plans = plan_units(
-        landmarks, weights, classes=spread.fsdp_wrap,
-        reshards=spread.fsdp is Fsdp.FULL_SHARD, as_accelerate=setup.loop is not Loop.PLAIN,
-    )  # fmt: skip
-    wrapper = Fsdp2(
-        to=to, weights=weights, stored=[stored_dtype(weight, setup) for weight in weights],
-        plans=plans, ranks=spread.shard_ranks, replicated=spread.num_copies > 1,
-        offloads=spread.fsdp_offload,
-        skips_sync=skips_sync(setup), last_micro_step=grad_accum,
-    )  # fmt: skip
+    common: dict[str, Any] = {
+        "to": to, "weights": weights,
+        "stored": [stored_dtype(weight, setup) for weight in weights],
+        "plans": units_of(setup, weights, landmarks), "ranks": spread.shard_ranks,
+        "replicated": spread.num_copies > 1, "offloads": spread.fsdp_offload,
+        "skips_sync": skips_sync(setup), "last_micro_step": grad_accum,
+    }  # fmt: skip
+    if spread.fsdp_version == 1:
+        # accelerate's plugin prefetches nothing unless told to, torch's class does
+        usual = Prefetch.BACKWARD_PRE if setup.loop is Loop.PLAIN else Prefetch.NO_PREFETCH
+        wrapper: Fsdp2 = Fsdp1(
+            **common, original=keeps_parameters(setup),
+            full_shard=spread.fsdp is Fsdp.FULL_SHARD,
+            prefetch=spread.fsdp_backward_prefetch or usual,
+        )  # fmt: skip
+    else:
+        wrapper = Fsdp2(**common)
     if skips_sync(setup) and setup.grad_accum > 1:
         wrapper.notes.append(
-            "accumulation under FSDP2: until the last micro-batch of a step, every GPU keeps the "
-            "gradients whole (no_sync)."
+            f"accumulation under FSDP{spread.fsdp_version}: until the last micro-batch of a step, "
+            "every GPU keeps the gradients whole (no_sync)."
         )
     return wrapper
 
@@ -82,6 +95,39 @@ def _zero(to: Rewriter, setup: Setup, weights: Sequence[Weight], grad_accum: int
         bucket_elements=spread.zero_setting("reduce_bucket_size", REDUCE_BUCKET_ELEMENTS),
         overlaps=spread.zero_setting("overlap_comm", False),
         offloads=spread.offload_optimizer, last_micro_step=grad_accum,
+    )  # fmt: skip
+
+
+_LIMITS = {
+    "prefetch_bucket": "stage3_prefetch_bucket_size",
+    "max_live": "stage3_max_live_parameters",
+    "max_reuse_distance": "stage3_max_reuse_distance",
+    "persistence_threshold": "stage3_param_persistence_threshold",
+    "model_persistence": "stage3_model_persistence_threshold",
+}
+
+
+def _zero3(
+    to: Rewriter, setup: Setup, weights: Sequence[Weight], landmarks: Landmarks, grad_accum: int
+) -> Zero3:
+    spread = setup.distributed
+    usual = Limits()
+    limits = Limits(**{
+        name: spread.zero_setting(key, getattr(usual, name)) for name, key in _LIMITS.items()
+    })  # fmt: skip
+    # of stage 3, unlike the others, it is the default
+    overlaps = spread.zero_setting("overlap_comm", True)
+    fetcher = Fetcher(
+        to=to, weights=weights, owned=owned_by_module(weights, to.out.module_names, landmarks),
+        ranks=spread.num_gpus, limits=limits, overlaps=overlaps, from_host=spread.offload_param,
+    )  # fmt: skip
+    return Zero3(
+        to=to, weights=weights, fetcher=fetcher, groups=sub_groups_of(weights, setup),
+        bucket_elements=spread.zero_setting("reduce_bucket_size", REDUCE_BUCKET_ELEMENTS),
+        contiguous=spread.zero_setting("contiguous_gradients", True), overlaps=overlaps,
+        offloads_optimizer=spread.offload_optimizer, offloads_params=spread.offload_param,
+        scaled=setup.precision is Precision.FP16,
+        last_micro_step=grad_accum,
     )  # fmt: skip
 
 

@@ -88,6 +88,10 @@ class Rewriter:
         """Put in a free."""
         self.out.events.append(~number)
 
+    def empty_cache(self) -> None:
+        """The library calls ``torch.cuda.empty_cache`` here."""
+        self.out.emptied = (*self.out.emptied, len(self.out.events))
+
     def copy(self, event: int) -> None:
         """Take over an event as it is."""
         self.out.events.append(event)

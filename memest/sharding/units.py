@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from memest.distributed import Fsdp
 from memest.errors import ConfigError, closest
 from memest.events import Landmarks, Weight
+from memest.setup import Loop, Setup
 
-__all__ = ["UnitPlan", "plan_units"]
+__all__ = ["UnitPlan", "plan_units", "units_of"]
 
 ROOT = ""
 
@@ -31,6 +33,20 @@ class UnitPlan:
     modules: tuple[str, ...]
     weights: tuple[int, ...]
     reshards: bool
+
+
+def units_of(setup: Setup, weights: Sequence[Weight], landmarks: Landmarks) -> tuple[UnitPlan, ...]:
+    """The units of a run.
+
+    FSDP1's policies wrap layers alone (``transformer_auto_wrap_policy``); what is left is the
+    root's, with accelerate too.
+    """
+    spread = setup.distributed
+    return plan_units(
+        landmarks, weights, classes=spread.fsdp_wrap,
+        reshards=spread.fsdp is Fsdp.FULL_SHARD,
+        as_accelerate=setup.loop is not Loop.PLAIN and spread.fsdp_version == 2,
+    )  # fmt: skip
 
 
 def plan_units(

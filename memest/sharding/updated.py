@@ -6,25 +6,31 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from memest.distributed import Strategy
-from memest.events import Weight
-from memest.setup import Loop, Setup
+from memest.events import Landmarks, Weight
+from memest.setup import Loop, Precision, Setup
+from memest.sharding.fsdp1 import flat_weights
 from memest.sharding.shards import num_elements, padded_elements, stored_dtype
 from memest.sharding.zero_groups import partition_weights
 
 __all__ = ["as_updated", "updated_weights", "updates_on_device"]
 
 
-def updated_weights(weights: Sequence[Weight], setup: Setup) -> tuple[Weight, ...]:
+def updated_weights(
+    weights: Sequence[Weight], setup: Setup, landmarks: Landmarks
+) -> tuple[Weight, ...]:
     """The weights as the optimizer of rank 0 sees them, which holds the most of all ranks.
 
     Args:
         weights: as they were traced.
         setup: the run.
+        landmarks: of the model: FSDP1 has the units that they make.
     """
     if setup.distributed.strategy is Strategy.ZERO:
         return partition_weights(weights, setup)
     if setup.distributed.strategy is not Strategy.FSDP:
         return tuple(weights)
+    if setup.distributed.fsdp_version == 1:
+        return flat_weights(weights, setup, landmarks)
     ranks = setup.distributed.shard_ranks
     return tuple(_shard(weight, setup, ranks) for weight in weights)
 
@@ -46,4 +52,6 @@ def as_updated(setup: Setup) -> Setup:
     """The setup whose updates are traced: DeepSpeed scales and clips by itself, in place."""
     if setup.distributed.strategy is not Strategy.ZERO:
         return setup
-    return replace(setup, max_grad_norm=0.0, loop=Loop.PLAIN, master_weights=False)
+    return replace(
+        setup, max_grad_norm=0.0, loop=Loop.PLAIN, master_weights=False, precision=Precision.FP32
+    )

@@ -78,12 +78,6 @@ class Zero(GradientWrapper):
 
     def __post_init__(self) -> None:
         self.to.out.rank = self._largest_rank()
-        if len(self.groups) > 1:
-            self.notes.append(
-                "DeepSpeed empties the allocator's cache between groups while it flattens "
-                "parameters, and the replay does not: reserved and device may be less, by up to "
-                "the size of the parameters."
-            )
         self.on_host = "master weights, gradients, Adam's states and copies on their way"
         rank = self.to.out.rank
         for group in self.groups:
@@ -140,6 +134,8 @@ class Zero(GradientWrapper):
             self.accumulated(index, number)
         elif kind is CueKind.DONE:
             self._end_backward()
+        elif kind is CueKind.UPDATE:
+            self._begin_group(index)
 
     # -- construction
 
@@ -149,6 +145,7 @@ class Zero(GradientWrapper):
         for part in self._mine:
             group = part.group
             nbytes = group.padded_elements * DTYPE_BYTES[group.dtype]
+            to.empty_cache()
             to.alloc(nbytes, Category.PARAMETERS, "zero: flat parameters")
             for weight in group.weights:
                 to.free(self._placed[weight])
@@ -336,32 +333,37 @@ class Zero(GradientWrapper):
     # -- update
 
     def _begin_update(self) -> None:
-        """``step``: norms, then the averaged gradients of each group flat and in float32."""
+        """``step``: norms; the groups follow one by one."""
         for part in self._mine:
             for weight in part.touched:
                 size = self._owned_elements(weight)
                 self._passing(size * _NORM_BYTES, "zero: norm of a gradient")
-        for part in self._mine:
-            group = part.group
-            pieces = len(part.touched)
-            flat = None
-            if pieces != 1:
-                flat = self.to.alloc(
-                    group.partition_elements * DTYPE_BYTES[group.dtype], Category.GRADIENTS,
-                    "zero: flat gradients",
-                )  # fmt: skip
-            if group.dtype != "float32":
-                master = self.to.alloc(
-                    group.partition_elements * _MASTER_BYTES, Category.GRADIENTS,
-                    "zero: gradients in float32",
-                )  # fmt: skip
-                self._masters.append(master)
-                if flat is not None:
-                    self.to.free(flat)
-            elif flat is not None:
-                self._masters.append(flat)
-        while self._summed:
-            self.to.free(self._summed.pop())
+
+    def _begin_group(self, index: int) -> None:
+        """The averaged gradients of a group flat, and in float32."""
+        self._end_update()
+        part = self._mine[index]
+        group = part.group
+        flat = None
+        if len(part.touched) != 1:
+            flat = self.to.alloc(
+                group.partition_elements * DTYPE_BYTES[group.dtype], Category.GRADIENTS,
+                "zero: flat gradients",
+            )  # fmt: skip
+        if group.dtype != "float32":
+            master = self.to.alloc(
+                group.partition_elements * _MASTER_BYTES, Category.GRADIENTS,
+                "zero: gradients in float32",
+            )  # fmt: skip
+            self._masters.append(master)
+            if flat is not None:
+                self.to.free(flat)
+        elif flat is not None:
+            self._masters.append(flat)
+        if index == len(self._mine) - 1:
+            # averaged gradients of all groups are parts of the same storage
+            while self._summed:
+                self.to.free(self._summed.pop())
 
     def _end_update(self) -> None:
         for number in self._masters:

@@ -16,9 +16,11 @@ from memest.events import Weight
 from memest.setup import Loop, Setup
 from memest.sharding.shards import num_elements
 
-__all__ = ["Group", "groups_of", "partition_weights"]
+__all__ = ["Group", "SubGroup", "groups_of", "partition_weights", "sub_groups_of"]
 
 _ALIGNMENT = 2
+SUB_GROUP_ELEMENTS = 1_000_000_000
+"""``sub_group_size`` of DeepSpeed where the file names none."""
 
 
 @dataclass(frozen=True)
@@ -52,33 +54,84 @@ class Group:
         return {weight: place for place, weight in enumerate(self.weights)}
 
 
+@dataclass(frozen=True, slots=True)
+class SubGroup:
+    """What ZeRO-3 updates at once (``_create_fp16_sub_groups`` of ``stage3.py``).
+
+    Attributes:
+        weights: numbers of its parameters, in order.
+        partition_elements: of a rank, each parameter padded by itself.
+        dtype: of the parameters.
+        decays: whether the optimizer's group has weight decay.
+    """
+
+    weights: tuple[int, ...]
+    partition_elements: int
+    dtype: str
+    decays: bool
+
+
+def sub_groups_of(weights: Sequence[Weight], setup: Setup) -> tuple[SubGroup, ...]:
+    """The groups of a run under ZeRO-3, cut where a rank's part reaches ``sub_group_size``.
+
+    Raises:
+        ConfigError: parameters of several dtypes: DeepSpeed joins their shards in one block.
+    """
+    ranks = setup.distributed.num_gpus
+    most = setup.distributed.zero_setting("sub_group_size", SUB_GROUP_ELEMENTS)
+    dtypes = sorted({weight.dtype for weight in weights if weight.trains})
+    if len(dtypes) > 1:
+        raise _mixed(setup, dtypes)
+    out: list[SubGroup] = []
+    for part in _parted(weights, setup):
+        members: list[int] = []
+        filled = 0
+        for index in part:
+            members.append(index)
+            filled += -(-num_elements(weights[index].shape) // ranks)
+            if filled >= most or index == part[-1]:
+                decays = weights[members[0]].decays
+                out.append(SubGroup(tuple(members), filled, dtypes[0], decays))
+                members, filled = [], 0
+    return tuple(out)
+
+
+def _parted(weights: Sequence[Weight], setup: Setup) -> list[list[int]]:
+    """What trains, by group of the optimizer: the Trainer has one with decay, one without."""
+    trained = [index for index, weight in enumerate(weights) if weight.trains]
+    if setup.loop is not Loop.TRAINER:
+        return [trained] if trained else []
+    parted = [[i for i in trained if weights[i].decays is decays] for decays in (True, False)]
+    return [part for part in parted if part]
+
+
+def _mixed(setup: Setup, dtypes: Sequence[str]) -> ConfigError:
+    return ConfigError(
+        f"--zero {setup.distributed.zero} flattens the parameters of a group into one buffer, and "
+        f"these have {' and '.join(dtypes)}: convert them with --bf16, or use --fsdp full_shard."
+    )
+
+
 def groups_of(weights: Sequence[Weight], setup: Setup) -> tuple[Group, ...]:
     """The groups of a run: the Trainer has one with weight decay and one without.
 
     Raises:
         ConfigError: nothing trains, or parameters of several dtypes share a group.
     """
-    trained = [index for index, weight in enumerate(weights) if weight.trains]
-    if not trained:
+    parted = _parted(weights, setup)
+    if not parted:
         raise ConfigError(
             f"--zero {setup.distributed.zero} needs parameters that train: DeepSpeed's stages 1 "
             "and 2 partition what the optimizer has. Only stage 3 shards a model that does not "
             "train."
         )
-    parted = [trained]
-    if setup.loop is Loop.TRAINER:
-        parted = [[i for i in trained if weights[i].decays is decays] for decays in (True, False)]
-    return tuple(_group(weights, part, setup) for part in parted if part)
+    return tuple(_group(weights, part, setup) for part in parted)
 
 
 def _group(weights: Sequence[Weight], members: Sequence[int], setup: Setup) -> Group:
     dtypes = sorted({weights[index].dtype for index in members})
     if len(dtypes) > 1:
-        raise ConfigError(
-            f"--zero {setup.distributed.zero} flattens the parameters of a group into one buffer, "
-            f"and these have {' and '.join(dtypes)}: convert them with --bf16, or use --fsdp "
-            "full_shard."
-        )
+        raise _mixed(setup, dtypes)
     offsets, at = [], 0
     for index in members:
         offsets.append(at)
@@ -93,6 +146,9 @@ def _group(weights: Sequence[Weight], members: Sequence[int], setup: Setup) -> G
 
 def partition_weights(weights: Sequence[Weight], setup: Setup) -> tuple[Weight, ...]:
     """What the optimizer of a rank updates: one flat float32 tensor for each group."""
+    found: Sequence[Group | SubGroup] = (
+        sub_groups_of(weights, setup) if setup.distributed.zero == 3 else groups_of(weights, setup)
+    )
     return tuple(
         Weight(
             name=f"zero.partition.{place}",
@@ -103,5 +159,5 @@ def partition_weights(weights: Sequence[Weight], setup: Setup) -> tuple[Weight, 
             decays=group.decays,
             has_grad=True,
         )
-        for place, group in enumerate(groups_of(weights, setup))
+        for place, group in enumerate(found)
     )

@@ -50,22 +50,31 @@ def splice(micro_steps: Trace, updates: Trace | None, place_offset: int = 0) -> 
     renumber = _Renumber(micro_steps, updates, begin)
     first = at[SeamKind.UPDATE, 1]
     inserts = {(SeamKind.OPTIMIZER_MADE, 0): renumber.events(begin, first)}
+    spans = {(SeamKind.OPTIMIZER_MADE, 0): (begin, first)}
     for step in (1, 2):
         span = at[SeamKind.UPDATE, step], at[SeamKind.UPDATED, step]
         inserts[SeamKind.UPDATE, step] = renumber.events(*span)
+        spans[SeamKind.UPDATE, step] = span
     out = replace(micro_steps)
     out.events, out.seams = array("q"), []
     last, moves = 0, [(0, 0)]
+    more: list[Cue] = []
     for seam in micro_steps.seams:
         out.events.extend(micro_steps.events[last : seam.position])
         last = seam.position
         out.seams.append(Seam(len(out.events), seam.kind, seam.step, seam.index))
         inserted = inserts.get((seam.kind, seam.step))
         if inserted:
+            start, stop = spans[seam.kind, seam.step]
+            more += [
+                replace(cue, position=cue.position - start + len(out.events))
+                for cue in updates.cues
+                if start <= cue.position <= stop
+            ]
             out.events.extend(inserted)
             moves.append((seam.position, moves[-1][1] + len(inserted)))
     out.events.extend(micro_steps.events[last:])
-    out.cues = _moved(micro_steps.cues, moves)
+    out.cues = sorted([*_moved(micro_steps.cues, moves), *more], key=lambda cue: cue.position)
     out.sizes = micro_steps.sizes + [size + place_offset for size in updates.sizes]
     out.categories = micro_steps.categories + updates.categories
     out.modules = micro_steps.modules + renumber.modules(updates.modules)

@@ -201,11 +201,14 @@ def _check(trace: Trace) -> None:
     places = [cue.position for cue in trace.cues]
     _require(places == sorted(places) and _within(places, len(trace.events) + 1), "cues")
     _require(all(-1 <= cue.allocation < count for cue in trace.cues), "cues")
-    of_weights = (CueKind.PLACED, CueKind.GRADIENT, CueKind.READY)
+    of_weights = (
+        CueKind.PLACED, CueKind.GRADIENT, CueKind.READY, CueKind.HELD, CueKind.LET_GO,
+    )  # fmt: skip
     _require(
         all(
             0 <= cue.index < (len(trace.weights) if cue.kind in of_weights else modules)
             for cue in trace.cues
+            if cue.kind is not CueKind.UPDATE
         ),
         "cues",
     )
@@ -283,16 +286,20 @@ def _landmarks(landmarks: Landmarks) -> list[Any]:
     kinds = [[name, kind] for name, kind in landmarks.kinds.items()]
     return [
         kinds, list(landmarks.blocks), landmarks.embeddings, landmarks.head, landmarks.norm,
+        *([[list(pair) for pair in landmarks.shared.items()]] if landmarks.shared else ()),
     ]  # fmt: skip
 
 
 def _read_landmarks(document: Any) -> Landmarks:
     kinds, blocks, *paths = document
+    # what was written before shared parameters were told has none
+    shared = paths.pop() if len(paths) == 4 else []
     embeddings, head, norm = (None if path is None else _text(path) for path in paths)
     return Landmarks(
         kinds={_text(name): _text(kind) for name, kind in kinds},
         blocks=tuple(_text(block) for block in blocks),
         embeddings=embeddings, head=head, norm=norm,
+        shared={_text(alias): _text(name) for alias, name in shared},
     )  # fmt: skip
 
 

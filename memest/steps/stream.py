@@ -112,11 +112,13 @@ class Stream(Course):
         sizes: requested bytes of each number.
         workspace_slack_bytes: how much larger the largest single workspace may be than assumed.
         on_streams: CUDA stream of each number; empty where all are on the default one.
+        emptied: events in front of which the allocator's cache is emptied.
     """
 
     sizes: list[int] = field(default_factory=list)
     workspace_slack_bytes: int = 0
     on_streams: bytes = b""
+    emptied: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, course: Course, sizes: list[int], slack: int) -> Stream:

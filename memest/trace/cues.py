@@ -75,7 +75,19 @@ def landmarks_of(model: torch.nn.Module) -> Landmarks:
         embeddings=names.get(id(_asked(model, "get_input_embeddings"))),
         head=names.get(id(_asked(model, "get_output_embeddings"))),
         norm=names.get(id(norms[-1])) if norms else None,
+        shared=_shared(model),
     )
+
+
+def _shared(model: torch.nn.Module) -> dict[str, str]:
+    """Other paths of parameters that several modules have, each with the first one."""
+    first: dict[int, str] = {}
+    out: dict[str, str] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        known = first.setdefault(id(parameter), name)
+        if known != name:
+            out[name] = known
+    return out
 
 
 def _asked(model: torch.nn.Module, name: str) -> Any:

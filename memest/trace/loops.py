@@ -65,6 +65,7 @@ class Run:
         stepper: the optimizer where it steps in backward; ``optimizer`` is None then.
         clones_outputs: DDP copies the model's outputs, to find parameters that were not used.
         call: how the model is called with a batch; None = ``model(**batch)``.
+        apart: parameters are updated one after the other, as DeepSpeed updates its groups.
         weights: the parameters, noted when the first backward has given them gradients.
         compiled: the model as ``torch.compile`` made it; None where it runs eagerly.
     """
@@ -89,6 +90,7 @@ class Run:
     stepper: Stepper | None = None
     clones_outputs: bool = False
     call: Callable[[Any, Batch], Any] | None = None
+    apart: bool = False
     weights: tuple[Weight, ...] = ()
     compiled: Any = None
 
@@ -410,11 +412,26 @@ def _optimizer_step(run: Run, step: int) -> None:
     if run.scaler is not None:
         run.scaler.step(run.optimizer)
         run.scaler.update()
+    elif run.apart:
+        _step_apart(run)
     else:
         run.optimizer.step()
     if step == 1:
         for tensor in state_tensors(run.optimizer):
             run.recorder.tag(tensor, Category.OPTIMIZER_STATES)
+
+
+def _step_apart(run: Run) -> None:
+    """One parameter after the other, as DeepSpeed's ``_optimizer_step`` has it for its groups."""
+    whole = run.optimizer.param_groups
+    at = 0
+    for group in whole:
+        for parameter in group["params"]:
+            run.recorder.cue(CueKind.UPDATE, at)
+            run.optimizer.param_groups = [{**group, "params": [parameter]}]
+            run.optimizer.step()
+            at += 1
+    run.optimizer.param_groups = whole
 
 
 def state_tensors(optimizer: Any) -> Iterator[torch.Tensor]:

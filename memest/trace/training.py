@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from memest.distributed import Strategy
 from memest.errors import ConfigError, MemestError, TraceError
 from memest.events import Category, Phase, SeamKind, Trace, Weight
 from memest.hidden.call import GpuTraits
@@ -39,6 +40,7 @@ from memest.trace.optimizers import (
     optimizer_of,
 )
 from memest.trace.own_steps import OwnStep, run_own_steps
+from memest.trace.partitioned import hooks_of_stage_3, linear_of_stage_3
 from memest.trace.quantized import Loading, biases_as_loaded
 from memest.trace.recorder import Recorder
 from memest.trace.roles import Roles
@@ -194,6 +196,8 @@ def tracing(
     stack.enter_context(bitsandbytes_as_before(setup))
     stack.enter_context(scores_kept(recorder, model_type, setup))
     stack.enter_context(biases_as_loaded(model))
+    stack.enter_context(linear_of_stage_3(setup))
+    stack.enter_context(hooks_of_stage_3(model, recorder, setup))
     if not setup.torch_compile:  # compiled code knows no modules
         stack.enter_context(recorder.modules(model))
     stack.enter_context(recorder)
@@ -261,7 +265,7 @@ def trace_updates(
                 optimizer=optimizer, make_batch=dict, loss_of=lambda *_: None,
                 recorder=recorder, loop=setup.loop, precision=setup.precision, accumulates=False,
                 micro_steps=(1, 1), max_grad_norm=clip_norm(setup), set_to_none=True,
-                scaler=scaler,
+                scaler=scaler, apart=setup.distributed.strategy is Strategy.ZERO,
             )  # fmt: skip
             run_updates(run)
         except MemestError:

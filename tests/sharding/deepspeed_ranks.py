@@ -23,6 +23,11 @@ AT_LEAST = 8192
 
 _HALF = {"loop": "plain", "precision": "bf16"}
 _SMALL = {"reduce_bucket_size": 300_000}
+_TIGHT = {
+    "reduce_bucket_size": 60_000, "stage3_prefetch_bucket_size": 60_000,
+    "stage3_param_persistence_threshold": 1000, "stage3_max_reuse_distance": 0,
+    "stage3_max_live_parameters": 400_000,
+}  # fmt: skip
 CASES: dict[str, dict[str, Any]] = {
     "zero_2": {"model": "llama", "ranks": 2, "setup": _HALF, "spread": {"zero": 2}},
     "zero_2_tiny_bucket": {
@@ -48,6 +53,64 @@ CASES: dict[str, dict[str, Any]] = {
     "zero_1_accumulation": {
         "model": "llama", "ranks": 2, "setup": {**_HALF, "grad_accum": 3},
         "spread": {"zero": 1, "zero_settings": _SMALL},
+    },
+    "zero_3": {"model": "llama", "ranks": 2, "setup": _HALF, "spread": {"zero": 3}},
+    "zero_3_small": {
+        "model": "llama", "ranks": 4, "setup": _HALF,
+        "spread": {"zero": 3, "zero_settings": _TIGHT},
+    },
+    "zero_3_accumulation": {
+        "model": "llama", "ranks": 2, "setup": {**_HALF, "grad_accum": 2},
+        "spread": {"zero": 3, "zero_settings": {**_TIGHT, "stage3_max_reuse_distance": 200_000}},
+    },
+    "zero_3_odd": {
+        "model": "llama-gqa", "ranks": 7, "setup": _HALF,
+        "spread": {"zero": 3, "zero_settings": {
+            **_TIGHT, "sub_group_size": 30_000, "stage3_max_live_parameters": 100_000,
+        }},
+    },
+    "zero_3_tied": {
+        "model": "llama-tied", "ranks": 8, "setup": _HALF,
+        "spread": {"zero": 3, "zero_settings": {**_TIGHT, "contiguous_gradients": False}},
+    },
+    "zero_3_frozen": {
+        "model": "llama", "ranks": 2, "setup": {**_HALF, "freeze": ["embed", "layers.0"]},
+        "spread": {"zero": 3, "zero_settings": _TIGHT},
+    },
+    "zero_3_checkpointing": {
+        "model": "llama", "ranks": 2, "setup": {**_HALF, "checkpointing": "full"},
+        "spread": {"zero": 3, "zero_settings": _TIGHT},
+    },
+    "zero_3_neox": {
+        "model": "gpt_neox", "ranks": 2, "setup": _HALF,
+        "spread": {"zero": 3, "zero_settings": _TIGHT},
+    },
+    "zero_3_t5": {
+        "by_phase": True,  # masked attention is put together otherwise on a CPU
+        "model": "t5", "ranks": 2, "setup": {**_HALF, "config": {"dropout_rate": 0.0}},
+        "spread": {"zero": 3, "zero_settings": _TIGHT},
+    },
+    "zero_3_alone": {
+        "model": "llama", "ranks": 1, "setup": _HALF,
+        "spread": {"zero": 3, "zero_settings": _TIGHT},
+    },
+    "zero_3_offload": {
+        "model": "llama", "ranks": 2, "setup": _HALF,
+        "spread": {
+            "zero": 3, "offload_optimizer": True, "offload_param": True, "zero_settings": _TIGHT,
+        },
+    },
+    "zero_2_groups": {
+        "model": "gpt_neox", "ranks": 4, "setup": _HALF, "two_groups": True,
+        "spread": {"zero": 2, "zero_settings": _SMALL},
+    },
+    "zero_1_groups": {
+        "model": "llama", "ranks": 2, "setup": {**_HALF, "grad_accum": 2}, "two_groups": True,
+        "spread": {"zero": 1, "zero_settings": _SMALL},
+    },
+    "zero_3_groups": {
+        "model": "gpt_neox", "ranks": 4, "setup": {**_HALF, "grad_accum": 2}, "two_groups": True,
+        "spread": {"zero": 3, "zero_settings": {**_TIGHT, "sub_group_size": 50_000}},
     },
     "zero_2_offload": {
         "model": "llama", "ranks": 2, "setup": _HALF,
@@ -95,6 +158,8 @@ def measured_rank(case: dict[str, Any], rank: int) -> Any:
     zero = {"stage": case["spread"]["zero"], **case["spread"].get("zero_settings", {})}
     if case["spread"].get("offload_optimizer"):
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": False}
+    if case["spread"].get("offload_param"):
+        zero["offload_param"] = {"device": "cpu", "pin_memory": False}
     config = {
         "train_micro_batch_size_per_gpu": setup.batch,
         "gradient_accumulation_steps": accum,
@@ -108,9 +173,13 @@ def measured_rank(case: dict[str, Any], rank: int) -> Any:
 
     def run() -> None:
         mark("load 0 0")
-        engine, *_ = deepspeed.initialize(
-            model=twins.real, optimizer=make_optimizer_of(setup)(twins.real), config=config
-        )
+        model = twins.real
+        if zero["stage"] == 3:
+            model = _made_in_parts(model, setup, config)
+        optimizer = make_optimizer_of(setup)(model)
+        if case.get("two_groups"):
+            _part(optimizer, model)
+        engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
         mark("batch 1 1")
         batch = None
         for index, on_host in enumerate(batches):
@@ -130,6 +199,34 @@ def measured_rank(case: dict[str, Any], rank: int) -> Any:
         del batch, outputs
 
     return measure(run)
+
+
+def _part(optimizer: Any, model: Any) -> None:
+    """A group with weight decay and one without, as the Trainer has them."""
+    from memest.trace.optimizers import named_parameters
+
+    (group,) = optimizer.param_groups
+    named = named_parameters(model)
+    optimizer.param_groups = [
+        {**group, "params": [one.parameter for one in named if one.decays is wanted]}
+        for wanted in (True, False)
+    ]
+
+
+def _made_in_parts(like: Any, setup: Any, config: dict[str, Any]) -> Any:
+    """The same model as transformers builds it where stage 3 is configured: by ``zero.Init``."""
+    import torch
+    from transformers.integrations import HfDeepSpeedConfig
+
+    from memest.trace.build import freeze
+
+    kept = HfDeepSpeedConfig(config)  # transformers asks for it as long as it lives
+    model = type(like)._from_config(like.config, dtype=torch.bfloat16)
+    del kept
+    freeze(model, setup)
+    if setup.checkpointing != "none":
+        model.gradient_checkpointing_enable({"use_reentrant": bool(setup.use_reentrant)})
+    return model.train()
 
 
 def _record(name: str) -> None:

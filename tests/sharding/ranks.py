@@ -16,6 +16,7 @@ import pickle
 import subprocess
 import sys
 import tempfile
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -68,9 +69,13 @@ def predicted_rank(case: dict[str, Any]) -> Any:
         operators="cpu",
         plan=plan_to_compose(asked),
     )
+    # the Trainer's groups, where a case has them
+    whose = replace(asked, loop="trainer") if case.get("two_groups") else asked
     updates = None
     if updates_on_device(asked):
-        updates = trace_updates(updated_weights(trace.weights, asked), as_updated(asked), GPU)
+        updates = trace_updates(
+            updated_weights(trace.weights, whose, trace.landmarks), as_updated(asked), GPU
+        )
     spliced = splice(trace, updates)
     places: dict[int, int] = {}
     numbered = replace(spliced)
@@ -81,7 +86,7 @@ def predicted_rank(case: dict[str, Any]) -> Any:
     )  # fmt: skip
     table = list(places)
     stream = Stream.of(course, [table[place] for place in course.places], 0)
-    return rank_stream(stream, asked, trace.weights, trace.landmarks, asked.grad_accum)
+    return rank_stream(stream, whose, trace.weights, trace.landmarks, asked.grad_accum)
 
 
 def as_run(stream: Any) -> Any:
@@ -217,7 +222,15 @@ def _be_fsdp_rank(case: dict[str, Any], out: str) -> None:
 
     def run() -> None:
         mark("load 0 0")
-        if plain:
+        if asked.distributed.fsdp_version == 1:
+            model = _wrapped(twins.real, asked)
+            if plain:
+                train(
+                    model, twins.setup, batches, optimizer, loss_of, torch.device("cpu"), _Marks()
+                )
+            else:
+                _accelerate_loop(model, asked, batches, optimizer, loss_of)
+        elif plain:
             model = _sharded(twins.real, asked)
             train(model, twins.setup, batches, optimizer, loss_of, torch.device("cpu"), _Marks())
         else:
@@ -249,6 +262,50 @@ def _sharded(model: Any, setup: Any) -> Any:
         if type(block).__name__ in (model._no_split_modules or ()):
             fully_shard(block, mesh=mesh, reshard_after_forward=spread.fsdp.value == "full_shard")
     return fully_shard(model, mesh=mesh)
+
+
+def _wrapped(model: Any, setup: Any) -> Any:
+    """FSDP1, as accelerate's ``prepare_model`` wraps and upcasts, or as PyTorch's tutorial does."""
+    import functools
+
+    import torch
+    from torch.distributed.fsdp import (
+        BackwardPrefetch,
+        CPUOffload,
+        FullyShardedDataParallel,
+        MixedPrecision,
+        ShardingStrategy,
+    )
+    from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
+
+    from memest.sharding.fsdp1 import keeps_parameters
+
+    spread, plain = setup.distributed, setup.loop == "plain"
+    names = set(model._no_split_modules or ())
+    blocks = {type(module) for module in model.modules() if type(module).__name__ in names}
+    half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(setup.precision.value)
+    mixed = None
+    if half is not None and not plain:
+        mixed = MixedPrecision(param_dtype=half, reduce_dtype=half, buffer_dtype=half)
+    prefetch = spread.fsdp_backward_prefetch
+    if prefetch is None:
+        prefetch = "backward_pre" if plain else "no_prefetch"
+    full = spread.fsdp.value == "full_shard"
+    return FullyShardedDataParallel(
+        model,
+        sharding_strategy=ShardingStrategy.FULL_SHARD if full else ShardingStrategy.SHARD_GRAD_OP,
+        auto_wrap_policy=functools.partial(
+            transformer_auto_wrap_policy, transformer_layer_cls=blocks
+        ),
+        mixed_precision=mixed,
+        backward_prefetch={
+            "backward_pre": BackwardPrefetch.BACKWARD_PRE,
+            "backward_post": BackwardPrefetch.BACKWARD_POST,
+        }.get(str(prefetch)),
+        use_orig_params=keeps_parameters(setup),
+        cpu_offload=CPUOffload(offload_params=True) if spread.fsdp_offload else None,
+        device_id=torch.device("cpu"),
+    )
 
 
 def _prepared(model: Any, setup: Any) -> Any:
@@ -289,12 +346,17 @@ def _accelerate_loop(
         step, micro = index // accum + 1, index % accum + 1
         batch = {name: torch.as_tensor(value).clone() for name, value in on_host.items()}
         mark(f"forward {step} {micro}")
-        model.set_requires_gradient_sync(micro == accum)
-        outputs = model(**batch)
-        loss = loss_of(outputs, batch)
-        mark(f"backward {step} {micro}")
-        loss = loss / accum
-        loss.backward()
+        waits = nullcontext()
+        if hasattr(model, "set_requires_gradient_sync"):
+            model.set_requires_gradient_sync(micro == accum)
+        elif micro < accum:
+            waits = model.no_sync()
+        with waits:
+            outputs = model(**batch)
+            loss = loss_of(outputs, batch)
+            mark(f"backward {step} {micro}")
+            loss = loss / accum
+            loss.backward()
         if micro == accum:
             mark(f"optimizer {step} 0")
             optimizer.step()

@@ -1,0 +1,213 @@
+"""``memest.stages``: the same run under every way to share it among GPUs, one line each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from memest.distributed import Distributed
+from memest.errors import ConfigError
+from memest.search.probe import Probe
+from memest.setup import Setup
+from memest.sharding.deepspeed_estimator import (
+    ModelStates,
+    zero2_model_states,
+    zero3_model_states,
+)
+from memest.sharding.rewrite import RankStream
+from memest.sharding.shards import num_elements
+from memest.stage_table import OfficialRow, StageRow, StageTable
+from memest.tracing import Found
+from memest.units import format_size
+from memest.what_if import profile as ask
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["stages"]
+
+Progress = Callable[[str], None]
+
+_VARIED = (
+    "zero", "zero_settings", "fsdp", "offload_optimizer", "offload_param", "fsdp_offload",
+    "fsdp_shard_size", "fsdp_version",
+)  # fmt: skip
+_OF_FSDP = ("fsdp_wrap", "transformer_layer_cls_to_wrap")
+_ALONE = {"num_gpus": 1}
+
+
+def stages(
+    model: str | torch.nn.Module,
+    *,
+    setup: Setup | None = None,
+    gpus_per_node: int | None = None,
+    gpu: str | None = None,
+    gpu_memory: int | str | None = None,
+    device_context: int | str | None = None,
+    profile: str | None = None,
+    inputs: Mapping[str, torch.Tensor] | None = None,
+    loss: Callable[[Any, Any], torch.Tensor] | None = None,
+    trust_remote_code: bool = False,
+    progress: Progress | None = None,
+    **options: Any,
+) -> StageTable:
+    """The same run on one GPU, under DDP, the stages of ZeRO and FSDP2.
+
+    Args:
+        model: as for :func:`memest.estimate`.
+        setup: the training configuration; ``options`` are another way to give it.
+        gpus_per_node: for hybrid sharding and for DeepSpeed's own figures; None = all on one.
+        gpu: decides kernels and verdicts.
+        gpu_memory: as for :func:`memest.estimate`.
+        device_context: as for :func:`memest.estimate`.
+        profile: calibration profile, as for :func:`memest.estimate`.
+        inputs: as for :func:`memest.estimate`.
+        loss: as for :func:`memest.estimate`.
+        trust_remote_code: run code that the model's repository brings.
+        progress: called with one line for each longer thing done.
+        **options: as for :func:`memest.estimate`; ``num_gpus`` says how many share.
+
+    Raises:
+        ConfigError: one GPU, or options that the table varies itself.
+        MemestError: as for :func:`memest.estimate`.
+    """
+    of_ddp = {name: options.pop(name) for name in list(options) if name.startswith("ddp_")}
+    of_fsdp = {name: options.pop(name) for name in list(options) if name in _OF_FSDP}
+    of_several = {name: options.pop(name) for name in list(options) if name == "nccl_memory"}
+    base = ask(
+        model, setup, inputs=inputs, loss=loss, trust_remote_code=trust_remote_code,
+        progress=progress, **options,
+    )  # fmt: skip
+    spread = base.setup.distributed
+    _check(spread, gpus_per_node)
+    node = gpus_per_node or spread.num_gpus
+    where = {
+        "gpu": gpu, "gpu_memory": gpu_memory, "device_context": device_context,
+        "profile": profile,
+    }  # fmt: skip
+    probe = Probe(base, where)
+    rows: list[StageRow] = []
+    found: Found | None = None
+    refused: ConfigError | None = None
+    for name, changes in _ways(spread.num_gpus, node):
+        more = {} if changes == _ALONE else dict(of_several)
+        if "fsdp" in changes:
+            more |= of_fsdp
+        elif not changes:
+            more |= of_ddp
+        changes |= more
+        try:
+            estimate = probe.estimate(**changes)
+            own = base.found(base.setup_for(**changes), gpu=gpu)
+        except ConfigError as error:
+            refused = error
+            rows.append(
+                StageRow(
+                    name=name, options=tuple(changes.items()), estimate=None, refused=str(error)
+                )
+            )
+            continue
+        found = found or own
+        stream = own.short_stream
+        host = stream.host_bytes if isinstance(stream, RankStream) else 0
+        rows.append(
+            StageRow(name=name, options=tuple(changes.items()), estimate=estimate, host_bytes=host)
+        )
+    if found is None:
+        assert refused is not None
+        raise refused
+    whole, largest = _counts(found)
+    return StageTable(
+        model=_id(rows), num_gpus=spread.num_gpus, parameters=whole, rows=tuple(rows),
+        official=tuple(_official(rows, whole, largest, spread.num_gpus, node)),
+    )  # fmt: skip
+
+
+def _check(spread: Distributed, gpus_per_node: int | None) -> None:
+    if spread.num_gpus == 1:
+        raise ConfigError("memest stages shares a run among GPUs: add --num-gpus 8.")
+    given = [name for name in _VARIED if getattr(spread, name) != getattr(Distributed(), name)]
+    if given:
+        flag = {"zero_settings": "deepspeed"}.get(given[0], given[0]).replace("_", "-")
+        raise ConfigError(
+            f"--{flag} is one of the things that memest stages varies: leave it out, or ask "
+            "`memest estimate` for that run alone."
+        )
+    if gpus_per_node is not None and not 1 <= gpus_per_node <= spread.num_gpus:
+        raise ConfigError(
+            f"--gpus-per-node {gpus_per_node} is out of range: it must be 1 to {spread.num_gpus}, "
+            "the GPUs of --num-gpus."
+        )
+    if gpus_per_node is not None and spread.num_gpus % gpus_per_node:
+        raise ConfigError(
+            f"--gpus-per-node {gpus_per_node} does not divide the {spread.num_gpus} GPUs of "
+            "--num-gpus."
+        )
+
+
+def _ways(num_gpus: int, node: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    yield "one GPU", dict(_ALONE)
+    yield "DDP", {}
+    yield "ZeRO-1", {"zero": 1}
+    yield "ZeRO-2", {"zero": 2}
+    yield "ZeRO-2, optim. off", {"zero": 2, "offload_optimizer": True}
+    yield "ZeRO-3", {"zero": 3}
+    yield "ZeRO-3, optim. off", {"zero": 3, "offload_optimizer": True}
+    yield "ZeRO-3, all off", {"zero": 3, "offload_optimizer": True, "offload_param": True}
+    yield "FSDP2 grad_op", {"fsdp": "shard_grad_op"}
+    yield "FSDP2 full", {"fsdp": "full_shard"}
+    if 1 < node < num_gpus:
+        yield "FSDP2 hybrid", {"fsdp": "full_shard", "fsdp_shard_size": node}
+    yield "FSDP1 full", {"fsdp": "full_shard", "fsdp_version": 1}
+    yield "FSDP2 full, off", {"fsdp": "full_shard", "fsdp_offload": True}
+
+
+def _id(rows: list[StageRow]) -> str:
+    return next(row.estimate.model.id for row in rows if row.estimate is not None)
+
+
+def _counts(found: Found) -> tuple[int, int]:
+    """Parameters of the model, and of the module that has the most itself."""
+    own: dict[str, int] = {}
+    for weight in found.weights:
+        home = weight.name.rpartition(".")[0]
+        own[home] = own.get(home, 0) + num_elements(weight.shape)
+    return sum(own.values()), max(own.values(), default=0)
+
+
+def _official(
+    rows: list[StageRow], parameters: int, largest: int, num_gpus: int, node: int
+) -> Iterator[OfficialRow]:
+    for row in rows:
+        options = dict(row.options)
+        away = options.get("offload_optimizer", False)
+        nodes = num_gpus // node
+        if options.get("zero") == 2:
+            states = zero2_model_states(
+                parameters, gpus_per_node=node, nodes=nodes, offloads_optimizer=away
+            )
+        elif options.get("zero") == 3:
+            states = zero3_model_states(
+                parameters, largest, gpus_per_node=node, nodes=nodes, offloads_optimizer=away,
+                offloads_params=options.get("offload_param", False),
+            )  # fmt: skip
+        else:
+            continue
+        yield OfficialRow(name=row.name, states=states, said=_difference(row, states))
+
+
+def _difference(row: StageRow, states: ModelStates) -> str:
+    """What makes the two figures differ, in numbers."""
+    if row.estimate is None:
+        return ""
+    columns = row.columns
+    kept = sum(columns[name] for name in ("parameters", "gradients", "optimizer"))
+    beside = row.estimate.peak.device_bytes - kept
+    delta = kept - states.gpu_bytes
+    more = "more" if delta >= 0 else "less"
+    phase = row.estimate.peak_at.phase.value
+    return (
+        f"states alive at the peak ({phase}) are {format_size(abs(delta))} {more} than its "
+        f"{format_size(states.gpu_bytes)}; {format_size(beside)} of buffers and gathered "
+        "parameters, activations, cache, context and NCCL are not in its table"
+    )

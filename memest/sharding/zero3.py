@@ -1,0 +1,388 @@
+"""DeepSpeed ZeRO-3: partitioned parameters, gradients and optimizer states.
+
+Source: ``deepspeed/runtime/zero`` of DeepSpeed 0.19.8: ``stage3.py`` (partitions, buckets, update),
+``partition_parameters.py`` (``zero.Init``), ``parameter_offload.py`` (hooks of modules),
+``partitioned_param_coordinator.py`` (what is gathered when: :mod:`memest.sharding.zero3_fetch`).
+Names here are those there. The model is built under ``zero.Init``, as transformers'
+``from_pretrained`` does where stage 3 is configured: each module is whole on the device when it is
+made, and partitioned at once; ``F.linear`` saves the parameter, not a view of what was gathered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from memest.events import Category, CueKind, Landmarks, Mark, Phase, Weight
+from memest.hidden.call import DTYPE_BYTES
+from memest.sharding.gradients import GradientWrapper
+from memest.sharding.rewrite import DEFAULT_STREAM
+from memest.sharding.zero3_fetch import Fetcher
+from memest.sharding.zero_groups import SubGroup
+
+__all__ = ["Zero3", "owned_by_module"]
+
+_REDUCE_STREAM = 2
+_MASTER_BYTES = 4
+_NORM_BYTES = 8
+"""Norms are taken of a float64 copy of each gradient (``get_norm_dtype``)."""
+
+
+def owned_by_module(
+    weights: Sequence[Weight], names: Sequence[str], landmarks: Landmarks
+) -> dict[int, tuple[int, ...]]:
+    """The parameters that each module has itself, by number of the module; shared ones in each.
+
+    Args:
+        weights: parameters, once each, by their first names.
+        names: of the modules.
+        landmarks: which other names lead to the same parameters.
+    """
+    place = {name: number for number, name in enumerate(names)}
+    index = {weight.name: number for number, weight in enumerate(weights)}
+    out: dict[int, set[int]] = {}
+    for name, number in index.items():
+        out.setdefault(place.get(name.rpartition(".")[0], -1), set()).add(number)
+    for alias, name in landmarks.shared.items():
+        if name in index:
+            out.setdefault(place.get(alias.rpartition(".")[0], -1), set()).add(index[name])
+    return {module: tuple(sorted(found)) for module, found in out.items() if module >= 0}
+
+
+@dataclass(slots=True, kw_only=True)
+class Zero3(GradientWrapper):
+    """One rank of ZeRO-3; all of them need the same.
+
+    Attributes:
+        fetcher: gathers and gives back.
+        groups: sub-groups of the optimizer's groups; empty where nothing trains.
+        bucket_elements: ``reduce_bucket_size``.
+        contiguous: ``contiguous_gradients``: gradients are copied into one bucket as they come.
+        overlaps: ``overlap_comm``.
+        offloads_optimizer: states, master weights and gradients are in host memory.
+        offloads_params: shards are in host memory.
+        scaled: the loss is scaled, so gradients are searched for infinities.
+        last_micro_step: number of the last micro-step of a step.
+    """
+
+    fetcher: Fetcher
+    groups: Sequence[SubGroup]
+    bucket_elements: int
+    contiguous: bool
+    overlaps: bool
+    offloads_optimizer: bool
+    offloads_params: bool
+    scaled: bool
+    last_micro_step: int
+    _placed: dict[int, int] = field(default_factory=dict)
+    _left_out: list[int] = field(default_factory=list)
+    _bucket: list[int] = field(default_factory=list)
+    _filled: int = 0
+    _masters: list[int] = field(default_factory=list)
+    _boundary: bool = True
+    _in_backward: bool = False
+
+    def __post_init__(self) -> None:
+        self.on_host = "what is offloaded, pinned where DeepSpeed pins it"
+        if self.overlaps and self.fetcher.ranks > 1:
+            self.notes.append(
+                "ZeRO-3 with overlap_comm: buffers of gathers that a kernel still reads are reused "
+                "when the GPU is done with them; reserved is priced as if it were at once, and may "
+                "be more where the host runs far ahead."
+            )
+
+    # -- what the stream brings
+
+    def allocates(self, number: int) -> bool:
+        """See :meth:`Wrapper.allocates`."""
+        if self.to.phase is Phase.LOAD and self.to.category(number) is Category.PARAMETERS:
+            self._left_out.append(number)
+            return False
+        return True
+
+    def begins(self, mark: Mark) -> None:
+        """See :meth:`Wrapper.begins`."""
+        self._in_backward = mark.phase is Phase.BACKWARD
+        if mark.phase is Phase.FORWARD:
+            self._boundary = mark.micro_step == self.last_micro_step
+        elif mark.phase is Phase.OPTIMIZER:
+            self._begin_update()
+
+    def leaves(self, phase: Phase) -> None:
+        """See :meth:`Wrapper.leaves`."""
+        if phase is Phase.OPTIMIZER:
+            self._end_group()
+            self.fetcher.gather_persistent()
+
+    def cue(self, kind: CueKind, index: int, number: int) -> None:
+        """See :meth:`Wrapper.cue`."""
+        if kind is CueKind.PLACED:
+            self._placed[index] = number
+            self.fetcher.homes[index] = self.to.out.modules[number]
+            if index == len(self.weights) - 1:
+                self._construct()
+        elif kind is CueKind.PRE_FORWARD:
+            if index == 0 and not self._in_backward:
+                self.fetcher.begin()
+            self.fetcher.enter(index, backward=False, recomputing=self._in_backward)
+        elif kind is CueKind.POST_FORWARD:
+            self.fetcher.leave(index, backward=False)
+        elif kind is CueKind.PRE_BACKWARD:
+            self.fetcher.enter(index, backward=True)
+        elif kind is CueKind.POST_BACKWARD:
+            self.fetcher.leave(index, backward=True)
+        elif kind is CueKind.GRADIENT:
+            self.computed(index, number)
+        elif kind is CueKind.READY:
+            self.accumulated(index, number)
+        elif kind is CueKind.DONE:
+            self._end_backward()
+        elif kind is CueKind.HELD:
+            self.fetcher.hold(index)
+        elif kind is CueKind.LET_GO:
+            self.fetcher.let_go(index)
+        elif kind is CueKind.UPDATE:
+            self._begin_group(index)
+
+    # -- construction
+
+    def _construct(self) -> None:
+        """``zero.Init``, the checkpoint, and the optimizer (``_setup_for_real_optimizer``)."""
+        to = self.to
+        placed = set(self._placed.values())
+        for number in self._left_out:
+            if number not in placed:
+                to.copy(number)
+        shards = self._build()
+        for members in self._by_owner():
+            # a module is gathered while its part of the checkpoint is read
+            gathered = [self._whole(weight, padded=True) for weight in members]
+            for number in gathered:
+                to.free(number)
+        self._join_shards(shards)
+        trained = [weight for group in self.groups for weight in group.weights]
+        if not trained:
+            return
+        self._make_masters()
+        if self.contiguous:
+            size = self.bucket_elements * DTYPE_BYTES[self.groups[0].dtype]
+            to.alloc(size, Category.COMMUNICATION, "zero: bucket of gradients")
+        gradients = sum(self.fetcher.shard_bytes(weight) for weight in trained)
+        if self.offloads_optimizer:
+            to.out.host_bytes += gradients
+        else:
+            to.alloc(gradients, Category.GRADIENTS, "zero: gradients of the partition")
+        if self.fetcher.ranks > 1:
+            self.fetcher.gather_one_by_one(trained)
+
+    def _whole(self, weight: int, *, padded: bool = False) -> int:
+        fetcher = self.fetcher
+        elements = fetcher.elements(weight)
+        if padded:
+            elements = fetcher.ranks * fetcher.shard_elements(weight)
+        nbytes = elements * DTYPE_BYTES[self.weights[weight].dtype]
+        return self.to.alloc(
+            nbytes, Category.COMMUNICATION, "zero: whole parameter",
+            module=fetcher.homes[weight],
+        )  # fmt: skip
+
+    def _by_owner(self) -> list[list[int]]:
+        """Parameters of the same module together, in their order."""
+        out: dict[str, list[int]] = {}
+        for index, weight in enumerate(self.weights):
+            out.setdefault(weight.name.rpartition(".")[0], []).append(index)
+        return list(out.values())
+
+    def _build(self) -> dict[int, int]:
+        """Modules made whole, and partitioned one after the other."""
+        to, shards = self.to, {}
+        for members in self._by_owner():
+            whole = {weight: self._whole(weight) for weight in members}
+            for weight, number in whole.items():
+                stays = not self.offloads_params or weight in self.fetcher.persistent
+                if stays:
+                    shards[weight] = self._shard(weight)
+                else:
+                    to.out.host_bytes += self.fetcher.shard_bytes(weight)
+                to.free(number)
+        return shards
+
+    def _shard(self, weight: int) -> int:
+        return self.to.alloc(
+            self.fetcher.shard_bytes(weight), Category.PARAMETERS, "zero: shard",
+            module=self.fetcher.homes[weight],
+        )  # fmt: skip
+
+    def _join_shards(self, shards: Mapping[int, int]) -> None:
+        """``defragment``: what trains becomes one block, over the host; the cache is emptied."""
+        trained = [weight for group in self.groups for weight in group.weights]
+        if not trained:
+            return
+        for weight in trained:
+            if weight in shards:
+                self.to.free(shards[weight])
+                if self.offloads_params:
+                    self.to.out.host_bytes += self.fetcher.shard_bytes(weight)
+        if not self.offloads_params:
+            self.to.empty_cache()
+            total = sum(self.fetcher.shard_bytes(weight) for weight in trained)
+            self.to.alloc(total, Category.PARAMETERS, "zero: shards in one")
+
+    def _make_masters(self) -> None:
+        """``_create_fp32_partitions``: converted, and copied once more."""
+        to = self.to
+        if self.offloads_optimizer:
+            for group in self.groups:
+                # master weights, their gradients, Adam's two moments
+                to.out.host_bytes += group.partition_elements * 4 * _MASTER_BYTES
+            return
+        converted = None
+        for group in self.groups:
+            if group.dtype == "float32" and not self.offloads_params:
+                continue
+            size = group.partition_elements * _MASTER_BYTES
+            passing = to.alloc(size, Category.MASTER_WEIGHTS, "zero: converted parameters")
+            if converted is not None:
+                to.free(converted)
+            to.alloc(size, Category.MASTER_WEIGHTS, "zero: master weights")
+            converted = passing
+        if converted is not None:
+            to.free(converted)
+        largest = max(group.partition_elements for group in self.groups)
+        to.free(to.alloc(largest * _MASTER_BYTES, Category.TEMPORARIES, "zero: gradients"))
+
+    # -- gradients
+
+    def ready(self, weight: int) -> None:
+        """``reduce_independent_p_g_buckets_and_remove_grads``."""
+        size = self.fetcher.elements(weight)
+        if self._bucket and self._filled + size > self.bucket_elements:
+            self._flush()
+        if self.contiguous and self._filled + size <= self.bucket_elements:
+            # the gradient is a slice of the bucket from now on
+            self.consume(weight)
+        self._bucket.append(weight)
+        self._filled += size
+
+    def _flush(self) -> None:
+        """``__reduce_and_partition_ipg_grads``: what is in the bucket is reduced and kept."""
+        if not self._bucket:
+            return
+        members = sorted(self._bucket)
+        self._bucket.clear()
+        self._filled = 0
+        joined = self._join(members)
+        if self.offloads_optimizer:
+            self._to_host(members)
+        for weight in members:
+            if weight in self.gradients:
+                self.consume(weight)
+        for number in joined:
+            self.to.free(number)
+
+    def _join(self, members: Sequence[int]) -> list[int]:
+        """``reduce_scatter_coalesced``: parts for the same rank side by side, padded."""
+        ranks, fetcher = self.fetcher.ranks, self.fetcher
+        if len(members) == 1 and fetcher.elements(members[0]) % ranks == 0:
+            return []
+        stream = self._stream
+        out, total = [], 0
+        pads: list[tuple[int, int]] = []
+        for weight in members:
+            item = DTYPE_BYTES[self.weights[weight].dtype]
+            part, size = fetcher.shard_elements(weight), fetcher.elements(weight)
+            total += ranks * part * item
+            pads += [
+                (rank, min(part, (rank + 1) * part - size) * item)
+                for rank in range(size // part, ranks)
+            ]
+        for _, nbytes in sorted(pads, key=lambda pad: pad[0]):
+            out.append(self._passing(nbytes, "zero: padding of gradients", stream))
+        joined = self._passing(total, "zero: joined gradients", stream)
+        for number in out:
+            self.to.free(number)
+        return [joined]
+
+    @property
+    def _stream(self) -> int:
+        return _REDUCE_STREAM if self.overlaps else DEFAULT_STREAM
+
+    def _passing(self, nbytes: int, label: str, stream: int = DEFAULT_STREAM) -> int:
+        return self.to.alloc(nbytes, Category.COMMUNICATION, label, stream=stream)
+
+    def _to_host(self, members: Sequence[int]) -> None:
+        """``partition_grads`` with a buffer in host memory: copies pass through the device."""
+        last = None
+        for weight in members:
+            size = self.fetcher.shard_elements(weight)
+            copy = self._passing(
+                self.fetcher.shard_bytes(weight), "zero: gradients from the host", self._stream
+            )
+            if last is not None:
+                self.to.free(last)
+            last = copy
+            if self._boundary:
+                self.to.free(self._passing(size * _NORM_BYTES, "zero: norm", self._stream))
+                if self.weights[weight].dtype != "float32":
+                    self.to.free(
+                        self._passing(
+                            size * _MASTER_BYTES, "zero: gradient in float32", self._stream
+                        )
+                    )
+        if last is not None:
+            self.to.free(last)
+
+    def _end_backward(self) -> None:
+        self._flush()
+        for weight in list(self.gradients):
+            self.consume(weight)
+        self.fetcher.backward_done()
+        if self._boundary and self.offloads_optimizer:
+            self.fetcher.release_all()
+            self.fetcher.gather_persistent()
+
+    # -- update
+
+    def _begin_update(self) -> None:
+        """``step``: everything is given back, norms are taken, sub-groups follow one by one."""
+        self.fetcher.release_all()
+        gradients = sum(
+            self.fetcher.shard_elements(weight)
+            for group in self.groups for weight in group.weights
+        )  # fmt: skip
+        if self.scaled and self.groups:
+            item = DTYPE_BYTES[self.groups[0].dtype]
+            # isinf compares the absolute values, isnan the values themselves
+            for nbytes in (gradients * (item + 1), gradients):
+                self.to.free(self._passing(nbytes, "zero: search for infinities", self._stream))
+        for group in self.groups:
+            for weight in group.weights:
+                size = self.fetcher.shard_elements(weight) * _NORM_BYTES
+                self.to.free(self.to.alloc(size, Category.TEMPORARIES, "zero: norm of a gradient"))
+
+    def _begin_group(self, index: int) -> None:
+        """``_prepare_fp32_grad_for_sub_group``."""
+        self._end_group()
+        group = self.groups[index]
+        flat = None
+        if len(group.weights) != 1:
+            flat = self.to.alloc(
+                group.partition_elements * DTYPE_BYTES[group.dtype], Category.GRADIENTS,
+                "zero: flat gradients",
+            )  # fmt: skip
+        if group.dtype != "float32":
+            self._masters.append(
+                self.to.alloc(
+                    group.partition_elements * _MASTER_BYTES,
+                    Category.GRADIENTS,
+                    "zero: gradients in float32",
+                )
+            )
+            if flat is not None:
+                self.to.free(flat)
+        elif flat is not None:
+            self._masters.append(flat)
+
+    def _end_group(self) -> None:
+        while self._masters:
+            self.to.free(self._masters.pop())

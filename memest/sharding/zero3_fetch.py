@@ -1,0 +1,424 @@
+"""When ZeRO-3 gathers parameters, how many ahead, and when it gives them back.
+
+Source: ``PartitionedParameterCoordinator`` of DeepSpeed 0.19.8
+(``deepspeed/runtime/zero/partitioned_param_coordinator.py``) and the handles of its gathers
+(``partition_parameters.py``). The first pass over the model is recorded: every module's parameters
+are gathered when it is entered and given back when it is left. From the second pass on the record
+says what comes next: parameters are gathered ahead, and what is needed again soon is kept.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from memest.events import Category, Weight
+from memest.hidden.call import DTYPE_BYTES
+from memest.sharding.rewrite import DEFAULT_STREAM, Rewriter
+from memest.sharding.shards import num_elements
+
+__all__ = ["GATHER_STREAM", "Fetcher", "Limits"]
+
+GATHER_STREAM = 1
+_NEVER = -(10**10)
+_GATHERED = "zero: gathered parameter"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a configuration says of gathers, in elements.
+
+    Attributes:
+        prefetch_bucket: ``stage3_prefetch_bucket_size``: gathered ahead at once.
+        max_live: ``stage3_max_live_parameters``: above so many nothing is gathered ahead.
+        max_reuse_distance: ``stage3_max_reuse_distance``: what is used again within so many is
+            kept.
+        persistence_threshold: ``stage3_param_persistence_threshold``: smaller ones stay.
+        model_persistence: ``stage3_model_persistence_threshold``: so many stay at most.
+    """
+
+    prefetch_bucket: int = 50_000_000
+    max_live: int = 1_000_000_000
+    max_reuse_distance: int = 1_000_000_000
+    persistence_threshold: int = 100_000
+    model_persistence: int = (1 << 63) - 1
+
+
+class _Status(enum.Enum):
+    """``ZeroParamStatus``."""
+
+    AWAY = enum.auto()
+    COMING = enum.auto()
+    HERE = enum.auto()
+
+
+class _Trace(enum.Enum):
+    """``ZeRoTraceMode``."""
+
+    RECORD = enum.auto()
+    COMPLETE = enum.auto()
+    INVALID = enum.auto()
+
+
+@dataclass(slots=True, eq=False)
+class _Handle:
+    """A gather under way.
+
+    Attributes:
+        weights: gathered together, in order; one alone needs no copy out.
+        flats: buffers of the gather, alive until every weight was waited for.
+        copies: shards on their way from the host.
+        left: weights that nobody waited for yet.
+        done: it was waited for.
+    """
+
+    weights: Sequence[int]
+    flats: list[int] = field(default_factory=list)
+    copies: list[int] = field(default_factory=list)
+    left: set[int] = field(default_factory=set)
+    done: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class Fetcher:
+    """The coordinator of one rank.
+
+    Attributes:
+        to: the stream that is written.
+        weights: parameters of the model.
+        owned: the parameters that each module has itself, by number of the module.
+        ranks: that partition the parameters.
+        limits: of gathers.
+        overlaps: gathers run on a stream of their own.
+        from_host: shards come from host memory.
+        homes: modules of the storages, for reports.
+    """
+
+    to: Rewriter
+    weights: Sequence[Weight]
+    owned: Mapping[int, tuple[int, ...]]
+    ranks: int
+    limits: Limits
+    overlaps: bool
+    from_host: bool
+    homes: dict[int, int] = field(default_factory=dict)
+    persistent: tuple[int, ...] = ()
+    _status: list[_Status] = field(default_factory=list)
+    _buffer: dict[int, int] = field(default_factory=dict)
+    _coming: dict[int, _Handle] = field(default_factory=dict)
+    _holds: dict[int, deque[int]] = field(default_factory=dict)
+    _holders: dict[int, int] = field(default_factory=dict)
+    _orphans: set[int] = field(default_factory=set)
+    _active: dict[int, set[int]] = field(default_factory=dict)
+    _mode: _Trace = _Trace.INVALID
+    _modules: list[int] = field(default_factory=list)
+    _order: list[tuple[int, int]] = field(default_factory=list)
+    _queue: deque[tuple[int, int]] = field(default_factory=deque)
+    _recent: dict[int, int] = field(default_factory=dict)
+    _step: int = 0
+    _available: int = 0
+    _released: dict[tuple[int, int], frozenset[int]] = field(default_factory=dict)
+    _in_backward: dict[int, None] = field(default_factory=dict)
+    _recomputed: dict[int, set[int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._status = [_Status.AWAY] * len(self.weights)
+        self._active = {index: set() for index in range(len(self.weights))}
+        self.persistent = self._small()
+
+    def _small(self) -> tuple[int, ...]:
+        """``mark_persistent_parameters``."""
+        out, total = [], 0
+        for index in range(len(self.weights)):
+            size = self.elements(index)
+            if size + total > self.limits.model_persistence:
+                continue
+            if size <= self.limits.persistence_threshold:
+                out.append(index)
+                total += size
+        return tuple(out)
+
+    # -- sizes
+
+    def elements(self, weight: int) -> int:
+        """Elements of a weight."""
+        return num_elements(self.weights[weight].shape)
+
+    def shard_elements(self, weight: int) -> int:
+        """Elements of a rank's part, padded (``_aligned_size``)."""
+        return -(-self.elements(weight) // self.ranks)
+
+    def _item(self, weight: int) -> int:
+        return DTYPE_BYTES[self.weights[weight].dtype]
+
+    def shard_bytes(self, weight: int) -> int:
+        """Bytes of a rank's part."""
+        return self.shard_elements(weight) * self._item(weight)
+
+    @property
+    def _stream(self) -> int:
+        return GATHER_STREAM if self.overlaps else DEFAULT_STREAM
+
+    def _alloc(self, nbytes: int, label: str, weight: int, stream: int) -> int:
+        return self.to.alloc(
+            nbytes, Category.COMMUNICATION, label, module=self.homes.get(weight, 0), stream=stream
+        )
+
+    # -- passes over the model
+
+    def begin(self) -> None:
+        """The forward of the model begins (``reset_step``)."""
+        for weight in list(self._coming):
+            self._finish(self._coming[weight])
+            self._release(weight)
+        for handle in dict.fromkeys(self._coming.values()):
+            self._drop(handle)
+        self._coming.clear()
+        if self._mode is _Trace.RECORD:
+            self._mode = _Trace.COMPLETE
+            self._order = [
+                (weight, step) for step, module in enumerate(self._modules)
+                for weight in self.owned.get(module, ())
+            ]  # fmt: skip
+        elif self._mode is _Trace.INVALID:
+            self._mode = _Trace.RECORD
+        self._queue = deque(self._order)
+        self._recent.clear()
+        self._step = 0
+        self._available = 0
+
+    def _follow(self, module: int) -> None:
+        """``trace_prologue`` and ``record_module``."""
+        if self._mode is _Trace.COMPLETE:
+            known = self._modules
+            if self._step >= len(known) or known[self._step] != module:
+                self._forget()
+        if self._mode is _Trace.RECORD:
+            self._modules.append(module)
+
+    def _forget(self) -> None:
+        """``_invalidate_trace``: another way through the model than the recorded one."""
+        self._mode = _Trace.INVALID
+        self._modules, self._order = [], []
+        self._queue.clear()
+        self._recent.clear()
+        for weight in list(self._coming):
+            self._finish(self._coming[weight])
+            self._release(weight)
+        for handle in dict.fromkeys(self._coming.values()):
+            self._drop(handle)
+        self._coming.clear()
+
+    def enter(self, module: int, *, backward: bool, recomputing: bool = False) -> None:
+        """A module needs its parameters: ``fetch_sub_module``."""
+        self._follow(module)
+        if backward:
+            self._in_backward[module] = None
+        own = self.owned.get(module, ())
+        self._gather(own)
+        for weight in own:
+            self._active[weight].add(module)
+            if recomputing and self._in_backward and not self.weights[weight].trains:
+                owner = next(reversed(self._in_backward))
+                self._recomputed.setdefault(owner, set()).add(weight)
+                self._active[weight].add(owner)
+            if weight in self._coming:
+                self._wait(weight)
+        if self._mode is _Trace.COMPLETE:
+            self._prefetch(own)
+        self._step += 1
+
+    def _prefetch(self, own: Sequence[int]) -> None:
+        new = {w for w in own if self._recent.get(w, _NEVER) < self._step}
+        passed: set[int] = set()
+        while self._queue and len(passed) < len(new):
+            weight, step = self._queue.popleft()
+            self._recent[weight] = step
+            passed.add(weight)
+        limit = min(self.limits.max_live - self._available, self.limits.prefetch_bucket)
+        if self.limits.prefetch_bucket <= 0:
+            return
+        chosen: dict[int, None] = {}
+        count = 0
+        while self._queue and count < limit:
+            weight, step = self._queue.popleft()
+            self._recent[weight] = max(self._recent.get(weight, _NEVER), step)
+            if self._status[weight] is _Status.AWAY and weight not in chosen:
+                chosen[weight] = None
+                count += self.elements(weight)
+        self._gather(chosen)
+
+    def leave(self, module: int, *, backward: bool) -> None:
+        """A module is done with its parameters: ``release_sub_module``."""
+        own = self.owned.get(module, ())
+        complete = self._mode is _Trace.COMPLETE
+        going = set(self._to_release(module, own) if complete else own)
+        mine = list(own)
+        if backward:
+            again = self._recomputed.pop(module, set())
+            going |= {weight for weight in again if weight not in self.persistent}
+            mine += sorted(again - set(own))
+            self._in_backward.pop(module, None)
+        for weight in mine:
+            self._active[weight].discard(module)
+            if weight in going:
+                self._release(weight)
+
+    def _to_release(self, module: int, own: Sequence[int]) -> frozenset[int]:
+        """``__params_to_release``, which remembers its answers."""
+        key = module, self._step
+        known = self._released.get(key)
+        if known is not None:
+            return known
+        out = {weight for weight in own if weight not in self.persistent}
+        for weight in own:
+            if self._recent.get(weight, _NEVER) > self._step:
+                out.discard(weight)
+        passed = 0
+        for later in self._modules[self._step :]:
+            if passed >= self.limits.max_reuse_distance:
+                break
+            for weight in self.owned.get(later, ()):
+                out.discard(weight)
+                passed += self.elements(weight)
+        known = self._released[key] = frozenset(out)
+        return known
+
+    def backward_done(self) -> None:
+        """``release_backward_leftovers``: modules that autograd did not leave by their inputs."""
+        while self._in_backward:
+            module, _ = self._in_backward.popitem()
+            again = self._recomputed.pop(module, set())
+            for weight in dict.fromkeys((*self.owned.get(module, ()), *sorted(again))):
+                self._active[weight].discard(module)
+                if weight not in self.persistent:
+                    self._release(weight)
+
+    def release_all(self) -> None:
+        """``release_and_reset_all``: before an update nothing stays gathered."""
+        for weight in range(len(self.weights)):
+            if weight in self._coming:
+                self._wait(weight)
+            self._active[weight].clear()
+            self._release(weight)
+
+    def gather_persistent(self) -> None:
+        """After an update: ``_allgather_params_coalesced``, a buffer for each, on this stream."""
+        moves = self.persistent if self.from_host and self.ranks > 1 else ()
+        copies = [self._alloc(self.shard_bytes(w), _COPY, w, DEFAULT_STREAM) for w in moves]
+        for weight in self.persistent:
+            self._status[weight] = _Status.HERE
+            self._place(weight, DEFAULT_STREAM)
+        for number in copies:
+            self.to.free(number)
+
+    def gather_one_by_one(self, weights: Iterable[int]) -> None:
+        """Gathers that are given back at once, as those in which hooks are made."""
+        for weight in weights:
+            self._place(weight, DEFAULT_STREAM)
+            self._take_back(weight)
+
+    # -- gathers
+
+    def _place(self, weight: int, stream: int) -> None:
+        """A buffer that a gather fills, of which the parameter is a slice."""
+        if self.ranks == 1 and not self.from_host:
+            return
+        nbytes = self.ranks * self.shard_bytes(weight)
+        self._buffer[weight] = self._alloc(nbytes, _GATHERED, weight, stream)
+
+    def _take_back(self, weight: int) -> None:
+        number = self._buffer.pop(weight, None)
+        if number is None:
+            return
+        if self._holders.get(number):
+            self._orphans.add(number)
+        else:
+            self.to.free(number)
+
+    def hold(self, weight: int) -> None:
+        """Autograd has a reference to what is gathered of a weight."""
+        number = self._buffer.get(weight, -1)
+        self._holds.setdefault(weight, deque()).append(number)
+        self._holders[number] = self._holders.get(number, 0) + 1
+
+    def let_go(self, weight: int) -> None:
+        """It drops the oldest of them; what was given back meanwhile is free now."""
+        number = self._holds[weight].popleft()
+        self._holders[number] -= 1
+        if not self._holders[number]:
+            del self._holders[number]
+            if number in self._orphans:
+                self._orphans.discard(number)
+                self.to.free(number)
+
+    def _gather(self, weights: Iterable[int]) -> None:
+        """``__all_gather_params``."""
+        away = sorted(w for w in weights if self._status[w] is _Status.AWAY)
+        if not away:
+            return
+        self._available += sum(map(self.elements, away))
+        handle = _Handle(weights=away, left=set(away))
+        for weight in away:
+            self._status[weight] = _Status.COMING
+            self._coming[weight] = handle
+        if self.ranks == 1:
+            for weight in away:
+                self._place(weight, self._stream)
+        elif len(away) == 1:
+            self._place(away[0], self._stream)
+            if self.from_host:
+                size = self.shard_bytes(away[0])
+                handle.copies.append(self._alloc(size, _COPY, away[0], self._stream))
+        else:
+            self._gather_together(handle)
+
+    def _gather_together(self, handle: _Handle) -> None:
+        """``_all_gather_dtype``, for each dtype."""
+        for dtype in sorted({self.weights[w].dtype for w in handle.weights}):
+            members = [w for w in handle.weights if self.weights[w].dtype == dtype]
+            nbytes = self.ranks * sum(map(self.shard_bytes, members))
+            handle.flats.append(
+                self._alloc(nbytes, "zero: gathered together", members[0], self._stream)
+            )
+            if self.from_host:
+                copies = [self._alloc(self.shard_bytes(w), _COPY, w, self._stream) for w in members]
+                for number in copies:
+                    self.to.free(number)
+
+    def _wait(self, weight: int) -> None:
+        handle = self._coming.pop(weight)
+        self._finish(handle)
+        handle.left.discard(weight)
+        if not handle.left:
+            self._drop(handle)
+
+    def _finish(self, handle: _Handle) -> None:
+        """``wait``: parameters that were gathered together are copied out, each by itself."""
+        if handle.done:
+            return
+        handle.done = True
+        for number in handle.copies:
+            self.to.free(number)
+        handle.copies.clear()
+        for weight in handle.weights:
+            self._status[weight] = _Status.HERE
+            if handle.flats:
+                nbytes = self.elements(weight) * self._item(weight)
+                self._buffer[weight] = self._alloc(nbytes, _GATHERED, weight, self._stream)
+
+    def _drop(self, handle: _Handle) -> None:
+        for number in handle.flats:
+            self.to.free(number)
+        handle.flats.clear()
+
+    def _release(self, weight: int) -> None:
+        if self._status[weight] is _Status.HERE and not self._active[weight]:
+            self._take_back(weight)
+            self._status[weight] = _Status.AWAY
+            self._available -= self.elements(weight)
+
+
+_COPY = "zero: shard from the host"
