@@ -16,11 +16,24 @@ from typing import Any
 from memest.adapter import Adapter, read_adapter
 from memest.compilation import check_compilation, read_backend, read_fused_loss, read_mode
 from memest.distributed import ALONE, Distributed, Strategy
-from memest.errors import ConfigError, closest
+from memest.errors import ConfigError
 from memest.generation import Generation
+from memest.kinds import (
+    Attention,
+    Dtype,
+    Loop,
+    Precision,
+    SdpaBackend,
+    Task,
+    ZeroGrad,
+    ZeroGradAt,
+    choose,
+    whole,
+)
 from memest.lengths import Batching
-from memest.optimizer_names import OPTIMIZER_FACTS, facts_of, find_optimizer, read_arguments
+from memest.optimizer_names import OPTIMIZER_FACTS, facts_of, find_optimizer
 from memest.quantization import Quantization, read_quantization
+from memest.setup_rules import check_adapter, check_evaluation, check_optimizer, check_spread
 from memest.software import Software
 
 __all__ = [
@@ -51,147 +64,8 @@ MAX_IMAGE_SIZE = 1 << 14
 MAX_GRAD_ACCUM = 1 << 16
 
 
-class Precision(enum.StrEnum):
-    """What autocast does; the dtype of the weights is a matter of its own."""
-
-    FP32 = "fp32"
-    FP16 = "fp16"
-    BF16 = "bf16"
-
-
-class Dtype(enum.StrEnum):
-    """The dtype of the weights."""
-
-    AUTO = "auto"
-    FLOAT32 = "float32"
-    FLOAT16 = "float16"
-    BFLOAT16 = "bfloat16"
-
-
-class Attention(enum.StrEnum):
-    """The attention implementation that transformers is asked for."""
-
-    AUTO = "auto"
-    EAGER = "eager"
-    SDPA = "sdpa"
-    FLASH_ATTENTION_2 = "flash_attention_2"
-
-
-class SdpaBackend(enum.StrEnum):
-    """The kernel behind scaled_dot_product_attention; ``auto`` follows PyTorch's own choice."""
-
-    AUTO = "auto"
-    FLASH = "flash"
-    EFFICIENT = "efficient"
-    CUDNN = "cudnn"
-    MATH = "math"
-
-
-class Loop(enum.StrEnum):
-    """Whose training loop runs: it decides what is still referenced when."""
-
-    TRAINER = "trainer"
-    ACCELERATE = "accelerate"
-    PLAIN = "plain"
-
-
-class ZeroGrad(enum.StrEnum):
-    """What zero_grad does: ``none`` drops the gradients, ``zero`` keeps them allocated."""
-
-    AUTO = "auto"
-    NONE = "none"
-    ZERO = "zero"
-
-
-class ZeroGradAt(enum.StrEnum):
-    """Where a script calls zero_grad: old gradients are alive until then."""
-
-    AFTER_STEP = "after-step"
-    BEFORE_FORWARD = "before-forward"
-    BEFORE_BACKWARD = "before-backward"
-
-
-class Task(enum.StrEnum):
-    """Which head the model gets."""
-
-    AUTO = "auto"
-    SEQUENCE_CLASSIFICATION = "sequence-classification"
-    TOKEN_CLASSIFICATION = "token-classification"
-    QUESTION_ANSWERING = "question-answering"
-    MULTIPLE_CHOICE = "multiple-choice"
-    MASKED_LM = "masked-lm"
-    CAUSAL_LM = "causal-lm"
-    SEQ2SEQ_LM = "seq2seq-lm"
-    IMAGE_CLASSIFICATION = "image-classification"
-    IMAGE_SEGMENTATION = "image-segmentation"
-    MASKED_IMAGE_MODELING = "masked-image-modeling"
-    AUDIO_CLASSIFICATION = "audio-classification"
-    CTC = "ctc"
-    SPEECH_SEQ2SEQ = "speech-seq2seq"
-    CONTRASTIVE = "contrastive"
-    IMAGE_TEXT_TO_TEXT = "image-text-to-text"
-    BASE = "base"
-
-
 OPTIMIZERS = {name: facts.about for name, facts in OPTIMIZER_FACTS.items()}
 """Optimizer names that are modelled, and what each one is."""
-
-
-def choose(option: str, value: Any, kind: type[enum.StrEnum]) -> Any:
-    """Turn text into a member of ``kind``; the error lists what is legal, closest first."""
-    if isinstance(value, kind):
-        return value
-    text = str(value).strip().lower().replace("_", "-")
-    for member in kind:
-        if member.value.replace("_", "-") == text:
-            return member
-    names = [member.value for member in kind]
-    near = closest(str(value), names)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
-    raise ConfigError(f"{option} {value!r} is not known.{hint} Legal: {', '.join(names)}.")
-
-
-def _whole(option: str, value: Any, low: int, high: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ConfigError(f"{option} {value!r} is not a whole number.")
-    if not low <= value <= high:
-        raise ConfigError(f"{option} {value} is out of range: it must be {low} to {high:,}.")
-    return value
-
-
-def _check_spread(setup: Setup) -> None:
-    """What is not priced together with several GPUs is refused.
-
-    Raises:
-        ConfigError: such a pair of options.
-    """
-    strategy = setup.distributed.strategy
-    if strategy is Strategy.NONE:
-        return
-    facts = facts_of(setup.optim)
-    shards = strategy in (Strategy.FSDP, Strategy.ZERO)
-    several = {Strategy.DDP: "--num-gpus", Strategy.FSDP: "--fsdp", Strategy.ZERO: "--zero"}[
-        strategy
-    ]
-    for there, what in (
-        (setup.eval_batch is not None, "--eval-batch"),
-        (setup.steps_in_backward, f"an optimizer that steps in backward (--optim {setup.optim})"),
-        (setup.use_liger_kernel, "--use-liger-kernel"),
-        (shards and setup.quantization is not None, "a quantised base"),
-        (
-            shards and facts.by_module,
-            f"--optim {setup.optim}, which asks which module owns a weight",
-        ),
-        (
-            shards and facts.block_states,
-            f"--optim {setup.optim}, whose states are bitsandbytes'",
-        ),
-    ):
-        if there:
-            raise ConfigError(
-                f"{what} is not priced together with {several} yet, and memest does not guess: "
-                "leave one of them out."
-            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -303,7 +177,7 @@ class Setup:
 
     def __post_init__(self) -> None:
         put = object.__setattr__
-        _whole("--batch", self.batch, 1, MAX_BATCH)
+        whole("--batch", self.batch, 1, MAX_BATCH)
         if self.batching is not None:
             put(self, "seq_len", self.batching.worst(self.batch))
             put(self, "padded", self.batching.has_padding(self.batch))
@@ -317,14 +191,14 @@ class Setup:
             ("eval_accumulation_steps", "--eval-accumulation-steps", 1 << 30),
         ):
             if getattr(self, name) is not None:
-                _whole(option, getattr(self, name), 1, high)
+                whole(option, getattr(self, name), 1, high)
         if self.audio_seconds is not None and not 0 < self.audio_seconds <= 36_000:
             raise ConfigError(
                 f"--audio-seconds {self.audio_seconds} is out of range: it must be above 0 and at "
                 "most 36,000."
             )
-        _whole("--grad-accum", self.grad_accum, 1, MAX_GRAD_ACCUM)
-        _whole("--steps", self.num_steps, 1, 1000)
+        whole("--grad-accum", self.grad_accum, 1, MAX_GRAD_ACCUM)
+        whole("--steps", self.num_steps, 1, 1000)
         put(self, "precision", choose("--precision", self.precision, Precision))
         put(self, "dtype", choose("--dtype", _dtype_name(self.dtype), Dtype))
         put(self, "zero_grad", choose("--zero-grad", self.zero_grad, ZeroGrad))
@@ -346,8 +220,8 @@ class Setup:
         put(self, "optim_args", str(self.optim_args or "").replace(" ", ""))
         if not isinstance(self.optim_target_modules, str):
             put(self, "optim_target_modules", tuple(self.optim_target_modules))
-        _optimizer_options(self)
-        _evaluation(self)
+        check_optimizer(self)
+        check_evaluation(self)
         put(self, "checkpointing", _checkpointing(self.checkpointing))
         put(self, "freeze", tuple(self.freeze))
         for pattern in self.freeze:
@@ -361,8 +235,8 @@ class Setup:
             put(self, "adapter", read_adapter(self.adapter))
         if self.quantization is not None:
             put(self, "quantization", read_quantization(self.quantization))
-        _check_adapter(self)
-        _check_spread(self)
+        check_adapter(self)
+        check_spread(self)
         put(self, "fused_loss", read_fused_loss(self.fused_loss, self))
         if self.torch_compile_mode or self.torch_compile_backend:
             put(self, "torch_compile", True)
@@ -473,118 +347,10 @@ class Setup:
         return out
 
 
-def _check_adapter(setup: Setup) -> None:
-    """What adapters and quantised bases exclude.
-
-    Raises:
-        ConfigError: a combination that no run has.
-    """
-    if setup.adapter is not None and setup.master_weights:
-        raise ConfigError(
-            "--master-weights and adapters exclude each other: peft trains float32 adapters beside "
-            "half-precision weights. Drop --master-weights."
-        )
-    if setup.quantization is None:
-        return
-    if setup.adapter is None and setup.loop is Loop.TRAINER and setup.optim != "none":
-        raise ConfigError(
-            "A quantised base is frozen, and the Trainer refuses to train it alone: add adapters, "
-            "for example --lora-r 16."
-        )
-    if setup.master_weights:
-        raise ConfigError(
-            "--master-weights needs weights that train, and a quantised base is frozen."
-        )
-
-
 def _dtype_name(value: Any) -> Any:
     names = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "half": "float16"}
     text = str(value).removeprefix("torch.")
     return names.get(text, value if isinstance(value, Dtype) else text)
-
-
-def _optimizer_options(setup: Setup) -> None:
-    """What belongs to the optimizer must be what it takes.
-
-    Raises:
-        ConfigError: an argument that it has not, or targets that it needs or cannot use.
-    """
-    decay = setup.weight_decay
-    if decay is not None and not 0 <= decay < math.inf:
-        raise ConfigError(
-            f"--weight-decay {decay} is out of range: it must be a finite number, 0 or more."
-        )
-    read_arguments(setup.optim, setup.optim_args)
-    if setup.steps_in_backward:
-        _in_backward(setup)
-    targets, needed = setup.optim_target_modules, facts_of(setup.optim).targets
-    if needed and not targets:
-        raise ConfigError(
-            f"--optim {setup.optim} needs to know which linear layers it projects: add "
-            "--optim-target-modules all-linear, or a regular expression for their names."
-        )
-    if targets and not needed:
-        raise ConfigError(
-            f"--optim-target-modules has no meaning with --optim {setup.optim}: it belongs to "
-            "GaLore and APOLLO."
-        )
-    for pattern in [targets] if isinstance(targets, str) else targets:
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            raise ConfigError(
-                f"--optim-target-modules {pattern!r} is not a regular expression: {error}."
-            ) from None
-
-
-def _evaluation(setup: Setup) -> None:
-    """An evaluation is the Trainer's, and there must be one for what is said of it.
-
-    Raises:
-        ConfigError: it is not, or there is none.
-    """
-    for name in ("eval_samples", "eval_accumulation_steps"):
-        if getattr(setup, name) is not None and setup.eval_batch is None:
-            flag = f"--{name.replace('_', '-')} {getattr(setup, name)}"
-            raise ConfigError(f"{flag} says something of an evaluation: add --eval-batch 8.")
-    if setup.eval_batch is not None and setup.loop is not Loop.TRAINER:
-        raise ConfigError(
-            f"--eval-batch {setup.eval_batch} is for the Trainer's evaluation, and --loop "
-            f"{setup.loop} evaluates as its script does, which memest does not know."
-        )
-
-
-def _in_backward(setup: Setup) -> None:
-    """What does not go together with an optimizer that steps in backward.
-
-    Raises:
-        ConfigError: there is such an option.
-    """
-    name = f"--optim {setup.optim}"
-    if setup.optim_in_backward:
-        if setup.optim == "none" or facts_of(setup.optim).layerwise:
-            raise ConfigError(
-                f"--optim-in-backward has no meaning with {name}: "
-                + ("there is no optimizer." if setup.optim == "none" else "it does so anyway.")
-            )
-        if facts_of(setup.optim).targets or setup.optim in ("muon", "adam_mini"):
-            raise ConfigError(
-                f"--optim-in-backward is for optimizers that see one parameter at a time, and "
-                f"{name} is none: take galore_adamw_layerwise, apollo_adamw_layerwise, or adamw."
-            )
-        name += " --optim-in-backward"
-    if setup.grad_accum > 1 and not setup.may_accumulate:
-        raise ConfigError(
-            f"{name} cannot accumulate: gradients are used and dropped in backward (the Trainer "
-            f"refuses it too). Drop --grad-accum {setup.grad_accum}."
-        )
-    if setup.precision is Precision.FP16:
-        raise ConfigError(
-            f"{name} and --fp16 exclude each other: the gradient scaler finds no gradients left to "
-            "unscale. Use --bf16."
-        )
-    if setup.master_weights:
-        raise ConfigError(f"{name} updates the weights themselves: drop --master-weights.")
 
 
 def _checkpointing(value: Any) -> str:
