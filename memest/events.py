@@ -126,6 +126,8 @@ class SeamKind(enum.StrEnum):
     """The step is done."""
     EVALUATED = "evaluation batch"
     """A batch of an evaluation begins."""
+    PIECE = "piece"
+    """A piece of a pipeline stage's work begins, or the last one ends: see ``trace.stages``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +167,20 @@ class CueKind(enum.IntEnum):
     """As ENTER, with inputs that lead back to other parameters: gradients go on behind it."""
     DONE = 7
     """Autograd is at its end, where its callbacks run; ``index`` is 0, the model."""
+    STAGE_INPUT = 20
+    """What a pipeline stage is given for a micro-batch, of which ``index`` is the number."""
+    STAGE_OUTPUT = 21
+    """What it returns."""
+    STAGE_TARGET = 22
+    """What the loss of the last stage is given beside the output."""
+    STAGE_LOSS = 23
+    OUTPUT_GRADIENT = 24
+    """What a stage is given to begin its backward with."""
+    INPUT_GRADIENT = 25
+    """What its backward gives back."""
+    KEPT_GRADIENT = 26
+    """The gradient that a parameter has when the first micro-batch is done; ``index`` is the
+    weight's."""
 
 
 @dataclass(frozen=True, slots=True)

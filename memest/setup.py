@@ -17,6 +17,7 @@ from memest.adapter import Adapter, read_adapter
 from memest.distributed import ALONE, Distributed, Strategy
 from memest.errors import ConfigError, closest
 from memest.optimizer_names import OPTIMIZER_FACTS, facts_of, find_optimizer, read_arguments
+from memest.parallel import check_model_parallel
 from memest.quantization import Quantization, read_quantization
 from memest.software import Software
 
@@ -307,6 +308,8 @@ class Setup:
         put(self, "dtype", choose("--dtype", _dtype_name(self.dtype), Dtype))
         put(self, "zero_grad", choose("--zero-grad", self.zero_grad, ZeroGrad))
         put(self, "zero_grad_at", choose("--zero-grad-at", self.zero_grad_at, ZeroGradAt))
+        # the Trainer and accelerate have no pipelines: their schedules run in a script's own loop
+        put(self, "loop", Loop.PLAIN if self.distributed.pp > 1 else self.loop)
         put(self, "loop", choose("--loop", self.loop, Loop))
         if self.loop is Loop.TRAINER and self.zero_grad_at is not ZeroGradAt.AFTER_STEP:
             raise ConfigError(
@@ -340,6 +343,7 @@ class Setup:
         if self.quantization is not None:
             put(self, "quantization", read_quantization(self.quantization))
         _check_adapter(self)
+        check_model_parallel(self)
         _check_spread(self)
         if self.max_grad_norm is not None and not 0 <= self.max_grad_norm < math.inf:
             raise ConfigError(

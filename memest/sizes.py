@@ -56,6 +56,8 @@ def as_traced(asked: Setup) -> Setup:
     copies the model's outputs (``_DDPSink``).
     """
     kept = _CLONES if asked.finds_unused_parameters else ALONE
+    if asked.distributed.stage is not None:
+        kept = replace(ALONE, stage=asked.distributed.stage)
     out = replace(asked, distributed=kept)
     if asked.computes_in_half:
         half = Dtype.BFLOAT16 if asked.precision is Precision.BF16 else Dtype.FLOAT16

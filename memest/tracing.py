@@ -48,6 +48,7 @@ from memest.steps.sizing import Answer, asked_sizes
 from memest.steps.stream import Stream
 from memest.store import Store, digest_of
 from memest.updates import Updates
+from memest.varying import place_of, worth_varying
 
 if TYPE_CHECKING:
     from memest.models.resolve import ModelSource
@@ -249,11 +250,33 @@ class Tracer:
         if setup.attn_implementation is Attention.FLASH_ATTENTION_2:
             check_flash_gpu(gpu.capability)
         sizes = sizes_of(setup)
+        if setup.distributed.pp > 1:
+            from memest.pipelined import pipelined
+
+            return pipelined(self, steps, asked, setup, gpu, vary)
         if setup.use_liger_kernel:
             family, point = self._of_one_gpu(steps, asked, setup, gpu, sizes)
             program = self._program(steps, asked, family, point, setup, gpu)
             return self._answered(steps, asked, setup, gpu, program, point)
-        known = self._shelf.held(steps, sizes, gpu, cues=asked.distributed != ALONE)
+        family, point = self.family(steps, asked, setup, gpu, sizes, vary)
+        program = self._program(steps, asked, family, point, setup, gpu)
+        return self._answered(steps, asked, setup, gpu, program, point)
+
+    def family(
+        self, steps: Steps, asked: Setup, setup: Setup, gpu: GpuTraits, sizes: Sizes,
+        vary: Sequence[str] | None,
+    ) -> tuple[Family, Point]:  # fmt: skip
+        """The family that answers for sizes, traced where there is none; grown unless told not to.
+
+        Args:
+            steps: of the structure.
+            asked: as the user gave it.
+            setup: with the sizes that are taken.
+            gpu: whose kernels run.
+            sizes: of the batch.
+            vary: sizes that further questions will change; None grows nothing.
+        """
+        known = self._shelf.held(steps, sizes, gpu, cues=setup.distributed != ALONE)
         held = known
         if held is None:
             family = alone(self._traced(steps, asked, setup, gpu), sizes)
@@ -261,9 +284,7 @@ class Tracer:
             held = family, ()
         if vary is not None and (known is None or not self._varies(held[0], vary, sizes)):
             held = self._extended(steps, asked, setup, gpu, sizes, held, vary)
-        family, point = held
-        program = self._program(steps, asked, family, point, setup, gpu)
-        return self._answered(steps, asked, setup, gpu, program, point)
+        return held
 
     def _of_one_gpu(
         self, steps: Steps, asked: Setup, setup: Setup, gpu: GpuTraits, sizes: Sizes
@@ -366,6 +387,42 @@ class Tracer:
             source=source.provenance if source is not None else "live module",
             task=card.task.value,
         )
+
+    # -- stages of a pipeline
+
+    def stage_steps(self, whole: Steps, stage: Setup, mark: Any) -> Steps:
+        """What is known of one stage of a model.
+
+        Args:
+            whole: what is known of the model: a stage is cut out of the same one.
+            stage: the setup of its traces.
+            mark: what tells the stage from others in a key.
+        """
+        structure = structure_of(stage)
+        steps = self._known.get(structure)
+        if steps is None:
+            key = {**whole.key, "stage": mark} if whole.key else {}
+            steps = self._known[structure] = Steps(structure, key)
+            if key:
+                self._shelf.load(steps)
+            steps.cards, steps.runs = whole.cards, whole.runs
+        return steps
+
+    def run(self, steps: Steps, asked: Setup) -> Any:
+        """The model on the meta device, built once."""
+        return self._run(steps, asked)
+
+    @property
+    def updates(self) -> Updates:
+        """The optimizers that were traced."""
+        return self._updates
+
+    def answered(
+        self, steps: Steps, asked: Setup, setup: Setup, gpu: GpuTraits, program: Program,
+        point: Point,
+    ) -> Found:  # fmt: skip
+        """What a program answers for a setup."""
+        return self._answered(steps, asked, setup, gpu, program, point)
 
     # -- what is known
 
@@ -483,9 +540,9 @@ class Tracer:
         """A family around the point where one is wanted and to be had, else what is held."""
         self._shelf.take(steps, lambda _: True)
         near = [f for f in steps.families if chosen_like(f, held[0])]
-        axes = _worth_varying(near, sizes, vary, own=held[0])
+        axes = worth_varying(near, sizes, vary, own=held[0])
         while axes:
-            place = _place(axes, sizes, held[0])
+            place = place_of(axes, sizes, held[0])
             grown = None
             if place not in steps.barren:
                 try:
@@ -560,37 +617,3 @@ class Tracer:
     def _say(self, text: str) -> None:
         if self.progress is not None:
             self.progress(text)
-
-
-# -- families -------------------------------------------------------------------------------------
-
-
-def _worth_varying(
-    near: Sequence[Family], sizes: Sizes, vary: Sequence[str], own: Family
-) -> tuple[str, ...]:
-    """The sizes that shall vary: those asked for, and those in which questions differed before."""
-    # images and sounds are cut into patches and frames: their families are small, and rarely there
-    costly = {"image_size", "audio_ms"} - set(vary)
-    axes = {axis for axis in vary if axis in sizes}
-    for family in near:
-        if family.reach.names != set(sizes):
-            continue
-        axes.update(family.axes)
-        axes.update(n for n, v in family.fixed.items() if sizes[n] != v and n not in costly)
-    axes.update(own.axes)
-    if sizes["batch"] == 1:
-        axes.discard("batch")
-    if "target_len" in axes and sizes.get("target_len") == sizes.get("seq_len"):
-        axes.discard("target_len")
-        axes.add("seq_len")
-    return tuple(
-        a for a in ("batch", "seq_len", "target_len", "image_size", "audio_ms") if a in axes
-    )
-
-
-def _place(axes: tuple[str, ...], sizes: Sizes, family: Family) -> str:
-    """Where a family was looked for: other sizes of these axes would not find it either."""
-    rest = {n: v for n, v in sizes.items() if n not in axes}
-    remainder = {a: sizes[a] % 128 for a in axes if a != "batch"}
-    kinds = [kind for _, kind in family.skeleton.attention_choices]
-    return digest_of([axes, rest, remainder, sizes["batch"] == 1, kinds])

@@ -201,7 +201,7 @@ def _check(trace: Trace) -> None:
     places = [cue.position for cue in trace.cues]
     _require(places == sorted(places) and _within(places, len(trace.events) + 1), "cues")
     _require(all(-1 <= cue.allocation < count for cue in trace.cues), "cues")
-    of_weights = (CueKind.PLACED, CueKind.GRADIENT, CueKind.READY)
+    of_weights = (CueKind.PLACED, CueKind.GRADIENT, CueKind.READY, CueKind.KEPT_GRADIENT)
     _require(
         all(
             0 <= cue.index < (len(trace.weights) if cue.kind in of_weights else modules)

@@ -26,6 +26,7 @@ from memest.trace.liger import liger_applied
 from memest.trace.losses import loss_for
 from memest.trace.pristine import as_built
 from memest.trace.quantized import Loading, own_quantization, quantise, twins_on_meta
+from memest.trace.stages import trace_stage
 from memest.trace.switches import set_checkpointing, set_use_cache
 from memest.trace.tasks import task_of_class
 from memest.trace.ties import separate_head
@@ -190,6 +191,15 @@ def trace_built(
     if not run.keeps_checkpointing:
         set_checkpointing(run.model, setup)
     model_type, plans = _fed(run, setup)
+    if setup.distributed.stage is not None:
+        with as_built(run.model):
+            trace = trace_stage(
+                run.model, setup, part=setup.distributed.stage,
+                make_batch=lambda: realise(plans), gpu=gpu, operators=operators,
+                model_type=model_type,
+            )  # fmt: skip
+        trace.counts = run.counts
+        return trace
     with as_built(run.model), _kernels(run.model, setup, gpu):
         trace = trace_training(
             run.model, setup, make_batch=lambda: realise(plans), loss_of=run.loss_of, gpu=gpu,
