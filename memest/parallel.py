@@ -152,9 +152,10 @@ def check_shape(spread: Distributed) -> None:
     """
     _whole("--pp", spread.pp, 1, _MAX_WAYS)
     if spread.num_gpus % spread.pp:
+        near = max(spread.num_gpus // spread.pp, 1) * spread.pp
         raise ConfigError(
             f"--pp {spread.pp} needs {spread.pp} GPUs, or a multiple of them, and --num-gpus is "
-            f"{spread.num_gpus}: write --num-gpus {max(spread.num_gpus // spread.pp, 1) * spread.pp}."
+            f"{spread.num_gpus}: write --num-gpus {near}."
         )
     given = {
         "--pp-schedule": spread.pp_schedule is not None,
@@ -217,6 +218,11 @@ def check_model_parallel(setup: Setup) -> None:
         (setup.steps_in_backward, f"an optimizer that steps in backward (--optim {setup.optim})"),
         (setup.use_liger_kernel, "--use-liger-kernel"),
         (setup.padded, "--padded"),
+        # the micro-batch that casts the weights is not the one that has the first gradients
+        (
+            setup.precision == "bf16" and spread.pipeline_schedule is Schedule.LOOPED_BFS,
+            "--bf16 with --pp-schedule looped-bfs",
+        ),
     ):
         if there:
             raise ConfigError(

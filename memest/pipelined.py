@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 from memest.distributed import Distributed
@@ -92,7 +93,7 @@ class Pipelined(Found):
 
 
 def parts_of(spread: Distributed, layers: int) -> tuple[StagePart, ...]:
-    """The layers of each stage: as even as can be, the first ones one more where they do not divide.
+    """The layers of each stage: as even as can be, and of what is left one for each of the first.
 
     Args:
         spread: names the pipeline.
@@ -119,7 +120,7 @@ def parts_of(spread: Distributed, layers: int) -> tuple[StagePart, ...]:
     starts = [sum(counts[:number]) for number in range(stages + 1)]
     return tuple(
         StagePart(start, stop, number == 0, number == stages - 1, splits)
-        for number, (start, stop) in enumerate(zip(starts, starts[1:], strict=False))
+        for number, (start, stop) in enumerate(pairwise(starts))
     )
 
 
@@ -183,7 +184,7 @@ def pipeline_of(
 
 def _notes(setup: Setup, traces: Sequence[Trace]) -> list[str]:
     spread = setup.distributed
-    out = []
+    out, count = [], spread.microbatches
     outputs = [
         trace.sizes[cue.allocation]
         for trace in traces[-1:]
@@ -193,7 +194,7 @@ def _notes(setup: Setup, traces: Sequence[Trace]) -> list[str]:
     if spread.pp_return_outputs and outputs:
         kept = format_size(2 * outputs[0] * spread.microbatches)
         out.append(
-            f"pipeline: schedule.step() keeps the last stage's outputs of all {spread.microbatches} "
+            f"pipeline: schedule.step() keeps the last stage's outputs of all {count} "
             f"micro-batches and joins them, {kept} in all; step(..., return_outputs=False) does "
             "not: --no-pp-return-outputs."
         )

@@ -157,6 +157,9 @@ def process_words(setup: Setup) -> str:
 def _spread_items(setup: Setup) -> list[str]:
     """How the run is spread over GPUs."""
     spread = setup.distributed
+    if spread.strategy is Strategy.NONE and spread.pp > 1:
+        items = [f"the fullest of {spread.num_gpus} GPUs", f"{spread.pipeline_schedule} pipeline"]
+        return [*items, f"{spread.microbatches} micro-batches"]
     if spread.strategy is Strategy.NONE:
         return []
     names = {

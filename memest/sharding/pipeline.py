@@ -6,9 +6,9 @@ what is received, one for each micro-batch, from the first step to the end; outp
 sent, until somebody waits for the sending; gradients of inputs, likewise; losses, until the step is
 over; outputs of the last stage, for those who want them returned.
 
-A schedule of one stage (``ScheduleGPipe``, ``Schedule1F1B``) keeps what it sends in local variables,
-and frees it when these are bound anew. The others (``_PipelineScheduleRuntime``) keep every sending
-of a step until its end.
+A schedule of one stage (``ScheduleGPipe``, ``Schedule1F1B``) keeps what it sends in local
+variables, and frees it when these are bound anew. The others (``_PipelineScheduleRuntime``) keep
+every sending of a step until its end.
 """
 
 from __future__ import annotations
@@ -18,7 +18,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from memest.errors import TraceError
-from memest.events import ALLOC, CATEGORY_ORDER, FREE, Category, CueKind, Mark, Phase, SeamKind, Trace
+from memest.events import (
+    ALLOC,
+    CATEGORY_ORDER,
+    FREE,
+    Category,
+    CueKind,
+    Mark,
+    Phase,
+    SeamKind,
+    Trace,
+)
 from memest.hidden.call import GpuTraits
 from memest.hidden.registry import hidden_allocations
 from memest.parallel import Schedule
@@ -115,11 +125,7 @@ class _Update:
         born = {v >> 2 for v in updates.events[slice(*later)] if v & 3 == ALLOC}
         freed = [v >> 2 for v in updates.events[slice(*later)] if v & 3 == FREE]
         dropped = sorted(number for number in freed if number not in born)
-        given = {
-            v >> 2
-            for v in updates.events[: at[SeamKind.OPTIMIZER_MADE, 0]]
-            if v & 3 == ALLOC
-        }
+        given = {v >> 2 for v in updates.events[: at[SeamKind.OPTIMIZER_MADE, 0]] if v & 3 == ALLOC}
         if given & set(dropped):
             raise TraceError(
                 "The optimizer lets go of weights or gradients during its step, which memest "
@@ -149,6 +155,7 @@ class _Playing:
     update: _Update | None = None
     step: int = 0
     has_gradients: bool = False
+    leads: int = 0
     held: Counter[int] = field(default_factory=Counter)
     inputs: dict[tuple[int, int], int] = field(default_factory=dict)
     output_gradients: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -160,7 +167,7 @@ class _Playing:
     losses: list[int] = field(default_factory=list)
     user_losses: list[int] = field(default_factory=list)
     chunks: list[int] = field(default_factory=list)
-    leaf_gradients: list[int] = field(default_factory=list)
+    leaf_gradients: dict[int, list[int]] = field(default_factory=dict)
     sent: list[int] = field(default_factory=list)
     names: dict[str, int] = field(default_factory=dict)
 
@@ -204,7 +211,7 @@ class _Playing:
                 self.course.events.append(~number)
 
     def _bind(self, name: str, number: int | None) -> None:
-        """A local variable of the schedule holds an allocation from now on, and not what it held."""
+        """A local variable of the schedule is bound anew: what it held before goes."""
         old = self.names.pop(name, None)
         if number is not None:
             self.names[name] = self._hold(number)
@@ -248,10 +255,10 @@ class _Playing:
         if first:
             self._make_buffers()
         plan = self.plan
-        order = rank_order(
-            plan.schedule, self.rank, plan.ranks, plan.per_rank, plan.micro_batches
-        )
+        order = rank_order(plan.schedule, self.rank, plan.ranks, plan.per_rank, plan.micro_batches)
         single = plan.schedule in _SINGLE
+        # whose backward is the first finds no gradients; one micro-batch leads in all stages
+        self.leads = next(action.micro_batch for action in order if action.work in "BI")
         for action in order:
             if action.work == "F":
                 self._forward(action, single=single)
@@ -274,7 +281,7 @@ class _Playing:
             self.player.play(pieces.region_end, self.step, 0)
 
     def _fetch(self) -> None:
-        """The batch of all micro-batches: token ids where the first stage is, labels at the last."""
+        """The batch of all micro-batches: token ids for the first stage, labels for the last."""
         old, self.fetched = self.fetched, []
         self._drop(old)
         for number, pieces in self.stages.items():
@@ -289,10 +296,12 @@ class _Playing:
                 self.fetched.append(whole)
 
     def _clear(self) -> None:
-        """``clear_runtime_states``."""
-        self._drop(self.chunks)
-        self._drop(self.leaf_gradients)
-        self.chunks, self.leaf_gradients = [], []
+        """``clear_runtime_states``, stage after stage; outputs are those of the last one."""
+        for stage in self.stages:
+            if stage == self.plan.ranks * self.plan.per_rank - 1:
+                self._drop(self.chunks)
+            self._drop(self.leaf_gradients.pop(stage, []))
+        self.chunks = []
 
     def _make_buffers(self) -> None:
         """``_setup_forward_recv_info`` stage after stage, then ``_setup_backward_recv_info``."""
@@ -335,11 +344,9 @@ class _Playing:
     def _forward(self, action: Action, *, single: bool) -> None:
         key = stage, micro_batch = action.stage, action.micro_batch
         pieces = self.stages[stage]
-        template = 0
-        if micro_batch:
-            template = 1
-        elif self.has_gradients:
-            template = pieces.casts_again
+        template = 1
+        if micro_batch == self.leads:
+            template = pieces.casts_again if self.has_gradients else 0
         self.template[key] = template
         begin, end = pieces.piece("F", template)
         computed = pieces.computed(template)
@@ -383,7 +390,7 @@ class _Playing:
         assert number is not None
         self._own(number)
         if action.work == "I":
-            self.leaf_gradients.append(self._hold(number))
+            self.leaf_gradients.setdefault(stage, []).append(self._hold(number))
         if single:
             self._sends_gradient(micro_batch, number)
         elif stage - 1 in self.stages:
@@ -450,4 +457,3 @@ class _Playing:
                 if number is not None:
                     self.course.events.append(~number)
         self.has_gradients = False
-

@@ -25,11 +25,11 @@ from torch.distributed.pipelining._backward import (
 )
 
 from memest.errors import ConfigError, TraceError
-from memest.events import Category, CueKind, Phase, SeamKind, Trace
+from memest.events import CueKind, Phase, SeamKind, Trace
 from memest.hidden.call import GpuTraits
 from memest.parallel import StagePart
-from memest.steps.stages import PIECE_END, REGION_END, STAGE_END, piece_seam
 from memest.setup import Precision, Setup
+from memest.steps.stages import PIECE_END, REGION_END, STAGE_END, piece_seam
 from memest.trace.cues import follow_weights, landmarks_of
 from memest.trace.loading import load
 from memest.trace.loops import Run, loss_region, tag_gradients
@@ -38,7 +38,6 @@ from memest.trace.recorder import Recorder
 from memest.trace.training import make_run, tracing
 
 __all__ = ["causal_loss", "cut", "layers_of", "stage_module", "trace_stage"]
-
 
 
 class _Passing(torch.nn.Module):
@@ -64,7 +63,9 @@ def _parts(model: Any) -> tuple[list[tuple[Any, str]], Any, list[tuple[Any, str]
     """
     base = getattr(model, "base_model", model)
     config = getattr(base, "config", None)
-    plan = dict(getattr(config, "base_model_pp_plan", None) or getattr(base, "_pp_plan", None) or {})
+    plan = dict(
+        getattr(config, "base_model_pp_plan", None) or getattr(base, "_pp_plan", None) or {}
+    )
     names = list(plan)
     lists = [n for n in names if isinstance(getattr(base, n, None), torch.nn.ModuleList)]
     if len(lists) != 1 or any(not hasattr(base, name) for name in names):
@@ -189,7 +190,10 @@ class _Stage:
             root = (root,) if isinstance(root, torch.Tensor) else root
             if not self.part.first:
                 found, groups = stage_backward_input(
-                    root, gradients, given, self.model.parameters()  # type: ignore[arg-type]
+                    root,
+                    gradients,
+                    given,
+                    self.model.parameters(),  # type: ignore[arg-type]
                 )
             self.waiting[number] = given, groups, root, gradients
         if self.part.last and not self.part.first:

@@ -200,12 +200,15 @@ def _marked(stages: Any, spread: Any, mark: Any) -> None:
             ("forward_one_chunk", "forward"), ("backward_one_chunk", "backward"),
             ("backward_weight_one_chunk", "backward"),
         ):  # fmt: skip
+            setattr(stage, name, _after_mark(getattr(stage, name), word, mark))
 
-            def called(number: int, *args: Any, _real=getattr(stage, name), _word=word, **more: Any):
-                mark(f"{_word} {_marked.step} {number + 1}")
-                return _real(number, *args, **more)
 
-            setattr(stage, name, called)
+def _after_mark(work: Any, word: str, mark: Any) -> Any:
+    def called(number: int, *args: Any, **more: Any) -> Any:
+        mark(f"{word} {_marked.step} {number + 1}")
+        return work(number, *args, **more)
+
+    return called
 
 
 def _main(text: str, folder: str) -> None:

@@ -23,7 +23,8 @@ THEIRS = {
 }
 CASES = [
     *((Schedule.GPIPE, ranks, 1, m) for ranks in (2, 4) for m in (1, 4, 9)),
-    *((Schedule.ONE_F_ONE_B, ranks, 1, m) for ranks in (2, 3, 4, 8) for m in (ranks, 2 * ranks + 1)),
+    *((Schedule.ONE_F_ONE_B, ranks, 1, ranks) for ranks in (2, 3, 4, 8)),
+    *((Schedule.ONE_F_ONE_B, ranks, 1, 2 * ranks + 1) for ranks in (2, 3, 4, 8)),
     *((Schedule.LOOPED_BFS, ranks, v, 4) for ranks in (2, 4) for v in (2, 3)),
     *((Schedule.INTERLEAVED, ranks, v, m) for ranks in (2, 4) for v in (2, 3) for m in (2, 4, 8)),
     *((Schedule.ZB_H1, ranks, 1, m) for ranks in (2, 4, 8) for m in (2, 8, 16)),
