@@ -58,6 +58,7 @@ class Distributed:
             (key, value) pairs; empty = DeepSpeed's defaults.
         offload_optimizer: ZeRO keeps optimizer states and master weights in host memory.
         offload_param: ZeRO-3 keeps parameters in host memory.
+        tp: GPUs that share every sharded layer, each with a part of its weights.
         pp: stages of the pipeline that run at a time, one GPU each; 1 = no pipeline.
         pp_schedule: who runs what when; None = 1F1B where there is a pipeline.
         pp_stages_per_gpu: stages that each GPU has; None = as the schedule wants, one or two.
@@ -81,6 +82,7 @@ class Distributed:
     zero_settings: tuple[tuple[str, Any], ...] = ()
     offload_optimizer: bool = False
     offload_param: bool = False
+    tp: int = 1
     pp: int = 1
     pp_schedule: Schedule | None = None
     pp_stages_per_gpu: int | None = None
@@ -175,7 +177,7 @@ class Distributed:
     @property
     def data_ranks(self) -> int:
         """GPUs that see batches of their own and hold the same part of the model."""
-        return self.num_gpus // self.pp
+        return self.num_gpus // (self.tp * self.pp)
 
     @property
     def pipeline_schedule(self) -> Schedule:

@@ -1,4 +1,4 @@
-"""How one model is spread over GPUs: stages of a pipeline.
+"""How one model is spread over GPUs: shards of its layers, stages of a pipeline.
 
 Spreading data over copies of the model is the business of :mod:`memest.distributed`.
 """
@@ -14,12 +14,10 @@ from memest.errors import ConfigError, closest
 
 if TYPE_CHECKING:
     from memest.distributed import Distributed
-    from memest.setup import Setup
 
 __all__ = [
     "Schedule",
     "StagePart",
-    "check_model_parallel",
     "check_shape",
     "read_schedule",
     "read_split",
@@ -150,11 +148,14 @@ def check_shape(spread: Distributed) -> None:
     Raises:
         ConfigError: they cannot, or an option belongs to what is not there.
     """
+    _whole("--tp", spread.tp, 1, _MAX_WAYS)
     _whole("--pp", spread.pp, 1, _MAX_WAYS)
-    if spread.num_gpus % spread.pp:
-        near = max(spread.num_gpus // spread.pp, 1) * spread.pp
+    ways = spread.tp * spread.pp
+    if spread.num_gpus % ways:
+        near = max(spread.num_gpus // ways, 1) * ways
+        flags = [f"--tp {spread.tp}"] * (spread.tp > 1) + [f"--pp {spread.pp}"] * (spread.pp > 1)
         raise ConfigError(
-            f"--pp {spread.pp} needs {spread.pp} GPUs, or a multiple of them, and --num-gpus is "
+            f"{' '.join(flags)} needs {ways} GPUs, or a multiple of them, and --num-gpus is "
             f"{spread.num_gpus}: write --num-gpus {near}."
         )
     given = {
@@ -197,38 +198,6 @@ def check_shape(spread: Distributed) -> None:
             f"--pp-split names {len(spread.pp_split)} stages, and there are {spread.pp * stages}: "
             f"{spread.pp} GPUs with {stages} each."
         )
-
-
-def check_model_parallel(setup: Setup) -> None:
-    """What is not priced together with a model that is spread is refused.
-
-    Raises:
-        ConfigError: such a pair of options.
-    """
-    spread = setup.distributed
-    if spread.pp == 1:
-        return
-    for there, what in (
-        (spread.data_ranks > 1, f"data parallelism ({spread.data_ranks} copies of the pipeline)"),
-        (spread.zero or spread.fsdp != "none", "sharding over data-parallel ranks"),
-        (setup.precision == "fp16", "--fp16, whose gradient scaler torch's schedules do not know,"),
-        (setup.adapter is not None, "an adapter"),
-        (setup.quantization is not None, "a quantised base"),
-        (setup.eval_batch is not None, "--eval-batch"),
-        (setup.steps_in_backward, f"an optimizer that steps in backward (--optim {setup.optim})"),
-        (setup.use_liger_kernel, "--use-liger-kernel"),
-        (setup.padded, "--padded"),
-        # the micro-batch that casts the weights is not the one that has the first gradients
-        (
-            setup.precision == "bf16" and spread.pipeline_schedule is Schedule.LOOPED_BFS,
-            "--bf16 with --pp-schedule looped-bfs",
-        ),
-    ):
-        if there:
-            raise ConfigError(
-                f"{what.rstrip(',')} is not priced together with --pp yet, and memest does not "
-                "guess: leave one of them out."
-            )
 
 
 def _whole(option: str, value: Any, low: int, high: int) -> None:

@@ -15,7 +15,6 @@ from memest.distributed import Distributed
 from memest.errors import ConfigError
 from memest.events import CueKind, Trace, Weight
 from memest.hidden.call import GpuTraits
-from memest.optimizer_names import facts_of
 from memest.parallel import StagePart
 from memest.replay.conf import parse_alloc_conf
 from memest.replays import Replays
@@ -201,21 +200,6 @@ def _notes(setup: Setup, traces: Sequence[Trace]) -> list[str]:
     return out
 
 
-def _has_update(setup: Setup) -> bool:
-    """Whether an optimizer's update is traced apart.
-
-    Raises:
-        ConfigError: an optimizer that must know the model's modules.
-    """
-    facts = facts_of(setup.optim)
-    if facts.by_module:
-        raise ConfigError(
-            f"--optim {setup.optim}, which asks which module owns a weight, is not priced together "
-            "with --pp yet, and memest does not guess: leave one of them out."
-        )
-    return setup.optim != "none"
-
-
 def pipelined(
     tracer: Tracer, whole: Steps, asked: Setup, setup: Setup, gpu: GpuTraits,
     vary: Sequence[str] | None,
@@ -238,7 +222,6 @@ def pipelined(
             f"--pp is priced for language models alone, and --task is {setup.task}: stages pass on "
             "hidden states, and the last one has the labels of the next words."
         )
-    steps_in_update = _has_update(setup)
     from memest.trace.stages import layers_of
 
     parts = parts_of(setup.distributed, layers_of(tracer.run(whole, asked).model))
@@ -251,7 +234,7 @@ def pipelined(
         stages.append(StageFamily(part, family, point))
 
     def updates_of(weights: tuple[Weight, ...]) -> Trace | None:
-        if not steps_in_update:
+        if setup.optim == "none":
             return None
         return tracer.updates.of_weights(weights, setup, gpu).at(())
 

@@ -17,7 +17,7 @@ from memest.adapter import Adapter, read_adapter
 from memest.distributed import ALONE, Distributed, Strategy
 from memest.errors import ConfigError, closest
 from memest.optimizer_names import OPTIMIZER_FACTS, facts_of, find_optimizer, read_arguments
-from memest.parallel import check_model_parallel
+from memest.parallel_checks import check_model_parallel
 from memest.quantization import Quantization, read_quantization
 from memest.software import Software
 

@@ -122,6 +122,15 @@ SEVERAL_GPUS: tuple[Option, ...] = (
         aliases="deepspeed_config_file",
     ),
     _spread(
+        "tp",
+        "--tp --tensor-parallel-degree",
+        "Tensor parallelism by transformers' plan of the model: GPUs that share its layers. "
+        "--num-gpus is a multiple of it.",
+        Kind.WHOLE,
+        metavar="N",
+        aliases="tp_size tensor_model_parallel_size",
+    ),
+    _spread(
         "pp",
         "--pp --pipeline-parallel-degree",
         "Pipeline: GPUs that the layers are split over. --num-gpus is a multiple of it.",

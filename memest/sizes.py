@@ -58,6 +58,8 @@ def as_traced(asked: Setup) -> Setup:
     kept = _CLONES if asked.finds_unused_parameters else ALONE
     if asked.distributed.stage is not None:
         kept = replace(ALONE, stage=asked.distributed.stage)
+    elif asked.distributed.tp > 1:
+        kept = Distributed(num_gpus=asked.distributed.tp, tp=asked.distributed.tp)
     out = replace(asked, distributed=kept)
     if asked.computes_in_half:
         half = Dtype.BFLOAT16 if asked.precision is Precision.BF16 else Dtype.FLOAT16
@@ -100,7 +102,9 @@ def key_of(structure: Setup) -> dict[str, Any]:
         for name, value in structure.to_dict().items()
         if name not in spread and (name not in _LATER or value not in unset)
     }
-    if structure.distributed != ALONE:
+    if structure.distributed.tp > 1:
+        out["tp"] = structure.distributed.tp
+    elif structure.distributed != ALONE:
         out["clones_outputs"] = True
     return out
 

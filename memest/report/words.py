@@ -160,6 +160,8 @@ def _spread_items(setup: Setup) -> list[str]:
     if spread.strategy is Strategy.NONE and spread.pp > 1:
         items = [f"the fullest of {spread.num_gpus} GPUs", f"{spread.pipeline_schedule} pipeline"]
         return [*items, f"{spread.microbatches} micro-batches"]
+    if spread.strategy is Strategy.NONE and spread.tp > 1:
+        return [f"each of {spread.num_gpus} GPUs", f"tensor parallel over {spread.tp}"]
     if spread.strategy is Strategy.NONE:
         return []
     names = {

@@ -56,7 +56,8 @@ def communicators(spread: Distributed, capability: tuple[int, int] | None) -> Co
         spread: how the run is spread over GPUs.
         capability: compute capability of the GPUs; None where it is not known.
     """
-    if spread.num_gpus == 1 or (spread.strategy is Strategy.NONE and spread.pp == 1):
+    alone = spread.strategy is Strategy.NONE and spread.pp == 1 and spread.tp == 1
+    if spread.num_gpus == 1 or alone:
         return None
     if spread.nccl_memory is not None:
         given = spread.nccl_memory
@@ -64,7 +65,7 @@ def communicators(spread: Distributed, capability: tuple[int, int] | None) -> Co
             low_bytes=given, expected_bytes=given, high_bytes=given,
             basis=f"NCCL {format_size(given)} as given",
         )  # fmt: skip
-    groups = [n for n in (spread.shard_ranks, spread.num_copies) if n > 1]
+    groups = [n for n in (spread.shard_ranks, spread.num_copies, spread.tp) if n > 1]
     # sending and receiving connects neighbours alone, one of them at the ends of a pipeline
     neighbours = min(spread.pp - 1, 2)
     low = (len(groups) + min(neighbours, 1)) * FEWEST_CHANNELS * CONNECTION_BYTES

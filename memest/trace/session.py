@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,11 +29,12 @@ from memest.trace.quantized import Loading, own_quantization, quantise, twins_on
 from memest.trace.stages import trace_stage
 from memest.trace.switches import set_checkpointing, set_use_cache
 from memest.trace.tasks import task_of_class
+from memest.trace.tensor_parallel import on_ranks, quiet_shapes, shard_model
 from memest.trace.ties import separate_head
 from memest.trace.training import TracePlan, plan_to_compose, trace_training
 from memest.trace.turns import in_turn
 
-__all__ = ["BuiltRun", "build", "evaluate_built", "trace_built"]
+__all__ = ["BuiltRun", "build", "evaluate_built", "rank_model", "trace_built"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,9 +201,9 @@ def trace_built(
             )  # fmt: skip
         trace.counts = run.counts
         return trace
-    with as_built(run.model), _kernels(run.model, setup, gpu):
+    with rank_model(run.model, setup) as model, as_built(model), _kernels(model, setup, gpu):
         trace = trace_training(
-            run.model, setup, make_batch=lambda: realise(plans), loss_of=run.loss_of, gpu=gpu,
+            model, setup, make_batch=lambda: realise(plans), loss_of=run.loss_of, gpu=gpu,
             operators=operators, model_type=model_type, plan=plan or plan_to_compose(setup),
             loading=run.loading,
         )  # fmt: skip
@@ -216,6 +217,19 @@ def _fed(run: BuiltRun, setup: Setup) -> tuple[str, tuple[TensorPlan, ...]]:
     model_type = str(getattr(config, "model_type", ""))
     attention = str(getattr(config, "_attn_implementation", ""))
     return model_type, masks_as_before(run.plan(setup), model_type, attention, setup)
+
+
+@contextmanager
+def rank_model(model: Any, setup: Setup) -> Iterator[Any]:
+    """The model as a rank has it: a copy that is sharded where layers are shared."""
+    ranks = setup.distributed.tp
+    if ranks == 1:
+        yield model
+        return
+    with on_ranks(ranks) as mesh, quiet_shapes():
+        twin = copy.deepcopy(model)
+        shard_model(twin, mesh, ranks)
+        yield twin
 
 
 def _kernels(model: torch.nn.Module, setup: Setup, gpu: GpuTraits) -> AbstractContextManager[None]:

@@ -40,6 +40,7 @@ from memest.trace.optimizers import (
 from memest.trace.quantized import Loading, biases_as_loaded
 from memest.trace.recorder import Recorder
 from memest.trace.roles import Roles
+from memest.trace.tensor_parallel import collective_handlers
 from memest.trace.turns import TURN
 
 __all__ = [
@@ -157,7 +158,7 @@ def tracing(
         model_type: family of the model.
     """
     handlers = {**answer_handlers(), **in_place_handlers(), **kernel_handlers(),
-                **bitsandbytes_handlers()}  # fmt: skip
+                **bitsandbytes_handlers(), **collective_handlers()}  # fmt: skip
     if operators == "cuda":
         handlers.update(cuda_handlers())
     else:
