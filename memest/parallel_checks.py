@@ -24,16 +24,27 @@ def check_model_parallel(setup: Setup) -> None:
     if spread.pp == 1 and spread.tp == 1:
         return
     facts = facts_of(setup.optim)
+    shards = spread.fsdp != "none"
     flag = "--pp" if spread.pp > 1 else "--tp"
     for there, what in (
         (spread.pp > 1 and spread.tp > 1, f"--tp {spread.tp}"),
-        (spread.data_ranks > 1, f"data parallelism ({spread.data_ranks} copies of the model)"),
+        (spread.zero, "--zero"),
+        # DistributedDataParallel takes no DTensors
+        (
+            spread.data_ranks > 1 and (spread.pp > 1 or not shards),
+            f"data parallelism ({spread.data_ranks} copies of the model, without --fsdp)",
+        ),
+        (shards and spread.pp > 1, "--fsdp"),
+        (
+            shards and spread.tp > 1 and setup.loop != "plain",
+            f"--fsdp under --loop {setup.loop}",
+        ),
+        (spread.fsdp_shard_size is not None, "--fsdp-shard-size"),
         (facts.by_module, f"--optim {setup.optim}, which asks which module owns a weight,"),
         (
             facts.block_states and spread.tp > 1,
             f"--optim {setup.optim}, whose states are bitsandbytes',",
         ),
-        (spread.zero or spread.fsdp != "none", "sharding over data-parallel ranks"),
         (
             setup.precision == "fp16" and spread.pp > 1,
             "--fp16, whose gradient scaler torch's schedules do not know,",

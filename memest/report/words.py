@@ -171,6 +171,8 @@ def _spread_items(setup: Setup) -> list[str]:
     }
     items = [f"each of {spread.num_gpus} GPUs" if spread.num_gpus > 1 else "one GPU"]
     items.append(names[spread.strategy])
+    if spread.tp > 1:
+        items.append(f"tensor parallel over {spread.tp}")
     if spread.num_copies > 1:
         items.append(f"{spread.num_copies} copies of {spread.shard_ranks} shards")
     if spread.fsdp_offload:

@@ -23,7 +23,8 @@ def real_rank(case: dict[str, Any]) -> Any:
     """What the first rank of a case measured, a ``CpuRun``.
 
     Args:
-        case: ``model``, ``ranks``, and options of ``Setup`` in ``setup``.
+        case: ``model``, ``ranks`` that share layers, how many ``copies`` shard them again by FSDP2,
+            and options of ``Setup`` in ``setup``.
     """
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
@@ -41,6 +42,8 @@ def predicted(case: dict[str, Any]) -> Any:
 
     from cases import GPU
 
+    from memest.sharding.rank import rank_stream
+    from memest.sharding.updated import as_updated, updated_weights
     from memest.steps.compose import splice
     from memest.steps.stream import make_stream
     from memest.trace.inputs import realise
@@ -56,9 +59,14 @@ def predicted(case: dict[str, Any]) -> Any:
             loss_of=loss_for(twins.built), gpu=GPU, operators="cpu",
             plan=plan_to_compose(setup),
         )  # fmt: skip
-    spliced = splice(trace, trace_updates(trace.weights, setup, GPU))
+    weights = updated_weights(trace.weights, setup)
+    spliced = splice(trace, trace_updates(weights, as_updated(setup), GPU))
     spliced.calls = [replace(call, op="none") for call in spliced.calls]
-    return make_stream(spliced, GPU, num_steps=STEPS, grad_accum=setup.grad_accum)
+    accum = setup.grad_accum
+    stream = make_stream(spliced, GPU, num_steps=STEPS, grad_accum=accum, cues=True)
+    if not case.get("copies"):
+        return stream
+    return rank_stream(stream, setup, trace.weights, trace.landmarks, accum)
 
 
 def twins_of(case: dict[str, Any]) -> Any:
@@ -66,13 +74,18 @@ def twins_of(case: dict[str, Any]) -> Any:
 
     from memest.distributed import Distributed
 
-    spread = Distributed(num_gpus=case["ranks"], tp=case["ranks"])
+    copies = case.get("copies", 0)
+    spread = Distributed(
+        num_gpus=case["ranks"] * max(copies, 1), tp=case["ranks"],
+        fsdp="full_shard" if copies else "none",
+    )  # fmt: skip
     return twin(case["model"], distributed=spread, **case.get("setup", {}))
 
 
 def _be_rank(case: dict[str, Any], out: str) -> None:
     import torch
     from ranks import _Marks
+    from torch.distributed.device_mesh import init_device_mesh
 
     from memest.calibration.running.cpu_memory import mark, measure
     from memest.calibration.running.loops import train
@@ -87,13 +100,18 @@ def _be_rank(case: dict[str, Any], out: str) -> None:
 
     def run() -> None:
         mark("load 0 0")
+        model = _fully_sharded(twins.real, meshes["dp"]) if copies else twins.real
         train(
-            twins.real, setup, batches, _optimizer, loss_for(twins.built), torch.device("cpu"),
+            model, setup, batches, _optimizer, loss_for(twins.built), torch.device("cpu"),
             _Marks(),
         )  # fmt: skip
 
-    with on_ranks(case["ranks"]) as mesh:
-        shard_model(twins.real, mesh, case["ranks"])
+    copies = case.get("copies", 0)
+    with on_ranks(case["ranks"] * max(copies, 1)) as mesh:
+        meshes = {"tp": mesh}
+        if copies:
+            meshes = init_device_mesh("cpu", (copies, case["ranks"]), mesh_dim_names=("dp", "tp"))
+        shard_model(twins.real, meshes["tp"], case["ranks"])
         Path(out).write_bytes(pickle.dumps(measure(run)))
 
 
@@ -102,12 +120,21 @@ def _optimizer(model: Any) -> Any:
     foreach and fused kernels refuse the two together.
     """
     import torch
-    from torch.distributed.tensor import DTensor
 
-    groups: dict[bool, list[Any]] = {}
+    groups: dict[Any, list[Any]] = {}
     for parameter in model.parameters():
-        groups.setdefault(isinstance(parameter, DTensor), []).append(parameter)
+        groups.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
     return torch.optim.AdamW([{"params": group} for group in groups.values()], foreach=True)
+
+
+def _fully_sharded(model: Any, mesh: Any) -> Any:
+    """PyTorch's recipe on top of shards: layers, and the rest with the root."""
+    from torch.distributed.fsdp import fully_shard
+
+    for block in list(model.modules()):
+        if type(block).__name__ in (model._no_split_modules or ()):
+            fully_shard(block, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
 
 
 def _main(text: str, out: str) -> None:

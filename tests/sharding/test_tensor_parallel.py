@@ -52,6 +52,24 @@ def test_a_rank_allocates_what_a_real_one_does(model, setup, ranks):
     assert differences(without_updates(real), without_updates(run), at_least=16384) == []
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("setup", "ranks", "copies"), [({}, 2, 2), ({"grad_accum": 2}, 2, 4)])
+def test_shards_that_fsdp_shards_again(setup, ranks, copies):
+    """Phase by phase: units gather and reduce what a rank has of their weights."""
+    setup = {"optim": "adamw_torch", "loop": "plain", **setup}
+    case = {"model": "llama", "ranks": ranks, "copies": copies, "setup": setup}
+    stream, real = predicted(case), real_rank(case)
+    check_events(stream.events, stream.sizes)
+    measured = {phase.name: phase for phase in real.phases}
+    steps = [phase for phase in as_run(stream).phases if not phase.name.startswith("load")]
+    assert len(steps) > 10
+    for phase in steps:
+        same = measured[phase.name]
+        copied = FOREACH if phase.name.startswith("optimizer") else 0
+        assert abs(phase.alive - same.alive) <= HOST, f"alive when {phase.name} begins"
+        assert abs(phase.peak - same.peak) <= HOST + copied, f"peak in {phase.name}"
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A small decoder of four heads."""
@@ -106,7 +124,9 @@ def test_families_answer_other_batches(folder):
     [
         ({"num_gpus": 3, "tp": 2}, "write --num-gpus 2"),
         ({"num_gpus": 3, "tp": 3}, "does not divide the 4 heads of this model"),
-        ({"num_gpus": 4, "tp": 2}, "2 copies of the model"),
+        ({"num_gpus": 4, "tp": 2}, "2 copies of the model, without --fsdp"),
+        ({"num_gpus": 4, "tp": 2, "fsdp": "full_shard"}, "--fsdp under --loop trainer"),
+        ({"num_gpus": 4, "tp": 2, "zero": 1}, "--zero"),
         ({"num_gpus": 4, "tp": 2, "pp": 2}, "--tp 2 is not priced together with --pp"),
         ({"num_gpus": 2, "tp": 2, "optim": "muon"}, "--optim muon"),
         ({"num_gpus": 2, "tp": 2, "zero_grad": "zero"}, "--zero-grad zero"),
