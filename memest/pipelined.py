@@ -14,6 +14,7 @@ from typing import Any
 from memest.distributed import Distributed
 from memest.errors import ConfigError
 from memest.events import CueKind, Trace, Weight
+from memest.found import Found
 from memest.hidden.call import GpuTraits
 from memest.parallel import StagePart
 from memest.replay.conf import parse_alloc_conf
@@ -27,7 +28,7 @@ from memest.sizes import sizes_of
 from memest.steps.family import Family, Point
 from memest.steps.program import Program
 from memest.steps.stream import Stream
-from memest.tracing import Found, Tracer
+from memest.tracing import Tracer
 from memest.units import format_size
 
 __all__ = ["Pipelined", "RankRun", "StageFamily", "parts_of", "pipeline_of", "pipelined"]

@@ -149,7 +149,7 @@ def test_more_micro_batches_cost_gpipe_activations_and_1f1b_buffers(folder):
     [
         ({"num_gpus": 3, "pp": 2}, "write --num-gpus 2"),
         ({"num_gpus": 2, "pp_schedule": "gpipe"}, "no meaning without a pipeline"),
-        ({"num_gpus": 4, "pp": 2}, "2 copies of the pipeline"),
+        ({"num_gpus": 4, "pp": 2}, "2 copies of the model"),
         ({"num_gpus": 8, "pp": 8}, "the model has 4 layers"),
         ({"num_gpus": 2, "pp": 2, "pp_split": "1,2"}, "is 3 layers, and the model has 4"),
         ({"num_gpus": 2, "pp": 2, "pp_split": "1,x"}, "is no list of layers"),

@@ -149,6 +149,6 @@ def test_a_process_of_a_distributed_run_is_told_to_ask_elsewhere(folder):
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
     try:
         with pytest.raises(ConfigError, match="ask in another process"):
-            run(folder, num_gpus=2, tp=2, batch=3)
+            run(folder, num_gpus=2, tp=2, seq_len=40)  # no family answers for it
     finally:
         dist.destroy_process_group()
