@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from memest.errors import ConfigError, closest
+from memest.parallel import Schedule, StagePart, check_shape, read_schedule, read_split
 
 __all__ = ["ALONE", "MAX_GPUS", "Distributed", "Fsdp", "Prefetch", "Strategy"]
 
@@ -72,6 +73,15 @@ class Distributed:
             (key, value) pairs; empty = DeepSpeed's defaults.
         offload_optimizer: ZeRO keeps optimizer states and master weights in host memory.
         offload_param: ZeRO-3 keeps parameters in host memory.
+        tp: GPUs that share every sharded layer, each with a part of its weights.
+        pp: stages of the pipeline that run at a time, one GPU each; 1 = no pipeline.
+        pp_schedule: who runs what when; None = 1F1B where there is a pipeline.
+        pp_stages_per_gpu: stages that each GPU has; None = as the schedule wants, one or two.
+        pp_microbatches: micro-batches that a step of the schedule takes; None = one for each GPU of
+            the pipeline.
+        pp_split: layers of each stage; empty = as even as can be.
+        pp_return_outputs: the schedule keeps what the last stage returns, and joins it.
+        stage: the part of the model that is traced; None = all of it. For traces only.
     """
 
     num_gpus: int = 1
@@ -90,15 +100,26 @@ class Distributed:
     zero_settings: tuple[tuple[str, Any], ...] = ()
     offload_optimizer: bool = False
     offload_param: bool = False
+    tp: int = 1
+    pp: int = 1
+    pp_schedule: Schedule | None = None
+    pp_stages_per_gpu: int | None = None
+    pp_microbatches: int | None = None
+    pp_split: tuple[int, ...] = ()
+    pp_return_outputs: bool = True
+    stage: StagePart | None = None
 
     def __post_init__(self) -> None:
         put = object.__setattr__
+        put(self, "pp_schedule", read_schedule(self.pp_schedule))
+        put(self, "pp_split", read_split(self.pp_split))
         put(self, "fsdp", _fsdp(self.fsdp))
         put(self, "fsdp_wrap", tuple(self.fsdp_wrap))
         if isinstance(self.zero_settings, Mapping):
             put(self, "zero_settings", tuple(sorted(self.zero_settings.items())))
         put(self, "zero_settings", tuple((str(k), v) for k, v in self.zero_settings))
         _whole("--num-gpus", self.num_gpus, 1, MAX_GPUS)
+        check_shape(self)
         _whole("--zero", self.zero, 0, 3)
         _whole("--fsdp-version", self.fsdp_version, 1, 2)
         if self.fsdp_backward_prefetch is not None:
@@ -181,17 +202,39 @@ class Distributed:
             return Strategy.ZERO
         if self.fsdp is not Fsdp.NONE:
             return Strategy.FSDP
-        return Strategy.DDP if self.num_gpus > 1 else Strategy.NONE
+        return Strategy.DDP if self.data_ranks > 1 else Strategy.NONE
+
+    @property
+    def data_ranks(self) -> int:
+        """GPUs that see batches of their own and hold the same part of the model."""
+        return self.num_gpus // (self.tp * self.pp)
+
+    @property
+    def pipeline_schedule(self) -> Schedule:
+        """The schedule of a pipeline."""
+        return self.pp_schedule or Schedule.ONE_F_ONE_B
+
+    @property
+    def stages_per_gpu(self) -> int:
+        """Stages of a pipeline that each GPU has."""
+        if self.pp_stages_per_gpu is not None:
+            return self.pp_stages_per_gpu
+        return 2 if self.pipeline_schedule.several_stages else 1
+
+    @property
+    def microbatches(self) -> int:
+        """Micro-batches of a pipeline's step."""
+        return self.pp if self.pp_microbatches is None else self.pp_microbatches
 
     @property
     def shard_ranks(self) -> int:
         """GPUs that share one copy of what is sharded."""
-        return self.num_gpus if self.fsdp_shard_size is None else self.fsdp_shard_size
+        return self.data_ranks if self.fsdp_shard_size is None else self.fsdp_shard_size
 
     @property
     def num_copies(self) -> int:
         """Copies of the model, each sharded (hybrid sharding); 1 without."""
-        return self.num_gpus // self.shard_ranks
+        return self.data_ranks // self.shard_ranks
 
     def zero_setting(self, key: str, default: Any) -> Any:
         """A value of DeepSpeed's configuration."""
@@ -202,6 +245,8 @@ class Distributed:
         out: dict[str, Any] = {}
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
+            if field.name == "stage":
+                continue
             if isinstance(value, enum.StrEnum):
                 value = value.value
             elif field.name == "zero_settings":

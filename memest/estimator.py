@@ -19,10 +19,12 @@ from memest.installed import installed_version, unverified
 from memest.memory_history import check_snapshot_target, save_memory_history
 from memest.needs import Needs, calibration_facts, corrected_rows, needs_of
 from memest.options import given_setup, read_size
+from memest.pipelined import Pipelined
 from memest.readers.origins import origins_of
 from memest.readers.run_config import RunConfig
 from memest.replay.conf import parse_alloc_conf
-from memest.result import Estimate, Interval, Peak, Row, Spot, Verdict
+from memest.replays import Replays
+from memest.result import Estimate, Interval, Peak, RankPeak, Row, Spot, Verdict
 from memest.setup import Loop, Setup
 from memest.tracing import Found, Tracer
 from memest.units import format_size
@@ -132,7 +134,7 @@ def not_modelled(setup: Setup) -> str:
 
 def one_of_several(setup: Setup) -> list[str]:
     """What to say where samples of a step are counted and there are several GPUs."""
-    count = setup.distributed.num_gpus
+    count = setup.distributed.data_ranks
     if count == 1:
         return []
     said = f"sizes are those of one GPU: with {count}, an optimizer step has {count} times as many"
@@ -245,12 +247,28 @@ def answer(
         verdict=chosen.verdict if chosen else Verdict.UNKNOWN,
         context_bytes=needs.process_expected_bytes,
         calibration=calibration_facts(main, needs),
+        ranks=_ranks(main, found, replays) if isinstance(found, Pipelined) else (),
         max_batch=batch,
         safe_batch=safe,
         common_gpus=tuple(fits),
         notes=tuple(_notes(found, main, rows, needs)),
         assumptions=tuple(_assumptions(tracer.assumptions(asked), setup, cards)),
     )
+
+
+def _ranks(main: Card, found: Pipelined, replays: Replays) -> tuple[RankPeak, ...]:
+    """All GPUs of a pipeline, the fullest first."""
+    out = []
+    for run in found.runs:
+        needs = needs_of(main, found, run.stream, replays.of(run.stream))
+        out.append(
+            RankPeak(
+                rank=run.rank, parts=run.parts, allocated_bytes=needs.allocated_bytes,
+                reserved_bytes=needs.reserved_bytes, device_bytes=needs.device_bytes,
+            )
+        )  # fmt: skip
+    worst = found.runs[found.worst].rank
+    return tuple(sorted(out, key=lambda r: (r.rank != worst, -r.device_bytes, r.rank)))
 
 
 def spot(

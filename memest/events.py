@@ -127,6 +127,8 @@ class SeamKind(enum.StrEnum):
     """The step is done."""
     EVALUATED = "evaluation batch"
     """A batch of an evaluation begins."""
+    PIECE = "piece"
+    """A piece of a pipeline stage's work begins, or the last one ends: see ``trace.stages``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +185,20 @@ class CueKind(enum.IntEnum):
     was saved, or what a recomputation saved); ``index`` is the weight."""
     LET_GO = 14
     """Autograd lets go of the oldest of these."""
+    STAGE_INPUT = 20
+    """What a pipeline stage is given for a micro-batch, of which ``index`` is the number."""
+    STAGE_OUTPUT = 21
+    """What it returns."""
+    STAGE_TARGET = 22
+    """What the loss of the last stage is given beside the output."""
+    STAGE_LOSS = 23
+    OUTPUT_GRADIENT = 24
+    """What a stage is given to begin its backward with."""
+    INPUT_GRADIENT = 25
+    """What its backward gives back."""
+    KEPT_GRADIENT = 26
+    """The gradient that a parameter has when the first micro-batch is done; ``index`` is the
+    weight's."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from memest.events import Trace
 from memest.steps.family import Family, NotAlikeError, Point, alike, unite
 from memest.steps.formula import NoFormulaError
 
-__all__ = ["MAX_TRACES", "Range", "grow", "range_of", "worth_varying"]
+__all__ = ["MAX_TRACES", "Range", "grow", "range_of"]
 
 MAX_TRACES = 8
 """New traces for one family, at most."""
@@ -243,33 +243,3 @@ def _nearer(centre: int, end: int, modulus: int, share: int) -> int:
     """A point on the way from the end to the centre."""
     steps = (end - centre) // modulus
     return centre + int(steps / share) * modulus
-
-
-def worth_varying(
-    near: Sequence[Family], sizes: Mapping[str, int], vary: Sequence[str], own: Family
-) -> tuple[str, ...]:
-    """The sizes that shall vary: those asked for, and those in which questions differed before.
-
-    Args:
-        near: families of the same structure.
-        sizes: of the question.
-        vary: axes that further questions will change.
-        own: the family that answers the question now.
-    """
-    # images and sounds are cut into patches and frames: their families are small, and rarely there
-    costly = {"image_size", "audio_ms"} - set(vary)
-    axes = {axis for axis in vary if axis in sizes}
-    for family in near:
-        if family.reach.names != set(sizes):
-            continue
-        axes.update(family.axes)
-        axes.update(n for n, v in family.fixed.items() if sizes[n] != v and n not in costly)
-    axes.update(own.axes)
-    if sizes["batch"] == 1:
-        axes.discard("batch")
-    if "target_len" in axes and sizes.get("target_len") == sizes.get("seq_len"):
-        axes.discard("target_len")
-        axes.add("seq_len")
-    return tuple(
-        a for a in ("batch", "seq_len", "target_len", "image_size", "audio_ms") if a in axes
-    )

@@ -26,6 +26,7 @@ __all__ = [
     "Origin",
     "Peak",
     "PeakMoment",
+    "RankPeak",
     "Row",
     "Spot",
     "TimePoint",
@@ -161,6 +162,25 @@ class Origin:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RankPeak:
+    """One GPU of several that differ.
+
+    Attributes:
+        rank: its number.
+        parts: what of the model it has.
+        allocated_bytes: its allocated peak.
+        reserved_bytes: its reserved peak.
+        device_bytes: reserved, context and kernels, and NCCL.
+    """
+
+    rank: int
+    parts: str
+    allocated_bytes: int
+    reserved_bytes: int
+    device_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationFacts:
     """The calibration profile that corrected an answer: what it was before, and how good it is.
 
@@ -238,6 +258,8 @@ class Estimate:
     assumptions: tuple[str, ...]
     calibration: CalibrationFacts | None = None
     origins: tuple[Origin, ...] = ()
+    ranks: tuple[RankPeak, ...] = ()
+    """All GPUs where they differ, the fullest first: the rest of the estimate is about that one."""
 
     def to_dict(self) -> dict[str, Any]:
         """The document that ``memest estimate --json`` prints."""
@@ -305,6 +327,8 @@ class Estimate:
                 {"option": o.option, "value": o.value, "origin": o.source} for o in self.origins
             ],
         }
+        if self.ranks:
+            document["ranks"] = [dataclasses.asdict(rank) for rank in self.ranks]
         if gpu is not None:
             document["max_batch"] = self.max_batch
             document["safe_batch"] = self.safe_batch

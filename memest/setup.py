@@ -32,6 +32,7 @@ from memest.kinds import (
 )
 from memest.lengths import Batching
 from memest.optimizer_names import OPTIMIZER_FACTS, facts_of, find_optimizer
+from memest.parallel_checks import check_model_parallel
 from memest.quantization import Quantization, read_quantization
 from memest.setup_rules import check_adapter, check_evaluation, check_optimizer, check_spread
 from memest.software import Software
@@ -203,6 +204,8 @@ class Setup:
         put(self, "dtype", choose("--dtype", _dtype_name(self.dtype), Dtype))
         put(self, "zero_grad", choose("--zero-grad", self.zero_grad, ZeroGrad))
         put(self, "zero_grad_at", choose("--zero-grad-at", self.zero_grad_at, ZeroGradAt))
+        # the Trainer and accelerate have no pipelines: their schedules run in a script's own loop
+        put(self, "loop", Loop.PLAIN if self.distributed.pp > 1 else self.loop)
         put(self, "loop", choose("--loop", self.loop, Loop))
         if self.loop is Loop.TRAINER and self.zero_grad_at is not ZeroGradAt.AFTER_STEP:
             raise ConfigError(
@@ -236,6 +239,7 @@ class Setup:
         if self.quantization is not None:
             put(self, "quantization", read_quantization(self.quantization))
         check_adapter(self)
+        check_model_parallel(self)
         check_spread(self)
         put(self, "fused_loss", read_fused_loss(self.fused_loss, self))
         if self.torch_compile_mode or self.torch_compile_backend:

@@ -6,6 +6,7 @@ from typing import Any
 
 from memest.distributed import Distributed, Fsdp, Prefetch
 from memest.option import Kind, Option, Panel, legal
+from memest.parallel import Schedule
 
 __all__ = ["SEVERAL_GPUS"]
 
@@ -140,5 +141,57 @@ SEVERAL_GPUS: tuple[Option, ...] = (
         metavar="FILE",
         names_file=True,
         aliases="deepspeed_config_file",
+    ),
+    _spread(
+        "tp",
+        "--tp --tensor-parallel-degree",
+        "Tensor parallelism by transformers' plan of the model: GPUs that share its layers. "
+        "--num-gpus is a multiple of it.",
+        Kind.WHOLE,
+        metavar="N",
+        aliases="tp_size tensor_model_parallel_size",
+    ),
+    _spread(
+        "pp",
+        "--pp --pipeline-parallel-degree",
+        "Pipeline: GPUs that the layers are split over. --num-gpus is a multiple of it.",
+        Kind.WHOLE,
+        metavar="N",
+        aliases="pipeline_model_parallel_size pp_size",
+    ),
+    _spread(
+        "pp_schedule",
+        "--pp-schedule --pipeline-parallel-schedule",
+        f"Who of the pipeline runs what when: {legal(Schedule)}; left out, 1f1b.",
+        metavar="NAME",
+    ),
+    _spread(
+        "pp_microbatches",
+        "--pp-microbatches",
+        "Micro-batches of --batch samples that a step of the schedule takes; left out, as many as "
+        "the pipeline has GPUs.",
+        Kind.WHOLE,
+        metavar="M",
+        aliases="n_microbatches",
+    ),
+    _spread(
+        "pp_stages_per_gpu",
+        "--pp-stages-per-gpu",
+        "Stages that each GPU has; left out, two where the schedule takes several, else one.",
+        Kind.WHOLE,
+        metavar="V",
+    ),
+    _spread(
+        "pp_split",
+        "--pp-split",
+        "Layers of each stage, with commas between; left out, as even as can be.",
+        metavar="LIST",
+    ),
+    _spread(
+        "pp_return_outputs",
+        "--pp-return-outputs --no-pp-return-outputs",
+        "The schedule keeps what the last stage returns for all micro-batches, and joins it, as "
+        "its step() does unless told return_outputs=False.",
+        Kind.EITHER,
     ),
 )

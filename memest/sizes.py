@@ -63,6 +63,10 @@ def as_traced(asked: Setup) -> Setup:
     kept = _CLONES if asked.finds_unused_parameters else ALONE
     if asked.partitions_parameters:
         kept = _PARTITIONED
+    elif asked.distributed.stage is not None:
+        kept = replace(ALONE, stage=asked.distributed.stage)
+    elif asked.distributed.tp > 1:
+        kept = Distributed(num_gpus=asked.distributed.tp, tp=asked.distributed.tp)
     out = replace(asked, distributed=kept)
     if asked.computes_in_half:
         half = Dtype.BFLOAT16 if asked.precision is Precision.BF16 else Dtype.FLOAT16
@@ -113,6 +117,8 @@ def key_of(structure: Setup) -> dict[str, Any]:
     }
     if structure.partitions_parameters:
         out["partitioned"] = True
+    elif structure.distributed.tp > 1:
+        out["tp"] = structure.distributed.tp
     elif structure.distributed != ALONE:
         out["clones_outputs"] = True
     return out

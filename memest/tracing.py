@@ -7,15 +7,16 @@ it. Torch is loaded when a trace has to be made, not before.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from memest.attention import check_flash_gpu
 from memest.deepspeed_file import with_hidden_size
-from memest.distributed import ALONE, Strategy
+from memest.distributed import ALONE
 from memest.errors import MemestError, MissingDependencyError
-from memest.events import Trace, Weight
+from memest.events import Trace
 from memest.feed import NOTHING, Feed
+from memest.found import Found
 from memest.hidden.call import GpuTraits
 from memest.installed import release
 from memest.optimizer_names import facts_of
@@ -25,14 +26,11 @@ from memest.replay.conf import AllocatorConf
 from memest.replays import Replays
 from memest.result import ModelFacts
 from memest.setup import Attention, Setup
-from memest.sharding.rank import rank_stream
-from memest.sharding.rewrite import RankStream
 from memest.shelf import Shelf, Steps, asks_for_gpu, chosen_like, traces_in
 from memest.sizes import (
     UNLIMITED,
     Sizes,
     as_traced,
-    eval_batches,
     fields_of,
     highest,
     key_of,
@@ -42,13 +40,10 @@ from memest.sizes import (
     windows,
     words,
 )
-from memest.steps.card import Card
 from memest.steps.document import FORMAT
-from memest.steps.evaluation import with_evaluation
 from memest.steps.family import Family, Point, alone
 from memest.steps.program import Program
 from memest.steps.sizing import Answer, asked_sizes
-from memest.steps.stream import Stream
 from memest.store import Store, digest_of
 from memest.updates import Updates
 
@@ -60,84 +55,6 @@ __all__ = ["Found", "Tracer"]
 Progress = Callable[[str], None]
 
 _MAX_EVALUATIONS = 16
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """A question that is answered: a program and the point to run it at.
-
-    Attributes:
-        setup: with the sizes that are taken.
-        gpu: whose kernels run.
-        program: micro-steps and updates.
-        point: of the program's family.
-        card: the model.
-        family: ``model_type`` of its configuration, else its class.
-        evaluation: the first batches of the evaluation that follows the last step; None without.
-    """
-
-    setup: Setup
-    gpu: GpuTraits
-    program: Program
-    point: Point
-    card: Card
-    family: str
-    evaluation: Trace | None = None
-
-    @property
-    def stream(self) -> Stream:
-        """The stream of the whole run."""
-        return self._stream(self.setup.grad_accum)
-
-    @property
-    def short_stream(self) -> Stream:
-        """A stream with the same peaks, no longer than it must be."""
-        return self._stream(self.program.enough(self.setup.grad_accum))
-
-    def _stream(self, grad_accum: int) -> Stream:
-        steps, spread = self.setup.num_steps, self.setup.distributed.strategy is not Strategy.NONE
-        stream = self.program.stream(
-            self.point, self.gpu, num_steps=steps, grad_accum=grad_accum, cues=spread
-        )
-        if spread:
-            landmarks = self.program.trace.landmarks
-            return rank_stream(stream, self.setup, self.weights, landmarks, grad_accum)
-        if self.evaluation is None:
-            return stream
-        _, known = self.program.numbers_at(self.point, self.gpu)
-        return with_evaluation(
-            stream, self.evaluation, self.gpu, tuple(known), batches=eval_batches(self.setup),
-            step=steps,
-        )  # fmt: skip
-
-    @property
-    def spread_notes(self) -> list[str]:
-        """What there is to say of several GPUs."""
-        if self.setup.distributed.strategy is Strategy.NONE:
-            return []
-        stream = self.short_stream
-        assert isinstance(stream, RankStream)
-        return list(stream.notes)
-
-    @property
-    def weights(self) -> tuple[Weight, ...]:
-        """The parameters of the model."""
-        family = self.program.micro_steps
-        return family.weights_at(family.numbers_at(self.point))
-
-    @property
-    def notes(self) -> list[str]:
-        """What the trace has to say."""
-        if self.evaluation is None:
-            return list(self.program.trace.notes)
-        return list(dict.fromkeys((*self.program.trace.notes, *self.evaluation.notes)))
-
-    @property
-    def counts(self) -> tuple[int, ...]:
-        """Numbers of the model, see :attr:`memest.events.Trace.counts`."""
-        family = self.program.micro_steps
-        numbers = family.numbers_at(self.point)
-        return tuple(numbers[place] for place in family.skeleton.counts)
 
 
 class Tracer:
@@ -257,11 +174,33 @@ class Tracer:
         if setup.attn_implementation is Attention.FLASH_ATTENTION_2:
             check_flash_gpu(gpu.capability)
         sizes = sizes_of(setup)
+        if setup.distributed.pp > 1:
+            from memest.pipelined import pipelined
+
+            return pipelined(self, steps, asked, setup, gpu, vary)
         if asks_for_gpu(setup):
             family, point = self._of_one_gpu(steps, asked, setup, gpu, sizes)
             program = self._program(steps, asked, family, point, setup, gpu)
             return self._answered(steps, asked, setup, gpu, program, point)
-        known = self._shelf.held(steps, sizes, gpu, cues=asked.distributed != ALONE)
+        family, point = self.family(steps, asked, setup, gpu, sizes, vary)
+        program = self._program(steps, asked, family, point, setup, gpu)
+        return self._answered(steps, asked, setup, gpu, program, point)
+
+    def family(
+        self, steps: Steps, asked: Setup, setup: Setup, gpu: GpuTraits, sizes: Sizes,
+        vary: Sequence[str] | None,
+    ) -> tuple[Family, Point]:  # fmt: skip
+        """The family that answers for sizes, traced where there is none; grown unless told not to.
+
+        Args:
+            steps: of the structure.
+            asked: as the user gave it.
+            setup: with the sizes that are taken.
+            gpu: whose kernels run.
+            sizes: of the batch.
+            vary: sizes that further questions will change; None grows nothing.
+        """
+        known = self._shelf.held(steps, sizes, gpu, cues=setup.distributed != ALONE)
         held = known
         if held is None:
             family = alone(self._traced(steps, asked, setup, gpu), sizes)
@@ -269,9 +208,7 @@ class Tracer:
             held = family, ()
         if vary is not None and (known is None or not self._varies(held[0], vary, sizes)):
             held = self._extended(steps, asked, setup, gpu, sizes, held, vary)
-        family, point = held
-        program = self._program(steps, asked, family, point, setup, gpu)
-        return self._answered(steps, asked, setup, gpu, program, point)
+        return held
 
     def _of_one_gpu(
         self, steps: Steps, asked: Setup, setup: Setup, gpu: GpuTraits, sizes: Sizes
@@ -388,6 +325,42 @@ class Tracer:
             source=source.provenance if source is not None else "live module",
             task=card.task.value,
         )
+
+    # -- stages of a pipeline
+
+    def stage_steps(self, whole: Steps, stage: Setup, mark: Any) -> Steps:
+        """What is known of one stage of a model.
+
+        Args:
+            whole: what is known of the model: a stage is cut out of the same one.
+            stage: the setup of its traces.
+            mark: what tells the stage from others in a key.
+        """
+        structure = structure_of(stage)
+        steps = self._known.get(structure)
+        if steps is None:
+            key = {**whole.key, "stage": mark} if whole.key else {}
+            steps = self._known[structure] = Steps(structure, key)
+            if key:
+                self._shelf.load(steps)
+            steps.cards, steps.runs = whole.cards, whole.runs
+        return steps
+
+    def run(self, steps: Steps, asked: Setup) -> Any:
+        """The model on the meta device, built once."""
+        return self._run(steps, asked)
+
+    @property
+    def updates(self) -> Updates:
+        """The optimizers that were traced."""
+        return self._updates
+
+    def answered(
+        self, steps: Steps, asked: Setup, setup: Setup, gpu: GpuTraits, program: Program,
+        point: Point,
+    ) -> Found:  # fmt: skip
+        """What a program answers for a setup."""
+        return self._answered(steps, asked, setup, gpu, program, point)
 
     # -- what is known
 

@@ -80,6 +80,16 @@ class Updates:
             weights = updated_weights(weights, setup, family.skeleton.landmarks)
             weights_digest = _digest(weights)
             setup = as_updated(setup)
+        return self._traced_for(weights, weights_digest, setup, gpu, model, roles)
+
+    def of_weights(self, weights: tuple[Weight, ...], setup: Setup, gpu: GpuTraits) -> Family:
+        """Clipping and optimizer for some weights, by an optimizer that treats all alike."""
+        return self._traced_for(weights, _digest(weights), setup, gpu, "", lambda: None)[1]
+
+    def _traced_for(
+        self, weights: tuple[Weight, ...], weights_digest: str, setup: Setup, gpu: GpuTraits,
+        model: str, roles: Callable[[], Any],
+    ) -> tuple[str, Family]:  # fmt: skip
         facts = facts_of(setup.optim)
         key: dict[str, Any] = {
             "format": FORMAT,

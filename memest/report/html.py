@@ -141,6 +141,21 @@ def render_html(estimate: Estimate) -> str:
         ("module", "count", "activations each", "parameters each"),
     )
     parts.append(_details("Biggest layers", layers))
+    if estimate.ranks:
+        ranks = _table(
+            (
+                [
+                    str(rank.rank),
+                    escape(rank.parts),
+                    format_size(rank.allocated_bytes),
+                    format_size(rank.reserved_bytes),
+                    format_size(rank.device_bytes),
+                ]
+                for rank in estimate.ranks
+            ),
+            ("rank", "has", "allocated", "reserved", "device"),
+        )
+        parts.append(_details("GPUs of the pipeline, the fullest first", ranks))
     if estimate.common_gpus:
         fits = _table(
             (

@@ -28,7 +28,7 @@ from memest.report.words import (
     setup_items,
     verdict_sentence,
 )
-from memest.result import Estimate, GpuFit, Verdict
+from memest.result import Estimate, GpuFit, RankPeak, Verdict
 from memest.units import format_delta, format_size
 
 __all__ = ["VERDICT_STYLES", "By", "print_report", "render", "wide_enough"]
@@ -122,6 +122,8 @@ def _parts(
     yield Text(verdict_sentence(estimate), style=VERDICT_STYLES[estimate.verdict])
     yield _subtitle(estimate, page)
     yield _section("Peaks", _peaks(estimate, page))
+    if estimate.ranks and by is None:
+        yield _section("GPUs of the pipeline, the fullest first", _ranks(estimate.ranks, page))
     if by is By.LAYER:
         yield _section("Memory by module at the allocated peak", _tree(estimate, page, depth))
         return
@@ -360,6 +362,17 @@ def _gpus(fits: Iterable[GpuFit], page: Page) -> Table:
             Text(fit.verdict.value, style=VERDICT_STYLES[fit.verdict]),
             format_delta(fit.headroom_bytes),
         )
+    return table
+
+
+def _ranks(ranks: Iterable[RankPeak], page: Page) -> Table:
+    table = _grid("right", "left", "right", "right", "right")
+    titles = ("rank", "has", "allocated", "reserved", "device")
+    table.add_row(*(Text(title, style="dim") for title in titles))
+    for rank in ranks:
+        parts = rank.parts.replace("layers ", "") if page.narrow else rank.parts
+        sizes = (rank.allocated_bytes, rank.reserved_bytes, rank.device_bytes)
+        table.add_row(str(rank.rank), Text(parts), *map(format_size, sizes))
     return table
 
 

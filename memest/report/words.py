@@ -178,6 +178,11 @@ def process_words(setup: Setup) -> str:
 def _spread_items(setup: Setup) -> list[str]:
     """How the run is spread over GPUs."""
     spread = setup.distributed
+    if spread.strategy is Strategy.NONE and spread.pp > 1:
+        items = [f"the fullest of {spread.num_gpus} GPUs", f"{spread.pipeline_schedule} pipeline"]
+        return [*items, f"{spread.microbatches} micro-batches"]
+    if spread.strategy is Strategy.NONE and spread.tp > 1:
+        return [f"each of {spread.num_gpus} GPUs", f"tensor parallel over {spread.tp}"]
     if spread.strategy is Strategy.NONE:
         return []
     names = {
@@ -187,6 +192,8 @@ def _spread_items(setup: Setup) -> list[str]:
     }
     items = [f"each of {spread.num_gpus} GPUs" if spread.num_gpus > 1 else "one GPU"]
     items.append(names[spread.strategy])
+    if spread.tp > 1:
+        items.append(f"tensor parallel over {spread.tp}")
     if spread.num_copies > 1:
         items.append(f"{spread.num_copies} copies of {spread.shard_ranks} shards")
     if spread.fsdp_offload:

@@ -49,14 +49,15 @@ def communicators(spread: Distributed, capability: tuple[int, int] | None) -> Co
     """What the communicator of a run takes on each GPU; None where there is none.
 
     All ranks are in one group (DDP, FSDP2 on a mesh of one dimension, ZeRO), so there is one; with
-    replicas of a sharded model there are two. The middle of the range is expected, for want of
-    anything better.
+    replicas of a sharded model there are two. The stages of a pipeline send to their neighbours.
+    The middle of the range is expected, for want of anything better.
 
     Args:
         spread: how the run is spread over GPUs.
         capability: compute capability of the GPUs; None where it is not known.
     """
-    if spread.num_gpus == 1 or spread.strategy is Strategy.NONE:
+    alone = spread.strategy is Strategy.NONE and spread.pp == 1 and spread.tp == 1
+    if spread.num_gpus == 1 or alone:
         return None
     if spread.nccl_memory is not None:
         given = spread.nccl_memory
@@ -64,9 +65,11 @@ def communicators(spread: Distributed, capability: tuple[int, int] | None) -> Co
             low_bytes=given, expected_bytes=given, high_bytes=given,
             basis=f"NCCL {format_size(given)} as given",
         )  # fmt: skip
-    groups = [n for n in (spread.shard_ranks, spread.num_copies) if n > 1]
-    low = len(groups) * FEWEST_CHANNELS * CONNECTION_BYTES
-    high = len(groups) * MOST_CHANNELS * 2 * CONNECTION_BYTES
+    groups = [n for n in (spread.shard_ranks, spread.num_copies, spread.tp) if n > 1]
+    # sending and receiving connects neighbours alone, one of them at the ends of a pipeline
+    neighbours = min(spread.pp - 1, 2)
+    low = (len(groups) + min(neighbours, 1)) * FEWEST_CHANNELS * CONNECTION_BYTES
+    high = (len(groups) * 2 + neighbours) * MOST_CHANNELS * CONNECTION_BYTES
     if capability is None or capability >= _NVLS_CAPABILITY:
         high += sum(_NVLS_BYTES for ranks in groups if ranks > 2)
     return Communicators(

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from memest.errors import TraceError
 from memest.events import ALLOC, CALL, FREE, MARK, Cue, Seam, SeamKind, Trace
 
-__all__ = ["MAX_REPEATS", "Pieces", "Span", "splice"]
+__all__ = ["MAX_REPEATS", "Pieces", "Span", "paired", "splice"]
 
 MAX_REPEATS = 3
 """Repetitions of a micro-step that are played. The allocator is deterministic: once a repetition
@@ -283,12 +283,12 @@ class Pieces:
         sampled = {index for sample in self.samples for index in sample}
         dropped = [i for i in self._dropped(later) if i not in sampled]
         left = [i for i in self._left(later) if i not in sampled]
-        pairs = _paired(trace, dropped, left)
+        pairs = paired(trace, dropped, left)
         again = _found(trace, dropped, self._left(self.micro_step(2, 1)), sampled)
         self.slots = [(d, n, a) for (d, n), a in zip(pairs, again, strict=True)]
         if self.counts:
             earlier = self._dropped(self.count(1, 2))
-            total = _paired(trace, earlier, self._left(self.count(1, 2)))
+            total = paired(trace, earlier, self._left(self.count(1, 2)))
             first = _found(trace, earlier, self._left(self.count(2, 1)), set())
             self.totals = [(d, n, a) for (d, n), a in zip(total, first, strict=True)]
 
@@ -300,14 +300,14 @@ class Pieces:
             passed.update((first, later, again))
         dropped = [i for i in self._dropped(span) if i not in passed]
         left = [i for i in self._left(span) if i not in passed]
-        self.inherited = _paired(self.trace, dropped, left)
+        self.inherited = paired(self.trace, dropped, left)
 
 
 def _key(trace: Trace, index: int) -> tuple[int, int, int]:
     return trace.sizes[index], trace.ops[index], trace.modules[index]
 
 
-def _paired(trace: Trace, dropped: list[int], left: list[int]) -> list[tuple[int, int]]:
+def paired(trace: Trace, dropped: list[int], left: list[int]) -> list[tuple[int, int]]:
     """What a repeated part drops, each with what it leaves behind in its place.
 
     Raises:

@@ -203,6 +203,7 @@ def _check(trace: Trace) -> None:
     _require(all(-1 <= cue.allocation < count for cue in trace.cues), "cues")
     of_weights = (
         CueKind.PLACED, CueKind.GRADIENT, CueKind.READY, CueKind.HELD, CueKind.LET_GO,
+        CueKind.KEPT_GRADIENT,
     )  # fmt: skip
     _require(
         all(

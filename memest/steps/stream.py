@@ -276,6 +276,10 @@ class Player:
         self._persistent: set[tuple[str, ...]] = set(persistent)
         self._label_index: dict[str, int] = {}
         self._settled = 0
+        self.held: set[int] = set()
+        """Numbers that somebody beside the pieces holds: their frees are not played."""
+        self.gone: set[int] = set()
+        """Those of them that the pieces have let go of."""
         self._chains: dict[tuple[Span, int, int], Chain] = {}
         self._first_place = list(accumulate((len(found) for found in shape), initial=num_places))
         self._cues = cues
@@ -302,6 +306,10 @@ class Player:
             number = now[row[source]]
             for index in row:
                 now[index] = number
+
+    def number_of(self, index: int) -> int | None:
+        """The number that an allocation of the trace has now; None where it is gone."""
+        return self._now.get(index)
 
     def assign(self, indices: Sequence[int], numbers: Sequence[int]) -> None:
         """Say which numbers trace allocations have now."""
@@ -366,6 +374,9 @@ class Player:
                 append(number)
             elif kind == FREE:
                 number = now.pop(index)
+                if number in self.held:
+                    self.gone.add(number)
+                    continue
                 if number < number_before:
                     carried.append(number)
                 append(~number)

@@ -28,7 +28,7 @@ from memest.trace.library_optimizers import (
     make_library,
     muon_split,
 )
-from memest.trace.recorder import Recorder
+from memest.trace.recorder import Recorder, local
 from memest.trace.roles import Roles, roles_of
 
 __all__ = [
@@ -85,8 +85,8 @@ def weights_of(model: torch.nn.Module) -> tuple[Weight, ...]:
     return tuple(
         Weight(
             name=named.name,
-            shape=tuple(named.parameter.shape),
-            stride=named.parameter.stride(),
+            shape=tuple(local(named.parameter).shape),
+            stride=local(named.parameter).stride(),
             dtype=str(named.parameter.dtype).removeprefix("torch."),
             trains=named.parameter.requires_grad,
             decays=named.decays,

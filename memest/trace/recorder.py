@@ -37,7 +37,7 @@ from memest.hidden.flops import counts_flops
 from memest.hidden.registry import has_rule
 from memest.trace.known import track
 
-__all__ = ["Recorder"]
+__all__ = ["Recorder", "local"]
 
 aten = torch.ops.aten
 
@@ -59,8 +59,19 @@ _NO_KERNEL = frozenset(
     f"aten::{name}"
     for name in ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
 )
+# Tensors that stand for others: their operators are seen when they come down to these.
+_STANDING_FOR = frozenset(("DTensor", "AsyncCollectiveTensor"))
 # How an operator's result is looked at; views and bare memory launch nothing.
 _PLAIN, _ALIASES, _SITE, _VIEW, _MEMORY = 0, 1, 2, 3, 4
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """What a rank holds of a tensor: the shard of a distributed one, else the tensor itself."""
+    kind = type(tensor).__name__
+    if kind not in _STANDING_FOR:
+        return tensor
+    held: torch.Tensor = getattr(tensor, "_local_tensor" if kind == "DTensor" else "elem")
+    return local(held)
 
 
 class Recorder(TorchDispatchMode):
@@ -183,7 +194,7 @@ class Recorder(TorchDispatchMode):
 
     def allocation_of(self, tensor: torch.Tensor) -> int | None:
         """The number of the live allocation behind a tensor, None if it is not recorded."""
-        return self._live.get(tensor.untyped_storage()._cdata)
+        return self._live.get(local(tensor).untyped_storage()._cdata)
 
     def tag(self, tensor: torch.Tensor, category: Category, module: str | None = None) -> None:
         """Say what the storage behind a tensor is for."""
@@ -312,6 +323,8 @@ class Recorder(TorchDispatchMode):
     # -- the stream -------------------------------------------------------------------------------
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if types and not _STANDING_FOR.isdisjoint(kind.__name__ for kind in types):
+            return NotImplemented
         kind = self._kinds.get(func)
         if kind is None:
             kind = self._kinds[func] = self._kind(func)
@@ -363,6 +376,7 @@ class Recorder(TorchDispatchMode):
             launches[-1] += 1
 
     def _born(self, tensor: torch.Tensor, func: Any) -> None:
+        tensor = local(tensor)
         storage = tensor.untyped_storage()
         key = storage._cdata
         size = storage.nbytes()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -42,14 +43,16 @@ from memest.trace.own_loss import OwnLoss, loss_named
 from memest.trace.own_steps import OWN_SETUP, OwnStep, check_own_step, step_named
 from memest.trace.pristine import as_built
 from memest.trace.quantized import Loading, own_quantization, quantise
+from memest.trace.stages import trace_stage
 from memest.trace.switches import set_checkpointing, set_use_cache
+from memest.trace.tensor_parallel import on_ranks, quiet_shapes, shard_model
 from memest.trace.ties import separate_head
 from memest.trace.training import TracePlan, plan_to_compose, trace_training
 from memest.trace.turns import in_turn
 from memest.trace.twins import twin_of
 from memest.trace.where import own_code
 
-__all__ = ["BuiltRun", "build", "evaluate_built", "trace_built"]
+__all__ = ["BuiltRun", "build", "evaluate_built", "rank_model", "trace_built"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -286,9 +289,23 @@ def trace_built(
     if not run.keeps_checkpointing:
         set_checkpointing(run.model, setup)
     model_type, plans = _fed(run, setup)
-    with as_built(run.model), _kernels(run.model, setup, gpu), _code(run):
+    if setup.distributed.stage is not None:
+        with as_built(run.model):
+            trace = trace_stage(
+                run.model, setup, part=setup.distributed.stage,
+                make_batch=lambda: realise(plans), gpu=gpu, operators=operators,
+                model_type=model_type,
+            )  # fmt: skip
+        trace.counts = run.counts
+        return trace
+    with (
+        rank_model(run.model, setup) as model,
+        as_built(model),
+        _kernels(model, setup, gpu),
+        _code(run),
+    ):
         trace = trace_training(
-            run.model, setup, make_batch=lambda: realise(plans), loss_of=run.loss_of, gpu=gpu,
+            model, setup, make_batch=lambda: realise(plans), loss_of=run.loss_of, gpu=gpu,
             operators=operators, model_type=model_type, plan=plan or plan_to_compose(setup),
             loading=run.loading, call=run.call, own_step=run.own_step,
         )  # fmt: skip
@@ -312,6 +329,19 @@ def _code(run: BuiltRun) -> Iterator[None]:
         same_draws()
     with cuda_is_meta(wanted=run.own_code):
         yield
+
+
+@contextmanager
+def rank_model(model: Any, setup: Setup) -> Iterator[Any]:
+    """The model as a rank has it: a copy that is sharded where layers are shared."""
+    ranks = setup.distributed.tp
+    if ranks == 1:
+        yield model
+        return
+    with on_ranks(ranks) as mesh, quiet_shapes():
+        twin = copy.deepcopy(model)
+        shard_model(twin, mesh, ranks)
+        yield twin
 
 
 def _kernels(model: torch.nn.Module, setup: Setup, gpu: GpuTraits) -> AbstractContextManager[None]:

@@ -44,6 +44,7 @@ from memest.trace.partitioned import hooks_of_stage_3, linear_of_stage_3
 from memest.trace.quantized import Loading, biases_as_loaded
 from memest.trace.recorder import Recorder
 from memest.trace.roles import Roles
+from memest.trace.tensor_parallel import collective_handlers
 from memest.trace.turns import TURN
 from memest.trace.where import line_of
 
@@ -176,7 +177,7 @@ def tracing(
         model_type: family of the model.
     """
     handlers = {**answer_handlers(), **in_place_handlers(), **kernel_handlers(),
-                **bitsandbytes_handlers()}  # fmt: skip
+                **bitsandbytes_handlers(), **collective_handlers()}  # fmt: skip
     if operators == "cuda":
         handlers.update(cuda_handlers())
     else:

@@ -70,6 +70,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "eos_token_id": 1,
     },
     "llama": {"model_type": "llama", **_LLAMA},
+    "llama6": {"model_type": "llama", **_LLAMA, "num_hidden_layers": 6},
     "llama-tied": {"model_type": "llama", **_LLAMA, "tie_word_embeddings": True},
     "llama-gqa": {"model_type": "llama", **_LLAMA, "num_key_value_heads": 2},
     "qwen3": {"model_type": "qwen3", **_LLAMA, "num_key_value_heads": 2, "head_dim": 32},

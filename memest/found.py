@@ -1,0 +1,98 @@
+"""The answer to a question: a program, the point to run it at, and the stream that comes of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from memest.distributed import Strategy
+from memest.events import Trace, Weight
+from memest.hidden.call import GpuTraits
+from memest.setup import Setup
+from memest.sharding.rank import rank_stream
+from memest.sharding.rewrite import RankStream
+from memest.sizes import eval_batches
+from memest.steps.card import Card
+from memest.steps.evaluation import with_evaluation
+from memest.steps.family import Point
+from memest.steps.program import Program
+from memest.steps.stream import Stream
+
+__all__ = ["Found"]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A question that is answered: a program and the point to run it at.
+
+    Attributes:
+        setup: with the sizes that are taken.
+        gpu: whose kernels run.
+        program: micro-steps and updates.
+        point: of the program's family.
+        card: the model.
+        family: ``model_type`` of its configuration, else its class.
+        evaluation: the first batches of the evaluation that follows the last step; None without.
+    """
+
+    setup: Setup
+    gpu: GpuTraits
+    program: Program
+    point: Point
+    card: Card
+    family: str
+    evaluation: Trace | None = None
+
+    @property
+    def stream(self) -> Stream:
+        """The stream of the whole run."""
+        return self._stream(self.setup.grad_accum)
+
+    @property
+    def short_stream(self) -> Stream:
+        """A stream with the same peaks, no longer than it must be."""
+        return self._stream(self.program.enough(self.setup.grad_accum))
+
+    def _stream(self, grad_accum: int) -> Stream:
+        steps, spread = self.setup.num_steps, self.setup.distributed.strategy is not Strategy.NONE
+        stream = self.program.stream(
+            self.point, self.gpu, num_steps=steps, grad_accum=grad_accum, cues=spread
+        )
+        if spread:
+            landmarks = self.program.trace.landmarks
+            return rank_stream(stream, self.setup, self.weights, landmarks, grad_accum)
+        if self.evaluation is None:
+            return stream
+        _, known = self.program.numbers_at(self.point, self.gpu)
+        return with_evaluation(
+            stream, self.evaluation, self.gpu, tuple(known), batches=eval_batches(self.setup),
+            step=steps,
+        )  # fmt: skip
+
+    @property
+    def spread_notes(self) -> list[str]:
+        """What there is to say of several GPUs."""
+        if self.setup.distributed.strategy is Strategy.NONE:
+            return []
+        stream = self.short_stream
+        assert isinstance(stream, RankStream)
+        return list(stream.notes)
+
+    @property
+    def weights(self) -> tuple[Weight, ...]:
+        """The parameters of the model."""
+        family = self.program.micro_steps
+        return family.weights_at(family.numbers_at(self.point))
+
+    @property
+    def notes(self) -> list[str]:
+        """What the trace has to say."""
+        if self.evaluation is None:
+            return list(self.program.trace.notes)
+        return list(dict.fromkeys((*self.program.trace.notes, *self.evaluation.notes)))
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Numbers of the model, see :attr:`memest.events.Trace.counts`."""
+        family = self.program.micro_steps
+        numbers = family.numbers_at(self.point)
+        return tuple(numbers[place] for place in family.skeleton.counts)

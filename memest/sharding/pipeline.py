@@ -1,0 +1,459 @@
+"""One GPU of a pipeline: pieces of its stages' traces in the order of a schedule.
+
+What a piece allocates and frees was traced. What is held around the pieces is played here, as
+``PipelineStage`` and the schedules of ``torch.distributed.pipelining`` (2.13) hold it: buffers for
+what is received, one for each micro-batch, from the first step to the end; outputs that are being
+sent, until somebody waits for the sending; gradients of inputs, likewise; losses, until the step is
+over; outputs of the last stage, for those who want them returned.
+
+A schedule of one stage (``ScheduleGPipe``, ``Schedule1F1B``) keeps what it sends in local
+variables, and frees it when these are bound anew. The others (``_PipelineScheduleRuntime``) keep
+every sending of a step until its end.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from memest.errors import TraceError
+from memest.events import (
+    ALLOC,
+    CATEGORY_ORDER,
+    FREE,
+    Category,
+    CueKind,
+    Mark,
+    Phase,
+    SeamKind,
+    Trace,
+)
+from memest.hidden.call import GpuTraits
+from memest.hidden.registry import hidden_allocations
+from memest.parallel import Schedule
+from memest.sharding.rewrite import RankStream
+from memest.sharding.schedules import Action, rank_order, stages_of
+from memest.steps.compose import MAX_REPEATS, Span, paired
+from memest.steps.stages import Joined, StagePieces, join, with_places
+from memest.steps.stream import Course, Player, shape_of, slack_of
+
+__all__ = ["PipelinePlan", "compose_rank"]
+
+_SINGLE = (Schedule.GPIPE, Schedule.ONE_F_ONE_B)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelinePlan:
+    """How a pipeline is run.
+
+    Attributes:
+        schedule: of the pipeline.
+        ranks: its GPUs.
+        per_rank: stages on each.
+        micro_batches: of one step of the schedule.
+        rounds: steps of the schedule for each update.
+        num_steps: updates.
+        returns_outputs: the last stage's outputs are kept and joined.
+        drops_gradients: ``zero_grad`` lets go of gradients.
+    """
+
+    schedule: Schedule
+    ranks: int
+    per_rank: int
+    micro_batches: int
+    rounds: int
+    num_steps: int
+    returns_outputs: bool
+    drops_gradients: bool
+
+
+def compose_rank(
+    plan: PipelinePlan, rank: int, stages: Sequence[Trace], updates: Trace | None, gpu: GpuTraits
+) -> RankStream:
+    """The stream of one rank.
+
+    Args:
+        plan: of the pipeline.
+        rank: whose stream.
+        stages: traces of its stages, in the order of the model.
+        updates: of the rank's optimizer; None where none runs.
+        gpu: decides workspaces.
+    """
+    joined = join([*stages, *([updates] if updates is not None else [])])
+    numbered, sizes = with_places(joined)
+    hidden = [hidden_allocations(call, gpu) for call in numbered.calls]
+    course = Course(module_names=numbered.module_names, label_names=list(numbered.op_names))
+    player = Player(numbered, shape_of(hidden), len(sizes), course)
+    table = [*sizes, *(h.nbytes for found in hidden for h in found)]
+    numbers = stages_of(plan.schedule, rank, plan.ranks, plan.per_rank)
+    pieces = {
+        number: StagePieces(trace, joined.first_events[place], joined.first_allocations[place])
+        for place, (number, trace) in enumerate(zip(numbers, stages, strict=True))
+    }
+    playing = _Playing(plan, rank, pieces, joined, player, course, table)
+    if updates is not None:
+        playing.update = _Update.of(updates, joined, len(stages))
+    playing.run()
+    return RankStream(
+        events=course.events, categories=course.categories, modules=course.modules,
+        labels=course.labels, label_names=course.label_names,
+        mark_positions=course.mark_positions, marks=course.marks,
+        module_names=course.module_names, sizes=[table[place] for place in course.places],
+        workspace_slack_bytes=slack_of(hidden), rank=rank,
+    )  # fmt: skip
+
+
+@dataclass(slots=True)
+class _Update:
+    """The optimizer's pieces, in numbers of the joined trace."""
+
+    made: tuple[int, int]
+    first: tuple[int, int]
+    later: tuple[int, int]
+    inherited: list[tuple[int, int]]
+
+    @classmethod
+    def of(cls, updates: Trace, joined: Joined, place: int) -> _Update:
+        at = {(s.kind, s.step): s.position for s in updates.seams}
+        event, allocation = joined.first_events[place], joined.first_allocations[place]
+
+        def span(begin: tuple[SeamKind, int], end: tuple[SeamKind, int]) -> tuple[int, int]:
+            return at[begin] + event, at[end] + event
+
+        later = at[SeamKind.UPDATE, 2], at[SeamKind.UPDATED, 2]
+        born = {v >> 2 for v in updates.events[slice(*later)] if v & 3 == ALLOC}
+        freed = [v >> 2 for v in updates.events[slice(*later)] if v & 3 == FREE]
+        dropped = sorted(number for number in freed if number not in born)
+        given = {v >> 2 for v in updates.events[: at[SeamKind.OPTIMIZER_MADE, 0]] if v & 3 == ALLOC}
+        if given & set(dropped):
+            raise TraceError(
+                "The optimizer lets go of weights or gradients during its step, which memest "
+                "cannot compose. Please report it with the output of `memest env`."
+            )
+        left = sorted(born - set(freed))
+        pairs = [(d + allocation, n + allocation) for d, n in paired(updates, dropped, left)]
+        return cls(
+            made=span((SeamKind.OPTIMIZER_MADE, 0), (SeamKind.UPDATE, 1)),
+            first=span((SeamKind.UPDATE, 1), (SeamKind.UPDATED, 1)),
+            later=span((SeamKind.UPDATE, 2), (SeamKind.UPDATED, 2)),
+            inherited=pairs,
+        )
+
+
+@dataclass(slots=True)
+class _Playing:
+    """The run of one rank, as it is played."""
+
+    plan: PipelinePlan
+    rank: int
+    stages: dict[int, StagePieces]
+    joined: Joined
+    player: Player
+    course: Course
+    table: list[int]
+    update: _Update | None = None
+    step: int = 0
+    has_gradients: bool = False
+    leads: int = 0
+    held: Counter[int] = field(default_factory=Counter)
+    inputs: dict[tuple[int, int], int] = field(default_factory=dict)
+    output_gradients: dict[tuple[int, int], int] = field(default_factory=dict)
+    ready: set[tuple[int, int]] = field(default_factory=set)
+    fetched: list[int] = field(default_factory=list)
+    saved: dict[tuple[int, int], dict[int, int]] = field(default_factory=dict)
+    template: dict[tuple[int, int], int] = field(default_factory=dict)
+    outputs: dict[tuple[int, int], int] = field(default_factory=dict)
+    losses: list[int] = field(default_factory=list)
+    user_losses: list[int] = field(default_factory=list)
+    chunks: list[int] = field(default_factory=list)
+    leaf_gradients: dict[int, list[int]] = field(default_factory=dict)
+    sent: list[int] = field(default_factory=list)
+    names: dict[str, int] = field(default_factory=dict)
+
+    # -- what is held
+
+    def _alloc(self, nbytes: int, category: Category, label: str) -> int:
+        course = self.course
+        number = len(course.places)
+        self.table.append(nbytes)
+        course.places.append(len(self.table) - 1)
+        course.categories.append(CATEGORY_ORDER.index(category))
+        course.modules.append(0)
+        course.labels.append(self._label(label))
+        course.events.append(number)
+        self.held[number] = 1
+        self.player.held.add(number)
+        return number
+
+    def _label(self, text: str) -> int:
+        names = self.course.label_names
+        if text not in names:
+            names.append(text)
+        return names.index(text)
+
+    def _hold(self, number: int) -> int:
+        """One more reference to an allocation; the traced ones do not count."""
+        self.held[number] += 1
+        self.player.held.add(number)
+        return number
+
+    def _drop(self, numbers: Iterable[int]) -> None:
+        """References that go, one after the other."""
+        for number in numbers:
+            self.held[number] -= 1
+            if self.held[number]:
+                continue
+            del self.held[number]
+            self.player.held.discard(number)
+            if number in self.player.gone:
+                self.player.gone.discard(number)
+                self.course.events.append(~number)
+
+    def _bind(self, name: str, number: int | None) -> None:
+        """A local variable of the schedule is bound anew: what it held before goes."""
+        old = self.names.pop(name, None)
+        if number is not None:
+            self.names[name] = self._hold(number)
+        if old is not None:
+            self._drop([old])
+
+    def _own(self, number: int) -> int:
+        """An allocation that no piece frees."""
+        self.player.gone.add(number)
+        return self._hold(number)
+
+    def _size(self, number: int) -> int:
+        return self.table[self.course.places[number]]
+
+    # -- the run
+
+    def run(self) -> None:
+        """Load, then step after step."""
+        self._mark(Phase.LOAD, 0)
+        for pieces in self.stages.values():
+            begin, end = pieces.load
+            self.player.play((begin + 1, end), 0, 0)  # its own mark excepted
+        if self.update is not None:
+            self.player.play(self.update.made, 0, 0)
+        rounds = min(self.plan.rounds, MAX_REPEATS)
+        for step in range(1, self.plan.num_steps + 1):
+            self.step = step
+            for number in range(1, rounds + 1):
+                self._schedule_step(first=number == 1 and step == 1)
+            self._finish_step()
+
+    def _mark(self, phase: Phase, micro_step: int) -> None:
+        self.course.mark_positions.append(len(self.course.events))
+        self.course.marks.append(Mark(phase, self.step, micro_step))
+
+    def _schedule_step(self, *, first: bool) -> None:
+        """``schedule.step``: what the last one left is dropped, then the order is played."""
+        self._mark(Phase.BATCH, 0)
+        self._fetch()
+        self._clear()
+        if first:
+            self._make_buffers()
+        plan = self.plan
+        order = rank_order(plan.schedule, self.rank, plan.ranks, plan.per_rank, plan.micro_batches)
+        single = plan.schedule in _SINGLE
+        # whose backward is the first finds no gradients; one micro-batch leads in all stages
+        self.leads = next(action.micro_batch for action in order if action.work in "BI")
+        for action in order:
+            if action.work == "F":
+                self._forward(action, single=single)
+            elif action.work == "W":
+                self._weights(action)
+            else:
+                self._backward(action, single=single)
+        self._wait(single=single)
+        # _update_losses: the caller's list takes them over
+        old, self.user_losses = self.user_losses, [self._hold(n) for n in self.losses]
+        self._drop(old)
+        self._drop(self.losses)
+        self.losses = []
+        if self.chunks:
+            merged = sum(self._size(number) for number in self.chunks)
+            joined = self._alloc(merged, Category.TEMPORARIES, "pipeline: joined outputs")
+            self.player.gone.add(joined)
+            self._drop([joined])
+        for pieces in self.stages.values():
+            self.player.play(pieces.region_end, self.step, 0)
+
+    def _fetch(self) -> None:
+        """The batch of all micro-batches: token ids for the first stage, labels for the last."""
+        old, self.fetched = self.fetched, []
+        self._drop(old)
+        for number, pieces in self.stages.items():
+            kinds = [CueKind.STAGE_INPUT] * (number == 0) + [CueKind.STAGE_TARGET]
+            for kind in kinds:
+                found = pieces.allocation_of(kind, 0)
+                if found is None:
+                    continue
+                nbytes = self.joined.trace.sizes[found] * self.plan.micro_batches
+                whole = self._alloc(nbytes, Category.INPUTS, "pipeline: batch")
+                self.player.gone.add(whole)
+                self.fetched.append(whole)
+
+    def _clear(self) -> None:
+        """``clear_runtime_states``, stage after stage; outputs are those of the last one."""
+        for stage in self.stages:
+            if stage == self.plan.ranks * self.plan.per_rank - 1:
+                self._drop(self.chunks)
+            self._drop(self.leaf_gradients.pop(stage, []))
+        self.chunks = []
+
+    def _make_buffers(self) -> None:
+        """``_setup_forward_recv_info`` stage after stage, then ``_setup_backward_recv_info``."""
+        for numbers, kind, where in (
+            (list(self.stages), CueKind.STAGE_INPUT, self.inputs),
+            (list(reversed(self.stages)), CueKind.OUTPUT_GRADIENT, self.output_gradients),
+        ):
+            for stage in numbers:
+                found = self.stages[stage].allocation_of(kind, 0)
+                if found is None or (kind is CueKind.STAGE_INPUT and stage == 0):
+                    continue
+                for micro_batch in range(self.plan.micro_batches):
+                    buffer = self._alloc(
+                        self.joined.trace.sizes[found], Category.COMMUNICATION,
+                        "pipeline: receive buffer",
+                    )  # fmt: skip
+                    self.player.gone.add(buffer)
+                    where[stage, micro_batch] = buffer
+
+    # -- pieces
+
+    def _play(self, action: Action, span: Span | None = None) -> None:
+        """A piece, or a part of it, with what its micro-batch has made so far."""
+        key = action.stage, action.micro_batch
+        pieces, number = self.stages[action.stage], self.template[key]
+        span = span or pieces.piece(action.work, number)
+        saved = self.saved.setdefault(key, {})
+        self.player.assign(list(saved), list(saved.values()))
+        self.player.play(span, self.step, action.micro_batch + 1)
+        born = pieces.born(span, self.joined.trace)
+        # gradients and casts are everybody's, the rest is this micro-batch's
+        shared = set(pieces.gradients) if number == 0 else set()
+        for index in (*saved, *born):
+            now = self.player.number_of(index)
+            if now is None:
+                saved.pop(index, None)
+            elif index not in shared:
+                saved[index] = now
+
+    def _forward(self, action: Action, *, single: bool) -> None:
+        key = stage, micro_batch = action.stage, action.micro_batch
+        pieces = self.stages[stage]
+        template = 1
+        if micro_batch == self.leads:
+            template = pieces.casts_again if self.has_gradients else 0
+        self.template[key] = template
+        begin, end = pieces.piece("F", template)
+        computed = pieces.computed(template)
+        self._play(action, (begin, computed))
+        output = pieces.allocation_of(CueKind.STAGE_OUTPUT, template)
+        assert output is not None
+        number = self.player.number_of(output)
+        assert number is not None
+        if single:
+            self._bind("output", number)  # what it held goes before the loss is computed
+        self._play(action, (computed, end))
+        loss = pieces.allocation_of(CueKind.STAGE_LOSS, template)
+        last = loss is not None
+        if last and self.plan.returns_outputs:
+            self.chunks.append(self._hold(number))
+        if loss is not None:
+            made = self.player.number_of(loss)
+            assert made is not None
+            self.losses.append(self._own(made))
+        if single:
+            if not last:
+                self._sends_output(micro_batch, number)
+        elif not last and stage + 1 not in self.stages:
+            self.sent.append(self._hold(number))
+        elif stage + 1 in self.stages:
+            # the next stage is here as well: it takes the output itself for its buffer
+            old_buffer = self.inputs[stage + 1, micro_batch]
+            self.inputs[stage + 1, micro_batch] = self._hold(number)
+            self._drop([old_buffer])
+
+    def _backward(self, action: Action, *, single: bool) -> None:
+        key = stage, micro_batch = action.stage, action.micro_batch
+        pieces = self.stages[stage]
+        self._play(action)
+        found = pieces.allocation_of(CueKind.INPUT_GRADIENT, self.template[key])
+        if found is None:
+            if single:
+                self._sends_gradient(micro_batch, None)
+            return
+        number = self.player.number_of(found)
+        assert number is not None
+        self._own(number)
+        if action.work == "I":
+            self.leaf_gradients.setdefault(stage, []).append(self._hold(number))
+        if single:
+            self._sends_gradient(micro_batch, number)
+        elif stage - 1 in self.stages:
+            before = self.output_gradients[stage - 1, micro_batch]
+            self.output_gradients[stage - 1, micro_batch] = number
+            self._drop([before])
+        else:
+            self.sent.append(number)
+
+    def _sends_output(self, micro_batch: int, number: int) -> None:
+        """``fwd_sends_to_wait`` of GPipe; ``fwd_sends`` and ``send_work`` of 1F1B."""
+        if self.plan.schedule is Schedule.GPIPE:
+            self.sent.append(self._hold(number))
+            return
+        self._bind("fwd_sends", number)
+        if micro_batch < self._ahead - 1:
+            self._bind("send_work", number)
+
+    def _sends_gradient(self, micro_batch: int, number: int | None) -> None:
+        """``bwd_sends_to_wait`` of GPipe; ``bwd_sends`` and ``send_work`` of 1F1B.
+
+        The first stage sends no gradient, and binds the names all the same.
+        """
+        if self.plan.schedule is Schedule.GPIPE:
+            self.sent += [] if number is None else [number]
+            return
+        self._bind("bwd_sends", number)
+        if micro_batch >= self.plan.micro_batches - self._ahead:
+            self._bind("send_work", number)
+        self._drop([] if number is None else [number])
+
+    @property
+    def _ahead(self) -> int:
+        """Forwards before the first backward under 1F1B (``warmup_chunks``)."""
+        return min(self.plan.micro_batches, self.plan.ranks - self.rank)
+
+    def _weights(self, action: Action) -> None:
+        self._play(action)
+
+    def _wait(self, *, single: bool) -> None:
+        """Everything that is being sent is waited for: the last first, or on return."""
+        self._drop(self.sent if single else reversed(self.sent))
+        self.sent = []
+        for name in list(self.names):
+            self._bind(name, None)
+        self.has_gradients = True
+        self.saved.clear()
+
+    # -- the update
+
+    def _finish_step(self) -> None:
+        """Optimizer and ``zero_grad``."""
+        update = self.update
+        if update is not None:
+            self.player.play(update.first if self.step == 1 else update.later, self.step, 0)
+            if self.step > 1:
+                self.player.bind(update.inherited)
+        self._mark(Phase.ZERO_GRAD, 0)
+        if not self.plan.drops_gradients:
+            return
+        for pieces in self.stages.values():
+            for index in pieces.gradients:
+                number = self.player.number_of(index)
+                if number is not None:
+                    self.course.events.append(~number)
+        self.has_gradients = False

@@ -1,0 +1,164 @@
+"""The order of work on each GPU of a pipeline.
+
+The orders are those of ``torch.distributed.pipelining.schedules`` (2.13), without the slots in
+which a GPU waits: ``tests/sharding/test_schedules.py`` compares them with torch's own objects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from memest.parallel import Schedule
+
+__all__ = ["Action", "Work", "rank_order", "stages_of"]
+
+Work = str
+"""``F`` forward, ``B`` backward, ``I`` gradients of inputs, ``W`` gradients of weights."""
+
+
+class Action(NamedTuple):
+    """One piece of work.
+
+    Attributes:
+        work: which.
+        stage: of the pipeline.
+        micro_batch: from 0.
+    """
+
+    work: Work
+    stage: int
+    micro_batch: int
+
+
+def stages_of(schedule: Schedule, rank: int, ranks: int, per_rank: int) -> tuple[int, ...]:
+    """The stages that a rank has, in the order of the model.
+
+    Args:
+        schedule: whose stages.
+        rank: of the pipeline.
+        ranks: in the pipeline.
+        per_rank: stages on each.
+    """
+    if schedule is Schedule.ZBV:
+        return rank, 2 * ranks - 1 - rank
+    return tuple(rank + ranks * local for local in range(per_rank))
+
+
+def rank_order(
+    schedule: Schedule, rank: int, ranks: int, per_rank: int, micro_batches: int
+) -> tuple[Action, ...]:
+    """What a rank does, in order.
+
+    Args:
+        schedule: the schedule.
+        rank: of the pipeline.
+        ranks: in the pipeline.
+        per_rank: stages on each.
+        micro_batches: of one step.
+    """
+    stages = stages_of(schedule, rank, ranks, per_rank)
+    all_of = range(micro_batches)
+    if schedule is Schedule.GPIPE:
+        forward = [Action("F", rank, number) for number in all_of]
+        return (*forward, *(Action("B", rank, number) for number in all_of))
+    if schedule is Schedule.LOOPED_BFS:
+        forward = [Action("F", stage, number) for stage in stages for number in all_of]
+        backward = [Action("B", s, n) for s in reversed(stages) for n in reversed(all_of)]
+        return (*forward, *backward)
+    if schedule is Schedule.ONE_F_ONE_B:
+        # the backward of a micro-batch comes after the forward that fills the pipeline
+        return _one_forward_one_backward(stages, micro_batches, micro_batches, ranks - 1 - rank)
+    if schedule is Schedule.ZBV:
+        return _zbv(rank, ranks, micro_batches)
+    per_round = micro_batches // max(1, micro_batches // ranks)
+    splits = schedule.splits_backward
+    ahead = (per_rank - 1) * per_round + (1 if splits else 2) * (ranks - 1 - rank)
+    return _one_forward_one_backward(
+        stages, micro_batches, per_round, ahead, weights_behind=rank if splits else None
+    )
+
+
+def _one_forward_one_backward(
+    stages: tuple[int, ...], micro_batches: int, per_round: int, ahead: int,
+    weights_behind: int | None = None,
+) -> tuple[Action, ...]:  # fmt: skip
+    """Some forwards ahead, then one backward behind each forward, then the rest.
+
+    Args:
+        stages: of the rank.
+        micro_batches: of one step.
+        per_round: micro-batches that go through a stage before the next stage has its turn.
+        ahead: forwards before the first backward's.
+        weights_behind: how many gradients of weights stay behind those of inputs; None where both
+            are computed at once.
+    """
+    total = len(stages) * micro_batches
+    ahead = min(ahead, total)
+    forwards = list(_in_rounds("F", stages, micro_batches, per_round))
+    kind = "B" if weights_behind is None else "I"
+    backwards = list(_in_rounds(kind, tuple(reversed(stages)), micro_batches, per_round))
+    weights = iter(a._replace(work="W") for a in backwards)
+    out = forwards[:ahead]
+    for number in range(total):
+        out += forwards[ahead + number : ahead + number + 1]
+        out.append(backwards[number])
+        if weights_behind is not None and number >= weights_behind:
+            out.append(next(weights))
+    return (*out, *(weights if weights_behind is not None else ()))
+
+
+def _in_rounds(
+    work: Work, stages: tuple[int, ...], micro_batches: int, per_round: int
+) -> Iterator[Action]:
+    for start in range(0, micro_batches, per_round):
+        for stage in stages:
+            for number in range(start, min(start + per_round, micro_batches)):
+                yield Action(work, stage, number)
+
+
+@dataclass(slots=True)
+class _Plan:
+    """Micro-batches in order for each kind of work of each stage."""
+
+    micro_batches: int
+    actions: list[Action] = field(default_factory=list)
+    counts: dict[tuple[Work, int], int] = field(default_factory=dict)
+
+    def count(self, work: Work, stage: int) -> int:
+        return self.counts.get((work, stage), 0)
+
+    def do(self, stage: int, *works: Work) -> None:
+        for work in works:
+            number = self.counts[work, stage] = self.count(work, stage) + 1
+            if number <= self.micro_batches:
+                self.actions.append(Action(work, stage, number - 1))
+
+
+def _zbv(rank: int, ranks: int, micro_batches: int) -> tuple[Action, ...]:
+    """ZB-V (https://arxiv.org/abs/2401.10241, section 6), as torch fills and drains it."""
+    down, up = rank, 2 * ranks - 1 - rank
+    enough = max(2 * ranks - 1, micro_batches)  # to fill the pipeline; those too many do nothing
+    plan = _Plan(micro_batches)
+    for _ in range(2 * (ranks - rank) - 1):
+        plan.do(down, "F")
+    for _ in range(rank):
+        plan.do(up, "F")
+        plan.do(down, "F")
+    for _ in range(ranks - rank):
+        plan.do(up, "F", "I", "W")
+    while plan.count("F", up) < plan.count("F", down) or plan.count("F", down) < enough:
+        if plan.count("F", down) < enough:
+            plan.do(down, "F")
+        plan.do(down, "I", "W")
+        plan.do(up, "F", "I", "W")
+    for _ in range(rank):
+        plan.do(down, "I")
+        plan.do(up, "I")
+    for _ in range(ranks - rank):
+        plan.do(down, "I", "W")
+    for stage in (up, down):
+        while plan.count("W", stage) < plan.count("I", stage):
+            plan.do(stage, "W")
+    return tuple(plan.actions)

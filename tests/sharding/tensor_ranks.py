@@ -1,0 +1,146 @@
+"""A real rank of tensor parallelism: transformers' own sharding, on the CPU.
+
+The process group is PyTorch's fake one, which moves no data: gloo's threads let go of what they
+sent whenever they come to it, so there is no order to compare. Run as a script, this trains one
+case and writes what its rank saw.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+STEPS = 3
+
+
+def real_rank(case: dict[str, Any]) -> Any:
+    """What the first rank of a case measured, a ``CpuRun``.
+
+    Args:
+        case: ``model``, ``ranks`` that share layers, how many ``copies`` shard them again by FSDP2,
+            and options of ``Setup`` in ``setup``.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "run"
+        done = subprocess.run(
+            [sys.executable, __file__, json.dumps(case), str(out)],
+            capture_output=True, text=True, timeout=300, check=False,
+        )  # fmt: skip
+        assert out.exists(), done.stdout + done.stderr
+        return pickle.loads(out.read_bytes())
+
+
+def predicted(case: dict[str, Any]) -> Any:
+    """The stream of the first rank, with the CPU's operators and no workspaces."""
+    from dataclasses import replace
+
+    from cases import GPU
+
+    from memest.sharding.rank import rank_stream
+    from memest.sharding.updated import as_updated, updated_weights
+    from memest.steps.compose import splice
+    from memest.steps.stream import make_stream
+    from memest.trace.inputs import realise
+    from memest.trace.losses import loss_for
+    from memest.trace.session import rank_model
+    from memest.trace.training import plan_to_compose, trace_training, trace_updates
+
+    twins = twins_of(case)
+    setup = twins.setup
+    with rank_model(twins.built.model, setup) as model:
+        trace = trace_training(
+            model, setup, make_batch=lambda: realise(twins.plans),
+            loss_of=loss_for(twins.built), gpu=GPU, operators="cpu",
+            plan=plan_to_compose(setup),
+        )  # fmt: skip
+    weights = updated_weights(trace.weights, setup)
+    spliced = splice(trace, trace_updates(weights, as_updated(setup), GPU))
+    spliced.calls = [replace(call, op="none") for call in spliced.calls]
+    accum = setup.grad_accum
+    stream = make_stream(spliced, GPU, num_steps=STEPS, grad_accum=accum, cues=True)
+    if not case.get("copies"):
+        return stream
+    return rank_stream(stream, setup, trace.weights, trace.landmarks, accum)
+
+
+def twins_of(case: dict[str, Any]) -> Any:
+    from cases import twin
+
+    from memest.distributed import Distributed
+
+    copies = case.get("copies", 0)
+    spread = Distributed(
+        num_gpus=case["ranks"] * max(copies, 1), tp=case["ranks"],
+        fsdp="full_shard" if copies else "none",
+    )  # fmt: skip
+    return twin(case["model"], distributed=spread, **case.get("setup", {}))
+
+
+def _be_rank(case: dict[str, Any], out: str) -> None:
+    import torch
+    from ranks import _Marks
+    from torch.distributed.device_mesh import init_device_mesh
+
+    from memest.calibration.running.cpu_memory import mark, measure
+    from memest.calibration.running.loops import train
+    from memest.calibration.running.material import host_batches
+    from memest.trace.losses import loss_for
+    from memest.trace.tensor_parallel import on_ranks, shard_model
+
+    torch.manual_seed(0)
+    twins = twins_of(case)
+    setup = twins.setup
+    batches = host_batches(twins.plans, STEPS * setup.grad_accum)
+
+    def run() -> None:
+        mark("load 0 0")
+        model = _fully_sharded(twins.real, meshes["dp"]) if copies else twins.real
+        train(
+            model, setup, batches, _optimizer, loss_for(twins.built), torch.device("cpu"),
+            _Marks(),
+        )  # fmt: skip
+
+    copies = case.get("copies", 0)
+    with on_ranks(case["ranks"] * max(copies, 1)) as mesh:
+        meshes = {"tp": mesh}
+        if copies:
+            meshes = init_device_mesh("cpu", (copies, case["ranks"]), mesh_dim_names=("dp", "tp"))
+        shard_model(twins.real, meshes["tp"], case["ranks"])
+        Path(out).write_bytes(pickle.dumps(measure(run)))
+
+
+def _optimizer(model: Any) -> Any:
+    """Sharded and whole parameters in groups of their own, as the Trainer puts them: torch's
+    foreach and fused kernels refuse the two together.
+    """
+    import torch
+
+    groups: dict[Any, list[Any]] = {}
+    for parameter in model.parameters():
+        groups.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
+    return torch.optim.AdamW([{"params": group} for group in groups.values()], foreach=True)
+
+
+def _fully_sharded(model: Any, mesh: Any) -> Any:
+    """PyTorch's recipe on top of shards: layers, and the rest with the root."""
+    from torch.distributed.fsdp import fully_shard
+
+    for block in list(model.modules()):
+        if type(block).__name__ in (model._no_split_modules or ()):
+            fully_shard(block, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def _main(text: str, out: str) -> None:
+    sys.path[:0] = [str(HERE), str(HERE.parent / "proof")]
+    _be_rank(json.loads(text), out)
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])

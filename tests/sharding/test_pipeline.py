@@ -1,0 +1,177 @@
+"""Pipelines: real ``PipelineStage`` processes against predicted ranks, in order."""
+
+from __future__ import annotations
+
+import pytest
+from pipeline_ranks import predicted_ranks, real_ranks
+from ranks import as_run, of_steps
+from real_memory import differences
+
+import memest
+from memest.errors import ConfigError
+from memest.events import CATEGORY_ORDER, Category
+from memest.replay.replay import check_events
+
+HOST = 8192
+"""Step counters, numbers wrapped as tensors, indices: host memory where there is a GPU."""
+RNG_STATES = 8 * 5056
+
+CASES = [
+    ("llama", {}, {"pp": 2, "pp_schedule": "gpipe", "pp_microbatches": 4}),
+    ("llama", {}, {"pp": 3, "pp_schedule": "gpipe", "pp_microbatches": 2}),
+    ("llama", {}, {"pp": 2, "pp_microbatches": 4}),
+    ("llama", {}, {"pp": 3, "pp_microbatches": 5, "pp_return_outputs": False}),
+    ("llama", {"grad_accum": 2}, {"pp": 2, "pp_microbatches": 3}),
+    ("llama", {"checkpointing": "full"}, {"pp": 2, "pp_microbatches": 3}),
+    ("llama-tied", {"zero_grad": "zero"}, {"pp": 2, "pp_split": [1, 2]}),
+    ("gpt_neox", {}, {"pp": 2, "pp_microbatches": 3, "pp_return_outputs": False}),
+    ("llama", {}, {"pp": 2, "pp_schedule": "zb-h1", "pp_microbatches": 4}),
+    ("llama6", {}, {"pp": 2, "pp_schedule": "interleaved", "pp_microbatches": 4}),
+    ("llama6", {}, {"pp": 2, "pp_schedule": "looped-bfs", "pp_microbatches": 3}),
+    ("llama6", {}, {"pp": 2, "pp_schedule": "interleaved-zb", "pp_microbatches": 2}),
+    ("llama6", {}, {"pp": 2, "pp_schedule": "zbv", "pp_microbatches": 4}),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("model", "setup", "spread"), CASES)
+def test_every_rank_allocates_what_a_real_one_does(model, setup, spread):
+    """Buffers, pieces in the schedule's order, what is held until it is sent: phase by phase."""
+    case = {"model": model, "setup": {"optim": "adamw_torch", **setup}, "spread": spread}
+    real, streams = real_ranks(case), predicted_ranks(case)
+    assert len(real) == len(streams) == spread["pp"]
+    for rank, (measured, stream) in enumerate(zip(real, streams, strict=True)):
+        check_events(stream.events, stream.sizes)
+        predicted = as_run(stream)
+        steps = [phase for phase in predicted.phases if not phase.name.startswith("load")]
+        # gradients that are kept make no event behind the last mark
+        assert [p.name for p in measured.phases][: len(steps)] == [p.name for p in steps]
+        assert len(measured.phases) - len(steps) <= (setup.get("zero_grad") == "zero")
+        host = HOST + (RNG_STATES if "checkpointing" in setup else 0)
+        for same, phase in zip(measured.phases, steps, strict=False):
+            assert abs(phase.alive - same.alive) <= host, f"rank {rank}: alive at {phase.name}"
+            assert abs(phase.peak - same.peak) <= host, f"rank {rank}: peak in {phase.name}"
+        assert differences(of_steps(measured), of_steps(predicted), at_least=16384) == []
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A small decoder."""
+    from transformers import LlamaConfig
+
+    path = tmp_path_factory.mktemp("decoder")
+    config = LlamaConfig(
+        hidden_size=64, intermediate_size=176, num_hidden_layers=4, num_attention_heads=4,
+        vocab_size=512, max_position_embeddings=256, architectures=["LlamaForCausalLM"],
+        tie_word_embeddings=False,
+    )  # fmt: skip
+    config.save_pretrained(path)
+    return str(path)
+
+
+def run(model, **options):
+    options = {"batch": 2, "seq_len": 64, "max_batch": False, **options}
+    return memest.estimate(model, **options)
+
+
+def test_all_gpus_are_reported_the_fullest_first(folder):
+    found = run(folder, num_gpus=4, pp=4, pp_microbatches=8, gpu="a100-80gb")
+    ranks = found.to_dict()["ranks"]
+    assert sorted(rank["rank"] for rank in ranks) == [0, 1, 2, 3]
+    assert ranks[0]["reserved_bytes"] == found.peak.reserved_bytes
+    assert ranks[0]["reserved_bytes"] == max(rank["reserved_bytes"] for rank in ranks)
+    parts = {rank["rank"]: rank["parts"] for rank in ranks}
+    assert parts[0] == "embeddings, layer 0"
+    assert parts[3] == "layer 3, head"
+    assert "layer 3, head" in str(found)
+    assert "layer 3, head" in found.to_html()
+
+
+def found_by(tracer, *vary, **options):
+    from memest.estimator import cards_of
+    from memest.options import given_setup
+
+    setup = given_setup(None, {"batch": 2, "seq_len": 64, "num_gpus": 2, "pp": 2, **options})
+    return tracer.find(setup, cards_of(setup, None, None, None).main.traits, vary)
+
+
+def weights_of(stream):
+    """Bytes of parameters that are loaded, by module."""
+    loaded = (e for e in stream.events[: stream.mark_positions[1]] if e >= 0)
+    return {
+        stream.module_names[stream.modules[number]]
+        for number in loaded
+        if CATEGORY_ORDER[stream.categories[number]] is Category.PARAMETERS
+    }
+
+
+def test_each_stage_has_its_own_weights(folder):
+    from memest.tracing import Tracer
+
+    first, last = (
+        weights_of(ran.stream) for ran in found_by(Tracer.of(folder), pp_split="1,3").runs
+    )
+    assert {"model.embed_tokens", "model.layers.0.mlp.up_proj"} <= first
+    assert {"lm_head", "model.norm", "model.layers.1.mlp.up_proj"} <= last
+    assert not first & last
+
+
+def test_families_of_stages_answer_other_batches(folder):
+    from memest.tracing import Tracer
+
+    tracer = Tracer.of(folder)
+    for batch in (4, 6):
+        found_by(tracer, "batch", batch=batch)
+    made = tracer.traces_made
+    grown = found_by(tracer, "batch", batch=9)
+    assert tracer.traces_made == made
+    fresh = found_by(Tracer.of(folder), batch=9)
+    for one, other in zip(grown.runs, fresh.runs, strict=True):
+        assert one.stream.events == other.stream.events
+        assert one.stream.sizes == other.stream.sizes
+
+
+def test_more_micro_batches_cost_gpipe_activations_and_1f1b_buffers(folder):
+    def peak(schedule, count):
+        found = run(
+            folder, num_gpus=2, pp=2, pp_schedule=schedule, pp_microbatches=count, batch=8,
+            seq_len=128, pp_return_outputs=False,
+        )  # fmt: skip
+        return found.peak.allocated_bytes
+
+    buffers = 8 * (8 * 128 * 64 * 4)  # of eight micro-batches more
+    assert peak("1f1b", 12) - peak("1f1b", 4) <= 3 * buffers
+    assert peak("gpipe", 12) - peak("gpipe", 4) > 20 * buffers
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"num_gpus": 3, "pp": 2}, "write --num-gpus 2"),
+        ({"num_gpus": 2, "pp_schedule": "gpipe"}, "no meaning without a pipeline"),
+        ({"num_gpus": 4, "pp": 2}, "2 copies of the model"),
+        ({"num_gpus": 8, "pp": 8}, "the model has 4 layers"),
+        ({"num_gpus": 2, "pp": 2, "pp_split": "1,2"}, "is 3 layers, and the model has 4"),
+        ({"num_gpus": 2, "pp": 2, "pp_split": "1,x"}, "is no list of layers"),
+        ({"num_gpus": 2, "pp": 2, "pp_split": "4"}, "names 1 stages, and there are 2"),
+        ({"num_gpus": 4, "pp": 4, "pp_microbatches": 3}, "too few for 1f1b"),
+        ({"num_gpus": 2, "pp": 2, "pp_schedule": "1f1b", "pp_stages_per_gpu": 2}, "one stage"),
+        ({"num_gpus": 2, "pp": 2, "pp_schedule": "dualpipev"}, "not modelled yet"),
+        (
+            {"num_gpus": 4, "pp": 4, "pp_schedule": "interleaved", "pp_microbatches": 9},
+            "as 8 does",
+        ),
+        ({"num_gpus": 2, "pp": 2, "fp16": True}, "--fp16"),
+        ({"num_gpus": 2, "pp": 2, "optim": "muon"}, "--optim muon"),
+    ],
+)
+def test_what_cannot_be_is_refused(folder, options, words):
+    with pytest.raises(ConfigError, match=words):
+        run(folder, **options)
+
+
+def test_models_without_a_plan_are_refused():
+    with pytest.raises(ConfigError, match="has no plan for it"):
+        run("gpt2", num_gpus=2, pp=2)
+    with pytest.raises(ConfigError, match="language models alone"):
+        run("prajjwal1/bert-tiny", num_gpus=2, pp=2)

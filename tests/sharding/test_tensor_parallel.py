@@ -1,0 +1,154 @@
+"""Tensor parallelism: a real rank, sharded by transformers, against the predicted one, in order."""
+
+from __future__ import annotations
+
+import pytest
+from ranks import as_run
+from real_memory import differences
+from tensor_ranks import predicted, real_rank
+
+import memest
+from memest.errors import ConfigError
+from memest.replay.replay import check_events
+
+HOST = 8192
+"""Step counters, numbers wrapped as tensors, indices: host memory where there is a GPU."""
+RNG_STATES = 8 * 5056
+FOREACH = 512_000
+"""What the CPU's foreach kernels copy of the largest shard; they are not CUDA's."""
+
+CASES = [
+    ("llama", {"loop": "plain"}, 2),
+    ("llama", {"loop": "plain", "grad_accum": 2}, 4),
+    ("llama-gqa", {"loop": "plain", "checkpointing": "full"}, 2),
+    ("llama-tied", {"loop": "accelerate"}, 2),
+    ("qwen3", {"loop": "plain"}, 2),
+    ("gpt_neox", {"loop": "plain"}, 2),
+]
+
+
+def without_updates(run):
+    run.events = [e for e in run.events if not e.phase.startswith(("load", "optimizer"))]
+    return run
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("model", "setup", "ranks"), CASES)
+def test_a_rank_allocates_what_a_real_one_does(model, setup, ranks):
+    """Shards, copies for collectives, gathered logits: every allocation and free, in order."""
+    case = {"model": model, "ranks": ranks, "setup": {"optim": "adamw_torch", **setup}}
+    stream, real = predicted(case), real_rank(case)
+    check_events(stream.events, stream.sizes)
+    run = as_run(stream)
+    host = HOST + (RNG_STATES if "checkpointing" in setup else 0)
+    measured = {phase.name: phase for phase in real.phases}
+    steps = [phase for phase in run.phases if not phase.name.startswith("load")]
+    assert len(steps) > 10
+    for phase in steps:
+        same = measured[phase.name]
+        copies = FOREACH if phase.name.startswith("optimizer") else 0
+        assert abs(phase.alive - same.alive) <= host, f"alive when {phase.name} begins"
+        assert abs(phase.peak - same.peak) <= host + copies, f"peak in {phase.name}"
+    assert differences(without_updates(real), without_updates(run), at_least=16384) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("setup", "ranks", "copies"), [({}, 2, 2), ({"grad_accum": 2}, 2, 4)])
+def test_shards_that_fsdp_shards_again(setup, ranks, copies):
+    """Phase by phase: units gather and reduce what a rank has of their weights."""
+    setup = {"optim": "adamw_torch", "loop": "plain", **setup}
+    case = {"model": "llama", "ranks": ranks, "copies": copies, "setup": setup}
+    stream, real = predicted(case), real_rank(case)
+    check_events(stream.events, stream.sizes)
+    measured = {phase.name: phase for phase in real.phases}
+    steps = [phase for phase in as_run(stream).phases if not phase.name.startswith("load")]
+    assert len(steps) > 10
+    for phase in steps:
+        same = measured[phase.name]
+        copied = FOREACH if phase.name.startswith("optimizer") else 0
+        assert abs(phase.alive - same.alive) <= HOST, f"alive when {phase.name} begins"
+        assert abs(phase.peak - same.peak) <= HOST + copied, f"peak in {phase.name}"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A small decoder of four heads."""
+    from transformers import LlamaConfig
+
+    path = tmp_path_factory.mktemp("decoder")
+    config = LlamaConfig(
+        hidden_size=64, intermediate_size=176, num_hidden_layers=2, num_attention_heads=4,
+        vocab_size=512, max_position_embeddings=256, architectures=["LlamaForCausalLM"],
+    )  # fmt: skip
+    config.save_pretrained(path)
+    return str(path)
+
+
+def run(model, **options):
+    options = {"batch": 2, "seq_len": 64, "max_batch": False, **options}
+    return memest.estimate(model, **options)
+
+
+def test_weights_and_states_are_shared_and_residuals_are_not(folder):
+    one, four = run(folder), run(folder, num_gpus=4, tp=4)
+    rows = [{r.category.value: r.bytes for r in e.breakdown} for e in (one, four)]
+    for name in ("parameters", "optimizer states"):
+        assert rows[1][name] == pytest.approx(rows[0][name] / 4, rel=0.05)
+    assert rows[1]["activations"] > rows[0]["activations"] / 4
+    assert "tensor parallel over 4" in str(four)
+    assert four.model.parameters == one.model.parameters
+
+
+def test_families_answer_other_batches(folder):
+    """What follows from the family is what a trace at that size has."""
+    from memest.estimator import cards_of
+    from memest.options import given_setup
+    from memest.tracing import Tracer
+
+    tracer = Tracer.of(folder)
+    given = {"seq_len": 64, "num_gpus": 2, "tp": 2}
+    setups = [given_setup(None, {**given, "batch": batch}) for batch in (4, 6, 9)]
+    traits = cards_of(setups[0], None, None, None).main.traits
+    for setup in setups[:2]:
+        tracer.find(setup, traits, ("batch",))
+    made = tracer.traces_made
+    grown = tracer.find(setups[2], traits, ("batch",))
+    assert tracer.traces_made == made
+    fresh = Tracer.of(folder).trace(setups[2], traits)
+    assert grown.stream.events == fresh.stream.events
+    assert grown.stream.sizes == fresh.stream.sizes
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"num_gpus": 3, "tp": 2}, "write --num-gpus 2"),
+        ({"num_gpus": 3, "tp": 3}, "does not divide the 4 heads of this model"),
+        ({"num_gpus": 4, "tp": 2}, "2 copies of the model, without --fsdp"),
+        ({"num_gpus": 4, "tp": 2, "fsdp": "full_shard"}, "--fsdp under --loop trainer"),
+        ({"num_gpus": 4, "tp": 2, "zero": 1}, "--zero"),
+        ({"num_gpus": 4, "tp": 2, "pp": 2}, "--tp 2 is not priced together with --pp"),
+        ({"num_gpus": 2, "tp": 2, "optim": "muon"}, "--optim muon"),
+        ({"num_gpus": 2, "tp": 2, "zero_grad": "zero"}, "--zero-grad zero"),
+    ],
+)
+def test_what_cannot_be_is_refused(folder, options, words):
+    with pytest.raises(ConfigError, match=words):
+        run(folder, **options)
+
+
+def test_models_without_a_plan_are_refused():
+    with pytest.raises(ConfigError, match="has no plan for it"):
+        run("prajjwal1/bert-tiny", num_gpus=2, tp=2)
+
+
+def test_a_process_of_a_distributed_run_is_told_to_ask_elsewhere(folder):
+    import torch.distributed as dist
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        with pytest.raises(ConfigError, match="ask in another process"):
+            run(folder, num_gpus=2, tp=2, seq_len=40)  # no family answers for it
+    finally:
+        dist.destroy_process_group()
