@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memest.distributed import Distributed
 from memest.errors import ConfigError
@@ -28,8 +28,10 @@ from memest.sizes import sizes_of
 from memest.steps.family import Family, Point
 from memest.steps.program import Program
 from memest.steps.stream import Stream
-from memest.tracing import Tracer
 from memest.units import format_size
+
+if TYPE_CHECKING:
+    from memest.tracing import Tracer
 
 __all__ = ["Pipelined", "RankRun", "StageFamily", "parts_of", "pipeline_of", "pipelined"]
 
