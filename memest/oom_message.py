@@ -24,7 +24,7 @@ from memest.units import GIB, KIB, MIB, format_size
 __all__ = ["Figure", "OomMessage", "read_oom_messages"]
 
 _UNITS = {"bytes": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB}
-_SIZE = r"([\d.]+)\s*(bytes|KiB|MiB|GiB)"
+_SIZE = r"(?<![\d.])(\d{1,15}(?:\.\d{1,6})?)\s*(bytes|KiB|MiB|GiB)"
 _BEGIN = re.compile(
     r"(?:(?P<rank>\[rank\s?(?P<number>\d+)\]|\[default(?P<local>\d+)\]):?[^\n]*?)?"
     r"\b(?P<backend>CUDA|HIP|XPU|MPS|Device) out of memory\.?\s+"

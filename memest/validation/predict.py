@@ -9,6 +9,8 @@ from typing import Any
 from memest.assemble import moment
 from memest.cards import NO_PROFILE, Card, card_for
 from memest.errors import MemestError
+from memest.events import Chains, Phase
+from memest.feed import NOTHING, feed_of
 from memest.models.resolve import resolve_model
 from memest.needs import needs_of
 from memest.options import setup_from_options
@@ -82,6 +84,11 @@ class Outcome:
         return self.predicted_bytes / measured - 1
 
     @property
+    def scored(self) -> bool:
+        """Whether there is a number to be hit by what is known: a device peak needs its context."""
+        return self.error is not None and (self.record.metric != "device" or self.context_read)
+
+    @property
     def inside(self) -> bool | None:
         """Whether the figure lies in the range told; None where none was told or the run failed."""
         measured = self.record.measured_bytes
@@ -108,7 +115,7 @@ class Predictor:
     ) -> None:
         self._profile = profile or NO_PROFILE
         self._progress = progress
-        self._tracers: dict[str, Tracer] = {}
+        self._tracers: dict[Any, Tracer] = {}
 
     def predict(self, record: CaseRecord) -> Outcome:
         """One record; what goes wrong with it is told in the outcome."""
@@ -151,8 +158,10 @@ class Predictor:
     def _predict(self, record: CaseRecord, **changes: Any) -> Outcome:
         setup = self.setup_of(record, **changes)
         card = self.card_of(record, setup, told=True)
-        found = self._tracer(record.model).find(setup, card.traits)
+        found = self._tracer(record).find(setup, card.traits)
         stream = found.stream
+        if record.metric == "forward":
+            stream = _forward_only(stream)
         conf = parse_alloc_conf(setup.alloc_conf)
         result = replay(
             stream.events, stream.sizes, conf, chains=stream.chains, streams=stream.on_streams
@@ -162,7 +171,7 @@ class Predictor:
         untold = needs_of(self.card_of(record, setup, told=False), found, stream, result)
         peaks = {
             "allocated": needs.allocated_bytes, "reserved": needs.reserved_bytes,
-            "device": needs.device_bytes,
+            "device": needs.device_bytes, "forward": result.final_allocated_bytes,
         }  # fmt: skip
         slack = stream.workspace_slack_bytes
         bounds: dict[str, tuple[int, int]] = {
@@ -172,7 +181,7 @@ class Predictor:
         floor, bound = bounds.get(record.metric, (None, None))
         peak, limit = peaks[record.metric], record.limit_bytes
         exact = limit is not None or record.context_bytes is not None
-        if limit is None and record.metric != "allocated":
+        if limit is None and record.metric in bounds:
             limit = card.usable_bytes - needs.process_expected_bytes
         spread = (0, slack) if exact else (
             untold.device_bytes - untold.low_bytes, untold.high_bytes - untold.device_bytes
@@ -181,7 +190,7 @@ class Predictor:
         if limit is not None:
             runs_out, held = _in_limit(stream, result, conf, limit, spread)
             retries = held.num_alloc_retries
-            if not held.num_ooms and record.metric != "allocated":
+            if not held.num_ooms and record.metric in bounds:
                 peak += held.peak_reserved_bytes - result.peak_reserved_bytes
         return Outcome(
             record=record,
@@ -199,11 +208,30 @@ class Predictor:
             **_facts(record, found),
         )
 
-    def _tracer(self, model: str) -> Tracer:
-        if model not in self._tracers:
+    def _tracer(self, record: CaseRecord) -> Tracer:
+        key = record.model, record.inputs, record.loss
+        if key not in self._tracers:
             self._tracers.clear()  # records of a model stand together; traces of all would not fit
-            self._tracers[model] = Tracer(source=resolve_model(model), progress=self._progress)
-        return self._tracers[model]
+            feed = NOTHING
+            if record.inputs or record.loss is not None:
+                feed = feed_of(list(record.inputs) or None, record.loss, None, None, None)
+            self._tracers[key] = Tracer(
+                source=resolve_model(record.model), feed=feed, progress=self._progress
+            )
+        return self._tracers[key]
+
+
+def _forward_only(stream: Stream) -> Stream:
+    """A run up to its first backward: what is alive at its end is what a script reads there."""
+    end = next(
+        position
+        for position, mark in zip(stream.mark_positions, stream.marks, strict=True)
+        if mark.phase is Phase.BACKWARD
+    )
+    out = replace(stream)
+    out.events = stream.events[:end]
+    out.chains = Chains()
+    return out
 
 
 def _in_limit(

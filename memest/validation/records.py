@@ -21,8 +21,9 @@ from memest.units import MIB, format_size
 
 __all__ = ["METRICS", "CaseRecord", "Incomplete", "Records", "parse_record", "read_records"]
 
-METRICS = ("allocated", "reserved", "device")
-"""Counters: bytes in tensors, bytes in segments, bytes of the process on the device."""
+METRICS = ("allocated", "reserved", "device", "forward")
+"""Counters: bytes in tensors, bytes in segments, bytes of the process on the device; and bytes in
+tensors when the first forward is done, which scripts print before the backward."""
 
 _MOST_FILE = 2048 * MIB
 _MOST_LINE = 16 * MIB
@@ -59,7 +60,7 @@ class CaseRecord:
             are left out.
         software: versions by package.
         gpu: name of the GPU.
-        metric: ``allocated``, ``reserved`` or ``device``.
+        metric: ``allocated``, ``reserved``, ``device`` or ``forward``.
         measured_bytes: the figure less what is not this run's; None for a run that failed before
             anything was read.
         source: where it is from.
@@ -71,6 +72,9 @@ class CaseRecord:
             bounds are known; then the prediction is a range too.
         taken: options that the record does not name and whose defaults are taken.
         declared: what was declared for it from outside, as written.
+        inputs: what the script feeds the model, where it is not what its head is fed by itself:
+            specifications as ``--input`` takes them.
+        loss: of the script, where it is not the model's own: a name as ``--loss`` takes it.
     """
 
     id: str
@@ -89,6 +93,8 @@ class CaseRecord:
     lengths: tuple[int, int] | None = None
     taken: tuple[str, ...] = ()
     declared: tuple[str, ...] = ()
+    inputs: tuple[str, ...] = ()
+    loss: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +163,8 @@ def read_records(
                 continue
             where = f"{path.name}:{number}"
             try:
-                one = parse_record(_document(line), where, path.name.partition(".")[0], declared)
+                document = _beside(_document(line), path.parent)
+                one = parse_record(document, where, path.name.partition(".")[0], declared)
             except _NoRecordError as error:
                 found.problems.append(f"{where}: {error}")
                 continue
@@ -227,6 +234,8 @@ def parse_record(
         lengths=lengths,
         taken=tuple(name for name in _TAKEN if name not in setup),
         declared=used,
+        inputs=_texts(document, "inputs"),
+        loss=None if document.get("loss") is None else str(document["loss"]),
     )
 
 
@@ -288,6 +297,15 @@ def _bytes(document: Mapping[str, Any], name: str) -> int | None:
     return int(value)
 
 
+def _texts(document: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    value = document.get(name)
+    if value is None:
+        return ()
+    if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
+        raise _NoRecordError(f"{name} is {value!r:.60}: write a list of texts")
+    return tuple(value)
+
+
 def _mapping(document: Mapping[str, Any], name: str) -> dict[str, Any]:
     value = document.get(name)
     if value is None:
@@ -343,6 +361,16 @@ def _words_of(one: CaseRecord | Incomplete) -> str:
     if isinstance(one, Incomplete):
         return one.id.lower()
     return f"{one.id} {one.model} {one.gpu} {one.group} {one.setup.get('optim', '')}".lower()
+
+
+def _beside(document: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """The record with its model as a path, where it names a folder or config beside the file."""
+    model = document.get("model")
+    if isinstance(model, str) and model.startswith("models/") and ".." not in model:
+        place = folder / model
+        if place.exists():
+            return {**document, "model": str(place)}
+    return document
 
 
 def _document(line: bytes) -> dict[str, Any]:

@@ -168,6 +168,7 @@ _COUNTERS = (
     (METRICS[1], _counter(METRICS[1])),
     ("device, context read on that GPU", _counter(METRICS[2], read=True)),
     ("device, context by the table", _counter(METRICS[2], read=False)),
+    ("after the forward", _counter(METRICS[3])),
 )
 
 

@@ -149,3 +149,16 @@ def test_the_card_is_known_by_its_size(gib, backend, slug):
     names = [alias for spec in found for alias in spec.aliases]
 
     assert any(name.startswith(slug) for name in names) if slug else not names
+
+
+@pytest.mark.parametrize(
+    "figure", ["15.78.00 GiB", ".. GiB", "9" * 400 + " GiB", ". MiB", "1.2.3.4 GiB", "GiB"]
+)
+def test_a_garbled_figure_is_no_figure(figure):
+    text = (
+        f"CUDA out of memory. Tried to allocate {figure} (GPU 0; {figure} total capacity; "
+        f"14.20 GiB already allocated; {figure} free; 14.56 GiB reserved in total by PyTorch)"
+    )
+    for message in read_oom_messages(text):
+        assert message.total is None
+        assert message.free is None

@@ -27,4 +27,4 @@ def tool():
 
 @pytest.fixture(scope="session")
 def by_id(tool):
-    return {r["id"]: r for r in tool.records()}
+    return {r.id: r for r in tool.records()}

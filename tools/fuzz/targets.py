@@ -251,6 +251,79 @@ def _alloc_conf(content: bytes, folder: Path) -> object:  # noqa: ARG001 - the s
     return parse_alloc_conf(content.decode("utf-8", "replace"))
 
 
+# -- configurations of other tools, launch commands, logs -----------------------------------------
+
+
+def _reader_seeds() -> list[bytes]:
+    """Examples of every format, each with its suffix in front."""
+    folder = ROOT / "tests" / "readers" / "examples"
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    return [path.name.encode() + b"\0" + path.read_bytes() for path in paths]
+
+
+def _reader(content: bytes, folder: Path) -> object:
+    import memest
+
+    name, _, body = content.partition(b"\0")
+    suffix = name.decode("latin-1").rpartition(".")[2]
+    suffix = suffix if suffix in ("yaml", "json", "toml", "py") else "yaml"
+    path = _written(folder, f"run.{suffix}", body)
+    reference = f"{path}:llama3_8b" if suffix == "py" else str(path)
+    return memest.read_config(reference, model="gpt2")
+
+
+def _launch_seeds() -> list[bytes]:
+    return [
+        b"accelerate launch --num_processes 4 --mixed_precision bf16 train.py --bf16 True",
+        b"torchrun --nproc_per_node=8 train.py --model_name_or_path gpt2 --deepspeed ds.json",
+        b"CUDA_VISIBLE_DEVICES=0,1 PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True python -m x.y",
+        b"deepspeed --num_gpus 2 run_clm.py --deepspeed ds.json --per_device_train_batch_size 8",
+        b"tune run lora_finetune_single_device --config x batch_size=2 model._component_=a.b.c",
+        b"trl sft --model_name_or_path gpt2 --gradient_checkpointing --no_remove_unused_columns",
+        b"llamafactory-cli train x.yaml", b"axolotl train x.yaml", b"accelerate launch 'unfinished",
+    ]  # fmt: skip
+
+
+def _launch(content: bytes, folder: Path) -> object:
+    import memest
+
+    with contextlib.chdir(folder):
+        return memest.read_command(content.decode("utf-8", "replace"), model="gpt2")
+
+
+def _oom_seeds() -> list[bytes]:
+    old = (
+        "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB (GPU 0; "
+        "15.78 GiB total capacity; 14.20 GiB already allocated; 3.44 MiB free; 14.56 GiB reserved "
+        "in total by PyTorch)"
+    )
+    new = (
+        "[rank1]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 "
+        "has a total capacity of 79.15 GiB of which 1.20 GiB is free. Process 123 has 77.94 GiB "
+        "memory in use. Of the allocated memory 70.00 GiB is allocated by PyTorch, and 6.00 GiB "
+        "is reserved by PyTorch but unallocated."
+    )
+    return [old.encode(), new.encode()]
+
+
+def _oom(content: bytes, folder: Path) -> object:  # noqa: ARG001 - the same for all
+    from memest.oom_message import read_oom_messages
+
+    return read_oom_messages(content.decode("utf-8", "replace"))
+
+
+def _length_seeds() -> list[bytes]:
+    return [b"length,count\n128,40\n512,3\n", b"12\n700\n33\n", b'{"128": 40, "512": 3}',
+            b"[12, 700, 33]"]  # fmt: skip
+
+
+def _lengths(content: bytes, folder: Path) -> object:
+    from memest.length_files import read_lengths
+
+    suffix = "json" if content[:1] in (b"{", b"[") else "csv"
+    return read_lengths(_written(folder, f"lengths.{suffix}", content))
+
+
 # -- the command line and the app's uploads -------------------------------------------------------
 
 
@@ -316,7 +389,7 @@ TARGETS = (
     Target("case records", _record_seeds, _records, ("memest.validation.records",)),
     Target("measurements", _measurement_seeds, _measurements, ("memest.calibration.exchange",)),
     Target("calibration profiles", _profile_seeds, _profile, ("memest.profile_file",)),
-    Target("cache", _cache_seeds, _cache, ("memest.store",)),
+    Target("cache", _cache_seeds, _cache, ("memest.store", "memest.steps.document"), share=2),
     Target("memory snapshots", _snapshot_seeds, _snapshot, ("memest.replay",)),
     Target(
         "allocation histories", _history_seeds, _history,
@@ -340,6 +413,12 @@ TARGETS = (
         ),
         _peft, ("memest.options", "memest.finetune_options"),
     ),
+    Target(
+        "configurations of other tools", _reader_seeds, _reader, ("memest.readers.reading", "yaml"),
+    ),
+    Target("launch commands", _launch_seeds, _launch, ("memest.readers.reading",)),
+    Target("out-of-memory messages", _oom_seeds, _oom, ("memest.oom_message",)),
+    Target("lengths", _length_seeds, _lengths, ("memest.length_files",)),
     Target(
         "allocator settings",
         lambda: [b"expandable_segments:True", b"max_split_size_mb:128",
