@@ -111,9 +111,10 @@ def asks_for_gpu(setup: Setup) -> bool:
     """Whether each size is traced by itself, for one GPU.
 
     The Python of libraries asks for the GPU's properties, or the number of pieces in which a loss
-    works follows from the number of tokens. torchtune's losses do neither.
+    works, or how even they are, follows from the number of tokens. torchtune's pieces of each
+    sample do neither.
     """
-    alone = bool(setup.fused_loss) and not setup.fused_loss.startswith("torchtune")
+    alone = bool(setup.fused_loss) and not setup.fused_loss.startswith("torchtune-chunked")
     return setup.use_liger_kernel or setup.torch_compile or alone
 
 
