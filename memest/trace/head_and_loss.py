@@ -53,7 +53,8 @@ def parts_of(
         ConfigError: the model is none that generates text from left to right, or its logits are
             scaled in a way that the loss does not know.
     """
-    name, config = type(model).__name__, getattr(model, "config", None)
+    name = type(model).__name__
+    config: Any = getattr(model, "config", None)
     text: Any = config.get_text_config() if hasattr(config, "get_text_config") else config
     why = ""
     if not name.endswith(tuple(kinds)) or getattr(config, "is_encoder_decoder", False):

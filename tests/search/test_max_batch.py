@@ -275,7 +275,8 @@ def test_a_curve_costs_no_traces_where_every_size_takes_one(tmp_path, monkeypatc
         fused_loss="trl-fused", progress=said.append,
     )  # fmt: skip
     answer = found.answers[0]
-    traced = {int(line.split("batch ")[1].split(",")[0]) for line in said if "tracing training" in line}
+    lines = [line for line in said if "tracing training" in line]
+    traced = {int(line.split("batch ")[1].split(",")[0]) for line in lines}
 
     assert {point.size for point in answer.curve} <= traced
     by_size = {point.size: point for point in answer.curve}
