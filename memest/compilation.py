@@ -11,9 +11,29 @@ from typing import Any
 from memest.distributed import Strategy
 from memest.errors import ConfigError, closest
 
-__all__ = ["check_compilation", "read_backend", "read_fused_loss", "read_mode"]
+__all__ = [
+    "DEFAULT_CHUNKS",
+    "FUSED_LOSSES",
+    "check_compilation",
+    "fused_loss_words",
+    "loss_and_chunks",
+    "read_backend",
+    "read_fused_loss",
+    "read_mode",
+]
 
-_LOSSES = {"": "", "none": "", "cce": "cce", "cut-cross-entropy": "cce"}
+FUSED_LOSSES = {
+    "cce": "cut cross-entropy",
+    "trl-fused": "TRL's fused head and loss",
+    "trl-chunked": "TRL's chunked loss",
+    "torchtune-linear": "torchtune's linear cross-entropy",
+    "torchtune-chunked": "torchtune's chunked cross-entropy",
+}
+"""What ``--fused-loss`` takes, in words."""
+DEFAULT_CHUNKS = 8
+"""``num_output_chunks`` of torchtune's losses."""
+_LOSSES = {"": "", "none": "", "cut-cross-entropy": "cce", **{name: name for name in FUSED_LOSSES}}
+_MOST_CHUNKS = 1 << 12
 
 _DEFAULT = ("default", "")
 _REFUSED = {
@@ -69,17 +89,26 @@ def read_fused_loss(value: object, setup: Any) -> str:
     Raises:
         ConfigError: an unknown one, or one that is not priced with the rest of a setup.
     """
-    text = str(value or "").strip().lower().replace("_", "-")
+    given = str(value or "").strip().lower().replace("_", "-")
+    text, colon, chunks = given.partition(":")
     if text not in _LOSSES:
         near = closest(text, list(_LOSSES))
         hint = f" Did you mean {near[0]!r}?" if near and near[0] else ""
+        legal = ", ".join(f"{name} ({words})" for name, words in FUSED_LOSSES.items())
         raise ConfigError(
-            f"--fused-loss {value!r} is not known.{hint} Legal: none, cce (cut-cross-entropy). "
-            "Liger's fused loss comes with --use-liger-kernel."
+            f"--fused-loss {value!r} is not known.{hint} Legal: none, {legal}. Liger's fused loss "
+            "comes with --use-liger-kernel."
         )
     found = _LOSSES[text]
+    pieces = _chunks(chunks, found) if colon else ""
     for there, what, why in (
-        (setup.use_liger_kernel, "--use-liger-kernel", "Liger replaces the loss by its own"),
+        (
+            setup.use_liger_kernel,
+            "--use-liger-kernel",
+            "TRL then applies Liger without its loss, which is not priced"
+            if found == "trl-fused"
+            else "Liger replaces the loss by its own",
+        ),
         (
             setup.distributed.strategy is not Strategy.NONE,
             "--num-gpus",
@@ -92,7 +121,48 @@ def read_fused_loss(value: object, setup: Any) -> str:
             raise ConfigError(
                 f"--fused-loss {found} and {what} exclude each other: {why}. Drop one of them."
             )
-    return found
+    return found + pieces
+
+
+def loss_and_chunks(fused_loss: str) -> tuple[str, int]:
+    """A fused loss and the pieces in which it works, where it takes a number of them.
+
+    Example:
+        >>> loss_and_chunks("torchtune-linear:16"), loss_and_chunks("cce")
+        (('torchtune-linear', 16), ('cce', 8))
+    """
+    name, _, chunks = fused_loss.partition(":")
+    return name, int(chunks or DEFAULT_CHUNKS)
+
+
+def fused_loss_words(fused_loss: str) -> str:
+    """A fused loss in words.
+
+    Example:
+        >>> fused_loss_words("torchtune-linear:16")
+        "torchtune's linear cross-entropy in 16 pieces"
+    """
+    name, _, chunks = fused_loss.partition(":")
+    return FUSED_LOSSES[name] + (f" in {chunks} pieces" if chunks else "")
+
+
+def _chunks(text: str, name: str) -> str:
+    """What follows a loss's name, as it is kept.
+
+    Raises:
+        ConfigError: no such number, or a loss whose pieces are not to be chosen.
+    """
+    if not name.startswith("torchtune"):
+        raise ConfigError(
+            f"--fused-loss {name}:{text}: the number is num_output_chunks of torchtune's losses, "
+            f"and {name or 'no loss'} has none. Leave it out, or use torchtune-linear:N."
+        )
+    if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= _MOST_CHUNKS):
+        raise ConfigError(
+            f"--fused-loss {name}:{text}: the number of pieces must be a whole number from 1 to "
+            f"{_MOST_CHUNKS}."
+        )
+    return "" if int(text) == DEFAULT_CHUNKS else f":{int(text)}"
 
 
 def check_compilation(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from memest.compilation import DEFAULT_CHUNKS, FUSED_LOSSES
 from memest.finetune_table import FINETUNING
 from memest.generation_table import GENERATION
 from memest.lengths_table import LENGTHS
@@ -352,8 +353,8 @@ OPTIONS: tuple[Option, ...] = (
     _setup(
         "fused_loss",
         "--fused-loss",
-        "Loss in place of the model's head and cross-entropy: none, or cce (cut-cross-entropy), "
-        "which never holds logits.",
+        f"Loss in place of the model's head and cross-entropy: none, {', '.join(FUSED_LOSSES)}. "
+        f"torchtune's work in {DEFAULT_CHUNKS} pieces, or in N: torchtune-linear:N.",
         Panel.KERNELS,
         metavar="NAME",
     ),

@@ -109,7 +109,7 @@ class Setup:
         attn_implementation: as transformers names it.
         sdpa_backend: forces the kernel behind sdpa.
         use_liger_kernel: Liger's kernels are applied to the model, as the Trainer does.
-        fused_loss: ``cce`` for cut cross-entropy in place of head and loss; "" = the model's own.
+        fused_loss: one of ``FUSED_LOSSES`` in place of head and loss; "" = the model's own.
         torch_compile: the model is compiled by Inductor, as the Trainer has it done.
         torch_compile_mode: a mode of it; "" = default. Given, it switches compilation on, as in
             TrainingArguments.

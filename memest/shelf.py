@@ -108,8 +108,14 @@ class Steps:
 
 
 def asks_for_gpu(setup: Setup) -> bool:
-    """Whether the Python of libraries asks for the GPU's properties while a step is traced."""
-    return setup.use_liger_kernel or setup.torch_compile or bool(setup.fused_loss)
+    """Whether each size is traced by itself, for one GPU.
+
+    The Python of libraries asks for the GPU's properties, or the number of pieces in which a loss
+    works, or how even they are, follows from the number of tokens. torchtune's pieces of each
+    sample do neither.
+    """
+    alone = bool(setup.fused_loss) and not setup.fused_loss.startswith("torchtune-chunked")
+    return setup.use_liger_kernel or setup.torch_compile or alone
 
 
 class Shelf:

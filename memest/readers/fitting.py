@@ -71,6 +71,18 @@ def fitting(chosen: Mapping[str, Said]) -> tuple[dict[str, Said], list[Remark]]:
     if "loop" in kept and str(kept["loop"].value) != "trainer":
         for option in ("eval_batch", "eval_samples", "eval_accumulation_steps"):
             drop(option, "the loop is no Trainer's")
+    compiled = any(
+        _on(kept, name)
+        for name in ("torch_compile", "torch_compile_mode", "torch_compile_backend")
+    )  # fmt: skip
+    for there, what in (
+        (several or fsdp or bool(zero), "on several GPUs"),
+        (compiled, "together with torch.compile"),
+        (_on(kept, "use_liger_kernel"), "beside Liger's"),
+        ("eval_samples" in kept, "with predictions that an evaluation keeps"),
+    ):
+        if there:
+            drop("fused_loss", f"not priced {what}: a cross entropy of all logits at once is taken")
     return kept, dropped
 
 

@@ -53,6 +53,9 @@ _OPTIMIZERS = {
     "torchao.prototype.low_bit_optim.AdamW8bit": "adamw_torch_8bit",
     "torchao.optim.AdamW4bit": "adamw_torch_4bit",
 }  # fmt: skip
+_LOSSES = {
+    "LinearCrossEntropyLoss": "torchtune-linear", "CEWithChunkedOutputLoss": "torchtune-chunked",
+}  # fmt: skip
 _MODULES = {"q_proj": "q_proj", "k_proj": "k_proj", "v_proj": "v_proj", "output_proj": "o_proj"}
 _MLP = ("gate_proj", "up_proj", "down_proj")
 _REASONS = {
@@ -256,14 +259,28 @@ def _optimizer(sheet: Sheet) -> None:
 
 
 def _loss(sheet: Sheet) -> None:
-    value = sheet.take("loss")
-    name = str(value.get("_component_", "")) if isinstance(value, Mapping) else ""
-    if "LinearCrossEntropy" in name or "Chunked" in name:
-        sheet.miss(
-            "loss", f"{name.rpartition('.')[2]} works in chunks; priced is all logits at once"
-        )
-    elif value is not None:
+    value = sheet.document.get("loss")
+    if not isinstance(value, Mapping):
+        if value is not None:
+            sheet.take("loss")
+            sheet.ignore("loss", "priced is cross entropy")
+        return
+    part = sheet.part("loss")
+    name = str(part.scalar("_component_") or "").rpartition(".")[2]
+    chunks = part.whole("num_output_chunks")
+    fused = _LOSSES.get(name)
+    if fused is not None:
+        sheet.say("fused_loss", fused if chunks is None else f"{fused}:{chunks}", "loss")
+    elif "Chunked" in name or "Linear" in name:
+        sheet.miss("loss", f"{name} works in chunks; priced is cross entropy of all logits at once")
+    else:
         sheet.ignore("loss", "priced is cross entropy")
+    part.ignore_rest(
+        {"ignore_index": "which tokens count", "mask_ignored_tokens": "priced is true: all tokens "
+         "count"},
+        dict.fromkeys(part.left, "of the loss"),
+    )  # fmt: skip
+    sheet.absorb(part)
 
 
 def _spread(sheet: Sheet, *, distributed: bool | None) -> None:

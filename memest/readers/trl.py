@@ -2,11 +2,15 @@
 
 Source: TRL at July 2026: ``trainer/base_config.py``, ``trainer/sft_config.py``,
 ``trainer/model_config.py``, ``trainer/utils.py`` (``get_quantization_config``,
-``get_peft_config``, ``create_model_from_path``), ``trainer/sft_trainer.py``.
+``get_peft_config``, ``create_model_from_path``), ``trainer/sft_trainer.py``; of losses: the same
+files of TRL 1.4 to 1.16.
 """
 
 from __future__ import annotations
 
+import re
+
+from memest.installed import release
 from memest.readers.findings import Level
 from memest.readers.sheet import Place, Sheet
 from memest.readers.training_arguments import (
@@ -21,6 +25,7 @@ from memest.readers.training_arguments import (
 
 __all__ = ["read_trl"]
 
+_PRESENT = (1, 16)
 _METHODS = {
     "dpo": "the DPO loss: pairs of answers, and a reference model",
     "kto": "the KTO loss, and a reference model",
@@ -53,6 +58,7 @@ def read_trl(sheet: Sheet, *, method: str = "sft") -> None:
     read_checkpointing(sheet)
     read_evaluation(sheet)
     _length(sheet)
+    _loss(sheet)
     quantised = _quantization(sheet)
     use_peft = bool(sheet.switch("use_peft"))
     if use_peft:
@@ -94,11 +100,45 @@ def _length(sheet: Sheet) -> None:
         sheet.miss("max_length", "samples are not cut: 512 tokens are taken; --seq-len says it")
     elif not any(sheet.has(key) for key in ("max_length", "max_seq_length")):
         sheet.default("seq_len", 1024)
+
+
+def _loss(sheet: Sheet) -> None:
+    """The loss of the release of TRL that is installed, else of the present one.
+
+    From 1.15 on, ``nll``, ``dft`` and ``chunked_nll`` all go through a fused head; before,
+    ``chunked_nll`` was a loss of its own, which 1.6 made the default.
+    """
     loss = sheet.scalar("loss_type")
-    if loss is not None:
-        sheet.offer("loss_type", loss, "loss_type", f"the loss {loss}: priced with all logits")
-    elif not sheet.document.get("use_liger_kernel"):
-        sheet.miss_default("loss_type chunked_nll", "logits come in chunks; priced is all at once")
+    if str(sheet.document.get("use_liger_kernel", "")).lower() in ("true", "1", "yes"):
+        if loss is not None:
+            sheet.ignore("loss_type", "Liger's loss is priced in its place")
+        sheet.miss_default(
+            "SFTTrainer", "TRL 1.15 and later keep their own fused head beside Liger"
+        )
+        return
+    installed = release("trl") or ""
+    version = tuple(int(part) for part in re.findall(r"\d+", installed)[:2]) or _PRESENT
+    if version >= (1, 15):
+        fused, what = "trl-fused", "1.15 and later"
+    elif loss == "chunked_nll" or (loss is None and version >= (1, 6)):
+        fused, what = "trl-chunked", "1.4 to 1.14"
+    elif loss == "dft":
+        sheet.miss("loss_type", "the loss dft: priced as nll, with all logits")
+        return
+    else:
+        if loss is not None:
+            sheet.ignore("loss_type", f"{loss} of TRL {installed} makes all logits")
+        return
+    if loss is None:
+        # in force like a word of the file: what excludes it is told
+        sheet.say_at(
+            "fused_loss", fused,
+            Place(f"default of {sheet.framework} (SFTTrainer of TRL {what})", Level.FILE),
+        )  # fmt: skip
+    else:
+        sheet.say("fused_loss", fused, "loss_type")
+        if loss == "dft":
+            sheet.miss("loss_type", "the weights of dft, one number a token: priced as nll")
 
 
 def _quantization(sheet: Sheet) -> bool:

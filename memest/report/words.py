@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from memest.compilation import fused_loss_words
 from memest.distributed import Strategy
 from memest.events import Phase
 from memest.report.phases import STEP_PHASES
@@ -251,7 +252,7 @@ def setup_items(setup: Setup, *, times: str = "×") -> list[str]:
     if setup.use_liger_kernel:
         items.append("Liger kernels")
     if setup.fused_loss:
-        items.append("cut cross-entropy")
+        items.append(fused_loss_words(setup.fused_loss))
     if setup.torch_compile:
         items.append("torch.compile")
     if setup.freeze:

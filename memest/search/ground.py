@@ -12,6 +12,7 @@ from memest.limits import CurvePoint, Of
 from memest.needs import needs_of
 from memest.replay.conf import parse_alloc_conf
 from memest.setup import Setup
+from memest.shelf import asks_for_gpu
 from memest.tracing import Found, Tracer
 
 __all__ = ["Ground", "with_size"]
@@ -114,13 +115,16 @@ class Ground:
     def curve(
         self, tried: Iterable[int], largest: int, safe: int, highest: int
     ) -> tuple[CurvePoint, ...]:
-        """Memory over sizes: those that were tried, both answers, and some evenly spread."""
+        """Memory over sizes: those that were tried, both answers, and some evenly spread.
+
+        Where every size takes a trace of its own, the ones that were tried are enough of a curve.
+        """
         top = min(largest + max(largest // 8, self._step), highest)
         sizes = {n for n in tried if n <= top}
         sizes |= {n for n in (safe, largest) if n > 0}
         if self._of is Of.BATCH and largest < highest:
             sizes.add(largest + 1)
-        if self._of is not Of.IMAGE_SIZE:
+        if self._of is not Of.IMAGE_SIZE and not asks_for_gpu(self._asked):
             sizes |= set(_spread(top, self._step))
         return tuple(self.point(size) for size in sorted(sizes))
 

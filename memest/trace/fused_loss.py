@@ -1,7 +1,8 @@
-"""Fused linear cross-entropy in place of head and loss: logits are never made whole.
+"""Losses of other libraries in place of a model's head and cross-entropy.
 
-The library's own Python runs on meta, with its kernel launches left out (``no_triton``); what its
-autograd function allocates and saves is its own doing.
+The losses of TRL and torchtune are written anew in ``trl_losses`` and ``torchtune_losses``. Of cut
+cross-entropy the library's own Python runs on meta, with its kernel launches left out
+(``no_triton``); what its autograd function allocates and saves is its own doing.
 
 Source: cut-cross-entropy 25.1.1, ``linear_cross_entropy.py``, ``cce.py``, ``cce_backward.py``,
 ``cce_lse_forward.py``, ``indexed_dot.py``.
@@ -18,10 +19,14 @@ from unittest import mock
 
 import torch
 
+from memest.compilation import loss_and_chunks
 from memest.errors import ConfigError, MissingDependencyError
 from memest.hidden.call import GpuTraits
 from memest.trace.adapters import base_of
+from memest.trace.head_and_loss import parts_of
 from memest.trace.no_triton import Library, without_triton
+from memest.trace.torchtune_losses import torchtune_chunked, torchtune_linear
+from memest.trace.trl_losses import trl_chunked, trl_fused
 
 __all__ = ["fused_loss_applied"]
 
@@ -37,31 +42,48 @@ def _prepare() -> None:
     importlib.import_module("cut_cross_entropy")
 
 
-_SCALES = ("logit_scale", "logits_scaling", "lm_head_multiplier")
-
-
 @contextmanager
-def fused_loss_applied(model: torch.nn.Module, gpu: GpuTraits) -> Iterator[None]:
-    """Compute the loss of a causal language model by cut cross-entropy, for the time of a trace.
-
-    The decoder runs as it is; its last hidden states, the head's weight and the labels go to
-    ``linear_cross_entropy(..., shift=True)``, with the sum of the losses divided by the number of
-    items where the Trainer gives one, as patches of this loss do.
+def fused_loss_applied(model: torch.nn.Module, gpu: GpuTraits, fused_loss: str) -> Iterator[None]:
+    """Compute the loss of a causal language model by another library, for the time of a trace.
 
     Args:
         model: of transformers, on meta, perhaps wrapped by adapters.
-        gpu: whose properties the library asks for.
+        gpu: whose properties a library asks for.
+        fused_loss: as a setup names it.
 
     Raises:
         MissingDependencyError: cut-cross-entropy is not installed.
         ConfigError: the model's head and loss are others than the library computes.
+    """
+    base: Any = base_of(model)
+    name, chunks = loss_and_chunks(fused_loss)
+    if name == "cce":
+        with _cut_cross_entropy(base, gpu):
+            yield
+        return
+    forward = {
+        "trl-fused": lambda: trl_fused(base),
+        "trl-chunked": lambda: trl_chunked(base),
+        "torchtune-chunked": lambda: torchtune_chunked(base, chunks),
+        "torchtune-linear": lambda: torchtune_linear(base, chunks),
+    }[name]()
+    with mock.patch.object(base, "forward", forward):
+        yield
+
+
+@contextmanager
+def _cut_cross_entropy(base: Any, gpu: GpuTraits) -> Iterator[None]:
+    """Cut cross-entropy.
+
+    The decoder runs as it is; its last hidden states, the head's weight and the labels go to
+    ``linear_cross_entropy(..., shift=True)``, with the sum of the losses divided by the number of
+    items where the Trainer gives one, as patches of this loss do.
     """
     if importlib.util.find_spec("cut_cross_entropy") is None:
         raise MissingDependencyError(
             "--fused-loss cce is priced by tracing cut-cross-entropy, which is not installed: pip "
             "install --no-deps cut-cross-entropy"
         )
-    base: Any = base_of(model)
     decoder, head, softcap = _parts(base)
     with (
         mock.patch.object(torch.cuda, "get_device_capability", return_value=gpu.capability),
@@ -107,23 +129,16 @@ def _parts(model: Any) -> tuple[Any, Any, float | None]:
     Raises:
         ConfigError: the model is no causal language model with a plain linear head.
     """
-    name, config = type(model).__name__, getattr(model, "config", None)
+    parts = parts_of(model, "cce")
     why = ""
-    if not name.endswith("ForCausalLM") or getattr(config, "is_encoder_decoder", False):
-        why = "it replaces head and loss of causal language models"
-    decoder = None if why else model.get_decoder()
-    head: Any = None if why else model.get_output_embeddings()
-    scale = next((s for s in _SCALES if getattr(config, s, None) not in (None, 1, 1.0)), None)
-    if not why and (decoder is None or decoder is model):
-        why = "its decoder cannot be told from the rest"
-    if not why and type(head) is not torch.nn.Linear:
-        why = f"its head is a {type(head).__name__}, not a plain linear layer"
-    if not why and head.bias is not None:
+    if type(parts.head) is not torch.nn.Linear:
+        why = f"its head is a {type(parts.head).__name__}, not a plain linear layer"
+    elif parts.head.bias is not None:
         why = "its head has a bias, which the kernel does not add"
-    if not why and scale is not None:
-        why = f"its logits are scaled ({scale}), which the kernel does not do"
-    if not why and getattr(config, "output_router_logits", False):
+    elif getattr(parts.config, "output_router_logits", False):
         why = "its loss has a second part, that of the routers"
     if why:
-        raise ConfigError(f"--fused-loss cce does not go with {name}: {why}. Leave it out.")
-    return decoder, head, getattr(config, "final_logit_softcapping", None)
+        raise ConfigError(
+            f"--fused-loss cce does not go with {type(model).__name__}: {why}. Leave it out."
+        )
+    return parts.backbone, parts.head, parts.softcap

@@ -347,7 +347,7 @@ def rank_model(model: Any, setup: Setup) -> Iterator[Any]:
 def _kernels(model: torch.nn.Module, setup: Setup, gpu: GpuTraits) -> AbstractContextManager[None]:
     """Other people's kernels in place of the model's own operators."""
     if setup.fused_loss:
-        return fused_loss_applied(model, gpu)
+        return fused_loss_applied(model, gpu, setup.fused_loss)
     return liger_applied(model, gpu) if setup.use_liger_kernel else nullcontext()
 
 

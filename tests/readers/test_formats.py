@@ -45,9 +45,10 @@ EXPECTED = {
             "precision": "bf16",
             "checkpointing": "full",
             "optim": "adamw_torch_fused",
+            "fused_loss": "trl-fused",
         },
         ("dataset_name", "eval_strategy", "learning_rate"),
-        ("packing", "loss_type chunked_nll", "SFTTrainer"),
+        ("packing", "SFTTrainer"),
     ),
     "accelerate_fsdp.yaml": (
         "accelerate",
@@ -180,6 +181,7 @@ EXPECTED = {
             "optim": ("adamw_torch_fused", "optimizer._component_"),
             "weight_decay": (0.01, "optimizer.weight_decay"),
             "load_in_4bit": (True, "model._component_"),
+            "fused_loss": ("torchtune-linear", "loss"),
         },
         {
             "loop": "plain",
@@ -190,7 +192,7 @@ EXPECTED = {
             "attn_implementation": "sdpa",
         },
         ("optimizer.lr", "metric_logger", "checkpointer", "enable_activation_offloading"),
-        ("loss", "model._component_", "the model's code"),
+        ("model._component_", "the model's code"),
     ),
     "torchtune_full.yaml": (
         "torchtune",

@@ -264,3 +264,22 @@ def test_progress_is_told():
     said = []
     memest.max_batch(TINY, gpu="t4", seq_len=40, progress=said.append)
     assert "looking for the largest batch on Tesla T4" in said
+
+
+def test_a_curve_costs_no_traces_where_every_size_takes_one(tmp_path, monkeypatch):
+    """TRL's loss works in more pieces with every batch, so nothing but a trace tells a size."""
+    monkeypatch.setenv("MEMEST_CACHE", str(tmp_path))
+    said = []
+    found = memest.max_batch(
+        "meta-llama/Llama-3.2-1B?num_hidden_layers=1", gpu="t4", seq_len=512, dtype="bfloat16",
+        fused_loss="trl-fused", progress=said.append,
+    )  # fmt: skip
+    answer = found.answers[0]
+    lines = [line for line in said if "tracing training" in line]
+    traced = {int(line.split("batch ")[1].split(",")[0]) for line in lines}
+
+    assert {point.size for point in answer.curve} <= traced
+    by_size = {point.size: point for point in answer.curve}
+    assert by_size[answer.safe].verdict.value == "fits"
+    assert by_size[answer.largest + 1].verdict.value != "fits"
+    assert {answer.safe, answer.largest, answer.largest + 1} <= traced

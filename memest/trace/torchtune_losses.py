@@ -1,0 +1,123 @@
+"""Losses of torchtune's recipes: ``torchtune-chunked`` and ``torchtune-linear``.
+
+``torchtune-chunked`` is ``CEWithChunkedOutputLoss``: the head is applied to pieces of every sample,
+all logits are there at once, and only one piece at a time is in fp32 as logits.
+``torchtune-linear`` is ``LinearCrossEntropyLoss``: head and loss of one piece of all tokens after
+the other. Neither checkpoints: log-probabilities in fp32 of every piece are kept for the backward.
+
+Both leave padding out of the loss by labels of -100, and take labels that are as long as the
+samples: shifted, with -100 at the end. 0.6 shifts them on the GPU; later recipes do so on the host.
+
+Source: torchtune 0.6.1 ``modules/loss/ce_chunked_output_loss.py``, ``modules/transformer.py``
+(``chunked_output``), ``recipes/full_finetune_single_device.py``; torchtune at April 2026
+``modules/loss/cross_entropy_loss.py``, ``models/gemma2/_component_builders.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from memest.trace.head_and_loss import Parts, parts_of
+from memest.trace.known import attach
+
+__all__ = ["torchtune_chunked", "torchtune_linear"]
+
+_IGNORED = -100
+
+
+def _outputs(parts: Parts, inputs: dict[str, Any]) -> torch.Tensor:
+    """The last hidden states; torchtune caps them, and not the logits, where a model caps."""
+    hidden: torch.Tensor = parts.backbone(**{**inputs, "use_cache": False}).last_hidden_state
+    if parts.softcap is not None:
+        hidden = hidden / parts.softcap
+        hidden = torch.tanh(hidden)
+        hidden = hidden * parts.softcap
+    return hidden
+
+
+def _cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.cross_entropy(
+        logits.float(), labels, ignore_index=_IGNORED, reduction="sum"
+    )
+
+
+def torchtune_chunked(model: Any, chunks: int) -> Callable[..., Any]:
+    """The forward of a model with ``CEWithChunkedOutputLoss``.
+
+    Args:
+        model: of transformers.
+        chunks: ``num_output_chunks``: pieces of the tokens of each sample.
+
+    Raises:
+        ConfigError: the model is no causal language model.
+    """
+    parts = parts_of(model, "torchtune-chunked")
+
+    def unembed(inputs: dict[str, Any]) -> list[torch.Tensor]:
+        hidden = _outputs(parts, inputs)
+        return [parts.head(piece) for piece in hidden.chunk(chunks, dim=1)]
+
+    def loss_of(logits: list[torch.Tensor], labels: torch.Tensor) -> torch.Tensor:
+        count = (labels != _IGNORED).sum()
+        targets = [piece.reshape(-1) for piece in labels.chunk(chunks, dim=1)]
+        flat = [piece.reshape(-1, piece.size(-1)) for piece in logits]
+        total: Any = 0.0
+        for piece, target in zip(flat, targets, strict=True):
+            total += _cross_entropy(piece, target)
+        loss: torch.Tensor = total / count
+        return loss
+
+    def forward(labels: Any = None, num_items_in_batch: Any = None, **inputs: Any) -> Any:
+        logits = unembed(inputs)
+        ignored = (labels.shape[0], 1)
+        labels = torch.hstack(
+            (labels[..., 1:], torch.full(ignored, _IGNORED, device=labels.device))
+        )
+        return CausalLMOutputWithPast(loss=loss_of(logits, labels))
+
+    return forward
+
+
+def torchtune_linear(model: Any, chunks: int) -> Callable[..., Any]:
+    """The forward of a model with ``LinearCrossEntropyLoss``.
+
+    Args:
+        model: of transformers.
+        chunks: ``num_output_chunks``: pieces of all tokens that are not ignored.
+
+    Raises:
+        ConfigError: the model is no causal language model.
+    """
+    parts = parts_of(model, "torchtune-linear")
+
+    def counted(hidden: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        indices = torch.where(labels != _IGNORED)[0]
+        hidden = hidden.index_select(0, indices)
+        return hidden, labels.index_select(0, indices)
+
+    def loss_of(hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        count = torch.where(labels != _IGNORED)[0].numel()
+        labels = labels.reshape(-1)
+        hidden = hidden.reshape(-1, hidden.shape[-1])
+        hidden, labels = counted(hidden, labels)
+        pieces = hidden.tensor_split(chunks, dim=0)
+        targets = labels.tensor_split(chunks, dim=0)
+        total = torch.tensor(0.0, device=labels.device)
+        for piece, target in zip(pieces, targets, strict=True):
+            loss = _cross_entropy(parts.head(piece), target)
+            total += loss
+        return total / count
+
+    def forward(labels: Any = None, num_items_in_batch: Any = None, **inputs: Any) -> Any:
+        hidden = _outputs(parts, inputs)
+        # the host has shifted them: the last of each sample counts no more
+        shifted = torch.zeros(labels.shape, dtype=labels.dtype)
+        shifted[:, -1] = _IGNORED
+        attach(labels, shifted)
+        return CausalLMOutputWithPast(loss=loss_of(hidden, labels))
+
+    return forward

@@ -1,0 +1,261 @@
+"""Steps with losses of TRL and torchtune: real ones on the CPU, and the libraries' own Python.
+
+A real step on the CPU says whether the trace is right about what these operators allocate and keep;
+the libraries' own code, run on meta as a trace runs ours, says whether it is the same step: the
+same bytes are born and die in the same order.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import types
+from contextlib import contextmanager
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+from cases import GPU, twin
+from real_memory import traced
+
+from memest.calibration.running.cpu_memory import mark, measure
+from memest.calibration.running.loops import train
+from memest.calibration.running.material import host_batches
+from memest.compilation import loss_and_chunks
+from memest.events import ALLOC, FREE, MARK
+from memest.models.resolve import ModelSource
+from memest.setup import Setup
+from memest.trace import session
+from memest.trace.adapters import base_of
+from memest.trace.fused_loss import fused_loss_applied
+from memest.trace.inputs import realise
+from memest.trace.known import attach
+from memest.trace.losses import loss_for
+from memest.trace.no_triton import Library, without_triton
+from memest.trace.optimizers import make_optimizer
+from memest.trace.recorder import Recorder
+from memest.trace.torchtune_losses import torchtune_chunked, torchtune_linear
+from memest.trace.training import TracePlan, trace_training
+from memest.trace.trl_losses import trl_chunked, trl_fused
+
+STEPS = 2
+LOSSES = ("trl-fused", "trl-chunked", "torchtune-linear", "torchtune-chunked:3")
+
+
+# -- real steps -----------------------------------------------------------------------------------
+
+
+class Marks:
+    """Phases as marks in the profiler's stream."""
+
+    def mark(self, phase, step, micro_step):
+        mark(f"{phase} {step} {micro_step}")
+
+    def step_done(self, step):
+        pass
+
+
+def _on_cpu(model, loss):
+    name, chunks = loss_and_chunks(loss)
+    if name.startswith("trl"):
+        return {"trl-fused": trl_fused, "trl-chunked": trl_chunked}[name](model)
+    made = {"torchtune-linear": torchtune_linear, "torchtune-chunked": torchtune_chunked}[name]
+    forward = made(model, chunks)
+
+    def shifted(labels=None, **inputs):
+        # the host's part of the work: nothing on meta knows it
+        labels = labels.clone() if name == "torchtune-chunked" else labels
+        if name == "torchtune-linear":
+            labels[:, -1] = -100
+        return forward(labels=labels, **inputs)
+
+    return shifted
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        ("llama", {"loop": "trainer"}),
+        ("llama-tied", {"loop": "trainer", "grad_accum": 2}),
+        ("llama", {"freeze": ("lm_head", "embed"), "loop": "plain"}),
+        ("llama", {"checkpointing": "full", "loop": "trainer"}),
+        ("gemma2", {"loop": "accelerate"}),
+    ],
+    ids=["trainer", "tied", "frozen", "checkpointing", "softcap"],
+)
+def test_a_real_step_allocates_the_same(loss, model, options):
+    twins = twin(model, fused_loss=loss, batch=6, **options)
+    setup = twins.setup
+    batches = host_batches(twins.plans, STEPS * setup.grad_accum)
+
+    def make(module):
+        return make_optimizer(module, setup, Recorder(), (2, 13))
+
+    with mock.patch.object(twins.real, "forward", _on_cpu(twins.real, loss)):
+        real = measure(
+            lambda: train(
+                twins.real, setup, batches, make, loss_for(twins.built), torch.device("cpu"),
+                Marks(),
+            )
+        )  # fmt: skip
+    with fused_loss_applied(twins.built.trained, GPU, loss):
+        trace = traced(
+            trace_training(
+                twins.built.trained, setup, make_batch=lambda: realise(twins.plans),
+                loss_of=loss_for(twins.built), gpu=GPU, operators="cpu",
+                loading=twins.built.loading,
+            )
+        )  # fmt: skip
+    # step counters and random states, which a CPU run cannot tell from the device's memory
+    host = 8 * len(list(twins.real.parameters())) + 1024 + 5056 * 2 * 8
+
+    assert abs(trace.peak - real.peak) <= 0.005 * real.peak
+    measured = {phase.name: phase for phase in real.phases}
+    for phase in trace.phases:
+        assert abs(phase.alive - measured[phase.name].alive) <= host, phase.name
+
+
+# -- the libraries' own code ----------------------------------------------------------------------
+
+SMALL = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 128,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "intermediate_size": 384, "vocab_size": 8000, "max_position_embeddings": 256,
+    "pad_token_id": 0,
+}  # fmt: skip
+RUNS = [
+    ({}, {}),
+    ({}, {"precision": "bf16", "dtype": "float32", "batch": 48, "seq_len": 129}),
+    ({"tie_word_embeddings": True, "vocab_size": 70_000}, {"grad_accum": 2}),
+    ({}, {"adapter": {"peft_type": "LORA", "r": 8}}),
+    ({}, {"freeze": ("lm_head",), "dtype": "float32", "checkpointing": "full"}),
+    ({"model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"], "head_dim": 32}, {}),
+    ({"model_type": "cohere", "architectures": ["CohereForCausalLM"]}, {}),
+    ({"model_type": "phi", "architectures": ["PhiForCausalLM"]}, {"loop": "plain"}),
+]  # fmt: skip
+_TRL = Library(
+    "trl", "trl.",
+    (('device.type in ("cuda", "xpu")', 'device.type == "meta"'),
+     ('acc.device.type == "cuda"', 'acc.device.type == "meta"'),
+     ("torch.get_autocast_dtype(device.type)", 'torch.get_autocast_dtype("cuda")'),
+     ("torch.is_autocast_enabled(device.type)", 'torch.is_autocast_enabled("cuda")'),
+     ("is_triton_available()", "True")),
+)  # fmt: skip
+
+
+@contextmanager
+def _trl(model, gpu, name):
+    """SFTTrainer's forward and ``compute_loss``, around the real ``add_fused_lm_head``."""
+    base = base_of(model)
+    with without_triton(_TRL, lambda: importlib.import_module("trl.trainer.utils")):
+        utils = importlib.import_module("trl.trainer.utils")
+        utils.add_fused_lm_head(base, outputs=("log_probs", "entropy", "is_top1"))
+        fused = base.forward
+
+        def forward(num_items_in_batch=None, **inputs):
+            outputs = fused(**inputs, num_items_in_batch=num_items_in_batch, fused_lm_head=True)
+            losses = -outputs.log_probs
+            items = num_items_in_batch
+            items = outputs.label_mask.sum() if items is None else items
+            loss = losses.sum() / torch.as_tensor(items).clamp(min=1)
+            outputs["own"], outputs["loss"] = outputs.loss, loss
+            return outputs
+
+        base.forward = forward
+        try:
+            yield
+        finally:
+            del base.forward
+
+
+def _torchtune(file, kind):
+    """A module of torchtune that needs nothing else of it."""
+    spec = importlib.util.find_spec("torchtune")
+    if spec is None or not spec.submodule_search_locations:
+        pytest.skip("torchtune is not installed")
+    path = Path(spec.submodule_search_locations[0], "modules", "loss", file)
+    if not path.is_file():
+        pytest.skip(f"this torchtune has no {kind}")
+    module = types.ModuleType("loss")
+    exec(compile(path.read_text(), str(path), "exec"), module.__dict__)
+    return getattr(module, kind)()
+
+
+@contextmanager
+def _chunked(model, gpu, name):
+    base, loss = base_of(model), _torchtune("ce_chunked_output_loss.py", "CEWithChunkedOutputLoss")
+
+    def pieces(inputs):
+        hidden = base.get_decoder()(**{**inputs, "use_cache": False}).last_hidden_state
+        return [base.get_output_embeddings()(piece) for piece in hidden.chunk(8, dim=1)]
+
+    def forward(labels=None, num_items_in_batch=None, **inputs):
+        logits = pieces(inputs)
+        end = (labels.shape[0], 1)
+        labels = torch.hstack((labels[..., 1:], torch.full(end, -100, device=labels.device)))
+        return types.SimpleNamespace(loss=loss(logits, labels))
+
+    with mock.patch.object(base, "forward", forward):
+        yield
+
+
+@contextmanager
+def _linear(model, gpu, name):
+    base, loss = base_of(model), _torchtune("cross_entropy_loss.py", "LinearCrossEntropyLoss")
+    loss.linear_projection = base.get_output_embeddings()
+
+    def forward(labels=None, num_items_in_batch=None, **inputs):
+        hidden = base.get_decoder()(**{**inputs, "use_cache": False}).last_hidden_state
+        shifted = torch.zeros(labels.shape, dtype=labels.dtype)
+        shifted[:, -1] = -100
+        attach(labels, shifted)
+        return types.SimpleNamespace(loss=loss(hidden, labels))
+
+    with mock.patch.object(base, "forward", forward):
+        yield
+
+
+def _events(config, options, loss):
+    setup = Setup(
+        **{"batch": 4, "seq_len": 96, "dtype": "bfloat16", "optim": "none", **options},
+        fused_loss=loss,
+    )
+    source = ModelSource(kind="file", id="small", config={**SMALL, **config}, provenance="test")
+    run = session.build(setup, source, None, None, None)
+    trace = session.trace_built(run, setup, GPU, TracePlan(steps=1))
+    return [
+        (kind, str(trace.marks[index].phase) if kind == MARK else trace.sizes[index])
+        for kind, index in trace.decoded()
+        if kind in (ALLOC, FREE, MARK)
+    ]
+
+
+@pytest.mark.parametrize(("config", "options"), RUNS)
+def test_trl_does_the_same(config, options):
+    if importlib.util.find_spec("trl") is None:
+        pytest.skip("trl is not installed")
+    ours = _events(config, options, "trl-fused")
+    with mock.patch.object(session, "fused_loss_applied", _trl):
+        try:
+            theirs = _events(config, options, "trl-fused")
+        except (ImportError, AttributeError) as error:
+            pytest.skip(f"this TRL has no fused head: {error}")
+
+    assert ours == theirs
+
+
+@pytest.mark.parametrize(
+    ("loss", "real"), [("torchtune-chunked", _chunked), ("torchtune-linear", _linear)]
+)
+@pytest.mark.parametrize(
+    ("config", "options"),
+    [(c, o) for c, o in RUNS if c.get("model_type") not in ("gemma2", "cohere")],
+)
+def test_torchtune_does_the_same(config, options, loss, real):
+    ours = _events(config, options, loss)
+    with mock.patch.object(session, "fused_loss_applied", real):
+        theirs = _events(config, options, loss)
+
+    assert ours == theirs
