@@ -45,7 +45,7 @@ def option_widget(name: str, *, label: str | None = None) -> Any:
         return _choice(option, [member.value for member in kind], common)
     if name == "optim":
         return _choice(option, list(OPTIMIZERS), common)
-    if option.kind is Kind.MODE:
+    if name == "checkpointing":
         return _choice(option, _CHECKPOINTING, common, accept_new_options=True)
     if option.kind is Kind.WHOLE:
         return _whole(option, common)
