@@ -146,3 +146,10 @@ def test_what_several_gpus_cannot_have_is_left_out_and_reported(write):
 def test_what_the_shell_does_with_the_output_is_no_argument(tail):
     run = memest.read_command(f"nohup python -u train.py --model_name_or_path gpt2 --bf16 {tail}")
     assert run.options["precision"] == "bf16"
+
+
+@pytest.mark.parametrize("option", ["lengths", "dataset"])
+def test_a_path_that_no_system_has_is_refused_as_one(option):
+    """A null byte in a name is the reader's ValueError, and no traceback of the user's."""
+    with pytest.raises(memest.errors.ConfigError, match="cannot be read"):
+        memest.estimate("gpt2", batch=2, **{option: "a\0b.jsonl"})
