@@ -95,13 +95,14 @@ def _checked(found: Counter[int], path: str | Path) -> Lengths:
 def _text(path: str | Path, option: str) -> str:
     try:
         return Path(path).read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise ConfigError(
-            f"{option} {str(path)!r} cannot be read ({error.strerror}): name a file with one "
-            "length a line, or length,count."
-        ) from None
     except UnicodeDecodeError:
         raise ConfigError(f"{option} {str(path)!r} is not text.") from None
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(
+            f"{option} {str(path)!r} cannot be read ({why}): name a file with one "
+            "length a line, or length,count."
+        ) from None
 
 
 # -- datasets -------------------------------------------------------------------------------------

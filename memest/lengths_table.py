@@ -95,7 +95,6 @@ LENGTHS: tuple[Option, ...] = (
         "--packing",
         "TRL's packing: every row is full. bfd (rows laid end to end, as padding-free), wrapped "
         "(plain rows) or none. Needs --seq-len.",
-        Kind.MODE,
         metavar="STRATEGY",
         field="padding_free",
         aliases="packing_strategy",

@@ -37,6 +37,10 @@ def options_by_flag() -> dict[str, Option]:
     return flags
 
 
+SWITCHED_OFF = "--switched-off"
+"""How a switch with a word for false reaches a command, which hides it."""
+
+
 def closest_flags(flag: str) -> list[str]:
     """The spellings of an estimate's options nearest to ``flag``."""
     return closest(flag.replace("_", "-"), options_by_flag())
@@ -53,12 +57,13 @@ def _switch(option: Option, value: str | None, done: list[str]) -> list[str]:
     flag = option.flags[0]
     word = "true" if value is None else value.lower()
     if word in _TRUE:
+        done[:] = [token for token in done if token != f"{SWITCHED_OFF}={option.name}"]
         return [flag]
     if word not in _FALSE:
         return [f"{flag}={value}"]
-    # the last one counts: off takes back an earlier on
+    # the last one counts: off takes back an earlier on, and what a configuration says
     done[:] = [token for token in done if token != flag]
-    return []
+    return [f"{SWITCHED_OFF}={option.name}"]
 
 
 def _either(option: Option, written: str, value: str | None) -> str:
@@ -95,6 +100,10 @@ def normalise(argv: Sequence[str]) -> list[str]:
         flag = written.replace("_", "-")
         value = attached if equals else None
         option = options_by_flag().get(flag)
+        if option is None and flag.startswith("--no-"):
+            opposite = options_by_flag().get(f"--{flag[5:]}")
+            if opposite is not None and opposite.kind is Kind.SWITCH and value is None:
+                option, value = opposite, "false"
         if flag == "--ray" and not attached:
             address = waiting.pop(0) if waiting and _ADDRESS.match(waiting[0]) else "auto"
             done.append(f"{flag}={address}")

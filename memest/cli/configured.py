@@ -32,7 +32,7 @@ class Asked:
 def settled(
     models: Sequence[str], options: Mapping[str, Any], *, config: Sequence[str] = (),
     config_format: str | None = None, launch: str | None = None, axes: Sequence[str] = (),
-    needs_model: bool = True,
+    needs_model: bool = True, off: Sequence[str] = (),
 ) -> Asked:  # fmt: skip
     """Read what a command line names.
 
@@ -44,6 +44,7 @@ def settled(
         launch: of ``--launch``.
         axes: options that the command sets itself: those of ``--over``, what it looks for.
         needs_model: False for a command that has something to say without one.
+        off: switches that were named with a word for false: they take back what files say.
 
     Raises:
         ConfigError: no model, or anything that a reader refuses.
@@ -58,6 +59,7 @@ def settled(
             "--config-format says the format of a file: add --config FILE or a launch command."
         )
     if files or launch is not None:
+        flags = {**_switched_off(off, flags), **flags}
         run = read_config(*files, config_format=config_format, command=launch, model=first, **flags)
     else:
         run = settle((), flags, model=first)
@@ -82,3 +84,12 @@ def settled(
         }  # fmt: skip
     known = tuple(named) or tuple(filter(None, (run.model,)))
     return Asked(models=known, options={**place, **found}, run=run)
+
+
+def _switched_off(off: Sequence[str], flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Switches as options: without ``bf16`` and ``fp16`` a run is in fp32."""
+    words = {"bf16", "fp16"}
+    found: dict[str, Any] = {name: False for name in off if name not in words}
+    if words & set(off) and not (words | {"precision"}) & set(flags):
+        found["precision"] = "fp32"
+    return found

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Optional
 
 import typer
 
+from memest.cli.argv import SWITCHED_OFF
 from memest.cli.configured import settled
 from memest.option import Kind, Option
 from memest.option_table import OPTIONS
@@ -116,6 +117,10 @@ _CONFIGURATIONS: dict[str, Any] = {
             rich_help_panel="Configurations of other tools",
         ),
     ],
+    "switched_off": Annotated[
+        Optional[list[str]],  # noqa: UP045 - read at run time by every Typer we allow
+        typer.Option(SWITCHED_OFF, hidden=True),
+    ],
     "launch": Annotated[
         _TEXT,
         typer.Option(
@@ -162,6 +167,7 @@ def with_options(function: Callable[..., int]) -> Callable[..., int]:
             config=values.pop("config") or (),
             config_format=values.pop("config_format"),
             launch=values.pop("launch"),
+            off=values.pop("switched_off") or (),
             axes=(*(values.get("over") or ()), *_DECIDED.get(function.__name__, ())),
             needs_model=several or own.parameters["model"].default is not None,
         )

@@ -6,8 +6,6 @@ checkpointing), ``loaders/model.py`` (quantisation), ``core/builders/base.py`` (
 
 from __future__ import annotations
 
-from typing import Any
-
 from memest.errors import ConfigError
 from memest.readers.findings import Level
 from memest.readers.sharing import read_deepspeed_value, read_fsdp
@@ -52,8 +50,6 @@ _REASONS = {
 }  # fmt: skip
 _MATTERS = {
     **MATTERS,
-    "sample_packing": "packing: micro_batch_size x sequence_len tokens are priced, as rows of a "
-    "batch",
     "flash_attn_cross_entropy": "flash-attn's cross entropy",
     "flash_attn_fuse_mlp": "flash-attn's MLP",
     "chunked_cross_entropy": "logits come in chunks; priced is all at once",
@@ -365,9 +361,28 @@ def _evaluation(sheet: Sheet) -> None:
 
 
 def _rest(sheet: Sheet) -> None:
-    packing: Any = sheet.document.get("sample_packing")
-    if packing is True:
-        sheet.take("sample_packing")
-        sheet.offer("packing", True, "sample_packing", _MATTERS["sample_packing"])
+    _packing(sheet)
     sheet.offer_rest()
     sheet.ignore_rest(_REASONS, _MATTERS)
+
+
+def _packing(sheet: Sheet) -> None:
+    """Packed samples: one row of the whole micro-batch, or rows of ``sequence_len``.
+
+    Source: axolotl ``core/builders/base.py``: ``multipack_real_batches`` where it is not set is
+    ``not (flash_attention or flex_attention or xformers_attention)``.
+    """
+    on = sheet.switch("sample_packing")
+    rows, key = sheet.switch("multipack_real_batches"), "sample_packing"
+    if not on:
+        if key in sheet.document:
+            sheet.ignore(key, "off")
+        return
+    named = str(sheet.document.get("attn_implementation") or sheet.said("attn_implementation"))
+    flat = named.startswith(("flash_attention", "flex")) or any(
+        sheet.document.get(each) is True for each in ("flex_attention", "xformers_attention")
+    )
+    flat = flat if rows is None else not rows
+    sheet.say("packing", "bfd" if flat else "wrapped", key)
+    if not flat:
+        sheet.miss(key, "masks between the samples of a row: priced are full rows without")

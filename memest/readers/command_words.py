@@ -13,6 +13,7 @@ from memest.readers.documents import plain_value
 
 __all__ = ["Command", "Launcher", "read_arguments", "split_command", "words_of"]
 
+_SHELL = re.compile(r"(\d*>>?|&>>?)(?!=)|[|&;]+$|<$")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 _PYTHON = re.compile(r"python(\d+(\.\d+)?)?")
 _LAUNCHERS = ("accelerate", "accelerate-launch", "torchrun", "deepspeed")
@@ -62,7 +63,7 @@ class Command:
         launchers: from the outside in.
         program: a script, a module, or a framework's command: ``trl sft``.
         words: arguments of the program.
-        skipped: words before all that, of schedulers and shells.
+        skipped: words before all that and behind it, of schedulers and shells.
     """
 
     environment: dict[str, str] = field(default_factory=dict)
@@ -114,12 +115,29 @@ def split_command(words: Sequence[str]) -> Command:
             "knows: python, accelerate launch, torchrun, deepspeed, trl, llamafactory-cli, "
             "axolotl, tune."
         )
+    waiting, beyond = _before_shell(waiting)
+    skipped += beyond
     launchers: list[Launcher] = []
     program, rest = _follow(waiting, launchers)
     return Command(
         environment=environment, launchers=tuple(launchers), program=program, words=tuple(rest),
         skipped=tuple(skipped),
     )  # fmt: skip
+
+
+def _before_shell(words: list[str]) -> tuple[list[str], list[str]]:
+    """A command without what the shell makes of its output, and what comes behind it.
+
+    Example:
+        >>> _before_shell(["train.py", "--bf16", ">", "log.txt", "2>&1", "&"])
+        (['train.py', '--bf16'], ['>', 'log.txt', '2>&1', '&'])
+    """
+    for place, word in enumerate(words):
+        if _SHELL.match(word):
+            return words[:place], words[place:]
+        if len(word) > 1 and word.endswith(";"):
+            return [*words[:place], word[:-1]], words[place + 1 :]
+    return words, []
 
 
 def _starts(word: str) -> bool:

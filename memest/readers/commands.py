@@ -56,7 +56,7 @@ def read_launch(command: Command, *, chosen: Format | None = None) -> list[Readi
         _program_alone(sheet, command)
     readings += _program(sheet, command, named, changes, loose, chosen)
     for word in command.skipped:
-        sheet.ignore(word, "before the launcher")
+        sheet.ignore(word, "not of the launcher and its program")
     return [*readings, sheet.reading()]
 
 

@@ -18,6 +18,8 @@ _LORA_PARTS = (
     "modules_to_save", "autocast_adapter_dtype",
 )  # fmt: skip
 
+_OF_GENERATIONS = ("generation_max_length", "num_beams", "cache_implementation")
+
 
 def fitting(chosen: Mapping[str, Said]) -> tuple[dict[str, Said], list[Remark]]:
     """Values that act, and remarks on those that do not and were not named by flags.
@@ -65,6 +67,17 @@ def fitting(chosen: Mapping[str, Said]) -> tuple[dict[str, Said], list[Remark]]:
             drop(option, "no adapters are trained")
     if str(kept["checkpointing"].value if "checkpointing" in kept else "none") == "none":
         drop("use_reentrant", "nothing is recomputed")
+    if "lengths" not in kept and "dataset" not in kept:
+        drop("group_by_length", "no lengths are named: all samples are as long as each other")
+        drop("pad_to_multiple_of", "not priced: without --lengths the length is taken as it is")
+    if not any(name in kept for name in ("seq_len", "lengths", "dataset")):
+        drop("packing", "not priced: nothing names the length of packed rows; --seq-len says it")
+    if not any(name in kept for name in ("generate", "predict_with_generate")):
+        for option in _OF_GENERATIONS:
+            drop(option, "nothing is generated")
+    if several and "predict_with_generate" in kept:
+        for option in ("predict_with_generate", *_OF_GENERATIONS):
+            drop(option, "not priced: a generation on several GPUs")
     if "eval_batch" not in kept and "eval_strategy" not in kept:
         for option in ("eval_samples", "eval_accumulation_steps"):
             drop(option, "no evaluation runs")

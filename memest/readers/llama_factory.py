@@ -45,8 +45,7 @@ _REASONS = {
 }
 _MATTERS = {
     **MATTERS,
-    "packing": "packed samples of cutoff_len tokens: priced as full samples",
-    "neat_packing": "packed samples with masks of their own: priced as full samples",
+    "neat_packing": "masks between the samples of a row: priced are full rows without",
     "shift_attn": "shifted sparse attention",
     "mixture_of_depths": "mixture of depths",
     "use_unsloth_gc": "Unsloth's checkpointing moves activations to the host",
@@ -133,13 +132,16 @@ def _length(sheet: Sheet) -> None:
     else:
         sheet.say("seq_len", length, "cutoff_len")
     packing, neat = sheet.switch("packing"), sheet.switch("neat_packing")
-    if packing is None and sheet.document.get("stage") == "pt":
-        sheet.miss_default("packing", f"on at stage pt: {_MATTERS['packing']}")
+    if packing is None and not neat and sheet.document.get("stage") == "pt":
+        sheet.default("packing", "wrapped", "on at stage pt")
+    # rows of cutoff_len are filled one by one; they are never laid end to end
     for key, on in (("packing", packing), ("neat_packing", neat)):
         if on:
-            sheet.offer("packing", True, key, _MATTERS[key])
+            sheet.say("packing", "wrapped", key)
         elif key in sheet.document:
             sheet.ignore(key, "off")
+    if neat:
+        sheet.miss("neat_packing", _MATTERS["neat_packing"])
 
 
 def _method(sheet: Sheet, *, pure: bool) -> None:

@@ -292,7 +292,11 @@ def _samples(readings: Sequence[Reading], chosen: dict[str, Said]) -> None:
                 break
 
 
-_EXPENDABLE = ("eval_batch", "eval_samples", "eval_accumulation_steps")
+_EVALUATION = ("eval_batch", "eval_samples", "eval_accumulation_steps")
+_COMPILED = ("torch_compile", "torch_compile_mode", "torch_compile_backend")
+_EXPENDABLE = ((_EVALUATION, ("--eval", "evaluation")), (_COMPILED, ("--torch-compile",)))
+"""Options of files that are left out and reported where they cannot be priced, with the words by
+which a refusal is about them."""
 
 
 def _setup(kept: Mapping[str, Said]) -> tuple[Setup, dict[str, str]]:
@@ -306,12 +310,13 @@ def _setup(kept: Mapping[str, Said]) -> tuple[Setup, dict[str, str]]:
     try:
         return setup_from_options(**options), {}
     except ConfigError as error:
-        named = [name for name in _EXPENDABLE if name in kept]
-        about = "--eval" in str(error) or "evaluation" in str(error)
-        if named and about and all(kept[name].level is not Level.FLAG for name in named):
-            fewer = {name: each for name, each in kept.items() if name not in named}
-            setup, lost = _setup(fewer)
-            return setup, lost | dict.fromkeys(named, f"not priced: {error}")
+        for group, marks in _EXPENDABLE:
+            named = [name for name in group if name in kept]
+            about = any(mark in str(error) for mark in marks)
+            if named and about and all(kept[name].level is not Level.FLAG for name in named):
+                fewer = {name: each for name, each in kept.items() if name not in named}
+                setup, lost = _setup(fewer)
+                return setup, lost | dict.fromkeys(named, f"not priced: {error}")
         raise ConfigError(_with_origins(str(error), kept)) from None
 
 

@@ -14,8 +14,11 @@ from memest.readers.findings import Level, Reading, Remark, Said
 
 __all__ = ["Place", "Sheet", "names_of", "option_called"]
 
-_NOT_FROM_FILES = frozenset({"software", "loop", "num_steps", "task", "freeze"})
-"""Options that nobody else means by these names."""
+_NOT_FROM_FILES = frozenset(
+    """software loop num_steps task freeze lengths dataset tokenizer dataset_column padding
+    data_seed length_steps generate""".split()
+)
+"""Options that other tools mean something else by: a dataset is a name there, not a file."""
 _WORDS = {
     **dict.fromkeys(("true", "yes", "on", "1", "t", "y"), True),
     **dict.fromkeys(("false", "no", "off", "0", "f", "n"), False),

@@ -227,7 +227,11 @@ def _length(sheet: Sheet) -> None:
         )
     tokenizer.ignore_rest(dict.fromkeys(tokenizer.document, "data is prepared on the host"), {})
     if dataset.switch("packed"):
-        dataset.offer("packing", True, "packed", "packed samples: priced as full samples")
+        # rows of max_seq_len; a batch stays a batch of rows
+        dataset.say("packing", "wrapped", "packed")
+        dataset.miss("packed", "masks between the samples of a row: priced are full rows without")
+    elif "packed" in dataset.document:
+        dataset.ignore("packed", "off")
     dataset.ignore_rest(dict.fromkeys(dataset.document, "data is prepared on the host"), {})
     sheet.absorb(tokenizer)
     sheet.absorb(dataset)

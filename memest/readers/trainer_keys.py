@@ -35,7 +35,8 @@ _GROUPS = {
         group_by_length length_column_name train_sampling_strategy sortish_sampler dataset_name
         dataset_config dataset_config_name dataset dataset_path datasets dataset_text_field
         dataset_num_proc dataset_kwargs dataset_train_split dataset_test_split dataset_streaming
-        dataset_batch_size dataset_dir dataset_mixer dataset_split train_file validation_file
+        dataset_batch_size dataset_column tokenizer padding dataset_dir dataset_mixer
+        dataset_split train_file validation_file
         test_file task_name max_train_samples max_eval_samples max_predict_samples
         preprocessing_num_workers overwrite_cache streaming buffer_size chat_template
         chat_template_path tokenizer_name tokenizer_name_or_path use_fast_tokenizer cache_dir
@@ -60,20 +61,13 @@ REASONS = {key: why for why, keys in _GROUPS.items() for key in keys.split()}
 """Why a key does not matter for memory."""
 
 MATTERS = {
-    "torch_compile": "compilation fuses operators, which changes what is kept; eager is priced",
     "neftune_noise_alpha": "NEFTune adds noise to the embeddings in forward",
     "auto_find_batch_size": "the batch is halved where memory runs out; the one named is priced",
     "torch_empty_cache_steps": "empty_cache gives reserved blocks back between steps",
-    "packing": "packed samples: sizes are those of full samples",
-    "padding_free": "padding-free batches: priced as padded ones",
-    "pad_to_multiple_of": "lengths are rounded up",
     "activation_offloading": "activations move to the host between forward and backward",
     "bf16_full_eval": "weights are bfloat16 in evaluation",
     "fp16_full_eval": "weights are float16 in evaluation",
     "parallelism_config": "tensor, context and sequence parallelism",
-    "predict_with_generate": "the evaluation generates, with a key/value cache",
-    "generation_max_length": "of generation in evaluation",
-    "generation_num_beams": "of generation in evaluation",
     "generation_config": "of generation in evaluation",
     "ddp_static_graph": "DDP's static graph",
     "ddp_broadcast_buffers": "DDP sends buffers before each forward",

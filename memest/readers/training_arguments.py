@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from typing import Any
 
 from memest.errors import ConfigError
 from memest.readers.documents import find_file, read_document
@@ -17,7 +18,7 @@ from memest.readers.sheet import Place, Sheet, names_of
 from memest.readers.trainer_keys import LOAD, MATTERS, REASONS, SIZES
 
 __all__ = [
-    "EVAL_BATCH", "read_adapters", "read_evaluation", "read_precision", "read_rest",
+    "EVAL_BATCH", "read_adapters", "read_evaluation", "read_packing", "read_precision", "read_rest",
     "read_spread", "read_training_arguments",
 ]  # fmt: skip
 
@@ -49,6 +50,7 @@ def read_training_arguments(sheet: Sheet) -> None:
     read_adapters(sheet, on=_asks_for_lora(sheet))
     read_spread(sheet)
     read_lengths(sheet)
+    read_packing(sheet)
     read_rest(sheet)
 
 
@@ -154,6 +156,17 @@ def read_evaluation(sheet: Sheet, *, batch: int = EVAL_BATCH) -> None:
     given = sheet.whole("per_device_eval_batch_size")
     text = str(strategy).lower().rpartition(".")[2]
     runs = strategy is not None and text not in ("no", "false", "none")
+    generates = sheet.switch("predict_with_generate")
+    after = [name for name in ("do_eval", "do_predict") if _is_on(sheet.document.get(name))]
+    if generates and not runs and after:
+        # the script's own call behind the training
+        sheet.say("predict_with_generate", True, "predict_with_generate")
+        _say_eval_batch(sheet, given, batch)
+        return
+    if generates and runs:
+        sheet.say("predict_with_generate", True, "predict_with_generate")
+    elif generates is not None:
+        sheet.ignore("predict_with_generate", "no evaluation runs" if generates else "off")
     if not runs:
         for name in ("eval_strategy", "evaluation_strategy", "per_device_eval_batch_size",
                      "eval_accumulation_steps", "prediction_loss_only"):  # fmt: skip
@@ -165,12 +178,35 @@ def read_evaluation(sheet: Sheet, *, batch: int = EVAL_BATCH) -> None:
         raise ConfigError(
             f"{sheet.place(key).origin} {strategy!r} is no strategy. Legal: no, steps, epoch."
         )
+    _say_eval_batch(sheet, given, batch)
+    sheet.ignore(key, f"{text}: an evaluation follows the last step")
+    sheet.take("prediction_loss_only")
+
+
+def _is_on(value: Any) -> bool:
+    return str(value).strip().lower() in ("true", "1", "yes", "on")
+
+
+def _say_eval_batch(sheet: Sheet, given: int | None, batch: int) -> None:
     if given is None:
         sheet.say_at("eval_batch", batch, Place(f"default of {sheet.framework}", Level.DEFAULT))
     else:
         sheet.say("eval_batch", given, "per_device_eval_batch_size")
-    sheet.ignore(key, f"{text}: an evaluation follows the last step")
-    sheet.take("prediction_loss_only")
+
+
+def read_packing(sheet: Sheet) -> None:
+    """TRL's ``packing`` is the switch, ``packing_strategy`` says how where it is on.
+
+    Source: ``SFTConfig`` of TRL at July 2026: ``packing_strategy`` is "bfd" unless named.
+    """
+    on, strategy = sheet.switch("packing"), sheet.scalar("packing_strategy")
+    if on:
+        key = "packing" if strategy is None else "packing_strategy"
+        sheet.say("packing", "bfd" if strategy is None else strategy, key)
+        return
+    for key in ("packing", "packing_strategy"):
+        if key in sheet.document:
+            sheet.ignore(key, "samples are not packed")
 
 
 def read_adapters(sheet: Sheet, *, on: bool) -> None:

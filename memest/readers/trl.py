@@ -19,6 +19,7 @@ from memest.readers.training_arguments import (
     read_evaluation,
     read_lengths,
     read_model,
+    read_packing,
     read_rest,
     read_spread,
 )
@@ -74,6 +75,7 @@ def read_trl(sheet: Sheet, *, method: str = "sft") -> None:
     read_adapters(sheet, on=use_peft)
     read_spread(sheet)
     read_lengths(sheet)
+    read_packing(sheet)
     if method != "sft":
         what = _METHODS.get(method, f"what is special of trl {method}")
         sheet.miss_default(f"trl {method}", f"{what}; priced is supervised fine-tuning")

@@ -19,6 +19,7 @@ from memest.errors import ConfigError, MemestError, TraceError
 from memest.hidden.call import GpuTraits
 from memest.installed import installed_version
 from memest.setup import Setup
+from memest.trace.devices import without_modes
 from memest.trace.inductor import inductor_without_gpu
 from memest.trace.inductor_code import Code, Watch
 from memest.trace.loops import Run, loss_region, prepared, to_items
@@ -56,7 +57,8 @@ def compiled(run: Run, setup: Setup, gpu: GpuTraits, *, training: bool = True) -
     dynamo.reset()
     dynamo.utils.counters["graph_break"].clear()
     with inductor_without_gpu(gpu, written) as backend:
-        run.compiled = torch.compile(prepared(run), backend=backend, dynamic=False)
+        made = torch.compile(prepared(run), backend=backend, dynamic=False)
+        run.compiled = without_modes(made)
         try:
             with _disable_current_modes():
                 _compile(lambda: _step(run, training=training))

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
 import torch
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _pop_mode_temporarily
 from torch.utils._device import _device_constructors
 
-__all__ = ["cuda_is_meta"]
+__all__ = ["cuda_is_meta", "without_modes"]
 
 
 def _meant(device: Any) -> Any:
@@ -72,3 +72,19 @@ def cuda_is_meta(*, wanted: bool = True) -> Iterator[None]:
 
     with mode, mock.patch.object(torch.autograd, "_engine_run_backward", also_in_backward):
         yield
+
+
+def without_modes(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, called with no function mode on: Dynamo would take one for the model's code.
+
+    Dynamo cannot guard on sets of functions that a mode looks into, and a compiled model names its
+    devices in the graph.
+    """
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        with ExitStack() as stack:
+            for _ in range(torch._C._len_torch_function_stack()):
+                stack.enter_context(_pop_mode_temporarily())
+            return function(*args, **kwargs)
+
+    return called

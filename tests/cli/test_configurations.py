@@ -151,3 +151,37 @@ def test_reading_is_light(cli, place):
     code = "import sys, memest.cli.main, memest.estimator; print('yaml' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        (["--use-liger-kernel", "false"], "use_liger_kernel"),
+        (["--no-use-liger-kernel"], "use_liger_kernel"),
+        (["--use_liger_kernel=False"], "use_liger_kernel"),
+        (["--use-liger-kernel", "true", "--no-use-liger-kernel"], "use_liger_kernel"),
+    ],
+)
+def test_a_switch_named_off_takes_back_what_a_file_says(place, capsys, words, option):
+    """Flags come before files, whatever they say."""
+    with (place / "args.yaml").open("a") as file:
+        file.write("use_liger_kernel: true\ntf32: true\n")
+    assert run(["estimate", "args.yaml", *words, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["setup"][option] is False
+    assert document["setup"]["tf32"] is True
+
+
+def test_autocast_named_off_is_fp32(place, capsys):
+    assert run(["estimate", "args.yaml", "--bf16", "false", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["setup"]["precision"] == "fp32"
+    assert run(["estimate", "args.yaml", "--no-bf16", "--fp16", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["setup"]["precision"] == "fp16"
+
+
+@pytest.mark.parametrize("value", ["bfd", "wrapped", "true"])
+def test_a_kind_of_packing_is_the_word_behind_it(place, capsys, value):
+    words = ["estimate", "./tiny", "--packing", value, "--batch", "2", "--seq-len", "32", "--json"]
+    assert run(words) == 0
+    setup = json.loads(capsys.readouterr().out)["setup"]
+    assert setup["padding_free"] is (value != "wrapped")

@@ -48,7 +48,7 @@ EXPECTED = {
             "fused_loss": "trl-fused",
         },
         ("dataset_name", "eval_strategy", "learning_rate"),
-        ("packing", "SFTTrainer"),
+        ("SFTTrainer",),
     ),
     "accelerate_fsdp.yaml": (
         "accelerate",
@@ -119,7 +119,7 @@ EXPECTED = {
             "eval_batch": 2,
         },
         ("datasets", "special_tokens", "lora_model_dir", "loss_watchdog_threshold"),
-        ("sample_packing", "fused LoRA kernels"),
+        ("fused LoRA kernels",),
     ),
     "axolotl_full.yaml": (
         "axolotl",
@@ -366,13 +366,13 @@ def test_options_of_tomorrow_begin_to_work(write, monkeypatch):
     from memest.option import Option, Panel
     from memest.readers import sheet
 
-    name = write("t.yaml", "per_device_train_batch_size: 2\ntorch_compile: true\nmax_length: 64\n")
+    name = write("t.yaml", "per_device_train_batch_size: 2\nuse_unsloth: true\nmax_length: 64\n")
     before = memest.read_config(name)
-    assert [r.key for r in before.not_modelled if "torch_compile" in r.key]
-    option = Option(name="torch_compile", flags=("--torch-compile",), help="", panel=Panel.KERNELS,
+    assert [r.key for r in before.not_modelled if "use_unsloth" in r.key]
+    option = Option(name="use_unsloth", flags=("--use-unsloth",), help="", panel=Panel.KERNELS,
                     field="tf32")  # fmt: skip
     monkeypatch.setattr(sheet, "OPTIONS", (*sheet.OPTIONS, option))
-    assert sheet.option_called("torch_compile") is option
-    made = sheet.Sheet({"torch_compile": True}, source="t.yaml", framework="transformers")
+    assert sheet.option_called("use_unsloth") is option
+    made = sheet.Sheet({"use_unsloth": True}, source="t.yaml", framework="transformers")
     made.offer_rest()
-    assert [each.option for each in made.reading().said] == ["torch_compile"]
+    assert [each.option for each in made.reading().said] == ["use_unsloth"]

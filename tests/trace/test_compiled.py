@@ -244,3 +244,16 @@ def test_bf16_before_ampere_stays_eager():
             "gpt2?n_layer=1&n_embd=64&n_head=2&vocab_size=500", torch_compile=True, gpu="T4",
             dtype="bfloat16", seq_len=32, batch=2, max_batch=False,
         )  # fmt: skip
+
+
+def test_a_live_module_is_compiled():
+    """What reads ``cuda`` as meta in a user's code is no part of the model that Dynamo sees."""
+    module = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Linear(256, 8))
+    asked = {"inputs": ("input:float32[B,64]", "y:int64[B]"), "loss": "cross_entropy",
+             "batch": 512, "loop": "plain", "gpu": "rtx-4090"}  # fmt: skip
+    eager = memest.estimate(module, **asked)
+    answer = memest.estimate(module, torch_compile=True, **asked)
+    assert sum(row.bytes for row in answer.breakdown) == answer.peak.allocated_bytes
+    assert any("Triton kernels" in note for note in answer.notes)
+    assert answer.peak.allocated_bytes != eager.peak.allocated_bytes
+    assert torch._C._len_torch_function_stack() == 0
