@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from memest.data_loading_table import DATA_LOADING
 from memest.finetune_table import FINETUNING
 from memest.generation_table import GENERATION
 from memest.lengths_table import LENGTHS
@@ -167,6 +168,7 @@ OPTIONS: tuple[Option, ...] = (
         field="eval_batch",
     ),
     *GENERATION,
+    *DATA_LOADING,
     _setup(
         "eval_samples",
         "--eval-samples",
