@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from memest.events import Category
+from memest.events import CATEGORY_ORDER, Category
 from memest.setup import Setup
-from memest.steps.stream import CATEGORY_ORDER, Stream
+from memest.steps.stream import Stream
 from memest.units import format_size
 
 __all__ = ["batch_sizes", "host_notes"]
