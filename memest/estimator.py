@@ -16,6 +16,7 @@ from memest.feed import feed_of
 from memest.fit import largest_batch, verdict_for
 from memest.generated import generated, generation_notes
 from memest.installed import installed_version, unverified
+from memest.loaded import host_notes
 from memest.memory_history import check_snapshot_target, save_memory_history
 from memest.needs import Needs, calibration_facts, corrected_rows, needs_of
 from memest.options import given_setup, read_size
@@ -401,5 +402,8 @@ def _notes(found: Found, main: Card, rows: tuple[Row, ...], needs: Needs) -> lis
             "free: the peak moves from the first micro-step to the second."
         )
     notes += found.spread_notes
+    notes += host_notes(
+        setup, found.short_stream, setup.num_steps * found.program.enough(setup.grad_accum)
+    )
     notes.append(not_modelled(setup))
     return notes

@@ -159,7 +159,8 @@ def merge_quantization(given: dict[str, Any], base: Setup | None) -> None:
             now = None if now.format is off else now
             given["quantization"] = now
     if wanted is not None:
-        if asked is not None and now is not None and now.format is not wanted:
+        kept = now is not None and (asked is not None or now.format.packed)
+        if kept and now is not None and now.format is not wanted:
             raise ConfigError(
                 f"--load-in-{4 if four else 8}bit and --quantization-config contradict each other: "
                 "drop one."
@@ -175,6 +176,15 @@ def merge_quantization(given: dict[str, Any], base: Setup | None) -> None:
                 "--load-in-8bit."
             )
         return
+    if now.format.packed:
+        # a switch that is off says nothing where there is nothing to switch
+        said = [n for n, v in parts.items() if v is not False and n != "prepare_kbit"]
+        parts = {name: value for name, value in parts.items() if name == "prepare_kbit"}
+        if said:
+            raise ConfigError(
+                f"{_FLAGS[said[0]]} is an option of bitsandbytes, and the base is quantised by "
+                f"{now.format.value.upper()}: drop it."
+            )
     changes = {_BNB[name]: value for name, value in parts.items()}
     if "skip_modules" in changes:
         changes["skip_modules"] = tuple(_names(changes["skip_modules"]))

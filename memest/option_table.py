@@ -10,6 +10,7 @@ import dataclasses
 from typing import Any
 
 from memest.compilation import DEFAULT_CHUNKS, FUSED_LOSSES
+from memest.data_loading_table import DATA_LOADING
 from memest.finetune_table import FINETUNING
 from memest.generation_table import GENERATION
 from memest.lengths_table import LENGTHS
@@ -168,6 +169,7 @@ OPTIONS: tuple[Option, ...] = (
         field="eval_batch",
     ),
     *GENERATION,
+    *DATA_LOADING,
     _setup(
         "eval_samples",
         "--eval-samples",

@@ -13,6 +13,7 @@ import operator
 from collections.abc import Mapping
 from typing import Any
 
+from memest.data_loading_table import merge_data_loading
 from memest.deepspeed_file import read_deepspeed
 from memest.distributed import ALONE, Distributed
 from memest.errors import ConfigError, closest
@@ -40,7 +41,7 @@ __all__ = [
 ]
 
 HARMLESS = frozenset(
-    """adam_beta1 adam_beta2 adam_epsilon dataloader_num_workers dataloader_pin_memory
+    """adam_beta1 adam_beta2 adam_epsilon
     disable_tqdm do_eval do_train eval_steps hub_model_id learning_rate
     load_best_model_at_end logging_dir logging_steps logging_strategy lr lr_scheduler_type max_steps
     num_train_epochs output_dir overwrite_output_dir push_to_hub report_to run_name save_steps
@@ -340,6 +341,7 @@ def setup_from_options(base: Setup | None = None, /, **options: Any) -> Setup:
     merge_quantization(given, base)
     merge_lengths(given, base)
     merge_generation(given, base)
+    merge_data_loading(given, None if base is None else base.data_loading)
     if base is not None and given.get("expandable_segments"):
         given.setdefault("alloc_conf", base.alloc_conf)
     _merge_segments(given)

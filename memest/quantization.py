@@ -10,6 +10,7 @@ from typing import Any
 
 from memest.errors import ConfigError, closest
 from memest.given import mapping_given
+from memest.packed_formats import METHODS, check_packed, packed_fields
 
 __all__ = ["Format", "Quantization", "read_quantization"]
 
@@ -21,6 +22,15 @@ class Format(enum.StrEnum):
     """bitsandbytes, 4 bits a weight in blocks: NF4 or FP4."""
     BNB_8BIT = "bnb-8bit"
     """bitsandbytes LLM.int8(): rows of int8 with one scale each."""
+    GPTQ = "gptq"
+    """GPTQ: int32 words of weights and zero points, float16 scales, a group for each input."""
+    AWQ = "awq"
+    """AWQ (gemm): int32 words of packed weights and zero points, float16 scales."""
+
+    @property
+    def packed(self) -> bool:
+        """Whether weights are packed words of a checkpoint, which are buffers."""
+        return self in (Format.GPTQ, Format.AWQ)
 
 
 QUANT_TYPES = ("fp4", "nf4")
@@ -47,6 +57,10 @@ class Quantization:
             the output embedding, what is tied to it, and the last module.
         prepare: ``peft.prepare_model_for_kbit_training`` is called: what is not quantised becomes
             float32; None = wherever adapters are trained.
+        bits: of a weight of GPTQ or AWQ.
+        group_size: inputs that share a scale; -1 = all of them. GPTQ and AWQ.
+        block_name: under which GPTQ quantises; None = the first that optimum knows.
+        only_modules: names of layers under it that are quantised; None = all. GPTQ.
     """
 
     format: Format
@@ -57,6 +71,10 @@ class Quantization:
     threshold: float = 6.0
     skip_modules: tuple[str, ...] | None = None
     prepare: bool | None = None
+    bits: int | None = None
+    group_size: int = 128
+    block_name: str | None = None
+    only_modules: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         put = object.__setattr__
@@ -76,6 +94,10 @@ class Quantization:
         put(self, "quant_type", _one_of("--bnb-4bit-quant-type", kind, QUANT_TYPES))
         if self.skip_modules is not None:
             put(self, "skip_modules", tuple(map(str, self.skip_modules)))
+        if self.only_modules is not None:
+            put(self, "only_modules", tuple(map(str, self.only_modules)))
+        if self.format.packed:
+            check_packed(self.format.value, self.bits, self.group_size)
         if not 0 <= self.threshold < float("inf"):
             raise ConfigError(
                 f"--llm-int8-threshold {self.threshold} is out of range: it must be a finite "
@@ -85,6 +107,9 @@ class Quantization:
     @property
     def words(self) -> str:
         """In a phrase: ``4-bit base (nf4, double quantisation, bfloat16 compute)``."""
+        if self.format.packed:
+            group = "one group" if self.group_size == -1 else f"groups of {self.group_size}"
+            return f"{self.bits}-bit base ({self.format.value.upper()}, {group})"
         if self.format is Format.BNB_8BIT:
             return f"8-bit base (LLM.int8, threshold {self.threshold:g})"
         said = [self.quant_type, f"{self.compute_dtype} compute"]
@@ -136,9 +161,12 @@ def read_quantization(given: Any, *, option: str = "--quantization-config") -> Q
     values = _mapping_of(given, option)
     method = values.get("quant_method", "bitsandbytes")
     method = str(getattr(method, "value", method))
+    if method in METHODS:
+        return Quantization(**packed_fields(method, values, option))
     if method not in ("bitsandbytes", "bitsandbytes_4bit", "bitsandbytes_8bit"):
         raise ConfigError(
-            f"{option}: weights quantised by {method} are not modelled. Legal: bitsandbytes."
+            f"{option}: weights quantised by {method} are not modelled. Legal: bitsandbytes, "
+            f"{', '.join(METHODS)}."
         )
     if values.get("llm_int8_has_fp16_weight"):
         raise ConfigError(
@@ -162,6 +190,8 @@ def read_quantization(given: Any, *, option: str = "--quantization-config") -> Q
         taken[key] = value
     if "format" not in taken:
         taken["format"] = Format.BNB_4BIT if four else Format.BNB_8BIT
+    if not four and not eight and "bits" not in taken and taken["format"] in METHODS:
+        raise ConfigError(f"{option}: {taken['format']} needs bits, for example 4.")
     if isinstance(taken.get("skip_modules"), str):
         taken["skip_modules"] = (taken["skip_modules"],)
     return Quantization(**taken)

@@ -15,6 +15,7 @@ from typing import Any
 
 from memest.adapter import Adapter, read_adapter
 from memest.compilation import check_compilation, read_backend, read_fused_loss, read_mode
+from memest.data_loading import DataLoading, read_data_loading
 from memest.distributed import ALONE, Distributed, Strategy
 from memest.errors import ConfigError
 from memest.generation import Generation
@@ -93,17 +94,14 @@ class Setup:
         optim_target_modules: which linear layers GaLore and APOLLO project: ``all-linear`` or a
             regular expression that the whole name of a module matches, or several names of which
             one is part of it, as in the Trainer.
-        optim_in_backward: each parameter is updated when its gradient is there, by an optimizer of
-            its own, and the gradient is dropped.
-        weight_decay: decay of the weights; None = 0 under the Trainer, else the optimizer's own
-            default.
+        optim_in_backward: each parameter is updated, by an optimizer of its own, in backward.
+        weight_decay: None = 0 under the Trainer, else the optimizer's own default.
         max_grad_norm: gradient clipping; 0 = none. None = 1.0 under the Trainer, else 0.
         eval_batch: samples of an evaluation batch; given, an evaluation follows the last step.
-        eval_samples: samples whose predictions are kept, as the Trainer does where
-            ``compute_metrics`` is there; None = the loss alone is kept.
-        eval_accumulation_steps: evaluation batches after which predictions go to the host; None =
-            all stay on the GPU until the end.
+        eval_samples: samples whose predictions are kept, for metrics; None = the loss alone is.
+        eval_accumulation_steps: evaluation batches whose predictions go to the host; None = never.
         generation: a ``generate`` that follows the last step; None = none.
+        data_loading: how batches are loaded on the host; None = not asked about.
         zero_grad: what happens to gradients after the step; ``auto`` follows torch's version.
         zero_grad_at: where a script calls zero_grad; the Trainer does after the step.
         attn_implementation: as transformers names it.
@@ -154,6 +152,7 @@ class Setup:
     eval_samples: int | None = None
     eval_accumulation_steps: int | None = None
     generation: Generation | None = None
+    data_loading: DataLoading | None = None
     zero_grad: ZeroGrad = ZeroGrad.AUTO
     zero_grad_at: ZeroGradAt = ZeroGradAt.AFTER_STEP
     attn_implementation: Attention = Attention.AUTO
@@ -236,6 +235,7 @@ class Setup:
                 ) from None
         if self.adapter is not None:
             put(self, "adapter", read_adapter(self.adapter))
+        put(self, "data_loading", read_data_loading(self.data_loading))
         if self.quantization is not None:
             put(self, "quantization", read_quantization(self.quantization))
         check_adapter(self)
@@ -341,7 +341,7 @@ class Setup:
             if isinstance(value, Distributed):
                 out.update(value.to_dict())
                 continue
-            if isinstance(value, (Software, Adapter, Quantization, Batching, Generation)):
+            if hasattr(value, "to_dict"):
                 value = value.to_dict()
             elif isinstance(value, enum.StrEnum):
                 value = value.value

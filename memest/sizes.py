@@ -34,7 +34,7 @@ _OF_UPDATES = ("optim_args", "optim_target_modules", "optim_in_backward", "weigh
 _LATER = (
     *_OF_UPDATES, "eval_batch", "eval_samples", "eval_accumulation_steps", "use_liger_kernel",
     "fused_loss", "torch_compile", "torch_compile_mode", "torch_compile_backend", "adapter",
-    "quantization", "padding_free", "batching", "generation",
+    "quantization", "padding_free", "batching", "generation", "data_loading",
 )  # fmt: skip
 """Options that keys name only where they are given."""
 _ALIKE = 4
@@ -96,7 +96,7 @@ def structure_of(asked: Setup, *, live: bool = False) -> Setup:
         max_grad_norm=None, master_weights=False, alloc_conf="", num_steps=2, tf32=False,
         optim_args="", optim_target_modules=(), weight_decay=None, optim_in_backward=False,
         eval_batch=None, eval_samples=None, eval_accumulation_steps=None,
-        batching=None, generation=None,
+        batching=None, generation=None, data_loading=None,
         software=asked.software if asked.quantization or live else updates_apart,
     )  # fmt: skip
     return replace(made, **kept)

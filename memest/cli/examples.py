@@ -48,10 +48,6 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("memest replay run.pickle", "timeline, holes, expandable segments"),
         ("memest replay run.json --alloc-conf max_split_size_mb:128", "other options too"),
     ),
-    "validate": (
-        ("memest validate measurements.jsonl", "errors, verdicts, the runs farthest off"),
-        ("memest validate a.jsonl --out report.html", "a page with plots"),
-    ),
     "models": (
         ("memest models qwen3", "names that hold a word"),
         ("memest models bert-large-uncased --json", "one model"),

@@ -29,8 +29,7 @@ _GROUPS = {
         cosine_min_lr_ratio embedding_lr embedding_lr_scale loraplus_lr_ratio
         loraplus_lr_embedding average_tokens_across_devices beta label_smoothing loss_weights
         early_stopping_patience early_stopping_steps""",
-    "data is prepared on the host": """dataloader_num_workers dataloader_pin_memory
-        dataloader_persistent_workers dataloader_prefetch_factor dataloader_drop_last
+    "data is prepared on the host": """dataloader_drop_last
         dataloader_multiprocessing_context dataloader_in_order remove_unused_columns label_names
         group_by_length length_column_name train_sampling_strategy sortish_sampler dataset_name
         dataset_config dataset_config_name dataset dataset_path datasets dataset_text_field

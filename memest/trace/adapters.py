@@ -20,6 +20,7 @@ from memest.adapter import Adapter
 from memest.errors import ConfigError, MemestError, MissingDependencyError, closest
 from memest.setup import Setup, Task
 from memest.trace.build import move_to_meta
+from memest.trace.packed import adapt_to_packed
 from memest.trace.quantized import quiet
 
 __all__ = ["add_adapter", "base_of", "prefix_of"]
@@ -63,6 +64,7 @@ def add_adapter(
             "'memest[peft]'."
         ) from error
     config, notes = _config(adapter, task)
+    adapt_to_packed(config, model, adapter.method)
     try:
         with warnings.catch_warnings(), _device(setup):
             warnings.simplefilter("ignore")
@@ -205,7 +207,7 @@ def _cast_to_base(model: Any) -> None:
         if not isinstance(module, BaseTunerLayer):
             continue
         weight = getattr(module.get_base_layer(), "weight", None)
-        if weight is None or not (weight.is_floating_point() or weight.is_complex()):
+        if weight is None or not (weight.dtype.is_floating_point or weight.dtype.is_complex):
             continue
         names = set(module.adapter_layer_names)
         for name, child in module.named_children():

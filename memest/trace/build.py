@@ -27,6 +27,7 @@ from memest.trace.adjust import adjust_config
 from memest.trace.factories import container, import_named, made
 from memest.trace.flash import check_precision, flash_attention_installed
 from memest.trace.known import attach
+from memest.trace.packed import packed_layers
 from memest.trace.quantized import companions, num_elements
 from memest.trace.tasks import choose_head, task_of_class
 from memest.trace.twins import twin_of
@@ -407,8 +408,15 @@ def count(model: torch.nn.Module) -> Counts:
     parameters = list(model.parameters())
     buffers = list(model.buffers())
     beside = [t for module in model.modules() for t in companions(module)]
+    packed = list(packed_layers(model))
+    words = [buffer for layer in packed for buffer in layer.buffers()]
+    own = {id(word) for word in words}
+    buffers = [buffer for buffer in buffers if id(buffer) not in own]
+    beside += words
+    inside = sum(layer.in_features * layer.out_features for layer in packed)
+    inside += sum(layer.bias.numel() for layer in packed if layer.bias is not None)
     return Counts(
-        parameters=sum(num_elements(p) for p in parameters),
+        parameters=sum(num_elements(p) for p in parameters) + inside,
         trainable=sum(p.numel() for p in parameters if p.requires_grad),
         buffers=sum(b.numel() for b in buffers),
         parameter_bytes=sum(t.nbytes for t in (*parameters, *beside)),

@@ -9,6 +9,7 @@ import torch
 
 from memest.events import Category
 from memest.trace.adapters import base_of
+from memest.trace.packed import PackedLinear, packed_layers
 from memest.trace.quantized import (
     Loading,
     code_tables,
@@ -93,7 +94,9 @@ def _load_quantised(
         for buffer in module._buffers.values():
             if buffer is not None and id(buffer) not in seen:
                 seen.add(id(buffer))
-                recorder.adopt(buffer, Category.BUFFERS, path, "load")
+                packed = isinstance(module, PackedLinear)
+                kind = Category.PARAMETERS if packed else Category.BUFFERS
+                recorder.adopt(buffer, kind, path, "load")
     for path, module in base.named_modules():
         for parameter in module._parameters.values():
             if parameter is not None and id(parameter) in waiting:
@@ -116,6 +119,9 @@ def _warm_up(
         state = getattr(parameter, "quant_state", None)
         first = loading.cast_from.get(id(parameter), parameter.dtype)
         total += parameter.numel() * first.itemsize if state is None else state.shape.numel() // 2
+    # of other buffers the loader counts too what a checkpoint holds, which is next to nothing
+    for layer in packed_layers(base):
+        total += sum(tensor.nbytes for tensor in layer.state_dict().values())
     recorder.note("loading begins with one block of the size of the weights, as transformers does")
     warm = torch.empty(total // 2, dtype=torch.float16, device="meta")
     del warm

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from memest.errors import ConfigError, MissingDependencyError
+from memest.packed_formats import METHODS
 from memest.quantization import Format, Quantization, read_quantization
 from memest.setup import Setup
 
@@ -30,11 +31,17 @@ __all__ = [
     "is_quantised",
     "num_elements",
     "own_quantization",
+    "prepare_kbit",
     "quantise",
     "quantise_weight",
     "quiet",
     "twins_on_meta",
 ]
+
+
+_NOT_MODELLED = (
+    "the checkpoint is quantised {}: the weights are priced as if they were not quantised"
+)
 
 
 @dataclass(slots=True)
@@ -97,18 +104,34 @@ def own_quantization(config: Mapping[str, Any], setup: Setup) -> tuple[Setup, tu
 
     Returns:
         The setup with it, and what there is to say.
+
+    Raises:
+        ConfigError: the setup asks for another quantisation of packed weights.
     """
     found = config.get("quantization_config")
-    if not isinstance(found, Mapping) or setup.quantization is not None:
+    if not isinstance(found, Mapping):
         return setup, ()
     method = str(found.get("quant_method", "bitsandbytes"))
-    if not method.startswith("bitsandbytes"):
-        said = (
-            f"the checkpoint is quantised by {method}, which is not modelled: the weights are "
-            "priced as if they were not quantised"
+    packed, asked = method in METHODS, setup.quantization
+    if asked is not None and packed and asked.format.value != method:
+        raise ConfigError(
+            f"The checkpoint is quantised by {method} already, and transformers quantises no "
+            f"{asked.words} of it: drop that option, or name the model it was made of."
         )
-        return setup, (said,)
-    quantization = read_quantization(found, option="quantization_config of the checkpoint")
+    if asked is not None and not packed:
+        return setup, ()
+    if not packed and not method.startswith("bitsandbytes"):
+        return setup, (_NOT_MODELLED.format(f"by {method}, which is not modelled"),)
+    try:
+        quantization = read_quantization(found, option="quantization_config of the checkpoint")
+    except ConfigError as error:
+        if not packed:
+            raise
+        return setup, (
+            _NOT_MODELLED.format(f"by {method} in a way that is not modelled ({error})"),
+        )
+    if packed and asked is not None and quantization is not None:
+        quantization = replace(quantization, prepare=asked.prepare)
     return replace(setup, quantization=quantization), ("the checkpoint is quantised already",)
 
 
@@ -159,7 +182,7 @@ def quantise(
         )
     prepare = quantization.prepare
     if prepare or (prepare is None and setup.adapter is not None):
-        notes += _prepare(model, loading)
+        notes += prepare_kbit(model, loading)
     if quantization.format is Format.BNB_8BIT and quantization.threshold:
         notes.append(
             f"no activation exceeds the outlier threshold of {quantization.threshold:g}: what "
@@ -315,7 +338,7 @@ def num_elements(parameter: torch.Tensor) -> int:
     return parameter.numel() if state is None else int(state.shape.numel())
 
 
-def _prepare(model: Any, loading: Loading) -> list[str]:
+def prepare_kbit(model: Any, loading: Loading) -> list[str]:
     """``prepare_model_for_kbit_training``: all is frozen, what is not quantised becomes float32."""
     try:
         import peft

@@ -41,6 +41,7 @@ from memest.trace.liger import liger_applied
 from memest.trace.losses import carries_loss, loss_for
 from memest.trace.own_loss import OwnLoss, loss_named
 from memest.trace.own_steps import OWN_SETUP, OwnStep, check_own_step, step_named
+from memest.trace.packed import as_loaded, pack
 from memest.trace.pristine import as_built
 from memest.trace.quantized import Loading, own_quantization, quantise
 from memest.trace.stages import trace_stage
@@ -116,6 +117,9 @@ def build(
     setup, found = own_quantization(source.config or {}, setup)
     ready = bool(found) and setup.quantization is not None
     built = build_model(source, setup)
+    as_asked, setup = setup, as_loaded(built.dtype, setup)
+    if setup is not as_asked:
+        built = build_model(source, setup)
     model_as_before(built.model, model_type, setup)
     untied = separate_head(built.model, source.config or {})
     built = replace(built, notes=(*built.notes, *untied, *found))
@@ -148,7 +152,10 @@ def _fed_run(setup: Setup, built: BuiltModel, feed: Feed) -> BuiltRun:
 def _finetuned(built: BuiltModel, setup: Setup, *, ready: bool = False) -> BuiltModel:
     """The model quantised, with adapters and frozen parameters, as the setup has them."""
     if setup.quantization is not None:
-        loading, told = quantise(built.model, built.dtype, setup, ready=ready)
+        if setup.quantization.format.packed:
+            loading, told = pack(built.model, built.dtype, setup)
+        else:
+            loading, told = quantise(built.model, built.dtype, setup, ready=ready)
         built = replace(built, loading=loading, notes=(*built.notes, *told))
     if setup.adapter is not None:
         wrapper, said = add_adapter(built.model, built.task, setup)

@@ -16,6 +16,7 @@ from memest.setup import Loop, Setup
 from memest.trace.adapters import add_adapter
 from memest.trace.build import BuiltModel, build_model, freeze
 from memest.trace.inputs import plan_batch
+from memest.trace.packed import PackedLinear, adapt_to_packed, pack
 from memest.trace.quantized import quantise
 
 GPU = GpuTraits(capability=(8, 0), sm_count=108, max_threads_per_sm=2048)
@@ -254,7 +255,9 @@ def twin(name: str, **kwargs: Any) -> Twin:
         if setup.checkpointing != "none":
             model.gradient_checkpointing_enable({"use_reentrant": bool(setup.use_reentrant)})
     plans, _, _ = plan_batch(built, setup)
-    if setup.quantization is not None:
+    if setup.quantization is not None and setup.quantization.format.packed:
+        built, real = _packed(built, real, setup)
+    elif setup.quantization is not None:
         built, real = _quantised(built, real, setup)
     if setup.adapter is not None:
         built, real = _with_adapters(built, real, setup)
@@ -298,6 +301,21 @@ def _quantised(built, real, setup):
     return replace(built, loading=loading), real
 
 
+def _packed(built, real, setup):
+    """A base of GPTQ or AWQ as memest makes it on meta, and with numbers on the CPU."""
+    import peft
+    from packed_reference import reference_of
+
+    loading, _ = pack(built.model, built.dtype, setup)
+    for name, layer in built.model.named_modules():
+        if isinstance(layer, PackedLinear):
+            real.set_submodule(name, reference_of(layer))
+    real.quantization_method = setup.quantization.format.value
+    if setup.quantization.prepare is not False:
+        real = peft.prepare_model_for_kbit_training(real, use_gradient_checkpointing=False)
+    return replace(built, loading=loading), real
+
+
 def _with_adapters(built, real, setup):
     """Adapters as memest puts them on meta, and as a script puts them on a device."""
     import peft
@@ -308,6 +326,7 @@ def _with_adapters(built, real, setup):
     values["task_type"] = wrapper.active_peft_config.task_type
     kind = peft.PeftType(values.pop("peft_type"))
     config = peft.mapping.PEFT_TYPE_TO_CONFIG_MAPPING[kind](**values)
+    adapt_to_packed(config, real, setup.adapter.method)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         real = peft.get_peft_model(real, config, autocast_adapter_dtype=cast)
