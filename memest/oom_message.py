@@ -54,7 +54,9 @@ class Figure:
 
     @property
     def text(self) -> str:
-        """For people."""
+        """For people: the middle, or the most where it may be nothing at all."""
+        if self.low_bytes == 0 < self.high_bytes:
+            return f"at most {format_size(self.high_bytes)}"
         return format_size(self.bytes)
 
     def __add__(self, other: Figure) -> Figure:

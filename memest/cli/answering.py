@@ -78,7 +78,8 @@ def _sources(run: RunConfig) -> Iterator[str]:
     if run.sources:
         read = f"read: {', '.join(dict.fromkeys(run.sources))}"
         count = len(run.ignored)
-        yield read + (f"; {count} keys were ignored (--explain lists them)" if count else "")
+        ignored = "1 key was ignored" if count == 1 else f"{count} keys were ignored"
+        yield read + (f"; {ignored} (--explain lists them)" if count else "")
 
 
 def _depth(text: str | None, by: By | None) -> int | None:

@@ -49,7 +49,14 @@ def settled(
     Raises:
         ConfigError: no model, or anything that a reader refuses.
     """
-    files = [*config, *(each for each in models if names_config(each))]
+    written = [each for each in models if names_config(each)]
+    if len(written) > 1 and len(models) > 1:
+        raise ConfigError(
+            f"{written[0]} and {written[1]} stand in the place of models, and a configuration is "
+            "of one run. Files of one run together: --config A --config B. Runs that differ: name "
+            "one file, and what the others change with --vs, or ask for each by itself."
+        )
+    files = [*config, *written]
     named = [each for each in models if each not in files]
     place = {name: value for name, value in options.items() if not find_option(name).field}
     flags = {name: value for name, value in options.items() if name not in place}

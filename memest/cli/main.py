@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from memest.cli.argv import closest_flags, normalise
+from memest.cli.argv import SWITCHED_OFF, closest_flags, normalise
 from memest.cli.console import PipeClosedError, emit
 from memest.cli.launch_words import with_launch
 from memest.cli.quick import quick
@@ -36,6 +36,9 @@ def _explain_usage(error: Any) -> str:
     if message.startswith("No such option"):
         near = closest_flags(flag) if path.endswith(_ESTIMATING) else error.possibilities or []
         message = f"there is no option {flag}."
+        if flag == SWITCHED_OFF:
+            message = "there is no such switch to be named with a word for false."
+            near = []
         if near:
             message += f" Did you mean {' or '.join(near)}?"
     elif message and message[-1] not in ".?!":

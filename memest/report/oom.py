@@ -53,7 +53,9 @@ def _grid(*sides: str) -> Table:
 
 
 def _points(sentences: tuple[str, ...], glyphs: Glyphs) -> Iterator[RenderableType]:
-    table = _grid("left", "left")
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column()
+    table.add_column(overflow="fold")  # settings to be pasted must not be cut
     for sentence in sentences:
         table.add_row(f"  {glyphs.bullet}", sentence[0].upper() + sentence[1:])
     if sentences:

@@ -185,3 +185,18 @@ def test_a_kind_of_packing_is_the_word_behind_it(place, capsys, value):
     assert run(words) == 0
     setup = json.loads(capsys.readouterr().out)["setup"]
     assert setup["padding_free"] is (value != "wrapped")
+
+
+def test_two_configurations_in_the_place_of_models_are_told_apart_from_two_models(tmp_path, capsys):
+    paths = []
+    for name, batch in (("a", 2), ("b", 4)):
+        path = tmp_path / f"{name}.yaml"
+        path.write_text(
+            f"model_name_or_path: prajjwal1/bert-tiny\nper_device_train_batch_size: {batch}\n"
+            "learning_rate: 1.0e-4\nbf16: true\n"
+        )
+        paths.append(str(path))
+    assert run(["compare", *paths]) == 2
+    said = capsys.readouterr().err
+    assert "stand in the place of models" in said
+    assert "--vs" in said

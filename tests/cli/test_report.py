@@ -257,7 +257,9 @@ class TestJson:
         "schema_version", "model", "setup", "gpu", "peak", "interval", "breakdown", "peak_at",
         "layers", "verdict", "notes",
     })  # fmt: skip
-    MORE = frozenset({"timeline", "context_bytes", "calibration", "common_gpus", "assumptions"})
+    MORE = frozenset(
+        {"timeline", "context_bytes", "calibration", "common_gpus", "assumptions", "origins"}
+    )
 
     def test_keys(self, sample):
         _, estimate = sample

@@ -162,3 +162,16 @@ def test_a_garbled_figure_is_no_figure(figure):
     for message in read_oom_messages(text):
         assert message.total is None
         assert message.free is None
+
+
+def test_a_difference_that_may_be_nothing_is_told_as_a_bound():
+    # 23.54 and 23.53 GiB are each right to a hundredth: the difference is 0 to 20 MiB
+    (message,) = read_oom_messages(
+        "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 23.64 GiB "
+        "of which 0.10 GiB is free. Including non-PyTorch memory, this process has 23.54 GiB "
+        "memory in use. Of the allocated memory 22.00 GiB is allocated by PyTorch, and 1.00 GiB is "
+        "reserved by PyTorch but unallocated."
+    )
+    (others,) = [s.size for s in account_of(message).shares if s.name == "other processes"]
+    assert others.low_bytes == 0
+    assert others.text.startswith("at most ")
