@@ -34,6 +34,8 @@ _PHASES = {
     Phase.ZERO_GRAD: "Gradients are dropped, or set to zero and kept.",
     Phase.EVALUATION: "Batches without gradients: nothing is kept for a backward pass, but "
     "predictions may pile up until they are moved to the host.",
+    Phase.GENERATION: "Token after token is generated without gradients: the cache of keys and "
+    "values grows with every step, and old and new cache are both there while it grows.",
 }
 _CATEGORIES = {
     Category.PARAMETERS: "Weights, trainable or frozen; tied weights count once.",

@@ -3,10 +3,12 @@
     python benchmarks/peers                      # all records, table on stdout
     python benchmarks/peers --write              # and into docs/peers.md
     python benchmarks/peers --only t5            # some records
+    python benchmarks/peers --fresh              # ask again about runs that were asked about before
 
 Needs the packages of the tests, and fitcheck-llm for its column: `pip install fitcheck-llm==0.3.1`.
 Every peer is asked in this process, one after the other; times are of one estimate, imports
-warm. memest's caches are empty at the start: models are traced here.
+warm. memest's caches are empty at the start: models are traced here. Answers are kept in
+``data/accuracy/peers.jsonl`` as they come, so a comparison can be ended and go on later.
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ from peers import formulas, libraries  # noqa: E402 - beside this file
 from peers.question import NotForThisError, Question  # noqa: E402
 
 PAGE = ROOT / "docs" / "peers.md"
+KEPT = ROOT / "data" / "accuracy" / "peers.jsonl"
 RECORDS = sorted((ROOT / "data" / "reference").glob("*.jsonl"))
 
 ASKED: dict[str, Callable[[Question], int]] = {
@@ -76,39 +79,66 @@ def target(record: CaseRecord) -> int:
     return (record.measured_bytes or 0) - (context or 0)
 
 
-def run(records: list[CaseRecord]) -> dict[str, Column]:
-    """Ask everybody about every record."""
-    columns: dict[str, Column] = {"memest": Column(), **{name: Column() for name in ASKED}}
+def run(records: list[CaseRecord], *, fresh: bool) -> dict[str, Column]:
+    """Ask everybody about every record that nobody was asked about yet."""
+    lines = KEPT.read_text(encoding="utf-8").splitlines() if KEPT.is_file() and not fresh else []
+    kept = {answer["id"]: answer for answer in map(json.loads, lines)}
+    if fresh:
+        KEPT.unlink(missing_ok=True)
     predictor, parameters, written = Predictor(), {}, documents()
-    for number, record in enumerate(sorted(records, key=lambda r: r.model), start=1):
-        sys.stderr.write(f"\r{number} of {len(records)}: {record.id:40s}")
-        start = time.perf_counter()
-        outcome = predictor.predict(record)
-        ours = columns["memest"]
-        ours.seconds.append(time.perf_counter() - start)
-        if outcome.error is None:
-            ours.refused[record.id] = outcome.failure or "no number to be hit"
-            continue
-        ours.errors[record.id] = outcome.error
-        try:
-            setup = predictor.setup_of(record)
-            if record.model not in parameters:
-                parameters[record.model] = count(record)
-            question = Question.of(record, setup, parameters[record.model])
-        except MemestError as error:
-            sys.stderr.write(f"{record.id}: {error}\n")
-            continue
-        for name, peer in ASKED.items():
-            ask(columns[name], peer, question)
-        for name, key in PUBLISHED.items():
-            said = written[record.id].get("peers", {}).get(f"{key}_bytes")
-            if said:
-                column = columns.setdefault(name, Column())
-                # as its authors scored it: their figure against the card's rise
-                column.errors[record.id] = said / written[record.id]["measured_bytes"] - 1
-                if key == "xmem":
-                    column.seconds.append(written[record.id]["peers"]["xmem_seconds"])
+    left = [record for record in records if record.id not in kept]
+    for number, record in enumerate(sorted(left, key=lambda r: r.model), start=1):
+        sys.stderr.write(f"\r{number} of {len(left)}: {record.id:40s}")
+        answer = asked(record, predictor, parameters)
+        kept[record.id] = answer
+        with KEPT.open("a", encoding="utf-8") as file:
+            file.write(f"{json.dumps(answer)}\n")
     sys.stderr.write("\n")
+    return columns_of([kept[record.id] for record in records], written)
+
+
+def asked(record: CaseRecord, predictor: Predictor, parameters: dict[str, int]) -> dict:
+    """What everybody says about one record: an error and seconds, or why there is none."""
+    start = time.perf_counter()
+    outcome = predictor.predict(record)
+    ours: dict = {"seconds": time.perf_counter() - start}
+    if outcome.error is None:
+        ours = {"refused": outcome.failure or "no number to be hit"}
+        return {"id": record.id, "said": {"memest": ours}}
+    said = {"memest": {**ours, "error": outcome.error}}
+    try:
+        setup = predictor.setup_of(record)
+        if record.model not in parameters:
+            parameters[record.model] = count(record)
+        question = Question.of(record, setup, parameters[record.model])
+    except MemestError as error:
+        return {"id": record.id, "said": said, "problem": str(error)}
+    said |= {name: ask(peer, question) for name, peer in ASKED.items()}
+    return {"id": record.id, "said": said}
+
+
+def columns_of(answers: list[dict], written: dict[str, dict]) -> dict[str, Column]:
+    """The answers by who gave them, with what was published besides."""
+    columns: dict[str, Column] = {"memest": Column(), **{name: Column() for name in ASKED}}
+    for answer in answers:
+        name = answer["id"]
+        for who, said in answer["said"].items():
+            column = columns.setdefault(who, Column())
+            if "error" not in said:
+                column.refused[name] = said["refused"]
+                continue
+            column.errors[name] = said["error"]
+            column.seconds.append(said["seconds"])
+        if name not in columns["memest"].errors:
+            continue
+        for who, key in PUBLISHED.items():
+            said = written[name].get("peers", {}).get(f"{key}_bytes")
+            if said:
+                column = columns.setdefault(who, Column())
+                # as its authors scored it: their figure against the card's rise
+                column.errors[name] = said / written[name]["measured_bytes"] - 1
+                if key == "xmem":
+                    column.seconds.append(written[name]["peers"]["xmem_seconds"])
     return columns
 
 
@@ -121,22 +151,19 @@ def count(record: CaseRecord) -> int:
     return facts.parameters
 
 
-def ask(column: Column, peer: Callable[[Question], int], question: Question) -> None:
+def ask(peer: Callable[[Question], int], question: Question) -> dict:
     """One peer about one record."""
-    name = question.record.id
     start = time.perf_counter()
     try:
         with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
             said = peer(question)
     except NotForThisError as error:
-        column.refused[name] = str(error)
-        return
+        return {"refused": str(error)}
     except Exception as error:  # noqa: BLE001 - a peer's fault is a result of the comparison
-        column.refused[name] = f"{type(error).__name__}: {error}"[:120]
-        return
-    column.seconds.append(time.perf_counter() - start)
-    column.errors[name] = said / target(question.record) - 1
+        return {"refused": f"{type(error).__name__}: {error}"[:120]}
+    seconds = time.perf_counter() - start
+    return {"error": said / target(question.record) - 1, "seconds": seconds}
 
 
 def table(columns: dict[str, Column]) -> str:
@@ -201,8 +228,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--only", default="", help="part of id, model, GPU or file")
     parser.add_argument("--write", action="store_true", help="write docs/peers.md")
+    parser.add_argument("--fresh", action="store_true", help="drop what was kept before")
     options = parser.parse_args()
-    columns = run(read_records(RECORDS, only=options.only).complete)
+    records = [
+        r for r in read_records(RECORDS, only=options.only).complete if r.metric != "forward"
+    ]
+    columns = run(records, fresh=options.fresh)
     parts = {"table": table(columns), "refusals": refusals(columns), "better": better(columns)}
     sys.stdout.write("\n\n".join(parts.values()) + "\n")
     if options.write:

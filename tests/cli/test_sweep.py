@@ -135,7 +135,9 @@ def without(package, tmp_path):
         "            raise ModuleNotFoundError(f'No module named {name!r}', name=name)\n"
         "sys.meta_path.insert(0, Gone())\n"
     )
-    return {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
+    # an empty entry would be the current folder, which may hold the tree
+    paths = [str(tmp_path), os.environ.get("PYTHONPATH", "")]
+    return {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
 @pytest.mark.parametrize(
