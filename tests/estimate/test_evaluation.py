@@ -41,11 +41,12 @@ def test_without_gradients_a_batch_needs_less_than_in_training():
     "model", [MODEL, "t5-small?num_layers=1", "bert-base-uncased?num_hidden_layers=1"]
 )
 @pytest.mark.parametrize("keeps", [True, False])
-def test_batches_that_were_not_traced_are_as_if_they_had_been(model, keeps, monkeypatch):
+def test_batches_that_were_not_traced_are_as_if_they_had_been(model, keeps, monkeypatch, tmp_path):
     batches = 7
     options = {"eval_batch": 3, "eval_samples": 3 * batches if keeps else None}
-    monkeypatch.setattr("memest.tracing.eval_batches", lambda _: batches)
+    monkeypatch.setattr("memest.found.eval_batches", lambda _: batches)
     few = _ask(model, **options)
+    monkeypatch.setenv("MEMEST_CACHE", str(tmp_path))  # where no trace of few batches lies
     monkeypatch.setattr(traced, "TRACED_BATCHES", batches)
     all_of_them = _ask(model, **options)
 
