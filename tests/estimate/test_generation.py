@@ -42,11 +42,14 @@ def steps(estimate):
         ("t5-small?num_layers=1&num_decoder_layers=1", {"generate": 14, "num_beams": 2}),
     ],
 )
-def test_steps_that_were_not_traced_are_as_if_they_had_been(folder, model, options, monkeypatch):
+def test_steps_that_were_not_traced_are_as_if_they_had_been(
+    folder, model, options, monkeypatch, tmp_path
+):
     asked = {"batch": 3, "seq_len": 32, "optim": "none", "dtype": "float32", **options}
     model = folder if model == "qwen" else model
     few = memest.estimate(model, **asked)
     monkeypatch.setattr(traced, "_TRACED", 15)
+    monkeypatch.setenv("MEMEST_CACHE", str(tmp_path))  # where no trace of few steps lies
     every = memest.estimate(model, **asked)
     assert len(steps(few)) == 15  # the prompt, and a step for each token
     assert few.timeline == every.timeline
