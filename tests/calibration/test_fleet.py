@@ -1,5 +1,6 @@
 """A campaign on a local Ray cluster of two CPUs, with one store."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -32,12 +33,14 @@ CASES = [make_case(1), make_case(2), make_case(2, "no/such-model"), make_case(3)
 
 
 @pytest.fixture(scope="module")
-def cluster():
+def cluster(tmp_path_factory):
     """A cluster of two CPUs."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, address="local")
-    yield
-    ray.shutdown()
+    # workers import from the folder that the driver was started in, and it may hold the tree
+    with contextlib.chdir(tmp_path_factory.mktemp("driver")):
+        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, address="local")
+        yield
+        ray.shutdown()
 
 
 @pytest.fixture
