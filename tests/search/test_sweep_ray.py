@@ -1,5 +1,6 @@
 """A sweep on a local Ray cluster gives what this process gives."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -24,12 +25,16 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def cluster():
+def cluster(tmp_path_factory):
     """A cluster of two CPUs, and its address."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    context = ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, address="local")
-    yield context.address_info["gcs_address"]
-    ray.shutdown()
+    # workers import from the folder that the driver was started in, and it may hold the tree
+    with contextlib.chdir(tmp_path_factory.mktemp("driver")):
+        context = ray.init(
+            num_cpus=2, include_dashboard=False, log_to_driver=False, address="local"
+        )
+        yield context.address_info["gcs_address"]
+        ray.shutdown()
 
 
 @pytest.fixture(scope="module")
