@@ -144,7 +144,10 @@ class TestAnswer:
                 if setup.batch == 3:
                     raise fail
 
-        monkeypatch.setattr(memest.what_if, "profile", lambda *a, **m: Profile())
+            def with_own_batch(self, setup, options):
+                return setup
+
+        monkeypatch.setattr(memest.what_if, "Profile", lambda *a, **m: Profile())
         monkeypatch.setattr(
             SweepPoint, "of", classmethod(lambda cls, i, m, o, _: cls(index=i, model=m, options=o))
         )
@@ -187,14 +190,15 @@ SCRIPT = """
 import os, memest, memest.what_if
 
 class Dies:
-    def __init__(self, setup): pass
+    def __init__(self, *given): pass
+    def with_own_batch(self, setup, options): return setup
     def spot(self, setup, **more):
         if setup.batch == 2:
             os.kill(os.getpid(), 9)
         return memest.estimate(MODEL, setup, max_batch=False)
 
 MODEL = {model!r}
-memest.what_if.profile = lambda model, setup, **more: Dies(setup)
+memest.what_if.Profile = Dies
 if __name__ == "__main__":
     answers = memest.sweep(
         [MODEL, {other!r}], {{"batch": [1, 2, 3]}}, seq_len=32, jobs=2
