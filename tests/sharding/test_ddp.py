@@ -169,7 +169,9 @@ def test_a_case_of_a_campaign_is_not_told_of_gpus_in_its_setup():
 def test_a_setup_can_be_written_down_and_read_again(options):
     setup = setup_from_options(**options)
     document = json.loads(json.dumps(setup.to_dict()))
-    kept = {f.name: document[f.name] for f in dataclasses.fields(Distributed)}
+    # what part of a model is traced is no matter of a setup that somebody writes down
+    names = {f.name for f in dataclasses.fields(Distributed)} - {"stage"}
+    kept = {name: document[name] for name in names}
     assert setup_from_options(**kept).distributed == setup.distributed
 
 
