@@ -59,7 +59,7 @@ def predicted(case: dict[str, Any]) -> Any:
             loss_of=loss_for(twins.built), gpu=GPU, operators="cpu",
             plan=plan_to_compose(setup),
         )  # fmt: skip
-    weights = updated_weights(trace.weights, setup)
+    weights = updated_weights(trace.weights, setup, trace.landmarks)
     spliced = splice(trace, trace_updates(weights, as_updated(setup), GPU))
     spliced.calls = [replace(call, op="none") for call in spliced.calls]
     accum = setup.grad_accum
