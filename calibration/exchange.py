@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
-import tempfile
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from memest.calibration.measurement import Measurement, Status, measurement_from_dict
 from memest.errors import ConfigError, MemestError
 from memest.units import MIB
+from memest.whole_files import write_whole
 
 __all__ = ["export_records", "read_measurements", "records_of", "write_lines"]
 
@@ -102,27 +101,22 @@ def write_lines(path: Path, lines: Iterable[str]) -> int:
         MemestError: it cannot be written.
     """
     count = 0
+
+    def write(file: BinaryIO) -> None:
+        nonlocal count
+        packed = gzip.GzipFile("", "wb", 9, file, 0) if path.suffix == ".gz" else None
+        count = 0
+        for line in lines:
+            (packed or file).write(line.encode("utf-8", errors="backslashreplace") + b"\n")
+            count += 1
+        if packed is not None:
+            packed.close()
+
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        write_whole(path, write)
     except OSError as error:
         raise MemestError(f"{path} cannot be written: {error.strerror or error}.") from error
-    try:
-        with os.fdopen(handle, "wb") as raw:
-            packed = gzip.GzipFile("", "wb", 9, raw, 0) if path.suffix == ".gz" else None
-            for line in lines:
-                (packed or raw).write(line.encode() + b"\n")
-                count += 1
-            if packed is not None:
-                packed.close()
-            raw.flush()
-            os.fsync(raw.fileno())
-        Path(name).replace(path)
-    except BaseException as error:
-        Path(name).unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise MemestError(f"{path} cannot be written: {error.strerror or error}.") from error
-        raise
     return count
 
 

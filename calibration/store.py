@@ -17,7 +17,7 @@ import sqlite3
 import sys
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -167,19 +167,47 @@ class MeasurementStore:
         found = [document for (document,) in rows if _answers(case, document)]
         return measurement_from_dict(json.loads(found[-1])) if found else None
 
-    def hear(self, run: str, number: int, message: dict[str, Any]) -> None:
-        """Keep one message of a worker."""
+    def hear(self, run: str, number: int, message: dict[str, Any]) -> bool:
+        """Keep one message of a worker; returns what :meth:`still_here` does."""
         with _explained(self.path):
             self._db.execute(
                 "INSERT OR REPLACE INTO messages VALUES (?, ?, ?)",
                 (run, number, json.dumps(message)),
             )
-            self._db.execute("UPDATE runs SET seen = ? WHERE run = ?", (time.time(), run))
+            return self._seen(run)
 
-    def still_here(self, run: str) -> None:
-        """Say that the owner of a run is alive."""
+    def still_here(self, run: str) -> bool:
+        """Say that the owner of a run is alive.
+
+        Returns:
+            False where somebody whose clock differs took the owner for gone, see :meth:`take_back`.
+        """
         with _explained(self.path):
-            self._db.execute("UPDATE runs SET seen = ? WHERE run = ?", (time.time(), run))
+            return self._seen(run)
+
+    def _seen(self, run: str) -> bool:
+        done = self._db.execute(
+            "UPDATE runs SET seen = ? WHERE run = ? AND status = ?", (time.time(), run, _RUNNING)
+        )
+        return done.rowcount > 0
+
+    def take_back(self, opened: Open, messages: Sequence[dict[str, Any]]) -> None:
+        """Take up a run again that was ended by somebody who took its owner for gone.
+
+        Args:
+            opened: the run, which goes on.
+            messages: all that was heard of it.
+        """
+        with _explained(self.path), self._transaction():
+            self._db.execute(
+                "INSERT OR REPLACE INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                (opened.run, opened.case.id, opened.environment.key, _RUNNING, opened.started,
+                 _owner(), time.time(), json.dumps(opened.case.to_dict())),
+            )  # fmt: skip
+            self._db.executemany(
+                "INSERT OR REPLACE INTO messages VALUES (?, ?, ?)",
+                [(opened.run, number, json.dumps(one)) for number, one in enumerate(messages)],
+            )
 
     def keep(self, measurement: Measurement, *ranks: Measurement) -> None:
         """Store the end of a run in place of its messages.
@@ -308,6 +336,7 @@ class Open:
         self.started = datetime.now(UTC).isoformat(timespec="milliseconds")
         self._store = store
         self._began = time.monotonic()
+        self._closed = False
         self.environment_message: dict[str, Any] = {
             "kind": "environment", "environment": dataclasses.asdict(environment)
         }  # fmt: skip
@@ -320,7 +349,15 @@ class Open:
             self._phases[message.get("rank", 0)] = message
             return
         self._messages.append(message)
-        self._store.hear(self.run, len(self._messages), message)
+        if not self._store.hear(self.run, len(self._messages) - 1, message):
+            self._store.take_back(self, self._messages)
+
+    def still_here(self) -> None:
+        """Say that the owner of this run is alive."""
+        if self._closed:
+            return
+        if not self._store.still_here(self.run):
+            self._store.take_back(self, self._messages)
 
     def close(
         self, status: Status, failure: Failure | None = None, events: str = ""
@@ -336,6 +373,7 @@ class Open:
             failure=failure, events=events,
         )  # fmt: skip
         self._store.keep(*found)
+        self._closed = True
         return found[0]
 
 
@@ -365,7 +403,9 @@ def _alive(owner: str, seen: float) -> bool:
     host, pid, born = (*owner.split(":"), "", "", "")[:3]
     if host == socket.gethostname() and pid.isdigit() and sys.platform == "linux":
         return _born(int(pid)) == born
-    return time.time() - seen < _SILENT_SECONDS
+    # a stamp from the future tells as little as an old one: a clock was set. Whoever is taken for
+    # gone by mistake takes his run back with his next word
+    return abs(time.time() - seen) < _SILENT_SECONDS
 
 
 @contextlib.contextmanager

@@ -2,20 +2,42 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import os
 import stat
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Any, BinaryIO
+from pathlib import Path, PureWindowsPath
+from typing import Any
 
 from memest.errors import ConfigError, closest
 from memest.units import MIB, format_size
+from memest.whole_files import write_whole
 
-__all__ = ["check_suffix", "check_target", "read_json", "read_small", "write_as", "write_beside"]
+__all__ = [
+    "check_suffix", "check_target", "of_windows", "read_json", "read_small", "shown", "write_as",
+    "write_text",
+]  # fmt: skip
+
+_JOINERS = "\u200c\u200d"  # parts of emoji and of scripts, which Python does not call printable
+
+
+def shown(text: str) -> str:
+    r"""A name as it may be shown: line ends, control characters, broken text by their escapes.
+
+    Example:
+        >>> shown("größe\n\x1b[31m")
+        'größe\\n\\x1b[31m'
+    """
+    return "".join(
+        c if c.isprintable() or c in _JOINERS else c.encode("unicode_escape").decode() for c in text
+    )
+
+
+def of_windows(path: str | Path) -> bool:
+    """Whether a path is one of Windows on a system where its backslashes part nothing."""
+    text = str(path)
+    return os.sep == "/" and "\\" in text and bool(PureWindowsPath(text).drive)
 
 
 def check_suffix(path: Path, legal: Sequence[str]) -> str:
@@ -42,6 +64,11 @@ def check_target(path: Path, legal: Sequence[str]) -> str:
         ConfigError: for another suffix, a folder, or a folder that is not there.
     """
     suffix = check_suffix(path, legal)
+    if of_windows(path):
+        raise ConfigError(
+            f"{path} is a path of Windows, and this system parts folders by /: name a file in a "
+            "folder that exists."
+        )
     if path.is_dir() or not path.parent.is_dir():
         wrong = "is a folder" if path.is_dir() else f"needs the folder {path.parent}"
         raise ConfigError(f"{path} {wrong}: name a file in a folder that exists.")
@@ -49,7 +76,7 @@ def check_target(path: Path, legal: Sequence[str]) -> str:
 
 
 def write_as(path: str | Path, makers: Mapping[str, Callable[[], str | bytes]]) -> None:
-    """Write what the suffix of a file asks for; an existing file is overwritten.
+    """Write what the suffix of a file asks for, whole or not at all; an existing one is replaced.
 
     Args:
         path: where to.
@@ -57,37 +84,25 @@ def write_as(path: str | Path, makers: Mapping[str, Callable[[], str | bytes]]) 
 
     Raises:
         ConfigError: for any other suffix.
+        OSError: it cannot be written; what was there is there still.
     """
     file = Path(path)
     content = makers[check_suffix(file, tuple(makers))]()
     if isinstance(content, bytes):
-        file.write_bytes(content)
+        write_whole(file, content)
     else:
-        file.write_text(content, encoding="utf-8", newline="\n")
+        write_text(file, content)
 
 
-def write_beside(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Write a file piece by piece beside its place, then move it there: whole or not at all.
+def write_text(path: Path, text: str) -> None:
+    """Write a text whole or not at all.
 
-    Args:
-        path: where to; an existing file is replaced.
-        write: writes the content.
+    Names of files that are no text in UTF-8 may be in it: what has no encoding is escaped.
 
     Raises:
-        OSError: it cannot be written; nothing is left behind.
+        OSError: it cannot be written; what was there is there still.
     """
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            write(file)
-        mask = os.umask(0)
-        os.umask(mask)
-        Path(name).chmod(0o666 & ~mask)  # mkstemp's own are for this user alone
-        Path(name).replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            Path(name).unlink()
-        raise
+    write_whole(path, text.encode("utf-8", errors="backslashreplace"))
 
 
 def read_json(given: str | Path) -> Any:
@@ -100,7 +115,10 @@ def read_json(given: str | Path) -> Any:
     text = str(given)
     if not text.lstrip().startswith("{"):
         text = read_small(Path(text).expanduser())
-    return json.loads(text)
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
 
 
 def read_small(path: Path, most: int = 10 * MIB) -> str:

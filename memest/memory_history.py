@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from memest.events import CATEGORY_ORDER, Mark
-from memest.files import check_target, write_beside
+from memest.files import check_target
 from memest.replay.conf import parse_alloc_conf
 from memest.replay.recording import Annotation, Frames, Named, record
 from memest.steps.stream import Stream
+from memest.whole_files import write_whole
 
 __all__ = ["SNAPSHOT_SUFFIXES", "check_snapshot_target", "memory_history", "save_memory_history"]
 
@@ -58,7 +59,7 @@ def save_memory_history(stream: Stream, alloc_conf: str, path: Path) -> None:
     def as_pickle(file: BinaryIO) -> None:
         pickle.Pickler(file, _PICKLE_PROTOCOL).dump(content)
 
-    write_beside(path, as_json if path.suffix.lower() == ".json" else as_pickle)
+    write_whole(path, as_json if path.suffix.lower() == ".json" else as_pickle)
 
 
 def memory_history(stream: Stream, alloc_conf: str) -> dict[str, Any]:

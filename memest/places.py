@@ -8,6 +8,8 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
+from memest.errors import ConfigError
+
 __all__ = ["data_folder", "user_folder"]
 
 
@@ -24,10 +26,23 @@ def data_folder() -> Path:
 
 
 def user_folder() -> Path:
-    """What a user keeps across projects: ``MEMEST_HOME``, else the platform's folder for data."""
+    """What a user keeps across projects: ``MEMEST_HOME``, else the platform's folder for data.
+
+    Raises:
+        ConfigError: there is no such folder, for this user has no home that is known.
+    """
     chosen = os.environ.get("MEMEST_HOME")
-    if chosen:
-        return Path(chosen).expanduser()
+    try:
+        return Path(chosen).expanduser() if chosen else _usual_folder()
+    except RuntimeError:
+        said = f"MEMEST_HOME={chosen}: the" if chosen else "the"
+        raise ConfigError(
+            f"{said} home folder of this user is not known: set MEMEST_HOME to a folder, written "
+            "out, in which memest may keep measurements and profiles."
+        ) from None
+
+
+def _usual_folder() -> Path:
     if sys.platform == "win32":
         return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "memest"
     if sys.platform == "darwin":

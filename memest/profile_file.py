@@ -6,7 +6,6 @@ the size of the file, finite numbers within limits, printable text.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import math
@@ -33,6 +32,7 @@ from memest.calibration_profile import (
     same_gpu,
 )
 from memest.errors import ConfigError
+from memest.files import write_text
 
 __all__ = [
     "MAX_TEXT",
@@ -56,24 +56,13 @@ def write_profile(profile: CalibrationProfile, path: str | os.PathLike[str]) -> 
     Raises:
         ConfigError: the file cannot be written.
     """
-    import tempfile  # which loads what makes random numbers: only those who write need it
-
     target = Path(path)
     # what cannot be read back is not written
     text = json.dumps(profile.to_dict(), indent=2, allow_nan=False) + "\n"
-    part = None
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=".", suffix=".part", dir=target.parent)
-        part = Path(name)
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        part.chmod(0o644)
-        part.replace(target)
+        write_text(target, text)
     except OSError as error:
-        if part is not None:
-            with contextlib.suppress(OSError):
-                part.unlink()
         raise ConfigError(
             f"The calibration profile {target} cannot be written ({error.strerror or error}): give "
             "a folder that you may write to."

@@ -1,10 +1,10 @@
 """Step profiles on disk: a folder of small documents that many processes share.
 
 Every document is one gzip file of two lines of JSON, a head and the content, named by what it is
-and kept in a folder named by the digest of its key. It is written beside its place and renamed, so
-a reader sees all of it or nothing; it carries a digest of its content, so what was cut short,
-changed or put there by others is not believed but made anew. The folder has a size limit: what was
-used longest ago goes first.
+and kept in a folder named by the digest of its key. It is written whole or not at all; it carries a
+digest of its content, so what was cut short, changed or put there by others is not believed but
+made anew. What another release wrote in a form of its own is left to it. The folder has a size
+limit: what was used longest ago goes first.
 """
 
 from __future__ import annotations
@@ -25,25 +25,59 @@ from typing import Any
 
 from memest.errors import ConfigError
 from memest.units import MIB, parse_size
+from memest.whole_files import OURS, PART, is_left_over, sweep, write_whole
 
-__all__ = ["Document", "Entry", "Store", "cache_folder", "digest_of", "size_limit"]
+__all__ = [
+    "Document", "Entry", "Store", "cache_folder", "digest_of", "size_limit", "take_not_kept",
+]  # fmt: skip
 
 KIND = "memest step profile"
 VERSION = 1
 DEFAULT_LIMIT = 512 * MIB
 _SUFFIX = ".json.gz"
 _KEY = "key"
-_PART = ".part"
 _MOST_UNPACKED = 256 * MIB
 """Bytes of one document; the largest that were seen have some 20 MiB."""
-_ABANDONED = 3600  # seconds after which nobody is writing a file any more
+_CLOCK_SECONDS = 3600  # by which clocks of machines that share a folder may differ
+_ALWAYS = ("kind", "of", "name", "sha256")
+"""What the head of a document says in every form that documents had or will have."""
+_NOT_KEPT: dict[Path, str] = {}
 
 
-def cache_folder() -> Path:
-    """Where step profiles are kept: ``MEMEST_CACHE``, else the platform's cache folder."""
+def take_not_kept() -> dict[Path, str]:
+    """Folders that could not be written since this was asked last, and why not.
+
+    No answer depends on it, so none carries it: those who face the user say it once.
+    """
+    found = dict(_NOT_KEPT)
+    _NOT_KEPT.clear()
+    return found
+
+
+def cache_folder() -> Path | None:
+    """Where step profiles are kept: ``MEMEST_CACHE``, else the platform's cache folder.
+
+    None where there is no such folder: a process whose user has no home and that says of none.
+
+    Raises:
+        ConfigError: ``MEMEST_CACHE`` is below the home of somebody who is not known.
+    """
     chosen = os.environ.get("MEMEST_CACHE")
     if chosen:
-        return Path(chosen).expanduser()
+        try:
+            return Path(chosen).expanduser()
+        except RuntimeError:
+            raise ConfigError(
+                f"MEMEST_CACHE={chosen}: the home folder that it begins with is not known. Write "
+                "the folder out."
+            ) from None
+    try:
+        return _usual_folder()
+    except RuntimeError:
+        return None
+
+
+def _usual_folder() -> Path:
     if sys.platform == "win32":
         base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
         return base / "memest" / "cache"
@@ -82,7 +116,7 @@ class Entry:
         key: what the documents are for; empty if it cannot be read.
         documents: how many there are.
         bytes: on disk.
-        used: when it was last written or read, in seconds since 1970.
+        used: when it was last written or read, in seconds since 1970 by the clock of then.
     """
 
     digest: str
@@ -172,8 +206,8 @@ class Store:
                 _write(place / f"{_KEY}{_SUFFIX}", key, None)
             _write(place / f"{name}{_SUFFIX}", content, about)
             self._prune(keep=digest)
-        except OSError:
-            return
+        except OSError as error:
+            _NOT_KEPT.setdefault(self.folder, error.strerror or str(error))
 
     def forget(self, digest: str, name: str) -> None:
         """Drop a document that turned out to be none."""
@@ -242,6 +276,8 @@ class Store:
             expected = _head(path, body, head["about"])
             if head == expected:
                 found = Document(head["name"], head["about"], body)
+            elif all(head[name] == expected[name] for name in _ALWAYS):
+                return None  # whole, in the form of another release, which may need it
         except (OSError, EOFError, ValueError, KeyError, TypeError, zlib.error, RecursionError):
             found = None
         if not self._read_only:
@@ -255,14 +291,15 @@ class Store:
     def _prune(self, keep: str) -> None:
         """Let go of what was used longest ago until the limit holds, of ``keep`` last of all."""
         limit = size_limit()
-        total = self._total()
-        if total <= limit or self.folder is None:
+        if self._total() <= limit or self.folder is None:
             return
-        for part in self.folder.glob(f"*/.*{_PART}"):
-            stat = _stat(part)
-            if stat is not None and time.time() - stat.st_mtime > _ABANDONED:
-                part.unlink(missing_ok=True)
-                total -= stat.st_size
+        for place in self._places():
+            sweep(place)
+            for part in place.glob(f".*{PART}"):
+                if not part.name.startswith(OURS) and is_left_over(part):
+                    part.unlink(missing_ok=True)
+        total = self._total()
+        self._mend_stamps()
         for entry in reversed(self.entries()):
             if total > limit and entry.digest != keep:
                 _remove(self.folder / entry.digest)
@@ -272,6 +309,16 @@ class Store:
             if total > limit:
                 path.unlink(missing_ok=True)
                 total -= size
+
+    def _mend_stamps(self) -> None:
+        """Let what was used in the future, by a clock that was set since, count as used now."""
+        now = time.time()
+        for place in self._places():
+            for file in _files(place):
+                found = _stat(file)
+                if found is not None and found.st_mtime > now + _CLOCK_SECONDS:
+                    with contextlib.suppress(OSError):
+                        os.utime(file, (now, now))
 
     def _total(self) -> int:
         sizes = (s.st_size for p in self._places() for f in _files(p) if (s := _stat(f)))
@@ -330,16 +377,6 @@ def _write(path: Path, content: Any, about: Any) -> None:
     body = json.dumps(content, separators=(",", ":")).encode()
     head = json.loads(json.dumps(_head(path, body, about)))
 
-    import tempfile  # which loads what makes random numbers: only those who write need it
-
-    handle, name = tempfile.mkstemp(prefix=".", suffix=_PART, dir=path.parent)
-    part = Path(name)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            # no time stamp: the same document is the same file
-            file.write(gzip.compress(json.dumps(head).encode() + b"\n" + body, 6, mtime=0))
-        part.replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            part.unlink()
-        raise
+    # no time stamp: the same document is the same file. What a power cut spoils is made anew
+    packed = gzip.compress(json.dumps(head).encode() + b"\n" + body, 6, mtime=0)
+    write_whole(path, packed, durable=False)

@@ -20,6 +20,7 @@ from memest.replay.replay import replay
 from memest.run_facts import RunFacts, run_facts
 from memest.setup import Loop, Setup
 from memest.tracing import Tracer
+from memest.whole_run import whole_run
 
 __all__ = ["Pair", "Prediction", "pair", "predict"]
 
@@ -170,7 +171,7 @@ def _on_gpu(
     while len(_tracers) > _TRACERS:
         _tracers.pop(next(iter(_tracers)))
     tracer.progress = progress
-    found = tracer.find(setup, gpu)
+    found = whole_run(tracer, setup, gpu)
     conf = parse_alloc_conf(found.setup.alloc_conf)
     stream = found.stream
     result = tracer.replays(conf).of(stream)

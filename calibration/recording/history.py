@@ -204,7 +204,7 @@ def history_of(
         snapshot = read_content(content)
         sites, frames = _sites(content["device_traces"][device])
         settings = dict(content.get("allocator_settings") or {})
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(

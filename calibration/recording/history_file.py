@@ -36,6 +36,7 @@ from memest.calibration.recording.recorded import History, HistoryMark, Recorded
 from memest.errors import ConfigError
 from memest.replay.conf import AllocatorConf
 from memest.replay.snapshot import RecordedBlock, RecordedSegment, TraceEvent
+from memest.whole_files import write_whole
 
 __all__ = ["read_history", "write_history"]
 
@@ -83,7 +84,7 @@ def write_history(path: str | Path, history: History) -> None:
     """
     lines = (json.dumps(line, separators=(",", ":"), sort_keys=True) for line in _lines(history))
     content = "".join(line + "\n" for line in lines).encode()
-    Path(path).write_bytes(gzip.compress(content, compresslevel=9, mtime=0))
+    write_whole(Path(path), gzip.compress(content, compresslevel=9, mtime=0))
 
 
 def _lines(history: History) -> Iterator[dict[str, Any]]:
@@ -248,7 +249,14 @@ def read_history(path: str | Path) -> History:
             )
         rest = [_object(line, f"line {i}") for i, line in enumerate(lines[1:], 2) if line]
         return _history(header, rest, path.name.partition(".")[0])
-    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+    except (
+        LookupError,
+        TypeError,
+        ValueError,
+        ArithmeticError,
+        AttributeError,
+        RecursionError,
+    ) as error:
         said = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
         raise ConfigError(f"{path} is not a history of allocations: {said}.") from None
 

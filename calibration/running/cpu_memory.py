@@ -32,11 +32,17 @@ CPU_SCRATCH = {
     # im2col buffers; CUDA's convolutions have workspaces of their own (memest.hidden)
     "aten::_slow_conv2d_forward": "ATen/native/ConvolutionMM2d.cpp",
     "aten::_slow_conv2d_backward": "ATen/native/ConvolutionMM2d.cpp",
+    # the block that a transposing copy goes through (copy_same_type_transpose_)
+    "aten::copy_": "ATen/native/Copy.cpp",
     # accumulation buffers, one a thread
     "aten::native_batch_norm": "ATen/native/Normalization.cpp",
     "aten::native_batch_norm_backward": "ATen/native/Normalization.cpp",
     "aten::_scaled_dot_product_flash_attention_for_cpu": "cpu/FlashAttentionKernel.cpp",
     "aten::_scaled_dot_product_flash_attention_for_cpu_backward": "cpu/FlashAttentionKernel.cpp",
+    # one memory format for all operands (memest.hidden prices CUDA's copies)
+    "aten::_convolution": "ATen/native/Convolution.cpp",
+    "aten::convolution_backward": "ATen/native/Convolution.cpp",
+    "aten::max_pool2d_with_indices_backward": "ATen/native/DilatedMaxPool2d.cpp",
     # contiguous copies of what they are given; unreduced losses (memest.hidden prices CUDA's)
     "aten::native_layer_norm": "ATen/native/layer_norm.cpp",
     "aten::native_layer_norm_backward": "ATen/native/layer_norm.cpp",

@@ -24,6 +24,7 @@ from memest.calibration.store import MeasurementStore, Open
 from memest.errors import DeviceError, MemestError
 from memest.installed import release
 from memest.search.on_ray import check_ray, connect
+from memest.whole_files import write_whole
 
 __all__ = ["Place", "places_of", "run_on_ray"]
 
@@ -221,7 +222,7 @@ class _Fleet:
                 self._answer(posts[pending])
         for post in self._posts:
             if post.opened is not None:
-                self.store.still_here(post.opened.run)
+                post.opened.still_here()
         self._do_without_late_ones()
 
     def _answer(self, post: _Post) -> None:
@@ -349,7 +350,7 @@ class _Fleet:
             folder = events_folder(self.store.path)
             folder.mkdir(parents=True, exist_ok=True)
             events = f"{post.opened.run}.jsonl.gz"
-            (folder / events).write_bytes(message["history"])
+            write_whole(folder / events, message["history"])
         opened, post.opened = post.opened, None
         self._ended(post, opened, message["status"], message["failure"], events)
         self._next(post)

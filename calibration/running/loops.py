@@ -152,6 +152,8 @@ class _Run:
                 if setup.zero_grad_at is ZeroGradAt.AFTER_STEP:
                     zero_grad(step)
                 self.watch.step_done(step)
+            if setup.del_outputs:
+                outputs = loss = None
             mark("batch", (index + 1) // accum + 1, (index + 1) % accum + 1)
 
     def _clip_and_step(self, optimizer: Any, scaler: Any, parameters: list[Any], step: int) -> None:
@@ -218,6 +220,8 @@ class _Run:
                         optimizer.zero_grad(set_to_none=self._sets_to_none)
                 if last:
                     self.watch.step_done(step)
+                if setup.del_outputs:
+                    outputs = loss = None
                 micro += 1
                 if micro > accum:
                     step, micro = step + 1, 1

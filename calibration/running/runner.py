@@ -204,7 +204,7 @@ class Bench:
         try:
             end = self._attendant.run(
                 case, self._device, opened.hear, timeout=self._timeout, events=events,
-                alive=lambda: self._store.still_here(opened.run),
+                alive=opened.still_here,
             )  # fmt: skip
         except BaseException as error:
             kind = type(error).__name__

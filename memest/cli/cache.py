@@ -21,7 +21,10 @@ from memest.units import format_size
 
 __all__ = ["cache", "contents"]
 
-_SWITCHES = {"padded": "padded batches", "use_reentrant": "reentrant checkpointing"}
+_SWITCHES = {
+    "padded": "padded batches", "use_reentrant": "reentrant checkpointing",
+    "del_outputs": "del outputs",
+}  # fmt: skip
 _WORDS = {
     "task": "{}",
     "precision": "{}",
@@ -150,7 +153,11 @@ def _plain(value: Any) -> str:
 
 
 def _moment(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).astimezone().strftime("%Y-%m-%d %H:%M")
+    """A stamp in local time; a clock that was wrong may have left one that no calendar has."""
+    try:
+        return datetime.fromtimestamp(seconds, UTC).astimezone().strftime("%Y-%m-%d %H:%M")
+    except (ValueError, OverflowError, OSError):
+        return "unknown"
 
 
 def _document(found: Contents, limit: int) -> dict[str, Any]:
@@ -191,8 +198,11 @@ def _document(found: Contents, limit: int) -> dict[str, Any]:
     }
 
 
-def _utc(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
+def _utc(seconds: float) -> str | None:
+    try:
+        return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
+    except (ValueError, OverflowError, OSError):
+        return None
 
 
 def _clear(folder: Path) -> tuple[int, int]:
@@ -224,6 +234,11 @@ def cache(
     if clear and path:
         raise ConfigError("--clear and --path exclude each other: drop one of them.")
     folder = cache_folder()
+    if folder is None:
+        raise ConfigError(
+            "there is no cache: this user has no home folder that is known, and MEMEST_CACHE names "
+            "no other. Set it to a folder."
+        )
     if path:
         write_out(f"{json_module.dumps({'path': str(folder)}) if json else folder}\n")
         return 0

@@ -11,6 +11,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from memest.errors import MemestError
+from memest.files import shown
+
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
@@ -25,9 +28,9 @@ class PipeClosedError(Exception):
 
 
 def emit(message: str) -> None:
-    """Write one paragraph to stderr."""
-    with contextlib.suppress(OSError):
-        sys.stderr.write(f"{' '.join(message.split())}\n")
+    """Write one paragraph to stderr, where there is one."""
+    with contextlib.suppress(OSError, AttributeError):
+        sys.stderr.write(f"{shown(' '.join(message.split()))}\n")
 
 
 def write_out(text: str) -> None:
@@ -35,12 +38,22 @@ def write_out(text: str) -> None:
 
     Raises:
         PipeClosedError: if nobody reads it any more.
+        MemestError: there is no stdout: the process was started with it closed.
     """
+    if sys.stdout is None:
+        raise _no_stdout()
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
     except BrokenPipeError as error:
         raise PipeClosedError from error
+
+
+def _no_stdout() -> MemestError:
+    return MemestError(
+        "stdout is closed, so the answer has nowhere to go: leave it open, or send it to a file "
+        "with > FILE."
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,12 +73,17 @@ class Output:
     @property
     def plain(self) -> bool:
         """Whether only ASCII may be written."""
+        if sys.stdout is None:
+            raise _no_stdout()
         encoding = (sys.stdout.encoding or "ascii").lower().replace("-", "")
         return self.ascii_only or not encoding.startswith("utf")
 
     def console(self) -> Console:
         """A console for stdout."""
         from rich.console import Console as RichConsole
+
+        if sys.stdout is None:
+            raise _no_stdout()
 
         class Stdout(RichConsole):
             def on_broken_pipe(self) -> NoReturn:
@@ -92,7 +110,7 @@ class Output:
     @contextlib.contextmanager
     def progress(self) -> Iterator[Callable[[str], None] | None]:
         """A callback that shows what is being done: on a terminal, after the first second."""
-        if self.quiet or not sys.stderr.isatty():
+        if self.quiet or sys.stderr is None or not sys.stderr.isatty():
             yield None
             return
         from rich.console import Console as RichConsole

@@ -85,6 +85,8 @@ def _cache() -> dict[str, Any]:
     from memest.store import Store, cache_folder
 
     folder = cache_folder()
+    if folder is None:
+        return {"path": None, "entries": 0, "bytes": 0}
     entries = Store(folder, writable=False).entries()
     return {
         "path": str(folder),
@@ -162,7 +164,10 @@ def env(
         rows.append(("GPU", facts["gpus_note"]))
     rows += [(f"path of {name}", path) for name, path in facts["paths"].items()]
     kept = facts["cache"]
-    rows.append(("path of cache", f"{kept['path']} ({format_size(kept['bytes'])})"))
+    if kept["path"] is None:
+        rows.append(("path of cache", "none: this user has no home folder that is known"))
+    else:
+        rows.append(("path of cache", f"{kept['path']} ({format_size(kept['bytes'])})"))
     rows += sorted(facts["variables"].items())
     if facts["releases"]["note"]:
         rows.append(("releases", facts["releases"]["note"]))

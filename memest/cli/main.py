@@ -77,7 +77,8 @@ def _guarded(work: Callable[[], Any], *, debug: bool) -> int:
     """Run, and turn whatever happens into an exit code."""
     try:
         answer = work()
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except KeyboardInterrupt:
         emit("memest: interrupted.")
         return _INTERRUPTED
@@ -104,6 +105,8 @@ def _guarded(work: Callable[[], Any], *, debug: bool) -> int:
 
 def _forget_stdout() -> None:
     """Make sure that the flush at exit does not fail once more."""
+    if sys.stdout is None:
+        return
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
         return
@@ -120,6 +123,7 @@ def run(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code; nothing is raised.
     """
+    _keep_streams_apart()
     given = list(sys.argv[1:] if argv is None else argv)
     before = given[: given.index("--")] if "--" in given else given
     for stream in (sys.stdout, sys.stderr):
@@ -127,7 +131,36 @@ def run(argv: Sequence[str] | None = None) -> int:
         if reconfigure is not None:
             # a path or a name may hold what the terminal's encoding has not
             reconfigure(errors="backslashreplace")
-    return _guarded(lambda: _run(given), debug="--debug" in before)
+    _not_kept()  # of what ran in this process before
+    code = _guarded(lambda: _run(given), debug="--debug" in before)
+    if not {"-q", "--quiet"} & set(before):
+        _tell_what_was_not_kept()
+    return code
+
+
+def _keep_streams_apart() -> None:
+    """Take the numbers of streams that are closed: a file must not become stdout or stderr."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.open(os.devnull, os.O_RDWR)  # the lowest number that is free: this one
+
+
+def _not_kept() -> dict[Any, str]:
+    """Caches that could not be written; nothing is loaded to tell."""
+    store = sys.modules.get("memest.store")
+    return {} if store is None else store.take_not_kept()
+
+
+def _tell_what_was_not_kept() -> None:
+    for folder, why in _not_kept().items():
+        emit(
+            f"memest: the cache in {folder} could not be written ({why}), so what was traced is "
+            "traced again the next time. The answer is not touched by that; MEMEST_CACHE chooses "
+            "another folder."
+        )
 
 
 def _run(given: Sequence[str]) -> Any:

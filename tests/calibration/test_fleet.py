@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from itertools import accumulate
 
 import pytest
 
@@ -70,7 +71,9 @@ def test_two_actors_share_a_campaign_and_do_nothing_twice(cluster, store):
     for one in summary.measured:
         assert one.environment.command == "here"
         assert len(one.steps) == (4 if one.status is Status.OK else 0)
-    assert [p.measured for p in told[:2]] == [None, None], "two cases run at once"
+    # the second actor may come to its first case late, on a machine with other work
+    running = accumulate(1 if p.measured is None else -1 for p in told)
+    assert max(running) == 2, "two cases run at once"
     assert [p.number for p in told if p.measured] == [1, 2, 3, 4]
     assert {p.total for p in told} == {4}
     assert ray.is_initialized(), "a connection that was there stays"
