@@ -1,0 +1,1 @@
+"""The speed of memest, kept over time (see ``docs/speed.md``)."""
