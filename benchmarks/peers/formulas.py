@@ -8,12 +8,14 @@ __all__ = ["deepspeed_zero2", "eleuther", "megatron"]
 
 
 def deepspeed_zero2(q: Question) -> int:
-    """``estimate_zero2_model_states_mem_needs`` for one GPU without offload (DeepSpeed 0.19.8).
+    """``estimate_zero2_model_states_mem_needs`` without offload (DeepSpeed 0.19.8).
 
-    2 bytes a parameter in 16 bit, and 18 for gradients in 16 and 32 bit, weights and two moments in
-    32 bit. Model states alone; its documentation says that activations come on top.
+    2 bytes a parameter for weights in 16 bit, and 18 shared among the GPUs: gradients in 16 and 32
+    bit, weights and two moments in 32 bit. Model states alone; its documentation says that
+    activations come on top.
     """
-    return 2 * q.parameters + 18 * q.parameters
+    q.must_be(one_gpu=False)
+    return 2 * q.parameters + 18 * q.parameters // q.setup.distributed.num_gpus
 
 
 def eleuther(q: Question) -> int:
@@ -22,6 +24,7 @@ def eleuther(q: Question) -> int:
     Parameters by its own count (embeddings twice); 12 bytes of optimizer states and 4 of gradients
     each; activations by table 2 of ZeRO (arXiv 1910.02054), at 2 bytes a value in any precision.
     """
+    q.must_be()
     s, b = q.length, q.setup.batch or 1
     shape = q.shape()
     h, layers = shape.hidden, shape.layers
@@ -44,6 +47,7 @@ def megatron(q: Question) -> int:
     last norm, output layer and logits of its section 4.3; 18 bytes a parameter of states in mixed
     precision. The paper is about 16 bit: for fp32 values count 4 bytes and states 16.
     """
+    q.must_be()
     s, b = q.length, q.setup.batch or 1
     shape = q.shape()
     h, layers = shape.hidden, shape.layers

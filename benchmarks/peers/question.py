@@ -46,8 +46,15 @@ class Question:
 
     @property
     def mixed(self) -> bool:
-        """Whether it runs in 16 bit."""
-        return self.setup.precision.value != "fp32"
+        """Whether it runs in 16 bit, by autocast or by the weights' own dtype."""
+        return self.half != ""
+
+    @property
+    def half(self) -> str:
+        """The 16-bit dtype that it computes in, ``fp16`` or ``bf16``; empty for float32."""
+        if self.setup.precision.value != "fp32":
+            return self.setup.precision.value
+        return {"float16": "fp16", "bfloat16": "bf16"}.get(self.setup.dtype.value, "")
 
     @property
     def length(self) -> int:
@@ -58,6 +65,23 @@ class Question:
     def checkpointed(self) -> bool:
         """Whether layers are recomputed."""
         return str(self.setup.checkpointing) != "none"
+
+    def must_be(self, *, full: bool = True, one_gpu: bool = True) -> None:
+        """What the peer is about.
+
+        Args:
+            full: every weight is trained, none is quantised.
+            one_gpu: nothing is divided.
+
+        Raises:
+            NotForThisError: the run is not that, or makes no optimizer step: all peers count one.
+        """
+        if self.setup.optim == "none":
+            raise NotForThisError("steps with an optimizer only")
+        if full and (self.setup.adapter is not None or self.setup.quantization is not None):
+            raise NotForThisError("full fine-tuning only")
+        if one_gpu and self.setup.distributed.num_gpus > 1:
+            raise NotForThisError("one GPU only")
 
     def shape(self) -> Shape:
         """The blocks of the model.
