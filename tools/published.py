@@ -1,21 +1,29 @@
 """Run published measurements through memest and write the tables of ``docs/accuracy.md``.
 
     python tools/published.py                  all records, table on stdout, tables into the page
+    python tools/published.py --set litgpt     one set anew, the others as they were kept
+    python tools/published.py --new            those alone that are new, or were changed, since
+    python tools/published.py --stale          those that other code predicted than is installed
+    python tools/published.py --page           none, the page anew from what was kept
     python tools/published.py --only t5 --dry  some records, nothing written
 
 Records are JSON lines in ``data/reference``, case records as ``memest validate`` takes them; a
 folder named by ``MEMEST_REFERENCE`` may hold more. A record of which only bounds of the length are
-known is run at both ends and not scored, nor is a device peak whose context nobody read.
+known is run at both ends and not scored, nor is a device peak whose context nobody read. What was
+predicted is kept in ``data/accuracy/outcomes.jsonl``, after each record, so a run that was stopped
+goes on with ``--new``; with each stands which memest said it, so that what other code said is told.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
+import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from memest.fit import largest_batch
@@ -25,6 +33,8 @@ from memest.tracing import Tracer
 from memest.units import MIB
 from memest.validation import CaseRecord, Scores, read_records
 from memest.validation.predict import Outcome, Predictor
+from memest.validation.records import Records
+from memest.validation.scores import VerdictTest
 
 ROOT = Path(__file__).parents[1]
 RECORDS = ROOT / "data" / "reference"
@@ -36,21 +46,26 @@ SURE_LENGTH = 10
 """Batches of texts from which on the longest row surely has the full length."""
 
 
-def records(only: str = "") -> list[CaseRecord]:
-    """All complete records, those of the repository first; ids are taken once."""
+def read(only: str = "") -> Records:
+    """All records, those of the repository first; ids are taken once."""
     extra = os.environ.get("MEMEST_REFERENCE")
     more = sorted(Path(extra).glob("*.jsonl")) if extra else []
-    return read_records([*sorted(RECORDS.glob("*.jsonl")), *more], only=only).complete
+    return read_records([*sorted(RECORDS.glob("*.jsonl")), *more], only=only)
+
+
+def records(only: str = "") -> list[CaseRecord]:
+    """All complete records."""
+    return read(only).complete
 
 
 def predict(record: CaseRecord) -> Outcome:
     """Run one record."""
-    return Predictor().predict(record)
+    return Predictor(trust_code=True).predict(record)
 
 
 def batch_that_fits(record: CaseRecord) -> tuple[int, int]:
     """(largest, largest safe) batch of the record's setup on its card."""
-    predictor = Predictor()
+    predictor = Predictor(trust_code=True)
     setup = predictor.setup_of(record)
     tracer = Tracer(source=resolve_model(record.model))
     card = predictor.card_of(record, setup, told=True)
@@ -71,6 +86,8 @@ def _percent(value: float | None) -> str:
 def _what(record: CaseRecord) -> str:
     setup = record.setup
     parts = [f"batch {setup['batch']}"]
+    if setup.get("num_gpus", 1) > 1:
+        parts.insert(0, f"{setup['num_gpus']} GPUs")
     if setup.get("grad_accum", 1) > 1:
         parts.append(f"x {setup['grad_accum']}")
     if record.metric == "forward":
@@ -163,10 +180,92 @@ def summary(outcomes: list[Outcome]) -> Iterator[str]:
             yield _row(Scores(name, found.errors, sum(told), len(told)))
 
 
-def write_page(outcomes: list[Outcome], page: Path = PAGE) -> None:
+def _several(record: CaseRecord) -> bool:
+    return bool(record.setup.get("num_gpus", 1) > 1)
+
+
+def _adapted(record: CaseRecord) -> bool:
+    return bool(record.setup.get("adapter") or record.setup.get("peft"))
+
+
+_TARGETS: tuple[tuple[str, float, Callable[[CaseRecord], bool]], ...] = (
+    ("xMem's own runs", 0.025, lambda r: r.group == "xmem"),
+    ("all complete records of one GPU", 0.04, lambda r: not _several(r)),
+    ("several GPUs alone", 0.06, _several),
+    ("adapters alone (LoRA, QLoRA; LitGPT's own LoRA not counted)", 0.06, _adapted),
+    (
+        "several GPUs, and adapters on one", 0.06,
+        lambda r: _several(r) or _adapted(r),
+    ),
+)  # fmt: skip
+_MOST_FAILURES = 0.05
+"""Share of xMem's runs whose verdict may be wrong."""
+_FAR = 0.1
+"""An error that asks for its cause."""
+
+
+def targets(outcomes: list[Outcome]) -> Iterator[str]:
+    """The rows of what was to be reached, and what is."""
+    yield "| what | target | reached | runs | beyond 10 % | refused |"
+    yield "|---|---|---|---:|---:|---:|"
+    for name, most, belongs in _TARGETS:
+        group = [o for o in outcomes if belongs(o.record)]
+        found = Scores.of(name, (o for o in group if o.scored))
+        if found is None:
+            continue
+        far = sum(abs(o.error or 0) > _FAR for o in group if o.scored)
+        reached = f"{100 * found.errors.median:.2f} %"
+        if found.errors.median > most:
+            reached += " **missed**"
+        yield (
+            f"| {name} | median error <= {100 * most:g} % | {reached} | {found.errors.count} | "
+            f"{far} | {sum(bool(o.failure) for o in group)} |"
+        )
+    test = VerdictTest.of([o for o in outcomes if o.record.group == "xmem"])
+    if test.least is not None:
+        reached = f"{100 * test.least:.1f} %"
+        if test.least > _MOST_FAILURES:
+            reached += " **missed**"
+        what = f"xMem's runs whose verdict is wrong | <= {100 * _MOST_FAILURES:g} %"
+        yield f"| {what} | {reached} | {test.tried} | | |"
+
+
+def made(outcomes: list[Outcome]) -> Iterator[str]:
+    """The rows of which memest predicted how many records, the most first."""
+    yield "| memest | predictions |"
+    yield "|---|---:|"
+    found = Counter(one.made_with or "not recorded" for one in outcomes)
+    for who, count in sorted(found.items(), key=lambda row: (-row[1], row[0])):
+        yield f"| {who} | {count} |"
+
+
+def refused(outcomes: list[Outcome]) -> Iterator[str]:
+    """The rows of complete records for which there is no prediction, by set and reason."""
+    yield "| set | records | what memest says |"
+    yield "|---|---:|---|"
+    found = Counter((o.record.group, o.failure.partition(". ")[0]) for o in outcomes if o.failure)
+    for (group, why), count in sorted(found.items()):
+        yield f"| {group} | {count} | {why} |"
+
+
+def incomplete(found: Records) -> Iterator[str]:
+    """The rows of what is not complete, by the set it is of and what it lacks."""
+    yield "| set | records | lacks |"
+    yield "|---|---:|---|"
+    counts = Counter((one.group, ", ".join(one.missing)) for one in found.incomplete)
+    for (group, missing), count in sorted(counts.items()):
+        yield f"| {group} | {count} | {missing} |"
+
+
+def write_page(outcomes: list[Outcome], page: Path = PAGE, found: Records | None = None) -> None:
     """Replace what stands between the markers of the page; the prose around them stays."""
     text = page.read_text(encoding="utf-8")
-    parts = {"summary": "\n".join(summary(outcomes))}
+    parts = {
+        "summary": "\n".join(summary(outcomes)), "targets": "\n".join(targets(outcomes)),
+        "refused": "\n".join(refused(outcomes)), "made": "\n".join(made(outcomes)),
+    }  # fmt: skip
+    if found is not None:
+        parts["incomplete"] = "\n".join(incomplete(found))
     for name in dict.fromkeys(o.record.group for o in outcomes):
         parts[name] = "\n".join(table(o for o in outcomes if o.record.group == name))
     for name, body in parts.items():
@@ -177,48 +276,120 @@ def write_page(outcomes: list[Outcome], page: Path = PAGE) -> None:
     page.write_text(text, encoding="utf-8")
 
 
+# -- what is kept ---------------------------------------------------------------------------------
+
+_KEPT = (
+    "predicted_bytes", "low_bytes", "bound_bytes", "floor_bytes", "context_bytes", "context_read",
+    "limit_bytes", "runs_out", "retries", "slack_bytes", "fragmentation_bytes", "family",
+    "precision", "optimizer", "failure",
+    "made_with",
+)  # fmt: skip
+
+
+def _digest(record: CaseRecord) -> str:
+    """Of everything that a prediction depends on, the code beside the file too."""
+    what = {name: getattr(record, name) for name in record.__dataclass_fields__}
+    for name in ("source", "notes", "measured_bytes", "rounding_bytes"):
+        del what[name]
+    for name in ("model", "code"):
+        what[name] = what[name].rpartition("models/")[2].rpartition("/models")[2]
+    if record.code:
+        path = Path(record.code) / f"{record.model.partition(':')[0]}.py"
+        what["code"] = path.read_text(encoding="utf-8")
+    return hashlib.sha256(json.dumps(what, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def _line(one: Outcome) -> str:
+    record = one.record
+    told = one.floor_bytes, one.bound_bytes
+    return json.dumps({
+        "id": record.id, "set": record.group,
+        "model": record.model.rpartition("models/")[2],
+        "family": one.family, "gpu": record.gpu, "run": _what(record),
+        "metric": record.metric, "measured_bytes": record.measured_bytes,
+        "predicted_bytes": one.predicted_bytes, "low_bytes": one.low_bytes,
+        "range_bytes": told if record.metric == "device" else None, "inside": one.inside,
+        "scored": one.scored, "error": one.error, "peak_at": one.where,
+        "remark": _remark(one).replace("**", ""), "source": record.source,
+        "record": _digest(record),
+        "outcome": {name: getattr(one, name) for name in _KEPT},
+    })  # fmt: skip
+
+
 def write_outcomes(outcomes: list[Outcome], path: Path = OUTCOMES) -> None:
     """Keep what was predicted, for the explorer's accuracy page: one JSON object a line."""
-    lines = []
-    for one in outcomes:
-        record = one.record
-        told = one.floor_bytes, one.bound_bytes
-        lines.append(
-            json.dumps({
-                "id": record.id, "set": record.group,
-                "model": record.model.rpartition("models/")[2],
-                "family": one.family, "gpu": record.gpu, "run": _what(record),
-                "metric": record.metric, "measured_bytes": record.measured_bytes,
-                "predicted_bytes": one.predicted_bytes, "low_bytes": one.low_bytes,
-                "range_bytes": told if record.metric == "device" else None, "inside": one.inside,
-                "scored": one.scored, "peak_at": one.where,
-                "remark": _remark(one).replace("**", ""), "source": record.source,
-            })
-        )  # fmt: skip
-    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    path.write_text("".join(f"{_line(one)}\n" for one in outcomes), encoding="utf-8")
+
+
+def read_outcomes(every: list[CaseRecord], path: Path = OUTCOMES) -> dict[str, Outcome]:
+    """What was kept, by id, of those records that are still the same."""
+    if not path.is_file():
+        return {}
+    by_id = {record.id: record for record in every}
+    found = {}
+    for text in path.read_text(encoding="utf-8").splitlines():
+        line = json.loads(text)
+        record = by_id.get(line["id"])
+        if record is not None and line.get("record") == _digest(record):
+            found[record.id] = Outcome(record=record, where=line["peak_at"], **line["outcome"])
+    return found
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the records."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--only", default="", help="part of id, model, GPU or set")
-    parser.add_argument("--dry", action="store_true", help="do not write the page")
+    parser.add_argument("--set", action="append", default=[], help="name of a file; repeatable")
+    parser.add_argument("--new", action="store_true", help="those that no kept outcome is of")
+    parser.add_argument(
+        "--stale",
+        action="store_true",
+        help="those that other code predicted, or nobody knows which",
+    )
+    parser.add_argument("--page", action="store_true", help="run none: the page from what is kept")
+    parser.add_argument("--dry", action="store_true", help="write nothing")
     arguments = parser.parse_args(argv)
-    outcomes, predictor = [], Predictor()
-    for record in records(arguments.only):
+    found = read()
+    every = found.complete
+    kept = read_outcomes(every)
+    chosen = {one.id for one in read(arguments.only).complete}
+    unknown = sorted(set(arguments.set) - {one.group for one in every})
+    if unknown:
+        parser.error(f"--set {unknown[0]}: no such file of complete records in {RECORDS}")
+    todo = [
+        one for one in every
+        if one.id in chosen and not arguments.page
+        and (not arguments.set or one.group in arguments.set)
+        and (not arguments.new or one.id not in kept)
+        and (not arguments.stale or one.id not in kept or kept[one.id].stale)
+    ]  # fmt: skip
+    predictor = Predictor(trust_code=True)
+    for record in todo:
         start = time.perf_counter()
         outcome = predictor.predict(record)
-        outcomes.append(outcome)
+        kept[record.id] = outcome
         print(
             f"{record.id:48s} {_mib(record.measured_bytes):>8s} "
             f"{_mib(outcome.predicted_bytes):>8s} {_percent(outcome.error):>9s}  {outcome.where}  "
             f"{_remark(outcome)} [{time.perf_counter() - start:.1f} s]",
             flush=True,
         )
+        if not arguments.dry:
+            write_outcomes([kept[one.id] for one in every if one.id in kept])
+    shown = todo if arguments.dry else every
+    outcomes = [kept[one.id] for one in shown if one.id in kept]
     print("\n".join(summary(outcomes)))
-    if not arguments.dry and not arguments.only:
-        write_page(outcomes)
+    if not arguments.dry:
         write_outcomes(outcomes)
+        write_page(outcomes, found=found)
+        lacking = [one.id for one in every if one.id not in kept]
+        stale = sum(one.stale for one in outcomes)
+        if stale:
+            what = f"{stale} were predicted by other code: python tools/published.py --stale"
+            print(what, file=sys.stderr)
+        if lacking:
+            what = f"{len(lacking)} records were not run: python tools/published.py --new"
+            print(what, file=sys.stderr)
     return 0
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 from memest.assemble import moment
 from memest.cards import NO_PROFILE, Card, card_for
-from memest.errors import MemestError
+from memest.code_digest import made_with
+from memest.errors import ConfigError, MemestError
 from memest.events import Chains, Phase
 from memest.feed import NOTHING, feed_of
 from memest.models.resolve import resolve_model
@@ -20,6 +23,7 @@ from memest.setup import Precision, Setup, Software
 from memest.steps.stream import Stream
 from memest.tracing import Found, Tracer
 from memest.validation.records import CaseRecord
+from memest.whole_run import whole_run
 
 __all__ = ["Outcome", "Predictor"]
 
@@ -51,6 +55,8 @@ class Outcome:
         precision: of the run.
         optimizer: of the run.
         failure: why nothing could be predicted, empty where something was.
+        made_with: memest's version and a digest of the code and the tables that predicted it;
+            empty where it was not recorded.
     """
 
     record: CaseRecord
@@ -70,17 +76,25 @@ class Outcome:
     precision: str = ""
     optimizer: str = ""
     failure: str = ""
+    made_with: str = ""
+
+    @property
+    def stale(self) -> bool:
+        """Whether other code predicted it than is installed, or nobody recorded which."""
+        return self.made_with != made_with()
 
     @property
     def error(self) -> float | None:
         """Signed error, 0.01 for one percent too high; None where there is no number to be hit.
 
         None where nothing was predicted, where the run failed (what it reached is no peak), and
-        where lengths are a range.
+        where lengths are a range. A prediction that the printed figure was rounded from is right.
         """
         measured = self.record.measured_bytes
         if self.predicted_bytes is None or not measured or self.record.oom or self.low_bytes:
             return None
+        if 2 * abs(self.predicted_bytes - measured) <= self.record.rounding_bytes:
+            return 0.0
         return self.predicted_bytes / measured - 1
 
     @property
@@ -108,11 +122,15 @@ class Predictor:
         profile: file of a calibration profile; left out, none is taken, also where one would be
             found: it may have been fitted to these very records.
         progress: called with one line for each longer thing done.
+        trust_code: import and run the modules that records name; a record is data, so without
+            this such a record has no prediction.
     """
 
     def __init__(
-        self, profile: str | None = None, progress: Callable[[str], None] | None = None
-    ) -> None:
+        self, profile: str | None = None, progress: Callable[[str], None] | None = None, *,
+        trust_code: bool = False,
+    ) -> None:  # fmt: skip
+        self._trusts_code = trust_code
         self._profile = profile or NO_PROFILE
         self._progress = progress
         self._tracers: dict[Any, Tracer] = {}
@@ -120,13 +138,14 @@ class Predictor:
     def predict(self, record: CaseRecord) -> Outcome:
         """One record; what goes wrong with it is told in the outcome."""
         try:
-            if record.lengths is not None:
-                shortest, longest = record.lengths
-                low = self._predict(record, seq_len=shortest)
-                return replace(
-                    self._predict(record, seq_len=longest), low_bytes=low.predicted_bytes
-                )
-            return self._predict(record)
+            with _modules_of(record.code):
+                if record.lengths is not None:
+                    shortest, longest = record.lengths
+                    low = self._predict(record, seq_len=shortest)
+                    return replace(
+                        self._predict(record, seq_len=longest), low_bytes=low.predicted_bytes
+                    )
+                return self._predict(record)
         except MemestError as error:
             said = " ".join(str(error).split())
             return Outcome(record=record, failure=said, **_facts(record, None))
@@ -158,7 +177,7 @@ class Predictor:
     def _predict(self, record: CaseRecord, **changes: Any) -> Outcome:
         setup = self.setup_of(record, **changes)
         card = self.card_of(record, setup, told=True)
-        found = self._tracer(record).find(setup, card.traits)
+        found = whole_run(self._tracer(record), setup, card.traits)
         stream = found.stream
         if record.metric == "forward":
             stream = _forward_only(stream)
@@ -209,16 +228,37 @@ class Predictor:
         )
 
     def _tracer(self, record: CaseRecord) -> Tracer:
-        key = record.model, record.inputs, record.loss
+        if record.named_code and not self._trusts_code:
+            raise ConfigError(
+                f"the record names code, {', '.join(record.named_code)}, and records are data: it "
+                "is not run. If you trust it: memest validate --trust-code."
+            )
+        key = record.model, record.inputs, record.loss, record.step, repr(record.model_args)
         if key not in self._tracers:
             self._tracers.clear()  # records of a model stand together; traces of all would not fit
             feed = NOTHING
-            if record.inputs or record.loss is not None:
-                feed = feed_of(list(record.inputs) or None, record.loss, None, None, None)
+            if record.inputs or record.model_args or (record.loss or record.step) is not None:
+                feed = feed_of(
+                    list(record.inputs) or None, record.loss, record.step, None,
+                    dict(record.model_args),
+                )  # fmt: skip
             self._tracers[key] = Tracer(
                 source=resolve_model(record.model), feed=feed, progress=self._progress
             )
         return self._tracers[key]
+
+
+@contextmanager
+def _modules_of(folder: str) -> Iterator[None]:
+    """Modules of a folder can be imported, after all others."""
+    added = bool(folder) and folder not in sys.path
+    if added:
+        sys.path.append(folder)
+    try:
+        yield
+    finally:
+        if added and folder in sys.path:
+            sys.path.remove(folder)
 
 
 def _forward_only(stream: Stream) -> Stream:
@@ -271,8 +311,11 @@ def _facts(record: CaseRecord, found: Found | None) -> dict[str, Any]:
         precision = setup.precision.value
         if setup.precision is Precision.FP32 and setup.dtype.value not in ("auto", "float32"):
             precision = f"{setup.dtype.value} weights"
-        return {"family": found.family, "precision": precision, "optimizer": setup.optim}
+        return {
+            "family": found.family, "precision": precision, "optimizer": setup.optim,
+            "made_with": made_with(),
+        }  # fmt: skip
     return {
-        "family": "", "precision": str(record.setup.get("precision", "")),
+        "made_with": made_with(), "family": "", "precision": str(record.setup.get("precision", "")),
         "optimizer": str(record.setup.get("optim", "")),
     }  # fmt: skip

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -41,6 +42,8 @@ _SPELLINGS = {
     "optim": ("optimizer",),
     "seq_len": ("sequence_length", "max_seq_length"),
 }
+_LENGTH = re.compile(r"\[.*\bS\b")
+"""An input whose shape has the length in it."""
 _SIZES = ("seq_len", "image_size", "audio_seconds")
 _NEEDED_SOFTWARE = ("torch", "transformers")
 _TAKEN = ("grad_accum", "dtype", "attn_implementation", "zero_grad", "loop")
@@ -75,6 +78,11 @@ class CaseRecord:
         inputs: what the script feeds the model, where it is not what its head is fed by itself:
             specifications as ``--input`` takes them.
         loss: of the script, where it is not the model's own: a name as ``--loss`` takes it.
+        step: of the script, as ``--step`` takes it, where loss and forward are its own.
+        model_args: arguments of a factory.
+        code: folder whose modules the factory, loss and step are found in besides; empty for none.
+        rounding_bytes: what one unit of the last printed digit is: the true figure lies within
+            half of it, and no prediction in there is wrong. 0 for a figure to the byte.
     """
 
     id: str
@@ -95,6 +103,16 @@ class CaseRecord:
     declared: tuple[str, ...] = ()
     inputs: tuple[str, ...] = ()
     loss: str | None = None
+    step: str | None = None
+    model_args: tuple[tuple[str, Any], ...] = ()
+    code: str = ""
+    rounding_bytes: int = 0
+
+    @property
+    def named_code(self) -> tuple[str, ...]:
+        """Functions that the record names by their modules: model, step and loss."""
+        named = (self.model, self.step, self.loss)
+        return tuple(name for name in named if name and ":" in name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +122,14 @@ class Incomplete:
     Attributes:
         id: its name, or the line it stands in.
         missing: names of fields, as a record would have them.
+        group: the file that it is from, or what it names as its ``set``.
+        why: what else the record says of it.
     """
 
     id: str
     missing: tuple[str, ...]
+    group: str = ""
+    why: str = ""
 
 
 @dataclass(slots=True)
@@ -203,7 +225,8 @@ def parse_record(
     lengths = _lengths(document.get("seq_len_range"))
     missing = list(_missing(document, setup, software, lengths))
     if missing:
-        return Incomplete(name, tuple(missing))
+        said = str(document.get("notes", ""))
+        return Incomplete(name, tuple(missing), str(document.get("set") or group), said)
     metric = document["metric"]
     if metric not in METRICS:
         near = closest(str(metric), METRICS, limit=1)
@@ -216,7 +239,7 @@ def parse_record(
         if measured <= 0:
             raise _NoRecordError("nothing is left of measured_bytes without device_offset_bytes")
     kept = {k: v for k, v in setup.items() if not (v is None and k in _SIZES)}
-    kept.setdefault("task", document.get("task", "auto"))
+    kept.setdefault("task", document.get("task") or "auto")
     return CaseRecord(
         id=name,
         group=str(document.get("set") or group),
@@ -236,6 +259,10 @@ def parse_record(
         declared=used,
         inputs=_texts(document, "inputs"),
         loss=None if document.get("loss") is None else str(document["loss"]),
+        step=None if document.get("step") is None else str(document["step"]),
+        model_args=tuple(_mapping(document, "model_args").items()),
+        code=str(document.get("code", "")),
+        rounding_bytes=_bytes(document, "rounding_bytes") or 0,
     )
 
 
@@ -258,8 +285,9 @@ def _missing(
     # a model of images or sound has its size in its config; a record that names neither is of text
     if lengths is None and not any(_said(setup, name) for name in _SIZES) and not _sized(document):
         yield "setup.seq_len"
+    own = _own_code(document)
     for name in _NEEDED_SOFTWARE:
-        if name not in software:
+        if name not in software and not (own and name == "transformers"):
             yield f"software.{name}"
 
 
@@ -268,9 +296,17 @@ def _said(setup: Mapping[str, Any], name: str) -> bool:
 
 
 def _sized(document: Mapping[str, Any]) -> bool:
-    """Whether the model's own config says how large a sample is."""
+    """Whether the model's own config, or what its script feeds, says how large a sample is."""
+    if _own_code(document):
+        inputs = _texts(document, "inputs")
+        return bool(inputs) and not any(_LENGTH.search(text) for text in inputs)
     task = str(document.get("task", ""))
     return task.startswith(("image", "audio", "object", "semantic", "depth", "zero-shot-image"))
+
+
+def _own_code(document: Mapping[str, Any]) -> bool:
+    """Whether the model is a factory: its code is no library's."""
+    return ":" in str(document.get("model") or "")
 
 
 def _lengths(value: Any) -> tuple[int, int] | None:
@@ -364,10 +400,18 @@ def _words_of(one: CaseRecord | Incomplete) -> str:
 
 
 def _beside(document: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """The record with its model as a path, where it names a folder or config beside the file."""
+    """The record with its model as a path, where it names what lies beside the file.
+
+    That is a folder, a config, or ``models/file.py:factory``, whose folder is then looked in.
+    """
+    document.pop("code", None)  # a folder of this machine is for no record to name
     model = document.get("model")
     if isinstance(model, str) and model.startswith("models/") and ".." not in model:
-        place = folder / model
+        path, colon, name = model.partition(":")
+        place = folder / path
+        if colon and place.suffix == ".py" and place.is_file():
+            code = str(place.parent.resolve())
+            return {**document, "model": f"{place.stem}:{name}", "code": code}
         if place.exists():
             return {**document, "model": str(place)}
     return document

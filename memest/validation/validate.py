@@ -121,6 +121,7 @@ def validate(
     assume: Mapping[str, Any] | None = None,
     only: str = "",
     profile: str | None = None,
+    trust_code: bool = False,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> Validation:
     """Score predictions on case records.
@@ -132,6 +133,7 @@ def validate(
         only: take those records alone whose id, model, GPU, file or optimizer contains this.
         profile: file of a calibration profile to correct predictions with. Left out, none is
             taken, also where one would be found: it may have been fitted to these very records.
+        trust_code: run the modules that records name for models, steps and losses of their own.
         progress: called before each record with its number, how many there are, and its id.
 
     Returns:
@@ -142,7 +144,7 @@ def validate(
     """
     files = [paths] if isinstance(paths, str | Path) else list(paths)
     records = read_records(files, assume, only)
-    predictor = Predictor(profile)
+    predictor = Predictor(profile, trust_code=trust_code)
     outcomes = []
     for number, record in enumerate(sorted(records.complete, key=lambda r: r.model), start=1):
         if progress is not None:

@@ -203,6 +203,19 @@ def test_where_zero_grad_is_called(trace, loop):
     assert peaks[0] == peaks[1] < peaks[2]
 
 
+@pytest.mark.parametrize("loop", ["plain", "accelerate"])
+def test_outputs_that_are_deleted_are_not_there_in_the_next_forward(trace, loop):
+    kept, deleted = (
+        peak(trace(GPT2, "torch=2.6", loop=loop, del_outputs=said)) for said in (False, True)
+    )
+    assert deleted < kept
+
+
+def test_the_trainer_has_no_outputs_to_delete():
+    with pytest.raises(ConfigError, match="--del-outputs is a matter of scripts"):
+        Setup(del_outputs=True)
+
+
 def test_trainer_decides_itself_where_gradients_go():
     with pytest.raises(ConfigError, match="--zero-grad-at before-forward"):
         Setup(zero_grad_at="before-forward")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 from memest.validation.records import parse_record
 
@@ -70,6 +71,93 @@ def test_page_keeps_its_prose(tool, tmp_path):
 
 def test_page_of_the_repository_has_every_table(tool):
     text = tool.PAGE.read_text(encoding="utf-8")
-    for name in ("summary", "bert_large", "xmem"):
+    sets = {record.group for record in tool.records()}
+    for name in ("summary", "targets", "refused", "incomplete", *sets):
         body = text.split(f"<!-- begin {name} -->")[1].split(f"<!-- end {name} -->")[0]
         assert body.count("\n| ") > 2
+
+
+def test_the_page_is_what_the_records_and_their_outcomes_say(tool, tmp_path):
+    found = tool.read()
+    kept = tool.read_outcomes(found.complete)
+    lacking = [one.id for one in found.complete if one.id not in kept]
+    assert not lacking, "python tools/published.py --new runs what was added or changed"
+    page = tmp_path / "accuracy.md"
+    page.write_text(tool.PAGE.read_text(encoding="utf-8"), encoding="utf-8")
+    tool.write_page([kept[one.id] for one in found.complete], page, found)
+    assert page.read_text(encoding="utf-8") == tool.PAGE.read_text(encoding="utf-8")
+
+
+def test_outcomes_are_kept_whole_until_their_record_changes(tool, tmp_path):
+    outcomes = [
+        _outcome(tool, "a", 102 << 20, where="backward 2, add", retries=2, family="gpt2"),
+        _outcome(tool, "b", None, failure="not modelled. Because."),
+    ]
+    path = tmp_path / "outcomes.jsonl"
+    tool.write_outcomes(outcomes, path)
+    every = [one.record for one in outcomes]
+    assert tool.read_outcomes(every, path) == {"a": outcomes[0], "b": outcomes[1]}
+    setup = {**_record("a")["setup"], "batch": 3}
+    changed = parse_record(_record("a", setup=setup), "line 1", "mine")
+    assert set(tool.read_outcomes([changed, every[1]], path)) == {"b"}
+    told = parse_record(_record("a", notes="another note"), "line 1", "mine")
+    assert set(tool.read_outcomes([told], path)) == {"a"}, "words change no prediction"
+
+
+def test_outcomes_tell_who_predicted_them_and_what_is_stale(tool, tmp_path):
+    from memest.code_digest import made_with
+    from memest.validation.predict import Predictor
+
+    record = parse_record(_record("a", gpu="no such card"), "line 1", "mine")
+    mine = Predictor().predict(record)
+    assert mine.made_with == made_with()
+    assert not mine.stale
+    others = (
+        replace(mine, made_with="0.0.9 0123456789abcdef"), replace(mine, made_with=""),
+    )  # fmt: skip
+    assert all(one.stale for one in others)
+
+    path = tmp_path / "outcomes.jsonl"
+    tool.write_outcomes([others[0]], path)
+    assert tool.read_outcomes([record], path) == {"a": others[0]}
+    old = json.loads(path.read_text(encoding="utf-8"))
+    del old["outcome"]["made_with"]  # of before it was recorded
+    path.write_text(json.dumps(old), encoding="utf-8")
+    assert tool.read_outcomes([record], path) == {"a": others[1]}
+    rows = list(tool.made([mine, *others, others[0]]))
+    assert rows[2] == "| 0.0.9 0123456789abcdef | 2 |"
+    assert "| not recorded | 1 |" in rows
+
+
+def test_outcomes_of_code_beside_the_file_change_with_it(tool, tmp_path):
+    code = tmp_path / "models" / "net.py"
+    code.parent.mkdir()
+    code.write_text("one", encoding="utf-8")
+    record = parse_record(_record("a", model="net:build", code=str(code.parent)), "line 1", "mine")
+    path = tmp_path / "outcomes.jsonl"
+    tool.write_outcomes([tool.Outcome(record=record, predicted_bytes=1 << 20)], path)
+    assert set(tool.read_outcomes([record], path)) == {"a"}
+    code.write_text("two", encoding="utf-8")
+    assert not tool.read_outcomes([record], path)
+
+
+def test_targets_say_what_is_missed(tool):
+    outcomes = [
+        _outcome(tool, "a", 103 << 20),
+        _outcome(tool, "b", 120 << 20),
+        _outcome(tool, "c", None, failure="not modelled"),
+    ]
+    (row,) = [row for row in tool.targets(outcomes) if "one GPU" in row]
+    assert "11.50 % **missed** | 2 | 1 | 1 |" in row
+    (row,) = [row for row in tool.targets(outcomes[:1]) if "one GPU" in row]
+    assert "| 3.00 % | 1 | 0 | 0 |" in row
+
+
+def test_what_is_refused_and_what_is_incomplete_is_counted_by_reason(tool, tmp_path):
+    outcomes = [
+        _outcome(tool, name, None, failure="not modelled yet. Write less.") for name in "ab"
+    ]
+    assert "| mine | 2 | not modelled yet |" in list(tool.refused(outcomes))
+    path = tmp_path / "mine.jsonl"
+    path.write_text(json.dumps(_record("a", gpu="")), encoding="utf-8")
+    assert "| mine | 1 | gpu |" in list(tool.incomplete(tool.read_records([path])))
