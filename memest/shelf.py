@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from memest.attention import choose_backend
+from memest.code_digest import tracing
 from memest.events import Trace
 from memest.hidden.call import GpuTraits
 from memest.installed import release
@@ -18,6 +19,7 @@ from memest.setup import Setup
 from memest.sizes import Sizes
 from memest.steps.card import Card
 from memest.steps.document import (
+    FORMAT,
     BadDocumentError,
     family_from_json,
     family_to_json,
@@ -29,7 +31,7 @@ from memest.steps.document import (
 from memest.steps.family import Family, Point, Reach, alone
 from memest.steps.formula import NoFormulaError
 from memest.steps.sizing import Sizing
-from memest.store import Document, Store, cache_folder, digest_of
+from memest.store import VERSION, Document, Store, cache_folder, digest_of
 
 __all__ = [
     "Shelf",
@@ -40,15 +42,6 @@ __all__ = [
     "shipped_folder",
     "traces_in",
 ]
-
-
-@cache
-def _fingerprint() -> str:
-    """Changes with the code that traces, so that what older code traced is not believed."""
-    here = Path(__file__).parent
-    files = [*sorted((here / "trace").glob("*.py")), here / "hidden" / "registry.py"]
-    stats = [(f.name, s.st_size, s.st_mtime_ns) for f in files for s in (f.stat(),)]
-    return digest_of(stats)
 
 
 @cache
@@ -277,7 +270,10 @@ def _full_key(store: Store, key: dict[str, Any]) -> dict[str, Any]:
         return {**key, **{name: found or shipped.get(name) for name, found in installed.items()}}
     return {
         **key,
-        "code": _fingerprint(),
+        # what other code traced is not believed
+        "code": tracing(),
+        # releases that write documents otherwise share the folder, and no document
+        "format": [VERSION, FORMAT],
         "torch": release("torch"),
         "transformers": release("transformers"),
     }
