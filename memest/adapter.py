@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -190,7 +190,9 @@ def _check(method: str, settings: Mapping[str, Any], option: str) -> None:
             raise ConfigError(f"{option}: {name} {value!r} is out of range: 0 to below 1.")
     alpha = settings.get("lora_alpha")
     if alpha is not None and (
-        isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not math.isfinite(alpha)
+        isinstance(alpha, bool)
+        or not isinstance(alpha, (int, float))
+        or not abs(alpha) <= sys.float_info.max
     ):
         raise ConfigError(f"{option}: lora_alpha {alpha!r} is not a number.")
     if method in VIRTUAL_TOKENS and not settings.get("num_virtual_tokens"):

@@ -11,7 +11,14 @@ from memest.errors import ConfigError
 from memest.hidden.call import GpuTraits
 from memest.setup import SdpaBackend
 
-__all__ = ["SdpaCall", "check_flash_gpu", "choose_backend"]
+__all__ = [
+    "RingKernelError",
+    "SdpaCall",
+    "check_flash_gpu",
+    "check_ring_kernel",
+    "choose_backend",
+    "flash_library_runs",
+]
 
 _HALF = ("float16", "bfloat16")
 
@@ -30,6 +37,43 @@ class SdpaCall:
     is_causal: bool
     grouped: bool
     needs_grad: bool
+
+
+class RingKernelError(ConfigError):
+    """A GPU whose attention kernel ring attention does not have."""
+
+
+_ROWS = 32
+"""Rows to which the efficient kernel pads what it keeps for each (``kAlignLSE``)."""
+
+
+def check_ring_kernel(backend: SdpaBackend, call: SdpaCall, ways: int) -> None:
+    """Whether ring attention can join the results of a kernel (``_templated_ring_attention``).
+
+    Args:
+        backend: the kernel.
+        call: the attention of the whole sequence.
+        ways: GPUs that share it.
+
+    Raises:
+        RingKernelError: it has no such kernel, or the rows of its parts are padded.
+    """
+    if backend is SdpaBackend.MATH:
+        raise RingKernelError(
+            "--cp: scaled_dot_product_attention takes its math kernel for this attention "
+            f"({call.dtype}, head size {call.head_dim}{', grouped heads' * call.grouped}), and "
+            "ring attention has flash, efficient and cuDNN alone. Half precision (--bf16) may "
+            "take another."
+        )
+    pieces = 2 * ways * _ROWS
+    if backend is SdpaBackend.EFFICIENT and call.query_len % pieces:
+        below = call.query_len // pieces * pieces
+        near = " or ".join(str(n) for n in (below, below + pieces) if n)
+        raise RingKernelError(
+            f"--cp {ways} with {call.dtype} takes the efficient kernel, which pads its sums to "
+            f"{_ROWS} rows, so that ring attention cannot join parts of {call.query_len} tokens: "
+            f"take multiples of {pieces}, such as {near}, or half precision (--bf16)."
+        )
 
 
 def choose_backend(call: SdpaCall, gpu: GpuTraits, forced: SdpaBackend) -> SdpaBackend:
@@ -107,13 +151,18 @@ def _cudnn_runs(call: SdpaCall, gpu: GpuTraits) -> bool:
     return all(d % 8 == 0 and d <= 128 for d in dims)
 
 
+def flash_library_runs(capability: tuple[int, int]) -> bool:
+    """Whether FlashAttention 2, the library, has kernels for a GPU: from Ampere on."""
+    return capability >= (8, 0)
+
+
 def check_flash_gpu(capability: tuple[int, int]) -> None:
     """Refuse GPUs before Ampere.
 
     Raises:
         ConfigError: the GPU is too old for FlashAttention 2.
     """
-    if capability < (8, 0):
+    if not flash_library_runs(capability):
         major, minor = capability
         raise ConfigError(
             "--attn-implementation flash_attention_2 needs a GPU of compute capability 8.0 or "

@@ -8,19 +8,23 @@ package; a file can be named too.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from memest.errors import UnknownGpuError
+from memest.attention import flash_library_runs
+from memest.errors import ConfigError, UnknownGpuError
 from memest.hardware.capacity import usable_bytes
 from memest.hardware.catalogue import common_gpus, find_gpu, traits
 from memest.hardware.context import ContextEstimate, context_estimate, loaded_kernels_later
 from memest.hardware.nvml import resolve_gpu
 from memest.hardware.spec import GpuSpec
 from memest.hidden.call import GpuTraits
+from memest.installed import installed_version
+from memest.options import read_size
 from memest.places import data_folder, user_folder
-from memest.setup import Setup
+from memest.setup import Attention, Setup
 from memest.units import format_size
 
 if TYPE_CHECKING:
@@ -31,8 +35,10 @@ __all__ = [
     "REFERENCE_GPU",
     "Calibration",
     "Card",
+    "Cards",
     "calibration_of",
     "card_for",
+    "cards_of",
     "common_cards",
     "profile_folders",
     "reference_card",
@@ -156,8 +162,11 @@ def _measured_on(profile: str) -> GpuSpec | None:
 
 
 def common_cards(setup: Setup, torch: tuple[int, int], context: int | None) -> list[Card]:
-    """The cards that people have."""
-    return [_card(spec, setup, torch, context, None, None) for spec in common_gpus()]
+    """The cards that people have, without those that cannot run what the setup names."""
+    cards = [_card(spec, setup, torch, context, None, None) for spec in common_gpus()]
+    if setup.attn_implementation is not Attention.FLASH_ATTENTION_2:
+        return cards
+    return [card for card in cards if flash_library_runs(card.traits.capability)]
 
 
 def _card(
@@ -194,3 +203,45 @@ def _context(
         high_bytes=given + later.high_bytes,
         basis=f"context as given, {later.basis}",
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cards:
+    """The GPUs of a question.
+
+    Attributes:
+        main: decides kernels and, where one is named, the verdict.
+        named: those that were named; empty where none was.
+        torch: (major, minor) of PyTorch.
+        context: that was given, in bytes; None for the table.
+    """
+
+    main: Card
+    named: list[Card]
+    torch: tuple[int, int]
+    context: int | None
+
+
+def cards_of(
+    setup: Setup, gpu: str | Sequence[str] | None, gpu_memory: int | str | None,
+    device_context: int | str | None, profile: str | None = None,
+) -> Cards:  # fmt: skip
+    """The GPUs that a question names, by the options of :func:`memest.estimate`.
+
+    Raises:
+        MemestError: an unknown GPU, a size that is none, or a profile that is none.
+    """
+    if device_context is not None and profile not in (None, NO_PROFILE):
+        raise ConfigError(
+            f"--device-context {device_context} and --profile {profile} both say what context and "
+            "kernels take: drop one."
+        )
+    torch_version = setup.software.torch or installed_version("torch") or (2, 13)
+    context = None if device_context is None else read_size("device_context", device_context)
+    names = [gpu] if isinstance(gpu, str) else list(gpu or ())
+    memory = None if gpu_memory is None else read_size("gpu_memory", gpu_memory)
+    named = [card_for(name, setup, torch_version, context, memory, profile) for name in names]
+    if not named and memory is not None:
+        named = [reference_card(setup, torch_version, context, memory, profile)]
+    main = named[0] if named else reference_card(setup, torch_version, context, None, profile)
+    return Cards(main=main, named=named, torch=torch_version, context=context)

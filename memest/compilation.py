@@ -110,9 +110,9 @@ def read_fused_loss(value: object, setup: Any) -> str:
             else "Liger replaces the loss by its own",
         ),
         (
-            setup.distributed.strategy is not Strategy.NONE,
-            "--num-gpus",
-            "wrappers of the model act where its head is called, which it is not",
+            setup.distributed.gathers_parameters,
+            "--fsdp" if setup.distributed.strategy is Strategy.FSDP else "--zero 3",
+            "parameters of the head are gathered where it is called, which it is not",
         ),
         (setup.torch_compile, "--torch-compile", "its kernels are compiled with the graph"),
         (setup.eval_samples is not None, "--eval-samples", "it makes no logits to keep"),

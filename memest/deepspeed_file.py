@@ -49,7 +49,7 @@ _ONLY_AS_USUAL = {
     "use_multi_rank_bucket_allreduce": True, "parameter_alignment": False, "mics_shard_size": -1,
     "zero_hpz_partition_size": 1, "zero_quantized_weights": False,
     "zero_quantized_nontrainable_weights": False, "zero_quantized_gradients": False,
-    "memory_efficient_linear": True, "stage3_module_granularity_threshold": 0,
+    "stage3_module_granularity_threshold": 0,
     "stage3_use_all_reduce_for_fetch_params": False, "stage3_allgather_sequential": False,
 }  # fmt: skip
 """Keys whose other values are not modelled."""
@@ -59,11 +59,13 @@ _WHY = {
     "zero_quantized_nontrainable_weights": "ZeRO++ quantises with kernels that need a GPU to be "
     "built",
     "zero_quantized_gradients": "ZeRO++ quantises with kernels that need a GPU to be built",
-    "memory_efficient_linear": "without it autograd keeps every gathered weight of a linear layer "
-    "from forward to backward, so stage 3 saves little",
 }
 """What to say of some of them."""
-_OF_BOTH = {"contiguous_gradients"}
+_IN_HALF = (
+    "bf16_master_weights_and_grads", "bf16_optimizer_states", "fp16_master_weights_and_grads",
+)  # fmt: skip
+"""Keys of ``bf16`` and ``fp16`` that change in which precision DeepSpeed keeps what it updates."""
+_OF_BOTH = {"contiguous_gradients", "memory_efficient_linear"}
 """Keys that stage 3 may have otherwise."""
 
 
@@ -107,6 +109,8 @@ def read_deepspeed(value: Any) -> DeepSpeedFile:
             settings[key] = _elements(name, key, found, least=0, auto=key in _HIDDEN_RULES)
         elif key in _OF_BOTH and stage == 3:
             settings[key] = _switch(name, key, found)
+        elif key == "memory_efficient_linear":
+            _switch(name, key, found)  # of stage 3 alone
         elif key in _ONLY_AS_USUAL:
             if found != _ONLY_AS_USUAL[key]:
                 why = f" ({_WHY[key]})" if key in _WHY else ""
@@ -161,6 +165,19 @@ def _run_options(name: str, document: Mapping[str, Any]) -> dict[str, Any]:
         enabled = part.get("enabled", AUTO) if isinstance(part, Mapping) else part
         if enabled is True:
             options["precision"] = precision
+            for key in _IN_HALF if isinstance(part, Mapping) else ():
+                if part.get(key):
+                    raise ConfigError(
+                        f"{name}: {precision}.{key} is not modelled (master weights, gradients or "
+                        "states in half precision), and memest does not guess. Leave it out for "
+                        "DeepSpeed's default, float32."
+                    )
+    autocast = document.get("torch_autocast", {})
+    if isinstance(autocast, Mapping) and autocast.get("enabled"):
+        raise ConfigError(
+            f"{name}: torch_autocast (autocast inside the engine) is not modelled, and memest does "
+            "not guess. Leave it out, or ask for --bf16 without it."
+        )
     dtypes = document.get("data_types", {})
     wire = document.get("communication_data_type")
     if wire is not None:
@@ -204,7 +221,8 @@ def _switch(name: str, key: str, value: Any) -> bool:
 def _elements(name: str, key: str, value: Any, *, least: int = 1, auto: bool = True) -> int | str:
     if value == AUTO and auto:
         return AUTO
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != int(value):
+    whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+    if isinstance(value, bool) or not whole:
         nor = ", nor auto" if auto else ""
         raise ConfigError(f"{name}: {key} {value!r} is not a whole number{nor}.")
     if value < least:

@@ -10,12 +10,22 @@ from dataclasses import dataclass
 from typing import Any
 
 from memest.errors import ConfigError, closest
-from memest.parallel import Schedule, StagePart, check_shape, read_schedule, read_split
+from memest.kinds import choose, whole
+from memest.parallel import (
+    Rotate,
+    Schedule,
+    StagePart,
+    check_shape,
+    read_rotate,
+    read_schedule,
+    read_split,
+)
 
 __all__ = ["ALONE", "MAX_GPUS", "Distributed", "Fsdp", "Prefetch", "Strategy"]
 
 MAX_GPUS = 1 << 16
-DEEPSPEED_ELEMENTS = 1 << 40
+_OF_TRACES = ("stage", "in_half", "adapters_in_full")
+"""What nobody asks for: it says which part of a run is traced, and how."""
 
 
 class Strategy(enum.StrEnum):
@@ -35,6 +45,8 @@ class Fsdp(enum.StrEnum):
     """They are given back after each unit's forward (``reshard_after_forward=True``)."""
     SHARD_GRAD_OP = "shard_grad_op"
     """They stay until its backward (``reshard_after_forward=False``)."""
+    NO_SHARD = "no_shard"
+    """Nothing is cut: FSDP1's ``ShardingStrategy.NO_SHARD``, flat parameters that are whole."""
 
 
 class Prefetch(enum.StrEnum):
@@ -68,12 +80,17 @@ class Distributed:
         fsdp_use_orig_params: FSDP1 leaves the optimizer the parameters, not the flat ones; None =
             as the loop has it.
         fsdp_backward_prefetch: of FSDP1; None = as the loop has it.
+        fsdp_cpu_ram_efficient_loading: of FSDP1: the model waits in host memory until it is cut,
+            quantised weights too.
         zero: stage of DeepSpeed ZeRO; 0 = no DeepSpeed.
         zero_settings: of ``zero_optimization`` and what else of a DeepSpeed file matters, as
             (key, value) pairs; empty = DeepSpeed's defaults.
         offload_optimizer: ZeRO keeps optimizer states and master weights in host memory.
         offload_param: ZeRO-3 keeps parameters in host memory.
         tp: GPUs that share every sharded layer, each with a part of its weights.
+        cp: GPUs that share every sequence, each with a part of its tokens.
+        cp_rotate: how keys and values come to the other GPUs of a sequence.
+        ep: GPUs that share the experts, each with some of them whole; 1 = all have all of them.
         pp: stages of the pipeline that run at a time, one GPU each; 1 = no pipeline.
         pp_schedule: who runs what when; None = 1F1B where there is a pipeline.
         pp_stages_per_gpu: stages that each GPU has; None = as the schedule wants, one or two.
@@ -82,6 +99,10 @@ class Distributed:
         pp_split: layers of each stage; empty = as even as can be.
         pp_return_outputs: the schedule keeps what the last stage returns, and joins it.
         stage: the part of the model that is traced; None = all of it. For traces only.
+        in_half: the library made the weights half-precision ones after adapters had been put in,
+            or gathers them so: no parameter computes in float32. For traces only.
+        adapters_in_full: when adapters in half precision show themselves as float32 ones to what is
+            around them: ``always``, in the ``first`` forward, or never. For traces only.
     """
 
     num_gpus: int = 1
@@ -96,11 +117,15 @@ class Distributed:
     fsdp_version: int = 2
     fsdp_use_orig_params: bool | None = None
     fsdp_backward_prefetch: Prefetch | None = None
+    fsdp_cpu_ram_efficient_loading: bool = False
     zero: int = 0
     zero_settings: tuple[tuple[str, Any], ...] = ()
     offload_optimizer: bool = False
     offload_param: bool = False
     tp: int = 1
+    cp: int = 1
+    cp_rotate: Rotate = Rotate.ALLGATHER
+    ep: int = 1
     pp: int = 1
     pp_schedule: Schedule | None = None
     pp_stages_per_gpu: int | None = None
@@ -108,22 +133,26 @@ class Distributed:
     pp_split: tuple[int, ...] = ()
     pp_return_outputs: bool = True
     stage: StagePart | None = None
+    in_half: bool = False
+    adapters_in_full: str = ""
 
     def __post_init__(self) -> None:
         put = object.__setattr__
         put(self, "pp_schedule", read_schedule(self.pp_schedule))
+        put(self, "cp_rotate", read_rotate(self.cp_rotate))
         put(self, "pp_split", read_split(self.pp_split))
         put(self, "fsdp", _fsdp(self.fsdp))
         put(self, "fsdp_wrap", tuple(self.fsdp_wrap))
         if isinstance(self.zero_settings, Mapping):
             put(self, "zero_settings", tuple(sorted(self.zero_settings.items())))
         put(self, "zero_settings", tuple((str(k), v) for k, v in self.zero_settings))
-        _whole("--num-gpus", self.num_gpus, 1, MAX_GPUS)
+        whole("--num-gpus", self.num_gpus, 1, MAX_GPUS)
         check_shape(self)
-        _whole("--zero", self.zero, 0, 3)
-        _whole("--fsdp-version", self.fsdp_version, 1, 2)
+        whole("--zero", self.zero, 0, 3)
+        whole("--fsdp-version", self.fsdp_version, 1, 2)
         if self.fsdp_backward_prefetch is not None:
-            put(self, "fsdp_backward_prefetch", _prefetch(self.fsdp_backward_prefetch))
+            mode = choose("--fsdp-backward-prefetch", self.fsdp_backward_prefetch, Prefetch)
+            put(self, "fsdp_backward_prefetch", mode)
         cap = self.ddp_bucket_cap_mb
         if cap is not None and not 0 < cap < math.inf:
             raise ConfigError(f"--ddp-bucket-cap-mb {cap:g} is out of range: it must be above 0.")
@@ -132,7 +161,7 @@ class Distributed:
         self._check_together()
         size = self.fsdp_shard_size
         if size is not None:
-            _whole("--fsdp-shard-size", size, 2, MAX_GPUS)
+            whole("--fsdp-shard-size", size, 2, MAX_GPUS)
             if self.num_gpus % size:
                 raise ConfigError(
                     f"--fsdp-shard-size {size} does not divide the {self.num_gpus} GPUs of "
@@ -150,6 +179,11 @@ class Distributed:
                 f"--zero {self.zero} and --fsdp {self.fsdp} exclude each other: DeepSpeed and FSDP "
                 "both shard the model. Drop one of them."
             )
+        if self.fsdp is Fsdp.NO_SHARD and self.fsdp_version == 2:
+            raise ConfigError(
+                "--fsdp no_shard is FSDP1's: add --fsdp-version 1. fully_shard always shards; "
+                "whole copies are DDP, which is what --num-gpus alone means."
+            )
         for flag, given, needs, holds in (
             ("--offload-optimizer", self.offload_optimizer, "--zero 1, 2 or 3", self.zero > 0),
             ("--offload-param", self.offload_param, "--zero 3", self.zero == 3),
@@ -166,6 +200,12 @@ class Distributed:
             (
                 "--fsdp-use-orig-params",
                 self.fsdp_use_orig_params is not None,
+                "--fsdp-version 1",
+                self.fsdp_version == 1,
+            ),
+            (
+                "--fsdp-cpu-ram-efficient-loading",
+                self.fsdp_cpu_ram_efficient_loading,
                 "--fsdp-version 1",
                 self.fsdp_version == 1,
             ),
@@ -205,9 +245,29 @@ class Distributed:
         return Strategy.DDP if self.data_ranks > 1 else Strategy.NONE
 
     @property
+    def gathers_parameters(self) -> bool:
+        """Whether the hooks of a module gather its parameters: FSDP's and ZeRO-3's do."""
+        return self.strategy is Strategy.FSDP or self.zero == 3
+
+    @property
     def data_ranks(self) -> int:
         """GPUs that see batches of their own and hold the same part of the model."""
-        return self.num_gpus // (self.tp * self.pp)
+        return self.num_gpus // (self.tp * self.cp * self.pp)
+
+    @property
+    def sequence_pieces(self) -> int:
+        """Equal pieces in which a sequence is dealt out: head and tail for each of its GPUs."""
+        return 2 * self.cp if self.cp > 1 else 1
+
+    @property
+    def shares_model(self) -> bool:
+        """Whether each rank has a part of the layers or of the experts: that part is traced."""
+        return self.tp > 1 or self.ep > 1
+
+    @property
+    def expert_shard_ranks(self) -> int:
+        """GPUs that have the same experts, which FSDP shards between them (``efsdp_size``)."""
+        return self.num_gpus // (self.ep * self.pp)
 
     @property
     def pipeline_schedule(self) -> Schedule:
@@ -227,14 +287,24 @@ class Distributed:
         return self.pp if self.pp_microbatches is None else self.pp_microbatches
 
     @property
+    def updates_on_device(self) -> bool:
+        """Whether clipping and optimizer work in the GPU's memory."""
+        return not (self.fsdp_offload or self.offload_optimizer)
+
+    @property
     def shard_ranks(self) -> int:
-        """GPUs that share one copy of what is sharded."""
-        return self.data_ranks if self.fsdp_shard_size is None else self.fsdp_shard_size
+        """GPUs that share one copy of what is sharded: those of a sequence among them.
+
+        ``dp_shard_cp`` of accelerate's ``ParallelismConfig``.
+        """
+        if self.fsdp_shard_size is not None:
+            return self.fsdp_shard_size
+        return self.data_ranks * self.cp
 
     @property
     def num_copies(self) -> int:
         """Copies of the model, each sharded (hybrid sharding); 1 without."""
-        return self.data_ranks // self.shard_ranks
+        return self.data_ranks * self.cp // self.shard_ranks
 
     def zero_setting(self, key: str, default: Any) -> Any:
         """A value of DeepSpeed's configuration."""
@@ -245,7 +315,7 @@ class Distributed:
         out: dict[str, Any] = {}
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if field.name == "stage":
+            if field.name in _OF_TRACES:
                 continue
             if isinstance(value, enum.StrEnum):
                 value = value.value
@@ -255,24 +325,6 @@ class Distributed:
                 value = list(value)
             out[field.name] = value
         return out
-
-
-def _whole(option: str, value: Any, low: int, high: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ConfigError(f"{option} {value!r} is not a whole number.")
-    if not low <= value <= high:
-        raise ConfigError(f"{option} {value} is out of range: it must be {low} to {high:,}.")
-
-
-def _prefetch(value: Any) -> Prefetch:
-    word = str(value).lower().replace("-", "_")
-    for mode in Prefetch:
-        if word == mode.value:
-            return mode
-    legal = ", ".join(mode.value for mode in Prefetch)
-    near = closest(word, [mode.value for mode in Prefetch])
-    hint = f" Did you mean {near[0]!r}?" if near else ""
-    raise ConfigError(f"--fsdp-backward-prefetch {value!r} is not known.{hint} Legal: {legal}.")
 
 
 def _fsdp(value: Any) -> Fsdp:

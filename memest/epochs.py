@@ -30,8 +30,8 @@ class _Varied(Found):
 
     @property
     def stream(self) -> Stream:
-        """The steps one after the other."""
-        return joined(self.steps)
+        """The steps one after the other, and what follows them."""
+        return self.with_tails(joined(self.steps))
 
     short_stream = stream
 

@@ -27,9 +27,12 @@ from memest.hidden.call import OpCall
 __all__ = [
     "ALLOC",
     "CALL",
+    "CAST",
     "CATEGORY_ORDER",
     "FREE",
     "MARK",
+    "OF_WEIGHTS",
+    "WARM_UP",
     "Category",
     "Chain",
     "Chains",
@@ -46,6 +49,11 @@ __all__ = [
 ]
 
 ALLOC, FREE, CALL, MARK = 0, 1, 2, 3
+CAST = "cast by the engine"
+"""Labels a parameter that a library makes half-precision after it has come to the device."""
+
+WARM_UP = "caching_allocator_warmup"
+"""Labels the block that transformers takes and gives back where weights load onto the device."""
 
 
 class Category(enum.StrEnum):
@@ -199,6 +207,33 @@ class CueKind(enum.IntEnum):
     KEPT_GRADIENT = 26
     """The gradient that a parameter has when the first micro-batch is done; ``index`` is the
     weight's."""
+    OUTPUT_REACHED = 27
+    """Autograd has the gradient of what a stage returned (a hook on it)."""
+    STAGE_WORK = 30
+    """What follows is work on a stage; this one and those below are no trace's, but put in where
+    the run of a pipeline is composed, and their ``index`` is the stage."""
+    STAGE_LEFT = 31
+    """The forward of a stage returns."""
+    STAGE_SYNC = 32
+    """What follows is the last backward of a step of the schedule."""
+    STAGE_UNSHARD = 33
+    """The schedule gathers the parameters of a stage."""
+    STAGE_RESHARD = 34
+    """It gives them back."""
+    STAGE_REDUCE = 35
+    """It reduces the gradients of a stage (``perform_reduce_grad``)."""
+
+
+OF_WEIGHTS = frozenset({
+    CueKind.PLACED, CueKind.GRADIENT, CueKind.READY, CueKind.HELD, CueKind.LET_GO,
+    CueKind.KEPT_GRADIENT,
+})  # fmt: skip
+"""Cues whose ``index`` is a weight's."""
+OF_MODULES = frozenset({
+    CueKind.ENTER, CueKind.ENTER_FED, CueKind.LEAVE, CueKind.BACKWARD, CueKind.DONE,
+    CueKind.PRE_FORWARD, CueKind.POST_FORWARD, CueKind.PRE_BACKWARD, CueKind.POST_BACKWARD,
+})  # fmt: skip
+"""Cues whose ``index`` is a module's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +264,8 @@ class Landmarks:
         head: path of the output embeddings.
         norm: path of the norm behind the last layer.
         shared: other paths of parameters that have several, each with the first one.
+        units: what the library itself shards when it loads the model: paths of the modules of a
+            unit, whether it gives parameters back after its forward, whether it is of experts.
     """
 
     kinds: Mapping[str, str] = field(default_factory=dict)
@@ -237,6 +274,7 @@ class Landmarks:
     head: str | None = None
     norm: str | None = None
     shared: Mapping[str, str] = field(default_factory=dict)
+    units: tuple[tuple[tuple[str, ...], bool, bool], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +289,8 @@ class Weight:
         trains: ``requires_grad``.
         decays: whether the Trainer puts it into the group with weight decay.
         has_grad: whether the backward reached it.
+        kept_dtype: in which it lies in memory, where a library computes with a copy in ``dtype``
+            and which that is does not follow from the setup; empty = it does.
     """
 
     name: str
@@ -260,6 +300,7 @@ class Weight:
     trains: bool
     decays: bool
     has_grad: bool
+    kept_dtype: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from memest.cards import Card
-from memest.generated import generated
 from memest.needs import Needs, needs_of
 from memest.replay.conf import AllocatorConf
 from memest.replay.replay import Replay, replay
@@ -15,6 +14,7 @@ from memest.result import GpuFit, Verdict
 from memest.setup import MAX_BATCH, Setup
 from memest.steps.stream import Stream
 from memest.tracing import Found, Tracer
+from memest.whole_run import whole_run
 
 __all__ = ["Search", "Tried", "largest_batch", "verdict_for"]
 
@@ -184,7 +184,6 @@ def largest_batch(card: Card, tracer: Tracer, setup: Setup, conf: AllocatorConf)
     """
 
     def found_at(batch: int) -> Found:
-        found = tracer.find(replace(setup, batch=batch), card.traits, ("batch",))
-        return generated(tracer, found, card.traits)
+        return whole_run(tracer, replace(setup, batch=batch), card.traits, ("batch",))
 
     return Search(card, tracer.replays(conf), found_at, MAX_BATCH).largest(setup.batch)

@@ -8,8 +8,6 @@ from memest.distributed import Strategy
 from memest.events import Trace, Weight
 from memest.hidden.call import GpuTraits
 from memest.setup import Setup
-from memest.sharding.rank import rank_stream
-from memest.sharding.rewrite import RankStream
 from memest.sizes import eval_batches
 from memest.steps.card import Card
 from memest.steps.evaluation import with_evaluation
@@ -18,6 +16,9 @@ from memest.steps.program import Program
 from memest.steps.stream import Stream
 
 __all__ = ["Found"]
+
+_STEPS_BESIDE = 1
+"""The prompt is a step that makes no token of its own: its token comes with the next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,7 @@ class Found:
         card: the model.
         family: ``model_type`` of its configuration, else its class.
         evaluation: the first batches of the evaluation that follows the last step; None without.
+        generation: the first steps of the generation that follows; None without.
     """
 
     setup: Setup
@@ -41,6 +43,7 @@ class Found:
     card: Card
     family: str
     evaluation: Trace | None = None
+    generation: Trace | None = None
 
     @property
     def stream(self) -> Stream:
@@ -53,26 +56,50 @@ class Found:
         return self._stream(self.program.enough(self.setup.grad_accum))
 
     def _stream(self, grad_accum: int) -> Stream:
-        steps, spread = self.setup.num_steps, self.setup.distributed.strategy is not Strategy.NONE
+        spread = self._is_spread
         stream = self.program.stream(
-            self.point, self.gpu, num_steps=steps, grad_accum=grad_accum, cues=spread
+            self.point, self.gpu, num_steps=self.setup.num_steps, grad_accum=grad_accum, cues=spread
         )
-        if spread:
-            landmarks = self.program.trace.landmarks
-            return rank_stream(stream, self.setup, self.weights, landmarks, grad_accum)
-        if self.evaluation is None:
+        stream = self.with_tails(stream)
+        if not spread:
             return stream
-        _, known = self.program.numbers_at(self.point, self.gpu)
-        return with_evaluation(
-            stream, self.evaluation, self.gpu, tuple(known), batches=eval_batches(self.setup),
-            step=steps,
-        )  # fmt: skip
+        from memest.sharding.rank import rank_stream
+
+        landmarks = self.program.trace.landmarks
+        return rank_stream(stream, self.setup, self.weights, landmarks, grad_accum)
+
+    def with_tails(self, stream: Stream) -> Stream:
+        """A run with the evaluation and the generation that follow its last step."""
+        setup, spread = self.setup, self._is_spread
+        tails = [(self.evaluation, eval_batches(setup))]
+        if setup.generation is not None:
+            tails.append((self.generation, setup.generation.new_tokens + _STEPS_BESIDE))
+        for tail, batches in tails:
+            if tail is not None:
+                _, known = self.program.numbers_at(self.point, self.gpu)
+                stream = with_evaluation(
+                    stream, tail, self.gpu, tuple(known), batches=batches, step=setup.num_steps,
+                    cues=spread,
+                )  # fmt: skip
+        return stream
+
+    @property
+    def _is_spread(self) -> bool:
+        return self.setup.distributed.strategy is not Strategy.NONE
+
+    @property
+    def is_program_alone(self) -> bool:
+        """Whether the stream is that of the program: what its formulas say holds for the run."""
+        tails = (self.evaluation, self.generation)
+        return type(self) is Found and tails == (None, None) and not self._is_spread
 
     @property
     def spread_notes(self) -> list[str]:
         """What there is to say of several GPUs."""
-        if self.setup.distributed.strategy is Strategy.NONE:
+        if not self._is_spread:
             return []
+        from memest.sharding.rewrite import RankStream
+
         stream = self.short_stream
         assert isinstance(stream, RankStream)
         return list(stream.notes)

@@ -10,6 +10,7 @@ four or five for batch and length.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -69,7 +70,12 @@ def _news(number: int, seen: Sequence[int]) -> list[bool]:
 
 
 def range_of(
-    axis: str, asked: int, limit: int | None, tokens: int, thresholds: Iterable[int] = ()
+    axis: str,
+    asked: int,
+    limit: int | None,
+    tokens: int,
+    thresholds: Iterable[int] = (),
+    multiple: int = 1,
 ) -> Range | None:
     """The range of one size around the one asked for; None where there is only one.
 
@@ -80,12 +86,13 @@ def range_of(
         tokens: of the longest sample: a large batch of long samples takes its time.
         thresholds: lengths above which the model is known to do something else (windows): the
             range keeps to one side of them.
+        multiple: of which lengths must be (pieces that a sequence is dealt out in).
     """
     if axis == "batch":
         high = next((p for p in _PRIMES if p * tokens**2 <= _MAX_MASK), 5)
         # whoever asks for more will ask for more still
         return Range(2, high if asked <= high else 2 * asked, 1) if asked >= 2 else None
-    modulus = _MODULI[axis]
+    modulus = math.lcm(_MODULI[axis], multiple)
     low = asked % modulus or modulus
     if axis in ("image_size", "audio_ms"):
         low, high = max(low, asked - 2 * modulus), asked + 3 * modulus

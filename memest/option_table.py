@@ -306,6 +306,14 @@ OPTIONS: tuple[Option, ...] = (
         metavar="PLACE",
     ),
     _setup(
+        "del_outputs",
+        "--del-outputs",
+        "A script lets go of outputs and loss before its next batch (del outputs, loss); else they "
+        "live until the next forward has made new ones.",
+        Panel.OPTIMIZER,
+        Kind.SWITCH,
+    ),
+    _setup(
         "checkpointing",
         "--checkpointing --gradient-checkpointing --activation-checkpointing",
         "Recompute activations in backward: none, full or every_n:K; without a value full.",

@@ -11,14 +11,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from memest.errors import ConfigError, closest
+from memest.kinds import choose, whole
 
 if TYPE_CHECKING:
     from memest.distributed import Distributed
 
 __all__ = [
+    "Rotate",
     "Schedule",
     "StagePart",
+    "check_experts",
     "check_shape",
+    "read_rotate",
     "read_schedule",
     "read_split",
 ]
@@ -55,6 +59,15 @@ class Schedule(enum.StrEnum):
     def splits_backward(self) -> bool:
         """Whether gradients of inputs and of weights are computed apart."""
         return self in (Schedule.ZB_H1, Schedule.INTERLEAVED_ZB, Schedule.ZBV)
+
+
+class Rotate(enum.StrEnum):
+    """How keys and values of a sequence come to all its GPUs (``cp_comm_strategy``)."""
+
+    ALLGATHER = "allgather"
+    """Each gathers all of them at once."""
+    ALLTOALL = "alltoall"
+    """They go round, one neighbour at a time."""
 
 
 _OTHER_NAMES = {
@@ -121,6 +134,18 @@ def read_schedule(value: Any) -> Schedule | None:
     raise ConfigError(f"--pp-schedule {value!r} is not known.{hint} Legal: {legal}.")
 
 
+def read_rotate(value: Any) -> Rotate:
+    """A way of rotating keys and values by its name here or in torch (``_RotateMethod``).
+
+    Raises:
+        ConfigError: no such way.
+    """
+    if isinstance(value, Rotate):
+        return value
+    plain = str(value).replace("_", "").replace("-", "")
+    return choose("--cp-rotate", plain, Rotate)
+
+
 def read_split(value: Any) -> tuple[int, ...]:
     """Layers of each stage, also as text with commas.
 
@@ -148,16 +173,20 @@ def check_shape(spread: Distributed) -> None:
     Raises:
         ConfigError: they cannot, or an option belongs to what is not there.
     """
-    _whole("--tp", spread.tp, 1, _MAX_WAYS)
-    _whole("--pp", spread.pp, 1, _MAX_WAYS)
-    ways = spread.tp * spread.pp
+    whole("--tp", spread.tp, 1, _MAX_WAYS)
+    whole("--cp", spread.cp, 1, _MAX_WAYS)
+    whole("--ep", spread.ep, 1, _MAX_WAYS)
+    whole("--pp", spread.pp, 1, _MAX_WAYS)
+    ways = spread.tp * spread.cp * spread.pp
     if spread.num_gpus % ways:
         near = max(spread.num_gpus // ways, 1) * ways
-        flags = [f"--tp {spread.tp}"] * (spread.tp > 1) + [f"--pp {spread.pp}"] * (spread.pp > 1)
+        degrees = {"--tp": spread.tp, "--cp": spread.cp, "--pp": spread.pp}
+        flags = [f"{flag} {degree}" for flag, degree in degrees.items() if degree > 1]
         raise ConfigError(
             f"{' '.join(flags)} needs {ways} GPUs, or a multiple of them, and --num-gpus is "
             f"{spread.num_gpus}: write --num-gpus {near}."
         )
+    check_experts(spread)
     given = {
         "--pp-schedule": spread.pp_schedule is not None,
         "--pp-microbatches": spread.pp_microbatches is not None,
@@ -165,13 +194,15 @@ def check_shape(spread: Distributed) -> None:
         "--pp-split": bool(spread.pp_split),
         "--no-pp-return-outputs": not spread.pp_return_outputs,
     }
+    if spread.cp == 1 and spread.cp_rotate is not Rotate.ALLGATHER:
+        raise ConfigError("--cp-rotate has no meaning without --cp: add --cp 2 or more.")
     if spread.pp == 1:
         for flag in (flag for flag, there in given.items() if there):
             raise ConfigError(f"{flag} has no meaning without a pipeline: add --pp 2 or more.")
         return
     schedule, stages = spread.pipeline_schedule, spread.stages_per_gpu
     if spread.pp_stages_per_gpu is not None:
-        _whole("--pp-stages-per-gpu", stages, 1, 64)
+        whole("--pp-stages-per-gpu", stages, 1, 64)
     if not schedule.several_stages and stages != 1:
         raise ConfigError(
             f"--pp-schedule {schedule} has one stage on each GPU, not {stages}: take interleaved, "
@@ -180,7 +211,7 @@ def check_shape(spread: Distributed) -> None:
     if schedule is Schedule.ZBV and stages != 2:
         raise ConfigError(f"--pp-schedule zbv has two stages on each GPU, not {stages}.")
     micro = spread.microbatches
-    _whole("--pp-microbatches", micro, 1, _MAX_MICROBATCHES)
+    whole("--pp-microbatches", micro, 1, _MAX_MICROBATCHES)
     if schedule is Schedule.ONE_F_ONE_B and micro < spread.pp:
         raise ConfigError(
             f"--pp-microbatches {micro} is too few for 1f1b, which takes at least as many as there "
@@ -200,8 +231,39 @@ def check_shape(spread: Distributed) -> None:
         )
 
 
-def _whole(option: str, value: Any, low: int, high: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ConfigError(f"{option} {value!r} is not a whole number.")
-    if not low <= value <= high:
-        raise ConfigError(f"{option} {value} is out of range: it must be {low} to {high:,}.")
+def check_experts(spread: Distributed) -> None:
+    """Whether the experts can be shared so.
+
+    Source: ``DistributedConfig._validate_mesh_config`` of transformers 5.23, and its
+    ``_resolve_parallel_plans``, which wants a plan of every kind of sharding that is asked for:
+    experts are shared beside sharded layers, not alone.
+
+    Raises:
+        ConfigError: they cannot.
+    """
+    if spread.ep == 1:
+        return
+    sharded = str(spread.fsdp) != "none"
+    if spread.tp == 1 and not sharded:
+        raise ConfigError(
+            f"--ep {spread.ep} shares the experts of layers that are sharded too, as transformers "
+            f"has it: add --tp {spread.ep} (all GPUs see one batch) or --fsdp full_shard "
+            "--loop plain (each has its own)."
+        )
+    if spread.ep % spread.tp:
+        raise ConfigError(
+            f"--ep {spread.ep} and --tp {spread.tp} do not go together: transformers wants a "
+            f"multiple of --tp. Write --ep {max(spread.ep // spread.tp, 1) * spread.tp}."
+        )
+    if spread.ep != spread.tp and not sharded:
+        raise ConfigError(
+            f"--ep {spread.ep} and --tp {spread.tp} do not go together without FSDP: the other "
+            f"{spread.ep // spread.tp} groups have batches of their own. Write --ep {spread.tp}, "
+            "or add --fsdp full_shard --loop plain."
+        )
+    if spread.num_gpus % spread.ep:
+        near = max(spread.num_gpus // spread.ep, 1) * spread.ep
+        raise ConfigError(
+            f"--ep {spread.ep} needs {spread.ep} GPUs, or a multiple of them, and --num-gpus is "
+            f"{spread.num_gpus}: write --num-gpus {near}."
+        )

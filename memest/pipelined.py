@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from memest.distributed import Distributed
+from memest.distributed import Distributed, Fsdp, Strategy
 from memest.errors import ConfigError
 from memest.events import CueKind, Trace, Weight
 from memest.found import Found
@@ -23,6 +23,8 @@ from memest.setup import Setup, Task, ZeroGrad
 from memest.sharding.pipeline import PipelinePlan, compose_rank
 from memest.sharding.rewrite import RankStream
 from memest.sharding.schedules import stages_of
+from memest.sharding.staged import StageFacts, staged_stream
+from memest.sharding.updated import updated_weights
 from memest.shelf import Steps
 from memest.sizes import sizes_of
 from memest.steps.family import Family, Point
@@ -33,7 +35,9 @@ from memest.units import format_size
 if TYPE_CHECKING:
     from memest.tracing import Tracer
 
-__all__ = ["Pipelined", "RankRun", "StageFamily", "parts_of", "pipeline_of", "pipelined"]
+__all__ = [
+    "Pipelined", "RankRun", "StageFamily", "parts_of", "pipeline_of", "pipelined", "rank_runs",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +140,7 @@ def plan_of(setup: Setup, torch_version: tuple[int, int]) -> PipelinePlan:
         schedule=spread.pipeline_schedule, ranks=spread.pp, per_rank=spread.stages_per_gpu,
         micro_batches=spread.microbatches, rounds=setup.grad_accum, num_steps=setup.num_steps,
         returns_outputs=spread.pp_return_outputs, drops_gradients=drops,
+        wrapped=spread.strategy is not Strategy.NONE,
     )  # fmt: skip
 
 
@@ -162,21 +167,15 @@ def pipeline_of(
         updates_of: traces the optimizer on the weights of a GPU; None where none runs.
         said: what there is to say already.
     """
-    setup, gpu = found.setup, found.gpu
-    plan = plan_of(setup, gpu.torch)
+    setup = found.setup
     traces = [stage.trace for stage in stages]
+    weights = [stage.weights for stage in stages]
+    runs = rank_runs(
+        setup, [stage.part for stage in stages], traces, weights, updates_of, found.gpu
+    )
     replays = Replays(parse_alloc_conf(setup.alloc_conf))
-    runs, peaks = [], []
-    for rank in range(plan.ranks):
-        own = stages_of(plan.schedule, rank, plan.ranks, plan.per_rank)
-        weights = tuple(weight for number in own for weight in stages[number].weights)
-        stream = compose_rank(
-            plan, rank, [traces[number] for number in own], updates_of(weights), gpu
-        )
-        parts = "; ".join(stages[number].part.words for number in own)
-        runs.append(RankRun(rank, parts, stream))
-        result = replays.of(stream)
-        peaks.append((result.peak_reserved_bytes, result.peak_allocated_bytes))
+    results = [replays.of(run.stream) for run in runs]
+    peaks = [(result.peak_reserved_bytes, result.peak_allocated_bytes) for result in results]
     worst = peaks.index(max(peaks))
     return Pipelined(
         found.setup, found.gpu, found.program, found.point, found.card, found.family,
@@ -184,9 +183,52 @@ def pipeline_of(
     )  # fmt: skip
 
 
+def rank_runs(
+    setup: Setup, parts: Sequence[StagePart], traces: Sequence[Trace],
+    weights: Sequence[tuple[Weight, ...]], updates_of: Any, gpu: GpuTraits,
+) -> tuple[RankRun, ...]:  # fmt: skip
+    """What every GPU of one pipeline allocates; those of other copies do the same.
+
+    Args:
+        setup: the run.
+        parts: the stages, in the order of the model.
+        traces: of each.
+        weights: of each.
+        updates_of: as for :func:`pipeline_of`.
+        gpu: decides workspaces.
+    """
+    plan, runs = plan_of(setup, gpu.torch), []
+    for rank in range(plan.ranks):
+        own = stages_of(plan.schedule, rank, plan.ranks, plan.per_rank)
+        updated = tuple(
+            weight
+            for number in own
+            for weight in updated_weights(weights[number], setup, traces[number].landmarks)
+        )
+        stream = compose_rank(
+            plan, rank, [traces[number] for number in own], updates_of(updated), gpu
+        )
+        if plan.wrapped:
+            facts = {n: StageFacts(weights[n], traces[n].landmarks) for n in own}
+            stream = staged_stream(stream, setup, facts)
+        runs.append(RankRun(rank, "; ".join(parts[number].words for number in own), stream))
+    return tuple(runs)
+
+
 def _notes(setup: Setup, traces: Sequence[Trace]) -> list[str]:
     spread = setup.distributed
     out, count = [], spread.microbatches
+    if spread.strategy is Strategy.FSDP:
+        out.append(
+            "pipeline: stages under FSDP2 keep gradients whole until the last micro-batch of a "
+            "step, and then reduce them (perform_reduce_grad)"
+            + (
+                "; parameters are gathered anew for every micro-batch: --fsdp shard_grad_op keeps "
+                "them, as torchtitan does under pipelines."
+                if spread.fsdp is Fsdp.FULL_SHARD
+                else "; parameters stay gathered as long."
+            )
+        )
     outputs = [
         trace.sizes[cue.allocation]
         for trace in traces[-1:]
@@ -225,12 +267,15 @@ def pipelined(
             f"--pp is priced for language models alone, and --task is {setup.task}: stages pass on "
             "hidden states, and the last one has the labels of the next words."
         )
+    from memest.trace.adapters import base_of
     from memest.trace.stages import layers_of
 
-    parts = parts_of(setup.distributed, layers_of(tracer.run(whole, asked).model))
+    parts = parts_of(setup.distributed, layers_of(base_of(tracer.run(whole, asked).model)))
     sizes, stages = sizes_of(setup), []
     for part in parts:
-        stage = replace(setup, distributed=Distributed(stage=part), grad_accum=1)
+        ranks = setup.distributed.tp
+        own = Distributed(num_gpus=ranks, tp=ranks, stage=part)
+        stage = replace(setup, distributed=own, grad_accum=1)
         mark = [part.start, part.stop, part.first, part.last, part.splits]
         steps = tracer.stage_steps(whole, stage, mark)
         family, point = tracer.family(steps, asked, stage, gpu, sizes, vary)

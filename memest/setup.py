@@ -15,6 +15,7 @@ from typing import Any
 
 from memest.adapter import Adapter, read_adapter
 from memest.compilation import check_compilation, read_backend, read_fused_loss, read_mode
+from memest.context_rules import check_context_parallel
 from memest.data_loading import DataLoading, read_data_loading
 from memest.distributed import ALONE, Distributed, Strategy
 from memest.errors import ConfigError
@@ -104,6 +105,7 @@ class Setup:
         data_loading: how batches are loaded on the host; None = not asked about.
         zero_grad: what happens to gradients after the step; ``auto`` follows torch's version.
         zero_grad_at: where a script calls zero_grad; the Trainer does after the step.
+        del_outputs: a script lets go of outputs and loss before its next batch.
         attn_implementation: as transformers names it.
         sdpa_backend: forces the kernel behind sdpa.
         use_liger_kernel: Liger's kernels are applied to the model, as the Trainer does.
@@ -155,6 +157,7 @@ class Setup:
     data_loading: DataLoading | None = None
     zero_grad: ZeroGrad = ZeroGrad.AUTO
     zero_grad_at: ZeroGradAt = ZeroGradAt.AFTER_STEP
+    del_outputs: bool = False
     attn_implementation: Attention = Attention.AUTO
     sdpa_backend: SdpaBackend = SdpaBackend.AUTO
     use_liger_kernel: bool = False
@@ -211,6 +214,11 @@ class Setup:
                 f"--zero-grad-at {self.zero_grad_at} is a matter of scripts: the Trainer drops "
                 "gradients after the step. Add --loop plain or --loop accelerate."
             )
+        if self.loop is Loop.TRAINER and self.del_outputs:
+            raise ConfigError(
+                "--del-outputs is a matter of scripts: the Trainer's outputs are gone before its "
+                "backward. Add --loop plain or --loop accelerate, or leave it out."
+            )
         put(self, "task", choose("--task", self.task, Task))
         put(
             self,
@@ -240,6 +248,7 @@ class Setup:
             put(self, "quantization", read_quantization(self.quantization))
         check_adapter(self)
         check_model_parallel(self)
+        check_context_parallel(self)
         check_spread(self)
         put(self, "fused_loss", read_fused_loss(self.fused_loss, self))
         if self.torch_compile_mode or self.torch_compile_backend:
@@ -263,6 +272,7 @@ class Setup:
             self.precision is Precision.FP16
             and self.dtype is Dtype.FLOAT16
             and (not self.master_weights and self.loop is not Loop.PLAIN)
+            and not self.distributed.in_half
         ):
             raise ConfigError(FP16_REFUSED)
         if self.master_weights and self.precision is not Precision.FP32:
@@ -295,14 +305,27 @@ class Setup:
         return not self.steps_in_backward or facts_of(self.optim).accumulates
 
     @property
+    def recomputes_reentrantly(self) -> bool:
+        """Whether layers are recomputed, and by reentrant checkpoints.
+
+        Transformers passed True until 4.57, False from 5.0 on; a plain older one torch's True.
+        """
+        if self.checkpointing == "none":
+            return False
+        if self.use_reentrant is not None:
+            return self.use_reentrant
+        return (self.software.transformers or (5, 0)) < (5, 0)
+
+    @property
     def finds_unused_parameters(self) -> bool:
         """Whether DDP looks for parameters that a forward did not use.
 
         Source: ``Trainer._build_accelerator_args`` of transformers 5.23: everywhere but with
-        activation checkpointing; elsewhere DDP's own default, which is not to.
+        activation checkpointing; elsewhere, and around stages of a pipeline, which are a script's,
+        DDP's own default, which is not to.
         """
         asked = self.distributed.ddp_find_unused_parameters
-        if self.distributed.strategy is not Strategy.DDP:
+        if self.distributed.strategy is not Strategy.DDP or self.distributed.pp > 1:
             return False
         if asked is not None:
             return asked
@@ -313,18 +336,42 @@ class Setup:
         """Whether FSDP or DeepSpeed hold half-precision copies of parameters to compute with.
 
         In place of autocast: accelerate gives ``fully_shard`` a ``MixedPrecisionPolicy``, and
-        DeepSpeed's engine converts the model. A script's own FSDP2 has autocast, as it says.
+        DeepSpeed's engine converts the model. A script's own FSDP2 has autocast, as it says, and a
+        pipeline is always a script's.
         """
         if self.precision is Precision.FP32:
             return False
         if self.distributed.strategy is Strategy.FSDP:
-            return self.loop is not Loop.PLAIN
+            return self.loop is not Loop.PLAIN and self.distributed.pp == 1
         return self.distributed.strategy is Strategy.ZERO
+
+    @property
+    def autocasts_halves(self) -> bool:
+        """Whether the model runs in autocast on half-precision copies of its parameters.
+
+        ``Accelerator.prepare_model`` of accelerate 1.15 wraps the forward in autocast, and makes
+        float32 of its outputs, before it makes FSDP1 of the model; FSDP2's preparation does not
+        come there.
+        """
+        one = self.distributed.strategy is Strategy.FSDP and self.distributed.fsdp_version == 1
+        return self.computes_in_half and one
+
+    @property
+    def keeps_parameters(self) -> bool:
+        """``use_orig_params`` of FSDP1: the Trainer says yes, accelerate and torch no."""
+        asked = self.distributed.fsdp_use_orig_params
+        return self.loop is Loop.TRAINER if asked is None else asked
 
     @property
     def partitions_parameters(self) -> bool:
         """Whether DeepSpeed partitions the parameters themselves (stage 3)."""
         return self.distributed.zero == 3
+
+    @property
+    def has_linear_of_stage_3(self) -> bool:
+        """Whether ``zero.Init`` puts a function of its own in place of ``F.linear``."""
+        usual = self.distributed.zero_setting("memory_efficient_linear", True)
+        return self.partitions_parameters and bool(usual)
 
     @property
     def checkpoint_every(self) -> int:

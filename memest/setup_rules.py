@@ -10,6 +10,7 @@ from memest.distributed import Strategy
 from memest.errors import ConfigError
 from memest.kinds import Loop, Precision
 from memest.optimizer_names import facts_of, read_arguments
+from memest.quantization import Format
 
 if TYPE_CHECKING:
     from memest.setup import Setup
@@ -32,24 +33,97 @@ def check_spread(setup: Setup) -> None:
         strategy
     ]
     for there, what in (
-        (setup.eval_batch is not None, "--eval-batch"),
         (setup.steps_in_backward, f"an optimizer that steps in backward (--optim {setup.optim})"),
-        (setup.use_liger_kernel, "--use-liger-kernel"),
-        (shards and setup.quantization is not None, "a quantised base"),
         (
-            shards and facts.by_module,
-            f"--optim {setup.optim}, which asks which module owns a weight",
+            setup.use_liger_kernel and setup.distributed.gathers_parameters,
+            "--use-liger-kernel, whose loss reads the head without calling it",
         ),
         (
-            shards and facts.block_states,
-            f"--optim {setup.optim}, whose states are bitsandbytes'",
+            shards and facts.by_module and not facts.block_states,
+            f"--optim {setup.optim}, which asks which module owns a weight",
         ),
     ):
         if there:
             raise ConfigError(
-                f"{what} is not priced together with {several} yet, and memest does not guess: "
-                "leave one of them out."
+                f"{what} is not priced together with {several} yet, and memest does "
+                "not guess: leave one of them out."
             )
+    _check_block_states(setup)
+    check_sharded_base(setup)
+
+
+def _check_block_states(setup: Setup) -> None:
+    """Bitsandbytes' optimizers take ordinary tensors on the device, and nothing else.
+
+    FSDP1 and DeepSpeed give them such: flat parameters, pieces of them, float32 partitions.
+
+    Raises:
+        ConfigError: the first update would stop.
+    """
+    spread = setup.distributed
+    if not facts_of(setup.optim).block_states:
+        return
+    if spread.strategy is Strategy.FSDP and spread.fsdp_version == 2:
+        raise ConfigError(
+            f"--optim {setup.optim} and --fsdp {spread.fsdp} exclude each other: FSDP2's "
+            "parameters are DTensors, for which bitsandbytes' kernels have no sharding strategy, "
+            "so the first update stops. Use --fsdp-version 1 or --zero 2, whose optimizers have "
+            "ordinary tensors, or --optim adamw_torch_8bit of torchao."
+        )
+    if spread.strategy is Strategy.FSDP and spread.fsdp_offload:
+        raise ConfigError(
+            f"--optim {setup.optim} is not priced together with --fsdp-offload, where it would "
+            "update in host memory: leave one of them out."
+        )
+    if spread.offload_optimizer:
+        raise ConfigError(
+            f"--optim {setup.optim} is not priced together with --offload-optimizer: DeepSpeed "
+            "offloads its own optimizers alone unless zero_force_ds_cpu_optimizer is off. Leave "
+            "one of them out."
+        )
+
+
+def check_sharded_base(setup: Setup) -> None:
+    """Quantised bases that the libraries cannot shard, or that are not modelled.
+
+    Raises:
+        ConfigError: such a pair, with whose reason it is.
+    """
+    base, spread = setup.quantization, setup.distributed
+    if base is None or not (spread.zero == 3 or spread.strategy is Strategy.FSDP):
+        return
+    several = "--zero 3" if spread.zero else f"--fsdp {spread.fsdp}"
+    if base.format is Format.BNB_8BIT:
+        raise ConfigError(
+            f"{several} and --load-in-8bit exclude each other: the scales of LLM.int8 hang on the "
+            "weight object, which sharding replaces (Int8Params of bitsandbytes). Use "
+            "--load-in-4bit, or --zero 2 or DDP, which leave frozen weights as they are."
+        )
+    if base.format.packed or spread.zero == 3:
+        raise ConfigError(
+            f"A {base.words} is not priced together with {several} "
+            "yet, and memest does not guess: take --zero 2 or DDP"
+            + (", or --fsdp full_shard." if not base.format.packed else ".")
+        )
+    if spread.fsdp_version == 1 and base.quant_storage == "uint8":
+        half = {Precision.FP16: "float16", Precision.BF16: "bfloat16"}.get(setup.precision)
+        raise ConfigError(
+            f"{several} of --fsdp-version 1 cannot flatten 4-bit weights that are stored as uint8 "
+            '(torch: "Cannot flatten integer dtype tensors"). Add --bnb-4bit-quant-storage '
+            f"{half or 'with the dtype of the other weights, for example bfloat16'}."
+        )
+    if setup.loop is Loop.PLAIN and base.quant_storage == "uint8":
+        raise ConfigError(
+            f"{several} with --loop plain cannot shard 4-bit weights that are stored as uint8: "
+            "their state does not survive fully_shard. Add --bnb-4bit-quant-storage bfloat16."
+        )
+    half = {Precision.BF16: "bfloat16", Precision.FP16: "float16"}.get(setup.precision)
+    if setup.computes_in_half and base.quant_storage not in ("uint8", half):
+        raise ConfigError(
+            f"--bnb-4bit-quant-storage {base.quant_storage} and --{setup.precision} exclude each "
+            f"other under {several}: FSDP would cast the packed bytes to {half} before it gathers "
+            f"them. Use --bnb-4bit-quant-storage {half}."
+        )
 
 
 def check_adapter(setup: Setup) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from memest.distributed import Distributed, Fsdp, Prefetch
 from memest.option import Kind, Option, Panel, legal
-from memest.parallel import Schedule
+from memest.parallel import Rotate, Schedule
 
 __all__ = ["SEVERAL_GPUS"]
 
@@ -66,7 +66,7 @@ SEVERAL_GPUS: tuple[Option, ...] = (
         "fsdp",
         "--fsdp",
         f"FSDP2 (fully_shard): {legal(Fsdp)}; full_shard gives parameters back after each unit's "
-        "forward, shard_grad_op keeps them until its backward.",
+        "forward, shard_grad_op keeps them until its backward, no_shard (FSDP1) cuts nothing.",
         metavar="MODE",
     ),
     _spread(
@@ -115,6 +115,13 @@ SEVERAL_GPUS: tuple[Option, ...] = (
         metavar="MODE",
     ),
     _spread(
+        "fsdp_cpu_ram_efficient_loading",
+        "--fsdp-cpu-ram-efficient-loading",
+        "The model waits in host memory until FSDP1 cuts it; a quantised one is else whole on each "
+        "GPU before.",
+        Kind.SWITCH,
+    ),
+    _spread(
         "zero",
         "--zero --zero-stage",
         "Stage of DeepSpeed ZeRO, 1 to 3; 0 is no DeepSpeed.",
@@ -150,6 +157,32 @@ SEVERAL_GPUS: tuple[Option, ...] = (
         Kind.WHOLE,
         metavar="N",
         aliases="tp_size tensor_model_parallel_size",
+    ),
+    _spread(
+        "cp",
+        "--cp --context-parallel-degree",
+        "Context parallelism: GPUs that share every sequence by torch's ring attention, under "
+        "--fsdp. --num-gpus is a multiple of it, --seq-len of twice as much.",
+        Kind.WHOLE,
+        metavar="N",
+        aliases="cp_size context_parallel_size",
+    ),
+    _spread(
+        "cp_rotate",
+        "--cp-rotate",
+        f"How keys and values come to the GPUs of a sequence: {legal(Rotate)}.",
+        metavar="HOW",
+        aliases="cp_comm_strategy",
+    ),
+    _spread(
+        "ep",
+        "--ep --expert-parallel-degree",
+        "Expert parallelism by transformers' plan of a mixture of experts: GPUs that share the "
+        "experts, each with some of them whole; beside --tp of the same number, or --fsdp "
+        "full_shard.",
+        Kind.WHOLE,
+        metavar="N",
+        aliases="ep_size expert_model_parallel_size",
     ),
     _spread(
         "pp",

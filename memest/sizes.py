@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from memest.distributed import ALONE, Distributed
+from memest.distributed import ALONE, Distributed, Fsdp, Strategy
 from memest.errors import ConfigError
 from memest.setup import Dtype, Loop, Precision, Setup
 from memest.steps.sizing import milliseconds
@@ -18,6 +18,7 @@ __all__ = [
     "as_traced",
     "eval_batches",
     "fields_of",
+    "gathering_ranks",
     "highest",
     "key_of",
     "last",
@@ -31,12 +32,13 @@ __all__ = [
 Sizes = Mapping[str, int]
 
 _OF_UPDATES = ("optim_args", "optim_target_modules", "optim_in_backward", "weight_decay")
-_LATER = (
-    *_OF_UPDATES, "eval_batch", "eval_samples", "eval_accumulation_steps", "use_liger_kernel",
-    "fused_loss", "torch_compile", "torch_compile_mode", "torch_compile_backend", "adapter",
-    "quantization", "padding_free", "batching", "generation", "data_loading",
-)  # fmt: skip
-"""Options that keys name only where they are given."""
+_ALWAYS_NAMED = frozenset((
+    "batch", "seq_len", "target_len", "image_size", "audio_seconds", "task", "num_labels",
+    "grad_accum", "checkpointing", "use_reentrant", "precision", "dtype", "master_weights", "tf32",
+    "optim", "max_grad_norm", "zero_grad", "zero_grad_at", "attn_implementation", "sdpa_backend",
+    "freeze", "padded", "use_cache", "alloc_conf", "loop", "software", "num_steps",
+))  # fmt: skip
+"""Options that keys name in any case; all others, which came later, only where they are given."""
 _ALIKE = 4
 
 UNLIMITED = 1 << 17
@@ -50,6 +52,16 @@ _CLONES = Distributed(num_gpus=2, ddp_find_unused_parameters=True)
 _PARTITIONED = Distributed(zero=3)
 """Stands for every run whose parameters DeepSpeed partitions: linear layers are of its own."""
 
+_BUILT_IN_LINEAR = replace(_PARTITIONED, zero_settings=(("memory_efficient_linear", False),))
+"""Stands for those whose linear layers are not."""
+
+
+def _sequence(spread: Distributed) -> Distributed:
+    """The GPUs of one sequence: what they compute does not depend on who else shards."""
+    return Distributed(
+        num_gpus=spread.cp, cp=spread.cp, cp_rotate=spread.cp_rotate, fsdp=Fsdp.FULL_SHARD
+    )
+
 
 def as_traced(asked: Setup) -> Setup:
     """The setup whose steps are traced: what a rank computes, on whole parameters.
@@ -57,21 +69,52 @@ def as_traced(asked: Setup) -> Setup:
     Sharding is a matter of what comes after the trace, with three exceptions. Where accelerate or
     DeepSpeed train in half precision, the parameters that the model computes with are half ones,
     without autocast (``MixedPrecisionPolicy`` in ``set_mixed_precision`` of accelerate;
-    ``DeepSpeedEngine._configure_distributed_model``). And DDP that looks for unused parameters
-    copies the model's outputs (``_DDPSink``). And ``zero.Init`` replaces ``F.linear``.
+    ``DeepSpeedEngine._cast_module_mixed_precision``; in autocast all the same under FSDP1),
+    adapters too, which peft makes float32 before; not under stage 3, whose engine casts nothing
+    that ``zero.Init`` built. And DDP that looks for unused parameters copies the model's outputs
+    (``_DDPSink``). And ``zero.Init`` replaces ``F.linear``, where ``memory_efficient_linear`` does
+    not keep it from that.
     """
     kept = _CLONES if asked.finds_unused_parameters else ALONE
     if asked.partitions_parameters:
-        kept = _PARTITIONED
+        kept = _PARTITIONED if asked.has_linear_of_stage_3 else _BUILT_IN_LINEAR
     elif asked.distributed.stage is not None:
-        kept = replace(ALONE, stage=asked.distributed.stage)
-    elif asked.distributed.tp > 1:
-        kept = Distributed(num_gpus=asked.distributed.tp, tp=asked.distributed.tp)
+        kept = replace(_sharing_model(asked.distributed), stage=asked.distributed.stage)
+    elif asked.distributed.shares_model:
+        kept = _sharing_model(asked.distributed)
+    elif asked.distributed.cp > 1:
+        kept = _sequence(asked.distributed)
     out = replace(asked, distributed=kept)
     if asked.computes_in_half:
         half = Dtype.BFLOAT16 if asked.precision is Precision.BF16 else Dtype.FLOAT16
-        out = replace(out, precision=Precision.FP32, dtype=half)
+        if asked.adapter is not None and not asked.partitions_parameters:
+            kept = replace(kept, in_half=True, adapters_in_full=_in_full(asked))
+        if asked.autocasts_halves and asked.precision is Precision.FP16:
+            kept = replace(kept, in_half=True)
+        precision = asked.precision if asked.autocasts_halves else Precision.FP32
+        out = replace(out, precision=precision, dtype=half, distributed=kept)
     return out
+
+
+def _in_full(asked: Setup) -> str:
+    """When peft finds float32 adapters, which FSDP1 makes half ones only while each runs.
+
+    ``LoraLayer.forward`` makes its input what the adapter is, and outside of its unit the adapter
+    is the float32 shard (``_use_sharded_views`` with ``use_orig_params``), or what was put in
+    before the first forward, and a half one since (``_use_unsharded_views``). Layers of 4 bits do
+    not ask in autocast.
+    """
+    if not asked.autocasts_halves or asked.adapter is None or asked.quantization is not None:
+        return ""
+    if asked.keeps_parameters:
+        return "always"
+    return "first" if asked.adapter.autocast_adapter_dtype else ""
+
+
+def _sharing_model(spread: Distributed) -> Distributed:
+    """Ranks that share layers or experts; who shards the rest does not count, but by own units."""
+    sharded = spread.fsdp if spread.ep > 1 else Fsdp.NONE
+    return Distributed(num_gpus=max(spread.tp, spread.ep), tp=spread.tp, ep=spread.ep, fsdp=sharded)
 
 
 def structure_of(asked: Setup, *, live: bool = False) -> Setup:
@@ -113,13 +156,24 @@ def key_of(structure: Setup) -> dict[str, Any]:
     out = {
         name: value
         for name, value in structure.to_dict().items()
-        if name not in spread and (name not in _LATER or value not in unset)
+        if name not in spread and (name in _ALWAYS_NAMED or value not in unset)
     }
+    if structure.distributed.in_half:
+        out["in_half"] = True
+    if structure.distributed.adapters_in_full:
+        out["adapters_in_full"] = structure.distributed.adapters_in_full
     if structure.partitions_parameters:
         out["partitioned"] = True
-    elif structure.distributed.tp > 1:
+        if not structure.has_linear_of_stage_3:
+            out["linear"] = "built-in"
+    elif structure.distributed.shares_model:
         out["tp"] = structure.distributed.tp
-    elif structure.distributed != ALONE:
+        if structure.distributed.ep > 1:
+            out["ep"] = structure.distributed.ep
+            out["fsdp"] = structure.distributed.fsdp.value
+    elif structure.distributed.cp > 1:
+        out["cp"] = [structure.distributed.cp, structure.distributed.cp_rotate.value]
+    elif replace(structure.distributed, in_half=False, adapters_in_full="") != ALONE:
         out["clones_outputs"] = True
     return out
 
@@ -127,13 +181,22 @@ def key_of(structure: Setup) -> dict[str, Any]:
 def eval_batches(setup: Setup) -> int:
     """How many batches of an evaluation decide its peak.
 
-    Predictions pile up over as many as the samples make, or until they go to the host. Without
-    predictions all batches from the third on are alike.
+    Predictions pile up over as many as the samples make, which several GPUs share, or until they
+    go to the host. Without predictions all batches from the third on are alike.
     """
     if setup.eval_batch is None or setup.eval_samples is None:
         return _ALIKE
-    batches = -(-setup.eval_samples // setup.eval_batch)
+    ranks = gathering_ranks(setup.distributed) or 1
+    batches = -(-setup.eval_samples // (setup.eval_batch * ranks))
     return min(batches, setup.eval_accumulation_steps or batches)
+
+
+def gathering_ranks(spread: Distributed) -> int | None:
+    """How many processes gather what they predict; None where there are no others.
+
+    With one GPU under FSDP or DeepSpeed there is a process group of one, which gathers as well.
+    """
+    return None if spread.strategy is Strategy.NONE else spread.num_gpus
 
 
 def sizes_of(setup: Setup) -> dict[str, int]:

@@ -22,16 +22,18 @@ from memest.installed import release
 from memest.optimizer_names import facts_of
 from memest.options import HARMLESS, find_option
 from memest.reach import place_of, worth_varying
+from memest.remainders import across, place_across, traces_around
 from memest.replay.conf import AllocatorConf
 from memest.replays import Replays
 from memest.result import ModelFacts
 from memest.setup import Attention, Setup
-from memest.shelf import Shelf, Steps, asks_for_gpu, chosen_like, traces_in
+from memest.shelf import Shelf, Steps, asks_for_gpu, chosen_like
 from memest.sizes import (
     UNLIMITED,
     Sizes,
     as_traced,
     fields_of,
+    gathering_ranks,
     highest,
     key_of,
     samples,
@@ -42,6 +44,7 @@ from memest.sizes import (
 )
 from memest.steps.document import FORMAT
 from memest.steps.family import Family, Point, alone
+from memest.steps.formula import NoFormulaError
 from memest.steps.program import Program
 from memest.steps.sizing import Answer, asked_sizes
 from memest.store import Store, digest_of
@@ -219,7 +222,7 @@ class Tracer:
         GPU's properties, as Inductor does to split and to fuse.
         """
         own = self._shelf.of_gpu(steps, gpu)
-        known = self._shelf.held(own, sizes, gpu)
+        known = self._shelf.held(own, sizes, gpu, cues=setup.distributed != ALONE)
         if known is None:
             known = alone(self._traced(steps, asked, setup, gpu), sizes), ()
             self._shelf.keep(own, known[0])
@@ -272,6 +275,9 @@ class Tracer:
     ) -> Trace:
         """An evaluation or generation, traced once for each batch and GPU."""
         about = {"sizes": sizes_of(setup), **what, "gpu": repr(gpu)}
+        ranks = gathering_ranks(setup.distributed)
+        if ranks is not None and "generation" not in what:
+            about["ranks"] = ranks
         key = digest_of([steps.setup.to_dict(), about])
         known = self._evaluations.get(key) or self._shelf.evaluation(steps, about)
         if known is None:
@@ -281,7 +287,9 @@ class Tracer:
             self._say(f"tracing an evaluation at {words(sizes_of(setup))}")
             if len(self._evaluations) >= _MAX_EVALUATIONS:
                 self._evaluations.pop(next(iter(self._evaluations)))
-            known = evaluate_built(run, setup, gpu, generates="generation" in what)
+            known = evaluate_built(
+                run, as_traced(setup), gpu, generates="generation" in what, ranks=ranks
+            )
             self._shelf.keep_evaluation(steps, about, known)
         self._evaluations[key] = known
         return known
@@ -426,7 +434,8 @@ class Tracer:
     def _learn_lengths(self, steps: Steps, asked: Setup, run: Any) -> None:
         """Ask the model for some lengths, to know its answer for all."""
         given = {name for name, _ in asked_sizes(asked)}
-        base = replace(asked, seq_len=None, target_len=None)
+        # what a model takes does not depend on who shares it
+        base = replace(asked, seq_len=None, target_len=None, distributed=ALONE)
         if given - {"seq_len", "target_len"}:
             return
         for names in (("seq_len",), ("target_len",), ("seq_len", "target_len")):
@@ -485,8 +494,8 @@ class Tracer:
         axes = worth_varying(near, sizes, vary, own=held[0])
         while axes:
             place = place_of(axes, sizes, held[0])
-            grown = None
-            if place not in steps.barren:
+            grown = self._across(steps, held, near, sizes, axes)
+            if grown is None and place not in steps.barren:
                 try:
                     grown = self._grown(steps, asked, setup, gpu, held, near, axes)
                 except MissingDependencyError:
@@ -503,6 +512,27 @@ class Tracer:
             axes = ("batch",) if len(axes) > 1 and "batch" in axes else ()
         return held
 
+    def _across(
+        self, steps: Steps, held: tuple[Family, Point], near: Sequence[Family], sizes: Sizes,
+        axes: tuple[str, ...],
+    ) -> Family | None:  # fmt: skip
+        """The family of what was traced at lengths of several remainders, where there is one."""
+        place = place_across(axes, sizes, held[0], self._thresholds)
+        if place in steps.barren:
+            return None
+        tied = _tied(sizes, axes)
+        centre = tuple(sizes[axis] for axis in axes)
+        traces = traces_around(near, sizes, axes, tied=tied)
+        traces[centre] = held[0].at(held[1])
+        beside = {*axes, *(("target_len",) if tied else ())}
+        fixed = {n: v for n, v in sizes.items() if n not in beside}
+        try:
+            return across(traces, centre, axes, fixed, self._thresholds, tied=tied)
+        except NoFormulaError:
+            steps.barren.add(place)
+            self._shelf.save_model(steps)
+            return None
+
     def _grown(
         self, steps: Steps, asked: Setup, setup: Setup, gpu: GpuTraits,
         held: tuple[Family, Point], near: Sequence[Family], axes: tuple[str, ...],
@@ -510,26 +540,20 @@ class Tracer:
         from memest.growth import grow, range_of
 
         sizes = sizes_of(setup)
-        tied = "target_len" not in axes and sizes.get("target_len") == sizes.get("seq_len")
-        tied = tied and "target_len" in sizes and "seq_len" in axes
+        tied = _tied(sizes, axes)
         tokens = max(sizes.get("seq_len", 256), sizes.get("target_len", 0))
         found = {}
+        pieces = setup.distributed.sequence_pieces
         for axis in reversed(axes):  # the batch comes last: how far it goes depends on the others
             limit = self._limit(steps, setup, axis)
-            found[axis] = range_of(axis, sizes[axis], limit, tokens, self._thresholds)
+            multiple = pieces if axis == "seq_len" else 1
+            found[axis] = range_of(axis, sizes[axis], limit, tokens, self._thresholds, multiple)
             if (reached := found[axis]) is not None and axis in ("seq_len", "target_len"):
                 tokens = max(tokens, reached.high)
         ranges = {axis: reached for axis in axes if (reached := found[axis]) is not None}
         if not ranges:
             return None
-        known = {}
-        for family in near:
-            for sized, trace in traces_in(family):
-                if sized.keys() == sizes.keys() and all(
-                    sized.get(n) == v for n, v in sizes.items()
-                    if n not in ranges and not (tied and n == "target_len")
-                ) and (not tied or sized.get("target_len") == sized.get("seq_len")):  # fmt: skip
-                    known[tuple(sized[axis] for axis in ranges)] = trace
+        known = traces_around(near, sizes, tuple(ranges), tied=tied)
         centre = tuple(sizes[axis] for axis in ranges)
         known[centre] = held[0].at(held[1])
 
@@ -559,3 +583,9 @@ class Tracer:
     def _say(self, text: str) -> None:
         if self.progress is not None:
             self.progress(text)
+
+
+def _tied(sizes: Sizes, axes: Sequence[str]) -> bool:
+    """Whether the target is as long as the source, at all sizes of these axes."""
+    same = "target_len" in sizes and sizes["target_len"] == sizes.get("seq_len")
+    return same and "target_len" not in axes and "seq_len" in axes

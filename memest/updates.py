@@ -12,7 +12,6 @@ from memest.hidden.call import GpuTraits
 from memest.installed import bitsandbytes_version, release
 from memest.optimizer_names import facts_of
 from memest.setup import Setup
-from memest.sharding.updated import as_updated, updated_weights, updates_on_device
 from memest.shelf import Shelf
 from memest.steps.document import FORMAT, family_to_json
 from memest.steps.family import Family, Point, alone
@@ -60,7 +59,7 @@ class Updates:
         """
         name, updates = "", None
         in_step = setup.optim != "none" and not setup.steps_in_backward
-        if in_step and updates_on_device(setup):
+        if in_step and setup.distributed.updates_on_device:
             name, updates = self._updates_for(family, point, setup, gpu, model, roles)
         known = self._programs.get((id(family), name))
         if known is None:
@@ -77,6 +76,8 @@ class Updates:
         """Clipping and optimizer for these weights."""
         weights, weights_digest = self._weights_of(family, point)
         if setup.distributed.strategy in (Strategy.FSDP, Strategy.ZERO):
+            from memest.sharding.updated import as_updated, updated_weights
+
             weights = updated_weights(weights, setup, family.skeleton.landmarks)
             weights_digest = _digest(weights)
             setup = as_updated(setup)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from memest.distributed import Strategy
-from memest.estimator import answer, cards_of, spot
+from memest.cards import cards_of
+from memest.estimator import answer, spot
 from memest.feed import NOTHING, Feed, feed_of
 from memest.options import given_setup, setup_from_options
 from memest.replay.conf import parse_alloc_conf
@@ -19,6 +19,7 @@ from memest.setup import Setup
 from memest.steps.grid import Question, allocated_peaks
 from memest.steps.work import StepWork, step_work
 from memest.tracing import Found, Tracer
+from memest.whole_run import whole_run
 
 if TYPE_CHECKING:
     import torch
@@ -57,6 +58,9 @@ def profile(
         trust_remote_code: run code that the model's repository brings.
         progress: called with one line for each longer thing done.
         **options: fields of :class:`Setup` and the spellings of HF ``TrainingArguments``.
+
+    Raises:
+        ConfigError: options or inputs that cannot be; a model is looked at when it is first asked.
     """
     feed = feed_of(inputs, loss, step_fn, dims, model_args)
     made = Profile(model, given_setup(setup, options), feed, trust_remote_code, progress)
@@ -142,13 +146,15 @@ class Profile:
     ) -> Found:
         """What answers a question: the steps, and the stream that the allocator sees."""
         asked = self.setup_for(setup, **changes)
-        return self._tracer.find(asked, cards_of(asked, gpu, None, None).main.traits)
+        return whole_run(self._tracer, asked, cards_of(asked, gpu, None, None).main.traits)
 
     def work(
         self, setup: Setup | None = None, *, gpu: str | Sequence[str] | None = None, **changes: Any
     ) -> StepWork:
         """Arithmetic, launches and memory written by one optimizer step in the steady state."""
-        found = self.found(setup, gpu=gpu, **changes)
+        asked = self.setup_for(setup, **changes)
+        # a step alone: nothing that comes behind the steps is traced for it
+        found = self._tracer.find(asked, cards_of(asked, gpu, None, None).main.traits)
         return step_work(found.program.trace_at(found.point), found.setup.grad_accum)
 
     def allocated(
@@ -172,9 +178,10 @@ class Profile:
         for point in points:
             asked = self.setup_for(**point)
             traits = cards_of(asked, gpu, None, None).main.traits
-            found.append(self._tracer.find(asked, traits, names if len(points) > 3 else ()))
-        if any(f.setup.distributed.strategy is not Strategy.NONE for f in found):
-            # what wrappers do depends on sizes: there are no formulas for it
+            vary = names if len(points) > 3 else ()
+            found.append(whole_run(self._tracer, asked, traits, vary))
+        if not all(f.is_program_alone for f in found):
+            # wrappers, evaluations, generations and other lengths have no formulas
             return [self._allocated_peak(f) for f in found]
         return allocated_peaks(
             [Question(f.program, f.point, f.gpu, f.setup.num_steps, f.setup.grad_accum)

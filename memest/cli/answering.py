@@ -68,18 +68,9 @@ def _answer(
     return replace(
         answer,
         notes=(*answer.notes, *run.notes),
-        assumptions=(*answer.assumptions, *_sources(run)),
+        assumptions=(*answer.assumptions, *filter(None, [run.sources_said])),
         origins=origins_of(run, answer.setup),
     )
-
-
-def _sources(run: RunConfig) -> Iterator[str]:
-    """What was read, and that some of it does not matter."""
-    if run.sources:
-        read = f"read: {', '.join(dict.fromkeys(run.sources))}"
-        count = len(run.ignored)
-        ignored = "1 key was ignored" if count == 1 else f"{count} keys were ignored"
-        yield read + (f"; {ignored} (--explain lists them)" if count else "")
 
 
 def _depth(text: str | None, by: By | None) -> int | None:
@@ -125,11 +116,21 @@ def run_estimate(
     levels = _depth(depth, table)
     target = None if out is None else _target(out)
     output = Output(color=not no_color, ascii_only=ascii, quiet=quiet or json)
-    answer = _answer(
-        model, options, output, debug=debug, max_batch=True, snapshot=snapshot, run=run
-    )
+    unwritten: OSError | None = None  # told when the answer is out: a full disk takes no answer
+    try:
+        answer = _answer(
+            model, options, output, debug=debug, max_batch=True, snapshot=snapshot, run=run
+        )
+    except OSError as error:
+        if snapshot is None or error.filename != str(Path(snapshot).expanduser()):
+            raise
+        unwritten = error
+        answer = _answer(model, options, output, debug=debug, max_batch=True, run=run)
     if target is not None:
-        answer.save(target)
+        try:
+            answer.save(target)
+        except OSError as error:
+            unwritten = unwritten or error
     if json:
         write_out(f"{answer.to_json()}\n")
     elif quiet:
@@ -151,6 +152,8 @@ def run_estimate(
 
         ignored, missed = map(str, run.ignored), map(str, run.not_modelled)
         write_out(render_origins(answer.origins, tuple(ignored), tuple(missed)))
+    if unwritten is not None:
+        raise unwritten
     return 0
 
 

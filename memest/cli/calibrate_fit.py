@@ -14,6 +14,7 @@ from memest.cli.calibrate_run import StoreOption, open_store
 from memest.cli.console import Output, emit, write_out
 from memest.cli.parameters import DebugFlag, JsonFlag, NoColorFlag
 from memest.errors import ConfigError
+from memest.files import write_text
 from memest.units import format_size
 
 if TYPE_CHECKING:
@@ -73,12 +74,18 @@ def fit(
         pairs = _pairs(_measurements(store, records, gpu), output)
         profile = fit_profile(pairs)
     target = out or _own_place(profile)
-    write_profile(profile, target)
+    unwritten: ConfigError | None = None  # told when the fit is out
+    try:
+        write_profile(profile, target)
+    except ConfigError as error:
+        unwritten = error
     if json:
         write_out(f"{json_module.dumps(profile.to_dict(), indent=2)}\n")
     else:
         for line in _summary(profile):
             write_out(f"{line}\n")
+    if unwritten is not None:
+        raise unwritten
     emit(f"memest: written to {target}.")
     return 0
 
@@ -125,7 +132,7 @@ def report(
             html = path.suffix.lower() != ".md"
             text = html_report(pairs, used) if html else markdown_report(pairs, used)
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
+            write_text(path, text)
             emit(f"memest: written to {path}.")
         if not out:
             write_out(markdown_report(pairs, used))

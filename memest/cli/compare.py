@@ -16,6 +16,7 @@ from memest.cli.parameters import (
     with_options,
 )
 from memest.options import read_size
+from memest.readers.run_config import RunConfig
 
 __all__ = ["compare"]
 
@@ -27,12 +28,14 @@ def compare(
         typer.Argument(
             metavar="MODEL...",
             help="One model to compare with itself under other options (--vs), or several models "
-            "to compare under the same ones; references as for `memest estimate`.",
+            "to compare under the same ones, or several configurations; references as for "
+            "`memest estimate`.",
             show_default=False,
         ),
     ],
     *,
     options: dict[str, Any],
+    runs: tuple[RunConfig, ...] = (),
     vs: Annotated[
         Optional[list[str]],  # noqa: UP045 - read at run time by every Typer we allow
         typer.Option(
@@ -66,7 +69,9 @@ def compare(
 
     output = Output(color=not no_color, ascii_only=ascii, quiet=quiet or json)
     with silenced(debug=debug), output.progress() as progress:
-        answer = set_side_by_side(list(models), list(vs or ()), progress=progress, **options)
+        answer = set_side_by_side(
+            list(runs or models), list(vs or ()), progress=progress, **options
+        )
     if json:
         write_out(f"{answer.to_json()}\n")
         return 0

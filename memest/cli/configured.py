@@ -22,17 +22,19 @@ class Asked:
         models: references.
         options: by keyword, of the setup and of the place.
         run: what configurations and flags came to.
+        runs: of a comparison of configurations, one for each; empty otherwise.
     """
 
     models: tuple[str, ...]
     options: dict[str, Any]
     run: RunConfig
+    runs: tuple[RunConfig, ...] = ()
 
 
 def settled(
     models: Sequence[str], options: Mapping[str, Any], *, config: Sequence[str] = (),
     config_format: str | None = None, launch: str | None = None, axes: Sequence[str] = (),
-    needs_model: bool = True, off: Sequence[str] = (),
+    needs_model: bool = True, off: Sequence[str] = (), compares: bool = False,
 ) -> Asked:  # fmt: skip
     """Read what a command line names.
 
@@ -45,28 +47,37 @@ def settled(
         axes: options that the command sets itself: those of ``--over``, what it looks for.
         needs_model: False for a command that has something to say without one.
         off: switches that were named with a word for false: they take back what files say.
+        compares: several configurations in the place of models are runs of their own.
 
     Raises:
         ConfigError: no model, or anything that a reader refuses.
     """
     written = [each for each in models if names_config(each)]
-    if len(written) > 1 and len(models) > 1:
+    apart = compares and len(written) == len(models)
+    if len(written) > 1 and not apart:
         raise ConfigError(
             f"{written[0]} and {written[1]} stand in the place of models, and a configuration is "
-            "of one run. Files of one run together: --config A --config B. Runs that differ: name "
-            "one file, and what the others change with --vs, or ask for each by itself."
+            "of one run. Files of one run together: --config A --config B. Runs that differ: "
+            "memest compare A B, with nothing but configurations in the place of models."
         )
     files = [*config, *written]
     named = [each for each in models if each not in files]
     place = {name: value for name, value in options.items() if not find_option(name).field}
     flags = {name: value for name, value in options.items() if name not in place}
     first = named[0] if named else None
+    if files or launch is not None:
+        flags = {**_switched_off(off, flags), **flags}
+    if apart and len(written) > 1:
+        read = tuple(
+            read_config(*config, each, config_format=config_format, command=launch, **flags)
+            for each in written
+        )
+        return Asked(models=(), options=place, run=read[0], runs=read)
     if config_format is not None and not files and launch is None:
         raise ConfigError(
             "--config-format says the format of a file: add --config FILE or a launch command."
         )
     if files or launch is not None:
-        flags = {**_switched_off(off, flags), **flags}
         run = read_config(*files, config_format=config_format, command=launch, model=first, **flags)
     else:
         run = settle((), flags, model=first)

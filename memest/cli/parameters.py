@@ -10,6 +10,7 @@ import typer
 
 from memest.cli.argv import SWITCHED_OFF
 from memest.cli.configured import settled
+from memest.cli.console import emit
 from memest.option import Kind, Option
 from memest.option_table import OPTIONS
 
@@ -149,7 +150,9 @@ def with_options(function: Callable[..., int]) -> Callable[..., int]:
     Args:
         function: a command whose parameter ``options`` takes them: a dict of those that were
             named on the command line or in configurations; ``run``, if it has one, is what they
-            came to with their origins.
+            came to with their origins. Where it has none, what was read, ignored and is not
+            modelled is said on stderr. ``runs`` takes configurations in the place of several
+            models.
 
     Returns:
         The command for Typer, with a signature of its own.
@@ -169,20 +172,27 @@ def with_options(function: Callable[..., int]) -> Callable[..., int]:
             launch=values.pop("launch"),
             off=values.pop("switched_off") or (),
             axes=(*(values.get("over") or ()), *_DECIDED.get(function.__name__, ())),
+            compares="runs" in own.parameters,
             needs_model=several or own.parameters["model"].default is not None,
         )
         if several:
             values["models"] = list(asked.models)
         else:
             values["model"] = asked.models[0] if asked.models else None
+        if "runs" in own.parameters:
+            values["runs"] = asked.runs
         if "run" in own.parameters:
             values["run"] = asked.run
+        elif not values.get("quiet"):
+            for run in asked.runs or (asked.run,):
+                for said in filter(None, (run.sources_said, *run.notes)):
+                    emit(f"memest: {said}")
         return function(options=asked.options, **values)
 
     kept: Iterable[inspect.Parameter] = (
         parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
         for parameter in own.parameters.values()
-        if parameter.name not in ("options", "run")
+        if parameter.name not in ("options", "run", "runs")
     )
     # arguments first, as a usage line has them; the options of an estimate before a command's own
     own_parameters = list(kept)

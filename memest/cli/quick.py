@@ -30,6 +30,10 @@ _FILES = (".yaml", ".yml", ".toml", ".json", ".py", ".bin")
 """What may be a configuration of another tool, which takes readers to tell."""
 
 
+def _may_be_file(model: str) -> bool:
+    return model.lower().endswith(_FILES) or ".py:" in model  # a function of a file
+
+
 def quick(words: Sequence[str]) -> Callable[[], int] | None:
     """What to run for a command line, None where Typer has to look at it.
 
@@ -70,7 +74,7 @@ def quick(words: Sequence[str]) -> Callable[[], int] | None:
                 options[flags[flag].name] = value
         else:
             return None
-    if model is None or model.lower().endswith(_FILES):
+    if model is None or _may_be_file(model):
         return None
     if words[0] == "estimate":
         return partial(run_estimate, model, options, **shown)

@@ -61,6 +61,7 @@ class _Files:
         self.metric = metric
         self.late: list[Path] = []
         self.lines: Path | None = None
+        self.unwritten: OSError | None = None
         for path, legal in ((out, SUFFIXES), (heatmap, (".html", ".png"))):
             if path is None:
                 continue
@@ -72,25 +73,41 @@ class _Files:
             else:
                 self.late.append(path)
 
-    def write(self, answers: Sweep) -> None:
-        """Write what needs every answer."""
+    def write(self, answers: Sweep) -> OSError | None:
+        """Write what needs every answer; what could not be written is told after the answers."""
         for path in self.late:
-            answers.save(path, self.metric)
+            try:
+                answers.save(path, self.metric)
+            except OSError as error:
+                self.unwritten = self.unwritten or error
+        return self.unwritten
 
+    @contextlib.contextmanager
+    def line_by_line(self) -> Iterator[Callable[[str], None]]:
+        """Write lines as they come: whoever ends this process leaves whole lines, each of them.
 
-@contextlib.contextmanager
-def _line_by_line(path: Path | None) -> Iterator[Callable[[str], None]]:
-    """Write lines to a file so that an interruption leaves whole lines only."""
-    if path is None:
-        yield lambda _: None
-        return
-    with path.open("w", encoding="utf-8", newline="\n") as file:
+        A line that the disk has no room for ends the file, not the sweep.
+        """
+        if self.lines is None:
+            yield lambda _: None
+            return
+        with self.lines.open("wb", buffering=0) as file:  # a line is one write
 
-        def write(line: str) -> None:
-            file.write(line)
-            file.flush()
+            def write(line: str) -> None:
+                if self.unwritten is not None:
+                    return
+                raw, end = line.encode("utf-8", errors="backslashreplace"), file.tell()
+                try:
+                    done = file.write(raw)
+                    while done < len(raw):  # the disk took a part: the next write says why
+                        done += file.write(raw[done:])
+                except OSError as error:
+                    error.filename = str(self.lines)
+                    self.unwritten = error
+                    with contextlib.suppress(OSError):
+                        file.truncate(end)
 
-        yield write
+            yield write
 
 
 @contextlib.contextmanager
@@ -156,7 +173,7 @@ def _answers(plan: Plan, files: _Files, output: Output, *, stream: bool) -> Swee
     hidden = stream and sys.stdout.isatty()
     with contextlib.ExitStack() as stack:
         asked = stack.enter_context(_interruptible())
-        keep = stack.enter_context(_line_by_line(files.lines))
+        keep = stack.enter_context(files.line_by_line())
         advance = stack.enter_context(_bar(output, plan.num_points, hidden=hidden))
         points = stack.enter_context(contextlib.closing(plan.points()))
         try:
@@ -312,13 +329,15 @@ def sweep(
     files = _Files(out, heatmap, plan, metric)
     with silenced(debug=debug):
         answers = _answers(plan, files, output, stream=shape == "jsonl")
-    files.write(answers)
+    unwritten = files.write(answers)
     if quiet:
         write_out(f"{summary(answers)}\n")
     elif shape in ("csv", "json"):
         write_out(answers.to_csv() if shape == "csv" else f"{answers.to_json()}\n")
-    elif not shape and out is None:
+    elif not shape and (out is None or unwritten is not None):
         _show(answers, output, metric)
+    if unwritten is not None:
+        raise unwritten
     failures, total = len(answers.failures), len(answers.points)
     if failures and (not quiet or failures == total):
         emit(f"memest: {failures} of {total} points have no answer. {failure_notes(answers)[0]}")

@@ -60,6 +60,15 @@ def validate(
             show_default=False,
         ),
     ] = None,
+    trust_code: Annotated[
+        bool,
+        typer.Option(
+            "--trust-code",
+            metavar="",
+            help="Run the Python that records name for models, steps and losses of their own.",
+            show_default=False,
+        ),
+    ] = False,
     out: Annotated[
         Optional[list[Path]],  # noqa: UP045
         typer.Option(
@@ -94,17 +103,25 @@ def validate(
             assume=_declared(assume or []),
             only=only,
             profile=None if profile is None else str(profile),
+            trust_code=trust_code,
             progress=progress,
         )
+    unwritten: OSError | None = None  # told when the scores are out
     for path in out or ():
-        found.save(path)
-        emit(f"memest: written to {path}.")
+        try:
+            found.save(path)
+        except OSError as error:
+            unwritten = unwritten or error
+        else:
+            emit(f"memest: written to {path}.")
     if json:
         write_out(f"{found.to_json()}\n")
-    elif not out:
+    elif not out or unwritten is not None:
         console = output.console()
         width = console.width if console.is_terminal else 100
         write_out(as_text(blocks(found), width=width, ascii_only=output.plain))
+    if unwritten is not None:
+        raise unwritten
     return 0 if any(one.error is not None for one in found.outcomes) else _FAILED
 
 

@@ -60,6 +60,10 @@ def measure(
             and time: :attr:`Measure.by_category` is the allocated difference by category then.
         **options: what :func:`memest.estimate` takes: ``bf16``, ``grad_accum``, ``checkpointing``.
 
+    Raises:
+        MemestError: under ``strict``, when the block is entered or at its first batch:
+            :class:`DoesNotFitError`, or whatever keeps the run from being predicted.
+
     Example:
         >>> import torch, memest
         >>> model = torch.nn.Linear(8, 1)

@@ -13,6 +13,7 @@ from memest.calibration.measurement import Failure, Measurement, Status
 from memest.calibration.store import MeasurementStore, default_store
 from memest.distributed import ALONE, Strategy
 from memest.errors import ConfigError, MemestError
+from memest.files import write_text
 from memest.models.catalogue import lookup
 from memest.setup import Setup
 
@@ -60,7 +61,7 @@ def model_reference(model: Any, folder: Path) -> str:
     path = folder / "models" / f"{document['model_type']}-{digest}.json"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        write_text(path, text)
     return str(path)
 
 

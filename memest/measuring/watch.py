@@ -15,8 +15,9 @@ from typing import Any
 from memest.calibration.case import Case
 from memest.calibration.measurement import Environment, Measurement, Reading, StepReading
 from memest.calibration.recording import history as recording
+from memest.cards import cards_of
 from memest.errors import ConfigError, DoesNotFitError, MemestError
-from memest.estimator import answer, cards_of
+from memest.estimator import answer
 from memest.feed import NOTHING, Feed
 from memest.measuring.attribution import Attribution, MeasuredPeak, attribute
 from memest.measuring.by_category import difference_by_category
@@ -34,6 +35,7 @@ from memest.setup import Setup, Task
 from memest.steps.stream import Stream
 from memest.tracing import Tracer
 from memest.units import format_size
+from memest.whole_run import whole_run
 
 __all__ = ["Watch", "logger"]
 
@@ -128,7 +130,7 @@ class Watch:
         found = self._answer(tracer, asked)
         if self._keeps_history:
             card = cards_of(asked, self._answered_for[0], self._answered_for[1], None).main
-            stream = tracer.find(asked, card.traits).stream
+            stream = whole_run(tracer, asked, card.traits).stream
             self._stream = lambda: stream
         return found
 

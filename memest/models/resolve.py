@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from memest.errors import ConfigError, ModelLoadError, UnknownModelError
+from memest.files import of_windows, shown
 from memest.models.catalogue import CatalogueEntry, lookup
 from memest.models.changes import split_changes
 from memest.models.config_file import check_config, guess_auto_class, read_config
@@ -95,14 +96,16 @@ def _from_file(path: Path, *, ref: str, trust_remote_code: bool) -> ModelSource:
                 "wrote, or the file itself" + _adapter_hint(path)
             )
         path = file
-    config = read_config(path, shown=str(path))
-    config, notes = check_config(config, shown=str(path), trust_remote_code=trust_remote_code)
+    name = shown(str(path))
+    config, notes = check_config(
+        read_config(path, shown=name), shown=name, trust_remote_code=trust_remote_code
+    )
     return ModelSource(
         kind="file",
-        id=ref,
+        id=shown(ref),
         config=config,
         path=path,
-        provenance=f"config.json at {path}",
+        provenance=f"config.json at {name}",
         notes=notes,
         auto_class=guess_auto_class(config),
         trust_remote_code=trust_remote_code,
@@ -192,9 +195,10 @@ def _resolve(ref: str, *, trust_remote_code: bool) -> ModelSource:
     path, exists = _path_of(ref)
     notes: tuple[str, ...] = ()
     if looks_like_path(ref) and not exists:
+        hint = " (a path of Windows; this system parts folders by /)" if of_windows(ref) else ""
         raise ModelLoadError(
-            f"{ref} does not exist: give a folder with a {CONFIG_NAME}, the file itself, or the id "
-            "of a model, for example bert-base-uncased"
+            f"{ref} does not exist{hint}: give a folder with a {CONFIG_NAME}, the file itself, or "
+            "the id of a model, for example bert-base-uncased"
         )
     entry = lookup(ref)
     unfit = exists and path.is_dir() and not (path / CONFIG_NAME).is_file()

@@ -73,17 +73,36 @@ def read_accelerate(sheet: Sheet) -> None:
     if kind == "MEGATRON_LM":
         sheet.miss("distributed_type", "Megatron-LM")
     _dynamo(sheet)
-    parallel = sheet.part("parallelism_config")
-    for key, value in parallel.document.items():
-        name = key.removeprefix("parallelism_config_")
-        parallel.take(key)
-        if value in (None, 1, False) or not name.endswith("_size"):
-            parallel.ignore(key, "off")
+    _parallelism(sheet)
+    sheet.ignore_rest(_REASONS, _MATTERS)
+
+
+def _parallelism(sheet: Sheet) -> None:
+    """``ParallelismConfig``: copies of what ``dp_shard`` and ``cp`` share, and who shares more."""
+    part = sheet.part("parallelism_config")
+    names = {key: key.removeprefix("parallelism_config_") for key in part.document}
+    sizes = {
+        name: value if isinstance(value := part.document[key], int) and value > 1 else 1
+        for key, name in names.items()
+    }
+    for key, name in names.items():
+        value = part.take(key)
+        if value in (None, 1, False) or name == "dp_replicate_size":
+            part.ignore(key, "off" if sizes[name] == 1 else "with dp_shard_size")
+        elif name == "cp_comm_strategy" and sizes.get("cp_size", 1) > 1:
+            part.offer("cp_rotate", value, key, "how keys and values are rotated")
+        elif not name.endswith("_size"):
+            part.ignore(key, "off")
+        elif name == "dp_shard_size":
+            part.ignore(key, "what num_processes leaves")
         else:
             keyword = {"tp_size": "tp", "cp_size": "cp"}.get(name, name)
-            parallel.offer(keyword, value, key, f"{name} {value}: this parallelism")
-    sheet.absorb(parallel)
-    sheet.ignore_rest(_REASONS, _MATTERS)
+            part.offer(keyword, value, key, f"{name} {value}: this parallelism")
+    copies, shards = sizes.get("dp_replicate_size", 1), sizes.get("dp_shard_size", 1)
+    if copies > 1 and shards > 1:
+        key = next(key for key, name in names.items() if name == "dp_shard_size")
+        part.say("fsdp_shard_size", shards * sizes.get("cp_size", 1), key)
+    sheet.absorb(part)
 
 
 def _kind(sheet: Sheet) -> str:

@@ -98,6 +98,8 @@ def read_axolotl(sheet: Sheet) -> None:
         sheet.say("model", str(model), "base_model")
     sheet.default("loop", "trainer")
     sheet.default("max_grad_norm", 1.0, "of transformers, which it leaves alone")
+    # set_pytorch_cuda_alloc_conf of its command line, for torch 2.9 and newer
+    sheet.default("alloc_conf", "expandable_segments:True", "its command line sets it")
     _batch(sheet)
     dtype = _precision(sheet)
     _checkpointing(sheet)
@@ -319,15 +321,17 @@ def _spread(sheet: Sheet) -> None:
         if version is not None:
             sheet.ignore("fsdp_version", "with fsdp_config")
         read_fsdp(sheet, part, asked or True, key, version=version or 1)
-    for key, keyword in (
-        ("tensor_parallel_size", "tp"), ("context_parallel_size", "cp"),
-        ("sequence_parallel_degree", "cp"),
-    ):  # fmt: skip
+    for key in ("tensor_parallel_size", "context_parallel_size", "sequence_parallel_degree"):
         value = sheet.whole(key)
-        if value is not None and value > 1:
-            sheet.offer(keyword, value, key, f"{key} {value}: this parallelism")
-        elif value is not None:
+        if value is None:
+            continue
+        if value <= 1:
             sheet.ignore(key, "off")
+        elif key == "tensor_parallel_size":
+            sheet.offer("tp", value, key, f"{key} {value}: this parallelism")
+        else:
+            ring = "ring attention of ring-flash-attn, which is not torch's"
+            sheet.miss(key, f"{key} {value}: {ring}")
     for key in ("dp_shard_size", "dp_replicate_size"):
         value = sheet.whole(key)
         if value is not None and value > 1:

@@ -271,6 +271,15 @@ def _file_among(named: dict[str, Any], loose: list[str]) -> tuple[str | None, st
     return None, ""
 
 
+def _read_named(named: dict[str, Any], loose: list[str]) -> tuple[dict[str, Any], str, Path | None]:
+    """The document that the arguments name, what it is called, and its folder; else nothing."""
+    file, origin = _file_among(named, loose)
+    if file is None:
+        return {}, "command", None
+    path = find_file(file, beside=None, origin=origin)
+    return read_document(path, file), file, path.parent
+
+
 def _merged(
     document: Mapping[str, Any], named: Mapping[str, Any], changes: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Place]]:
@@ -325,13 +334,8 @@ def _with_file(
     sheet: Sheet, each: Format, named: dict[str, Any], changes: dict[str, Any], loose: list[str],
     *, required: str,
 ) -> Reading:  # fmt: skip
-    file, origin = _file_among(named, loose)
-    document: dict[str, Any] = {}
-    source, folder = "command", None
-    if file is not None:
-        path = find_file(file, beside=None, origin=origin)
-        document, source, folder = read_document(path, file), file, path.parent
-    elif not named and not changes:
+    document, source, folder = _read_named(named, loose)
+    if folder is None and not named and not changes:
         raise ConfigError(f"the launch command: {required} names no configuration, run.yaml.")
     document, places = _merged(document, _negated(named), changes)
     _loose(sheet, loose)
@@ -339,15 +343,10 @@ def _with_file(
 
 
 def _trl(sheet: Sheet, named: dict[str, Any], loose: list[str], method: str) -> Reading:
-    file, origin = _file_among(named, loose)
-    document: dict[str, Any] = {}
-    source, folder = "command", None
-    if file is not None:
-        path = find_file(file, beside=None, origin=origin)
-        document, source, folder = read_document(path, file), file, path.parent
+    document, source, folder = _read_named(named, loose)
     document, places = _merged(document, _negated(named), {})
     _loose(sheet, loose)
-    level = Level.COMMAND if file is None else Level.FILE
+    level = Level.COMMAND if folder is None else Level.FILE
     part = Sheet(
         document, source=source, framework="TRL", places=places, folder=folder, level=level
     )
@@ -391,6 +390,8 @@ def _titan(
                 "give the command that it runs, or its configuration with --config."
             )
         file = ""
+    if not command.program.endswith(".sh") and not set(_ALLOCATOR) & set(command.environment):
+        _say_at(sheet, "alloc_conf", "", "no run_train.sh, which sets PYTORCH_CUDA_ALLOC_CONF")
     document: dict[str, Any] = {}
     folder = None
     if file:

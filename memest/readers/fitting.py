@@ -75,9 +75,9 @@ def fitting(chosen: Mapping[str, Said]) -> tuple[dict[str, Said], list[Remark]]:
     if not any(name in kept for name in ("generate", "predict_with_generate")):
         for option in _OF_GENERATIONS:
             drop(option, "nothing is generated")
-    if several and "predict_with_generate" in kept:
+    if fsdp and "predict_with_generate" in kept and _number(kept, "fsdp_version") == 1:
         for option in ("predict_with_generate", *_OF_GENERATIONS):
-            drop(option, "not priced: a generation on several GPUs")
+            drop(option, "not priced: a generation under FSDP1")
     if "eval_batch" not in kept and "eval_strategy" not in kept:
         for option in ("eval_samples", "eval_accumulation_steps"):
             drop(option, "no evaluation runs")
@@ -89,7 +89,7 @@ def fitting(chosen: Mapping[str, Said]) -> tuple[dict[str, Said], list[Remark]]:
         for name in ("torch_compile", "torch_compile_mode", "torch_compile_backend")
     )  # fmt: skip
     for there, what in (
-        (several or fsdp or bool(zero), "on several GPUs"),
+        (fsdp or zero == 3, "where several GPUs gather the head that it reads"),
         (compiled, "together with torch.compile"),
         (_on(kept, "use_liger_kernel"), "beside Liger's"),
         ("eval_samples" in kept, "with predictions that an evaluation keeps"),

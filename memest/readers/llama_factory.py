@@ -16,6 +16,7 @@ from memest.readers.training_arguments import (
     read_model,
     read_precision,
     read_spread,
+    trainer_defaults,
 )
 
 __all__ = ["read_llama_factory"]
@@ -80,11 +81,7 @@ def read_llama_factory(sheet: Sheet) -> None:
         ConfigError: a value that LLaMA-Factory would refuse too.
     """
     read_model(sheet)
-    sheet.default("loop", "trainer")
-    sheet.default("batch", 8)
-    sheet.default("grad_accum", 1)
-    sheet.default("max_grad_norm", 1.0)
-    sheet.default("optim", "adamw_torch_fused")
+    trainer_defaults(sheet)
     sheet.default("precision", "fp32")
     read_precision(sheet)
     pure = bool(sheet.switch("pure_bf16"))

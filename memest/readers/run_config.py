@@ -63,6 +63,16 @@ class RunConfig:
         """What an answer should say: what is not modelled."""
         return tuple(f"not modelled: {remark}" for remark in self.not_modelled)
 
+    @property
+    def sources_said(self) -> str:
+        """What was read, and how many of its keys do not matter; empty where nothing was."""
+        if not self.sources:
+            return ""
+        read = f"read: {', '.join(dict.fromkeys(self.sources))}"
+        count = len(self.ignored)
+        ignored = "1 key was ignored" if count == 1 else f"{count} keys were ignored"
+        return read + (f"; {ignored} (memest estimate --explain lists them)" if count else "")
+
     def given(self, model: str | None = None, /, **options: Any) -> RunConfig:
         """The same with a model or options named besides, which come before all else.
 
@@ -74,6 +84,26 @@ class RunConfig:
         return settle(
             self.readings, _over(before, options), model=typed if model is None else model
         )
+
+    def with_model(self, setup: Setup | None, options: Mapping[str, Any]) -> RunConfig:
+        """The same with options named besides, ready to be asked about.
+
+        Args:
+            setup: must be None: a configuration brings its own.
+            options: as for :func:`memest.estimate`.
+
+        Raises:
+            ConfigError: a setup besides, no model, or an option that is none.
+        """
+        if setup is not None:
+            raise ConfigError("Give either a Setup or a configuration that was read, not both.")
+        run = self.given(**options) if options else self
+        if run.model is None:
+            raise ConfigError(
+                f"{', '.join(run.sources)} names no model: give it, memest.read_config(..., "
+                "model='...')."
+            )
+        return run
 
 
 def settle(
@@ -294,7 +324,11 @@ def _samples(readings: Sequence[Reading], chosen: dict[str, Said]) -> None:
 
 _EVALUATION = ("eval_batch", "eval_samples", "eval_accumulation_steps")
 _COMPILED = ("torch_compile", "torch_compile_mode", "torch_compile_backend")
-_EXPENDABLE = ((_EVALUATION, ("--eval", "evaluation")), (_COMPILED, ("--torch-compile",)))
+_EXPENDABLE = (
+    (_EVALUATION, ("--eval", "evaluation")),
+    (_COMPILED, ("--torch-compile",)),
+    (("ep",), ("--ep",)),
+)
 """Options of files that are left out and reported where they cannot be priced, with the words by
 which a refusal is about them."""
 

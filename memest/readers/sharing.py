@@ -105,7 +105,7 @@ def read_fsdp(sheet: Sheet, part: Sheet, asked: Any, key: str, *, version: int) 
     text = str(True if chosen is None else chosen).strip().lower()
     mode = _STRATEGIES.get(text, text)
     place = part.place(mode_key) if mode_key else sheet.place(key)
-    if mode in ("full_shard", "shard_grad_op"):
+    if mode in ("full_shard", "shard_grad_op") or (mode == "no_shard" and version == 1):
         sheet.say_at("fsdp", mode, place)
     elif mode.startswith("hybrid_shard"):
         sheet.say_at("fsdp", "full_shard", place)
@@ -138,7 +138,15 @@ def read_fsdp(sheet: Sheet, part: Sheet, asked: Any, key: str, *, version: int) 
         sheet.miss(
             key, "FSDP's own checkpointing of its units: priced as the model's of its layers"
         )
-    if "use_orig_params" in names:
+    if version == 1:
+        for name in ("use_orig_params", "cpu_ram_efficient_loading"):
+            if (said := take(name)) is not None:
+                sheet.say_at(f"fsdp_{name}", _true(said), part.place(names[name]))
+        said = take("backward_prefetch") or take("backward_prefetch_policy")
+        name = names.get("backward_prefetch", names.get("backward_prefetch_policy", ""))
+        if said is not None:
+            sheet.say_at("fsdp_backward_prefetch", str(said).lower(), part.place(name))
+    elif "use_orig_params" in names:
         take("use_orig_params")
         part.ignore(names["use_orig_params"], "FSDP2 keeps the original parameters always")
     part.ignore_rest(

@@ -69,6 +69,7 @@ def read_torchtitan(sheet: Sheet) -> None:
     sheet.absorb(training)
     sheet.absorb(compile_part)
     sheet.default("attn_implementation", "sdpa")
+    sheet.default("alloc_conf", "expandable_segments:True", "its run_train.sh sets it")
     sheet.ignore_rest(
         _SECTIONS, {"quantize": "fp8 and MX linears", "float8": "fp8", "mx": "MX linears"}
     )
@@ -220,19 +221,22 @@ def _parallel(sheet: Sheet, *, offload: bool, mixed: bool) -> None:
     world: Any = None
     if shard is not None and shard > 0:
         world = shard * copies
-        for degree in degrees.values():
-            world *= degree
+        for key, degree in degrees.items():
+            # ranks that share experts are among those that share data and layers (ParallelDims)
+            world *= 1 if key == "expert_parallel_degree" else degree
         if world > 1:
             part.say("num_gpus", world, "data_parallel_shard_degree")
     else:
         part.miss_default("data_parallel_shard_degree -1", "all GPUs there are: --num-gpus says it")
-    sharded = shard is None or shard != 1
+    ways = degrees["context_parallel_degree"]
+    # the mesh of the parameters is dp_shard x cp
+    sharded = shard is None or shard != 1 or ways > 1
     if sharded:
         mode = "shard_grad_op" if reshard == "never" else "full_shard"
         key = "fsdp_reshard_after_forward" if reshard else "data_parallel_shard_degree"
         part.say_at("fsdp", mode, Place(part.place(key).origin, Level.DEFAULT))
         if copies > 1 and shard is not None and shard > 1:
-            part.say("fsdp_shard_size", shard, "data_parallel_shard_degree")
+            part.say("fsdp_shard_size", shard * ways, "data_parallel_shard_degree")
         if offload:
             part.say("fsdp_offload", True, "data_parallel_shard_degree")
     # FSDP's own mixed precision, which Setup has for loops that are not plain scripts
@@ -240,5 +244,14 @@ def _parallel(sheet: Sheet, *, offload: bool, mixed: bool) -> None:
     for key, keyword in _DEGREES.items():
         if degrees[key] > 1:
             part.offer(keyword, degrees[key], key, f"{key} {degrees[key]}: this parallelism")
+    rotate = part.scalar("context_parallel_rotate_method")
+    if rotate is not None and ways > 1:
+        part.offer("cp_rotate", rotate, "context_parallel_rotate_method", "how keys rotate")
+    elif rotate is not None:
+        part.ignore("context_parallel_rotate_method", "no context parallelism")
+    inside = part.whole("expert_tensor_parallel_degree")
+    if inside not in (None, 1):
+        said = f"{inside}: experts are sharded inside, not only shared"
+        part.miss("expert_tensor_parallel_degree", said)
     part.ignore_rest(dict.fromkeys(part.document, "how parallel parts are scheduled"), {})
     sheet.absorb(part)

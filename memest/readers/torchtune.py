@@ -121,6 +121,8 @@ def read_torchtune(sheet: Sheet, *, distributed: bool | None = None) -> None:
     sheet.default("loop", "plain")
     sheet.default("precision", "fp32", "no autocast: the model computes in its dtype")
     sheet.default("attn_implementation", "sdpa")
+    # torchtune/__init__.py, since June 2025
+    sheet.default("alloc_conf", "expandable_segments:True", "importing it sets it")
     sheet.default("dtype", "float32")
     dtype = sheet.scalar("dtype")
     if dtype is not None:

@@ -19,7 +19,7 @@ from memest.readers.trainer_keys import LOAD, MATTERS, REASONS, SIZES
 
 __all__ = [
     "EVAL_BATCH", "read_adapters", "read_evaluation", "read_packing", "read_precision", "read_rest",
-    "read_spread", "read_training_arguments",
+    "read_spread", "read_training_arguments", "trainer_defaults",
 ]  # fmt: skip
 
 EVAL_BATCH = 8
@@ -37,11 +37,7 @@ def read_training_arguments(sheet: Sheet) -> None:
         ConfigError: a value that cannot be.
     """
     read_model(sheet)
-    sheet.default("loop", "trainer")
-    sheet.default("batch", 8)
-    sheet.default("grad_accum", 1)
-    sheet.default("max_grad_norm", 1.0)
-    sheet.default("optim", "adamw_torch_fused")
+    trainer_defaults(sheet)
     sheet.default("precision", "fp32")
     sheet.default("checkpointing", "none")
     read_precision(sheet)
@@ -52,6 +48,15 @@ def read_training_arguments(sheet: Sheet) -> None:
     read_lengths(sheet)
     read_packing(sheet)
     read_rest(sheet)
+
+
+def trainer_defaults(sheet: Sheet) -> None:
+    """What transformers' Trainer does where nobody says otherwise, whatever is built on it."""
+    sheet.default("loop", "trainer")
+    sheet.default("batch", 8)
+    sheet.default("grad_accum", 1)
+    sheet.default("max_grad_norm", 1.0)
+    sheet.default("optim", "adamw_torch_fused")
 
 
 def _asks_for_lora(sheet: Sheet) -> bool:

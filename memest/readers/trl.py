@@ -22,6 +22,7 @@ from memest.readers.training_arguments import (
     read_packing,
     read_rest,
     read_spread,
+    trainer_defaults,
 )
 
 __all__ = ["read_trl"]
@@ -48,11 +49,7 @@ def read_trl(sheet: Sheet, *, method: str = "sft") -> None:
         ConfigError: a value that cannot be.
     """
     read_model(sheet)
-    sheet.default("loop", "trainer")
-    sheet.default("batch", 8)
-    sheet.default("grad_accum", 1)
-    sheet.default("max_grad_norm", 1.0)
-    sheet.default("optim", "adamw_torch_fused")
+    trainer_defaults(sheet)
     sheet.default("dtype", "float32", "models are loaded so unless dtype is named")
     sheet.default("checkpointing", "full")
     _precision(sheet)

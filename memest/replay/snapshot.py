@@ -125,7 +125,7 @@ def load_snapshot(path: str | Path) -> Snapshot:
         ) from error
     try:
         return read_content(content)
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
         raise ReplayError(
             f"{path} is {'JSON' if is_json else 'a pickle'}, but not of a memory snapshot "
             f"({type(error).__name__}: {error}). "
@@ -138,7 +138,7 @@ def read_content(content: Any) -> Snapshot:
     """The snapshot in what ``torch.cuda.memory._snapshot()`` returns, or a file of it holds.
 
     Raises:
-        LookupError, TypeError, ValueError, AttributeError: it is none.
+        LookupError, TypeError, ValueError, ArithmeticError, AttributeError: it is none.
     """
     traces = tuple(
         tuple(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from html import escape
 
 from memest.report.heat import EDGES, HeatCell, HeatMap, HeatPanel, Mark, colour, ink
+from memest.report.page import html_document
 
 __all__ = ["render_fragment", "render_page"]
 
@@ -24,12 +25,7 @@ _STYLE = (
 
 def render_page(heat: HeatMap) -> str:
     """A whole page."""
-    return (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(heat.title)}: {escape(heat.metric)}</title>\n<style>{_STYLE}</style>\n"
-        f"</head>\n<body>\n{render_fragment(heat)}\n</body>\n</html>\n"
-    )
+    return html_document(f"{heat.title}: {heat.metric}", _STYLE, render_fragment(heat))
 
 
 def render_fragment(heat: HeatMap) -> str:

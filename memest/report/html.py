@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from html import escape
 
 from memest.report.layers import biggest
+from memest.report.page import html_document
 from memest.report.parts import COLOURS, parts_of
 from memest.report.words import (
     batch_sentence,
@@ -179,10 +180,4 @@ def render_html(estimate: Estimate) -> str:
 
 def render_page(estimate: Estimate) -> str:
     """The fragment as a page of its own."""
-    title = escape(f"{estimate.model.id}: GPU memory")
-    return (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{title}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
-        f"{render_html(estimate)}\n</body>\n</html>\n"
-    )
+    return html_document(f"{estimate.model.id}: GPU memory", _STYLE, render_html(estimate))

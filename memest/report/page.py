@@ -7,7 +7,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-__all__ = ["Block", "Figure", "Heading", "Items", "Table", "Text", "as_html", "as_markdown"]
+__all__ = [
+    "Block",
+    "Figure",
+    "Heading",
+    "Items",
+    "Table",
+    "Text",
+    "as_html",
+    "as_markdown",
+    "html_document",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,11 +126,21 @@ _STYLE = (
 def as_html(blocks: Sequence[Block]) -> str:
     """The page as one HTML document: no scripts, nothing loaded from anywhere."""
     title = next((b.text for b in blocks if isinstance(b, Heading)), "report")
-    body = "\n".join(map(_html, blocks))
+    return html_document(title, _STYLE, "\n".join(map(_html, blocks)))
+
+
+def html_document(title: str, style: str, body: str) -> str:
+    """A whole HTML document around a body that is HTML already.
+
+    Args:
+        title: as text.
+        style: style sheet.
+        body: what stands on the page.
+    """
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{_text(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n{body}\n"
+        f"<title>{_text(title)}</title>\n<style>{style}</style>\n</head>\n<body>\n{body}\n"
         "</body>\n</html>\n"
     )
 

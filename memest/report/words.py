@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memest.compilation import fused_loss_words
-from memest.distributed import Strategy
+from memest.distributed import Distributed, Strategy
 from memest.events import Phase
 from memest.report.phases import STEP_PHASES
 from memest.result import Estimate, GpuFit, PeakMoment, Verdict
@@ -180,10 +180,10 @@ def _spread_items(setup: Setup) -> list[str]:
     """How the run is spread over GPUs."""
     spread = setup.distributed
     if spread.strategy is Strategy.NONE and spread.pp > 1:
-        items = [f"the fullest of {spread.num_gpus} GPUs", f"{spread.pipeline_schedule} pipeline"]
-        return [*items, f"{spread.microbatches} micro-batches"]
+        shared = [f"tensor parallel over {spread.tp}"] if spread.tp > 1 else []
+        return [*_of_pipeline(spread), *shared]
     if spread.strategy is Strategy.NONE and spread.tp > 1:
-        return [f"each of {spread.num_gpus} GPUs", f"tensor parallel over {spread.tp}"]
+        return [f"each of {spread.num_gpus} GPUs", *_shared(spread)]
     if spread.strategy is Strategy.NONE:
         return []
     names = {
@@ -192,9 +192,13 @@ def _spread_items(setup: Setup) -> list[str]:
         Strategy.ZERO: f"ZeRO-{spread.zero}",
     }
     items = [f"each of {spread.num_gpus} GPUs" if spread.num_gpus > 1 else "one GPU"]
+    if spread.pp > 1:
+        items = _of_pipeline(spread)
     items.append(names[spread.strategy])
-    if spread.tp > 1:
-        items.append(f"tensor parallel over {spread.tp}")
+    items += _shared(spread)
+    if spread.cp > 1:
+        part = "" if setup.seq_len is None else f", {setup.seq_len // spread.cp} tokens each"
+        items.append(f"sequences shared by {spread.cp}{part}")
     if spread.num_copies > 1:
         items.append(f"{spread.num_copies} copies of {spread.shard_ranks} shards")
     if spread.fsdp_offload:
@@ -208,6 +212,20 @@ def _spread_items(setup: Setup) -> list[str]:
     if offloaded:
         items.append(f"{' and '.join(offloaded)} offloaded")
     return items
+
+
+def _of_pipeline(spread: Distributed) -> list[str]:
+    return [
+        f"the fullest of {spread.num_gpus} GPUs",
+        f"{spread.pipeline_schedule} pipeline of {spread.pp}",
+        f"{spread.microbatches} micro-batches",
+    ]
+
+
+def _shared(spread: Distributed) -> list[str]:
+    """What of the model GPUs share, each with its part."""
+    items = [f"tensor parallel over {spread.tp}"] * (spread.tp > 1)
+    return items + [f"experts shared by {spread.ep}"] * (spread.ep > 1)
 
 
 def setup_items(setup: Setup, *, times: str = "×") -> list[str]:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from memest.errors import ConfigError, MemestError
-from memest.estimator import one_of_several
+from memest.estimate_notes import one_of_several
 from memest.findings import Advice, Plan
 from memest.options import find_option, no_gpu, read_effective_batch
 from memest.result import Verdict

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from memest.errors import ConfigError
+from memest.estimator import read_run
 from memest.findings import Comparison, Scenario
 from memest.option_table import PLACE
 from memest.result import Estimate
@@ -19,6 +21,8 @@ from memest.what_if import profile as ask
 if TYPE_CHECKING:
     import torch
 
+    from memest.readers.run_config import RunConfig
+
 __all__ = ["compare"]
 
 Progress = Callable[[str], None]
@@ -28,7 +32,7 @@ BASE = "base"
 
 
 def compare(
-    model: str | torch.nn.Module | Sequence[str],
+    model: str | torch.nn.Module | RunConfig | Sequence[str | RunConfig],
     scenarios: Sequence[Change] | Mapping[str, Change] = (),
     *,
     setup: Setup | None = None,
@@ -50,7 +54,8 @@ def compare(
 
     Args:
         model: one model as for :func:`memest.estimate`, compared with itself under other
-            options; or several names, compared under the same options.
+            options; or several names, compared under the same options; or what
+            :func:`memest.read_config` returns, several to compare runs that differ in everything.
         scenarios: what differs from the options: ``"fp16"``, ``"grad-accum=4 batch=2"`` or a
             dict of options; by name if they come in a dict. The options themselves are the first
             scenario.
@@ -94,13 +99,19 @@ def compare(
         "gpu": gpu or None, "gpu_memory": gpu_memory, "device_context": device_context,
         "profile": profile,
     }  # fmt: skip
-    profiles = [
-        ask(
-            one, setup, inputs=inputs, loss=loss, step_fn=step_fn, dims=dims, model_args=model_args,
-            trust_remote_code=trust_remote_code, progress=progress, **options,
-        )
-        for one in models
-    ]  # fmt: skip
+    profiles = []
+    for one in models:
+        run, own, others = read_run(one), setup, options
+        if run is not None:
+            run = run.with_model(setup, options)
+            one, own, others = str(run.model), run.setup, {}
+        profiles.append(
+            ask(
+                one, own, inputs=inputs, loss=loss, step_fn=step_fn, dims=dims,
+                model_args=model_args, trust_remote_code=trust_remote_code, progress=progress,
+                **others,
+            )
+        )  # fmt: skip
     for change in changes.values():  # what can be wrong with words is said before anything slow
         profiles[0].setup_for(**_split(change)[0])
     asked: list[tuple[str, Probe, dict[str, Any]]] = []
@@ -113,7 +124,8 @@ def compare(
             asked.append((name, probe, {**differing, **place}))
     else:
         asked += [
-            (_name(one), Probe(own, where), {}) for one, own in zip(models, profiles, strict=True)
+            (name, Probe(own, where), {})
+            for name, own in zip(_told_apart(map(_name, models)), profiles, strict=True)
         ]
     return _compare(asked, max_batch=max_batch)
 
@@ -148,7 +160,20 @@ def _moved(where: Mapping[str, Any], place: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _name(model: Any) -> str:
+    run = read_run(model)
+    if run is not None:
+        return ", ".join(dict.fromkeys(reading.source for reading in run.readings))
     return model if isinstance(model, str) else type(model).__name__
+
+
+def _told_apart(names: Iterable[str]) -> list[str]:
+    """Names of which none is there twice: files of two folders may have one name."""
+    seen: Counter[str] = Counter()
+    found = []
+    for name in names:
+        seen[name] += 1
+        found.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
+    return found
 
 
 def _compare(asked: list[tuple[str, Probe, dict[str, Any]]], *, max_batch: bool) -> Comparison:

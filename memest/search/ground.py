@@ -14,6 +14,7 @@ from memest.replay.conf import parse_alloc_conf
 from memest.setup import Setup
 from memest.shelf import asks_for_gpu
 from memest.tracing import Found, Tracer
+from memest.whole_run import whole_run
 
 __all__ = ["Ground", "with_size"]
 
@@ -52,8 +53,8 @@ class Ground:
         self._sizes.add(size)
         asked = with_size(self._asked, self._of, size)
         if self._of is Of.BATCH or (self._of is Of.SEQ_LEN and size % self._step == 0):
-            return self._tracer.find(asked, self._card.traits, (self._of.field,))
-        return self._tracer.find_once(asked, self._card.traits)
+            return whole_run(self._tracer, asked, self._card.traits, (self._of.field,))
+        return whole_run(self._tracer, asked, self._card.traits, once=True)
 
     def coarse(self, highest: int) -> Search:
         """A search over multiples of the step."""

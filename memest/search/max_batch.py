@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from memest.cards import Card
+from memest.cards import Card, cards_of
 from memest.errors import ConfigError, MemestError
-from memest.estimator import cards_of, not_modelled, one_of_several
+from memest.estimate_notes import not_modelled, one_of_several
 from memest.feed import feed_of
 from memest.fit import Tried
 from memest.limits import EffectiveBatch, End, Largest, MaxBatch, Multiple, Of
@@ -175,6 +175,13 @@ def _hunt(tracer: Tracer, asked: Setup, of: Of) -> _Hunt:
     field = of.field
     resolved = tracer.resolve(asked)
     start = getattr(resolved, field)
+    if of is Of.SEQ_LEN and asked.distributed.cp > 1:
+        pieces = 2 * asked.distributed.cp
+        raise ConfigError(
+            f"--of seq-len looks at all lengths, and --cp {asked.distributed.cp} takes multiples "
+            f"of {pieces} alone: name them, as in memest sweep --over "
+            f"seq_len={64 * pieces},{128 * pieces},{256 * pieces}."
+        )
     if of is Of.BATCH:
         return _Hunt(tracer, replace(asked, batch=start), of, 1, start, MAX_BATCH, End.SEARCH)
     if start is None:

@@ -15,6 +15,7 @@ import warnings
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -99,6 +100,9 @@ def _start() -> _Worker:
     process = context.Process(target=_serve, args=(theirs,), daemon=True)
     # Ctrl-C reaches every process of the terminal: only this one is to act on it
     mask: Any = getattr(signal, "pthread_sigmask", None)
+    if mask:
+        # starting it unblocks SIGINT, and the first process would begin with it unblocked
+        resource_tracker.ensure_running()
     before = mask(signal.SIG_BLOCK, {signal.SIGINT}) if mask else None
     try:
         process.start()

@@ -15,9 +15,9 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from memest.events import Category, CueKind, Mark, Phase
+from memest.events import CAST, Category, CueKind, Mark, Phase
 from memest.hidden.call import DTYPE_BYTES
-from memest.sharding.gradients import GradientWrapper
+from memest.sharding.partitioned import PartitionedWrapper
 from memest.sharding.shards import num_elements, padded_elements
 from memest.sharding.units import UnitPlan
 
@@ -85,7 +85,7 @@ def _inside(module: str, outer: str) -> bool:
 
 
 @dataclass(slots=True, kw_only=True)
-class Fsdp2(GradientWrapper):
+class Fsdp2(PartitionedWrapper):
     """One rank of FSDP2.
 
     Attributes:
@@ -96,6 +96,8 @@ class Fsdp2(GradientWrapper):
         offloads: shards and their gradients are in host memory (``CPUOffloadPolicy``).
         skips_sync: all micro-steps but the last of a step accumulate without reduction.
         last_micro_step: number of the last one.
+        on_device: the weights are on the device before they are cut, all at once: quantised ones
+            are made there.
         reduce_dtype: of reductions; None = as the gradients are.
     """
 
@@ -106,6 +108,7 @@ class Fsdp2(GradientWrapper):
     offloads: bool
     skips_sync: bool
     last_micro_step: int
+    on_device: bool = False
     reduce_dtype: str | None = None
     _units: list[Unit] = field(default_factory=list)
     _unit_of: dict[int, Unit] = field(default_factory=dict)
@@ -114,11 +117,12 @@ class Fsdp2(GradientWrapper):
     _order: list[Unit] = field(default_factory=list)
     _reducing: list[int] = field(default_factory=list)
     _syncs: bool = True
-    _left_out: list[int] = field(default_factory=list)
-    _placed: dict[int, int] = field(default_factory=dict)
+    _casting: int | None = None
+    _uncast: dict[int, int] = field(default_factory=dict)
     _forward_root: Unit | None = None
     _in_backward: bool = False
     _began: bool = False
+    _gather_stream: int = COPY_IN_STREAM
 
     def __post_init__(self) -> None:
         for plan in self.plans:
@@ -132,10 +136,24 @@ class Fsdp2(GradientWrapper):
 
     def allocates(self, number: int) -> bool:
         """See :meth:`Wrapper.allocates`."""
-        if self.to.phase is Phase.LOAD and self.to.category(number) is Category.PARAMETERS:
-            self._left_out.append(number)
+        if self.on_device:
+            return self._stays(number)
+        return PartitionedWrapper.allocates(self, number)
+
+    def _stays(self, number: int) -> bool:
+        """Casts are gathers' own here: weights keep the dtype that they came in."""
+        label = self.to.out.label_names[self.to.out.labels[number]]
+        if self.to.phase is Phase.LOAD and label == CAST:
+            self._casting = number
             return False
         return True
+
+    def frees(self, number: int) -> bool:
+        """See :meth:`Wrapper.frees`."""
+        if self._casting is not None:
+            self._uncast[self._casting], self._casting = number, None
+            return False
+        return PartitionedWrapper.frees(self, number)
 
     def begins(self, mark: Mark) -> None:
         """See :meth:`Wrapper.begins`."""
@@ -168,35 +186,41 @@ class Fsdp2(GradientWrapper):
 
     # -- sizes
 
+    def _ranks(self, unit: Unit) -> int:
+        return unit.plan.ranks or self.ranks
+
     def _shard_bytes(self, weight: int, dtype: str) -> int:
-        return padded_elements(self.weights[weight], self.ranks) * DTYPE_BYTES[dtype]
+        ranks = self._ranks(self._unit_of[weight])
+        return padded_elements(self.weights[weight], ranks) * DTYPE_BYTES[dtype]
 
     def _full_bytes(self, weight: int) -> int:
-        return self.ranks * self._shard_bytes(weight, self.weights[weight].dtype)
+        ranks = self._ranks(self._unit_of[weight])
+        return ranks * self._shard_bytes(weight, self.weights[weight].dtype)
 
     def _casts(self, weight: int) -> bool:
         return self.stored[weight] != self.weights[weight].dtype
 
     # -- construction
 
+    def _whole(self, weight: int) -> int:
+        """A weight before it is cut: where it lies, or brought to the device for that."""
+        if self.on_device:
+            here = self._placed[weight]
+            return self._uncast.get(here, here)
+        nbytes = num_elements(self.weights[weight].shape) * DTYPE_BYTES[self.stored[weight]]
+        return self.to.alloc(nbytes, Category.COMMUNICATION, "fsdp: whole parameter")
+
     def _construct(self) -> None:
         """``fully_shard``, unit by unit: whole on the device, cut, and let go of."""
-        to, weights = self.to, self.weights
-        placed = set(self._placed.values())
-        for number in self._left_out:
-            if number not in placed:
-                to.copy(number)
+        to = self.to
+        self.copy_unplaced()
         for unit in self._units:
-            whole = []
-            for weight in unit.plan.weights:
-                elements = num_elements(weights[weight].shape)
-                nbytes = elements * DTYPE_BYTES[self.stored[weight]]
-                whole.append(to.alloc(nbytes, Category.COMMUNICATION, "fsdp: whole parameter"))
+            whole = [self._whole(weight) for weight in unit.plan.weights]
             for weight in unit.plan.weights:
                 nbytes = self._shard_bytes(weight, self.stored[weight])
                 shard = to.alloc(
                     nbytes, Category.PARAMETERS, "fsdp: shard",
-                    module=to.out.modules[self._placed[weight]],
+                    module=self.module_of(weight),
                 )  # fmt: skip
                 if self.offloads:
                     to.free(shard)
@@ -288,25 +312,29 @@ class Fsdp2(GradientWrapper):
 
     def _unshard(self, unit: Unit) -> None:
         """``foreach_all_gather``: inputs in one buffer, of which this rank's part is a slice."""
-        if unit.gathered is not None or unit.full or not unit.plan.weights or self.ranks == 1:
+        if unit.gathered is not None or unit.full or not unit.plan.weights:
+            return
+        if self._ranks(unit) == 1:
             return
         to, temporary = self.to, []
         for weight in unit.plan.weights:
             if self.offloads:
                 stored = self._shard_bytes(weight, self.stored[weight])
-                number = self._alloc(stored, "fsdp: shard from the host", COPY_IN_STREAM)
+                number = self._alloc(stored, "fsdp: shard from the host", self._gather_stream)
                 if self._casts(weight):
                     own = self._shard_bytes(weight, self.weights[weight].dtype)
-                    cast = self._alloc(own, "fsdp: shard in half precision", COPY_IN_STREAM)
+                    cast = self._alloc(own, "fsdp: shard in half precision", self._gather_stream)
                     to.free(number)
                     number = cast
                 temporary.append(number)
         halves = [w for w in unit.plan.weights if self._casts(w) and not self.offloads]
         if halves:
             nbytes = sum(self._shard_bytes(w, self.weights[w].dtype) for w in halves)
-            temporary.append(self._alloc(nbytes, "fsdp: shards in half precision", COPY_IN_STREAM))
+            temporary.append(
+                self._alloc(nbytes, "fsdp: shards in half precision", self._gather_stream)
+            )
         nbytes = sum(self._full_bytes(weight) for weight in unit.plan.weights)
-        unit.gathered = self._alloc(nbytes, "fsdp: all-gather", COPY_IN_STREAM)
+        unit.gathered = self._alloc(nbytes, "fsdp: all-gather", self._gather_stream)
         for number in temporary:
             to.free(number)
 
@@ -314,8 +342,10 @@ class Fsdp2(GradientWrapper):
         """``wait_for_unshard``: every parameter is copied out of the buffer."""
         if unit.full or not unit.plan.weights:
             return
-        if self.ranks == 1:
+        if self._ranks(unit) == 1:
             self._copy_alone(unit)
+            if unit.state is State.FORWARD:
+                self._drop_held()
             return
         if unit.gathered is None:
             return
@@ -344,7 +374,7 @@ class Fsdp2(GradientWrapper):
             self._alloc_one(unit, weight)
 
     def _alloc_one(self, unit: Unit, weight: int) -> None:
-        module = self.to.out.modules[self._placed[weight]]
+        module = self.module_of(weight)
         unit.full[weight] = self.to.alloc(
             self._full_bytes(weight), Category.COMMUNICATION, "fsdp: gathered parameter",
             module=module,
@@ -410,15 +440,19 @@ class Fsdp2(GradientWrapper):
         to = self.to
         dtypes = [self.reduce_dtype or self.weights[w].dtype for w in gradients]
         shard = sum(self._shard_bytes(w, dtype) for w, dtype in zip(gradients, dtypes, strict=True))
-        source = self._alloc(self.ranks * shard, "fsdp: reduce-scatter input", 0)
+        ranks = self._ranks(unit)
+        source = self._alloc(ranks * shard, "fsdp: reduce-scatter input", 0)
         # a loop variable of foreach_reduce keeps the last one until it returns
-        last = gradients[-1:] if self.ranks > 1 else []
+        last = gradients[-1:] if ranks > 1 else []
         # list.clear() begins at the end
         for weight in reversed(gradients[: len(gradients) - len(last)]):
             self._let_go(unit, weight)
         result = to.alloc(
             shard, Category.GRADIENTS, "fsdp: reduce-scatter output", stream=REDUCE_SCATTER_STREAM
         )
+        if ranks == 1 and unit.plan.ranks is not None:
+            # the batches of other ranks are in these gradients too: divided before they are copied
+            to.free(self._alloc(shard, "fsdp: divided gradients", REDUCE_SCATTER_STREAM))
         stored = {self.stored[w] for w in gradients}
         passing = []
         if stored != set(dtypes):

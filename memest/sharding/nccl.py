@@ -49,7 +49,9 @@ def communicators(spread: Distributed, capability: tuple[int, int] | None) -> Co
     """What the communicator of a run takes on each GPU; None where there is none.
 
     All ranks are in one group (DDP, FSDP2 on a mesh of one dimension, ZeRO), so there is one; with
-    replicas of a sharded model there are two. The stages of a pipeline send to their neighbours.
+    replicas of a sharded model there are two. The stages of a pipeline send to their neighbours,
+    and where experts are shared, every rank sends to every other.
+    An all-to-all sends to every other rank, so all of them are connected.
     The middle of the range is expected, for want of anything better.
 
     Args:
@@ -66,8 +68,11 @@ def communicators(spread: Distributed, capability: tuple[int, int] | None) -> Co
             basis=f"NCCL {format_size(given)} as given",
         )  # fmt: skip
     groups = [n for n in (spread.shard_ranks, spread.num_copies, spread.tp) if n > 1]
-    # sending and receiving connects neighbours alone, one of them at the ends of a pipeline
-    neighbours = min(spread.pp - 1, 2)
+    if 1 < spread.cp < spread.shard_ranks:
+        groups.append(spread.cp)  # else those of a sequence are those that share the parameters
+    # sending and receiving connects neighbours alone, one of them at the ends of a pipeline; the
+    # gradients of keys and values go round the ring
+    neighbours = min(max(spread.pp, spread.cp) - 1, 2) + spread.ep - 1
     low = (len(groups) + min(neighbours, 1)) * FEWEST_CHANNELS * CONNECTION_BYTES
     high = (len(groups) * 2 + neighbours) * MOST_CHANNELS * CONNECTION_BYTES
     if capability is None or capability >= _NVLS_CAPABILITY:

@@ -33,14 +33,17 @@ from memest.hidden.call import GpuTraits
 from memest.hidden.registry import hidden_allocations
 from memest.parallel import Schedule
 from memest.sharding.rewrite import RankStream
-from memest.sharding.schedules import Action, rank_order, stages_of
+from memest.sharding.schedules import Action, rank_order, sharded_order, stages_of
 from memest.steps.compose import MAX_REPEATS, Span, paired
 from memest.steps.stages import Joined, StagePieces, join, with_places
-from memest.steps.stream import Course, Player, shape_of, slack_of
+from memest.steps.stream import Course, PlacedCue, Player, shape_of, slack_of
 
 __all__ = ["PipelinePlan", "compose_rank"]
 
 _SINGLE = (Schedule.GPIPE, Schedule.ONE_F_ONE_B)
+_OF_STAGES = {
+    "U": CueKind.STAGE_UNSHARD, "R": CueKind.STAGE_RESHARD, "G": CueKind.STAGE_REDUCE,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +59,7 @@ class PipelinePlan:
         num_steps: updates.
         returns_outputs: the last stage's outputs are kept and joined.
         drops_gradients: ``zero_grad`` lets go of gradients.
+        wrapped: DDP or FSDP wraps each stage: the stream says where they act.
     """
 
     schedule: Schedule
@@ -66,6 +70,7 @@ class PipelinePlan:
     num_steps: int
     returns_outputs: bool
     drops_gradients: bool
+    wrapped: bool = False
 
 
 def compose_rank(
@@ -84,7 +89,8 @@ def compose_rank(
     numbered, sizes = with_places(joined)
     hidden = [hidden_allocations(call, gpu) for call in numbered.calls]
     course = Course(module_names=numbered.module_names, label_names=list(numbered.op_names))
-    player = Player(numbered, shape_of(hidden), len(sizes), course)
+    cues = numbered.cues if plan.wrapped else ()
+    player = Player(numbered, shape_of(hidden), len(sizes), course, cues)
     table = [*sizes, *(h.nbytes for found in hidden for h in found)]
     numbers = stages_of(plan.schedule, rank, plan.ranks, plan.per_rank)
     pieces = {
@@ -100,7 +106,7 @@ def compose_rank(
         labels=course.labels, label_names=course.label_names,
         mark_positions=course.mark_positions, marks=course.marks,
         module_names=course.module_names, sizes=[table[place] for place in course.places],
-        workspace_slack_bytes=slack_of(hidden), rank=rank,
+        workspace_slack_bytes=slack_of(hidden), rank=rank, cues=course.cues,
     )  # fmt: skip
 
 
@@ -169,7 +175,25 @@ class _Playing:
     chunks: list[int] = field(default_factory=list)
     leaf_gradients: dict[int, list[int]] = field(default_factory=dict)
     sent: list[int] = field(default_factory=list)
+    sent_back: list[int] = field(default_factory=list)
     names: dict[str, int] = field(default_factory=dict)
+    backwards: Counter[int] = field(default_factory=Counter)
+
+    # -- what wrappers are told
+
+    def _cue(self, kind: CueKind, index: int, number: int = -1) -> None:
+        if self.plan.wrapped:
+            course = self.course
+            place = len(course.events), len(course.marks)
+            course.cues.append(PlacedCue(*place, kind, index, number))
+
+    def _begins(self, action: Action) -> None:
+        """Work on a stage begins, perhaps its last backward (``backward_counter``)."""
+        self._cue(CueKind.STAGE_WORK, action.stage)
+        if action.work in "BW":
+            self.backwards[action.stage] += 1
+            if self.backwards[action.stage] == self.plan.micro_batches:
+                self._cue(CueKind.STAGE_SYNC, action.stage)
 
     # -- what is held
 
@@ -231,7 +255,8 @@ class _Playing:
     def run(self) -> None:
         """Load, then step after step."""
         self._mark(Phase.LOAD, 0)
-        for pieces in self.stages.values():
+        for number, pieces in self.stages.items():
+            self._cue(CueKind.STAGE_WORK, number)
             begin, end = pieces.load
             self.player.play((begin + 1, end), 0, 0)  # its own mark excepted
         if self.update is not None:
@@ -259,13 +284,22 @@ class _Playing:
         single = plan.schedule in _SINGLE
         # whose backward is the first finds no gradients; one micro-batch leads in all stages
         self.leads = next(action.micro_batch for action in order if action.work in "BI")
+        self.backwards.clear()
+        if plan.wrapped and not single:
+            order = sharded_order(order, plan.micro_batches)
         for action in order:
+            if action.work in _OF_STAGES:
+                self._cue(_OF_STAGES[action.work], action.stage)
+                continue
+            self._begins(action)
             if action.work == "F":
                 self._forward(action, single=single)
             elif action.work == "W":
                 self._weights(action)
             else:
                 self._backward(action, single=single)
+        if single:
+            self._cue(CueKind.STAGE_REDUCE, *self.stages)
         self._wait(single=single)
         # _update_losses: the caller's list takes them over
         old, self.user_losses = self.user_losses, [self._hold(n) for n in self.losses]
@@ -351,6 +385,7 @@ class _Playing:
         begin, end = pieces.piece("F", template)
         computed = pieces.computed(template)
         self._play(action, (begin, computed))
+        self._cue(CueKind.STAGE_LEFT, stage)
         output = pieces.allocation_of(CueKind.STAGE_OUTPUT, template)
         assert output is not None
         number = self.player.number_of(output)
@@ -415,7 +450,7 @@ class _Playing:
         The first stage sends no gradient, and binds the names all the same.
         """
         if self.plan.schedule is Schedule.GPIPE:
-            self.sent += [] if number is None else [number]
+            self.sent_back += [] if number is None else [number]
             return
         self._bind("bwd_sends", number)
         if micro_batch >= self.plan.micro_batches - self._ahead:
@@ -428,14 +463,23 @@ class _Playing:
         return min(self.plan.micro_batches, self.plan.ranks - self.rank)
 
     def _weights(self, action: Action) -> None:
+        """Gradients come without the hooks of their parameters (``stage_backward_weight``)."""
         self._play(action)
+        for weight, index in self.stages[action.stage].gradient_of.items():
+            number = self.player.number_of(index)
+            self._cue(CueKind.READY, weight, -1 if number is None else number)
 
     def _wait(self, *, single: bool) -> None:
-        """Everything that is being sent is waited for: the last first, or on return."""
+        """Everything that is being sent is waited for: the last first, or on return.
+
+        GPipe's list of outputs goes first then, its names next, its list of gradients last.
+        """
         self._drop(self.sent if single else reversed(self.sent))
         self.sent = []
         for name in list(self.names):
             self._bind(name, None)
+        self._drop(self.sent_back)
+        self.sent_back = []
         self.has_gradients = True
         self.saved.clear()
 

@@ -9,8 +9,10 @@ from memest.distributed import Fsdp, Prefetch, Strategy
 from memest.events import Landmarks, Weight
 from memest.setup import Loop, Precision, Setup
 from memest.sharding.ddp import Ddp
+from memest.sharding.flat import keeps_whole
 from memest.sharding.fsdp import Fsdp2
-from memest.sharding.fsdp1 import Fsdp1, keeps_parameters
+from memest.sharding.fsdp1 import Fsdp1
+from memest.sharding.quantised import sharded_plans
 from memest.sharding.rewrite import RankStream, Rewriter, Wrapper, rewrite
 from memest.sharding.shards import stored_dtype
 from memest.sharding.units import units_of
@@ -62,10 +64,13 @@ def _fsdp2(
     to: Rewriter, setup: Setup, weights: Sequence[Weight], landmarks: Landmarks, grad_accum: int
 ) -> Fsdp2:
     spread = setup.distributed
+    plans, notes = sharded_plans(units_of(setup, weights, landmarks), weights, setup)
     common: dict[str, Any] = {
-        "to": to, "weights": weights,
+        "to": to, "weights": weights, "notes": notes,
         "stored": [stored_dtype(weight, setup) for weight in weights],
-        "plans": units_of(setup, weights, landmarks), "ranks": spread.shard_ranks,
+        "plans": plans, "ranks": spread.shard_ranks,
+        "on_device": setup.quantization is not None
+        and not spread.fsdp_cpu_ram_efficient_loading,
         "replicated": spread.num_copies > 1, "offloads": spread.fsdp_offload,
         "skips_sync": skips_sync(setup), "last_micro_step": grad_accum,
     }  # fmt: skip
@@ -73,9 +78,10 @@ def _fsdp2(
         # accelerate's plugin prefetches nothing unless told to, torch's class does
         usual = Prefetch.BACKWARD_PRE if setup.loop is Loop.PLAIN else Prefetch.NO_PREFETCH
         wrapper: Fsdp2 = Fsdp1(
-            **common, original=keeps_parameters(setup),
+            **common, original=setup.keeps_parameters,
             full_shard=spread.fsdp is Fsdp.FULL_SHARD,
             prefetch=spread.fsdp_backward_prefetch or usual,
+            whole=keeps_whole(setup), reentrant=setup.recomputes_reentrantly,
         )  # fmt: skip
     else:
         wrapper = Fsdp2(**common)
@@ -121,7 +127,7 @@ def _zero3(
         to=to, weights=weights, owned=owned_by_module(weights, to.out.module_names, landmarks),
         ranks=spread.num_gpus, limits=limits, overlaps=overlaps, from_host=spread.offload_param,
     )  # fmt: skip
-    return Zero3(
+    made = Zero3(
         to=to, weights=weights, fetcher=fetcher, groups=sub_groups_of(weights, setup),
         bucket_elements=spread.zero_setting("reduce_bucket_size", REDUCE_BUCKET_ELEMENTS),
         contiguous=spread.zero_setting("contiguous_gradients", True), overlaps=overlaps,
@@ -129,6 +135,13 @@ def _zero3(
         scaled=setup.precision is Precision.FP16,
         last_micro_step=grad_accum,
     )  # fmt: skip
+    if setup.loop is Loop.PLAIN and setup.has_linear_of_stage_3:
+        made.notes.append(
+            "ZeRO-3: the model is taken to be built under deepspeed.zero.Init. One that is whole "
+            "when deepspeed.initialize gets it keeps the gathered weights of linear layers until "
+            'the backward: "memory_efficient_linear": false in the DeepSpeed configuration says so.'
+        )
+    return made
 
 
 def skips_sync(setup: Setup) -> bool:

@@ -6,16 +6,20 @@ which a GPU waits: ``tests/sharding/test_schedules.py`` compares them with torch
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from memest.parallel import Schedule
 
-__all__ = ["Action", "Work", "rank_order", "stages_of"]
+__all__ = ["Action", "Work", "rank_order", "sharded_order", "stages_of"]
 
 Work = str
-"""``F`` forward, ``B`` backward, ``I`` gradients of inputs, ``W`` gradients of weights."""
+"""``F`` forward, ``B`` backward, ``I`` gradients of inputs, ``W`` gradients of weights; for stages
+whose parameters are sharded also ``U`` they are gathered, ``R`` given back, ``G`` their gradients
+are reduced."""
+_ACTIVE_STAGES = 3
+"""``max_active_stages`` of ``_add_unshard_reshard``: this many are gathered at a time."""
 
 
 class Action(NamedTuple):
@@ -24,7 +28,7 @@ class Action(NamedTuple):
     Attributes:
         work: which.
         stage: of the pipeline.
-        micro_batch: from 0.
+        micro_batch: from 0; -1 for what is about all of them.
     """
 
     work: Work
@@ -78,6 +82,37 @@ def rank_order(
     return _one_forward_one_backward(
         stages, micro_batches, per_round, ahead, weights_behind=rank if splits else None
     )
+
+
+def sharded_order(order: Sequence[Action], micro_batches: int) -> tuple[Action, ...]:
+    """What a rank does with stages whose parameters are sharded.
+
+    Source: ``_add_unshard_reshard`` and ``_add_reduce_grad``: the next stages are gathered ahead,
+    those that are not among them are given back, and gradients are reduced behind the last
+    backward of a stage.
+
+    Args:
+        order: of :func:`rank_order`.
+        micro_batches: of one step.
+    """
+    out: list[Action] = []
+    active: set[int] = set()
+    done: dict[int, int] = {}
+    for place, action in enumerate(order):
+        coming = tuple(dict.fromkeys(later.stage for later in order[place:]))[:_ACTIVE_STAGES]
+        fetched = [stage for stage in coming if stage not in active]
+        for stage in [stage for stage in active if stage not in coming]:
+            active.remove(stage)
+            out.append(Action("R", stage, -1))
+        for stage in fetched:
+            active.add(stage)
+            out.append(Action("U", stage, -1))
+        out.append(action)
+        if action.work in "BW":
+            done[action.stage] = done.get(action.stage, 0) + 1
+            if done[action.stage] == micro_batches:
+                out.append(Action("G", action.stage, -1))
+    return (*out, *(Action("R", stage, -1) for stage in active))
 
 
 def _one_forward_one_backward(

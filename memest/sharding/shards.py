@@ -10,9 +10,11 @@ from collections.abc import Sequence
 
 from memest.errors import ConfigError
 from memest.events import Weight
+from memest.quantization import Format
 from memest.setup import Dtype, Setup
 
 __all__ = [
+    "loaded_dtype",
     "num_elements",
     "padded_elements",
     "stored_dtype",
@@ -45,11 +47,22 @@ def padded_elements(weight: Weight, ranks: int) -> int:
 def stored_dtype(weight: Weight, setup: Setup) -> str:
     """The dtype in which FSDP stores a weight that computes in ``weight.dtype``.
 
-    With mixed precision, accelerate stores what trains in float32 (``fsdp2_prepare_model``) and
-    leaves the rest as it was loaded.
+    With mixed precision, accelerate stores what trains in float32 (``fsdp2_prepare_model``; not
+    beside 4-bit weights, where it leaves adapters as peft made them) and the rest as it was loaded.
     """
     if not setup.computes_in_half:
         return weight.dtype
-    if weight.trains or setup.dtype is Dtype.FLOAT32:
+    spread, quantization = setup.distributed, setup.quantization
+    four = quantization is not None and quantization.format is Format.BNB_4BIT
+    if weight.trains and not (four and spread.fsdp_version == 2):
         return Dtype.FLOAT32.value
-    return weight.dtype
+    return loaded_dtype(weight, setup)
+
+
+def loaded_dtype(weight: Weight, setup: Setup) -> str:
+    """The dtype in which a weight came to FSDP."""
+    if not setup.computes_in_half:
+        return weight.dtype
+    if weight.kept_dtype:
+        return weight.kept_dtype
+    return Dtype.FLOAT32.value if setup.dtype is Dtype.FLOAT32 else weight.dtype

@@ -8,7 +8,7 @@ PyTorch's FSDP2 tutorial: layers, and the rest with the root.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from memest.distributed import Fsdp
 from memest.errors import ConfigError, closest
@@ -18,6 +18,8 @@ from memest.setup import Loop, Setup
 __all__ = ["UnitPlan", "plan_units", "units_of"]
 
 ROOT = ""
+_PROMPTS = ("CartridgeEncoder", "PrefixEncoder", "PromptEncoder", "PromptEmbedding")
+"""Classes of peft that its policy always wraps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,30 +30,36 @@ class UnitPlan:
         modules: paths of the modules it was given.
         weights: numbers of the parameters that it manages, in its order.
         reshards: parameters are given back after its forward.
+        ranks: that share it; None = as many as share the others.
     """
 
     modules: tuple[str, ...]
     weights: tuple[int, ...]
     reshards: bool
+    ranks: int | None = None
 
 
 def units_of(setup: Setup, weights: Sequence[Weight], landmarks: Landmarks) -> tuple[UnitPlan, ...]:
     """The units of a run.
 
     FSDP1's policies wrap layers alone (``transformer_auto_wrap_policy``); what is left is the
-    root's, with accelerate too.
+    root's, with accelerate too. Beside adapters it is peft's ``fsdp_auto_wrap_policy``, which the
+    Trainer sets and peft's documentation asks of scripts: what trains is apart from what is frozen.
     """
     spread = setup.distributed
+    if spread.ep > 1:
+        return _own_units(landmarks, weights, spread.expert_shard_ranks)
     return plan_units(
         landmarks, weights, classes=spread.fsdp_wrap,
         reshards=spread.fsdp is Fsdp.FULL_SHARD,
         as_accelerate=setup.loop is not Loop.PLAIN and spread.fsdp_version == 2,
+        as_peft=setup.adapter is not None and spread.fsdp_version == 1,
     )  # fmt: skip
 
 
 def plan_units(
     landmarks: Landmarks, weights: Sequence[Weight], *, classes: Sequence[str], reshards: bool,
-    as_accelerate: bool,
+    as_accelerate: bool, as_peft: bool = False,
 ) -> tuple[UnitPlan, ...]:  # fmt: skip
     """The units of a model, in the order in which they are made; the root is the last.
 
@@ -61,6 +69,7 @@ def plan_units(
         classes: of the modules that become units; empty = those that may not be split.
         reshards: what was asked for (``reshard_after_forward``).
         as_accelerate: with units for embeddings and head.
+        as_peft: with units for layers without children whose weight trains, and for prompts.
 
     Raises:
         ConfigError: a class that no module has.
@@ -68,8 +77,11 @@ def plan_units(
     kinds = landmarks.kinds
     wanted = _checked(classes, kinds) if classes else set(landmarks.blocks)
     order = _bottom_up(list(kinds))
+    apart = _trained_alone(kinds, weights) if as_peft else set()
     groups: list[tuple[tuple[str, ...], bool]] = [
-        ((name,), reshards) for name in order if name != ROOT and kinds[name] in wanted
+        ((name,), reshards)
+        for name in order
+        if name != ROOT and (kinds[name] in wanted or name in apart)
     ]
     if as_accelerate:
         groups += _ends(landmarks, weights, {name for (name,), _ in groups}, reshards)
@@ -77,6 +89,15 @@ def plan_units(
     groups.append(((ROOT,), False))
     if as_accelerate:
         _check_embeddings(landmarks, groups)
+    return _filled(landmarks, weights, groups)
+
+
+def _filled(
+    landmarks: Landmarks, weights: Sequence[Weight],
+    groups: Sequence[tuple[tuple[str, ...], bool]],
+) -> tuple[UnitPlan, ...]:  # fmt: skip
+    """Units with the parameters that are theirs; those without any, but for the root, are none."""
+    order = _bottom_up(list(landmarks.kinds))
     owner = {name: number for number, (names, _) in enumerate(groups) for name in names}
     members: list[list[int]] = [[] for _ in groups]
     place = {name: number for number, name in enumerate(order)}
@@ -88,6 +109,32 @@ def plan_units(
         UnitPlan(modules=names, weights=tuple(group), reshards=own)
         for (names, own), group in zip(groups, members, strict=True)
         if group or names == (ROOT,)
+    )
+
+
+def _trained_alone(kinds: Mapping[str, str], weights: Sequence[Weight]) -> set[str]:
+    """What ``fsdp_auto_wrap_policy`` of peft 0.21 wraps beside the layers of the model."""
+    parents = {_parent(name) for name in kinds if name != ROOT}
+    trained = {weight.name for weight in weights if weight.trains}
+    return {
+        name
+        for name, kind in kinds.items()
+        if kind in _PROMPTS or (name not in parents and f"{name}.weight" in trained)
+    }
+
+
+def _own_units(
+    landmarks: Landmarks, weights: Sequence[Weight], expert_ranks: int
+) -> tuple[UnitPlan, ...]:
+    """Units that transformers makes by its own plan: experts, the rest of the layers, the ends.
+
+    Source: ``apply_fully_sharded_data_parallelism`` of transformers 5.23.
+    """
+    groups = [*landmarks.units, ((ROOT,), False, False)]
+    plans = _filled(landmarks, weights, [(names, own) for names, own, _ in groups])
+    experts = {names for names, _, of_experts in groups if of_experts}
+    return tuple(
+        replace(plan, ranks=expert_ranks) if plan.modules in experts else plan for plan in plans
     )
 
 

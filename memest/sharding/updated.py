@@ -8,11 +8,11 @@ from dataclasses import replace
 from memest.distributed import Strategy
 from memest.events import Landmarks, Weight
 from memest.setup import Loop, Precision, Setup
-from memest.sharding.fsdp1 import flat_weights
+from memest.sharding.flat import flat_weights
 from memest.sharding.shards import num_elements, padded_elements, stored_dtype
 from memest.sharding.zero_groups import partition_weights
 
-__all__ = ["as_updated", "updated_weights", "updates_on_device"]
+__all__ = ["as_updated", "updated_weights"]
 
 
 def updated_weights(
@@ -31,8 +31,16 @@ def updated_weights(
         return tuple(weights)
     if setup.distributed.fsdp_version == 1:
         return flat_weights(weights, setup, landmarks)
-    ranks = setup.distributed.shard_ranks
-    return tuple(_shard(weight, setup, ranks) for weight in weights)
+    spread = setup.distributed
+    experts = [names for names, _, of_experts in landmarks.units if of_experts]
+    inside = tuple(f"{name}." for names in experts for name in names)
+    return tuple(
+        _shard(
+            weight, setup,
+            spread.expert_shard_ranks if weight.name.startswith(inside) else spread.shard_ranks,
+        )
+        for weight in weights
+    )  # fmt: skip
 
 
 def _shard(weight: Weight, setup: Setup, ranks: int) -> Weight:
@@ -43,15 +51,12 @@ def _shard(weight: Weight, setup: Setup, ranks: int) -> Weight:
     return replace(weight, shape=shape, stride=stride, dtype=stored_dtype(weight, setup))
 
 
-def updates_on_device(setup: Setup) -> bool:
-    """Whether clipping and optimizer work in the GPU's memory."""
-    return not (setup.distributed.fsdp_offload or setup.distributed.offload_optimizer)
-
-
 def as_updated(setup: Setup) -> Setup:
     """The setup whose updates are traced: DeepSpeed scales and clips by itself, in place."""
     if setup.distributed.strategy is not Strategy.ZERO:
         return setup
     return replace(
-        setup, max_grad_norm=0.0, loop=Loop.PLAIN, master_weights=False, precision=Precision.FP32
-    )
+        setup, max_grad_norm=0.0, loop=Loop.PLAIN, master_weights=False, precision=Precision.FP32,
+        # an evaluation is the Trainer's, and no matter of an update
+        eval_batch=None, eval_samples=None, eval_accumulation_steps=None,
+    )  # fmt: skip

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from memest.events import Category, CueKind, Mark, Phase
 from memest.hidden.call import DTYPE_BYTES
 from memest.sharding.gradients import GradientWrapper
+from memest.sharding.group_update import MASTER_BYTES, GroupUpdate
 from memest.sharding.rewrite import DEFAULT_STREAM
 from memest.sharding.shards import num_elements
 from memest.sharding.zero_groups import Group
@@ -23,8 +24,6 @@ __all__ = ["REDUCE_BUCKET_ELEMENTS", "REDUCTION_STREAM", "Zero"]
 REDUCE_BUCKET_ELEMENTS = 500_000_000
 """``reduce_bucket_size`` of DeepSpeed where the file names none."""
 REDUCTION_STREAM = 2
-_MASTER_BYTES = 4
-"""Master weights and their gradients are float32 (``master_weights_and_grads_dtype``)."""
 _NORM_BYTES = 8
 """Norms are taken of a float64 copy of each gradient (``get_norm_dtype``)."""
 
@@ -73,10 +72,11 @@ class Zero(GradientWrapper):
     _filled: int = 0
     _kept: int | None = None
     _summed: list[int] = field(default_factory=list)
-    _masters: list[int] = field(default_factory=list)
+    _update: GroupUpdate = field(init=False)
     _boundary: bool = True
 
     def __post_init__(self) -> None:
+        self._update = GroupUpdate(self.to)
         self.to.out.rank = self._largest_rank()
         self.on_host = "master weights, gradients, Adam's states and copies on their way"
         rank = self.to.out.rank
@@ -120,7 +120,7 @@ class Zero(GradientWrapper):
     def leaves(self, phase: Phase) -> None:
         """See :meth:`Wrapper.leaves`."""
         if phase is Phase.OPTIMIZER:
-            self._end_update()
+            self._update.end()
 
     def cue(self, kind: CueKind, index: int, number: int) -> None:
         """See :meth:`Wrapper.cue`."""
@@ -156,7 +156,7 @@ class Zero(GradientWrapper):
             if self.offloads:
                 to.free(half)
             elif group.dtype != "float32":
-                to.alloc(size * _MASTER_BYTES, Category.MASTER_WEIGHTS, "zero: master weights")
+                to.alloc(size * MASTER_BYTES, Category.MASTER_WEIGHTS, "zero: master weights")
                 to.free(half)
         if self.offloads:
             self._construct_on_host()
@@ -164,7 +164,7 @@ class Zero(GradientWrapper):
         # a zero gradient for every partition, let go of again
         zeros = [
             to.alloc(
-                p.group.partition_elements * _MASTER_BYTES, Category.TEMPORARIES, "zero: gradients"
+                p.group.partition_elements * MASTER_BYTES, Category.TEMPORARIES, "zero: gradients"
             )
             for p in self._mine
         ]
@@ -182,7 +182,7 @@ class Zero(GradientWrapper):
         for part in self._mine:
             size, half = part.group.partition_elements, DTYPE_BYTES[part.group.dtype]
             # master weights, their gradients, Adam's two moments, and what goes back
-            self.to.out.host_bytes += size * (4 * _MASTER_BYTES + half)
+            self.to.out.host_bytes += size * (4 * MASTER_BYTES + half)
             if self.last_micro_step > 1:
                 self.to.out.host_bytes += sum(map(self._bytes, part.touched))
         self.to.out.host_bytes += self._bytes(largest)
@@ -282,7 +282,7 @@ class Zero(GradientWrapper):
                 size = self._owned_elements(weight)
                 self._passing(size * _NORM_BYTES, "zero: norm of a gradient", stream)
                 if self.weights[weight].dtype != "float32":
-                    self._passing(size * _MASTER_BYTES, "zero: gradient in float32", stream)
+                    self._passing(size * MASTER_BYTES, "zero: gradient in float32", stream)
             if weight in self.gradients:
                 self.consume(weight)
             return
@@ -341,31 +341,9 @@ class Zero(GradientWrapper):
 
     def _begin_group(self, index: int) -> None:
         """The averaged gradients of a group flat, and in float32."""
-        self._end_update()
         part = self._mine[index]
-        group = part.group
-        flat = None
-        if len(part.touched) != 1:
-            flat = self.to.alloc(
-                group.partition_elements * DTYPE_BYTES[group.dtype], Category.GRADIENTS,
-                "zero: flat gradients",
-            )  # fmt: skip
-        if group.dtype != "float32":
-            master = self.to.alloc(
-                group.partition_elements * _MASTER_BYTES, Category.GRADIENTS,
-                "zero: gradients in float32",
-            )  # fmt: skip
-            self._masters.append(master)
-            if flat is not None:
-                self.to.free(flat)
-        elif flat is not None:
-            self._masters.append(flat)
+        self._update.begin(part.group, len(part.touched))
         if index == len(self._mine) - 1:
             # averaged gradients of all groups are parts of the same storage
             while self._summed:
                 self.to.free(self._summed.pop())
-
-    def _end_update(self) -> None:
-        for number in self._masters:
-            self.to.free(number)
-        self._masters.clear()

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 
 from memest.events import Category, CueKind, Landmarks, Mark, Phase, Weight
 from memest.hidden.call import DTYPE_BYTES
-from memest.sharding.gradients import GradientWrapper
+from memest.sharding.group_update import MASTER_BYTES, GroupUpdate
+from memest.sharding.partitioned import PartitionedWrapper
 from memest.sharding.rewrite import DEFAULT_STREAM
 from memest.sharding.zero3_fetch import Fetcher
 from memest.sharding.zero_groups import SubGroup
@@ -23,7 +24,6 @@ from memest.sharding.zero_groups import SubGroup
 __all__ = ["Zero3", "owned_by_module"]
 
 _REDUCE_STREAM = 2
-_MASTER_BYTES = 4
 _NORM_BYTES = 8
 """Norms are taken of a float64 copy of each gradient (``get_norm_dtype``)."""
 
@@ -50,7 +50,7 @@ def owned_by_module(
 
 
 @dataclass(slots=True, kw_only=True)
-class Zero3(GradientWrapper):
+class Zero3(PartitionedWrapper):
     """One rank of ZeRO-3; all of them need the same.
 
     Attributes:
@@ -74,15 +74,14 @@ class Zero3(GradientWrapper):
     offloads_params: bool
     scaled: bool
     last_micro_step: int
-    _placed: dict[int, int] = field(default_factory=dict)
-    _left_out: list[int] = field(default_factory=list)
     _bucket: list[int] = field(default_factory=list)
     _filled: int = 0
-    _masters: list[int] = field(default_factory=list)
+    _update: GroupUpdate = field(init=False)
     _boundary: bool = True
     _in_backward: bool = False
 
     def __post_init__(self) -> None:
+        self._update = GroupUpdate(self.to)
         self.on_host = "what is offloaded, pinned where DeepSpeed pins it"
         if self.overlaps and self.fetcher.ranks > 1:
             self.notes.append(
@@ -92,13 +91,6 @@ class Zero3(GradientWrapper):
             )
 
     # -- what the stream brings
-
-    def allocates(self, number: int) -> bool:
-        """See :meth:`Wrapper.allocates`."""
-        if self.to.phase is Phase.LOAD and self.to.category(number) is Category.PARAMETERS:
-            self._left_out.append(number)
-            return False
-        return True
 
     def begins(self, mark: Mark) -> None:
         """See :meth:`Wrapper.begins`."""
@@ -111,14 +103,14 @@ class Zero3(GradientWrapper):
     def leaves(self, phase: Phase) -> None:
         """See :meth:`Wrapper.leaves`."""
         if phase is Phase.OPTIMIZER:
-            self._end_group()
+            self._update.end()
             self.fetcher.gather_persistent()
 
     def cue(self, kind: CueKind, index: int, number: int) -> None:
         """See :meth:`Wrapper.cue`."""
         if kind is CueKind.PLACED:
             self._placed[index] = number
-            self.fetcher.homes[index] = self.to.out.modules[number]
+            self.fetcher.homes[index] = self.module_of(index)
             if index == len(self.weights) - 1:
                 self._construct()
         elif kind is CueKind.PRE_FORWARD:
@@ -149,10 +141,7 @@ class Zero3(GradientWrapper):
     def _construct(self) -> None:
         """``zero.Init``, the checkpoint, and the optimizer (``_setup_for_real_optimizer``)."""
         to = self.to
-        placed = set(self._placed.values())
-        for number in self._left_out:
-            if number not in placed:
-                to.copy(number)
+        self.copy_unplaced()
         shards = self._build()
         for members in self._by_owner():
             # a module is gathered while its part of the checkpoint is read
@@ -234,13 +223,13 @@ class Zero3(GradientWrapper):
         if self.offloads_optimizer:
             for group in self.groups:
                 # master weights, their gradients, Adam's two moments
-                to.out.host_bytes += group.partition_elements * 4 * _MASTER_BYTES
+                to.out.host_bytes += group.partition_elements * 4 * MASTER_BYTES
             return
         converted = None
         for group in self.groups:
             if group.dtype == "float32" and not self.offloads_params:
                 continue
-            size = group.partition_elements * _MASTER_BYTES
+            size = group.partition_elements * MASTER_BYTES
             passing = to.alloc(size, Category.MASTER_WEIGHTS, "zero: converted parameters")
             if converted is not None:
                 to.free(converted)
@@ -249,7 +238,7 @@ class Zero3(GradientWrapper):
         if converted is not None:
             to.free(converted)
         largest = max(group.partition_elements for group in self.groups)
-        to.free(to.alloc(largest * _MASTER_BYTES, Category.TEMPORARIES, "zero: gradients"))
+        to.free(to.alloc(largest * MASTER_BYTES, Category.TEMPORARIES, "zero: gradients"))
 
     # -- gradients
 
@@ -326,7 +315,7 @@ class Zero3(GradientWrapper):
                 if self.weights[weight].dtype != "float32":
                     self.to.free(
                         self._passing(
-                            size * _MASTER_BYTES, "zero: gradient in float32", self._stream
+                            size * MASTER_BYTES, "zero: gradient in float32", self._stream
                         )
                     )
         if last is not None:
@@ -362,27 +351,5 @@ class Zero3(GradientWrapper):
 
     def _begin_group(self, index: int) -> None:
         """``_prepare_fp32_grad_for_sub_group``."""
-        self._end_group()
         group = self.groups[index]
-        flat = None
-        if len(group.weights) != 1:
-            flat = self.to.alloc(
-                group.partition_elements * DTYPE_BYTES[group.dtype], Category.GRADIENTS,
-                "zero: flat gradients",
-            )  # fmt: skip
-        if group.dtype != "float32":
-            self._masters.append(
-                self.to.alloc(
-                    group.partition_elements * _MASTER_BYTES,
-                    Category.GRADIENTS,
-                    "zero: gradients in float32",
-                )
-            )
-            if flat is not None:
-                self.to.free(flat)
-        elif flat is not None:
-            self._masters.append(flat)
-
-    def _end_group(self) -> None:
-        while self._masters:
-            self.to.free(self._masters.pop())
+        self._update.begin(group, len(group.weights))

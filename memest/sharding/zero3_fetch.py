@@ -170,12 +170,7 @@ class Fetcher:
 
     def begin(self) -> None:
         """The forward of the model begins (``reset_step``)."""
-        for weight in list(self._coming):
-            self._finish(self._coming[weight])
-            self._release(weight)
-        for handle in dict.fromkeys(self._coming.values()):
-            self._drop(handle)
-        self._coming.clear()
+        self._drop_coming()
         if self._mode is _Trace.RECORD:
             self._mode = _Trace.COMPLETE
             self._order = [
@@ -188,6 +183,15 @@ class Fetcher:
         self._recent.clear()
         self._step = 0
         self._available = 0
+
+    def _drop_coming(self) -> None:
+        """Gathers that nobody waits for any more end, and what they brought is given back."""
+        for weight in list(self._coming):
+            self._finish(self._coming[weight])
+            self._release(weight)
+        for handle in dict.fromkeys(self._coming.values()):
+            self._drop(handle)
+        self._coming.clear()
 
     def _follow(self, module: int) -> None:
         """``trace_prologue`` and ``record_module``."""
@@ -204,12 +208,7 @@ class Fetcher:
         self._modules, self._order = [], []
         self._queue.clear()
         self._recent.clear()
-        for weight in list(self._coming):
-            self._finish(self._coming[weight])
-            self._release(weight)
-        for handle in dict.fromkeys(self._coming.values()):
-            self._drop(handle)
-        self._coming.clear()
+        self._drop_coming()
 
     def enter(self, module: int, *, backward: bool, recomputing: bool = False) -> None:
         """A module needs its parameters: ``fetch_sub_module``."""

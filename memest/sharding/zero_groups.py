@@ -106,6 +106,15 @@ def _parted(weights: Sequence[Weight], setup: Setup) -> list[list[int]]:
 
 
 def _mixed(setup: Setup, dtypes: Sequence[str]) -> ConfigError:
+    """Where DeepSpeed stops: ``flatten``, or ``defragment`` of stage 3."""
+    adapter = setup.adapter
+    if setup.partitions_parameters and adapter is not None and adapter.autocast_adapter_dtype:
+        return ConfigError(
+            "--zero 3 joins the shards of what trains in one buffer, and these have "
+            f"{' and '.join(dtypes)}: peft makes adapters float32, and DeepSpeed casts nothing of "
+            "a model that it partitioned while it was built, so the run stops there. Add "
+            "--no-autocast-adapter-dtype, or use --zero 2, which casts all."
+        )
     return ConfigError(
         f"--zero {setup.distributed.zero} flattens the parameters of a group into one buffer, and "
         f"these have {' and '.join(dtypes)}: convert them with --bf16, or use --fsdp full_shard."

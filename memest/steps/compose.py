@@ -162,6 +162,7 @@ class Pieces:
         inherited: (dropped by the second step, left by it for the next).
         totals: the running count of labels, as ``slots``; empty where none is kept.
         samples: tensors of a prefetched batch: first and second of step 1, first of step 2.
+        added: what the micro-step of each of them puts into it.
     """
 
     trace: Trace
@@ -169,6 +170,7 @@ class Pieces:
     inherited: list[tuple[int, int]] = field(default_factory=list)
     totals: list[tuple[int, int, int]] = field(default_factory=list)
     samples: tuple[list[int], list[int], list[int]] = ([], [], [])
+    added: tuple[list[int], list[int], list[int]] = ([], [], [])
     _at: dict[tuple[SeamKind, int, int], int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -182,6 +184,8 @@ class Pieces:
                 list(self._born(self.sample(2, 1))),
             )
         if self.repeats:
+            if self.prefetches:
+                self._match_added()
             self._match_micro_steps()
         self._match_steps()
 
@@ -277,10 +281,23 @@ class Pieces:
         born = set(self._born(span))
         return sorted(index for index in self._freed(span) if index not in born)
 
+    def _match_added(self) -> None:
+        """What a micro-step puts into its batch goes with it, when the next batches are there."""
+        trace, sampled = self.trace, self._of_batches()
+        released = set(self._freed(self.release(2)))
+        first = [i for i in self._left(self.micro_step(1, 1)) if i in released]
+        others = (self._left(self.micro_step(*at)) for at in ((1, 2), (2, 1)))
+        second, again = (_found(trace, first, left, sampled) for left in others)
+        self.added = first, second, again
+
+    def _of_batches(self) -> set[int]:
+        """All that lives as long as a prefetched batch does."""
+        return {index for group in (*self.samples, *self.added) for index in group}
+
     def _match_micro_steps(self) -> None:
         """What every micro-step takes over from the one before it."""
         trace, later = self.trace, self.micro_step(1, 2)
-        sampled = {index for sample in self.samples for index in sample}
+        sampled = self._of_batches()
         dropped = [i for i in self._dropped(later) if i not in sampled]
         left = [i for i in self._left(later) if i not in sampled]
         pairs = paired(trace, dropped, left)
@@ -295,7 +312,7 @@ class Pieces:
     def _match_steps(self) -> None:
         """What the second step takes over from the first, the third from the second."""
         span = self.position(SeamKind.STEP, 2), self.position(SeamKind.END, 2)
-        passed = {index for sample in self.samples for index in sample}
+        passed = self._of_batches()
         for first, later, again in (*self.slots, *self.totals):
             passed.update((first, later, again))
         dropped = [i for i in self._dropped(span) if i not in passed]

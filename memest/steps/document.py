@@ -22,6 +22,7 @@ from memest.events import (
     CATEGORY_ORDER,
     FREE,
     MARK,
+    OF_WEIGHTS,
     Cue,
     CueKind,
     Landmarks,
@@ -201,13 +202,9 @@ def _check(trace: Trace) -> None:
     places = [cue.position for cue in trace.cues]
     _require(places == sorted(places) and _within(places, len(trace.events) + 1), "cues")
     _require(all(-1 <= cue.allocation < count for cue in trace.cues), "cues")
-    of_weights = (
-        CueKind.PLACED, CueKind.GRADIENT, CueKind.READY, CueKind.HELD, CueKind.LET_GO,
-        CueKind.KEPT_GRADIENT,
-    )  # fmt: skip
     _require(
         all(
-            0 <= cue.index < (len(trace.weights) if cue.kind in of_weights else modules)
+            0 <= cue.index < (len(trace.weights) if cue.kind in OF_WEIGHTS else modules)
             for cue in trace.cues
             if cue.kind is not CueKind.UPDATE
         ),
@@ -285,15 +282,18 @@ def _read_cues(columns: Any) -> list[Cue]:
 
 def _landmarks(landmarks: Landmarks) -> list[Any]:
     kinds = [[name, kind] for name, kind in landmarks.kinds.items()]
+    more = landmarks.shared or landmarks.units
     return [
         kinds, list(landmarks.blocks), landmarks.embeddings, landmarks.head, landmarks.norm,
-        *([[list(pair) for pair in landmarks.shared.items()]] if landmarks.shared else ()),
+        *([[list(pair) for pair in landmarks.shared.items()]] if more else ()),
+        *([[[list(names), *what] for names, *what in landmarks.units]] if landmarks.units else ()),
     ]  # fmt: skip
 
 
 def _read_landmarks(document: Any) -> Landmarks:
     kinds, blocks, *paths = document
-    # what was written before shared parameters were told has none
+    # what was written before units and shared parameters were told has none
+    units = paths.pop() if len(paths) == 5 else []
     shared = paths.pop() if len(paths) == 4 else []
     embeddings, head, norm = (None if path is None else _text(path) for path in paths)
     return Landmarks(
@@ -301,6 +301,10 @@ def _read_landmarks(document: Any) -> Landmarks:
         blocks=tuple(_text(block) for block in blocks),
         embeddings=embeddings, head=head, norm=norm,
         shared={_text(alias): _text(name) for alias, name in shared},
+        units=tuple(
+            (tuple(_text(name) for name in names), bool(frees), bool(experts))
+            for names, frees, experts in units
+        ),
     )  # fmt: skip
 
 
@@ -372,15 +376,18 @@ def _fields(call: SdpaCall) -> dict[str, Any]:
 
 def _weight(weight: Weight) -> list[Any]:
     flags = weight.trains | weight.decays << 1 | weight.has_grad << 2
-    return [weight.name, _value(weight.shape), _value(weight.stride), weight.dtype, flags]
+    out = [weight.name, _value(weight.shape), _value(weight.stride), weight.dtype, flags]
+    return [*out, weight.kept_dtype] if weight.kept_dtype else out
 
 
 def _read_weight(document: Any, places: int) -> Weight:
-    name, shape, stride, dtype, flags = document
+    name, shape, stride, dtype, flags, *kept = document
     _require(dtype in DTYPE_BYTES and 0 <= _whole(flags) < 8, "weight")
+    _require(len(kept) < 2 and all(one in DTYPE_BYTES for one in kept), "weight")
     return Weight(
         _text(name), _read_value(shape, places), _read_value(stride, places), dtype,
         trains=bool(flags & 1), decays=bool(flags & 2), has_grad=bool(flags & 4),
+        kept_dtype=kept[0] if kept else "",
     )  # fmt: skip
 
 

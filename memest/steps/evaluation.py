@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from memest.errors import TraceError
-from memest.events import ALLOC, FREE, Chains, SeamKind, Trace
+from memest.events import ALLOC, FREE, OF_WEIGHTS, Chains, SeamKind, Trace
 from memest.hidden.call import GpuTraits, Lifetime
 from memest.hidden.registry import hidden_allocations
 from memest.steps.compose import Span
@@ -26,8 +26,9 @@ that grow are played alone: the rest is a copy of what was played before."""
 
 
 def with_evaluation(
-    stream: Stream, evaluation: Trace, gpu: GpuTraits, known: Shape, *, batches: int, step: int
-) -> Stream:
+    stream: Stream, evaluation: Trace, gpu: GpuTraits, known: Shape, *, batches: int, step: int,
+    cues: bool = False,
+) -> Stream:  # fmt: skip
     """The stream of a run that ends with an evaluation.
 
     Args:
@@ -37,17 +38,20 @@ def with_evaluation(
         known: workspaces of the training, whose persistent ones are there already.
         batches: of the evaluation.
         step: optimizer step that it follows.
+        cues: say where wrappers of the model act, as the stream does.
 
     Raises:
         TraceError: the batches do not repeat each other.
     """
-    tail = _Tail(evaluation, gpu, known, step)
+    tail = _Tail(evaluation, gpu, known, step, cues=cues)
     tail.play(batches)
     return tail.behind(stream)
 
 
 class _Tail:
-    def __init__(self, trace: Trace, gpu: GpuTraits, known: Shape, step: int) -> None:
+    def __init__(
+        self, trace: Trace, gpu: GpuTraits, known: Shape, step: int, *, cues: bool
+    ) -> None:
         self._trace = trace
         self._step = step
         hidden = [hidden_allocations(call, gpu) for call in trace.calls]
@@ -63,8 +67,9 @@ class _Tail:
             if h.lifetime is Lifetime.PERSISTENT and h.nbytes
         }
         self._player = Player(
-            own, shape_of(hidden), len(trace.sizes), self._course, persistent=kept
-        )
+            own, shape_of(hidden), len(trace.sizes), self._course,
+            cues=trace.cues if cues else (), persistent=kept,
+        )  # fmt: skip
         self._sizes: list[int] = []
         self._spans = _spans(trace)
         before, last = (_born(trace, span) for span in self._spans[-2:])
@@ -116,21 +121,22 @@ class _Tail:
 
     def _one(self, span: Span, number: int, later: int = 0, *, whole: bool = True) -> None:
         start = len(self._course.events)
-        first = len(self._course.places)
+        first, cues = len(self._course.places), len(self._course.cues)
         self._player.play(span, self._step, number)
         for place in self._course.places[first:]:
             size = self._table[place]
             self._sizes.append(size + later * self._growth.get(place, 0))
         if not whole:
-            self._thin(start)
+            self._thin(start, cues)
 
-    def _thin(self, start: int) -> None:
+    def _thin(self, start: int, cues: int) -> None:
         """Leave out of a batch what repeats: its mark, and births with deaths of constant size."""
         course = self._course
         events = course.events[start:]
         dead = {~v for v in events if v < 0}
         quiet = {v for v in events if v in dead and not self._growth.get(course.places[v], 0)}
         del course.events[start:]
+        del course.cues[cues:]
         course.events.extend(v for v in events if (v if v >= 0 else ~v) not in quiet)
         while course.mark_positions[-1] >= start:
             course.mark_positions.pop()
@@ -154,6 +160,18 @@ class _Tail:
         out.labels.extend(labels[label] for label in course.labels)
         out.module_names, out.label_names = module_names, label_names
         out.marks = [*stream.marks, *course.marks]
+        out.cues = [
+            *stream.cues,
+            *(
+                replace(
+                    cue, position=cue.position + length,
+                    marks_before=cue.marks_before + len(stream.marks),
+                    index=cue.index if cue.kind in OF_WEIGHTS else modules[cue.index],
+                    number=cue.number + base if cue.number >= 0 else cue.number,
+                )
+                for cue in course.cues
+            ),
+        ]  # fmt: skip
         out.mark_positions = [*stream.mark_positions, *(p + length for p in course.mark_positions)]
         # the training part is what it was; what is remembered of it belongs to its own streams
         out.chains = Chains(stream.chains.parts)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from memest.events import ALLOC, CALL, FREE, MARK, CueKind, SeamKind, Trace
+from memest.events import ALLOC, CALL, FREE, MARK, OF_MODULES, CueKind, SeamKind, Trace
 from memest.steps.compose import Span
 
 __all__ = [
@@ -58,7 +58,10 @@ class Joined:
 
 
 def join(traces: list[Trace]) -> Joined:
-    """Put traces one behind the other: events, allocations, calls and marks are numbered on."""
+    """Put traces one behind the other: events, allocations, calls and marks are numbered on.
+
+    Cues are those of wrappers; their weights keep the numbers that they have in their own trace.
+    """
     out = Joined(Trace(), [], [], [])
     into = out.trace
     modules: dict[str, int] = {}
@@ -83,6 +86,16 @@ def join(traces: list[Trace]) -> Joined:
         into.site_modules.extend(names[number] for number in trace.site_modules)
         into.calls.extend(trace.calls)
         into.marks.extend(trace.marks)
+        into.cues.extend(
+            replace(
+                cue,
+                position=cue.position + out.first_events[-1],
+                index=names[cue.index] if cue.kind in OF_MODULES else cue.index,
+                allocation=cue.allocation + (offsets[ALLOC] if cue.allocation >= 0 else 0),
+            )
+            for cue in trace.cues
+            if cue.kind < CueKind.STAGE_INPUT or cue.kind is CueKind.OUTPUT_REACHED
+        )
         into.launches.extend(trace.launches)
         into.attention_choices.extend(trace.attention_choices)
         into.weights += trace.weights
@@ -152,6 +165,11 @@ class StagePieces:
     def gradients(self) -> list[int]:
         """What the first micro-batch leaves in ``.grad``, in the order of the parameters."""
         return [a for (kind, _), a in sorted(self._cues.items()) if kind is CueKind.KEPT_GRADIENT]
+
+    @property
+    def gradient_of(self) -> dict[int, int]:
+        """The same by the number of the weight."""
+        return {w: a for (kind, w), a in self._cues.items() if kind is CueKind.KEPT_GRADIENT}
 
     def born(self, span: Span, joined: Trace) -> list[int]:
         """The allocations that a piece makes."""

@@ -231,13 +231,24 @@ class _Run:
             self._fetch(step, source, which)
         player.play(pieces.micro_step(source, 1), step, 1)
         player.bind_row(pieces.slots, which)
-        for number in range(2, min(count, MAX_REPEATS + 1) + 1):
-            last = number == min(count, MAX_REPEATS + 1)
+        self._keep(0, which)
+        # batches that are added to grow with every micro-step: none is like the one before
+        played = count if pieces.added[0] else min(count, MAX_REPEATS + 1)
+        for number in range(2, played + 1):
+            last = number == played
             player.play(pieces.micro_step(1, 2), step, count if last else number)
             player.bind_row(pieces.slots, 1)
+            self._keep(number - 1, 1)
         player.play(pieces.ending(source), step, count)
         if source == 2:
             player.bind(pieces.inherited)
+
+    def _keep(self, place: int, which: int) -> None:
+        """What a micro-step put into its batch belongs to it now."""
+        for index in self._pieces.added[which]:
+            number = self._player.number_of(index)
+            assert number is not None
+            self._samples[place].append(number)
 
     def _fetch(self, step: int, source: int, which: int) -> None:
         """All batches of a step, before the first of them is used."""
@@ -254,12 +265,13 @@ class _Run:
                 player.bind_row(pieces.totals, 1)
             player.play(pieces.counted(source), step, 0)
         # a list lets go of its last item first; the very last is still bound to the loop's name
+        first, second, _ = (s + a for s, a in zip(pieces.samples, pieces.added, strict=True))
         for sample in reversed(old[:-1]):
-            player.assign(pieces.samples[0], sample)
+            player.assign(first, sample)
             player.play(pieces.release(2), step, 0)
         player.play(pieces.released(source), step, 0)
         if old:
-            player.assign(pieces.samples[1] if pieces.repeats else pieces.samples[0], old[-1])
+            player.assign(second if pieces.repeats else first, old[-1])
 
 
 class Player:

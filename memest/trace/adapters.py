@@ -11,7 +11,8 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import warnings
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from memest.trace.build import move_to_meta
 from memest.trace.packed import adapt_to_packed
 from memest.trace.quantized import quiet
 
-__all__ = ["add_adapter", "base_of", "prefix_of"]
+__all__ = ["add_adapter", "base_of", "cast_parameters", "kept_dtype", "prefix_of", "seen_in_full"]
 
 _TASK_TYPES = {
     Task.SEQUENCE_CLASSIFICATION: "SEQ_CLS",
@@ -33,6 +34,7 @@ _TASK_TYPES = {
     Task.SEQ2SEQ_LM: "SEQ_2_SEQ_LM",
 }
 """What peft calls the heads it knows; with the others it wraps a model as it is."""
+_KEPT = "_memest_kept_dtype"
 
 
 def add_adapter(
@@ -197,6 +199,56 @@ def _freeze_ranks(model: Any) -> None:
     for name, parameter in model.named_parameters():
         if ".ranknum." in name:
             parameter.requires_grad_(requires_grad=False)
+
+
+def cast_parameters(model: Any, dtype: torch.dtype) -> None:
+    """Make every floating parameter one of ``dtype``; buffers stay as they are.
+
+    Source: ``DeepSpeedEngine._cast_module_mixed_precision`` of DeepSpeed 0.19.8; what
+    ``fully_shard`` gathers under a ``MixedPrecisionPolicy`` has the same dtypes, and its shards
+    keep their own.
+    """
+    for parameter in model.parameters():
+        if parameter.dtype.is_floating_point:
+            setattr(parameter, _KEPT, parameter.dtype)
+            parameter.data = parameter.data.to(dtype)
+
+
+def kept_dtype(parameter: torch.Tensor) -> str:
+    """The dtype that :func:`cast_parameters` found, by torch's name; empty where it was not."""
+    return str(getattr(parameter, _KEPT, "")).removeprefix("torch.")
+
+
+@contextmanager
+def seen_in_full(model: torch.nn.Module, when: str) -> Iterator[None]:
+    """Adapters in half precision are taken for float32 ones by peft, which casts their inputs.
+
+    Args:
+        model: with adapters.
+        when: ``always``, in the ``first`` forward of the model, or never.
+    """
+    if not when:
+        yield
+        return
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    original: Any = BaseTunerLayer._cast_input_dtype
+    full = True
+
+    def cast(layer: Any, x: Any, dtype: torch.dtype) -> Any:
+        return original(layer, x, torch.float32 if full else dtype)
+
+    def done(*_: Any) -> None:
+        nonlocal full
+        full = when == "always"
+
+    handle = model.register_forward_hook(done)
+    BaseTunerLayer._cast_input_dtype = cast
+    try:
+        yield
+    finally:
+        BaseTunerLayer._cast_input_dtype = original
+        handle.remove()
 
 
 def _cast_to_base(model: Any) -> None:

@@ -400,7 +400,6 @@ class Counts:
     trainable: int
     buffers: int
     parameter_bytes: int
-    buffer_bytes: int
 
 
 def count(model: torch.nn.Module) -> Counts:
@@ -420,5 +419,4 @@ def count(model: torch.nn.Module) -> Counts:
         trainable=sum(p.numel() for p in parameters if p.requires_grad),
         buffers=sum(b.numel() for b in buffers),
         parameter_bytes=sum(t.nbytes for t in (*parameters, *beside)),
-        buffer_bytes=sum(b.numel() * b.element_size() for b in buffers),
     )

@@ -18,6 +18,7 @@ import torch
 
 from memest.trace import sdpa
 from memest.trace.autocast import Lists
+from memest.trace.cuda_ops import mish_backward
 from memest.trace.recorder import Handler, Recorder
 
 __all__ = ["CPU_LISTS", "cpu_handlers", "cpu_operators", "flash_runs_on_cpu"]
@@ -61,6 +62,7 @@ def cpu_operators() -> Iterator[None]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
             library.impl("scaled_dot_product_attention", _attention, "AutogradMeta")
+            library.impl("mish_backward", mish_backward, "AutogradMeta", allow_override=True)
         try:
             yield
         finally:

@@ -20,9 +20,10 @@ from memest.hidden.call import GpuTraits
 from memest.setup import SdpaBackend
 from memest.trace import sdpa
 from memest.trace.einsum import EINSUM_SWAPS, einsum_unswapped
+from memest.trace.mean_before import mean_kernels
 from memest.trace.recorder import Handler, Recorder
 
-__all__ = ["cuda_handlers", "cuda_operators"]
+__all__ = ["cuda_handlers", "cuda_operators", "mish_backward"]
 
 aten = torch.ops.aten
 
@@ -39,12 +40,14 @@ def cuda_operators(
         "log_softmax.int": _softmax_with(aten._log_softmax.default),
         "rms_norm": _rms_norm if gpu.torch >= (2, 9) else _rms_norm_parts,
         "scaled_dot_product_attention": _attention(gpu, sdpa_backend, choices),
+        "mish_backward": mish_backward,
     }
     if gpu.torch < EINSUM_SWAPS:
         kernels["einsum"] = einsum_unswapped
     if gpu.torch < (1, 11):
         kernels["_softmax"] = _SaveInputToo.kernel(aten._softmax.default)
         kernels["_log_softmax"] = _SaveInputToo.kernel(aten._log_softmax.default)
+    kernels |= mean_kernels(gpu.torch)
     with ExitStack() as stack:
         stack.enter_context(_optimizers_as_on_cuda())
         with warnings.catch_warnings():
@@ -219,6 +222,14 @@ def _laid_out(tensor: torch.Tensor | None, layout: torch.memory_format) -> torch
     if tensor is None or tensor.is_contiguous(memory_format=layout):
         return tensor
     return torch.empty_like(tensor, memory_format=layout)
+
+
+def mish_backward(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """One kernel on CPU and CUDA; meta takes the formula apart (``math_mish_backward``).
+
+    Source: ATen/native/Activation.cpp, ``TensorIterator::binary_op``: nothing but the result.
+    """
+    return grad * x
 
 
 def _convolution(_: Recorder, func: Any, args: Any, kwargs: Any) -> Any:

@@ -13,9 +13,13 @@ from typing import Any
 import torch
 
 from memest.events import CueKind, Landmarks
+from memest.trace.adapters import prefix_of
 from memest.trace.recorder import Recorder
 
-__all__ = ["follow_weights", "landmarks_of"]
+__all__ = ["OWN_UNITS", "follow_weights", "landmarks_of"]
+
+OWN_UNITS = "_memest_units"
+"""Where a model that the library shards when it loads it says how."""
 
 
 @contextmanager
@@ -33,11 +37,31 @@ def follow_weights(model: torch.nn.Module, recorder: Recorder) -> Iterator[None]
             handles.append(
                 parameter.register_post_accumulate_grad_hook(_accumulated(recorder, number))
             )
+    embeddings = _asked(model, "get_input_embeddings")
+    if embeddings is not None:
+        path = next((n for n, m in model.named_modules() if m is embeddings), "")
+        handles.append(embeddings.register_forward_hook(_made_a_leaf(recorder, path)))
     try:
         yield
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _made_a_leaf(recorder: Recorder, path: str) -> Any:
+    """Frozen embeddings whose output was told to require gradients: autograd comes to them too.
+
+    No operator shows it (``enable_input_require_grads``); a wrapper has a hook on that output.
+    """
+
+    def reached(gradient: torch.Tensor) -> None:
+        recorder.cue(CueKind.BACKWARD, recorder.module_number(path))
+
+    def hook(module: torch.nn.Module, inputs: Any, output: Any) -> None:
+        if isinstance(output, torch.Tensor) and output.requires_grad and output.is_leaf:
+            output.register_hook(reached)
+
+    return hook
 
 
 def _computed(recorder: Recorder, number: int) -> Any:
@@ -58,10 +82,13 @@ def landmarks_of(model: torch.nn.Module) -> Landmarks:
     """What wrap policies ask of a model.
 
     Source: ``fsdp2_prepare_model`` and ``_find_final_norm`` of accelerate 1.15; the latter takes
-    the last direct child of the base model whose class has "Norm" in its name.
+    the last direct child of the base model whose class has "Norm" in its name. Paths are those of
+    the trace, without what adapters put before them.
     """
-    names = {id(module): name for name, module in model.named_modules()}
-    kinds = {name: type(module).__name__ for name, module in model.named_modules()}
+    outer = prefix_of(model)
+    own = {name: name.removeprefix(outer) for name, _ in model.named_modules()}
+    names = {id(module): own[name] for name, module in model.named_modules()}
+    kinds = {own[name]: type(module).__name__ for name, module in model.named_modules()}
     prefix = getattr(model, "base_model_prefix", "")
     base = getattr(model, prefix, None) if prefix else model
     norms = [
@@ -76,6 +103,7 @@ def landmarks_of(model: torch.nn.Module) -> Landmarks:
         head=names.get(id(_asked(model, "get_output_embeddings"))),
         norm=names.get(id(norms[-1])) if norms else None,
         shared=_shared(model),
+        units=getattr(model, OWN_UNITS, ()),
     )
 
 
@@ -83,7 +111,9 @@ def _shared(model: torch.nn.Module) -> dict[str, str]:
     """Other paths of parameters that several modules have, each with the first one."""
     first: dict[int, str] = {}
     out: dict[str, str] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
+    outer = prefix_of(model)
+    for path, parameter in model.named_parameters(remove_duplicate=False):
+        name = path.removeprefix(outer)
         known = first.setdefault(id(parameter), name)
         if known != name:
             out[name] = known

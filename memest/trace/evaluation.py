@@ -17,8 +17,10 @@ from memest.events import Phase, SeamKind, Trace
 from memest.hidden.call import GpuTraits
 from memest.setup import Setup
 from memest.trace.compiled import compiled
+from memest.trace.gathered import Gather
 from memest.trace.loading import load
 from memest.trace.loops import Run, count_items, forward, loss_region
+from memest.trace.optimizers import weights_of
 from memest.trace.quantized import Loading
 from memest.trace.training import make_run, tracing
 
@@ -32,6 +34,7 @@ def trace_evaluation(
     model: torch.nn.Module, setup: Setup, *, make_batch: Callable[[], dict[str, torch.Tensor]],
     loss_of: Callable[[Any, Any], torch.Tensor], gpu: GpuTraits, model_type: str = "",
     operators: str = "cuda", loading: Loading | None = None, call: Any = None,
+    ranks: int | None = None,
 ) -> Trace:  # fmt: skip
     """Trace the first batches of an evaluation.
 
@@ -45,6 +48,7 @@ def trace_evaluation(
         operators: ``cuda``, or ``cpu`` for what this machine's CPU would run.
         loading: how the weights come to the device; None = ``model.to(device)``.
         call: how the model is called with a batch; None = ``model(**batch)``.
+        ranks: processes that gather what they predict; None = there are no others.
 
     Returns:
         The model's load, then :data:`TRACED_BATCHES` batches, each behind a seam.
@@ -60,14 +64,18 @@ def trace_evaluation(
         model.eval()
         stack.callback(model.train)
         run.call = call
+        # the Trainer evaluates the model itself, not the DDP around it
+        run.clones_outputs = False
         stack.enter_context(compiled(run, setup, gpu, training=False))
-        _evaluate(run, setup)
+        _evaluate(run, setup, Gather(ranks))
     trace = recorder.trace
+    if setup.partitions_parameters:
+        trace.weights = weights_of(model)  # what cues of ZeRO-3 name
     trace.notes.extend(recorder.notes)
     return trace
 
 
-def _evaluate(run: Run, setup: Setup) -> None:
+def _evaluate(run: Run, setup: Setup, gather: Gather) -> None:
     from transformers.trainer_pt_utils import EvalLoopContainer
 
     keeps = setup.eval_samples is not None
@@ -83,11 +91,15 @@ def _evaluate(run: Run, setup: Setup) -> None:
         losses, logits, labels = _prediction_step(run, fed, keeps)
         del fed
         if losses is not None:
-            losses = losses.repeat(setup.batch)
+            losses = gather(losses.repeat(setup.batch))
             all_losses.add(losses)
+        gather.pad(labels)
+        gather.pad(logits)
         if logits is not None:
+            logits = gather(logits)
             all_preds.add(logits)
         if labels is not None:
+            labels = gather(labels)
             all_labels.add(labels)
     run.recorder.seam(SeamKind.END, 0)
     run.recorder.forget()

@@ -6,9 +6,10 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
-from memest.events import Category
-from memest.trace.adapters import base_of
+from memest.events import CAST, WARM_UP, Category
+from memest.trace.adapters import base_of, kept_dtype
 from memest.trace.packed import PackedLinear, packed_layers
 from memest.trace.quantized import (
     Loading,
@@ -35,11 +36,33 @@ def load(model: torch.nn.Module, recorder: Recorder, loading: Loading | None = N
         base = base_of(model)
         later = {id(p) for p in model.parameters() if p.requires_grad} if base is not model else ()
         with code_tables():
-            _load_quantised(base, recorder, loading, seen, later)
+            _cast(recorder, _load_quantised(base, recorder, loading, seen, later))
+    there: list[tuple[str, torch.nn.Parameter, torch.Tensor]] = []
     for path, tensor, category in _tensors(model):
         if id(tensor) not in seen:
             seen.add(id(tensor))
-            recorder.adopt(tensor, category, path, "load")
+            kept = loading is not None and loading.quantised and _kept(tensor)
+            first = torch.empty_like(tensor, dtype=kept) if kept else tensor
+            if kept:
+                there.append((path, tensor, first))
+            recorder.adopt(first, category, path, "load")
+            del first
+    _cast(recorder, there)
+
+
+def _kept(parameter: torch.Tensor) -> torch.dtype | None:
+    """The dtype that a parameter has before a library casts it; None where none does."""
+    name = kept_dtype(parameter)
+    dtype: torch.dtype | None = getattr(torch, name) if name else None
+    return None if dtype == parameter.dtype else dtype
+
+
+def _cast(recorder: Recorder, there: list[tuple[str, torch.nn.Parameter, torch.Tensor]]) -> None:
+    """What lies on the device is cast there, one parameter after the other (:data:`CAST`)."""
+    while there:
+        path, parameter = there[0][:2]
+        recorder.adopt(parameter, Category.PARAMETERS, path, CAST)
+        del there[0]
 
 
 def _tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor, Category]]:
@@ -62,14 +85,18 @@ def _tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor, Catego
 def _load_quantised(
     base: torch.nn.Module, recorder: Recorder, loading: Loading, seen: set[int],
     later: Collection[int],
-) -> None:  # fmt: skip
+) -> list[tuple[str, torch.nn.Parameter, torch.Tensor]]:  # fmt: skip
     """``from_pretrained`` with a quantiser, then ``prepare_model_for_kbit_training``.
 
     Every weight arrives in its dtype and is quantised there and then; the copy is let go of. What
     is cast afterwards is cast one parameter after the other. Adapters come ``later``.
+
+    Returns:
+        Parameters that a library casts behind that, with what stands for them until then.
     """
     _warm_up(base, recorder, loading, later)
     waiting: dict[int, torch.Tensor] = {}
+    there: list[tuple[str, torch.nn.Parameter, torch.Tensor]] = []
     for path, module in base.named_modules():
         quantised = is_quantised(module)
         if quantised:
@@ -87,8 +114,12 @@ def _load_quantised(
                 continue
             seen.add(id(parameter))
             first = loading.cast_from.get(id(parameter))
-            if first is None:
+            kept = _kept(parameter)
+            if first is None and kept is None:
                 recorder.adopt(parameter, Category.PARAMETERS, path, "load")
+            elif first is None:
+                there.append((path, parameter, torch.empty_like(parameter, dtype=kept)))
+                recorder.adopt(there[-1][2], Category.PARAMETERS, path, "load")
             else:
                 waiting[id(parameter)] = torch.empty_like(parameter, dtype=first)
         for buffer in module._buffers.values():
@@ -100,8 +131,13 @@ def _load_quantised(
     for path, module in base.named_modules():
         for parameter in module._parameters.values():
             if parameter is not None and id(parameter) in waiting:
-                recorder.adopt(parameter, Category.PARAMETERS, path, "load")
-                del waiting[id(parameter)]
+                kept = _kept(parameter)
+                made = parameter if kept is None else torch.empty_like(parameter, dtype=kept)
+                if kept is not None:
+                    there.append((path, parameter, made))
+                recorder.adopt(made, Category.PARAMETERS, path, "load")
+                del waiting[id(parameter)], made
+    return there
 
 
 def _warm_up(
@@ -123,5 +159,7 @@ def _warm_up(
     for layer in packed_layers(base):
         total += sum(tensor.nbytes for tensor in layer.state_dict().values())
     recorder.note("loading begins with one block of the size of the weights, as transformers does")
-    warm = torch.empty(total // 2, dtype=torch.float16, device="meta")
+    with _disable_current_modes():  # it has a name of its own
+        warm = torch.empty(total // 2, dtype=torch.float16, device="meta")
+    recorder.adopt(warm, Category.TEMPORARIES, "", WARM_UP)
     del warm

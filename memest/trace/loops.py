@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from memest.events import Category, CueKind, Phase, SeamKind, Weight
 from memest.setup import Loop, Precision, ZeroGradAt
+from memest.trace.context_parallel import Split, collated
 from memest.trace.in_backward import Stepper
 from memest.trace.optimizers import weights_of
 from memest.trace.recorder import Recorder
@@ -62,11 +63,13 @@ class Run:
         prefetches: the Trainer moves all micro-batches of a step to the device first (since
             transformers 4.46).
         zero_grad_at: where a script calls zero_grad; the Trainer does after the step.
+        del_outputs: a script lets go of outputs and loss before its next batch.
         stepper: the optimizer where it steps in backward; ``optimizer`` is None then.
         clones_outputs: DDP copies the model's outputs, to find parameters that were not used.
         call: how the model is called with a batch; None = ``model(**batch)``.
         apart: parameters are updated one after the other, as DeepSpeed updates its groups.
         weights: the parameters, noted when the first backward has given them gradients.
+        split: entered around forward and backward where a sequence is shared: cuts a batch.
         compiled: the model as ``torch.compile`` made it; None where it runs eagerly.
     """
 
@@ -87,12 +90,14 @@ class Run:
     shifts_labels: bool = False
     prefetches: bool = True
     zero_grad_at: ZeroGradAt = ZeroGradAt.AFTER_STEP
+    del_outputs: bool = False
     stepper: Stepper | None = None
     clones_outputs: bool = False
     call: Callable[[Any, Batch], Any] | None = None
     apart: bool = False
     weights: tuple[Weight, ...] = ()
     compiled: Any = None
+    split: Split | None = None
 
     @property
     def device(self) -> torch.device:
@@ -140,7 +145,7 @@ def _trainer(run: Run) -> None:
         del fetched
         for micro_step in range(1, micro_steps + 1):
             seam(SeamKind.MICRO_STEP, step, micro_step)
-            if not run.prefetches and micro_step > 1:
+            if micro_step > 1 and (not run.prefetches or run.split is not None):
                 run.recorder.mark(Phase.BATCH, step, micro_step)
             inputs = samples[micro_step - 1] if run.prefetches else run.make_batch()
             loss = _training_step(run, inputs, items, step, micro_step)
@@ -193,13 +198,19 @@ def to_items(run: Run, samples: list[Batch]) -> torch.Tensor:
 
 
 def _training_step(run: Run, inputs: Batch, items: Any, step: int, micro_step: int) -> torch.Tensor:
-    run.recorder.mark(Phase.FORWARD, step, micro_step)
-    loss = _compute_loss(run, dict(inputs), items)
-    run.recorder.mark(Phase.BACKWARD, step, micro_step)
-    if items is None:
-        loss = loss / 1  # by the number of micro-steps; no size depends on it
-    _accelerator_backward(run, loss)
-    return loss.detach()
+    with _split(run, inputs):
+        run.recorder.mark(Phase.FORWARD, step, micro_step)
+        loss = _compute_loss(run, dict(inputs), items)
+        run.recorder.mark(Phase.BACKWARD, step, micro_step)
+        if items is None:
+            loss = loss / 1  # by the number of micro-steps; no size depends on it
+        _accelerator_backward(run, loss)
+        return loss.detach()
+
+
+def _split(run: Run, inputs: Batch) -> AbstractContextManager[Any]:
+    """The Trainer's ``cp_context``, a script's ``maybe_context_parallel``."""
+    return nullcontext() if run.split is None else run.split(inputs)
 
 
 def _compute_loss(run: Run, inputs: Batch, items: Any) -> torch.Tensor:
@@ -227,6 +238,8 @@ def _script(run: Run) -> None:
         seam(SeamKind.STEP, step)
         for micro_step in range(1, micro_steps + 1):
             seam(SeamKind.MICRO_STEP, step, micro_step)
+            if run.del_outputs:
+                outputs = loss = None  # the last line of the iteration before
             run.recorder.mark(Phase.BATCH, step, micro_step)
             if plain:
                 # "for batch in loader" rebinds the name to the next batch on the host;
@@ -235,19 +248,22 @@ def _script(run: Run) -> None:
             if run.zero_grad_at is ZeroGradAt.BEFORE_FORWARD and micro_step == 1:
                 _zero_grad(run)
             batch = run.make_batch()
-            run.recorder.mark(Phase.FORWARD, step, micro_step)
-            with loss_region(run):
-                outputs = forward(run, batch)
-                loss = run.loss_of(outputs, batch)
-            if run.zero_grad_at is ZeroGradAt.BEFORE_BACKWARD and micro_step == 1:
-                _zero_grad(run)
-            if plain and run.accumulates:
-                loss = loss / 1  # as above
-            run.recorder.mark(Phase.BACKWARD, step, micro_step)
-            if plain:
-                _backward(run, loss)
-            else:
-                _accelerator_backward(run, loss)
+            if run.split is not None:
+                batch = collated(batch)
+            with _split(run, batch):
+                run.recorder.mark(Phase.FORWARD, step, micro_step)
+                with loss_region(run):
+                    outputs = forward(run, batch)
+                    loss = run.loss_of(outputs, batch)
+                if run.zero_grad_at is ZeroGradAt.BEFORE_BACKWARD and micro_step == 1:
+                    _zero_grad(run)
+                if plain and run.accumulates:
+                    loss = loss / 1  # as above
+                run.recorder.mark(Phase.BACKWARD, step, micro_step)
+                if plain:
+                    _backward(run, loss)
+                else:
+                    _accelerator_backward(run, loss)
         seam(SeamKind.UPDATE, step)
         _update(run, step, norm)
         seam(SeamKind.UPDATED, step)

@@ -19,6 +19,7 @@ from memest.events import Category, Weight
 from memest.installed import bitsandbytes_version
 from memest.optimizer_names import facts_of, read_arguments
 from memest.setup import Loop, Setup
+from memest.trace.adapters import kept_dtype, prefix_of
 from memest.trace.block_states import BlockStates, blocks_of, library_optimizer
 from memest.trace.in_backward import Stepper, stepper_for
 from memest.trace.library_optimizers import (
@@ -30,6 +31,7 @@ from memest.trace.library_optimizers import (
 )
 from memest.trace.recorder import Recorder, local
 from memest.trace.roles import Roles, roles_of
+from memest.trace.stepping import updated_by
 
 __all__ = [
     "Named",
@@ -81,16 +83,21 @@ def named_parameters(model: torch.nn.Module) -> list[Named]:
 
 
 def weights_of(model: torch.nn.Module) -> tuple[Weight, ...]:
-    """What :func:`optimizer_of` needs to know of the parameters, as data."""
+    """What :func:`optimizer_of` needs to know of the parameters, as data.
+
+    Names are the model's own, as those of modules in a trace are.
+    """
+    prefix = prefix_of(model)
     return tuple(
         Weight(
-            name=named.name,
+            name=named.name.removeprefix(prefix),
             shape=tuple(local(named.parameter).shape),
             stride=local(named.parameter).stride(),
             dtype=str(named.parameter.dtype).removeprefix("torch."),
             trains=named.parameter.requires_grad,
             decays=named.decays,
             has_grad=named.parameter.grad is not None,
+            kept_dtype=kept_dtype(named.parameter),
         )
         for named in named_parameters(model)
     )
@@ -340,20 +347,17 @@ class AdamWOfTransformers(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """One update."""
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                state = self.state[parameter]
-                if not state:
-                    state["step"] = 0
-                    state["exp_avg"] = torch.zeros_like(parameter)
-                    state["exp_avg_sq"] = torch.zeros_like(parameter)
-                exp_avg, exp_avg_sq = state["exp_avg"], state["exp_avg_sq"]
-                exp_avg.mul_(0.9).add_(parameter.grad, alpha=0.1)
-                exp_avg_sq.mul_(0.999).addcmul_(parameter.grad, parameter.grad, value=0.001)
-                denominator = exp_avg_sq.sqrt().add_(group["eps"])
-                parameter.addcdiv_(exp_avg, denominator, value=-group["lr"])
+        for parameter in updated_by(self):
+            state = self.state[parameter]
+            if not state:
+                state["step"] = 0
+                state["exp_avg"] = torch.zeros_like(parameter)
+                state["exp_avg_sq"] = torch.zeros_like(parameter)
+            exp_avg, exp_avg_sq = state["exp_avg"], state["exp_avg_sq"]
+            exp_avg.mul_(0.9).add_(parameter.grad, alpha=0.1)
+            exp_avg_sq.mul_(0.999).addcmul_(parameter.grad, parameter.grad, value=0.001)
+            denominator = exp_avg_sq.sqrt().add_(self.defaults["eps"])
+            parameter.addcdiv_(exp_avg, denominator, value=-self.defaults["lr"])
 
 
 class MasterWeights:

@@ -3,7 +3,9 @@
 ``zero.Init`` puts a function of its own in place of ``F.linear`` (``zero_optimization``'s
 ``memory_efficient_linear``, on by default), for good: autograd is to save the parameter, whose
 data may be given back in between, and not a view of the gathered data. What it computes, and in
-which order, differs from the built-in one.
+which order, differs from the built-in one. A model that was whole before ``deepspeed.initialize``
+partitioned it never saw ``zero.Init``, so it keeps the built-in one and, with it, every weight that
+was gathered for the forward, as a run without ``memory_efficient_linear`` does.
 Hooks of modules stand in autograd's graph: gradients pass through them, and what they are added to
 waits until they have. While a module runs, its parameters have data of their own, as gathered ones
 have: so it shows whether autograd holds on to it.
@@ -81,7 +83,7 @@ def _linear(rows: torch.Tensor, weight: torch.Tensor, bias: Any = None) -> torch
 @contextmanager
 def linear_of_stage_3(setup: Setup) -> Iterator[None]:
     """``F.linear`` as a run under ZeRO-3 has it, for the time of a trace."""
-    if not setup.partitions_parameters:
+    if not setup.has_linear_of_stage_3:
         yield
         return
     kept = functional.linear

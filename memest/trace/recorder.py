@@ -266,6 +266,9 @@ class Recorder(TorchDispatchMode):
         self._names = {
             id(module): self.module_number(name) for name, module in model.named_modules()
         }
+        root = self.module_number("")
+        # a wrapper's own layers stand for the model: one of them says when it is entered and left
+        silent = {id(m) for n, m in model.named_modules() if n and self._names[id(m)] == root}
         names, stack = self._names, self._stack
         original = torch.nn.Module.__call__
         peek = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
@@ -280,14 +283,17 @@ class Recorder(TorchDispatchMode):
             held.append([])
             starts.append(peek())
             owners.append(number)
-            self.cue(CueKind.ENTER_FED if _leads_back(args, kwargs) else CueKind.ENTER, number)
+            speaks = id(module) not in silent
+            if speaks:
+                self.cue(CueKind.ENTER_FED if _leads_back(args, kwargs) else CueKind.ENTER, number)
             try:
                 return original(module, *args, **kwargs)
             except Exception:
                 self.failed_module = self.failed_module or self.trace.module_names[number]
                 raise
             finally:
-                self.cue(CueKind.LEAVE, number)
+                if speaks:
+                    self.cue(CueKind.LEAVE, number)
                 stack.pop()
                 held.pop()
                 starts.append(peek())

@@ -10,9 +10,10 @@ import math
 
 import torch
 
-from memest.attention import SdpaCall, choose_backend
+from memest.attention import SdpaCall, check_ring_kernel, choose_backend
 from memest.hidden.call import GpuTraits
 from memest.setup import SdpaBackend
+from memest.trace.flash_before import FLASH_2, packed_flash
 
 __all__ = [
     "additive_mask",
@@ -60,8 +61,10 @@ def scaled_dot_product_attention(
         attn_mask = additive_mask(attn_mask, query.dtype)
     elif attn_mask is not None and attn_mask.requires_grad and backend is SdpaBackend.CUDNN:
         backend = SdpaBackend.EFFICIENT
+    if type(query).__name__ == "DTensor":
+        check_ring_kernel(backend, call, query.device_mesh.size())  # type: ignore[attr-defined]
     if backend is SdpaBackend.FLASH:
-        return _flash(query, key, value, dropout_p, is_causal, scale)
+        return _flash(query, key, value, dropout_p, is_causal, scale, gpu.torch)
     if backend is SdpaBackend.EFFICIENT:
         mask = None if attn_mask is None else _aligned(attn_mask, query, key)
         return aten._scaled_dot_product_efficient_attention(
@@ -102,6 +105,7 @@ def _flash(
     dropout_p: float,
     is_causal: bool,
     scale: float | None,
+    version: tuple[int, int],
 ) -> torch.Tensor:
     """Head dimensions are padded to a multiple of 8, visibly, and cut again."""
     size = query.shape[-1]
@@ -109,9 +113,12 @@ def _flash(
     if rest:
         query, key, value = (torch.nn.functional.pad(t, (0, rest)) for t in (query, key, value))
     scale = 1.0 / math.sqrt(size) if scale is None else scale
-    out = aten._scaled_dot_product_flash_attention(
-        query, key, value, dropout_p, is_causal, False, scale=scale
-    )[0]
+    if version < FLASH_2:
+        out = packed_flash(query, key, value, dropout_p, is_causal, scale)
+    else:
+        out = aten._scaled_dot_product_flash_attention(
+            query, key, value, dropout_p, is_causal, False, scale=scale
+        )[0]
     return out[..., :size] if rest else out
 
 

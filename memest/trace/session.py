@@ -18,7 +18,7 @@ from memest.models.resolve import ModelSource
 from memest.setup import Attention, Precision, Setup
 from memest.steps.card import Card
 from memest.steps.sizing import SIZES, Answer
-from memest.trace.adapters import add_adapter, base_of
+from memest.trace.adapters import add_adapter, base_of, cast_parameters
 from memest.trace.batches import GivenBatch
 from memest.trace.build import (
     BuiltModel,
@@ -30,6 +30,7 @@ from memest.trace.build import (
     put_into_training,
 )
 from memest.trace.chance import same_draws, undisturbed
+from memest.trace.context_parallel import sequence_split
 from memest.trace.devices import cuda_is_meta
 from memest.trace.evaluation import trace_evaluation
 from memest.trace.factories import container
@@ -46,7 +47,7 @@ from memest.trace.pristine import as_built
 from memest.trace.quantized import Loading, own_quantization, quantise
 from memest.trace.stages import trace_stage
 from memest.trace.switches import set_checkpointing, set_use_cache
-from memest.trace.tensor_parallel import on_ranks, quiet_shapes, shard_model
+from memest.trace.tensor_parallel import check_adapted, on_ranks, quiet_shapes, shard_model
 from memest.trace.ties import separate_head
 from memest.trace.training import TracePlan, plan_to_compose, trace_training
 from memest.trace.turns import in_turn
@@ -161,6 +162,8 @@ def _finetuned(built: BuiltModel, setup: Setup, *, ready: bool = False) -> Built
         wrapper, said = add_adapter(built.model, built.task, setup)
         built = replace(built, wrapper=wrapper, notes=(*built.notes, *said))
     freeze(built.trained, setup)
+    if setup.distributed.in_half:
+        cast_parameters(built.trained, built.dtype)
     return built
 
 
@@ -297,9 +300,9 @@ def trace_built(
         set_checkpointing(run.model, setup)
     model_type, plans = _fed(run, setup)
     if setup.distributed.stage is not None:
-        with as_built(run.model):
+        with rank_model(base_of(run.model), setup) as model, as_built(model):
             trace = trace_stage(
-                run.model, setup, part=setup.distributed.stage,
+                model, setup, part=setup.distributed.stage,
                 make_batch=lambda: realise(plans), gpu=gpu, operators=operators,
                 model_type=model_type,
             )  # fmt: skip
@@ -308,13 +311,14 @@ def trace_built(
     with (
         rank_model(run.model, setup) as model,
         as_built(model),
+        sequence_split(model, setup) as split,
         _kernels(model, setup, gpu),
         _code(run),
     ):
         trace = trace_training(
             model, setup, make_batch=lambda: realise(plans), loss_of=run.loss_of, gpu=gpu,
             operators=operators, model_type=model_type, plan=plan or plan_to_compose(setup),
-            loading=run.loading, call=run.call, own_step=run.own_step,
+            loading=run.loading, call=run.call, own_step=run.own_step, split=split,
         )  # fmt: skip
     trace.counts = run.counts
     trace.notes.extend(n for n in getattr(run.loss_of, "notes", ()) if n not in trace.notes)
@@ -341,13 +345,20 @@ def _code(run: BuiltRun) -> Iterator[None]:
 @contextmanager
 def rank_model(model: Any, setup: Setup) -> Iterator[Any]:
     """The model as a rank has it: a copy that is sharded where layers are shared."""
-    ranks = setup.distributed.tp
-    if ranks == 1:
+    spread = setup.distributed
+    if not spread.shares_model:
         yield model
         return
-    with on_ranks(ranks) as mesh, quiet_shapes():
+    with on_ranks(spread) as meshes, quiet_shapes():
         twin = copy.deepcopy(model)
-        shard_model(twin, mesh, ranks)
+        if setup.adapter is None:
+            shard_model(twin, meshes, spread)
+        else:
+            # peft shards what it puts into a model that is sharded already
+            twin = twin.unload()
+            shard_model(twin, meshes, spread)
+            twin, _ = add_adapter(twin, setup.task, setup)
+            check_adapted(twin, spread.tp)
         yield twin
 
 
@@ -361,11 +372,13 @@ def _kernels(model: torch.nn.Module, setup: Setup, gpu: GpuTraits) -> AbstractCo
 @in_turn
 @undisturbed
 def evaluate_built(
-    run: BuiltRun, setup: Setup, gpu: GpuTraits, operators: str = "cuda", *, generates: bool = False
-) -> Trace:
+    run: BuiltRun, setup: Setup, gpu: GpuTraits, operators: str = "cuda", *,
+    generates: bool = False, ranks: int | None = None,
+) -> Trace:  # fmt: skip
     """Trace the first batches of an evaluation of ``setup``, whose batch is the evaluation's.
 
-    Or, where it ``generates``, the first steps of its generation.
+    Or, where it ``generates``, the first steps of its generation. Of several processes, ``ranks``
+    gather what they predict.
     """
     set_use_cache(run.model, setup)
     model_type, plans = _fed(run, setup)
@@ -378,6 +391,7 @@ def evaluate_built(
         return trace_evaluation(
             run.model, setup, make_batch=lambda: realise(plans), loss_of=run.loss_of, gpu=gpu,
             model_type=model_type, operators=operators, loading=run.loading, call=run.call,
+            ranks=ranks,
         )  # fmt: skip
 
 

@@ -172,6 +172,8 @@ class _Stage:
             )
         self.forwarded[number] = (output,), [given]
         self.run.recorder.cue(CueKind.STAGE_OUTPUT, number, output)
+        if output.requires_grad:
+            output.register_hook(_reached(self.run.recorder, number))
         if target is not None:
             loss = causal_loss(self.model)(output, target)
             self.losses[number] = loss
@@ -214,6 +216,15 @@ class _Stage:
             stage_backward_weight(self.model.parameters(), groups)
 
 
+def _reached(recorder: Recorder, number: int) -> Callable[[torch.Tensor], None]:
+    """Where wrappers have a hook: behind the backward of the loss, in front of the model's."""
+
+    def hook(_gradient: torch.Tensor) -> None:
+        recorder.cue(CueKind.OUTPUT_REACHED, number)
+
+    return hook
+
+
 def trace_stage(
     model: Any, setup: Setup, *, part: StagePart, make_batch: Callable[[], dict[str, Any]],
     gpu: GpuTraits, operators: str = "cuda", model_type: str = "",
@@ -224,7 +235,7 @@ def trace_stage(
     first in a region of its own, where weights are cast anew and gradients are there.
 
     Args:
-        model: whole, on meta, in training mode.
+        model: whole, on meta, in training mode; with adapters inside, without peft's wrapper.
         setup: the run; its batch is in ``make_batch``.
         part: the stage.
         make_batch: makes the tensors of a micro-batch: ``input_ids`` and ``labels`` count.
@@ -236,6 +247,7 @@ def trace_stage(
         ConfigError: a model that cannot be cut.
         TraceError: the stage does something that a trace cannot follow.
     """
+    passes = _passed_on(model, make_batch()["input_ids"])
     with ExitStack() as stack:
         compute = stack.enter_context(cut(model, part))
         recorder = tracing(stack, model, setup, gpu, operators, model_type)
@@ -243,7 +255,7 @@ def trace_stage(
         load(model, recorder)
         stack.enter_context(follow_weights(model, recorder))
         run = make_run(model, setup, recorder, make_batch, lambda *_: None, gpu)
-        stage = _Stage(part, model, compute, run, _passed_on(model, make_batch()["input_ids"]))
+        stage = _Stage(part, model, compute, run, passes)
         regions = [(0, 1)] if setup.precision is Precision.FP32 else [(0, 1), (2,)]
         for numbers in regions:
             with loss_region(run):
@@ -264,9 +276,12 @@ def trace_stage(
 
 
 def _passed_on(model: Any, ids: torch.Tensor) -> tuple[tuple[int, ...], torch.dtype]:
-    """What stages pass on: the residual stream, which autocast leaves in the dtype of weights."""
+    """What stages pass on: the residual stream, which autocast leaves in the embeddings' dtype.
+
+    Of the whole model: beside adapters and shards, a stage's first parameter may have another.
+    """
     shape = (*ids.shape, model.config.get_text_config().hidden_size)
-    return shape, next(model.parameters()).dtype
+    return shape, model.get_input_embeddings().weight.dtype
 
 
 def _micro_batch(stage: _Stage, number: int) -> None:

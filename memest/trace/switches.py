@@ -7,7 +7,7 @@ from typing import Any
 from memest.errors import ConfigError
 from memest.setup import Loop, Setup
 
-__all__ = ["reentrant", "set_checkpointing", "set_use_cache"]
+__all__ = ["set_checkpointing", "set_use_cache"]
 
 
 def set_use_cache(model: Any, setup: Setup) -> None:
@@ -45,7 +45,7 @@ def set_checkpointing(model: Any, setup: Setup) -> None:
         )
     more = {"every_n_layers": every} if every > 1 else {}
     try:
-        enable({"use_reentrant": reentrant(setup)}, **more)
+        enable({"use_reentrant": setup.recomputes_reentrantly}, **more)
     except (TypeError, ValueError) as error:
         raise ConfigError(
             f"--checkpointing {setup.checkpointing}: {type(model).__name__} refuses it: {error}"
@@ -58,10 +58,3 @@ def _method(model: Any, verb: str) -> Any:
         if found is not None:
             return found
     return None
-
-
-def reentrant(setup: Setup) -> bool:
-    """Transformers passed True until 4.57, False from 5.0 on; a plain older one torch's True."""
-    if setup.use_reentrant is not None:
-        return setup.use_reentrant
-    return (setup.software.transformers or (5, 0)) < (5, 0)

@@ -10,56 +10,147 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from memest.distributed import Distributed
 from memest.errors import ConfigError
+from memest.trace.cues import OWN_UNITS
+from memest.trace.expert_parallel import check_has_experts, own_units, share_experts
 from memest.trace.recorder import Handler, Recorder
 
-__all__ = ["collective_handlers", "on_ranks", "quiet_shapes", "shard_model"]
+__all__ = [
+    "Meshes", "check_adapted", "collective_handlers", "config_of", "fake_group", "meshes_of",
+    "on_ranks", "quiet_shapes", "shard_model",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Meshes:
+    """The ranks that share layers, and those that share experts.
+
+    Attributes:
+        tp: of the layers; one rank where they are whole.
+        ep: of the experts; None where all have all of them.
+        dense, expert: all ranks, by those that share layers and those that share experts; None
+            where all have all experts.
+    """
+
+    tp: Any
+    ep: Any = None
+    dense: Any = None
+    expert: Any = None
+
+
+def meshes_of(spread: Distributed, ranks: int) -> Meshes:
+    """The meshes of a process group of so many ranks that is there."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    if spread.ep == 1:
+        return Meshes(init_device_mesh("cpu", (spread.tp,), mesh_dim_names=("tp",)))
+    shape = (ranks // spread.tp, spread.tp)
+    dense = init_device_mesh("cpu", shape, mesh_dim_names=("fsdp", "tp"))
+    shape = (ranks // spread.ep, spread.ep)
+    expert = init_device_mesh("cpu", shape, mesh_dim_names=("efsdp", "ep"))
+    return Meshes(dense["tp"], expert["ep"], dense, expert)
 
 
 @contextmanager
-def on_ranks(ranks: int) -> Iterator[Any]:
-    """A mesh of so many ranks, of which this process is the first; the others are made up.
+def fake_group(ranks: int, option: str, rank: int = 0) -> Iterator[None]:
+    """A process group of so many ranks, of which this process is one; the others are made up.
+
+    Args:
+        ranks: how many.
+        option: why there are several.
+        rank: which of them this process is.
 
     Raises:
         ConfigError: the process is one of a distributed run already.
     """
     import torch.distributed as dist
-    from torch.distributed.device_mesh import init_device_mesh
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     if dist.is_initialized():
         raise ConfigError(
-            "--tp traces with a process group of its own, and this process has one already "
+            f"{option} traces with a process group of its own, and this process has one already "
             "(torch.distributed is initialised): ask in another process."
         )
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)
     try:
-        yield init_device_mesh("cpu", (ranks,), mesh_dim_names=("tp",))
+        yield
     finally:
         dist.destroy_process_group()
 
 
-def shard_model(model: Any, mesh: Any, ranks: int) -> None:
-    """Shard a model on meta by its own plan.
+@contextmanager
+def on_ranks(spread: Distributed) -> Iterator[Meshes]:
+    """Meshes of the ranks of a run, of which this process is the first; the others are made up.
+
+    Raises:
+        ConfigError: the process is one of a distributed run already.
+    """
+    # FSDP's ranks come after the trace
+    ranks = max(spread.tp, spread.ep)
+    with fake_group(ranks, "--tp" if spread.tp > 1 else "--ep"):
+        yield meshes_of(spread, ranks)
+
+
+def shard_model(model: Any, meshes: Meshes, spread: Distributed) -> None:
+    """Shard a model on meta by its own plans, of layers and of experts.
 
     Raises:
         ConfigError: it has no plan, or one that does not go by so many ranks.
     """
-    from transformers.distributed.configuration_utils import DistributedConfig
     from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
-    if not getattr(model, "tp_plan", None):
+    ranks = spread.tp
+    if ranks > 1 and not getattr(model, "tp_plan", None):
         raise ConfigError(
             f"--tp cannot shard {type(model).__name__}: transformers has no plan for it "
             "(base_model_tp_plan of its configuration), as it has for decoders such as llama, "
             "mistral, qwen3, gemma3, mixtral or gpt_neox. Leave --tp out; --fsdp full_shard shards "
             "any model."
         )
-    config = model.config.get_text_config()
+    _check_divides(model.config.get_text_config(), ranks)
+    if meshes.ep is not None:
+        check_has_experts(model, spread.ep)
+    head, table = model.get_output_embeddings(), model.get_input_embeddings()
+    tied = head is not None and head.weight is table.weight
+    if tied:
+        # from_pretrained ties weights once they are loaded, which is after the sharding
+        head.weight = torch.nn.Parameter(torch.empty_like(table.weight))
+    config = config_of(spread)
+    try:
+        plan, ep_plan, fsdp_plan = model._resolve_parallel_plans(config)
+        apply_tensor_parallelism(model, meshes.tp, plan)
+        if meshes.ep is not None:
+            share_experts(model, meshes.ep, meshes.tp, ep_plan)
+    except (ValueError, RuntimeError) as error:
+        said = (str(error).strip().splitlines() or ["no message"])[0].rstrip(".")
+        flag = f"--tp {ranks}" if ranks > 1 else f"--ep {spread.ep}"
+        raise ConfigError(f"{flag}: transformers refuses it for this model: {said}.") from error
+    if tied:
+        head.weight = table.weight
+    if spread.ep > 1 and fsdp_plan:
+        setattr(model, OWN_UNITS, own_units(model, ep_plan, fsdp_plan))
+    # where from_pretrained leaves them, and peft looks for them (get_tp_plan_and_mesh)
+    model._device_mesh = meshes.tp
+    model.config.distributed_config = config
+
+
+def config_of(spread: Distributed) -> Any:
+    """What ``from_pretrained`` is given for such a run."""
+    from transformers.distributed.configuration_utils import DistributedConfig
+
+    if spread.ep == 1:
+        return DistributedConfig(tp_size=spread.tp)
+    copies = spread.num_gpus // spread.tp
+    return DistributedConfig(tp_size=spread.tp, fsdp_size=copies, ep_size=spread.ep)
+
+
+def _check_divides(config: Any, ranks: int) -> None:
     for name in ("num_attention_heads", "num_key_value_heads"):
         count = getattr(config, name, None)
         if isinstance(count, int) and count % ranks:
@@ -68,21 +159,32 @@ def shard_model(model: Any, mesh: Any, ranks: int) -> None:
                 f"--tp {ranks} does not divide the {count} heads of this model ({name}). Legal: "
                 f"{', '.join(map(str, legal))}."
             )
-    head, table = model.get_output_embeddings(), model.get_input_embeddings()
-    tied = head is not None and head.weight is table.weight
-    if tied:
-        # from_pretrained ties weights once they are loaded, which is after the sharding
-        head.weight = torch.nn.Parameter(torch.empty_like(table.weight))
-    try:
-        plan, _, _ = model._resolve_parallel_plans(DistributedConfig(tp_size=ranks))
-        apply_tensor_parallelism(model, mesh, plan)
-    except (ValueError, RuntimeError) as error:
-        said = (str(error).strip().splitlines() or ["no message"])[0].rstrip(".")
+
+
+def check_adapted(model: Any, ranks: int) -> None:
+    """Adapters on layers whose input is sharded do not run, where the library makes them so.
+
+    peft (0.21) makes ``lora_A`` of such a layer as wide as a rank's part and says so in its
+    ``in_features``, which transformers' ``RowwiseParallel`` takes for the whole width and divides.
+
+    Raises:
+        ConfigError: the model has such adapters.
+    """
+    wrong = set()
+    for name, module in model.named_modules():
+        base = getattr(module, "base_layer", None)
+        if base is None or getattr(base, "_hf_tp_plan", None) != "rowwise":
+            continue
+        adapters = getattr(module, "lora_A", {}).values()
+        if any(adapter.in_features != base.in_features for adapter in adapters):
+            wrong.add(name.rpartition(".")[2])
+    if wrong:
         raise ConfigError(
-            f"--tp {ranks}: transformers refuses it for this model: {said}."
-        ) from error
-    if tied:
-        head.weight = table.weight
+            f"--tp {ranks}: adapters on {', '.join(sorted(wrong))} stop in the first forward: the "
+            "input of these layers is sharded, and the installed peft and transformers divide it "
+            "twice there (in_features of lora_A). Take layers whose output is sharded, for example "
+            "--lora-target-modules q_proj,k_proj,v_proj,gate_proj,up_proj."
+        )
 
 
 @contextmanager
@@ -117,13 +219,22 @@ def _unwatched(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def collective_handlers() -> dict[Any, Handler]:
-    """Waiting for a collective, and wrapping what is waited for, make no tensor.
+    """Waiting for a collective makes no tensor, and what is waited for is wrapped meanwhile.
 
-    The meta kernels of these operators return new ones.
+    The meta kernels of these operators return new ones. Looking at what is waited for (a slice
+    without padding) is the wrapper's doing, below autograd: no view keeps what it looks at.
     """
+    from torch.distributed._functional_collectives import AsyncCollectiveTensor
+
     functional = torch.ops._c10d_functional
 
     def same(_recorder: Recorder, _func: Any, args: Any, _kwargs: Any) -> Any:
         return args[0]
 
-    return {functional._wrap_tensor_autograd.default: same, functional.wait_tensor.default: same}
+    def wrapped(_recorder: Recorder, _func: Any, args: Any, _kwargs: Any) -> Any:
+        return AsyncCollectiveTensor(args[0])
+
+    return {
+        functional._wrap_tensor_autograd.default: wrapped,
+        functional.wait_tensor.default: same,
+    }

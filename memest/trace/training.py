@@ -17,15 +17,17 @@ from memest.events import Category, Phase, SeamKind, Trace, Weight
 from memest.hidden.call import GpuTraits
 from memest.optimizer_names import facts_of
 from memest.setup import FP16_REFUSED, Loop, Precision, SdpaBackend, Setup, ZeroGrad
-from memest.trace.adapters import base_of, prefix_of
+from memest.trace.adapters import base_of, prefix_of, seen_in_full
 from memest.trace.answers import answer_handlers
 from memest.trace.autocast import CUDA, autocast_on_meta
 from memest.trace.bnb_before import bitsandbytes_as_before
 from memest.trace.bnb_ops import bitsandbytes_handlers
 from memest.trace.compiled import compiled
+from memest.trace.context_parallel import Split, ring_handlers
 from memest.trace.cpu_ops import CPU_LISTS, cpu_handlers, cpu_operators
 from memest.trace.cuda_ops import cuda_handlers, cuda_operators
 from memest.trace.cues import follow_weights, landmarks_of
+from memest.trace.expert_parallel import exchange_handlers
 from memest.trace.in_place import in_place_handlers
 from memest.trace.kernels import kernel_handlers
 from memest.trace.legacy import library_as_before, scores_kept
@@ -113,6 +115,7 @@ def trace_training(
     loading: Loading | None = None,
     call: Any = None,
     own_step: OwnStep | None = None,
+    split: Split | None = None,
 ) -> Trace:
     """Trace the training steps of ``setup`` on a model whose parameters are on meta.
 
@@ -128,6 +131,7 @@ def trace_training(
         loading: how the weights come to the device; None = ``model.to(device)``.
         call: how the model is called with a batch; None = ``model(**batch)``.
         own_step: a step that does everything itself, in place of a loop.
+        split: entered around forward and backward where a sequence is shared.
 
     Raises:
         TraceError: the model does something a trace cannot follow; names module and operator.
@@ -139,7 +143,7 @@ def trace_training(
         load(model, recorder, loading)
         stack.enter_context(follow_weights(model, recorder))
         run = make_run(model, setup, recorder, make_batch, loss_of, gpu, plan)
-        run.call = call
+        run.call, run.split = call, split
         if run.stepper is not None:
             stack.callback(run.stepper.remove)
         if own_step is not None and setup.torch_compile:
@@ -159,7 +163,20 @@ def trace_training(
     trace.landmarks = landmarks_of(model)
     trace.notes.extend(recorder.notes)
     trace.notes.extend(_unforced(setup, trace.attention_choices))
+    trace.notes.extend(_step_by_step(model))
     return trace
+
+
+def _step_by_step(model: torch.nn.Module) -> tuple[str, ...]:
+    """What to say of recurrent layers, which a GPU runs as one kernel of cuDNN (``RNN.cpp``)."""
+    if not any(isinstance(module, torch.nn.RNNBase) for module in model.modules()):
+        return ()
+    said = (
+        "LSTM, GRU and RNN layers run as one kernel of cuDNN, and what that keeps for backward "
+        "(its reserve, packed weights, a workspace) is not modelled: what is counted is these "
+        "layers taken step by step, which may be more or less"
+    )
+    return (said,)
 
 
 def tracing(
@@ -176,8 +193,12 @@ def tracing(
         operators: ``cuda`` or ``cpu``.
         model_type: family of the model.
     """
-    handlers = {**answer_handlers(), **in_place_handlers(), **kernel_handlers(),
-                **bitsandbytes_handlers(), **collective_handlers()}  # fmt: skip
+    handlers = {
+        **answer_handlers(), **in_place_handlers(), **kernel_handlers(),
+        **bitsandbytes_handlers(), **collective_handlers(), **exchange_handlers(),
+    }  # fmt: skip
+    if setup.distributed.cp > 1:
+        handlers.update(ring_handlers())
     if operators == "cuda":
         handlers.update(cuda_handlers())
     else:
@@ -199,6 +220,7 @@ def tracing(
     stack.enter_context(biases_as_loaded(model))
     stack.enter_context(linear_of_stage_3(setup))
     stack.enter_context(hooks_of_stage_3(model, recorder, setup))
+    stack.enter_context(seen_in_full(model, setup.distributed.adapters_in_full))
     if not setup.torch_compile:  # compiled code knows no modules
         stack.enter_context(recorder.modules(model))
     stack.enter_context(recorder)
@@ -364,13 +386,18 @@ def make_run(
         shifts_labels=_shifts_labels(base_of(model)),
         prefetches=transformers >= (4, 46),
         zero_grad_at=setup.zero_grad_at,
+        del_outputs=setup.del_outputs,
         clones_outputs=setup.finds_unused_parameters,
     )
 
 
 def scales(setup: Setup) -> bool:
-    """Whether a gradient scaler is at work."""
-    return setup.precision is Precision.FP16 and setup.optim != "none"
+    """Whether a gradient scaler is at work, on the gradients of the weights that are there.
+
+    Where a library makes the weights half-precision ones, the scaler's gradients are its own.
+    """
+    halves = setup.distributed.in_half
+    return setup.precision is Precision.FP16 and setup.optim != "none" and not halves
 
 
 def clip_norm(setup: Setup) -> float:

@@ -13,11 +13,9 @@ SPREAD: dict[str, dict[str, Any]] = {
     "--zero": {"num_gpus": 2, "zero": 2},
 }
 EVERYWHERE: list[dict[str, Any]] = [
-    {"eval_batch": 4}, {"optim": "lomo"}, {"use_liger_kernel": True},
+    {"optim": "lomo"},
 ]  # fmt: skip
-SHARDED: list[dict[str, Any]] = [
-    {"load_in_4bit": True, "lora_r": 8}, {"optim": "adamw_8bit"}, {"optim": "adam_mini"},
-]  # fmt: skip
+SHARDED: list[dict[str, Any]] = [{"optim": "adam_mini"}]
 
 
 @pytest.mark.parametrize("flag", SPREAD)
@@ -27,12 +25,29 @@ def test_not_on_several_gpus(flag: str, more: dict[str, Any]) -> None:
         setup_from_options(**SPREAD[flag], **more)
 
 
+@pytest.mark.parametrize("more", [{"use_liger_kernel": True}, {"fused_loss": "trl-chunked"}])
+def test_a_head_that_is_read_but_not_called_is_not_gathered(more: dict[str, Any]) -> None:
+    for flag in ("--num-gpus", "--zero"):
+        setup_from_options(**SPREAD[flag], **more)
+    for spread in (SPREAD["--fsdp"], {"num_gpus": 2, "zero": 3}):
+        with pytest.raises(ConfigError, match="head"):
+            setup_from_options(**spread, **more)
+
+
 @pytest.mark.parametrize("more", SHARDED)
 def test_not_where_weights_are_cut(more: dict[str, Any]) -> None:
     setup_from_options(**SPREAD["--num-gpus"], **more)
     for flag in ("--fsdp", "--zero"):
         with pytest.raises(ConfigError, match=f"{flag} yet"):
             setup_from_options(**SPREAD[flag], **more)
+
+
+def test_states_of_bitsandbytes_are_not_where_their_kernels_are_not() -> None:
+    """FSDP2's parameters are DTensors; flat shards and partitions are tensors."""
+    for spread in (SPREAD["--num-gpus"], SPREAD["--zero"], {**SPREAD["--fsdp"], "fsdp_version": 1}):
+        setup_from_options(**spread, optim="adamw_8bit")
+    with pytest.raises(ConfigError, match="DTensors, for which bitsandbytes' kernels"):
+        setup_from_options(**SPREAD["--fsdp"], optim="adamw_8bit")
 
 
 def test_a_deepspeed_configuration_may_be_its_text() -> None:

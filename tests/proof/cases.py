@@ -205,6 +205,16 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 2,
         "moe_intermediate_size": 96,
     },
+    "gpt_oss": {
+        "model_type": "gpt_oss",
+        **_LLAMA,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "intermediate_size": 96,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    },
     "mamba": {
         "model_type": "mamba",
         "hidden_size": 64,

@@ -67,6 +67,8 @@ CASES = [
     _case("bert", loop=ACCELERATE, grad_accum=3, max_grad_norm=1.0),
     _case("gpt2", grad_accum=2, zero_grad="zero"),
     _case("gpt2", loop=ACCELERATE, grad_accum=2),
+    _case("gpt2", grad_accum=2, del_outputs=True),
+    _case("llama-gqa", loop=ACCELERATE, del_outputs=True),
     # optimizers
     _case("bert", optim="sgd_momentum_loop"),
     _case("bert", optim="adamw_torch_foreach", max_grad_norm=1.0),

@@ -28,6 +28,14 @@ _TIGHT = {
     "stage3_param_persistence_threshold": 1000, "stage3_max_reuse_distance": 0,
     "stage3_max_live_parameters": 400_000,
 }  # fmt: skip
+_LORA = {
+    "peft_type": "LORA", "r": 8, "target_modules": ["q_proj", "v_proj", "down_proj"],
+    "modules_to_save": ["lm_head"],
+}  # fmt: skip
+_FOUR = {
+    "load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True,
+    "bnb_4bit_compute_dtype": "bfloat16",
+}  # fmt: skip
 CASES: dict[str, dict[str, Any]] = {
     "zero_2": {"model": "llama", "ranks": 2, "setup": _HALF, "spread": {"zero": 2}},
     "zero_2_tiny_bucket": {
@@ -112,11 +120,48 @@ CASES: dict[str, dict[str, Any]] = {
         "model": "gpt_neox", "ranks": 4, "setup": {**_HALF, "grad_accum": 2}, "two_groups": True,
         "spread": {"zero": 3, "zero_settings": {**_TIGHT, "sub_group_size": 50_000}},
     },
+    "zero_2_lora": {
+        "model": "llama", "ranks": 2, "setup": {**_HALF, "adapter": _LORA},
+        "spread": {"zero": 2, "zero_settings": _SMALL},
+    },
+    "zero_1_qlora": {
+        "model": "llama", "ranks": 2,
+        "setup": {**_HALF, "adapter": _LORA, "quantization": _FOUR, "grad_accum": 2},
+        "spread": {"zero": 1, "zero_settings": _SMALL},
+    },
+    "zero_2_qlora": {
+        "model": "llama", "ranks": 2,
+        "setup": {**_HALF, "adapter": _LORA, "quantization": _FOUR},
+        "spread": {"zero": 2, "zero_settings": _SMALL},
+    },
     "zero_2_offload": {
         "model": "llama", "ranks": 2, "setup": _HALF,
         "spread": {"zero": 2, "offload_optimizer": True, "zero_settings": _SMALL},
     },
 }  # fmt: skip
+
+EVALUATED: dict[str, dict[str, Any]] = {
+    "zero_2_evaluated": {
+        "model": "llama", "ranks": 2, "setup": _HALF, "evaluation": [6, True],
+        "spread": {"zero": 2, "zero_settings": _SMALL},
+    },
+    "zero_3_evaluated": {
+        "model": "llama", "ranks": 2, "setup": _HALF, "evaluation": [6, True],
+        "spread": {"zero": 3},
+    },
+    "zero_3_small_evaluated": {
+        "model": "llama", "ranks": 4, "setup": _HALF, "evaluation": [6, False],
+        "spread": {"zero": 3, "zero_settings": _TIGHT},
+    },
+    "zero_3_ahead_evaluated": {
+        "model": "llama-tied", "ranks": 3, "setup": _HALF, "evaluation": [6, True],
+        "spread": {"zero": 3, "zero_settings": {
+            **_TIGHT, "stage3_prefetch_bucket_size": 500_000,
+            "stage3_max_live_parameters": 800_000, "stage3_max_reuse_distance": 200_000,
+        }},
+    },
+}  # fmt: skip
+"""Runs with an evaluation behind the training, see ``evaluation_ranks``."""
 
 
 def recorded_run(name: str) -> Any:
@@ -143,6 +188,7 @@ def measured_rank(case: dict[str, Any], rank: int) -> Any:
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=case["ranks"])
     import deepspeed
     from cases import twin
+    from evaluation_ranks import evaluate
     from ranks import STEPS, make_optimizer_of
 
     from memest.calibration.running.cpu_memory import mark, measure
@@ -196,6 +242,9 @@ def measured_rank(case: dict[str, Any], rank: int) -> Any:
             if micro == accum:
                 mark(f"zero_grad {step} 0")
             mark(f"batch {(index + 1) // accum + 1} {(index + 1) % accum + 1}")
+        if "evaluation" in case:
+            # the Trainer evaluates the module in the engine
+            evaluate(engine.module, twins, case)
         del batch, outputs
 
     return measure(run)
@@ -230,10 +279,11 @@ def _made_in_parts(like: Any, setup: Any, config: dict[str, Any]) -> Any:
 
 
 def _record(name: str) -> None:
+    from evaluation_ranks import predicted_evaluation
     from ranks import predicted_rank
 
-    case = CASES[name]
-    rank = predicted_rank(case).rank
+    case = {**CASES, **EVALUATED}[name]
+    rank = (predicted_evaluation if "evaluation" in case else predicted_rank)(case).rank
     run = measured_rank(case, rank)
     names = sorted({event.phase for event in run.events})
     events = [[e.nbytes, names.index(e.phase)] for e in run.events if abs(e.nbytes) >= AT_LEAST]
@@ -255,7 +305,7 @@ def _main() -> None:
     if len(sys.argv) > 1:
         _record(sys.argv[1])
         return
-    for name in CASES:
+    for name in (*CASES, *EVALUATED):
         # the profiler remembers addresses: a process for each
         with tempfile.TemporaryDirectory() as folder:
             subprocess.run([sys.executable, __file__, name], check=True, cwd=folder)

@@ -1,5 +1,10 @@
 """Real pipelines: processes with gloo, ``PipelineStage`` and the schedules of torch, on the CPU.
 
+Copies of a pipeline are processes too, and DDP's gradients go between them by gloo. Shards of FSDP2
+are those of a fake process group, which moves no data and keeps no reference in a thread of its
+own; its ranks are the processes of the pipeline, so there are as many shards as stages. So are
+those that share layers.
+
 Run as a script, this trains one case and writes what every rank saw.
 """
 
@@ -7,7 +12,6 @@ from __future__ import annotations
 
 import copy
 import json
-import multiprocessing
 import os
 import pickle
 import subprocess
@@ -42,33 +46,41 @@ def predicted_ranks(case: dict[str, Any]) -> list[Any]:
 
     from cases import GPU
 
-    from memest.pipelined import parts_of, plan_of
-    from memest.sharding.pipeline import compose_rank
-    from memest.sharding.schedules import stages_of
+    from memest.pipelined import parts_of, rank_runs
+    from memest.trace.adapters import base_of
     from memest.trace.inputs import realise
+    from memest.trace.session import rank_model
     from memest.trace.stages import layers_of, trace_stage
     from memest.trace.training import trace_updates
 
     twins = twins_of(case)
-    setup, model = twins.setup, twins.built.model
+    setup, model = twins.setup, base_of(twins.built.trained)
     parts = parts_of(setup.distributed, layers_of(model))
-    traces = [
-        trace_stage(
-            model, setup, part=part, make_batch=lambda: realise(twins.plans), gpu=GPU,
-            operators="cpu",
-        )
-        for part in parts
-    ]  # fmt: skip
+    with rank_model(model, setup) as sharded:
+        traces = [
+            trace_stage(
+                sharded, setup, part=part, make_batch=lambda: realise(twins.plans), gpu=GPU,
+                operators="cpu",
+            )
+            for part in parts
+        ]  # fmt: skip
     for trace in traces:
         trace.calls = [replace(call, op="none") for call in trace.calls]
-    plan, out = plan_of(setup, GPU.torch), []
-    for rank in range(plan.ranks):
-        own = [traces[n] for n in stages_of(plan.schedule, rank, plan.ranks, plan.per_rank)]
-        weights = tuple(weight for trace in own for weight in trace.weights)
+
+    def updates_of(weights: Any) -> Any:
         updates = trace_updates(weights, setup, GPU)
         updates.calls = [replace(call, op="none") for call in updates.calls]
-        out.append(compose_rank(plan, rank, own, updates, GPU))
-    return out
+        return updates
+
+    weights = [trace.weights for trace in traces]
+    return [run.stream for run in rank_runs(setup, parts, traces, weights, updates_of, GPU)]
+
+
+def world_of(case: dict[str, Any]) -> int:
+    """Processes of a case: every copy of the pipeline is real under DDP, one of them is else."""
+    spread = case["spread"]
+    alone = spread.get("fsdp") or spread.get("tp")
+    return spread["pp"] if alone else spread.get("num_gpus", spread["pp"])
 
 
 def twins_of(case: dict[str, Any]) -> Any:
@@ -76,7 +88,7 @@ def twins_of(case: dict[str, Any]) -> Any:
 
     from memest.distributed import Distributed
 
-    spread = Distributed(num_gpus=case["spread"]["pp"], **case["spread"])
+    spread = Distributed(**{"num_gpus": case["spread"]["pp"], **case["spread"]})
     return twin(case["model"], distributed=spread, **case.get("setup", {}))
 
 
@@ -85,27 +97,35 @@ def _be_rank(rank: int, case: dict[str, Any], folder: str) -> None:
     import torch
     import torch.distributed as dist
     from ranks import make_optimizer_of
+    from tensor_ranks import optimizer_of_shards
 
     from memest.calibration.running.cpu_memory import mark, measure
     from memest.calibration.running.material import host_batches
     from memest.sharding.schedules import stages_of
+    from memest.trace.adapters import base_of
     from memest.trace.stages import causal_loss
 
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.manual_seed(0)
     twins = twins_of(case)
     setup, spread = twins.setup, twins.setup.distributed
-    store = dist.FileStore(f"{folder}/store", spread.pp)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=spread.pp)
-    own = stages_of(spread.pipeline_schedule, rank, spread.pp, spread.stages_per_gpu)
+    world = world_of(case)
+    store = dist.FileStore(f"{folder}/store", world)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+    own = stages_of(spread.pipeline_schedule, rank % spread.pp, spread.pp, spread.stages_per_gpu)
+    groups = _groups(rank, spread, world)
     count = spread.microbatches
     batches = list(host_batches(twins.plans, STEPS * setup.grad_accum * count))
+    cuts = [_part(twins, number, groups["copies"]) for number in own]
 
     def run() -> None:
-        stages = [_stage(twins, number) for number in own]
-        schedule = _schedule(spread, stages, count, causal_loss(twins.real))
+        if spread.strategy.value != "none":
+            mark("load 0 0")
+        stages = [_stage(twins, *cut, groups) for cut in zip(own, cuts, strict=True)]
+        schedule = _schedule(spread, stages, count, causal_loss(base_of(twins.real)))
         trained = [p for stage in stages for p in stage.submod.parameters()]
-        optimizer = make_optimizer_of(setup)(torch.nn.ModuleList(s.submod for s in stages))
+        make_optimizer = optimizer_of_shards if spread.tp > 1 else make_optimizer_of(setup)
+        optimizer = make_optimizer(torch.nn.ModuleList(stage.submod for stage in stages))
         losses: list[Any] = []
         _marked(stages, spread, mark)
         for step in range(STEPS):
@@ -137,8 +157,27 @@ def _be_rank(rank: int, case: dict[str, Any], folder: str) -> None:
         mark("end")
 
     measured = measure(run)
-    Path(folder, f"rank{rank}").write_bytes(pickle.dumps(measured))
+    if rank < spread.pp:
+        Path(folder, f"rank{rank}").write_bytes(pickle.dumps(measured))
     dist.barrier()
+
+
+def _groups(rank: int, spread: Any, world: int) -> dict[str, Any]:
+    """The group of a process's pipeline, and that of the copies of its stages."""
+    import torch.distributed as dist
+
+    if spread.strategy.value == "fsdp" or spread.tp > 1:
+        return {"pipeline": None, "copies": dist.new_group(backend="fake")}
+    out = {}
+    for name, ranks_of in (
+        ("pipeline", [range(first, first + spread.pp) for first in range(0, world, spread.pp)]),
+        ("copies", [range(first, world, spread.pp) for first in range(spread.pp)]),
+    ):
+        for ranks in ranks_of:
+            group = dist.new_group(list(ranks))
+            if rank in ranks:
+                out[name] = group
+    return out
 
 
 def _region(setup: Any) -> Any:
@@ -151,15 +190,21 @@ def _region(setup: Any) -> Any:
     return torch.autocast("cpu", dtype=torch.bfloat16)
 
 
-def _stage(twins: Any, number: int) -> Any:
-    """A stage cut by hand; its shapes are given, so that no step is spent on finding them."""
+def _part(twins: Any, number: int, group: Any) -> Any:
+    """The module of a stage, cut by hand."""
     import torch
-    from torch.distributed.pipelining import PipelineStage
+    from torch.distributed.device_mesh import DeviceMesh
 
+    from memest.distributed import Distributed
     from memest.pipelined import parts_of
+    from memest.trace.adapters import base_of
     from memest.trace.stages import cut, layers_of, stage_module
+    from memest.trace.tensor_parallel import Meshes, shard_model
 
-    model, spread = copy.deepcopy(twins.real), twins.setup.distributed
+    model, spread = copy.deepcopy(base_of(twins.real)), twins.setup.distributed
+    if spread.tp > 1:
+        mesh = DeviceMesh.from_group(group, "cpu")
+        shard_model(model, Meshes(mesh), Distributed(num_gpus=spread.tp, tp=spread.tp))
     part = parts_of(spread, layers_of(model))[number]
     held = cut(model, part)
     held.__enter__()
@@ -173,15 +218,47 @@ def _stage(twins: Any, number: int) -> Any:
         def forward(self, given: Any) -> Any:
             return stage_module(self.model, part)(given)
 
+    return Part()
+
+
+def _stage(twins: Any, number: int, module: Any, groups: dict[str, Any]) -> Any:
+    """A stage; its shapes are given, so that no step is spent on finding them."""
+    import torch
+    from torch.distributed.pipelining import PipelineStage
+
+    spread, config = twins.setup.distributed, twins.real.config
+    count = spread.pp * spread.stages_per_gpu
     shape = next(plan.shape for plan in twins.plans if plan.name == "input_ids")
-    config = model.config
     ids = torch.empty(shape, dtype=torch.int64, device="meta")
     hidden = torch.empty(*shape, config.hidden_size, device="meta", requires_grad=True)
     logits = torch.empty(*shape, config.vocab_size, device="meta", requires_grad=True)
     return PipelineStage(
-        Part(), number, spread.pp * spread.stages_per_gpu, torch.device("cpu"),
-        input_args=ids if part.first else hidden, output_args=logits if part.last else hidden,
+        _wrapped(module, spread, groups["copies"]), number, count, torch.device("cpu"),
+        input_args=hidden if number else ids,
+        output_args=logits if number == count - 1 else hidden,
+        group=groups["pipeline"],
     )  # fmt: skip
+
+
+def _wrapped(part: Any, spread: Any, group: Any) -> Any:
+    """A stage under DDP; or its layers under FSDP2, and the rest with the stage."""
+    import torch
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import fully_shard
+
+    if spread.strategy.value == "ddp":
+        return torch.nn.parallel.DistributedDataParallel(
+            part, process_group=group, bucket_cap_mb=spread.ddp_bucket_cap_mb,
+            gradient_as_bucket_view=spread.ddp_gradient_as_bucket_view,
+        )  # fmt: skip
+    if spread.strategy.value == "fsdp":
+        mesh = DeviceMesh.from_group(group, "cpu")
+        reshards = spread.fsdp.value == "full_shard"
+        for module in list(part.modules()):
+            if type(module).__name__ in (part.model._no_split_modules or ()):
+                fully_shard(module, mesh=mesh, reshard_after_forward=reshards)
+        fully_shard(part, mesh=mesh)
+    return part
 
 
 def _schedule(spread: Any, stages: Any, count: int, loss: Any) -> Any:
@@ -214,15 +291,9 @@ def _after_mark(work: Any, word: str, mark: Any) -> Any:
 def _main(text: str, folder: str) -> None:
     sys.path[:0] = [str(HERE), str(HERE.parent / "proof")]
     case = json.loads(text)
-    context = multiprocessing.get_context("fork")
-    ranks = [
-        context.Process(target=_be_rank, args=(rank, case, folder))
-        for rank in range(case["spread"]["pp"])
-    ]
-    for rank in ranks:
-        rank.start()
-    for rank in ranks:
-        rank.join()
+    from forked import run_forked
+
+    run_forked(_be_rank, [(rank, case, folder) for rank in range(world_of(case))])
 
 
 if __name__ == "__main__":

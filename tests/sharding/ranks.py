@@ -9,8 +9,8 @@ ranks are forked, and because the profiler remembers addresses.
 
 from __future__ import annotations
 
+import gc
 import json
-import multiprocessing
 import os
 import pickle
 import subprocess
@@ -43,36 +43,46 @@ def real_rank(case: dict[str, Any]) -> Any:
         return pickle.loads(out.read_bytes())
 
 
-def predicted_rank(case: dict[str, Any]) -> Any:
-    """The stream of a rank as memest makes it, with the CPU's operators and no workspaces."""
+def predicted_rank(case: dict[str, Any], behind: Any = None) -> Any:
+    """The stream of a rank as memest makes it, with the CPU's operators and no workspaces.
+
+    Args:
+        case: as for :func:`real_rank`.
+        behind: puts something behind the training: is given its stream and the traced model.
+    """
     from cases import GPU, twin
 
     from memest.sharding.rank import rank_stream
-    from memest.sharding.updated import as_updated, updated_weights, updates_on_device
+    from memest.sharding.updated import as_updated, updated_weights
     from memest.sizes import as_traced
     from memest.steps.compose import Pieces, splice
     from memest.steps.stream import Stream, lay_out
+    from memest.trace.adapters import cast_parameters
     from memest.trace.inputs import realise
     from memest.trace.losses import loss_for
     from memest.trace.training import plan_to_compose, trace_training, trace_updates
 
-    asked = _twins(case).setup
+    asked = twins_of(case).setup
     traced = as_traced(asked)
     options = {**case.get("setup", {}), "precision": traced.precision, "dtype": traced.dtype}
     twins = twin(case["model"], distributed=traced.distributed, **options)
-    trace = trace_training(
-        twins.built.model,
-        twins.setup,
-        make_batch=lambda: realise(twins.plans),
-        loss_of=loss_for(twins.built),
-        gpu=GPU,
-        operators="cpu",
-        plan=plan_to_compose(asked),
-    )
+    if traced.distributed.in_half:
+        cast_parameters(twins.built.trained, twins.built.dtype)
+    with loss_of_setup(twins.built.model, asked):
+        trace = trace_training(
+            twins.built.trained,
+            twins.setup,
+            make_batch=lambda: realise(twins.plans),
+            loss_of=loss_for(twins.built),
+            gpu=GPU,
+            operators="cpu",
+            plan=plan_to_compose(asked),
+            loading=twins.built.loading,
+        )
     # the Trainer's groups, where a case has them
     whose = replace(asked, loop="trainer") if case.get("two_groups") else asked
     updates = None
-    if updates_on_device(asked):
+    if asked.distributed.updates_on_device:
         updates = trace_updates(
             updated_weights(trace.weights, whose, trace.landmarks), as_updated(asked), GPU
         )
@@ -86,6 +96,8 @@ def predicted_rank(case: dict[str, Any]) -> Any:
     )  # fmt: skip
     table = list(places)
     stream = Stream.of(course, [table[place] for place in course.places], 0)
+    if behind is not None:
+        stream = behind(stream, twins)
     return rank_stream(stream, whose, trace.weights, trace.landmarks, asked.grad_accum)
 
 
@@ -95,7 +107,7 @@ def as_run(stream: Any) -> Any:
     Whole weights do not count where DDP leaves them as they are; shards do.
     """
     from memest.calibration.running.cpu_memory import CpuRun, MemoryEvent, PhaseBytes
-    from memest.events import Phase
+    from memest.events import CAST, Phase
 
     run = CpuRun()
     now = peak = alive = done = 0
@@ -112,7 +124,7 @@ def as_run(stream: Any) -> Any:
             loading = begun.phase is Phase.LOAD
         number = event if event >= 0 else ~event
         label = stream.label_names[stream.labels[number]]
-        if loading and not label.startswith(("ddp:", "fsdp:", "zero:")):
+        if loading and not label.startswith(("ddp:", "fsdp:", "zero:")) and label != CAST:
             continue
         size = stream.sizes[number] * (1 if event >= 0 else -1)
         now += size
@@ -136,13 +148,44 @@ def of_steps(run: Any) -> Any:
     return run
 
 
-def _twins(case: dict[str, Any]) -> Any:
+def freed_from_before(run: Any) -> int:
+    """Bytes that were there before a run was measured, and went while it loaded."""
+    alive, gone = set(), 0
+    for event in run.events:
+        if event.phase.startswith("load"):
+            if event.nbytes > 0:
+                alive.add(event.key)
+            elif event.key not in alive:
+                gone -= event.nbytes
+            else:
+                alive.discard(event.key)
+    return gone
+
+
+def without_updates(run: Any) -> Any:
+    """The same without the optimizer, whose foreach kernels copy on a CPU."""
+    run.events = [e for e in run.events if not e.phase.startswith(("load", "optimizer"))]
+    return run
+
+
+def twins_of(case: dict[str, Any]) -> Any:
     from cases import twin
 
     from memest.distributed import Distributed
 
     spread = Distributed(num_gpus=case["ranks"], **case.get("spread", {}))
     return twin(case["model"], distributed=spread, **case.get("setup", {}))
+
+
+def loss_of_setup(model: Any, setup: Any) -> Any:
+    """Another library's loss in place of the model's own, where a setup names one."""
+    from cases import GPU
+
+    from memest.trace.fused_loss import fused_loss_applied
+
+    if not setup.fused_loss:
+        return nullcontext()
+    return fused_loss_applied(model, GPU, setup.fused_loss)
 
 
 class _Marks:
@@ -175,7 +218,7 @@ def _be_ddp_rank(rank: int, case: dict[str, Any], rendezvous: str, out: str) -> 
     store = dist.FileStore(rendezvous, case["ranks"])
     dist.init_process_group("gloo", store=store, rank=rank, world_size=case["ranks"])
     torch.manual_seed(0)
-    twins = _twins(case)
+    twins = twins_of(case)
     setup, spread = twins.setup, twins.setup.distributed
     batches = host_batches(twins.plans, STEPS * setup.grad_accum)
 
@@ -187,10 +230,11 @@ def _be_ddp_rank(rank: int, case: dict[str, Any], rendezvous: str, out: str) -> 
             find_unused_parameters=setup.finds_unused_parameters,
             gradient_as_bucket_view=spread.ddp_gradient_as_bucket_view,
         )
-        train(
-            model, setup, batches, make_optimizer_of(setup), loss_for(twins.built),
-            torch.device("cpu"), _Marks(),
-        )  # fmt: skip
+        with loss_of_setup(twins.real, setup):
+            train(
+                model, setup, batches, make_optimizer_of(setup), loss_for(twins.built),
+                torch.device("cpu"), _Marks(),
+            )  # fmt: skip
 
     measured = measure(run)
     dist.barrier()
@@ -211,7 +255,7 @@ def _be_fsdp_rank(case: dict[str, Any], out: str) -> None:
 
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=case["ranks"])
     torch.manual_seed(0)
-    asked = _twins(case).setup
+    asked = twins_of(case).setup
     plain = asked.loop == "plain"
     options = dict(case.get("setup", {}))
     if not plain:
@@ -219,22 +263,23 @@ def _be_fsdp_rank(case: dict[str, Any], out: str) -> None:
     twins = twin(case["model"], distributed=asked.distributed, **options)
     batches = host_batches(twins.plans, STEPS * asked.grad_accum)
     loss_of, optimizer = loss_for(twins.built), make_optimizer_of(twins.setup)
+    gc.collect()  # what the quantised model was made of
 
     def run() -> None:
         mark("load 0 0")
         if asked.distributed.fsdp_version == 1:
-            model = _wrapped(twins.real, asked)
+            model = wrapped(twins.real, asked)
             if plain:
                 train(
                     model, twins.setup, batches, optimizer, loss_of, torch.device("cpu"), _Marks()
                 )
             else:
-                _accelerate_loop(model, asked, batches, optimizer, loss_of)
+                accelerate_loop(model, asked, batches, optimizer, loss_of)
         elif plain:
             model = _sharded(twins.real, asked)
             train(model, twins.setup, batches, optimizer, loss_of, torch.device("cpu"), _Marks())
         else:
-            _accelerate_loop(_prepared(twins.real, asked), asked, batches, optimizer, loss_of)
+            accelerate_loop(prepared(twins.real, asked), asked, batches, optimizer, loss_of)
 
     Path(out).write_bytes(pickle.dumps(measure(run)))
 
@@ -264,11 +309,13 @@ def _sharded(model: Any, setup: Any) -> Any:
     return fully_shard(model, mesh=mesh)
 
 
-def _wrapped(model: Any, setup: Any) -> Any:
+def wrapped(model: Any, setup: Any) -> Any:
     """FSDP1, as accelerate's ``prepare_model`` wraps and upcasts, or as PyTorch's tutorial does."""
     import functools
+    from types import MethodType
 
     import torch
+    from accelerate.utils import convert_outputs_to_fp32
     from torch.distributed.fsdp import (
         BackwardPrefetch,
         CPUOffload,
@@ -277,8 +324,6 @@ def _wrapped(model: Any, setup: Any) -> Any:
         ShardingStrategy,
     )
     from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
-
-    from memest.sharding.fsdp1 import keeps_parameters
 
     spread, plain = setup.distributed, setup.loop == "plain"
     names = set(model._no_split_modules or ())
@@ -290,25 +335,39 @@ def _wrapped(model: Any, setup: Any) -> Any:
     prefetch = spread.fsdp_backward_prefetch
     if prefetch is None:
         prefetch = "backward_pre" if plain else "no_prefetch"
-    full = spread.fsdp.value == "full_shard"
-    return FullyShardedDataParallel(
+    policy = functools.partial(transformer_auto_wrap_policy, transformer_layer_cls=blocks)
+    if setup.adapter is not None:
+        from peft.utils.other import fsdp_auto_wrap_policy
+
+        policy = fsdp_auto_wrap_policy(model)
+    if mixed is not None:
+        # Accelerator.prepare_model does so before it wraps
+        region = torch.autocast("cpu", dtype=half)(type(model).forward)
+        asks = torch.is_autocast_enabled  # of CUDA where nobody says which
+        torch.is_autocast_enabled = lambda kind="cpu": asks(kind)
+        model.forward = MethodType(convert_outputs_to_fp32(region), model)
+    model = FullyShardedDataParallel(
         model,
-        sharding_strategy=ShardingStrategy.FULL_SHARD if full else ShardingStrategy.SHARD_GRAD_OP,
-        auto_wrap_policy=functools.partial(
-            transformer_auto_wrap_policy, transformer_layer_cls=blocks
-        ),
+        sharding_strategy=ShardingStrategy[spread.fsdp.value.upper()],
+        auto_wrap_policy=policy,
         mixed_precision=mixed,
         backward_prefetch={
             "backward_pre": BackwardPrefetch.BACKWARD_PRE,
             "backward_post": BackwardPrefetch.BACKWARD_POST,
         }.get(str(prefetch)),
-        use_orig_params=keeps_parameters(setup),
+        use_orig_params=setup.keeps_parameters,
         cpu_offload=CPUOffload(offload_params=True) if spread.fsdp_offload else None,
         device_id=torch.device("cpu"),
     )
+    if mixed is not None:
+        for unit in FullyShardedDataParallel.fsdp_modules(model):
+            if unit._has_params and unit._flat_param.requires_grad:
+                unit._flat_param.data = unit._flat_param.data.to(torch.float32)
+                unit._handle._orig_param_dtype = torch.float32
+    return model
 
 
-def _prepared(model: Any, setup: Any) -> Any:
+def prepared(model: Any, setup: Any) -> Any:
     """accelerate's own preparation."""
     import torch
     from accelerate.utils import FullyShardedDataParallelPlugin
@@ -332,10 +391,14 @@ def _prepared(model: Any, setup: Any) -> Any:
     return fsdp2_prepare_model(accelerator, model)
 
 
-def _accelerate_loop(
-    model: Any, setup: Any, batches: Any, make_optimizer: Any, loss_of: Any
-) -> None:
-    """The loop of accelerate's documentation; an ``Accelerator`` wants a GPU for FSDP."""
+def accelerate_loop(
+    model: Any, setup: Any, batches: Any, make_optimizer: Any, loss_of: Any,
+    then: Any = None,
+) -> None:  # fmt: skip
+    """The loop of accelerate's documentation; an ``Accelerator`` wants a GPU for FSDP.
+
+    ``then`` is what follows, while the loop's names are still bound.
+    """
     import torch
 
     from memest.calibration.running.cpu_memory import mark
@@ -363,6 +426,8 @@ def _accelerate_loop(
             mark(f"zero_grad {step} 0")
             optimizer.zero_grad()
         mark(f"batch {(index + 1) // accum + 1} {(index + 1) % accum + 1}")
+    if then is not None:
+        then()
     del batch, outputs
 
 
@@ -372,15 +437,10 @@ def _main(text: str, folder: str, out: str) -> None:
     if case.get("spread", {}).get("fsdp"):
         _be_fsdp_rank(case, out)
         return
-    context = multiprocessing.get_context("fork")
-    ranks = [
-        context.Process(target=_be_ddp_rank, args=(rank, case, f"{folder}/store", out))
-        for rank in range(case["ranks"])
-    ]
-    for rank in ranks:
-        rank.start()
-    for rank in ranks:
-        rank.join()
+    from forked import run_forked
+
+    store = f"{folder}/store"
+    run_forked(_be_ddp_rank, [(rank, case, store, out) for rank in range(case["ranks"])])
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import pickle
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +39,6 @@ def real_rank(case: dict[str, Any]) -> Any:
 
 def predicted(case: dict[str, Any]) -> Any:
     """The stream of the first rank, with the CPU's operators and no workspaces."""
-    from dataclasses import replace
-
     from cases import GPU
 
     from memest.sharding.rank import rank_stream
@@ -53,7 +52,7 @@ def predicted(case: dict[str, Any]) -> Any:
 
     twins = twins_of(case)
     setup = twins.setup
-    with rank_model(twins.built.model, setup) as model:
+    with rank_model(twins.built.trained, setup) as model:
         trace = trace_training(
             model, setup, make_batch=lambda: realise(twins.plans),
             loss_of=loss_for(twins.built), gpu=GPU, operators="cpu",
@@ -64,7 +63,7 @@ def predicted(case: dict[str, Any]) -> Any:
     spliced.calls = [replace(call, op="none") for call in spliced.calls]
     accum = setup.grad_accum
     stream = make_stream(spliced, GPU, num_steps=STEPS, grad_accum=accum, cues=True)
-    if not case.get("copies"):
+    if setup.distributed.fsdp == "none":
         return stream
     return rank_stream(stream, setup, trace.weights, trace.landmarks, accum)
 
@@ -75,6 +74,9 @@ def twins_of(case: dict[str, Any]) -> Any:
     from memest.distributed import Distributed
 
     copies = case.get("copies", 0)
+    if "spread" in case:
+        spread = Distributed(**case["spread"])
+        return twin(case["model"], distributed=spread, **case.get("setup", {}))
     spread = Distributed(
         num_gpus=case["ranks"] * max(copies, 1), tp=case["ranks"],
         fsdp="full_shard" if copies else "none",
@@ -90,8 +92,9 @@ def _be_rank(case: dict[str, Any], out: str) -> None:
     from memest.calibration.running.cpu_memory import mark, measure
     from memest.calibration.running.loops import train
     from memest.calibration.running.material import host_batches
+    from memest.distributed import Distributed
     from memest.trace.losses import loss_for
-    from memest.trace.tensor_parallel import on_ranks, shard_model
+    from memest.trace.tensor_parallel import on_ranks
 
     torch.manual_seed(0)
     twins = twins_of(case)
@@ -102,20 +105,37 @@ def _be_rank(case: dict[str, Any], out: str) -> None:
         mark("load 0 0")
         model = _fully_sharded(twins.real, meshes["dp"]) if copies else twins.real
         train(
-            model, setup, batches, _optimizer, loss_for(twins.built), torch.device("cpu"),
+            model, setup, batches, optimizer_of_shards, loss_for(twins.built), torch.device("cpu"),
             _Marks(),
         )  # fmt: skip
 
     copies = case.get("copies", 0)
-    with on_ranks(case["ranks"] * max(copies, 1)) as mesh:
-        meshes = {"tp": mesh}
+    ranks = case["ranks"] * max(copies, 1)
+    with on_ranks(Distributed(num_gpus=ranks, tp=ranks)) as made:
+        meshes: Any = {"tp": made.tp}
         if copies:
             meshes = init_device_mesh("cpu", (copies, case["ranks"]), mesh_dim_names=("dp", "tp"))
-        shard_model(twins.real, meshes["tp"], case["ranks"])
+        twins = replace(twins, real=_sharded(twins, meshes["tp"]))
         Path(out).write_bytes(pickle.dumps(measure(run)))
 
 
-def _optimizer(model: Any) -> Any:
+def _sharded(twins: Any, mesh: Any) -> Any:
+    """The model sharded, then peft's adapters in it, as a script has it from_pretrained."""
+    import peft
+
+    from memest.distributed import Distributed
+    from memest.trace.tensor_parallel import Meshes, shard_model
+
+    model, config = twins.real, None
+    if twins.setup.adapter is not None:
+        config = model.peft_config["default"]
+        model = model.unload()
+    ranks = mesh.size()
+    shard_model(model, Meshes(mesh), Distributed(num_gpus=ranks, tp=ranks))
+    return model if config is None else peft.get_peft_model(model, config)
+
+
+def optimizer_of_shards(model: Any) -> Any:
     """Sharded and whole parameters in groups of their own, as the Trainer puts them: torch's
     foreach and fused kernels refuse the two together.
     """

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 from pipeline_ranks import predicted_ranks, real_ranks
-from ranks import as_run, of_steps
+from ranks import as_run, of_steps, without_updates
 from real_memory import differences
+from releases import as_heard
 
 import memest
 from memest.errors import ConfigError
@@ -15,7 +16,10 @@ from memest.replay.replay import check_events
 HOST = 8192
 """Step counters, numbers wrapped as tensors, indices: host memory where there is a GPU."""
 RNG_STATES = 8 * 5056
+FOREACH = 512_000
+"""What the CPU's foreach kernels copy of the largest shard; they are not CUDA's."""
 
+LORA = {"peft_type": "LORA", "r": 8, "target_modules": "all-linear"}
 CASES = [
     ("llama", {}, {"pp": 2, "pp_schedule": "gpipe", "pp_microbatches": 4}),
     ("llama", {}, {"pp": 3, "pp_schedule": "gpipe", "pp_microbatches": 2}),
@@ -30,6 +34,7 @@ CASES = [
     ("llama6", {}, {"pp": 2, "pp_schedule": "looped-bfs", "pp_microbatches": 3}),
     ("llama6", {}, {"pp": 2, "pp_schedule": "interleaved-zb", "pp_microbatches": 2}),
     ("llama6", {}, {"pp": 2, "pp_schedule": "zbv", "pp_microbatches": 4}),
+    ("llama", {"adapter": LORA}, {"pp": 2, "pp_microbatches": 3}),
 ]
 
 
@@ -52,6 +57,90 @@ def test_every_rank_allocates_what_a_real_one_does(model, setup, spread):
             assert abs(phase.alive - same.alive) <= host, f"rank {rank}: alive at {phase.name}"
             assert abs(phase.peak - same.peak) <= host, f"rank {rank}: peak in {phase.name}"
         assert differences(of_steps(measured), of_steps(predicted), at_least=16384) == []
+
+
+SHARDED = {"num_gpus": 4, "pp": 2, "fsdp": "shard_grad_op"}
+WRAPPED = [
+    ("llama", {}, {"num_gpus": 4, "pp": 2, "pp_microbatches": 3}),
+    ("llama", {"grad_accum": 2}, {"num_gpus": 4, "pp": 2, "pp_schedule": "gpipe"}),
+    (
+        "llama", {},
+        {"num_gpus": 4, "pp": 2, "pp_microbatches": 3, "ddp_gradient_as_bucket_view": True},
+    ),
+    ("llama6", {}, {"num_gpus": 4, "pp": 2, "pp_schedule": "interleaved", "pp_microbatches": 4}),
+    (
+        "llama6", {"checkpointing": "full"},
+        {
+            "num_gpus": 4, "pp": 2, "pp_schedule": "looped-bfs", "pp_microbatches": 3,
+            "ddp_bucket_cap_mb": 0.5,
+        },
+    ),
+    ("llama", {}, {**SHARDED, "pp_microbatches": 3}),
+    (
+        "llama", {"grad_accum": 2},
+        {**SHARDED, "pp_schedule": "gpipe", "fsdp": "full_shard", "pp_return_outputs": False},
+    ),
+    ("llama", {"checkpointing": "full"}, {**SHARDED, "fsdp": "full_shard"}),
+    ("llama", {"adapter": LORA}, {**SHARDED, "pp_microbatches": 3}),
+    ("llama", {"adapter": LORA}, {"num_gpus": 4, "pp": 2, "pp_microbatches": 3}),
+    ("llama6", {}, {**SHARDED, "pp_schedule": "interleaved", "pp_microbatches": 4}),
+    ("llama6", {}, {**SHARDED, "pp_schedule": "looped-bfs", "fsdp": "full_shard"}),
+    ("llama", {}, {**SHARDED, "pp_schedule": "zb-h1", "pp_microbatches": 4}),
+    ("llama6", {}, {**SHARDED, "pp_schedule": "interleaved-zb", "pp_microbatches": 2}),
+    ("llama6", {}, {**SHARDED, "pp_schedule": "zbv", "pp_microbatches": 4}),
+]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("model", "setup", "spread"), WRAPPED)
+def test_every_rank_of_wrapped_stages_allocates_what_a_real_one_does(model, setup, spread):
+    """Buckets and shards of each stage, gathered and reduced when the schedule says so."""
+    case = {"model": model, "setup": {"optim": "adamw_torch", **setup}, "spread": spread}
+    real, streams = real_ranks(case), predicted_ranks(case)
+    assert len(real) == len(streams) == spread["pp"]
+    host = HOST + (RNG_STATES if "checkpointing" in setup else 0)
+    for rank, (measured, stream) in enumerate(zip(real, streams, strict=True)):
+        check_events(stream.events, stream.sizes)
+        predicted = as_run(stream)
+        if "fsdp" not in spread:
+            predicted = as_heard(measured, predicted, host)
+        steps = predicted.phases[1:]
+        assert [p.name for p in measured.phases][1 : len(steps) + 1] == [p.name for p in steps]
+        for same, phase in zip(measured.phases[1:], steps, strict=False):
+            assert abs(phase.alive - same.alive) <= host, f"rank {rank}: alive at {phase.name}"
+            assert abs(phase.peak - same.peak) <= host, f"rank {rank}: peak in {phase.name}"
+        assert differences(of_steps(measured), of_steps(predicted), at_least=16384) == []
+
+
+SHARED = [
+    ("llama", {}, {"pp_microbatches": 3}),
+    ("llama-gqa", {"checkpointing": "full"}, {"pp_schedule": "gpipe"}),
+    ("llama6", {"grad_accum": 2}, {"pp_schedule": "interleaved", "pp_microbatches": 2}),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("model", "setup", "spread"), SHARED)
+def test_every_rank_of_stages_whose_layers_are_shared_allocates_what_a_real_one_does(
+    model, setup, spread
+):
+    """Stages sharded by transformers' plan; optimizers apart, whose foreach kernels are a CPU's."""
+    spread = {"num_gpus": 4, "pp": 2, "tp": 2, **spread}
+    case = {"model": model, "setup": {"optim": "adamw_torch", **setup}, "spread": spread}
+    real, streams = real_ranks(case), predicted_ranks(case)
+    host = HOST + (RNG_STATES if "checkpointing" in setup else 0)
+    for rank, (measured, stream) in enumerate(zip(real, streams, strict=True)):
+        check_events(stream.events, stream.sizes)
+        predicted = as_run(stream)
+        steps = [phase for phase in predicted.phases if not phase.name.startswith("load")]
+        assert [p.name for p in measured.phases][: len(steps)] == [p.name for p in steps]
+        for same, phase in zip(measured.phases, steps, strict=False):
+            copies = FOREACH if phase.name.startswith("optimizer") else 0
+            assert abs(phase.alive - same.alive) <= host, f"rank {rank}: alive at {phase.name}"
+            assert abs(phase.peak - same.peak) <= host + copies, f"rank {rank}: in {phase.name}"
+        assert len(predicted.allocations(at_least=16384)) > 500
+        found = differences(without_updates(measured), without_updates(predicted), at_least=16384)
+        assert found == []
 
 
 @pytest.fixture(scope="module")
@@ -87,8 +176,49 @@ def test_all_gpus_are_reported_the_fullest_first(folder):
     assert "layer 3, head" in found.to_html()
 
 
+def test_copies_of_a_pipeline_add_buckets_to_every_stage(folder):
+    alone, copied = (run(folder, num_gpus=n, pp=2, gpu="a100-80gb") for n in (2, 8))
+    ranks = {rank["rank"]: rank for rank in copied.to_dict()["ranks"]}
+    assert sorted(ranks) == [0, 1]
+    for rank in alone.to_dict()["ranks"]:
+        assert ranks[rank["rank"]]["allocated_bytes"] > rank["allocated_bytes"]
+        assert ranks[rank["rank"]]["parts"] == rank["parts"]
+    assert "DDP" in str(copied)
+    assert "the fullest of 8 GPUs" in str(copied)
+
+
+def test_stages_whose_layers_are_shared_are_smaller(folder):
+    alone, shared = (run(folder, num_gpus=2 * tp, pp=2, tp=tp, gpu="a100-80gb") for tp in (1, 2))
+    rows, less = (
+        {row.category.value: row.bytes for row in found.breakdown} for found in (alone, shared)
+    )
+    for name in ("parameters", "gradients", "optimizer states"):
+        assert 0.45 * rows[name] < less[name] < 0.6 * rows[name]
+    peaks, lower = (
+        {rank["rank"]: rank["allocated_bytes"] for rank in found.to_dict()["ranks"]}
+        for found in (alone, shared)
+    )
+    assert all(lower[rank] < peaks[rank] for rank in (0, 1))
+    assert "tensor parallel over 2" in str(shared)
+    with pytest.raises(ConfigError, match="--tp 3 does not divide the 4 heads"):
+        run(folder, num_gpus=6, pp=2, tp=3)
+
+
+def test_shards_of_stages_are_smaller_with_more_copies_and_gradients_stay_whole(folder):
+    few, many = (
+        run(folder, num_gpus=n, pp=2, fsdp="shard_grad_op", gpu="a100-80gb") for n in (4, 16)
+    )
+    rows, more = (
+        {row.category.value: row.bytes for row in found.breakdown} for found in (few, many)
+    )
+    assert more["parameters"] < 0.3 * rows["parameters"]
+    # gathered parameters and whole gradients are those of the stage, however many share it
+    assert more["communication buffers"] > 0.9 * rows["communication buffers"]
+    assert any("perform_reduce_grad" in note for note in few.notes)
+
+
 def found_by(tracer, *vary, **options):
-    from memest.estimator import cards_of
+    from memest.cards import cards_of
     from memest.options import given_setup
 
     setup = given_setup(None, {"batch": 2, "seq_len": 64, "num_gpus": 2, "pp": 2, **options})
@@ -149,7 +279,41 @@ def test_more_micro_batches_cost_gpipe_activations_and_1f1b_buffers(folder):
     [
         ({"num_gpus": 3, "pp": 2}, "write --num-gpus 2"),
         ({"num_gpus": 2, "pp_schedule": "gpipe"}, "no meaning without a pipeline"),
-        ({"num_gpus": 4, "pp": 2}, "2 copies of the model"),
+        ({"num_gpus": 4, "pp": 2, "tp": 2, "lora_r": 4}, "an adapter with --tp 2 is not priced"),
+        ({"num_gpus": 2, "pp": 2, "peft": "vera"}, "an adapter other than LoRA is not priced"),
+        (
+            {
+                "num_gpus": 4,
+                "pp": 2,
+                "pp_schedule": "zb-h1",
+                "pp_microbatches": 4,
+                "fsdp": "full_shard",
+            },
+            "--fsdp full_shard with --pp-schedule zb-h1 is not priced",
+        ),
+        ({"num_gpus": 8, "pp": 2, "tp": 2}, "2 copies of the model, without --fsdp"),
+        (
+            {"num_gpus": 4, "pp": 2, "tp": 2, "pp_schedule": "zb-h1"},
+            "--pp-schedule zb-h1 with --tp 2 is not priced",
+        ),
+        (
+            {"num_gpus": 8, "pp": 2, "tp": 2, "fsdp": "shard_grad_op"},
+            "--fsdp with --tp 2 is not priced",
+        ),
+        ({"num_gpus": 4, "pp": 2, "zero": 1}, "--zero is not priced together with --pp"),
+        ({"num_gpus": 4, "pp": 2, "pp_schedule": "zbv"}, "does not train: gradients of weights"),
+        (
+            {"num_gpus": 4, "pp": 2, "ddp_find_unused_parameters": True},
+            "--ddp-find-unused-parameters is not priced",
+        ),
+        (
+            {"num_gpus": 4, "pp": 2, "fsdp": "full_shard", "fsdp_version": 1},
+            "Use --fsdp-version 2",
+        ),
+        (
+            {"num_gpus": 4, "pp": 2, "fsdp": "full_shard", "fsdp_offload": True},
+            "--fsdp-offload is not priced",
+        ),
         ({"num_gpus": 8, "pp": 8}, "the model has 4 layers"),
         ({"num_gpus": 2, "pp": 2, "pp_split": "1,2"}, "is 3 layers, and the model has 4"),
         ({"num_gpus": 2, "pp": 2, "pp_split": "1,x"}, "is no list of layers"),

@@ -10,7 +10,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from memest.errors import ConfigError
 from memest.parallel import Schedule
-from memest.sharding.schedules import Action, rank_order, stages_of
+from memest.sharding.schedules import Action, rank_order, sharded_order, stages_of
 
 THEIRS = {
     Schedule.GPIPE: schedules.ScheduleGPipe,
@@ -102,6 +102,38 @@ def test_orders_are_those_of_torch(groups, schedule, ranks, per_rank, micro_batc
     expected = theirs(schedule, ranks, per_rank, micro_batches)
     actual = {r: rank_order(schedule, r, ranks, per_rank, micro_batches) for r in range(ranks)}
     assert actual == expected
+
+
+SEVERAL = [case for case in CASES if case[0] not in (Schedule.GPIPE, Schedule.ONE_F_ONE_B)]
+"""Those whose schedules are lowered to actions; of four stages on a GPU not all are gathered."""
+WORDS = {"UNSHARD": "U", "RESHARD": "R", "REDUCE_GRAD": "G"}
+
+
+@pytest.mark.parametrize(
+    ("schedule", "ranks", "per_rank", "micro_batches"),
+    [*SEVERAL, *((Schedule.INTERLEAVED, 2, v, m) for v in (4, 5) for m in (2, 8))],
+)
+def test_shards_are_gathered_and_gradients_reduced_where_torch_does(
+    groups, schedule, ranks, per_rank, micro_batches
+):
+    groups(ranks)
+    for rank in range(ranks):
+        own = stages_of(schedule, rank, ranks, per_rank)
+        stages = [
+            PipelineStage(torch.nn.Identity(), stage, ranks * per_rank, torch.device("cpu"))
+            for stage in own
+        ]
+        made = THEIRS[schedule](stages, micro_batches, loss_fn=lambda *_: None)
+        expected = [
+            Action(
+                WORDS.get(a.computation_type.value, a.computation_type.value), a.stage_index,
+                -1 if a.microbatch_index is None else a.microbatch_index,
+            )
+            for a in made.pipeline_order_with_comms[rank]
+            if a.computation_type.value in {*"FBIW", *WORDS}
+        ]  # fmt: skip
+        order = rank_order(schedule, rank, ranks, per_rank, micro_batches)
+        assert list(sharded_order(order, micro_batches)) == expected
 
 
 def live_at_most(order):

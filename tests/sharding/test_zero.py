@@ -240,7 +240,7 @@ class TestFile:
                 {"stage": 3, "zero_hpz_partition_size": 8},
                 r"hpz.* 8 is not modelled \(ZeRO\+\+ keeps",
             ),
-            ({"stage": 3, "memory_efficient_linear": False}, "keeps every gathered weight"),
+            ({"stage": 3, "memory_efficient_linear": "no"}, "neither true nor false"),
             ({"stage": 3, "offload_param": {"device": "nvme"}}, "Ask for cpu"),
             ({"stage": 3, "stage3_max_live_parameters": "auto"}, "is not a whole number[.]"),
             ({"stage": 2, "offload_param": {"device": "cpu"}}, "no meaning without --zero 3"),
@@ -254,6 +254,44 @@ class TestFile:
     def test_what_is_not_modelled_is_refused(self, zero, words):
         with pytest.raises(ConfigError, match=words):
             setup_from_options(zero_settings={"zero_optimization": zero})
+
+    @pytest.mark.parametrize(
+        ("document", "words"),
+        [
+            (
+                {"bf16": {"enabled": True, "bf16_master_weights_and_grads": True}},
+                "bf16.bf16_master_weights_and_grads is not modelled",
+            ),
+            (
+                {"bf16": {"enabled": True, "bf16_optimizer_states": True}},
+                "bf16.bf16_optimizer_states is not modelled",
+            ),
+            (
+                {"fp16": {"enabled": True, "fp16_master_weights_and_grads": True}},
+                "fp16.fp16_master_weights_and_grads is not modelled",
+            ),
+            ({"torch_autocast": {"enabled": True}}, "autocast inside the engine"),
+        ],
+    )
+    def test_other_precisions_of_what_is_updated_are_refused(self, document, words):
+        zero = {"zero_optimization": {"stage": 3}}
+        with pytest.raises(ConfigError, match=words):
+            setup_from_options(zero_settings={**document, **zero})
+        for part in document.values():  # what is off is no matter
+            part.update(dict.fromkeys(part, False))
+        setup_from_options(zero_settings={**document, **zero})
+
+    def test_linear_layers_that_zero_init_did_not_touch_keep_what_was_gathered(self):
+        model = "meta-llama/Llama-3.2-1B?num_hidden_layers=4&vocab_size=1000&hidden_size=512"
+        limits = {"stage3_max_live_parameters": 0, "stage3_max_reuse_distance": 0}
+
+        def peak(linear, **more):
+            zero = {"stage": 3, **limits, "memory_efficient_linear": linear}
+            spread = {"num_gpus": 64, "zero_settings": {"zero_optimization": zero}}
+            return memest.estimate(model, **{**TINY, **spread, **more}).peak.allocated_bytes
+
+        # of layers whose backward is to come: an MLP is 3 x 512 x 8192, in two bytes
+        assert peak(linear=False) - peak(linear=True) > 2 * 3 * 512 * 8192 * 2
 
     def test_no_file(self, tmp_path):
         with pytest.raises(ConfigError, match="No such file"):

@@ -77,6 +77,7 @@ def test_a_composed_run_equals_a_fully_traced_one(loop, grad_accum, optim):
         {"precision": "fp16", "loop": "plain", "max_grad_norm": 1.0},
         {"precision": "bf16", "loop": "accelerate", "zero_grad_at": "before-forward"},
         {"loop": "plain", "zero_grad_at": "before-backward", "zero_grad": "zero"},
+        {"loop": "plain", "del_outputs": True},
         {"zero_grad": "zero", "max_grad_norm": 0.0},
         {"optim": "none"},
         {"optim": "none", "loop": "plain"},

@@ -75,6 +75,86 @@ def test_softmax_kept_its_input_until_torch_1_10(name):
     assert len(old.all) == len(Seen(function, (64, 64), version=(1, 11)).all)
 
 
+@pytest.mark.parametrize(
+    ("version", "of_rows", "of_all"),
+    [((1, 12), 0, 0), ((1, 13), 1, 0), ((2, 0), 1, 1), ((2, 1), 1, 1), ((2, 2), 0, 0)],
+)
+def test_a_mean_kept_its_input_from_torch_1_13_to_2_1(version, of_rows, of_all):
+    rows = Seen(lambda x: (x + 1).mean(-1, keepdim=True), (64, 64), version=version)
+    assert rows.alive == [4 * N] * of_rows + [4 * 64]
+    whole = Seen(lambda x: (x + 1).mean(), (64, 64), version=version)
+    assert sorted(whole.alive) == [4] + [4 * N] * of_all
+
+
+@pytest.mark.parametrize("dim", [-1, 0, (0, 2), None])
+@pytest.mark.parametrize("keepdim", [False, True])
+def test_a_mean_of_then_makes_what_a_mean_of_now_makes(dim, keepdim):
+    def mean(x):
+        return (x + 1).mean(dim, keepdim) if dim is not None or keepdim else (x + 1).mean()
+
+    if dim is None and keepdim:
+        pytest.skip("mean of all elements has no keepdim")
+    old = Seen(mean, (4, 8, 16), version=(2, 1))
+    new = Seen(mean, (4, 8, 16), version=(2, 2))
+    assert old.out.shape == new.out.shape
+    assert old.all == new.all, "the same tensors are made, forward and backward"
+
+
+BATCH, HEADS, TOKENS, SIZE = 2, 4, 64, 16
+HIDDEN = BATCH * HEADS * TOKENS * SIZE * 2
+
+
+def sequence_first(*operands):
+    """Attention as ``nn.MultiheadAttention`` calls it, and what it makes of the output."""
+    heads = [x.view(TOKENS, BATCH * HEADS, SIZE).transpose(0, 1) for x in operands]
+    out = functional.scaled_dot_product_attention(
+        *(x.view(BATCH, HEADS, TOKENS, SIZE) for x in heads)
+    )
+    return out.permute(2, 0, 1, 3).contiguous()
+
+
+def batch_first(*operands):
+    """Attention as transformers calls it."""
+    heads = [x.view(BATCH, TOKENS, HEADS, SIZE).transpose(1, 2) for x in operands]
+    out = functional.scaled_dot_product_attention(*heads)
+    return out.transpose(1, 2).contiguous()
+
+
+@pytest.mark.parametrize(("version", "copies"), [((2, 0), True), ((2, 1), True), ((2, 2), False)])
+def test_flash_attention_took_packed_tokens_until_torch_2_1(version, copies):
+    """Operands with the sequence first were copied; the output had the batch first."""
+    shapes = [(TOKENS, BATCH, HEADS * SIZE)] * 3
+    seen = Seen(sequence_first, *shapes, dtype=torch.bfloat16, version=version)
+    # the output, and its contiguous copy where it does not lie as the queries do
+    assert seen.alive.count(HIDDEN) == (2 if copies else 1)
+    assert seen.made.count(HIDDEN) == (3 + 2 if copies else 1)
+    # in the backward those of the operands and of the output's gradient again, and two of each
+    # gradient on its way back through the views of the heads
+    given, gradients = 1, 3
+    backward = seen.all.count(HIDDEN) - seen.made.count(HIDDEN)
+    assert backward == given + gradients + (3 + 1 + 2 * gradients if copies else 0)
+
+
+def test_operands_that_lie_packed_are_no_copies():
+    shapes = [(BATCH, TOKENS, HEADS * SIZE)] * 3
+    old = Seen(batch_first, *shapes, dtype=torch.bfloat16, version=(2, 1))
+    new = Seen(batch_first, *shapes, dtype=torch.bfloat16, version=(2, 2))
+    assert old.out.shape == new.out.shape
+    assert old.alive == new.alive
+    assert old.all == new.all, "the same tensors are made, forward and backward"
+
+
+def test_the_squares_of_an_rms_norm_stayed_alive():
+    def norm(x, w):
+        wide = x.float()
+        return w * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
+
+    shapes = (64, 64), (64,)
+    old = Seen(norm, *shapes, dtype=torch.bfloat16, version=(2, 1)).alive
+    new = Seen(norm, *shapes, dtype=torch.bfloat16, version=(2, 2)).alive
+    assert sum(old) - sum(new) == 4 * N
+
+
 def test_outside_the_context_meta_behaves_as_before():
     x = torch.empty(4, 4, device="meta", requires_grad=True)
     before = type(functional.rms_norm(x, (4,)).grad_fn)

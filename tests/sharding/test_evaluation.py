@@ -1,0 +1,66 @@
+"""Evaluations on several GPUs: the Trainer's own on real ranks against predicted ones."""
+
+from __future__ import annotations
+
+import pytest
+from deepspeed_ranks import EVALUATED, recorded_run
+from evaluation_ranks import predicted_evaluation, real_evaluation
+from ranks import as_run, of_steps
+from real_memory import differences
+from releases import as_heard
+
+from memest.replay.replay import check_events
+
+HOST = 6144
+"""Step counters and numbers wrapped as tensors, which a CPU run cannot tell from the device's."""
+FULL = {"fsdp": "full_shard"}
+ACCELERATE = {"loop": "accelerate"}
+
+CASES = [
+    ("llama", {}, {}, 2, True),
+    ("llama", {}, FULL, 2, True),
+    ("llama", {}, FULL, 3, False),
+    ("llama", {"precision": "bf16"}, FULL, 4, True),
+    ("llama", {}, {"fsdp": "shard_grad_op"}, 2, True),
+    ("llama-tied", {}, FULL, 2, False),
+    ("llama", {}, FULL, 1, True),
+    ("llama", {}, {**FULL, "fsdp_version": 1}, 2, True),
+    ("llama", {}, {"fsdp": "shard_grad_op", "fsdp_version": 1}, 2, False),
+]
+IDS = ["ddp", "fsdp2", "fsdp2-loss", "fsdp2-bf16", "fsdp2-grad", "fsdp2-tied", "fsdp2-alone",
+       "fsdp1", "fsdp1-grad"]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("model", "setup", "spread", "ranks", "keeps"), CASES, ids=IDS)
+def test_a_rank_evaluates_in_what_a_real_one_does(model, setup, spread, ranks, keeps):
+    """After three steps of training: every phase, every allocation and free of the batches."""
+    case = {
+        "model": model, "ranks": ranks, "setup": {**ACCELERATE, **setup}, "spread": spread,
+        "evaluation": [6, keeps],
+    }  # fmt: skip
+    _compare(real_evaluation(case), predicted_evaluation(case))
+
+
+@pytest.mark.parametrize("name", EVALUATED)
+def test_a_rank_evaluates_in_what_it_does_with_deepspeed(name):
+    """ZeRO-3 follows its record of a training step into the evaluation."""
+    _compare(recorded_run(name), predicted_evaluation(EVALUATED[name]))
+
+
+def _compare(real, stream):
+    check_events(stream.events, stream.sizes)
+    predicted = as_heard(real, as_run(stream), HOST)
+
+    measured = {phase.name: phase for phase in real.phases}
+    batches = [phase for phase in predicted.phases if phase.name.startswith("evaluation")]
+    assert len(batches) == 4
+    for phase in batches:
+        same = measured[phase.name]
+        assert abs(phase.alive - same.alive) <= HOST, f"alive when {phase.name} begins"
+        assert abs(phase.peak - same.peak) <= HOST + 0.005 * real.peak, f"peak in {phase.name}"
+    runs = [of_steps(run) for run in (real, predicted)]
+    for run in runs:
+        run.events = [event for event in run.events if event.phase.startswith("evaluation")]
+    assert len(predicted.allocations(at_least=8192)) > 100
+    assert differences(*runs, at_least=8192) == []
