@@ -18,7 +18,7 @@ def _values(runs: Sequence[dict[str, Any]], field: str) -> list[dict[str, Any]]:
         {
             "measured": run["measured_bytes"] / GIB,
             "predicted": run["predicted_bytes"] / GIB,
-            "error": run["predicted_bytes"] / run["measured_bytes"] - 1,
+            "error": run["error"],
             "group": run[field],
             "run": f"{run['model']}, {run['run']}",
         }

@@ -11,9 +11,10 @@ import os
 from pathlib import Path
 from typing import Any
 
+from memest.code_digest import made_with
 from memest.places import data_folder
 
-__all__ = ["FILE", "outcomes"]
+__all__ = ["FILE", "outcomes", "stale"]
 
 FILE = "outcomes.jsonl"
 
@@ -34,3 +35,9 @@ def outcomes() -> list[dict[str, Any]]:
                 record = json.loads(line)
                 found.setdefault(record["id"], record)
     return list(found.values())
+
+
+def stale(runs: list[dict[str, Any]]) -> int:
+    """How many predictions were made by other code than is installed, or by nobody knows which."""
+    now = made_with()
+    return sum(run.get("outcome", {}).get("made_with") != now for run in runs)

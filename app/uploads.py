@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -14,6 +13,7 @@ from pathlib import Path
 from memest.app.question import Question
 from memest.cards import NO_PROFILE, profile_folders
 from memest.errors import ConfigError, ModelLoadError, UnknownModelError
+from memest.files import write_text
 from memest.models.config_file import check_config, read_config
 from memest.models.resolve import leads_to_file, resolve_model
 from memest.options import find_option
@@ -91,9 +91,7 @@ def keep_config(name: str, content: bytes) -> str:
     if not target.is_file():
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            aside = target.with_suffix(f".{os.getpid()}.tmp")
-            aside.write_text(text, encoding="utf-8")
-            aside.replace(target)
+            write_text(target, text)
         except OSError as error:
             raise ModelLoadError(
                 f"{name} cannot be kept in {target.parent}: {error.strerror or error}."
@@ -156,6 +154,8 @@ def profile_files() -> list[Path]:
 def _check_model(model: str) -> None:
     if not model.strip():
         raise UnknownModelError("no model was named: choose one, for example bert-base-uncased")
+    if "\0" in model:
+        raise UnknownModelError("the name of the model has a null byte in it: choose another")
     ref = model.partition("?")[0].strip()
     if leads_to_file(ref):
         # before anything is opened: a name may lead to a device, or to somebody's secrets

@@ -11,7 +11,7 @@ import streamlit as st
 
 from memest.app import answers
 from memest.app.accuracy_charts import against_chart, residual_chart
-from memest.app.published import outcomes
+from memest.app.published import outcomes, stale
 from memest.app.question import Question
 from memest.app.records import draw_blocks, measurements, report_of, sources
 from memest.report.page import Block
@@ -50,6 +50,12 @@ def _published() -> None:
         "GPU memory of real training runs that others measured and published; nothing in memest "
         "is fitted to them."
     )
+    others = stale(found)
+    if others:
+        st.caption(
+            f"{others} of {len(found)} predictions were made by another state of memest than is "
+            "installed, which may predict otherwise."
+        )
     kind = st.segmented_control(
         "By", list(_BY), default="GPU", required=True, key="by", bind="query-params"
     )
@@ -77,23 +83,19 @@ def _published() -> None:
         alt=f"Errors by {kind}",
     )
     st.markdown("##### Worst cases")
-    worst = sorted(kept, key=lambda run: -abs(_error(run)))[:_WORST]
+    worst = sorted(kept, key=lambda run: -abs(run["error"]))[:_WORST]
     st.dataframe([_row(run) for run in worst], hide_index=True, alt="The worst cases")
     with st.expander(f"All {len(found)} runs, those without a score too"):
         st.dataframe([_row(run) for run in found], hide_index=True, alt="All published runs")
 
 
-def _pairs(runs: list[dict[str, Any]]) -> list[tuple[int, int]]:
-    return [(run["measured_bytes"], run["predicted_bytes"]) for run in runs]
-
-
-def _error(run: dict[str, Any]) -> float:
-    found = Errors.of(_pairs([run]))
-    return 0.0 if found is None else found.worst
+def _errors_of(runs: list[dict[str, Any]]) -> Errors | None:
+    """As they were scored: a prediction within a figure's rounding is right."""
+    return Errors.of_signed([run["error"] for run in runs if run["error"] is not None])
 
 
 def _summary(runs: list[dict[str, Any]], told: list[dict[str, Any]]) -> None:
-    found = Errors.of(_pairs(runs))
+    found = _errors_of(runs)
     if found is None:
         st.info("No run of these has a score.")
         return
@@ -116,7 +118,7 @@ def _inside(told: list[dict[str, Any]]) -> str:
 
 
 def _errors(name: str, runs: list[dict[str, Any]], told: list[dict[str, Any]]) -> dict[str, str]:
-    found = Errors.of(_pairs(runs))
+    found = _errors_of(runs)
     assert found is not None
     return {
         "": name,
@@ -137,7 +139,7 @@ def _row(run: dict[str, Any]) -> dict[str, Any]:
         "run": run["run"],
         "measured": format_size(run["measured_bytes"]),
         "predicted": "" if predicted is None else format_size(predicted),
-        "error": f"{_error(run):+.2%}" if run["scored"] else "",
+        "error": f"{run['error']:+.2%}" if run["scored"] else "",
         "range": _range(run),
         "remark": run["remark"] or run["peak_at"],
     }

@@ -9,6 +9,7 @@ from memest.app import scenarios
 from memest.app.main import PAGES
 from memest.app.published import outcomes
 from memest.app.views import how_it_works
+from memest.code_digest import made_with
 from memest.events import Category, Phase
 
 
@@ -98,7 +99,8 @@ def test_accuracy_sums_up_published_runs(
     runs = [
         {"id": f"r{n}", "set": "s", "model": model, "family": model, "gpu": gpu, "run": "batch 1",
          "metric": "reserved", "measured_bytes": 1 << 30, "predicted_bytes": predicted,
-         "low_bytes": None, "scored": True, "peak_at": "backward", "remark": "", "source": ""}
+         "low_bytes": None, "scored": True, "peak_at": "backward", "remark": "", "source": "",
+         "error": predicted / (1 << 30) - 1}
         for n, (model, gpu, predicted) in enumerate(
             [("bert", "T4", 1 << 30), ("bert", "V100", 11 << 27), ("gpt2", "V100", 7 << 27)]
         )
@@ -106,7 +108,10 @@ def test_accuracy_sums_up_published_runs(
     (tmp_path / "outcomes.jsonl").write_text("".join(f"{json.dumps(run)}\n" for run in runs))
     monkeypatch.setenv("MEMEST_REFERENCE", str(tmp_path))
     monkeypatch.setattr("memest.app.published.data_folder", lambda: tmp_path / "none")
+    runs[0]["outcome"] = {"made_with": made_with()}
+    (tmp_path / "outcomes.jsonl").write_text("".join(f"{json.dumps(run)}\n" for run in runs))
     app = open_page("accuracy")
+    assert "2 of 3 predictions were made by another state of memest" in texts(app)
     assert metrics(app)["Runs"] == "3"
     assert metrics(app)["Worst"] == "+37.50%"
     app = open_page("accuracy", by="family", only="gpt2")
@@ -120,7 +125,8 @@ def test_the_ranges_of_all_readings_count(open_page: Open) -> None:
     app = open_page("accuracy", by="set")
     assert metrics(app)["In their range"] == f"{sum(told)} of {len(told)}"
     table = next(f.value for f in app.dataframe if "in range" in f.value)
-    assert f"{sum(told)} of {len(told)}" in list(table["in range"])
+    rows = [row.split(" of ") for row in table["in range"] if " of " in row]
+    assert [sum(map(int, part)) for part in zip(*rows, strict=True)] == [sum(told), len(told)]
 
 
 def test_the_fit_map_of_images_has_their_sizes(open_page: Open) -> None:
