@@ -107,6 +107,26 @@ def test_every_command_takes_a_configuration(place, capsys):
 
 
 @pytest.mark.parametrize(
+    "words",
+    [
+        ["sweep", "args.yaml", "--over", "batch=1,2"],
+        ["max-batch", "args.yaml", "--gpu-memory", "1GiB"],
+        ["compare", "args.yaml", "--vs", "batch=2"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_every_command_says_what_it_read_ignored_and_cannot_model(place, capsys, words):
+    assert run([*words, "--json"]) == 0
+    told = capsys.readouterr()
+    json.loads(told.out)
+    assert "memest: read: args.yaml (transformers)" in told.err
+    assert "1 key was ignored (memest estimate --explain lists them)" in told.err
+    assert "memest: not modelled: args.yaml:neftune_noise_alpha" in told.err
+    assert run([*words[:1], "./tiny", *words[2:], "--seq-len", "64", "--json"]) == 0
+    assert "read:" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("words", "code", "said"),
     [
         (["estimate"], 2, "Missing argument"),
@@ -187,16 +207,44 @@ def test_a_kind_of_packing_is_the_word_behind_it(place, capsys, value):
     assert setup["padding_free"] is (value != "wrapped")
 
 
-def test_two_configurations_in_the_place_of_models_are_told_apart_from_two_models(tmp_path, capsys):
-    paths = []
-    for name, batch in (("a", 2), ("b", 4)):
-        path = tmp_path / f"{name}.yaml"
+def test_configurations_side_by_side_are_runs_of_their_own(tmp_path, capsys):
+    paths, alone = [], []
+    for name, batch, more in (("a", 2, "bf16: true"), ("b", 4, "optim: sgd")):
+        path = tmp_path / name / "run.yaml"
+        path.parent.mkdir()
         path.write_text(
             f"model_name_or_path: prajjwal1/bert-tiny\nper_device_train_batch_size: {batch}\n"
-            "learning_rate: 1.0e-4\nbf16: true\n"
+            f"learning_rate: 1.0e-4\n{more}\n"
         )
         paths.append(str(path))
-    assert run(["compare", *paths]) == 2
+        alone.append(document(capsys, "estimate", str(path), "--seq-len", "64"))
+    columns = document(capsys, "compare", *paths, "--seq-len", "64")["scenarios"]
+    assert [column["name"] for column in columns] == ["run.yaml", "run.yaml (2)"]
+    for column, own in zip(columns, alone, strict=True):
+        assert column["estimate"]["peak"] == own["peak"]
+        assert column["estimate"]["setup"] == own["setup"]
+    read = [memest.read_config(path, seq_len=64) for path in paths]
+    in_python = [each.estimate.to_dict() for each in memest.compare(read).scenarios]
+    assert [each["peak"] for each in in_python] == [own["peak"] for own in alone]
+    for switches, on in ((["--tf32", "--no-tf32"], False), (["--no-tf32", "--tf32"], True)):
+        assert run(["compare", *paths, *switches, "--json"]) == 0  # the last one counts
+        both = json.loads(capsys.readouterr().out)["scenarios"]
+        assert [column["estimate"]["setup"]["tf32"] for column in both] == [on, on]
+    assert run(["compare", *paths]) == 0
+    told = capsys.readouterr()
+    assert told.err.count("memest: read: ") == 2
+    assert "run.yaml (2)" in told.out
+
+
+@pytest.mark.parametrize(
+    "words", [["compare", "prajjwal1/bert-tiny"], ["sweep", "--over", "batch=1,2"]]
+)
+def test_configurations_among_models_or_in_a_sweep_are_told_how_to_go_on(tmp_path, capsys, words):
+    paths = []
+    for name in "ab":
+        (tmp_path / f"{name}.yaml").write_text("model_name_or_path: gpt2\nlearning_rate: 1.0\n")
+        paths.append(str(tmp_path / f"{name}.yaml"))
+    assert run([*words, *paths]) == 2
     said = capsys.readouterr().err
     assert "stand in the place of models" in said
-    assert "--vs" in said
+    assert "memest compare A B" in said

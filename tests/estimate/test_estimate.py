@@ -179,6 +179,19 @@ def test_what_cannot_be_is_refused_with_the_way_out(options, error, words):
     assert words in str(caught.value)
 
 
+def test_cards_that_cannot_run_what_is_asked_are_left_out_and_said_to_be():
+    plain = ask(bf16=True)
+    flash = ask(bf16=True, attn_implementation="flash_attention_2")
+
+    left_out = {fit.name for fit in plain.common_gpus} - {fit.name for fit in flash.common_gpus}
+    assert "Tesla T4" in left_out
+    assert len(flash.common_gpus) > 5
+    assert "compute capability 8.0 are left out" in " ".join(flash.assumptions)
+    assert "are left out" not in " ".join(plain.assumptions)
+    with pytest.raises(ConfigError, match="or newer"):
+        ask(bf16=True, attn_implementation="flash_attention_2", gpu="T4")
+
+
 def test_setup_and_options_are_alternatives():
     with pytest.raises(ConfigError):
         memest.estimate(TINY, Setup(), batch=3)

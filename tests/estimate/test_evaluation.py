@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import memest
+from memest.errors import ConfigError
 from memest.events import Phase
 from memest.options import setup_from_options
 from memest.steps import evaluation as composed
@@ -127,3 +128,53 @@ def test_the_loss_alone_is_kept_where_the_arguments_say_so():
 )
 def test_training_arguments_say_whether_there_is_one(options, batch):
     assert setup_from_options(**options).eval_batch == batch
+
+
+def _evaluated_bytes(**options):
+    return max(t.allocated_bytes for t in _phases(_ask(**options)))
+
+
+def test_several_gpus_gather_what_they_predict():
+    """Rows are shared: the predictions that pile up are the same, the last batch is gathered."""
+    batch, length, vocabulary, rows = 4, 64, 5000, 160
+    logits = 4 * batch * length * vocabulary
+    kept = {"eval_batch": batch, "eval_samples": rows}
+    one = _evaluated_bytes(**kept)
+    four = _evaluated_bytes(**kept, num_gpus=4)
+
+    # old and new tensor of all rows on both; beside them a batch, gathered from four
+    assert four - one > 2 * logits
+    assert four < 1.3 * one + _ask(num_gpus=4).peak.allocated_bytes
+
+
+def test_an_evaluation_under_ddp_copies_no_outputs():
+    """The Trainer evaluates the model itself, whatever DDP does in training."""
+    found = {
+        asked: _evaluated_bytes(num_gpus=2, eval_batch=16, ddp_find_unused_parameters=asked)
+        for asked in (True, False)
+    }
+    assert found[True] == pytest.approx(found[False], rel=0.01)
+
+
+@pytest.mark.parametrize(
+    "spread", [{"fsdp": "full_shard"}, {"zero": 1}, {"zero": 2}, {"zero": 3}], ids=str
+)
+def test_an_evaluation_where_the_model_is_sharded(spread):
+    options = {"num_gpus": 8, "eval_batch": 4, "eval_samples": 64, "loop": "trainer", **spread}
+    phases = _phases(_ask(**options, max_batch=False))
+    assert len(phases) == 2  # 64 rows, 32 of them in each batch of all GPUs
+
+
+@pytest.mark.parametrize("spread", [{}, {"fsdp": "full_shard"}, {"zero": 3}], ids=str)
+def test_a_generation_on_several_gpus(spread):
+    """The prompt and the tokens are steps behind the training, which is what it was."""
+    options = {"num_gpus": 4, "max_batch": False, **spread}
+    estimate, before = _ask(**options, generate=12), _ask(**options)
+    assert estimate.timeline[: len(before.timeline)] == before.timeline
+    steps = estimate.timeline[len(before.timeline) :]
+    assert [t.phase for t in steps] == [Phase.GENERATION] * 13
+
+
+def test_a_generation_under_fsdp1_is_refused():
+    with pytest.raises(ConfigError, match="summon_full_params"):
+        _ask(generate=4, num_gpus=2, fsdp="full_shard", fsdp_version=1)

@@ -91,11 +91,16 @@ CASES = {
     "axolotl train axolotl_qlora.yaml --micro_batch_size 1 --num-processes 2": {
         "batch": (1, "command: --micro_batch_size"),
         "num_gpus": (2, "command: accelerate --num_processes"),
+        "alloc_conf": ("expandable_segments:True", "default of axolotl (its command line sets it)"),
+    },
+    "PYTORCH_ALLOC_CONF=max_split_size_mb:128 axolotl train axolotl_qlora.yaml": {
+        "alloc_conf": ("max_split_size_mb:128", "command: PYTORCH_ALLOC_CONF"),
     },
     "tune run lora_finetune_single_device --config torchtune_lora.yaml batch_size=8 "
     "model.lora_rank=16 optimizer.fused=False": {
         "batch": (8, "command: batch_size"),
         "lora_r": (16, "command: model.lora_rank"),
+        "alloc_conf": ("expandable_segments:True", "default of torchtune (importing it sets it)"),
         "optim": ("adamw_torch_foreach", "torchtune_lora.yaml:optimizer._component_"),
     },
     "tune run --nproc_per_node 4 full_finetune_distributed --config torchtune_full.yaml "
@@ -107,11 +112,19 @@ CASES = {
     "NGPU=8 CONFIG_FILE=torchtitan_8b.toml ./run_train.sh --training.seq_len 4096": {
         "num_gpus": (8, "command: NGPU"),
         "seq_len": (4096, "command: --training.seq_len"),
+        "alloc_conf": (
+            "expandable_segments:True", "default of torchtitan (its run_train.sh sets it)",
+        ),
     },
     "torchrun --nproc_per_node=2 train.py --job.config_file torchtitan_8b.toml "
     "--training.local_batch_size=4": {
         "num_gpus": (2, "command: torchrun --nproc_per_node"),
         "batch": (4, "command: --training.local_batch_size"),
+        "alloc_conf": ("", "command: no run_train.sh, which sets PYTORCH_CUDA_ALLOC_CONF"),
+    },
+    "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True torchrun --nproc_per_node=2 -m "
+    "torchtitan.train --job.config_file torchtitan_8b.toml": {
+        "alloc_conf": ("expandable_segments:True", "command: PYTORCH_CUDA_ALLOC_CONF"),
     },
 }  # fmt: skip
 

@@ -59,7 +59,7 @@ def test_what_trl_computes_depends_on_its_release(write, monkeypatch, installed,
     ("line", "why"),
     [
         ("torch_compile: true", "torch.compile"),
-        ("deepspeed: {zero_optimization: {stage: 2}}", "several GPUs"),
+        ("deepspeed: {zero_optimization: {stage: 3}}", "several GPUs"),
     ],
 )
 def test_what_excludes_it_leaves_it_out_and_says_so(write, monkeypatch, line, why):
@@ -71,9 +71,12 @@ def test_what_excludes_it_leaves_it_out_and_says_so(write, monkeypatch, line, wh
 
 
 def test_several_gpus_of_a_flag(write, monkeypatch):
+    """DDP acts on gradients alone; FSDP would have to gather the head."""
     monkeypatch.setattr(reader, "release", lambda _: None)
     config = _read(write, TRL, options={"num_gpus": 4})
+    assert config.setup.fused_loss
 
+    config = _read(write, TRL, options={"num_gpus": 4, "fsdp": "full_shard"})
     assert config.setup.fused_loss == ""
     assert any("several GPUs" in remark.why for remark in config.not_modelled)
 

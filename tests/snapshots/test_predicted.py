@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickletools
 import subprocess
@@ -12,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from memest.errors import ConfigError
-from memest.files import write_beside
 from memest.memory_history import check_snapshot_target
 from memest.replay import load_snapshot, replay_snapshot
+from memest.whole_files import write_whole
 
 RUNS = ("plain", "expandable", "rounded", "several GPUs", "evaluation")
 
@@ -170,14 +171,14 @@ def test_a_file_is_there_whole_or_not_at_all(tmp_path):
 
     def fails(file):
         file.write(b"half")
-        raise OSError("the disk is full")
+        raise OSError(errno.ENOSPC, "the disk is full")
 
     with pytest.raises(OSError, match="the disk is full"):
-        write_beside(target, fails)
+        write_whole(target, fails)
     assert target.read_bytes() == b"before"
     assert [path.name for path in tmp_path.iterdir()] == ["run.pickle"]
 
-    write_beside(target, lambda file: file.write(b"whole"))
+    write_whole(target, lambda file: file.write(b"whole"))
     assert target.read_bytes() == b"whole"
     assert [path.name for path in tmp_path.iterdir()] == ["run.pickle"]
 

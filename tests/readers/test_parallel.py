@@ -1,0 +1,54 @@
+"""Degrees of parallelism: what a file names is an option's value, and nothing is counted twice."""
+
+import pytest
+
+import memest
+
+TITAN = """
+[model]
+name = "llama3"
+flavor = "8B"
+[training]
+local_batch_size = 1
+seq_len = 256
+mixed_precision_param = "float32"
+[parallelism]
+data_parallel_shard_degree = 4
+"""
+
+
+def options(write, name, text):
+    run = memest.read_config(write(name, text))
+    missed = {remark.key.rpartition(":")[2].strip() for remark in run.not_modelled}
+    return run.options, missed
+
+
+def test_experts_are_shared_by_ranks_that_are_counted_already(write):
+    """torchtitan's world is shards, replicas, tensor, context and pipeline ranks: no experts."""
+    text = TITAN + "expert_parallel_degree = 2\ntensor_parallel_degree = 2\n"
+    found, _ = options(write, "run.toml", text)
+    assert (found["num_gpus"], found["ep"], found["tp"]) == (8, 2, 2)
+
+
+def test_experts_beside_mixed_precision_of_fsdp_are_reported(write):
+    """It is not modelled with shared experts: the file is priced with whole ones, and says so."""
+    text = TITAN.replace('mixed_precision_param = "float32"\n', "")
+    found, missed = options(write, "run.toml", text + "expert_parallel_degree = 2\n")
+    assert "ep" not in found
+    assert any("expert_parallel_degree" in key for key in missed)
+
+
+@pytest.mark.parametrize(("degree", "missed"), [(1, False), (2, True)])
+def test_experts_that_are_sharded_inside_are_reported(write, degree, missed):
+    text = TITAN + f"expert_parallel_degree = 2\nexpert_tensor_parallel_degree = {degree}\n"
+    _, found = options(write, "run.toml", text)
+    assert any("expert_tensor_parallel_degree" in key for key in found) is missed
+
+
+def test_accelerates_parallelism_is_read(write):
+    text = (
+        "compute_environment: LOCAL_MACHINE\ndistributed_type: MULTI_GPU\nnum_processes: 2\n"
+        "parallelism_config:\n  parallelism_config_tp_size: 2\n"
+    )
+    found, _ = options(write, "run.yaml", text)
+    assert (found["num_gpus"], found["tp"]) == (2, 2)
