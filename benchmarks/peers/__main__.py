@@ -8,8 +8,9 @@
 Needs the packages of the tests, and fitcheck-llm for its column: `pip install fitcheck-llm==0.3.1`.
 Every peer is asked in this process, one after the other; times are CPU seconds of one estimate
 (what else the machine does is not in them), imports warm. memest's caches are empty at the start:
-models are traced here. Answers are kept in ``data/accuracy/peers.jsonl`` as they come, so a
-comparison can be ended and go on later.
+models are traced here. A peer that has not answered after 120 CPU seconds is stopped, and the page
+says so. Answers are kept in ``data/accuracy/peers.jsonl`` as they come, so a comparison can be
+ended and go on later.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ import io
 import json
 import logging
 import os
+import signal
 import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -43,6 +45,8 @@ from peers.question import NotForThisError, Question  # noqa: E402
 
 PAGE = ROOT / "docs" / "peers.md"
 KEPT = ROOT / "data" / "accuracy" / "peers.jsonl"
+_PATIENCE = 120
+"""CPU seconds that a peer has for one estimate."""
 RECORDS = sorted((ROOT / "data" / "reference").glob("*.jsonl"))
 
 ASKED: dict[str, Callable[[Question], int]] = {
@@ -152,15 +156,41 @@ def count(record: CaseRecord) -> int:
     return facts.parameters
 
 
+class TooSlowError(Exception):
+    """A peer takes longer than anybody waits for an estimate."""
+
+
+@contextlib.contextmanager
+def limited(seconds: int) -> Iterator[None]:
+    """Stop what takes more CPU seconds than this."""
+
+    def stop(*_: object) -> None:
+        raise TooSlowError
+
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
+
+
 def ask(peer: Callable[[Question], int], question: Question) -> dict:
     """One peer about one record."""
     start = time.process_time()
     try:
-        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+        with (
+            warnings.catch_warnings(),
+            contextlib.redirect_stderr(io.StringIO()),
+            limited(_PATIENCE),
+        ):
             warnings.simplefilter("ignore")
             said = peer(question)
     except NotForThisError as error:
         return {"refused": str(error)}
+    except TooSlowError:
+        return {"refused": f"no answer within {_PATIENCE} CPU seconds"}
     except Exception as error:  # noqa: BLE001 - a peer's fault is a result of the comparison
         return {"refused": f"{type(error).__name__}: {error}"[:120]}
     seconds = time.process_time() - start
