@@ -38,7 +38,6 @@ def check_model_parallel(setup: Setup) -> None:
     shards = spread.fsdp != "none"
     flag = "--pp" if spread.pp > 1 else "--tp" if spread.tp > 1 else "--ep"
     for there, what in (
-        (spread.pp > 1 and spread.tp > 1 and shards, f"--fsdp with --tp {spread.tp}"),
         # what was gathered for a backward is given back before weights have their gradients
         (
             spread.pp > 1

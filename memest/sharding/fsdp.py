@@ -48,7 +48,8 @@ class Unit:
         state: where its training is.
         gathered: its all-gather buffer, while a gather waits to be copied out.
         full: its unsharded parameters, by weight.
-        accumulated: gradients in the dtype of the reduction, kept where nothing was reduced.
+        accumulated: gradients that took the place of autograd's: in the dtype of the reduction,
+            kept where nothing was reduced; or the rank's part of a whole one.
         sharded_gradients: storages that the shards' gradients are views of.
         awaited: modules of a group whose forward has not run yet.
         fed_by: the module whose inputs lead back to earlier layers: when autograd leaves it, the
@@ -99,6 +100,7 @@ class Fsdp2(PartitionedWrapper):
         on_device: the weights are on the device before they are cut, all at once: quantised ones
             are made there.
         reduce_dtype: of reductions; None = as the gradients are.
+        tensor_ranks: that share layers by tensor parallelism; ``weights`` are what one of them has.
     """
 
     stored: Sequence[str]
@@ -110,6 +112,7 @@ class Fsdp2(PartitionedWrapper):
     last_micro_step: int
     on_device: bool = False
     reduce_dtype: str | None = None
+    tensor_ranks: int = 1
     _units: list[Unit] = field(default_factory=list)
     _unit_of: dict[int, Unit] = field(default_factory=dict)
     _by_module: dict[str, list[Unit]] = field(default_factory=dict)
@@ -415,11 +418,28 @@ class Fsdp2(PartitionedWrapper):
             self._keep_unreduced(unit)
             return
         gradients = [w for w in unit.plan.weights if w in self.gradients or w in unit.accumulated]
+        self._redistribute(unit)
         self._reshard(unit)
         while self._reducing:
             to.free(self._reducing.pop(0))
         if gradients:
             self._reduce(unit, gradients)
+
+    def _redistribute(self, unit: Unit) -> None:
+        """Gradients that are whole where tensor parallelism shares the weight: the rank's part.
+
+        Source: ``FSDPParam._get_grad_inner_tensor`` of torch 2.13. An embedding's is whole.
+        """
+        if self.tensor_ranks == 1:
+            return
+        for weight in unit.plan.weights:
+            own = num_elements(self.weights[weight].shape) * DTYPE_BYTES[self.weights[weight].dtype]
+            number = self.gradients.get(weight)
+            if number is not None and self.to.out.sizes[number] == self.tensor_ranks * own:
+                unit.accumulated[weight] = self.to.alloc(
+                    own, Category.GRADIENTS, "fsdp: the rank's part of a whole gradient"
+                )
+                self.consume(weight)
 
     def _keep_unreduced(self, unit: Unit) -> None:
         """Without reduction, gradients are kept whole, in the dtype of the reduction."""

@@ -73,6 +73,7 @@ def _fsdp2(
         and not spread.fsdp_cpu_ram_efficient_loading,
         "replicated": spread.num_copies > 1, "offloads": spread.fsdp_offload,
         "skips_sync": skips_sync(setup), "last_micro_step": grad_accum,
+        "tensor_ranks": spread.tp,
     }  # fmt: skip
     if spread.fsdp_version == 1:
         # accelerate's plugin prefetches nothing unless told to, torch's class does

@@ -67,6 +67,7 @@ def _wrapper(to: Rewriter, setup: Setup, stage: StageFacts) -> StageDdp | StageF
         stored=[stored_dtype(weight, setup) for weight in stage.weights],
         plans=units_of(setup, stage.weights, stage.landmarks), ranks=spread.shard_ranks,
         replicated=False, offloads=False, skips_sync=True, last_micro_step=0,
+        tensor_ranks=spread.tp,
     )  # fmt: skip
 
 

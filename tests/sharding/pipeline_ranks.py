@@ -166,8 +166,10 @@ def _groups(rank: int, spread: Any, world: int) -> dict[str, Any]:
     """The group of a process's pipeline, and that of the copies of its stages."""
     import torch.distributed as dist
 
+    if spread.strategy.value == "fsdp" and spread.tp > 1:
+        return {"pipeline": None, "copies": _grid(rank, spread)}
     if spread.strategy.value == "fsdp" or spread.tp > 1:
-        return {"pipeline": None, "copies": dist.new_group(backend="fake")}
+        return {"pipeline": None, "copies": _mesh(dist.new_group(backend="fake"))}
     out = {}
     for name, ranks_of in (
         ("pipeline", [range(first, first + spread.pp) for first in range(0, world, spread.pp)]),
@@ -178,6 +180,24 @@ def _groups(rank: int, spread: Any, world: int) -> dict[str, Any]:
             if rank in ranks:
                 out[name] = group
     return out
+
+
+def _mesh(group: Any) -> Any:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    return {name: DeviceMesh.from_group(group, "cpu") for name in ("dp", "tp")}
+
+
+def _grid(rank: int, spread: Any) -> Any:
+    """Shards of what is shared: two fake groups, of as many ranks each as there are stages."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import DeviceMesh
+
+    assert spread.tp == spread.shard_ranks == spread.pp
+    groups = [dist.new_group(backend="fake") for _ in range(2)]
+    ranks = torch.arange(spread.pp * spread.pp).view(spread.pp, spread.pp)
+    return DeviceMesh.from_group(groups, "cpu", ranks, mesh_dim_names=("dp", "tp"))
 
 
 def _region(setup: Any) -> Any:
@@ -193,7 +213,6 @@ def _region(setup: Any) -> Any:
 def _part(twins: Any, number: int, group: Any) -> Any:
     """The module of a stage, cut by hand."""
     import torch
-    from torch.distributed.device_mesh import DeviceMesh
 
     from memest.distributed import Distributed
     from memest.pipelined import parts_of
@@ -203,8 +222,7 @@ def _part(twins: Any, number: int, group: Any) -> Any:
 
     model, spread = copy.deepcopy(base_of(twins.real)), twins.setup.distributed
     if spread.tp > 1:
-        mesh = DeviceMesh.from_group(group, "cpu")
-        shard_model(model, Meshes(mesh), Distributed(num_gpus=spread.tp, tp=spread.tp))
+        shard_model(model, Meshes(group["tp"]), Distributed(num_gpus=spread.tp, tp=spread.tp))
     part = parts_of(spread, layers_of(model))[number]
     held = cut(model, part)
     held.__enter__()
@@ -243,7 +261,6 @@ def _stage(twins: Any, number: int, module: Any, groups: dict[str, Any]) -> Any:
 def _wrapped(part: Any, spread: Any, group: Any) -> Any:
     """A stage under DDP; or its layers under FSDP2, and the rest with the stage."""
     import torch
-    from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import fully_shard
 
     if spread.strategy.value == "ddp":
@@ -252,7 +269,7 @@ def _wrapped(part: Any, spread: Any, group: Any) -> Any:
             gradient_as_bucket_view=spread.ddp_gradient_as_bucket_view,
         )  # fmt: skip
     if spread.strategy.value == "fsdp":
-        mesh = DeviceMesh.from_group(group, "cpu")
+        mesh = group["dp"]
         reshards = spread.fsdp.value == "full_shard"
         for module in list(part.modules()):
             if type(module).__name__ in (part.model._no_split_modules or ()):
