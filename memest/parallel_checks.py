@@ -82,11 +82,6 @@ def check_model_parallel(setup: Setup) -> None:
         # torch's _foreach_zero_ refuses sharded gradients beside whole ones
         (setup.zero_grad == "zero" and spread.shares_model, "--zero-grad zero"),
         (
-            setup.adapter is not None and spread.tp > 1 and spread.pp > 1,
-            f"an adapter with --tp {spread.tp}",
-        ),
-        (setup.adapter is not None and spread.tp > 1 and shards, "--fsdp beside an adapter"),
-        (
             setup.adapter is not None and setup.adapter.method != "lora",
             "an adapter other than LoRA",
         ),

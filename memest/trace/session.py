@@ -300,7 +300,7 @@ def trace_built(
         set_checkpointing(run.model, setup)
     model_type, plans = _fed(run, setup)
     if setup.distributed.stage is not None:
-        with rank_model(base_of(run.model), setup) as model, as_built(model):
+        with rank_model(run.model, setup) as whole, as_built(model := base_of(whole)):
             trace = trace_stage(
                 model, setup, part=setup.distributed.stage,
                 make_batch=lambda: realise(plans), gpu=gpu, operators=operators,

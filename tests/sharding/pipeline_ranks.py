@@ -54,12 +54,12 @@ def predicted_ranks(case: dict[str, Any]) -> list[Any]:
     from memest.trace.training import trace_updates
 
     twins = twins_of(case)
-    setup, model = twins.setup, base_of(twins.built.trained)
-    parts = parts_of(setup.distributed, layers_of(model))
+    setup, model = twins.setup, twins.built.trained
+    parts = parts_of(setup.distributed, layers_of(base_of(model)))
     with rank_model(model, setup) as sharded:
         traces = [
             trace_stage(
-                sharded, setup, part=part, make_batch=lambda: realise(twins.plans), gpu=GPU,
+                base_of(sharded), setup, part=part, make_batch=lambda: realise(twins.plans), gpu=GPU,
                 operators="cpu",
             )
             for part in parts
@@ -214,15 +214,14 @@ def _part(twins: Any, number: int, group: Any) -> Any:
     """The module of a stage, cut by hand."""
     import torch
 
-    from memest.distributed import Distributed
+    from tensor_ranks import shared
+
     from memest.pipelined import parts_of
     from memest.trace.adapters import base_of
     from memest.trace.stages import cut, layers_of, stage_module
-    from memest.trace.tensor_parallel import Meshes, shard_model
 
-    model, spread = copy.deepcopy(base_of(twins.real)), twins.setup.distributed
-    if spread.tp > 1:
-        shard_model(model, Meshes(group["tp"]), Distributed(num_gpus=spread.tp, tp=spread.tp))
+    model, spread = copy.deepcopy(twins.real), twins.setup.distributed
+    model = base_of(shared(model, group["tp"]) if spread.tp > 1 else model)
     part = parts_of(spread, layers_of(model))[number]
     held = cut(model, part)
     held.__enter__()

@@ -115,19 +115,19 @@ def _be_rank(case: dict[str, Any], out: str) -> None:
         meshes: Any = {"tp": made.tp}
         if copies:
             meshes = init_device_mesh("cpu", (copies, case["ranks"]), mesh_dim_names=("dp", "tp"))
-        twins = replace(twins, real=_sharded(twins, meshes["tp"]))
+        twins = replace(twins, real=shared(twins.real, meshes["tp"]))
         Path(out).write_bytes(pickle.dumps(measure(run)))
 
 
-def _sharded(twins: Any, mesh: Any) -> Any:
+def shared(model: Any, mesh: Any) -> Any:
     """The model sharded, then peft's adapters in it, as a script has it from_pretrained."""
     import peft
 
     from memest.distributed import Distributed
     from memest.trace.tensor_parallel import Meshes, shard_model
 
-    model, config = twins.real, None
-    if twins.setup.adapter is not None:
+    config = None
+    if isinstance(model, peft.PeftModel):
         config = model.peft_config["default"]
         model = model.unload()
     ranks = mesh.size()

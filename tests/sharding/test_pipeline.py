@@ -112,6 +112,7 @@ def test_every_rank_of_wrapped_stages_allocates_what_a_real_one_does(model, setu
         assert differences(of_steps(measured), of_steps(predicted), at_least=16384) == []
 
 
+LORA_SHARED = {**LORA, "target_modules": ["q_proj", "v_proj", "up_proj"]}
 THREE = {"num_gpus": 8, "fsdp": "shard_grad_op"}
 SHARED = [
     ("llama", {}, {"pp_microbatches": 3}),
@@ -122,6 +123,8 @@ SHARED = [
     ("llama-gqa", {"checkpointing": "full"}, {**THREE, "fsdp": "full_shard"}),
     ("llama6", {}, {**THREE, "pp_schedule": "interleaved", "pp_microbatches": 4}),
     ("llama6", {}, {**THREE, "pp_schedule": "looped-bfs", "fsdp": "full_shard"}),
+    ("llama", {"adapter": LORA_SHARED}, {"pp_microbatches": 3}),
+    ("llama", {"adapter": LORA_SHARED}, {**THREE, "pp_microbatches": 3}),
 ]
 
 
@@ -288,7 +291,6 @@ def test_more_micro_batches_cost_gpipe_activations_and_1f1b_buffers(folder):
     [
         ({"num_gpus": 3, "pp": 2}, "write --num-gpus 2"),
         ({"num_gpus": 2, "pp_schedule": "gpipe"}, "no meaning without a pipeline"),
-        ({"num_gpus": 4, "pp": 2, "tp": 2, "lora_r": 4}, "an adapter with --tp 2 is not priced"),
         ({"num_gpus": 2, "pp": 2, "peft": "vera"}, "an adapter other than LoRA is not priced"),
         (
             {

@@ -45,7 +45,10 @@ def test_a_rank_allocates_what_a_real_one_does(model, setup, ranks):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("setup", "ranks", "copies"), [({}, 2, 2), ({"grad_accum": 2}, 2, 4)])
+@pytest.mark.parametrize(
+    ("setup", "ranks", "copies"),
+    [({}, 2, 2), ({"grad_accum": 2}, 2, 4), ({"grad_accum": 2, "adapter": LORA}, 2, 2)],
+)
 def test_shards_that_fsdp_shards_again(setup, ranks, copies):
     """Units gather and reduce what a rank has of their weights, embeddings' gradients among it."""
     setup = {"optim": "adamw_torch", "loop": "plain", **setup}
@@ -114,10 +117,6 @@ def test_families_answer_other_batches(folder):
         (
             {"num_gpus": 2, "tp": 2, "lora_r": 4, "lora_target_modules": ["q_proj", "down_proj"]},
             "adapters on down_proj stop in the first forward",
-        ),
-        (
-            {"num_gpus": 4, "tp": 2, "fsdp": "full_shard", "loop": "plain", "lora_r": 4},
-            "--fsdp beside an adapter is not priced",
         ),
         ({"num_gpus": 4, "tp": 2}, "2 copies of a model that --tp 2 shards are refused by"),
         ({"num_gpus": 4, "tp": 2, "fsdp": "full_shard"}, "--fsdp under --loop trainer"),
