@@ -59,8 +59,8 @@ def predicted_ranks(case: dict[str, Any]) -> list[Any]:
     with rank_model(model, setup) as sharded:
         traces = [
             trace_stage(
-                base_of(sharded), setup, part=part, make_batch=lambda: realise(twins.plans), gpu=GPU,
-                operators="cpu",
+                base_of(sharded), setup, part=part,
+                make_batch=lambda: realise(twins.plans), gpu=GPU, operators="cpu",
             )
             for part in parts
         ]  # fmt: skip
@@ -213,7 +213,6 @@ def _region(setup: Any) -> Any:
 def _part(twins: Any, number: int, group: Any) -> Any:
     """The module of a stage, cut by hand."""
     import torch
-
     from tensor_ranks import shared
 
     from memest.pipelined import parts_of
