@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from memest.distributed import Strategy
 from memest.errors import ConfigError, closest
 
 __all__ = [
@@ -108,11 +107,6 @@ def read_fused_loss(value: object, setup: Any) -> str:
             "TRL then applies Liger without its loss, which is not priced"
             if found == "trl-fused"
             else "Liger replaces the loss by its own",
-        ),
-        (
-            setup.distributed.gathers_parameters,
-            "--fsdp" if setup.distributed.strategy is Strategy.FSDP else "--zero 3",
-            "parameters of the head are gathered where it is called, which it is not",
         ),
         (setup.torch_compile, "--torch-compile", "its kernels are compiled with the graph"),
         (setup.eval_samples is not None, "--eval-samples", "it makes no logits to keep"),

@@ -245,11 +245,6 @@ class Distributed:
         return Strategy.DDP if self.data_ranks > 1 else Strategy.NONE
 
     @property
-    def gathers_parameters(self) -> bool:
-        """Whether the hooks of a module gather its parameters: FSDP's and ZeRO-3's do."""
-        return self.strategy is Strategy.FSDP or self.zero == 3
-
-    @property
     def data_ranks(self) -> int:
         """GPUs that see batches of their own and hold the same part of the model."""
         return self.num_gpus // (self.tp * self.cp * self.pp)

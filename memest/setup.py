@@ -20,6 +20,7 @@ from memest.data_loading import DataLoading, read_data_loading
 from memest.distributed import ALONE, Distributed, Strategy
 from memest.errors import ConfigError
 from memest.generation import Generation
+from memest.head_rules import check_read_head
 from memest.kinds import (
     Attention,
     Dtype,
@@ -251,6 +252,7 @@ class Setup:
         check_context_parallel(self)
         check_spread(self)
         put(self, "fused_loss", read_fused_loss(self.fused_loss, self))
+        check_read_head(self)
         if self.torch_compile_mode or self.torch_compile_backend:
             put(self, "torch_compile", True)
         put(self, "torch_compile_mode", read_mode(self.torch_compile_mode))

@@ -35,10 +35,6 @@ def check_spread(setup: Setup) -> None:
     for there, what in (
         (setup.steps_in_backward, f"an optimizer that steps in backward (--optim {setup.optim})"),
         (
-            setup.use_liger_kernel and setup.distributed.gathers_parameters,
-            "--use-liger-kernel, whose loss reads the head without calling it",
-        ),
-        (
             shards and facts.by_module and not facts.block_states,
             f"--optim {setup.optim}, which asks which module owns a weight",
         ),

@@ -88,8 +88,17 @@ def fitting(chosen: Mapping[str, Said]) -> tuple[dict[str, Said], list[Remark]]:
         _on(kept, name)
         for name in ("torch_compile", "torch_compile_mode", "torch_compile_backend")
     )  # fmt: skip
+    adapts = any(name in kept for name in ("peft", "adapter", "lora_r", "lora_target_modules"))
+    own_loop = "loop" in kept and str(kept["loop"].value) == "plain"
+    two = fsdp and _number(kept, "fsdp_version") != 1
+    loss = str(kept["fused_loss"].value) if "fused_loss" in kept else ""
     for there, what in (
-        (fsdp or zero == 3, "where several GPUs gather the head that it reads"),
+        (zero == 3, "where several GPUs gather the head that it reads (ZeRO-3)"),
+        (fsdp and loss.startswith("torchtune"), "behind a forward of several GPUs' FSDP"),
+        (
+            two and adapts and not own_loop,
+            "where several GPUs have the head in an FSDP unit of its own, beside adapters",
+        ),
         (compiled, "together with torch.compile"),
         (_on(kept, "use_liger_kernel"), "beside Liger's"),
         ("eval_samples" in kept, "with predictions that an evaluation keeps"),

@@ -126,6 +126,7 @@ class Fsdp2(PartitionedWrapper):
     _in_backward: bool = False
     _began: bool = False
     _gather_stream: int = COPY_IN_STREAM
+    _ended_by_root: list[Unit] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         for plan in self.plans:
@@ -246,6 +247,7 @@ class Fsdp2(PartitionedWrapper):
             unit.state = State.FORWARD
             if first and self._forward_root is None:
                 self._forward_root = unit
+                self._ended_by_root.clear()  # a forward without a backward has left them
             self._unshard(unit)
             self._wait(unit)
             if first:
@@ -269,15 +271,32 @@ class Fsdp2(PartitionedWrapper):
             unit.awaited.discard(module)
             if unit.awaited:
                 continue
-            if not self._in_backward:
-                if unit.plan.reshards:
-                    self._reshard(unit)
-                unit.indices.append(len(self._order))
-                self._order.append(unit)
-            unit.state = State.IDLE
+            self._post_forward(unit)
             if unit is self._forward_root:
+                self._complete_partial()
                 self._drop_held()
                 self._forward_root = None
+
+    def _post_forward(self, unit: Unit) -> None:
+        if not self._in_backward:
+            if unit.plan.reshards:
+                self._reshard(unit)
+            if unit.plan.weights:
+                unit.indices.append(len(self._order))
+                self._order.append(unit)
+        unit.state = State.IDLE
+
+    def _complete_partial(self) -> None:
+        """``_force_complete_incomplete_states``: groups of which not every module has run.
+
+        A loss that multiplies by the head's weight leaves the head itself uncalled. Its group,
+        which the norm has gathered, ends with the root, and has its hook on the root's outputs.
+        """
+        for unit in reversed(self._in_module_order()):
+            if unit.awaited and not unit.is_root:
+                unit.awaited.clear()
+                self._post_forward(unit)
+                self._ended_by_root.append(unit)
 
     def _autograd_at(self, module: str) -> None:
         if not self._began:
@@ -285,6 +304,9 @@ class Fsdp2(PartitionedWrapper):
             for unit in self._units:
                 if unit.is_root:
                     self._pre_backward(unit)
+            for unit in self._ended_by_root:
+                self._pre_backward(unit)
+            self._ended_by_root.clear()
         for unit in self._units:
             if unit.fed_by is None or not unit.reached:
                 continue
@@ -526,6 +548,7 @@ class Fsdp2(PartitionedWrapper):
             unit.state = State.IDLE
             unit.fed_by, unit.reached = None, False
             unit.indices.clear()
+            unit.awaited.clear()
             while unit.reduced:
                 self.to.free(unit.reduced.pop(0))
             if unit.gathered is not None:

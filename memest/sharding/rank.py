@@ -15,7 +15,7 @@ from memest.sharding.fsdp1 import Fsdp1
 from memest.sharding.quantised import sharded_plans
 from memest.sharding.rewrite import RankStream, Rewriter, Wrapper, rewrite
 from memest.sharding.shards import stored_dtype
-from memest.sharding.units import units_of
+from memest.sharding.units import check_head_is_gathered, units_of
 from memest.sharding.zero import REDUCE_BUCKET_ELEMENTS, Zero
 from memest.sharding.zero3 import Zero3, owned_by_module
 from memest.sharding.zero3_fetch import Fetcher, Limits
@@ -64,7 +64,9 @@ def _fsdp2(
     to: Rewriter, setup: Setup, weights: Sequence[Weight], landmarks: Landmarks, grad_accum: int
 ) -> Fsdp2:
     spread = setup.distributed
-    plans, notes = sharded_plans(units_of(setup, weights, landmarks), weights, setup)
+    units = units_of(setup, weights, landmarks)
+    check_head_is_gathered(setup, units, weights, landmarks)
+    plans, notes = sharded_plans(units, weights, setup)
     common: dict[str, Any] = {
         "to": to, "weights": weights, "notes": notes,
         "stored": [stored_dtype(weight, setup) for weight in weights],

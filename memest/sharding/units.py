@@ -13,13 +13,16 @@ from dataclasses import dataclass, replace
 from memest.distributed import Fsdp
 from memest.errors import ConfigError, closest
 from memest.events import Landmarks, Weight
+from memest.head_rules import reader_of_head
 from memest.setup import Loop, Setup
 
-__all__ = ["UnitPlan", "plan_units", "units_of"]
+__all__ = ["UnitPlan", "check_head_is_gathered", "plan_units", "units_of"]
 
 ROOT = ""
 _PROMPTS = ("CartridgeEncoder", "PrefixEncoder", "PromptEncoder", "PromptEmbedding")
 """Classes of peft that its policy always wraps."""
+_COMPLETES_GROUPS = (2, 13)
+"""The release of torch in which that was read; none earlier was."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +58,46 @@ def units_of(setup: Setup, weights: Sequence[Weight], landmarks: Landmarks) -> t
         as_accelerate=setup.loop is not Loop.PLAIN and spread.fsdp_version == 2,
         as_peft=setup.adapter is not None and spread.fsdp_version == 1,
     )  # fmt: skip
+
+
+def check_head_is_gathered(
+    setup: Setup, plans: Sequence[UnitPlan], weights: Sequence[Weight], landmarks: Landmarks
+) -> None:
+    """A loss that reads the head's weight needs it gathered, which its own unit does not do.
+
+    The root's unit is gathered from the beginning of the forward; a group of the final norm and
+    the head is by the norm. torch completes such a group where the head was not called
+    (``_force_complete_incomplete_states`` of torch 2.13, pull request 180428 of April 2026).
+
+    Raises:
+        ConfigError: the head lies in another unit, or torch was told to be an earlier one.
+    """
+    reads, head = reader_of_head(setup), landmarks.head
+    if not reads or head is None:
+        return
+    known = {landmarks.shared.get(f"{head}.weight", f"{head}.weight")}
+    own = {
+        number for number, weight in enumerate(weights)
+        if weight.name in known or weight.name.startswith(f"{head}.")
+    }  # fmt: skip
+    said = setup.software.torch
+    for plan in plans:
+        if plan.modules == (ROOT,) or not own.intersection(plan.weights):
+            continue
+        if len(plan.modules) == 1:
+            raise ConfigError(
+                f"{reads} reads the weight of {head} without calling it, and {plan.modules[0]} is "
+                "an FSDP unit, which is gathered where it is called: the loss would have a part of "
+                "the weight. Let the root have it: leave its class out of --fsdp-wrap, and the "
+                f"head out of what an adapter copies, or leave {reads.partition(' ')[0]} out."
+            )
+        if said is not None and said < _COMPLETES_GROUPS:
+            version = ".".join(map(str, said))
+            raise ConfigError(
+                f"{reads} leaves {head} uncalled, which accelerate makes one FSDP unit with the "
+                f"final norm, and torch {version} does not end such a unit: the second forward "
+                "stops. Use --software torch=2.13, or --fsdp-version 1."
+            )
 
 
 def plan_units(

@@ -25,6 +25,7 @@ import torch
 
 from memest.errors import ConfigError, MissingDependencyError
 from memest.hidden.call import GpuTraits
+from memest.trace.adapters import base_of
 from memest.trace.no_triton import Library, without_triton
 
 __all__ = ["liger_applied"]
@@ -74,6 +75,8 @@ def liger_applied(model: torch.nn.Module, gpu: GpuTraits) -> Iterator[None]:
         stack.enter_context(without_triton(_LIGER, _prepare))
         stack.enter_context(_put_back(model))
         apply = importlib.import_module("liger_kernel.transformers.monkey_patch")
+        # apply_liger_kernel of transformers takes what adapters are put around
+        model = base_of(model)
         kind = str(getattr(getattr(model, "config", None), "model_type", ""))
         if kind not in apply.MODEL_TYPE_TO_APPLY_LIGER_FN:
             raise ConfigError(

@@ -25,13 +25,37 @@ def test_not_on_several_gpus(flag: str, more: dict[str, Any]) -> None:
         setup_from_options(**SPREAD[flag], **more)
 
 
-@pytest.mark.parametrize("more", [{"use_liger_kernel": True}, {"fused_loss": "trl-chunked"}])
-def test_a_head_that_is_read_but_not_called_is_not_gathered(more: dict[str, Any]) -> None:
-    for flag in ("--num-gpus", "--zero"):
+HEAD_READ: list[dict[str, Any]] = [{"use_liger_kernel": True}, {"fused_loss": "trl-chunked"}]
+
+
+@pytest.mark.parametrize("more", HEAD_READ)
+def test_a_head_that_is_read_but_not_called(more: dict[str, Any]) -> None:
+    """FSDP's root, or the group of the final norm, gathers it; of ZeRO-3 that is not modelled."""
+    for flag in SPREAD:
         setup_from_options(**SPREAD[flag], **more)
-    for spread in (SPREAD["--fsdp"], {"num_gpus": 2, "zero": 3}):
-        with pytest.raises(ConfigError, match="head"):
-            setup_from_options(**spread, **more)
+    setup_from_options(**SPREAD["--fsdp"], fsdp_version=1, **more)
+    with pytest.raises(ConfigError, match="external parameter"):
+        setup_from_options(num_gpus=2, zero=3, **more)
+
+
+@pytest.mark.parametrize("more", HEAD_READ)
+def test_a_head_beside_adapters_is_a_unit_of_its_own(more: dict[str, Any]) -> None:
+    lora = {"lora_r": 8, **SPREAD["--fsdp"], **more}
+    setup_from_options(**lora, loop="plain")
+    setup_from_options(**lora, fsdp_version=1)
+    with pytest.raises(ConfigError, match="makes the head a unit of its own"):
+        setup_from_options(**lora)
+
+
+def test_losses_of_torchtune_come_behind_the_forward() -> None:
+    with pytest.raises(ConfigError, match="behind the model's forward"):
+        setup_from_options(**SPREAD["--fsdp"], fused_loss="torchtune-linear", loop="plain")
+
+
+def test_a_fused_loss_needs_the_whole_model() -> None:
+    for spread in ({"num_gpus": 2, "pp": 2}, {"num_gpus": 2, "tp": 2}):
+        with pytest.raises(ConfigError, match="parts of the model"):
+            setup_from_options(**spread, fused_loss="trl-fused")
 
 
 @pytest.mark.parametrize("more", SHARDED)

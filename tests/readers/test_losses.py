@@ -71,12 +71,15 @@ def test_what_excludes_it_leaves_it_out_and_says_so(write, monkeypatch, line, wh
 
 
 def test_several_gpus_of_a_flag(write, monkeypatch):
-    """DDP acts on gradients alone; FSDP would have to gather the head."""
+    """DDP acts on gradients alone; FSDP has gathered the head, but for one beside adapters."""
     monkeypatch.setattr(reader, "release", lambda _: None)
     config = _read(write, TRL, options={"num_gpus": 4})
     assert config.setup.fused_loss
 
     config = _read(write, TRL, options={"num_gpus": 4, "fsdp": "full_shard"})
+    assert config.setup.fused_loss
+
+    config = _read(write, TRL, options={"num_gpus": 4, "fsdp": "full_shard", "lora_r": 8})
     assert config.setup.fused_loss == ""
     assert any("several GPUs" in remark.why for remark in config.not_modelled)
 

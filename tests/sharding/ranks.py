@@ -178,14 +178,31 @@ def twins_of(case: dict[str, Any]) -> Any:
 
 
 def loss_of_setup(model: Any, setup: Any) -> Any:
-    """Another library's loss in place of the model's own, where a setup names one."""
+    """Another library's loss or kernels in place of the model's own, where a setup names them."""
     from cases import GPU
 
+    from memest.trace import liger
     from memest.trace.fused_loss import fused_loss_applied
 
+    if setup.use_liger_kernel:
+        return liger.liger_applied(model, GPU)
     if not setup.fused_loss:
         return nullcontext()
     return fused_loss_applied(model, GPU, setup.fused_loss)
+
+
+def launch_nothing_on_the_cpu() -> None:
+    """In a real rank Liger's Python takes the CPU for CUDA: it allocates, and launches nothing.
+
+    What it reads from tensors that no kernel has written is any number; no size depends on one.
+    """
+    from memest.trace import liger
+    from memest.trace.no_triton import Library
+
+    said = tuple(
+        (theirs, meant.replace('"meta"', '"cpu"')) for theirs, meant in liger._LIGER.said_otherwise
+    )
+    liger._LIGER = Library(liger._LIGER.name, liger._LIGER.rewritten, said)
 
 
 class _Marks:
@@ -263,9 +280,14 @@ def _be_fsdp_rank(case: dict[str, Any], out: str) -> None:
     twins = twin(case["model"], distributed=asked.distributed, **options)
     batches = host_batches(twins.plans, STEPS * asked.grad_accum)
     loss_of, optimizer = loss_for(twins.built), make_optimizer_of(twins.setup)
+    launch_nothing_on_the_cpu()
     gc.collect()  # what the quantised model was made of
 
     def run() -> None:
+        with loss_of_setup(twins.real, asked):
+            run_in()
+
+    def run_in() -> None:
         mark("load 0 0")
         if asked.distributed.fsdp_version == 1:
             model = wrapped(twins.real, asked)
@@ -342,10 +364,13 @@ def wrapped(model: Any, setup: Any) -> Any:
         policy = fsdp_auto_wrap_policy(model)
     if mixed is not None:
         # Accelerator.prepare_model does so before it wraps
-        region = torch.autocast("cpu", dtype=half)(type(model).forward)
+        own = model.forward
+        region = torch.autocast("cpu", dtype=half)(getattr(own, "__func__", own))
         asks = torch.is_autocast_enabled  # of CUDA where nobody says which
         torch.is_autocast_enabled = lambda kind="cpu": asks(kind)
-        model.forward = MethodType(convert_outputs_to_fp32(region), model)
+        torch.get_autocast_dtype = lambda kind="cpu": half
+        region = convert_outputs_to_fp32(region)
+        model.forward = MethodType(region, model) if hasattr(own, "__func__") else region
     model = FullyShardedDataParallel(
         model,
         sharding_strategy=ShardingStrategy[spread.fsdp.value.upper()],

@@ -151,3 +151,14 @@ def test_models_without_kernels_and_a_missing_library_are_told():
     missing = mock.patch("memest.trace.liger.importlib.util.find_spec", return_value=None)
     with missing, pytest.raises(memest.MissingDependencyError, match="pip install"):
         _trace()
+
+
+def test_beside_adapters_the_model_inside_has_them():
+    """``apply_liger_kernel`` of transformers takes the base model of peft's."""
+    lora = {"peft_type": "LORA", "r": 4, "target_modules": ["q_proj"]}
+    usual = _between(_trace(adapter=lora, use_liger_kernel=False), Phase.FORWARD, Phase.BACKWARD)
+    kept = _between(_trace(adapter=lora), Phase.FORWARD, Phase.BACKWARD)
+
+    tokens = BATCH * LENGTH
+    assert 4 * tokens * VOCABULARY in usual
+    assert max(kept) < 2 * tokens * VOCABULARY
