@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import pickle
 import subprocess
 import sys
@@ -29,16 +30,11 @@ def real_rank(case: dict[str, Any]) -> Any:
     """
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
-        count = case["spread"]["num_gpus"] if case.get("gloo") else 1
-        running = [
-            subprocess.Popen(
-                [sys.executable, __file__, json.dumps(case), str(out), str(rank)],
-                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            )
-            for rank in range(count)
-        ]  # fmt: skip
-        said = [process.communicate(timeout=300)[0] for process in running]
-        assert out.exists(), "\n".join(said)[-4000:]
+        done = subprocess.run(
+            [sys.executable, __file__, json.dumps(case), str(out)],
+            capture_output=True, text=True, timeout=300, check=False,
+        )  # fmt: skip
+        assert out.exists(), (done.stdout + done.stderr)[-4000:]
         return pickle.loads(out.read_bytes())
 
 
@@ -168,6 +164,7 @@ def _be_rank(case: dict[str, Any], out: str, rank: int) -> None:
     setup, spread = twins.setup, twins.setup.distributed
     batches = host_batches(twins.plans, STEPS * setup.grad_accum)
     if case.get("gloo"):
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
         store = dist.FileStore(f"{out}.store", spread.num_gpus)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=spread.num_gpus)
     else:
@@ -191,14 +188,19 @@ def _be_rank(case: dict[str, Any], out: str, rank: int) -> None:
     with shelf, shares:
         found = measure(run)
     if rank == 0:
-        Path(f"{out}.part").write_bytes(pickle.dumps(found))
-        Path(f"{out}.part").replace(out)
+        Path(out).write_bytes(pickle.dumps(found))
     dist.destroy_process_group()
 
 
-def _main(text: str, out: str, rank: str) -> None:
+def _main(text: str, out: str) -> None:
     sys.path[:0] = [str(HERE), str(HERE.parent / "proof")]
-    _be_rank(json.loads(text), out, int(rank))
+    case = json.loads(text)
+    if not case.get("gloo"):
+        _be_rank(case, out, 0)
+        return
+    from forked import run_forked
+
+    run_forked(_be_rank, [(case, out, rank) for rank in range(case["spread"]["num_gpus"])])
 
 
 if __name__ == "__main__":

@@ -19,14 +19,15 @@ HOST = 8192
 RNG_STATES = 8 * 5056
 SHARED = {"num_gpus": 2, "tp": 2, "tp_sequence_parallel": True}
 WITH_LOGITS = {**SHARED, "tp_loss_parallel": False}
+MISTRAL = {"model_type": "mistral", "sliding_window": None}
 ODD = {"config": {"vocab_size": 1001, "num_hidden_layers": 2}}
 
 CASES = [
     ("llama", SHARED, {"max_grad_norm": 1.0, **ODD}),
-    ("llama-gqa", WITH_LOGITS, {"checkpointing": "full"}),
+    ("llama-gqa", WITH_LOGITS, {"checkpointing": "full", "config": MISTRAL}),
     ("llama-tied", {**SHARED, "num_gpus": 4, "tp": 4}, {"grad_accum": 2}),
     ("qwen3", SHARED, {"precision": "bf16"}),
-    ("llama", WITH_LOGITS, {"dtype": "bfloat16", **ODD}),
+    ("llama", WITH_LOGITS, {"dtype": "bfloat16", "config": {"model_type": "qwen2"}}),
 ]
 
 
@@ -101,6 +102,9 @@ def test_activations_between_layers_and_logits_are_shared(folder):
     assert rows[0]["parameters"] == rows[1]["parameters"]
     assert rows[1]["activations"] < rows[2]["activations"] < rows[0]["activations"]
     assert "tensor and sequence parallel over 4" in str(shared)
+    assert "whole logits" in str(gathered)
+    # 512 x 64 elements of float32, over four
+    assert any("embedding table is whole on each GPU" in n and "32 KiB" in n for n in shared.notes)
 
 
 @pytest.mark.parametrize(("axis", "values"), [("batch", (4, 6, 9)), ("seq_len", (256, 512, 384))])
