@@ -88,6 +88,9 @@ class Distributed:
         offload_optimizer: ZeRO keeps optimizer states and master weights in host memory.
         offload_param: ZeRO-3 keeps parameters in host memory.
         tp: GPUs that share every sharded layer, each with a part of its weights.
+        tp_sequence_parallel: between the sharded layers each of these GPUs has a part of the
+            tokens.
+        tp_loss_parallel: there, each has the logits of a part of the vocabulary.
         cp: GPUs that share every sequence, each with a part of its tokens.
         cp_rotate: how keys and values come to the other GPUs of a sequence.
         ep: GPUs that share the experts, each with some of them whole; 1 = all have all of them.
@@ -123,6 +126,8 @@ class Distributed:
     offload_optimizer: bool = False
     offload_param: bool = False
     tp: int = 1
+    tp_sequence_parallel: bool = False
+    tp_loss_parallel: bool = True
     cp: int = 1
     cp_rotate: Rotate = Rotate.ALLGATHER
     ep: int = 1
@@ -251,7 +256,12 @@ class Distributed:
 
     @property
     def sequence_pieces(self) -> int:
-        """Equal pieces in which a sequence is dealt out: head and tail for each of its GPUs."""
+        """Equal pieces in which a sequence is dealt out.
+
+        Head and tail for each GPU of context parallelism, one for each of sequence parallelism.
+        """
+        if self.tp_sequence_parallel:
+            return self.tp
         return 2 * self.cp if self.cp > 1 else 1
 
     @property

@@ -194,6 +194,13 @@ def check_shape(spread: Distributed) -> None:
         "--pp-split": bool(spread.pp_split),
         "--no-pp-return-outputs": not spread.pp_return_outputs,
     }
+    if spread.tp == 1 and spread.tp_sequence_parallel:
+        raise ConfigError("--tp-sequence-parallel has no meaning without --tp: add --tp 2 or more.")
+    if not (spread.tp_sequence_parallel or spread.tp_loss_parallel):
+        raise ConfigError(
+            "--no-tp-loss-parallel has no meaning without --tp-sequence-parallel: transformers' "
+            "plan gathers the logits."
+        )
     if spread.cp == 1 and spread.cp_rotate is not Rotate.ALLGATHER:
         raise ConfigError("--cp-rotate has no meaning without --cp: add --cp 2 or more.")
     if spread.pp == 1:

@@ -159,6 +159,24 @@ SEVERAL_GPUS: tuple[Option, ...] = (
         aliases="tp_size tensor_model_parallel_size",
     ),
     _spread(
+        "tp_sequence_parallel",
+        "--tp-sequence-parallel",
+        "Sequence parallelism beside --tp, by torch's parallel styles in a script's loop: between "
+        "the sharded layers each of these GPUs has a part of the tokens. --seq-len is a multiple "
+        "of --tp.",
+        Kind.SWITCH,
+        aliases="sequence_parallel enable_sequence_parallel",
+    ),
+    _spread(
+        "tp_loss_parallel",
+        "--tp-loss-parallel --no-tp-loss-parallel",
+        "Under --tp-sequence-parallel each GPU keeps the logits of its part of the vocabulary, and "
+        "the loss is computed on them (loss_parallel); otherwise they are gathered. On unless told "
+        "otherwise.",
+        Kind.EITHER,
+        aliases="loss_parallel",
+    ),
+    _spread(
         "cp",
         "--cp --context-parallel-degree",
         "Context parallelism: GPUs that share every sequence by torch's ring attention, under "

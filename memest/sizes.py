@@ -114,7 +114,10 @@ def _in_full(asked: Setup) -> str:
 def _sharing_model(spread: Distributed) -> Distributed:
     """Ranks that share layers or experts; who shards the rest does not count, but by own units."""
     sharded = spread.fsdp if spread.ep > 1 else Fsdp.NONE
-    return Distributed(num_gpus=max(spread.tp, spread.ep), tp=spread.tp, ep=spread.ep, fsdp=sharded)
+    return Distributed(
+        num_gpus=max(spread.tp, spread.ep), tp=spread.tp, ep=spread.ep, fsdp=sharded,
+        tp_sequence_parallel=spread.tp_sequence_parallel, tp_loss_parallel=spread.tp_loss_parallel,
+    )  # fmt: skip
 
 
 def structure_of(asked: Setup, *, live: bool = False) -> Setup:
@@ -168,6 +171,8 @@ def key_of(structure: Setup) -> dict[str, Any]:
             out["linear"] = "built-in"
     elif structure.distributed.shares_model:
         out["tp"] = structure.distributed.tp
+        if structure.distributed.tp_sequence_parallel:
+            out["tp_sequence"] = "loss" if structure.distributed.tp_loss_parallel else "logits"
         if structure.distributed.ep > 1:
             out["ep"] = structure.distributed.ep
             out["fsdp"] = structure.distributed.fsdp.value

@@ -244,6 +244,8 @@ def _parallel(sheet: Sheet, *, offload: bool, mixed: bool) -> None:
     for key, keyword in _DEGREES.items():
         if degrees[key] > 1:
             part.offer(keyword, degrees[key], key, f"{key} {degrees[key]}: this parallelism")
+    if degrees["tensor_parallel_degree"] > 1:
+        _sequence(part, degrees, sharded=sharded, mixed=mixed)
     rotate = part.scalar("context_parallel_rotate_method")
     if rotate is not None and ways > 1:
         part.offer("cp_rotate", rotate, "context_parallel_rotate_method", "how keys rotate")
@@ -255,3 +257,36 @@ def _parallel(sheet: Sheet, *, offload: bool, mixed: bool) -> None:
         part.miss("expert_tensor_parallel_degree", said)
     part.ignore_rest(dict.fromkeys(part.document, "how parallel parts are scheduled"), {})
     sheet.absorb(part)
+
+
+def _sequence(part: Sheet, degrees: dict[str, int], *, sharded: bool, mixed: bool) -> None:
+    """What torchtitan does beside tensor parallelism unasked: sequence and loss parallelism.
+
+    Source: ``apply_tp`` of ``models/llama3/infra/parallelize.py`` and ``ParallelismConfig``, which
+    had ``disable_loss_parallel`` until June 2026 and has ``enable_sequence_parallel`` since March;
+    ``maybe_enable_amp`` of ``distributed/utils.py``.
+    """
+    on, no_loss = part.switch("enable_sequence_parallel"), part.switch("disable_loss_parallel")
+    if part.switch("enable_async_tensor_parallel"):
+        part.miss(
+            "enable_async_tensor_parallel", "collectives in pieces among matmuls: priced without"
+        )
+    if mixed and not sharded:
+        part.miss_default(
+            "mixed precision beside tensor parallelism",
+            "FSDP2's own, or none in releases before April 2026: autocast is priced",
+        )
+    beside = [key for key in ("expert_parallel_degree", "pipeline_parallel_degree")
+              if degrees[key] > 1]  # fmt: skip
+    if on is False:
+        part.miss("enable_sequence_parallel", "priced by transformers' plan, which gathers logits")
+    elif beside:
+        said = f"not modelled beside {beside[0]}: activations are priced whole"
+        part.miss_default("sequence parallelism", said)
+    else:
+        if on:
+            part.say("tp_sequence_parallel", True, "enable_sequence_parallel")
+        else:
+            part.default("tp_sequence_parallel", True, "beside tensor parallelism")
+        if no_loss:
+            part.say("tp_loss_parallel", False, "disable_loss_parallel")

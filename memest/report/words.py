@@ -224,7 +224,9 @@ def _of_pipeline(spread: Distributed) -> list[str]:
 
 def _shared(spread: Distributed) -> list[str]:
     """What of the model GPUs share, each with its part."""
-    items = [f"tensor parallel over {spread.tp}"] * (spread.tp > 1)
+    what = "tensor and sequence" if spread.tp_sequence_parallel else "tensor"
+    items = [f"{what} parallel over {spread.tp}"] * (spread.tp > 1)
+    items += ["whole logits"] * (not spread.tp_loss_parallel)
     return items + [f"experts shared by {spread.ep}"] * (spread.ep > 1)
 
 

@@ -18,7 +18,7 @@ import torch
 from memest.errors import ConfigError
 from memest.setup import Attention, Loop, Setup
 from memest.trace.known import attach
-from memest.trace.recorder import Handler, Recorder
+from memest.trace.recorder import Handler, Recorder, decomposed
 from memest.trace.tensor_parallel import fake_group, quiet_shapes
 
 __all__ = ["Split", "collated", "ring_handlers", "sequence_split"]
@@ -33,7 +33,7 @@ _COMPOSITES = (
     aten.contiguous.default, aten.flatten.using_ints, aten.reshape.default, aten.chunk.default,
     aten.to.dtype, aten.log_sigmoid.default,
 )  # fmt: skip
-"""Those that ``_templated_ring_attention`` and its backward call."""
+"""Those that ``_templated_ring_attention`` and its backward call, below autograd."""
 
 
 def check_attends_fully(model: Any) -> None:
@@ -167,12 +167,6 @@ def sequence_split(model: Any, setup: Setup) -> Iterator[Split | None]:
         yield split_of(init_device_mesh("cpu", (ranks,), mesh_dim_names=("cp",)), setup)
 
 
-def _decomposed(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
-    """Ring attention runs below autograd, where composites arrive whole: here are their parts."""
-    with recorder:
-        return func.decompose(*args, **kwargs)
-
-
 def ring_handlers() -> dict[Any, Handler]:
     """Composites taken apart, and collectives that keep what they send until it is waited for.
 
@@ -195,7 +189,7 @@ def ring_handlers() -> dict[Any, Handler]:
         return args[0]
 
     return {
-        **dict.fromkeys(_COMPOSITES, _decomposed),
+        **dict.fromkeys(_COMPOSITES, decomposed),
         functional.all_gather_into_tensor.default: send,
         functional.all_to_all_single.default: send,
         functional.wait_tensor.default: wait,

@@ -45,6 +45,7 @@ from memest.trace.own_steps import OWN_SETUP, OwnStep, check_own_step, step_name
 from memest.trace.packed import as_loaded, pack
 from memest.trace.pristine import as_built
 from memest.trace.quantized import Loading, own_quantization, quantise
+from memest.trace.sequence_parallel import fed_without_mask, left_out, losses_shared
 from memest.trace.stages import trace_stage
 from memest.trace.switches import set_checkpointing, set_use_cache
 from memest.trace.tensor_parallel import check_adapted, on_ranks, quiet_shapes, shard_model
@@ -320,6 +321,8 @@ def trace_built(
             operators=operators, model_type=model_type, plan=plan or plan_to_compose(setup),
             loading=run.loading, call=run.call, own_step=run.own_step, split=split,
         )  # fmt: skip
+        if setup.distributed.tp_sequence_parallel:
+            trace.notes.extend(left_out(model))
     trace.counts = run.counts
     trace.notes.extend(n for n in getattr(run.loss_of, "notes", ()) if n not in trace.notes)
     return trace
@@ -330,7 +333,8 @@ def _fed(run: BuiltRun, setup: Setup) -> tuple[str, tuple[TensorPlan, ...]]:
     config = getattr(run.model, "config", None)
     model_type = str(getattr(config, "model_type", ""))
     attention = str(getattr(config, "_attn_implementation", ""))
-    return model_type, masks_as_before(run.plan(setup), model_type, attention, setup)
+    plans = fed_without_mask(run.plan(setup), setup.distributed)
+    return model_type, masks_as_before(plans, model_type, attention, setup)
 
 
 @contextmanager
@@ -349,7 +353,7 @@ def rank_model(model: Any, setup: Setup) -> Iterator[Any]:
     if not spread.shares_model:
         yield model
         return
-    with on_ranks(spread) as meshes, quiet_shapes():
+    with on_ranks(spread) as meshes, quiet_shapes(), losses_shared(spread):
         twin = copy.deepcopy(model)
         if setup.adapter is None:
             shard_model(twin, meshes, spread)

@@ -20,6 +20,7 @@ from memest.errors import ConfigError
 from memest.trace.cues import OWN_UNITS
 from memest.trace.expert_parallel import check_has_experts, own_units, share_experts
 from memest.trace.recorder import Handler, Recorder
+from memest.trace.sequence_parallel import shard_sequences
 
 __all__ = [
     "Meshes", "check_adapted", "collective_handlers", "config_of", "fake_group", "meshes_of",
@@ -124,7 +125,10 @@ def shard_model(model: Any, meshes: Meshes, spread: Distributed) -> None:
     config = config_of(spread)
     try:
         plan, ep_plan, fsdp_plan = model._resolve_parallel_plans(config)
-        apply_tensor_parallelism(model, meshes.tp, plan)
+        if spread.tp_sequence_parallel:
+            shard_sequences(model, meshes.tp, spread)
+        else:
+            apply_tensor_parallelism(model, meshes.tp, plan)
         if meshes.ep is not None:
             share_experts(model, meshes.ep, meshes.tp, ep_plan)
     except (ValueError, RuntimeError) as error:

@@ -46,6 +46,7 @@ from memest.trace.partitioned import hooks_of_stage_3, linear_of_stage_3
 from memest.trace.quantized import Loading, biases_as_loaded
 from memest.trace.recorder import Recorder
 from memest.trace.roles import Roles
+from memest.trace.sequence_parallel import shelf_handlers
 from memest.trace.tensor_parallel import collective_handlers
 from memest.trace.turns import TURN
 from memest.trace.where import line_of
@@ -199,6 +200,8 @@ def tracing(
     }  # fmt: skip
     if setup.distributed.cp > 1:
         handlers.update(ring_handlers())
+    if setup.distributed.tp_sequence_parallel:
+        handlers.update(shelf_handlers())
     if operators == "cuda":
         handlers.update(cuda_handlers())
     else:

@@ -3,6 +3,7 @@
 import pytest
 
 import memest
+from memest.errors import ConfigError
 
 TITAN = """
 [model]
@@ -43,6 +44,46 @@ def test_experts_that_are_sharded_inside_are_reported(write, degree, missed):
     text = TITAN + f"expert_parallel_degree = 2\nexpert_tensor_parallel_degree = {degree}\n"
     _, found = options(write, "run.toml", text)
     assert any("expert_tensor_parallel_degree" in key for key in found) is missed
+
+
+SHARED = TITAN.replace("shard_degree = 4", "shard_degree = 2") + "tensor_parallel_degree = 2\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "shared"),
+    [
+        (SHARED, {"tp_sequence_parallel": True}),
+        (SHARED + "enable_sequence_parallel = true\n", {"tp_sequence_parallel": True}),
+        (
+            SHARED + "disable_loss_parallel = true\n",
+            {"tp_sequence_parallel": True, "tp_loss_parallel": False},
+        ),
+        (SHARED + "enable_sequence_parallel = false\n", {}),
+        (SHARED + "expert_parallel_degree = 2\n", {}),
+        (TITAN, {}),
+    ],
+)
+def test_torchtitan_shares_sequences_where_it_shares_layers(write, text, shared):
+    """Unasked, with the loss; what is not modelled beside it is reported, not refused."""
+    found, missed = options(write, "run.toml", text)
+    assert {name: found[name] for name in found if name.startswith("tp_")} == shared
+    told = {key.rpartition("parallelism.")[2] for key in missed}
+    if "tp" in found and not shared:
+        assert told & {"sequence parallelism", "enable_sequence_parallel"}
+
+
+def test_torchtitans_mixed_precision_beside_it_takes_a_word(write):
+    """FSDP2's own is refused beside shared layers; with autocast of a script it is priced."""
+    name = write("run.toml", SHARED.replace('mixed_precision_param = "float32"\n', ""))
+    with pytest.raises(ConfigError, match="--fsdp under --loop accelerate"):
+        memest.read_config(name)
+    setup = memest.read_config(name, loop="plain").setup
+    assert (setup.precision, setup.distributed.tp_sequence_parallel) == ("bf16", True)
+
+
+def test_torchtitans_asynchronous_collectives_are_reported(write):
+    _, missed = options(write, "run.toml", SHARED + "enable_async_tensor_parallel = true\n")
+    assert any("enable_async_tensor_parallel" in key for key in missed)
 
 
 def test_accelerates_parallelism_is_read(write):

@@ -72,11 +72,13 @@ def twins_of(case: dict[str, Any]) -> Any:
     from cases import twin
 
     from memest.distributed import Distributed
+    from memest.trace.sequence_parallel import fed_without_mask
 
     copies = case.get("copies", 0)
     if "spread" in case:
         spread = Distributed(**case["spread"])
-        return twin(case["model"], distributed=spread, **case.get("setup", {}))
+        twins = twin(case["model"], distributed=spread, **case.get("setup", {}))
+        return replace(twins, plans=fed_without_mask(twins.plans, spread))
     spread = Distributed(
         num_gpus=case["ranks"] * max(copies, 1), tp=case["ranks"],
         fsdp="full_shard" if copies else "none",
