@@ -143,7 +143,8 @@ def read_rotate(value: Any) -> Rotate:
     if isinstance(value, Rotate):
         return value
     plain = str(value).replace("_", "").replace("-", "")
-    return choose("--cp-rotate", plain, Rotate)
+    found: Rotate = choose("--cp-rotate", plain, Rotate)
+    return found
 
 
 def read_split(value: Any) -> tuple[int, ...]:

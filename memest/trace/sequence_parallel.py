@@ -182,8 +182,8 @@ def left_out(model: Any) -> list[str]:
     said = (
         "the gradient of the embedding table is whole on each GPU, and torch copies the part that "
         f"belongs to it ({format_size(part.numel() * part.element_size())}) in the update, or "
-        "under FSDP before it is reduced: that copy and the sums of the norms' gradients are not "
-        "counted."
+        "under FSDP, where it is counted, before it is reduced: that copy in the update and the "
+        "sums of the norms' gradients are not counted."
     )
     return [said]
 
