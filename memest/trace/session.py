@@ -45,6 +45,7 @@ from memest.trace.own_steps import OWN_SETUP, OwnStep, check_own_step, step_name
 from memest.trace.packed import as_loaded, pack
 from memest.trace.pristine import as_built
 from memest.trace.quantized import Loading, own_quantization, quantise
+from memest.trace.sequence_parallel import check_own_loss, shared_sequence
 from memest.trace.stages import trace_stage
 from memest.trace.switches import set_checkpointing, set_use_cache
 from memest.trace.tensor_parallel import check_adapted, on_ranks, quiet_shapes, shard_model
@@ -104,6 +105,7 @@ def build(
         MemestError: a model that cannot be built, or not trained like this.
     """
     feed = Feed(inputs=inputs, loss=loss, step_fn=step_fn, dims=dims, model_args=model_args)
+    check_own_loss(setup, feed)
     if source is not None and source.kind != "factory" and model_args:
         raise ConfigError(
             f"--model-arg {model_args[0][0]}: {source.id} is built from its configuration: write "
@@ -134,6 +136,7 @@ def _from_factory(setup: Setup, source: ModelSource, feed: Feed) -> BuiltRun:
     built = _finetuned(built, setup)
     if feed.loss is None and feed.step_fn is None:
         feed = replace(feed, loss=built.loss)
+        check_own_loss(setup, feed)
     if feed.inputs is None and built.inputs is not None:
         feed = replace(feed, inputs=built.inputs)
     return _fed_run(setup, built, feed)
@@ -312,6 +315,7 @@ def trace_built(
         rank_model(run.model, setup) as model,
         as_built(model),
         sequence_split(model, setup) as split,
+        shared_sequence(base_of(model), setup) as shared,
         _kernels(model, setup, gpu),
         _code(run),
     ):
@@ -319,6 +323,7 @@ def trace_built(
             model, setup, make_batch=lambda: realise(plans), loss_of=run.loss_of, gpu=gpu,
             operators=operators, model_type=model_type, plan=plan or plan_to_compose(setup),
             loading=run.loading, call=run.call, own_step=run.own_step, split=split,
+            shared=shared,
         )  # fmt: skip
     trace.counts = run.counts
     trace.notes.extend(n for n in getattr(run.loss_of, "notes", ()) if n not in trace.notes)
