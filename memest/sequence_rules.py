@@ -57,6 +57,7 @@ def check_sequence_parallel(setup: Setup) -> None:
         (setup.fused_loss, f"a fused loss ({setup.fused_loss})"),
         (setup.torch_compile, "--torch-compile"),
         (setup.padding_free, "--padding-free"),
+        ((setup.software.transformers or (5, 0)) < (5, 0), "a release of transformers before 5"),
         (setup.batching is not None, "lengths that differ from batch to batch"),
     ):
         if there:

@@ -70,11 +70,6 @@ def check_shares_heads(model: Any, ways: int) -> Heads:
     """
     kind = type(model).__name__
     config: Any = getattr(model, "config", None)
-    if getattr(model, "loss_type", None) != "ForCausalLM":
-        raise ConfigError(
-            f"--sp: {kind} is not trained as a causal language model, and Ulysses drops every mask "
-            "but the causal one. Leave --sp out."
-        )
     config = config.get_text_config() if hasattr(config, "get_text_config") else config
     layers = getattr(config, "layer_types", None) or []
     recurrent = sorted({str(kind) for kind in layers if "linear_attention" in str(kind)})
@@ -91,6 +86,11 @@ def check_shares_heads(model: Any, ways: int) -> Heads:
             f"--sp: the configuration of {kind} does not say how many heads there are "
             "(num_attention_heads, num_key_value_heads), which DeepSpeed reads there. Leave --sp "
             "out."
+        )
+    if getattr(model, "loss_type", None) != "ForCausalLM":
+        raise ConfigError(
+            f"--sp: {kind} is not trained as a causal language model, and Ulysses drops every mask "
+            "but the causal one. Leave --sp out."
         )
     legal = [n for n in range(2, heads + 1) if heads % n == 0 and (keys % n == 0 or n % keys == 0)]
     if ways not in legal:

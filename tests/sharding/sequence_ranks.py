@@ -60,6 +60,17 @@ CASES: dict[str, dict[str, Any]] = {
         "model": "llama", "ranks": 2, "setup": {**_HALF, "loop": "accelerate"},
         "spread": {"sp": 2, "zero": 2, "zero_settings": _SMALL},
     },
+    "sp_2_offload": {
+        "model": "llama", "ranks": 2, "setup": _HALF,
+        "spread": {"sp": 2, "zero": 2, "offload_optimizer": True, "zero_settings": _SMALL},
+    },
+    "sp_2_zero_3_offload": {
+        "model": "llama", "ranks": 2, "setup": _HALF,
+        "spread": {
+            "sp": 2, "zero": 3, "offload_optimizer": True, "offload_param": True,
+            "zero_settings": _TIGHT,
+        },
+    },
     "sp_2_gloo": {
         "model": "llama", "ranks": 2, "setup": _HALF, "gloo": True,
         "spread": {"sp": 2, "zero": 2, "zero_settings": _SMALL},
@@ -124,6 +135,9 @@ def measured_rank(case: dict[str, Any], rank: int, store: str) -> Any:
         ids = batch["input_ids"]
         batch["position_ids"] = _counted(ids.shape)
     zero = {"stage": case["spread"]["zero"], **case["spread"].get("zero_settings", {})}
+    for key in ("offload_optimizer", "offload_param"):
+        if case["spread"].get(key):
+            zero[key] = {"device": "cpu", "pin_memory": False}
     config = {
         "train_micro_batch_size_per_gpu": setup.batch,
         "gradient_accumulation_steps": accum,
@@ -131,6 +145,7 @@ def measured_rank(case: dict[str, Any], rank: int, store: str) -> Any:
         "bf16": {"enabled": half},
         "zero_optimization": zero,
         "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
     }
 
     def run() -> None:
