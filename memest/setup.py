@@ -36,9 +36,9 @@ from memest.lengths import Batching
 from memest.optimizer_names import OPTIMIZER_FACTS, facts_of, find_optimizer
 from memest.parallel_checks import check_model_parallel
 from memest.quantization import Quantization, read_quantization
-from memest.sequence_rules import check_sequence_parallel
 from memest.setup_rules import check_adapter, check_evaluation, check_optimizer, check_spread
 from memest.software import Software
+from memest.ulysses_rules import check_ulysses
 
 __all__ = [
     "OPTIMIZERS",
@@ -249,7 +249,7 @@ class Setup:
             put(self, "quantization", read_quantization(self.quantization))
         check_adapter(self)
         check_model_parallel(self)
-        check_sequence_parallel(self)
+        check_ulysses(self)
         check_context_parallel(self)
         check_spread(self)
         put(self, "fused_loss", read_fused_loss(self.fused_loss, self))

@@ -45,7 +45,6 @@ from memest.trace.own_steps import OWN_SETUP, OwnStep, check_own_step, step_name
 from memest.trace.packed import as_loaded, pack
 from memest.trace.pristine import as_built
 from memest.trace.quantized import Loading, own_quantization, quantise
-from memest.trace.sequence_parallel import check_own_loss, shared_sequence
 from memest.trace.stages import trace_stage
 from memest.trace.switches import set_checkpointing, set_use_cache
 from memest.trace.tensor_parallel import check_adapted, on_ranks, quiet_shapes, shard_model
@@ -53,6 +52,7 @@ from memest.trace.ties import separate_head
 from memest.trace.training import TracePlan, plan_to_compose, trace_training
 from memest.trace.turns import in_turn
 from memest.trace.twins import twin_of
+from memest.trace.ulysses import check_own_loss, shared_sequence
 from memest.trace.where import own_code
 
 __all__ = ["BuiltRun", "build", "evaluate_built", "rank_model", "trace_built"]

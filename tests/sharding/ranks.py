@@ -60,8 +60,8 @@ def predicted_rank(case: dict[str, Any], behind: Any = None) -> Any:
     from memest.trace.adapters import cast_parameters
     from memest.trace.inputs import realise
     from memest.trace.losses import loss_for
-    from memest.trace.sequence_parallel import shared_sequence
     from memest.trace.training import plan_to_compose, trace_training, trace_updates
+    from memest.trace.ulysses import shared_sequence
 
     asked = twins_of(case).setup
     traced = as_traced(asked)

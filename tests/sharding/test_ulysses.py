@@ -8,7 +8,7 @@ import pytest
 from deepspeed_ranks import recorded_run
 from ranks import as_run, of_steps, predicted_rank
 from real_memory import differences
-from sequence_ranks import CASES
+from ulysses_ranks import CASES
 
 import memest
 from memest.errors import ConfigError

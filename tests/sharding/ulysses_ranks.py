@@ -1,6 +1,6 @@
 """Ulysses sequence parallelism by real DeepSpeed, measured once and kept: ``recorded/sp_*.json``.
 
-    DS_BUILD_OPS=0 python tests/sharding/sequence_ranks.py   # with DeepSpeed 0.19.8 installed
+    DS_BUILD_OPS=0 python tests/sharding/ulysses_ranks.py   # with DeepSpeed 0.19.8 installed
 
 DeepSpeed's engine, its attention in place of transformers' and its loader run on the CPU, as one
 rank of PyTorch's fake process group, or as several processes under gloo, of which one is measured.

@@ -10,10 +10,10 @@ from memest.kinds import Attention
 if TYPE_CHECKING:
     from memest.setup import Setup
 
-__all__ = ["check_sequence_parallel"]
+__all__ = ["check_ulysses"]
 
 
-def check_sequence_parallel(setup: Setup) -> None:
+def check_ulysses(setup: Setup) -> None:
     """What is not priced together with ``--sp``, or not by accelerate, is refused.
 
     Sources: ``ParallelismConfig``, ``DeepSpeedSequenceParallelConfig`` and ``_prepare_deepspeed``
