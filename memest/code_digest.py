@@ -31,7 +31,8 @@ TRACES_WITH = (
 """Files that the rooms of ``memest/trace`` work with, of which a trace is a product too."""
 NOT_IN_TRACES = (
     "context_rules.py", "errors.py", "files.py", "given.py", "head_rules.py", "models/hub.py",
-    "parallel_checks.py", "places.py", "sequence_rules.py", "setup_rules.py", "units.py",
+    "parallel_checks.py", "places.py", "sequence_rules.py", "setup_rules.py", "ulysses_rules.py",
+    "units.py",
 )  # fmt: skip
 """Files that they load besides: what these do is refuse, read and write, and say."""
 PREDICTS_NOTHING = ("app", "calibration", "cli", "integrations", "measuring", "report", "search")

@@ -31,7 +31,7 @@ def check_context_parallel(setup: Setup) -> None:
     if spread.zero:
         raise ConfigError(
             f"--cp {ways} and --zero {spread.zero} exclude each other: under DeepSpeed accelerate "
-            "shares sequences by Ulysses (sp_size), which is not priced yet. Write --fsdp "
+            f"shares sequences by Ulysses (sp_size). Write --sp {ways} in place of --cp, or --fsdp "
             "full_shard in place of --zero."
         )
     if spread.fsdp == "none":

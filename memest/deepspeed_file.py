@@ -65,6 +65,7 @@ _IN_HALF = (
     "bf16_master_weights_and_grads", "bf16_optimizer_states", "fp16_master_weights_and_grads",
 )  # fmt: skip
 """Keys of ``bf16`` and ``fp16`` that change in which precision DeepSpeed keeps what it updates."""
+_SEQUENCE_WIRE = "seq_parallel_communication_data_type"
 _OF_BOTH = {"contiguous_gradients", "memory_efficient_linear"}
 """Keys that stage 3 may have otherwise."""
 
@@ -184,6 +185,12 @@ def _run_options(name: str, document: Mapping[str, Any]) -> dict[str, Any]:
         raise ConfigError(
             f"{name}: communication_data_type {wire!r} is not modelled: leave it out, and "
             "gradients are reduced in the dtype of the model."
+        )
+    shared = document.get(_SEQUENCE_WIRE, "fp32")
+    if str(shared).lower() != "fp32":
+        raise ConfigError(
+            f"{name}: {_SEQUENCE_WIRE} {shared!r} is not modelled: leave it out, and gradients of "
+            "shared sequences are reduced in fp32, DeepSpeed's default."
         )
     accumulates = dtypes.get("grad_accum_dtype") if isinstance(dtypes, Mapping) else None
     if accumulates is not None:

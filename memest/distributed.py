@@ -93,6 +93,8 @@ class Distributed:
         tp_loss_parallel: there, each has the logits of a part of the vocabulary.
         cp: GPUs that share every sequence, each with a part of its tokens.
         cp_rotate: how keys and values come to the other GPUs of a sequence.
+        sp: GPUs that share every sequence by DeepSpeed's Ulysses: each has a part of its tokens,
+            and of its heads in attention.
         ep: GPUs that share the experts, each with some of them whole; 1 = all have all of them.
         pp: stages of the pipeline that run at a time, one GPU each; 1 = no pipeline.
         pp_schedule: who runs what when; None = 1F1B where there is a pipeline.
@@ -130,6 +132,7 @@ class Distributed:
     tp_loss_parallel: bool = True
     cp: int = 1
     cp_rotate: Rotate = Rotate.ALLGATHER
+    sp: int = 1
     ep: int = 1
     pp: int = 1
     pp_schedule: Schedule | None = None
@@ -252,17 +255,23 @@ class Distributed:
     @property
     def data_ranks(self) -> int:
         """GPUs that see batches of their own and hold the same part of the model."""
-        return self.num_gpus // (self.tp * self.cp * self.pp)
+        return self.num_gpus // (self.tp * self.sequence_ranks * self.pp)
+
+    @property
+    def sequence_ranks(self) -> int:
+        """GPUs that share every sequence, in one way or the other."""
+        return self.cp * self.sp
 
     @property
     def sequence_pieces(self) -> int:
         """Equal pieces in which a sequence is dealt out.
 
-        Head and tail for each GPU of context parallelism, one for each of sequence parallelism.
+        Ring attention gives each of its GPUs one of the head and one of the tail; Ulysses, and
+        sequence parallelism beside tensor parallelism, one.
         """
         if self.tp_sequence_parallel:
             return self.tp
-        return 2 * self.cp if self.cp > 1 else 1
+        return 2 * self.cp if self.cp > 1 else self.sp
 
     @property
     def shares_model(self) -> bool:
@@ -300,16 +309,17 @@ class Distributed:
     def shard_ranks(self) -> int:
         """GPUs that share one copy of what is sharded: those of a sequence among them.
 
-        ``dp_shard_cp`` of accelerate's ``ParallelismConfig``.
+        ``dp_shard_cp`` of accelerate's ``ParallelismConfig``, ``seq_data_parallel_group`` of
+        DeepSpeed's engine.
         """
         if self.fsdp_shard_size is not None:
             return self.fsdp_shard_size
-        return self.data_ranks * self.cp
+        return self.data_ranks * self.sequence_ranks
 
     @property
     def num_copies(self) -> int:
         """Copies of the model, each sharded (hybrid sharding); 1 without."""
-        return self.data_ranks * self.cp // self.shard_ranks
+        return self.data_ranks * self.sequence_ranks // self.shard_ranks
 
     def zero_setting(self, key: str, default: Any) -> Any:
         """A value of DeepSpeed's configuration."""

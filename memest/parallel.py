@@ -176,12 +176,13 @@ def check_shape(spread: Distributed) -> None:
     """
     whole("--tp", spread.tp, 1, _MAX_WAYS)
     whole("--cp", spread.cp, 1, _MAX_WAYS)
+    whole("--sp", spread.sp, 1, _MAX_WAYS)
     whole("--ep", spread.ep, 1, _MAX_WAYS)
     whole("--pp", spread.pp, 1, _MAX_WAYS)
-    ways = spread.tp * spread.cp * spread.pp
+    ways = spread.tp * spread.sequence_ranks * spread.pp
     if spread.num_gpus % ways:
         near = max(spread.num_gpus // ways, 1) * ways
-        degrees = {"--tp": spread.tp, "--cp": spread.cp, "--pp": spread.pp}
+        degrees = {"--tp": spread.tp, "--cp": spread.cp, "--sp": spread.sp, "--pp": spread.pp}
         flags = [f"{flag} {degree}" for flag, degree in degrees.items() if degree > 1]
         raise ConfigError(
             f"{' '.join(flags)} needs {ways} GPUs, or a multiple of them, and --num-gpus is "

@@ -40,6 +40,7 @@ from memest.quantization import Quantization, read_quantization
 from memest.sequence_rules import check_sequence_parallel
 from memest.setup_rules import check_adapter, check_evaluation, check_optimizer, check_spread
 from memest.software import Software
+from memest.ulysses_rules import check_ulysses
 
 __all__ = [
     "OPTIMIZERS",
@@ -250,6 +251,7 @@ class Setup:
             put(self, "quantization", read_quantization(self.quantization))
         check_adapter(self)
         check_model_parallel(self)
+        check_ulysses(self)
         check_context_parallel(self)
         check_sequence_parallel(self)
         check_spread(self)

@@ -193,6 +193,15 @@ SEVERAL_GPUS: tuple[Option, ...] = (
         aliases="cp_comm_strategy",
     ),
     _spread(
+        "sp",
+        "--sp --sequence-parallel-size",
+        "Ulysses sequence parallelism by DeepSpeed: GPUs that share every sequence, and in "
+        "attention the heads, under --zero. --num-gpus and --seq-len are multiples of it.",
+        Kind.WHOLE,
+        metavar="N",
+        aliases="sp_size",
+    ),
+    _spread(
         "ep",
         "--ep --expert-parallel-degree",
         "Expert parallelism by transformers' plan of a mixture of experts: GPUs that share the "

@@ -63,6 +63,11 @@ def _sequence(spread: Distributed) -> Distributed:
     )
 
 
+def _heads(spread: Distributed, kept: Distributed) -> Distributed:
+    """The GPUs of one sequence under DeepSpeed, whatever its stages 1 and 2 partition."""
+    return replace(kept, num_gpus=spread.sp, sp=spread.sp, zero=kept.zero or 1)
+
+
 def as_traced(asked: Setup) -> Setup:
     """The setup whose steps are traced: what a rank computes, on whole parameters.
 
@@ -84,6 +89,8 @@ def as_traced(asked: Setup) -> Setup:
         kept = _sharing_model(asked.distributed)
     elif asked.distributed.cp > 1:
         kept = _sequence(asked.distributed)
+    if asked.distributed.sp > 1:
+        kept = _heads(asked.distributed, kept)
     out = replace(asked, distributed=kept)
     if asked.computes_in_half:
         half = Dtype.BFLOAT16 if asked.precision is Precision.BF16 else Dtype.FLOAT16
@@ -178,8 +185,12 @@ def key_of(structure: Setup) -> dict[str, Any]:
             out["fsdp"] = structure.distributed.fsdp.value
     elif structure.distributed.cp > 1:
         out["cp"] = [structure.distributed.cp, structure.distributed.cp_rotate.value]
+    elif structure.distributed.sp > 1:
+        pass  # stages 1 and 2 change nothing else
     elif replace(structure.distributed, in_half=False, adapters_in_full="") != ALONE:
         out["clones_outputs"] = True
+    if structure.distributed.sp > 1:
+        out["sp"] = structure.distributed.sp
     return out
 
 

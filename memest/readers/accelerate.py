@@ -73,11 +73,17 @@ def read_accelerate(sheet: Sheet) -> None:
     if kind == "MEGATRON_LM":
         sheet.miss("distributed_type", "Megatron-LM")
     _dynamo(sheet)
-    _parallelism(sheet)
+    _parallelism(sheet, kind)
     sheet.ignore_rest(_REASONS, _MATTERS)
 
 
-def _parallelism(sheet: Sheet) -> None:
+_OF_ULYSSES = dict.fromkeys(
+    "sp_backend sp_seq_length sp_seq_length_is_variable".split(),
+    "with sp_size: DeepSpeed's, and --seq-len is the length",
+)
+
+
+def _parallelism(sheet: Sheet, kind: str) -> None:
     """``ParallelismConfig``: copies of what ``dp_shard`` and ``cp`` share, and who shares more."""
     part = sheet.part("parallelism_config")
     names = {key: key.removeprefix("parallelism_config_") for key in part.document}
@@ -91,12 +97,18 @@ def _parallelism(sheet: Sheet) -> None:
             part.ignore(key, "off" if sizes[name] == 1 else "with dp_shard_size")
         elif name == "cp_comm_strategy" and sizes.get("cp_size", 1) > 1:
             part.offer("cp_rotate", value, key, "how keys and values are rotated")
+        elif name == "sp_attn_implementation" and sizes.get("sp_size", 1) > 1:
+            part.offer("attn_implementation", value, key, f"attention {value}")
+        elif name in _OF_ULYSSES and sizes.get("sp_size", 1) > 1:
+            part.ignore(key, _OF_ULYSSES[name])
         elif not name.endswith("_size"):
             part.ignore(key, "off")
+        elif name == "sp_size" and kind != "DEEPSPEED":
+            part.miss(key, f"sp_size {value}: DeepSpeed's, which distributed_type is not")
         elif name == "dp_shard_size":
             part.ignore(key, "what num_processes leaves")
         else:
-            keyword = {"tp_size": "tp", "cp_size": "cp"}.get(name, name)
+            keyword = {"tp_size": "tp", "cp_size": "cp", "sp_size": "sp"}.get(name, name)
             part.offer(keyword, value, key, f"{name} {value}: this parallelism")
     copies, shards = sizes.get("dp_replicate_size", 1), sizes.get("dp_shard_size", 1)
     if copies > 1 and shards > 1:

@@ -199,6 +199,9 @@ def _spread_items(setup: Setup) -> list[str]:
     if spread.cp > 1:
         part = "" if setup.seq_len is None else f", {setup.seq_len // spread.cp} tokens each"
         items.append(f"sequences shared by {spread.cp}{part}")
+    if spread.sp > 1:
+        part = "" if setup.seq_len is None else f", {setup.seq_len // spread.sp} tokens each"
+        items.append(f"sequences and heads shared by {spread.sp}{part}")
     if spread.num_copies > 1:
         items.append(f"{spread.num_copies} copies of {spread.shard_ranks} shards")
     if spread.fsdp_offload:

@@ -175,10 +175,12 @@ def _hunt(tracer: Tracer, asked: Setup, of: Of) -> _Hunt:
     field = of.field
     resolved = tracer.resolve(asked)
     start = getattr(resolved, field)
-    if of is Of.SEQ_LEN and asked.distributed.cp > 1:
-        pieces = 2 * asked.distributed.cp
+    if of is Of.SEQ_LEN and asked.distributed.sequence_ranks > 1:
+        spread = asked.distributed
+        pieces = spread.sequence_pieces
+        flag = f"--cp {spread.cp}" if spread.cp > 1 else f"--sp {spread.sp}"
         raise ConfigError(
-            f"--of seq-len looks at all lengths, and --cp {asked.distributed.cp} takes multiples "
+            f"--of seq-len looks at all lengths, and {flag} takes multiples "
             f"of {pieces} alone: name them, as in memest sweep --over "
             f"seq_len={64 * pieces},{128 * pieces},{256 * pieces}."
         )

@@ -51,7 +51,8 @@ def communicators(spread: Distributed, capability: tuple[int, int] | None) -> Co
     All ranks are in one group (DDP, FSDP2 on a mesh of one dimension, ZeRO), so there is one; with
     replicas of a sharded model there are two. The stages of a pipeline send to their neighbours,
     and where experts are shared, every rank sends to every other.
-    An all-to-all sends to every other rank, so all of them are connected.
+    An all-to-all sends to every other rank, so all of them are connected: those that share
+    experts, and those that share sequences by Ulysses.
     The middle of the range is expected, for want of anything better.
 
     Args:
@@ -70,9 +71,11 @@ def communicators(spread: Distributed, capability: tuple[int, int] | None) -> Co
     groups = [n for n in (spread.shard_ranks, spread.num_copies, spread.tp) if n > 1]
     if 1 < spread.cp < spread.shard_ranks:
         groups.append(spread.cp)  # else those of a sequence are those that share the parameters
+    if spread.sp > 1:
+        groups.append(spread.sp)  # a group of its own, of all GPUs too (parallel_state_sp)
     # sending and receiving connects neighbours alone, one of them at the ends of a pipeline; the
     # gradients of keys and values go round the ring
-    neighbours = min(max(spread.pp, spread.cp) - 1, 2) + spread.ep - 1
+    neighbours = min(max(spread.pp, spread.cp) - 1, 2) + spread.ep - 1 + spread.sp - 1
     low = (len(groups) + min(neighbours, 1)) * FEWEST_CHANNELS * CONNECTION_BYTES
     high = (len(groups) * 2 + neighbours) * MOST_CHANNELS * CONNECTION_BYTES
     if capability is None or capability >= _NVLS_CAPABILITY:

@@ -103,7 +103,7 @@ def _zero(to: Rewriter, setup: Setup, weights: Sequence[Weight], grad_accum: int
         ranks=spread.num_gpus,
         bucket_elements=spread.zero_setting("reduce_bucket_size", REDUCE_BUCKET_ELEMENTS),
         overlaps=spread.zero_setting("overlap_comm", False),
-        offloads=spread.offload_optimizer, last_micro_step=grad_accum,
+        offloads=spread.offload_optimizer, last_micro_step=grad_accum, sends_full=spread.sp > 1,
     )  # fmt: skip
 
 
@@ -136,7 +136,7 @@ def _zero3(
         contiguous=spread.zero_setting("contiguous_gradients", True), overlaps=overlaps,
         offloads_optimizer=spread.offload_optimizer, offloads_params=spread.offload_param,
         scaled=setup.precision is Precision.FP16,
-        last_micro_step=grad_accum,
+        last_micro_step=grad_accum, sends_full=spread.sp > 1,
     )  # fmt: skip
     if setup.loop is Loop.PLAIN and setup.has_linear_of_stage_3:
         made.notes.append(

@@ -24,6 +24,7 @@ __all__ = ["REDUCE_BUCKET_ELEMENTS", "REDUCTION_STREAM", "Zero"]
 REDUCE_BUCKET_ELEMENTS = 500_000_000
 """``reduce_bucket_size`` of DeepSpeed where the file names none."""
 REDUCTION_STREAM = 2
+_SENT_BYTES = 4
 _NORM_BYTES = 8
 """Norms are taken of a float64 copy of each gradient (``get_norm_dtype``)."""
 
@@ -55,6 +56,8 @@ class Zero(GradientWrapper):
         overlaps: ``overlap_comm``: two buckets, and reductions on a stream of their own.
         offloads: optimizer states and master weights are in host memory.
         last_micro_step: number of the last micro-step of a step.
+        sends_full: gradients are reduced in float32, as they are where ranks share sequences
+            (``allreduce_bucket``).
     """
 
     stage: int
@@ -64,6 +67,7 @@ class Zero(GradientWrapper):
     overlaps: bool
     offloads: bool
     last_micro_step: int
+    sends_full: bool = False
     _mine: list[_Partition] = field(default_factory=list)
     _owned: set[int] = field(default_factory=set)
     _placed: dict[int, int] = field(default_factory=dict)
@@ -253,11 +257,16 @@ class Zero(GradientWrapper):
         self._join(pending, dtype, stream)
 
     def _join(self, sizes: Sequence[int], dtype: str, stream: int) -> None:
+        sent = []
         if len(sizes) > 1:
-            number = self.to.alloc(
-                sum(sizes) * DTYPE_BYTES[dtype], Category.COMMUNICATION, "zero: joined gradients",
-                stream=stream,
-            )  # fmt: skip
+            sent.append((DTYPE_BYTES[dtype], "zero: joined gradients"))
+        if sizes and self.sends_full and dtype != "float32":
+            sent.append((_SENT_BYTES, "zero: gradients sent in float32"))
+        numbers = [
+            self.to.alloc(sum(sizes) * item, Category.COMMUNICATION, label, stream=stream)
+            for item, label in sent
+        ]
+        for number in numbers:
             self.to.free(number)
 
     def _slices(self, weight: int) -> list[tuple[int, int]]:

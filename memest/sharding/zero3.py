@@ -24,6 +24,7 @@ from memest.sharding.zero_groups import SubGroup
 __all__ = ["Zero3", "owned_by_module"]
 
 _REDUCE_STREAM = 2
+_SENT_BYTES = 4
 _NORM_BYTES = 8
 """Norms are taken of a float64 copy of each gradient (``get_norm_dtype``)."""
 
@@ -63,6 +64,8 @@ class Zero3(PartitionedWrapper):
         offloads_params: shards are in host memory.
         scaled: the loss is scaled, so gradients are searched for infinities.
         last_micro_step: number of the last micro-step of a step.
+        sends_full: gradients are reduced in float32, as they are where ranks share sequences
+            (``seq_parallel_communication_data_type``): the bucket has that dtype.
     """
 
     fetcher: Fetcher
@@ -74,6 +77,7 @@ class Zero3(PartitionedWrapper):
     offloads_params: bool
     scaled: bool
     last_micro_step: int
+    sends_full: bool = False
     _bucket: list[int] = field(default_factory=list)
     _filled: int = 0
     _update: GroupUpdate = field(init=False)
@@ -154,8 +158,10 @@ class Zero3(PartitionedWrapper):
             return
         self._make_masters()
         if self.contiguous:
-            size = self.bucket_elements * DTYPE_BYTES[self.groups[0].dtype]
-            to.alloc(size, Category.COMMUNICATION, "zero: bucket of gradients")
+            item = _SENT_BYTES if self.sends_full else DTYPE_BYTES[self.groups[0].dtype]
+            to.alloc(
+                self.bucket_elements * item, Category.COMMUNICATION, "zero: bucket of gradients"
+            )
         gradients = sum(self.fetcher.shard_bytes(weight) for weight in trained)
         if self.offloads_optimizer:
             to.out.host_bytes += gradients
@@ -271,6 +277,31 @@ class Zero3(PartitionedWrapper):
 
     def _join(self, members: Sequence[int]) -> list[int]:
         """``reduce_scatter_coalesced``: parts for the same rank side by side, padded."""
+        if not self.sends_full:
+            return self._side_by_side(members)
+        # gradients that found no place in the bucket are converted; the parts are converted back
+        whole = [
+            self._passing(
+                self.fetcher.elements(weight) * _SENT_BYTES, "zero: gradient in float32",
+                self._stream,
+            )
+            for weight in members
+            if weight in self.gradients and self.weights[weight].dtype != "float32"
+        ]  # fmt: skip
+        joined = self._side_by_side(members)
+        parts = [
+            self._passing(
+                self.fetcher.shard_bytes(weight), "zero: part of a gradient", self._stream
+            )
+            for weight in members
+            if self.weights[weight].dtype != "float32"
+        ]
+        # lists are let go of from their ends
+        for number in (*joined, *reversed(whole)):
+            self.to.free(number)
+        return parts[::-1]
+
+    def _side_by_side(self, members: Sequence[int]) -> list[int]:
         ranks, fetcher = self.fetcher.ranks, self.fetcher
         if len(members) == 1 and fetcher.elements(members[0]) % ranks == 0:
             return []
@@ -278,7 +309,8 @@ class Zero3(PartitionedWrapper):
         out, total = [], 0
         pads: list[tuple[int, int]] = []
         for weight in members:
-            item = DTYPE_BYTES[self.weights[weight].dtype]
+            dtype = self.weights[weight].dtype
+            item = _SENT_BYTES if self.sends_full else DTYPE_BYTES[dtype]
             part, size = fetcher.shard_elements(weight), fetcher.elements(weight)
             total += ranks * part * item
             pads += [

@@ -22,6 +22,7 @@ from memest.trace.context_parallel import Split, collated
 from memest.trace.in_backward import Stepper
 from memest.trace.optimizers import weights_of
 from memest.trace.recorder import Recorder
+from memest.trace.ulysses_batches import Shared
 
 __all__ = [
     "Run",
@@ -70,6 +71,7 @@ class Run:
         apart: parameters are updated one after the other, as DeepSpeed updates its groups.
         weights: the parameters, noted when the first backward has given them gradients.
         split: entered around forward and backward where a sequence is shared: cuts a batch.
+        shared: gives the parts of batches and joins losses where a sequence is shared by Ulysses.
         compiled: the model as ``torch.compile`` made it; None where it runs eagerly.
     """
 
@@ -98,6 +100,7 @@ class Run:
     weights: tuple[Weight, ...] = ()
     compiled: Any = None
     split: Split | None = None
+    shared: Shared | None = None
 
     @property
     def device(self) -> torch.device:
@@ -145,10 +148,14 @@ def _trainer(run: Run) -> None:
         del fetched
         for micro_step in range(1, micro_steps + 1):
             seam(SeamKind.MICRO_STEP, step, micro_step)
-            if micro_step > 1 and (not run.prefetches or run.split is not None):
+            fetches = run.prefetches and run.shared is None
+            if micro_step > 1 and (not fetches or run.split is not None):
                 run.recorder.mark(Phase.BATCH, step, micro_step)
-            inputs = samples[micro_step - 1] if run.prefetches else run.make_batch()
-            loss = _training_step(run, inputs, items, step, micro_step)
+            if run.shared is not None:
+                loss = _shared_step(run, run.shared, step, micro_step)
+            else:
+                inputs = samples[micro_step - 1] if fetches else run.make_batch()
+                loss = _training_step(run, inputs, items, step, micro_step)
             torch.isnan(loss)
             torch.isinf(loss)
             total += loss
@@ -164,6 +171,10 @@ def _trainer(run: Run) -> None:
 
 def _batch_samples(run: Run, step: int, micro_steps: int) -> tuple[list[Batch], Any]:
     """``get_batch_samples``, since transformers 4.46."""
+    if run.shared is not None:
+        # parts of batches wait in host memory
+        run.shared.refill(run.make_batch)
+        return [], None
     if not run.prefetches:
         return [], None
     samples = []
@@ -208,6 +219,28 @@ def _training_step(run: Run, inputs: Batch, items: Any, step: int, micro_step: i
         return loss.detach()
 
 
+def _shared_step(run: Run, shared: Shared, step: int, micro_step: int) -> torch.Tensor:
+    """``training_step`` where sequences are shared by Ulysses.
+
+    The part of the batch comes from the host and is let go of before backward begins.
+    """
+    inputs = shared.part()
+    run.recorder.mark(Phase.FORWARD, step, micro_step)
+    loss = _shared_loss(run, shared, inputs)
+    del inputs
+    run.recorder.mark(Phase.BACKWARD, step, micro_step)
+    loss = loss / 1  # by the number of micro-steps; no size depends on it
+    _accelerator_backward(run, loss)
+    return loss.detach()
+
+
+def _shared_loss(run: Run, shared: Shared, inputs: Batch) -> torch.Tensor:
+    """``deepspeed_sp_compute_loss``: ``outputs`` is a local here."""
+    inputs["labels"] = inputs["shift_labels"]
+    outputs = forward(run, inputs)
+    return shared.joined_loss(run.loss_of(outputs, inputs), inputs["shift_labels"])
+
+
 def _split(run: Run, inputs: Batch) -> AbstractContextManager[Any]:
     """The Trainer's ``cp_context``, a script's ``maybe_context_parallel``."""
     return nullcontext() if run.split is None else run.split(inputs)
@@ -232,7 +265,7 @@ def _script(run: Run) -> None:
     """``outputs = model(**batch); outputs.loss.backward()``: outputs live until rebound."""
     seam = run.recorder.seam
     plain = run.loop is Loop.PLAIN
-    outputs = loss = batch = None
+    outputs = loss = batch = shift_labels = None
     norm: list[torch.Tensor | None] = [None]
     for step, micro_steps in enumerate(run.micro_steps, start=1):
         seam(SeamKind.STEP, step)
@@ -241,20 +274,31 @@ def _script(run: Run) -> None:
             if run.del_outputs:
                 outputs = loss = None  # the last line of the iteration before
             run.recorder.mark(Phase.BATCH, step, micro_step)
-            if plain:
+            if plain and run.shared is None:
                 # "for batch in loader" rebinds the name to the next batch on the host;
                 # accelerate's loader moves the next batch while the name still holds the last
                 batch = None
             if run.zero_grad_at is ZeroGradAt.BEFORE_FORWARD and micro_step == 1:
                 _zero_grad(run)
-            batch = run.make_batch()
+            if run.shared is not None:
+                if micro_step == 1:
+                    run.shared.refill(run.make_batch)
+                batch = None  # the loader gives the next one in host memory
+                batch = run.shared.part()
+            else:
+                batch = run.make_batch()
             if run.split is not None:
                 batch = collated(batch)
             with _split(run, batch):
                 run.recorder.mark(Phase.FORWARD, step, micro_step)
                 with loss_region(run):
                     outputs = forward(run, batch)
-                    loss = run.loss_of(outputs, batch)
+                    if run.shared is None:
+                        loss = run.loss_of(outputs, batch)
+                    else:
+                        shift_labels = batch["shift_labels"]  # a name in the guides' loop
+                        loss = run.shared.own_loss(outputs, shift_labels)
+                        loss = run.shared.joined_loss(loss, shift_labels)
                 if run.zero_grad_at is ZeroGradAt.BEFORE_BACKWARD and micro_step == 1:
                     _zero_grad(run)
                 if plain and run.accumulates:
@@ -272,7 +316,7 @@ def _script(run: Run) -> None:
             _zero_grad(run)
         seam(SeamKind.END, step)
     run.recorder.forget()  # what the function lets go of on return is not part of the run
-    del outputs, loss, batch
+    del outputs, loss, batch, shift_labels
 
 
 # -- common parts ---------------------------------------------------------------------------------

@@ -53,6 +53,7 @@ from memest.trace.ties import separate_head
 from memest.trace.training import TracePlan, plan_to_compose, trace_training
 from memest.trace.turns import in_turn
 from memest.trace.twins import twin_of
+from memest.trace.ulysses import check_own_loss, shared_sequence
 from memest.trace.where import own_code
 
 __all__ = ["BuiltRun", "build", "evaluate_built", "rank_model", "trace_built"]
@@ -105,6 +106,7 @@ def build(
         MemestError: a model that cannot be built, or not trained like this.
     """
     feed = Feed(inputs=inputs, loss=loss, step_fn=step_fn, dims=dims, model_args=model_args)
+    check_own_loss(setup, feed)
     if source is not None and source.kind != "factory" and model_args:
         raise ConfigError(
             f"--model-arg {model_args[0][0]}: {source.id} is built from its configuration: write "
@@ -135,6 +137,7 @@ def _from_factory(setup: Setup, source: ModelSource, feed: Feed) -> BuiltRun:
     built = _finetuned(built, setup)
     if feed.loss is None and feed.step_fn is None:
         feed = replace(feed, loss=built.loss)
+        check_own_loss(setup, feed)
     if feed.inputs is None and built.inputs is not None:
         feed = replace(feed, inputs=built.inputs)
     return _fed_run(setup, built, feed)
@@ -313,6 +316,7 @@ def trace_built(
         rank_model(run.model, setup) as model,
         as_built(model),
         sequence_split(model, setup) as split,
+        shared_sequence(base_of(model), setup) as shared,
         _kernels(model, setup, gpu),
         _code(run),
     ):
@@ -320,6 +324,7 @@ def trace_built(
             model, setup, make_batch=lambda: realise(plans), loss_of=run.loss_of, gpu=gpu,
             operators=operators, model_type=model_type, plan=plan or plan_to_compose(setup),
             loading=run.loading, call=run.call, own_step=run.own_step, split=split,
+            shared=shared,
         )  # fmt: skip
         if setup.distributed.tp_sequence_parallel:
             trace.notes.extend(left_out(model))

@@ -49,6 +49,7 @@ from memest.trace.roles import Roles
 from memest.trace.sequence_parallel import shelf_handlers
 from memest.trace.tensor_parallel import collective_handlers
 from memest.trace.turns import TURN
+from memest.trace.ulysses_batches import Shared
 from memest.trace.where import line_of
 
 __all__ = [
@@ -117,6 +118,7 @@ def trace_training(
     call: Any = None,
     own_step: OwnStep | None = None,
     split: Split | None = None,
+    shared: Shared | None = None,
 ) -> Trace:
     """Trace the training steps of ``setup`` on a model whose parameters are on meta.
 
@@ -132,7 +134,8 @@ def trace_training(
         loading: how the weights come to the device; None = ``model.to(device)``.
         call: how the model is called with a batch; None = ``model(**batch)``.
         own_step: a step that does everything itself, in place of a loop.
-        split: entered around forward and backward where a sequence is shared.
+        split: entered around forward and backward where a sequence is shared by ring attention.
+        shared: batches and loss where a sequence is shared by Ulysses.
 
     Raises:
         TraceError: the model does something a trace cannot follow; names module and operator.
@@ -144,7 +147,7 @@ def trace_training(
         load(model, recorder, loading)
         stack.enter_context(follow_weights(model, recorder))
         run = make_run(model, setup, recorder, make_batch, loss_of, gpu, plan)
-        run.call, run.split = call, split
+        run.call, run.split, run.shared = call, split, shared
         if run.stepper is not None:
             stack.callback(run.stepper.remove)
         if own_step is not None and setup.torch_compile:

@@ -61,6 +61,7 @@ def predicted_rank(case: dict[str, Any], behind: Any = None) -> Any:
     from memest.trace.inputs import realise
     from memest.trace.losses import loss_for
     from memest.trace.training import plan_to_compose, trace_training, trace_updates
+    from memest.trace.ulysses import shared_sequence
 
     asked = twins_of(case).setup
     traced = as_traced(asked)
@@ -68,7 +69,10 @@ def predicted_rank(case: dict[str, Any], behind: Any = None) -> Any:
     twins = twin(case["model"], distributed=traced.distributed, **options)
     if traced.distributed.in_half:
         cast_parameters(twins.built.trained, twins.built.dtype)
-    with loss_of_setup(twins.built.model, asked):
+    with (
+        loss_of_setup(twins.built.model, asked),
+        shared_sequence(twins.built.model, twins.setup, nccl=False) as shared,
+    ):
         trace = trace_training(
             twins.built.trained,
             twins.setup,
@@ -78,6 +82,7 @@ def predicted_rank(case: dict[str, Any], behind: Any = None) -> Any:
             operators="cpu",
             plan=plan_to_compose(asked),
             loading=twins.built.loading,
+            shared=shared,
         )
     # the Trainer's groups, where a case has them
     whose = replace(asked, loop="trainer") if case.get("two_groups") else asked
