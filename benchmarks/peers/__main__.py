@@ -4,6 +4,7 @@
     python benchmarks/peers --write              # and into docs/peers.md
     python benchmarks/peers --only t5            # some records
     python benchmarks/peers --fresh              # ask again about runs that were asked about before
+    python benchmarks/peers --page               # ask nobody: the page from what was answered
 
 Needs the packages of the tests, and fitcheck-llm for its column: `pip install fitcheck-llm==0.3.1`.
 Every peer is asked in this process, one after the other; times are CPU seconds of one estimate
@@ -84,10 +85,15 @@ def target(record: CaseRecord) -> int:
     return (record.measured_bytes or 0) - (context or 0)
 
 
+def answers() -> dict[str, dict]:
+    """What is kept, by the id of the record."""
+    lines = KEPT.read_text(encoding="utf-8").splitlines() if KEPT.is_file() else []
+    return {answer["id"]: answer for answer in map(json.loads, lines)}
+
+
 def run(records: list[CaseRecord], *, fresh: bool) -> dict[str, Column]:
     """Ask everybody about every record that nobody was asked about yet."""
-    lines = KEPT.read_text(encoding="utf-8").splitlines() if KEPT.is_file() and not fresh else []
-    kept = {answer["id"]: answer for answer in map(json.loads, lines)}
+    kept = {} if fresh else answers()
     if fresh:
         KEPT.unlink(missing_ok=True)
     predictor, parameters, written = Predictor(trust_code=True), {}, documents()
@@ -260,14 +266,25 @@ def main() -> None:
     parser.add_argument("--only", default="", help="part of id, model, GPU or file")
     parser.add_argument("--write", action="store_true", help="write docs/peers.md")
     parser.add_argument("--fresh", action="store_true", help="drop what was kept before")
+    parser.add_argument("--page", action="store_true", help="write docs/peers.md, asking nobody")
     options = parser.parse_args()
     records = [
         r for r in read_records(RECORDS, only=options.only).complete if r.metric != "forward"
     ]
-    columns = run(records, fresh=options.fresh)
-    parts = {"table": table(columns), "refusals": refusals(columns), "better": better(columns)}
+    kept = answers()
+    if options.page:
+        columns = columns_of([kept[r.id] for r in records if r.id in kept], documents())
+    else:
+        columns = run(records, fresh=options.fresh)
+        kept = answers()
+    count = f"{sum(record.id in kept for record in records)} of {len(records)} complete records"
+    parts = {
+        "table": f"{count} asked about.\n\n{table(columns)}",
+        "refusals": refusals(columns),
+        "better": better(columns),
+    }
     sys.stdout.write("\n\n".join(parts.values()) + "\n")
-    if options.write:
+    if options.write or options.page:
         write(parts)
 
 
