@@ -66,7 +66,7 @@ def check_model_parallel(setup: Setup) -> None:
             "--ddp-find-unused-parameters",
         ),
         (shards and spread.ep > 1 and spread.fsdp != "full_shard", f"--fsdp {spread.fsdp}"),
-        (spread.ep > 1 and spread.fsdp_version == 1, "--fsdp-version 1"),
+        (spread.shares_model and spread.fsdp_version == 1, "--fsdp-version 1"),
         (spread.ep > 1 and bool(spread.fsdp_wrap), "--fsdp-wrap"),
         (spread.ep > 1 and spread.fsdp_offload, "--fsdp-offload"),
         (spread.ep > 1 and spread.pp > 1, f"--ep {spread.ep}"),

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 __all__ = ["check_sequence_parallel"]
 
+_SHELF = (2, 8)
+"""The torch from which on collectives keep what they send until it is waited for."""
 _AS_TORCH = (Attention.AUTO, Attention.SDPA)
 
 
@@ -53,6 +55,8 @@ def check_sequence_parallel(setup: Setup) -> None:
         (bool(setup.fused_loss), f"a fused loss ({setup.fused_loss})"),
         (setup.torch_compile, "--torch-compile"),
         (bool(setup.freeze), "--freeze, which SequenceParallel undoes for norms,"),
+        ((setup.software.transformers or (5, 0)) < (5, 0), "a release of transformers before 5"),
+        ((setup.software.torch or _SHELF) < _SHELF, "a torch before 2.8"),
     ):
         if there:
             raise ConfigError(

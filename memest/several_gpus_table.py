@@ -160,11 +160,11 @@ SEVERAL_GPUS: tuple[Option, ...] = (
     ),
     _spread(
         "tp_sequence_parallel",
-        "--tp-sequence-parallel",
+        "--tp-sequence-parallel --no-tp-sequence-parallel",
         "Sequence parallelism beside --tp, by torch's parallel styles in a script's loop: between "
         "the sharded layers each of these GPUs has a part of the tokens. --seq-len is a multiple "
         "of --tp.",
-        Kind.SWITCH,
+        Kind.EITHER,
         aliases="sequence_parallel enable_sequence_parallel",
     ),
     _spread(

@@ -59,6 +59,7 @@ def check_ulysses(setup: Setup) -> None:
         (setup.padding_free, "--padding-free"),
         ((setup.software.transformers or (5, 0)) < (5, 0), "a release of transformers before 5"),
         (setup.batching is not None, "lengths that differ from batch to batch"),
+        (setup.padded, "--padded, whose masks DeepSpeed drops,"),
     ):
         if there:
             raise ConfigError(

@@ -42,6 +42,15 @@ _WORDS = {
     "software": "{}",
 }
 """The parts of a setup that traces depend on, and how they are said."""
+_SPREAD = {
+    "tp": "layers shared by {}",
+    "tp_sequence": "and the sequence between them",
+    "ep": "experts shared by {}",
+    "cp": "sequences shared by {}",
+    "sp": "sequences and heads shared by {}",
+    "partitioned": "parameters partitioned",
+}
+"""What of several GPUs traces depend on, by the names that keys alone have."""
 _READERS: dict[str, Callable[[Any], Any]] = {
     "adapter": read_adapter,
     "quantization": read_quantization,
@@ -118,6 +127,13 @@ def _differences(key: Mapping[str, Any]) -> dict[str, Any]:
         name: setup[name] for name in (*_WORDS, *_SWITCHES)
         if name in setup and name in usual and setup[name] != usual[name]
     }  # fmt: skip
+    for name in _SPREAD:
+        value = setup.get(name)
+        value = value[0] if isinstance(value, list) and value else value
+        if value and value != 1:
+            changed[name] = value
+    if setup.get("partitioned"):
+        changed["partitioned"] = True
     if setup.get("optim") == "none":
         changed["optim"] = "none"
     if setup.get("loop") == "plain" and setup.get("grad_accum") != 1:
@@ -132,6 +148,8 @@ def _words(key: Mapping[str, Any]) -> str:
             said.append(_named(name, value))
         elif name in _WORDS:
             said.append(_WORDS[name].format(_plain(value)))
+        elif name in _SPREAD:
+            said.append(_SPREAD[name].format(value))
         elif name in _SWITCHES:
             said.append(_SWITCHES[name] if value else f"no {_SWITCHES[name]}")
         else:

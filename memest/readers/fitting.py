@@ -92,7 +92,11 @@ def fitting(chosen: Mapping[str, Said]) -> tuple[dict[str, Said], list[Remark]]:
     own_loop = "loop" in kept and str(kept["loop"].value) == "plain"
     two = fsdp and _number(kept, "fsdp_version") != 1
     loss = str(kept["fused_loss"].value) if "fused_loss" in kept else ""
+    shared = next(
+        (name for name in ("cp", "sp", "tp", "ep", "pp") if (_number(kept, name) or 1) > 1), ""
+    )
     for there, what in (
+        (shared, f"beside --{shared}"),
         (zero == 3, "where several GPUs gather the head that it reads (ZeRO-3)"),
         (fsdp and loss.startswith("torchtune"), "behind a forward of several GPUs' FSDP"),
         (

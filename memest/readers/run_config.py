@@ -328,6 +328,7 @@ _EXPENDABLE = (
     (_EVALUATION, ("--eval", "evaluation")),
     (_COMPILED, ("--torch-compile",)),
     (("ep",), ("--ep",)),
+    (("tp_sequence_parallel", "tp_loss_parallel"), ("--tp-sequence-parallel",)),
 )
 """Options of files that are left out and reported where they cannot be priced, with the words by
 which a refusal is about them."""

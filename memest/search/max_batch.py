@@ -175,10 +175,12 @@ def _hunt(tracer: Tracer, asked: Setup, of: Of) -> _Hunt:
     field = of.field
     resolved = tracer.resolve(asked)
     start = getattr(resolved, field)
-    if of is Of.SEQ_LEN and asked.distributed.sequence_ranks > 1:
-        spread = asked.distributed
-        pieces = spread.sequence_pieces
+    spread = asked.distributed
+    pieces = spread.sequence_pieces
+    if of is Of.SEQ_LEN and pieces > 1:
         flag = f"--cp {spread.cp}" if spread.cp > 1 else f"--sp {spread.sp}"
+        if spread.tp_sequence_parallel:
+            flag = f"--tp {spread.tp} --tp-sequence-parallel"
         raise ConfigError(
             f"--of seq-len looks at all lengths, and {flag} takes multiples "
             f"of {pieces} alone: name them, as in memest sweep --over "

@@ -14,6 +14,7 @@ from memest.distributed import Fsdp
 from memest.errors import ConfigError, closest
 from memest.events import Landmarks, Weight
 from memest.head_rules import reader_of_head
+from memest.installed import installed_version
 from memest.setup import Loop, Setup
 
 __all__ = ["UnitPlan", "check_head_is_gathered", "plan_units", "units_of"]
@@ -80,7 +81,7 @@ def check_head_is_gathered(
         number for number, weight in enumerate(weights)
         if weight.name in known or weight.name.startswith(f"{head}.")
     }  # fmt: skip
-    said = setup.software.torch
+    said = setup.software.torch or installed_version("torch")
     for plan in plans:
         if plan.modules == (ROOT,) or not own.intersection(plan.weights):
             continue

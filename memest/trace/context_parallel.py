@@ -17,8 +17,9 @@ import torch
 
 from memest.errors import ConfigError
 from memest.setup import Attention, Loop, Setup
+from memest.trace.asynchronous import kept_until_waited
 from memest.trace.known import attach
-from memest.trace.recorder import Handler, Recorder, decomposed
+from memest.trace.recorder import Handler
 from memest.trace.tensor_parallel import fake_group, quiet_shapes
 
 __all__ = ["Split", "collated", "ring_handlers", "sequence_split"]
@@ -168,29 +169,7 @@ def sequence_split(model: Any, setup: Setup) -> Iterator[Split | None]:
 
 
 def ring_handlers() -> dict[Any, Handler]:
-    """Composites taken apart, and collectives that keep what they send until it is waited for.
-
-    They stand beside ``collective_handlers``, which wrap what is waited for.
-
-    Source: ``TensorShelf`` of ``ProcessGroupNCCL.hpp`` (torch 2.8 and later): asynchronous
-    collectives keep their tensors until ``Work.wait``. The operators of torch's functional
-    collectives are asynchronous, and ``AsyncCollectiveTensor`` waits when it is used.
-    """
+    """Collectives that are waited for later, and composites taken apart."""
     functional = torch.ops._c10d_functional
-    sent: dict[int, torch.Tensor] = {}
-
-    def send(_recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
-        out = func(*args, **kwargs)
-        sent[out.untyped_storage()._cdata] = args[0]
-        return out
-
-    def wait(_recorder: Recorder, _func: Any, args: Any, _kwargs: Any) -> Any:
-        sent.pop(args[0].untyped_storage()._cdata, None)
-        return args[0]
-
-    return {
-        **dict.fromkeys(_COMPOSITES, decomposed),
-        functional.all_gather_into_tensor.default: send,
-        functional.all_to_all_single.default: send,
-        functional.wait_tensor.default: wait,
-    }
+    sending = functional.all_gather_into_tensor.default, functional.all_to_all_single.default
+    return kept_until_waited(sending, _COMPOSITES)

@@ -97,7 +97,9 @@ def text(built: BuiltModel, setup: Setup, parameters: Mapping[str, Any]) -> Plan
     elif "labels" in parameters:
         plans.append(labels((batch, length)))
     if setup.padded:
-        notes.append("batches are padded: masks reach the attention kernels")
+        drops = setup.distributed.cp > 1
+        what = "are made and dropped" if drops else "reach the attention kernels"
+        notes.append(f"batches are padded: masks {what}")
     sizes = Sizes(seq_len=length, target_len=target, image_size=image_size)
     return tuple(plans), sizes, notes
 

@@ -37,7 +37,7 @@ from memest.hidden.flops import counts_flops
 from memest.hidden.registry import has_rule
 from memest.trace.known import track
 
-__all__ = ["Recorder", "decomposed", "local"]
+__all__ = ["Recorder", "local"]
 
 aten = torch.ops.aten
 
@@ -459,12 +459,6 @@ class Recorder(TorchDispatchMode):
         trace.events.append(len(trace.call_of_site) << 2 | CALL)
         trace.call_of_site.append(number)
         trace.site_modules.append(self._module_here())
-
-
-def decomposed(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
-    """A handler of composites, which arrive whole below autograd: here are their parts."""
-    with recorder:
-        return func.decompose(*args, **kwargs)
 
 
 def _leads_back(*values: Any) -> bool:

@@ -13,18 +13,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 
 from memest.distributed import Distributed
 from memest.errors import ConfigError
+from memest.trace.asynchronous import kept_until_waited
 from memest.trace.inputs import TensorPlan
-from memest.trace.recorder import Handler, Recorder, decomposed, local
+from memest.trace.recorder import Handler, local
 from memest.units import format_size
 
 __all__ = [
-    "MODELS", "fed_without_mask", "left_out", "losses_shared", "shard_sequences", "shelf_handlers",
+    "MODELS", "fed_without_mask", "left_out", "losses_shared", "sequence_handlers",
+    "shard_sequences",
 ]  # fmt: skip
 
 aten = torch.ops.aten
@@ -65,7 +68,7 @@ def shard_sequences(model: Any, mesh: Any, spread: Distributed) -> None:
     for block in model.model.layers:
         norms = {name: style for name, style in _head_norms().items() if _has(block, name)}
         parallelize_module(block, mesh, {**layer(), **norms})
-    model.register_forward_pre_hook(_counted, with_kwargs=True)
+    model.register_forward_pre_hook(partial(_counted, mesh.size()), with_kwargs=True)
 
 
 def _plans(*, shares_loss: bool) -> tuple[dict[str, Any], Any]:
@@ -127,13 +130,27 @@ def _has(module: torch.nn.Module, name: str) -> bool:
     return any(found == name for found, _ in module.named_modules())
 
 
-def _counted(model: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+def _counted(ranks: int, _model: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """``HFTransformerModel.forward`` of torchtitan: positions are those of the whole sequence.
 
     Left to itself the model would count the tokens that a rank has.
+
+    Raises:
+        ConfigError: no tokens, or as many as cannot be shared.
     """
-    ids = kwargs["input_ids"] if "input_ids" in kwargs else args[0]
-    kwargs["position_ids"] = torch.arange(ids.shape[1], device=ids.device).unsqueeze(0)
+    ids = kwargs["input_ids"] if "input_ids" in kwargs else args[0] if args else None
+    if not isinstance(ids, torch.Tensor) or ids.dim() != 2:
+        raise ConfigError(
+            "--tp-sequence-parallel: the model is not fed input_ids of batch and length, whose "
+            "embeddings are cut along the sequence: name them among the inputs, or leave it out."
+        )
+    if ids.shape[1] % ranks:
+        raise ConfigError(
+            f"--tp-sequence-parallel: --tp {ranks} does not divide the {ids.shape[1]} tokens of a "
+            "sequence, and torch's styles take equal parts: give a length that it divides."
+        )
+    if kwargs.get("position_ids") is None:
+        kwargs["position_ids"] = torch.arange(ids.shape[1], device=ids.device).unsqueeze(0)
     return args, kwargs
 
 
@@ -144,8 +161,8 @@ def _check_fits(model: Any, ranks: int) -> None:
     if kind not in MODELS or getattr(model, "loss_type", None) != "ForCausalLM":
         raise ConfigError(
             f"--tp-sequence-parallel knows the layers of causal language models of "
-            f"{', '.join(MODELS)}, and this is {type(model).__name__}: leave it out, and --tp "
-            f"{ranks} goes by transformers' own plan."
+            f"{', '.join(MODELS)}, and this is {type(model).__name__}: with "
+            f"--no-tp-sequence-parallel --tp {ranks} goes by transformers' own plan."
         )
     width = config.intermediate_size
     if width % ranks:
@@ -160,7 +177,7 @@ def _check_fits(model: Any, ranks: int) -> None:
         raise ConfigError(
             f"--tp-sequence-parallel: {type(model).__name__} has layers with a sliding window "
             f"({config.sliding_window}), whose mask it would make of the tokens that one rank has. "
-            f"Leave it out, and --tp {ranks} goes by transformers' own plan."
+            f"With --no-tp-sequence-parallel --tp {ranks} goes by transformers' own plan."
         )
 
 
@@ -197,28 +214,11 @@ def losses_shared(spread: Distributed) -> AbstractContextManager[None]:
     return loss_parallel()
 
 
-def shelf_handlers() -> dict[Any, Handler]:
-    """Collectives that keep what they send until it is waited for, and composites taken apart.
+def sequence_handlers() -> dict[Any, Handler]:
+    """Collectives that are waited for later, and composites taken apart.
 
-    The styles redistribute with ``async_op=True``: who uses the result first waits. Source:
-    ``TensorShelf`` of ``ProcessGroupNCCL.hpp`` (torch 2.8 and later). They stand beside
-    ``collective_handlers``, which wrap what is waited for.
+    The styles redistribute with ``async_op=True``: who uses the result first waits.
     """
     functional = torch.ops._c10d_functional
-    sent: dict[int, torch.Tensor] = {}
-
-    def send(_recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
-        out = func(*args, **kwargs)
-        sent[out.untyped_storage()._cdata] = args[0]
-        return out
-
-    def wait(_recorder: Recorder, _func: Any, args: Any, _kwargs: Any) -> Any:
-        sent.pop(args[0].untyped_storage()._cdata, None)
-        return args[0]
-
-    return {
-        **dict.fromkeys(_COMPOSITES, decomposed),
-        functional.all_gather_into_tensor.default: send,
-        functional.reduce_scatter_tensor.default: send,
-        functional.wait_tensor.default: wait,
-    }
+    sending = functional.all_gather_into_tensor.default, functional.reduce_scatter_tensor.default
+    return kept_until_waited(sending, _COMPOSITES)

@@ -131,6 +131,8 @@ def shard_model(model: Any, meshes: Meshes, spread: Distributed) -> None:
             apply_tensor_parallelism(model, meshes.tp, plan)
         if meshes.ep is not None:
             share_experts(model, meshes.ep, meshes.tp, ep_plan)
+    except ConfigError:
+        raise
     except (ValueError, RuntimeError) as error:
         said = (str(error).strip().splitlines() or ["no message"])[0].rstrip(".")
         flag = f"--tp {ranks}" if ranks > 1 else f"--ep {spread.ep}"

@@ -46,7 +46,7 @@ from memest.trace.partitioned import hooks_of_stage_3, linear_of_stage_3
 from memest.trace.quantized import Loading, biases_as_loaded
 from memest.trace.recorder import Recorder
 from memest.trace.roles import Roles
-from memest.trace.sequence_parallel import shelf_handlers
+from memest.trace.sequence_parallel import sequence_handlers
 from memest.trace.tensor_parallel import collective_handlers
 from memest.trace.turns import TURN
 from memest.trace.ulysses_batches import Shared
@@ -204,7 +204,7 @@ def tracing(
     if setup.distributed.cp > 1:
         handlers.update(ring_handlers())
     if setup.distributed.tp_sequence_parallel:
-        handlers.update(shelf_handlers())
+        handlers.update(sequence_handlers())
     if operators == "cuda":
         handlers.update(cuda_handlers())
     else:

@@ -84,6 +84,24 @@ def test_several_gpus_of_a_flag(write, monkeypatch):
     assert any("several GPUs" in remark.why for remark in config.not_modelled)
 
 
+@pytest.mark.parametrize(
+    ("flags", "option"),
+    [
+        ({"num_gpus": 2, "fsdp": "full_shard", "cp": 2}, "--cp"),
+        ({"num_gpus": 2, "zero": 2, "sp": 2}, "--sp"),
+        ({"num_gpus": 2, "tp": 2}, "--tp"),
+        ({"num_gpus": 2, "pp": 2, "loop": "plain"}, "--pp"),
+    ],
+)
+def test_models_that_are_spread_take_all_logits(write, monkeypatch, flags, option):
+    """Nobody wrote the loss, which is a default of TRL: it goes, and that is said."""
+    monkeypatch.setattr(reader, "release", lambda _: None)
+    config = _read(write, TRL, "bf16: false", options=flags)
+
+    assert config.setup.fused_loss == ""
+    assert any(option in remark.why for remark in config.not_modelled)
+
+
 def test_liger_in_its_place(write, monkeypatch):
     monkeypatch.setattr(reader, "release", lambda _: None)
     config = _read(write, TRL, "use_liger_kernel: true", "loss_type: nll")

@@ -52,10 +52,13 @@ def test_a_rank_allocates_what_a_real_one_does(model, spread, setup):
 
 @pytest.mark.slow
 def test_shards_that_fsdp_shards_again():
-    """Phase by phase: norms, which all ranks of a group have whole, are among the units."""
+    """Norms, which all ranks of a group have whole, are among the units; tables are cut first."""
     spread = {**SHARED, "num_gpus": 4, "fsdp": "full_shard"}
-    run, real = streams("llama", spread, {"grad_accum": 2, **ODD})
+    # the first rank has 502 rows of the table: a CPU pads odd ones before it chunks them
+    config = {**ODD["config"], "vocab_size": 1003}
+    run, real = streams("llama", spread, {"grad_accum": 2, "config": config})
     check_phases(real, run, HOST, 0)
+    assert differences(without_updates(real), without_updates(run), at_least=6144) == []
 
 
 @pytest.mark.slow
@@ -143,6 +146,8 @@ def test_families_answer_other_sizes(folder, axis, values):
         ({"num_gpus": 4, "pp": 2}, "--pp 2"),
         ({"generate": True}, "--generate"),
         ({"torch_compile": True}, "--torch-compile"),
+        ({"software": "torch=2.4"}, "a torch before 2.8"),
+        ({"software": "transformers=4.40"}, "transformers before 5"),
         ({"num_gpus": 4}, "2 copies of a model that --tp 2 shards are refused by"),
     ],
 )
@@ -170,3 +175,22 @@ def test_an_mlp_that_does_not_divide_is_refused(folder, tmp_path):
     config.save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="178 columns of this model's MLP"):
         run(str(tmp_path), tp_sequence_parallel=True)
+
+
+def test_a_search_for_lengths_names_lengths_that_can_be(folder):
+    options = {"of": "seq-len", "gpu": "t4", "batch": 2, "num_gpus": 2, "loop": "plain", "tp": 2}
+    with pytest.raises(ConfigError, match="--tp 2 --tp-sequence-parallel takes multiples of 2"):
+        memest.max_batch(folder, tp_sequence_parallel=True, **options)
+
+
+@pytest.mark.parametrize(
+    ("length", "words"), [(63, "does not divide the 63 tokens"), (0, "input_ids")]
+)
+def test_inputs_of_ones_own_are_looked_at(folder, length, words):
+    import torch
+
+    ids = torch.zeros(2, length, dtype=torch.int64)
+    inputs = {"input_ids": ids} if length else {"inputs_embeds": torch.zeros(2, 64, 64)}
+    options = {"num_gpus": 2, "tp": 2, "loop": "plain", "tp_sequence_parallel": True}
+    with pytest.raises(ConfigError, match=words):
+        memest.estimate(folder, inputs={**inputs, "labels": ids}, max_batch=False, **options)

@@ -120,6 +120,10 @@ def test_families_answer_other_batches(folder):
         ),
         ({"num_gpus": 4, "tp": 2}, "2 copies of a model that --tp 2 shards are refused by"),
         ({"num_gpus": 4, "tp": 2, "fsdp": "full_shard"}, "--fsdp under --loop trainer"),
+        (
+            {"num_gpus": 4, "tp": 2, "fsdp": "full_shard", "fsdp_version": 1, "loop": "plain"},
+            "--fsdp-version 1 is not priced",
+        ),
         ({"num_gpus": 4, "tp": 2, "zero": 1}, "--zero"),
         ({"num_gpus": 2, "tp": 2, "optim": "muon"}, "--optim muon"),
         ({"num_gpus": 2, "tp": 2, "zero_grad": "zero"}, "--zero-grad zero"),
