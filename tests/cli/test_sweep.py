@@ -222,7 +222,9 @@ def test_a_progress_bar_on_a_terminal_only(tmp_path):
     line = ["sweep", TINY, "--over", "batch=1,2", "--over", "seq-len=16,32", "--csv"]
     process = subprocess.Popen(
         [sys.executable, "-m", "memest", *line], stdout=subprocess.PIPE, stderr=theirs,
-        env=os.environ | {"HF_HUB_OFFLINE": "1", "TERM": "xterm", "COLUMNS": "80"},
+        # a cache of its own: what is answered at once shows no bar
+        env=os.environ | {"HF_HUB_OFFLINE": "1", "TERM": "xterm", "COLUMNS": "80",
+                          "MEMEST_CACHE": str(tmp_path)},
     )  # fmt: skip
     os.close(theirs)
     shown = []
