@@ -49,7 +49,11 @@ CASES = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("model", "setup", "spread", "ranks"), CASES)
+@pytest.mark.parametrize(
+    ("model", "setup", "spread", "ranks"),
+    CASES,
+    ids=["liger" if "use_liger_kernel" in setup else "loss" for _, setup, *_ in CASES],
+)
 def test_a_rank_allocates_what_a_real_one_does(model, setup, spread, ranks):
     """Every allocation and free of the steps from 8 KiB on, in order; every phase."""
     if setup.get("use_liger_kernel"):
