@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from memest.errors import ConfigError
 from memest.kinds import Attention
+from memest.refusals import refuse_beside, refuse_uneven
 
 if TYPE_CHECKING:
     from memest.setup import Setup
@@ -51,7 +52,7 @@ def check_context_parallel(setup: Setup) -> None:
             "other: ring attention stands behind scaled_dot_product_attention. Write "
             "--attn-implementation sdpa."
         )
-    for there, what in (
+    pairs = (
         (spread.tp > 1, f"--tp {spread.tp}"),
         (spread.pp > 1, f"--pp {spread.pp}"),
         (setup.eval_batch is not None, "--eval-batch"),
@@ -61,12 +62,8 @@ def check_context_parallel(setup: Setup) -> None:
         (setup.torch_compile, "--torch-compile"),
         (setup.padding_free, "--padding-free"),
         (setup.batching is not None, "lengths that differ from batch to batch"),
-    ):
-        if there:
-            raise ConfigError(
-                f"{what} is not priced together with --cp yet, and memest does not guess: leave "
-                "one of them out."
-            )
+    )
+    refuse_beside("--cp", pairs)
     check_length("--seq-len", setup.seq_len, ways)
 
 
@@ -100,11 +97,5 @@ def check_length(flag: str, length: int | None, ways: int) -> None:
         ConfigError: another length.
     """
     pieces = 2 * ways
-    if length is None or length % pieces == 0:
-        return
-    below = length // pieces * pieces
-    near = [str(n) for n in (below, below + pieces) if n]
-    raise ConfigError(
-        f"{flag} {length} cannot be shared by --cp {ways}: head and tail are dealt out in {pieces} "
-        f"equal pieces, so lengths are multiples of {pieces}, such as {' or '.join(near)}."
-    )
+    why = f"--cp {ways}: head and tail are dealt out in {pieces} equal pieces"
+    refuse_uneven(flag, length, pieces, why)

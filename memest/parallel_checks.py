@@ -8,6 +8,7 @@ from memest.distributed import Strategy
 from memest.errors import ConfigError
 from memest.optimizer_names import facts_of
 from memest.parallel import Schedule
+from memest.refusals import refuse_beside
 
 if TYPE_CHECKING:
     from memest.setup import Setup
@@ -37,7 +38,7 @@ def check_model_parallel(setup: Setup) -> None:
     facts = facts_of(setup.optim)
     shards = spread.fsdp != "none"
     flag = "--pp" if spread.pp > 1 else "--tp" if spread.tp > 1 else "--ep"
-    for there, what in (
+    pairs = (
         # what was gathered for a backward is given back before weights have their gradients
         (
             spread.pp > 1
@@ -98,12 +99,8 @@ def check_model_parallel(setup: Setup) -> None:
             and spread.pipeline_schedule is Schedule.LOOPED_BFS,
             "--bf16 with --pp-schedule looped-bfs",
         ),
-    ):
-        if there:
-            raise ConfigError(
-                f"{what} is not priced together with {flag} yet, and memest does not "
-                "guess: leave one of them out."
-            )
+    )
+    refuse_beside(flag, pairs)
 
 
 def _check_stages(setup: Setup) -> None:

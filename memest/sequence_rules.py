@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from memest.errors import ConfigError
 from memest.kinds import Attention, Precision
+from memest.refusals import refuse_beside, refuse_uneven
 
 if TYPE_CHECKING:
     from memest.setup import Setup
@@ -43,7 +44,7 @@ def check_sequence_parallel(setup: Setup) -> None:
             "tokens, and flash attention's own function was not compared. Write "
             "--attn-implementation sdpa."
         )
-    for there, what in (
+    pairs = (
         (spread.ep > 1, f"--ep {spread.ep}"),
         (spread.pp > 1, f"--pp {spread.pp}"),
         (setup.precision is Precision.FP16, "--fp16"),
@@ -57,21 +58,7 @@ def check_sequence_parallel(setup: Setup) -> None:
         (bool(setup.freeze), "--freeze, which SequenceParallel undoes for norms,"),
         ((setup.software.transformers or (5, 0)) < (5, 0), "a release of transformers before 5"),
         ((setup.software.torch or _SHELF) < _SHELF, "a torch before 2.8"),
-    ):
-        if there:
-            raise ConfigError(
-                f"{what} is not priced together with --tp-sequence-parallel yet, and memest does "
-                "not guess: leave one of them out."
-            )
-    _check_length(setup.seq_len, spread.tp)
-
-
-def _check_length(length: int | None, ways: int) -> None:
-    if length is None or length % ways == 0:
-        return
-    below = length // ways * ways
-    near = [str(n) for n in (below, below + ways) if n]
-    raise ConfigError(
-        f"--seq-len {length} cannot be shared by --tp {ways} along the sequence: torch's styles "
-        f"take equal parts, so lengths are multiples of {ways}, such as {' or '.join(near)}."
     )
+    refuse_beside("--tp-sequence-parallel", pairs)
+    why = f"--tp {spread.tp} along the sequence: torch's styles take equal parts"
+    refuse_uneven("--seq-len", setup.seq_len, spread.tp, why)

@@ -11,6 +11,7 @@ from memest.errors import ConfigError
 from memest.kinds import Loop, Precision
 from memest.optimizer_names import facts_of, read_arguments
 from memest.quantization import Format
+from memest.refusals import refuse_beside
 
 if TYPE_CHECKING:
     from memest.setup import Setup
@@ -32,18 +33,14 @@ def check_spread(setup: Setup) -> None:
     several = {Strategy.DDP: "--num-gpus", Strategy.FSDP: "--fsdp", Strategy.ZERO: "--zero"}[
         strategy
     ]
-    for there, what in (
+    pairs = (
         (setup.steps_in_backward, f"an optimizer that steps in backward (--optim {setup.optim})"),
         (
             shards and facts.by_module and not facts.block_states,
             f"--optim {setup.optim}, which asks which module owns a weight",
         ),
-    ):
-        if there:
-            raise ConfigError(
-                f"{what} is not priced together with {several} yet, and memest does "
-                "not guess: leave one of them out."
-            )
+    )
+    refuse_beside(several, pairs)
     _check_block_states(setup)
     check_sharded_base(setup)
 

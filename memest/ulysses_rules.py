@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from memest.errors import ConfigError
 from memest.kinds import Attention
+from memest.refusals import refuse_beside, refuse_uneven
 
 if TYPE_CHECKING:
     from memest.setup import Setup
@@ -45,7 +46,7 @@ def check_ulysses(setup: Setup) -> None:
             "DeepSpeed refuse it, because it would need a mask of the whole sequence. Write "
             "--attn-implementation sdpa or flash_attention_2."
         )
-    for there, what in (
+    pairs = (
         (spread.tp > 1, f"--tp {spread.tp}"),
         (spread.pp > 1, f"--pp {spread.pp}"),
         (spread.ep > 1, f"--ep {spread.ep}"),
@@ -60,17 +61,7 @@ def check_ulysses(setup: Setup) -> None:
         ((setup.software.transformers or (5, 0)) < (5, 0), "a release of transformers before 5"),
         (setup.batching is not None, "lengths that differ from batch to batch"),
         (setup.padded, "--padded, whose masks DeepSpeed drops,"),
-    ):
-        if there:
-            raise ConfigError(
-                f"{what} is not priced together with --sp yet, and memest does not guess: leave "
-                "one of them out."
-            )
-    length = setup.seq_len
-    if length is not None and length % ways:
-        below = length // ways * ways
-        near = " or ".join(str(n) for n in (below, below + ways) if n)
-        raise ConfigError(
-            f"--seq-len {length} cannot be shared by --sp {ways}: DeepSpeed's loader cuts every "
-            f"sequence in {ways} equal parts, so lengths are multiples of {ways}, such as {near}."
-        )
+    )
+    refuse_beside("--sp", pairs)
+    why = f"--sp {ways}: DeepSpeed's loader cuts every sequence in {ways} equal parts"
+    refuse_uneven("--seq-len", setup.seq_len, ways, why)

@@ -130,10 +130,9 @@ def _differences(key: Mapping[str, Any]) -> dict[str, Any]:
     for name in _SPREAD:
         value = setup.get(name)
         value = value[0] if isinstance(value, list) and value else value
-        if value and value != 1:
+        # one of two ways to share a model may be unused, and says 1
+        if value is not None and (value is True or value != 1):
             changed[name] = value
-    if setup.get("partitioned"):
-        changed["partitioned"] = True
     if setup.get("optim") == "none":
         changed["optim"] = "none"
     if setup.get("loop") == "plain" and setup.get("grad_accum") != 1:

@@ -24,7 +24,6 @@ __all__ = ["REDUCE_BUCKET_ELEMENTS", "REDUCTION_STREAM", "Zero"]
 REDUCE_BUCKET_ELEMENTS = 500_000_000
 """``reduce_bucket_size`` of DeepSpeed where the file names none."""
 REDUCTION_STREAM = 2
-_SENT_BYTES = 4
 _NORM_BYTES = 8
 """Norms are taken of a float64 copy of each gradient (``get_norm_dtype``)."""
 
@@ -261,7 +260,7 @@ class Zero(GradientWrapper):
         if len(sizes) > 1:
             sent.append((DTYPE_BYTES[dtype], "zero: joined gradients"))
         if sizes and self.sends_full and dtype != "float32":
-            sent.append((_SENT_BYTES, "zero: gradients sent in float32"))
+            sent.append((DTYPE_BYTES["float32"], "zero: gradients sent in float32"))
         numbers = [
             self.to.alloc(sum(sizes) * item, Category.COMMUNICATION, label, stream=stream)
             for item, label in sent

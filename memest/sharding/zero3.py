@@ -24,7 +24,6 @@ from memest.sharding.zero_groups import SubGroup
 __all__ = ["Zero3", "owned_by_module"]
 
 _REDUCE_STREAM = 2
-_SENT_BYTES = 4
 _NORM_BYTES = 8
 """Norms are taken of a float64 copy of each gradient (``get_norm_dtype``)."""
 
@@ -158,7 +157,7 @@ class Zero3(PartitionedWrapper):
             return
         self._make_masters()
         if self.contiguous:
-            item = _SENT_BYTES if self.sends_full else DTYPE_BYTES[self.groups[0].dtype]
+            item = DTYPE_BYTES["float32"] if self.sends_full else DTYPE_BYTES[self.groups[0].dtype]
             to.alloc(
                 self.bucket_elements * item, Category.COMMUNICATION, "zero: bucket of gradients"
             )
@@ -282,7 +281,7 @@ class Zero3(PartitionedWrapper):
         # gradients that found no place in the bucket are converted; the parts are converted back
         whole = [
             self._passing(
-                self.fetcher.elements(weight) * _SENT_BYTES, "zero: gradient in float32",
+                self.fetcher.elements(weight) * DTYPE_BYTES["float32"], "zero: gradient in float32",
                 self._stream,
             )
             for weight in members
@@ -310,7 +309,7 @@ class Zero3(PartitionedWrapper):
         pads: list[tuple[int, int]] = []
         for weight in members:
             dtype = self.weights[weight].dtype
-            item = _SENT_BYTES if self.sends_full else DTYPE_BYTES[dtype]
+            item = DTYPE_BYTES["float32"] if self.sends_full else DTYPE_BYTES[dtype]
             part, size = fetcher.shard_elements(weight), fetcher.elements(weight)
             total += ranks * part * item
             pads += [
