@@ -83,11 +83,12 @@ class DeepSpeedFile:
     settings: dict[str, Any]
 
 
-def read_deepspeed(value: Any) -> DeepSpeedFile:
+def read_deepspeed(value: Any, *, shares_sequences: bool = True) -> DeepSpeedFile:
     """Read a configuration.
 
     Args:
         value: a path, or the document itself.
+        shares_sequences: the run has Ulysses' groups, for which some keys are.
 
     Raises:
         ConfigError: no such file, no JSON, or something that is not modelled.
@@ -99,6 +100,8 @@ def read_deepspeed(value: Any) -> DeepSpeedFile:
     if not isinstance(zero, Mapping):
         raise ConfigError(f"{name}: zero_optimization is no object.")
     options = _run_options(name, document)
+    if shares_sequences:
+        _check_sequence_wire(name, document)
     stage = zero.get("stage", 0)
     options["zero"] = stage
     settings: dict[str, Any] = {}
@@ -186,12 +189,6 @@ def _run_options(name: str, document: Mapping[str, Any]) -> dict[str, Any]:
             f"{name}: communication_data_type {wire!r} is not modelled: leave it out, and "
             "gradients are reduced in the dtype of the model."
         )
-    shared = document.get(_SEQUENCE_WIRE, "fp32")
-    if str(shared).lower() != "fp32":
-        raise ConfigError(
-            f"{name}: {_SEQUENCE_WIRE} {shared!r} is not modelled: leave it out, and gradients of "
-            "shared sequences are reduced in fp32, DeepSpeed's default."
-        )
     accumulates = dtypes.get("grad_accum_dtype") if isinstance(dtypes, Mapping) else None
     if accumulates is not None:
         raise ConfigError(
@@ -199,6 +196,20 @@ def _run_options(name: str, document: Mapping[str, Any]) -> dict[str, Any]:
             "and gradients are accumulated in the dtype of the model."
         )
     return options
+
+
+def _check_sequence_wire(name: str, document: Mapping[str, Any]) -> None:
+    """In which dtype gradients of shared sequences are reduced.
+
+    Raises:
+        ConfigError: not in DeepSpeed's default.
+    """
+    shared = document.get(_SEQUENCE_WIRE, "fp32")
+    if str(shared).lower() != "fp32":
+        raise ConfigError(
+            f"{name}: {_SEQUENCE_WIRE} {shared!r} is not modelled: leave it out, and gradients of "
+            "shared sequences are reduced in fp32, DeepSpeed's default."
+        )
 
 
 def _offloads(name: str, key: str, value: Any, stage: Any) -> bool | None:

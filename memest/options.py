@@ -150,7 +150,7 @@ def _merge_distributed(given: dict[str, Any], base: Setup | None) -> None:
         given["distributed"] = dataclasses.replace(kept, **spread)
 
 
-def _merge_deepspeed(given: dict[str, Any]) -> None:
+def _merge_deepspeed(given: dict[str, Any], base: Setup | None) -> None:
     """Read a DeepSpeed file; what it says must not contradict what else was given.
 
     As the Trainer does, which stops where its arguments and the file differ.
@@ -158,7 +158,8 @@ def _merge_deepspeed(given: dict[str, Any]) -> None:
     value = given.get("zero_settings")
     if value is None or (isinstance(value, Mapping) and "zero_optimization" not in value):
         return
-    found = read_deepspeed(value)
+    pieces = given.get("sp", 1 if base is None else base.distributed.sp)
+    found = read_deepspeed(value, shares_sequences=pieces != 1)
     given["zero_settings"] = found.settings
     for name, said in found.options.items():
         if name in given and str(given[name]) != str(said):
@@ -335,7 +336,7 @@ def setup_from_options(base: Setup | None = None, /, **options: Any) -> Setup:
             )
         given[option.name], spelt[option.name] = value, name
     _merge_precision(given)
-    _merge_deepspeed(given)
+    _merge_deepspeed(given, base)
     _merge_kwargs(given)
     merge_adapter(given, base)
     merge_quantization(given, base)

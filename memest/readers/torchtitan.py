@@ -282,7 +282,13 @@ def _sequence(part: Sheet, degrees: dict[str, int], *, sharded: bool, mixed: boo
         part.miss("enable_sequence_parallel", "priced by transformers' plan, which gathers logits")
     elif beside:
         said = f"not modelled beside {beside[0]}: activations are priced whole"
-        part.miss_default("sequence parallelism", said)
+        if on:
+            part.miss("enable_sequence_parallel", said)
+        else:
+            part.miss_default("sequence parallelism", said)
+    if on is False or beside:
+        if no_loss is not None:
+            part.ignore("disable_loss_parallel", "logits are gathered in any case")
     else:
         if on:
             part.say("tp_sequence_parallel", True, "enable_sequence_parallel")

@@ -82,6 +82,15 @@ def test_a_deepspeed_configuration_may_be_its_text() -> None:
         setup_from_options(num_gpus=4, deepspeed="{")
 
 
+def test_deepspeeds_wire_of_shared_sequences_matters_where_they_are_shared() -> None:
+    """``seq_parallel_communication_data_type`` is no matter of a run without such groups."""
+    text = '{"zero_optimization": {"stage": 2}, "seq_parallel_communication_data_type": "bf16"}'
+    alone = setup_from_options(num_gpus=4, deepspeed=text)
+    assert alone.distributed.zero == 2
+    with pytest.raises(ConfigError, match="seq_parallel_communication_data_type 'bf16'"):
+        setup_from_options(num_gpus=4, sp=2, deepspeed=text)
+
+
 def test_a_configuration_of_peft_may_be_its_text() -> None:
     setup = setup_from_options(adapter='{"peft_type": "LORA", "r": 4}')
     assert setup.adapter is not None

@@ -72,6 +72,15 @@ def test_torchtitan_shares_sequences_where_it_shares_layers(write, text, shared)
         assert told & {"sequence parallelism", "enable_sequence_parallel"}
 
 
+@pytest.mark.parametrize("key", ["enable_sequence_parallel", "disable_loss_parallel"])
+def test_no_key_of_it_is_read_over_beside_experts(write, key):
+    """What was asked for and is not priced stands in the reading by its own name."""
+    text = SHARED + f"expert_parallel_degree = 2\n{key} = true\n"
+    reading = memest.read_config(write("run.toml", text))
+    told = [remark.key for remark in (*reading.not_modelled, *reading.ignored)]
+    assert any(place.endswith(key) for place in told)
+
+
 def test_torchtitans_mixed_precision_beside_it_takes_a_word(write):
     """FSDP2's own is refused beside shared layers; with autocast of a script it is priced."""
     name = write("run.toml", SHARED.replace('mixed_precision_param = "float32"\n', ""))
