@@ -6,59 +6,26 @@ import importlib.util
 import sys
 
 import pytest
+from small_llama import BATCH, HIDDEN, LENGTH, LLAMA, VOCABULARY, kept_between, trace_small
 
 import memest
 from memest.distributed import Distributed
 from memest.errors import ConfigError
-from memest.events import ALLOC, FREE, MARK, Phase
-from memest.hidden.call import GpuTraits
-from memest.models.resolve import ModelSource
+from memest.events import ALLOC, FREE, Phase
 from memest.setup import Setup
-from memest.trace.session import build, trace_built
-from memest.trace.training import TracePlan
 
 if importlib.util.find_spec("cut_cross_entropy") is None:
     pytest.skip("cut-cross-entropy is not installed", allow_module_level=True)
 
-GPU = GpuTraits(capability=(8, 0), sm_count=108, max_threads_per_sm=2048)
-HIDDEN, VOCABULARY, BATCH, LENGTH = 128, 8000, 4, 96
-LLAMA = {
-    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": HIDDEN,
-    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "intermediate_size": 384, "vocab_size": VOCABULARY, "max_position_embeddings": 256,
-    "pad_token_id": 0,
-}  # fmt: skip
-
 
 def _trace(config=LLAMA, **options):
-    setup = Setup(
-        **{"batch": BATCH, "seq_len": LENGTH, "dtype": "bfloat16", "optim": "none",
-           "fused_loss": "cce", **options}
-    )  # fmt: skip
-    source = ModelSource(kind="file", id="small", config=config, provenance="test")
-    run = build(setup, source, None, None, None)
-    return trace_built(run, setup, GPU, TracePlan(steps=1))
-
-
-def _between(trace, first, last):
-    """Sizes of what is born from one phase on and alive when another one begins."""
-    alive, inside = {}, False
-    for kind, index in trace.decoded():
-        if kind == MARK:
-            if trace.marks[index].phase is last:
-                break
-            inside = inside or trace.marks[index].phase is first
-        elif kind == ALLOC and inside:
-            alive[index] = trace.sizes[index]
-        elif kind == FREE:
-            alive.pop(index, None)
-    return list(alive.values())
+    return trace_small(config, **{"fused_loss": "cce", **options})
 
 
 def test_no_logits_of_any_size_are_made():
     """Saved are one fp32 number a token and one a word; logits would be one for both together."""
     trace = _trace()
-    kept = _between(trace, Phase.FORWARD, Phase.BACKWARD)
+    kept = kept_between(trace, Phase.FORWARD, Phase.BACKWARD)
     tokens = BATCH * (LENGTH - 1)
 
     assert 4 * tokens in kept  # log-sum-exp
@@ -78,7 +45,7 @@ def test_a_frozen_head_has_no_gradient():
 
 def test_a_tied_head_gets_one_gradient():
     tied = {**LLAMA, "tie_word_embeddings": True}
-    gradients = _between(_trace(tied), Phase.BACKWARD, Phase.ZERO_GRAD)
+    gradients = kept_between(_trace(tied), Phase.BACKWARD, Phase.ZERO_GRAD)
 
     assert gradients.count(2 * VOCABULARY * HIDDEN) == 1
 

@@ -8,50 +8,16 @@ from unittest import mock
 
 import pytest
 import torch
+from small_llama import BATCH, HIDDEN, LENGTH, LLAMA, VOCABULARY, kept_between, trace_small
 
 import memest
-from memest.events import ALLOC, FREE, MARK, Phase
-from memest.hidden.call import GpuTraits
-from memest.models.resolve import ModelSource
-from memest.setup import Setup
-from memest.trace.session import build, trace_built
-from memest.trace.training import TracePlan
+from memest.events import ALLOC, FREE, Phase
 
 pytest.importorskip("liger_kernel.utils")
 
-GPU = GpuTraits(capability=(8, 0), sm_count=108, max_threads_per_sm=2048)
-HIDDEN, VOCABULARY, BATCH, LENGTH = 128, 8000, 4, 96
-LLAMA = {
-    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": HIDDEN,
-    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "intermediate_size": 384, "vocab_size": VOCABULARY, "max_position_embeddings": 256,
-    "pad_token_id": 0,
-}  # fmt: skip
-
 
 def _trace(config=LLAMA, **options):
-    setup = Setup(
-        **{"batch": BATCH, "seq_len": LENGTH, "dtype": "bfloat16", "optim": "none",
-           "use_liger_kernel": True, **options}
-    )  # fmt: skip
-    source = ModelSource(kind="file", id="small", config=config, provenance="test")
-    run = build(setup, source, None, None, None)
-    return trace_built(run, setup, GPU, TracePlan(steps=1))
-
-
-def _between(trace, first, last):
-    """Sizes of what is born from one phase on and alive when another one begins."""
-    alive, inside = {}, False
-    for kind, index in trace.decoded():
-        if kind == MARK:
-            if trace.marks[index].phase is last:
-                break
-            inside = inside or trace.marks[index].phase is first
-        elif kind == ALLOC and inside:
-            alive[index] = trace.sizes[index]
-        elif kind == FREE:
-            alive.pop(index, None)
-    return list(alive.values())
+    return trace_small(config, **{"use_liger_kernel": True, **options})
 
 
 def test_the_loss_holds_gradients_in_place_of_logits():
@@ -60,7 +26,7 @@ def test_the_loss_holds_gradients_in_place_of_logits():
     tokens = BATCH * LENGTH
     chunks = -(-VOCABULARY // HIDDEN)
     rows = 1 << (-(-tokens // chunks) - 1).bit_length()
-    kept = _between(trace, Phase.FORWARD, Phase.BACKWARD)
+    kept = kept_between(trace, Phase.FORWARD, Phase.BACKWARD)
 
     assert 2 * tokens * HIDDEN in kept  # grad_input
     assert 2 * VOCABULARY * HIDDEN in kept  # grad_weight
@@ -71,7 +37,7 @@ def test_the_loss_holds_gradients_in_place_of_logits():
 
 
 def test_a_frozen_head_has_no_gradient():
-    kept = _between(_trace(freeze=("lm_head",)), Phase.FORWARD, Phase.BACKWARD)
+    kept = kept_between(_trace(freeze=("lm_head",)), Phase.FORWARD, Phase.BACKWARD)
 
     assert 2 * VOCABULARY * HIDDEN not in kept
 
@@ -80,7 +46,8 @@ def test_norms_keep_one_number_a_row():
     """RMSNorm saves its input, which is there anyway, and rstd; the usual one an fp32 input."""
     tokens = BATCH * LENGTH
     liger, usual = (
-        _between(_trace(use_liger_kernel=on), Phase.FORWARD, Phase.BACKWARD) for on in (True, False)
+        kept_between(_trace(use_liger_kernel=on), Phase.FORWARD, Phase.BACKWARD)
+        for on in (True, False)
     )
 
     assert liger.count(4 * tokens) >= 5  # two layers of two norms, and the last one
@@ -156,8 +123,10 @@ def test_models_without_kernels_and_a_missing_library_are_told():
 def test_beside_adapters_the_model_inside_has_them():
     """``apply_liger_kernel`` of transformers takes the base model of peft's."""
     lora = {"peft_type": "LORA", "r": 4, "target_modules": ["q_proj"]}
-    usual = _between(_trace(adapter=lora, use_liger_kernel=False), Phase.FORWARD, Phase.BACKWARD)
-    kept = _between(_trace(adapter=lora), Phase.FORWARD, Phase.BACKWARD)
+    usual = kept_between(
+        _trace(adapter=lora, use_liger_kernel=False), Phase.FORWARD, Phase.BACKWARD
+    )
+    kept = kept_between(_trace(adapter=lora), Phase.FORWARD, Phase.BACKWARD)
 
     tokens = BATCH * LENGTH
     assert 4 * tokens * VOCABULARY in usual
