@@ -80,7 +80,7 @@ def test_a_link_names_no_other_file(tmp_path: Path) -> None:
 
 def test_the_widget_takes_an_upload_over(open_page: Open) -> None:
     pytest.importorskip("transformers")
-    app = open_page(batch="2", seq_len="32")
+    app = open_page(model="prajjwal1/bert-tiny", batch="2", seq_len="32")
     app.file_uploader(key="config_file").set_value(("config.json", tiny(), "application/json"))
     app.run()
     assert not app.exception

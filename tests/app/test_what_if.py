@@ -8,6 +8,8 @@ from memest.app.question import Question
 from memest.units import format_size
 
 MODEL = "bert-large-uncased"
+SMALL = "prajjwal1/bert-tiny"
+"""For questions that no shipped profile answers."""
 
 
 def test_the_first_page_answers_at_once_with_verdict_headroom_and_peaks(open_page: Open) -> None:
@@ -58,7 +60,7 @@ def test_the_verdict_changes_with_the_batch(open_page: Open) -> None:
 
 
 def test_each_input_reaches_the_question(open_page: Open) -> None:
-    app = open_page()
+    app = open_page(model=SMALL)
     app.selectbox(key="optim").set_value("sgd_momentum").run()
     app.selectbox(key="dtype").set_value("bfloat16").run()
     app.selectbox(key="attn_implementation").set_value("eager").run()
@@ -68,7 +70,7 @@ def test_each_input_reaches_the_question(open_page: Open) -> None:
     app.multiselect(key="gpu").set_value(["l4"]).run()
     assert not app.exception
     assert app.code[0].value == (
-        "memest estimate bert-large-uncased --seq-len 128 --grad-accum 2 --dtype bfloat16 --optim "
+        f"memest estimate {SMALL} --seq-len 128 --grad-accum 2 --dtype bfloat16 --optim "
         "sgd_momentum --checkpointing full --attn-implementation eager --gpu l4"
     )
 
@@ -93,7 +95,7 @@ def test_each_input_reaches_the_question(open_page: Open) -> None:
 def test_every_kind_of_further_option_works(
     open_page: Open, key: str, kind: str, value: object, flag: str
 ) -> None:
-    app = open_page()
+    app = open_page(model=SMALL)
     if kind == "segmented_control":
         kind = "button_group"
     getattr(app, kind)(key=key).set_value(value).run()
