@@ -7,6 +7,7 @@ GPU; nothing else uses it.
 
 from __future__ import annotations
 
+import functools
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
@@ -142,27 +143,45 @@ def _roll(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     return out
 
 
-def _promotes(otherwise: Handler | None) -> Handler:
+def _promotes(otherwise: Handler | None, operands: int = 2, *, in_place: bool = False) -> Handler:
     """``TensorIteratorBase::compute_types``: the CPU casts inputs of mixed dtypes to copies first.
 
-    CUDA casts inside the kernel and makes none.
+    What is written in place in another dtype than the common one is computed beside it first. CUDA
+    casts inside the kernel and makes none.
+
+    Args:
+        otherwise: what handles the operator where dtypes are the same.
+        operands: how many of the arguments are.
+        in_place: the first of them is the result.
     """
 
     def handle(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
-        left, right = args[0], args[1]
-        if not isinstance(right, torch.Tensor) or left.dtype == right.dtype:
+        tensors = args[:operands]
+        if not all(isinstance(x, torch.Tensor) for x in tensors) or len(
+            {x.dtype for x in tensors}
+        ) == 1:  # fmt: skip
             return func(*args, **kwargs) if otherwise is None else otherwise(
                 recorder, func, args, kwargs
             )  # fmt: skip
-        common = torch.result_type(left, right)
-        copies = [x.to(common) for x in (left, right) if x.dtype != common]
+        common = functools.reduce(_common, tensors[1:], tensors[0]).dtype
+        copies = []
+        if in_place and tensors[0].dtype != common:
+            copies.append(torch.empty_like(tensors[0], dtype=common))
+        copies += [x.to(common) for x in tensors if x.dtype != common]
         for copy in copies:
             recorder.born(copy, func)
         out = func(*args, **kwargs)
-        recorder.born(out, func)
+        if not in_place:
+            recorder.born(out, func)
         return out
 
     return handle
+
+
+def _common(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """Something of the dtype and the rank that two operands have together."""
+    rank = max(left.dim(), right.dim())
+    return torch.empty((1,) * rank, dtype=torch.result_type(left, right), device=left.device)
 
 
 def _gemm_4bit(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
@@ -192,9 +211,13 @@ def cpu_handlers(others: Mapping[Any, Handler]) -> dict[Any, Handler]:
     if hasattr(torch.ops.bitsandbytes, "gemm_4bit"):
         more[torch.ops.bitsandbytes.gemm_4bit.default] = _gemm_4bit
     mixing = (aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor)
+    onto = (aten.add_.Tensor, aten.sub_.Tensor, aten.mul_.Tensor, aten.div_.Tensor)
+    of_three = (aten.addcmul.default, aten.addcdiv.default)
     return {
         aten.native_layer_norm.default: _native_layer_norm,
         aten.roll.default: _roll,
         **{op: _promotes(others.get(op)) for op in mixing},
+        **{op: _promotes(others.get(op), in_place=True) for op in onto},
+        **{op: _promotes(others.get(op), 3) for op in of_three},
         **more,
     }

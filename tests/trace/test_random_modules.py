@@ -170,6 +170,11 @@ def test_a_random_net_takes_on_meta_what_it_takes_on_the_cpu(kind, spec, options
 FOUND = {
     "mish in one kernel": ("sequence", (("linear", 0, 1), ("activation", 8), ("scale", 0))),
     "conv1d of what is transposed": ("sequence", (("linear", 0, 1), ("convolution", 1, 1, 1, 1))),
+    "addcmul and add_ of two dtypes": (
+        "image",
+        (("transposed", 0, 0), ("residual", (("scale", 1),), 1)),
+        {"precision": "bf16"},
+    ),
     "one checkpointed layer, several times": (
         "image",
         (("einsum", 0), ("shared", (("checkpointed", (("dropout", 0),), 1),), 1)),
@@ -188,7 +193,8 @@ FOUND = {
 
 @pytest.mark.parametrize("name", list(FOUND))
 def test_what_was_found_once(name):
-    assert wrong_bytes(*FOUND[name], optim="sgd_loop") == ([], "")
+    kind, spec, *options = FOUND[name]
+    assert wrong_bytes(kind, spec, optim="sgd_loop", **(options[0] if options else {})) == ([], "")
 
 
 def test_recurrent_layers_are_said_to_be_unknown():
