@@ -143,6 +143,19 @@ def _roll(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     return out
 
 
+def _embedding_backward(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    """``embedding_dense_backward_cpu`` of ``ATen/native/Embedding.cpp``: strided operands, copied.
+
+    On CUDA the rules of hidden allocations count the same copies.
+    """
+    copies = [x.contiguous() for x in (args[1], args[0]) if not x.is_contiguous()]
+    for copy in copies:
+        recorder.born(copy, func)
+    out = func(*args, **kwargs)
+    recorder.born(out, func)
+    return out
+
+
 def _promotes(otherwise: Handler | None, operands: int = 2, *, in_place: bool = False) -> Handler:
     """``TensorIteratorBase::compute_types``: the CPU casts inputs of mixed dtypes to copies first.
 
@@ -216,6 +229,7 @@ def cpu_handlers(others: Mapping[Any, Handler]) -> dict[Any, Handler]:
     return {
         aten.native_layer_norm.default: _native_layer_norm,
         aten.roll.default: _roll,
+        aten.embedding_dense_backward.default: _embedding_backward,
         **{op: _promotes(others.get(op)) for op in mixing},
         **{op: _promotes(others.get(op), in_place=True) for op in onto},
         **{op: _promotes(others.get(op), 3) for op in of_three},

@@ -175,6 +175,7 @@ FOUND = {
         (("transposed", 0, 0), ("residual", (("scale", 1),), 1)),
         {"precision": "bf16"},
     ),
+    "a strided gradient of an embedding": ("tokens", (("convolution", 0, 0, 0, 0),)),
     "one checkpointed layer, several times": (
         "image",
         (("einsum", 0), ("shared", (("checkpointed", (("dropout", 0),), 1),), 1)),
