@@ -142,6 +142,10 @@ class _Parameters(dict[str, Any]):
         self._running.read(parameter)
         return parameter
 
+    def __reduce__(self) -> Any:
+        """A copy of a module has nothing to tell."""
+        return dict, (dict(self),)
+
 
 class _Stands:
     """The hooks of one module.

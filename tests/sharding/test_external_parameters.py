@@ -6,6 +6,9 @@ That a rank allocates what DeepSpeed does where it happens is in ``test_zero.py`
 
 from __future__ import annotations
 
+import copy
+from types import SimpleNamespace
+
 import pytest
 import torch
 from cases import twin
@@ -18,6 +21,7 @@ from memest.steps.stream import Stream
 from memest.trace.inputs import realise
 from memest.trace.losses import loss_for
 from memest.trace.optimizers import weights_of
+from memest.trace.partitioned import _Parameters
 from memest.trace.training import trace_training
 
 HEAD, EMBEDDING = 1, 0
@@ -180,3 +184,14 @@ def test_a_head_that_is_read_stays_through_the_backward():
     (read,) = given_back(fused_loss="trl-chunked")
     assert called < 0.2
     assert read > 0.9
+
+
+def test_a_copy_of_a_module_tells_nothing():
+    told = []
+    running = SimpleNamespace(read=told.append)
+    own = _Parameters({"weight": torch.zeros(1)}, running)
+    own["weight"]
+    assert len(told) == 1
+    copied = copy.deepcopy(own)
+    assert type(copied) is dict
+    assert list(copied) == ["weight"]
