@@ -193,6 +193,9 @@ class CueKind(enum.IntEnum):
     was saved, or what a recomputation saved); ``index`` is the weight."""
     LET_GO = 14
     """Autograd lets go of the oldest of these."""
+    READ = 15
+    """The forward asks a module for a weight while that module does not run; ``index`` is the
+    weight. In traces for ZeRO-3."""
     STAGE_INPUT = 20
     """What a pipeline stage is given for a micro-batch, of which ``index`` is the number."""
     STAGE_OUTPUT = 21
@@ -226,7 +229,7 @@ class CueKind(enum.IntEnum):
 
 OF_WEIGHTS = frozenset({
     CueKind.PLACED, CueKind.GRADIENT, CueKind.READY, CueKind.HELD, CueKind.LET_GO,
-    CueKind.KEPT_GRADIENT,
+    CueKind.READ, CueKind.KEPT_GRADIENT,
 })  # fmt: skip
 """Cues whose ``index`` is a weight's."""
 OF_MODULES = frozenset({

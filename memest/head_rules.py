@@ -33,9 +33,9 @@ def reader_of_head(setup: Setup) -> str:
 def check_read_head(setup: Setup) -> None:
     """What is known to stop, or is not priced, before a model is there.
 
-    Sources: ``ZeROOrderedDict`` of DeepSpeed (``runtime/zero/parameter_offload.py``),
-    ``_find_final_norm`` of accelerate 1.15, torchtune's
-    ``recipes/full_finetune_distributed.py`` at April 2026.
+    Sources: ``_find_final_norm`` of accelerate 1.15, torchtune's
+    ``recipes/full_finetune_distributed.py`` at April 2026. ZeRO-3 gathers what is read
+    (``ZeROOrderedDict`` of DeepSpeed, ``runtime/zero/parameter_offload.py``).
 
     Raises:
         ConfigError: such a pair of options.
@@ -45,11 +45,11 @@ def check_read_head(setup: Setup) -> None:
     flag = reads or f"--fused-loss {fused}"
     if not (reads or fused):
         return
-    if spread.zero == 3:
+    if spread.zero == 3 and not reads:
         raise ConfigError(
-            f"{flag} and --zero 3 are not priced together yet: DeepSpeed gathers the head when its "
-            "weight is read outside of its module and makes it an external parameter of the whole "
-            "model, which memest does not model. Use --zero 2, or --fsdp full_shard."
+            f"{flag} and --zero 3 are not priced together: torchtune's recipes shard by FSDP2 and "
+            "have no DeepSpeed. Leave one of them out: without --fused-loss all logits are priced, "
+            "and the losses of TRL, --fused-loss trl-fused, go with --zero 3."
         )
     if fused and (spread.pp > 1 or spread.shares_model):
         several = "--pp" if spread.pp > 1 else "--tp" if spread.tp > 1 else "--ep"

@@ -97,7 +97,7 @@ def fitting(chosen: Mapping[str, Said]) -> tuple[dict[str, Said], list[Remark]]:
     )
     for there, what in (
         (shared, f"beside --{shared}"),
-        (zero == 3, "where several GPUs gather the head that it reads (ZeRO-3)"),
+        (zero == 3 and loss.startswith("torchtune"), "under ZeRO-3, which torchtune does not have"),
         (fsdp and loss.startswith("torchtune"), "behind a forward of several GPUs' FSDP"),
         (
             two and adapts and not own_loop,

@@ -30,20 +30,21 @@ class GroupUpdate:
     to: Rewriter
     _alive: list[int] = field(default_factory=list)
 
-    def begin(self, group: Group | SubGroup, tensors: int) -> None:
+    def begin(self, group: Group | SubGroup, tensors: int, dtype: str) -> None:
         """The gradients of a group, after those of the group before it have gone.
 
         Args:
             group: whose turn it is.
             tensors: gradients that are made flat; of one alone there is no copy.
+            dtype: of the gradients.
         """
         self.end()
         size, flat = group.partition_elements, None
         if tensors != 1:
             flat = self.to.alloc(
-                size * DTYPE_BYTES[group.dtype], Category.GRADIENTS, "zero: flat gradients"
+                size * DTYPE_BYTES[dtype], Category.GRADIENTS, "zero: flat gradients"
             )
-        if group.dtype != "float32":
+        if dtype != "float32":
             self._alive.append(
                 self.to.alloc(size * MASTER_BYTES, Category.GRADIENTS, "zero: gradients in float32")
             )

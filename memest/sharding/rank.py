@@ -130,13 +130,18 @@ def _zero3(
         to=to, weights=weights, owned=owned_by_module(weights, to.out.module_names, landmarks),
         ranks=spread.num_gpus, limits=limits, overlaps=overlaps, from_host=spread.offload_param,
     )  # fmt: skip
+    groups = sub_groups_of(weights, setup)
+    # the engine's dtype, whatever zero.Init and peft made of the parameters
+    engine = groups[0].dtype if groups else "float32"
+    if setup.computes_in_half:
+        engine = "float16" if setup.precision is Precision.FP16 else "bfloat16"
     made = Zero3(
-        to=to, weights=weights, fetcher=fetcher, groups=sub_groups_of(weights, setup),
+        to=to, weights=weights, fetcher=fetcher, groups=groups,
         bucket_elements=spread.zero_setting("reduce_bucket_size", REDUCE_BUCKET_ELEMENTS),
         contiguous=spread.zero_setting("contiguous_gradients", True), overlaps=overlaps,
         offloads_optimizer=spread.offload_optimizer, offloads_params=spread.offload_param,
         scaled=setup.precision is Precision.FP16,
-        last_micro_step=grad_accum, sends_full=spread.sp > 1,
+        last_micro_step=grad_accum, wire="float32" if spread.sp > 1 else engine, kept=engine,
     )  # fmt: skip
     if setup.loop is Loop.PLAIN and setup.has_linear_of_stage_3:
         made.notes.append(

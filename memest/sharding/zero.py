@@ -350,7 +350,7 @@ class Zero(GradientWrapper):
     def _begin_group(self, index: int) -> None:
         """The averaged gradients of a group flat, and in float32."""
         part = self._mine[index]
-        self._update.begin(part.group, len(part.touched))
+        self._update.begin(part.group, len(part.touched), part.group.dtype)
         if index == len(self._mine) - 1:
             # averaged gradients of all groups are parts of the same storage
             while self._summed:

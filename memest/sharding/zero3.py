@@ -63,8 +63,10 @@ class Zero3(PartitionedWrapper):
         offloads_params: shards are in host memory.
         scaled: the loss is scaled, so gradients are searched for infinities.
         last_micro_step: number of the last micro-step of a step.
-        sends_full: gradients are reduced in float32, as they are where ranks share sequences
-            (``seq_parallel_communication_data_type``): the bucket has that dtype.
+        wire: dtype in which gradients are reduced, and that of the bucket
+            (``communication_data_type``): the engine's, whatever the parameters have; float32 where
+            ranks share sequences (``seq_parallel_communication_data_type``).
+        kept: dtype of the partition's gradients (``gradient_accumulation_dtype``): the engine's.
     """
 
     fetcher: Fetcher
@@ -76,7 +78,8 @@ class Zero3(PartitionedWrapper):
     offloads_params: bool
     scaled: bool
     last_micro_step: int
-    sends_full: bool = False
+    wire: str
+    kept: str
     _bucket: list[int] = field(default_factory=list)
     _filled: int = 0
     _update: GroupUpdate = field(init=False)
@@ -134,6 +137,8 @@ class Zero3(PartitionedWrapper):
             self._end_backward()
         elif kind is CueKind.HELD:
             self.fetcher.hold(index)
+        elif kind is CueKind.READ:
+            self.fetcher.read(index)
         elif kind is CueKind.LET_GO:
             self.fetcher.let_go(index)
         elif kind is CueKind.UPDATE:
@@ -157,17 +162,21 @@ class Zero3(PartitionedWrapper):
             return
         self._make_masters()
         if self.contiguous:
-            item = DTYPE_BYTES["float32"] if self.sends_full else DTYPE_BYTES[self.groups[0].dtype]
             to.alloc(
-                self.bucket_elements * item, Category.COMMUNICATION, "zero: bucket of gradients"
-            )
-        gradients = sum(self.fetcher.shard_bytes(weight) for weight in trained)
+                self.bucket_elements * DTYPE_BYTES[self.wire], Category.COMMUNICATION,
+                "zero: bucket of gradients",
+            )  # fmt: skip
+        gradients = sum(map(self._kept_bytes, trained))
         if self.offloads_optimizer:
             to.out.host_bytes += gradients
         else:
             to.alloc(gradients, Category.GRADIENTS, "zero: gradients of the partition")
         if self.fetcher.ranks > 1:
             self.fetcher.gather_one_by_one(trained)
+
+    def _kept_bytes(self, weight: int) -> int:
+        """Of the part of a gradient that a rank keeps."""
+        return self.fetcher.shard_elements(weight) * DTYPE_BYTES[self.kept]
 
     def _whole(self, weight: int, *, padded: bool = False) -> int:
         fetcher = self.fetcher
@@ -223,7 +232,11 @@ class Zero3(PartitionedWrapper):
             self.to.alloc(total, Category.PARAMETERS, "zero: shards in one")
 
     def _make_masters(self) -> None:
-        """``_create_fp32_partitions``: converted, and copied once more."""
+        """``_create_fp32_partitions``: converted, and copied once more.
+
+        What is float32 already is copied too: the branch that would share it compares a
+        ``torch.device`` with the name of one, which is never equal.
+        """
         to = self.to
         if self.offloads_optimizer:
             for group in self.groups:
@@ -232,10 +245,10 @@ class Zero3(PartitionedWrapper):
             return
         converted = None
         for group in self.groups:
-            if group.dtype == "float32" and not self.offloads_params:
-                continue
             size = group.partition_elements * MASTER_BYTES
-            passing = to.alloc(size, Category.MASTER_WEIGHTS, "zero: converted parameters")
+            passing = None
+            if group.dtype != "float32" or self.offloads_params:
+                passing = to.alloc(size, Category.MASTER_WEIGHTS, "zero: converted parameters")
             if converted is not None:
                 to.free(converted)
             to.alloc(size, Category.MASTER_WEIGHTS, "zero: master weights")
@@ -275,25 +288,29 @@ class Zero3(PartitionedWrapper):
             self.to.free(number)
 
     def _join(self, members: Sequence[int]) -> list[int]:
-        """``reduce_scatter_coalesced``: parts for the same rank side by side, padded."""
-        if not self.sends_full:
-            return self._side_by_side(members)
-        # gradients that found no place in the bucket are converted; the parts are converted back
+        """``__avg_scatter_grads``: what lives until the parts are where they are kept.
+
+        Gradients that found no place in the bucket are converted to the dtype of the wire, and the
+        parts to that in which they are kept.
+        """
         whole = [
             self._passing(
-                self.fetcher.elements(weight) * DTYPE_BYTES["float32"], "zero: gradient in float32",
-                self._stream,
+                self.fetcher.elements(weight) * DTYPE_BYTES[self.wire],
+                f"zero: gradient in {self.wire}", self._stream,
             )
             for weight in members
-            if weight in self.gradients and self.weights[weight].dtype != "float32"
+            if weight in self.gradients and self.weights[weight].dtype != self.wire
         ]  # fmt: skip
         joined = self._side_by_side(members)
+        if self.wire == self.kept:
+            if not joined:
+                return whole  # reduced where it is: the part is a slice of it
+            for number in reversed(whole):
+                self.to.free(number)
+            return joined
         parts = [
-            self._passing(
-                self.fetcher.shard_bytes(weight), "zero: part of a gradient", self._stream
-            )
+            self._passing(self._kept_bytes(weight), "zero: part of a gradient", self._stream)
             for weight in members
-            if self.weights[weight].dtype != "float32"
         ]
         # lists are let go of from their ends
         for number in (*joined, *reversed(whole)):
@@ -301,15 +318,14 @@ class Zero3(PartitionedWrapper):
         return parts[::-1]
 
     def _side_by_side(self, members: Sequence[int]) -> list[int]:
+        """``reduce_scatter_coalesced``: parts for the same rank side by side, padded."""
         ranks, fetcher = self.fetcher.ranks, self.fetcher
         if len(members) == 1 and fetcher.elements(members[0]) % ranks == 0:
             return []
         stream = self._stream
-        out, total = [], 0
+        out, total, item = [], 0, DTYPE_BYTES[self.wire]
         pads: list[tuple[int, int]] = []
         for weight in members:
-            dtype = self.weights[weight].dtype
-            item = DTYPE_BYTES["float32"] if self.sends_full else DTYPE_BYTES[dtype]
             part, size = fetcher.shard_elements(weight), fetcher.elements(weight)
             total += ranks * part * item
             pads += [
@@ -336,14 +352,14 @@ class Zero3(PartitionedWrapper):
         for weight in members:
             size = self.fetcher.shard_elements(weight)
             copy = self._passing(
-                self.fetcher.shard_bytes(weight), "zero: gradients from the host", self._stream
+                self._kept_bytes(weight), "zero: gradients from the host", self._stream
             )
             if last is not None:
                 self.to.free(last)
             last = copy
             if self._boundary:
                 self.to.free(self._passing(size * _NORM_BYTES, "zero: norm", self._stream))
-                if self.weights[weight].dtype != "float32":
+                if self.kept != "float32":
                     self.to.free(
                         self._passing(
                             size * MASTER_BYTES, "zero: gradient in float32", self._stream
@@ -370,8 +386,8 @@ class Zero3(PartitionedWrapper):
             self.fetcher.shard_elements(weight)
             for group in self.groups for weight in group.weights
         )  # fmt: skip
-        if self.scaled and self.groups:
-            item = DTYPE_BYTES[self.groups[0].dtype]
+        if self.scaled and self.groups and self.groups[0].dtype == "float16":
+            item = DTYPE_BYTES[self.kept]
             # isinf compares the absolute values, isnan the values themselves
             for nbytes in (gradients * (item + 1), gradients):
                 self.to.free(self._passing(nbytes, "zero: search for infinities", self._stream))
@@ -383,4 +399,4 @@ class Zero3(PartitionedWrapper):
     def _begin_group(self, index: int) -> None:
         """``_prepare_fp32_grad_for_sub_group``."""
         group = self.groups[index]
-        self._update.begin(group, len(group.weights))
+        self._update.begin(group, len(group.weights), self.kept)

@@ -122,6 +122,8 @@ class Fetcher:
     _released: dict[tuple[int, int], frozenset[int]] = field(default_factory=dict)
     _in_backward: dict[int, None] = field(default_factory=dict)
     _recomputed: dict[int, set[int]] = field(default_factory=dict)
+    _running: list[int] = field(default_factory=list)
+    _external: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._status = [_Status.AWAY] * len(self.weights)
@@ -166,6 +168,11 @@ class Fetcher:
             nbytes, Category.COMMUNICATION, label, module=self.homes.get(weight, 0), stream=stream
         )
 
+    def _of(self, module: int) -> tuple[int, ...]:
+        """What is gathered for a module: its own parameters, and those it was seen to read."""
+        own, read = self.owned.get(module, ()), self._external.get(module)
+        return own if read is None else tuple(sorted({*own, *read}))
+
     # -- passes over the model
 
     def begin(self) -> None:
@@ -175,12 +182,13 @@ class Fetcher:
             self._mode = _Trace.COMPLETE
             self._order = [
                 (weight, step) for step, module in enumerate(self._modules)
-                for weight in self.owned.get(module, ())
+                for weight in self._of(module)
             ]  # fmt: skip
         elif self._mode is _Trace.INVALID:
             self._mode = _Trace.RECORD
         self._queue = deque(self._order)
         self._recent.clear()
+        self._running.clear()
         self._step = 0
         self._available = 0
 
@@ -212,10 +220,12 @@ class Fetcher:
 
     def enter(self, module: int, *, backward: bool, recomputing: bool = False) -> None:
         """A module needs its parameters: ``fetch_sub_module``."""
+        if not backward:
+            self._running.append(module)
         self._follow(module)
         if backward:
             self._in_backward[module] = None
-        own = self.owned.get(module, ())
+        own = self._of(module)
         self._gather(own)
         for weight in own:
             self._active[weight].add(module)
@@ -228,6 +238,26 @@ class Fetcher:
         if self._mode is _Trace.COMPLETE:
             self._prefetch(own)
         self._step += 1
+
+    def read(self, weight: int) -> None:
+        """The forward reads a parameter outside of its module (``ZeROOrderedDict.__getitem__``).
+
+        What is not there is gathered at once, on this stream and into one buffer
+        (``_allgather_params_sequential``, of a single rank too), and made an external parameter of
+        the innermost module that runs (``register_external_parameter``): from its next forward on
+        that module gathers it when it is entered, and has it until it is left. So the whole model
+        has a head that its loss reads, from the second forward's beginning to the backward's end.
+        The gather is not counted among what is available, the giving back is.
+        """
+        if self._status[weight] is not _Status.AWAY:
+            return
+        module = self._running[-1]
+        self._external[module] = (*self._external.get(module, ()), weight)
+        nbytes = self.ranks * self.shard_bytes(weight)
+        self._buffer[weight] = self._alloc(nbytes, _GATHERED, weight, DEFAULT_STREAM)
+        if self.from_host:
+            self.to.free(self._alloc(self.shard_bytes(weight), _COPY, weight, DEFAULT_STREAM))
+        self._status[weight] = _Status.HERE
 
     def _prefetch(self, own: Sequence[int]) -> None:
         new = {w for w in own if self._recent.get(w, _NEVER) < self._step}
@@ -251,7 +281,9 @@ class Fetcher:
 
     def leave(self, module: int, *, backward: bool) -> None:
         """A module is done with its parameters: ``release_sub_module``."""
-        own = self.owned.get(module, ())
+        if not backward:
+            self._running.pop()
+        own = self._of(module)
         complete = self._mode is _Trace.COMPLETE
         going = set(self._to_release(module, own) if complete else own)
         mine = list(own)
@@ -279,7 +311,7 @@ class Fetcher:
         for later in self._modules[self._step :]:
             if passed >= self.limits.max_reuse_distance:
                 break
-            for weight in self.owned.get(later, ()):
+            for weight in self._of(later):
                 out.discard(weight)
                 passed += self.elements(weight)
         known = self._released[key] = frozenset(out)
@@ -290,7 +322,7 @@ class Fetcher:
         while self._in_backward:
             module, _ = self._in_backward.popitem()
             again = self._recomputed.pop(module, set())
-            for weight in dict.fromkeys((*self.owned.get(module, ()), *sorted(again))):
+            for weight in dict.fromkeys((*self._of(module), *sorted(again))):
                 self._active[weight].discard(module)
                 if weight not in self.persistent:
                     self._release(weight)
@@ -402,7 +434,8 @@ class Fetcher:
         for number in handle.copies:
             self.to.free(number)
         handle.copies.clear()
-        for weight in handle.weights:
+        # one gather for each dtype, waited for one after the other
+        for weight in sorted(handle.weights, key=lambda weight: self.weights[weight].dtype):
             self._status[weight] = _Status.HERE
             if handle.flats:
                 nbytes = self.elements(weight) * self._item(weight)

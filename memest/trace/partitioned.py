@@ -9,14 +9,18 @@ was gathered for the forward, as a run without ``memory_efficient_linear`` does.
 Hooks of modules stand in autograd's graph: gradients pass through them, and what they are added to
 waits until they have. While a module runs, its parameters have data of their own, as gathered ones
 have: so it shows whether autograd holds on to it.
-Source: ``LinearFunctionForZeroStage3`` (``deepspeed/runtime/zero/linear.py``) and
-``_register_deepspeed_module`` (``parameter_offload.py``) of DeepSpeed 0.19.8.
+A module's dictionary of parameters tells who is asked for one. What is read while its own module
+does not run (a head's weight by a loss, an adapter's by peft for its dtype) is gathered then, and
+from then on for the module that read it.
+Source: ``LinearFunctionForZeroStage3`` (``deepspeed/runtime/zero/linear.py``),
+``_register_deepspeed_module`` and ``ZeROOrderedDict`` (``parameter_offload.py``) of DeepSpeed
+0.19.8.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -94,19 +98,74 @@ def linear_of_stage_3(setup: Setup) -> Iterator[None]:
         functional.linear = kept
 
 
+class _Running:
+    """The modules whose forward runs, and what they read of others' parameters.
+
+    Args:
+        recorder: told of it.
+        numbers: of the weights, by ``id`` of the parameter.
+    """
+
+    def __init__(self, recorder: Recorder, numbers: Mapping[int, int]) -> None:
+        self._recorder = recorder
+        self._numbers = numbers
+        self.stack: list[_Stands] = []
+
+    def enter(self, stands: _Stands) -> None:
+        """A module's forward begins; a recomputation that was cut short left its modules behind."""
+        if stands.is_root and not self._recorder.in_backward:
+            self.stack.clear()
+        self.stack.append(stands)
+
+    def read(self, parameter: Any) -> None:
+        """A module was asked for a parameter (``ZeROOrderedDict.__getitem__``).
+
+        DeepSpeed's engine has it gathered in its own forward only: neither when autograd
+        recomputes, nor in an evaluation of the module in the engine.
+        """
+        weight = self._numbers.get(id(parameter))
+        if weight is None or not self.stack or not self._recorder.in_forward:
+            return
+        if not any(stands.has(weight) for stands in self.stack):
+            self.stack[-1].take_in(weight, parameter)
+
+
+class _Parameters(dict[str, Any]):
+    """A module's parameters, which tell when they are asked for by name."""
+
+    def __init__(self, own: Mapping[str, Any], running: _Running) -> None:
+        super().__init__(own)
+        self._running = running
+
+    def __getitem__(self, name: str) -> Any:
+        parameter = super().__getitem__(name)
+        self._running.read(parameter)
+        return parameter
+
+    def __reduce__(self) -> Any:
+        """A copy of a module has nothing to tell."""
+        return dict, (dict(self),)
+
+
 class _Stands:
     """The hooks of one module.
 
     Args:
         recorder: told of the places.
-        number: of the module.
+        number: of the module; the whole model's is 0.
         own: its parameters, by number of the weight.
+        running: the modules whose forward runs.
     """
 
-    def __init__(self, recorder: Recorder, number: int, own: dict[int, torch.nn.Parameter]) -> None:
+    def __init__(
+        self, recorder: Recorder, number: int, own: dict[int, torch.nn.Parameter],
+        running: _Running,
+    ) -> None:  # fmt: skip
         self._recorder = recorder
         self._number = number
         self._own = own
+        self._others: dict[int, torch.nn.Parameter] = {}
+        self._running = running
         self._kept: dict[int, tuple[torch.Tensor, weakref.ref[Any]]] = {}
         self._applied = 0
         self._remaining = 0
@@ -127,13 +186,33 @@ class _Stands:
 
     def _before(self, module: Any, args: Any) -> None:
         del module, args
+        self._running.enter(self)
         self._cue(CueKind.PRE_FORWARD)
-        for weight, parameter in self._own.items():
-            if weight not in self._kept:
-                self._kept[weight] = parameter.data, _moved(parameter)
+        for weight, parameter in (*self._own.items(), *self._others.items()):
+            self._move(weight, parameter)
+
+    def _move(self, weight: int, parameter: torch.nn.Parameter) -> None:
+        if weight not in self._kept:
+            self._kept[weight] = parameter.data, _moved(parameter)
+
+    @property
+    def is_root(self) -> bool:
+        """Whether the module is the whole model."""
+        return self._number == 0
+
+    def has(self, weight: int) -> bool:
+        """Whether a parameter is the module's own."""
+        return weight in self._own
+
+    def take_in(self, weight: int, parameter: torch.nn.Parameter) -> None:
+        """The module reads another's parameter (``register_external_parameter``)."""
+        self._recorder.cue(CueKind.READ, weight)
+        self._others[weight] = parameter
+        self._move(weight, parameter)
 
     def _behind(self, module: Any, args: Any, output: Any) -> None:
         del module, args, output
+        self._running.stack.pop()
         self.give_back()
         self._cue(CueKind.POST_FORWARD)
 
@@ -170,7 +249,8 @@ class _Stands:
     def give_back(self) -> None:
         """The parameters are what they were."""
         for weight, (data, moved) in self._kept.items():
-            self._own[weight].data = data
+            parameter = self._own.get(weight)
+            (self._others[weight] if parameter is None else parameter).data = data
             storage = moved()
             if storage is not None:
                 self._recorder.cue(CueKind.HELD, weight)
@@ -228,16 +308,25 @@ def hooks_of_stage_3(model: torch.nn.Module, recorder: Recorder, setup: Setup) -
     """DeepSpeed's hooks on every module, for the time of a trace."""
     handles: list[Any] = []
     stands: list[_Stands] = []
+    dictionaries: list[tuple[torch.nn.Module, Any]] = []
     if setup.partitions_parameters:
         numbers = {id(p): number for number, (_, p) in enumerate(model.named_parameters())}
+        running = _Running(recorder, numbers)
         for name, module in model.named_modules():
             own = {numbers[id(p)]: p for p in module.parameters(recurse=False)}
-            stands.append(_Stands(recorder, recorder.module_number(name), own))
+            stands.append(_Stands(recorder, recorder.hooked_number(name), own, running))
             handles += stands[-1].add(module)
+            dictionaries.append((module, module._parameters))
+            module._parameters = _Parameters(module._parameters, running)
     try:
         yield
     finally:
         for handle in handles:
             handle.remove()
-        for stand in stands:
+        for module, kept in dictionaries:
+            kept.clear()
+            kept.update(module._parameters)
+            module._parameters = kept
+        # what a module read is given back before the one that it read it of
+        for stand in reversed(stands):
             stand.give_back()

@@ -173,6 +173,12 @@ class Recorder(TorchDispatchMode):
         """Whether autograd runs (a recompute has grad mode on, the rest of backward has not)."""
         return self._in_backward
 
+    @property
+    def in_forward(self) -> bool:
+        """Whether a training step computes its forward."""
+        marks = self.trace.marks
+        return bool(marks) and marks[-1].phase is Phase.FORWARD
+
     @contextmanager
     def updating(self) -> Iterator[None]:
         """While an optimizer updates in backward: nothing here is autograd's doing."""
@@ -243,7 +249,18 @@ class Recorder(TorchDispatchMode):
 
     def module_number(self, name: str) -> int:
         """The index of a module path in the trace."""
-        name = "" if self._prefix.startswith(f"{name}.") else name.removeprefix(self._prefix)
+        own = "" if self._prefix.startswith(f"{name}.") else name.removeprefix(self._prefix)
+        return self._index_of(own)
+
+    def hooked_number(self, name: str) -> int:
+        """The same, with a number for each layer that adapters put around a model's own.
+
+        Everything else takes the outermost for all of them; hooks of modules are on each.
+        """
+        around = name and self._prefix.startswith(f"{name}.")
+        return self._index_of(name) if around else self.module_number(name)
+
+    def _index_of(self, name: str) -> int:
         number = self._module_index.get(name)
         if number is None:
             number = self._module_index[name] = len(self.trace.module_names)

@@ -328,16 +328,20 @@ def _packed(built, real, setup):
 
 def _with_adapters(built, real, setup):
     """Adapters as memest puts them on meta, and as a script puts them on a device."""
+    wrapper, _ = add_adapter(built.model, built.task, setup)
+    real = adapted(real, setup, wrapper.active_peft_config.task_type)
+    return replace(built, wrapper=wrapper), real
+
+
+def adapted(real, setup, task_type):
+    """A model with numbers, with the adapters of a setup."""
     import peft
 
-    wrapper, _ = add_adapter(built.model, built.task, setup)
-    values = {"task_type": None, **setup.adapter.to_dict()}
+    values = {**setup.adapter.to_dict(), "task_type": task_type}
     cast = values.pop("autocast_adapter_dtype", True)
-    values["task_type"] = wrapper.active_peft_config.task_type
     kind = peft.PeftType(values.pop("peft_type"))
     config = peft.mapping.PEFT_TYPE_TO_CONFIG_MAPPING[kind](**values)
     adapt_to_packed(config, real, setup.adapter.method)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        real = peft.get_peft_model(real, config, autocast_adapter_dtype=cast)
-    return replace(built, wrapper=wrapper), real
+        return peft.get_peft_model(real, config, autocast_adapter_dtype=cast)

@@ -55,13 +55,7 @@ def test_what_trl_computes_depends_on_its_release(write, monkeypatch, installed,
         assert any("dft" in remark.why for remark in config.not_modelled)
 
 
-@pytest.mark.parametrize(
-    ("line", "why"),
-    [
-        ("torch_compile: true", "torch.compile"),
-        ("deepspeed: {zero_optimization: {stage: 3}}", "several GPUs"),
-    ],
-)
+@pytest.mark.parametrize(("line", "why"), [("torch_compile: true", "torch.compile")])
 def test_what_excludes_it_leaves_it_out_and_says_so(write, monkeypatch, line, why):
     monkeypatch.setattr(reader, "release", lambda _: None)
     config = _read(write, TRL, line)
@@ -71,10 +65,17 @@ def test_what_excludes_it_leaves_it_out_and_says_so(write, monkeypatch, line, wh
 
 
 def test_several_gpus_of_a_flag(write, monkeypatch):
-    """DDP acts on gradients alone; FSDP has gathered the head, but for one beside adapters."""
+    """DDP acts on gradients alone; FSDP has gathered the head, but for one beside adapters.
+
+    DeepSpeed gathers it when it is read.
+    """
     monkeypatch.setattr(reader, "release", lambda _: None)
     config = _read(write, TRL, options={"num_gpus": 4})
     assert config.setup.fused_loss
+
+    config = _read(write, TRL, "deepspeed: {zero_optimization: {stage: 3}}")
+    assert config.setup.fused_loss
+    assert config.setup.distributed.zero == 3
 
     config = _read(write, TRL, options={"num_gpus": 4, "fsdp": "full_shard"})
     assert config.setup.fused_loss

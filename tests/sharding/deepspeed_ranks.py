@@ -9,6 +9,7 @@ the sum.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -35,6 +36,13 @@ _LORA = {
 _FOUR = {
     "load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True,
     "bnb_4bit_compute_dtype": "bfloat16",
+}  # fmt: skip
+_ALONE = {"peft_type": "LORA", "r": 8, "target_modules": ["q_proj", "v_proj", "down_proj"]}
+_CHUNKED, _FUSED = {**_HALF, "fused_loss": "trl-chunked"}, {**_HALF, "fused_loss": "trl-fused"}
+_LIGER = {**_HALF, "use_liger_kernel": True}
+_AHEAD = {
+    "reduce_bucket_size": 300_000, "stage3_prefetch_bucket_size": 200_000,
+    "stage3_param_persistence_threshold": 1000, "stage3_max_reuse_distance": 200_000,
 }  # fmt: skip
 CASES: dict[str, dict[str, Any]] = {
     "zero_2": {"model": "llama", "ranks": 2, "setup": _HALF, "spread": {"zero": 2}},
@@ -108,6 +116,10 @@ CASES: dict[str, dict[str, Any]] = {
             "zero": 3, "offload_optimizer": True, "offload_param": True, "zero_settings": _TIGHT,
         },
     },
+    "zero_3_full": {
+        "model": "llama", "ranks": 2, "setup": {"loop": "plain"},
+        "spread": {"zero": 3, "zero_settings": _TIGHT},
+    },
     "zero_2_groups": {
         "model": "gpt_neox", "ranks": 4, "setup": _HALF, "two_groups": True,
         "spread": {"zero": 2, "zero_settings": _SMALL},
@@ -140,6 +152,61 @@ CASES: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 
+READ: dict[str, dict[str, Any]] = {
+    "zero_3_read": {
+        "model": "llama", "ranks": 2, "setup": _LIGER, "spread": {"zero": 3},
+    },
+    "zero_3_read_small": {
+        "model": "llama", "ranks": 2, "setup": _LIGER,
+        "spread": {"zero": 3, "zero_settings": _TIGHT},
+    },
+    "zero_3_read_ahead": {
+        "model": "llama", "ranks": 4, "setup": {**_CHUNKED, "grad_accum": 2},
+        "spread": {"zero": 3, "zero_settings": _AHEAD},
+    },
+    "zero_3_read_tied": {
+        "model": "llama-tied", "ranks": 3, "setup": {**_LIGER, "grad_accum": 2},
+        "spread": {"zero": 3, "zero_settings": _AHEAD},
+    },
+    "zero_3_read_tied_small": {
+        "model": "llama-tied", "ranks": 2, "setup": _CHUNKED,
+        "spread": {"zero": 3, "zero_settings": _TIGHT},
+    },
+    "zero_3_read_checkpointing": {
+        "model": "llama-tied", "ranks": 2, "setup": {**_FUSED, "checkpointing": "full"},
+        "spread": {"zero": 3, "zero_settings": _TIGHT},
+    },
+    "zero_3_read_alone": {
+        "model": "llama", "ranks": 1, "setup": _LIGER,
+        "spread": {"zero": 3, "zero_settings": _TIGHT},
+    },
+    "zero_3_lora": {
+        "model": "llama", "ranks": 2, "setup": {**_HALF, "adapter": _ALONE},
+        "spread": {"zero": 3, "zero_settings": _TIGHT},
+    },
+    "zero_3_lora_read": {
+        "model": "llama", "ranks": 2, "setup": {**_LIGER, "adapter": _ALONE, "grad_accum": 2},
+        "spread": {"zero": 3, "zero_settings": {
+            **_AHEAD, "stage3_param_persistence_threshold": 100,
+        }},
+    },
+    "zero_3_lora_read_checkpointing": {
+        "any_order": True,  # what a layer recomputed is given back in the order of a Python set
+        "model": "llama-tied", "ranks": 2,
+        "setup": {**_CHUNKED, "adapter": _ALONE, "checkpointing": "full"},
+        "spread": {"zero": 3, "zero_settings": {
+            **_TIGHT, "stage3_param_persistence_threshold": 100,
+        }},
+    },
+    "zero_3_read_offload": {
+        "model": "llama", "ranks": 2, "setup": _LIGER,
+        "spread": {
+            "zero": 3, "offload_optimizer": True, "offload_param": True, "zero_settings": _TIGHT,
+        },
+    },
+}  # fmt: skip
+"""Parameters that are read outside of their modules: heads by losses, adapters by peft."""
+
 EVALUATED: dict[str, dict[str, Any]] = {
     "zero_2_evaluated": {
         "model": "llama", "ranks": 2, "setup": _HALF, "evaluation": [6, True],
@@ -151,6 +218,10 @@ EVALUATED: dict[str, dict[str, Any]] = {
     },
     "zero_3_small_evaluated": {
         "model": "llama", "ranks": 4, "setup": _HALF, "evaluation": [6, False],
+        "spread": {"zero": 3, "zero_settings": _TIGHT},
+    },
+    "zero_3_read_evaluated": {
+        "model": "llama", "ranks": 2, "setup": _CHUNKED, "evaluation": [6, False],
         "spread": {"zero": 3, "zero_settings": _TIGHT},
     },
     "zero_3_ahead_evaluated": {
@@ -189,16 +260,20 @@ def measured_rank(case: dict[str, Any], rank: int) -> Any:
     import deepspeed
     from cases import twin
     from evaluation_ranks import evaluate
-    from ranks import STEPS, make_optimizer_of
+    from ranks import STEPS, launch_nothing_on_the_cpu, loss_of_setup, make_optimizer_of
 
     from memest.calibration.running.cpu_memory import mark, measure
     from memest.calibration.running.material import host_batches
+    from memest.trace import trl_losses
     from memest.trace.losses import loss_for
 
+    # an operator that DeepSpeed would compile where it finds ninja; the fake group needs none
+    sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None
     deepspeed.init_distributed(dist_backend="fake", dist_init_required=False)
     torch.manual_seed(0)
     options = {k: v for k, v in case["setup"].items() if k != "precision"}
-    twins = twin(case["model"], **{**options, "dtype": "bfloat16"})
+    half = case["setup"].get("precision") == "bf16"
+    twins = twin(case["model"], **{**options, "dtype": "bfloat16" if half else "float32"})
     setup, accum = twins.setup, twins.setup.grad_accum
     batches = host_batches(twins.plans, STEPS * accum)
     zero = {"stage": case["spread"]["zero"], **case["spread"].get("zero_settings", {})}
@@ -210,18 +285,32 @@ def measured_rank(case: dict[str, Any], rank: int) -> Any:
         "train_micro_batch_size_per_gpu": setup.batch,
         "gradient_accumulation_steps": accum,
         "train_batch_size": setup.batch * accum * case["ranks"],
-        "bf16": {"enabled": True},
+        "bf16": {"enabled": half},
         "zero_optimization": zero,
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
     }
     loss_of = loss_for(twins.built)
+    if setup.use_liger_kernel:
+        # these look for Triton, so they come first
+        for name in ("torch._inductor.codecache", "deepspeed.runtime.zero.muon.muon_optimizer"):
+            importlib.import_module(name)
+        launch_nothing_on_the_cpu()
+        # gradients that no kernel has written are no numbers, and would skip the update
+        stage_3: Any = importlib.import_module("deepspeed.runtime.zero.stage3")
+        stage_3.is_invalid_grad_norm = lambda norm: False
+    # a CPU has no product of halves in float32; what it would write has a place already
+    trl_losses._add_product = lambda *_: None
 
     def run() -> None:
         mark("load 0 0")
         model = twins.real
         if zero["stage"] == 3:
             model = _made_in_parts(model, setup, config)
+        with loss_of_setup(model, setup):
+            run_in(model)
+
+    def run_in(model: Any) -> None:
         optimizer = make_optimizer_of(setup)(model)
         if case.get("two_groups"):
             _part(optimizer, model)
@@ -264,17 +353,23 @@ def _part(optimizer: Any, model: Any) -> None:
 
 def _made_in_parts(like: Any, setup: Any, config: dict[str, Any]) -> Any:
     """The same model as transformers builds it where stage 3 is configured: by ``zero.Init``."""
-    import torch
+    from cases import adapted
     from transformers.integrations import HfDeepSpeedConfig
 
+    from memest.trace.adapters import base_of
     from memest.trace.build import freeze
 
+    base = base_of(like)
     kept = HfDeepSpeedConfig(config)  # transformers asks for it as long as it lives
-    model = type(like)._from_config(like.config, dtype=torch.bfloat16)
+    model = type(base)._from_config(like.config, dtype=base.dtype)
     del kept
-    freeze(model, setup)
+    if setup.adapter is None:
+        freeze(model, setup)
     if setup.checkpointing != "none":
         model.gradient_checkpointing_enable({"use_reentrant": bool(setup.use_reentrant)})
+    if setup.adapter is not None:
+        # whole until the engine partitions them with what is partitioned already
+        model = adapted(model, setup, like.active_peft_config.task_type)
     return model.train()
 
 
@@ -282,7 +377,7 @@ def _record(name: str) -> None:
     from evaluation_ranks import predicted_evaluation
     from ranks import predicted_rank
 
-    case = {**CASES, **EVALUATED}[name]
+    case = {**CASES, **READ, **EVALUATED}[name]
     rank = (predicted_evaluation if "evaluation" in case else predicted_rank)(case).rank
     run = measured_rank(case, rank)
     names = sorted({event.phase for event in run.events})
@@ -305,7 +400,7 @@ def _main() -> None:
     if len(sys.argv) > 1:
         _record(sys.argv[1])
         return
-    for name in (*CASES, *EVALUATED):
+    for name in (*CASES, *READ, *EVALUATED):
         # the profiler remembers addresses: a process for each
         with tempfile.TemporaryDirectory() as folder:
             subprocess.run([sys.executable, __file__, name], check=True, cwd=folder)

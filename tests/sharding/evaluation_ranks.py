@@ -50,7 +50,7 @@ def predicted_evaluation(case: dict[str, Any]) -> Any:
 def evaluated(stream: Any, twins: Any, case: dict[str, Any]) -> Any:
     """A stream of training with the evaluation of a case behind it."""
     from cases import GPU
-    from ranks import STEPS
+    from ranks import STEPS, loss_of_setup
 
     from memest.steps import evaluation as tails
     from memest.trace.evaluation import TRACED_BATCHES, trace_evaluation
@@ -64,10 +64,11 @@ def evaluated(stream: Any, twins: Any, case: dict[str, Any]) -> Any:
         twins.setup, loop="trainer", batch=batch, eval_batch=batch,
         eval_samples=batch if keeps else None,
     )  # fmt: skip
-    trace = trace_evaluation(
-        twins.built.model, setup, make_batch=lambda: realise(plans),
-        loss_of=loss_for(twins.built), gpu=GPU, operators="cpu", ranks=case["ranks"],
-    )  # fmt: skip
+    with loss_of_setup(twins.built.model, setup):
+        trace = trace_evaluation(
+            twins.built.model, setup, make_batch=lambda: realise(plans),
+            loss_of=loss_for(twins.built), gpu=GPU, operators="cpu", ranks=case["ranks"],
+        )  # fmt: skip
     with mock.patch.object(tails, "hidden_allocations", return_value=()):
         return tails.with_evaluation(
             stream, trace, GPU, (), batches=TRACED_BATCHES, step=STEPS, cues=True

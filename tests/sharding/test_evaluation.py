@@ -13,6 +13,8 @@ from memest.replay.replay import check_events
 
 HOST = 6144
 """Step counters and numbers wrapped as tensors, which a CPU run cannot tell from the device's."""
+RNG = 5056
+"""What a CPU keeps of its generator for each checkpoint; a GPU's is in host memory too."""
 FULL = {"fsdp": "full_shard"}
 ACCELERATE = {"loop": "accelerate"}
 
@@ -45,20 +47,23 @@ def test_a_rank_evaluates_in_what_a_real_one_does(model, setup, spread, ranks, k
 @pytest.mark.parametrize("name", EVALUATED)
 def test_a_rank_evaluates_in_what_it_does_with_deepspeed(name):
     """ZeRO-3 follows its record of a training step into the evaluation."""
-    _compare(recorded_run(name), predicted_evaluation(EVALUATED[name]))
+    case = EVALUATED[name]
+    # the last training step's two chunks of tokens
+    chunks = 2 if case["setup"].get("fused_loss") == "trl-chunked" else 0
+    _compare(recorded_run(name), predicted_evaluation(case), HOST + chunks * RNG)
 
 
-def _compare(real, stream):
+def _compare(real, stream, host=HOST):
     check_events(stream.events, stream.sizes)
-    predicted = as_heard(real, as_run(stream), HOST)
+    predicted = as_heard(real, as_run(stream), host)
 
     measured = {phase.name: phase for phase in real.phases}
     batches = [phase for phase in predicted.phases if phase.name.startswith("evaluation")]
     assert len(batches) == 4
     for phase in batches:
         same = measured[phase.name]
-        assert abs(phase.alive - same.alive) <= HOST, f"alive when {phase.name} begins"
-        assert abs(phase.peak - same.peak) <= HOST + 0.005 * real.peak, f"peak in {phase.name}"
+        assert abs(phase.alive - same.alive) <= host, f"alive when {phase.name} begins"
+        assert abs(phase.peak - same.peak) <= host + 0.005 * real.peak, f"peak in {phase.name}"
     runs = [of_steps(run) for run in (real, predicted)]
     for run in runs:
         run.events = [event for event in run.events if event.phase.startswith("evaluation")]

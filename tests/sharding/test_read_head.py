@@ -123,9 +123,9 @@ def test_earlier_torch_does_not_end_the_group():
         check(software=(2, 8))
 
 
-@pytest.mark.parametrize("version", [1, 2])
-def test_no_logits_are_there_at_once(tmp_path, version):
-    """What a chunked loss saves on one GPU it saves under FSDP."""
+@pytest.mark.parametrize("spread", [FULL, ONE, {"zero": 3}], ids=["fsdp2", "fsdp1", "zero3"])
+def test_no_logits_are_there_at_once(tmp_path, spread):
+    """What a chunked loss saves on one GPU it saves on several."""
     (tmp_path / "config.json").write_text(
         '{"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64,'
         ' "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128,'
@@ -139,6 +139,6 @@ def test_no_logits_are_there_at_once(tmp_path, version):
         )  # fmt: skip
         return found.peak.allocated_bytes
 
-    sharded = {"num_gpus": 2, "fsdp": "full_shard", "fsdp_version": version}
+    sharded = {"num_gpus": 2, **spread}
     saved = [peak("none", **spread) - peak("trl-chunked", **spread) for spread in ({}, sharded)]
     assert saved[1] > 0.8 * saved[0] > 4 * 256 * 32000 * 4
