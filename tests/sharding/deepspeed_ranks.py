@@ -269,12 +269,19 @@ def _made_in_parts(like: Any, setup: Any, config: dict[str, Any]) -> Any:
 
     from memest.trace.build import freeze
 
+    adapters = getattr(like, "peft_config", {}).get("default")
+    like = like if adapters is None else like.get_base_model()
     kept = HfDeepSpeedConfig(config)  # transformers asks for it as long as it lives
     model = type(like)._from_config(like.config, dtype=torch.bfloat16)
     del kept
     freeze(model, setup)
     if setup.checkpointing != "none":
         model.gradient_checkpointing_enable({"use_reentrant": bool(setup.use_reentrant)})
+    if adapters is not None:
+        import peft
+
+        # into the layers of a model that is in parts already, as scripts do
+        model = peft.get_peft_model(model, adapters)
     return model.train()
 
 
