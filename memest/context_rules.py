@@ -55,7 +55,6 @@ def check_context_parallel(setup: Setup) -> None:
     pairs = (
         (spread.tp > 1, f"--tp {spread.tp}"),
         (spread.pp > 1, f"--pp {spread.pp}"),
-        (setup.eval_batch is not None, "--eval-batch"),
         (setup.generation is not None, "--generate"),
         (setup.use_liger_kernel, "--use-liger-kernel"),
         (setup.fused_loss, f"a fused loss ({setup.fused_loss})"),

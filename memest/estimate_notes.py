@@ -62,6 +62,17 @@ def assumed(said: Sequence[str], setup: Setup, cards: Cards) -> list[str]:
 
 def _evaluation(setup: Setup, needs: Needs) -> Iterator[str]:
     """What there is to know of the evaluation."""
+    spread = setup.distributed
+    if spread.sp > 1:
+        yield (
+            "evaluation: Ulysses stands aside, so every GPU evaluates whole sequences with all "
+            "heads, in batches of its own (accelerate asks DeepSpeed for disable_in_eval)."
+        )
+    if spread.tp > 1 and setup.eval_samples is not None:
+        yield (
+            f"evaluation: the {spread.tp} GPUs that share layers evaluate the same batch, and the "
+            "Trainer gathers it from each of them: so many copies of the predictions are kept."
+        )
     if setup.eval_samples is None:
         yield (
             "evaluation: the loss alone is kept. Where compute_metrics is given, the Trainer keeps "

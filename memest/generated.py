@@ -37,8 +37,16 @@ def _check_spread(setup: Setup) -> None:
         ConfigError: such a setup.
     """
     spread = setup.distributed
-    flag = "--pp" if spread.pp > 1 else "--tp" if spread.tp > 1 else "--cp" if spread.cp > 1 else ""
-    flag = "--ep" if spread.ep > spread.tp else flag
+    if spread.pp > 1:
+        raise ConfigError(
+            f"--generate and --pp {spread.pp} exclude each other: generate calls a whole model, of "
+            "which a GPU has stages here, and torch's schedules run micro-batches of one shape "
+            "without caches. Leave one of them out."
+        )
+    flags = {"--ep": spread.ep, "--cp": spread.cp, "--sp": spread.sp}
+    flag = next((flag for flag, ways in flags.items() if ways > 1), "")
+    if spread.tp > 1 and spread.strategy is Strategy.FSDP and not flag:
+        flag = f"--fsdp {spread.fsdp} and --tp"
     if flag:
         raise ConfigError(
             f"--generate is not priced together with {flag} yet, and memest does not guess: leave "

@@ -88,7 +88,7 @@ def check_model_parallel(setup: Setup) -> None:
         ),
         (setup.adapter is not None and spread.ep > 1, "an adapter"),
         (setup.quantization is not None, "a quantised base"),
-        (setup.eval_batch is not None, "--eval-batch"),
+        (setup.eval_batch is not None and spread.ep > 1, f"--eval-batch with --ep {spread.ep}"),
         (setup.steps_in_backward, f"an optimizer that steps in backward (--optim {setup.optim})"),
         (setup.use_liger_kernel, "--use-liger-kernel"),
         (setup.padded and spread.pp > 1, "--padded"),

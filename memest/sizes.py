@@ -202,17 +202,28 @@ def eval_batches(setup: Setup) -> int:
     """
     if setup.eval_batch is None or setup.eval_samples is None:
         return _ALIKE
-    ranks = gathering_ranks(setup.distributed) or 1
-    batches = -(-setup.eval_samples // (setup.eval_batch * ranks))
+    batches = -(-setup.eval_samples // (setup.eval_batch * _evaluating_ranks(setup.distributed)))
     return min(batches, setup.eval_accumulation_steps or batches)
 
 
 def gathering_ranks(spread: Distributed) -> int | None:
     """How many processes gather what they predict; None where there are no others.
 
-    With one GPU under FSDP or DeepSpeed there is a process group of one, which gathers as well.
+    All of them do, those that share a model or a sequence too: ``gather_for_metrics`` of accelerate
+    1.15 knows no other group. With one GPU under FSDP or DeepSpeed there is a process group of one,
+    which gathers as well.
     """
-    return None if spread.strategy is Strategy.NONE else spread.num_gpus
+    alone = spread.strategy is Strategy.NONE and spread.num_gpus == 1
+    return None if alone else spread.num_gpus
+
+
+def _evaluating_ranks(spread: Distributed) -> int:
+    """How many GPUs evaluate batches of their own.
+
+    ``prepare_data_loader`` of accelerate 1.15: those of ``--tp`` and ``--cp`` get the same batch;
+    under DeepSpeed no mesh tells the evaluation's loader of Ulysses, so those of ``--sp`` do not.
+    """
+    return spread.data_ranks * spread.sp
 
 
 def sizes_of(setup: Setup) -> dict[str, int]:

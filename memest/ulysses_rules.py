@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from memest.errors import ConfigError
 from memest.kinds import Attention
+from memest.quantization import Format
 from memest.refusals import refuse_beside, refuse_uneven
 
 if TYPE_CHECKING:
@@ -50,9 +51,18 @@ def check_ulysses(setup: Setup) -> None:
         (spread.tp > 1, f"--tp {spread.tp}"),
         (spread.pp > 1, f"--pp {spread.pp}"),
         (spread.ep > 1, f"--ep {spread.ep}"),
-        (setup.adapter is not None, "an adapter"),
-        (setup.quantization is not None, "a quantised base"),
-        (setup.eval_batch is not None, "--eval-batch"),
+        (
+            setup.adapter is not None and setup.adapter.method != "lora",
+            "an adapter other than LoRA",
+        ),
+        (
+            setup.adapter is not None and spread.zero == 3,
+            "an adapter under --zero 3, whose weights DeepSpeed gathers where peft looks at them,",
+        ),
+        (
+            setup.quantization is not None and setup.quantization.format is not Format.BNB_4BIT,
+            "a quantised base of another format than bitsandbytes' 4-bit one",
+        ),
         (setup.generation is not None, "--generate"),
         (setup.use_liger_kernel, "--use-liger-kernel"),
         (setup.fused_loss, f"a fused loss ({setup.fused_loss})"),

@@ -8,7 +8,7 @@ the library's own, which concatenates what it has with what is new.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from typing import Any
 
 import torch
@@ -16,7 +16,9 @@ import torch
 from memest.events import Phase, SeamKind, Trace
 from memest.hidden.call import GpuTraits
 from memest.setup import Setup
+from memest.trace.adapters import base_of
 from memest.trace.compiled import compiled
+from memest.trace.context_parallel import Split
 from memest.trace.gathered import Gather
 from memest.trace.loading import load
 from memest.trace.loops import Run, count_items, forward, loss_region
@@ -34,7 +36,7 @@ def trace_evaluation(
     model: torch.nn.Module, setup: Setup, *, make_batch: Callable[[], dict[str, torch.Tensor]],
     loss_of: Callable[[Any, Any], torch.Tensor], gpu: GpuTraits, model_type: str = "",
     operators: str = "cuda", loading: Loading | None = None, call: Any = None,
-    ranks: int | None = None,
+    ranks: int | None = None, split: Split | None = None,
 ) -> Trace:  # fmt: skip
     """Trace the first batches of an evaluation.
 
@@ -49,6 +51,7 @@ def trace_evaluation(
         loading: how the weights come to the device; None = ``model.to(device)``.
         call: how the model is called with a batch; None = ``model(**batch)``.
         ranks: processes that gather what they predict; None = there are no others.
+        split: entered around the forward where a sequence is shared by ring attention.
 
     Returns:
         The model's load, then :data:`TRACED_BATCHES` batches, each behind a seam.
@@ -63,7 +66,7 @@ def trace_evaluation(
         run = make_run(model, setup, recorder, make_batch, loss_of, gpu)
         model.eval()
         stack.callback(model.train)
-        run.call = call
+        run.call, run.split = call, split
         # the Trainer evaluates the model itself, not the DDP around it
         run.clones_outputs = False
         stack.enter_context(compiled(run, setup, gpu, training=False))
@@ -110,7 +113,9 @@ def _prediction_step(run: Run, inputs: Any, keeps: bool) -> tuple[Any, Any, Any]
     from transformers.trainer_pt_utils import nested_detach
     from transformers.utils.generic import can_return_loss, find_labels
 
-    names = find_labels(type(run.model))
+    # inside peft's wrapper, whose own forward may take anything
+    kind = type(base_of(run.model))
+    names = find_labels(kind)
     has_labels = bool(names) and all(inputs.get(name) is not None for name in names)
     config = getattr(run.model, "config", None)
     ignored = list(getattr(config, "keys_to_ignore_at_inference", ["past_key_values"]))
@@ -120,8 +125,10 @@ def _prediction_step(run: Run, inputs: Any, keeps: bool) -> tuple[Any, Any, Any]
         labels = labels[0] if len(labels) == 1 else labels
     loss = None
     with torch.no_grad():
-        if has_labels or (not names and can_return_loss(type(run.model))):
-            loss, outputs = _loss(run, dict(inputs))
+        if has_labels or (not names and can_return_loss(kind)):
+            # what is put into it for ranks that share a sequence goes on return
+            inputs = dict(inputs)
+            loss, outputs = _loss(run, inputs)
             ignored.append("loss")
         else:
             with loss_region(run):
@@ -137,10 +144,11 @@ def _prediction_step(run: Run, inputs: Any, keeps: bool) -> tuple[Any, Any, Any]
 
 
 def _loss(run: Run, inputs: Any) -> tuple[torch.Tensor, Any]:
+    # counted before ``context_parallel`` cuts the batch in place
     items = count_items(run, [inputs], 0)
-    if items is not None:
-        inputs = {**inputs, "num_items_in_batch": items}
-    with loss_region(run):
+    with loss_region(run), nullcontext() if run.split is None else run.split(inputs):
+        if items is not None:
+            inputs = {**inputs, "num_items_in_batch": items}
         outputs = forward(run, inputs)
         loss = run.loss_of(outputs, inputs)
     if items is not None:

@@ -25,9 +25,9 @@ from memest.trace.quantized import Loading
 from memest.trace.recorder import Recorder
 from memest.trace.training import make_run, tracing
 
-__all__ = ["trace_generation"]
+__all__ = ["TRACED_STEPS", "options_of", "trace_generation"]
 
-_TRACED = 6
+TRACED_STEPS = 6
 """The prompt, the token after it, and decoding steps, of which three must be alike."""
 _LABELS = ("labels", "decoder_input_ids", "decoder_attention_mask")
 
@@ -39,7 +39,7 @@ class _Enough(Exception):  # noqa: N818 - no error
 def trace_generation(
     model: torch.nn.Module, setup: Setup, generation: Generation, *,
     make_batch: Callable[[], dict[str, torch.Tensor]], gpu: GpuTraits, model_type: str = "",
-    loading: Loading | None = None,
+    operators: str = "cuda", loading: Loading | None = None,
 ) -> Trace:  # fmt: skip
     """Trace the first steps of a ``generate``.
 
@@ -50,6 +50,7 @@ def trace_generation(
         make_batch: makes one batch on meta; labels are left out of it.
         gpu: decides operators and versions.
         model_type: family of the model.
+        operators: ``cuda``, or ``cpu`` for what this machine's CPU would run.
         loading: how the weights come to the device.
 
     Returns:
@@ -65,7 +66,7 @@ def trace_generation(
             "--predict-with-generate, or choose --task causal-lm or seq2seq-lm."
         )
     with ExitStack() as stack:
-        recorder = tracing(stack, model, setup, gpu, "cuda", model_type)
+        recorder = tracing(stack, model, setup, gpu, operators, model_type)
         recorder.mark(Phase.LOAD, 0)
         load(model, recorder, loading)
         run = make_run(model, setup, recorder, make_batch, _no_loss, gpu)
@@ -78,6 +79,20 @@ def trace_generation(
     trace = recorder.trace
     trace.notes.extend(recorder.notes)
     return trace
+
+
+def options_of(generation: Generation) -> dict[str, Any]:
+    """What ``generate`` is given; the end is decided by who calls it."""
+    # buffers of a search have the full length
+    options: dict[str, Any] = {
+        "max_new_tokens": max(generation.new_tokens, TRACED_STEPS - 1), "do_sample": False,
+        "num_beams": generation.num_beams,
+        "use_cache": True, "pad_token_id": 0, "eos_token_id": None,
+    }  # fmt: skip
+    if generation.cache == "static":
+        options["cache_implementation"] = "static"
+        options["disable_compile"] = True
+    return options
 
 
 def _no_loss(_outputs: Any, _batch: Any) -> torch.Tensor:
@@ -106,7 +121,7 @@ def _generate(
         recorder.mark(Phase.GENERATION, 0, begun)
 
     def unfinished(_self: Any, *_: Any, **__: Any) -> bool:
-        if begun >= _TRACED:
+        if begun >= TRACED_STEPS:
             recorder.seam(SeamKind.END, 0)
             recorder.forget()
             raise _Enough
@@ -115,15 +130,7 @@ def _generate(
 
     begin()
     inputs = {name: t for name, t in make_batch().items() if name not in _LABELS}
-    # buffers of a search have the full length; the end is decided above
-    options: dict[str, Any] = {
-        "max_new_tokens": max(generation.new_tokens, _TRACED - 1), "do_sample": False,
-        "num_beams": generation.num_beams,
-        "use_cache": True, "pad_token_id": 0, "eos_token_id": None,
-    }  # fmt: skip
-    if generation.cache == "static":
-        options["cache_implementation"] = "static"
-        options["disable_compile"] = True
+    options = options_of(generation)
     own = type(model) if hasattr(type(model), "_has_unfinished_sequences") else GenerationMixin
     with mock.patch.object(own, "_has_unfinished_sequences", unfinished):
         try:

@@ -53,7 +53,8 @@ from memest.trace.ties import separate_head
 from memest.trace.training import TracePlan, plan_to_compose, trace_training
 from memest.trace.turns import in_turn
 from memest.trace.twins import twin_of
-from memest.trace.ulysses import check_own_loss, shared_sequence
+from memest.trace.ulysses import check_evaluates, check_own_loss, shared_sequence
+from memest.trace.ulysses_batches import collated_for
 from memest.trace.where import own_code
 
 __all__ = ["BuiltRun", "build", "evaluate_built", "rank_model", "trace_built"]
@@ -391,16 +392,23 @@ def evaluate_built(
     """
     set_use_cache(run.model, setup)
     model_type, plans = _fed(run, setup)
-    with as_built(run.model), _kernels(run.model, setup, gpu), _code(run):
+    with (
+        rank_model(run.model, setup) as model,
+        as_built(model),
+        sequence_split(model, setup) as split,
+        _kernels(model, setup, gpu),
+        _code(run),
+    ):
         if generates and setup.generation is not None:
             return trace_generation(
-                run.model, setup, setup.generation, make_batch=lambda: realise(plans), gpu=gpu,
+                model, setup, setup.generation, make_batch=lambda: realise(plans), gpu=gpu,
                 model_type=model_type, loading=run.loading,
             )  # fmt: skip
+        check_evaluates(base_of(model), setup)
         return trace_evaluation(
-            run.model, setup, make_batch=lambda: realise(plans), loss_of=run.loss_of, gpu=gpu,
-            model_type=model_type, operators=operators, loading=run.loading, call=run.call,
-            ranks=ranks,
+            model, setup, make_batch=lambda: collated_for(realise(plans), setup),
+            loss_of=run.loss_of, gpu=gpu, model_type=model_type, operators=operators,
+            loading=run.loading, call=run.call, ranks=ranks, split=split,
         )  # fmt: skip
 
 

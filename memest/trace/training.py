@@ -388,7 +388,8 @@ def make_run(
         set_to_none=sets_to_none(setup, gpu.torch),
         scaler=torch.amp.GradScaler("cuda") if scales(setup) else None,
         outputs_to_fp32=setup.loop is not Loop.PLAIN and transformers >= (4, 31),
-        counts_items=trainer and _takes_loss_kwargs(base_of(model)),
+        # Trainer.__init__: where ranks share sequences by Ulysses, DeepSpeed's loss counts itself
+        counts_items=trainer and setup.distributed.sp == 1 and _takes_loss_kwargs(base_of(model)),
         shifts_labels=_shifts_labels(base_of(model)),
         prefetches=transformers >= (4, 46),
         zero_grad_at=setup.zero_grad_at,

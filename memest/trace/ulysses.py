@@ -23,7 +23,10 @@ from memest.setup import Setup
 from memest.trace.known import attach
 from memest.trace.ulysses_batches import Shared
 
-__all__ = ["Heads", "check_own_loss", "check_shares_heads", "shared_sequence"]
+__all__ = ["Heads", "check_evaluates", "check_own_loss", "check_shares_heads", "shared_sequence"]
+
+_LARGEST_GROUPED = 256
+"""The largest head with which ``use_gqa_in_sdpa`` leaves repeating keys to the kernel."""
 
 
 @dataclass(slots=True)
@@ -100,6 +103,37 @@ def check_shares_heads(model: Any, ways: int) -> Heads:
             f"Legal: {', '.join(map(str, legal)) or 'none'}."
         )
     return Heads(ways, keys)
+
+
+def check_evaluates(model: Any, setup: Setup) -> None:
+    """Whether an evaluation after a training with shared heads runs.
+
+    Evaluations bypass Ulysses (``disable_in_eval``, which ``Accelerator._prepare_deepspeed`` asks
+    for), so attention has all heads again. Where training copied heads of keys, it set
+    ``num_key_value_groups`` of every attention to the groups of one rank, and nothing sets it back:
+    ``sdpa_attention_forward`` of transformers 5.23 takes 1 to say that there are as many keys as
+    queries, and repeats keys by it where heads are too large for ``enable_gqa``. Flash attention
+    does not look at it.
+
+    Raises:
+        ConfigError: it stops.
+    """
+    ways = setup.distributed.sp
+    if ways == 1 or str(getattr(model.config, "_attn_implementation", "")) != "sdpa":
+        return
+    keys = check_shares_heads(model, ways).keys
+    config = model.config.get_text_config()
+    heads = config.num_attention_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    if ways <= keys or (heads > ways and size <= _LARGEST_GROUPED):
+        return
+    raise ConfigError(
+        f"--eval-batch beside --sp {ways} stops in the first batch of the evaluation: in training "
+        f"the GPUs copy the {keys} heads of keys and values of {type(model).__name__}, for which "
+        "DeepSpeed changes num_key_value_groups of every layer, and evaluations, which share no "
+        f"heads, find it changed. Write --sp {keys} or less, or --attn-implementation "
+        "flash_attention_2."
+    )
 
 
 def check_own_loss(setup: Setup, feed: Feed) -> None:

@@ -16,7 +16,7 @@ from memest.errors import ConfigError
 from memest.setup import Loop, Setup
 from memest.trace.known import attach, evaluate
 
-__all__ = ["Shared"]
+__all__ = ["Shared", "collated_for"]
 
 _IGNORED = -100
 
@@ -147,6 +147,15 @@ class Shared:
         safe = torch.where(counts > 0, stacked, torch.zeros_like(stacked))
         total = (safe * counts).sum()
         return total / counts.sum().clamp(min=1)
+
+
+def collated_for(batch: Batch, setup: Setup) -> Batch:
+    """A batch as the collator of a run gives it to an evaluation: with the positions of training's.
+
+    ``Trainer.get_eval_dataloader`` has the collator of training, and no adapter on top of its
+    loader: every rank evaluates whole sequences.
+    """
+    return _with_positions(batch) if setup.distributed.sp > 1 else batch
 
 
 def _with_positions(batch: Batch) -> Batch:

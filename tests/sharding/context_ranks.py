@@ -29,7 +29,8 @@ def real_rank(case: dict[str, Any]) -> Any:
 
     Args:
         case: ``model``, ``ways`` that share a sequence, ``rotate``, whether FSDP2 ``shards``,
-            whether ``gloo`` connects real processes, and options of ``Setup`` in ``setup``.
+            whether ``gloo`` connects real processes, options of ``Setup`` in ``setup``, and
+            ``evaluation`` as for ``evaluation_ranks.real_evaluation``.
     """
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
@@ -59,6 +60,7 @@ def predicted(case: dict[str, Any]) -> Any:
     from dataclasses import replace
 
     from cases import GPU, twin
+    from evaluation_ranks import traced_evaluation, with_tail
 
     from memest.sharding.rank import rank_stream
     from memest.sharding.updated import as_updated, updated_weights
@@ -91,9 +93,21 @@ def predicted(case: dict[str, Any]) -> Any:
     spliced.calls = [replace(call, op="none") for call in spliced.calls]
     accum = asked.grad_accum
     stream = make_stream(spliced, GPU, num_steps=STEPS, grad_accum=accum, cues=True)
+    if "evaluation" in case:
+        with (
+            sequence_split(twins.built.model, replace(traced, loop="trainer")) as split,
+            mock.patch.object(cpu_ops, "_attention", _flash),
+        ):
+            tail = traced_evaluation(twins.built.model, twins, _evaluated(case), split)
+        stream = with_tail(stream, tail)
     if not case.get("shards"):
         return stream
     return rank_stream(stream, asked, trace.weights, trace.landmarks, accum)
+
+
+def _evaluated(case: dict[str, Any]) -> dict[str, Any]:
+    """A case in the words of ``evaluation_ranks``."""
+    return {**case, "ranks": case["ways"], "spread": {"cp": case["ways"]}}
 
 
 def _alone() -> Any:
@@ -202,6 +216,7 @@ def _be_rank(case: dict[str, Any], out: str, rank: int) -> None:
     import torch
     import torch.distributed as dist
     from accelerate.big_modeling import _attach_context_parallel_hooks
+    from evaluation_ranks import environment, evaluate
     from ranks import _Marks
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.experimental import _attention
@@ -212,6 +227,8 @@ def _be_rank(case: dict[str, Any], out: str, rank: int) -> None:
 
     torch.manual_seed(0)
     ways = case["ways"]
+    if "evaluation" in case:
+        environment(_evaluated(case), rank)
     twins = twins_of(case)
     setup = twins.setup
     batches = host_batches(twins.plans, STEPS * setup.grad_accum)
@@ -228,10 +245,16 @@ def _be_rank(case: dict[str, Any], out: str, rank: int) -> None:
     context = partial(_attention.context_parallel, mesh=mesh)
     loop = _with_trainer if setup.loop == "trainer" else _script
 
+    def then(model: Any) -> None:
+        if "evaluation" in case:
+            evaluate(model, twins, _evaluated(case), context)
+
     def run() -> None:
         mark("load 0 0")
         model = _fully_sharded(twins.real, mesh) if case.get("shards") else twins.real
-        loop(model, setup, batches, loss_for(twins.built), context, _Marks())
+        loop(
+            model, setup, batches, loss_for(twins.built), context, _Marks(), lambda: then(model)
+        )  # fmt: skip
 
     shelf = contextlib.nullcontext() if case.get("gloo") else kept_until_waited()
     with flash_by_its_other_name(), shelf:
@@ -243,7 +266,7 @@ def _be_rank(case: dict[str, Any], out: str, rank: int) -> None:
 
 
 def _script(
-    model: Any, setup: Any, batches: Any, loss_of: Any, context: Any, watch: Any
+    model: Any, setup: Any, batches: Any, loss_of: Any, context: Any, watch: Any, then: Any
 ) -> None:  # fmt: skip
     """A tutorial's loop around ``context_parallel``; the collator shifts labels."""
     import torch
@@ -283,10 +306,11 @@ def _script(
             optimizer.zero_grad()
             watch.step_done(step)
         mark("batch", (index + 1) // accum + 1, (index + 1) % accum + 1)
+    then()
 
 
 def _with_trainer(
-    model: Any, setup: Any, batches: Any, loss_of: Any, context: Any, watch: Any
+    model: Any, setup: Any, batches: Any, loss_of: Any, context: Any, watch: Any, then: Any
 ) -> None:  # fmt: skip
     """Transformers' own Trainer, whose accelerator is told of context parallelism."""
     import torch
@@ -311,6 +335,7 @@ def _with_trainer(
             model, setup, batches, lambda m: torch.optim.AdamW(m.parameters(), foreach=True),
             loss_of, torch.device("cpu"), watch,
         )  # fmt: skip
+    then()
 
 
 def _fully_sharded(model: Any, mesh: Any) -> Any:

@@ -21,6 +21,8 @@ from typing import Any
 from unittest import mock
 
 HERE = Path(__file__).parent
+HOST = 6144
+"""Step counters and numbers wrapped as tensors, which a CPU run cannot tell from the device's."""
 
 
 def real_evaluation(case: dict[str, Any]) -> Any:
@@ -49,30 +51,70 @@ def predicted_evaluation(case: dict[str, Any]) -> Any:
 
 def evaluated(stream: Any, twins: Any, case: dict[str, Any]) -> Any:
     """A stream of training with the evaluation of a case behind it."""
+    return with_tail(stream, traced_evaluation(twins.built.trained, twins, case))
+
+
+def with_tail(stream: Any, trace: Any, batches: int | None = None) -> Any:
+    """A stream of training with an evaluation or a generation behind it that was traced."""
     from cases import GPU
-    from ranks import STEPS, loss_of_setup
+    from ranks import STEPS
 
     from memest.steps import evaluation as tails
-    from memest.trace.evaluation import TRACED_BATCHES, trace_evaluation
+    from memest.trace.evaluation import TRACED_BATCHES
+
+    with mock.patch.object(tails, "hidden_allocations", return_value=()):
+        return tails.with_evaluation(
+            stream, trace, GPU, (), batches=batches or TRACED_BATCHES, step=STEPS, cues=True
+        )
+
+
+def traced_evaluation(model: Any, twins: Any, case: dict[str, Any], split: Any = None) -> Any:
+    """The evaluation of a case, of a model as a rank has it."""
+    from cases import GPU
+    from ranks import loss_of_setup
+
+    from memest.trace.evaluation import trace_evaluation
     from memest.trace.inputs import realise
     from memest.trace.losses import loss_for
+    from memest.trace.ulysses_batches import collated_for
 
     batch, keeps = case["evaluation"]
     plans = plans_of(twins, batch)
-    twins.built.model.config.use_cache = False  # as the Trainer sets it
+    model.config.use_cache = False  # as the Trainer sets it
     setup = replace(
         twins.setup, loop="trainer", batch=batch, eval_batch=batch,
         eval_samples=batch if keeps else None,
     )  # fmt: skip
     with loss_of_setup(twins.built.model, setup):
-        trace = trace_evaluation(
-            twins.built.model, setup, make_batch=lambda: realise(plans),
+        return trace_evaluation(
+            model, setup, make_batch=lambda: collated_for(realise(plans), setup),
             loss_of=loss_for(twins.built), gpu=GPU, operators="cpu", ranks=case["ranks"],
+            split=split,
         )  # fmt: skip
-    with mock.patch.object(tails, "hidden_allocations", return_value=()):
-        return tails.with_evaluation(
-            stream, trace, GPU, (), batches=TRACED_BATCHES, step=STEPS, cues=True
-        )
+
+
+def check_evaluation(real: Any, predicted: Any, host: int = HOST) -> None:
+    """Every phase of an evaluation, and every allocation and free from 8 KiB on, in order.
+
+    Args:
+        real, predicted: a ``CpuRun`` each, of a training and four batches behind it.
+        host: bytes that a CPU run cannot tell from the device's.
+    """
+    from ranks import of_steps
+    from real_memory import differences
+
+    measured = {phase.name: phase for phase in real.phases}
+    batches = [phase for phase in predicted.phases if phase.name.startswith("evaluation")]
+    assert len(batches) == 4
+    for phase in batches:
+        same = measured[phase.name]
+        assert abs(phase.alive - same.alive) <= host, f"alive when {phase.name} begins"
+        assert abs(phase.peak - same.peak) <= host + 0.005 * real.peak, f"peak in {phase.name}"
+    runs = [of_steps(run) for run in (real, predicted)]
+    for run in runs:
+        run.events = [event for event in run.events if event.phase.startswith("evaluation")]
+    assert len(predicted.allocations(at_least=8192)) > 100
+    assert differences(*runs, at_least=8192) == []
 
 
 def plans_of(twins: Any, batch: int) -> Any:
@@ -82,10 +124,18 @@ def plans_of(twins: Any, batch: int) -> Any:
     return plan_batch(twins.built, replace(twins.setup, batch=batch))[0]
 
 
-def evaluate(model: Any, twins: Any, case: dict[str, Any]) -> None:
-    """``Trainer.evaluate`` of a model that is wrapped already."""
+def evaluate(model: Any, twins: Any, case: dict[str, Any], context: Any = None) -> None:
+    """``Trainer.evaluate`` of a model that is wrapped already.
+
+    Args:
+        model: as the Trainer has it.
+        twins: what it was built of.
+        case: as for :func:`real_evaluation`.
+        context: what cuts batches where ranks share sequences by ring attention.
+    """
+    import numpy as np
     import torch
-    from accelerate import PartialState
+    from accelerate import Accelerator, PartialState
     from ranks import STEPS
     from transformers import Trainer, TrainingArguments
     from transformers.trainer_pt_utils import EvalLoopContainer
@@ -97,6 +147,12 @@ def evaluate(model: Any, twins: Any, case: dict[str, Any]) -> None:
 
     batch, keeps = case["evaluation"]
     batches = host_batches(plans_of(twins, batch), TRACED_BATCHES)
+    if case["spread"].get("sp"):
+        # the collator of training counts them
+        for values in batches:
+            shape = values["input_ids"].shape
+            counted = np.broadcast_to(np.arange(shape[1]), shape).copy()
+            values["position_ids"] = torch.from_numpy(counted)
     at = {"batch": 0}
 
     def send(value: Any, *_: Any, **__: Any) -> Any:
@@ -106,7 +162,8 @@ def evaluate(model: Any, twins: Any, case: dict[str, Any]) -> None:
 
     class Rows(torch.utils.data.Dataset):
         def __len__(self) -> int:
-            return TRACED_BATCHES * batch * case["ranks"]
+            same = max(case["spread"].get(name, 1) for name in ("cp", "tp"))
+            return TRACED_BATCHES * batch * case["ranks"] // same
 
         def __getitem__(self, index: int) -> dict[str, int]:
             return {"row": index}
@@ -120,6 +177,13 @@ def evaluate(model: Any, twins: Any, case: dict[str, Any]) -> None:
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         # where the model is, it is already
         stack.enter_context(mock.patch.object(Trainer, "_move_model_to_device"))
+        told = _told(case["spread"])
+        if told is not None:
+            stack.enter_context(
+                mock.patch.object(Accelerator, "parallelism_config", property(lambda _: told))
+            )
+            # which takes processes on GPUs alone
+            stack.enter_context(mock.patch.object(type(told), "_validate_accelerator"))
         trainer = Trainer(
             model=model,
             args=TrainingArguments(
@@ -130,6 +194,7 @@ def evaluate(model: Any, twins: Any, case: dict[str, Any]) -> None:
             data_collator=lambda rows: batches[rows[0]["row"] // batch % TRACED_BATCHES],
             compute_metrics=(lambda _: {}) if keeps else None,
         )  # fmt: skip
+        trainer.accelerator._cp_context = context
         trainer.accelerator._models.append(model)  # it has prepared the model before it trains
         PartialState._shared_state["backend"] = "not gloo"
 
@@ -144,10 +209,20 @@ def evaluate(model: Any, twins: Any, case: dict[str, Any]) -> None:
         trainer.evaluate(Rows())
 
 
-def _environment(case: dict[str, Any], rank: int) -> None:
+def _told(spread: dict[str, Any]) -> Any:
+    """What accelerate is told of ranks that share sequences or layers; None where none do."""
+    from accelerate import ParallelismConfig
+
+    sizes = {f"{name}_size": spread[name] for name in ("sp", "cp", "tp") if spread.get(name)}
+    return ParallelismConfig(**sizes) if sizes else None
+
+
+def environment(case: dict[str, Any], rank: int) -> None:
+    """What a launcher tells a process, and accelerate reads."""
     os.environ |= {
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29555", "RANK": str(rank),
         "LOCAL_RANK": str(rank), "WORLD_SIZE": str(case["ranks"]),
+        "ACCELERATE_TORCH_DEVICE": "cpu",  # else cpu:0, to which batches would be copied
     }  # fmt: skip
 
 
@@ -169,7 +244,7 @@ def _be_rank(rank: int, case: dict[str, Any], rendezvous: str, out: str) -> None
     from memest.calibration.running.material import host_batches
     from memest.trace.losses import loss_for
 
-    _environment(case, rank)
+    environment(case, rank)
     ddp = not case["spread"].get("fsdp")
     store: Any = dist.FileStore(rendezvous, case["ranks"]) if ddp else FakeStore()
     dist.init_process_group(

@@ -7,6 +7,7 @@ case and writes what its rank saw.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pickle
 import subprocess
@@ -15,6 +16,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 HERE = Path(__file__).parent
 STEPS = 3
@@ -25,7 +27,8 @@ def real_rank(case: dict[str, Any]) -> Any:
 
     Args:
         case: ``model``, ``ranks`` that share layers, how many ``copies`` shard them again by FSDP2,
-            and options of ``Setup`` in ``setup``.
+            options of ``Setup`` in ``setup``, and ``evaluation`` as for
+            ``evaluation_ranks.real_evaluation`` or fields of a ``Generation`` in ``generation``.
     """
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
@@ -40,11 +43,13 @@ def real_rank(case: dict[str, Any]) -> Any:
 def predicted(case: dict[str, Any]) -> Any:
     """The stream of the first rank, with the CPU's operators and no workspaces."""
     from cases import GPU
+    from evaluation_ranks import traced_evaluation, with_tail
 
     from memest.sharding.rank import rank_stream
     from memest.sharding.updated import as_updated, updated_weights
     from memest.steps.compose import splice
     from memest.steps.stream import make_stream
+    from memest.trace.generation import TRACED_STEPS
     from memest.trace.inputs import realise
     from memest.trace.losses import loss_for
     from memest.trace.session import rank_model
@@ -58,11 +63,19 @@ def predicted(case: dict[str, Any]) -> Any:
             loss_of=loss_for(twins.built), gpu=GPU, operators="cpu",
             plan=plan_to_compose(setup),
         )  # fmt: skip
+    tail = None
+    if "evaluation" in case or "generation" in case:
+        trace_tail = traced_evaluation if "evaluation" in case else _traced_generation
+        with rank_model(twins.built.trained, setup) as model:
+            tail = trace_tail(model, twins, _evaluated(case))
     weights = updated_weights(trace.weights, setup, trace.landmarks)
     spliced = splice(trace, trace_updates(weights, as_updated(setup), GPU))
     spliced.calls = [replace(call, op="none") for call in spliced.calls]
     accum = setup.grad_accum
     stream = make_stream(spliced, GPU, num_steps=STEPS, grad_accum=accum, cues=True)
+    if tail is not None:
+        steps = TRACED_STEPS if "generation" in case else None
+        stream = with_tail(stream, tail, steps)
     if setup.distributed.fsdp == "none":
         return stream
     return rank_stream(stream, setup, trace.weights, trace.landmarks, accum)
@@ -86,9 +99,66 @@ def twins_of(case: dict[str, Any]) -> Any:
     return twin(case["model"], distributed=spread, **case.get("setup", {}))
 
 
+def _evaluated(case: dict[str, Any]) -> dict[str, Any]:
+    """A case in the words of ``evaluation_ranks``."""
+    return {**case, "spread": {"tp": case["ranks"]}}
+
+
+def _traced_generation(model: Any, twins: Any, case: dict[str, Any]) -> Any:
+    """The first steps of a generation, of a model as a rank has it."""
+    from cases import GPU
+
+    from memest.generation import Generation
+    from memest.trace.generation import trace_generation
+    from memest.trace.inputs import realise
+
+    return trace_generation(
+        model, twins.setup, Generation(**case["generation"]), gpu=GPU, operators="cpu",
+        make_batch=lambda: realise(twins.plans),
+    )  # fmt: skip
+
+
+def _generate(model: Any, twins: Any, case: dict[str, Any]) -> None:
+    """transformers' own ``generate``, whose end is decided here."""
+    import torch
+    from ranks import STEPS
+    from transformers.generation.utils import GenerationMixin
+
+    from memest.calibration.running.cpu_memory import mark
+    from memest.calibration.running.material import host_batches
+    from memest.generation import Generation
+    from memest.trace.generation import TRACED_STEPS, options_of
+
+    (batch,) = host_batches(twins.plans, 1)
+    begun = 1
+    mark(f"generation {STEPS} 1")
+
+    class Enough(Exception):
+        pass
+
+    def unfinished(*_: Any, **__: Any) -> bool:
+        nonlocal begun
+        begun += 1
+        if begun > TRACED_STEPS:
+            mark("end 0 0")
+            raise Enough
+        mark(f"generation {STEPS} {begun}")
+        return True
+
+    inputs = {name: torch.as_tensor(v).clone() for name, v in batch.items()}
+    del inputs["labels"]
+    model.eval()
+    with (
+        mock.patch.object(GenerationMixin, "_has_unfinished_sequences", unfinished),
+        contextlib.suppress(Enough),
+    ):
+        model.generate(**inputs, **options_of(Generation(**case["generation"])))
+
+
 def _be_rank(case: dict[str, Any], out: str) -> None:
     import torch
-    from ranks import _Marks
+    from evaluation_ranks import environment, evaluate
+    from ranks import _Marks, accelerate_loop
     from torch.distributed.device_mesh import init_device_mesh
 
     from memest.calibration.running.cpu_memory import mark, measure
@@ -99,6 +169,8 @@ def _be_rank(case: dict[str, Any], out: str) -> None:
     from memest.trace.tensor_parallel import on_ranks
 
     torch.manual_seed(0)
+    if "evaluation" in case:
+        environment(case, 0)
     twins = twins_of(case)
     setup = twins.setup
     batches = host_batches(twins.plans, STEPS * setup.grad_accum)
@@ -106,6 +178,13 @@ def _be_rank(case: dict[str, Any], out: str) -> None:
     def run() -> None:
         mark("load 0 0")
         model = _fully_sharded(twins.real, meshes["dp"]) if copies else twins.real
+        if "evaluation" in case or "generation" in case:
+            then = evaluate if "evaluation" in case else _generate
+            accelerate_loop(
+                model, setup, batches, optimizer_of_shards, loss_for(twins.built),
+                then=lambda: then(model, twins, _evaluated(case)),
+            )  # fmt: skip
+            return
         train(
             model, setup, batches, optimizer_of_shards, loss_for(twins.built), torch.device("cpu"),
             _Marks(),

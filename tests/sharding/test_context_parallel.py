@@ -6,6 +6,7 @@ import json
 
 import pytest
 from context_ranks import predicted, real_rank
+from evaluation_ranks import check_evaluation
 from phases import check_phases
 from ranks import as_run, without_updates
 from real_memory import differences
@@ -86,6 +87,24 @@ def test_two_processes_that_talk(rotate):
     assert found[0] == found[1]
 
 
+EVALUATED = [
+    ("llama", {"loop": "plain"}, 2, True, True),
+    ("llama-gqa", {"loop": "plain", "padded": True}, 3, False, True),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("model", "setup", "ways", "shards", "keeps"), EVALUATED)
+def test_ranks_evaluate_their_parts_of_sequences(model, setup, ways, shards, keeps):
+    """The Trainer's own evaluation cuts batches as training does, and gathers what parts give."""
+    case = {
+        "model": model, "ways": ways, "shards": shards, "setup": setup, "evaluation": [6, keeps],
+    }  # fmt: skip
+    stream, real = predicted(case), real_rank(case)
+    check_events(stream.events, stream.sizes)
+    check_evaluation(real, as_run(stream))
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A small decoder."""
@@ -106,6 +125,19 @@ def run(model, **options):
         "fsdp": "full_shard", "gpu": "a100-40gb", **options,
     }  # fmt: skip
     return memest.estimate(model, **options)
+
+
+def test_parts_of_predictions_are_kept(folder):
+    """The GPUs of a sequence evaluate its parts: what piles up is what whole sequences would be."""
+    from memest.distributed import Distributed
+    from memest.setup import Setup
+    from memest.sizes import eval_batches
+
+    asked = {"eval_batch": 32, "eval_samples": 256}
+    spread = Distributed(num_gpus=4, fsdp="full_shard", cp=2)
+    assert eval_batches(Setup(distributed=spread, seq_len=256, **asked)) == 4
+    whole, shared = (run(folder, **asked, **more).peak.allocated_bytes for more in ({}, {"cp": 2}))
+    assert abs(shared - whole) < 0.02 * whole
 
 
 def tracer_and(folder, **options):
@@ -235,7 +267,6 @@ SHARED = {"num_gpus": 4, "fsdp": "full_shard", "cp": 2}
         ({**SHARED, "seq_len": 2}, "such as 4"),
         ({**SHARED, "attn_implementation": "eager"}, "Write --attn-implementation sdpa"),
         ({**SHARED, "tp": 2, "loop": "plain"}, "--tp 2 is not priced together with --cp"),
-        ({**SHARED, "eval_batch": 2}, "--eval-batch is not priced"),
         ({**SHARED, "torch_compile": True}, "--torch-compile is not priced"),
         ({**SHARED, "use_liger_kernel": True}, "leave one of them out"),
         ({**SHARED, "cp_rotate": "allto"}, "Did you mean 'alltoall'"),

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import pytest
 from deepspeed_ranks import EVALUATED, recorded_run
-from evaluation_ranks import predicted_evaluation, real_evaluation
-from ranks import as_run, of_steps
-from real_memory import differences
+from evaluation_ranks import HOST, check_evaluation, predicted_evaluation, real_evaluation
+from ranks import as_run
 from releases import as_heard
+from ulysses_ranks import EVALUATED as SHARED
 
 from memest.replay.replay import check_events
 
-HOST = 6144
-"""Step counters and numbers wrapped as tensors, which a CPU run cannot tell from the device's."""
 RNG = 5056
 """What a CPU keeps of its generator for each checkpoint; a GPU's is in host memory too."""
 FULL = {"fsdp": "full_shard"}
@@ -53,19 +51,12 @@ def test_a_rank_evaluates_in_what_it_does_with_deepspeed(name):
     _compare(recorded_run(name), predicted_evaluation(case), HOST + chunks * RNG)
 
 
+@pytest.mark.parametrize("name", SHARED)
+def test_ranks_that_share_sequences_evaluate_whole_ones(name):
+    """Ulysses stands aside in evaluations: every rank has batches and all tokens of its own."""
+    _compare(recorded_run(name), predicted_evaluation(SHARED[name]))
+
+
 def _compare(real, stream, host=HOST):
     check_events(stream.events, stream.sizes)
-    predicted = as_heard(real, as_run(stream), host)
-
-    measured = {phase.name: phase for phase in real.phases}
-    batches = [phase for phase in predicted.phases if phase.name.startswith("evaluation")]
-    assert len(batches) == 4
-    for phase in batches:
-        same = measured[phase.name]
-        assert abs(phase.alive - same.alive) <= host, f"alive when {phase.name} begins"
-        assert abs(phase.peak - same.peak) <= host + 0.005 * real.peak, f"peak in {phase.name}"
-    runs = [of_steps(run) for run in (real, predicted)]
-    for run in runs:
-        run.events = [event for event in run.events if event.phase.startswith("evaluation")]
-    assert len(predicted.allocations(at_least=8192)) > 100
-    assert differences(*runs, at_least=8192) == []
+    check_evaluation(real, as_heard(real, as_run(stream), host), host)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from evaluation_ranks import check_evaluation
 from phases import check_phases
 from ranks import as_run, without_updates
 from real_memory import differences
@@ -60,6 +61,42 @@ def test_shards_that_fsdp_shards_again(setup, ranks, copies):
     assert differences(without_updates(real), without_updates(run), at_least=16384) == []
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "setup", "ranks", "keeps"),
+    [("llama-gqa", {}, 2, True), ("llama-tied", {"adapter": LORA}, 4, True)],
+)
+def test_ranks_that_share_layers_evaluate_one_batch(model, setup, ranks, keeps):
+    """The Trainer's own evaluation: each rank keeps the predictions of all, which are the same."""
+    setup = {"optim": "adamw_torch", "loop": "accelerate", **setup}
+    case = {"model": model, "ranks": ranks, "setup": setup, "evaluation": [6, keeps]}
+    stream, real = predicted(case), real_rank(case)
+    check_events(stream.events, stream.sizes)
+    check_evaluation(real, as_run(stream))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("generation", [{"num_beams": 2}, {"cache": "static"}])
+def test_ranks_that_share_layers_generate(generation):
+    """Caches have the heads of a rank: every step of ``generate``, the prompt first."""
+    setup = {"optim": "adamw_torch", "loop": "accelerate"}
+    case = {"model": "llama-gqa", "ranks": 2, "setup": setup, "generation": generation}
+    stream, real = predicted(case), real_rank(case)
+    check_events(stream.events, stream.sizes)
+    run = as_run(stream)
+    measured = {phase.name: phase for phase in real.phases}
+    steps = [phase for phase in run.phases if phase.name.startswith("generation")]
+    assert len(steps) == 6
+    for phase in steps:
+        same = measured[phase.name]
+        assert abs(phase.alive - same.alive) <= 1024, f"alive when {phase.name} begins"
+        assert abs(phase.peak - same.peak) <= 1024, f"peak in {phase.name}"
+    for one in (real, run):
+        one.events = [event for event in one.events if event.phase.startswith("generation")]
+    assert len(run.allocations(at_least=2048)) > 100
+    assert differences(real, run, at_least=2048) == []
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A small decoder of four heads."""
@@ -87,6 +124,44 @@ def test_weights_and_states_are_shared_and_residuals_are_not(folder):
     assert rows[1]["activations"] > rows[0]["activations"] / 4
     assert "tensor parallel over 4" in str(four)
     assert four.model.parameters == one.model.parameters
+
+
+def test_each_rank_keeps_the_predictions_of_all(folder):
+    """The GPUs of a group evaluate one batch, and gather it from each other all the same."""
+    from memest.options import given_setup
+    from memest.sizes import eval_batches, gathering_ranks
+
+    asked = {"batch": 1, "eval_batch": 32, "eval_samples": 64, "num_gpus": 2, "tp": 2}
+    setup = given_setup(None, {**asked, "seq_len": 64})
+    assert (gathering_ranks(setup.distributed), eval_batches(setup)) == (2, 2)
+    peak = run(folder, **asked).peak.allocated_bytes
+    # in the last batch the old predictions, the new ones, and those that were gathered
+    assert peak > 2 * (32 + 64 + 32) * 64 * 512 * 4
+
+
+def test_caches_of_a_generation_are_shared(folder):
+    """A rank has half of the heads, in every layer and at every step."""
+    asked = {"batch": 1, "eval_batch": 64, "generate": 64, "cache_implementation": "static"}
+    one, two = (
+        sum(
+            size for size, label in zip(stream.sizes, stream.labels, strict=True)
+            if stream.label_names[label] == "aten.zeros.default" and size >= 4096
+        )
+        for stream in (found(folder, **asked), found(folder, num_gpus=2, tp=2, **asked))
+    )  # fmt: skip
+    assert two == one / 2 > 0
+
+
+def found(folder, **options):
+    """The stream of a whole run."""
+    from memest.cards import cards_of
+    from memest.options import given_setup
+    from memest.tracing import Tracer
+    from memest.whole_run import whole_run
+
+    setup = given_setup(None, {"seq_len": 64, **options})
+    traits = cards_of(setup, None, None, None).main.traits
+    return whole_run(Tracer.of(folder), setup, traits).stream
 
 
 def test_families_answer_other_batches(folder):
@@ -126,6 +201,12 @@ def test_families_answer_other_batches(folder):
         ),
         ({"num_gpus": 4, "tp": 2, "zero": 1}, "--zero"),
         ({"num_gpus": 2, "tp": 2, "optim": "muon"}, "--optim muon"),
+        (
+            {"num_gpus": 4, "tp": 2, "fsdp": "full_shard", "loop": "plain", "generate": 8},
+            "together with --fsdp full_shard and --tp",
+        ),
+        ({"num_gpus": 2, "pp": 2, "eval_batch": 8}, "neither the Trainer nor accelerate has"),
+        ({"num_gpus": 2, "pp": 2, "generate": 8}, "generate calls a whole model"),
         ({"num_gpus": 2, "tp": 2, "zero_grad": "zero"}, "--zero-grad zero"),
     ],
 )

@@ -211,9 +211,11 @@ def test_a_composed_run_is_the_run_that_is_traced_whole(folder, loop):
         ({**SHARED, "sp": 4, "num_gpus": 6}, "write --num-gpus 4"),
         ({**SHARED, "attn_implementation": "eager"}, "sdpa or flash_attention_2"),
         ({**SHARED, "tp": 2, "loop": "plain"}, "--tp"),
-        ({**SHARED, "eval_batch": 2}, "--eval-batch is not priced"),
         ({**SHARED, "use_liger_kernel": True}, "--use-liger-kernel is not priced"),
-        ({**SHARED, "lora_r": 8}, "an adapter is not priced"),
+        ({**SHARED, "peft": "ia3"}, "an adapter other than LoRA is not priced"),
+        ({**SHARED, "lora_r": 8, "zero": 3}, "where peft looks at them, is not priced"),
+        ({**SHARED, "lora_r": 8, "load_in_8bit": True}, "of another format than bitsandbytes"),
+        ({**SHARED, "sp": 4, "eval_batch": 2}, "Write --sp 2 or less, or --attn"),
         ({**SHARED, "loss": "mse"}, "a loss of one's own"),
         ({**SHARED, "software": "transformers=4.57"}, "before 5 is not priced"),
         ({**SHARED, "task": "sequence-classification"}, "not trained as a causal language model"),
@@ -249,6 +251,31 @@ def test_models_that_deepspeed_would_not_share_are_refused(tmp_path, changes, wo
     (tmp_path / "config.json").write_text(json.dumps({**CONFIGS[kind], **other}))
     with pytest.raises(ConfigError, match=words):
         run(str(tmp_path), **{**SHARED, "seq_len": 64})
+
+
+def test_adapters_train_on_shared_sequences(folder):
+    """What trains is small, and what is kept for it is a share."""
+    whole, shared = (
+        rows(run(folder, num_gpus=4, zero=2, lora_r=8, **more)) for more in ({}, {"sp": 2})
+    )
+    assert shared["optimizer states"] == whole["optimizer states"]
+    assert whole["activations"] / 2 < shared["activations"] < whole["activations"] * 0.6
+
+
+def test_evaluations_are_of_whole_sequences(folder):
+    """DeepSpeed's attention and its loader stand aside, so the logits are those of all tokens."""
+    asked = {"eval_batch": 32, "eval_samples": 256}
+    whole, shared = (
+        run(folder, num_gpus=4, zero=2, **asked, **more).peak.allocated_bytes
+        for more in ({}, {"sp": 2})
+    )
+    # training's leftovers and the positions of a batch apart
+    assert abs(shared - whole) < whole * 0.01
+
+
+def test_evaluations_find_heads_as_training_left_them(folder):
+    """Flash attention does not ask for the groups that DeepSpeed changes where heads are copied."""
+    run(folder, **{**SHARED, "sp": 4}, eval_batch=2, attn_implementation="flash_attention_2")
 
 
 def test_attention_is_left_as_it_was(folder):

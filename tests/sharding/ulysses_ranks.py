@@ -31,6 +31,15 @@ _TIGHT = {
     "stage3_param_persistence_threshold": 1000, "stage3_max_reuse_distance": 0,
     "stage3_max_live_parameters": 400_000,
 }  # fmt: skip
+_TINY = {"reduce_bucket_size": 40_000}
+_LORA = {
+    "peft_type": "LORA", "r": 8, "target_modules": ["q_proj", "v_proj", "down_proj"],
+    "modules_to_save": ["lm_head"],
+}  # fmt: skip
+_FOUR = {
+    "load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True,
+    "bnb_4bit_compute_dtype": "bfloat16",
+}  # fmt: skip
 CASES: dict[str, dict[str, Any]] = {
     "sp_2": {
         "model": "llama", "ranks": 2, "setup": _HALF,
@@ -84,7 +93,40 @@ CASES: dict[str, dict[str, Any]] = {
         "setup": {**_HALF, "loop": "trainer", "grad_accum": 2, "max_grad_norm": 0.0},
         "spread": {"sp": 2, "zero": 2, "zero_settings": _SMALL},
     },
+    "sp_2_lora": {
+        "model": "llama-gqa", "ranks": 4, "setup": {**_HALF, "adapter": _LORA, "grad_accum": 2},
+        "spread": {"sp": 2, "zero": 2, "zero_settings": _TINY},
+    },
+    "sp_2_trainer_lora": {
+        "model": "llama", "ranks": 2,
+        "setup": {
+            **_HALF, "adapter": _LORA, "loop": "trainer", "grad_accum": 2, "max_grad_norm": 0.0,
+        },
+        "spread": {"sp": 2, "zero": 1, "zero_settings": _TINY},
+    },
+    "sp_2_qlora": {
+        "model": "llama", "ranks": 2, "setup": {**_HALF, "adapter": _LORA, "quantization": _FOUR},
+        "spread": {"sp": 2, "zero": 2, "zero_settings": _TINY},
+    },
 }  # fmt: skip
+
+EVALUATED: dict[str, dict[str, Any]] = {
+    "sp_2_evaluated": {
+        "model": "llama", "ranks": 2, "evaluation": [6, True],
+        "setup": {**_HALF, "loop": "trainer", "grad_accum": 2, "max_grad_norm": 0.0},
+        "spread": {"sp": 2, "zero": 2, "zero_settings": _SMALL},
+    },
+    "sp_4_lora_evaluated": {
+        "model": "llama-gqa", "ranks": 4, "evaluation": [6, True],
+        "setup": {**_HALF, "adapter": _LORA, "config": {"num_attention_heads": 8}},
+        "spread": {"sp": 4, "zero": 2, "zero_settings": _TINY},
+    },
+    "sp_2_zero_3_evaluated": {
+        "model": "llama-gqa", "ranks": 4, "setup": _HALF, "evaluation": [6, False],
+        "spread": {"sp": 2, "zero": 3, "zero_settings": _TIGHT},
+    },
+}  # fmt: skip
+"""Runs with the Trainer's own evaluation behind the training, see ``evaluation_ranks``."""
 
 
 def measured_rank(case: dict[str, Any], rank: int, store: str) -> Any:
@@ -92,7 +134,8 @@ def measured_rank(case: dict[str, Any], rank: int, store: str) -> Any:
 
     Args:
         case: ``model``, ``ranks``, and options of ``Setup`` and of ``Distributed`` in ``setup`` and
-            ``spread``; ``gloo`` for ranks that are all there.
+            ``spread``; ``gloo`` for ranks that are all there; ``evaluation`` as for
+            ``evaluation_ranks.real_evaluation``.
         rank: which one.
         store: a file where processes meet.
     """
@@ -115,6 +158,7 @@ def measured_rank(case: dict[str, Any], rank: int, store: str) -> Any:
     from cases import twin
     from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
     from deepspeed_ranks import _made_in_parts
+    from evaluation_ranks import evaluate
     from ranks import STEPS, make_optimizer_of
 
     from memest.calibration.running.cpu_memory import mark, measure
@@ -148,6 +192,10 @@ def measured_rank(case: dict[str, Any], rank: int, store: str) -> Any:
         "zero_force_ds_cpu_optimizer": False,
     }
 
+    def then(model: Any) -> None:
+        if "evaluation" in case:
+            evaluate(model, twins, case)
+
     def run() -> None:
         mark("load 0 0")
         model = twins.real
@@ -160,11 +208,12 @@ def measured_rank(case: dict[str, Any], rank: int, store: str) -> Any:
         mpu = UlyssesSPAttentionHF.register_with_transformers(
             model_name_or_path=model, core_attn_implementation="sdpa",
             sequence_parallel_size=ways, micro_batch_size=setup.batch,
+            disable_in_eval=True,  # as Accelerator._prepare_deepspeed asks for it
         )  # fmt: skip
         engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config, mpu=mpu)
         loader = _loader(batches, setup.loop.value, mpu)
         train = _trainer if setup.loop == "trainer" else _script
-        train(engine, loader, STEPS, accum, mpu, mark)
+        train(engine, loader, STEPS, accum, mpu, mark, lambda: then(engine.module))
 
     with mock.patch.object(torch.Tensor, "cpu", lambda t: _on_host(t)):
         return measure(run)
@@ -180,6 +229,8 @@ def _on_host(tensor: Any) -> Any:
     """A copy in memory that is not torch's."""
     import torch
 
+    if tensor.is_floating_point():
+        return tensor  # what an evaluation brings to the host in the end
     return torch.from_numpy(tensor.numpy().copy())
 
 
@@ -224,7 +275,9 @@ class _Moved:
         return (_on_device(batch) for batch in self._batches)
 
 
-def _script(engine: Any, loader: Any, steps: int, accum: int, mpu: Any, mark: Any) -> None:
+def _script(
+    engine: Any, loader: Any, steps: int, accum: int, mpu: Any, mark: Any, then: Any
+) -> None:  # fmt: skip
     """The guides' loop (accelerate's ``sequence_parallelism``, DeepSpeed's ALST tutorial)."""
     group, ways = mpu.get_sequence_parallel_group(), mpu.get_sequence_parallel_world_size()
     mark("batch 1 1")
@@ -249,6 +302,7 @@ def _script(engine: Any, loader: Any, steps: int, accum: int, mpu: Any, mark: An
         if micro == accum:
             mark(f"zero_grad {step} 0")
         mark(f"batch {(index + 1) // accum + 1} {(index + 1) % accum + 1}")
+    then()
     del batch, outputs, shift_labels
 
 
@@ -272,7 +326,9 @@ def _joined(loss: Any, shift_labels: Any, group: Any, ways: int) -> Any:
     return total / max(sum(counts), 1)
 
 
-def _trainer(engine: Any, loader: Any, steps: int, accum: int, mpu: Any, mark: Any) -> None:
+def _trainer(
+    engine: Any, loader: Any, steps: int, accum: int, mpu: Any, mark: Any, then: Any
+) -> None:  # fmt: skip
     """The Trainer's step, its loss by its own function."""
     from transformers.integrations.deepspeed import deepspeed_sp_compute_loss
 
@@ -296,11 +352,12 @@ def _trainer(engine: Any, loader: Any, steps: int, accum: int, mpu: Any, mark: A
             engine.step()
             loss = loss.detach()
         mark(f"zero_grad {step} 0")
+    then()
     mark("end 0 0")
 
 
 def _record(name: str, rank: int, wanted: int, store: str) -> None:
-    case = CASES[name]
+    case = {**CASES, **EVALUATED}[name]
     run = measured_rank(case, rank, store)
     if rank != wanted:
         return
@@ -330,11 +387,14 @@ def _main() -> None:
         rank, wanted, name, meeting = sys.argv[2:]
         _record(name, int(rank), int(wanted), meeting)
         return
+    from evaluation_ranks import predicted_evaluation
     from ranks import predicted_rank
 
-    for name in sys.argv[1:] or CASES:
-        wanted = predicted_rank(CASES[name]).rank
-        ranks = [wanted] if not CASES[name].get("gloo") else range(CASES[name]["ranks"])
+    cases = {**CASES, **EVALUATED}
+    for name in sys.argv[1:] or cases:
+        case = cases[name]
+        wanted = (predicted_evaluation if "evaluation" in case else predicted_rank)(case).rank
+        ranks = [wanted] if not case.get("gloo") else range(case["ranks"])
         # the profiler remembers addresses: processes for each
         with tempfile.TemporaryDirectory() as folder:
             meeting = str(Path(folder) / "store")
