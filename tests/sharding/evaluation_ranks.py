@@ -66,7 +66,7 @@ def evaluated(stream: Any, twins: Any, case: dict[str, Any]) -> Any:
     )  # fmt: skip
     with loss_of_setup(twins.built.model, setup):
         trace = trace_evaluation(
-            twins.built.model, setup, make_batch=lambda: realise(plans),
+            twins.built.trained, setup, make_batch=lambda: realise(plans),
             loss_of=loss_for(twins.built), gpu=GPU, operators="cpu", ranks=case["ranks"],
         )  # fmt: skip
     with mock.patch.object(tails, "hidden_allocations", return_value=()):
