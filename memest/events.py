@@ -191,6 +191,8 @@ class CueKind(enum.IntEnum):
     HELD = 13
     """The module is done with a weight, and autograd holds on to what it used of it (a view that
     was saved, or what a recomputation saved); ``index`` is the weight."""
+    LET_GO_NEWEST = 16
+    """Autograd lets go of the newest of these: a recomputation was kept beside the forward."""
     LET_GO = 14
     """Autograd lets go of the oldest of these."""
     READ = 15
@@ -228,6 +230,7 @@ class CueKind(enum.IntEnum):
 
 
 OF_WEIGHTS = frozenset({
+    CueKind.LET_GO_NEWEST,
     CueKind.PLACED, CueKind.GRADIENT, CueKind.READY, CueKind.HELD, CueKind.LET_GO,
     CueKind.READ, CueKind.KEPT_GRADIENT,
 })  # fmt: skip

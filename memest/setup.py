@@ -374,6 +374,15 @@ class Setup:
         return self.distributed.zero == 3
 
     @property
+    def partitions_whole_model(self) -> bool:
+        """Whether stage 3 gets a model that lies whole on every GPU, and partitions it there.
+
+        ``from_pretrained`` leaves ``zero.Init`` out where it quantises (``get_init_context`` of
+        transformers 5.23), so ``DeepSpeedZeRoOffload`` finds no parameter of its own.
+        """
+        return self.partitions_parameters and self.quantization is not None
+
+    @property
     def has_linear_of_stage_3(self) -> bool:
         """Whether ``zero.Init`` puts a function of its own in place of ``F.linear``."""
         usual = self.distributed.zero_setting("memory_efficient_linear", True)

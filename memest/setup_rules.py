@@ -83,21 +83,25 @@ def check_sharded_base(setup: Setup) -> None:
         ConfigError: such a pair, with whose reason it is.
     """
     base, spread = setup.quantization, setup.distributed
-    if base is None or not (spread.zero == 3 or spread.strategy is Strategy.FSDP):
+    shards = spread.zero == 3 or spread.strategy is Strategy.FSDP
+    if base is None or not (shards or spread.zero):
         return
-    several = "--zero 3" if spread.zero else f"--fsdp {spread.fsdp}"
-    if base.format is Format.BNB_8BIT:
+    several = f"--zero {spread.zero}" if spread.zero else f"--fsdp {spread.fsdp}"
+    if shards and base.format is Format.BNB_8BIT:
+        why = _WHOLE_BESIDE if spread.zero else _SCALES_ON_WEIGHT
         raise ConfigError(
-            f"{several} and --load-in-8bit exclude each other: the scales of LLM.int8 hang on the "
-            "weight object, which sharding replaces (Int8Params of bitsandbytes). Use "
+            f"{several} and --load-in-8bit exclude each other: {why} Use "
             "--load-in-4bit, or --zero 2 or DDP, which leave frozen weights as they are."
         )
-    if base.format.packed or spread.zero == 3:
+    if shards and base.format.packed:
         raise ConfigError(
-            f"A {base.words} is not priced together with {several} "
-            "yet, and memest does not guess: take --zero 2 or DDP"
-            + (", or --fsdp full_shard." if not base.format.packed else ".")
+            f"A {base.words} is not priced together with {several}: packed words and scales are "
+            "buffers of their layers, which DeepSpeed and FSDP leave whole on every GPU, so next "
+            "to nothing would be sharded. Take --zero 2 or DDP, which hold the same."
         )
+    _check_storage(setup, several)
+    if spread.zero:
+        return
     if spread.fsdp_version == 1 and base.quant_storage == "uint8":
         half = {Precision.FP16: "float16", Precision.BF16: "bfloat16"}.get(setup.precision)
         raise ConfigError(
@@ -110,13 +114,40 @@ def check_sharded_base(setup: Setup) -> None:
             f"{several} with --loop plain cannot shard 4-bit weights that are stored as uint8: "
             "their state does not survive fully_shard. Add --bnb-4bit-quant-storage bfloat16."
         )
+
+
+_SCALES_ON_WEIGHT = (
+    "the scales of LLM.int8 hang on the weight object, which sharding replaces (Int8Params of "
+    "bitsandbytes)."
+)
+_WHOLE_BESIDE = (
+    "its layers keep the int8 numbers beside the parameter (MatmulLtState of bitsandbytes), whole "
+    "on every GPU, so partitions and what is gathered of them come on top of the whole."
+)
+
+
+def _check_storage(setup: Setup, several: str) -> None:
+    """Packed bytes in a floating dtype are cast with the other weights, values and all.
+
+    Source: ``MixedPrecisionPolicy`` of FSDP2; ``DeepSpeedEngine._cast_module_mixed_precision`` of
+    DeepSpeed 0.19.8, which casts every parameter of a floating dtype.
+
+    Raises:
+        ConfigError: the storage has another dtype than the run computes in.
+    """
+    base = setup.quantization
     half = {Precision.BF16: "bfloat16", Precision.FP16: "float16"}.get(setup.precision)
-    if setup.computes_in_half and base.quant_storage not in ("uint8", half):
-        raise ConfigError(
-            f"--bnb-4bit-quant-storage {base.quant_storage} and --{setup.precision} exclude each "
-            f"other under {several}: FSDP would cast the packed bytes to {half} before it gathers "
-            f"them. Use --bnb-4bit-quant-storage {half}."
-        )
+    if base is None or base.format is not Format.BNB_4BIT or not setup.computes_in_half:
+        return
+    if base.quant_storage in ("uint8", half):
+        return
+    when = "before it gathers them" if setup.distributed.strategy is Strategy.FSDP else "as weights"
+    library = "FSDP" if setup.distributed.strategy is Strategy.FSDP else "DeepSpeed"
+    raise ConfigError(
+        f"--bnb-4bit-quant-storage {base.quant_storage} and --{setup.precision} exclude each "
+        f"other under {several}: {library} would cast the packed bytes to {half} {when}. Use "
+        f"--bnb-4bit-quant-storage {half}."
+    )
 
 
 def check_adapter(setup: Setup) -> None:

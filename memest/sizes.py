@@ -76,9 +76,9 @@ def as_traced(asked: Setup) -> Setup:
     without autocast (``MixedPrecisionPolicy`` in ``set_mixed_precision`` of accelerate;
     ``DeepSpeedEngine._cast_module_mixed_precision``; in autocast all the same under FSDP1),
     adapters too, which peft makes float32 before; not under stage 3, whose engine casts nothing
-    that ``zero.Init`` built. And DDP that looks for unused parameters copies the model's outputs
-    (``_DDPSink``). And ``zero.Init`` replaces ``F.linear``, where ``memory_efficient_linear`` does
-    not keep it from that.
+    that ``zero.Init`` built, which it did not where the base is quantised. And DDP that looks for
+    unused parameters copies the model's outputs (``_DDPSink``). And ``zero.Init`` replaces
+    ``F.linear``, where ``memory_efficient_linear`` does not keep it from that.
     """
     kept = _CLONES if asked.finds_unused_parameters else ALONE
     if asked.partitions_parameters:
@@ -94,7 +94,8 @@ def as_traced(asked: Setup) -> Setup:
     out = replace(asked, distributed=kept)
     if asked.computes_in_half:
         half = Dtype.BFLOAT16 if asked.precision is Precision.BF16 else Dtype.FLOAT16
-        if asked.adapter is not None and not asked.partitions_parameters:
+        built_in_parts = asked.partitions_parameters and not asked.partitions_whole_model
+        if asked.adapter is not None and not built_in_parts:
             kept = replace(kept, in_half=True, adapters_in_full=_in_full(asked))
         if asked.autocasts_halves and asked.precision is Precision.FP16:
             kept = replace(kept, in_half=True)

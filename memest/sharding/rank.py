@@ -7,6 +7,7 @@ from typing import Any
 
 from memest.distributed import Fsdp, Prefetch, Strategy
 from memest.events import Landmarks, Weight
+from memest.quantization import Format
 from memest.setup import Loop, Precision, Setup
 from memest.sharding.ddp import Ddp
 from memest.sharding.flat import keeps_whole
@@ -143,13 +144,30 @@ def _zero3(
         scaled=setup.precision is Precision.FP16,
         last_micro_step=grad_accum, wire="float32" if spread.sp > 1 else engine, kept=engine,
     )  # fmt: skip
-    if setup.loop is Loop.PLAIN and setup.has_linear_of_stage_3:
+    if setup.partitions_whole_model:
+        made.whole = True
+        made.notes.append(_WHOLE)
+        four = setup.quantization is not None and setup.quantization.format is Format.BNB_4BIT
+        if four and setup.optim != "none" and not setup.recomputes_reentrantly:
+            made.notes.append(_HELD)
+    elif setup.loop is Loop.PLAIN and setup.has_linear_of_stage_3:
         made.notes.append(
             "ZeRO-3: the model is taken to be built under deepspeed.zero.Init. One that is whole "
             "when deepspeed.initialize gets it keeps the gathered weights of linear layers until "
             'the backward: "memory_efficient_linear": false in the DeepSpeed configuration says so.'
         )
     return made
+
+
+_WHOLE = (
+    "ZeRO-3 of a quantised base: transformers loads the whole model on every GPU, where DeepSpeed "
+    "partitions it; scales stay whole."
+)
+_HELD = (
+    "ZeRO-3 of 4-bit weights: bitsandbytes keeps a view of what was gathered for a forward as long "
+    "as its graph lives, so at the end of the forward every GPU has them whole; recomputation "
+    "changes that with --checkpointing full --use-reentrant, whose forward makes no graph."
+)
 
 
 def skips_sync(setup: Setup) -> bool:

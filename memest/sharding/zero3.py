@@ -6,6 +6,11 @@ Source: ``deepspeed/runtime/zero`` of DeepSpeed 0.19.8: ``stage3.py`` (partition
 Names here are those there. The model is built under ``zero.Init``, as transformers'
 ``from_pretrained`` does where stage 3 is configured: each module is whole on the device when it is
 made, and partitioned at once; ``F.linear`` saves the parameter, not a view of what was gathered.
+A quantised model is loaded without that: it is whole on every GPU, the engine casts what is not
+packed (``_cast_module_mixed_precision``), and its parameters are partitioned where they lie, one
+after the other (``DeepSpeedZeRoOffload._convert_to_zero_parameters``). Packed weights are
+parameters like others, of the dtype that holds them; scales, tables and offsets of bitsandbytes
+hang on the parameter objects, which keep them while their data comes and goes: whole on every rank.
 """
 
 from __future__ import annotations
@@ -55,6 +60,7 @@ class Zero3(PartitionedWrapper):
 
     Attributes:
         fetcher: gathers and gives back.
+        whole: the model lies on the device when DeepSpeed gets it.
         groups: sub-groups of the optimizer's groups; empty where nothing trains.
         bucket_elements: ``reduce_bucket_size``.
         contiguous: ``contiguous_gradients``: gradients are copied into one bucket as they come.
@@ -70,6 +76,7 @@ class Zero3(PartitionedWrapper):
     """
 
     fetcher: Fetcher
+    whole: bool = False
     groups: Sequence[SubGroup]
     bucket_elements: int
     contiguous: bool
@@ -97,6 +104,10 @@ class Zero3(PartitionedWrapper):
             )
 
     # -- what the stream brings
+
+    def allocates(self, number: int) -> bool:
+        """See :meth:`Wrapper.allocates`."""
+        return self.whole or PartitionedWrapper.allocates(self, number)
 
     def begins(self, mark: Mark) -> None:
         """See :meth:`Wrapper.begins`."""
@@ -141,6 +152,8 @@ class Zero3(PartitionedWrapper):
             self.fetcher.read(index)
         elif kind is CueKind.LET_GO:
             self.fetcher.let_go(index)
+        elif kind is CueKind.LET_GO_NEWEST:
+            self.fetcher.let_go(index, newest=True)
         elif kind is CueKind.UPDATE:
             self._begin_group(index)
 
@@ -150,12 +163,15 @@ class Zero3(PartitionedWrapper):
         """``zero.Init``, the checkpoint, and the optimizer (``_setup_for_real_optimizer``)."""
         to = self.to
         self.copy_unplaced()
-        shards = self._build()
-        for members in self._by_owner():
-            # a module is gathered while its part of the checkpoint is read
-            gathered = [self._whole(weight, padded=True) for weight in members]
-            for number in gathered:
-                to.free(number)
+        if self.whole:
+            shards = self._cut()
+        else:
+            shards = self._build()
+            for members in self._by_owner():
+                # a module is gathered while its part of the checkpoint is read
+                gathered = [self._whole(weight, padded=True) for weight in members]
+                for number in gathered:
+                    to.free(number)
         self._join_shards(shards)
         trained = [weight for group in self.groups for weight in group.weights]
         if not trained:
@@ -208,6 +224,21 @@ class Zero3(PartitionedWrapper):
                 else:
                     to.out.host_bytes += self.fetcher.shard_bytes(weight)
                 to.free(number)
+        return shards
+
+    def _cut(self) -> dict[int, int]:
+        """Parameters that lie there are partitioned in their order, small ones like the others.
+
+        ``_partition_param``: what is to stay small and whole is marked later
+        (``mark_persistent_parameters``), so with ``offload_param`` all shards are the host's.
+        """
+        shards = {}
+        for weight in range(len(self.weights)):
+            if self.offloads_params:
+                self.to.out.host_bytes += self.fetcher.shard_bytes(weight)
+            else:
+                shards[weight] = self._shard(weight)
+            self.to.free(self._placed[weight])
         return shards
 
     def _shard(self, weight: int) -> int:

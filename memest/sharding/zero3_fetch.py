@@ -375,9 +375,10 @@ class Fetcher:
         self._holds.setdefault(weight, deque()).append(number)
         self._holders[number] = self._holders.get(number, 0) + 1
 
-    def let_go(self, weight: int) -> None:
-        """It drops the oldest of them; what was given back meanwhile is free now."""
-        number = self._holds[weight].popleft()
+    def let_go(self, weight: int, *, newest: bool = False) -> None:
+        """It drops the oldest of them or the newest; what was given back meanwhile is free now."""
+        holds = self._holds[weight]
+        number = holds.pop() if newest else holds.popleft()
         self._holders[number] -= 1
         if not self._holders[number]:
             del self._holders[number]

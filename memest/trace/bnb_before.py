@@ -40,7 +40,8 @@ def bitsandbytes_as_before(setup: Setup) -> Iterator[None]:
     def matmul_4bit(
         a: torch.Tensor, b: torch.Tensor, quant_state: Any, out: Any = None, bias: Any = None
     ) -> Any:
-        return _Dequantised.apply(a, b, bias, quant_state, keeps_input)
+        # layers gave the transposed weight, a view: what is kept of it is what was gathered
+        return _Dequantised.apply(a, b.t(), bias, quant_state, keeps_input)
 
     with mock.patch.object(bitsandbytes, "matmul_4bit", matmul_4bit):
         yield

@@ -167,6 +167,7 @@ class _Stands:
         self._others: dict[int, torch.nn.Parameter] = {}
         self._running = running
         self._kept: dict[int, tuple[torch.Tensor, weakref.ref[Any]]] = {}
+        self._holds: dict[int, list[object]] = {}
         self._applied = 0
         self._remaining = 0
         self._at_outputs = _node(self._output_reached)
@@ -254,8 +255,16 @@ class _Stands:
             storage = moved()
             if storage is not None:
                 self._recorder.cue(CueKind.HELD, weight)
-                weakref.finalize(storage, self._recorder.cue, CueKind.LET_GO, weight).atexit = False
+                hold = object()
+                self._holds.setdefault(weight, []).append(hold)
+                weakref.finalize(storage, self._let_go, weight, hold).atexit = False
         self._kept.clear()
+
+    def _let_go(self, weight: int, hold: object) -> None:
+        holds = self._holds[weight]
+        oldest = holds[0] is hold
+        holds.remove(hold)
+        self._recorder.cue(CueKind.LET_GO if oldest else CueKind.LET_GO_NEWEST, weight)
 
 
 def _moved(parameter: torch.nn.Parameter) -> weakref.ref[Any]:

@@ -251,7 +251,13 @@ def quantise_weight(layer: Any, arrived: torch.Tensor) -> None:
         del original
     weight = kind(arrived, requires_grad=False, **attributes)
     del arrived
-    layer._parameters["weight"] = weight._quantize("meta")
+    weight._quantize("meta")
+    if kind.__name__ == "Params4bit":
+        # the parameter stays the one that hooks of modules were given
+        layer.weight.data = weight.data
+        vars(layer.weight).update(vars(weight))
+    else:
+        layer._parameters["weight"] = weight
     if hasattr(layer, "init_8bit_state"):
         layer.init_8bit_state()
 

@@ -108,6 +108,7 @@ class Recorder(TorchDispatchMode):
         self._birth = _TEMPORARY
         self._in_backward = False
         self._updates = False
+        self._over = False
         self._module_of_node = -1
         self._notes: dict[str, None] = {}
         self.last_op = ""
@@ -148,6 +149,8 @@ class Recorder(TorchDispatchMode):
             index: number of the module or the weight.
             tensor: what it is about.
         """
+        if self._over and kind in (CueKind.LET_GO, CueKind.LET_GO_NEWEST):
+            return
         allocation = None if tensor is None else self.allocation_of(tensor)
         number = -1 if allocation is None else allocation
         self.trace.cues.append(Cue(len(self.trace.events), kind, index, number))
@@ -450,6 +453,7 @@ class Recorder(TorchDispatchMode):
 
     def forget(self) -> None:
         """Stop watching: what dies from now on is not part of the trace."""
+        self._over = True
         self._live.clear()
         self._watch.clear()
 

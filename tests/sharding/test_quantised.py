@@ -22,6 +22,7 @@ TINY = {"batch": 2, "seq_len": 64, "gpu": "a100-80gb", "max_batch": False, "bf16
 FOUR = {
     "load_in_4bit": True, "bnb_4bit_compute_dtype": "bfloat16", "lora_r": 8, "prepare_kbit": False,
 }  # fmt: skip
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}
 SHARDED = {"fsdp": "full_shard", "bf16": True, "lora_r": 8}
 
 
@@ -38,8 +39,24 @@ def setup(**options):
     ("options", "said"),
     [
         ({**SHARDED, "load_in_8bit": True}, "scales of LLM.int8 hang on the weight object"),
-        ({"zero": 3, "bf16": True, "lora_r": 8, "load_in_8bit": True}, "--zero 3 and"),
-        ({"zero": 3, "bf16": True, "lora_r": 8, "load_in_4bit": True}, "take --zero 2"),
+        (
+            {"zero": 3, "bf16": True, "lora_r": 8, "load_in_8bit": True},
+            "keep the int8 numbers beside the parameter",
+        ),
+        (
+            {"zero": 3, "lora_r": 8, "quantization_config": GPTQ},
+            "buffers of their layers, which DeepSpeed and FSDP leave whole",
+        ),
+        (
+            {"zero": 3, "fp16": True, "lora_r": 8, "load_in_4bit": True,
+             "bnb_4bit_quant_storage": "bfloat16"},
+            "DeepSpeed would cast the packed bytes to float16",
+        ),
+        (
+            {"zero": 2, "bf16": True, "lora_r": 8, "load_in_4bit": True,
+             "bnb_4bit_quant_storage": "float32"},
+            "Use --bnb-4bit-quant-storage bfloat16",
+        ),
         (
             {**SHARDED, "load_in_4bit": True, "fsdp_version": 1},
             "Cannot flatten integer dtype tensors",
@@ -53,7 +70,7 @@ def setup(**options):
             "Add --bnb-4bit-quant-storage bfloat16",
         ),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_sharded_is_refused_with_the_reason(options, said):
     with pytest.raises(ConfigError) as error:
         setup(**options)
@@ -67,6 +84,7 @@ def test_what_cannot_be_sharded_is_refused_with_the_reason(options, said):
         {"bf16": True, "lora_r": 8, "load_in_8bit": True},
         {"zero": 1, "bf16": True, "lora_r": 8, "load_in_8bit": True},
         {"zero": 2, "bf16": True, "lora_r": 8, "load_in_4bit": True},
+        {"zero": 3, "bf16": True, "lora_r": 8, "load_in_4bit": True},
         {**SHARDED, "load_in_4bit": True},
         {**SHARDED, "load_in_4bit": True, "bnb_4bit_quant_storage": "bfloat16"},
         {**SHARDED, "load_in_4bit": True, "bnb_4bit_quant_storage": "float16", "fp16": True,

@@ -1,0 +1,126 @@
+"""ZeRO-3 of 4-bit bases: what DeepSpeed itself was measured to do, against predicted ranks."""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+import pytest
+from deepspeed_ranks import recorded_run
+from evaluation_ranks import predicted_evaluation
+from quantised_ranks import CASES, EVALUATED
+from ranks import as_run, of_steps, predicted_rank
+from real_memory import differences
+
+import memest
+from memest.calibration.running.cpu_memory import CpuRun
+from memest.options import setup_from_options
+from memest.replay.replay import check_events
+from memest.sizes import as_traced, key_of, structure_of
+
+HOST = 6144
+RNG = 3 * 5056
+"""What a CPU keeps of its generator for each checkpoint; a GPU's is in host memory too."""
+LLAMA = "meta-llama/Llama-3.2-1B?num_hidden_layers=2"
+FOUR = {
+    "load_in_4bit": True, "bnb_4bit_compute_dtype": "bfloat16", "lora_r": 8, "bf16": True,
+    "bnb_4bit_quant_storage": "bfloat16",
+}  # fmt: skip
+
+
+def in_one_order(run):
+    """A run whose frees, as long as they follow each other, come by their size.
+
+    What a layer recomputed is given back in the order of a Python set.
+    """
+    large = [event for event in run.events if abs(event.nbytes) >= 8192]
+    runs = groupby(large, lambda event: event.nbytes < 0 and event.phase)
+    return CpuRun(run.phases, [
+        event for frees, some in runs
+        for event in (sorted(some, key=lambda event: event.nbytes) if frees else some)
+    ])  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_rank_of_a_quantised_base_allocates_what_deepspeed_does(name):
+    """Every phase; where nothing is offloaded, every allocation and free of the steps."""
+    real, stream, setup = recorded_run(name), predicted_rank(CASES[name]), CASES[name]["setup"]
+    check_events(stream.events, stream.sizes)
+    for number, label in enumerate(stream.labels):
+        if stream.label_names[label].endswith("from the host"):
+            stream.sizes[number] = 0  # what a CPU has in the host's memory is there already
+    predicted = as_run(stream)
+    measured = {phase.name: phase for phase in real.phases}
+    steps = [phase for phase in predicted.phases if not phase.name.startswith("load")]
+    assert len(steps) > 10
+    # in a CPU run the host's memory is the device's; the update happens there too
+    away = stream.host_bytes
+    host = HOST + (RNG if "checkpointing" in setup else 0)
+    for phase in steps:
+        same = measured[phase.name]
+        if away and phase.name.endswith((" 1 1", " 1 0")):
+            continue
+        if away and phase.name.split()[0] in ("optimizer", "zero_grad"):
+            continue
+        assert abs(phase.alive + away - same.alive) <= host, f"alive as {phase.name} begins"
+        scratch = host + 0.005 * real.peak
+        assert abs(phase.peak + away - same.peak) <= scratch, phase.name
+    if away:
+        return
+    assert len(predicted.allocations(at_least=8192)) > 150
+    runs = [of_steps(run) for run in (real, predicted)]
+    if "checkpointing" in setup:
+        runs = [in_one_order(run) for run in runs]
+    assert differences(*runs, at_least=8192) == []
+
+
+@pytest.mark.parametrize("name", EVALUATED)
+def test_a_rank_evaluates_a_quantised_base_in_what_deepspeed_does(name):
+    real, stream = recorded_run(name), predicted_evaluation(EVALUATED[name])
+    check_events(stream.events, stream.sizes)
+    predicted = as_run(stream)
+    measured = {phase.name: phase for phase in real.phases}
+    batches = [phase for phase in predicted.phases if phase.name.startswith("evaluation")]
+    assert len(batches) == 4
+    for phase in batches:
+        same = measured[phase.name]
+        assert abs(phase.alive - same.alive) <= HOST, f"alive as {phase.name} begins"
+        assert abs(phase.peak - same.peak) <= HOST + 0.005 * real.peak, phase.name
+    runs = [of_steps(run) for run in (real, predicted)]
+    for run in runs:
+        run.events = [event for event in run.events if event.phase.startswith("evaluation")]
+    assert len(predicted.allocations(at_least=8192)) > 100
+    assert differences(*runs, at_least=8192) == []
+
+
+def test_its_trace_has_half_precision_adapters_and_the_hooks_of_stage_3():
+    """``zero.Init`` never saw the model, so the engine casts all of it, adapters too."""
+    four = setup_from_options(num_gpus=4, zero=3, **FOUR)
+    key = key_of(structure_of(four))
+    assert key["in_half"] is True
+    assert key["partitioned"] is True
+    assert four.partitions_whole_model
+    whole = setup_from_options(num_gpus=4, zero=3, bf16=True, lora_r=8)
+    assert not whole.partitions_whole_model
+    assert not as_traced(whole).distributed.in_half
+
+
+@pytest.mark.slow
+def test_packed_weights_are_divided_and_scales_are_not():
+    limits = {"stage3_max_live_parameters": 0, "stage3_max_reuse_distance": 0}
+
+    def found(ranks):
+        spread = {"num_gpus": ranks, "zero_settings": {
+            "zero_optimization": {"stage": 3, "reduce_bucket_size": 1_000_000, **limits},
+        }}  # fmt: skip
+        estimate = memest.estimate(
+            LLAMA, batch=4, seq_len=1024, gpu="a100-80gb", max_batch=False, checkpointing="full",
+            use_reentrant=True, **FOUR, **spread,
+        )  # fmt: skip
+        return {str(r.category): r.bytes for r in estimate.breakdown}, estimate
+
+    two, estimate = found(2)
+    eight, _ = found(8)
+    packed, embedded = 2 * 60_817_408 // 2, 128_256 * 2048 * 2
+    divided = (packed + embedded) * (1 / 2 - 1 / 8)
+    assert two["parameters"] - eight["parameters"] == pytest.approx(divided, rel=0.02)
+    assert any("whole model on every GPU" in note for note in estimate.notes)
