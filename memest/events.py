@@ -191,13 +191,13 @@ class CueKind(enum.IntEnum):
     HELD = 13
     """The module is done with a weight, and autograd holds on to what it used of it (a view that
     was saved, or what a recomputation saved); ``index`` is the weight."""
-    LET_GO_NEWEST = 16
-    """Autograd lets go of the newest of these: a recomputation was kept beside the forward."""
     LET_GO = 14
     """Autograd lets go of the oldest of these."""
     READ = 15
     """The forward asks a module for a weight while that module does not run; ``index`` is the
     weight. In traces for ZeRO-3."""
+    LET_GO_NEWEST = 16
+    """Autograd lets go of the newest of what was held: a recomputation was kept beside it."""
     STAGE_INPUT = 20
     """What a pipeline stage is given for a micro-batch, of which ``index`` is the number."""
     STAGE_OUTPUT = 21
@@ -230,9 +230,8 @@ class CueKind(enum.IntEnum):
 
 
 OF_WEIGHTS = frozenset({
-    CueKind.LET_GO_NEWEST,
     CueKind.PLACED, CueKind.GRADIENT, CueKind.READY, CueKind.HELD, CueKind.LET_GO,
-    CueKind.READ, CueKind.KEPT_GRADIENT,
+    CueKind.READ, CueKind.LET_GO_NEWEST, CueKind.KEPT_GRADIENT,
 })  # fmt: skip
 """Cues whose ``index`` is a weight's."""
 OF_MODULES = frozenset({

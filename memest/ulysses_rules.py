@@ -56,10 +56,6 @@ def check_ulysses(setup: Setup) -> None:
             "an adapter other than LoRA",
         ),
         (
-            setup.adapter is not None and spread.zero == 3,
-            "an adapter under --zero 3, whose weights DeepSpeed gathers where peft looks at them,",
-        ),
-        (
             setup.quantization is not None and setup.quantization.format is not Format.BNB_4BIT,
             "a quantised base of another format than bitsandbytes' 4-bit one",
         ),

@@ -36,6 +36,7 @@ _LORA = {
     "peft_type": "LORA", "r": 8, "target_modules": ["q_proj", "v_proj", "down_proj"],
     "modules_to_save": ["lm_head"],
 }  # fmt: skip
+_ATTENTION = {"peft_type": "LORA", "r": 8, "target_modules": ["q_proj", "v_proj", "down_proj"]}
 _FOUR = {
     "load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True,
     "bnb_4bit_compute_dtype": "bfloat16",
@@ -107,6 +108,10 @@ CASES: dict[str, dict[str, Any]] = {
     "sp_2_qlora": {
         "model": "llama", "ranks": 2, "setup": {**_HALF, "adapter": _LORA, "quantization": _FOUR},
         "spread": {"sp": 2, "zero": 2, "zero_settings": _TINY},
+    },
+    "sp_2_zero_3_lora": {
+        "model": "llama-gqa", "ranks": 2, "setup": {**_HALF, "adapter": _ATTENTION, "grad_accum": 2},
+        "spread": {"sp": 2, "zero": 3, "zero_settings": _SMALL},
     },
 }  # fmt: skip
 
