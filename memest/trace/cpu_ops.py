@@ -143,17 +143,23 @@ def _roll(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     return out
 
 
-def _embedding_backward(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
-    """``embedding_dense_backward_cpu`` of ``ATen/native/Embedding.cpp``: strided operands, copied.
+def _copies_strided(*positions: int) -> Handler:
+    """Kernels that call ``contiguous`` on inputs when their result is there.
 
-    On CUDA the rules of hidden allocations count the same copies.
+    ``softmax_cpu_out`` and its like (``ATen/native/SoftMax.cpp``), and
+    ``embedding_dense_backward_cpu`` (``Embedding.cpp``). On CUDA the rules of hidden allocations
+    count such copies.
     """
-    copies = [x.contiguous() for x in (args[1], args[0]) if not x.is_contiguous()]
-    for copy in copies:
-        recorder.born(copy, func)
-    out = func(*args, **kwargs)
-    recorder.born(out, func)
-    return out
+
+    def handle(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+        out = func(*args, **kwargs)
+        recorder.born(out, func)
+        copies = [args[at].contiguous() for at in positions if not args[at].is_contiguous()]
+        for copy in copies:
+            recorder.born(copy, func)
+        return out
+
+    return handle
 
 
 def _promotes(otherwise: Handler | None, operands: int = 2, *, in_place: bool = False) -> Handler:
@@ -229,7 +235,11 @@ def cpu_handlers(others: Mapping[Any, Handler]) -> dict[Any, Handler]:
     return {
         aten.native_layer_norm.default: _native_layer_norm,
         aten.roll.default: _roll,
-        aten.embedding_dense_backward.default: _embedding_backward,
+        aten.embedding_dense_backward.default: _copies_strided(1, 0),
+        aten._softmax.default: _copies_strided(0),
+        aten._log_softmax.default: _copies_strided(0),
+        aten._softmax_backward_data.default: _copies_strided(0, 1),
+        aten._log_softmax_backward_data.default: _copies_strided(0, 1),
         **{op: _promotes(others.get(op)) for op in mixing},
         **{op: _promotes(others.get(op), in_place=True) for op in onto},
         **{op: _promotes(others.get(op), 3) for op in of_three},

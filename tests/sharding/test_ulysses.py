@@ -213,7 +213,6 @@ def test_a_composed_run_is_the_run_that_is_traced_whole(folder, loop):
         ({**SHARED, "tp": 2, "loop": "plain"}, "--tp"),
         ({**SHARED, "use_liger_kernel": True}, "--use-liger-kernel is not priced"),
         ({**SHARED, "peft": "ia3"}, "an adapter other than LoRA is not priced"),
-        ({**SHARED, "lora_r": 8, "zero": 3}, "where peft looks at them, is not priced"),
         ({**SHARED, "lora_r": 8, "load_in_8bit": True}, "of another format than bitsandbytes"),
         ({**SHARED, "sp": 4, "eval_batch": 2}, "Write --sp 2 or less, or --attn"),
         ({**SHARED, "loss": "mse"}, "a loss of one's own"),

@@ -109,8 +109,14 @@ CASES: dict[str, dict[str, Any]] = {
         "model": "llama", "ranks": 2, "setup": {**_HALF, "adapter": _LORA, "quantization": _FOUR},
         "spread": {"sp": 2, "zero": 2, "zero_settings": _TINY},
     },
+    "sp_2_zero_3_qlora": {
+        "model": "llama", "ranks": 2,
+        "setup": {**_HALF, "adapter": _ATTENTION, "quantization": _FOUR},
+        "spread": {"sp": 2, "zero": 3, "zero_settings": _SMALL},
+    },
     "sp_2_zero_3_lora": {
-        "model": "llama-gqa", "ranks": 2, "setup": {**_HALF, "adapter": _ATTENTION, "grad_accum": 2},
+        "model": "llama-gqa", "ranks": 2,
+        "setup": {**_HALF, "adapter": _ATTENTION, "grad_accum": 2},
         "spread": {"sp": 2, "zero": 3, "zero_settings": _SMALL},
     },
 }  # fmt: skip
@@ -204,7 +210,7 @@ def measured_rank(case: dict[str, Any], rank: int, store: str) -> Any:
     def run() -> None:
         mark("load 0 0")
         model = twins.real
-        if zero["stage"] == 3:
+        if zero["stage"] == 3 and "quantization" not in case["setup"]:
             # zero.Init does not know of the group that shares sequences
             model = _made_in_parts(
                 model, setup, {k: v for k, v in config.items() if k != "train_batch_size"}

@@ -176,6 +176,10 @@ FOUND = {
         {"precision": "bf16"},
     ),
     "a strided gradient of an embedding": ("tokens", (("convolution", 0, 0, 0, 0),)),
+    "softmax of what is transposed": (
+        "tokens",
+        (("transposed", 16, 0), ("activation", 0), ("function", 1)),
+    ),
     "one checkpointed layer, several times": (
         "image",
         (("einsum", 0), ("shared", (("checkpointed", (("dropout", 0),), 1),), 1)),
