@@ -48,7 +48,7 @@ def test_steps_that_were_not_traced_are_as_if_they_had_been(
     asked = {"batch": 3, "seq_len": 32, "optim": "none", "dtype": "float32", **options}
     model = folder if model == "qwen" else model
     few = memest.estimate(model, **asked)
-    monkeypatch.setattr(traced, "_TRACED", 15)
+    monkeypatch.setattr(traced, "TRACED_STEPS", 15)
     monkeypatch.setenv("MEMEST_CACHE", str(tmp_path))  # where no trace of few steps lies
     every = memest.estimate(model, **asked)
     assert len(steps(few)) == 15  # the prompt, and a step for each token
