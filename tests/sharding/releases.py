@@ -1,4 +1,4 @@
-"""Releases that the profiler of a real rank did not hear.
+"""Releases that the profiler of a real rank did not hear, or heard in no order that is anybody's.
 
 The last who holds a tensor of a collective is the process's own thread or gloo's, whichever is
 later, and the profiler hears the process's own alone: such bytes stay in its count to the end.
@@ -7,10 +7,10 @@ later, and the profiler hears the process's own alone: such bytes stay in its co
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import combinations, takewhile
+from itertools import combinations, groupby, takewhile
 from typing import Any
 
-__all__ = ["as_heard"]
+__all__ = ["as_heard", "in_one_order"]
 
 MOST = 10
 """Releases of one phase that are looked at, the largest first."""
@@ -66,3 +66,21 @@ def _without(events: list[Any], surplus: int) -> list[Any]:
         choices, key=lambda some: abs(surplus + sum(events[index].nbytes for index in some))
     )
     return [event for index, event in enumerate(events) if index not in unheard]
+
+
+def in_one_order(run: Any, at_least: int = 8192) -> Any:
+    """A run whose frees, as long as they follow each other, come by their size.
+
+    What a layer recomputed DeepSpeed gives back in the order of a Python set, and what is held by
+    the nodes of a graph goes as Python comes by them.
+
+    Args:
+        run: a ``CpuRun``.
+        at_least: bytes of the events that are looked at.
+    """
+    large = [event for event in run.events if abs(event.nbytes) >= at_least]
+    runs = groupby(large, lambda event: event.nbytes < 0 and event.phase)
+    return replace(run, events=[
+        event for frees, some in runs
+        for event in (sorted(some, key=lambda event: event.nbytes) if frees else some)
+    ])  # fmt: skip

@@ -8,6 +8,7 @@ import pytest
 from deepspeed_ranks import recorded_run
 from ranks import as_run, of_steps, predicted_rank
 from real_memory import differences
+from releases import in_one_order
 from ulysses_ranks import CASES
 
 import memest
@@ -16,6 +17,8 @@ from memest.replay.replay import check_events
 
 HOST = 1024
 """Numbers of no dimension, and a mask of tokens that a CPU's sum makes whole numbers of."""
+HELD = 4096
+"""What was freed too early among them, and small."""
 GLOO = 8192
 """What gloo still holds of its last collective."""
 RNG = 5056
@@ -35,7 +38,10 @@ def test_a_rank_allocates_what_deepspeed_does(name):
     measured = {phase.name: phase for phase in real.phases}
     steps = [phase for phase in predicted.phases if not phase.name.startswith("load")]
     assert len(steps) > 10
-    host = HOST + 3 * RNG * ("checkpointing" in CASES[name]["setup"])
+    setup = CASES[name]["setup"]
+    # of a graph that holds packed weights the order of frees is not ours
+    held = "quantization" in setup and CASES[name]["spread"]["zero"] == 3
+    host = HOST + 3 * RNG * ("checkpointing" in setup) + HELD * held
     # in a CPU run the host's memory is the device's; Adam's states are there from the first update
     away = stream.host_bytes
     for phase in steps:
@@ -47,7 +53,10 @@ def test_a_rank_allocates_what_deepspeed_does(name):
     if away:
         return
     assert len(predicted.allocations(at_least=8192)) > 500
-    assert differences(of_steps(real), of_steps(predicted), at_least=8192) == []
+    runs = [of_steps(run) for run in (real, predicted)]
+    if held:
+        runs = [in_one_order(run) for run in runs]
+    assert differences(*runs, at_least=8192) == []
 
 
 @pytest.mark.parametrize("name", REAL)

@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
-from itertools import groupby
 
 import pytest
 from deepspeed_ranks import CASES, READ, recorded_run
 from ranks import as_run, of_steps, predicted_rank
 from real_memory import differences
+from releases import in_one_order
 
 import memest
-from memest.calibration.running.cpu_memory import CpuRun
 from memest.deepspeed_file import read_deepspeed, with_hidden_size
 from memest.distributed import Distributed
 from memest.errors import ConfigError
@@ -64,18 +63,8 @@ def test_a_rank_allocates_what_deepspeed_does(name):
         assert len(predicted.allocations(at_least=8192)) > 150
         runs = [of_steps(run) for run in (real, predicted)]
         if case.get("any_order"):
-            runs = [_in_one_order(run) for run in runs]
+            runs = [in_one_order(run) for run in runs]
         assert differences(*runs, at_least=8192) == []
-
-
-def _in_one_order(run):
-    """A run whose frees, as long as they follow each other, come by their size."""
-    large = [event for event in run.events if abs(event.nbytes) >= 8192]
-    runs = groupby(large, lambda event: event.nbytes < 0 and event.phase)
-    return CpuRun(run.phases, [
-        event for frees, some in runs
-        for event in (sorted(some, key=lambda event: event.nbytes) if frees else some)
-    ])  # fmt: skip
 
 
 class TestStage3:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from itertools import groupby
-
 import pytest
 from deepspeed_ranks import recorded_run
 from evaluation_ranks import predicted_evaluation
 from quantised_ranks import CASES, EVALUATED
 from ranks import as_run, of_steps, predicted_rank
 from real_memory import differences
+from releases import in_one_order
 
 import memest
-from memest.calibration.running.cpu_memory import CpuRun
 from memest.options import setup_from_options
 from memest.replay.replay import check_events
 from memest.sizes import as_traced, key_of, structure_of
@@ -25,19 +23,6 @@ FOUR = {
     "load_in_4bit": True, "bnb_4bit_compute_dtype": "bfloat16", "lora_r": 8, "bf16": True,
     "bnb_4bit_quant_storage": "bfloat16",
 }  # fmt: skip
-
-
-def in_one_order(run):
-    """A run whose frees, as long as they follow each other, come by their size.
-
-    What a layer recomputed is given back in the order of a Python set.
-    """
-    large = [event for event in run.events if abs(event.nbytes) >= 8192]
-    runs = groupby(large, lambda event: event.nbytes < 0 and event.phase)
-    return CpuRun(run.phases, [
-        event for frees, some in runs
-        for event in (sorted(some, key=lambda event: event.nbytes) if frees else some)
-    ])  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CASES)
