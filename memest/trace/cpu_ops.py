@@ -239,7 +239,6 @@ def cpu_handlers(others: Mapping[Any, Handler]) -> dict[Any, Handler]:
         aten._softmax.default: _copies_strided(0),
         aten._log_softmax.default: _copies_strided(0),
         aten._softmax_backward_data.default: _copies_strided(0, 1),
-        aten._log_softmax_backward_data.default: _copies_strided(0, 1),
         **{op: _promotes(others.get(op)) for op in mixing},
         **{op: _promotes(others.get(op), in_place=True) for op in onto},
         **{op: _promotes(others.get(op), 3) for op in of_three},

@@ -41,6 +41,11 @@ def _parallel_residual(x, w):
     return right + left + x
 
 
+def _biased(rows, bias):
+    out = torch.add(rows, bias)
+    return out * 2
+
+
 def _masked_attention(x, w):
     query = functional.linear(x, w).view(4, N, 2, N // 2).transpose(1, 2)
     mask = x.new_zeros(N, N)
@@ -54,6 +59,14 @@ CASES = {
     "query, key and value": _qkv,
     "parallel residual": _parallel_residual,
     "linear of a transposed input": lambda x, w: _qkv(x.transpose(1, 2), w),
+    "linear of a transposed input, with a bias": lambda x, w: functional.linear(
+        x.transpose(1, 2), w, w[0]
+    ),
+    "linear of four dimensions, with a bias": lambda x, w: functional.linear(
+        x.view(2, 2, N, N).transpose(1, 2), w, w[0]
+    ),
+    "a bias that Python adds": lambda x, w: x.transpose(1, 2) @ w.t() + w[0],
+    "a bias that Python adds to a variable": lambda x, w: _biased(x.transpose(1, 2) @ w.t(), w[0]),
     "matmul of an expanded input": lambda x, w: x @ w.expand(4, N, N) + x,
     "reshape of what cannot be viewed": lambda x, w: x.transpose(1, 2).reshape(4, -1) * 2,
     "tied weight": lambda x, w: functional.embedding(ROWS.to(x.device), w) @ w + x,

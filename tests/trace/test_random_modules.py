@@ -180,6 +180,10 @@ FOUND = {
         "tokens",
         (("transposed", 16, 0), ("activation", 0), ("function", 1)),
     ),
+    "a bias added to products of strided rows": (
+        "sequence",
+        (("transposed", 0, 0), ("attention", 0, 0)),
+    ),
     "one checkpointed layer, several times": (
         "image",
         (("einsum", 0), ("shared", (("checkpointed", (("dropout", 0),), 1),), 1)),
