@@ -33,6 +33,7 @@ _MODULES = (
     "loss",
     "norm",
     "optimizer",
+    "pooling",
     "quantized",
     "reduce",
     "softmax",

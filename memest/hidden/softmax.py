@@ -37,9 +37,7 @@ NO_WORKSPACE = frozenset(
         "aten._to_copy",
         "aten.where",
         "aten.mse_loss_backward",
-        # pooling and resampling write their outputs directly
-        "aten.max_pool2d_with_indices",
-        "aten.avg_pool2d",
+        # resampling and adaptive pooling write their outputs directly
         "aten._adaptive_avg_pool2d",
         "aten.upsample_bilinear2d",
     }

@@ -162,6 +162,25 @@ def _copies_strided(*positions: int) -> Handler:
     return handle
 
 
+def _average_pool_backward(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    """``avg_pool2d_backward_kernel_impl`` (``cpu/AvgPoolKernel.cpp``): in the gradient's format."""
+    grad = args[0]
+    out = func(*args, **kwargs)
+    recorder.born(out, func)
+    last = torch.channels_last
+    alike = last if grad.is_contiguous(memory_format=last) else torch.contiguous_format
+    if grad.is_contiguous():
+        alike = torch.contiguous_format
+    copies = [
+        x.contiguous(memory_format=alike)
+        for x in (out, grad)
+        if not x.is_contiguous(memory_format=alike)
+    ]
+    for copy in copies:
+        recorder.born(copy, func)
+    return out
+
+
 def _promotes(otherwise: Handler | None, operands: int = 2, *, in_place: bool = False) -> Handler:
     """``TensorIteratorBase::compute_types``: the CPU casts inputs of mixed dtypes to copies first.
 
@@ -236,6 +255,7 @@ def cpu_handlers(others: Mapping[Any, Handler]) -> dict[Any, Handler]:
         aten.native_layer_norm.default: _native_layer_norm,
         aten.roll.default: _roll,
         aten.embedding_dense_backward.default: _copies_strided(1, 0),
+        aten.avg_pool2d_backward.default: _average_pool_backward,
         aten._softmax.default: _copies_strided(0),
         aten._log_softmax.default: _copies_strided(0),
         aten._softmax_backward_data.default: _copies_strided(0, 1),

@@ -151,3 +151,28 @@ class TestOptimizer:
         op = "aten._foreach_norm.Scalar"
         assert sizes(h100, op, (dense(9),), 3, outputs=(dense(),)) == []
         assert sizes(h100, op, (), 2) == []
+
+
+class TestPooling:
+    def test_what_lies_in_rows_or_channels_last_needs_nothing(self, dense, sizes, h100):
+        for image in (dense(2, 8, 16, 16), channels_last(dense, 2, 8, 16, 16)):
+            assert sizes(h100, "aten.avg_pool2d.default", image, (2, 2)) == []
+
+    def test_a_gradient_follows_its_image(self, dense, sizes, h100):
+        small, last = dense(2, 8, 8, 8, dtype="float16"), channels_last(dense, 2, 8, 8, 8)
+        rows, image = dense(2, 8, 16, 16, dtype="float16"), channels_last(dense, 2, 8, 16, 16)
+        op = "aten.avg_pool2d_backward.default"
+        assert sizes(h100, op, last, image, (2, 2)) == []
+        assert sizes(h100, op, small, image, (2, 2)) == [2 * 8 * 8 * 8 * 2]
+        assert sizes(h100, op, last, rows, (2, 2)) == [2 * 8 * 8 * 8 * 2]
+
+    def test_indices_too(self, dense, sizes, h100):
+        small, image = channels_last(dense, 2, 8, 8, 8), dense(2, 8, 16, 16, dtype="float16")
+        indices = channels_last(dense, 2, 8, 8, 8, dtype="int64")
+        args = small, image, (2, 2), (2, 2), (0, 0), (1, 1), False, indices
+        found = sizes(h100, "aten.max_pool2d_with_indices_backward.default", *args)
+        assert found == [2 * 8 * 8 * 8 * 2, 2 * 8 * 8 * 8 * 8]
+
+    def test_an_image_with_holes_is_copied(self, dense, sizes, h100):
+        holes = TensorSpec((2, 8, 16, 16), (4096, 512, 32, 2), "float32")
+        assert sizes(h100, "aten.avg_pool2d.default", holes, (2, 2)) == [2 * 8 * 16 * 16 * 4]
