@@ -152,8 +152,9 @@ def _zero3(
             made.notes.append(_HELD)
     elif setup.loop is Loop.PLAIN and setup.has_linear_of_stage_3:
         made.notes.append(
-            "ZeRO-3: the model is taken to be built under deepspeed.zero.Init. One that is whole "
-            "when deepspeed.initialize gets it keeps the gathered weights of linear layers until "
+            "ZeRO-3: the model is taken to be built under deepspeed.zero.Init. Releases of "
+            "DeepSpeed before 0.19.8 may leave F.linear alone where a model is whole when "
+            "deepspeed.initialize gets it, and gathered weights of linear layers then stay until "
             'the backward: "memory_efficient_linear": false in the DeepSpeed configuration says so.'
         )
     return made
