@@ -383,6 +383,16 @@ class Setup:
         return self.partitions_parameters and self.quantization is not None
 
     @property
+    def is_built_in_full(self) -> bool:
+        """Whether ``zero.Init`` makes float32 weights, whatever dtype the checkpoint has.
+
+        ``InsertPostInitMethodToModuleSubClasses._set_dtype`` of DeepSpeed 0.19.8 takes half
+        precision where the configuration enables it, and constructors cast to what it took.
+        """
+        built = self.partitions_parameters and not self.partitions_whole_model
+        return built and not self.computes_in_half
+
+    @property
     def has_linear_of_stage_3(self) -> bool:
         """Whether ``zero.Init`` puts a function of its own in place of ``F.linear``."""
         usual = self.distributed.zero_setting("memory_efficient_linear", True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from memest.distributed import Strategy
 from memest.errors import ConfigError
-from memest.kinds import Loop, Precision
+from memest.kinds import Dtype, Loop, Precision
 from memest.optimizer_names import facts_of, read_arguments
 from memest.quantization import Format
 from memest.refusals import refuse_beside
@@ -43,6 +43,13 @@ def check_spread(setup: Setup) -> None:
     refuse_beside(several, pairs)
     _check_block_states(setup)
     check_sharded_base(setup)
+    if setup.is_built_in_full and setup.dtype in (Dtype.BFLOAT16, Dtype.FLOAT16):
+        flag = "--bf16" if setup.dtype is Dtype.BFLOAT16 else "--fp16"
+        raise ConfigError(
+            f"--dtype {setup.dtype} and --zero 3 exclude each other without {flag}: zero.Init "
+            f"makes float32 weights where DeepSpeed computes in float32. Add {flag}, or leave "
+            "--dtype out."
+        )
 
 
 def _check_block_states(setup: Setup) -> None:
@@ -121,8 +128,9 @@ _SCALES_ON_WEIGHT = (
     "bitsandbytes)."
 )
 _WHOLE_BESIDE = (
-    "its layers keep the int8 numbers beside the parameter (MatmulLtState of bitsandbytes), whole "
-    "on every GPU, so partitions and what is gathered of them come on top of the whole."
+    "layers of LLM.int8 keep the int8 numbers beside the parameter (MatmulLtState of "
+    "bitsandbytes), whole on every GPU, so partitions and what is gathered of them come on top of "
+    "the whole."
 )
 
 
@@ -141,12 +149,12 @@ def _check_storage(setup: Setup, several: str) -> None:
         return
     if base.quant_storage in ("uint8", half):
         return
-    when = "before it gathers them" if setup.distributed.strategy is Strategy.FSDP else "as weights"
-    library = "FSDP" if setup.distributed.strategy is Strategy.FSDP else "DeepSpeed"
+    does = f"DeepSpeed would cast every floating parameter to {half}, the packed bytes too"
+    if setup.distributed.strategy is Strategy.FSDP:
+        does = f"FSDP would cast the packed bytes to {half} before it gathers them"
     raise ConfigError(
         f"--bnb-4bit-quant-storage {base.quant_storage} and --{setup.precision} exclude each "
-        f"other under {several}: {library} would cast the packed bytes to {half} {when}. Use "
-        f"--bnb-4bit-quant-storage {half}."
+        f"other under {several}: {does}. Use --bnb-4bit-quant-storage {half}."
     )
 
 

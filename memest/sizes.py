@@ -76,8 +76,9 @@ def as_traced(asked: Setup) -> Setup:
     without autocast (``MixedPrecisionPolicy`` in ``set_mixed_precision`` of accelerate;
     ``DeepSpeedEngine._cast_module_mixed_precision``; in autocast all the same under FSDP1),
     adapters too, which peft makes float32 before; not under stage 3, whose engine casts nothing
-    that ``zero.Init`` built, which it did not where the base is quantised. And DDP that looks for
-    unused parameters copies the model's outputs (``_DDPSink``). And ``zero.Init`` replaces
+    that ``zero.Init`` built, which it did not where the base is quantised; what it builds is
+    float32 where nothing computes in half precision (``_set_dtype``). And DDP that looks for unused
+    parameters copies the model's outputs (``_DDPSink``). And ``zero.Init`` replaces
     ``F.linear``, where ``memory_efficient_linear`` does not keep it from that.
     """
     kept = _CLONES if asked.finds_unused_parameters else ALONE
@@ -101,6 +102,8 @@ def as_traced(asked: Setup) -> Setup:
             kept = replace(kept, in_half=True)
         precision = asked.precision if asked.autocasts_halves else Precision.FP32
         out = replace(out, precision=precision, dtype=half, distributed=kept)
+    elif asked.is_built_in_full:
+        out = replace(out, dtype=Dtype.FLOAT32)
     return out
 
 

@@ -57,7 +57,7 @@ def check_ulysses(setup: Setup) -> None:
         ),
         (
             setup.quantization is not None and setup.quantization.format is not Format.BNB_4BIT,
-            "a quantised base of another format than bitsandbytes' 4-bit one",
+            "a quantised base that is not bitsandbytes' 4-bit one (--load-in-4bit)",
         ),
         (setup.generation is not None, "--generate"),
         (setup.use_liger_kernel, "--use-liger-kernel"),

@@ -71,6 +71,12 @@ def stages(
         ConfigError: one GPU, or options that the table varies itself.
         MemestError: as for :func:`memest.estimate`.
     """
+    if options.get("sp", 1) != 1 or (setup is not None and setup.distributed.sp != 1):
+        raise ConfigError(
+            "--sp is DeepSpeed's, and memest stages lays its stages beside DDP and FSDP, which "
+            "have nothing of the kind: leave it out, or compare them by memest sweep with "
+            "--over zero=1,2,3."
+        )
     of_ddp = {name: options.pop(name) for name in list(options) if name.startswith("ddp_")}
     of_fsdp = {name: options.pop(name) for name in list(options) if name in _OF_FSDP}
     of_several = {name: options.pop(name) for name in list(options) if name == "nccl_memory"}
@@ -89,7 +95,7 @@ def stages(
     rows: list[StageRow] = []
     found: Found | None = None
     refused: ConfigError | None = None
-    for name, changes in _ways(spread.num_gpus, node):
+    for name, changes in _ways(spread, node):
         more = {} if changes == _ALONE else dict(of_several)
         if "fsdp" in changes:
             more |= of_fsdp
@@ -145,9 +151,11 @@ def _check(spread: Distributed, gpus_per_node: int | None) -> None:
         )
 
 
-def _ways(num_gpus: int, node: int) -> Iterator[tuple[str, dict[str, Any]]]:
+def _ways(spread: Distributed, node: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    degrees = {"TP": spread.tp, "EP": spread.ep, "PP": spread.pp}
+    shared = " x ".join(f"{name} {ways}" for name, ways in degrees.items() if ways > 1)
     yield "one GPU", dict(_ALONE)
-    yield "DDP", {}
+    yield shared if shared and spread.data_ranks == 1 else "DDP", {}
     yield "ZeRO-1", {"zero": 1}
     yield "ZeRO-2", {"zero": 2}
     yield "ZeRO-2, optim. off", {"zero": 2, "offload_optimizer": True}
@@ -156,7 +164,7 @@ def _ways(num_gpus: int, node: int) -> Iterator[tuple[str, dict[str, Any]]]:
     yield "ZeRO-3, all off", {"zero": 3, "offload_optimizer": True, "offload_param": True}
     yield "FSDP2 grad_op", {"fsdp": "shard_grad_op"}
     yield "FSDP2 full", {"fsdp": "full_shard"}
-    if 1 < node < num_gpus:
+    if 1 < node < spread.num_gpus:
         yield "FSDP2 hybrid", {"fsdp": "full_shard", "fsdp_shard_size": node}
     yield "FSDP1 full", {"fsdp": "full_shard", "fsdp_version": 1}
     yield "FSDP2 full, off", {"fsdp": "full_shard", "fsdp_offload": True}

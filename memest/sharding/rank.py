@@ -132,8 +132,8 @@ def _zero3(
         ranks=spread.num_gpus, limits=limits, overlaps=overlaps, from_host=spread.offload_param,
     )  # fmt: skip
     groups = sub_groups_of(weights, setup)
-    # the engine's dtype, whatever zero.Init and peft made of the parameters
-    engine = groups[0].dtype if groups else "float32"
+    # the engine's dtype, whatever peft made of the parameters
+    engine = "float32"
     if setup.computes_in_half:
         engine = "float16" if setup.precision is Precision.FP16 else "bfloat16"
     made = Zero3(
@@ -144,6 +144,8 @@ def _zero3(
         scaled=setup.precision is Precision.FP16,
         last_micro_step=grad_accum, wire="float32" if spread.sp > 1 else engine, kept=engine,
     )  # fmt: skip
+    if setup.is_built_in_full:
+        made.notes.append(_FULL)
     if setup.partitions_whole_model:
         made.whole = True
         made.notes.append(_WHOLE)
@@ -152,14 +154,18 @@ def _zero3(
             made.notes.append(_HELD)
     elif setup.loop is Loop.PLAIN and setup.has_linear_of_stage_3:
         made.notes.append(
-            "ZeRO-3: the model is taken to be built under deepspeed.zero.Init. Releases of "
-            "DeepSpeed before 0.19.8 may leave F.linear alone where a model is whole when "
-            "deepspeed.initialize gets it, and gathered weights of linear layers then stay until "
-            'the backward: "memory_efficient_linear": false in the DeepSpeed configuration says so.'
+            "ZeRO-3: the model is taken to be built under deepspeed.zero.Init. Where it is whole "
+            "when deepspeed.initialize gets it, loading takes more than is told, and releases of "
+            "DeepSpeed before 0.19.4 leave F.linear alone: gathered weights of linear layers stay "
+            'until the backward, which "memory_efficient_linear": false in its file says.'
         )
     return made
 
 
+_FULL = (
+    "ZeRO-3 without --bf16 or --fp16: zero.Init makes float32 weights, whatever dtype the "
+    "checkpoint has."
+)
 _WHOLE = (
     "ZeRO-3 of a quantised base: transformers loads the whole model on every GPU, where DeepSpeed "
     "partitions it; scales stay whole."

@@ -4,9 +4,9 @@
 ``memory_efficient_linear``, on by default), for good: autograd is to save the parameter, whose
 data may be given back in between, and not a view of the gathered data. What it computes, and in
 which order, differs from the built-in one. A model that was whole when ``deepspeed.initialize`` got
-it has that function in DeepSpeed 0.19.8 (``Init`` with a ``module``). Releases that leave it the
-built-in one leave it, with that, every weight that was gathered for the forward, as a run without
-``memory_efficient_linear`` has them.
+it has that function from DeepSpeed 0.19.4 on (pull request 8189: ``Init`` with a ``module``).
+Before, it keeps the built-in one and, with that, every weight that was gathered for the forward, as
+a run without ``memory_efficient_linear`` does.
 Hooks of modules stand in autograd's graph: gradients pass through them, and what they are added to
 waits until they have. While a module runs, its parameters have data of their own, as gathered ones
 have: so it shows whether autograd holds on to it.

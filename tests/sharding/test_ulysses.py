@@ -13,6 +13,7 @@ from ulysses_ranks import CASES
 
 import memest
 from memest.errors import ConfigError
+from memest.events import Phase
 from memest.replay.replay import check_events
 
 HOST = 1024
@@ -222,7 +223,7 @@ def test_a_composed_run_is_the_run_that_is_traced_whole(folder, loop):
         ({**SHARED, "tp": 2, "loop": "plain"}, "--tp"),
         ({**SHARED, "use_liger_kernel": True}, "--use-liger-kernel is not priced"),
         ({**SHARED, "peft": "ia3"}, "an adapter other than LoRA is not priced"),
-        ({**SHARED, "lora_r": 8, "load_in_8bit": True}, "of another format than bitsandbytes"),
+        ({**SHARED, "lora_r": 8, "load_in_8bit": True}, "not bitsandbytes. 4-bit one"),
         ({**SHARED, "sp": 4, "eval_batch": 2}, "Write --sp 2 or less, or --attn"),
         ({**SHARED, "loss": "mse"}, "a loss of one's own"),
         ({**SHARED, "software": "transformers=4.57"}, "before 5 is not priced"),
@@ -283,7 +284,9 @@ def test_evaluations_are_of_whole_sequences(folder):
 
 def test_evaluations_find_heads_as_training_left_them(folder):
     """Flash attention does not ask for the groups that DeepSpeed changes where heads are copied."""
-    run(folder, **{**SHARED, "sp": 4}, eval_batch=2, attn_implementation="flash_attention_2")
+    options = {**SHARED, "sp": 4, "attn_implementation": "flash_attention_2"}
+    phases = {point.phase for point in run(folder, **options, eval_batch=2).timeline}
+    assert phases - {point.phase for point in run(folder, **options).timeline} == {Phase.EVALUATION}
 
 
 def test_attention_is_left_as_it_was(folder):

@@ -297,7 +297,7 @@ class TestFile:
 
         def peak(linear, **more):
             zero = {"stage": 3, **limits, "memory_efficient_linear": linear}
-            spread = {"num_gpus": 64, "zero_settings": {"zero_optimization": zero}}
+            spread = {"num_gpus": 64, "bf16": True, "zero_settings": {"zero_optimization": zero}}
             return memest.estimate(model, **{**TINY, **spread, **more}).peak.allocated_bytes
 
         # of layers whose backward is to come: an MLP is 3 x 512 x 8192, in two bytes
@@ -336,3 +336,22 @@ def test_what_deepspeeds_estimator_counts_and_what_it_leaves_out():
     # parameters 2, master weights 4 / n, Adam's moments 8 / n
     assert states == pytest.approx(2 * parameters + 12 * parameters / ranks, rel=0.01)
     assert states < table
+
+
+@pytest.mark.parametrize("given", [{}, {"dtype": "float32"}])
+def test_zero_init_makes_float32_weights_where_nothing_computes_in_half(given):
+    """``_set_dtype``: a checkpoint of bfloat16 trains in float32 then."""
+    model = "meta-llama/Llama-3.2-1B?num_hidden_layers=1"  # its configuration says bfloat16
+    options = {"num_gpus": 2, "zero": 3, "batch": 1, "seq_len": 64, "gpu": "h100-sxm"}
+    found = memest.estimate(model, **options, **given)
+    assert any("float32 weights" in line for line in found.assumptions)
+    assert any("zero.Init makes float32 weights" in note for note in found.notes)
+    assert found.peak == memest.estimate(model, **options, dtype="float32").peak
+
+
+def test_half_weights_without_half_precision_are_refused_under_stage_3():
+    options = {"num_gpus": 2, "dtype": "bfloat16"}
+    with pytest.raises(ConfigError, match=r"without --bf16: zero\.Init makes float32"):
+        setup_from_options(zero=3, **options)
+    assert setup_from_options(zero=3, bf16=True, **options).dtype == "bfloat16"
+    assert setup_from_options(zero=2, **options).dtype == "bfloat16"
