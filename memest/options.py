@@ -23,6 +23,7 @@ from memest.length_options import merge_lengths
 from memest.option import Kind, Option, Panel
 from memest.option_table import OPTIONS
 from memest.setup import MAX_BATCH, Setup, Software
+from memest.setup_rules import check_built_dtype
 from memest.units import parse_size
 
 __all__ = [
@@ -348,4 +349,6 @@ def setup_from_options(base: Setup | None = None, /, **options: Any) -> Setup:
     _merge_segments(given)
     _merge_evaluation(given)
     _merge_distributed(given, base)
-    return Setup(**given) if base is None else dataclasses.replace(base, **given)
+    setup = Setup(**given) if base is None else dataclasses.replace(base, **given)
+    check_built_dtype(setup)
+    return setup

@@ -73,6 +73,8 @@ MAX_GRAD_ACCUM = 1 << 16
 OPTIMIZERS = {name: facts.about for name, facts in OPTIMIZER_FACTS.items()}
 """Optimizer names that are modelled, and what each one is."""
 
+_HALVES = (Dtype.FLOAT16, Dtype.BFLOAT16)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
@@ -387,10 +389,11 @@ class Setup:
         """Whether ``zero.Init`` makes float32 weights, whatever dtype the checkpoint has.
 
         ``InsertPostInitMethodToModuleSubClasses._set_dtype`` of DeepSpeed 0.19.8 takes half
-        precision where the configuration enables it, and constructors cast to what it took.
+        precision where the configuration enables it, and constructors cast to what it took. (What
+        is traced for a run in half precision has half weights and no precision.)
         """
         built = self.partitions_parameters and not self.partitions_whole_model
-        return built and not self.computes_in_half
+        return built and not self.computes_in_half and self.dtype not in _HALVES
 
     @property
     def has_linear_of_stage_3(self) -> bool:
