@@ -25,6 +25,48 @@ def test_not_on_several_gpus(flag: str, more: dict[str, Any]) -> None:
         setup_from_options(**SPREAD[flag], **more)
 
 
+SHARED: dict[str, dict[str, Any]] = {
+    "sp": {"num_gpus": 2, "zero": 2, "sp": 2},
+    "sp, stage 3": {"num_gpus": 2, "zero": 3, "sp": 2, "bf16": True},
+    "cp": {"num_gpus": 2, "fsdp": "full_shard", "cp": 2},
+    "tp": {"num_gpus": 2, "tp": 2},
+}
+FOUR: dict[str, Any] = {"load_in_4bit": True, "lora_r": 8}
+
+
+@pytest.mark.parametrize("ways", SHARED)
+def test_evaluations_go_with_what_gpus_share(ways: str) -> None:
+    setup = setup_from_options(**SHARED[ways], eval_batch=2)
+    assert setup.eval_batch == 2
+
+
+@pytest.mark.parametrize(
+    ("spread", "words"),
+    [
+        ({"num_gpus": 2, "pp": 2, "eval_batch": 2}, "--eval-batch"),
+        ({"num_gpus": 2, "tp": 2, "ep": 2, "eval_batch": 2}, "--eval-batch"),
+        ({**SHARED["sp"], "generate": 4}, "--generate"),
+        ({**SHARED["cp"], "generate": 4}, "--generate"),
+        ({**SHARED["sp"], "lora_r": 8, "load_in_8bit": True}, "load-in-4bit"),
+        ({"num_gpus": 2, "zero": 3, "lora_r": 8, "load_in_8bit": True}, "LLM.int8 keep"),
+        (
+            {"num_gpus": 2, "zero": 1, "bf16": True, **FOUR, "bnb_4bit_quant_storage": "float16"},
+            "every floating parameter to bfloat16",
+        ),
+    ],
+)
+def test_what_does_not_go_with_it_says_so(spread: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        setup_from_options(**spread)
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_adapters_go_with_every_stage_and_with_shared_sequences(stage: int) -> None:
+    for more in ({"lora_r": 8}, FOUR):
+        for ways in ({}, {"sp": 2}):
+            setup_from_options(num_gpus=2, zero=stage, bf16=True, **more, **ways)
+
+
 HEAD_READ: list[dict[str, Any]] = [{"use_liger_kernel": True}, {"fused_loss": "trl-chunked"}]
 
 
