@@ -203,7 +203,8 @@ def test_an_evaluation_that_is_not_priced_is_left_out_and_told(write):
     name = write("run.yaml", "per_device_train_batch_size: 2\neval_strategy: epoch\n")
     assert memest.read_config(name).setup.eval_batch == 8
     assert memest.read_config(name, num_gpus=2).setup.eval_batch == 8
-    run = memest.read_config(name, num_gpus=2, tp=2)
+    assert memest.read_config(name, num_gpus=2, tp=2).setup.eval_batch == 8
+    run = memest.read_config(name, num_gpus=2, tp=2, ep=2)
     assert run.setup.eval_batch is None
     assert [r for r in run.not_modelled if r.why.startswith("not priced")]
 

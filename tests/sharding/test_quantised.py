@@ -50,7 +50,7 @@ def setup(**options):
         (
             {"zero": 3, "fp16": True, "lora_r": 8, "load_in_4bit": True,
              "bnb_4bit_quant_storage": "bfloat16"},
-            "DeepSpeed would cast the packed bytes to float16",
+            "DeepSpeed would cast every floating parameter to float16",
         ),
         (
             {"zero": 2, "bf16": True, "lora_r": 8, "load_in_4bit": True,
