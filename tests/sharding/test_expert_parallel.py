@@ -105,21 +105,30 @@ def taken(run):
     return run
 
 
+def take_sums(run):
+    """Take the sums that a backward makes in new memory out of the events, and count them.
+
+    Autograd cannot add in place where one of gloo's threads still holds what it gathered.
+    """
+    sums = [
+        e for e in run.events
+        if e.phase.startswith("backward") and e.op.endswith(("/aten::add", "/aten.add.Tensor"))
+    ]  # fmt: skip
+    run.events = [e for e in run.events if e not in sums]
+    return len(sums)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "setup"), [("mixtral", {}), ("qwen3_moe", {"grad_accum": 2}), ("gpt_oss", {})]
 )
 def test_two_processes_that_exchange_tokens_allocate_the_same(model, setup):
-    """With gloo, both ranks there: frees have no order, gloo's threads make some of them.
-
-    Where such a thread still holds a gathered gradient, autograd cannot add to it in place.
-    """
+    """With gloo, both ranks there: frees have no order, gloo's threads make some of them."""
     case = case_of(model, setup, 2)
     run, real = taken(as_run(predicted(case))), taken(real_rank(case, "gloo"))
     assert len(run.events) > 500
-    found = [line for line in differences(real, run, at_least=16384) if line != "--"]
-    assert [x for x in found if not (x.startswith("real") and x.endswith("aten::add"))] == []
-    assert len(found) < 20
+    assert 0 <= take_sums(real) - take_sums(run) < 20
+    assert differences(real, run, at_least=16384) == []
 
 
 @pytest.fixture(scope="module")
