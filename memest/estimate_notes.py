@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from memest.cards import Card, Cards
 from memest.epochs import length_notes
@@ -16,7 +16,7 @@ from memest.result import Row
 from memest.setup import Attention, Loop, Setup
 from memest.units import format_size
 
-__all__ = ["assumed", "not_modelled", "noted", "one_of_several"]
+__all__ = ["assumed", "not_modelled", "noted", "notes_of_each", "one_of_several", "run_notes"]
 
 
 def not_modelled(setup: Setup) -> str:
@@ -102,6 +102,36 @@ def _paged(main: Card, needs: Needs) -> str:
     return f"{said}; the verdict is about the rest, which cannot move to the host."
 
 
+def notes_of_each(notes: Mapping[str, Sequence[str]]) -> list[str]:
+    """The notes of several answers, each once, with who has it where not all do.
+
+    Args:
+        notes: by the name of the answer.
+    """
+    names: dict[str, list[str]] = {}
+    for name, own in notes.items():
+        for note in own:
+            names.setdefault(note, []).append(name)
+    out = []
+    for note, having in names.items():
+        others = [name for name in notes if name not in having]
+        who = "; ".join(having)
+        if len(others) == 1 and len(having) > 1:
+            who = f"all but {others[0]}"
+        out.append(f"{who}: {note}" if others else note)
+    return out
+
+
+def run_notes(found: Found) -> list[str]:
+    """What there is to know of a run whatever the GPU, in sentences."""
+    setup = found.setup
+    batches = setup.num_steps * found.program.enough(setup.grad_accum)
+    return [
+        *found.notes, *length_notes(setup), *generation_notes(setup), *found.spread_notes,
+        *host_notes(setup, found.short_stream, batches),
+    ]  # fmt: skip
+
+
 def noted(found: Found, main: Card, rows: tuple[Row, ...], needs: Needs) -> list[str]:
     """What there is to know of a run besides its numbers, in sentences.
 
@@ -112,7 +142,7 @@ def noted(found: Found, main: Card, rows: tuple[Row, ...], needs: Needs) -> list
         needs: what the run takes there.
     """
     setup = found.setup
-    notes = [*found.notes, *length_notes(setup), *generation_notes(setup)]
+    notes = run_notes(found)
     if main.spec.match_note:
         notes.append(main.spec.match_note)
     if needs.corrected is not None:
@@ -147,9 +177,5 @@ def noted(found: Found, main: Card, rows: tuple[Row, ...], needs: Needs) -> list
             "gradient accumulation keeps the gradients alive during the next forward, so it is not "
             "free: the peak moves from the first micro-step to the second."
         )
-    notes += found.spread_notes
-    notes += host_notes(
-        setup, found.short_stream, setup.num_steps * found.program.enough(setup.grad_accum)
-    )
     notes.append(not_modelled(setup))
     return notes

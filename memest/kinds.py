@@ -37,6 +37,11 @@ class Dtype(enum.StrEnum):
     FLOAT16 = "float16"
     BFLOAT16 = "bfloat16"
 
+    @property
+    def is_half(self) -> bool:
+        """Whether a number takes two bytes."""
+        return self in (Dtype.FLOAT16, Dtype.BFLOAT16)
+
 
 class Attention(enum.StrEnum):
     """The attention implementation that transformers is asked for."""

@@ -73,8 +73,6 @@ MAX_GRAD_ACCUM = 1 << 16
 OPTIMIZERS = {name: facts.about for name, facts in OPTIMIZER_FACTS.items()}
 """Optimizer names that are modelled, and what each one is."""
 
-_HALVES = (Dtype.FLOAT16, Dtype.BFLOAT16)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
@@ -385,6 +383,11 @@ class Setup:
         return self.partitions_parameters and self.quantization is not None
 
     @property
+    def is_built_in_parts(self) -> bool:
+        """Whether stage 3 partitions each parameter as the model is built (``zero.Init``)."""
+        return self.partitions_parameters and not self.partitions_whole_model
+
+    @property
     def is_built_in_full(self) -> bool:
         """Whether ``zero.Init`` makes float32 weights, whatever dtype the checkpoint has.
 
@@ -392,8 +395,8 @@ class Setup:
         precision where the configuration enables it, and constructors cast to what it took. (What
         is traced for a run in half precision has half weights and no precision.)
         """
-        built = self.partitions_parameters and not self.partitions_whole_model
-        return built and not self.computes_in_half and self.dtype not in _HALVES
+        in_full = not self.computes_in_half and not self.dtype.is_half
+        return self.is_built_in_parts and in_full
 
     @property
     def has_linear_of_stage_3(self) -> bool:

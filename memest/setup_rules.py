@@ -127,8 +127,7 @@ def check_built_dtype(setup: Setup) -> None:
     Raises:
         ConfigError: ``zero.Init`` would make other weights than were asked for.
     """
-    built = setup.partitions_parameters and not setup.partitions_whole_model
-    if not built or setup.computes_in_half or setup.dtype not in (Dtype.BFLOAT16, Dtype.FLOAT16):
+    if not setup.is_built_in_parts or setup.computes_in_half or not setup.dtype.is_half:
         return
     flag = "--bf16" if setup.dtype is Dtype.BFLOAT16 else "--fp16"
     raise ConfigError(

@@ -95,8 +95,7 @@ def as_traced(asked: Setup) -> Setup:
     out = replace(asked, distributed=kept)
     if asked.computes_in_half:
         half = Dtype.BFLOAT16 if asked.precision is Precision.BF16 else Dtype.FLOAT16
-        built_in_parts = asked.partitions_parameters and not asked.partitions_whole_model
-        if asked.adapter is not None and not built_in_parts:
+        if asked.adapter is not None and not asked.is_built_in_parts:
             kept = replace(kept, in_half=True, adapters_in_full=_in_full(asked))
         if asked.autocasts_halves and asked.precision is Precision.FP16:
             kept = replace(kept, in_half=True)

@@ -85,6 +85,7 @@ class StageTable:
         parameters: of the model.
         rows: in the order of the sharing, least first.
         official: of DeepSpeed's estimators.
+        notes: what to know of the runs, with the names of those that a note is about.
     """
 
     model: str
@@ -92,6 +93,7 @@ class StageTable:
     parameters: int
     rows: tuple[StageRow, ...]
     official: tuple[OfficialRow, ...]
+    notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; sizes in bytes."""
@@ -107,6 +109,7 @@ class StageTable:
                 }
                 for row in self.official
             ],
+            "notes": list(self.notes),
         }  # fmt: skip
 
     def to_json(self) -> str:

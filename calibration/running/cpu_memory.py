@@ -43,6 +43,8 @@ CPU_SCRATCH = {
     "aten::_convolution": "ATen/native/Convolution.cpp",
     "aten::convolution_backward": "ATen/native/Convolution.cpp",
     "aten::max_pool2d_with_indices_backward": "ATen/native/DilatedMaxPool2d.cpp",
+    "aten::upsample_nearest2d": "ATen/native/cpu/UpSampleKernel.cpp",
+    "aten::upsample_bilinear2d": "ATen/native/cpu/UpSampleKernel.cpp",
     # contiguous copies of what they are given; unreduced losses (memest.hidden prices CUDA's)
     "aten::native_layer_norm": "ATen/native/layer_norm.cpp",
     "aten::native_layer_norm_backward": "ATen/native/layer_norm.cpp",

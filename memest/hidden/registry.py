@@ -38,6 +38,7 @@ _MODULES = (
     "reduce",
     "softmax",
     "sort",
+    "upsampling",
 )
 
 

@@ -286,9 +286,6 @@ def _sequence(part: Sheet, degrees: dict[str, int], *, sharded: bool, mixed: boo
             part.miss("enable_sequence_parallel", said)
         else:
             part.miss_default("sequence parallelism", said)
-    if on is False or beside:
-        if no_loss is not None:
-            part.ignore("disable_loss_parallel", "logits are gathered in any case")
     else:
         if on:
             part.say("tp_sequence_parallel", True, "enable_sequence_parallel")
@@ -296,3 +293,6 @@ def _sequence(part: Sheet, degrees: dict[str, int], *, sharded: bool, mixed: boo
             part.default("tp_sequence_parallel", True, "beside tensor parallelism")
         if no_loss:
             part.say("tp_loss_parallel", False, "disable_loss_parallel")
+        return
+    if no_loss is not None:
+        part.ignore("disable_loss_parallel", "logits are gathered in any case")

@@ -75,6 +75,10 @@ def _lines(table: StageTable) -> Iterator[str]:
             same.setdefault(row.refused, []).append(row.name)
         for why, names in same.items():
             yield from _wrapped(f"{'; '.join(names)}: {why}")
+    if table.notes:
+        yield ""
+        for note in table.notes:
+            yield from _wrapped(f"- {note}")
 
 
 def _cell(nbytes: int, unit: int) -> str:

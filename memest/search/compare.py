@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from memest.errors import ConfigError
+from memest.estimate_notes import notes_of_each
 from memest.estimator import read_run
 from memest.findings import Comparison, Scenario
 from memest.option_table import PLACE
@@ -203,16 +204,7 @@ def _compare(asked: list[tuple[str, Probe, dict[str, Any]]], *, max_batch: bool)
     samples = {scenario.effective_batch for scenario in found}
     if len(samples) > 1:
         notes["scenarios differ in samples per optimizer step: time is compared by sample."] = None
-    notes.update(dict.fromkeys(_shared_notes([s.estimate for s in found])))
+    notes.update(dict.fromkeys(notes_of_each({s.name: s.estimate.notes for s in found})))
     probe = asked[0][1]
     basis = TIME_BASIS.format(rates=probe.speed(found[0].estimate.setup).basis)
     return Comparison(scenarios=tuple(found), time_basis=basis, notes=tuple(notes))
-
-
-def _shared_notes(estimates: Sequence[Estimate]) -> list[str]:
-    """The notes that all estimates have: what is particular to one is in its reasons."""
-    return [
-        note
-        for note in estimates[0].notes
-        if all(note in estimate.notes for estimate in estimates[1:])
-    ]

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from memest.cards import Card
+from memest.estimate_notes import run_notes
 from memest.fit import Search, Tried, verdict_for
 from memest.limits import CurvePoint, Of
 from memest.needs import needs_of
@@ -112,6 +113,10 @@ class Ground:
             headroom_bytes=fit.headroom_bytes,
             verdict=fit.verdict,
         )
+
+    def notes(self, size: int) -> list[str]:
+        """What there is to know of the run of a size."""
+        return run_notes(self._found_at(size))
 
     def curve(
         self, tried: Iterable[int], largest: int, safe: int, highest: int

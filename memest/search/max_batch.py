@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from memest.cards import Card, cards_of
 from memest.errors import ConfigError, MemestError
-from memest.estimate_notes import not_modelled, one_of_several
+from memest.estimate_notes import not_modelled, notes_of_each, one_of_several
 from memest.feed import feed_of
 from memest.fit import Tried
 from memest.limits import EffectiveBatch, End, Largest, MaxBatch, Multiple, Of
@@ -109,7 +109,8 @@ def max_batch(
     )  # fmt: skip
     setup = tracer.with_own_batch(setup, options)
     hunt = _hunt(tracer, setup, wanted)
-    answers = tuple(hunt.on(card, samples) for card in cards)
+    answers, notes = zip(*(hunt.on(card, samples) for card in cards), strict=True)
+    of_runs = notes_of_each(dict(zip((card.name for card in cards), notes, strict=True)))
     typical = with_size(hunt.asked, wanted, max(answers[0].largest, hunt.smallest))
     return MaxBatch(
         model=tracer.name,
@@ -119,7 +120,7 @@ def max_batch(
         effective_batch=samples,
         answers=answers,
         assumptions=(*tracer.assumptions(typical), *_ranges(cards, setup)),
-        notes=tuple(_notes(cards, wanted, hunt, setup)),
+        notes=tuple(_notes(cards, wanted, hunt, setup, of_runs)),
     )
 
 
@@ -158,10 +159,13 @@ def _basis(card: Card, setup: Setup) -> str:
     return basis if group is None else f"{basis}; {group.basis}"
 
 
-def _notes(cards: Sequence[Card], of: Of, hunt: _Hunt, setup: Setup) -> list[str]:
+def _notes(
+    cards: Sequence[Card], of: Of, hunt: _Hunt, setup: Setup, of_runs: Sequence[str]
+) -> list[str]:
     notes = [card.spec.match_note for card in cards if card.spec.match_note]
     if of is Of.IMAGE_SIZE:
         notes.append(f"image sizes that are multiples of {hunt.step} were looked at.")
+    notes += of_runs
     notes += one_of_several(setup)
     notes.append(not_modelled(setup))
     return notes
@@ -247,8 +251,8 @@ class _Hunt:
         """The smallest size that is looked at."""
         return self.step if self.of is Of.IMAGE_SIZE else 1
 
-    def on(self, card: Card, samples: int | None) -> Largest:
-        """The answer for a GPU.
+    def on(self, card: Card, samples: int | None) -> tuple[Largest, list[str]]:
+        """The answer for a GPU, and what there is to know of the run at that size.
 
         Args:
             card: the GPU.
@@ -273,7 +277,7 @@ class _Hunt:
             if largest >= number
         )
         effective = () if samples is None else tuple(self._effective(card, samples, largest, safe))
-        return Largest(
+        answer = Largest(
             gpu=card.name,
             usable_bytes=card.usable_bytes,
             largest=largest,
@@ -284,6 +288,7 @@ class _Hunt:
             unsteady=ground.failed_below(largest),
             effective=effective,
         )
+        return answer, ground.notes(max(largest, self.smallest))
 
     def _largest(self, ground: Ground) -> tuple[int, int]:
         """(the largest that runs, the largest that surely fits)."""

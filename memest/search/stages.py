@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from memest.distributed import Distributed
 from memest.errors import ConfigError
+from memest.estimate_notes import notes_of_each
 from memest.search.probe import Probe
 from memest.setup import Setup
 from memest.sharding.deepspeed_estimator import (
@@ -123,9 +124,11 @@ def stages(
         assert refused is not None
         raise refused
     whole, largest = _counts(found)
+    notes = notes_of_each({row.name: row.estimate.notes for row in rows if row.estimate})
     return StageTable(
         model=_id(rows), num_gpus=spread.num_gpus, parameters=whole, rows=tuple(rows),
         official=tuple(_official(rows, whole, largest, spread.num_gpus, node)),
+        notes=tuple(notes),
     )  # fmt: skip
 
 

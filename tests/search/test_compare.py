@@ -75,6 +75,17 @@ def test_times_are_of_a_sample_and_relative_to_the_first(many):
     assert any("compared by sample" in note for note in many.notes)
 
 
+def test_what_is_known_of_one_scenario_alone_is_told_with_its_name(many):
+    named = {s.name: s.estimate.notes for s in many.scenarios}
+    shared = set.intersection(*map(set, named.values()))
+    assert shared
+    assert shared <= set(many.notes)
+    (free,) = (note for note in named["grad-accum=4"] if "accumulation keeps" in note)
+    assert free not in named["base"]
+    having = "; ".join(name for name, notes in named.items() if free in notes)
+    assert f"{having}: {free}" in many.notes
+
+
 def test_the_document_says_the_same(many):
     document = json.loads(many.to_json())
     assert document["schema_version"] == 1

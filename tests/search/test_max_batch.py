@@ -227,6 +227,13 @@ def test_unknown_gpu():
         memest.max_batch(TINY, gpu="zzzz")
 
 
+def test_what_is_known_of_the_run_is_told():
+    found = memest.max_batch(TINY, gpu=["t4", "a100"], gpu_memory="2GiB", zero=3, num_gpus=2)
+    alone = memest.estimate(TINY, gpu="t4", max_batch=False, zero=3, num_gpus=2)
+    (said,) = (note for note in alone.notes if "zero.Init makes float32" in note)
+    assert found.notes.count(said) == 1
+
+
 def test_a_live_module():
     torch = pytest.importorskip("torch")
     module = torch.nn.Sequential(torch.nn.Linear(256, 1024), torch.nn.ReLU(),

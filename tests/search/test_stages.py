@@ -55,6 +55,17 @@ def test_a_row_is_the_estimate_of_its_options(table):
     assert hybrid.estimate.setup.distributed.fsdp_shard_size == 4
 
 
+def test_a_note_says_which_rows_it_is_about(table):
+    by_name = {row.name: row.estimate.notes for row in table.rows}
+    (overlap,) = (note for note in by_name["ZeRO-3"] if "overlap_comm" in note)
+    three = [name for name in by_name if name.startswith("ZeRO-3")]
+    assert f"{'; '.join(three)}: {overlap}" in table.notes
+    assert f"all but one GPU: {by_name['DDP'][-1]}" in table.notes
+    assert f"one GPU: {by_name['one GPU'][-1]}" in table.notes
+    assert json.loads(table.to_json())["notes"] == list(table.notes)
+    assert "all but one GPU: not modelled" in str(table)
+
+
 def test_offloading_is_paid_in_host_memory(table):
     host = {row.name: row.host_bytes for row in table.rows}
     assert host["ZeRO-2"] == host["ZeRO-3"] == host["DDP"] == 0

@@ -8,9 +8,8 @@ from dataclasses import replace
 
 import pytest
 from deepspeed_ranks import CASES, READ, recorded_run
-from ranks import as_run, of_steps, predicted_rank
-from real_memory import differences
-from releases import in_one_order
+from ranks import predicted_rank
+from recorded import check_recorded
 
 import memest
 from memest.deepspeed_file import read_deepspeed, with_hidden_size
@@ -18,7 +17,6 @@ from memest.distributed import Distributed
 from memest.errors import ConfigError
 from memest.events import Landmarks, Weight
 from memest.options import setup_from_options
-from memest.replay.replay import check_events
 from memest.setup import Setup
 from memest.sharding.zero3 import owned_by_module
 from memest.sharding.zero_groups import groups_of, sub_groups_of
@@ -35,36 +33,15 @@ def test_a_rank_allocates_what_deepspeed_does(name):
     case = ALL[name]
     if case["setup"].get("use_liger_kernel"):
         pytest.importorskip("liger_kernel.utils")
-    real, stream = recorded_run(name), predicted_rank(case)
-    check_events(stream.events, stream.sizes)
-    for number, label in enumerate(stream.labels):
-        if stream.label_names[label].endswith("from the host"):
-            stream.sizes[number] = 0  # what a CPU has in the host's memory is there already
-    predicted = as_run(stream)
-    measured = {phase.name: phase for phase in real.phases}
-    steps = [phase for phase in predicted.phases if not phase.name.startswith("load")]
-    assert len(steps) > 10
-    # in a CPU run the host's memory is the device's; the update happens there too
-    away = stream.host_bytes
     host = HOST
     if case["setup"].get("checkpointing"):
         host += 3 * RNG
     if case["setup"].get("fused_loss") == "trl-chunked":
         host += 2 * RNG
-    for phase in steps:
-        same = measured[phase.name]
-        if away and phase.name.split()[0] in ("optimizer", "zero_grad"):
-            continue
-        first = away and phase.name.endswith((" 1 1", "1 0"))
-        if not first:
-            assert abs(phase.alive + away - same.alive) <= host, f"alive when {phase.name} begins"
-            assert abs(phase.peak + away - same.peak) <= host + 0.005 * real.peak, phase.name
-    if not away and not case.get("by_phase"):
-        assert len(predicted.allocations(at_least=8192)) > 150
-        runs = [of_steps(run) for run in (real, predicted)]
-        if case.get("any_order"):
-            runs = [in_one_order(run) for run in runs]
-        assert differences(*runs, at_least=8192) == []
+    check_recorded(
+        recorded_run(name), predicted_rank(case), host,
+        any_order=case.get("any_order", False), by_phase=case.get("by_phase", False),
+    )  # fmt: skip
 
 
 class TestStage3:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 from deepspeed_ranks import recorded_run
-from evaluation_ranks import predicted_evaluation
+from evaluation_ranks import check_evaluation, predicted_evaluation
 from quantised_ranks import CASES, EVALUATED
-from ranks import as_run, of_steps, predicted_rank
-from real_memory import differences
-from releases import in_one_order
+from ranks import as_run, predicted_rank
+from recorded import check_recorded
 
 import memest
 from memest.options import setup_from_options
@@ -28,53 +27,16 @@ FOUR = {
 @pytest.mark.parametrize("name", CASES)
 def test_a_rank_of_a_quantised_base_allocates_what_deepspeed_does(name):
     """Every phase; where nothing is offloaded, every allocation and free of the steps."""
-    real, stream, setup = recorded_run(name), predicted_rank(CASES[name]), CASES[name]["setup"]
-    check_events(stream.events, stream.sizes)
-    for number, label in enumerate(stream.labels):
-        if stream.label_names[label].endswith("from the host"):
-            stream.sizes[number] = 0  # what a CPU has in the host's memory is there already
-    predicted = as_run(stream)
-    measured = {phase.name: phase for phase in real.phases}
-    steps = [phase for phase in predicted.phases if not phase.name.startswith("load")]
-    assert len(steps) > 10
-    # in a CPU run the host's memory is the device's; the update happens there too
-    away = stream.host_bytes
-    host = HOST + (RNG if "checkpointing" in setup else 0)
-    for phase in steps:
-        same = measured[phase.name]
-        if away and phase.name.endswith((" 1 1", " 1 0")):
-            continue
-        if away and phase.name.split()[0] in ("optimizer", "zero_grad"):
-            continue
-        assert abs(phase.alive + away - same.alive) <= host, f"alive as {phase.name} begins"
-        scratch = host + 0.005 * real.peak
-        assert abs(phase.peak + away - same.peak) <= scratch, phase.name
-    if away:
-        return
-    assert len(predicted.allocations(at_least=8192)) > 150
-    runs = [of_steps(run) for run in (real, predicted)]
-    if "checkpointing" in setup:
-        runs = [in_one_order(run) for run in runs]
-    assert differences(*runs, at_least=8192) == []
+    checkpoints = "checkpointing" in CASES[name]["setup"]
+    host = HOST + RNG * checkpoints
+    check_recorded(recorded_run(name), predicted_rank(CASES[name]), host, any_order=checkpoints)
 
 
 @pytest.mark.parametrize("name", EVALUATED)
 def test_a_rank_evaluates_a_quantised_base_in_what_deepspeed_does(name):
-    real, stream = recorded_run(name), predicted_evaluation(EVALUATED[name])
+    stream = predicted_evaluation(EVALUATED[name])
     check_events(stream.events, stream.sizes)
-    predicted = as_run(stream)
-    measured = {phase.name: phase for phase in real.phases}
-    batches = [phase for phase in predicted.phases if phase.name.startswith("evaluation")]
-    assert len(batches) == 4
-    for phase in batches:
-        same = measured[phase.name]
-        assert abs(phase.alive - same.alive) <= HOST, f"alive as {phase.name} begins"
-        assert abs(phase.peak - same.peak) <= HOST + 0.005 * real.peak, phase.name
-    runs = [of_steps(run) for run in (real, predicted)]
-    for run in runs:
-        run.events = [event for event in run.events if event.phase.startswith("evaluation")]
-    assert len(predicted.allocations(at_least=8192)) > 100
-    assert differences(*runs, at_least=8192) == []
+    check_evaluation(recorded_run(name), as_run(stream), HOST)
 
 
 def test_its_trace_has_half_precision_adapters_and_the_hooks_of_stage_3():

@@ -184,6 +184,7 @@ FOUND = {
         "sequence",
         (("transposed", 0, 0), ("attention", 0, 0)),
     ),
+    "upsampling in one format": ("image", (("residual", (("prelu", 0), ("upsampling", 0)), 0),)),
     "a strided gradient of pooling": ("sequence", (("transposed", 0, 0), ("pooling", 0))),
     "one checkpointed layer, several times": (
         "image",
