@@ -16,7 +16,15 @@ from memest.result import Row
 from memest.setup import Attention, Loop, Setup
 from memest.units import format_size
 
-__all__ = ["assumed", "not_modelled", "noted", "notes_of_each", "one_of_several", "run_notes"]
+__all__ = [
+    "assumed",
+    "not_modelled",
+    "noted",
+    "notes_of_each",
+    "one_of_several",
+    "paged_notes",
+    "run_notes",
+]
 
 
 def not_modelled(setup: Setup) -> str:
@@ -86,20 +94,23 @@ def _evaluation(setup: Setup, needs: Needs) -> Iterator[str]:
         )
 
 
-def _paged(main: Card, needs: Needs) -> str:
-    """What becomes of states in managed memory."""
+def paged_notes(main: Card, needs: Needs) -> list[str]:
+    """What becomes of states in managed memory, where there are any."""
+    if not needs.managed_bytes:
+        return []
     size, both = format_size(needs.managed_bytes), needs.device_bytes + needs.managed_bytes
     said = (
         f"{size} of optimizer states are in managed memory, which no counter of torch shows. On a "
         f"GPU with room the device holds them too, {format_size(both)} in all"
     )
+    left = "the verdict is about the rest, which cannot move to the host."
     if both > main.usable_bytes:
         short = format_size(both - main.usable_bytes)
-        return (
-            f"{said}; {main.name} has {short} less than that, so pages move between host and GPU "
-            "in every step, which costs time. The verdict is about the rest, which cannot move."
+        left = (
+            f"{main.name} has {short} less than that, so pages move between host and GPU in every "
+            f"step, which costs time. {left.capitalize()}"
         )
-    return f"{said}; the verdict is about the rest, which cannot move to the host."
+    return [f"{said}; {left}"]
 
 
 def notes_of_each(notes: Mapping[str, Sequence[str]]) -> list[str]:
@@ -147,8 +158,7 @@ def noted(found: Found, main: Card, rows: tuple[Row, ...], needs: Needs) -> list
         notes.append(main.spec.match_note)
     if needs.corrected is not None:
         notes += needs.corrected.notes
-    if needs.managed_bytes:
-        notes.append(_paged(main, needs))
+    notes += paged_notes(main, needs)
     if setup.eval_batch is not None:
         notes += _evaluation(setup, needs)
     if setup.tf32:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from memest.cards import Card
-from memest.estimate_notes import run_notes
+from memest.estimate_notes import paged_notes, run_notes
 from memest.fit import Search, Tried, verdict_for
 from memest.limits import CurvePoint, Of
 from memest.needs import needs_of
@@ -116,7 +116,9 @@ class Ground:
 
     def notes(self, size: int) -> list[str]:
         """What there is to know of the run of a size."""
-        return run_notes(self._found_at(size))
+        found = self._found_at(size)
+        needs = needs_of(self._card, found, found.stream, self._replays.of(found.stream))
+        return [*run_notes(found), *paged_notes(self._card, needs)]
 
     def curve(
         self, tried: Iterable[int], largest: int, safe: int, highest: int

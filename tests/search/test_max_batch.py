@@ -232,6 +232,8 @@ def test_what_is_known_of_the_run_is_told():
     alone = memest.estimate(TINY, gpu="t4", max_batch=False, zero=3, num_gpus=2)
     (said,) = (note for note in alone.notes if "zero.Init makes float32" in note)
     assert found.notes.count(said) == 1
+    paged = memest.max_batch(TINY, gpu="t4", gpu_memory="2GiB", optim="paged_adamw_8bit")
+    assert any("pages move between host and GPU in every step" in note for note in paged.notes)
 
 
 def test_a_live_module():
