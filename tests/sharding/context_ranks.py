@@ -2,17 +2,13 @@
 
 The CPU has its flash kernel by another name than ring attention calls
 (``_scaled_dot_product_flash_attention``): it is registered here under that name. The process group
-is PyTorch's fake one, which moves no data, or gloo's with real processes. Run as a script, this
-trains one case and writes what its rank saw.
+is PyTorch's fake one, which moves no data, or gloo's with real processes.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import pickle
-import subprocess
-import sys
 import tempfile
 from functools import partial
 from pathlib import Path
@@ -20,7 +16,8 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-HERE = Path(__file__).parent
+from forked import run_apart
+
 STEPS = 3
 
 
@@ -37,15 +34,8 @@ def real_rank(case: dict[str, Any]) -> Any:
         count = case["ways"] if case.get("gloo") else 1
         wanted = _rank(case)
         ranks = range(count) if case.get("gloo") else (wanted,)
-        running = [
-            subprocess.Popen(
-                [sys.executable, __file__, json.dumps(case), str(out), str(rank)],
-                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            )
-            for rank in ranks
-        ]  # fmt: skip
-        said = [process.communicate(timeout=300)[0] for process in running]
-        assert out.exists(), "\n".join(said)[-4000:]
+        said = run_apart(_be_rank, *[(case, str(out), rank) for rank in ranks])
+        assert out.exists(), said
         return pickle.loads(out.read_bytes())
 
 
@@ -346,12 +336,3 @@ def _fully_sharded(model: Any, mesh: Any) -> Any:
         if type(block).__name__ in (model._no_split_modules or ()):
             fully_shard(block, mesh=mesh)
     return fully_shard(model, mesh=mesh)
-
-
-def _main(text: str, out: str, rank: str) -> None:
-    sys.path[:0] = [str(HERE), str(HERE.parent / "proof")]
-    _be_rank(json.loads(text), out, int(rank))
-
-
-if __name__ == "__main__":
-    _main(*sys.argv[1:])

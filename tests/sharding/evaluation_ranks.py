@@ -2,17 +2,12 @@
 
 FSDP1 and FSDP2 run with PyTorch's fake process group, DDP as processes with gloo. accelerate hears
 that the group is not gloo's, so that it gathers as it does on GPUs: into one tensor.
-
-Run as a script, this trains and evaluates one case and writes what rank 0 saw.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
-import subprocess
-import sys
 import tempfile
 from contextlib import ExitStack
 from dataclasses import replace
@@ -20,7 +15,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-HERE = Path(__file__).parent
+from forked import run_apart, run_forked
+
 HOST = 6144
 """Step counters and numbers wrapped as tensors, which a CPU run cannot tell from the device's."""
 
@@ -34,11 +30,8 @@ def real_evaluation(case: dict[str, Any]) -> Any:
     """
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run.pickle"
-        done = subprocess.run(
-            [sys.executable, __file__, json.dumps(case), folder, str(out)],
-            capture_output=True, text=True, timeout=240, check=False,
-        )  # fmt: skip
-        assert out.exists(), done.stdout + done.stderr
+        said = run_apart(_be_ranks, (case, folder, str(out)))
+        assert out.exists(), said
         return pickle.loads(out.read_bytes())
 
 
@@ -280,18 +273,10 @@ def _be_rank(rank: int, case: dict[str, Any], rendezvous: str, out: str) -> None
         Path(out).write_bytes(pickle.dumps(measured))
 
 
-def _main(text: str, folder: str, out: str) -> None:
-    sys.path[:0] = [str(HERE), str(HERE.parent / "proof")]
-    case = json.loads(text)
+def _be_ranks(case: dict[str, Any], folder: str, out: str) -> None:
     if case["spread"].get("fsdp"):
         _be_rank(0, case, "", out)
         return
-    from forked import run_forked
-
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     store = f"{folder}/store"
     run_forked(_be_rank, [(rank, case, store, out) for rank in range(case["ranks"])])
-
-
-if __name__ == "__main__":
-    _main(*sys.argv[1:])

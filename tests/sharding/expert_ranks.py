@@ -4,23 +4,19 @@ Two groups of processes: ``gloo``, in which every rank is there and tokens move,
 one, in which frees have an order (gloo's threads let go of what they sent when they come to it).
 The fake one moves nothing, so what the others would send is put in where tokens are counted. In
 both, the routers' choices are replaced by equal shares, which is what a trace assumes.
-
-Run as a script, this trains one case and writes what its first rank saw.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
-import subprocess
-import sys
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
+from forked import run_apart, run_forked
+
 STEPS = 3
 
 
@@ -32,12 +28,9 @@ def real_rank(case: dict[str, Any], group: str) -> Any:
         group: ``gloo`` or ``fake``.
     """
     with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run(
-            [sys.executable, __file__, json.dumps(case), group, folder],
-            capture_output=True, text=True, timeout=300, check=False,
-        )  # fmt: skip
+        said = run_apart(_be_ranks, (case, group, folder))
         out = Path(folder) / "rank0"
-        assert out.exists(), done.stdout + done.stderr
+        assert out.exists(), said
         return pickle.loads(out.read_bytes())
 
 
@@ -145,17 +138,9 @@ def _copied_counts(group: str) -> Any:
         expert_parallel.all_to_all_single = real
 
 
-def _main(text: str, group: str, folder: str) -> None:
-    from forked import run_forked
-
-    case = json.loads(text)
+def _be_ranks(case: dict[str, Any], group: str, folder: str) -> None:
     if group == "fake":
         _be_rank(0, case, group, folder)
         return
     count = case["spread"]["num_gpus"]
     run_forked(_be_rank, [(rank, case, group, folder) for rank in range(count)])
-
-
-if __name__ == "__main__":
-    sys.path[:0] = [str(HERE), str(HERE.parent / "proof")]
-    _main(*sys.argv[1:])

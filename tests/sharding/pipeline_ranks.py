@@ -4,23 +4,19 @@ Copies of a pipeline are processes too, and DDP's gradients go between them by g
 are those of a fake process group, which moves no data and keeps no reference in a thread of its
 own; its ranks are the processes of the pipeline, so there are as many shards as stages. So are
 those that share layers.
-
-Run as a script, this trains one case and writes what every rank saw.
 """
 
 from __future__ import annotations
 
 import copy
-import json
 import os
 import pickle
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
+from forked import run_apart, run_forked
+
 STEPS = 3
 
 
@@ -31,12 +27,9 @@ def real_ranks(case: dict[str, Any]) -> list[Any]:
         case: ``model``, and options of ``Setup`` and of ``Distributed`` in ``setup``, ``spread``.
     """
     with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run(
-            [sys.executable, __file__, json.dumps(case), folder],
-            capture_output=True, text=True, timeout=300, check=False,
-        )  # fmt: skip
+        said = run_apart(_be_ranks, (case, folder))
         files = [Path(folder) / f"rank{rank}" for rank in range(case["spread"]["pp"])]
-        assert all(file.exists() for file in files), done.stdout + done.stderr
+        assert all(file.exists() for file in files), said
         return [pickle.loads(file.read_bytes()) for file in files]
 
 
@@ -303,13 +296,5 @@ def _after_mark(work: Any, word: str, mark: Any) -> Any:
     return called
 
 
-def _main(text: str, folder: str) -> None:
-    sys.path[:0] = [str(HERE), str(HERE.parent / "proof")]
-    case = json.loads(text)
-    from forked import run_forked
-
+def _be_ranks(case: dict[str, Any], folder: str) -> None:
     run_forked(_be_rank, [(rank, case, folder) for rank in range(world_of(case))])
-
-
-if __name__ == "__main__":
-    _main(*sys.argv[1:])

@@ -3,18 +3,14 @@
 DDP runs as several processes with gloo. FSDP2 runs in one process with PyTorch's fake process
 group, which gives a rank of any number of ranks what it would allocate, and moves no data.
 
-Run as a script, this trains one case and writes what rank 0 saw: in a process of its own, because
-ranks are forked, and because the profiler remembers addresses.
+A case is run apart from the tests, because the profiler remembers addresses.
 """
 
 from __future__ import annotations
 
 import gc
-import json
 import os
 import pickle
-import subprocess
-import sys
 import tempfile
 from contextlib import nullcontext
 from dataclasses import replace
@@ -22,7 +18,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-HERE = Path(__file__).parent
+from forked import run_apart, run_forked
+
 STEPS = 3
 
 
@@ -35,11 +32,8 @@ def real_rank(case: dict[str, Any]) -> Any:
     """
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run.pickle"
-        done = subprocess.run(
-            [sys.executable, __file__, json.dumps(case), folder, str(out)],
-            capture_output=True, text=True, timeout=240, check=False,
-        )  # fmt: skip
-        assert out.exists(), done.stdout + done.stderr
+        said = run_apart(_be_ranks, (case, folder, str(out)))
+        assert out.exists(), said
         return pickle.loads(out.read_bytes())
 
 
@@ -461,17 +455,9 @@ def accelerate_loop(
     del batch, outputs
 
 
-def _main(text: str, folder: str, out: str) -> None:
-    sys.path[:0] = [str(HERE), str(HERE.parent / "proof")]
-    case = json.loads(text)
+def _be_ranks(case: dict[str, Any], folder: str, out: str) -> None:
     if case.get("spread", {}).get("fsdp"):
         _be_fsdp_rank(case, out)
         return
-    from forked import run_forked
-
     store = f"{folder}/store"
     run_forked(_be_ddp_rank, [(rank, case, store, out) for rank in range(case["ranks"])])
-
-
-if __name__ == "__main__":
-    _main(*sys.argv[1:])

@@ -1,23 +1,20 @@
 """A real rank of sequence parallelism: torch's own styles by torchtitan's plan, on the CPU.
 
-The process group is PyTorch's fake one, which moves no data, or gloo's with real processes. Run as
-a script, this trains one case and writes what its rank saw.
+The process group is PyTorch's fake one, which moves no data, or gloo's with real processes.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import pickle
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-HERE = Path(__file__).parent
+from forked import run_apart, run_forked
+
 STEPS = 3
 
 
@@ -30,11 +27,8 @@ def real_rank(case: dict[str, Any]) -> Any:
     """
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
-        done = subprocess.run(
-            [sys.executable, __file__, json.dumps(case), str(out)],
-            capture_output=True, text=True, timeout=300, check=False,
-        )  # fmt: skip
-        assert out.exists(), (done.stdout + done.stderr)[-4000:]
+        said = run_apart(_be_ranks, (case, str(out)))
+        assert out.exists(), said
         return pickle.loads(out.read_bytes())
 
 
@@ -192,16 +186,8 @@ def _be_rank(case: dict[str, Any], out: str, rank: int) -> None:
     dist.destroy_process_group()
 
 
-def _main(text: str, out: str) -> None:
-    sys.path[:0] = [str(HERE), str(HERE.parent / "proof")]
-    case = json.loads(text)
+def _be_ranks(case: dict[str, Any], out: str) -> None:
     if not case.get("gloo"):
         _be_rank(case, out, 0)
         return
-    from forked import run_forked
-
     run_forked(_be_rank, [(case, out, rank) for rank in range(case["spread"]["num_gpus"])])
-
-
-if __name__ == "__main__":
-    _main(*sys.argv[1:])

@@ -1,24 +1,21 @@
 """A real rank of tensor parallelism: transformers' own sharding, on the CPU.
 
 The process group is PyTorch's fake one, which moves no data: gloo's threads let go of what they
-sent whenever they come to it, so there is no order to compare. Run as a script, this trains one
-case and writes what its rank saw.
+sent whenever they come to it, so there is no order to compare.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import pickle
-import subprocess
-import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-HERE = Path(__file__).parent
+from forked import run_apart
+
 STEPS = 3
 
 
@@ -32,11 +29,8 @@ def real_rank(case: dict[str, Any]) -> Any:
     """
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
-        done = subprocess.run(
-            [sys.executable, __file__, json.dumps(case), str(out)],
-            capture_output=True, text=True, timeout=300, check=False,
-        )  # fmt: skip
-        assert out.exists(), done.stdout + done.stderr
+        said = run_apart(_be_rank, (case, str(out)))
+        assert out.exists(), said
         return pickle.loads(out.read_bytes())
 
 
@@ -236,12 +230,3 @@ def _fully_sharded(model: Any, mesh: Any) -> Any:
         if type(block).__name__ in (model._no_split_modules or ()):
             fully_shard(block, mesh=mesh)
     return fully_shard(model, mesh=mesh)
-
-
-def _main(text: str, out: str) -> None:
-    sys.path[:0] = [str(HERE), str(HERE.parent / "proof")]
-    _be_rank(json.loads(text), out)
-
-
-if __name__ == "__main__":
-    _main(*sys.argv[1:])
