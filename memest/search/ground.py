@@ -117,7 +117,8 @@ class Ground:
     def notes(self, size: int) -> list[str]:
         """What there is to know of the run of a size."""
         found = self._found_at(size)
-        needs = needs_of(self._card, found, found.stream, self._replays.of(found.stream))
+        stream = found.stream
+        needs = needs_of(self._card, found, stream, self._replays.of(stream))
         return [*run_notes(found), *paged_notes(self._card, needs)]
 
     def curve(
