@@ -179,16 +179,16 @@ class TestPooling:
 
 
 class TestUpsampling:
-    OP = "aten.upsample_nearest2d.vec"
+    OP = "aten.upsample_nearest2d.default"
 
     def test_rows_and_channels_last_need_nothing(self, dense, sizes, h100):
         for shaped in (dense, lambda *shape: channels_last(dense, *shape)):
             out = shaped(2, 8, 16, 16)
-            assert sizes(h100, self.OP, shaped(2, 8, 8, 8), None, (2.0, 2.0), outputs=(out,)) == []
+            assert sizes(h100, self.OP, shaped(2, 8, 8, 8), (16, 16), outputs=(out,)) == []
 
     def test_three_channels_last_go_through_rows(self, dense, sizes, h100):
         image, out = (channels_last(dense, 2, 3, n, n) for n in (8, 16))
-        found = sizes(h100, self.OP, image, None, (2.0, 2.0), outputs=(out,))
+        found = sizes(h100, self.OP, image, (16, 16), outputs=(out,))
         assert found == [2 * 3 * 16 * 16 * 2, 2 * 3 * 8 * 8 * 2]
 
     def test_a_gradient_with_holes_is_copied(self, dense, sizes, h100):
@@ -200,4 +200,4 @@ class TestUpsampling:
 
     def test_the_same_size_is_a_plain_copy(self, dense, sizes, h100):
         image = channels_last(dense, 2, 3, 8, 8)
-        assert sizes(h100, self.OP, image, None, (1.0, 1.0), outputs=(image,)) == []
+        assert sizes(h100, self.OP, image, (8, 8), outputs=(image,)) == []
