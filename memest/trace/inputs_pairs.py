@@ -13,13 +13,13 @@ from memest.trace.inputs_audio import seconds_of
 from memest.trace.inputs_image import image_size_of
 from memest.trace.inputs_text import DEFAULT_SEQ_LEN, seq_len_of
 from memest.trace.plans import (
-    WORD,
     Planned,
     Sizes,
     TensorPlan,
     attention_mask,
     max_positions,
     pixels,
+    tokens,
 )
 
 __all__ = ["contrastive"]
@@ -35,15 +35,7 @@ def contrastive(built: BuiltModel, setup: Setup, parameters: Mapping[str, Any]) 
         length = min(limit or DEFAULT_SEQ_LEN, 77)
         notes = [f"texts of {length} tokens (--seq-len sets it)"]
     ids = (batch, length)
-    end = getattr(config.text_config, "eos_token_id", None)
-
-    def words() -> torch.Tensor:
-        made = torch.full(ids, WORD, dtype=torch.int64)
-        if isinstance(end, int):
-            made[:, -1] = end
-        return made
-
-    plans = [TensorPlan(name="input_ids", shape=ids, value=words)]
+    plans = [TensorPlan(name="input_ids", shape=ids, value=tokens(ids, config.text_config))]
     if config.model_type != "siglip":
         # SigLIP was trained on padded texts without a mask, and its processor makes none
         plans.append(attention_mask(ids, padded=setup.padded))

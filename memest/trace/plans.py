@@ -163,13 +163,18 @@ def target_length(config: Any, setup: Setup, default: int, *, why: str) -> tuple
 
 
 def tokens(shape: tuple[int, ...], config: Any) -> Callable[[], torch.Tensor]:
-    """Token ids: plain words, the end-of-sequence token last (some heads look for it)."""
+    """Token ids: plain words, the end-of-sequence token last (some heads look for it).
+
+    An end token that the vocabulary does not have is left out: SigLIP's config keeps CLIP's (49407)
+    beside 32,000 words, and so does a config whose vocabulary somebody made smaller.
+    """
     end = getattr(config, "eos_token_id", None)
     end = end[0] if isinstance(end, (list, tuple)) and end else end
+    known = isinstance(end, int) and 0 <= end < (getattr(config, "vocab_size", None) or end + 1)
 
     def make() -> torch.Tensor:
         ids = torch.full(shape, WORD, dtype=torch.int64)
-        if isinstance(end, int):
+        if known:
             ids[..., -1] = end
         return ids
 

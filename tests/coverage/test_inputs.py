@@ -87,6 +87,24 @@ def test_multiple_choice_has_four(plan):
     assert plans["input_ids"].shape == (2, 4, 8)
 
 
+@pytest.mark.parametrize(
+    ("model_id", "changes", "end"),
+    [
+        ("openai/clip-vit-base-patch32", None, 2),
+        ("gpt2", None, 50256),
+        # an end token that the vocabulary does not have: a real embedding would fail on it
+        ("google/siglip-base-patch16-224", None, None),
+        ("gpt2", {"vocab_size": 1000}, None),
+    ],
+)
+def test_texts_end_with_the_end_token_where_the_vocabulary_has_it(plan, model_id, changes, end):
+    plans, _, _ = plan(model_id, seq_len=4, changes=changes)
+
+    ids = plans["input_ids"].value()
+    assert ids[:, :-1].unique().tolist() == [5]
+    assert ids[:, -1].unique().tolist() == [5 if end is None else end]
+
+
 # -- images ----------------------------------------------------------------------------------------
 
 
