@@ -9,7 +9,7 @@ from typing import Any
 
 from memest.setup import Setup, Task
 
-__all__ = ["adjust_config"]
+__all__ = ["adjust_config", "end_token"]
 
 # letters, an apostrophe, a word boundary, padding and unknown: what CTC recipes end up with
 _CTC_VOCABULARY = 32
@@ -29,13 +29,26 @@ def adjust_config(config: Any, task: Task, setup: Setup) -> list[str]:
         config.mask_token_id = 32
     if getattr(config, "is_encoder_decoder", False) and getattr(config, "pad_token_id", 0) is None:
         # labels are shifted right with it
-        end = getattr(config, "eos_token_id", None)
-        config.pad_token_id = end if isinstance(end, int) else 0
+        config.pad_token_id = end_token(config) or 0
     if hasattr(config, "vision_config") and getattr(config, "image_token_id", 0) is None:
         # the placeholder is the last entry of the vocabulary (BLIP-2)
         config.image_token_id = config.get_text_config().vocab_size - 1
     _rotary_share(config)
     return notes
+
+
+def end_token(config: Any) -> int | None:
+    """The end-of-sequence token, the first of several; None where the vocabulary does not have it.
+
+    SigLIP's config keeps CLIP's (49407) beside 32,000 words, and a config whose vocabulary somebody
+    made smaller keeps the token it had; a real embedding fails on either.
+    """
+    end = getattr(config, "eos_token_id", None)
+    end = end[0] if isinstance(end, (list, tuple)) and end else end
+    if not isinstance(end, int) or end < 0:
+        return None
+    words = getattr(config, "vocab_size", None)
+    return end if not words or end < words else None
 
 
 def _rotary_share(config: Any) -> None:
@@ -54,10 +67,10 @@ def _padding_token(config: Any, task: Task, notes: list[str]) -> None:
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     if task is not Task.SEQUENCE_CLASSIFICATION or getattr(text, "pad_token_id", 0) is not None:
         return
-    end = getattr(text, "eos_token_id", None)
-    end = end[0] if isinstance(end, (list, tuple)) and end else end
-    text.pad_token_id = config.pad_token_id = end if isinstance(end, int) else 0
-    notes.append("the model has no padding token; its end-of-sequence token pads")
+    end = end_token(text)
+    text.pad_token_id = config.pad_token_id = end or 0
+    pads = "token 0" if end is None else "its end-of-sequence token"
+    notes.append(f"the model has no padding token; {pads} pads")
 
 
 def _vocabulary(config: Any, task: Task, notes: list[str]) -> None:

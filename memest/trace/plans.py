@@ -11,6 +11,7 @@ import torch
 
 from memest.errors import ConfigError
 from memest.setup import Setup
+from memest.trace.adjust import end_token
 from memest.trace.build import BuiltModel
 from memest.trace.known import attach
 
@@ -163,18 +164,12 @@ def target_length(config: Any, setup: Setup, default: int, *, why: str) -> tuple
 
 
 def tokens(shape: tuple[int, ...], config: Any) -> Callable[[], torch.Tensor]:
-    """Token ids: plain words, the end-of-sequence token last (some heads look for it).
-
-    An end token that the vocabulary does not have is left out: SigLIP's config keeps CLIP's (49407)
-    beside 32,000 words, and so does a config whose vocabulary somebody made smaller.
-    """
-    end = getattr(config, "eos_token_id", None)
-    end = end[0] if isinstance(end, (list, tuple)) and end else end
-    known = isinstance(end, int) and 0 <= end < (getattr(config, "vocab_size", None) or end + 1)
+    """Token ids: plain words, the end-of-sequence token last (some heads look for it)."""
+    end = end_token(config)
 
     def make() -> torch.Tensor:
         ids = torch.full(shape, WORD, dtype=torch.int64)
-        if known:
+        if end is not None:
             ids[..., -1] = end
         return ids
 

@@ -7,7 +7,7 @@ import torch
 
 from memest.errors import ConfigError
 from memest.models.resolve import ModelSource
-from memest.setup import Setup
+from memest.setup import Setup, Task
 from memest.trace.build import build_model
 from memest.trace.inputs import plan_batch
 from memest.trace.losses import loss_for
@@ -103,6 +103,26 @@ def test_texts_end_with_the_end_token_where_the_vocabulary_has_it(plan, model_id
     ids = plans["input_ids"].value()
     assert ids[:, :-1].unique().tolist() == [5]
     assert ids[:, -1].unique().tolist() == [5 if end is None else end]
+
+
+@pytest.mark.parametrize(
+    ("changes", "pads", "said"),
+    [
+        ({"eos_token_id": [7, 9]}, 7, "its end-of-sequence token pads"),
+        # an embedding cannot be built around a padding token that it has no row for
+        ({"eos_token_id": 128001, "vocab_size": 1000}, 0, "token 0 pads"),
+    ],
+)
+def test_a_decoder_that_classifies_pads_with_a_token_it_has(build, changes, pads, said):
+    built, _ = build(
+        "meta-llama/Llama-3.1-8B",
+        task=Task.SEQUENCE_CLASSIFICATION,
+        changes={"pad_token_id": None} | changes,
+    )
+
+    assert built.config.pad_token_id == pads
+    assert built.model.get_input_embeddings().padding_idx == pads
+    assert any(said in note for note in built.notes)
 
 
 # -- images ----------------------------------------------------------------------------------------
