@@ -19,15 +19,15 @@ from typing import Any, TypeVar
 import streamlit as st
 
 import memest
-from memest.app.question import Question
-from memest.app.uploads import check_question, profile_files
+from memest.app.question import ExplorerQuestion
+from memest.app.uploads import calibration_files, check_question
 from memest.app.words import plain
 from memest.errors import MemestError
-from memest.findings import Advice, Comparison
-from memest.limits import MaxBatch
-from memest.result import Estimate
+from memest.report.findings import Advice, Comparison
+from memest.report.max_batch_result import MaxBatch
+from memest.report.result import Estimate
 from memest.search.points import Sweep
-from memest.what_if import Profile
+from memest.search.profile import Profile
 
 __all__ = [
     "advice",
@@ -94,43 +94,45 @@ def _profile(model: str) -> Profile:
 # -- questions ------------------------------------------------------------------------------------
 
 
-def estimate(question: Question, *, max_batch: bool = False) -> Estimate:
+def estimate(question: ExplorerQuestion, *, max_batch: bool = False) -> Estimate:
     """The estimate of a question, the one that ``memest estimate`` prints if with ``max_batch``."""
-    found: Estimate = _kept("estimate", question, (max_batch,), _profiles_on_disk())
-    return found
+    estimate: Estimate = _kept("estimate", question, (max_batch,), _calibrations_on_disk())
+    return estimate
 
 
-def sweep(question: Question, axes: tuple[tuple[str, str], ...]) -> Sweep:
+def sweep(question: ExplorerQuestion, axes: tuple[tuple[str, str], ...]) -> Sweep:
     """A grid over options; axes as text, in the syntax of ``memest sweep --over``."""
-    found: Sweep = _kept("sweep", question, axes, _profiles_on_disk())
-    return found
+    sweep: Sweep = _kept("sweep", question, axes, _calibrations_on_disk())
+    return sweep
 
 
-def largest(question: Question) -> MaxBatch:
+def largest(question: ExplorerQuestion) -> MaxBatch:
     """The largest batch on each GPU of the question."""
-    found: MaxBatch = _kept("largest", question, (), _profiles_on_disk())
-    return found
+    max_batch: MaxBatch = _kept("largest", question, (), _calibrations_on_disk())
+    return max_batch
 
 
-def comparison(question: Question, scenarios: tuple[str, ...]) -> Comparison:
+def comparison(question: ExplorerQuestion, scenarios: tuple[str, ...]) -> Comparison:
     """The question beside scenarios that change it."""
-    found: Comparison = _kept("comparison", question, scenarios, _profiles_on_disk())
-    return found
+    comparison: Comparison = _kept("comparison", question, scenarios, _calibrations_on_disk())
+    return comparison
 
 
-def advice(question: Question, effective_batch: int, *, any_precision: bool) -> Advice:
+def advice(question: ExplorerQuestion, effective_batch: int, *, any_precision: bool) -> Advice:
     """Ranked plans for an effective batch."""
-    asked = (effective_batch, any_precision)
-    found: Advice = _kept("advice", question, asked, _profiles_on_disk())
-    return found
+    limits = (effective_batch, any_precision)
+    advice: Advice = _kept("advice", question, limits, _calibrations_on_disk())
+    return advice
 
 
 @st.cache_data(show_spinner=False, max_entries=_KEPT_ANSWERS)
 def _kept(
-    kind: str, question: Question, asked: tuple[Any, ...],
-    profiles: tuple[tuple[str, int], ...],  # noqa: ARG001 - part of the key
-) -> Any:  # fmt: skip
-    """An answer, made once as long as the calibration profiles on disk stay the same."""
+    kind: str,
+    question: ExplorerQuestion,
+    asked: tuple[Any, ...],
+    calibrations: tuple[tuple[str, int], ...],  # noqa: ARG001 - part of the key
+) -> Any:
+    """An answer, made once as long as the calibrations on disk stay the same."""
     check_question(question, asked if kind == "comparison" else ())
     options, say = dict(question.options), _shared().say
     if kind == "estimate":
@@ -146,7 +148,7 @@ def _kept(
     )
 
 
-def _estimated(question: Question, *, max_batch: bool) -> Estimate:
+def _estimated(question: ExplorerQuestion, *, max_batch: bool) -> Estimate:
     """An estimate by the model's one profile; while that traces, by what is on disk already."""
     setup, where, lock = question.setup, question.where, _shared().lock(question.model)
     if not lock.acquire(blocking=False):
@@ -170,13 +172,13 @@ def _needs_a_trace(text: str) -> None:
     raise _NeedsATraceError(text)
 
 
-def _profiles_on_disk() -> tuple[tuple[str, int], ...]:
-    """The calibration profiles that an estimate may find, and when each was written."""
-    found = []
-    for path in profile_files():
+def _calibrations_on_disk() -> tuple[tuple[str, int], ...]:
+    """The calibrations that an estimate may find, and when each was written."""
+    stamps = []
+    for path in calibration_files():
         with contextlib.suppress(OSError):
-            found.append((str(path), path.stat().st_mtime_ns))
-    return tuple(sorted(found))
+            stamps.append((str(path), path.stat().st_mtime_ns))
+    return tuple(sorted(stamps))
 
 
 def say(text: str) -> None:

@@ -9,12 +9,11 @@ from typing import Any
 import altair as alt
 from altair.utils import schemapi
 
-from memest.limits import MaxBatch
-from memest.report.heat import EDGES, HeatMap, HeatPanel, ink
-from memest.report.layers import Block
+from memest.report.heatmap import EDGES, HeatMap, HeatPanel, ink
+from memest.report.layers import LayerBlock, PhaseRow
+from memest.report.max_batch_result import MaxBatch
 from memest.report.parts import PART_COLOURS, parts_of
-from memest.report.phases import PhaseRow
-from memest.result import Estimate, GpuFit
+from memest.report.result import Estimate, GpuFit
 from memest.units import GIB, format_size
 
 __all__ = [
@@ -31,9 +30,14 @@ __all__ = [
 
 _GREY = "#8a94a0"
 _ABOVE = alt.Axis(
-    labelAlign="left", labelBaseline="bottom", labelPadding=0, labelOffset=-20, labelLimit=320,
-    ticks=False, domain=False,
-)  # fmt: skip
+    labelAlign="left",
+    labelBaseline="bottom",
+    labelPadding=0,
+    labelOffset=-20,
+    labelLimit=320,
+    ticks=False,
+    domain=False,
+)
 """Names above their bars: beside them they take the room that a phone does not have."""
 _NAMED_PHASES = 30
 """Phases beside each other up to which each has its name below it."""
@@ -64,11 +68,13 @@ def breakdown_rows(estimate: Estimate) -> list[dict[str, Any]]:
     whole = estimate.peak.device_bytes
     return [
         {
-            "part": part.name, "bytes": part.bytes, "size": format_size(part.bytes),
+            "part": part.name,
+            "bytes": part.bytes,
+            "size": format_size(part.bytes),
             "share": part.bytes / whole,
         }
         for part in parts_of(estimate)
-    ]  # fmt: skip
+    ]
 
 
 def breakdown_chart(runs: Sequence[tuple[str, Estimate]], gpus: Iterable[GpuFit]) -> Chart:
@@ -127,10 +133,14 @@ def breakdown_chart(runs: Sequence[tuple[str, Estimate]], gpus: Iterable[GpuFit]
 
 def _capacities(gpus: Iterable[GpuFit]) -> list[Any]:
     limits = [
-        {"GPU": fit.name.removeprefix("NVIDIA "), "GiB": fit.usable_bytes / GIB,
-         "usable": format_size(fit.usable_bytes), "verdict": fit.verdict.value}
+        {
+            "GPU": fit.name.removeprefix("NVIDIA "),
+            "GiB": fit.usable_bytes / GIB,
+            "usable": format_size(fit.usable_bytes),
+            "verdict": fit.verdict.value,
+        }
         for fit in gpus
-    ]  # fmt: skip
+    ]
     if not limits:
         return []
     names = [limit["GPU"] for limit in limits]
@@ -143,13 +153,16 @@ def _capacities(gpus: Iterable[GpuFit]) -> list[Any]:
                 "GPU:N",
                 scale=alt.Scale(domain=names, range=list(_LINES[: len(names)])),
                 legend=alt.Legend(
-                    orient="top", title="Usable memory of", columns=2, symbolType="stroke",
+                    orient="top",
+                    title="Usable memory of",
+                    columns=2,
+                    symbolType="stroke",
                     labelLimit=240,
                 ),
             ),
             tooltip=[alt.Tooltip("GPU:N"), alt.Tooltip("usable:N"), alt.Tooltip("verdict:N")],
         )
-    )  # fmt: skip
+    )
     return [rule]
 
 
@@ -174,23 +187,32 @@ def timeline_chart(rows: Sequence[PhaseRow], peak_words: str) -> Chart:
     order = [row.label for row in rows]
     alive = [
         {
-            "phase": row.label, "order": place, "part": part.category.value,
-            "GiB": part.bytes / GIB, "size": format_size(part.bytes),
+            "phase": row.label,
+            "order": place,
+            "part": part.category.value,
+            "GiB": part.bytes / GIB,
+            "size": format_size(part.bytes),
             "allocated": format_size(row.allocated_bytes),
         }
         for row in rows
         for place, part in enumerate(row.breakdown)
-    ]  # fmt: skip
+    ]
     reserved = [
-        {"phase": row.label, "GiB": row.reserved_bytes / GIB,
-         "reserved": format_size(row.reserved_bytes), "line": "reserved"}
+        {
+            "phase": row.label,
+            "GiB": row.reserved_bytes / GIB,
+            "reserved": format_size(row.reserved_bytes),
+            "line": "reserved",
+        }
         for row in rows
-    ]  # fmt: skip
+    ]
     hidden = len(rows) > _NAMED_PHASES
     x = alt.X(
-        "phase:N", sort=order, title=None,
+        "phase:N",
+        sort=order,
+        title=None,
         axis=alt.Axis(labelAngle=-60, labelLimit=130, labelOverlap=hidden),
-    )  # fmt: skip
+    )
     bars = (
         alt.Chart(alt.Data(values=alive))
         .mark_bar()
@@ -228,11 +250,14 @@ def timeline_chart(rows: Sequence[PhaseRow], peak_words: str) -> Chart:
         )
     )
     peaks = [
-        {"phase": row.label, "GiB": row.allocated_bytes / GIB,
-         "peak": f"peak {format_size(row.allocated_bytes)}"}
+        {
+            "phase": row.label,
+            "GiB": row.allocated_bytes / GIB,
+            "peak": f"peak {format_size(row.allocated_bytes)}",
+        }
         for row in rows
         if row.is_peak
-    ]  # fmt: skip
+    ]
     mark = alt.Chart(alt.Data(values=peaks)).encode(
         x=x, y=alt.Y("GiB:Q"), tooltip=[alt.Tooltip("peak:N"), alt.Tooltip("phase:N")]
     )
@@ -254,7 +279,7 @@ def timeline_chart(rows: Sequence[PhaseRow], peak_words: str) -> Chart:
     )
 
 
-def layers_chart(blocks: Sequence[Block]) -> Chart:
+def layers_chart(blocks: Sequence[LayerBlock]) -> Chart:
     """Activations at the peak and parameters of the biggest parts of the model."""
     values = [
         {
@@ -297,19 +322,26 @@ def heat_chart(heat: HeatMap, panel: HeatPanel) -> Chart:
             fill = heat.fill(cell, bounds)
             values.append(
                 {
-                    "row": row, "column": column, "fill": fill, "ink": ink(fill),
-                    "edge": EDGES.get(cell.mark, fill), "number": heat.number(cell.value),
-                    "mark": cell.mark.value, "note": cell.note,
+                    "row": row,
+                    "column": column,
+                    "fill": fill,
+                    "ink": ink(fill),
+                    "edge": EDGES.get(cell.mark, fill),
+                    "number": heat.number(cell.value),
+                    "mark": cell.mark.value,
+                    "note": cell.note,
                 }
-            )  # fmt: skip
+            )
     base = alt.Chart(alt.Data(values=values)).encode(
         x=alt.X(
-            "column:N", sort=list(heat.column_names), title=heat.column_label or None,
+            "column:N",
+            sort=list(heat.column_names),
+            title=heat.column_label or None,
             axis=alt.Axis(orient="top", labelAngle=0),
         ),
         y=alt.Y("row:N", sort=list(heat.row_names), title=heat.row_label or None),
         tooltip=[alt.Tooltip("note:N", title=" ")],
-    )  # fmt: skip
+    )
     cells = base.mark_rect(strokeWidth=3, cornerRadius=3).encode(
         fill=alt.Fill("fill:N", scale=None), stroke=alt.Stroke("edge:N", scale=None)
     )
@@ -332,11 +364,15 @@ def frontier_chart(found: Sequence[tuple[float, MaxBatch]], counted: str = "toke
         counted: what a length counts: tokens, pixels, seconds.
     """
     values = [
-        {"length": length, "batch": largest.largest, "safe": largest.safe,
-         "GPU": largest.gpu.removeprefix("NVIDIA ")}
+        {
+            "length": length,
+            "batch": largest.largest,
+            "safe": largest.safe,
+            "GPU": largest.gpu.removeprefix("NVIDIA "),
+        }
         for length, answer in found
         for largest in answer.answers
-    ]  # fmt: skip
+    ]
     chart = (
         alt.Chart(alt.Data(values=values))
         .mark_line(point=alt.OverlayMarkDef(size=60), strokeWidth=2)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+# Altair and Streamlit ask whether these two are loaded, and work with what is there: half a module,
+# where the thread that looks for an answer is just importing it
+import pandas  # noqa: ICN001, F401
+import pyarrow  # noqa: ICN001, F401
 import streamlit as st
 
 from memest.app.charts import unchecked
-from memest.app.question import Question
+from memest.app.question import ExplorerQuestion
 from memest.app.sidebar import ask
 from memest.app.theme import ICON
 from memest.app.views import (
@@ -19,11 +23,11 @@ from memest.app.views import (
     how_it_works,
     what_if,
 )
-from memest.option_table import OPTIONS
+from memest.config.option_table import OPTIONS
 
 __all__ = ["PAGES", "run"]
 
-View = Callable[[Question], None]
+View = Callable[[ExplorerQuestion], None]
 
 PAGES: dict[str, tuple[str, str, View]] = {
     "what-if": ("What-if", ":material/tune:", what_if.show),
@@ -45,7 +49,7 @@ def run(default: str = "what-if") -> None:
     """
     unchecked()
     st.set_page_config(page_title="memest", page_icon=ICON, layout="wide")
-    asked: list[Question] = []
+    asked: list[ExplorerQuestion] = []
 
     def page(view: View) -> Callable[[], None]:
         def draw() -> None:

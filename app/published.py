@@ -11,8 +11,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from memest.code_digest import made_with
-from memest.places import data_folder
+from memest.files.code_digest import made_with
+from memest.files.folders import data_folder
 
 __all__ = ["FILE", "outcomes", "stale"]
 
@@ -25,7 +25,7 @@ def outcomes() -> list[dict[str, Any]]:
     extra = os.environ.get("MEMEST_REFERENCE")
     if extra:
         folders.append(Path(extra))
-    found: dict[str, dict[str, Any]] = {}
+    sources: dict[str, dict[str, Any]] = {}
     for folder in folders:
         path = folder / FILE
         if not path.is_file():
@@ -33,8 +33,8 @@ def outcomes() -> list[dict[str, Any]]:
         for line in path.read_text(encoding="utf-8").splitlines():
             if line.strip():
                 record = json.loads(line)
-                found.setdefault(record["id"], record)
-    return list(found.values())
+                sources.setdefault(record["id"], record)
+    return list(sources.values())
 
 
 def stale(runs: list[dict[str, Any]]) -> int:

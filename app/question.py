@@ -7,18 +7,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from memest.config.option import Kind
+from memest.config.option_table import OPTIONS, PLACE
+from memest.config.options import find_option, setup_from_options
+from memest.config.setup import Setup
+from memest.config.spelling import command_words, python_snippet, read_scenario, write_scenario
 from memest.errors import ConfigError
-from memest.option import Kind
-from memest.option_table import OPTIONS, PLACE
-from memest.options import find_option, setup_from_options
-from memest.setup import Setup
-from memest.spelling import command_words, python_snippet, read_scenario, write_scenario
 
-__all__ = ["Question"]
+__all__ = ["ExplorerQuestion"]
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class ExplorerQuestion:
     """One question.
 
     Attributes:
@@ -30,11 +30,11 @@ class Question:
     options: tuple[tuple[str, Any], ...] = ()
 
     @classmethod
-    def of(cls, model: str, options: Mapping[str, Any]) -> Question:
+    def of(cls, model: str, options: Mapping[str, Any]) -> ExplorerQuestion:
         """A question from options in any order; what is None was not given."""
         names = [option.name for option in OPTIONS]
-        given = ((name, options[name]) for name in names if options.get(name) not in (None, ()))
-        return cls(model, tuple(given))
+        named = ((name, options[name]) for name in names if options.get(name) not in (None, ()))
+        return cls(model, tuple(named))
 
     @property
     def setup(self) -> Setup:
@@ -56,13 +56,15 @@ class Question:
         """The GPUs that were named."""
         return tuple(dict(self.options).get("gpu", ()))
 
-    def without(self, *names: str) -> Question:
+    def without(self, *names: str) -> ExplorerQuestion:
         """The question without some options."""
-        return Question(self.model, tuple(item for item in self.options if item[0] not in names))
+        return ExplorerQuestion(
+            self.model, tuple(item for item in self.options if item[0] not in names)
+        )
 
-    def with_options(self, **changes: Any) -> Question:
+    def with_options(self, **changes: Any) -> ExplorerQuestion:
         """The question with some options changed."""
-        return Question.of(self.model, {**dict(self.options), **changes})
+        return ExplorerQuestion.of(self.model, {**dict(self.options), **changes})
 
     def words(self, command: str) -> list[str]:
         """The command line, word by word."""
@@ -81,7 +83,7 @@ class Question:
         return f"{shlex.quote(self.model)} {write_scenario(dict(self.options))}".rstrip()
 
     @classmethod
-    def from_short(cls, text: str) -> Question:
+    def from_short(cls, text: str) -> ExplorerQuestion:
         """Read what :meth:`short` wrote.
 
         Raises:
@@ -93,8 +95,8 @@ class Question:
             raise ConfigError(f"{text!r} cannot be read as a scenario: {error}.") from None
         if not words:
             return cls(model)
-        found = read_scenario(shlex.join(words))
-        for name, value in found.items():
+        options = read_scenario(shlex.join(words))
+        for name, value in options.items():
             if find_option(name).kind is Kind.LIST and not isinstance(value, tuple):
-                found[name] = (value,)
-        return cls.of(model, found)
+                options[name] = (value,)
+        return cls.of(model, options)

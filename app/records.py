@@ -16,14 +16,20 @@ from memest.calibration.fitting.report import report_blocks
 from memest.calibration.measurement import Measurement
 from memest.calibration.store import MeasurementStore, default_store
 from memest.errors import ConfigError
-from memest.places import data_folder
+from memest.files.folders import data_folder
 from memest.report.page import Block, Figure, Heading, Items, Table, Text
 from memest.units import MIB
 
 __all__ = [
-    "STORE", "content_of", "draw_blocks", "measurements", "pairs_of", "report_of", "sources",
+    "STORE",
+    "content_of",
+    "draw_blocks",
+    "measurements",
+    "pairs_of",
+    "report_of",
+    "sources",
     "uploaded",
-]  # fmt: skip
+]
 
 Progress = Callable[[str], None]
 
@@ -35,14 +41,14 @@ MOST_TEXT = 512 * MIB
 def sources() -> dict[str, Path]:
     """Where measurements are: exports that come with the package, and the user's own store."""
     folder = data_folder() / "measurements"
-    found = {
+    outcomes = {
         path.name: path
         for path in (sorted(folder.iterdir()) if folder.is_dir() else [])
         if path.name.endswith((".jsonl", ".jsonl.gz"))
     }
     if default_store().is_file():
-        found[STORE] = default_store()
-    return found
+        outcomes[STORE] = default_store()
+    return outcomes
 
 
 Read = tuple[list[Measurement], list[str]]

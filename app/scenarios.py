@@ -9,13 +9,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from memest.config.spelling import read_scenario, write_scenario
 from memest.errors import MemestError
-from memest.spelling import read_scenario, write_scenario
 
 __all__ = ["COLUMNS", "dtype_of", "edited", "read", "to_rows", "to_text"]
 
-COLUMNS = ("batch", "seq_len", "grad_accum", "precision", "checkpointing", "optim",
-           "attn_implementation", "gpu")  # fmt: skip
+COLUMNS = (
+    "batch",
+    "seq_len",
+    "grad_accum",
+    "precision",
+    "checkpointing",
+    "optim",
+    "attn_implementation",
+    "gpu",
+)
 """Options with a column of their own; all others share the last one."""
 OTHERS = "others"
 _WHOLE = ("batch", "seq_len", "grad_accum")
@@ -57,20 +65,20 @@ def _row(scenario: str) -> dict[str, Any]:
 
 def to_text(rows: Iterable[Mapping[str, Any]]) -> str:
     """The text of a table; empty rows are left out."""
-    found = []
+    options = []
     for row in rows:
         own = {name: row[name] for name in COLUMNS if row.get(name) not in (None, "")}
         words = [write_scenario(own), str(row.get(OTHERS) or "")]
         if any(words):
-            found.append(" ".join(filter(None, words)))
-    return "; ".join(found)
+            options.append(" ".join(filter(None, words)))
+    return "; ".join(options)
 
 
 def edited(rows: list[dict[str, Any]], changes: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Rows after what ``st.data_editor`` says was changed in them."""
-    found = [
+    matches = [
         row | dict(changes.get("edited_rows", {}).get(number, {}))
         for number, row in enumerate(rows)
         if number not in changes.get("deleted_rows", [])
     ]
-    return found + [dict(row) for row in changes.get("added_rows", [])]
+    return matches + [dict(row) for row in changes.get("added_rows", [])]

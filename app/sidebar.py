@@ -6,33 +6,43 @@ from typing import Any
 
 import streamlit as st
 
-from memest.app.question import Question
-from memest.app.uploads import MAX_CONFIG_BYTES, keep_config, profile_files
+from memest.app.question import ExplorerQuestion
+from memest.app.uploads import MAX_CONFIG_BYTES, calibration_files, keep_config
 from memest.app.widgets import gpu_names, option_widget
 from memest.app.words import plain
-from memest.cards import NO_PROFILE
+from memest.catalog.models import catalogue
+from memest.config.option import Panel
+from memest.config.option_table import OPTIONS, OWN_MODULE_NAMES
+from memest.config.options import find_option
 from memest.errors import MemestError
-from memest.models.catalogue import catalogue
-from memest.option import Panel
-from memest.option_table import OPTIONS
-from memest.options import find_option
-from memest.own_module_table import OWN_MODULE_NAMES
+from memest.estimation.gpu_target import NO_CALIBRATION
 from memest.units import MIB, format_size
 
 __all__ = ["DEFAULT_GPU", "DEFAULT_MODEL", "ask"]
 
 DEFAULT_MODEL = "bert-large-uncased"
 DEFAULT_GPU = "rtx-4090"
-_FIRST = ("batch", "seq_len", "grad_accum", "precision", "checkpointing", "optim", "dtype",
-          "attn_implementation")  # fmt: skip
-_APART = ("gpu", "profile", "trust_remote_code", *OWN_MODULE_NAMES)
+_FIRST = (
+    "batch",
+    "seq_len",
+    "grad_accum",
+    "precision",
+    "checkpointing",
+    "optim",
+    "dtype",
+    "attn_implementation",
+)
+_APART = ("gpu", "calibration", "trust_remote_code", *OWN_MODULE_NAMES)
 _SPELT_TWICE = ("bf16", "fp16", "expandable_segments", "gradient_checkpointing_kwargs")
 """Short forms of other options, which have widgets already."""
 
 
-def ask() -> Question:
+def ask() -> ExplorerQuestion:
     """Draw the inputs; returns the question that they make."""
     options: dict[str, Any] = {}
+    for name in find_option("calibration").aliases:
+        if name in st.query_params:
+            st.query_params["calibration"] = st.query_params.pop(name)
     with st.sidebar:
         model = _model()
         options["gpu"] = _gpus()
@@ -44,7 +54,7 @@ def ask() -> Question:
         for name in _FIRST[2:]:
             options[name] = option_widget(name)
         _advanced(options)
-    return Question.of(model, options)
+    return ExplorerQuestion.of(model, options)
 
 
 def _model() -> str:
@@ -79,17 +89,17 @@ def _gpus() -> tuple[str, ...]:
 
 def _upload() -> None:
     """Take an uploaded configuration over into the model's widget, before that is drawn."""
-    given = st.session_state.get("config_file")
+    upload = st.session_state.get("config_file")
     taken = st.session_state.get("taken_upload")
-    if given is None or given.file_id == taken:
+    if upload is None or upload.file_id == taken:
         return
-    st.session_state.taken_upload = given.file_id
+    st.session_state.taken_upload = upload.file_id
     try:
-        if given.size > MAX_CONFIG_BYTES:
+        if upload.size > MAX_CONFIG_BYTES:
             size = format_size(MAX_CONFIG_BYTES)
-            st.session_state.upload_error = f"{given.name} is larger than {size}."
+            st.session_state.upload_error = f"{upload.name} is larger than {size}."
             return
-        st.session_state.model = keep_config(given.name, given.getvalue())
+        st.session_state.model = keep_config(upload.name, upload.getvalue())
         st.session_state.upload_error = ""
     except (MemestError, OSError, ValueError) as error:
         st.session_state.upload_error = str(error)
@@ -109,25 +119,26 @@ def _advanced(options: dict[str, Any]) -> None:
             st.error(plain(st.session_state.upload_error))
     for panel in Panel:
         members = [
-            option for option in OPTIONS
+            option
+            for option in OPTIONS
             if option.panel is panel and option.name not in (*_FIRST, *_APART, *_SPELT_TWICE)
-        ]  # fmt: skip
+        ]
         if not members:
             continue
         with st.expander(f"More: {panel.value}"):
             for option in members:
                 options[option.name] = option_widget(option.name)
             if panel is Panel.GPU:
-                options["profile"] = _calibration_profile()
+                options["calibration"] = _chosen_calibration()
 
 
-def _calibration_profile() -> str | None:
+def _chosen_calibration() -> str | None:
     return st.selectbox(
         "Calibration profile",
-        [NO_PROFILE, *map(str, profile_files())],
+        [NO_CALIBRATION, *map(str, calibration_files())],
         index=None,
         placeholder="one of this GPU, if there is any",
-        key="profile",
+        key="calibration",
         bind="query-params",
-        help=find_option("profile").help,
+        help=find_option("calibration").help,
     )

@@ -18,8 +18,11 @@ ICON = (
 )
 """The page's icon; a name of an icon would be fetched from somebody's server."""
 VERDICT_COLOURS = {
-    "fits": "green", "tight": "orange", "does not fit": "red", "no GPU named": "gray",
-}  # fmt: skip
+    "fits": "green",
+    "tight": "orange",
+    "does not fit": "red",
+    "no GPU named": "gray",
+}
 VERDICT_ICONS = {
     "fits": ":material/check_circle:",
     "tight": ":material/warning:",
@@ -43,10 +46,10 @@ _OPTIONS = {
 
 def launch_options() -> list[str]:
     """Theme and limits as ``--name=value`` for ``streamlit run``."""
-    found = [f"--server.maxUploadSize={MAX_UPLOAD_MB}", "--browser.gatherUsageStats=false"]
+    options = [f"--server.maxUploadSize={MAX_UPLOAD_MB}", "--browser.gatherUsageStats=false"]
     # lists are JSON on a command line
-    found += [
+    options += [
         f"--{name}={json.dumps(value) if isinstance(value, list) else value}"
         for name, value in _OPTIONS.items()
     ]
-    return found
+    return options

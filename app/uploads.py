@@ -10,24 +10,24 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from memest.app.question import Question
-from memest.cards import NO_PROFILE, profile_folders
+from memest.app.question import ExplorerQuestion
+from memest.catalog.config_file import check_config, read_config
+from memest.catalog.resolve import leads_to_file, resolve_model
+from memest.config.option_table import OWN_MODULE_NAMES
+from memest.config.options import find_option
+from memest.config.spelling import read_scenario
 from memest.errors import ConfigError, ModelLoadError, UnknownModelError
-from memest.files import write_text
-from memest.models.config_file import check_config, read_config
-from memest.models.resolve import leads_to_file, resolve_model
-from memest.options import find_option
-from memest.own_module_table import OWN_MODULE_NAMES
-from memest.places import user_folder
-from memest.spelling import read_scenario
+from memest.estimation.gpu_target import NO_CALIBRATION, calibration_folders
+from memest.files.folders import user_folder
+from memest.files.texts import write_text
 from memest.units import MIB, format_size
 
 __all__ = [
     "MAX_CONFIG_BYTES",
     "MAX_EXPORT_BYTES",
+    "calibration_files",
     "check_question",
     "keep_config",
-    "profile_files",
     "temporary",
 ]
 
@@ -99,7 +99,7 @@ def keep_config(name: str, content: bytes) -> str:
     return str(target)
 
 
-def check_question(question: Question, scenarios: Iterable[str] = ()) -> None:
+def check_question(question: ExplorerQuestion, scenarios: Iterable[str] = ()) -> None:
     """Refuse what a link must not name: code, and files of this machine that were not uploaded.
 
     Args:
@@ -125,7 +125,7 @@ def check_question(question: Question, scenarios: Iterable[str] = ()) -> None:
                 "estimate."
             )
         for name, value in options.items():
-            if name == "profile" or not find_option(name).names_file:
+            if name == "calibration" or not find_option(name).names_file:
                 continue
             if not str(value).lstrip().startswith("{"):
                 flag = find_option(name).flags[0]
@@ -133,19 +133,19 @@ def check_question(question: Question, scenarios: Iterable[str] = ()) -> None:
                     f"{flag} {value}: the explorer reads no files of this machine: give the JSON "
                     "itself, or use the command line."
                 )
-        profile = options.get("profile")
-        if profile not in (None, NO_PROFILE) and Path(profile) not in profile_files():
+        profile = options.get("calibration")
+        if profile not in (None, NO_CALIBRATION) and Path(profile) not in calibration_files():
             raise ConfigError(
                 f"{profile} is no calibration profile that the explorer knows: put it into "
-                f"{profile_folders()[0]}, or name it on the command line."
+                f"{calibration_folders()[0]}, or name it on the command line."
             )
 
 
-def profile_files() -> list[Path]:
-    """The calibration profiles of this machine."""
+def calibration_files() -> list[Path]:
+    """The calibrations of this machine."""
     return [
         path
-        for folder in profile_folders()
+        for folder in calibration_folders()
         if folder.is_dir()
         for path in sorted(folder.glob("*.json"))
     ]

@@ -8,11 +8,11 @@ from typing import Any
 
 import streamlit as st
 
-from memest.hardware.catalogue import COMMON_GPUS, find_gpu
-from memest.hardware.spec import list_gpus
-from memest.option import Kind, Option
-from memest.options import find_option
-from memest.setup import OPTIMIZERS, Setup
+from memest.catalog.gpus import COMMON_GPUS, find_gpu
+from memest.catalog.spec import list_gpus
+from memest.config.option import Kind, Option
+from memest.config.options import find_option
+from memest.config.setup import OPTIMIZERS, Setup
 
 __all__ = ["gpu_names", "label_of", "option_widget"]
 
@@ -60,8 +60,8 @@ def option_widget(name: str, *, label: str | None = None) -> Any:
         chosen = st.segmented_control(options=["yes", "no"], default=None, **common)
         return None if chosen is None else chosen == "yes"
     if option.kind is Kind.LIST:
-        found = st.multiselect(options=[], accept_new_options=True, default=None, **common)
-        return tuple(found) or None
+        values = st.multiselect(options=[], accept_new_options=True, default=None, **common)
+        return tuple(values) or None
     return (st.text_input(placeholder=_LEFT_OUT, **common) or "").strip() or None
 
 

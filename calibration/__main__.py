@@ -8,6 +8,7 @@ checkout itself is made to look so.
 from __future__ import annotations
 
 import importlib.util
+import runpy
 import sys
 from pathlib import Path
 
@@ -27,9 +28,9 @@ def _main() -> int:
         from memest.calibration.running.nursery import main
 
         return main(int(sys.argv[2]))
-    from memest.cli.main import run
-
-    return run(["calibrate", *sys.argv[1:]])
+    sys.argv[1:1] = ["calibrate"]
+    runpy.run_module("memest", run_name="__main__")
+    return 0
 
 
 if __name__ == "__main__":

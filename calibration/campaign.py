@@ -38,11 +38,20 @@ WAV2VEC = "facebook/wav2vec2-base-960h"
 MIXTRAL = "mistralai/Mixtral-8x7B-v0.1?num_hidden_layers=1"
 
 FAMILIES = (
-    "distilbert-base-uncased", "microsoft/deberta-v3-base", "answerdotai/ModernBERT-base",
-    "albert-base-v2", "EleutherAI/pythia-410m", "bigscience/bloom-560m", "facebook/bart-base",
-    "microsoft/swin-tiny-patch4-window7-224", "facebook/convnext-tiny-224", "openai/whisper-base",
-    "HuggingFaceTB/SmolLM2-360M", "Qwen/Qwen3-0.6B", "google/gemma-3-270m",
-)  # fmt: skip
+    "distilbert-base-uncased",
+    "microsoft/deberta-v3-base",
+    "answerdotai/ModernBERT-base",
+    "albert-base-v2",
+    "EleutherAI/pythia-410m",
+    "bigscience/bloom-560m",
+    "facebook/bart-base",
+    "microsoft/swin-tiny-patch4-window7-224",
+    "facebook/convnext-tiny-224",
+    "openai/whisper-base",
+    "HuggingFaceTB/SmolLM2-360M",
+    "Qwen/Qwen3-0.6B",
+    "google/gemma-3-270m",
+)
 """One model each: a range holds for models that were not measured only if many were."""
 
 Part = Mapping[str, Any]
@@ -68,9 +77,13 @@ class Campaign:
 
 
 def _case(
-    model: str, batch: int, seq: int | None = None, *parts: Part, events: bool = False,
+    model: str,
+    batch: int,
+    seq: int | None = None,
+    *parts: Part,
+    events: bool = False,
     **setup: Any,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     merged: dict[str, Any] = {"batch": batch, **FP32}
     if seq is not None:
         merged["seq_len"] = seq
@@ -130,8 +143,15 @@ def _quick() -> Iterator[dict[str, Any]]:
 
 def _recorded() -> Iterator[dict[str, Any]]:
     """Cases whose allocator history is kept, for a comparison event by event."""
-    for part in ((FP32,), (FP16,), (BF16,), (FP32, EAGER), (FP16, EAGER), (FP32, CKPT),
-                 (FP16, EAGER, CKPT)):  # fmt: skip
+    for part in (
+        (FP32,),
+        (FP16,),
+        (BF16,),
+        (FP32, EAGER),
+        (FP16, EAGER),
+        (FP32, CKPT),
+        (FP16, EAGER, CKPT),
+    ):
         yield _case(BERT, 8, 512, PLAIN, SDPA, *part, events=True)
     yield _case(BERT, 8, 512, FP16, events=True)
     yield _case(BERT, 1, 512, PLAIN, grad_accum=4, events=True)
@@ -151,8 +171,15 @@ def _standard() -> Iterator[dict[str, Any]]:
     for model in FAMILIES:
         yield _case(model, 4, None, BF16)
     yield from _recorded()
-    for optim in ("adamw_torch_foreach", "adamw_torch_loop", "adafactor", "sgd", "sgd_momentum",
-                  "rmsprop", "adagrad"):  # fmt: skip
+    for optim in (
+        "adamw_torch_foreach",
+        "adamw_torch_loop",
+        "adafactor",
+        "sgd",
+        "sgd_momentum",
+        "rmsprop",
+        "adagrad",
+    ):
         yield _case(BERT, 4, 512, PLAIN, optim=optim)
     for batch, seq in ((1, 128), (2, 128), (3, 200), (16, 512), (32, 512), (64, 128), (7, 333)):
         for precision in (FP32, BF16, HALF):
@@ -160,9 +187,15 @@ def _standard() -> Iterator[dict[str, Any]]:
     yield _case(BERT, 8, 512, EAGER, grad_accum=8)
     yield _case(BERT, 8, 512, EAGER, CKPT, grad_accum=8)
     yield _case(BERT, 120, 512, PLAIN, EAGER, CKPT)
-    decoders = ((GPT2, 8, 1024), ("gpt2-medium", 4, 1024), ("facebook/opt-125m", 38, 128),
-                (QWEN, 2, 2048), (LLAMA_1B, 2, 2048), ("FacebookAI/roberta-base", 16, 512),
-                (BERT_BASE, 32, 128))  # fmt: skip
+    decoders = (
+        (GPT2, 8, 1024),
+        ("gpt2-medium", 4, 1024),
+        ("facebook/opt-125m", 38, 128),
+        (QWEN, 2, 2048),
+        (LLAMA_1B, 2, 2048),
+        ("FacebookAI/roberta-base", 16, 512),
+        (BERT_BASE, 32, 128),
+    )
     for model, batch, seq in decoders:
         yield _case(model, batch, seq, PLAIN)
         yield _case(model, batch, seq, PLAIN, HALF)
@@ -316,12 +349,12 @@ def _expanded(entry: Any, where: str) -> Iterator[dict[str, Any]]:
 
 def _unique(entries: Iterator[dict[str, Any]], where: str) -> tuple[Case, ...]:
     """Cases in their order, each once; the one that keeps its history stands for both."""
-    found: dict[str, Case] = {}
+    cases_by_id: dict[str, Case] = {}
     for number, entry in enumerate(entries, start=1):
         case = case_from_dict(entry, where=f"{where}, case {number}")
-        known = found.get(case.id)
+        known = cases_by_id.get(case.id)
         if known is None or (case.record_events and not known.record_events):
-            found[case.id] = case
-        if len(found) > MAX_CASES:
+            cases_by_id[case.id] = case
+        if len(cases_by_id) > MAX_CASES:
             raise ConfigError(f"{where} has more than {MAX_CASES:,} cases.")
-    return tuple(found.values())
+    return tuple(cases_by_id.values())

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from memest.distributed import ALONE
+from memest.config.options import setup_from_options
+from memest.config.parallelism import ALONE
+from memest.config.setup import Setup
 from memest.errors import ConfigError, closest
-from memest.options import setup_from_options
-from memest.setup import Setup
 
 __all__ = ["STEPS", "Case", "Parallel", "case_from_dict", "setup_changes", "with_events"]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from memest.calibration.measurement import release_of
+from memest.catalog.gpus import find_gpu, traits
+from memest.catalog.spec import GpuSpec
+from memest.config.software import Software
 from memest.errors import UnknownGpuError
-from memest.hardware.catalogue import find_gpu, traits
-from memest.hardware.spec import GpuSpec
-from memest.hidden.call import GpuTraits
-from memest.software import Software
+from memest.workspaces.operator_call import GpuTraits
 
 __all__ = ["LATEST_TORCH", "Device", "software_of"]
 

@@ -83,12 +83,17 @@ class Drift:
             "tolerance": TOLERANCE,
             "drift": self.found,
             "cases": [
-                {"case": one.case, "measured_bytes": one.measured_bytes,
-                 "predicted_bytes": one.predicted_bytes, "error": one.error,
-                 "agrees": one.agrees, "failure": one.failure}
+                {
+                    "case": one.case,
+                    "measured_bytes": one.measured_bytes,
+                    "predicted_bytes": one.predicted_bytes,
+                    "error": one.error,
+                    "agrees": one.agrees,
+                    "failure": one.failure,
+                }
                 for one in self.cases
             ],
-        }  # fmt: skip
+        }
 
     def lines(self) -> list[tuple[str, str]]:
         """Rows for people: what, and what was found."""
@@ -130,14 +135,14 @@ def check_drift(tell: Callable[[str], None] = lambda _: None) -> Drift:
 
 def _compared(run: Measurement) -> CheckedCase:
     """A run beside its trace."""
-    found = pair(run)
-    failure = found.failure
+    predicted = pair(run)
+    failure = predicted.failure
     if run.status is not Status.OK:
-        said = f"{run.failure.kind}: {run.failure.message}" if run.failure else str(run.status)
-        failure = " ".join(said.split())[:200]
+        reason = f"{run.failure.kind}: {run.failure.message}" if run.failure else str(run.status)
+        failure = " ".join(reason.split())[:200]
     return CheckedCase(
         case=run.case.id,
         measured_bytes=run.allocated_bytes if run.status is Status.OK else None,
-        predicted_bytes=found.prediction.allocated_bytes if found.prediction else None,
+        predicted_bytes=predicted.prediction.allocated_bytes if predicted.prediction else None,
         failure=failure,
     )

@@ -16,8 +16,8 @@ from typing import Any, BinaryIO
 
 from memest.calibration.measurement import Measurement, Status, measurement_from_dict
 from memest.errors import ConfigError, MemestError
+from memest.files.whole import write_whole
 from memest.units import MIB
-from memest.whole_files import write_whole
 
 __all__ = ["export_records", "read_measurements", "records_of", "write_lines"]
 
@@ -53,10 +53,14 @@ def records_of(measurement: Measurement) -> list[dict[str, Any]]:
         base["limit_bytes"] = case.cap_bytes
     known = [name for name in _METRICS if figures[name] is not None] or ["allocated"]
     records = [
-        {"id": f"{case.id}-{measurement.run[:8]}-{name}", **base, "metric": name,
-         "measured_bytes": figures[name]}
+        {
+            "id": f"{case.id}-{measurement.run[:8]}-{name}",
+            **base,
+            "metric": name,
+            "measured_bytes": figures[name],
+        }
         for name in known
-    ]  # fmt: skip
+    ]
     records[0]["measurement"] = measurement.to_dict()
     return records
 
@@ -65,23 +69,25 @@ def _software(measurement: Measurement) -> dict[str, str]:
     environment = measurement.environment
     if environment is None:
         return {}
-    found = {
-        "torch": environment.torch, "transformers": environment.transformers,
-        "cuda": environment.cuda, "driver": environment.driver,
-    }  # fmt: skip
-    return {name: version for name, version in found.items() if version}
+    document = {
+        "torch": environment.torch,
+        "transformers": environment.transformers,
+        "cuda": environment.cuda,
+        "driver": environment.driver,
+    }
+    return {name: version for name, version in document.items() if version}
 
 
 def _notes(measurement: Measurement) -> str:
-    said = []
+    words = []
     if measurement.failure is not None:
         failure = measurement.failure
         first = (failure.message.splitlines() or [""])[0]
-        said.append(f"{measurement.status.value} in phase {failure.phase or '?'}: {first[:300]}")
+        words.append(f"{measurement.status.value} in phase {failure.phase or '?'}: {first[:300]}")
     if measurement.environment is not None:
-        said += measurement.environment.notes
-    said += measurement.remarks
-    return "; ".join(said)
+        words += measurement.environment.notes
+    words += measurement.remarks
+    return "; ".join(words)
 
 
 def export_records(measurements: Iterable[Measurement]) -> Iterator[str]:
@@ -133,7 +139,7 @@ def read_measurements(path: Path, *, most: int = _MAX_FILE) -> tuple[list[Measur
     Raises:
         ConfigError: the file cannot be read at all, or holds no measurement.
     """
-    found: dict[str, Measurement] = {}
+    measurements: dict[str, Measurement] = {}
     problems: list[str] = []
     bare = 0
     for number, line in _lines(path, most):
@@ -144,10 +150,10 @@ def read_measurements(path: Path, *, most: int = _MAX_FILE) -> tuple[list[Measur
                 raise ConfigError(f"{where} is no record")
             if "measurement" in record:
                 measurement = measurement_from_dict(record["measurement"], where=where)
-                found.setdefault(measurement.run, measurement)
+                measurements.setdefault(measurement.run, measurement)
             elif "case" in record and "run" in record:
                 measurement = measurement_from_dict(record, where=where)
-                found.setdefault(measurement.run, measurement)
+                measurements.setdefault(measurement.run, measurement)
             else:
                 bare += 1
         except (ValueError, RecursionError) as error:
@@ -157,13 +163,13 @@ def read_measurements(path: Path, *, most: int = _MAX_FILE) -> tuple[list[Measur
                     f"{path} has more than {_MAX_PROBLEMS:,} lines that are no records, the first "
                     f"one: {problems[0]}."
                 ) from None
-    if not found and (problems or bare):
+    if not measurements and (problems or bare):
         why = problems[0] if problems else "its records carry no measurement"
         raise ConfigError(
             f"{path} holds no measurement ({why}): give a file that `memest calibrate export` "
             "wrote."
         )
-    return list(found.values()), problems
+    return list(measurements.values()), problems
 
 
 def _lines(path: Path, most: int) -> Iterator[tuple[int, str]]:
@@ -181,5 +187,5 @@ def _lines(path: Path, most: int) -> Iterator[tuple[int, str]]:
                 if raw.strip():
                     yield number, raw.decode("utf-8-sig", errors="replace")
     except (OSError, EOFError, zlib.error) as error:
-        said = getattr(error, "strerror", None) or error
-        raise ConfigError(f"{path} cannot be read: {said}.") from None
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{path} cannot be read: {reason}.") from None

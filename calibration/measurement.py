@@ -9,24 +9,25 @@ from __future__ import annotations
 import dataclasses
 import enum
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from memest.calibration.case import Case, case_from_dict
+from memest.config.setup import Setup
 from memest.errors import ConfigError
-from memest.setup import Setup
 
 __all__ = [
     "CPU",
     "Environment",
     "Failure",
     "Measurement",
-    "Reading",
+    "MemoryReading",
     "Status",
     "StepReading",
     "environment_from_dict",
     "measurement_from_dict",
+    "measurements_of",
     "release_of",
 ]
 
@@ -108,7 +109,7 @@ class Environment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class MemoryReading:
     """Memory at one moment, bytes; None where it cannot be read.
 
     Attributes:
@@ -200,7 +201,7 @@ class Measurement:
     seconds: float
     parameters: int | None = None
     trainable: int | None = None
-    readings: tuple[Reading, ...] = ()
+    readings: tuple[MemoryReading, ...] = ()
     steps: tuple[StepReading, ...] = ()
     failure: Failure | None = None
     events: str = ""
@@ -239,7 +240,7 @@ class Measurement:
         """
         if self.environment is not None and self.environment.gpu == CPU:
             return None
-        after: list[Reading | StepReading] = [r for r in self.readings if r.name != "start"]
+        after: list[MemoryReading | StepReading] = [r for r in self.readings if r.name != "start"]
         after += self.steps
         own = [r.process_bytes for r in after]
         if any(value is not None for value in own):
@@ -308,15 +309,15 @@ def measurement_from_dict(document: Any, *, where: str = "measurement") -> Measu
             values["environment"] = environment_from_dict(values["environment"])
         else:
             values["environment"] = None
-        values["readings"] = tuple(_made(Reading, r) for r in values.get("readings", ()))
+        values["readings"] = tuple(_made(MemoryReading, r) for r in values.get("readings", ()))
         values["remarks"] = tuple(map(str, values.get("remarks", ())))
         values["steps"] = tuple(_made(StepReading, s) for s in values.get("steps", ()))
         if values.get("failure") is not None:
             values["failure"] = _made(Failure, values["failure"])
         made: Measurement = _made(Measurement, values)
     except (KeyError, TypeError, ValueError) as error:
-        said = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
-        raise ConfigError(f"{where} is not a measurement: {said}") from None
+        reason = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
+        raise ConfigError(f"{where} is not a measurement: {reason}") from None
     return made
 
 
@@ -351,3 +352,82 @@ def _made(kind: Any, document: Mapping[str, Any]) -> Any:
         if not right and not (value is None and types[name].endswith("None")):
             raise ValueError(f"{name} is {value!r}, not {types[name]}")
     return kind(**document)
+
+
+def measurements_of(
+    run: str,
+    case: Case,
+    messages: Iterable[dict[str, Any]],
+    status: Status,
+    *,
+    started: str,
+    seconds: float,
+    failure: Failure | None = None,
+    events: str = "",
+) -> list[Measurement]:
+    """One measurement of each rank that said something; rank 0, which stands for the case, first.
+
+    Args:
+        run: of the case; that of rank 1 is ``<run>-r1``.
+        case: what ran.
+        messages: of all ranks,  what its workers sent; those of ranks above 0 name theirs.
+        status: how the case ended, and any rank that did not say how it did itself.
+        started: UTC, ISO 8601.
+        seconds: from start to end.
+        failure: what ended the case early.
+        events: file of the allocator's history of rank 0.
+    """
+    ranks: dict[int, list[dict[str, Any]]] = {0: []}
+    for message in messages:
+        ranks.setdefault(int(message.get("rank", 0)), []).append(message)
+    out: list[Measurement] = []
+    for rank, of_rank in sorted(ranks.items()):
+        ending = _own_end(of_rank) if rank else None
+        how, why = ending or (status, failure)
+        values, phase = _values_of(of_rank)
+        if why is not None and not why.phase:
+            why = dataclasses.replace(why, phase=phase)
+        # through the reader: what a worker says is checked as anybody's would be
+        measurement = measurement_from_dict(
+            {
+                "run": f"{run}-r{rank}" if rank else run,
+                "case": case.to_dict(),
+                "status": how,
+                "started": started,
+                "seconds": seconds,
+                "rank": rank,
+                "failure": None if why is None else dataclasses.asdict(why),
+                "events": "" if rank else events,
+                "environment": None,
+                **values,
+            }
+        )
+        if measurement.environment is None and out:
+            measurement = dataclasses.replace(measurement, environment=out[0].environment)
+        out.append(measurement)
+    return out
+
+
+def _own_end(messages: list[dict[str, Any]]) -> tuple[Status, Failure | None] | None:
+    for message in reversed(messages):
+        if message["kind"] == "end":
+            failure = message.get("failure")
+            return Status(message["status"]), None if failure is None else Failure(**failure)
+    return None
+
+
+def _values_of(messages: Iterable[dict[str, Any]]) -> tuple[dict[str, Any], str]:
+    """The parts of a measurement's document that messages tell, and the last phase."""
+    values: dict[str, Any] = {"readings": [], "steps": [], "remarks": []}
+    phase = ""
+    for message in messages:
+        kind = message["kind"]
+        if kind == "environment":
+            values["environment"] = message["environment"]
+        elif kind == "built":
+            values |= {name: message[name] for name in ("parameters", "trainable")}
+        elif kind in ("reading", "step", "remark"):
+            values[f"{kind}s"].append(message[kind])
+        elif kind == "phase":
+            phase = message["phase"]
+    return values, phase

@@ -23,13 +23,13 @@ from pathlib import Path
 from typing import Any
 
 from memest.calibration.case import Case, case_from_dict
-from memest.calibration.heard import measurements_of
 from memest.calibration.measurement import (
     Environment,
     Failure,
     Measurement,
     Status,
     measurement_from_dict,
+    measurements_of,
 )
 from memest.errors import ConfigError, MemestError
 
@@ -59,7 +59,7 @@ def default_store() -> Path:
     chosen = os.environ.get("MEMEST_STORE")
     if chosen:
         return Path(chosen).expanduser()
-    from memest.places import user_folder
+    from memest.files.folders import user_folder
 
     return user_folder() / "calibration.db"
 
@@ -147,9 +147,17 @@ class MeasurementStore:
             opened = Open(self, case, environment)
             self._db.execute(
                 "INSERT INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-                (opened.run, case.id, environment.key, _RUNNING, opened.started, _owner(),
-                 time.time(), json.dumps(case.to_dict())),
-            )  # fmt: skip
+                (
+                    opened.run,
+                    case.id,
+                    environment.key,
+                    _RUNNING,
+                    opened.started,
+                    _owner(),
+                    time.time(),
+                    json.dumps(case.to_dict()),
+                ),
+            )
             self._db.execute(
                 "INSERT INTO messages VALUES (?, 0, ?)",
                 (opened.run, json.dumps(opened.environment_message)),
@@ -164,8 +172,8 @@ class MeasurementStore:
                 "AND status IN (?, ?) ORDER BY started",
                 (case.id, environment.key, *_DONE),
             ).fetchall()
-        found = [document for (document,) in rows if _answers(case, document)]
-        return measurement_from_dict(json.loads(found[-1])) if found else None
+        documents = [document for (document,) in rows if _answers(case, document)]
+        return measurement_from_dict(json.loads(documents[-1])) if documents else None
 
     def hear(self, run: str, number: int, message: dict[str, Any]) -> bool:
         """Keep one message of a worker; returns what :meth:`still_here` does."""
@@ -201,9 +209,17 @@ class MeasurementStore:
         with _explained(self.path), self._transaction():
             self._db.execute(
                 "INSERT OR REPLACE INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-                (opened.run, opened.case.id, opened.environment.key, _RUNNING, opened.started,
-                 _owner(), time.time(), json.dumps(opened.case.to_dict())),
-            )  # fmt: skip
+                (
+                    opened.run,
+                    opened.case.id,
+                    opened.environment.key,
+                    _RUNNING,
+                    opened.started,
+                    _owner(),
+                    time.time(),
+                    json.dumps(opened.case.to_dict()),
+                ),
+            )
             self._db.executemany(
                 "INSERT OR REPLACE INTO messages VALUES (?, ?, ?)",
                 [(opened.run, number, json.dumps(one)) for number, one in enumerate(messages)],
@@ -241,17 +257,20 @@ class MeasurementStore:
         row = self._db.execute(
             "SELECT started, document FROM runs WHERE run = ?", (run,)
         ).fetchone()
-        heard = self._db.execute(
+        messages = self._db.execute(
             "SELECT document FROM messages WHERE run = ? ORDER BY number", (run,)
         ).fetchall()
         for measurement in measurements_of(
-            run, case_from_dict(json.loads(row[1])),
-            [json.loads(document) for (document,) in heard], Status.INTERRUPTED,
-            started=row[0], seconds=0.0,
+            run,
+            case_from_dict(json.loads(row[1])),
+            [json.loads(document) for (document,) in messages],
+            Status.INTERRUPTED,
+            started=row[0],
+            seconds=0.0,
             failure=Failure(
                 kind="Interrupted", message="the campaign was ended while this case ran"
             ),
-        ):  # fmt: skip
+        ):
             self._put(measurement)
         self._db.execute("DELETE FROM messages WHERE run = ?", (run,))
 
@@ -272,8 +291,8 @@ class MeasurementStore:
     def running(self) -> int:
         """How many runs are under way."""
         with _explained(self.path):
-            found = self._db.execute("SELECT count(*) FROM runs WHERE status = ?", (_RUNNING,))
-            return int(found.fetchone()[0])
+            row = self._db.execute("SELECT count(*) FROM runs WHERE status = ?", (_RUNNING,))
+            return int(row.fetchone()[0])
 
     def add(self, measurements: Iterable[Measurement]) -> tuple[int, int, list[str]]:
         """Take over measurements of others.
@@ -286,13 +305,13 @@ class MeasurementStore:
         contradictions = []
         with _explained(self.path), self._transaction():
             for measurement in measurements:
-                found = self._db.execute(
+                row = self._db.execute(
                     "SELECT document FROM runs WHERE run = ?", (measurement.run,)
                 ).fetchone()
-                if found is None:
+                if row is None:
                     self._put(measurement)
                     new += 1
-                elif json.loads(found[0]) == measurement.to_dict():
+                elif json.loads(row[0]) == measurement.to_dict():
                     same += 1
                 else:
                     contradictions.append(measurement.run)
@@ -302,10 +321,17 @@ class MeasurementStore:
         environment = measurement.environment
         self._db.execute(
             "INSERT OR REPLACE INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-            (measurement.run, measurement.case.id, environment.key if environment else "",
-             measurement.status.value, measurement.started, "", time.time(),
-             json.dumps(measurement.to_dict())),
-        )  # fmt: skip
+            (
+                measurement.run,
+                measurement.case.id,
+                environment.key if environment else "",
+                measurement.status.value,
+                measurement.started,
+                "",
+                time.time(),
+                json.dumps(measurement.to_dict()),
+            ),
+        )
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -338,8 +364,9 @@ class Open:
         self._began = time.monotonic()
         self._closed = False
         self.environment_message: dict[str, Any] = {
-            "kind": "environment", "environment": dataclasses.asdict(environment)
-        }  # fmt: skip
+            "kind": "environment",
+            "environment": dataclasses.asdict(environment),
+        }
         self._messages = [self.environment_message]
         self._phases: dict[int, dict[str, Any]] = {}
 
@@ -367,14 +394,19 @@ class Open:
         Returns:
             That of the case, which is the one of rank 0 where there are several processes.
         """
-        found = measurements_of(
-            self.run, self.case, (*self._messages, *self._phases.values()), status,
-            started=self.started, seconds=round(time.monotonic() - self._began, 3),
-            failure=failure, events=events,
-        )  # fmt: skip
-        self._store.keep(*found)
+        measurements = measurements_of(
+            self.run,
+            self.case,
+            (*self._messages, *self._phases.values()),
+            status,
+            started=self.started,
+            seconds=round(time.monotonic() - self._began, 3),
+            failure=failure,
+            events=events,
+        )
+        self._store.keep(*measurements)
         self._closed = True
-        return found[0]
+        return measurements[0]
 
 
 def _answers(case: Case, document: str) -> bool:

@@ -15,6 +15,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from memest.calibration.live import MemestCallback as MemestCallback
+    from memest.calibration.live.measure import measure
+    from memest.calibration.validation import Validation, validate
+    from memest.config.setup import Setup, Software
     from memest.errors import (
         ConfigError,
         DeviceError,
@@ -27,25 +31,22 @@ if TYPE_CHECKING:
         UnknownGpuError,
         UnknownModelError,
     )
-    from memest.estimator import estimate
-    from memest.findings import Advice, Comparison
-    from memest.limits import MaxBatch
-    from memest.measuring.measure import measure
-    from memest.oom_findings import OomExplanation
+    from memest.estimation.estimate import estimate
     from memest.readers.reading import read_command, read_config
     from memest.readers.run_config import RunConfig
-    from memest.result import Estimate, Verdict
+    from memest.report.findings import Advice, Comparison
+    from memest.report.max_batch_result import MaxBatch
+    from memest.report.oom_result import OomExplanation
+    from memest.report.result import Estimate, Verdict
+    from memest.report.stages_result import StageTable
     from memest.search.advise import advise
     from memest.search.compare import compare
     from memest.search.explain_oom import explain_oom
     from memest.search.max_batch import max_batch
     from memest.search.points import Sweep, SweepPoint
+    from memest.search.profile import Profile, profile
     from memest.search.stages import stages
     from memest.search.sweep import sweep
-    from memest.setup import Setup, Software
-    from memest.stage_table import StageTable
-    from memest.validation import Validation, validate
-    from memest.what_if import Profile, profile
 
     __version__: str
 
@@ -90,32 +91,34 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Advice": "memest.findings",
-    "Comparison": "memest.findings",
+    # in no star import: it loads transformers
+    "MemestCallback": "memest.calibration.live",
+    "Advice": "memest.report.findings",
+    "Comparison": "memest.report.findings",
     "advise": "memest.search.advise",
     "compare": "memest.search.compare",
-    "Estimate": "memest.result",
-    "MaxBatch": "memest.limits",
-    "OomExplanation": "memest.oom_findings",
+    "Estimate": "memest.report.result",
+    "MaxBatch": "memest.report.max_batch_result",
+    "OomExplanation": "memest.report.oom_result",
     "explain_oom": "memest.search.explain_oom",
     "max_batch": "memest.search.max_batch",
     "RunConfig": "memest.readers.run_config",
     "read_command": "memest.readers.reading",
     "read_config": "memest.readers.reading",
-    "measure": "memest.measuring.measure",
-    "Setup": "memest.setup",
-    "Software": "memest.setup",
-    "Verdict": "memest.result",
-    "estimate": "memest.estimator",
-    "Profile": "memest.what_if",
-    "profile": "memest.what_if",
+    "measure": "memest.calibration.live.measure",
+    "Setup": "memest.config.setup",
+    "Software": "memest.config.setup",
+    "Verdict": "memest.report.result",
+    "estimate": "memest.estimation.estimate",
+    "Profile": "memest.search.profile",
+    "profile": "memest.search.profile",
     "Sweep": "memest.search.points",
     "SweepPoint": "memest.search.points",
-    "StageTable": "memest.stage_table",
+    "StageTable": "memest.report.stages_result",
     "stages": "memest.search.stages",
     "sweep": "memest.search.sweep",
-    "Validation": "memest.validation",
-    "validate": "memest.validation",
+    "Validation": "memest.calibration.validation",
+    "validate": "memest.calibration.validation",
 }
 
 
@@ -124,7 +127,7 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         value: Any = version("memest")
-    elif name in __all__:
+    elif name in __all__ or name in _HOMES:
         value = getattr(importlib.import_module(_HOMES.get(name, "memest.errors")), name)
     else:
         raise AttributeError(f"module 'memest' has no attribute {name!r}")

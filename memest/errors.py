@@ -93,5 +93,5 @@ def closest(value: str, legal: Iterable[str], *, limit: int = 3) -> list[str]:
     lowered: dict[str, str] = {}
     for name in candidates:
         lowered.setdefault(name.lower(), name)
-    found = difflib.get_close_matches(value.lower(), lowered, n=limit, cutoff=0.5)
-    return [lowered[name] for name in found]
+    matches = difflib.get_close_matches(value.lower(), lowered, n=limit, cutoff=0.5)
+    return [lowered[name] for name in matches]

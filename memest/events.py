@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from memest.hidden.call import OpCall
+from memest.workspaces.operator_call import OpCall
 
 __all__ = [
     "ALLOC",
@@ -229,15 +229,32 @@ class CueKind(enum.IntEnum):
     """It reduces the gradients of a stage (``perform_reduce_grad``)."""
 
 
-OF_WEIGHTS = frozenset({
-    CueKind.PLACED, CueKind.GRADIENT, CueKind.READY, CueKind.HELD, CueKind.LET_GO,
-    CueKind.READ, CueKind.LET_GO_NEWEST, CueKind.KEPT_GRADIENT,
-})  # fmt: skip
+OF_WEIGHTS = frozenset(
+    {
+        CueKind.PLACED,
+        CueKind.GRADIENT,
+        CueKind.READY,
+        CueKind.HELD,
+        CueKind.LET_GO,
+        CueKind.READ,
+        CueKind.LET_GO_NEWEST,
+        CueKind.KEPT_GRADIENT,
+    }
+)
 """Cues whose ``index`` is a weight's."""
-OF_MODULES = frozenset({
-    CueKind.ENTER, CueKind.ENTER_FED, CueKind.LEAVE, CueKind.BACKWARD, CueKind.DONE,
-    CueKind.PRE_FORWARD, CueKind.POST_FORWARD, CueKind.PRE_BACKWARD, CueKind.POST_BACKWARD,
-})  # fmt: skip
+OF_MODULES = frozenset(
+    {
+        CueKind.ENTER,
+        CueKind.ENTER_FED,
+        CueKind.LEAVE,
+        CueKind.BACKWARD,
+        CueKind.DONE,
+        CueKind.PRE_FORWARD,
+        CueKind.POST_FORWARD,
+        CueKind.PRE_BACKWARD,
+        CueKind.POST_BACKWARD,
+    }
+)
 """Cues whose ``index`` is a module's."""
 
 
@@ -394,6 +411,9 @@ class Trace:
     """What wrap policies ask of the model."""
     counts: tuple[int, ...] = ()
     """Numbers of the model: see ``result.ModelFacts``; empty where nobody needs them."""
+    unnoted: list[str] = field(default_factory=list)
+    """Operators that were seen and whose calls were not noted, because nothing was computed from
+    them when the trace was made (``workspaces.registry.reads_calls``), each one once."""
 
     @property
     def num_allocations(self) -> int:

@@ -2,6 +2,7 @@
 
     python tools/app_screenshots.py shots                 all of them
     python tools/app_screenshots.py shots --only compare  one page
+    python tools/app_screenshots.py --docs                those of docs/explorer.md, there
 
 Needs the extra ``app``, playwright and a Chromium; Debian's is found by itself.
 """
@@ -37,6 +38,14 @@ SHOTS = {
     "how-it-works": "how-it-works?phase=2.1+backward",
 }
 """Paths of what is shown, by the pictures' names."""
+IMAGES = Path(__file__).parents[1] / "docs" / "images"
+IN_DOCS = {
+    ("what-if", "laptop", "light"): "explorer-what-if.png",
+    ("fit-map", "laptop", "light"): "explorer-fit-map.png",
+    ("compare", "laptop", "dark"): "explorer-compare.png",
+    ("what-if", "phone", "light"): "explorer-phone.png",
+}
+"""Those of docs/explorer.md: shot, screen and theme of each."""
 
 
 def free_port() -> int:
@@ -89,11 +98,14 @@ def whole_height(page: Any) -> int:
 def main(argv: list[str] | None = None) -> int:
     """Take the pictures."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("folder", type=Path, nargs="?", default=IMAGES)
     parser.add_argument("--only", choices=list(SHOTS), action="append")
     parser.add_argument("--url", help="of an explorer that runs already")
     parser.add_argument("--whole", action="store_true", help="as high as the content, not a screen")
+    parser.add_argument("--docs", action="store_true", help="those that docs/explorer.md shows")
     arguments = parser.parse_args(argv)
+    if not arguments.docs and arguments.folder == IMAGES:
+        parser.error("name a folder for the pictures, or --docs")
     from playwright.sync_api import sync_playwright
 
     binary = next((path for name in BROWSERS if (path := shutil.which(name))), None)
@@ -108,19 +120,28 @@ def main(argv: list[str] | None = None) -> int:
                 )
                 page = context.new_page()
                 for name in arguments.only or SHOTS:
+                    if arguments.docs and (name, screen, theme) not in IN_DOCS:
+                        continue
                     page.set_viewport_size({"width": width, "height": height})
                     page.goto(f"{url}/{SHOTS[name].removeprefix('what-if')}")
                     settle(page)
-                    if arguments.whole:
+                    if arguments.whole or arguments.docs:
                         page.set_viewport_size(
                             {"width": width, "height": min(whole_height(page) + 80, 6000)}
                         )
                         page.wait_for_timeout(1500)
-                    target = arguments.folder / f"{name}-{screen}-{theme}.png"
+                    usual = f"{name}-{screen}-{theme}.png"
+                    target = arguments.folder / (
+                        IN_DOCS[name, screen, theme] if arguments.docs else usual
+                    )
                     page.screenshot(path=str(target))
                     print(target, flush=True)
                 context.close()
         browser.close()
+    if arguments.docs:
+        from campaigns import record
+
+        record("pictures", f"{len(IN_DOCS)} pictures")
     return 0
 
 

@@ -51,6 +51,10 @@ def main() -> int:
     sys.stdout.write(f"{text}\n")
     if not options.dry:
         write(text)
+        from campaigns import record
+
+        drifted = sum(bool(result["drift"]) for result in results)
+        record("releases", f"{len(results) - drifted} of {len(results)} environments hold")
     return int(any(result["drift"] for result in results))
 
 

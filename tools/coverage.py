@@ -86,16 +86,16 @@ def trace_entry(
     entry_id: str, config: dict[str, Any], *, seq_len: int = SEQ_LEN, **options: Any
 ) -> dict[str, Any]:
     """Build and trace one configuration; returns what was built and how large the trace is."""
+    from memest.catalog.resolve import ModelSource
+    from memest.config.setup import Setup
     from memest.errors import ConfigError
     from memest.events import Category
-    from memest.hidden.call import GpuTraits
-    from memest.models.resolve import ModelSource
-    from memest.setup import Setup
-    from memest.trace.build import build_model, count
-    from memest.trace.inputs import plan_batch, realise
-    from memest.trace.losses import loss_for
-    from memest.trace.switches import set_use_cache
+    from memest.trace.inputs.batch import plan_batch, realise
+    from memest.trace.losses.loss import loss_for
+    from memest.trace.model.adjust import set_use_cache
+    from memest.trace.model.build import build_model, count
     from memest.trace.training import trace_training
+    from memest.workspaces.operator_call import GpuTraits
 
     gpu = GpuTraits(capability=(8, 0), sm_count=108, max_threads_per_sm=2048)
     source = ModelSource(kind="catalogue", id=entry_id, config=config, provenance="the catalogue")
@@ -226,7 +226,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("docs/coverage.md"))
     arguments = parser.parse_args(argv)
 
-    from memest.models.catalogue import catalogue
+    from memest.catalog.models import catalogue
 
     warnings.simplefilter("ignore")
     signal.signal(signal.SIGALRM, _expired)
@@ -247,6 +247,11 @@ def main(argv: list[str] | None = None) -> int:
                 stream.write(json.dumps(row) + "\n")
     if not wanted:
         arguments.out.write_text(_report(rows, reduced_layers=arguments.reduced))
+        if not arguments.reduced:
+            from campaigns import record
+
+            traced = sum(row["status"] == "ok" for row in rows)
+            record("catalogue", f"{traced} of {len(rows)} models trace")
     return 0 if all(row["status"] == "ok" for row in rows) else 1
 
 

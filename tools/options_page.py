@@ -9,8 +9,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from memest.option import Kind, Option, Panel
-from memest.option_table import OPTIONS
+from memest.config.option import Kind, Option, Panel
+from memest.config.option_table import OPTIONS
 
 PAGE = Path(__file__).parents[1] / "docs" / "options.md"
 HEAD = """# Options

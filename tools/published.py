@@ -26,15 +26,15 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from memest.fit import largest_batch
-from memest.models.resolve import resolve_model
+from memest.calibration.validation import CaseRecord, Scores, read_records
+from memest.calibration.validation.predict import Predictor, RecordOutcome
+from memest.calibration.validation.records import Records
+from memest.calibration.validation.scores import VerdictTest
+from memest.catalog.resolve import resolve_model
+from memest.estimation.profiler import Profiler
+from memest.estimation.verdict import largest_batch
 from memest.replay.conf import parse_alloc_conf
-from memest.tracing import Tracer
 from memest.units import MIB
-from memest.validation import CaseRecord, Scores, read_records
-from memest.validation.predict import Outcome, Predictor
-from memest.validation.records import Records
-from memest.validation.scores import VerdictTest
 
 ROOT = Path(__file__).parents[1]
 RECORDS = ROOT / "data" / "reference"
@@ -58,7 +58,7 @@ def records(only: str = "") -> list[CaseRecord]:
     return read(only).complete
 
 
-def predict(record: CaseRecord) -> Outcome:
+def predict(record: CaseRecord) -> RecordOutcome:
     """Run one record."""
     return Predictor(trust_code=True).predict(record)
 
@@ -67,7 +67,7 @@ def batch_that_fits(record: CaseRecord) -> tuple[int, int]:
     """(largest, largest safe) batch of the record's setup on its card."""
     predictor = Predictor(trust_code=True)
     setup = predictor.setup_of(record)
-    tracer = Tracer(source=resolve_model(record.model))
+    tracer = Profiler(source=resolve_model(record.model))
     card = predictor.card_of(record, setup, told=True)
     return largest_batch(card, tracer, setup, parse_alloc_conf(setup.alloc_conf))
 
@@ -106,7 +106,7 @@ def _what(record: CaseRecord) -> str:
     return ", ".join(parts).replace(", x", " x")
 
 
-def _remark(outcome: Outcome) -> str:
+def _remark(outcome: RecordOutcome) -> str:
     said = []
     record = outcome.record
     if outcome.failure:
@@ -128,7 +128,7 @@ def _remark(outcome: Outcome) -> str:
     return "; ".join(said)
 
 
-def table(outcomes: Iterable[Outcome]) -> Iterator[str]:
+def table(outcomes: Iterable[RecordOutcome]) -> Iterator[str]:
     """The rows of a Markdown table."""
     yield "| model | GPU | run | measured MiB | predicted MiB | error | peak at | |"
     yield "|---|---|---|---:|---:|---:|---|---|"
@@ -143,9 +143,9 @@ def table(outcomes: Iterable[Outcome]) -> Iterator[str]:
         yield "| " + " | ".join(cells) + " |"
 
 
-def _groups(every: list[Outcome]) -> dict[str, list[Outcome]]:
+def _groups(every: list[RecordOutcome]) -> dict[str, list[RecordOutcome]]:
     """The groups that are summed up, by name."""
-    groups: dict[str, list[Outcome]] = {}
+    groups: dict[str, list[RecordOutcome]] = {}
     large = [s for s, n in Counter(o.record.group for o in every).items() if n > DIVIDED]
     for one in every:
         of, setup = one.record.group, one.record.setup
@@ -169,7 +169,7 @@ def _row(scores: Scores) -> str:
     ).replace("%", " %")
 
 
-def summary(outcomes: list[Outcome]) -> Iterator[str]:
+def summary(outcomes: list[RecordOutcome]) -> Iterator[str]:
     """The rows of the summary: each set, then its models and optimizers."""
     yield "| group | runs | median error | p90 | worst | median, signed | too low | in range |"
     yield "|---|---:|---:|---:|---:|---:|---:|---:|"
@@ -204,7 +204,7 @@ _FAR = 0.1
 """An error that asks for its cause."""
 
 
-def targets(outcomes: list[Outcome]) -> Iterator[str]:
+def targets(outcomes: list[RecordOutcome]) -> Iterator[str]:
     """The rows of what was to be reached, and what is."""
     yield "| what | target | reached | runs | beyond 10 % | refused |"
     yield "|---|---|---|---:|---:|---:|"
@@ -230,7 +230,7 @@ def targets(outcomes: list[Outcome]) -> Iterator[str]:
         yield f"| {what} | {reached} | {test.tried} | | |"
 
 
-def made(outcomes: list[Outcome]) -> Iterator[str]:
+def made(outcomes: list[RecordOutcome]) -> Iterator[str]:
     """The rows of which memest predicted how many records, the most first."""
     yield "| memest | predictions |"
     yield "|---|---:|"
@@ -239,7 +239,7 @@ def made(outcomes: list[Outcome]) -> Iterator[str]:
         yield f"| {who} | {count} |"
 
 
-def refused(outcomes: list[Outcome]) -> Iterator[str]:
+def refused(outcomes: list[RecordOutcome]) -> Iterator[str]:
     """The rows of complete records for which there is no prediction, by set and reason."""
     yield "| set | records | what memest says |"
     yield "|---|---:|---|"
@@ -257,7 +257,9 @@ def incomplete(found: Records) -> Iterator[str]:
         yield f"| {group} | {count} | {missing} |"
 
 
-def write_page(outcomes: list[Outcome], page: Path = PAGE, found: Records | None = None) -> None:
+def write_page(
+    outcomes: list[RecordOutcome], page: Path = PAGE, found: Records | None = None
+) -> None:
     """Replace what stands between the markers of the page; the prose around them stays."""
     text = page.read_text(encoding="utf-8")
     parts = {
@@ -299,7 +301,7 @@ def _digest(record: CaseRecord) -> str:
     return hashlib.sha256(json.dumps(what, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
-def _line(one: Outcome) -> str:
+def _line(one: RecordOutcome) -> str:
     record = one.record
     told = one.floor_bytes, one.bound_bytes
     return json.dumps({
@@ -316,12 +318,12 @@ def _line(one: Outcome) -> str:
     })  # fmt: skip
 
 
-def write_outcomes(outcomes: list[Outcome], path: Path = OUTCOMES) -> None:
+def write_outcomes(outcomes: list[RecordOutcome], path: Path = OUTCOMES) -> None:
     """Keep what was predicted, for the explorer's accuracy page: one JSON object a line."""
     path.write_text("".join(f"{_line(one)}\n" for one in outcomes), encoding="utf-8")
 
 
-def read_outcomes(every: list[CaseRecord], path: Path = OUTCOMES) -> dict[str, Outcome]:
+def read_outcomes(every: list[CaseRecord], path: Path = OUTCOMES) -> dict[str, RecordOutcome]:
     """What was kept, by id, of those records that are still the same."""
     if not path.is_file():
         return {}
@@ -331,7 +333,9 @@ def read_outcomes(every: list[CaseRecord], path: Path = OUTCOMES) -> dict[str, O
         line = json.loads(text)
         record = by_id.get(line["id"])
         if record is not None and line.get("record") == _digest(record):
-            found[record.id] = Outcome(record=record, where=line["peak_at"], **line["outcome"])
+            found[record.id] = RecordOutcome(
+                record=record, where=line["peak_at"], **line["outcome"]
+            )
     return found
 
 
@@ -387,6 +391,10 @@ def main(argv: list[str] | None = None) -> int:
         if stale:
             what = f"{stale} were predicted by other code: python tools/published.py --stale"
             print(what, file=sys.stderr)
+        if not (stale or lacking):
+            from campaigns import record
+
+            record("published", f"{len(outcomes)} measurements predicted")
         if lacking:
             what = f"{len(lacking)} records were not run: python tools/published.py --new"
             print(what, file=sys.stderr)

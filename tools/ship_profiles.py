@@ -1,63 +1,220 @@
 """Make the step profiles that come with the package: data/step_profiles/.
 
-    python tools/ship_profiles.py            # everything, about half an hour
-    python tools/ship_profiles.py gpt2       # one model
+    python tools/ship_profiles.py            # everything; two models at a time
+    python tools/ship_profiles.py gpt2       # one model, the others stay as they are
 
-What is stored depends on the releases of torch and transformers that trace; they are written to
-``software.json`` beside it. Run it again whenever a trace comes out otherwise; a test compares.
+What is stored depends on the releases that trace; they are written to ``software.json`` beside it.
+Run it again whenever a trace comes out otherwise (a test compares), or an operator gets its first
+workspace rule: profiles that saw it are not believed any more. What is shipped is what
+:func:`questions` names, and the same test asks all of it where none of these packages is.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import shutil
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-from memest.errors import MemestError
-from memest.hardware.catalogue import find_gpu, traits
-from memest.models.resolve import resolve_model
-from memest.options import setup_from_options
-from memest.shelf import shipped_folder
-from memest.store import Store
-from memest.tracing import Tracer
+from memest.catalog.gpus import find_gpu, traits
+from memest.catalog.resolve import resolve_model
+from memest.config.options import setup_from_options
+from memest.estimation.profiler import Profiler
+from memest.estimation.whole_run import steps_run
+from memest.profiles.cache import Store
+from memest.profiles.known_profiles import shipped_folder
 
-ENCODERS = ("bert-base-uncased", "bert-large-uncased", "roberta-base", "gpt2", "t5-base")
-IMAGES = ("google/vit-base-patch16-224",)
 LARGE = ("meta-llama/Meta-Llama-3-8B", "Qwen/Qwen2.5-7B", "mistralai/Mistral-7B-v0.1")
-# one GPU for each choice of attention kernels that torch makes
-GPUS = ("a100-80gb", "t4", "v100", "h100")
+DECODERS = ("gpt2", "t5-base")
+ENCODERS = ("bert-large-uncased", "bert-base-uncased", "roberta-base")
+IMAGES = ("google/vit-base-patch16-224",)
+MODELS = (*LARGE, *ENCODERS, *DECODERS, *IMAGES)
+"""All that are shipped; what takes longest comes first."""
+PACKAGES = ("torch", "transformers", "peft", "bitsandbytes")
+
+# a card for each choice of attention kernels that torch makes; the last two have no bfloat16
+NEW, OLD = ("a100-80gb", "h100"), ("t4", "v100")
+_LORA = {"lora_r": 16}
+_NF4 = {
+    "load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": "bfloat16",
+    "bnb_4bit_use_double_quant": True,
+}  # fmt: skip
+# as the paper and docs/fine-tuning.md have it, and as README does: by the defaults of transformers
+_QLORA = {**_LORA, **_NF4, "lora_target_modules": "all-linear", "lora_dropout": 0.05}
+_BARE_QLORA = {**_LORA, "load_in_4bit": True}
+_SHARDED: tuple[dict[str, Any], ...] = ({"fsdp": "full_shard"}, {"zero": 2}, {"zero": 3})
+_LAYERS = {
+    "bert-base-uncased": "BertLayer",
+    "bert-large-uncased": "BertLayer",
+    "roberta-base": "RobertaLayer",
+    "google/vit-base-patch16-224": "ViTLayer",
+}
+"""What to wrap under FSDP where accelerate stops at the classes that a model names itself."""
+_RANKS = (2, 4, 8)
+_NODES = (16, 32, 64)
+_OPTIMIZERS = ("adamw_torch", "sgd", "adafactor")
+_NO_PRECISION: dict[str, Any] = {}
+_FP16, _BF16 = {"fp16": True}, {"bf16": True}
 
 
-def questions(model: str) -> Iterator[dict[str, Any]]:
-    """The setups of one model: usual precisions, with and without checkpointing."""
-    precisions = ({}, {"bf16": True}) if model in LARGE else ({}, {"fp16": True}, {"bf16": True})
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """A run that is answered at any batch and length.
+
+    Attributes:
+        options: of the run, without sizes.
+        gpus: whose kernels run.
+        single: answered for a batch of 1 too, whose operators are others.
+    """
+
+    options: Mapping[str, Any]
+    gpus: tuple[str, ...]
+    single: bool = True
+
+
+def sizes_of(model: str) -> dict[str, int]:
+    """Where families of a model are grown: its batches reach to twice this one."""
+    if model in IMAGES:
+        return {"batch": 1024}
+    batch = 1024 if model in ENCODERS else 128 if model in LARGE else 256
+    return {"batch": batch, "seq_len": 512}
+
+
+def questions(model: str) -> Iterator[Question]:
+    """What is shipped of one model: what people ask first, as far as size and time allow.
+
+    One GPU in the usual precisions, with and without checkpointing, by several optimizers; the same
+    under DDP, FSDP2, ZeRO-2 and ZeRO-3; recipes of LoRA and QLoRA where text is modelled.
+    Cards without bfloat16 are asked of where their memory or their precision is what people use.
+    """
+    yield from _alone(model)
+    yield from _spread(model)
+    if model not in IMAGES:
+        yield from _adapted(model)
+
+
+def _runs(model: str) -> Iterator[dict[str, Any]]:
+    precisions = (_NO_PRECISION, _BF16) if model in LARGE else (_NO_PRECISION, _FP16, _BF16)
     for precision, checkpointing in product(precisions, ("none", "full")):
         yield {**precision, "checkpointing": checkpointing}
 
 
-def ship(model: str, store: Store) -> None:
-    """Trace everything that is shipped of one model."""
+def _alone(model: str) -> Iterator[Question]:
+    for run in _runs(model):
+        wasted = run["checkpointing"] == "full" and (model in LARGE or "bf16" in run)
+        yield Question(options=run, gpus=NEW if wasted else (*NEW, *OLD))
+        for optim in _OPTIMIZERS:
+            yield Question(options={**run, "optim": optim}, gpus=NEW[:1], single=False)
+
+
+def _spread(model: str) -> Iterator[Question]:
+    for run in _runs(model):
+        gpus = NEW if model in LARGE or "bf16" in run else (*NEW, *OLD)
+        yield Question(options={**run, "num_gpus": 2}, gpus=gpus, single=False)
+        for how in _SHARDED:
+            if "fsdp" in how and model in _LAYERS:
+                how = {**how, "fsdp_wrap": [_LAYERS[model]]}
+            # with checkpointing in bfloat16, or where the traces are those of one GPU
+            partitioned = how.get("zero") == 3
+            apart = "fp16" in run or (partitioned and "bf16" not in run)
+            if run["checkpointing"] == "full" and apart:
+                continue
+            single = model in LARGE and "bf16" in run
+            yield Question(options={**run, **how, "num_gpus": 2}, gpus=gpus, single=single)
+            # the same traces with other shards, or other updates
+            others = [{"num_gpus": ranks} for ranks in (*_RANKS[1:], *_NODES)]
+            others += [{"num_gpus": ranks, "optim": "adamw_torch"} for ranks in _RANKS]
+            for other in others:
+                yield Question(options={**run, **how, **other}, gpus=NEW[:1], single=False)
+
+
+def _adapted(model: str) -> Iterator[Question]:
+    both = ("none", "full")
+    recipes = [(_LORA, NEW, both)]
+    # peft trains the classifier of an encoder as a whole, and quantised weights cannot train
+    if model not in ENCODERS:
+        recipes += [(_BARE_QLORA, NEW[:1], both), (_QLORA, NEW[:1], both[1:])]
+    for recipe, gpus, checkpointed in recipes:
+        single = model not in ENCODERS
+        for checkpointing in checkpointed:
+            run = {**_BF16, **recipe, "checkpointing": checkpointing}
+            yield Question(options=run, gpus=gpus, single=single)
+        # with checkpointing DDP has the traces of one GPU
+        yield Question(options={**run, "num_gpus": 2}, gpus=gpus, single=single)
+
+
+def ship(model: str, folder: Path) -> str:
+    """Trace everything that is shipped of one model.
+
+    Args:
+        model: its name.
+        folder: to write to.
+
+    Returns:
+        What to say of it.
+
+    Raises:
+        MemestError: a question that cannot be answered.
+    """
     started, asked = time.perf_counter(), 0
-    sizes = ("batch",) if model in IMAGES else ("batch", "seq_len")
-    for options in questions(model):
-        tracer = Tracer(source=resolve_model(model), stores=(store,))
-        for name, batch in product(GPUS, (8, 1)):
-            setup = setup_from_options(batch=batch, **options)
-            try:
-                tracer.find(setup, traits(find_gpu(name)), sizes)
-            except MemestError as error:
-                print(f"{model} {options} on {name}: {error}")
-            asked += 1
-        for optim in ("adamw_torch_fused", "adamw_torch", "sgd", "adafactor"):
-            tracer.find(setup_from_options(optim=optim, **options), traits(find_gpu(GPUS[0])))
+    tracer = Profiler(
+        source=resolve_model(model), stores=(Store(folder, shipped=True, writable=True),)
+    )
+    sizes = sizes_of(model)
+    for question in questions(model):
+        # what the model makes of a question that names no length
+        tracer.resolve(setup_from_options(**question.options))
+        for gpu in question.gpus:
+            for batch in (sizes["batch"], 1) if question.single else (sizes["batch"],):
+                setup = setup_from_options(**{**sizes, **question.options, "batch": batch})
+                steps_run(tracer, setup, traits(find_gpu(gpu)), tuple(sizes))
+                asked += 1
     seconds = time.perf_counter() - started
-    print(f"{model}: {asked} questions, {seconds:.0f} s", flush=True)
+    size = _bytes(folder)
+    return (
+        f"{model}: {asked} questions, {tracer.traces_made} traces, {seconds:.0f} s, "
+        f"{size / 1e6:.2f} MB"
+    )
+
+
+def put(model: str, made: Path, out: Path) -> None:
+    """Move what was made of a model to where all is, in place of what was there of it."""
+    for entry in Store(out, shipped=True).entries():
+        if entry.key.get("model") == model:
+            shutil.rmtree(out / entry.digest)
+    for place in made.iterdir():
+        # updates belong to weights, and models may share them
+        shutil.copytree(place, out / place.name, dirs_exist_ok=True)
+
+
+def _bytes(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
+def make(models: Sequence[str], out: Path, jobs: int) -> None:
+    """Make some models anew, each whole or not at all."""
+    context = multiprocessing.get_context("spawn")
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        ProcessPoolExecutor(jobs, mp_context=context) as pool,
+    ):
+        running = {}
+        for number, model in enumerate(models):
+            made = Path(scratch) / str(number)
+            made.mkdir()
+            running[pool.submit(ship, model, made)] = model, made
+        for number, done in enumerate(as_completed(running), start=1):
+            print(f"{number}/{len(running)} {done.result()}", flush=True)
+            put(*running[done], out)
 
 
 def main() -> None:
@@ -65,18 +222,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", nargs="*", help="all that are shipped, if none is named")
     parser.add_argument("--out", type=Path, default=shipped_folder())
+    parser.add_argument("--jobs", type=int, default=2, help="models made at a time")
     arguments = parser.parse_args()
-    models = arguments.models or [*ENCODERS, *IMAGES, *LARGE]
+    if unknown := sorted({*arguments.models} - {*MODELS}):
+        parser.error(f"{', '.join(unknown)}: not shipped; {', '.join(MODELS)} are")
+    out, told = arguments.out, arguments.out / "software.json"
+    software = {name: version(name).partition("+")[0] for name in PACKAGES}
     if not arguments.models:
-        shutil.rmtree(arguments.out, ignore_errors=True)
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    software = {name: version(name).partition("+")[0] for name in ("torch", "transformers")}
-    (arguments.out / "software.json").write_text(json.dumps(software, indent=2) + "\n")
-    store = Store(arguments.out, shipped=True, writable=True)
-    for model in models:
-        ship(model, store)
-    size = sum(file.stat().st_size for file in arguments.out.rglob("*") if file.is_file())
-    print(f"{size / 1e6:.2f} MB in {arguments.out}")
+        shutil.rmtree(out, ignore_errors=True)
+    elif told.exists() and json.loads(told.read_text()) != software:
+        parser.error(f"the other models were made with {told.read_text().split()}: make all")
+    out.mkdir(parents=True, exist_ok=True)
+    told.write_text(json.dumps(software, indent=2) + "\n")
+    make(arguments.models or MODELS, out, arguments.jobs)
+    print(f"{_bytes(out) / 1e6:.2f} MB in {out}")
 
 
 if __name__ == "__main__":

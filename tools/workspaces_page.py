@@ -8,13 +8,13 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from memest.hidden.registry import all_rules
+from memest.workspaces.registry import all_rules
 
 PAGE = Path(__file__).parents[1] / "docs" / "workspaces.md"
 HEAD = """# What kernels allocate behind the operators
 
-Written by `tools/workspaces_page.py` from the rules in `memest/hidden/`. The last column says how
-far each rule can be trusted: confirmed by recorded CUDA traces, read in PyTorch's source, or
+Written by `tools/workspaces_page.py` from the rules in `memest/workspaces`. The last column tells
+how far each rule can be trusted: confirmed by recorded CUDA traces, read in PyTorch's source, or
 remembered.
 
 | rule | operators | what is allocated | source | evidence |

@@ -12,11 +12,11 @@ import streamlit as st
 from memest.app import answers
 from memest.app.accuracy_charts import against_chart, residual_chart
 from memest.app.published import outcomes, stale
-from memest.app.question import Question
+from memest.app.question import ExplorerQuestion
 from memest.app.records import draw_blocks, measurements, report_of, sources
+from memest.calibration.validation import Errors
 from memest.report.page import Block
 from memest.units import format_size
-from memest.validation import Errors
 
 __all__ = ["show"]
 
@@ -24,7 +24,7 @@ _WORST = 10
 _BY = {"GPU": "gpu", "family": "family", "model": "model", "set": "set"}
 
 
-def show(question: Question) -> None:  # noqa: ARG001 - pages share one signature
+def show(question: ExplorerQuestion) -> None:  # noqa: ARG001 - pages share one signature
     """The page."""
     st.markdown("#### Predicted against measured")
     published, campaigns = st.tabs(
@@ -45,7 +45,7 @@ def _published() -> None:
         )
         return
     scored = [run for run in found if run["scored"]]
-    told = [run for run in found if run.get("inside") is not None]
+    claims = [run for run in found if run.get("inside") is not None]
     st.caption(
         "GPU memory of real training runs that others measured and published; nothing in memest "
         "is fitted to them."
@@ -67,7 +67,7 @@ def _published() -> None:
         "Only", sorted(groups), key="only", bind="query-params", placeholder="all"
     )
     kept = [run for run in scored if not chosen or run[field] in chosen]
-    _summary(kept, [run for run in told if not chosen or run[field] in chosen])
+    _summary(kept, [run for run in claims if not chosen or run[field] in chosen])
     against, residuals = st.columns(2)
     drawn = against_chart(kept, field)
     against.vega_lite_chart(spec=drawn.spec, alt=drawn.words, key="against_chart")
@@ -76,7 +76,7 @@ def _published() -> None:
     st.markdown(f"##### By {kind}")
     st.dataframe(
         [
-            _errors(name, runs, [run for run in told if run[field] == name])
+            _errors(name, runs, [run for run in claims if run[field] == name])
             for name, runs in sorted(groups.items())
         ],
         hide_index=True,
@@ -95,21 +95,23 @@ def _errors_of(runs: list[dict[str, Any]]) -> Errors | None:
 
 
 def _summary(runs: list[dict[str, Any]], told: list[dict[str, Any]]) -> None:
-    found = _errors_of(runs)
-    if found is None:
+    errors = _errors_of(runs)
+    if errors is None:
         st.info("No run of these has a score.")
         return
     columns = st.columns(5)
-    columns[0].metric("Runs", f"{found.count}", border=True)
-    columns[1].metric("Median error", f"{found.median:.2%}", border=True)
-    columns[2].metric("Worst", f"{found.worst:+.2%}", border=True)
-    columns[3].metric("Predicted too low", f"{found.below:.0%}", border=True)
+    columns[0].metric("Runs", f"{errors.count}", border=True)
+    columns[1].metric("Median error", f"{errors.median:.2%}", border=True)
+    columns[2].metric("Worst", f"{errors.worst:+.2%}", border=True)
+    columns[3].metric("Predicted too low", f"{errors.below:.0%}", border=True)
     columns[4].metric(
-        "In their range", _inside(told), border=True,
+        "In their range",
+        _inside(told),
+        border=True,
         help="Readings of the device's memory that lie in the range that memest gives without "
         "calibration. The range is for that meter alone, so other readings do not count; those "
         "without a score, because their context is not published, do.",
-    )  # fmt: skip
+    )
 
 
 def _inside(told: list[dict[str, Any]]) -> str:
@@ -118,15 +120,15 @@ def _inside(told: list[dict[str, Any]]) -> str:
 
 
 def _errors(name: str, runs: list[dict[str, Any]], told: list[dict[str, Any]]) -> dict[str, str]:
-    found = _errors_of(runs)
-    assert found is not None
+    errors = _errors_of(runs)
+    assert errors is not None
     return {
         "": name,
-        "runs": f"{found.count}",
-        "median error": f"{found.median:.2%}",
-        "median, signed": f"{found.median_signed:+.2%}",
-        "worst": f"{found.worst:+.2%}",
-        "too low": f"{found.below:.0%}",
+        "runs": f"{errors.count}",
+        "median error": f"{errors.median:.2%}",
+        "median, signed": f"{errors.median_signed:+.2%}",
+        "worst": f"{errors.worst:+.2%}",
+        "too low": f"{errors.below:.0%}",
         "in range": _inside(told),
     }
 
@@ -151,15 +153,15 @@ def _range(run: dict[str, Any]) -> str:
 
 
 def _campaigns() -> None:
-    found = sources()
-    if not found:
+    files = sources()
+    if not files:
         st.info(
             "Nothing was measured yet: `memest calibrate run` measures real training steps on a "
             "GPU, and the page Calibration takes an export of another machine."
         )
         return
-    name = st.selectbox("Measurements", list(found), key="measurements", bind="query-params")
-    blocks = answers.shown(partial(_report, found[name or next(iter(found))]), "Predicting runs")
+    name = st.selectbox("Measurements", list(files), key="measurements", bind="query-params")
+    blocks = answers.shown(partial(_report, files[name or next(iter(files))]), "Predicting runs")
     if blocks is not None:
         draw_blocks(blocks)
 

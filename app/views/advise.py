@@ -7,45 +7,52 @@ from functools import partial
 import streamlit as st
 
 from memest.app import answers
-from memest.app.question import Question
+from memest.app.question import ExplorerQuestion
 from memest.app.theme import VERDICT_COLOURS, VERDICT_ICONS
 from memest.app.words import plain
-from memest.findings import Advice, Plan
-from memest.report.advice import advice_sentence, plan_words
+from memest.report.findings import Advice, Plan
+from memest.report.tables import advice_sentence, plan_words
 from memest.units import format_delta, format_size
 
 __all__ = ["show"]
 
 
-def show(question: Question) -> None:
+def show(question: ExplorerQuestion) -> None:
     """The page."""
     st.markdown("#### The fastest ways that fit")
     left, right = st.columns([1, 2], vertical_alignment="bottom")
     wanted = left.number_input(
-        "Effective batch", min_value=1, value=64, step=8, key="effective_batch",
+        "Effective batch",
+        min_value=1,
+        value=64,
+        step=8,
+        key="effective_batch",
         bind="query-params",
         help="Samples of one optimizer step: micro-batch times accumulation.",
-    )  # fmt: skip
+    )
     any_precision = right.toggle(
-        "Any precision", key="any_precision", bind="query-params",
+        "Any precision",
+        key="any_precision",
+        bind="query-params",
         help="Use bf16 or fp16 autocast wherever the GPU has it and it is faster. Otherwise the "
         "precision asked for is kept unless nothing surely fits with it.",
-    )  # fmt: skip
-    asked = question.without("batch", "grad_accum")
-    if asked.gpus:
-        asked = asked.with_options(gpu=asked.gpus[:1])
+    )
+    base = question.without("batch", "grad_accum")
+    if base.gpus:
+        base = base.with_options(gpu=base.gpus[:1])
     answer = answers.shown(
-        partial(answers.advice, asked, int(wanted), any_precision=any_precision),
-        f"Planning {asked.model}",
+        partial(answers.advice, base, int(wanted), any_precision=any_precision),
+        f"Planning {base.model}",
     )
     if answer is None:
         return
     if len(question.gpus) > 1:
         st.caption(f"Plans are for one GPU, the first that is named: {answer.gpu}.")
     st.badge(
-        answer.verdict.value.capitalize(), icon=VERDICT_ICONS[answer.verdict.value],
+        answer.verdict.value.capitalize(),
+        icon=VERDICT_ICONS[answer.verdict.value],
         color=VERDICT_COLOURS[answer.verdict.value],  # type: ignore[arg-type]
-    )  # fmt: skip
+    )
     st.markdown(f"**{plain(advice_sentence(answer))}**")
     if answer.plans:
         _table(answer)
@@ -56,15 +63,21 @@ def show(question: Question) -> None:
     st.caption(f"Time is {answer.time_basis}.")
     for note in answer.notes:
         st.caption(plain(note))
-    st.code(_command(asked, int(wanted), any_precision=any_precision), language="bash",
-            wrap_lines=True)  # fmt: skip
+    st.code(
+        _command(base, int(wanted), any_precision=any_precision), language="bash", wrap_lines=True
+    )
     st.download_button(
-        "JSON", f"{answer.to_json()}\n", "advice.json", "application/json", key="advice_json",
-        on_click="ignore", icon=":material/download:",
-    )  # fmt: skip
+        "JSON",
+        f"{answer.to_json()}\n",
+        "advice.json",
+        "application/json",
+        key="advice_json",
+        on_click="ignore",
+        icon=":material/download:",
+    )
 
 
-def _command(asked: Question, wanted: int, *, any_precision: bool) -> str:
+def _command(asked: ExplorerQuestion, wanted: int, *, any_precision: bool) -> str:
     text = f"{asked.command_line('advise')} --effective-batch {wanted}"
     return f"{text} --any-precision" if any_precision else text
 

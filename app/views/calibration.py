@@ -1,4 +1,4 @@
-"""Calibration: the profiles that correct estimates, and the fit of a new one."""
+"""Calibration: what corrects estimates, and the fit of a new one."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from typing import Any
 import streamlit as st
 
 from memest.app import answers
-from memest.app.question import Question
+from memest.app.question import ExplorerQuestion
 from memest.app.records import content_of, draw_blocks, measurements, pairs_of, sources, uploaded
-from memest.app.uploads import MAX_EXPORT_BYTES, profile_files
+from memest.app.uploads import MAX_EXPORT_BYTES, calibration_files
 from memest.app.words import plain
-from memest.calibration.fitting.fit import fit_profile
+from memest.calibration.fitting.fit import fit_calibration
 from memest.calibration.fitting.report import report_blocks
 from memest.calibration.measurement import Measurement
-from memest.calibration_profile import CalibrationProfile
-from memest.cards import profile_folders
 from memest.errors import ConfigError, MemestError
-from memest.profile_file import read_profile, write_profile
+from memest.estimation.calibration import Calibration
+from memest.estimation.calibration_files import read_calibration, write_calibration
+from memest.estimation.gpu_target import calibration_folders
 from memest.units import MIB, format_size
 
 __all__ = ["show"]
@@ -30,7 +30,7 @@ __all__ = ["show"]
 UPLOAD = "an uploaded export"
 
 
-def show(question: Question) -> None:  # noqa: ARG001 - pages share one signature
+def show(question: ExplorerQuestion) -> None:  # noqa: ARG001 - pages share one signature
     """The page."""
     st.markdown("#### Calibration profiles")
     st.caption(
@@ -45,11 +45,11 @@ def show(question: Question) -> None:  # noqa: ARG001 - pages share one signatur
 
 
 def _existing() -> None:
-    files = profile_files()
+    files = calibration_files()
     if not files:
         st.info(
             "There is no profile yet. `memest calibrate run` and `memest calibrate fit` make one; "
-            f"estimates find it in {profile_folders()[0]}."
+            f"estimates find it in {calibration_folders()[0]}."
         )
         return
     twice = Counter(path.name for path in files)
@@ -58,43 +58,52 @@ def _existing() -> None:
         for path in files
     }
     chosen = st.selectbox(
-        "Profile", list(names), format_func=lambda path: names.get(path, path),
-        key="calibration_profile", bind="query-params",
-    )  # fmt: skip
+        "Profile",
+        list(names),
+        format_func=lambda path: names.get(path, path),
+        key="calibration_profile",
+        bind="query-params",
+    )
     try:
-        profile = read_profile(chosen)
+        calibration = read_calibration(chosen)
     except MemestError as error:
         st.error(plain(error))
         return
     st.caption(chosen)
-    draw_profile(profile)
+    draw_calibration(calibration)
 
 
-def draw_profile(profile: CalibrationProfile) -> None:
-    """Coefficients of a profile, its range, and how right it was."""
-    found = profile.validation
+def draw_calibration(calibration: Calibration) -> None:
+    """Coefficients of a calibration, its range, and how right it was."""
+    cross_validation = calibration.validation
     columns = st.columns(4)
-    columns[0].metric("Runs", f"{found.cases}", border=True)
-    columns[1].metric("Models", f"{found.models}", border=True)
+    columns[0].metric("Runs", f"{cross_validation.cases}", border=True)
+    columns[1].metric("Models", f"{cross_validation.models}", border=True)
     columns[2].metric(
-        "Median error", _percent(found.error), border=True, delta_color="off",
-        delta=None if found.raw_error is None else f"before {found.raw_error:.2%}",
-        delta_arrow="off", help="For models left out of the fit, before and after correction.",
-    )  # fmt: skip
-    columns[3].metric("Inside their range", _percent(found.coverage, 0), border=True)
+        "Median error",
+        _percent(cross_validation.error),
+        border=True,
+        delta_color="off",
+        delta=None
+        if cross_validation.raw_error is None
+        else f"before {cross_validation.raw_error:.2%}",
+        delta_arrow="off",
+        help="For models left out of the fit, before and after correction.",
+    )
+    columns[3].metric("Inside their range", _percent(cross_validation.coverage, 0), border=True)
     st.markdown("##### Factors of the tensors")
-    factors = [(name, f"{value:.4f}") for name, value in profile.factors.items()]
-    factors.append(("others", f"{profile.other_factor:.4f}"))
+    factors = [(name, f"{value:.4f}") for name, value in calibration.factors.items()]
+    factors.append(("others", f"{calibration.other_factor:.4f}"))
     st.dataframe(
         [{"part": name, "factor": value} for name, value in factors],
         hide_index=True,
         alt="Factors: " + ", ".join(f"{name} {value}" for name, value in factors),
     )
     st.caption(
-        f"Model of the tensors: {profile.tensors}; beyond the replayed reserved memory: "
-        f"{format_size(profile.gap_bytes)}."
+        f"Model of the tensors: {calibration.tensors}; beyond the replayed reserved memory: "
+        f"{format_size(calibration.gap_bytes)}."
     )
-    if profile.process:
+    if calibration.process:
         st.markdown("##### Context, kernels and libraries")
         st.dataframe(
             [
@@ -104,13 +113,13 @@ def draw_profile(profile: CalibrationProfile) -> None:
                     "range": f"{format_size(part.low_bytes)} to {format_size(part.high_bytes)}",
                     "readings": part.cases,
                 }
-                for part in profile.process
+                for part in calibration.process
             ],
             hide_index=True,
             alt="What a process holds beside its tensors, by GPU",
         )
     st.markdown("##### Where it is from")
-    source = profile.provenance
+    source = calibration.provenance
     st.markdown(
         f"- GPUs: {', '.join(source.gpus)}\n- from {source.first} to {source.last}\n- "
         + "\n- ".join(f"{name} {version}" for name, version in source.versions.items())
@@ -129,22 +138,27 @@ def _percent(value: float | None, digits: int = 2) -> str:
 def _fit() -> None:
     known = sources()
     name = st.selectbox(
-        "Measurements", [UPLOAD, *known], key="fit_from", bind="query-params",
+        "Measurements",
+        [UPLOAD, *known],
+        key="fit_from",
+        bind="query-params",
         help="What memest calibrate export wrote, or what comes with the package.",
-    )  # fmt: skip
+    )
     if name in known:
         read: Callable[[], Any] = partial(measurements, known[name])
     else:
-        given = st.file_uploader(
-            "Export of a campaign", type=["jsonl", "gz"], key="records",
+        upload = st.file_uploader(
+            "Export of a campaign",
+            type=["jsonl", "gz"],
+            key="records",
             max_upload_size=MAX_EXPORT_BYTES // MIB,
             help="JSON lines of memest calibrate export, gzip or not; read as data, at most "
             f"{format_size(MAX_EXPORT_BYTES)}.",
-        )  # fmt: skip
-        if given is None:
+        )
+        if upload is None:
             st.caption("`memest calibrate export --out campaign.jsonl.gz` writes one.")
             return
-        read = partial(uploaded, given.name, given.getvalue())
+        read = partial(uploaded, upload.name, upload.getvalue())
     answer = answers.shown(read, "Reading")
     if answer is None:
         return
@@ -164,33 +178,38 @@ def _fit() -> None:
         _result(*fitted[1:])
 
 
-def _fitted(some: tuple[Measurement, ...]) -> tuple[CalibrationProfile, list[Any]]:
+def _fitted(some: tuple[Measurement, ...]) -> tuple[Calibration, list[Any]]:
     pairs = pairs_of(some, answers.say)
-    profile = fit_profile(pairs)
-    return profile, report_blocks(pairs, profile)
+    calibration = fit_calibration(pairs)
+    return calibration, report_blocks(pairs, calibration)
 
 
-def _result(profile: CalibrationProfile, blocks: list[Any]) -> None:
-    draw_profile(profile)
+def _result(calibration: Calibration, blocks: list[Any]) -> None:
+    draw_calibration(calibration)
     row = st.container(horizontal=True, vertical_alignment="bottom")
     row.download_button(
-        "Profile", f"{json.dumps(profile.to_dict(), indent=2)}\n", "profile.json",
-        "application/json", key="profile_json", on_click="ignore", icon=":material/download:",
-    )  # fmt: skip
+        "Profile",
+        f"{json.dumps(calibration.to_dict(), indent=2)}\n",
+        "profile.json",
+        "application/json",
+        key="profile_json",
+        on_click="ignore",
+        icon=":material/download:",
+    )
     name = row.text_input("Keep it as", "explorer", key="keep_as", max_chars=60)
-    if row.button("Keep", key="keep", help=f"In {profile_folders()[0]}: estimates find it."):
-        kept = answers.shown(partial(_keep, profile, name or ""), "Writing")
+    if row.button("Keep", key="keep", help=f"In {calibration_folders()[0]}: estimates find it."):
+        kept = answers.shown(partial(_keep, calibration, name or ""), "Writing")
         if kept is not None:
             st.success(plain(f"Written to {kept}: estimates for its GPU find it."))
     with st.expander("Predicted against measured, before and after"):
         draw_blocks(blocks)
 
 
-def _keep(profile: CalibrationProfile, name: str) -> Path:
+def _keep(calibration: Calibration, name: str) -> Path:
     if not name or Path(name).name != name or name.startswith("."):
         raise ConfigError(f"{name!r} is no name of a file: use letters, digits and dashes.")
-    target = profile_folders()[0] / f"{name.removesuffix('.json')}.json"
+    target = calibration_folders()[0] / f"{name.removesuffix('.json')}.json"
     if target.exists():
         raise ConfigError(f"{target} is there already: choose another name.")
-    write_profile(profile, target)
+    write_calibration(calibration, target)
     return target

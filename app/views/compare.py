@@ -11,12 +11,12 @@ import streamlit as st
 
 from memest.app import answers, scenarios
 from memest.app.charts import breakdown_chart
-from memest.app.question import Question
+from memest.app.question import ExplorerQuestion
 from memest.app.words import plain
-from memest.findings import Comparison, Scenario
-from memest.report.comparison import change_sentence
+from memest.config.setup import OPTIMIZERS, Attention, Precision
+from memest.report.findings import Comparison, Scenario
+from memest.report.tables import change_sentence
 from memest.report.words import batch_count
-from memest.setup import OPTIMIZERS, Attention, Precision
 from memest.units import format_delta, format_size
 
 __all__ = ["show"]
@@ -24,7 +24,7 @@ __all__ = ["show"]
 _FIRST = "fp16; checkpointing=full; fp16 checkpointing=full"
 
 
-def show(question: Question) -> None:
+def show(question: ExplorerQuestion) -> None:
     """The page."""
     st.markdown("#### Runs side by side")
     st.caption(
@@ -33,27 +33,35 @@ def show(question: Question) -> None:
     )
     above = st.container()
     text = st.text_input(
-        "Scenarios as text", _FIRST, key="vs", bind="query-params",
+        "Scenarios as text",
+        _FIRST,
+        key="vs",
+        bind="query-params",
         help="As after --vs of memest compare, parted by semicolons.",
-    )  # fmt: skip
+    )
     with above:
         _table(text or "")
-    asked = tuple(scenarios.read(text or ""))
-    if not asked:
+    columns = tuple(scenarios.read(text or ""))
+    if not columns:
         st.info("Add a row that changes something, for example precision bf16.")
         return
-    found = answers.shown(
-        partial(answers.comparison, question, asked), f"Comparing {question.model}"
+    comparison = answers.shown(
+        partial(answers.comparison, question, columns), f"Comparing {question.model}"
     )
-    if found is not None:
-        _answer(found)
-    words = "".join(f" --vs {shlex.quote(one)}" for one in asked)
+    if comparison is not None:
+        _answer(comparison)
+    words = "".join(f" --vs {shlex.quote(one)}" for one in columns)
     st.code(f"{question.command_line('compare')}{words}", language="bash", wrap_lines=True)
-    if found is not None:
+    if comparison is not None:
         st.download_button(
-            "JSON", f"{found.to_json()}\n", "comparison.json", "application/json",
-            key="compare_json", on_click="ignore", icon=":material/download:",
-        )  # fmt: skip
+            "JSON",
+            f"{comparison.to_json()}\n",
+            "comparison.json",
+            "application/json",
+            key="compare_json",
+            on_click="ignore",
+            icon=":material/download:",
+        )
 
 
 def _table(text: str) -> None:
@@ -104,29 +112,33 @@ def _frame(rows: list[dict[str, Any]]) -> Any:
     )
 
 
-def _answer(found: Comparison) -> None:
-    first, *others = found.scenarios
+def _answer(comparison: Comparison) -> None:
+    first, *others = comparison.scenarios
     for one in others:
         st.markdown(f"- {plain(change_sentence(one, first))}")
     st.dataframe(
-        [_row(one, first) for one in found.scenarios],
+        [_row(one, first) for one in comparison.scenarios],
         hide_index=True,
         alt="; ".join(
             f"{one.name}: {format_size(one.estimate.peak.device_bytes)}, "
             f"{one.estimate.verdict.value}"
-            for one in found.scenarios
+            for one in comparison.scenarios
         ),
     )
-    gpus = {one.estimate.gpu.name: one.estimate.gpu for one in found.scenarios if one.estimate.gpu}
-    drawn = breakdown_chart([(one.name, one.estimate) for one in found.scenarios], gpus.values())
+    gpus = {
+        one.estimate.gpu.name: one.estimate.gpu for one in comparison.scenarios if one.estimate.gpu
+    }
+    drawn = breakdown_chart(
+        [(one.name, one.estimate) for one in comparison.scenarios], gpus.values()
+    )
     st.vega_lite_chart(spec=drawn.spec, alt=drawn.words, key="compare_chart")
     for one in others:
         if one.reasons is not None:
             with st.expander(f"Why: {plain(one.name)}", expanded=len(others) == 1):
                 for sentence in one.reasons.sentences:
                     st.markdown(f"- {plain(sentence)}")
-    st.caption(f"Time is {found.time_basis}.")
-    for note in found.notes:
+    st.caption(f"Time is {comparison.time_basis}.")
+    for note in comparison.notes:
         st.caption(plain(note))
 
 

@@ -8,14 +8,13 @@ import streamlit as st
 
 from memest.app import answers
 from memest.app.charts import frontier_chart, heat_chart
-from memest.app.question import Question
+from memest.app.question import ExplorerQuestion
 from memest.app.words import plain
 from memest.errors import MemestError
-from memest.limits import MaxBatch
-from memest.report.heat import HeatMap
-from memest.report.heatmap_png import check_picture
-from memest.report.limits import limit_sentence
-from memest.result import Estimate
+from memest.report.heatmap import HeatMap, check_picture
+from memest.report.max_batch_result import MaxBatch
+from memest.report.max_batch_table import limit_sentence
+from memest.report.result import Estimate
 from memest.search.axes import parse_axis
 from memest.search.points import METRICS, Sweep
 from memest.search.view import heat_map
@@ -33,7 +32,7 @@ _KEYS = {"seq_len": "seq_lens", "image_size": "image_sizes", "audio_seconds": "c
 _SYNTAX = "Values as after --over of memest sweep: 1,2,4 or 128:512:128 or 1:64:x2."
 
 
-def show(question: Question) -> None:
+def show(question: ExplorerQuestion) -> None:
     """The page."""
     st.markdown("#### What fits, over batch and length")
     one = answers.shown(partial(answers.estimate, question), f"Working out {question.model}")
@@ -46,26 +45,33 @@ def show(question: Question) -> None:
         "Batch sizes", _BATCHES, key="batches", bind="query-params", help=_SYNTAX
     )
     lengths = middle.text_input(
-        name, usual or str(getattr(one.setup, axis)), key=_KEYS[axis], bind="query-params",
+        name,
+        usual or str(getattr(one.setup, axis)),
+        key=_KEYS[axis],
+        bind="query-params",
         help=_SYNTAX,
-    )  # fmt: skip
+    )
     metric = right.segmented_control(
-        "Colour", list(METRICS), default=METRICS[0], required=True, key="metric",
+        "Colour",
+        list(METRICS),
+        default=METRICS[0],
+        required=True,
+        key="metric",
         bind="query-params",
         help="What the number and the colour of a cell are; its verdict is written below it.",
-    )  # fmt: skip
-    asked = question.without("batch", axis)
-    if not asked.gpus and "gpu_memory" not in asked.where:
+    )
+    base = question.without("batch", axis)
+    if not base.gpus and "gpu_memory" not in base.where:
         st.info("Name a GPU in the sidebar: the map says what fits on it.")
         return
     axes = (("batch", batches), (axis, lengths))
-    found = answers.shown(partial(answers.sweep, asked, axes), f"Sweeping {asked.model}")
-    if found is None:
+    sweep = answers.shown(partial(answers.sweep, base, axes), f"Sweeping {base.model}")
+    if sweep is None:
         return
-    heat = _map(found, metric or METRICS[0])
+    heat = _map(sweep, metric or METRICS[0])
     if heat is not None:
-        _files(found, metric or METRICS[0])
-    _frontier(asked, axis, lengths)
+        _files(sweep, metric or METRICS[0])
+    _frontier(base, axis, lengths)
 
 
 def _length_axis(answer: Estimate) -> str:
@@ -73,9 +79,9 @@ def _length_axis(answer: Estimate) -> str:
     return next((name for name in _LENGTHS if getattr(answer.setup, name) is not None), "seq_len")
 
 
-def _map(found: Sweep, metric: str) -> HeatMap | None:
+def _map(sweep: Sweep, metric: str) -> HeatMap | None:
     try:
-        heat = heat_map(found, metric)
+        heat = heat_map(sweep, metric)
     except MemestError as error:
         st.error(plain(error))
         return None
@@ -105,28 +111,43 @@ def _map(found: Sweep, metric: str) -> HeatMap | None:
     return heat
 
 
-def _files(found: Sweep, metric: str) -> None:
+def _files(sweep: Sweep, metric: str) -> None:
     row = st.container(horizontal=True)
     row.download_button(
-        "CSV", found.to_csv(), "fit-map.csv", "text/csv", key="map_csv", on_click="ignore",
+        "CSV",
+        sweep.to_csv(),
+        "fit-map.csv",
+        "text/csv",
+        key="map_csv",
+        on_click="ignore",
         icon=":material/download:",
-    )  # fmt: skip
+    )
     row.download_button(
-        "JSON", f"{found.to_json()}\n", "fit-map.json", "application/json", key="map_json",
-        on_click="ignore", icon=":material/download:",
-    )  # fmt: skip
+        "JSON",
+        f"{sweep.to_json()}\n",
+        "fit-map.json",
+        "application/json",
+        key="map_json",
+        on_click="ignore",
+        icon=":material/download:",
+    )
     try:
-        check_picture(len(found.points))
+        check_picture(len(sweep.points))
     except MemestError as error:
         st.caption(plain(f"No PNG: {error}"))
     else:
         row.download_button(
-            "PNG", partial(found.to_png, metric), "fit-map.png", "image/png", key="map_png",
-            on_click="ignore", icon=":material/download:",
-        )  # fmt: skip
+            "PNG",
+            partial(sweep.to_png, metric),
+            "fit-map.png",
+            "image/png",
+            key="map_png",
+            on_click="ignore",
+            icon=":material/download:",
+        )
 
 
-def _frontier(asked: Question, axis: str, lengths: str) -> None:
+def _frontier(asked: ExplorerQuestion, axis: str, lengths: str) -> None:
     st.markdown("#### The largest batch at each length")
     try:
         values = parse_axis(f"{axis}={lengths}")[1]
@@ -134,14 +155,14 @@ def _frontier(asked: Question, axis: str, lengths: str) -> None:
         st.error(plain(error))
         return
     counted = _LENGTHS[axis][2]
-    found: list[tuple[float, MaxBatch]] = []
+    frontier: list[tuple[float, MaxBatch]] = []
     for value in values:
         one = asked.with_options(**{axis: value})
         answer = answers.shown(partial(answers.largest, one), f"Largest batch at {value} {counted}")
         if answer is None:
             return
-        found.append((value, answer))
-    drawn = frontier_chart(found, counted)
+        frontier.append((value, answer))
+    drawn = frontier_chart(frontier, counted)
     st.vega_lite_chart(spec=drawn.spec, alt=drawn.words, key="frontier_chart")
     st.dataframe(
         [
@@ -151,12 +172,12 @@ def _frontier(asked: Question, axis: str, lengths: str) -> None:
                 "largest batch": largest.largest,
                 "safe": largest.safe,
             }
-            for length, answer in found
+            for length, answer in frontier
             for largest in answer.answers
         ],
         hide_index=True,
         alt=drawn.words,
     )
-    for _, answer in found:
+    for _, answer in frontier:
         for largest in answer.answers:
             st.caption(limit_sentence(largest, answer.model, answer.of))

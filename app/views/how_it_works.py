@@ -8,12 +8,12 @@ import streamlit as st
 
 from memest.app import answers
 from memest.app.charts import breakdown_chart, breakdown_rows, timeline_chart
-from memest.app.question import Question
+from memest.app.question import ExplorerQuestion
 from memest.app.words import plain
 from memest.events import Category, Phase
-from memest.report.phases import PhaseRow, phase_rows
+from memest.report.layers import PhaseRow, phase_rows
+from memest.report.result import Estimate
 from memest.report.words import moment_text
-from memest.result import Estimate
 from memest.units import format_delta, format_size
 
 __all__ = ["show"]
@@ -69,7 +69,7 @@ _METHOD = """
 """
 
 
-def show(question: Question) -> None:
+def show(question: ExplorerQuestion) -> None:
     """The page."""
     st.markdown("#### From a model's name to a number")
     st.markdown(_METHOD)
@@ -99,10 +99,12 @@ def _walk(answer: Estimate, rows: list[PhaseRow]) -> None:
         size = getattr(row, f"{name}_bytes")
         was = None if before is None else getattr(before, f"{name}_bytes")
         column.metric(
-            f"{name.capitalize()}, highest in this phase", format_size(size),
+            f"{name.capitalize()}, highest in this phase",
+            format_size(size),
             delta=None if was is None else f"{format_delta(size - was)} to the phase before",
-            delta_color="off", border=True,
-        )  # fmt: skip
+            delta_color="off",
+            border=True,
+        )
     if row.is_peak:
         st.markdown(f"**The allocated peak is here**: {plain(moment_text(answer))}.")
     _alive(row, before)

@@ -9,7 +9,7 @@ from streamlit.delta_generator import DeltaGenerator
 
 from memest.app import answers
 from memest.app.charts import breakdown_chart, breakdown_rows
-from memest.app.question import Question
+from memest.app.question import ExplorerQuestion
 from memest.app.theme import VERDICT_COLOURS, VERDICT_ICONS
 from memest.app.views.what_if_parts import (
     calibration_tab,
@@ -21,6 +21,7 @@ from memest.app.views.what_if_parts import (
 )
 from memest.app.words import plain
 from memest.errors import MemestError
+from memest.report.result import Estimate, GpuFit
 from memest.report.words import (
     batch_sentence,
     format_count,
@@ -28,7 +29,6 @@ from memest.report.words import (
     setup_items,
     verdict_sentence,
 )
-from memest.result import Estimate, GpuFit
 from memest.units import format_delta, format_size
 
 __all__ = ["show"]
@@ -40,7 +40,7 @@ _METERS = {
 }
 
 
-def show(question: Question) -> None:
+def show(question: ExplorerQuestion) -> None:
     """The page."""
     top = st.container()
     pinned = _pin(question)  # before what stands above it, for its text may come with the link
@@ -60,7 +60,7 @@ def show(question: Question) -> None:
 
 
 def _lower(
-    question: Question, answer: Estimate, pinned: Estimate | None, place: DeltaGenerator
+    question: ExplorerQuestion, answer: Estimate, pinned: Estimate | None, place: DeltaGenerator
 ) -> Estimate | None:
     """Reasons, charts and tabs; returns the answer with the largest batch, said in ``place``."""
     if pinned is not None:
@@ -82,7 +82,7 @@ def _lower(
     return whole
 
 
-def _whole(question: Question) -> Estimate | None:
+def _whole(question: ExplorerQuestion) -> Estimate | None:
     """The answer with the largest batch, which takes a moment longer."""
     return answers.shown(
         partial(answers.estimate, question, max_batch=True), "Looking for the largest batch"
@@ -95,10 +95,11 @@ def _headline(answer: Estimate) -> None:
     row.badge(verdict.capitalize(), icon=VERDICT_ICONS[verdict], color=VERDICT_COLOURS[verdict])  # type: ignore[arg-type]
     if answer.gpu is not None:
         row.badge(
-            f"headroom {format_delta(answer.gpu.headroom_bytes)}", color="gray",
+            f"headroom {format_delta(answer.gpu.headroom_bytes)}",
+            color="gray",
             help=f"Of {format_size(answer.gpu.usable_bytes)} that PyTorch can have on "
             f"{answer.gpu.name}",
-        )  # fmt: skip
+        )
     st.markdown(f"#### {plain(verdict_sentence(answer))}")
     model = answer.model
     st.caption(
@@ -142,22 +143,29 @@ def _set_pin(text: str) -> None:
     st.session_state["pin"] = text
 
 
-def _pin(question: Question) -> Estimate | None:
+def _pin(question: ExplorerQuestion) -> Estimate | None:
     """The button and the text of the pinned scenario; returns its answer."""
     row = st.container(horizontal=True, vertical_alignment="bottom")
     text = row.text_input(
-        "Pinned scenario", key="pin", bind="query-params", placeholder="none",
+        "Pinned scenario",
+        key="pin",
+        bind="query-params",
+        placeholder="none",
         help="A model and options as after --vs of memest compare. It is part of the link.",
-    )  # fmt: skip
+    )
     row.button(
-        "Pin", icon=":material/keep:", key="pin_now", on_click=_set_pin,
-        args=(question.short(),), help="Every later change is shown as a difference from it.",
-    )  # fmt: skip
+        "Pin",
+        icon=":material/keep:",
+        key="pin_now",
+        on_click=_set_pin,
+        args=(question.short(),),
+        help="Every later change is shown as a difference from it.",
+    )
     if not (text or "").strip():
         return None
     row.button("Unpin", icon=":material/keep_off:", key="unpin", on_click=_set_pin, args=("",))
     try:
-        pinned = Question.from_short(text)
+        pinned = ExplorerQuestion.from_short(text)
     except MemestError as error:
         st.error(f"The pinned scenario: {plain(error)}")
         return None

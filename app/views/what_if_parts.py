@@ -5,12 +5,11 @@ from __future__ import annotations
 import streamlit as st
 
 from memest.app.charts import layers_chart, timeline_chart
-from memest.app.question import Question
+from memest.app.question import ExplorerQuestion
 from memest.app.words import plain
-from memest.report.layers import biggest, tree, visible
-from memest.report.phases import phase_rows
+from memest.report.layers import biggest, phase_rows, tree, visible
+from memest.report.result import Estimate
 from memest.report.words import moment_text
-from memest.result import Estimate
 from memest.search.reasons import explain
 from memest.units import format_delta, format_size
 
@@ -147,17 +146,19 @@ def calibration_tab(answer: Estimate) -> None:
     left.metric("Runs measured", f"{facts.cases}", border=True)
     middle.metric("Models", f"{facts.models}", border=True)
     right.metric(
-        "Inside their range", share, border=True,
+        "Inside their range",
+        share,
+        border=True,
         help="Share of runs of models left out of the fit that lay in the range made without them.",
-    )  # fmt: skip
+    )
     if facts.extrapolates:
         st.warning("This question lies beyond what was measured: the range is widened.")
 
 
 def notes_tab(answer: Estimate) -> None:
     """What was assumed and what is not modelled."""
-    said = [*answer.assumptions, f"range of the device peak: {answer.interval.basis}"]
-    st.markdown("**Assumed**\n" + "\n".join(f"- {plain(text)}" for text in said))
+    sentences = [*answer.assumptions, f"range of the device peak: {answer.interval.basis}"]
+    st.markdown("**Assumed**\n" + "\n".join(f"- {plain(text)}" for text in sentences))
     if answer.notes:
         st.markdown("**Notes**\n" + "\n".join(f"- {plain(text)}" for text in answer.notes))
 
@@ -165,7 +166,7 @@ def notes_tab(answer: Estimate) -> None:
 # -- to take away ---------------------------------------------------------------------------------
 
 
-def take_away(question: Question, whole: Estimate | None) -> None:
+def take_away(question: ExplorerQuestion, whole: Estimate | None) -> None:
     """The same question on a command line and in Python, and the answer as files."""
     st.subheader("Take it along")
     shell, python = st.tabs(["Command line", "Python"])
@@ -176,18 +177,33 @@ def take_away(question: Question, whole: Estimate | None) -> None:
     stem = question.model.rpartition("/")[2].removesuffix(".json")
     row = st.container(horizontal=True)
     row.download_button(
-        "JSON", f"{whole.to_json()}\n", f"{stem}.json", "application/json", key="json",
-        icon=":material/download:", on_click="ignore",
+        "JSON",
+        f"{whole.to_json()}\n",
+        f"{stem}.json",
+        "application/json",
+        key="json",
+        icon=":material/download:",
+        on_click="ignore",
         help="Byte for byte what memest estimate prints with --json.",
-    )  # fmt: skip
+    )
     row.download_button(
-        "CSV", whole.to_csv(), f"{stem}.csv", "text/csv", key="csv",
-        icon=":material/download:", on_click="ignore",
+        "CSV",
+        whole.to_csv(),
+        f"{stem}.csv",
+        "text/csv",
+        key="csv",
+        icon=":material/download:",
+        on_click="ignore",
         help="The parts of the device peak in bytes: they add up to it.",
-    )  # fmt: skip
+    )
     row.download_button(
-        "PNG", whole.to_png, f"{stem}.png", "image/png", key="png",
-        icon=":material/image:", on_click="ignore",
+        "PNG",
+        whole.to_png,
+        f"{stem}.png",
+        "image/png",
+        key="png",
+        icon=":material/image:",
+        on_click="ignore",
         help="A picture: what fills the card, and memory phase by phase.",
-    )  # fmt: skip
+    )
     st.caption("The same files on the command line: --out run.json, .csv, .html or .png.")

@@ -37,10 +37,10 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 os.environ["MEMEST_CACHE"] = tempfile.mkdtemp(prefix="memest-peers-")
 os.environ["HF_HUB_OFFLINE"] = "1"
 
+from memest.calibration.validation.predict import Predictor  # noqa: E402
+from memest.calibration.validation.records import CaseRecord, read_records  # noqa: E402
+from memest.calibration.validation.scores import Errors  # noqa: E402
 from memest.errors import MemestError  # noqa: E402
-from memest.validation.predict import Predictor  # noqa: E402
-from memest.validation.records import CaseRecord, read_records  # noqa: E402
-from memest.validation.scores import Errors  # noqa: E402
 from peers import formulas, libraries  # noqa: E402 - beside this file
 from peers.question import NotForThisError, Question  # noqa: E402
 

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from memest.setup import Task
+from memest.config.setup import Task
 from peers.question import NotForThisError, Question
 
 __all__ = ["accelerate_estimate", "fitcheck", "mem_tracker"]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from memest.models.resolve import resolve_model
-from memest.setup import Setup
-from memest.validation.records import CaseRecord
+from memest.calibration.validation.records import CaseRecord
+from memest.catalog.resolve import resolve_model
+from memest.config.setup import Setup
 
 __all__ = ["NotForThisError", "Question", "Shape"]
 

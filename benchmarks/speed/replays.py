@@ -75,7 +75,7 @@ def bert(bench: Bench) -> Work:
     """Formulas at a point become a stream, which is replayed with nothing remembered."""
     from memest.replay import replay
 
-    found = bench.profile("bert-large-uncased", batch=8, fp16=True).found(gpu="a100")
+    found = bench.profile("bert-large-uncased", batch=8, fp16=True).run(gpu="a100")
 
     def work() -> None:
         stream = found.stream

@@ -9,9 +9,9 @@ from speed.case import Bench, Case, Work
 
 def two_steps(model: str, **options: object) -> Work:
     """Two whole steps with their updates of a model that is built before."""
-    from memest.hardware.catalogue import find_gpu, traits
-    from memest.models.resolve import resolve_model
-    from memest.setup import Setup
+    from memest.catalog.gpus import find_gpu, traits
+    from memest.catalog.resolve import resolve_model
+    from memest.config.setup import Setup
     from memest.trace.session import build, trace_built
     from memest.trace.training import TracePlan
 

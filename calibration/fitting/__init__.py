@@ -1,1 +1,1 @@
-"""Predictions beside measurements: residuals, robust fits, profiles and reports."""
+"""Predictions beside measurements: residuals, robust fits, calibrations and reports."""

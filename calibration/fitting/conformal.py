@@ -19,7 +19,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
-from memest.calibration_profile import LEVEL, SCALES, Band
+from memest.estimation.calibration import LEVEL, SCALES, Band
 
 __all__ = ["band_of", "bounds", "covers", "effective_count"]
 
@@ -62,9 +62,9 @@ def effective_count(residuals: Sequence[float], groups: Sequence[str]) -> float:
         sums[group] += rank
     means = {group: sums[group] / size for group, size in sizes.items()}
     between = sum(size * (means[g] - mean) ** 2 for g, size in sizes.items()) / (len(sizes) - 1)
-    within = sum(
-        (rank - means[group]) ** 2 for group, rank in zip(groups, ranks, strict=True)
-    ) / (total - len(sizes))  # fmt: skip
+    within = sum((rank - means[group]) ** 2 for group, rank in zip(groups, ranks, strict=True)) / (
+        total - len(sizes)
+    )
     squares = sum(size * size for size in sizes.values()) / total
     each = (total - squares) / (len(sizes) - 1)
     spread = between + (each - 1) * within
@@ -91,9 +91,11 @@ def _ranks(values: Sequence[float]) -> list[float]:
 
 
 def band_of(
-    metric: str, residuals: Sequence[float], peaks: Sequence[float],
+    metric: str,
+    residuals: Sequence[float],
+    peaks: Sequence[float],
     groups: Sequence[str] | None = None,
-) -> Band:  # fmt: skip
+) -> Band:
     """The narrower of two bands: so many bytes, or a part of the corrected peak.
 
     Args:
@@ -107,12 +109,12 @@ def band_of(
         return Band(metric=metric, scale=SCALES[0], low=0.0, high=0.0, level=None, cases=0)
     shares = [rest / max(peak, 1.0) for rest, peak in zip(residuals, peaks, strict=True)]
     mean = sum(peaks) / len(peaks)
-    found = []
+    bands = []
     for scale, values, unit in ((SCALES[0], residuals, 1.0), (SCALES[1], shares, mean)):
         count = None if groups is None else effective_count(values, groups)
         low, high, level = bounds(values, count=count)
-        found.append(((high - low) * unit, scale, low, high, level, count))
-    _, scale, low, high, level, count = min(found, key=lambda item: item[0])
+        bands.append(((high - low) * unit, scale, low, high, level, count))
+    _, scale, low, high, level, count = min(bands, key=lambda item: item[0])
     return Band(
         metric=metric,
         scale=scale,

@@ -1,4 +1,4 @@
-"""From measured runs and their predictions to a calibration profile."""
+"""From measured runs and their predictions to a calibration."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from statistics import median
 from memest.calibration.fitting.conformal import band_of, bounds, covers
 from memest.calibration.fitting.parts import fit_gap, fit_process, fit_tensors
 from memest.calibration.fitting.prediction import Pair
-from memest.calibration.fitting.residuals import Residuals, Row, question_of, residuals
+from memest.calibration.fitting.residuals import ResidualRow, Residuals, residuals, uncorrected_of
 from memest.calibration.fitting.robust import MIN_GROUPS, group_folds, need_sklearn
 from memest.calibration.measurement import CPU, Environment, Measurement
-from memest.calibration_profile import (
+from memest.errors import ConfigError
+from memest.estimation.calibration import (
     FACTS,
     LEVEL,
     Band,
-    CalibrationProfile,
-    Measured,
+    Calibration,
+    CrossValidation,
+    MeasuredOn,
     ProcessPart,
     Provenance,
-    Validation,
 )
-from memest.correction import Corrected, correct
-from memest.errors import ConfigError
-from memest.profile_file import MAX_TEXT
+from memest.estimation.calibration_files import MAX_TEXT
+from memest.estimation.correction import Correction, correct
 
-__all__ = ["Evaluation", "dataset_digest", "evaluate", "fit_profile"]
+__all__ = ["Evaluation", "dataset_digest", "evaluate", "fit_calibration"]
 
 FEW_MODELS = 8
 """Models below which the promise of a range is qualified."""
@@ -39,7 +39,7 @@ DEVICE, RESERVED, ALLOCATED = "device", "reserved", "allocated"
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """A run, corrected by a profile that has not seen its model.
+    """A run, corrected by a calibration that has not seen its model.
 
     Attributes:
         row: the run.
@@ -48,13 +48,13 @@ class Evaluation:
             was not measured or there was no other model to make a range from.
     """
 
-    row: Row
-    corrected: Corrected
+    row: ResidualRow
+    corrected: Correction
     side: int | None
 
 
-def fit_profile(pairs: Iterable[Pair]) -> CalibrationProfile:
-    """Fit a profile.
+def fit_calibration(pairs: Iterable[Pair]) -> Calibration:
+    """Fit a calibration.
 
     Args:
         pairs: measurements and predictions; runs that were not completed count as statuses only.
@@ -65,22 +65,22 @@ def fit_profile(pairs: Iterable[Pair]) -> CalibrationProfile:
     """
     need_sklearn()
     pairs = tuple(pairs)
-    found = residuals(pairs)
-    rows, notes = _rows_to_fit(found)
+    data = residuals(pairs)
+    rows, notes = _rows_to_fit(data)
     cross = _crossed(rows)
     band = cross.band(range(len(rows)))
-    profile = _fitted(rows, _measured(rows), band)
+    calibration = _fitted(rows, _measured(rows), band)
     judged = _judged(cross)
     return replace(
-        profile,
-        process=tuple(_with_spread(part, cross) for part in profile.process),
+        calibration,
+        process=tuple(_with_spread(part, cross) for part in calibration.process),
         validation=_validation(cross, judged),
-        provenance=_provenance(pairs, found, rows, [*notes, *_notes(found, cross, band)]),
+        provenance=_provenance(pairs, data, rows, [*notes, *_notes(data, cross, band)]),
     )
 
 
 def evaluate(pairs: Iterable[Pair]) -> tuple[Evaluation, ...]:
-    """Every run corrected by a profile fitted without its model, with that profile's range.
+    """Every run corrected by a calibration fitted without its model, with that calibration's range.
 
     Raises:
         ConfigError: there is nothing to fit.
@@ -100,18 +100,18 @@ def dataset_digest(measurements: Iterable[Measurement]) -> str:
     return digest.hexdigest()
 
 
-def _rows_to_fit(found: Residuals) -> tuple[list[Row], list[str]]:
+def _rows_to_fit(data: Residuals) -> tuple[list[ResidualRow], list[str]]:
     """The rows of GPUs; those of CPUs where there are no others."""
-    rows = [row for row in found.rows if row.gpu != CPU]
+    rows = [row for row in data.rows if row.gpu != CPU]
     notes = []
     if not rows:
-        rows = list(found.rows)
-    elif len(rows) < len(found.rows):
-        count = len(found.rows) - len(rows)
+        rows = list(data.rows)
+    elif len(rows) < len(data.rows):
+        count = len(data.rows) - len(rows)
         notes.append(f"{count} runs on a CPU are left out: there are runs on GPUs.")
     if not rows:
-        ended = ", ".join(f"{count} {status}" for status, count in found.statuses.items())
-        why = f" The first: {found.unpredicted[0].failure}" if found.unpredicted else ""
+        ended = ", ".join(f"{count} {status}" for status, count in data.statuses.items())
+        why = f" The first: {data.unpredicted[0].failure}" if data.unpredicted else ""
         raise ConfigError(
             f"There is nothing to fit: of the measured runs ({ended or 'none'}), none was "
             f"completed and can be predicted.{why} Measure some cases with `memest calibrate run`."
@@ -129,16 +129,16 @@ class _Crossed:
     Attributes:
         rows: the runs.
         folds: rows left out together, by index.
-        profiles: fitted to the others, without a range.
-        corrected: of each row, by the profile of its fold; None without any fold.
+        calibrations: fitted to the others, without a range.
+        corrected: of each row, by the calibration of its fold; None without any fold.
         metric: the highest peak that was measured.
         grouped: whether models were left out, and enough of them; else single cases were.
     """
 
-    rows: Sequence[Row]
+    rows: Sequence[ResidualRow]
     folds: Sequence[Sequence[int]]
-    profiles: Sequence[CalibrationProfile]
-    corrected: Sequence[Corrected | None]
+    calibrations: Sequence[Calibration]
+    corrected: Sequence[Correction | None]
     metric: str
     grouped: bool
 
@@ -160,39 +160,39 @@ class _Crossed:
 
     def band(self, indices: Iterable[int]) -> Band:
         """How far off these rows are."""
-        found = [(i, peaks) for i in indices if (peaks := self.peaks(i)) is not None]
+        peaks_by_row = [(i, peaks) for i in indices if (peaks := self.peaks(i)) is not None]
         return band_of(
             self.metric,
-            [measured - corrected for _, (measured, corrected) in found],
-            [float(corrected) for _, (_, corrected) in found],
-            [self.rows[i].model for i, _ in found] if self.grouped else None,
+            [measured - corrected for _, (measured, corrected) in peaks_by_row],
+            [float(corrected) for _, (_, corrected) in peaks_by_row],
+            [self.rows[i].model for i, _ in peaks_by_row] if self.grouped else None,
         )
 
 
-def _crossed(rows: Sequence[Row]) -> _Crossed:
+def _crossed(rows: Sequence[ResidualRow]) -> _Crossed:
     models = [row.model for row in rows]
     by_model = len(set(models)) > 1
     folds = group_folds(models if by_model else [row.case for row in rows])
     measured = _measured(rows)
     empty = band_of(DEVICE, (), ())
-    profiles = []
-    corrected: list[Corrected | None] = [None] * len(rows)
+    calibrations = []
+    corrected: list[Correction | None] = [None] * len(rows)
     for fit, out in folds:
-        profile = _fitted([rows[i] for i in fit], measured, empty)
-        profiles.append(profile)
+        calibration = _fitted([rows[i] for i in fit], measured, empty)
+        calibrations.append(calibration)
         for i in out:
-            corrected[i] = correct(profile, question_of(rows[i]))
+            corrected[i] = correct(calibration, uncorrected_of(rows[i]))
     return _Crossed(
         rows=rows,
         folds=[out for _, out in folds],
-        profiles=profiles,
+        calibrations=calibrations,
         corrected=corrected,
         metric=_metric(rows),
         grouped=len(set(models)) >= MIN_GROUPS,
     )
 
 
-def _metric(rows: Sequence[Row]) -> str:
+def _metric(rows: Sequence[ResidualRow]) -> str:
     if any(row.fits_device for row in rows):
         return DEVICE
     return RESERVED if any(row.gap is not None for row in rows) else ALLOCATED
@@ -201,17 +201,17 @@ def _metric(rows: Sequence[Row]) -> str:
 def _judged(cross: _Crossed) -> list[Evaluation]:
     """Ranges made without the models they are for, and where the measured peaks lie."""
     out = []
-    for fold, profile in zip(cross.folds, cross.profiles, strict=True):
+    for fold, calibration in zip(cross.folds, cross.calibrations, strict=True):
         left_out = set(fold)
         band = cross.band(i for i in range(len(cross.rows)) if i not in left_out)
         for i in fold:
             row = cross.rows[i]
-            corrected = correct(replace(profile, band=band), question_of(row))
+            corrected = correct(replace(calibration, band=band), uncorrected_of(row))
             out.append(Evaluation(row, corrected, _side(cross, i, band, corrected)))
     return sorted(out, key=lambda e: (e.row.gpu, e.row.model, e.row.case, e.row.run))
 
 
-def _side(cross: _Crossed, index: int, band: Band, corrected: Corrected) -> int | None:
+def _side(cross: _Crossed, index: int, band: Band, corrected: Correction) -> int | None:
     peaks = cross.peaks(index)
     if peaks is None or not cross.grouped or not band.cases:
         return None
@@ -220,14 +220,14 @@ def _side(cross: _Crossed, index: int, band: Band, corrected: Corrected) -> int 
     return covers(band, peaks[0] - peaks[1], peaks[1])
 
 
-# -- the profile ----------------------------------------------------------------------------------
+# -- the calibration ------------------------------------------------------------------------------
 
 
-def _fitted(rows: Sequence[Row], measured: Measured, band: Band) -> CalibrationProfile:
+def _fitted(rows: Sequence[ResidualRow], measured: MeasuredOn, band: Band) -> Calibration:
     """The models fitted to rows; where they are from is not said yet."""
     tensors, gap, process = fit_tensors(rows), fit_gap(rows), fit_process(rows)
     of = {row.gpu: row.environment for row in rows}
-    return CalibrationProfile(
+    return Calibration(
         tensors=tensors.name,
         factors=tensors.factors,
         other_factor=tensors.other,
@@ -250,14 +250,14 @@ def _fitted(rows: Sequence[Row], measured: Measured, band: Band) -> CalibrationP
         precision_bytes=process.precision,
         band=band,
         measured=measured,
-        validation=Validation(),
+        validation=CrossValidation(),
         provenance=Provenance(gpus=tuple(sorted({_clean(row.gpu) for row in rows}))),
     )
 
 
-def _measured(rows: Sequence[Row]) -> Measured:
-    questions = [question_of(row) for row in rows]
-    return Measured(
+def _measured(rows: Sequence[ResidualRow]) -> MeasuredOn:
+    questions = [uncorrected_of(row) for row in rows]
+    return MeasuredOn(
         allocated_bytes=max(q.allocated_bytes for q in questions),
         kernels=max(q.kernels for q in questions),
         slack_bytes=max(q.slack_bytes for q in questions),
@@ -275,21 +275,23 @@ def _with_spread(part: ProcessPart, cross: _Crossed) -> ProcessPart:
     rest = [
         float(row.process - corrected.process_expected_bytes)
         for row, corrected in zip(cross.rows, cross.corrected, strict=True)
-        if corrected is not None and row.process is not None and row.fits_process
+        if corrected is not None
+        and row.process is not None
+        and row.fits_process
         and _clean(row.gpu) == part.gpu == corrected.process_gpu
-    ]  # fmt: skip
+    ]
     if not rest:
         return part
     low, high, _ = bounds(rest)
     return replace(part, low_bytes=round(min(low, 0.0)), high_bytes=round(max(high, 0.0)))
 
 
-def _validation(cross: _Crossed, judged: Sequence[Evaluation]) -> Validation:
+def _validation(cross: _Crossed, judged: Sequence[Evaluation]) -> CrossValidation:
     pairs = [peaks for i in range(len(cross.rows)) if (peaks := cross.peaks(i)) is not None]
     raw = [_raw(cross.metric, e) for e in judged]
     sides = [e.side for e in judged if e.side is not None]
     tensors = [(e.row.allocated, e.corrected) for e in judged]
-    return Validation(
+    return CrossValidation(
         cases=len(cross.rows),
         models=len({row.model for row in cross.rows}),
         folds=len(cross.folds),
@@ -326,7 +328,7 @@ def _share(true: Sequence[bool]) -> float | None:
 # -- where it is from -----------------------------------------------------------------------------
 
 
-def _notes(found: Residuals, cross: _Crossed, band: Band) -> list[str]:
+def _notes(data: Residuals, cross: _Crossed, band: Band) -> list[str]:
     out = []
     cases, models = len(cross.rows), len({row.model for row in cross.rows})
     if models < MIN_GROUPS:
@@ -347,25 +349,25 @@ def _notes(found: Residuals, cross: _Crossed, band: Band) -> list[str]:
             f"one model are alike: a {LEVEL:.0%} range needs 19. More models help most."
         )
     unshared = sum(row.fits_process for row in cross.rows)
-    if found.shared:
+    if data.shared:
         out.append(
-            f"{len(found.shared)} of {cases} runs shared their GPU with other processes and are "
+            f"{len(data.shared)} of {cases} runs shared their GPU with other processes and are "
             "left out of the process part."
         )
-    if not unshared and not found.shared and cross.rows[0].gpu != CPU:
+    if not unshared and not data.shared and cross.rows[0].gpu != CPU:
         out.append("No run has a reading of device memory: there is no process part.")
     limited = sum(row.limited for row in cross.rows)
     if limited:
         out.append(f"{limited} runs were short of memory: their reserved peaks are the limit's.")
-    if found.repeats:
-        out.append(f"{found.repeats} earlier runs of the same cases are left out.")
-    if found.unpredicted:
-        out.append(f"{len(found.unpredicted)} completed runs have no prediction.")
+    if data.repeats:
+        out.append(f"{data.repeats} earlier runs of the same cases are left out.")
+    if data.unpredicted:
+        out.append(f"{len(data.unpredicted)} completed runs have no prediction.")
     return out
 
 
 def _provenance(
-    pairs: Sequence[Pair], found: Residuals, rows: Sequence[Row], notes: Sequence[str]
+    pairs: Sequence[Pair], data: Residuals, rows: Sequence[ResidualRow], notes: Sequence[str]
 ) -> Provenance:
     started = {pair.measurement.run: pair.measurement.started for pair in pairs}
     dates = sorted(_clean(started[row.run][:10]) for row in rows)
@@ -375,7 +377,7 @@ def _provenance(
         drivers=_distinct(e.driver for e in environments),
         first=dates[0],
         last=dates[-1],
-        statuses=found.statuses,
+        statuses=data.statuses,
         dataset_sha256=dataset_digest(pair.measurement for pair in pairs),
         versions=_versions(environments),
         notes=tuple(_clean(note) for note in notes),
@@ -403,5 +405,5 @@ def _distinct(texts: Iterable[str]) -> tuple[str, ...]:
 
 
 def _clean(text: str) -> str:
-    """Text as a profile may hold it: a driver's name for a card can be anything."""
+    """Text as a calibration may hold it: a driver's name for a card can be anything."""
     return "".join(c if c.isprintable() else " " for c in text)[:MAX_TEXT].strip()

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from memest.calibration.fitting.residuals import Row
+from memest.calibration.fitting.residuals import ResidualRow
 from memest.calibration.fitting.robust import (
     MIN_GROUPS,
     choose,
@@ -77,7 +77,7 @@ class Process:
     per_kernel: float = 0.0
     precision: Mapping[str, int] = field(default_factory=dict)
 
-    def of(self, row: Row) -> float:
+    def of(self, row: ResidualRow) -> float:
         """The figure for a run on a GPU that has a constant."""
         return (
             self.constants[row.gpu]
@@ -89,7 +89,7 @@ class Process:
 # -- tensors --------------------------------------------------------------------------------------
 
 
-def fit_tensors(rows: Sequence[Row]) -> Tensors:
+def fit_tensors(rows: Sequence[ResidualRow]) -> Tensors:
     """Choose a variant on models (and GPUs) left out, and fit it to all rows."""
     models = {row.model for row in rows}
     if len(models) < MIN_GROUPS:
@@ -100,15 +100,15 @@ def fit_tensors(rows: Sequence[Row]) -> Tensors:
     names = [name for name in TENSORS if _degrees(name, rows) * 2 <= len(rows)]
 
     def loss(name: str, fit: list[int], out: list[int]) -> float:
-        found = tensors_of(name, [rows[i] for i in fit])
-        errors = [abs(_relative(rows[i], found)) for i in out]
+        tensors = tensors_of(name, [rows[i] for i in fit])
+        errors = [abs(_relative(rows[i], tensors)) for i in out]
         return sum(errors) / len(errors)
 
     name, _ = choose(names, folds, loss, tolerance=_AS_GOOD, cautious=True)
     return tensors_of(name, rows)
 
 
-def tensors_of(name: str, rows: Sequence[Row]) -> Tensors:
+def tensors_of(name: str, rows: Sequence[ResidualRow]) -> Tensors:
     """Fit one variant."""
     import numpy as np
 
@@ -119,10 +119,10 @@ def tensors_of(name: str, rows: Sequence[Row]) -> Tensors:
         [[sum(row.parts.get(p, 0) for p in g) / row.allocated for g in groups] for row in rows]
     )
     ones = np.ones(len(groups))
-    found = nonnegative(columns, np.ones(len(rows)), prior=ones, ridge=_PULL * ones)
+    fitted = nonnegative(columns, np.ones(len(rows)), prior=ones, ridge=_PULL * ones)
     factors = {
         part: round(float(factor), 6)
-        for group, factor in zip(groups, found, strict=True)
+        for group, factor in zip(groups, fitted, strict=True)
         for part in group
     }
     rest = [factors[p] for p in sorted(factors) if p not in _MOVING]
@@ -131,11 +131,11 @@ def tensors_of(name: str, rows: Sequence[Row]) -> Tensors:
     return Tensors(name, dict(sorted(factors.items())), other)
 
 
-def _parts(rows: Sequence[Row]) -> list[str]:
+def _parts(rows: Sequence[ResidualRow]) -> list[str]:
     return sorted({part for row in rows for part, size in row.parts.items() if size})
 
 
-def _groups(name: str, rows: Sequence[Row]) -> list[list[str]]:
+def _groups(name: str, rows: Sequence[ResidualRow]) -> list[list[str]]:
     """Which parts share a factor."""
     parts = _parts(rows)
     if name == TENSORS[1]:
@@ -147,20 +147,22 @@ def _groups(name: str, rows: Sequence[Row]) -> list[list[str]]:
     return [[part] for part in parts] if name == TENSORS[3] else []
 
 
-def _degrees(name: str, rows: Sequence[Row]) -> int:
+def _degrees(name: str, rows: Sequence[ResidualRow]) -> int:
     return len(_groups(name, rows))
 
 
-def _relative(row: Row, found: Tensors) -> float:
+def _relative(row: ResidualRow, tensors: Tensors) -> float:
     """Error of the corrected allocated peak as a part of the measured one."""
-    corrected = sum(size * found.factors.get(part, found.other) for part, size in row.parts.items())
+    corrected = sum(
+        size * tensors.factors.get(part, tensors.other) for part, size in row.parts.items()
+    )
     return corrected / row.allocated - 1
 
 
 # -- the gap --------------------------------------------------------------------------------------
 
 
-def fit_gap(rows: Sequence[Row]) -> Gap:
+def fit_gap(rows: Sequence[ResidualRow]) -> Gap:
     """Nothing, or the median, where it holds for models left out."""
     kept = [(row.model, row.gap) for row in rows if row.gap is not None]
     if len({model for model, _ in kept}) < MIN_GROUPS:
@@ -172,16 +174,19 @@ def fit_gap(rows: Sequence[Row]) -> Gap:
         return sum(abs(gaps[i] - centre) for i in out) / len(out)
 
     name, _ = choose(
-        ("identity", "constant"), group_folds([model for model, _ in kept]), loss,
-        tolerance=_AS_GOOD_BYTES, cautious=True,
-    )  # fmt: skip
+        ("identity", "constant"),
+        group_folds([model for model, _ in kept]),
+        loss,
+        tolerance=_AS_GOOD_BYTES,
+        cautious=True,
+    )
     return Gap(round(robust_centre(gaps)) if name == "constant" else 0)
 
 
 # -- the process part -----------------------------------------------------------------------------
 
 
-def fit_process(rows: Sequence[Row]) -> Process:
+def fit_process(rows: Sequence[ResidualRow]) -> Process:
     """Choose a variant on models left out, and fit it to all rows that have a reading."""
     kept = [row for row in rows if row.fits_process]
     if not kept:
@@ -196,8 +201,8 @@ def fit_process(rows: Sequence[Row]) -> Process:
         ]
 
         def loss(name: str, fit: list[int], out: list[int]) -> float:
-            found = process_of(name, [kept[i] for i in fit])
-            errors = [abs(found.of(kept[i]) - (kept[i].process or 0)) for i in out]
+            process = process_of(name, [kept[i] for i in fit])
+            errors = [abs(process.of(kept[i]) - (kept[i].process or 0)) for i in out]
             return sum(errors) / len(errors)
 
         names = [n for n in PROCESS if _columns(n, kept).shape[1] * 2 <= len(kept)] or PROCESS[:1]
@@ -206,36 +211,38 @@ def fit_process(rows: Sequence[Row]) -> Process:
     return process_of(name, kept)
 
 
-def process_of(name: str, rows: Sequence[Row]) -> Process:
+def process_of(name: str, rows: Sequence[ResidualRow]) -> Process:
     """Fit one variant to rows that have a reading."""
     import numpy as np
 
     columns = _columns(name, rows)
-    held = np.array([row.process for row in rows], dtype=float)
-    unit = max(float(np.median(held)), 1.0)
+    measured = np.array([row.process for row in rows], dtype=float)
+    unit = max(float(np.median(measured)), 1.0)
     gpus, precisions = _gpus(rows), _precisions(rows)
     ridge = np.full(columns.shape[1], _SHRINK)
     ridge[: len(gpus)] = 0.0
     most = max(row.prediction.kernels for row in rows) or 1
-    found = nonnegative(columns, held / unit, prior=np.zeros(columns.shape[1]), ridge=ridge) * unit
-    rest = found[len(gpus) :]
+    slopes = (
+        nonnegative(columns, measured / unit, prior=np.zeros(columns.shape[1]), ridge=ridge) * unit
+    )
+    rest = slopes[len(gpus) :]
     return Process(
         name,
-        {gpu: round(float(c)) for gpu, c in zip(gpus, found, strict=False)},
+        {gpu: round(float(c)) for gpu, c in zip(gpus, slopes, strict=False)},
         round(float(rest[0]) / most, 3) if len(rest) else 0.0,
         {p: round(float(c)) for p, c in zip(precisions, rest[1:], strict=False)},
     )
 
 
-def _gpus(rows: Sequence[Row]) -> list[str]:
+def _gpus(rows: Sequence[ResidualRow]) -> list[str]:
     return sorted({row.gpu for row in rows})
 
 
-def _precisions(rows: Sequence[Row]) -> list[str]:
+def _precisions(rows: Sequence[ResidualRow]) -> list[str]:
     return sorted({row.facts.precision for row in rows})
 
 
-def _columns(name: str, rows: Sequence[Row]) -> np.ndarray:
+def _columns(name: str, rows: Sequence[ResidualRow]) -> np.ndarray:
     """A column for each GPU; then operators as a part of the most; then one for each precision.
 
     Each precision has its own column, no one is the reference: coefficients cannot be negative, so

@@ -7,20 +7,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from memest.assemble import alive_at_peak, breakdown
 from memest.calibration.device import LATEST_TORCH, Device, software_of
 from memest.calibration.measurement import CPU, Environment, Measurement, release_of
+from memest.catalog.cuda_context import context_estimate
+from memest.catalog.resolve import ModelSource, resolve_model
+from memest.config.setup import Loop, Setup
 from memest.errors import ConfigError, MemestError, TraceError
+from memest.estimation.breakdown import alive_at_peak, breakdown
+from memest.estimation.profiler import Profiler
+from memest.estimation.run_facts import RunFacts, run_facts
+from memest.estimation.whole_run import resolve_run
 from memest.events import ALLOC, CATEGORY_ORDER, FREE, Category, Trace
-from memest.hardware.context import context_estimate
-from memest.hidden.call import GpuTraits
-from memest.models.resolve import ModelSource, resolve_model
 from memest.replay.conf import parse_alloc_conf
 from memest.replay.replay import replay
-from memest.run_facts import RunFacts, run_facts
-from memest.setup import Loop, Setup
-from memest.tracing import Tracer
-from memest.whole_run import whole_run
+from memest.workspaces.operator_call import GpuTraits
 
 __all__ = ["Pair", "Prediction", "pair", "predict"]
 
@@ -42,7 +42,7 @@ class Prediction:
         allocated_bytes: peak; on a CPU without any rounding, for nothing is rounded there.
         reserved_bytes: peak; None on a CPU.
         parts: rows of the breakdown, bytes by category; they sum to ``allocated_bytes``.
-        kernels: distinct operators, see :func:`memest.run_facts.count_kernels`.
+        kernels: distinct operators, see :func:`memest.estimation.run_facts.count_kernels`.
         context_low_bytes: the least that the table expects for context and kernels; 0 on a CPU.
         context_expected_bytes: what it expects.
         context_high_bytes: the most.
@@ -125,16 +125,16 @@ def predict(measurement: Measurement, progress: Progress | None = None) -> Predi
         except MemestError:
             raise
         except (Exception, RecursionError) as error:
-            said = str(error).partition("\n")[0]
+            reason = str(error).partition("\n")[0]
             raise TraceError(
-                f"{case.model} cannot be predicted ({type(error).__name__}: {said})"
+                f"{case.model} cannot be predicted ({type(error).__name__}: {reason})"
             ) from error
         _predictions[key] = known
     return known
 
 
 _predictions: dict[Any, Prediction] = {}
-_tracers: dict[str, Tracer] = {}
+_profilers: dict[str, Profiler] = {}
 
 
 def _traits(environment: Environment) -> GpuTraits:
@@ -163,20 +163,24 @@ def _family(source: ModelSource, class_name: str) -> str:
 
 
 def _on_gpu(
-    model: str, setup: Setup, gpu: GpuTraits, environment: Environment, cap: int | None,
+    model: str,
+    setup: Setup,
+    gpu: GpuTraits,
+    environment: Environment,
+    cap: int | None,
     progress: Progress | None,
-) -> Prediction:  # fmt: skip
-    tracer = _tracers.pop(model, None) or Tracer.of(model)
-    _tracers[model] = tracer  # used last
-    while len(_tracers) > _TRACERS:
-        _tracers.pop(next(iter(_tracers)))
-    tracer.progress = progress
-    found = whole_run(tracer, setup, gpu)
-    conf = parse_alloc_conf(found.setup.alloc_conf)
-    stream = found.stream
-    result = tracer.replays(conf).of(stream)
+) -> Prediction:
+    profiler = _profilers.pop(model, None) or Profiler.of(model)
+    _profilers[model] = profiler  # used last
+    while len(_profilers) > _TRACERS:
+        _profilers.pop(next(iter(_profilers)))
+    profiler.progress = progress
+    run = resolve_run(profiler, setup, gpu)
+    conf = parse_alloc_conf(run.setup.alloc_conf)
+    stream = run.stream
+    result = profiler.replays(conf).of(stream)
     rows = breakdown(stream, result, alive_at_peak(stream, result))
-    facts = run_facts(found.setup, found.program.trace, found.card)
+    facts = run_facts(run.setup, run.program.trace, run.card)
     context = context_estimate(_device(environment).spec, gpu.torch, setup.software.cuda)
     oom = None
     if cap is not None:
@@ -191,7 +195,7 @@ def _on_gpu(
         context_expected_bytes=context.expected_bytes,
         context_high_bytes=context.high_bytes,
         slack_bytes=stream.workspace_slack_bytes,
-        family=found.family,
+        family=run.family,
         sm_count=gpu.sm_count,
         facts=facts,
         oom=oom,
@@ -230,13 +234,16 @@ def _cpu_trace(source: ModelSource, setup: Setup, gpu: GpuTraits) -> tuple[Setup
     from memest.trace.session import build, trace_built
     from memest.trace.training import TracePlan
 
-    run = build(setup, source, None, None, None)
+    meta_model = build(setup, source, None, None, None)
     setup = replace(
-        setup, **run.answer(setup).taken, task=run.card.task, attn_implementation=run.card.attention
+        setup,
+        **meta_model.answer(setup).taken,
+        task=meta_model.card.task,
+        attn_implementation=meta_model.card.attention,
     )
     plan = TracePlan(steps=min(setup.num_steps, 2), micro_steps=min(setup.grad_accum, _MICRO_STEPS))
-    trace = trace_built(run, setup, gpu, plan, operators="cpu")
-    return setup, trace, run.card
+    trace = trace_built(meta_model, setup, gpu, plan, operators="cpu")
+    return setup, trace, meta_model.card
 
 
 def live_bytes(trace: Trace) -> tuple[int, Counter[Category]]:

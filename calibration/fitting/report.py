@@ -8,11 +8,12 @@ from dataclasses import dataclass
 
 from memest.calibration.fitting.fit import dataset_digest, evaluate
 from memest.calibration.fitting.prediction import Pair
-from memest.calibration.fitting.residuals import Residuals, Row, question_of, residuals
+from memest.calibration.fitting.residuals import ResidualRow, Residuals, residuals, uncorrected_of
 from memest.calibration.measurement import CPU
-from memest.calibration_profile import CalibrationProfile
-from memest.correction import Corrected, correct
+from memest.calibration.validation.scores import Errors
 from memest.errors import MissingDependencyError
+from memest.estimation.calibration import Calibration
+from memest.estimation.correction import Correction, correct
 from memest.report.error_plots import Point, against_measured, error_plot, error_words
 from memest.report.page import (
     Block,
@@ -25,13 +26,12 @@ from memest.report.page import (
     as_markdown,
 )
 from memest.units import format_size
-from memest.validation.scores import Errors
 
 __all__ = ["html_report", "markdown_report", "report_blocks"]
 
 WORST = 10
 METRICS = ("allocated", "reserved", "device")
-_FACTS: tuple[tuple[str, Callable[[Row], str]], ...] = (
+_FACTS: tuple[tuple[str, Callable[[ResidualRow], str]], ...] = (
     ("family", lambda row: row.prediction.family),
     ("precision", lambda row: row.facts.precision),
     ("loop", lambda row: row.facts.loop),
@@ -49,8 +49,8 @@ _INSIDE = {-1: "below", 0: "inside", 1: "above", None: "-"}
 class _Case:
     """A run with all figures."""
 
-    row: Row
-    corrected: Corrected | None
+    row: ResidualRow
+    corrected: Correction | None
     side: int | None
 
     def figures(self, metric: str) -> tuple[int, int, int | None] | None:
@@ -70,65 +70,66 @@ class _Case:
         return row.device, raw, None if corrected is None else corrected.device_bytes
 
 
-def markdown_report(pairs: Iterable[Pair], profile: CalibrationProfile | None = None) -> str:
+def markdown_report(pairs: Iterable[Pair], calibration: Calibration | None = None) -> str:
     """The report as Markdown."""
-    return as_markdown(report_blocks(pairs, profile))
+    return as_markdown(report_blocks(pairs, calibration))
 
 
-def html_report(pairs: Iterable[Pair], profile: CalibrationProfile | None = None) -> str:
+def html_report(pairs: Iterable[Pair], calibration: Calibration | None = None) -> str:
     """The report as one page of HTML that needs nothing else."""
-    return as_html(report_blocks(pairs, profile))
+    return as_html(report_blocks(pairs, calibration))
 
 
-def report_blocks(pairs: Iterable[Pair], profile: CalibrationProfile | None = None) -> list[Block]:
+def report_blocks(pairs: Iterable[Pair], calibration: Calibration | None = None) -> list[Block]:
     """The report before it is written down; the same runs make the same report.
 
     Args:
         pairs: measurements and predictions.
-        profile: corrects the predictions. Where it was fitted to these very measurements, each
+        calibration: corrects the predictions. Where it was fitted to these very measurements, each
             run is corrected by a fit that left its model out, so that errors are those of models
             not seen.
     """
     pairs = tuple(pairs)
-    found = residuals(pairs)
-    cases, how = _cases(pairs, found, profile)
+    data = residuals(pairs)
+    cases, how = _cases(pairs, data, calibration)
     blocks: list[Block] = [Heading("Predicted against measured GPU memory", 1)]
-    blocks += _opening(found, cases, how)
+    blocks += _opening(data, cases, how)
     top = next((m for m in reversed(METRICS) if any(c.figures(m) for c in cases)), METRICS[0])
     if cases:
         blocks += _errors(cases)
-        blocks += _ranges(cases, profile, top)
+        blocks += _ranges(cases, calibration, top)
         blocks += _plots(cases, top)
         blocks += _by_fact(cases, top)
         blocks += _worst(cases, top)
-    blocks += _not_completed(found)
-    return blocks + _origin(pairs, found, profile)
+    blocks += _not_completed(data)
+    return blocks + _origin(pairs, data, calibration)
 
 
 def _cases(
-    pairs: tuple[Pair, ...], found: Residuals, profile: CalibrationProfile | None
+    pairs: tuple[Pair, ...], data: Residuals, calibration: Calibration | None
 ) -> tuple[list[_Case], str]:
     """The runs, and how they were corrected."""
-    if profile is None:
-        return [_Case(row, None, None) for row in found.rows], "No profile: nothing is corrected."
-    if profile.provenance.dataset_sha256 == dataset_digest(p.measurement for p in pairs):
+    if calibration is None:
+        return [_Case(row, None, None) for row in data.rows], "No profile: nothing is corrected."
+    if calibration.provenance.dataset_sha256 == dataset_digest(p.measurement for p in pairs):
         try:
             known = {e.row.run: e for e in evaluate(pairs)}
             return [
                 _Case(row, known[row.run].corrected, known[row.run].side)
-                if row.run in known else _Case(row, None, None)
-                for row in found.rows
+                if row.run in known
+                else _Case(row, None, None)
+                for row in data.rows
             ], (
                 "Corrected figures are out of fold: every run is corrected by a profile fitted "
                 "without its model, so the errors are those of models not seen."
-            )  # fmt: skip
+            )
         except MissingDependencyError:
             seen = " These runs are the ones it was fitted to: errors of other runs are larger."
     else:
         seen = ""
     cases = []
-    for row in found.rows:
-        corrected = correct(profile, question_of(row))
+    for row in data.rows:
+        corrected = correct(calibration, uncorrected_of(row))
         side = None
         if row.fits_device and row.device is not None:
             side = (row.device > corrected.high_bytes) - (row.device < corrected.low_bytes)
@@ -139,14 +140,14 @@ def _cases(
 # -- parts of the page ----------------------------------------------------------------------------
 
 
-def _opening(found: Residuals, cases: Sequence[_Case], how: str) -> list[Block]:
-    total = sum(found.statuses.values())
+def _opening(data: Residuals, cases: Sequence[_Case], how: str) -> list[Block]:
+    total = sum(data.statuses.values())
     models = len({case.row.model for case in cases})
     gpus = sorted({"CPU" if c.row.gpu == CPU else c.row.gpu for c in cases})
-    said = f"{_count(total, 'run')} measured, {_count(len(cases), 'run')} of "
-    said += f"{_count(models, 'model')} compared"
+    summary = f"{_count(total, 'run')} measured, {_count(len(cases), 'run')} of "
+    summary += f"{_count(models, 'model')} compared"
     where = f" on {', '.join(gpus)}" if gpus else ""
-    return [Text(f"{said}{where}. {how}")]
+    return [Text(f"{summary}{where}. {how}")]
 
 
 def _count(number: int, noun: str) -> str:
@@ -159,15 +160,28 @@ def _errors(cases: Sequence[_Case]) -> list[Block]:
         for name, errors in _both(cases, metric):
             rows.append(
                 (
-                    metric, name, str(errors.count), f"{errors.median:.2%}", f"{errors.mean:.2%}",
-                    f"{errors.worst:+.2%}", f"{errors.median_signed:+.2%}",
-                    f"{errors.mean_signed:+.2%}", f"{errors.below:.0%}",
+                    metric,
+                    name,
+                    str(errors.count),
+                    f"{errors.median:.2%}",
+                    f"{errors.mean:.2%}",
+                    f"{errors.worst:+.2%}",
+                    f"{errors.median_signed:+.2%}",
+                    f"{errors.mean_signed:+.2%}",
+                    f"{errors.below:.0%}",
                 )
-            )  # fmt: skip
+            )
     head = (
-        "peak", "figure", "runs", "median |error|", "mean |error|", "worst", "median", "mean",
+        "peak",
+        "figure",
+        "runs",
+        "median |error|",
+        "mean |error|",
+        "worst",
+        "median",
+        "mean",
         "predicted too low",
-    )  # fmt: skip
+    )
     return [Heading("Errors"), Table("Errors of each peak against its own meter", head, rows, 2)]
 
 
@@ -180,21 +194,21 @@ def _both(cases: Sequence[_Case], metric: str) -> list[tuple[str, Errors]]:
     return [(name, errors) for name, errors in named if errors is not None]
 
 
-def _ranges(cases: Sequence[_Case], profile: CalibrationProfile | None, metric: str) -> list[Block]:
-    if profile is None:
+def _ranges(cases: Sequence[_Case], calibration: Calibration | None, metric: str) -> list[Block]:
+    if calibration is None:
         return []
     judged = [case for case in cases if case.side is not None]
     blocks: list[Block] = [Heading("Ranges")]
     if not judged:
         return [*blocks, Text("No range could be compared with a measured device peak.")]
-    level = profile.band.level
+    level = calibration.band.level
     nominal = "no level is claimed" if level is None else f"{level:.0%} are claimed"
     below, inside, above = (sum(c.side == side for c in judged) for side in (-1, 0, 1))
     blocks.append(
         Text(
             f"Of {_count(len(judged), 'measured peak')} ({metric}), {inside} "
             f"({inside / len(judged):.1%}) lie in the range ({nominal}), {below} below it and "
-            f"{above} ({above / len(judged):.1%}) above it; {_band_words(profile)}."
+            f"{above} ({above / len(judged):.1%}) above it; {_band_words(calibration)}."
         )
     )
     claimed = [c for c in judged if c.corrected is not None and c.corrected.level is not None]
@@ -209,8 +223,8 @@ def _ranges(cases: Sequence[_Case], profile: CalibrationProfile | None, metric: 
     return blocks
 
 
-def _band_words(profile: CalibrationProfile) -> str:
-    band = profile.band
+def _band_words(calibration: Calibration) -> str:
+    band = calibration.band
     if band.scale == "proportional":
         return f"the range goes from {band.low:+.2%} to {band.high:+.2%} of the corrected peak"
     low, high = format_size(math.floor(band.low)), format_size(math.ceil(band.high))
@@ -247,9 +261,11 @@ def _by_fact(cases: Sequence[_Case], metric: str) -> list[Block]:
     head = ["", "runs"]
     for name in metrics:
         head += [
-            f"{name}: median |error|", f"{name}: worst", f"{name}, corrected: median |error|",
+            f"{name}: median |error|",
+            f"{name}: worst",
+            f"{name}, corrected: median |error|",
             f"{name}, corrected: worst",
-        ]  # fmt: skip
+        ]
     for fact, value in _FACTS:
         groups: dict[str, list[_Case]] = {}
         for case in cases:
@@ -264,50 +280,62 @@ def _by_fact(cases: Sequence[_Case], metric: str) -> list[Block]:
                 for which in ("uncalibrated", "corrected"):
                     errors = known.get(which)
                     cells += (
-                        ["-", "-"] if errors is None
+                        ["-", "-"]
+                        if errors is None
                         else [f"{errors.median:.2%}", f"{errors.worst:+.2%}"]
-                    )  # fmt: skip
+                    )
             rows.append(cells)
         blocks.append(Table(f"By {fact}", [fact, *head[1:]], rows))
     return blocks
 
 
 def _worst(cases: Sequence[_Case], metric: str) -> list[Block]:
-    told = []
+    sentences = []
     for case in cases:
         figures = case.figures(metric)
         if figures is not None:
             measured, raw, corrected = figures
             best = raw if corrected is None else corrected
-            told.append((abs(best / measured - 1), case, figures))
-    told.sort(key=lambda item: (-item[0], item[1].row.case, item[1].row.run))
+            sentences.append((abs(best / measured - 1), case, figures))
+    sentences.sort(key=lambda item: (-item[0], item[1].row.case, item[1].row.run))
     rows = []
-    for _, case, (measured, raw, corrected) in told[:WORST]:
+    for _, case, (measured, raw, corrected) in sentences[:WORST]:
         said = case.corrected
         ranged = said is not None and metric == METRICS[-1]
         rows.append(
             (
-                case.row.case, "CPU" if case.row.gpu == CPU else case.row.gpu,
-                format_size(measured), format_size(raw), f"{raw / measured - 1:+.2%}",
+                case.row.case,
+                "CPU" if case.row.gpu == CPU else case.row.gpu,
+                format_size(measured),
+                format_size(raw),
+                f"{raw / measured - 1:+.2%}",
                 "-" if corrected is None else format_size(corrected),
                 "-" if corrected is None else f"{corrected / measured - 1:+.2%}",
                 f"{format_size(said.low_bytes)} to {format_size(said.high_bytes)}"
-                if said is not None and ranged else "-",
+                if said is not None and ranged
+                else "-",
                 _INSIDE[case.side],
             )
-        )  # fmt: skip
+        )
     head = (
-        "case", "GPU", "measured", "uncalibrated", "error", "corrected", "error then", "range",
+        "case",
+        "GPU",
+        "measured",
+        "uncalibrated",
+        "error",
+        "corrected",
+        "error then",
+        "range",
         "measured lies",
-    )  # fmt: skip
+    )
     return [Heading("Worst cases"), Table(f"The {len(rows)} worst of {metric}", head, rows, 2)]
 
 
-def _not_completed(found: Residuals) -> list[Block]:
+def _not_completed(data: Residuals) -> list[Block]:
     blocks: list[Block] = []
-    if found.ended:
+    if data.ended:
         rows = []
-        for pair in found.ended:
+        for pair in data.ended:
             m, failure = pair.measurement, pair.measurement.failure
             expected = ""
             if pair.prediction is not None:
@@ -318,72 +346,81 @@ def _not_completed(found: Residuals) -> list[Block]:
                     expected += ", out of memory" if pair.prediction.oom else ", fits its cap"
             rows.append(
                 (
-                    m.case.id, "" if m.environment is None else m.environment.gpu, str(m.status),
+                    m.case.id,
+                    "" if m.environment is None else m.environment.gpu,
+                    str(m.status),
                     "" if failure is None else failure.phase,
                     "" if failure is None else f"{failure.kind}: {failure.message}"[:200],
                     expected or "-",
                 )
-            )  # fmt: skip
+            )
         head = ("case", "GPU", "status", "phase", "message", "predicted")
         blocks += [
             Heading("Runs that did not complete"),
             Text("They are results too: none of them is fitted."),
             Table("Out of memory and failed", head, rows, 6),
         ]
-    if found.unpredicted:
+    if data.unpredicted:
         blocks += [
             Heading("Runs without a prediction"),
-            Items([f"{p.measurement.case.id}: {p.failure}" for p in found.unpredicted]),
+            Items([f"{p.measurement.case.id}: {p.failure}" for p in data.unpredicted]),
         ]
     return blocks
 
 
-def _origin(
-    pairs: Sequence[Pair], found: Residuals, profile: CalibrationProfile | None
-) -> list[Block]:
+def _origin(pairs: Sequence[Pair], data: Residuals, calibration: Calibration | None) -> list[Block]:
     environments = [e for p in pairs if (e := p.measurement.environment) is not None]
-    rows = sorted({
-        (
-            e.gpu, e.driver or "-", e.cuda or "-", e.torch or "-", e.transformers or "-", e.meter,
-            e.memest + (f" ({e.commit})" if e.commit else ""),
-        )
-        for e in environments
-    })  # fmt: skip
+    rows = sorted(
+        {
+            (
+                e.gpu,
+                e.driver or "-",
+                e.cuda or "-",
+                e.torch or "-",
+                e.transformers or "-",
+                e.meter,
+                e.memest + (f" ({e.commit})" if e.commit else ""),
+            )
+            for e in environments
+        }
+    )
     dates = sorted(p.measurement.started[:10] for p in pairs)
-    statuses = ", ".join(f"{count} {status}" for status, count in found.statuses.items())
-    said = [f"Runs: {statuses or 'none'}."]
+    statuses = ", ".join(f"{count} {status}" for status, count in data.statuses.items())
+    sentences = [f"Runs: {statuses or 'none'}."]
     if dates:
-        said.append(f"Measured {' to '.join(dict.fromkeys((dates[0], dates[-1])))}.")
-    if found.repeats:
-        said.append(f"{found.repeats} earlier runs of the same cases count once.")
-    if found.shared:
-        said.append(
-            f"Beside other processes, so not used for the process part: {', '.join(found.shared)}."
+        sentences.append(f"Measured {' to '.join(dict.fromkeys((dates[0], dates[-1])))}.")
+    if data.repeats:
+        sentences.append(f"{data.repeats} earlier runs of the same cases count once.")
+    if data.shared:
+        sentences.append(
+            f"Beside other processes, so not used for the process part: {', '.join(data.shared)}."
         )
-    said.append(f"Measurements: SHA-256 {dataset_digest(p.measurement for p in pairs)}.")
-    blocks: list[Block] = [Heading("Where this is from"), Items(said)]
+    sentences.append(f"Measurements: SHA-256 {dataset_digest(p.measurement for p in pairs)}.")
+    blocks: list[Block] = [Heading("Where this is from"), Items(sentences)]
     if rows:
         head = ("GPU", "driver", "CUDA", "torch", "transformers", "device meter", "memest")
         blocks.append(Table("Environments", head, rows, 7))
-    return blocks if profile is None else [*blocks, *_profile_blocks(profile)]
+    return blocks if calibration is None else [*blocks, *_calibration_blocks(calibration)]
 
 
-def _profile_blocks(profile: CalibrationProfile) -> list[Block]:
-    factors = ", ".join(f"{part} x {factor:.4f}" for part, factor in profile.factors.items())
-    said = [
-        f"Tensors: {profile.tensors}{f' ({factors})' if factors else ''}.",
-        f"Reserved beyond the replay: {format_size(profile.gap_bytes)}.",
+def _calibration_blocks(calibration: Calibration) -> list[Block]:
+    factors = ", ".join(f"{part} x {factor:.4f}" for part, factor in calibration.factors.items())
+    lines = [
+        f"Tensors: {calibration.tensors}{f' ({factors})' if factors else ''}.",
+        f"Reserved beyond the replay: {format_size(calibration.gap_bytes)}.",
     ]
-    said += [
+    lines += [
         f"{part.gpu}: {format_size(part.constant_bytes)} of context and kernels "
         f"({format_size(part.low_bytes)} to {format_size(part.high_bytes)} around it, "
-        f"{_count(part.cases, 'run')}), by {profile.process_model}."
-        for part in profile.process
+        f"{_count(part.cases, 'run')}), by {calibration.process_model}."
+        for part in calibration.process
     ]
-    if profile.per_kernel_bytes:
-        said.append(f"{format_size(round(profile.per_kernel_bytes))} more for each operator.")
-    for kind, size in profile.precision_bytes.items():
-        said.append(f"{format_size(size)} more with {kind}.")
-    versions = ", ".join(f"{n} {v}" for n, v in profile.provenance.versions.items() if v)
-    said.append(f"Fitted with {versions}; measurements {profile.provenance.dataset_sha256[:16]}.")
-    return [Heading("The profile"), Items([*said, *profile.provenance.notes])]
+    if calibration.per_kernel_bytes:
+        lines.append(f"{format_size(round(calibration.per_kernel_bytes))} more for each operator.")
+    for kind, size in calibration.precision_bytes.items():
+        lines.append(f"{format_size(size)} more with {kind}.")
+    versions = ", ".join(f"{n} {v}" for n, v in calibration.provenance.versions.items() if v)
+    lines.append(
+        f"Fitted with {versions}; measurements {calibration.provenance.dataset_sha256[:16]}."
+    )
+    return [Heading("The profile"), Items([*lines, *calibration.provenance.notes])]

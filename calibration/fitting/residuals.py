@@ -8,16 +8,16 @@ from dataclasses import asdict, dataclass, replace
 
 from memest.calibration.fitting.prediction import Pair, Prediction
 from memest.calibration.measurement import CPU, Environment, Measurement, Status, release_of
-from memest.correction import Question
-from memest.run_facts import RunFacts
+from memest.estimation.correction import Uncorrected
+from memest.estimation.run_facts import RunFacts
 
-__all__ = ["Residuals", "Row", "question_of", "residuals"]
+__all__ = ["ResidualRow", "Residuals", "residuals", "uncorrected_of"]
 
 _UNREAD = "the run has no reading of allocated memory"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class ResidualRow:
     """One completed run beside its prediction; bytes, None where it was not measured.
 
     Attributes:
@@ -99,7 +99,7 @@ class Residuals:
         shared: ids of cases that ran beside other processes which the driver did not tell apart.
     """
 
-    rows: tuple[Row, ...]
+    rows: tuple[ResidualRow, ...]
     statuses: Mapping[str, int]
     ended: tuple[Pair, ...]
     unpredicted: tuple[Pair, ...]
@@ -119,19 +119,19 @@ def residuals(pairs: Iterable[Pair]) -> Residuals:
     ordered = sorted(pairs, key=lambda p: (p.measurement.started, p.measurement.run))
     statuses = Counter(str(p.measurement.status) for p in ordered)
     ended, unpredicted, seen = [], [], 0
-    rows: dict[tuple[str, str, int], Row] = {}
-    for found in ordered:
-        if found.measurement.status is not Status.OK:
-            ended.append(found)
+    rows: dict[tuple[str, str, int], ResidualRow] = {}
+    for pair in ordered:
+        if pair.measurement.status is not Status.OK:
+            ended.append(pair)
             continue
-        if found.measurement.case.cap_bytes is not None:
+        if pair.measurement.case.cap_bytes is not None:
             continue
-        row = _row(found)
+        row = _row(pair)
         if row is None:
-            unpredicted.append(found if found.failure else replace(found, failure=_UNREAD))
+            unpredicted.append(pair if pair.failure else replace(pair, failure=_UNREAD))
             continue
         seen += 1
-        rows[row.case, row.environment.key, found.measurement.rank] = row
+        rows[row.case, row.environment.key, pair.measurement.rank] = row
     kept = sorted(rows.values(), key=lambda r: (r.gpu, r.model, r.case, r.run))
     return Residuals(
         rows=tuple(kept),
@@ -143,13 +143,13 @@ def residuals(pairs: Iterable[Pair]) -> Residuals:
     )
 
 
-def _row(found: Pair) -> Row | None:
-    measurement, prediction = found.measurement, found.prediction
+def _row(pair: Pair) -> ResidualRow | None:
+    measurement, prediction = pair.measurement, pair.prediction
     environment, allocated = measurement.environment, measurement.allocated_bytes
     if environment is None or prediction is None or not allocated:
         return None
     on_gpu = environment.gpu != CPU
-    return Row(
+    return ResidualRow(
         case=measurement.case.id,
         run=measurement.run,
         model=measurement.case.model,
@@ -171,18 +171,18 @@ def _was_short(measurement: Measurement) -> bool:
 
 def _process(measurement: Measurement) -> int | None:
     """What the process holds beside its segments; a reading below nothing is none."""
-    held = measurement.process_bytes
-    if held is None:
+    process = measurement.process_bytes
+    if process is None:
         device, reserved = measurement.device_bytes, measurement.reserved_bytes
-        held = None if device is None or reserved is None else device - reserved
-    return held if held is not None and held >= 0 else None
+        process = None if device is None or reserved is None else device - reserved
+    return process if process is not None and process >= 0 else None
 
 
-def question_of(row: Row) -> Question:
+def uncorrected_of(row: ResidualRow) -> Uncorrected:
     """The uncalibrated estimate of a run, as corrections take it."""
     prediction, environment, facts = row.prediction, row.environment, row.facts
     reserved = prediction.reserved_bytes
-    return Question(
+    return Uncorrected(
         parts=prediction.parts,
         allocated_bytes=prediction.allocated_bytes,
         reserved_bytes=prediction.allocated_bytes if reserved is None else reserved,

@@ -79,15 +79,15 @@ def nonnegative(
         return np.asarray(np.clip(1 - (rest / TUKEY) ** 2, 0, 1) ** 2)
 
     with config_context(assume_finite=True, skip_parameter_validation=True):
-        found = fitted(np.ones(len(target)))
+        solution = fitted(np.ones(len(target)))
         for weigh in (huber, tukey):
             for _ in range(_ROUNDS):
-                rest = np.abs(target - columns @ found)
+                rest = np.abs(target - columns @ solution)
                 scale = max(_NORMAL * float(np.median(rest)), _EXACT)
-                before, found = found, fitted(weigh(rest / scale))
-                if np.abs(found - before).max() <= _STILL:
+                before, solution = solution, fitted(weigh(rest / scale))
+                if np.abs(solution - before).max() <= _STILL:
                     break
-    return np.maximum(found, 0.0)
+    return np.maximum(solution, 0.0)
 
 
 def robust_centre(values: Sequence[float]) -> float:

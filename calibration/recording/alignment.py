@@ -13,8 +13,8 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from memest.calibration.recording.recorded import HistoryMark
+from memest.profiles.stream import Stream
 from memest.replay.snapshot import TraceEvent
-from memest.steps.stream import Stream
 
 __all__ = [
     "FOREIGN",
@@ -174,9 +174,9 @@ def anchors(recorded: Line, predicted: Line, pairs: Iterable[Pair]) -> list[Pair
     """
     out: list[Pair] = []
     for mine, other in pairs:
-        found = _anchor(recorded.tokens, predicted.tokens, mine, other)
-        if found is not None and (not out or (found[0] > out[-1][0] and found[1] > out[-1][1])):
-            out.append(found)
+        pair = _anchor(recorded.tokens, predicted.tokens, mine, other)
+        if pair is not None and (not out or (pair[0] > out[-1][0] and pair[1] > out[-1][1])):
+            out.append(pair)
     return out
 
 

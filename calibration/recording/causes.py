@@ -10,7 +10,7 @@ from itertools import accumulate
 from typing import Any
 
 from memest.calibration.recording.alignment import FOREIGN, Line
-from memest.calibration.recording.differences import Match, Relation
+from memest.calibration.recording.differences import EventMatch, Relation
 from memest.replay.sizes import round_size
 
 __all__ = ["Difference", "Naming", "group"]
@@ -65,24 +65,20 @@ class Difference:
     recorded_bytes: int
     predicted_bytes: int
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
-
-def group(found: Match, naming: Naming) -> list[Difference]:
+def group(event_match: EventMatch, naming: Naming) -> list[Difference]:
     """Differences of one cause together, the largest at the peak first."""
-    return _Grouping(found, naming).run()
+    return _Grouping(event_match, naming).run()
 
 
 _LAYER = re.compile(r"(?<![^.])\d+(?![^.])")
 
 
 class _Grouping:
-    def __init__(self, found: Match, naming: Naming) -> None:
-        self.found, self.naming = found, naming
-        self.mine, self.other = found.recorded, found.predicted
-        aligned_births = [(i, j) for i, j in found.pairs if self.mine.born(i)]
+    def __init__(self, event_match: EventMatch, naming: Naming) -> None:
+        self.found, self.naming = event_match, naming
+        self.mine, self.other = event_match.recorded, event_match.predicted
+        aligned_births = [(i, j) for i, j in event_match.pairs if self.mine.born(i)]
         self.before_mine = [i for i, _ in aligned_births]
         self.before_other = [j for _, j in aligned_births]
         self.peak, self.peak_other = self._peaks()
@@ -121,12 +117,17 @@ class _Grouping:
                 key = relation, operator, module, ratio
             if key not in groups:
                 groups[key] = Difference(
-                    relation=relation, operator=operator, module=module, frame=frame, near=near,
+                    relation=relation,
+                    operator=operator,
+                    module=module,
+                    frame=frame,
+                    near=near,
                     ratio=ratio,
                     recorded_event=self.mine.places[i] if i >= 0 else -1,
                     predicted_event=self.other.places[j] if j >= 0 else -1,
-                    recorded_bytes=sizes[0], predicted_bytes=sizes[1],
-                )  # fmt: skip
+                    recorded_bytes=sizes[0],
+                    predicted_bytes=sizes[1],
+                )
             one = groups[key]
             one.count += 1
             one.bytes += abs(sizes[1] - sizes[0]) if relation is Relation.SIZE else max(sizes)

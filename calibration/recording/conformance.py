@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from memest.calibration.recording.alignment import (
     FOREIGN,
@@ -23,20 +22,20 @@ from memest.calibration.recording.alignment import (
     settle,
 )
 from memest.calibration.recording.causes import Difference, Naming, group
-from memest.calibration.recording.differences import Counts, Relation, match
+from memest.calibration.recording.differences import MatchCounts, match
 from memest.calibration.recording.recorded import History, HistoryMark
 from memest.errors import ReplayError
+from memest.profiles.stream import Stream
 from memest.replay.replay import replay
 from memest.replay.retrace import replay_snapshot
-from memest.steps.stream import Stream
 
-__all__ = ["Comparison", "Peaks", "compare"]
+__all__ = ["Conformance", "RecordedPeaks", "compare"]
 
 _START = 32  # events by which the beginning of a history without marks is found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Peaks:
+class RecordedPeaks:
     """Highest values since the history began, bytes; None where a replay is not possible.
 
     Attributes:
@@ -53,7 +52,7 @@ class Peaks:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class Conformance:
     """What a prediction and a recording have in common, and where they differ.
 
     Attributes:
@@ -69,8 +68,8 @@ class Comparison:
     """
 
     name: str
-    counts: Counts
-    peaks: Peaks
+    counts: MatchCounts
+    peaks: RecordedPeaks
     differences: tuple[Difference, ...]
     begin: int
     end: int
@@ -83,78 +82,16 @@ class Comparison:
         """Whether all events are the recorded ones."""
         return self.counts.equal
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        return {
-            "name": self.name,
-            "counts": asdict(self.counts),
-            "peaks": asdict(self.peaks),
-            "differences": [difference.to_dict() for difference in self.differences],
-            "begin": self.begin,
-            "end": self.end,
-            "complete": self.complete,
-            "exact_replay": self.exact_replay,
-            "notes": list(self.notes),
-        }
-
-    @staticmethod
-    def table_head() -> str:
-        """The head of a table whose rows :meth:`row` gives."""
-        names = (
-            "recording | events | matched | allocated peak, recorded | predicted − recorded "
-            "| reserved peak, recorded | predicted − recorded"
-        )
-        return f"| {names} |\n|---|{'---:|' * 6}"
-
-    def row(self) -> str:
-        """One row of that table."""
-        peaks = self.peaks
-        cells = (
-            self.name,
-            _grouped(self.counts.recorded),
-            _grouped(self.counts.matched),
-            _grouped(peaks.recorded_allocated),
-            _offset(peaks.predicted_allocated, peaks.recorded_allocated),
-            _grouped(peaks.recorded_reserved),
-            _offset(peaks.predicted_reserved, peaks.recorded_reserved),
-        )
-        return f"| {' | '.join(cells)} |"
-
-    def to_markdown(self, *, most: int = 20) -> str:
-        """The comparison as a page's section.
-
-        Args:
-            most: differences that are listed; the rest is counted.
-        """
-        lines = [f"### {self.name}", "", self.table_head(), self.row(), ""]
-        counts = self.counts
-        if not self.equal:
-            lines.append(
-                f"Predicted {_grouped(counts.predicted)} events. Of another size: "
-                f"{counts.other_size}; another one freed: {counts.other_partner}; in another "
-                f"order: {counts.reordered}; at another place: {counts.moved}; only recorded: "
-                f"{counts.only_recorded}; only predicted: {counts.only_predicted}.\n"
-            )
-        lines += [f"{note}." for note in self.notes]
-        if self.notes:
-            lines.append("")
-        if not self.differences:
-            return "\n".join([*lines, "No event differs.", ""])
-        lines += [
-            "| difference | operator, module | recorded at | times | bytes | at the peak | first |",
-            "|---|---|---|---:|---:|---:|---|",
-            *(_difference_row(difference) for difference in self.differences[:most]),
-        ]
-        rest = len(self.differences) - most
-        if rest > 0:
-            lines += ["", f"{rest} more kinds of differences are smaller."]
-        return "\n".join([*lines, ""])
-
 
 def compare(
-    history: History, stream: Stream, *, begin: int | None = None, end: int | None = None,
-    without: Collection[str] = (), name: str = "",
-) -> Comparison:  # fmt: skip
+    history: History,
+    stream: Stream,
+    *,
+    begin: int | None = None,
+    end: int | None = None,
+    without: Collection[str] = (),
+    name: str = "",
+) -> Conformance:
     """Lay a predicted stream beside a recorded history.
 
     A history may begin and end in the middle of a run: marks that both sides have tell where, else
@@ -191,15 +128,15 @@ def compare(
     if left:
         mine = recorded_line(history.events, mine.places[len(mine) - left])
         notes.append(f"{left} frees after the last event of the prediction are not compared")
-    found = match(mine, other, settle(mine, other, pairs))
+    event_match = match(mine, other, settle(mine, other, pairs))
     if not history.complete:
         notes.append(f"The history is not complete: {history.lost or 'some'} events were lost")
     peaks, exact = _peaks(history, stream, begin, end, notes)
-    return Comparison(
+    return Conformance(
         name=name or history.run or str(history.case.get("id", "")) or "a recorded run",
-        counts=found.counts,
+        counts=event_match.counts,
         peaks=peaks,
-        differences=tuple(group(found, _naming(history, stream, mine, other))),
+        differences=tuple(group(event_match, _naming(history, stream, mine, other))),
         begin=begin,
         end=end,
         complete=history.complete,
@@ -292,11 +229,14 @@ def _naming(history: History, stream: Stream, mine: Line, other: Line) -> Naming
 
 def _peaks(
     history: History, stream: Stream, begin: int, end: int, notes: list[str]
-) -> tuple[Peaks, bool | None]:
+) -> tuple[RecordedPeaks, bool | None]:
     result = replay(
-        stream.events[:end], stream.sizes, history.conf,
-        total_bytes=history.device.total_bytes, curve=begin > 0,
-    )  # fmt: skip
+        stream.events[:end],
+        stream.sizes,
+        history.conf,
+        total_bytes=history.device.total_bytes,
+        curve=begin > 0,
+    )
     allocated, reserved = result.peak_allocated_bytes, result.peak_reserved_bytes
     if begin and result.allocated_curve is not None and result.reserved_curve is not None:
         # what was at its highest before the history began is not in it
@@ -309,43 +249,9 @@ def _peaks(
     except ReplayError as error:
         notes.append(f"The recording does not replay: {error}")
         recorded = None
-    return Peaks(
+    return RecordedPeaks(
         recorded_allocated=None if recorded is None else recorded.peak_allocated_bytes,
         predicted_allocated=allocated,
         recorded_reserved=None if recorded is None else recorded.peak_reserved_bytes,
         predicted_reserved=reserved,
     ), None if recorded is None else recorded.is_exact
-
-
-# -- words ----------------------------------------------------------------------------------------
-
-
-def _grouped(value: int | None) -> str:
-    """Digits in groups of three; a narrow blank keeps them together."""
-    return "–" if value is None else f"{value:,}".replace(",", " ")
-
-
-def _offset(value: int | None, base: int | None) -> str:
-    return "–" if value is None or base is None else _signed(value - base)
-
-
-def _signed(value: int) -> str:
-    return f"{'+' if value > 0 else '−' if value < 0 else ''}{_grouped(abs(value))}"
-
-
-def _difference_row(one: Difference) -> str:
-    what = one.relation.value
-    if one.relation is Relation.SIZE:
-        what += f" (× {one.ratio:g})"
-    where = f"`{one.operator}` {one.module}".strip() if one.operator else f"after {one.near}"
-    sizes = " → ".join(str(size) for size in (one.recorded_bytes, one.predicted_bytes) if size)
-    cells = (
-        what,
-        where,
-        one.frame.replace("|", "\\|") or "–",
-        str(one.count),
-        _grouped(one.bytes),
-        _signed(one.peak_bytes),
-        f"event {one.recorded_event if one.recorded_event >= 0 else one.predicted_event}: {sizes}",
-    )
-    return f"| {' | '.join(cells)} |"

@@ -15,7 +15,7 @@ from math import log2
 
 from memest.calibration.recording.alignment import FOREIGN, Line, Pair
 
-__all__ = ["Counts", "Match", "Relation", "match"]
+__all__ = ["EventMatch", "MatchCounts", "Relation", "match"]
 
 _NEAR = 64  # matched events between the two places of a birth that moved
 _MANY = 60  # births of one gap that are paired by size; more are paired in order
@@ -49,7 +49,7 @@ class _Kind(enum.IntEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Counts:
+class MatchCounts:
     """Events of both sides, each counted once.
 
     Attributes:
@@ -83,7 +83,7 @@ class Counts:
 
 
 @dataclass(slots=True)
-class Match:
+class EventMatch:
     """Two lines and what was found to belong together.
 
     Attributes:
@@ -103,11 +103,11 @@ class Match:
     partner: list[int]
     back: list[int]
     births: dict[int, int]
-    counts: Counts
+    counts: MatchCounts
     found: list[tuple[Relation, int, int]]
 
 
-def match(recorded: Line, predicted: Line, pairs: list[Pair]) -> Match:
+def match(recorded: Line, predicted: Line, pairs: list[Pair]) -> EventMatch:
     """Find out what aligned lines have in common beyond the alignment.
 
     Args:
@@ -129,7 +129,7 @@ class _Matching:
         self.aligned_mine = [i for i, _ in pairs]
         self.aligned_other = [j for _, j in pairs]
 
-    def run(self) -> Match:
+    def run(self) -> EventMatch:
         for i, j in self.pairs:
             if self.mine.born(i):
                 self._join(i, j, _Kind.EQUAL)
@@ -147,7 +147,7 @@ class _Matching:
                 self.found.append((Relation.PARTNER, i, j))
         self._other_deaths()
         kinds = [self.kinds.count(kind) for kind in _Kind]
-        counts = Counts(
+        counts = MatchCounts(
             recorded=len(self.mine),
             predicted=len(self.other),
             matched=kinds[_Kind.EQUAL],
@@ -158,10 +158,16 @@ class _Matching:
             only_recorded=kinds[_Kind.ALONE],
             only_predicted=self.back.count(-1),
         )
-        return Match(
-            self.mine, self.other, self.pairs, self.partner, self.back, self.births, counts,
+        return EventMatch(
+            self.mine,
+            self.other,
+            self.pairs,
+            self.partner,
+            self.back,
+            self.births,
+            counts,
             self.found,
-        )  # fmt: skip
+        )
 
     def _join(self, i: int, j: int, kind: _Kind) -> None:
         self.partner[i], self.back[j], self.kinds[i] = j, i, kind
@@ -187,7 +193,7 @@ class _Matching:
             if not candidates:
                 continue
             gap = self._gap_mine(i)
-            nearest = min(candidates, key=lambda found: abs(found[0] - gap))
+            nearest = min(candidates, key=lambda candidate: abs(candidate[0] - gap))
             if abs(nearest[0] - gap) <= _NEAR:
                 candidates.remove(nearest)
                 self._join(i, nearest[1], _Kind.MOVED)

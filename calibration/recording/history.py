@@ -22,13 +22,13 @@ from typing import Any, NamedTuple
 
 from memest.calibration.recording.history_file import MAX_DEVICES, read_history, write_history
 from memest.calibration.recording.recorded import History, HistoryMark, RecordedDevice
+from memest.config.installed import release
 from memest.errors import ConfigError, DeviceError
-from memest.installed import release
 from memest.replay.snapshot import TraceEvent, read_content
 
 __all__ = [
-    "Counters",
     "History",
+    "HistoryCounters",
     "HistoryMark",
     "MarkNote",
     "RecordedDevice",
@@ -45,7 +45,7 @@ __all__ = [
 BIRTH, DEATH, DONE = "alloc", "free_requested", "free_completed"
 
 
-class Counters(NamedTuple):
+class HistoryCounters(NamedTuple):
     """How many allocations and frees a device's allocator has counted."""
 
     allocated: int
@@ -57,12 +57,12 @@ class Counters(NamedTuple):
         return self.allocated + self.freed
 
 
-MarkNote = tuple[str, int, int, Counters]
+MarkNote = tuple[str, int, int, HistoryCounters]
 """What is written down where a phase begins: its name, step, micro-step, and the counters."""
 
 
 class _Recording(NamedTuple):
-    begun: dict[int, Counters]
+    begun: dict[int, HistoryCounters]
     max_entries: int
 
 
@@ -99,7 +99,7 @@ def start_history(max_entries: int, *, stacks: str = "python") -> None:
     _recording = _Recording(begun, max_entries)
 
 
-def mark_counters(device: int | None = None) -> Counters:
+def mark_counters(device: int | None = None) -> HistoryCounters:
     """Where the allocator is now; to be kept with a mark.
 
     Args:
@@ -109,9 +109,9 @@ def mark_counters(device: int | None = None) -> Counters:
 
     stats = torch.cuda.memory.memory_stats_as_nested_dict(device)
     if not stats:
-        return Counters(0, 0)
+        return HistoryCounters(0, 0)
     counted = stats["allocation"]["all"]
-    return Counters(int(counted["allocated"]), int(counted["freed"]))
+    return HistoryCounters(int(counted["allocated"]), int(counted["freed"]))
 
 
 def take_history(
@@ -155,15 +155,15 @@ def take_history(
 def _described(index: int) -> RecordedDevice:
     import torch
 
-    found = torch.cuda.get_device_properties(index)
+    properties = torch.cuda.get_device_properties(index)
     return RecordedDevice(
         index=index,
-        name=str(found.name),
-        total_bytes=int(found.total_memory),
-        capability=(int(found.major), int(found.minor)),
-        sm_count=int(found.multi_processor_count),
+        name=str(properties.name),
+        total_bytes=int(properties.total_memory),
+        capability=(int(properties.major), int(properties.minor)),
+        sm_count=int(properties.multi_processor_count),
         # not told by releases before 2.3
-        max_threads_per_sm=getattr(found, "max_threads_per_multi_processor", None),
+        max_threads_per_sm=getattr(properties, "max_threads_per_multi_processor", None),
         torch=str(torch.__version__),
         transformers=release("transformers") or "",
         cuda=str(torch.version.cuda or ""),
@@ -178,10 +178,17 @@ def _line(error: BaseException) -> str:
 
 
 def history_of(
-    content: Any, device: int = 0, *, marks: Sequence[MarkNote] = (),
-    begin: Counters | None = None, end: Counters | None = None, max_entries: int | None = None,
-    recorded_on: RecordedDevice | None = None, run: str = "", case: Any = None,
-) -> History:  # fmt: skip
+    content: Any,
+    device: int = 0,
+    *,
+    marks: Sequence[MarkNote] = (),
+    begin: HistoryCounters | None = None,
+    end: HistoryCounters | None = None,
+    max_entries: int | None = None,
+    recorded_on: RecordedDevice | None = None,
+    run: str = "",
+    case: Any = None,
+) -> History:
     """The history in a snapshot.
 
     Args:
@@ -229,17 +236,19 @@ def history_of(
     )
 
 
-def _num_lost(events: Iterable[TraceEvent], begin: Counters | None, end: Counters | None) -> int:
+def _num_lost(
+    events: Iterable[TraceEvent], begin: HistoryCounters | None, end: HistoryCounters | None
+) -> int:
     """Allocations and frees that were counted and are not among the events."""
     if begin is None or end is None:
         return 0
-    found = sum(event.action in (BIRTH, DEATH) for event in events)
+    recorded = sum(event.action in (BIRTH, DEATH) for event in events)
     # below 0 after a reset of the statistics: then nothing is known
-    return max(end.total - begin.total - found, 0)
+    return max(end.total - begin.total - recorded, 0)
 
 
 def place_marks(
-    events: Sequence[TraceEvent], marks: Iterable[MarkNote], end: Counters
+    events: Sequence[TraceEvent], marks: Iterable[MarkNote], end: HistoryCounters
 ) -> tuple[HistoryMark, ...]:
     """Find the events that marks stand in front of.
 
@@ -305,8 +314,8 @@ def site_of(frames: Iterable[Mapping[str, Any]]) -> str:
                 short = re.split(r"[/\\]", filename)[-1]
                 python.append(f"{short}:{frame['line']} {name}")
         elif not (operator or python):
-            found = _OPERATOR.search(name) or _NODE.search(name)
-            operator = found[1] if found else ""
+            named = _OPERATOR.search(name) or _NODE.search(name)
+            operator = named[1] if named else ""
     called = " < ".join(python)
     if not operator:
         return called

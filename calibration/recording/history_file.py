@@ -34,9 +34,9 @@ from typing import Any
 
 from memest.calibration.recording.recorded import History, HistoryMark, RecordedDevice
 from memest.errors import ConfigError
+from memest.files.whole import write_whole
 from memest.replay.conf import AllocatorConf
 from memest.replay.snapshot import RecordedBlock, RecordedSegment, TraceEvent
-from memest.whole_files import write_whole
 
 __all__ = ["read_history", "write_history"]
 
@@ -221,9 +221,15 @@ def _segment_row(segment: RecordedSegment, writer: _Writer) -> list[Any]:
         blocks.append(row if block.address == at else [*row, block.address])
         at = block.address + block.size
     return [
-        segment.device, segment.address, segment.size, segment.stream, int(segment.small),
-        int(segment.expandable), list(segment.pool), blocks,
-    ]  # fmt: skip
+        segment.device,
+        segment.address,
+        segment.size,
+        segment.stream,
+        int(segment.small),
+        int(segment.expandable),
+        list(segment.pool),
+        blocks,
+    ]
 
 
 # -- reading --------------------------------------------------------------------------------------
@@ -257,8 +263,8 @@ def read_history(path: str | Path) -> History:
         AttributeError,
         RecursionError,
     ) as error:
-        said = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
-        raise ConfigError(f"{path} is not a history of allocations: {said}.") from None
+        reason = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
+        raise ConfigError(f"{path} is not a history of allocations: {reason}.") from None
 
 
 def _text(path: Path) -> bytes:
@@ -268,8 +274,8 @@ def _text(path: Path) -> bytes:
         with gzip.open(path, "rb") as file:
             text = file.read(MAX_TEXT_BYTES + 1)
     except (OSError, EOFError, zlib.error) as error:
-        said = getattr(error, "strerror", None) or str(error)
-        raise ConfigError(f"{path} cannot be read as a history of allocations: {said}.") from None
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConfigError(f"{path} cannot be read as a history of allocations: {reason}.") from None
     if len(text) > MAX_TEXT_BYTES:
         raise ConfigError(f"{path} unpacks to more than {MAX_TEXT_BYTES >> 20} MiB: not read.")
     return text
@@ -414,9 +420,15 @@ def _segment(row: Sequence[Any], tables: _Tables) -> RecordedSegment:
         at += blocks[-1].size
     first, second = pool
     return RecordedSegment(
-        _number(device, MAX_DEVICES), _number(address), _number(size), _number(stream),
-        bool(small), bool(expandable), (_number(first), _number(second)), tuple(blocks),
-    )  # fmt: skip
+        _number(device, MAX_DEVICES),
+        _number(address),
+        _number(size),
+        _number(stream),
+        bool(small),
+        bool(expandable),
+        (_number(first), _number(second)),
+        tuple(blocks),
+    )
 
 
 def _number(value: Any, below: int = MAX_NUMBER) -> int:

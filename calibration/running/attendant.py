@@ -20,7 +20,7 @@ from memest.calibration.case import Case
 from memest.calibration.measurement import Failure, Status
 from memest.errors import DeviceError, MemestError, MissingDependencyError
 
-__all__ = ["Attendant", "End", "crashed"]
+__all__ = ["Attendant", "WorkerEnd", "crashed"]
 
 _PROGRAM = Path(__file__).parents[1] / "__main__.py"
 _IMPORTS_SECONDS = 300.0
@@ -30,7 +30,7 @@ _LAST_WORDS = 1500
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class WorkerEnd:
     """How a worker ended."""
 
     status: Status
@@ -67,22 +67,28 @@ class Attendant:
         Raises:
             DeviceError: there is no such device; the message says why.
         """
-        found: dict[str, Any] = {}
+        environment: dict[str, Any] = {}
 
         def hear(message: dict[str, Any]) -> None:
             if message["kind"] == "environment":
-                found.update(message["environment"])
+                environment.update(message["environment"])
 
         end = self._run({"device": device}, hear, _IMPORTS_SECONDS, lambda: None)
-        if not found:
+        if not environment:
             why = end.failure.message if end.failure else "it gave no reason"
             raise DeviceError(f"--device {device} cannot be used: {why}")
-        return found
+        return environment
 
     def run(
-        self, case: Case, device: str, hear: Callable[[dict[str, Any]], None], *, timeout: float,
-        events: str = "", alive: Callable[[], None] = lambda: None,
-    ) -> End:  # fmt: skip
+        self,
+        case: Case,
+        device: str,
+        hear: Callable[[dict[str, Any]], None],
+        *,
+        timeout: float,
+        events: str = "",
+        alive: Callable[[], None] = lambda: None,
+    ) -> WorkerEnd:
         """Run a case to its end, whatever that is.
 
         Args:
@@ -114,11 +120,14 @@ class Attendant:
     # -- the nursery
 
     def _run(
-        self, request: dict[str, Any], hear: Callable[[dict[str, Any]], None], timeout: float,
+        self,
+        request: dict[str, Any],
+        hear: Callable[[dict[str, Any]], None],
+        timeout: float,
         alive: Callable[[], None],
-    ) -> End:  # fmt: skip
+    ) -> WorkerEnd:
         self._ask(request)
-        end: End | None = None
+        end: WorkerEnd | None = None
         pid = 0
         deadline = time.monotonic() + timeout
         for message in self._messages(alive):
@@ -136,10 +145,16 @@ class Attendant:
             if time.monotonic() > deadline:
                 return self._too_long(pid, timeout)
         self.close()
-        return end or End(Status.CRASHED, Failure(kind="Gone", message="the process that starts "
-                          "workers is gone; the system may have run out of memory"))  # fmt: skip
+        return end or WorkerEnd(
+            Status.CRASHED,
+            Failure(
+                kind="Gone",
+                message="the process that starts "
+                "workers is gone; the system may have run out of memory",
+            ),
+        )
 
-    def _too_long(self, pid: int, timeout: float) -> End:
+    def _too_long(self, pid: int, timeout: float) -> WorkerEnd:
         if pid:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
@@ -147,7 +162,7 @@ class Attendant:
         self.close()
         _wait_for(pid)
         message = f"no end after {timeout:.0f} s, so it was ended"
-        return End(Status.TIMEOUT, Failure(kind="Timeout", message=message))
+        return WorkerEnd(Status.TIMEOUT, Failure(kind="Timeout", message=message))
 
     def _ask(self, request: dict[str, Any]) -> None:
         request |= {"command": self._command, "environment": self._environment}
@@ -209,7 +224,7 @@ class Attendant:
 
     def _messages(self, alive: Callable[[], None]) -> Iterator[dict[str, Any] | None]:
         """Messages as they come, None now and then while none does; ends with the nursery."""
-        asked = time.monotonic()
+        alive_at = time.monotonic()
         with selectors.DefaultSelector() as selector:
             selector.register(self._channel, selectors.EVENT_READ)
             while True:
@@ -219,8 +234,8 @@ class Attendant:
                         # a worker that was killed may leave half a line
                         yield json.loads(line)
                 silent = not selector.select(_POLL_SECONDS)
-                if silent or time.monotonic() - asked > _POLL_SECONDS:
-                    asked = time.monotonic()
+                if silent or time.monotonic() - alive_at > _POLL_SECONDS:
+                    alive_at = time.monotonic()
                     alive()
                 if silent:
                     yield None
@@ -242,16 +257,16 @@ def _wait_for(pid: int) -> None:
         time.sleep(_POLL_SECONDS / 10)
 
 
-def _end_of(message: dict[str, Any]) -> End:
+def _end_of(message: dict[str, Any]) -> WorkerEnd:
     failure = message.get("failure")
-    return End(
+    return WorkerEnd(
         Status(message["status"]),
         None if failure is None else Failure(**failure),
         message.get("events", ""),
     )
 
 
-def crashed(message: dict[str, Any]) -> End:
+def crashed(message: dict[str, Any]) -> WorkerEnd:
     """The end of a process that is gone without a word: by which signal, or with which code."""
     log = message.get("log", "").strip()[-_LAST_WORDS:]
     number = message.get("signal")
@@ -262,5 +277,5 @@ def crashed(message: dict[str, Any]) -> End:
             text += ": by hand, or by the system because host memory ran out"
     else:
         text = f"it left with code {message.get('code')}"
-    said = f"; last words: {log}" if log else ""
-    return End(Status.CRASHED, Failure(kind="Crashed", message=f"the worker {text}{said}"))
+    last = f"; last words: {log}" if log else ""
+    return WorkerEnd(Status.CRASHED, Failure(kind="Crashed", message=f"the worker {text}{last}"))

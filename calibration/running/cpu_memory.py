@@ -29,7 +29,7 @@ __all__ = ["CPU_SCRATCH", "CpuRun", "MemoryEvent", "PhaseBytes", "mark", "measur
 
 MARK_PREFIX = "memest:"
 CPU_SCRATCH = {
-    # im2col buffers; CUDA's convolutions have workspaces of their own (memest.hidden)
+    # im2col buffers; CUDA's convolutions have workspaces of their own (memest.workspaces)
     "aten::_slow_conv2d_forward": "ATen/native/ConvolutionMM2d.cpp",
     "aten::_slow_conv2d_backward": "ATen/native/ConvolutionMM2d.cpp",
     # the block that a transposing copy goes through (copy_same_type_transpose_)
@@ -39,13 +39,13 @@ CPU_SCRATCH = {
     "aten::native_batch_norm_backward": "ATen/native/Normalization.cpp",
     "aten::_scaled_dot_product_flash_attention_for_cpu": "cpu/FlashAttentionKernel.cpp",
     "aten::_scaled_dot_product_flash_attention_for_cpu_backward": "cpu/FlashAttentionKernel.cpp",
-    # one memory format for all operands (memest.hidden prices CUDA's copies)
+    # one memory format for all operands (memest.workspaces prices CUDA's copies)
     "aten::_convolution": "ATen/native/Convolution.cpp",
     "aten::convolution_backward": "ATen/native/Convolution.cpp",
     "aten::max_pool2d_with_indices_backward": "ATen/native/DilatedMaxPool2d.cpp",
     "aten::upsample_nearest2d": "ATen/native/cpu/UpSampleKernel.cpp",
     "aten::upsample_bilinear2d": "ATen/native/cpu/UpSampleKernel.cpp",
-    # contiguous copies of what they are given; unreduced losses (memest.hidden prices CUDA's)
+    # contiguous copies of what they are given; unreduced losses (memest.workspaces prices CUDA's)
     "aten::native_layer_norm": "ATen/native/layer_norm.cpp",
     "aten::native_layer_norm_backward": "ATen/native/layer_norm.cpp",
     "aten::_log_softmax_backward_data": "ATen/native/SoftMax.cpp",

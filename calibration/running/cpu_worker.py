@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from memest.calibration.case import Case
-from memest.calibration.measurement import Reading, StepReading
-from memest.calibration.running.watching import Watching
+from memest.calibration.measurement import MemoryReading, StepReading
+from memest.calibration.running.worker import Worker
+from memest.config.setup import Precision
 from memest.errors import ConfigError
-from memest.setup import Precision
 
 __all__ = ["CpuWorker"]
 
 
-class CpuWorker(Watching):
+class CpuWorker(Worker):
     """A run on the CPU: PyTorch's profiler sees every allocation.
 
     There is no caching allocator, so nothing is reserved; weights are counted, not watched.
@@ -52,9 +52,14 @@ class CpuWorker(Watching):
             # what the optimizer allocates when it is made counts too
             self.mark("load", 0, 0)
             train(
-                model, case.setup, material.batches, material.optimizer_for,
-                material.loss_of, torch.device("cpu"), self,
-            )  # fmt: skip
+                model,
+                case.setup,
+                material.batches,
+                material.optimizer_for,
+                material.loss_of,
+                torch.device("cpu"),
+                self,
+            )
 
         run = measure(training)
         self._reading(_resident("end"))
@@ -87,14 +92,11 @@ class CpuWorker(Watching):
             peak = max(peak, highest.get(step, 0))
             self._step(
                 StepReading(
-                    seconds=round(seconds, 6), requested_bytes=weights + peak,
+                    seconds=round(seconds, 6),
+                    requested_bytes=weights + peak,
                     allocated_bytes=weights + peak,
                 )
-            )  # fmt: skip
-
-    def out_of_memory(self) -> str:
-        """Nothing more to read."""
-        return ""
+            )
 
 
 def _check_cpu(case: Case) -> None:
@@ -108,15 +110,15 @@ def _check_cpu(case: Case) -> None:
 
 def _bytes_of(model: Any) -> int:
     """Storages of parameters and buffers, each once; of what is sharded, this process's part."""
-    held = [getattr(t, "_local_tensor", t) for t in (*model.parameters(), *model.buffers())]
-    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in held}
+    local = [getattr(t, "_local_tensor", t) for t in (*model.parameters(), *model.buffers())]
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in local}
     return sum(storages.values())
 
 
-def _resident(name: str, allocated: int | None = None) -> Reading:
+def _resident(name: str, allocated: int | None = None) -> MemoryReading:
     """The process's own resident memory, where the system tells."""
     with contextlib.suppress(OSError, IndexError, ValueError):
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
         resident = pages * os.sysconf("SC_PAGE_SIZE")
-        return Reading(name=name, process_bytes=resident, allocated_bytes=allocated)
-    return Reading(name=name, allocated_bytes=allocated)
+        return MemoryReading(name=name, process_bytes=resident, allocated_bytes=allocated)
+    return MemoryReading(name=name, allocated_bytes=allocated)

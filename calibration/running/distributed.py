@@ -26,9 +26,7 @@ from memest.calibration.running.attendant import crashed
 from memest.calibration.running.cpu_worker import CpuWorker
 from memest.calibration.running.gpu_worker import GpuWorker
 from memest.calibration.running.meters import count_devices
-from memest.calibration.running.nursery import die_with_parent
-from memest.calibration.running.watching import Send, failure_of
-from memest.calibration.running.worker import perform
+from memest.calibration.running.worker import Send, die_with_parent, failure_of, perform
 from memest.errors import ConfigError
 
 __all__ = ["launch"]
@@ -80,11 +78,11 @@ def _check(case: Case, device: str) -> None:
         )
     if case.parallel is Parallel.FSDP and not _has_fsdp():
         raise ConfigError("this torch has no torch.distributed.fsdp.fully_shard: update it.")
-    found = count_devices(device, dict(os.environ))
-    if found is not None and found < case.processes:
+    available = count_devices(device, dict(os.environ))
+    if available is not None and available < case.processes:
         raise ConfigError(
             f"this case trains on {case.processes} GPUs, one a process, and this machine has "
-            f"{found}."
+            f"{available}."
         )
 
 
@@ -167,9 +165,14 @@ class _Ranks:
 
 
 def _be_rank(
-    case: Case, device: str, rank: int, rendezvous: Path, connection: Connection, events: str,
+    case: Case,
+    device: str,
+    rank: int,
+    rendezvous: Path,
+    connection: Connection,
+    events: str,
     command: str,
-) -> None:  # fmt: skip
+) -> None:
     """The life of a rank."""
     die_with_parent()
     kind = _CpuRank if device == "cpu" else _GpuRank

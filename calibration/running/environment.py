@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from memest.calibration.measurement import CPU, Environment
-from memest.installed import release
+from memest.config.installed import release
 
 __all__ = ["commit_of", "cpu_environment", "gpu_environment", "remarks"]
 
@@ -43,8 +43,11 @@ def commit_of(folder: Path = _CHECKOUT) -> str:
 def _git(folder: Path, *words: str) -> str:
     done = subprocess.run(  # noqa: S603 - fixed words
         ["git", "-C", str(folder), *words],  # noqa: S607
-        capture_output=True, text=True, check=True, timeout=10,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=10,
+    )
     return done.stdout.strip()
 
 

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from memest.calibration.running.watching import Send, Watching
+from memest.calibration.running.worker import Send, Worker
 from memest.errors import ConfigError
 
 __all__ = ["GpuWorker"]
@@ -16,7 +16,7 @@ __all__ = ["GpuWorker"]
 _HISTORY_ENTRIES = 4_000_000
 
 
-class GpuWorker(Watching):
+class GpuWorker(Worker):
     """A run on a CUDA device."""
 
     def __init__(self, case: Any, device: str, send: Send, events: str, command: str) -> None:
@@ -71,9 +71,14 @@ class GpuWorker(Watching):
             model = self._placed(model)
         self._began = time.perf_counter()
         train(
-            model, case.setup, material.batches, material.optimizer_for,
-            material.loss_of, torch.device("cuda"), self,
-        )  # fmt: skip
+            model,
+            case.setup,
+            material.batches,
+            material.optimizer_for,
+            material.loss_of,
+            torch.device("cuda"),
+            self,
+        )
         self._enter("end")
         self._note_mark("end", 0, 0)
         torch.cuda.synchronize()

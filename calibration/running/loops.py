@@ -1,8 +1,8 @@
 """Training loops on a real device: written as people write them, or called where they live.
 
-A loop tells a :class:`Watch` of its phases; that is all that differs from the script somebody would
-train with. :mod:`memest.trace.loops` holds the same loops for meta tensors, reference by reference;
-the tests lay the two side by side.
+A loop tells a :class:`LoopWatch` of its phases; that is all that differs from the script somebody
+would train with. :mod:`memest.trace.loops` holds the same loops for meta tensors, reference by
+reference; the tests lay the two side by side.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from unittest import mock
 
 import torch
 
+from memest.config.optimizers import facts_of
+from memest.config.setup import Loop, Precision, SdpaBackend, Setup, ZeroGrad, ZeroGradAt
 from memest.errors import ConfigError
-from memest.optimizer_names import facts_of
-from memest.setup import Loop, Precision, SdpaBackend, Setup, ZeroGrad, ZeroGradAt
-from memest.trace.in_backward import Stepper
+from memest.trace.optimizers.in_backward import Stepper
 
-__all__ = ["HostBatch", "Watch", "train"]
+__all__ = ["HostBatch", "LoopWatch", "train"]
 
 HostBatch = dict[str, Any]
 """The tensors of one micro-batch in host memory, by argument name."""
@@ -31,14 +31,16 @@ _OF_TRAINER = frozenset("adamw_torch adamw_torch_fused adafactor sgd adagrad rms
 """Optimizers of torch and transformers that the Trainer makes itself; others are handed to it, but
 for those of libraries."""
 _SDPA = {
-    SdpaBackend.FLASH: "FLASH_ATTENTION", SdpaBackend.EFFICIENT: "EFFICIENT_ATTENTION",
-    SdpaBackend.CUDNN: "CUDNN_ATTENTION", SdpaBackend.MATH: "MATH",
-}  # fmt: skip
+    SdpaBackend.FLASH: "FLASH_ATTENTION",
+    SdpaBackend.EFFICIENT: "EFFICIENT_ATTENTION",
+    SdpaBackend.CUDNN: "CUDNN_ATTENTION",
+    SdpaBackend.MATH: "MATH",
+}
 _CPU_LOOPS = {f"{name}_loop": name for name in ("adamw_torch", "sgd", "adagrad", "rmsprop")}
 """On a CPU the Trainer's torch optimizers go one parameter after the other."""
 
 
-class Watch(Protocol):
+class LoopWatch(Protocol):
     """Told where a loop is."""
 
     def mark(self, phase: str, step: int, micro_step: int) -> None:
@@ -49,10 +51,14 @@ class Watch(Protocol):
 
 
 def train(
-    model: torch.nn.Module, setup: Setup, batches: Sequence[HostBatch],
-    make_optimizer: Callable[[Any], Any], loss_of: Callable[[Any, Any], torch.Tensor],
-    device: torch.device, watch: Watch,
-) -> None:  # fmt: skip
+    model: torch.nn.Module,
+    setup: Setup,
+    batches: Sequence[HostBatch],
+    make_optimizer: Callable[[Any], Any],
+    loss_of: Callable[[Any, Any], torch.Tensor],
+    device: torch.device,
+    watch: LoopWatch,
+) -> None:
     """Train on all batches, in the loop that the setup names.
 
     Args:
@@ -88,9 +94,15 @@ def _kernels(setup: Setup, device: torch.device) -> Iterator[None]:
 
 class _Run:
     def __init__(
-        self, model: Any, setup: Setup, batches: Sequence[HostBatch], make_optimizer: Any,
-        loss_of: Any, device: torch.device, watch: Watch,
-    ) -> None:  # fmt: skip
+        self,
+        model: Any,
+        setup: Setup,
+        batches: Sequence[HostBatch],
+        make_optimizer: Any,
+        loss_of: Any,
+        device: torch.device,
+        watch: LoopWatch,
+    ) -> None:
         self.model = model
         self.setup = setup
         self.batches = batches
@@ -307,9 +319,13 @@ class _Run:
                 ),
             )
             run = Watched(
-                model=self.model, args=arguments, train_dataset=_Rows(len(self.batches)),
-                data_collator=self._collate, callbacks=[Marks()], optimizers=optimizers,
-            )  # fmt: skip
+                model=self.model,
+                args=arguments,
+                train_dataset=_Rows(len(self.batches)),
+                data_collator=self._collate,
+                callbacks=[Marks()],
+                optimizers=optimizers,
+            )
             run.train()
 
     def _optimizer_of_trainer(self) -> tuple[str, tuple[Any, Any]]:

@@ -17,17 +17,17 @@ from unittest import mock
 import numpy as np
 import torch
 
+from memest.catalog.resolve import resolve_model
+from memest.config.setup import Loop, Setup, Software, ZeroGrad
 from memest.errors import ConfigError
-from memest.models.resolve import resolve_model
-from memest.setup import Loop, Setup, Software, ZeroGrad
-from memest.trace.adapters import add_adapter
-from memest.trace.build import BuiltModel, build_model, freeze
-from memest.trace.inputs import TensorPlan, plan_batch, realise
-from memest.trace.losses import loss_for
-from memest.trace.optimizers import make_optimizer
-from memest.trace.plans import WORD
+from memest.trace.inputs.batch import TensorPlan, plan_batch, realise
+from memest.trace.inputs.tensors import WORD
+from memest.trace.losses.loss import loss_for
+from memest.trace.model.adapters import add_adapter
+from memest.trace.model.adjust import set_checkpointing, set_use_cache
+from memest.trace.model.build import BuiltModel, build_model, freeze
+from memest.trace.optimizers.torch import make_optimizer
 from memest.trace.recorder import Recorder
-from memest.trace.switches import set_checkpointing, set_use_cache
 
 __all__ = ["Material", "host_batches", "make_material"]
 
@@ -37,10 +37,16 @@ _WORDS = 30_000
 _RANDOM = tuple(
     f"{name}_"
     for name in (
-        "uniform", "normal", "trunc_normal", "xavier_uniform", "xavier_normal", "kaiming_uniform",
-        "kaiming_normal", "orthogonal",
+        "uniform",
+        "normal",
+        "trunc_normal",
+        "xavier_uniform",
+        "xavier_normal",
+        "kaiming_uniform",
+        "kaiming_normal",
+        "orthogonal",
     )
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,8 +176,8 @@ def _with_memory(built: BuiltModel) -> torch.nn.Module:
 
 
 def _attention(built: BuiltModel) -> str | None:
-    found = getattr(built.config, "_attn_implementation", None)
-    return None if found is None else str(found)
+    attention = getattr(built.config, "_attn_implementation", None)
+    return None if attention is None else str(attention)
 
 
 @contextlib.contextmanager
@@ -226,8 +232,12 @@ def _with_words(batch: dict[str, Any], config: Any) -> dict[str, Any]:
     """Other words in place of the one that plans use: look-ups depend on how many there are."""
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     highest = min(int(getattr(text, "vocab_size", None) or 0), _WORDS)
-    special = {v for k, v in config.to_dict().items() if k.endswith(("_token_id", "_token_index"))
-               if isinstance(v, int)}  # fmt: skip
+    special = {
+        v
+        for k, v in config.to_dict().items()
+        if k.endswith(("_token_id", "_token_index"))
+        if isinstance(v, int)
+    }
     words = torch.tensor([w for w in range(WORD, highest) if w not in special] or [WORD])
     generator = torch.Generator().manual_seed(0)
     for value in batch.values():

@@ -11,11 +11,11 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from memest.calibration.measurement import Reading, StepReading
+from memest.calibration.measurement import MemoryReading, StepReading
+from memest.catalog.nvml import GpuProcess, LocalGpu, local_gpus
 from memest.errors import MemestError
-from memest.hardware.nvml import GpuProcess, LocalGpu, local_gpus
 
-__all__ = ["Driver", "GpuMeter", "count_devices", "peaks_of", "visible_device"]
+__all__ = ["DriverReadings", "GpuMeter", "count_devices", "peaks_of", "visible_device"]
 
 
 def visible_device(device: str, environment: dict[str, str]) -> str:
@@ -57,7 +57,7 @@ def count_devices(device: str, environment: dict[str, str]) -> int | None:
 
 
 @dataclass(slots=True)
-class Driver:
+class DriverReadings:
     """What NVML says of one device, found by its identifier.
 
     Attributes:
@@ -112,7 +112,7 @@ class GpuMeter:
     """
 
     def __init__(self, nvml: Any = None) -> None:
-        self._driver = Driver(nvml=nvml)
+        self._driver = DriverReadings(nvml=nvml)
         self._first = {gpu.uuid: gpu for gpu in self._driver.gpus()}
         self._context = False
 
@@ -137,12 +137,12 @@ class GpuMeter:
         """The device as the driver sees it now."""
         return self._driver.find(self._driver.gpus())
 
-    def start(self) -> Reading:
+    def start(self) -> MemoryReading:
         """The device before the context; call after :meth:`made_context`."""
         first = self._driver.find(tuple(self._first.values()))
         if first is None:
-            return Reading(name="start")
-        return Reading(
+            return MemoryReading(name="start")
+        return MemoryReading(
             name="start",
             device_used_bytes=first.used_bytes,
             process_bytes=0,
@@ -150,7 +150,7 @@ class GpuMeter:
             other_bytes=_sum(first.processes),
         )
 
-    def read(self, name: str) -> Reading:
+    def read(self, name: str) -> MemoryReading:
         """The device now, and the allocator's counters."""
         import torch
 
@@ -161,10 +161,10 @@ class GpuMeter:
         }
         if gpu is None:
             free, total = torch.cuda.mem_get_info()
-            return Reading(name=name, device_used_bytes=total - free, **now)
+            return MemoryReading(name=name, device_used_bytes=total - free, **now)
         mine = own_process(gpu.processes, self._driver.before)
         others = tuple(p for p in gpu.processes if p is not mine)
-        return Reading(
+        return MemoryReading(
             name=name,
             device_used_bytes=gpu.used_bytes,
             process_bytes=None if mine is None else mine.used_bytes,

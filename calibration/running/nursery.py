@@ -15,19 +15,20 @@ Whoever started it may vanish: then it goes too, and its worker with it.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import signal
 import sys
 import tempfile
-from collections.abc import Callable
 from typing import Any, TextIO
 
-__all__ = ["die_with_parent", "main"]
+from memest.calibration.case import Case
+from memest.calibration.measurement import Status
+from memest.calibration.running.worker import Send, Worker, die_with_parent, failure_of, perform
+
+__all__ = ["main", "work"]
 
 _LOG_BYTES = 4000
-_PR_SET_PDEATHSIG = 1
 
 
 def main(descriptor: int, source: TextIO | None = None) -> int:
@@ -48,7 +49,7 @@ def main(descriptor: int, source: TextIO | None = None) -> int:
     return 0
 
 
-def _sender(descriptor: int) -> Callable[[dict[str, Any]], None]:
+def _sender(descriptor: int) -> Send:
     def send(message: dict[str, Any]) -> None:
         # a worker that was killed may have left half a line: begin a new one
         data = f"\n{json.dumps(message, separators=(',', ':'))}\n".encode()
@@ -71,16 +72,12 @@ def _prepare() -> None:
         import accelerate  # noqa: F401
     # the Trainer's modules are loaded when they are named
     _ = transformers.Trainer, transformers.TrainingArguments
-    import memest.calibration.running.loops
-    import memest.calibration.running.material
-    import memest.calibration.running.meters
-    import memest.calibration.running.worker  # noqa: F401
 
     if torch.cuda.is_initialized():
         raise RuntimeError("something has made a CUDA context before the first case")
 
 
-def _serve(request: dict[str, Any], send: Callable[[dict[str, Any]], None]) -> None:
+def _serve(request: dict[str, Any], send: Send) -> None:
     with tempfile.TemporaryFile() as log:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -96,7 +93,7 @@ def _serve(request: dict[str, Any], send: Callable[[dict[str, Any]], None]) -> N
     send({"kind": "gone", "signal": killed, "code": code, "log": text})
 
 
-def _child(request: dict[str, Any], send: Callable[[dict[str, Any]], None], log: int) -> None:
+def _child(request: dict[str, Any], send: Send, log: int) -> None:
     """The worker's life; it ends here, whatever happens."""
     code = 1
     try:
@@ -121,21 +118,54 @@ def _child(request: dict[str, Any], send: Callable[[dict[str, Any]], None], log:
         os._exit(code)
 
 
-def _run(request: dict[str, Any], send: Callable[[dict[str, Any]], None]) -> None:
+def _run(request: dict[str, Any], send: Send) -> None:
     from memest.calibration.case import case_from_dict
-    from memest.calibration.running.worker import describe, work
 
     command = str(request.get("command", ""))
     if request.get("case") is None:
-        describe(request["device"], send, command)
+        _describe(request["device"], send, command)
         return
     case = case_from_dict(request["case"])
     work(case, request["device"], send, events=request.get("events", ""), command=command)
 
 
-def die_with_parent() -> None:
-    """Ask Linux for a signal when the parent is gone; elsewhere a closed pipe has to do."""
-    if sys.platform != "linux":
+def _describe(device: str, send: Send, command: str) -> None:
+    """Report the environment of a device, and nothing else."""
+    try:
+        _worker_of(device)(None, device, send, "", command).open()
+    except Exception as error:  # noqa: BLE001 - the runner says it to the user
+        send({"kind": "end", "status": Status.FAILED, "failure": failure_of(error, "environment")})
         return
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    send({"kind": "end", "status": Status.OK})
+
+
+def _worker_of(device: str) -> type[Worker]:
+    from memest.calibration.running.cpu_worker import CpuWorker
+    from memest.calibration.running.gpu_worker import GpuWorker
+
+    return CpuWorker if device == "cpu" else GpuWorker
+
+
+def work(
+    case: Case,
+    device: str,
+    send: Send,
+    *,
+    events: str = "",
+    command: str = "",
+) -> None:
+    """Run a case and report; every way it can end is a message.
+
+    Args:
+        case: what to run.
+        device: ``cpu``, ``cuda`` or ``cuda:1``.
+        send: takes messages.
+        events: where to write the allocator's history, if the case wants it.
+        command: the command line of the campaign, for the record.
+    """
+    if case.processes > 1:
+        from memest.calibration.running.distributed import launch
+
+        launch(case, device, send, events=events, command=command)
+        return
+    perform(_worker_of(device)(case, device, send, events, command), send)

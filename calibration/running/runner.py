@@ -66,7 +66,6 @@ class Summary:
         passed_over: cases that need more GPUs than there are.
         left: cases that were not begun because the time was spent.
         seconds: wall clock.
-        remarks: what else there is to say, in sentences.
     """
 
     environment: Environment
@@ -75,7 +74,6 @@ class Summary:
     passed_over: int = 0
     left: int = 0
     seconds: float = 0.0
-    remarks: tuple[str, ...] = ()
 
     def count_good(self) -> int:
         """How many cases have a result: they completed, or ran out of memory."""
@@ -88,10 +86,15 @@ def events_folder(store: Path) -> Path:
 
 
 def run_cases(
-    cases: Sequence[Case], device: str, store: MeasurementStore, *, command: str = "",
-    timeout: float = CASE_SECONDS, budget: float | None = None,
+    cases: Sequence[Case],
+    device: str,
+    store: MeasurementStore,
+    *,
+    command: str = "",
+    timeout: float = CASE_SECONDS,
+    budget: float | None = None,
     tell: Callable[[Progress], None] = lambda _: None,
-) -> Summary:  # fmt: skip
+) -> Summary:
     """Measure all cases on one device; those that are in the store already are passed over.
 
     Args:
@@ -167,9 +170,13 @@ class Bench:
     """
 
     def __init__(
-        self, device: str, store: MeasurementStore, *, command: str = "",
+        self,
+        device: str,
+        store: MeasurementStore,
+        *,
+        command: str = "",
         timeout: float = CASE_SECONDS,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._device = device
         self._store = store
         self._timeout = timeout
@@ -203,12 +210,16 @@ class Bench:
             events = str(folder.resolve() / f"{opened.run}.jsonl.gz")
         try:
             end = self._attendant.run(
-                case, self._device, opened.hear, timeout=self._timeout, events=events,
+                case,
+                self._device,
+                opened.hear,
+                timeout=self._timeout,
+                events=events,
                 alive=opened.still_here,
-            )  # fmt: skip
+            )
         except BaseException as error:
             kind = type(error).__name__
-            said = "the campaign was ended by hand" if kind == "KeyboardInterrupt" else str(error)
-            opened.close(Status.INTERRUPTED, Failure(kind=kind, message=said or kind))
+            reason = "the campaign was ended by hand" if kind == "KeyboardInterrupt" else str(error)
+            opened.close(Status.INTERRUPTED, Failure(kind=kind, message=reason or kind))
             raise
         return opened.close(end.status, end.failure, end.events)

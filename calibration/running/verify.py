@@ -22,11 +22,11 @@ from memest.calibration.measurement import CPU, Environment, Measurement, Status
 from memest.calibration.running.runner import CASE_SECONDS, Bench, Progress
 from memest.calibration.store import MeasurementStore
 from memest.errors import ConfigError, MemestError, UnknownGpuError
-from memest.result import Estimate, Verdict
+from memest.report.result import Estimate, Verdict
+from memest.search.profile import Profile, profile
 from memest.units import GIB, format_size
-from memest.what_if import Profile, profile
 
-__all__ = ["CARD_SIZES", "Expected", "Outcome", "Trial", "trials_of", "verify_store"]
+__all__ = ["CARD_SIZES", "Expected", "Trial", "VerifyOutcome", "trials_of", "verify_store"]
 
 CARD_SIZES = tuple(size * GIB for size in (8, 12, 16, 24, 40, 80))
 """Memory of the cards that people have, bytes."""
@@ -59,7 +59,7 @@ class Trial:
 
 
 @dataclass(slots=True)
-class Outcome:
+class VerifyOutcome:
     """What became of all trials.
 
     Attributes:
@@ -90,14 +90,21 @@ class Outcome:
             "schema_version": 1,
             "environment": dataclasses.asdict(self.environment),
             "trials": [
-                {"kind": t.kind, "case": t.case.id, "memory_bytes": t.memory_bytes,
-                 "cap_bytes": t.case.cap_bytes, "expected": t.expected, "status": m.status.value,
-                 "right": judge(t, m), "run": m.run}
+                {
+                    "kind": t.kind,
+                    "case": t.case.id,
+                    "memory_bytes": t.memory_bytes,
+                    "cap_bytes": t.case.cap_bytes,
+                    "expected": t.expected,
+                    "status": m.status.value,
+                    "right": judge(t, m),
+                    "run": m.run,
+                }
                 for t, m in self.done
             ],
             "skipped": self.skipped,
             "left": self.left,
-        }  # fmt: skip
+        }
 
     def text(self) -> str:
         """A paragraph for each kind of trial, and a line for each that went otherwise."""
@@ -137,17 +144,24 @@ def judge(trial: Trial, measured: Measurement) -> bool | None:
 
 
 def verify_store(
-    store: MeasurementStore, device: str, *, pattern: re.Pattern[str], profile: str | None = None,
-    boundaries: int = 6, command: str = "", timeout: float = CASE_SECONDS,
-    budget: float | None = None, tell: Callable[[Progress], None] = lambda _: None,
-) -> Outcome:  # fmt: skip
+    store: MeasurementStore,
+    device: str,
+    *,
+    pattern: re.Pattern[str],
+    profile: str | None = None,
+    boundaries: int = 6,
+    command: str = "",
+    timeout: float = CASE_SECONDS,
+    budget: float | None = None,
+    tell: Callable[[Progress], None] = lambda _: None,
+) -> VerifyOutcome:
     """Try what a store's measurements and memest's predictions say of this device.
 
     Args:
         store: results go there too; what was tried before is not tried again.
         device: ``cuda`` or ``cuda:1``.
         pattern: of the names of cases to take.
-        profile: file of a calibration profile whose bounds count, None as by default.
+        profile: file of a calibration whose bounds count, None as by default.
         boundaries: how many setups are tried at their largest batch.
         command: the command line, for the records.
         timeout: seconds after which a run is ended.
@@ -163,7 +177,7 @@ def verify_store(
         )
     began = time.monotonic()
     with Bench(device, store, command=command, timeout=timeout) as bench:
-        outcome = Outcome(bench.environment)
+        outcome = VerifyOutcome(bench.environment)
         taken = _measured(store, bench.environment, pattern)
         if not taken:
             raise ConfigError(
@@ -188,14 +202,14 @@ def verify_store(
 def _measured(
     store: MeasurementStore, environment: Environment, pattern: re.Pattern[str]
 ) -> list[Measurement]:
-    found: dict[str, Measurement] = {}
+    latest: dict[str, Measurement] = {}
     for m in store.measurements():
         same = m.environment is not None and m.environment.key == environment.key
         plain = m.case.cap_bytes is None and m.case.parallel is Parallel.NONE
         named = pattern.search(m.case.id) or pattern.search(m.case.model)
         if same and plain and named and m.status is Status.OK:
-            found[m.case.id] = m
-    return list(found.values())
+            latest[m.case.id] = m
+    return list(latest.values())
 
 
 def trials_of(
@@ -206,7 +220,7 @@ def trials_of(
     Args:
         m: a run that completed on this device.
         skipped: takes the reason where it cannot be tried.
-        profile: file of a calibration profile.
+        profile: file of a calibration.
         edge: try the largest batch too.
     """
     try:
@@ -226,12 +240,12 @@ def _question(m: Measurement, path: str | None) -> tuple[Profile, dict[str, Any]
         raise ConfigError("what the process holds beside its segments was not read")
     options: dict[str, Any] = {"gpu": _gpu_name(m.environment)}
     if path is not None:
-        options["profile"] = path
+        options["calibration"] = path
     return profile(m.case.model, m.setup), options
 
 
 def _gpu_name(environment: Environment) -> str:
-    from memest.hardware.catalogue import find_gpu
+    from memest.catalog.gpus import find_gpu
 
     try:
         return find_gpu(environment.gpu, total_bytes=environment.total_bytes).name

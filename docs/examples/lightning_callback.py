@@ -20,7 +20,7 @@ class MemoryForecast(lightning.Callback):
 
     def __init__(self, **options: Any) -> None:
         self.options = options
-        self.run: memest.measuring.measure.Measure | None = None
+        self.run: memest.calibration.live.measure.Measure | None = None
 
     def on_fit_start(
         self, trainer: lightning.Trainer, pl_module: lightning.LightningModule

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Optional
 
 import typer
 
-from memest.cli.answering import silenced
+from memest.cli.answering import check_sizes, silenced
 from memest.cli.console import Output, write_out
 from memest.cli.estimate import ModelArgument
 from memest.cli.parameters import (
@@ -18,8 +18,7 @@ from memest.cli.parameters import (
     with_options,
 )
 from memest.errors import ConfigError
-from memest.options import read_size
-from memest.result import Verdict
+from memest.report.result import Verdict
 
 __all__ = ["advise"]
 
@@ -68,10 +67,8 @@ def advise(
             "memest advise needs the samples of one optimizer step: add for example "
             "--effective-batch 64."
         )
-    for name in ("gpu_memory", "device_context"):
-        if name in options:
-            read_size(name, options[name])
-    from memest.report.advice import advice_sentence, print_advice, render_advice
+    check_sizes(options)
+    from memest.report.tables import advice_sentence
     from memest.search.advise import advise as plan
 
     output = Output(color=not no_color, ascii_only=ascii, quiet=quiet or json)
@@ -88,9 +85,5 @@ def advise(
     elif quiet:
         write_out(f"{advice_sentence(answer)}\n")
     else:
-        console = output.console()
-        if console.color_system is None:
-            write_out(render_advice(answer, width=console.width, ascii_only=output.plain))
-        else:
-            print_advice(answer, console, ascii_only=output.plain)
+        output.report(answer)
     return _EXIT_CODES.get(answer.verdict, _DOES_NOT_FIT)

@@ -7,23 +7,23 @@ import json as json_module
 import logging
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memest.cli.console import Output, write_out
+from memest.config.options import no_gpu, read_size, read_whole
+from memest.config.setup import choose
 from memest.errors import ConfigError
-from memest.options import no_gpu, read_size, read_whole
-from memest.setup import choose
 from memest.units import parse_size
 
 if TYPE_CHECKING:
     from memest.readers.run_config import RunConfig
-    from memest.report.text import By
-    from memest.result import Estimate, GpuFit, Verdict
+    from memest.report.result import Estimate, GpuFit, Verdict
+    from memest.report.text import TableChoice
 
-__all__ = ["run_estimate", "run_fits", "silenced", "within"]
+__all__ = ["check_sizes", "run_estimate", "run_fits", "silenced", "within"]
 
 _EXIT_CODES = {"fits": 0, "tight": 3, "does not fit": 4}
 
@@ -47,15 +47,29 @@ def silenced(*, debug: bool) -> Iterator[None]:
         logging.disable(disabled)
 
 
-def _answer(
-    model: str, options: dict[str, Any], output: Output, *, debug: bool, max_batch: bool,
-    snapshot: str | None = None, run: RunConfig | None = None,
-) -> Estimate:  # fmt: skip
-    # before anything slow: what can be wrong with the words themselves
+def check_sizes(options: Mapping[str, Any]) -> None:
+    """Refuse what can be wrong with the words themselves, before anything slow.
+
+    Raises:
+        ConfigError: what is to be a size is none.
+    """
     for name in ("gpu_memory", "device_context"):
         if name in options:
             read_size(name, options[name])
-    from memest.estimator import estimate as predict
+
+
+def _answer(
+    model: str,
+    options: dict[str, Any],
+    output: Output,
+    *,
+    debug: bool,
+    max_batch: bool,
+    snapshot: str | None = None,
+    run: RunConfig | None = None,
+) -> Estimate:
+    check_sizes(options)
+    from memest.estimation.estimate import estimate as predict
 
     with silenced(debug=debug), output.progress() as progress:
         answer = predict(
@@ -63,17 +77,17 @@ def _answer(
         )
     if run is None:
         return answer
-    from memest.readers.origins import origins_of
+    from memest.readers.run_config import origins_of
 
     return replace(
         answer,
         notes=(*answer.notes, *run.notes),
-        assumptions=(*answer.assumptions, *filter(None, [run.sources_said])),
+        assumptions=(*answer.assumptions, *filter(None, [run.sources_note])),
         origins=origins_of(run, answer.setup),
     )
 
 
-def _depth(text: str | None, by: By | None) -> int | None:
+def _depth(text: str | None, by: TableChoice | None) -> int | None:
     if text is None:
         return None
     depth = read_whole("--depth", text)
@@ -86,33 +100,43 @@ def _depth(text: str | None, by: By | None) -> int | None:
 
 def _target(out: str) -> Path:
     """The file to write besides, checked before anything slow."""
-    from memest.files import check_target
-    from memest.result import SUFFIXES
+    from memest.files.texts import check_target
+    from memest.report.result import SUFFIXES
 
     path = Path(out).expanduser()
     if check_target(path, SUFFIXES) == ".png":
-        from memest.report.picture import check_picture
+        from memest.report.plots import check_matplotlib
 
-        check_picture()
+        check_matplotlib("An estimate")
     return path
 
 
 def run_estimate(
-    model: str, options: dict[str, Any], *, run: RunConfig | None = None, explain: bool = False,
-    by: str | None = None, depth: str | None = None, out: str | None = None,
-    snapshot: str | None = None, json: bool = False, quiet: bool = False, no_color: bool = False,
-    ascii: bool = False, debug: bool = False,  # noqa: A002 - the name of the option
-) -> int:  # fmt: skip
+    model: str,
+    options: dict[str, Any],
+    *,
+    run: RunConfig | None = None,
+    explain: bool = False,
+    by: str | None = None,
+    depth: str | None = None,
+    out: str | None = None,
+    snapshot: str | None = None,
+    json: bool = False,
+    quiet: bool = False,
+    no_color: bool = False,
+    ascii: bool = False,  # noqa: A002
+    debug: bool = False,
+) -> int:
     """Predict and show; returns the exit code.
 
     Raises:
         MemestError: with one paragraph that says what to do.
     """
-    table: By | None = None
+    table: TableChoice | None = None
     if by is not None:
-        from memest.report.text import By
+        from memest.report.text import TableChoice
 
-        table = choose("--by", by, By)
+        table = choose("--by", by, TableChoice)
     levels = _depth(depth, table)
     target = None if out is None else _target(out)
     output = Output(color=not no_color, ascii_only=ascii, quiet=quiet or json)
@@ -138,17 +162,9 @@ def run_estimate(
 
         write_out(f"{verdict_sentence(answer)}\n")
     else:
-        from memest.report.text import print_report, render
-
-        console = output.console()
-        if console.color_system is None:
-            write_out(
-                render(answer, by=table, depth=levels, width=console.width, ascii_only=output.plain)
-            )
-        else:
-            print_report(answer, console, by=table, depth=levels, ascii_only=output.plain)
+        output.report(answer, by=table, depth=levels)
     if explain and run is not None and not json:
-        from memest.report.origins import render_origins
+        from memest.report.words import render_origins
 
         ignored, missed = map(str, run.ignored), map(str, run.not_modelled)
         write_out(render_origins(answer.origins, tuple(ignored), tuple(missed)))
@@ -157,7 +173,7 @@ def run_estimate(
     return 0
 
 
-def _asked(answer: Estimate) -> list[GpuFit]:
+def _named_gpus(answer: Estimate) -> list[GpuFit]:
     """The GPUs that were named; those that people have are none of them."""
     return [] if answer.gpu is None else [answer.gpu, *answer.common_gpus]
 
@@ -171,7 +187,7 @@ def _allowed(text: str) -> int:
 
 def within(answer: Estimate, allowed: int) -> Verdict:
     """Whether the device peak keeps to a number of bytes, by its range."""
-    from memest.result import Verdict
+    from memest.report.result import Verdict
 
     if answer.interval.high_bytes <= allowed:
         return Verdict.FITS
@@ -179,10 +195,15 @@ def within(answer: Estimate, allowed: int) -> Verdict:
 
 
 def run_fits(
-    model: str, options: dict[str, Any], *, run: RunConfig | None = None,
-    fail_over: str | None = None, json: bool = False,
-    quiet: bool = False, debug: bool = False,
-) -> int:  # fmt: skip
+    model: str,
+    options: dict[str, Any],
+    *,
+    run: RunConfig | None = None,
+    fail_over: str | None = None,
+    json: bool = False,
+    quiet: bool = False,
+    debug: bool = False,
+) -> int:
     """Say whether a run fits; returns the exit code, the worst of all GPUs named.
 
     Raises:
@@ -195,7 +216,7 @@ def run_fits(
 
     output = Output(quiet=quiet or json)
     answer = _answer(model, options, output, debug=debug, max_batch=False, run=run)
-    verdicts = [fit.verdict for fit in _asked(answer)]
+    verdicts = [fit.verdict for fit in _named_gpus(answer)]
     if allowed is not None:
         verdicts.append(within(answer, allowed))
     if json:
@@ -205,7 +226,7 @@ def run_fits(
         write_out(f"{json_module.dumps(document, indent=2)}\n")
     elif not quiet:
         sentences = [] if answer.gpu is None else [verdict_sentence(answer)]
-        sentences += [gpu_sentence(fit, answer.model.id) for fit in _asked(answer)[1:]]
+        sentences += [gpu_sentence(fit, answer.model.id) for fit in _named_gpus(answer)[1:]]
         if allowed is not None:
             sentences.append(budget_sentence(answer, allowed, verdicts[-1]))
         write_out("".join(f"{sentence}\n" for sentence in sentences))

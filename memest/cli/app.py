@@ -30,7 +30,8 @@ def app(
     host: Annotated[
         str,
         typer.Option(
-            "--host", metavar="ADDRESS",
+            "--host",
+            metavar="ADDRESS",
             help="Which of this machine's addresses; 0.0.0.0 lets others in.",
         ),
     ] = "127.0.0.1",
@@ -38,7 +39,7 @@ def app(
         bool, typer.Option("--no-browser", metavar="", help="Open no browser window.")
     ] = False,
     debug: DebugFlag = False,  # noqa: ARG001 - read before parsing
-) -> int:  # fmt: skip
+) -> int:
     """Open the explorer: change a run and see at once what fits. Ctrl-C ends it.
 
     For example: memest app --port 8600 --no-browser
@@ -60,12 +61,22 @@ def _command(port: int, host: str, *, no_browser: bool) -> list[str]:
 
     script = Path(memest.app.__path__[0]) / "streamlit_app.py"
     return [
-        sys.executable, "-m", "streamlit", "run", str(script),
-        f"--server.port={port}", f"--server.address={host}", f"--browser.serverAddress={host}",
+        sys.executable,
+        "-m",
+        "streamlit",
+        "run",
+        str(script),
+        f"--server.port={port}",
+        f"--server.address={host}",
+        f"--browser.serverAddress={host}",
         f"--server.headless={'true' if no_browser else 'false'}",
-        "--server.fileWatcherType=none", "--client.toolbarMode=viewer",
-        "--client.showErrorDetails=none", *launch_options(),
-    ]  # fmt: skip
+        "--server.fileWatcherType=none",
+        "--client.toolbarMode=viewer",
+        "--client.showErrorDetails=none",
+        # a widget's default is for those who come without a link, and what a page kept goes first
+        "--global.disableWidgetStateDuplicationWarning=true",
+        *launch_options(),
+    ]
 
 
 def _serve(command: Sequence[str]) -> int:

@@ -1,33 +1,73 @@
-"""Other people's spellings of options, rewritten before Typer sees them.
+"""Command lines before Typer sees them, and those that Typer need not see.
 
-Habits of transformers' command lines, and one of our own, that Typer cannot declare:
+Rewritten is what follows ``--``, a launch command, and other people's spellings: habits of
+transformers' command lines, and one of our own, that Typer cannot declare:
 
 - ``--per_device_train_batch_size 8``: underscores.
 - ``--bf16 True``: a switch with a value.
 - ``--gradient_checkpointing``: an option whose value may be left out.
 - ``--ray``: another one; what follows is its value if it looks like an address.
+
+The common questions are then read here, because Typer takes longer to start than they take to
+answer: command lines without anything out of the ordinary (known options, each one once, one
+model). Everything else (help, completion, slips of the pen) is Typer's.
 """
 
 from __future__ import annotations
 
 import difflib
-import functools
 import re
-from collections.abc import Sequence
+import shlex
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from typing import Any
 
+from memest.cli.answering import run_estimate, run_fits
+from memest.config.option import Kind, Option
+from memest.config.option_table import OPTIONS
 from memest.errors import closest
-from memest.option import Kind, Option
-from memest.option_table import OPTIONS
 
-__all__ = ["closest_flags", "normalise", "options_by_flag"]
+__all__ = [
+    "ESTIMATING",
+    "SWITCHED_OFF",
+    "closest_flags",
+    "normalise",
+    "plain_question",
+    "with_launch",
+]
 
 _TRUE = frozenset({"true", "yes", "on"})
 _FALSE = frozenset({"false", "no", "off"})
 _MODE = re.compile(r"^(none|full|every.*|true|false|yes|no|on|off)$", re.IGNORECASE)
 _ADDRESS = re.compile(r"^(auto|local|ray://\S+|[^\s:=]+:\d+)$")
+ESTIMATING = (
+    "estimate",
+    "fits",
+    "max-batch",
+    "compare",
+    "sweep",
+    "stages",
+    "advise",
+    "explain-oom",
+)
+"""Commands that take the options of an estimate."""
+SWITCHED_OFF = "--switched-off"
+"""How a switch with a word for false reaches a command, which hides it."""
+_OUTPUT = {
+    "--json": "json",
+    "--quiet": "quiet",
+    "-q": "quiet",
+    "--no-color": "no_color",
+    "--ascii": "ascii",
+    "--debug": "debug",
+}
+_TEXTS = {"--by": "by", "--depth": "depth", "--out": "out", "--snapshot": "snapshot"}
+
+_FILES = (".yaml", ".yml", ".toml", ".json", ".py", ".bin")
+"""What may be a configuration of another tool, which takes readers to tell."""
 
 
-@functools.cache
+@cache
 def options_by_flag() -> dict[str, Option]:
     """Every spelling of every option of an estimate."""
     flags: dict[str, Option] = {}
@@ -35,10 +75,6 @@ def options_by_flag() -> dict[str, Option]:
         spelt = (f"--{name.replace('_', '-')}" for name in option.keywords)
         flags |= dict.fromkeys((*option.flags, *spelt), option)
     return flags
-
-
-SWITCHED_OFF = "--switched-off"
-"""How a switch with a word for false reaches a command, which hides it."""
 
 
 def closest_flags(flag: str) -> list[str]:
@@ -124,11 +160,81 @@ def normalise(argv: Sequence[str]) -> list[str]:
             if value is None and waiting and _is_mode(waiting[0]):
                 value = waiting.pop(0)
             words = dict.fromkeys((*_TRUE, ""), "full") | dict.fromkeys(_FALSE, "none")
-            given = value if value is not None else "full"
-            done.append(f"{flag}={words.get(given.lower(), given)}")
+            word = "full" if value is None else value
+            done.append(f"{flag}={words.get(word.lower(), word)}")
         else:
             done.append(flag if value is None else f"{flag}={value}")
             # a value may look like an option ("-1", "--x"); it is the next word all the same
             if value is None and waiting:
                 done.append(waiting.pop(0))
     return done
+
+
+def with_launch(words: Sequence[str]) -> list[str]:
+    """What follows ``--`` as the value of ``--launch``, where it is a command.
+
+    One word alone stays what it always was: a model whose name looks like an option.
+
+    Example:
+        >>> with_launch(["estimate", "--json", "--", "torchrun", "train.py"])
+        ['estimate', '--json', '--launch=torchrun train.py']
+    """
+    words = list(words)
+    if not words or words[0] not in ESTIMATING or "--" not in words:
+        return words
+    at = words.index("--")
+    if len(words) - at <= 2:
+        return words
+    return [*words[:at], f"--launch={shlex.join(words[at + 1 :])}"]
+
+
+def _may_be_file(model: str) -> bool:
+    return model.lower().endswith(_FILES) or ".py:" in model  # a function of a file
+
+
+def plain_question(words: Sequence[str]) -> Callable[[], int] | None:
+    """What to run for a command line, None where Typer has to look at it.
+
+    Args:
+        words: as :func:`normalise` returns them.
+    """
+    if len(words) < 2 or words[0] not in ("estimate", "fits"):
+        return None
+    flags = options_by_flag()
+    texts = _TEXTS if words[0] == "estimate" else {"--fail-over": "fail_over"}
+    model: str | None = None
+    options: dict[str, Any] = {}
+    shown: dict[str, Any] = {}
+    rest = iter(words[1:])
+    for word in rest:
+        flag, equals, attached = word.partition("=") if word.startswith("--") else (word, "", "")
+        if not word.startswith("-"):
+            if model is not None:
+                return None
+            model = word
+        elif word in _OUTPUT:
+            shown[_OUTPUT[word]] = True
+        elif flag in flags and flags[flag].kind is Kind.SWITCH and not equals:
+            options[flags[flag].name] = True
+        elif flag in flags or flag in texts:
+            value = attached if equals else next(rest, None)
+            if value is None or (flag in flags and flags[flag].kind is Kind.SWITCH):
+                return None
+            if flag in texts:
+                if texts[flag] in shown:
+                    return None
+                shown[texts[flag]] = value
+            elif flags[flag].kind is Kind.LIST:
+                options.setdefault(flags[flag].name, []).append(value)
+            elif flags[flag].name in options:
+                return None
+            else:
+                options[flags[flag].name] = value
+        else:
+            return None
+    if model is None or _may_be_file(model):
+        return None
+    if words[0] == "estimate":
+        return partial(run_estimate, model, options, **shown)
+    kept = {name: shown[name] for name in ("json", "quiet", "debug", "fail_over") if name in shown}
+    return partial(run_fits, model, options, **kept)

@@ -11,20 +11,21 @@ from typing import Annotated, Any
 
 import typer
 
-from memest.adapter import read_adapter
 from memest.cli.console import Output, emit, write_out
 from memest.cli.parameters import AsciiFlag, DebugFlag, JsonFlag, NoColorFlag
+from memest.config.adapter import read_adapter
+from memest.config.quantization import read_quantization
 from memest.errors import ConfigError
-from memest.quantization import read_quantization
-from memest.store import Entry, Store, cache_folder, size_limit
+from memest.profiles.cache import Entry, Store, cache_folder, size_limit
 from memest.units import format_size
 
 __all__ = ["cache", "contents"]
 
 _SWITCHES = {
-    "padded": "padded batches", "use_reentrant": "reentrant checkpointing",
+    "padded": "padded batches",
+    "use_reentrant": "reentrant checkpointing",
     "del_outputs": "del outputs",
-}  # fmt: skip
+}
 _WORDS = {
     "task": "{}",
     "precision": "{}",
@@ -110,23 +111,28 @@ def contents(folder: Path) -> Contents:
     known = {entry.digest for entry in entries}
     others = sum(1 for name in names if name not in known)
     return Contents(
-        folder=folder, profiles=tuple(kinds["profiles"]), optimizers=tuple(kinds["optimizers"]),
-        unknown=tuple(kinds["unknown"]), problem=problem, others=others,
-    )  # fmt: skip
+        folder=folder,
+        profiles=tuple(kinds["profiles"]),
+        optimizers=tuple(kinds["optimizers"]),
+        unknown=tuple(kinds["unknown"]),
+        problem=problem,
+        others=others,
+    )
 
 
 def _differences(key: Mapping[str, Any]) -> dict[str, Any]:
     """What of an entry's setup is not as when nothing is asked for."""
-    from memest.setup import Setup
+    from memest.config.setup import Setup
 
     setup = key.get("setup")
     if not isinstance(setup, dict):
         return {}
     usual = Setup().to_dict()
     changed = {
-        name: setup[name] for name in (*_WORDS, *_SWITCHES)
+        name: setup[name]
+        for name in (*_WORDS, *_SWITCHES)
         if name in setup and name in usual and setup[name] != usual[name]
-    }  # fmt: skip
+    }
     for name in _SPREAD:
         value = setup.get(name)
         value = value[0] if isinstance(value, list) and value else value
@@ -141,19 +147,19 @@ def _differences(key: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _words(key: Mapping[str, Any]) -> str:
-    said = []
+    words = []
     for name, value in _differences(key).items():
         if name in _READERS:
-            said.append(_named(name, value))
+            words.append(_named(name, value))
         elif name in _WORDS:
-            said.append(_WORDS[name].format(_plain(value)))
+            words.append(_WORDS[name].format(_plain(value)))
         elif name in _SPREAD:
-            said.append(_SPREAD[name].format(value))
+            words.append(_SPREAD[name].format(value))
         elif name in _SWITCHES:
-            said.append(_SWITCHES[name] if value else f"no {_SWITCHES[name]}")
+            words.append(_SWITCHES[name] if value else f"no {_SWITCHES[name]}")
         else:
-            said.append({"optim": "no optimizer", "grad_accum": "accumulation"}[name])
-    return ", ".join(said) or "as by default"
+            words.append({"optim": "no optimizer", "grad_accum": "accumulation"}[name])
+    return ", ".join(words) or "as by default"
 
 
 def _named(name: str, value: Any) -> str:
@@ -177,7 +183,7 @@ def _moment(seconds: float) -> str:
         return "unknown"
 
 
-def _document(found: Contents, limit: int) -> dict[str, Any]:
+def _document(contents: Contents, limit: int) -> dict[str, Any]:
     """The document of ``--json``; sizes in bytes, times in UTC."""
 
     def sums(entries: Iterable[Entry]) -> dict[str, Any]:
@@ -192,9 +198,9 @@ def _document(found: Contents, limit: int) -> dict[str, Any]:
 
     return {
         "schema_version": 1,
-        "path": str(found.folder),
-        "problem": found.problem or None,
-        "total_bytes": found.total_bytes,
+        "path": str(contents.folder),
+        "problem": contents.problem or None,
+        "total_bytes": contents.total_bytes,
         "limit_bytes": limit,
         "profiles": [
             {
@@ -207,11 +213,11 @@ def _document(found: Contents, limit: int) -> dict[str, Any]:
                 "bytes": entry.bytes,
                 "used": _utc(entry.used),
             }
-            for entry in found.profiles
+            for entry in contents.profiles
         ],
-        "optimizers": sums(found.optimizers),
-        "unknown": sums(found.unknown),
-        "other_files": found.others,
+        "optimizers": sums(contents.optimizers),
+        "unknown": sums(contents.unknown),
+        "other_files": contents.others,
     }
 
 
@@ -262,15 +268,15 @@ def cache(
     if clear:
         return _report_cleared(folder, json=json)
     limit = size_limit()
-    found = contents(folder)
+    kept = contents(folder)
     if json:
-        write_out(f"{json_module.dumps(_document(found, limit), indent=2)}\n")
+        write_out(f"{json_module.dumps(_document(kept, limit), indent=2)}\n")
         return 0
-    write_out(f"{_summary(found, limit)}\n")
-    if found.entries:
-        _show(found, Output(color=not no_color))
-    if found.others and not found.problem:
-        what = "one other file" if found.others == 1 else f"{found.others} other files"
+    write_out(f"{_summary(kept, limit)}\n")
+    if kept.entries:
+        _show(kept, Output(color=not no_color))
+    if kept.others and not kept.problem:
+        what = "one other file" if kept.others == 1 else f"{kept.others} other files"
         emit(f"memest: {what} in {folder}: not memest's, nothing here touches them.")
     return 0
 
@@ -279,8 +285,11 @@ def _report_cleared(folder: Path, *, json: bool) -> int:
     freed, left = _clear(folder)
     if json:
         document = {
-            "schema_version": 1, "path": str(folder), "freed_bytes": freed, "left_bytes": left,
-        }  # fmt: skip
+            "schema_version": 1,
+            "path": str(folder),
+            "freed_bytes": freed,
+            "left_bytes": left,
+        }
         write_out(f"{json_module.dumps(document, indent=2)}\n")
     else:
         freed_words = f"freed {format_size(freed)}" if freed else "nothing to clear"
@@ -294,15 +303,15 @@ def _report_cleared(folder: Path, *, json: bool) -> int:
     return 0
 
 
-def _summary(found: Contents, limit: int) -> str:
-    if found.problem:
-        return f"{found.folder}: {found.problem}. MEMEST_CACHE chooses another folder."
-    if not found.entries:
-        return f"{found.folder}: empty, of {format_size(limit)}."
-    return f"{found.folder}: {format_size(found.total_bytes)} of {format_size(limit)}."
+def _summary(contents: Contents, limit: int) -> str:
+    if contents.problem:
+        return f"{contents.folder}: {contents.problem}. MEMEST_CACHE chooses another folder."
+    if not contents.entries:
+        return f"{contents.folder}: empty, of {format_size(limit)}."
+    return f"{contents.folder}: {format_size(contents.total_bytes)} of {format_size(limit)}."
 
 
-def _show(found: Contents, output: Output) -> None:
+def _show(contents: Contents, output: Output) -> None:
     from rich.table import Table
     from rich.text import Text
 
@@ -311,19 +320,24 @@ def _show(found: Contents, output: Output) -> None:
         table.add_column(justify=side, overflow="fold")
     head = ("model", "setup", "documents", "size", "last used")
     table.add_row(*(Text(title, style="dim") for title in head))
-    for entry in found.profiles:
+    for entry in contents.profiles:
         table.add_row(
-            Text(entry.key["model"]), Text(_words(entry.key)), f"{entry.documents}",
-            format_size(entry.bytes), _moment(entry.used),
-        )  # fmt: skip
+            Text(entry.key["model"]),
+            Text(_words(entry.key)),
+            f"{entry.documents}",
+            format_size(entry.bytes),
+            _moment(entry.used),
+        )
     for name, entries in (
-        ("optimizer updates", found.optimizers),
-        ("unreadable entries", found.unknown),
+        ("optimizer updates", contents.optimizers),
+        ("unreadable entries", contents.unknown),
     ):
         if entries:
             table.add_row(
-                Text(name, style="dim"), "", f"{sum(entry.documents for entry in entries)}",
+                Text(name, style="dim"),
+                "",
+                f"{sum(entry.documents for entry in entries)}",
                 format_size(sum(entry.bytes for entry in entries)),
                 _moment(max(entry.used for entry in entries)),
-            )  # fmt: skip
+            )
     output.show(table)

@@ -14,13 +14,13 @@ from memest.cli.calibrate_run import StoreOption, open_store
 from memest.cli.console import Output, emit, write_out
 from memest.cli.parameters import DebugFlag, JsonFlag, NoColorFlag
 from memest.errors import ConfigError
-from memest.files import write_text
+from memest.files.texts import write_text
 from memest.units import format_size
 
 if TYPE_CHECKING:
     from memest.calibration.fitting.prediction import Pair
     from memest.calibration.measurement import Measurement
-    from memest.calibration_profile import CalibrationProfile
+    from memest.estimation.calibration import Calibration
 
 __all__ = ["fit", "report"]
 
@@ -63,26 +63,26 @@ def fit(
 ) -> int:
     """Fit what predictions leave open to what was measured, and write a calibration profile.
 
-    For example: memest calibrate fit --out profile.json, then
-    memest estimate gpt2 --gpu local --profile profile.json
+    For example: memest calibrate fit --out calibration.json, then
+    memest estimate gpt2 --gpu local --calibration calibration.json
     """
-    from memest.calibration.fitting.fit import fit_profile
-    from memest.profile_file import write_profile
+    from memest.calibration.fitting.fit import fit_calibration
+    from memest.estimation.calibration_files import write_calibration
 
     output = Output(color=not no_color, quiet=json)
     with silenced(debug=debug):
         pairs = _pairs(_measurements(store, records, gpu), output)
-        profile = fit_profile(pairs)
-    target = out or _own_place(profile)
+        calibration = fit_calibration(pairs)
+    target = out or _own_place(calibration)
     unwritten: ConfigError | None = None  # told when the fit is out
     try:
-        write_profile(profile, target)
+        write_calibration(calibration, target)
     except ConfigError as error:
         unwritten = error
     if json:
-        write_out(f"{json_module.dumps(profile.to_dict(), indent=2)}\n")
+        write_out(f"{json_module.dumps(calibration.to_dict(), indent=2)}\n")
     else:
-        for line in _summary(profile):
+        for line in _summary(calibration):
             write_out(f"{line}\n")
     if unwritten is not None:
         raise unwritten
@@ -98,7 +98,7 @@ def report(
     profile: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option(
-            "--profile", metavar="FILE", help="Show what this profile corrects; else none."
+            "--calibration", metavar="FILE", help="Show what this calibration corrects; else none."
         ),
     ] = None,
     out: Annotated[
@@ -116,15 +116,15 @@ def report(
 ) -> int:
     """Predicted against measured: errors, worst cases, coverage of the ranges.
 
-    For example: memest calibrate report --profile profile.json --out report.html
+    For example: memest calibrate report --calibration calibration.json --out report.html
     """
     from memest.calibration.fitting.report import html_report, markdown_report
-    from memest.profile_file import read_profile
+    from memest.estimation.calibration_files import read_calibration
 
     for path in out or ():
         if path.suffix.lower() not in (".html", ".htm", ".md"):
             raise ConfigError(f"--out {path}: write FILE.html or FILE.md.")
-    used = None if profile is None else read_profile(profile)
+    used = None if profile is None else read_calibration(profile)
     output = Output(color=not no_color)
     with silenced(debug=debug):
         pairs = _pairs(_measurements(store, records, gpu), output)
@@ -144,34 +144,35 @@ def _measurements(
 ) -> list[Measurement]:
     if records and store is not None:
         raise ConfigError("--store and --from both say where measurements are: drop one.")
-    found: list[Measurement] = []
+    measurements: list[Measurement] = []
     if records:
         from memest.calibration.exchange import read_measurements
 
         for path in records:
             some, problems = read_measurements(path)
-            found += some
+            measurements += some
             for problem in problems:
                 emit(f"memest: {path}: {problem}; passed over.")
     else:
         with open_store(store) as kept:
-            found = kept.measurements()
-    return _of_gpu(found, gpu)
+            measurements = kept.measurements()
+    return _of_gpu(measurements, gpu)
 
 
-def _of_gpu(found: list[Measurement], gpu: str | None) -> list[Measurement]:
-    names = sorted({m.environment.gpu for m in found if m.environment is not None})
+def _of_gpu(measurements: list[Measurement], gpu: str | None) -> list[Measurement]:
+    names = sorted({m.environment.gpu for m in measurements if m.environment is not None})
     if gpu is None:
         if "cpu" in names and len(names) > 1:
             # a CPU has no allocator and no context: its runs say nothing of a GPU's
             emit("memest: runs on a CPU are left out; --gpu cpu takes them alone.")
-            return [m for m in found if m.environment is None or m.environment.gpu != "cpu"]
-        return found
+            return [m for m in measurements if m.environment is None or m.environment.gpu != "cpu"]
+        return measurements
     wanted = re.sub(r"[^a-z0-9]", "", gpu.lower())
     kept = [
-        m for m in found
+        m
+        for m in measurements
         if m.environment and wanted in re.sub(r"[^a-z0-9]", "", m.environment.gpu.lower())
-    ]  # fmt: skip
+    ]
     if not kept:
         raise ConfigError(
             f"--gpu {gpu!r}: no run was measured on it. Measured: {', '.join(names) or 'nothing'}."
@@ -201,7 +202,7 @@ def _pairs(measured: list[Measurement], output: Output) -> list[Pair]:
 
 def _other_software(measured: list[Measurement]) -> list[str]:
     """What to say where predictions are made with other code than the measured runs ran."""
-    from memest.installed import release
+    from memest.config.installed import release
 
     out = []
     for package in ("torch", "transformers"):
@@ -219,43 +220,44 @@ def _other_software(measured: list[Measurement]) -> list[str]:
     return out
 
 
-def _own_place(profile: CalibrationProfile) -> Path:
-    from memest.places import user_folder
+def _own_place(calibration: Calibration) -> Path:
+    from memest.files.folders import user_folder
 
-    names = "-".join(profile.provenance.gpus)
+    names = "-".join(calibration.provenance.gpus)
     slug = re.sub(r"[^a-z0-9]+", "-", names.lower()).strip("-")[:80]
     return user_folder() / "profiles" / f"{slug}.json"
 
 
-def _summary(profile: CalibrationProfile) -> list[str]:
+def _summary(calibration: Calibration) -> list[str]:
     """What was fitted, in lines."""
-    found = profile.validation
-    gpus = ", ".join(profile.provenance.gpus)
-    lines = [f"{gpus}: {found.cases} runs of {found.models} models"]
-    factors = {name: value for name, value in profile.factors.items() if value != 1}
-    if factors or profile.other_factor != 1:
+    cross_validation = calibration.validation
+    gpus = ", ".join(calibration.provenance.gpus)
+    lines = [f"{gpus}: {cross_validation.cases} runs of {cross_validation.models} models"]
+    factors = {name: value for name, value in calibration.factors.items() if value != 1}
+    if factors or calibration.other_factor != 1:
         words = [f"{name} x {value:.4f}" for name, value in factors.items()]
-        words.append(f"others x {profile.other_factor:.4f}")
+        words.append(f"others x {calibration.other_factor:.4f}")
         lines.append(f"tensors: {', '.join(words)}")
     else:
         lines.append("tensors: as predicted, no correction earned its place")
     lines += [
-        f"context and kernels: {_process(profile, part)} on {part.gpu}" for part in profile.process
+        f"context and kernels: {_process(calibration, part)} on {part.gpu}"
+        for part in calibration.process
     ]
-    lines.append(_band(profile))
-    lines += [f"note: {note}" for note in profile.provenance.notes]
+    lines.append(_band(calibration))
+    lines += [f"note: {note}" for note in calibration.provenance.notes]
     return lines
 
 
-def _process(profile: CalibrationProfile, part: Any) -> str:
+def _process(calibration: Calibration, part: Any) -> str:
     text = format_size(part.constant_bytes)
-    if profile.per_kernel_bytes:
-        text += f" and {format_size(round(profile.per_kernel_bytes))} for each kind of kernel"
+    if calibration.per_kernel_bytes:
+        text += f" and {format_size(round(calibration.per_kernel_bytes))} for each kind of kernel"
     return text
 
 
-def _band(profile: CalibrationProfile) -> str:
-    band = profile.band
+def _band(calibration: Calibration) -> str:
+    band = calibration.band
     if band.level is None:
         return "range: no claim, there are too few models to leave one out"
     words = "of the peak" if band.scale == "proportional" else ""

@@ -94,13 +94,7 @@ def run(
     timeout: TimeoutOption = 300.0,
     ray: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option(
-            "--ray",
-            metavar="[ADDRESS]",
-            help="Run the cases on every kind of GPU of a Ray cluster, one case a GPU at a time: "
-            "without an address on the cluster that RAY_ADDRESS names, else on this machine alone.",
-            show_default=False,
-        ),
+        typer.Option("--ray", hidden=True),
     ] = None,
     json: JsonFlag = False,
     no_color: NoColorFlag = False,
@@ -111,47 +105,42 @@ def run(
     A run that was ended goes on where it stopped. For example:
     memest calibrate run --campaign standard
     """
+    if ray is not None:
+        raise ConfigError(
+            "--ray is for sweeps: run the campaign on each machine, then bring its store into one "
+            "with `memest calibrate merge STORE`."
+        )
     from memest.calibration.campaign import read_campaign
     from memest.calibration.case import with_events
+    from memest.calibration.running.runner import run_cases
 
     chosen = read_campaign(campaign)
     cases = _matching(chosen.cases, only)
     if record_events:
         cases = [with_events(case) for case in cases]
     output = Output(color=not no_color, quiet=json)
-    command = shlex.join(["memest", *sys.argv[1:]])
     with silenced(debug=debug), open_store(store, create=True) as kept:
-        if ray is not None:
-            from memest.calibration.running.fleet import run_on_ray
-
-            with _shown(output, len(cases)) as tell:
-                summaries = run_on_ray(
-                    cases, device or "auto", kept, command=command, timeout=timeout,
-                    budget=budget, address=None if ray == "auto" else ray, tell=tell,
-                )  # fmt: skip
-        else:
-            from memest.calibration.running.runner import run_cases
-
-            with _shown(output, len(cases)) as tell:
-                summaries = [
-                    run_cases(
-                        cases, _device(device), kept, command=command, timeout=timeout,
-                        budget=budget, tell=tell,
-                    )
-                ]  # fmt: skip
+        with _shown(output, len(cases)) as tell:
+            summary = run_cases(
+                cases,
+                _device(device),
+                kept,
+                command=shlex.join(["memest", *sys.argv[1:]]),
+                timeout=timeout,
+                budget=budget,
+                tell=tell,
+            )
         path = kept.path
     if json:
         document = {"schema_version": 1, "campaign": chosen.name, "store": str(path)}
-        document |= {"runs": [_document(s) for s in summaries]}
+        document |= {"runs": [_document(summary)]}
         write_out(f"{json_module.dumps(document, indent=2)}\n")
     else:
-        for summary in summaries:
-            write_out(f"{_sentence(summary)}\n")
-            for remark in _remarks(summary):
-                emit(f"memest: {remark}.")
+        write_out(f"{_sentence(summary)}\n")
+        for remark in _remarks(summary):
+            emit(f"memest: {remark}.")
         write_out(f"kept in {path}\n")
-    problems = sum(len(s.measured) - s.count_good() for s in summaries)
-    return _FAILED if problems else 0
+    return 0 if len(summary.measured) == summary.count_good() else _FAILED
 
 
 def verify(
@@ -161,9 +150,7 @@ def verify(
     only: OnlyOption = None,
     profile: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option(
-            "--profile", metavar="FILE", help="The calibration profile whose bounds count."
-        ),
+        typer.Option("--calibration", metavar="FILE", help="The calibration whose bounds count."),
     ] = None,
     max_batch: Annotated[
         int,
@@ -194,9 +181,16 @@ def verify(
         pattern = _pattern(only)
         with _shown(output, 0) as tell:
             outcome = verify_store(
-                kept, _device(device), pattern=pattern, profile=profile,
-                boundaries=max_batch, command=command, timeout=timeout, budget=budget, tell=tell,
-            )  # fmt: skip
+                kept,
+                _device(device),
+                pattern=pattern,
+                profile=profile,
+                boundaries=max_batch,
+                command=command,
+                timeout=timeout,
+                budget=budget,
+                tell=tell,
+            )
     if json:
         write_out(f"{json_module.dumps(outcome.to_dict(), indent=2)}\n")
     else:
@@ -222,11 +216,11 @@ def _pattern(only: str | None) -> re.Pattern[str]:
 
 def _matching(cases: Sequence[Case], only: str | None) -> list[Case]:
     pattern = _pattern(only)
-    found = [case for case in cases if pattern.search(case.id) or pattern.search(case.model)]
-    if not found:
+    matching = [case for case in cases if pattern.search(case.id) or pattern.search(case.model)]
+    if not matching:
         names = ", ".join(case.id for case in cases[:3])
         raise ConfigError(f"--only {only!r} matches no case. Names look like: {names}.")
-    return found
+    return matching
 
 
 @contextlib.contextmanager
@@ -244,9 +238,11 @@ def _shown(output: Output, total: int) -> Iterator[Callable[[Progress], None]]:
 
     console = Console(stderr=True, no_color=not output.color, highlight=False)
     columns = (
-        TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
         TextColumn("{task.fields[left]}"),
-    )  # fmt: skip
+    )
     with Bar(*columns, console=console, transient=True) as bar:
         task = bar.add_task("starting", total=total or None, left="")
 
@@ -254,9 +250,12 @@ def _shown(output: Output, total: int) -> Iterator[Callable[[Progress], None]]:
             left = _time(progress.seconds_left)
             ended = progress.measured is not None or progress.skipped
             bar.update(
-                task, total=progress.total, completed=progress.number - (not ended), left=left,
+                task,
+                total=progress.total,
+                completed=progress.number - (not ended),
+                left=left,
                 description=progress.case.id,
-            )  # fmt: skip
+            )
             if progress.measured is not None:
                 console.print(_ended(progress.measured), markup=False)
 
@@ -307,7 +306,7 @@ def _sentence(summary: Summary) -> str:
         text += f"; {summary.passed_over} need more GPUs than there are"
     if summary.left:
         text += f"; {summary.left} left for another time (--budget)"
-    return ". ".join((f"{text}; {summary.seconds:.0f} s", *summary.remarks))
+    return f"{text}; {summary.seconds:.0f} s"
 
 
 def _remarks(summary: Summary) -> list[str]:
@@ -330,9 +329,13 @@ def _remarks(summary: Summary) -> list[str]:
 
 
 _STATUS_WORDS = (
-    ("ok", "measured"), ("oom", "out of memory, which is a result"), ("failed", "failed"),
-    ("crashed", "crashed"), ("timeout", "took too long"), ("interrupted", "interrupted"),
-)  # fmt: skip
+    ("ok", "measured"),
+    ("oom", "out of memory, which is a result"),
+    ("failed", "failed"),
+    ("crashed", "crashed"),
+    ("timeout", "took too long"),
+    ("interrupted", "interrupted"),
+)
 
 
 def _document(summary: Summary) -> dict[str, Any]:
@@ -341,14 +344,18 @@ def _document(summary: Summary) -> dict[str, Any]:
     return {
         "environment": dataclasses.asdict(summary.environment),
         "measured": [
-            {"run": m.run, "case": m.case.id, "status": m.status.value,
-             "allocated_bytes": m.allocated_bytes, "reserved_bytes": m.reserved_bytes,
-             "device_bytes": m.device_bytes}
+            {
+                "run": m.run,
+                "case": m.case.id,
+                "status": m.status.value,
+                "allocated_bytes": m.allocated_bytes,
+                "reserved_bytes": m.reserved_bytes,
+                "device_bytes": m.device_bytes,
+            }
             for m in summary.measured
         ],
         "skipped": summary.skipped,
         "passed_over": summary.passed_over,
         "left": summary.left,
-        "remarks": list(summary.remarks),
         "seconds": summary.seconds,
-    }  # fmt: skip
+    }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Annotated, Any
 
 import typer
@@ -11,14 +12,12 @@ from memest.cli.app import app
 from memest.cli.cache import cache
 from memest.cli.calibrate import calibrate
 from memest.cli.compare import compare
-from memest.cli.completion import completion
 from memest.cli.console import write_out
 from memest.cli.env import env
 from memest.cli.estimate import estimate, fits
-from memest.cli.examples import epilog_of
 from memest.cli.explain_oom import explain_oom
 from memest.cli.gpus import gpus
-from memest.cli.help import show_help
+from memest.cli.help import completion, epilog_of, show_help
 from memest.cli.max_batch import max_batch
 from memest.cli.models import models
 from memest.cli.replay import replay
@@ -52,8 +51,9 @@ def _root(
     """How much GPU memory a PyTorch training run will take, before it runs."""
 
 
+@functools.cache
 def build() -> Any:
-    """The command as Typer makes it."""
+    """The command as Typer makes it; once a process, because making it takes 0.2 s."""
     root = typer.Typer(
         name="memest",
         rich_markup_mode="rich",
@@ -62,9 +62,23 @@ def build() -> Any:
     )
     root.callback()(_root)
     for function in (
-        estimate, fits, max_batch, compare, advise, sweep, stages, explain_oom, replay, validate,
-        models, gpus, app, cache, env, completion,
-    ):  # fmt: skip
+        estimate,
+        fits,
+        max_batch,
+        compare,
+        advise,
+        sweep,
+        stages,
+        explain_oom,
+        replay,
+        validate,
+        models,
+        gpus,
+        app,
+        cache,
+        env,
+        completion,
+    ):
         name = function.__name__.replace("_", "-")
         root.command(epilog=epilog_of(name))(function)
     root.command("help", epilog=epilog_of("help"))(show_help)

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Optional
 
 import typer
 
-from memest.cli.answering import silenced
+from memest.cli.answering import check_sizes, silenced
 from memest.cli.console import Output, write_out
 from memest.cli.parameters import (
     AsciiFlag,
@@ -15,7 +15,6 @@ from memest.cli.parameters import (
     NoColorFlag,
     with_options,
 )
-from memest.options import read_size
 from memest.readers.run_config import RunConfig
 
 __all__ = ["compare"]
@@ -61,10 +60,8 @@ def compare(
 
     For example: memest compare bert-large-uncased --batch 4 --vs fp16 --vs 'batch=1 grad-accum=4'
     """
-    for name in ("gpu_memory", "device_context"):
-        if name in options:
-            read_size(name, options[name])
-    from memest.report.comparison import change_sentence, print_comparison, render_comparison
+    check_sizes(options)
+    from memest.report.tables import change_sentence
     from memest.search.compare import compare as set_side_by_side
 
     output = Output(color=not no_color, ascii_only=ascii, quiet=quiet or json)
@@ -79,9 +76,5 @@ def compare(
         first, *others = answer.scenarios
         write_out("".join(f"{change_sentence(scenario, first)}\n" for scenario in others))
         return 0
-    console = output.console()
-    if console.color_system is None:
-        write_out(render_comparison(answer, width=console.width, ascii_only=output.plain))
-    else:
-        print_comparison(answer, console, ascii_only=output.plain)
+    output.report(answer)
     return 0

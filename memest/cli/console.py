@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from memest.errors import MemestError
-from memest.files import shown
+from memest.files.texts import shown
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
+
+    from memest.report.answer import Answer
 
 __all__ = ["Output", "PipeClosedError", "emit", "write_out"]
 
@@ -106,6 +108,21 @@ class Output:
         text = io.StringIO()
         RichConsole(file=text, width=width, color_system=None).print(table, markup=False)
         write_out("".join(f"{line.rstrip()}\n" for line in text.getvalue().splitlines()))
+
+    def report(self, answer: Answer, **options: Any) -> None:
+        """Write the report of an answer to stdout.
+
+        Args:
+            answer: what was found out.
+            options: which part of it is shown.
+        """
+        from memest.report.terminal import print_report, render
+
+        console = self.console()
+        if console.color_system is None:
+            write_out(render(answer, width=console.width, ascii_only=self.plain, **options))
+        else:
+            print_report(answer, console, ascii_only=self.plain, **options)
 
     @contextlib.contextmanager
     def progress(self) -> Iterator[Callable[[str], None] | None]:

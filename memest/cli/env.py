@@ -13,9 +13,9 @@ import typer
 
 from memest.cli.console import Output, write_out
 from memest.cli.parameters import AsciiFlag, DebugFlag, JsonFlag, NoColorFlag
+from memest.config.installed import VERIFIED, installed_version, unverified
 from memest.errors import MissingDependencyError
-from memest.installed import VERIFIED, installed_version, unverified
-from memest.places import data_folder
+from memest.files.folders import data_folder
 
 if TYPE_CHECKING:
     from memest.calibration.drift import Drift
@@ -60,11 +60,11 @@ def _version(package: str) -> str | None:
 
 def _gpus() -> tuple[list[dict[str, Any]], str]:
     """The GPUs of this machine, and why there are none."""
+    from memest.catalog.nvml import local_gpus
     from memest.errors import MemestError
-    from memest.hardware.nvml import local_gpus
 
     try:
-        found = local_gpus()
+        gpus = local_gpus()
     except MemestError as error:
         return [], str(error)
     return [
@@ -76,13 +76,13 @@ def _gpus() -> tuple[list[dict[str, Any]], str]:
             "driver": gpu.driver,
             "mig": gpu.mig,
         }
-        for gpu in found
-    ], "" if found else "the driver sees no GPU"
+        for gpu in gpus
+    ], "" if gpus else "the driver sees no GPU"
 
 
 def _cache() -> dict[str, Any]:
     """The folder of step profiles, and what it holds."""
-    from memest.store import Store, cache_folder
+    from memest.profiles.cache import Store, cache_folder
 
     folder = cache_folder()
     if folder is None:
@@ -173,8 +173,8 @@ def env(
         rows.append(("releases", facts["releases"]["note"]))
     if drift is not None:
         rows += drift.lines()
-        said = "traces differ from what is installed" if drift.found else "traces hold"
-        rows.append(("check", f"{said}: torch {drift.torch}, transformers {drift.transformers}"))
+        verdict = "traces differ from what is installed" if drift.found else "traces hold"
+        rows.append(("check", f"{verdict}: torch {drift.torch}, transformers {drift.transformers}"))
     for name, value in rows:
         table.add_row(name, value)
     Output(color=not no_color, ascii_only=ascii).show(table)

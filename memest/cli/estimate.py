@@ -96,9 +96,20 @@ def estimate(
     configuration of the run, memest estimate run.yaml, or its launch command after --.
     """
     return run_estimate(
-        str(model), options, run=run, explain=explain, by=by, depth=depth, out=out,
-        snapshot=snapshot, json=json, quiet=quiet, no_color=no_color, ascii=ascii, debug=debug,
-    )  # fmt: skip
+        str(model),
+        options,
+        run=run,
+        explain=explain,
+        by=by,
+        depth=depth,
+        out=out,
+        snapshot=snapshot,
+        json=json,
+        quiet=quiet,
+        no_color=no_color,
+        ascii=ascii,
+        debug=debug,
+    )
 
 
 @with_options

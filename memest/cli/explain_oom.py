@@ -68,10 +68,9 @@ def explain_oom(
 
     For example: memest explain-oom slurm-123.out gpt2 --batch 32 --seq-len 1024 --fp16
     """
-    from memest.report.oom import print_oom, render_oom
     from memest.search.explain_oom import explain_oom as explain
 
-    for name in ("gpu_memory", "device_context", "profile"):
+    for name in ("gpu_memory", "device_context", "calibration"):
         if options.pop(name, None) is not None:
             flag = f"--{name.replace('_', '-')}"
             raise ConfigError(
@@ -86,12 +85,8 @@ def explain_oom(
         return 0
     if quiet:
         relation = answer.relation
-        said = answer.accounts[0].sentences if relation is None else relation.sentences
-        write_out("".join(f"{sentence}\n" for sentence in said))
+        sentences = answer.accounts[0].sentences if relation is None else relation.sentences
+        write_out("".join(f"{sentence}\n" for sentence in sentences))
         return 0
-    console = output.console()
-    if console.color_system is None:
-        write_out(render_oom(answer, width=console.width, ascii_only=output.plain))
-    else:
-        print_oom(answer, console, ascii_only=output.plain)
+    output.report(answer)
     return 0

@@ -16,13 +16,13 @@ from memest.errors import ConfigError, UnknownGpuError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from memest.hardware.spec import GpuSpec
+    from memest.catalog.spec import GpuSpec
 
 __all__ = ["gpus"]
 
 
 def _usable(spec: GpuSpec) -> tuple[int | None, str]:
-    from memest.hardware.capacity import usable_bytes
+    from memest.catalog.capacity import usable_bytes
 
     try:
         return usable_bytes(spec)
@@ -41,23 +41,23 @@ def _document(specs: Sequence[GpuSpec]) -> dict[str, Any]:
 
 def _search(query: str) -> list[GpuSpec]:
     """One card by its name, or all whose names hold the words asked for."""
-    from memest.hardware.catalogue import find_gpu, list_gpus, normalise
+    from memest.catalog.gpus import find_gpu, list_gpus, normalise
 
     try:
         return [find_gpu(query)]
     except UnknownGpuError:
         wanted = normalise(query)
-        found = [
+        gpu_specs = [
             spec
             for spec in list_gpus()
             if wanted and any(wanted in normalise(text) for text in (spec.name, *spec.aliases))
         ]
-        found = found or [
+        gpu_specs = gpu_specs or [
             spec for spec in list_gpus() if query.strip().lower() == spec.architecture.lower()
         ]
-        if not found:
+        if not gpu_specs:
             raise
-        return found
+        return gpu_specs
 
 
 def _capability(spec: GpuSpec) -> str:
@@ -128,21 +128,21 @@ def gpus(
     debug: DebugFlag = False,  # noqa: ARG001 - read before parsing
 ) -> int:
     """List the GPUs that are known, or describe one."""
-    from memest.hardware.catalogue import list_gpus
-    from memest.hardware.nvml import local_gpus, local_spec
+    from memest.catalog.gpus import list_gpus
+    from memest.catalog.nvml import local_gpus, local_spec
 
     if local and name is not None:
         raise ConfigError("memest gpus takes a NAME or --local, not both: drop one of them.")
     if local:
-        found = [local_spec(gpu) for gpu in local_gpus()]
+        gpu_specs = [local_spec(gpu) for gpu in local_gpus()]
     else:
-        found = list(list_gpus()) if name is None else _search(name)
+        gpu_specs = list(list_gpus()) if name is None else _search(name)
     if json:
-        write_out(f"{json_module.dumps(_document(found), indent=2)}\n")
+        write_out(f"{json_module.dumps(_document(gpu_specs), indent=2)}\n")
         return 0
     output = Output(color=not no_color)
-    single = len(found) == 1 or local
-    for index, part in enumerate(map(_describe, found) if single else [_list(found)]):
+    single = len(gpu_specs) == 1 or local
+    for index, part in enumerate(map(_describe, gpu_specs) if single else [_list(gpu_specs)]):
         if index:
             write_out("\n")
         output.show(part)

@@ -1,4 +1,7 @@
-"""``memest help``: a page for each command, in the order of a manual, and some topics."""
+"""``memest help`` and ``memest completion``: pages on commands and topics, scripts for shells.
+
+Examples of every command stand below its help, and on its page.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,10 @@ from typing import Annotated, Any, Optional
 import typer
 
 from memest.cli.console import write_out
-from memest.cli.examples import EXAMPLES
 from memest.cli.parameters import DebugFlag
 from memest.errors import ConfigError, closest
 
-__all__ = ["TOPICS", "help_page", "show_help"]
+__all__ = ["EXAMPLES", "TOPICS", "completion", "epilog_of", "help_page", "show_help"]
 
 _EXIT_CODES = """\
 0    done; for fits and advise: it fits
@@ -56,6 +58,98 @@ package.module:factory          anything that returns a torch.nn.Module
 1048576                         bytes""",
     ),
 }
+
+EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
+    "estimate": (
+        ("memest estimate bert-large-uncased --batch 8 --fp16", "what a run needs, anywhere"),
+        ("memest estimate gpt2 --batch 8 --gpu t4 --by layer", "which layers fill the card"),
+        ("memest estimate gpt2 --batch 8 --snapshot run.pickle", "for PyTorch's memory_viz"),
+        ("memest estimate gpt2 --gpu t4 --out run.html", "a page; .json, .csv and .png too"),
+    ),
+    "fits": (
+        ("memest fits gpt2 --batch 8 --gpu t4 && python train.py", "train only what fits"),
+        ("memest fits gpt2 --batch 8 --fail-over 12GiB --quiet", "a budget, the exit code alone"),
+    ),
+    "max-batch": (
+        ("memest max-batch bert-large-uncased --fp16 --gpu rtx-3090", "the largest batch"),
+        ("memest max-batch gpt2 --gpu t4 --of seq-len", "the longest sequence"),
+    ),
+    "compare": (
+        ("memest compare gpt2 --batch 8 --vs fp16 --vs checkpointing=full", "and why they differ"),
+        ("memest compare gpt2 --batch 8 --vs 'batch=2 grad-accum=4'", "two changes at once"),
+    ),
+    "advise": (
+        ("memest advise gpt2 --gpu t4 --effective-batch 64", "ways to train, the fastest first"),
+        ("memest advise gpt2 --gpu t4 -n 64 --any-precision --json", "for a script"),
+    ),
+    "stages": (
+        ("memest stages gpt2-xl --num-gpus 8 --bf16", "DDP, ZeRO and FSDP side by side"),
+        ("memest stages gpt2-xl --num-gpus 8 --bf16 --json", "for a script"),
+    ),
+    "validate": (
+        ("memest validate runs.jsonl --out report.html", "errors, verdicts, plots"),
+        ("memest validate runs.jsonl --assume software.torch=2.6", "what records do not say"),
+    ),
+    "sweep": (
+        ("memest sweep gpt2 --over batch=1:64:x2 --over seq-len=256,512", "a grid"),
+        ("memest sweep gpt2 --over batch=1,2,4 --gpu t4 --heatmap grid.html", "as a heat map"),
+    ),
+    "explain-oom": (
+        ("memest explain-oom slurm-123.out", "whose memory it was"),
+        ("memest explain-oom slurm-123.out gpt2 --batch 32 --fp16", "where it stopped, what fits"),
+        ("memest explain-oom - < run.log", "from a pipe"),
+    ),
+    "replay": (
+        ("memest replay run.pickle", "timeline, holes, expandable segments"),
+        ("memest replay run.json --alloc-conf max_split_size_mb:128", "other options too"),
+    ),
+    "models": (
+        ("memest models qwen3", "names that hold a word"),
+        ("memest models bert-large-uncased --json", "one model"),
+    ),
+    "gpus": (
+        ("memest gpus a100", "cards whose names hold a word"),
+        ("memest gpus --json", "all of them"),
+    ),
+    "app": (
+        ("memest app", "the explorer in a browser"),
+        ("memest app --port 8600 --no-browser", "on a server"),
+    ),
+    "cache": (
+        ("memest cache", "step profiles on disk"),
+        ("memest cache --clear", "remove them"),
+    ),
+    "env": (
+        ("memest env", "for a bug report"),
+        ("memest env --json", "the same as a document"),
+    ),
+    "calibrate": (
+        ("memest calibrate run --campaign standard", "real training steps; killed, it goes on"),
+        ("memest calibrate fit", "a profile that corrects estimates for this GPU"),
+    ),
+    "completion": (
+        ("memest completion bash > ~/.local/share/bash-completion/completions/memest", "bash"),
+        ("memest completion zsh > ~/.zfunc/_memest", "zsh, where fpath has ~/.zfunc"),
+        ("memest completion fish > ~/.config/fish/completions/memest.fish", "fish"),
+    ),
+    "help": (
+        ("memest help", "commands and topics"),
+        ("memest help exit-codes", "what scripts can rely on"),
+    ),
+}
+"""By command: a command line, and what it is for."""
+_SHELLS = ("bash", "zsh", "fish")
+_VARIABLE = "_MEMEST_COMPLETE"
+"""By its name Typer knows that a shell asks."""
+
+
+def epilog_of(command: str) -> str | None:
+    """What stands below the help of a command; Typer makes a line of each paragraph."""
+    examples = EXAMPLES.get(command)
+    if not examples:
+        return None
+    lines = ["Examples:", *(f"{line}   # {what}" for line, what in examples)]
+    return "\n\n".join([*lines, f"More: memest help {command}"])
 
 
 def help_page(root: Any, topic: str | None) -> str:
@@ -135,6 +229,7 @@ def _command_page(root: Any, name: str) -> str:
 
 
 def show_help(
+    context: typer.Context,
     topic: Annotated[
         Optional[str],  # noqa: UP045 - read at run time by every Typer we allow
         typer.Argument(
@@ -148,7 +243,27 @@ def show_help(
 
     For example: memest help estimate
     """
-    from memest.cli.commands import build
+    write_out(help_page(context.find_root().command, topic))
+    return 0
 
-    write_out(help_page(build(), topic))
+
+def completion(
+    shell: Annotated[
+        str, typer.Argument(metavar="SHELL", help="bash, zsh or fish.", show_default=False)
+    ],
+    *,
+    debug: DebugFlag = False,  # noqa: ARG001 - read before parsing
+) -> int:
+    """Print the completion script of a shell, to be put where it looks for such scripts.
+
+    For example: memest completion bash > ~/.local/share/bash-completion/completions/memest
+    """
+    if shell not in _SHELLS:
+        near = closest(shell, _SHELLS, limit=1)
+        hint = f" Did you mean {near[0]}?" if near else ""
+        raise ConfigError(f"no completion for the shell {shell!r}.{hint} Legal: bash, zsh, fish.")
+    from typer._completion_shared import get_completion_script
+
+    script = get_completion_script(prog_name="memest", complete_var=_VARIABLE, shell=shell)
+    write_out(f"{script}\n")
     return 0

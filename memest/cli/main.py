@@ -14,17 +14,19 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from memest.cli.argv import SWITCHED_OFF, closest_flags, normalise
+from memest.cli.argv import (
+    ESTIMATING,
+    SWITCHED_OFF,
+    closest_flags,
+    normalise,
+    plain_question,
+    with_launch,
+)
 from memest.cli.console import PipeClosedError, emit
-from memest.cli.launch_words import with_launch
-from memest.cli.quick import quick
 from memest.errors import MemestError
 
 __all__ = ["run"]
 
-_ESTIMATING = (
-    " estimate", " fits", " sweep", " stages", " compare", " advise", " max-batch", " explain-oom",
-)  # fmt: skip
 _FAILURE, _USAGE, _MISSING, _INTERRUPTED, _BROKEN_PIPE = 1, 2, 6, 130, 141
 
 
@@ -34,7 +36,8 @@ def _explain_usage(error: Any) -> str:
     message = error.format_message().strip()
     flag = getattr(error, "option_name", "")
     if message.startswith("No such option"):
-        near = closest_flags(flag) if path.endswith(_ESTIMATING) else error.possibilities or []
+        estimating = path.rpartition(" ")[2] in ESTIMATING
+        near = closest_flags(flag) if estimating else error.possibilities or []
         message = f"there is no option {flag}."
         if flag == SWITCHED_OFF:
             message = "there is no such switch to be named with a word for false."
@@ -124,15 +127,15 @@ def run(argv: Sequence[str] | None = None) -> int:
         The exit code; nothing is raised.
     """
     _keep_streams_apart()
-    given = list(sys.argv[1:] if argv is None else argv)
-    before = given[: given.index("--")] if "--" in given else given
+    typed = list(sys.argv[1:] if argv is None else argv)
+    before = typed[: typed.index("--")] if "--" in typed else typed
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
             # a path or a name may hold what the terminal's encoding has not
             reconfigure(errors="backslashreplace")
     _not_kept()  # of what ran in this process before
-    code = _guarded(lambda: _run(given), debug="--debug" in before)
+    code = _guarded(lambda: _run(typed), debug="--debug" in before)
     if not {"-q", "--quiet"} & set(before):
         _tell_what_was_not_kept()
     return code
@@ -150,7 +153,7 @@ def _keep_streams_apart() -> None:
 
 def _not_kept() -> dict[Any, str]:
     """Caches that could not be written; nothing is loaded to tell."""
-    store = sys.modules.get("memest.store")
+    store = sys.modules.get("memest.profiles.cache")
     return {} if store is None else store.take_not_kept()
 
 
@@ -163,12 +166,12 @@ def _tell_what_was_not_kept() -> None:
         )
 
 
-def _run(given: Sequence[str]) -> Any:
+def _run(typed: Sequence[str]) -> Any:
     """The common questions at once, everything else by way of Typer."""
-    words = normalise(with_launch(given))
-    asked = quick(words)
-    if asked is not None:
-        return asked()
+    words = normalise(with_launch(typed))
+    command = plain_question(words)
+    if command is not None:
+        return command()
     from memest.cli.commands import build
 
     if words in ([], ["calibrate"]):

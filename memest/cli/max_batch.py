@@ -69,7 +69,6 @@ def max_batch(
     Exit code 0: it is at least 1, 4: not even 1 runs. Several GPUs: the worst of them.
     For example: memest max-batch bert-large-uncased --fp16 --gpu rtx-3090
     """
-    from memest.report.limits import print_limits, render_limits
     from memest.search.max_batch import max_batch as search
 
     output = Output(color=not no_color, ascii_only=ascii, quiet=quiet or json)
@@ -80,9 +79,5 @@ def max_batch(
     elif quiet:
         write_out("".join(f"{one.largest}\n" for one in answer.answers))
     else:
-        console = output.console()
-        if console.color_system is None:
-            write_out(render_limits(answer, width=console.width, ascii_only=output.plain))
-        else:
-            print_limits(answer, console, ascii_only=output.plain)
+        output.report(answer)
     return _NONE_FITS if any(one.largest == 0 for one in answer.answers) else 0

@@ -16,14 +16,14 @@ from memest.errors import UnknownModelError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from memest.models.catalogue import CatalogueEntry
+    from memest.catalog.models import CatalogueEntry
 
 __all__ = ["models"]
 
 
 def _search(query: str) -> list[CatalogueEntry]:
     """One model by its id, or all whose id, alias or family holds every word asked for."""
-    from memest.models.catalogue import aliases, catalogue, closest_models, lookup
+    from memest.catalog.models import aliases, catalogue, closest_models, lookup
 
     exact = lookup(query)
     if exact is not None:
@@ -32,19 +32,19 @@ def _search(query: str) -> list[CatalogueEntry]:
     for alias, target in aliases().items():
         others.setdefault(target, []).append(alias)
     words = query.lower().split()
-    found = []
+    matches = []
     for entry in catalogue():
         text = " ".join((entry.id, entry.model_type, *others.get(entry.id, ()))).lower()
         if words and all(word in text for word in words):
-            found.append(entry)
-    if not found:
+            matches.append(entry)
+    if not matches:
         near = closest_models(query)
         hint = f" Closest: {', '.join(near)}." if near else ""
         raise UnknownModelError(
             f"no model of the catalogue matches {query!r}.{hint} `memest models` lists all; "
             "`memest estimate` takes ids of the Hugging Face hub and config.json files too."
         )
-    return found
+    return matches
 
 
 def _list(entries: Sequence[CatalogueEntry]) -> Table:
@@ -64,7 +64,7 @@ def _list(entries: Sequence[CatalogueEntry]) -> Table:
 def _describe(entry: CatalogueEntry) -> Table:
     from rich.table import Table as RichTable
 
-    from memest.models.catalogue import aliases
+    from memest.catalog.models import aliases
 
     same = [alias for alias, target in aliases().items() if target == entry.id]
     origin = {
@@ -107,13 +107,15 @@ def models(
     debug: DebugFlag = False,  # noqa: ARG001 - read before parsing
 ) -> int:
     """List the architectures that need no network, or describe one."""
-    from memest.models.catalogue import catalogue
+    from memest.catalog.models import catalogue
 
-    found = list(catalogue()) if query is None else _search(query)
+    catalogue_entries = list(catalogue()) if query is None else _search(query)
     if json:
-        rows = [dataclasses.asdict(entry) for entry in found]
+        rows = [dataclasses.asdict(entry) for entry in catalogue_entries]
         write_out(f"{json_module.dumps({'schema_version': 1, 'models': rows}, indent=2)}\n")
         return 0
-    table = _describe(found[0]) if len(found) == 1 else _list(found)
+    table = (
+        _describe(catalogue_entries[0]) if len(catalogue_entries) == 1 else _list(catalogue_entries)
+    )
     Output(color=not no_color).show(table)
     return 0

@@ -1,18 +1,22 @@
-"""Typer parameters, made from the table of options."""
+"""Typer parameters, made from the table of options; configurations and launch commands settled."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Optional
 
 import typer
 
 from memest.cli.argv import SWITCHED_OFF
-from memest.cli.configured import settled
 from memest.cli.console import emit
-from memest.option import Kind, Option
-from memest.option_table import OPTIONS
+from memest.config.option import Kind, Option
+from memest.config.option_table import OPTIONS
+from memest.config.options import find_option
+from memest.errors import ConfigError
+from memest.readers.reading import names_config, read_config
+from memest.readers.run_config import RunConfig, settle
 
 __all__ = [
     "AsciiFlag",
@@ -61,7 +65,7 @@ DebugFlag = Annotated[
 
 def _complete_gpu(incomplete: str) -> list[str]:
     """Names of GPUs that begin like what was typed, for a shell."""
-    from memest.hardware.spec import list_gpus
+    from memest.catalog.spec import list_gpus
 
     names = (alias for spec in list_gpus() for alias in spec.aliases)
     return [name for name in names if name.lower().startswith(incomplete.lower())]
@@ -135,7 +139,115 @@ _CONFIGURATIONS: dict[str, Any] = {
 }
 
 
-def _given(value: Any) -> bool:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandQuestion:
+    """A question whose files are read.
+
+    Attributes:
+        models: references.
+        options: by keyword, of the setup and of the place.
+        run: what configurations and flags came to.
+        runs: of a comparison of configurations, one for each; empty otherwise.
+    """
+
+    models: tuple[str, ...]
+    options: dict[str, Any]
+    run: RunConfig
+    runs: tuple[RunConfig, ...] = ()
+
+
+def read_question(
+    models: Sequence[str],
+    options: Mapping[str, Any],
+    *,
+    config: Sequence[str] = (),
+    config_format: str | None = None,
+    launch: str | None = None,
+    axes: Sequence[str] = (),
+    needs_model: bool = True,
+    off: Sequence[str] = (),
+    compares: bool = False,
+) -> CommandQuestion:
+    """Read what a command line names.
+
+    Args:
+        models: as typed; configuration files among them are taken for what they are.
+        options: that were named.
+        config: of ``--config``.
+        config_format: of ``--config-format``.
+        launch: of ``--launch``.
+        axes: options that the command sets itself: those of ``--over``, what it looks for.
+        needs_model: False for a command that has something to say without one.
+        off: switches that were named with a word for false: they take back what files say.
+        compares: several configurations in the place of models are runs of their own.
+
+    Raises:
+        ConfigError: no model, or anything that a reader refuses.
+    """
+    written = [each for each in models if names_config(each)]
+    apart = compares and len(written) == len(models)
+    if len(written) > 1 and not apart:
+        raise ConfigError(
+            f"{written[0]} and {written[1]} stand in the place of models, and a configuration is "
+            "of one run. Files of one run together: --config A --config B. Runs that differ: "
+            "memest compare A B, with nothing but configurations in the place of models."
+        )
+    files = [*config, *written]
+    named = [each for each in models if each not in files]
+    place = {name: value for name, value in options.items() if not find_option(name).field}
+    flags = {name: value for name, value in options.items() if name not in place}
+    first = named[0] if named else None
+    if files or launch is not None:
+        flags = {**_switched_off(off, flags), **flags}
+    if apart and len(written) > 1:
+        read = tuple(
+            read_config(*config, each, config_format=config_format, command=launch, **flags)
+            for each in written
+        )
+        return CommandQuestion(models=(), options=place, run=read[0], runs=read)
+    if config_format is not None and not files and launch is None:
+        raise ConfigError(
+            "--config-format says the format of a file: add --config FILE or a launch command."
+        )
+    if files or launch is not None:
+        run = read_config(*files, config_format=config_format, command=launch, model=first, **flags)
+    else:
+        run = settle((), flags, model=first)
+    if run.model is None and needs_model:
+        where = ", ".join(run.sources)
+        raise ConfigError(
+            f"{where} names no model: write it besides, memest estimate MODEL ..."
+            if where
+            else "Missing argument 'MODEL'. Name a model, a configuration (run.yaml) or, after --, "
+            "the launch command of the run: `memest estimate --help` has examples."
+        )
+    chosen = run.options if files or launch is not None else flags
+    for axis in axes:
+        name = axis.partition("=")[0].lstrip("-").replace("-", "_")
+        try:
+            field = find_option(name).field
+        except ConfigError:
+            continue
+        whole = field == "precision"
+        chosen = {
+            key: value
+            for key, value in chosen.items()
+            if key in flags or not (key == find_option(name).name or (whole and key == field))
+        }
+    known = tuple(named) or tuple(filter(None, (run.model,)))
+    return CommandQuestion(models=known, options={**place, **chosen}, run=run)
+
+
+def _switched_off(off: Sequence[str], flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Switches as options: without ``bf16`` and ``fp16`` a run is in fp32."""
+    words = {"bf16", "fp16"}
+    switches: dict[str, Any] = {name: False for name in off if name not in words}
+    if words & set(off) and not (words | {"precision"}) & set(flags):
+        switches["precision"] = "fp32"
+    return switches
+
+
+def _is_named(value: Any) -> bool:
     return value is not None and value is not False and value != [] and value != ()
 
 
@@ -161,10 +273,10 @@ def with_options(function: Callable[..., int]) -> Callable[..., int]:
     names = [option.name for option in OPTIONS]
 
     def command(**values: Any) -> int:
-        options = {name: value for name in names if _given(value := values.pop(name))}
+        options = {name: value for name in names if _is_named(value := values.pop(name))}
         several = "models" in values
         typed = values["models"] if several else values["model"]
-        asked = settled(
+        question = read_question(
             [each for each in ((typed or ()) if several else [typed]) if each],
             options,
             config=values.pop("config") or (),
@@ -176,18 +288,18 @@ def with_options(function: Callable[..., int]) -> Callable[..., int]:
             needs_model=several or own.parameters["model"].default is not None,
         )
         if several:
-            values["models"] = list(asked.models)
+            values["models"] = list(question.models)
         else:
-            values["model"] = asked.models[0] if asked.models else None
+            values["model"] = question.models[0] if question.models else None
         if "runs" in own.parameters:
-            values["runs"] = asked.runs
+            values["runs"] = question.runs
         if "run" in own.parameters:
-            values["run"] = asked.run
+            values["run"] = question.run
         elif not values.get("quiet"):
-            for run in asked.runs or (asked.run,):
-                for said in filter(None, (run.sources_said, *run.notes)):
-                    emit(f"memest: {said}")
-        return function(options=asked.options, **values)
+            for run in question.runs or (question.run,):
+                for note in filter(None, (run.sources_note, *run.notes)):
+                    emit(f"memest: {note}")
+        return function(options=question.options, **values)
 
     kept: Iterable[inspect.Parameter] = (
         parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)

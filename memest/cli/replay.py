@@ -27,15 +27,15 @@ def _others(asked: list[str], recorded: AllocatorConf) -> list[tuple[str, Alloca
     from memest.replay.conf import parse_alloc_conf
 
     flipped = not recorded.expandable_segments
-    found = [
+    results = [
         (f"{_EXPANDABLE}:{flipped}", dataclasses.replace(recorded, expandable_segments=flipped))
     ]
     for text in asked:
         try:
-            found.append((text, parse_alloc_conf(text)))
+            results.append((text, parse_alloc_conf(text)))
         except ConfigError as error:
             raise ConfigError(f"--alloc-conf {text!r}: {error}") from None
-    return found
+    return results
 
 
 def _document(device: Inspection) -> dict[str, Any]:

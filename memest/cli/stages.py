@@ -6,10 +6,9 @@ from typing import Annotated, Any, Optional
 
 import typer
 
-from memest.cli.answering import silenced
+from memest.cli.answering import check_sizes, silenced
 from memest.cli.console import Output, write_out
 from memest.cli.parameters import DebugFlag, JsonFlag, NoColorFlag, with_options
-from memest.options import read_size
 
 __all__ = ["stages"]
 
@@ -49,10 +48,8 @@ def stages(
 
     For example: memest stages meta-llama/Llama-3.1-8B --num-gpus 8 --bf16 --checkpointing
     """
-    for name in ("gpu_memory", "device_context"):
-        if name in options:
-            read_size(name, options[name])
-    from memest.report.stages import render_stages
+    check_sizes(options)
+    from memest.report.tables import render_stages
     from memest.search.stages import stages as set_side_by_side
 
     output = Output(color=not no_color, ascii_only=True, quiet=quiet or json)

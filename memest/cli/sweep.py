@@ -22,11 +22,11 @@ from memest.cli.parameters import (
     with_options,
 )
 from memest.errors import ConfigError
-from memest.files import check_target
+from memest.files.texts import check_target
 
 if TYPE_CHECKING:
     from memest.search.points import Sweep, SweepPoint
-    from memest.search.sweep import Plan
+    from memest.search.sweep import SweepPlan
 
 __all__ = ["sweep"]
 
@@ -54,8 +54,10 @@ def _axes(texts: list[str]) -> dict[str, Any]:
 class _Files:
     """Where answers go besides stdout; JSON lines are written as they come."""
 
-    def __init__(self, out: Path | None, heatmap: Path | None, plan: Plan, metric: str) -> None:
-        from memest.report.heatmap_png import check_picture
+    def __init__(
+        self, out: Path | None, heatmap: Path | None, plan: SweepPlan, metric: str
+    ) -> None:
+        from memest.report.heatmap import check_picture
         from memest.search.points import SUFFIXES
 
         self.metric = metric
@@ -113,19 +115,19 @@ class _Files:
 @contextlib.contextmanager
 def _interruptible() -> Iterator[threading.Event]:
     """Remember Ctrl-C: an interruption inside a callback of torch gets lost on its way up."""
-    asked = threading.Event()
+    interrupted = threading.Event()
     before = signal.getsignal(signal.SIGINT)
     if before is not signal.default_int_handler:
-        yield asked
+        yield interrupted
         return
 
     def stop(*_: object) -> None:
-        asked.set()
+        interrupted.set()
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGINT, stop)
     try:
-        yield asked
+        yield interrupted
     finally:
         signal.signal(signal.SIGINT, before)
 
@@ -151,10 +153,15 @@ def _bar(output: Output, total: int, *, hidden: bool) -> Iterator[Callable[[Swee
     )
 
     progress = Progress(
-        TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(),
-        TimeRemainingColumn(), console=Console(stderr=True, no_color=not output.color),
-        transient=True, redirect_stdout=False, redirect_stderr=False,
-    )  # fmt: skip
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True, no_color=not output.color),
+        transient=True,
+        redirect_stdout=False,
+        redirect_stderr=False,
+    )
     task = progress.add_task("sweep", total=total)
     timer = threading.Timer(_SHOW_AFTER_SECONDS, progress.start)
     timer.daemon = True
@@ -167,18 +174,18 @@ def _bar(output: Output, total: int, *, hidden: bool) -> Iterator[Callable[[Swee
         progress.stop()
 
 
-def _answers(plan: Plan, files: _Files, output: Output, *, stream: bool) -> Sweep:
+def _answers(plan: SweepPlan, files: _Files, output: Output, *, stream: bool) -> Sweep:
     """Answer every point, streaming JSON lines on the way."""
     done: list[SweepPoint] = []
     hidden = stream and sys.stdout.isatty()
     with contextlib.ExitStack() as stack:
-        asked = stack.enter_context(_interruptible())
+        interrupted = stack.enter_context(_interruptible())
         keep = stack.enter_context(files.line_by_line())
         advance = stack.enter_context(_bar(output, plan.num_points, hidden=hidden))
         points = stack.enter_context(contextlib.closing(plan.points()))
         try:
             for point in points:
-                _stop_if(asked)
+                _stop_if(interrupted)
                 done.append(point)
                 line = f"{point.to_json()}\n"
                 keep(line)
@@ -192,26 +199,14 @@ def _answers(plan: Plan, files: _Files, output: Output, *, stream: bool) -> Swee
     return plan.collect(done)
 
 
-def _show(answers: Sweep, output: Output, metric: str) -> None:
-    from memest.report.grid import print_grid, render_grid
-    from memest.search.view import grid_table
-
-    table = grid_table(answers, metric)
-    console = output.console()
-    if console.color_system is None:
-        write_out(render_grid(table, width=console.width, ascii_only=output.plain))
-    else:
-        print_grid(table, console, ascii_only=output.plain)
-
-
 def _one_format(**formats: bool) -> str:
-    asked = [name for name, wanted in formats.items() if wanted]
-    if len(asked) > 1:
+    chosen = [name for name, wanted in formats.items() if wanted]
+    if len(chosen) > 1:
         raise ConfigError(
-            f"--{asked[0]} and --{asked[1]} exclude each other: stdout has one format. Drop one, "
-            f"or write the other to a file with --out grid.{asked[1]}."
+            f"--{chosen[0]} and --{chosen[1]} exclude each other: stdout has one format. Drop one, "
+            f"or write the other to a file with --out grid.{chosen[1]}."
         )
-    return asked[0] if asked else ""
+    return chosen[0] if chosen else ""
 
 
 @with_options
@@ -335,7 +330,7 @@ def sweep(
     elif shape in ("csv", "json"):
         write_out(answers.to_csv() if shape == "csv" else f"{answers.to_json()}\n")
     elif not shape and (out is None or unwritten is not None):
-        _show(answers, output, metric)
+        output.report(answers, metric=metric)
     if unwritten is not None:
         raise unwritten
     failures, total = len(answers.failures), len(answers.points)

@@ -15,7 +15,7 @@ from memest.cli.answering import silenced
 from memest.cli.console import Output, emit, write_out
 from memest.cli.parameters import AsciiFlag, DebugFlag, JsonFlag, NoColorFlag
 from memest.errors import ConfigError
-from memest.files import check_target
+from memest.files.texts import check_target
 
 __all__ = ["validate"]
 
@@ -54,9 +54,9 @@ def validate(
     profile: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option(
-            "--profile",
+            "--calibration",
             metavar="FILE",
-            help="Correct predictions with this calibration profile; else none is taken.",
+            help="Correct predictions with this calibration; else none is taken.",
             show_default=False,
         ),
     ] = None,
@@ -89,16 +89,16 @@ def validate(
     Exit code 1 where no record could be scored. For example:
     memest validate measurements.jsonl --out report.html
     """
-    from memest.report.page_text import as_text
-    from memest.validation.report import blocks
-    from memest.validation.validate import SUFFIXES
-    from memest.validation.validate import validate as score
+    from memest.calibration.validation.report import blocks
+    from memest.calibration.validation.validate import SUFFIXES
+    from memest.calibration.validation.validate import validate as score
+    from memest.report.page import as_text
 
     for path in out or ():
         check_target(path, SUFFIXES)
     output = Output(color=not no_color, ascii_only=ascii, quiet=json)
     with silenced(debug=debug), _counter(output) as progress:
-        found = score(
+        validation_result = score(
             files,
             assume=_declared(assume or []),
             only=only,
@@ -109,25 +109,25 @@ def validate(
     unwritten: OSError | None = None  # told when the scores are out
     for path in out or ():
         try:
-            found.save(path)
+            validation_result.save(path)
         except OSError as error:
             unwritten = unwritten or error
         else:
             emit(f"memest: written to {path}.")
     if json:
-        write_out(f"{found.to_json()}\n")
+        write_out(f"{validation_result.to_json()}\n")
     elif not out or unwritten is not None:
         console = output.console()
         width = console.width if console.is_terminal else 100
-        write_out(as_text(blocks(found), width=width, ascii_only=output.plain))
+        write_out(as_text(blocks(validation_result), width=width, ascii_only=output.plain))
     if unwritten is not None:
         raise unwritten
-    return 0 if any(one.error is not None for one in found.outcomes) else _FAILED
+    return 0 if any(one.error is not None for one in validation_result.outcomes) else _FAILED
 
 
 def _declared(texts: list[str]) -> dict[str, Any]:
     """Fields and values; a value that is JSON is taken as it is, anything else as text."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not value:
@@ -136,12 +136,12 @@ def _declared(texts: list[str]) -> dict[str, Any]:
                 "software.torch=2.1."
             )
         try:
-            found[name.strip()] = json_module.loads(value)
+            values[name.strip()] = json_module.loads(value)
         except ValueError:
-            found[name.strip()] = value
+            values[name.strip()] = value
         if name.startswith("software."):
-            found[name.strip()] = value  # 2.10 is a version, and no number
-    return found
+            values[name.strip()] = value  # 2.10 is a version, and no number
+    return values
 
 
 @contextlib.contextmanager

@@ -7,30 +7,40 @@ Source: accelerate 1.15: ``commands/config/config_args.py``, ``commands/launch.p
 from __future__ import annotations
 
 from memest.errors import ConfigError, closest
-from memest.readers.sharing import read_deepspeed_value, read_fsdp
-from memest.readers.sheet import Sheet
+from memest.readers.mapping import DocumentKeys, Key, KeyTable, by_key, read_table
+from memest.readers.sharding import read_deepspeed_value, read_fsdp
 
 __all__ = ["read_accelerate"]
 
-_TYPES = ("NO", "MULTI_GPU", "FSDP", "DEEPSPEED", "MEGATRON_LM", "MULTI_CPU", "MULTI_XPU",
-          "MULTI_NPU", "MULTI_MLU", "MULTI_HPU", "XLA", "TP")  # fmt: skip
-_REASONS = dict.fromkeys(
-    """machine_rank main_process_ip main_process_port rdzv_backend rdzv_conf same_network
-    main_training_function enable_cpu_affinity tpu_env tpu_name tpu_zone tpu_use_cluster
-    tpu_use_sudo tpu_vm commands command_file deepspeed_hostfile deepspeed_multinode_launcher
-    mpirun_config role max_restarts monitor_interval num_cpu_threads_per_process log_dir tee
-    deepspeed_exclusion_filter deepspeed_inclusion_filter quiet debug module
-    no_python""".split(),
-    "how processes are started",
-) | {
-    "compute_environment": "where it runs",
-    "num_machines": "num_processes counts the processes of all machines",
-    "gpu_ids": "which GPUs, not how many processes",
-    "use_cpu": "off",
-    "cpu": "off",
-    "downcast_bf16": "for TPUs",
-}
-_MATTERS = {
+_TYPES = (
+    "NO",
+    "MULTI_GPU",
+    "FSDP",
+    "DEEPSPEED",
+    "MEGATRON_LM",
+    "MULTI_CPU",
+    "MULTI_XPU",
+    "MULTI_NPU",
+    "MULTI_MLU",
+    "MULTI_HPU",
+    "XLA",
+    "TP",
+)
+_IGNORED = by_key(
+    {
+        "how processes are started": """machine_rank main_process_ip main_process_port rdzv_backend
+            rdzv_conf same_network main_training_function enable_cpu_affinity tpu_env tpu_name
+            tpu_zone tpu_use_cluster tpu_use_sudo tpu_vm commands command_file deepspeed_hostfile
+            deepspeed_multinode_launcher role max_restarts monitor_interval
+            num_cpu_threads_per_process log_dir tee deepspeed_exclusion_filter
+            deepspeed_inclusion_filter quiet debug module no_python""",
+        "where it runs": "compute_environment",
+        "num_processes counts the processes of all machines": "num_machines",
+        "which GPUs, not how many processes": "gpu_ids",
+        "for TPUs": "downcast_bf16",
+    }
+)
+_NOT_MODELLED = {
     "megatron_lm_config": "Megatron-LM",
     "fp8_config": "fp8",
     "parallelism_config": "tensor, context and sequence parallelism",
@@ -38,43 +48,39 @@ _MATTERS = {
     "cpu": "training on the CPU; a GPU is priced",
     "mpirun_config": "several CPUs",
 }
-_DEEPSPEED = dict.fromkeys(
-    "zero3_init_flag zero3_save_16bit_model deepspeed_multinode_launcher deepspeed_hostfile "
-    "offload_optimizer_nvme_path offload_param_nvme_path deepspeed_moe_layer_cls_names "
-    "deepspeed_inclusion_filter deepspeed_exclusion_filter".split(),
-    "changes no tensor of a step",
-)
 
 
-def read_accelerate(sheet: Sheet) -> None:
-    """Fill in a sheet of accelerate's configuration.
+def read_accelerate(keys: DocumentKeys) -> None:
+    """Read accelerate's configuration.
 
     Raises:
         ConfigError: a value that accelerate would refuse too.
     """
-    kind = _kind(sheet)
-    processes = sheet.whole("num_processes")
+    read_table(keys, _TABLE)
+
+
+def _processes(keys: DocumentKeys) -> None:
+    kind, processes = _kind(keys), keys.whole("num_processes")
     if kind == "NO" and processes not in (None, 1):
-        sheet.miss("num_processes", "distributed_type NO starts one process; one is priced")
+        keys.miss("num_processes", "distributed_type NO starts one process; one is priced")
         processes = None
     if processes == -1:
-        sheet.miss("num_processes", "-1: the launch command says how many; --num-gpus does here")
+        keys.miss("num_processes", "-1: the launch command says how many; --num-gpus does here")
     elif processes is not None:
-        sheet.say("num_gpus", processes, "num_processes")
+        keys.set("num_gpus", processes, "num_processes")
     elif kind == "NO":
-        sheet.default("num_gpus", 1)
-    _precision(sheet)
-    _deepspeed(sheet, kind)
-    part = sheet.part("fsdp_config")
+        keys.default("num_gpus", 1)
+    _precision(keys)
+    _deepspeed(keys, kind)
+    part = keys.part("fsdp_config")
     if kind == "FSDP":
-        read_fsdp(sheet, part, True, "fsdp_config", version=1)
+        read_fsdp(keys, part, True, "fsdp_config", version=1)
     elif part.document:
-        sheet.ignore("fsdp_config", f"distributed_type is {kind or 'another one'}")
+        keys.ignore("fsdp_config", f"distributed_type is {kind or 'another one'}")
     if kind == "MEGATRON_LM":
-        sheet.miss("distributed_type", "Megatron-LM")
-    _dynamo(sheet)
-    _parallelism(sheet, kind)
-    sheet.ignore_rest(_REASONS, _MATTERS)
+        keys.miss("distributed_type", "Megatron-LM")
+    _dynamo(keys)
+    _parallelism(keys, kind)
 
 
 _OF_ULYSSES = dict.fromkeys(
@@ -83,42 +89,40 @@ _OF_ULYSSES = dict.fromkeys(
 )
 
 
-def _parallelism(sheet: Sheet, kind: str) -> None:
+def _parallelism(keys: DocumentKeys, kind: str) -> None:
     """``ParallelismConfig``: copies of what ``dp_shard`` and ``cp`` share, and who shares more."""
-    part = sheet.part("parallelism_config")
-    names = {key: key.removeprefix("parallelism_config_") for key in part.document}
+    part = keys.part("parallelism_config").without_prefix("parallelism_config_")
     sizes = {
-        name: value if isinstance(value := part.document[key], int) and value > 1 else 1
-        for key, name in names.items()
+        name: value if isinstance(value, int) and value > 1 else 1
+        for name, value in part.document.items()
     }
-    for key, name in names.items():
-        value = part.take(key)
+    for name in part.document:
+        value = part.take(name)
         if value in (None, 1, False) or name == "dp_replicate_size":
-            part.ignore(key, "off" if sizes[name] == 1 else "with dp_shard_size")
+            part.ignore(name, "off" if sizes[name] == 1 else "with dp_shard_size")
         elif name == "cp_comm_strategy" and sizes.get("cp_size", 1) > 1:
-            part.offer("cp_rotate", value, key, "how keys and values are rotated")
+            part.offer("cp_rotate", value, name, "how keys and values are rotated")
         elif name == "sp_attn_implementation" and sizes.get("sp_size", 1) > 1:
-            part.offer("attn_implementation", value, key, f"attention {value}")
+            part.offer("attn_implementation", value, name, f"attention {value}")
         elif name in _OF_ULYSSES and sizes.get("sp_size", 1) > 1:
-            part.ignore(key, _OF_ULYSSES[name])
+            part.ignore(name, _OF_ULYSSES[name])
         elif not name.endswith("_size"):
-            part.ignore(key, "off")
+            part.ignore(name, "off")
         elif name == "sp_size" and kind != "DEEPSPEED":
-            part.miss(key, f"sp_size {value}: DeepSpeed's, which distributed_type is not")
+            part.miss(name, f"sp_size {value}: DeepSpeed's, which distributed_type is not")
         elif name == "dp_shard_size":
-            part.ignore(key, "what num_processes leaves")
+            part.ignore(name, "what num_processes leaves")
         else:
             keyword = {"tp_size": "tp", "cp_size": "cp", "sp_size": "sp"}.get(name, name)
-            part.offer(keyword, value, key, f"{name} {value}: this parallelism")
-    copies, shards = sizes.get("dp_replicate_size", 1), sizes.get("dp_shard_size", 1)
-    if copies > 1 and shards > 1:
-        key = next(key for key, name in names.items() if name == "dp_shard_size")
-        part.say("fsdp_shard_size", shards * sizes.get("cp_size", 1), key)
-    sheet.absorb(part)
+            part.offer(keyword, value, name, f"{name} {value}: this parallelism")
+    shards = sizes.get("dp_shard_size", 1)
+    if sizes.get("dp_replicate_size", 1) > 1 and shards > 1:
+        part.set("fsdp_shard_size", shards * sizes.get("cp_size", 1), "dp_shard_size")
+    keys.absorb(part)
 
 
-def _kind(sheet: Sheet) -> str:
-    value = sheet.scalar("distributed_type")
+def _kind(keys: DocumentKeys) -> str:
+    value = keys.scalar("distributed_type")
     if value is None:
         return ""
     # YAML 1.1 reads an unquoted NO as false
@@ -127,50 +131,57 @@ def _kind(sheet: Sheet) -> str:
         near = closest(text, _TYPES)
         hint = f" Did you mean {near[0]}?" if near else ""
         raise ConfigError(
-            f"{sheet.place('distributed_type').origin} {value!r} is not known.{hint} Legal: "
+            f"{keys.where('distributed_type')} {value!r} is not known.{hint} Legal: "
             f"{', '.join(_TYPES)}."
         )
     if text in ("FSDP", "DEEPSPEED", "MULTI_GPU", "NO"):
-        sheet.ignore("distributed_type", f"{text}: decides which settings count")
+        keys.ignore("distributed_type", f"{text}: decides which settings count")
     else:
-        sheet.miss("distributed_type", f"{text}: priced as GPUs with DDP")
+        keys.miss("distributed_type", f"{text}: priced as GPUs with DDP")
     return text
 
 
-def _precision(sheet: Sheet) -> None:
-    value = sheet.scalar("mixed_precision")
+def _precision(keys: DocumentKeys) -> None:
+    value = keys.scalar("mixed_precision")
     if value is None:
         return
     text = "no" if value is False else str(value).lower()
     if text == "fp8":
-        sheet.miss("mixed_precision", "fp8: priced as bf16")
+        keys.miss("mixed_precision", "fp8: priced as bf16")
         text = "bf16"
-    sheet.say("precision", "fp32" if text == "no" else text, "mixed_precision")
+    keys.set("precision", "fp32" if text == "no" else text, "mixed_precision")
 
 
-def _deepspeed(sheet: Sheet, kind: str) -> None:
-    part = sheet.part("deepspeed_config")
+_DEEPSPEED = by_key(
+    {
+        "changes no tensor of a step": """zero3_init_flag zero3_save_16bit_model
+            deepspeed_multinode_launcher deepspeed_hostfile offload_optimizer_nvme_path
+            offload_param_nvme_path deepspeed_moe_layer_cls_names deepspeed_inclusion_filter
+            deepspeed_exclusion_filter"""
+    }
+)
+_OFFLOADED = {
+    "offload_optimizer_device": "offload_optimizer",
+    "offload_param_device": "offload_param",
+}
+_CHECKED = {"gradient_accumulation_steps": "grad_accum", "gradient_clipping": "max_grad_norm"}
+
+
+def _deepspeed(keys: DocumentKeys, kind: str) -> None:
+    part = keys.part("deepspeed_config")
     if kind != "DEEPSPEED":
         if part.document:
-            sheet.ignore("deepspeed_config", f"distributed_type is {kind or 'another one'}")
+            keys.ignore("deepspeed_config", f"distributed_type is {kind or 'another one'}")
         return
     file = part.take("deepspeed_config_file")
     if file is not None:
         read_deepspeed_value(part, "deepspeed_config_file", file)
-        for key in ("zero_stage", "offload_optimizer_device", "offload_param_device",
-                    "gradient_accumulation_steps", "gradient_clipping"):  # fmt: skip
+        for key in ("zero_stage", *_OFFLOADED, *_CHECKED):
             if part.take(key) is not None:
                 part.ignore(key, "the DeepSpeed file says it")
     else:
-        stage = part.whole("zero_stage")
-        if stage is None:
-            part.default("zero", 2)
-        else:
-            part.say("zero", stage, "zero_stage")
-        for key, option in (
-            ("offload_optimizer_device", "offload_optimizer"),
-            ("offload_param_device", "offload_param"),
-        ):
+        stage = part.set_from("zero_stage", Key("zero", "whole", 2))
+        for key, option in _OFFLOADED.items():
             device = part.take(key)
             if device in (None, "none", False):
                 if device is not None:
@@ -179,29 +190,29 @@ def _deepspeed(sheet: Sheet, kind: str) -> None:
             if str(device) != "cpu":
                 part.miss(key, f"{device}: priced as cpu")
             if stage != 0:
-                part.say(option, True, key)
-        for key, option in (
-            ("gradient_accumulation_steps", "grad_accum"),
-            ("gradient_clipping", "max_grad_norm"),
-        ):
+                part.set(option, True, key)
+        for key, option in _CHECKED.items():
             value = part.take(key)
-            if value not in (None, "auto", "none"):
-                part.say(option, value, key, checked=True)
-            elif value == "auto":
+            if value == "auto":
                 part.ignore(key, "auto: the run's own")
+            elif value not in (None, "none"):
+                part.set(option, value, key, checked=True)
     part.ignore_rest(_DEEPSPEED, {})
-    sheet.absorb(part)
+    keys.absorb(part)
 
 
-def _dynamo(sheet: Sheet) -> None:
-    part = sheet.part("dynamo_config")
+def _dynamo(keys: DocumentKeys) -> None:
+    part = keys.part("dynamo_config")
     backend = part.scalar("dynamo_backend")
-    flat = sheet.scalar("dynamo_backend")
+    flat = keys.scalar("dynamo_backend")
     key = "dynamo_backend" if flat is not None else "dynamo_config"
     backend = flat if backend is None else backend
     if backend is not None and str(backend).lower() not in ("no", "false", "none"):
-        sheet.offer("torch_compile", True, key, "compilation fuses operators; eager is priced")
+        keys.offer("torch_compile", True, key, "compilation fuses operators; eager is priced")
     elif backend is not None:
-        sheet.ignore(key, "off")
-    part.ignore_rest(dict.fromkeys(part.document, "how it compiles"), {})
-    sheet.absorb(part)
+        keys.ignore(key, "off")
+    part.ignore_all("how it compiles")
+    keys.absorb(part)
+
+
+_TABLE = KeyTable(odd=(_processes,), ignored=_IGNORED, not_modelled=_NOT_MODELLED)

@@ -18,17 +18,28 @@ _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 _PYTHON = re.compile(r"python(\d+(\.\d+)?)?")
 _LAUNCHERS = ("accelerate", "accelerate-launch", "torchrun", "deepspeed")
 _PROGRAMS = {
-    "llamafactory-cli": "llamafactory-cli", "lmf": "llamafactory-cli", "axolotl": "axolotl",
-    "tune": "tune", "trl": "trl",
-}  # fmt: skip
+    "llamafactory-cli": "llamafactory-cli",
+    "lmf": "llamafactory-cli",
+    "axolotl": "axolotl",
+    "tune": "tune",
+    "trl": "trl",
+}
 _SUBCOMMANDS = {"llamafactory-cli": ("train",), "axolotl": ("train",), "tune": ("run",)}
 _MODULES = {
-    "torch.distributed.run": "torchrun", "torch.distributed.launch": "torchrun",
-    "torch.distributed.elastic": "torchrun", "accelerate.commands.launch": "accelerate-launch",
-    "accelerate": "accelerate", "deepspeed": "deepspeed", "deepspeed.launcher.runner": "deepspeed",
-    "llamafactory.cli": "llamafactory-cli", "llamafactory.launcher": "llamafactory-cli",
-    "axolotl.cli.main": "axolotl", "trl.cli": "trl", "trl": "trl", "torchtune._cli.tune": "tune",
-}  # fmt: skip
+    "torch.distributed.run": "torchrun",
+    "torch.distributed.launch": "torchrun",
+    "torch.distributed.elastic": "torchrun",
+    "accelerate.commands.launch": "accelerate-launch",
+    "accelerate": "accelerate",
+    "deepspeed": "deepspeed",
+    "deepspeed.launcher.runner": "deepspeed",
+    "llamafactory.cli": "llamafactory-cli",
+    "llamafactory.launcher": "llamafactory-cli",
+    "axolotl.cli.main": "axolotl",
+    "trl.cli": "trl",
+    "trl": "trl",
+    "torchtune._cli.tune": "tune",
+}
 _SWITCHES = {
     "accelerate": """multi_gpu cpu tpu use_deepspeed use_fsdp use_megatron_lm
         use_parallelism_config quiet q debug module m no_python dynamo_use_fullgraph
@@ -120,9 +131,12 @@ def split_command(words: Sequence[str]) -> Command:
     launchers: list[Launcher] = []
     program, rest = _follow(waiting, launchers)
     return Command(
-        environment=environment, launchers=tuple(launchers), program=program, words=tuple(rest),
+        environment=environment,
+        launchers=tuple(launchers),
+        program=program,
+        words=tuple(rest),
         skipped=tuple(skipped),
-    )  # fmt: skip
+    )
 
 
 def _before_shell(words: list[str]) -> tuple[list[str], list[str]]:
@@ -246,8 +260,8 @@ def read_arguments(words: Iterable[str]) -> tuple[dict[str, Any], dict[str, Any]
                 if values and re.match(r"[A-Za-z_][\w.]*=", waiting[0]):
                     break
                 values.append(waiting.pop(0))
-            found = [plain_value(value) for value in values]
-            named[key] = True if not found else found[0] if len(found) == 1 else found
+            plain = [plain_value(value) for value in values]
+            named[key] = True if not plain else plain[0] if len(plain) == 1 else plain
         elif word.startswith("-") and len(word) > 1:
             named[word.lstrip("-")] = True
         elif re.match(r"[A-Za-z_+~][\w./@+]*=", word):

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from memest.errors import ConfigError
-from memest.readers.accelerate import read_accelerate
 from memest.readers.command_words import Command, Launcher, read_arguments
 from memest.readers.documents import find_file, read_document
-from memest.readers.findings import Level, Reading
-from memest.readers.formats import FORMATS, Format, find_format, recognise
-from memest.readers.sheet import Place, Sheet, option_called
+from memest.readers.formats import FORMATS, FileFormat, find_format, recognise
+from memest.readers.mapping import DocumentKeys
 from memest.readers.torchtune import read_torchtune
-from memest.readers.trainer_keys import MATTERS, REASONS, SIZES
+from memest.readers.training_arguments import MATTERS, REASONS, SIZES
 from memest.readers.trl import read_trl
+from memest.readers.values import DocumentReading, KeyOrigin, Level, option_called
 
 __all__ = ["read_launch"]
 
 _CONFIGS = ("config", "config_file", "cfg", "config_path")
 _FILES = (".yaml", ".yml", ".json", ".toml")
+_COUNTED = frozenset(
+    """CUDA_VISIBLE_DEVICES NPROC_PER_NODE NNODES FORCE_TORCHRUN WORLD_SIZE NGPU CONFIG_FILE
+    OPTIM_TORCH""".split()
+)
 _ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 _TO_DEEPSPEED = frozenset(
     """zero_stage offload_optimizer_device offload_param_device gradient_accumulation_steps
@@ -29,12 +33,24 @@ _TO_DEEPSPEED = frozenset(
     offload_param_nvme_path deepspeed_exclusion_filter deepspeed_inclusion_filter
     deepspeed_moe_layer_cls_names""".split()
 )
-_KINDS = {"use_deepspeed": "DEEPSPEED", "use_fsdp": "FSDP", "multi_gpu": "MULTI_GPU",
-          "use_megatron_lm": "MEGATRON_LM"}  # fmt: skip
+_PARTS = {
+    "fsdp_": "fsdp_config",
+    "dynamo_": "dynamo_config",
+    "parallelism_config_": "parallelism_config",
+    "fp8_": "fp8_config",
+}
+"""Sections of accelerate's configuration, by the start of the flags that set them."""
+_KINDS = {
+    "use_deepspeed": "DEEPSPEED",
+    "use_fsdp": "FSDP",
+    "multi_gpu": "MULTI_GPU",
+    "use_megatron_lm": "MEGATRON_LM",
+}
+_ALL_GPUS = "as many processes as the machine has GPUs: 1 is taken; --num-gpus says it"
 _OF_ACCELERATE = ("accelerate_config", "num_processes", "num_machines", "mixed_precision")
 
 
-def read_launch(command: Command, *, chosen: Format | None = None) -> list[Reading]:
+def read_launch(command: Command, *, chosen: FileFormat | None = None) -> list[DocumentReading]:
     """The readings of a command, and of the files that it names.
 
     Args:
@@ -44,42 +60,41 @@ def read_launch(command: Command, *, chosen: Format | None = None) -> list[Readi
     Raises:
         ConfigError: a file that is not there, or a value that cannot be.
     """
-    sheet = Sheet({}, source="command", framework="launch command", level=Level.COMMAND)
-    _environment(sheet, command)
+    keys = DocumentKeys({}, source="command", framework="launch command", level=Level.COMMAND)
+    _environment(keys, command)
     named, changes, loose = read_arguments(command.words)
     launchers = list(command.launchers)
     launchers += _hidden_launcher(command, named)
-    readings: list[Reading] = []
+    readings: list[DocumentReading] = []
     for launcher in launchers:
-        readings += _launcher(sheet, launcher, command.environment)
+        readings += _launcher(keys, launcher, command.environment)
     if not launchers:
-        _program_alone(sheet, command)
-    readings += _program(sheet, command, named, changes, loose, chosen)
+        _program_alone(keys, command)
+    readings += _program(keys, command, named, changes, loose, chosen)
     for word in command.skipped:
-        sheet.ignore(word, "not of the launcher and its program")
-    return [*readings, sheet.reading()]
+        keys.ignore(word, "not of the launcher and its program")
+    return [*readings, keys.reading()]
 
 
 # -- environment and launchers
 
 
-def _say_at(sheet: Sheet, option: str, value: Any, where: str) -> None:
-    sheet.say_at(option, value, Place(f"command: {where}", Level.COMMAND))
+def _say_at(keys: DocumentKeys, option: str, value: Any, where: str) -> None:
+    keys.set_at(option, value, KeyOrigin(f"command: {where}", Level.COMMAND))
 
 
-def _environment(sheet: Sheet, command: Command) -> None:
+def _environment(keys: DocumentKeys, command: Command) -> None:
     for name, value in command.environment.items():
         if name in _ALLOCATOR:
-            _say_at(sheet, "alloc_conf", value, name)
+            _say_at(keys, "alloc_conf", value, name)
         elif name == "ACCELERATE_MIXED_PRECISION":
-            _say_at(sheet, "precision", "fp32" if value == "no" else value, name)
-        elif name in ("CUDA_VISIBLE_DEVICES", "NPROC_PER_NODE", "NNODES", "FORCE_TORCHRUN",
-                      "WORLD_SIZE", "NGPU", "CONFIG_FILE", "OPTIM_TORCH"):  # fmt: skip
-            sheet.ignore(name, "counted with the launcher")
+            _say_at(keys, "precision", "fp32" if value == "no" else value, name)
+        elif name in _COUNTED:
+            keys.ignore(name, "counted with the launcher")
         elif name.startswith(("TORCH_", "PYTORCH_")) or name == "CUDA_LAUNCH_BLOCKING":
-            sheet.miss(name, "a switch of PyTorch that memest does not follow")
+            keys.miss(name, "a switch of PyTorch that memest does not follow")
         else:
-            sheet.ignore(name, "no variable that memory depends on")
+            keys.ignore(name, "no variable that memory depends on")
 
 
 def _visible(environment: Mapping[str, str]) -> int | None:
@@ -108,33 +123,32 @@ def _hidden_launcher(command: Command, named: dict[str, Any]) -> list[Launcher]:
     program = command.program
     if command.launchers:
         return []
-    if program.startswith("trl "):
+    if program.startswith("trl ") or program == "axolotl train":
         values = {key: named.pop(key) for key in _OF_ACCELERATE if key in named}
-        config = values.pop("accelerate_config", None)
+        if program == "axolotl train" and named.pop("launcher", "accelerate") == "python":
+            return []
+        config = values.pop("accelerate_config", None) if program != "axolotl train" else None
         if config is not None:
             values["config_file"] = config
         return [Launcher("accelerate", values)]
-    if program == "axolotl train":
-        values = {key: named.pop(key) for key in _OF_ACCELERATE if key in named}
-        if named.pop("launcher", "accelerate") == "python":
-            return []
-        return [Launcher("accelerate", values)]
     if program == "llamafactory-cli train":
         environment = command.environment
-        visible = _visible(environment)
-        forced = environment.get("FORCE_TORCHRUN", "0").lower() in ("1", "true", "y")
-        if not forced and (visible or 1) == 1:
+        if not _starts_torchrun(environment):
             return []
-        values = {"nproc_per_node": environment.get("NPROC_PER_NODE", "gpu"),
-                  "nnodes": environment.get("NNODES", "1")}  # fmt: skip
+        values = {
+            "nproc_per_node": environment.get("NPROC_PER_NODE", "gpu"),
+            "nnodes": environment.get("NNODES", "1"),
+        }
         plain = {k: int(v) if v.isdigit() and len(v) < 6 else v for k, v in values.items()}
         return [Launcher("torchrun", plain)]
     return []
 
 
-def _launcher(sheet: Sheet, launcher: Launcher, environment: Mapping[str, str]) -> list[Reading]:
+def _launcher(
+    keys: DocumentKeys, launcher: Launcher, environment: Mapping[str, str]
+) -> list[DocumentReading]:
     if launcher.name == "accelerate":
-        return [_accelerate(sheet, launcher, environment)]
+        return [_accelerate(keys, launcher, environment)]
     values = dict(launcher.values)
     if launcher.name == "torchrun":
         key, each = "nproc_per_node", values.pop("nproc_per_node", 1)
@@ -151,13 +165,12 @@ def _launcher(sheet: Sheet, launcher: Launcher, environment: Mapping[str, str]) 
         count, key = _visible(environment), "CUDA_VISIBLE_DEVICES"
     machines = _number(nodes, "--nnodes" if launcher.name == "torchrun" else "--num_nodes") or 1
     if count is None:
-        sheet.miss(launcher.name, "as many processes as the machine has GPUs: 1 is taken; "
-                           "--num-gpus says it")  # fmt: skip
+        keys.miss(launcher.name, _ALL_GPUS)
     else:
         where = key if key.isupper() else f"--{key}"
-        _say_at(sheet, "num_gpus", count * machines, f"{launcher.name} {where}")
+        _say_at(keys, "num_gpus", count * machines, f"{launcher.name} {where}")
     for name in values:
-        sheet.ignore(f"--{name}", f"how {launcher.name} starts processes")
+        keys.ignore(f"--{name}", f"how {launcher.name} starts processes")
     return []
 
 
@@ -167,7 +180,9 @@ def _included(text: str) -> Any:
     return sum(len(each.split(",")) for each in slots) if all(slots) else "gpu"
 
 
-def _accelerate(sheet: Sheet, launcher: Launcher, environment: Mapping[str, str]) -> Reading:
+def _accelerate(
+    keys: DocumentKeys, launcher: Launcher, environment: Mapping[str, str]
+) -> DocumentReading:
     values = dict(launcher.values)
     file = values.pop("config_file", None)
     document: dict[str, Any] = {}
@@ -175,86 +190,93 @@ def _accelerate(sheet: Sheet, launcher: Launcher, environment: Mapping[str, str]
     if file is not None:
         path = find_file(str(file), beside=None, origin="command: --config_file")
         document, source, folder = read_document(path, str(file)), str(file), path.parent
-    places: dict[str, Place] = {}
+    origins: dict[str, KeyOrigin] = {}
     for key, value in values.items():
-        place = Place(f"command: accelerate --{key}", Level.COMMAND)
+        origin = KeyOrigin(f"command: accelerate --{key}", Level.COMMAND)
         if key in _KINDS:
-            document["distributed_type"], places["distributed_type"] = _KINDS[key], place
+            document["distributed_type"], origins["distributed_type"] = _KINDS[key], origin
             continue
-        part = ("deepspeed_config" if key in _TO_DEEPSPEED else
-                "fsdp_config" if key.startswith("fsdp_") else
-                "dynamo_config" if key.startswith("dynamo_") else
-                "parallelism_config" if key.startswith("parallelism_config_") else
-                "fp8_config" if key.startswith("fp8_") else None)  # fmt: skip
+        part = next((part for start, part in _PARTS.items() if key.startswith(start)), None)
+        part = "deepspeed_config" if key in _TO_DEEPSPEED else part
         if part is None:
-            document[key], places[key] = value, place
+            document[key], origins[key] = value, origin
         else:
             inner = document.get(part)
             document[part] = {**(inner if isinstance(inner, dict) else {}), key: value}
-            places[f"{part}.{key}"] = place
-    if document.get("num_processes") in (None, -1) and document.get("distributed_type") not in (
-        "NO", False,
-    ):  # fmt: skip
+            origins[f"{part}.{key}"] = origin
+    one = document.get("distributed_type") in ("NO", False)
+    if document.get("num_processes") in (None, -1) and not one:
         count = _visible(environment)
         if count is not None:
             document["num_processes"] = count
-            places["num_processes"] = Place("command: CUDA_VISIBLE_DEVICES", Level.COMMAND)
+            origins["num_processes"] = KeyOrigin("command: CUDA_VISIBLE_DEVICES", Level.COMMAND)
         else:
             document.pop("num_processes", None)
-            sheet.miss("accelerate", "as many processes as the machine has GPUs: 1 is "
-                               "taken; --num-gpus says it")  # fmt: skip
-    level = Level.COMMAND if file is None else Level.FILE
-    part_sheet = Sheet(
-        document, source=source, framework="accelerate", places=places, folder=folder, level=level
-    )
-    read_accelerate(part_sheet)
-    return part_sheet.reading()
+            keys.miss("accelerate", _ALL_GPUS)
+    return _read(find_format("accelerate"), document, origins, source, folder)
 
 
-def _program_alone(sheet: Sheet, command: Command) -> None:
+def _program_alone(keys: DocumentKeys, command: Command) -> None:
     """Python starts one process; the Trainer puts several visible GPUs into DataParallel."""
     visible = _visible(command.environment)
     if command.program.endswith(".sh"):
         return
     if visible is not None and visible > 1:
-        sheet.miss("CUDA_VISIBLE_DEVICES", f"{visible} GPUs and one process: DataParallel; priced "
-                   "is one GPU")  # fmt: skip
-    sheet.say_at("num_gpus", 1, Place("command: python starts one process", Level.DEFAULT))
+        keys.miss(
+            "CUDA_VISIBLE_DEVICES",
+            f"{visible} GPUs and one process: DataParallel; priced is one GPU",
+        )
+    keys.set_at("num_gpus", 1, KeyOrigin("command: python starts one process", Level.DEFAULT))
 
 
 # -- the program
 
 
 def _program(
-    sheet: Sheet, command: Command, named: dict[str, Any], changes: dict[str, Any],
-    loose: list[str], chosen: Format | None,
-) -> list[Reading]:  # fmt: skip
+    keys: DocumentKeys,
+    command: Command,
+    named: dict[str, Any],
+    changes: dict[str, Any],
+    loose: list[str],
+    chosen: FileFormat | None,
+) -> list[DocumentReading]:
     program = command.program
     framework, _, method = program.partition(" ")
     if framework == "trl":
-        return [_trl(sheet, named, loose, method)]
+        read = partial(read_trl, method=method)
+        return [_with_file(keys, find_format("trl"), named, {}, loose, read)]
     if framework in ("llamafactory-cli", "axolotl"):
         each = find_format("llama-factory" if framework == "llamafactory-cli" else "axolotl")
         if framework == "llamafactory-cli":
-            _expandable(sheet, command)
-        return [_with_file(sheet, each, named, changes, loose, required=program)]
+            _expandable(keys, command)
+        if not named and not changes and not any(word.lower().endswith(_FILES) for word in loose):
+            raise ConfigError(f"the launch command: {program} names no configuration, run.yaml.")
+        return [_with_file(keys, each, named, changes, loose)]
     if framework == "tune":
-        return [_tune(sheet, named, changes, loose)]
+        return [_tune(keys, named, changes, loose)]
     if program.endswith(".sh") or any(key.startswith(("job.", "training.")) for key in named):
-        return [_titan(sheet, command, named, loose)]
-    return _script(sheet, command, named, changes, loose, chosen)
+        return [_titan(keys, command, named, loose)]
+    return _script(keys, command, named, changes, loose, chosen)
 
 
-def _expandable(sheet: Sheet, command: Command) -> None:
+def _starts_torchrun(environment: Mapping[str, str]) -> bool:
+    """Whether LLaMA-Factory's command starts torchrun itself."""
+    return _switched(environment, "FORCE_TORCHRUN", "0") or (_visible(environment) or 1) > 1
+
+
+def _switched(environment: Mapping[str, str], name: str, default: str) -> bool:
+    return environment.get(name, default).lower() in ("1", "true", "y")
+
+
+def _expandable(keys: DocumentKeys, command: Command) -> None:
     """Where it starts torchrun itself, it switches expandable segments on (``launcher.py``)."""
     environment = command.environment
-    forced = environment.get("FORCE_TORCHRUN", "0").lower() in ("1", "true", "y")
-    several = forced or (_visible(environment) or 1) > 1
-    if several and environment.get("OPTIM_TORCH", "1").lower() in ("1", "true", "y"):
-        sheet.say_at(
-            "alloc_conf", "expandable_segments:True",
-            Place("default of LLaMA-Factory (OPTIM_TORCH of its launcher)", Level.COMMAND),
-        )  # fmt: skip
+    if _starts_torchrun(environment) and _switched(environment, "OPTIM_TORCH", "1"):
+        keys.set_at(
+            "alloc_conf",
+            "expandable_segments:True",
+            KeyOrigin("default of LLaMA-Factory (OPTIM_TORCH of its launcher)", Level.COMMAND),
+        )
 
 
 def _file_among(named: dict[str, Any], loose: list[str]) -> tuple[str | None, str]:
@@ -282,13 +304,13 @@ def _read_named(named: dict[str, Any], loose: list[str]) -> tuple[dict[str, Any]
 
 def _merged(
     document: Mapping[str, Any], named: Mapping[str, Any], changes: Mapping[str, Any]
-) -> tuple[dict[str, Any], dict[str, Place]]:
+) -> tuple[dict[str, Any], dict[str, KeyOrigin]]:
     """A file's document with what the command line changes, and where that stands."""
     out = dict(document)
-    places: dict[str, Place] = {}
+    origins: dict[str, KeyOrigin] = {}
     for values, mark in ((named, "--"), (changes, "")):
         for key, value in values.items():
-            places[key] = Place(f"command: {mark}{key}", Level.COMMAND)
+            origins[key] = KeyOrigin(f"command: {mark}{key}", Level.COMMAND)
             if "." not in key:
                 out[key] = value
                 continue
@@ -298,7 +320,7 @@ def _merged(
                 inner[part] = dict(below) if isinstance(below, Mapping) else {}
                 inner = inner[part]
             inner[key.rpartition(".")[2]] = value
-    return out, places
+    return out, origins
 
 
 def _negated(named: dict[str, Any]) -> dict[str, Any]:
@@ -313,50 +335,44 @@ def _negated(named: dict[str, Any]) -> dict[str, Any]:
     return out
 
 
-def _loose(sheet: Sheet, words: list[str]) -> None:
+def _loose(keys: DocumentKeys, words: list[str]) -> None:
     for word in words:
-        sheet.ignore(word, "memest does not know it")
+        keys.ignore(word, "memest does not know it")
 
 
 def _read(
-    each: Format, document: dict[str, Any], places: dict[str, Place], source: str,
+    each: FileFormat,
+    document: dict[str, Any],
+    origins: dict[str, KeyOrigin],
+    source: str,
     folder: Path | None,
-) -> Reading:  # fmt: skip
+    read: Callable[[DocumentKeys], None] | None = None,
+) -> DocumentReading:
     level = Level.COMMAND if source == "command" else Level.FILE
-    part = Sheet(
-        document, source=source, framework=each.title, places=places, folder=folder, level=level
+    part = DocumentKeys(
+        document, source=source, framework=each.title, origins=origins, folder=folder, level=level
     )
-    each.read(part)
+    (read or each.read)(part)
     return part.reading()
 
 
 def _with_file(
-    sheet: Sheet, each: Format, named: dict[str, Any], changes: dict[str, Any], loose: list[str],
-    *, required: str,
-) -> Reading:  # fmt: skip
+    keys: DocumentKeys,
+    each: FileFormat,
+    named: dict[str, Any],
+    changes: dict[str, Any],
+    loose: list[str],
+    read: Callable[[DocumentKeys], None] | None = None,
+) -> DocumentReading:
     document, source, folder = _read_named(named, loose)
-    if folder is None and not named and not changes:
-        raise ConfigError(f"the launch command: {required} names no configuration, run.yaml.")
-    document, places = _merged(document, _negated(named), changes)
-    _loose(sheet, loose)
-    return _read(each, document, places, source, folder)
-
-
-def _trl(sheet: Sheet, named: dict[str, Any], loose: list[str], method: str) -> Reading:
-    document, source, folder = _read_named(named, loose)
-    document, places = _merged(document, _negated(named), {})
-    _loose(sheet, loose)
-    level = Level.COMMAND if folder is None else Level.FILE
-    part = Sheet(
-        document, source=source, framework="TRL", places=places, folder=folder, level=level
-    )
-    read_trl(part, method=method)
-    return part.reading()
+    document, origins = _merged(document, _negated(named), changes)
+    _loose(keys, loose)
+    return _read(each, document, origins, source, folder, read)
 
 
 def _tune(
-    sheet: Sheet, named: dict[str, Any], changes: dict[str, Any], loose: list[str]
-) -> Reading:  # fmt: skip
+    keys: DocumentKeys, named: dict[str, Any], changes: dict[str, Any], loose: list[str]
+) -> DocumentReading:
     recipe = loose.pop(0) if loose else ""
     config = named.pop("config", None)
     if not isinstance(config, str):
@@ -367,22 +383,24 @@ def _tune(
             f"tune cp {config} run.yaml, and name the file."
         )
     path = find_file(config, beside=None, origin="command: --config")
-    document, places = _merged(read_document(path, config), named, changes)
-    _loose(sheet, loose)
-    part = Sheet(document, source=config, framework="torchtune", places=places, folder=path.parent)
-    read_torchtune(part, distributed="distributed" in recipe)
-    if recipe and not recipe.startswith(("full_finetune", "lora_finetune", "qat")):
-        part.miss_default(f"recipe {recipe}", "priced is fine-tuning")
-    return part.reading()
+    document, origins = _merged(read_document(path, config), named, changes)
+    _loose(keys, loose)
+
+    def read(keys: DocumentKeys) -> None:
+        read_torchtune(keys, distributed="distributed" in recipe)
+        if recipe and not recipe.startswith(("full_finetune", "lora_finetune", "qat")):
+            keys.miss_default(f"recipe {recipe}", "priced is fine-tuning")
+
+    return _read(find_format("torchtune"), document, origins, config, path.parent, read)
 
 
 def _titan(
-    sheet: Sheet, command: Command, named: dict[str, Any], loose: list[str]
-) -> Reading:  # fmt: skip
+    keys: DocumentKeys, command: Command, named: dict[str, Any], loose: list[str]
+) -> DocumentReading:
     file = named.pop("job.config_file", None) or command.environment.get("CONFIG_FILE")
     gpus = command.environment.get("NGPU", "")
     if gpus.isdigit() and 0 < int(gpus[:6]) <= 1 << 16:
-        _say_at(sheet, "num_gpus", int(gpus), "NGPU")
+        _say_at(keys, "num_gpus", int(gpus), "NGPU")
     if not isinstance(file, str):
         if command.program.endswith(".sh"):
             raise ConfigError(
@@ -391,69 +409,73 @@ def _titan(
             )
         file = ""
     if not command.program.endswith(".sh") and not set(_ALLOCATOR) & set(command.environment):
-        _say_at(sheet, "alloc_conf", "", "no run_train.sh, which sets PYTORCH_CUDA_ALLOC_CONF")
+        _say_at(keys, "alloc_conf", "", "no run_train.sh, which sets PYTORCH_CUDA_ALLOC_CONF")
     document: dict[str, Any] = {}
     folder = None
     if file:
         path = find_file(file, beside=None, origin="command: --job.config_file")
         document, folder = read_document(path, file), path.parent
-    document, places = _merged(document, named, {})
-    _loose(sheet, loose)
-    return _read(find_format("torchtitan"), document, places, file or "command", folder)
+    document, origins = _merged(document, named, {})
+    _loose(keys, loose)
+    return _read(find_format("torchtitan"), document, origins, file or "command", folder)
 
 
 def _script(
-    sheet: Sheet, command: Command, named: dict[str, Any], changes: dict[str, Any],
-    loose: list[str], chosen: Format | None,
-) -> list[Reading]:  # fmt: skip
+    keys: DocumentKeys,
+    command: Command,
+    named: dict[str, Any],
+    changes: dict[str, Any],
+    loose: list[str],
+    chosen: FileFormat | None,
+) -> list[DocumentReading]:
     """A training script: its arguments are taken for what their names say."""
     program = command.program
     file, origin = _file_among(named, loose)
-    out: list[Reading] = []
+    out: list[DocumentReading] = []
     own = named.pop("deepspeed_config", None)
     if isinstance(own, str):
         # DeepSpeed's own arguments (add_config_arguments): a switch, and the file beside it
         named.pop("deepspeed", None)
         path = find_file(own, beside=None, origin="command: --deepspeed_config")
-        found = read_document(path, own)
-        out.append(_read(find_format("deepspeed"), found, {}, own, path.parent))
+        settings = read_document(path, own)
+        out.append(_read(find_format("deepspeed"), settings, {}, own, path.parent))
     named = _negated(named)
     document: dict[str, Any] = {}
     source, folder, each = "command", None, chosen
     if file is not None:
         path = find_file(file, beside=None, origin=origin)
-        found = read_document(path, file)
-        kind = chosen or recognise(found, file)
+        content = read_document(path, file)
+        kind = chosen or recognise(content, file)
         if kind.name in ("accelerate", "deepspeed", "peft"):
-            out.append(_read(kind, found, {}, file, path.parent))
+            out.append(_read(kind, content, {}, file, path.parent))
         else:
-            document, source, folder, each = found, file, path.parent, kind
+            document, source, folder, each = content, file, path.parent, kind
     if each is None:
         each = _format_of(named)
     if each is None:
         for key in (*named, *changes):
-            sheet.ignore(f"--{key}" if key in named else key, "memest does not know it")
+            keys.ignore(f"--{key}" if key in named else key, "memest does not know it")
     else:
-        document, places = _merged(document, named, changes)
-        out.append(_read(each, document, places, source, folder))
+        document, origins = _merged(document, named, changes)
+        out.append(_read(each, document, origins, source, folder))
     what = (
         "its arguments say nothing that memest knows"
         if each is None
         else (f"taken for one on {each.title}")
     )
-    sheet.miss(program, f"the script is not read: {what}; --loop and --config-format say "
-                       "otherwise")  # fmt: skip
-    _loose(sheet, loose)
+    keys.miss(program, f"the script is not read: {what}; --loop and --config-format say otherwise")
+    _loose(keys, loose)
     return out
 
 
-def _format_of(named: Mapping[str, Any]) -> Format | None:
+def _format_of(named: Mapping[str, Any]) -> FileFormat | None:
     """Training arguments, or those of a framework whose marks are among them."""
     keys = set(named)
     scores = {
-        each: len(each.marks & keys) for each in FORMATS
+        each: len(each.marks & keys)
+        for each in FORMATS
         if each.name in ("trl", "llama-factory", "axolotl")
-    }  # fmt: skip
+    }
     best = max(scores, key=lambda each: scores[each])
     if scores[best] and (best.name != "axolotl" or "base_model" in keys):
         return best

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from memest.errors import ConfigError
-from memest.files import read_small
+from memest.files.texts import read_small
 from memest.units import MIB
 
 __all__ = ["find_file", "plain_value", "read_document", "read_source"]
@@ -42,13 +42,13 @@ def find_file(named: str, *, beside: Path | None, origin: str) -> Path:
     """
     try:
         path = Path(named).expanduser()
-        places = [path] if beside is None or path.is_absolute() else [path, beside / path]
-        for place in places:
-            if place.is_file():
-                return place
+        paths = [path] if beside is None or path.is_absolute() else [path, beside / path]
+        for candidate in paths:
+            if candidate.is_file():
+                return candidate
     except (OSError, RuntimeError, ValueError) as error:
         raise ConfigError(f"{origin} names {named!r}, which is no path: {error}.") from None
-    where = " and ".join(str(place.parent.absolute()) for place in places)
+    where = " and ".join(str(each.parent.absolute()) for each in paths)
     raise ConfigError(
         f"{origin} names the file {named!r}, which is not there (looked in {where}). Run memest "
         "where the training is launched, or give the file with --config."
@@ -129,11 +129,11 @@ def plain_value(text: str) -> Any:
         return float(lowered) if any(c in lowered for c in ".e") else int(lowered)
     if lowered[0] in "[{":
         try:
-            found = json.loads(text)
-            _check_size(found, text)
+            value = json.loads(text)
+            _check_size(value, text)
         except (ValueError, RecursionError):
             return text
-        return found
+        return value
     return text
 
 

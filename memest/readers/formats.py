@@ -10,40 +10,44 @@ from memest.errors import ConfigError, closest
 from memest.readers.accelerate import read_accelerate
 from memest.readers.axolotl import read_axolotl
 from memest.readers.llama_factory import read_llama_factory
-from memest.readers.peft_adapter import read_peft_adapter
-from memest.readers.sharing import read_deepspeed_document
-from memest.readers.sheet import Sheet, option_called
+from memest.readers.mapping import DocumentKeys
+from memest.readers.sharding import read_deepspeed_document
 from memest.readers.torchtitan import read_torchtitan
 from memest.readers.torchtune import read_torchtune
-from memest.readers.trainer_keys import MATTERS, REASONS
-from memest.readers.training_arguments import read_training_arguments
+from memest.readers.training_arguments import (
+    MATTERS,
+    REASONS,
+    read_peft_adapter,
+    read_training_arguments,
+)
 from memest.readers.trl import read_trl
+from memest.readers.values import option_called
 
-__all__ = ["FORMATS", "ON_THE_TRAINER", "Format", "find_format", "is_model_config", "recognise"]
+__all__ = ["FORMATS", "ON_THE_TRAINER", "FileFormat", "find_format", "is_model_config", "recognise"]
 
 
 @dataclass(frozen=True, slots=True)
-class Format:
+class FileFormat:
     """One format.
 
     Attributes:
         name: for ``--config-format``.
         title: the framework.
         marks: keys that no other format here has.
-        read: fills in a sheet.
+        read: takes the keys of a document.
     """
 
     name: str
     title: str
     marks: frozenset[str]
-    read: Callable[[Sheet], None]
+    read: Callable[[DocumentKeys], None]
 
 
-def _format(name: str, title: str, marks: str, read: Callable[[Sheet], None]) -> Format:
-    return Format(name, title, frozenset(marks.split()), read)
+def _format(name: str, title: str, marks: str, read: Callable[[DocumentKeys], None]) -> FileFormat:
+    return FileFormat(name, title, frozenset(marks.split()), read)
 
 
-FORMATS: tuple[Format, ...] = (
+FORMATS: tuple[FileFormat, ...] = (
     _format(
         "transformers",
         "transformers",
@@ -118,7 +122,7 @@ def is_model_config(document: Mapping[str, Any]) -> bool:
     return "model_type" in document and bool(_MODEL_MARKS & set(document))
 
 
-def find_format(name: str) -> Format:
+def find_format(name: str) -> FileFormat:
     """A format by its name.
 
     Raises:
@@ -134,7 +138,7 @@ def find_format(name: str) -> Format:
     raise ConfigError(f"--config-format {name!r} is not known.{hint} Legal: {', '.join(names)}.")
 
 
-def recognise(document: Mapping[str, Any], shown: str) -> Format:
+def recognise(document: Mapping[str, Any], shown: str) -> FileFormat:
     """The format of a document.
 
     What sits on transformers' training arguments (TRL, LLaMA-Factory) has their keys too, so with
@@ -156,22 +160,22 @@ def recognise(document: Mapping[str, Any], shown: str) -> Format:
     scores[find_format("torchtune")] = 100 * _has_components(document)
     scores[find_format("torchtitan")] = 10 * _sections(document)
     best = max(scores.values())
-    found = [each for each, score in scores.items() if score == best]
-    if best and len(found) == 1:
-        return found[0]
+    file_formats = [each for each, score in scores.items() if score == best]
+    if best and len(file_formats) == 1:
+        return file_formats[0]
     if best == 0:
         known = [key for key in keys if key in REASONS or key in MATTERS or option_called(key)]
         near = f" Closest: {general.title} ({', '.join(sorted(known)[:5])})." if known else ""
         raise _unclear(f"{shown} has the marks of no format that memest knows.{near}", general)
     names = " or ".join(
-        f"{each.title} ({', '.join(sorted(each.marks & keys)[:3])})" for each in found
+        f"{each.title} ({', '.join(sorted(each.marks & keys)[:3])})" for each in file_formats
     )
-    raise _unclear(f"{shown} may be {names}.", found[0])
+    raise _unclear(f"{shown} may be {names}.", file_formats[0])
 
 
-def _unclear(said: str, near: Format) -> ConfigError:
+def _unclear(what: str, near: FileFormat) -> ConfigError:
     names = ", ".join(each.name for each in FORMATS)
-    return ConfigError(f"{said} Say which: --config-format {near.name}. Legal: {names}.")
+    return ConfigError(f"{what} Say which: --config-format {near.name}. Legal: {names}.")
 
 
 def _has_components(document: Mapping[str, Any]) -> bool:

@@ -8,43 +8,45 @@ Source: LLaMA-Factory at August 2026: ``hparams/`` (fields and defaults), ``hpar
 from __future__ import annotations
 
 from memest.errors import ConfigError
-from memest.readers.sheet import Sheet, names_of
-from memest.readers.trainer_keys import MATTERS, REASONS
+from memest.readers.mapping import DocumentKeys, Key, KeyTable, by_key, read_table
 from memest.readers.training_arguments import (
+    MATTERS,
+    MODELS,
+    REASONS,
+    TRAINER,
     read_checkpointing,
     read_evaluation,
-    read_model,
+    read_loading,
     read_precision,
-    read_spread,
-    trainer_defaults,
+    read_sharding,
 )
+from memest.readers.values import names_of
 
 __all__ = ["read_llama_factory"]
 
 _ATTENTION = {"disabled": "eager", "sdpa": "sdpa", "fa2": "flash_attention_2"}
-_REASONS = {
+_IGNORED = {
     **REASONS,
-    **dict.fromkeys(
-        """template cutoff_len train_on_prompt mask_history tool_format default_system
-        enable_thinking max_samples tokenized_path data_shared_file_system media_dir eval_dataset
-        eval_on_each_dataset eval_num_beams preprocessing_batch_size split_special_tokens
-        add_tokens add_special_tokens image_min_pixels video_fps video_maxlen
-        audio_sampling_rate disable_shuffling""".split(),
-        "data is prepared on the host",
+    **by_key(
+        {
+            "data is prepared on the host": """template cutoff_len train_on_prompt mask_history
+                tool_format default_system enable_thinking max_samples tokenized_path
+                data_shared_file_system media_dir eval_dataset eval_on_each_dataset eval_num_beams
+                preprocessing_batch_size split_special_tokens add_tokens add_special_tokens
+                image_min_pixels video_fps video_maxlen audio_sampling_rate disable_shuffling""",
+            "not of a training step": """create_new_adapter adapter_folder export_dir export_size
+                export_device infer_backend infer_dtype offload_folder use_kv_cache
+                print_param_status hf_hub_token ms_hub_token om_hub_token compute_accuracy
+                ray_run_name ray_storage_path ray_num_workers resources_per_worker
+                placement_strategy include_effective_tokens_per_second pref_beta pref_ftx
+                temperature top_p top_k max_new_tokens""",
+            "adapters that are there already have the sizes named here": "adapter_name_or_path",
+            "the model's own config says it": "trust_remote_code",
+            "changes values only": "pissa_init",
+        }
     ),
-    **dict.fromkeys(
-        """create_new_adapter adapter_folder export_dir export_size export_device infer_backend
-        infer_dtype offload_folder use_kv_cache print_param_status hf_hub_token ms_hub_token
-        om_hub_token compute_accuracy ray_run_name ray_storage_path ray_num_workers
-        resources_per_worker placement_strategy include_effective_tokens_per_second
-        pref_beta pref_ftx temperature top_p top_k max_new_tokens""".split(),
-        "not of a training step",
-    ),
-    "adapter_name_or_path": "adapters that are there already have the sizes named here",
-    "trust_remote_code": "the model's own config says it",
-    "pissa_init": "changes values only",
 }
-_MATTERS = {
+_NOT_MODELLED = {
     **MATTERS,
     "neat_packing": "masks between the samples of a row: priced are full rows without",
     "shift_attn": "shifted sparse attention",
@@ -69,208 +71,202 @@ _MATTERS = {
     "moe_aux_loss_coef": "the loss of a mixture's router",
 }
 _STAGES = {
-    "rm": "a reward model with its pairs", "ppo": "generation, and further models in memory",
-    "dpo": "pairs of answers, and a reference model", "kto": "a reference model",
-}  # fmt: skip
+    "rm": "a reward model with its pairs",
+    "ppo": "generation, and further models in memory",
+    "dpo": "pairs of answers, and a reference model",
+    "kto": "a reference model",
+}
 
 
-def read_llama_factory(sheet: Sheet) -> None:
-    """Fill in a sheet of LLaMA-Factory's arguments.
+def read_llama_factory(keys: DocumentKeys) -> None:
+    """Read LLaMA-Factory's arguments.
 
     Raises:
         ConfigError: a value that LLaMA-Factory would refuse too.
     """
-    read_model(sheet)
-    trainer_defaults(sheet)
-    sheet.default("precision", "fp32")
-    read_precision(sheet)
-    pure = bool(sheet.switch("pure_bf16"))
-    _checkpointing(sheet)
-    read_evaluation(sheet)
-    read_spread(sheet)
-    _length(sheet)
-    _method(sheet, pure=pure)
-    _optimizer(sheet)
-    flash = sheet.scalar("flash_attn")
-    if flash in _ATTENTION:
-        sheet.say("attn_implementation", _ATTENTION[flash], "flash_attn")
-    elif flash == "auto":
-        sheet.ignore("flash_attn", "auto: transformers' own choice")
-    elif flash is not None:
-        sheet.miss("flash_attn", f"{flash}: priced as transformers' own choice")
-    if sheet.switch("enable_liger_kernel"):
-        sheet.say("use_liger_kernel", True, "enable_liger_kernel")
-    sheet.offer_rest()
-    sheet.ignore_rest(_REASONS, _MATTERS)
+    read_table(keys, _TABLE)
 
 
-def _checkpointing(sheet: Sheet) -> None:
-    off = sheet.switch("disable_gradient_checkpointing")
-    reentrant = sheet.switch("use_reentrant_gc")
-    if off:
-        sheet.say("checkpointing", "none", "disable_gradient_checkpointing")
+def _checkpointing(keys: DocumentKeys) -> None:
+    off = Key("checkpointing", "enabled", words={True: "none"})
+    if keys.set_from("disable_gradient_checkpointing", off):
+        keys.switch("use_reentrant_gc")
     else:
-        sheet.default("checkpointing", "full")
-        if reentrant is None:
-            sheet.default("use_reentrant", True)
-        else:
-            sheet.say("use_reentrant", reentrant, "use_reentrant_gc")
-        if sheet.document.get("gradient_checkpointing") is False:
+        keys.default("checkpointing", "full")
+        keys.set_from("use_reentrant_gc", Key("use_reentrant", "switch", default=True))
+        if keys.document.get("gradient_checkpointing") is False:
             # the model switches it on while it is loaded; the Trainer's word comes too late
-            sheet.take("gradient_checkpointing")
-            sheet.ignore("gradient_checkpointing", "disable_gradient_checkpointing is what counts")
-    read_checkpointing(sheet)
+            keys.take("gradient_checkpointing")
+            keys.ignore("gradient_checkpointing", "disable_gradient_checkpointing is what counts")
+    read_checkpointing(keys)
 
 
-def _length(sheet: Sheet) -> None:
-    length = sheet.whole("cutoff_len")
-    if length is None:
-        sheet.default("seq_len", 2048)
-    else:
-        sheet.say("seq_len", length, "cutoff_len")
-    packing, neat = sheet.switch("packing"), sheet.switch("neat_packing")
-    if packing is None and not neat and sheet.document.get("stage") == "pt":
-        sheet.default("packing", "wrapped", "on at stage pt")
+def _packing(keys: DocumentKeys) -> None:
+    packing, neat = keys.switch("packing"), keys.switch("neat_packing")
+    if packing is None and not neat and keys.document.get("stage") == "pt":
+        keys.default("packing", "wrapped", "on at stage pt")
     # rows of cutoff_len are filled one by one; they are never laid end to end
     for key, on in (("packing", packing), ("neat_packing", neat)):
         if on:
-            sheet.say("packing", "wrapped", key)
-        elif key in sheet.document:
-            sheet.ignore(key, "off")
+            keys.set("packing", "wrapped", key)
+        elif key in keys.document:
+            keys.ignore(key, "off")
     if neat:
-        sheet.miss("neat_packing", _MATTERS["neat_packing"])
+        keys.miss("neat_packing", _NOT_MODELLED["neat_packing"])
 
 
-def _method(sheet: Sheet, *, pure: bool) -> None:
-    stage = sheet.scalar("stage")
+def _method(keys: DocumentKeys) -> None:
+    stage = keys.scalar("stage")
     if stage in _STAGES:
-        sheet.miss("stage", f"{stage}: {_STAGES[stage]}; priced is supervised fine-tuning")
+        keys.miss("stage", f"{stage}: {_STAGES[stage]}; priced is supervised fine-tuning")
     elif stage is not None:
-        sheet.ignore("stage", "priced as it is")
-    kind = sheet.scalar("finetuning_type")
-    kind = "lora" if kind is None else str(kind)
+        keys.ignore("stage", "priced as it is")
+    kind = keys.text("finetuning_type") or "lora"
     if kind not in ("lora", "full", "freeze", "oft"):
         raise ConfigError(
-            f"{sheet.place('finetuning_type').origin} {kind!r} is not known. Legal: lora, full, "
+            f"{keys.where('finetuning_type')} {kind!r} is not known. Legal: lora, full, "
             "freeze, oft."
         )
-    bits = sheet.whole("quantization_bit")
+    bits = keys.whole("quantization_bit")
     if bits is not None and kind not in ("lora", "oft"):
         raise ConfigError(
-            f"{sheet.place('quantization_bit').origin}: a quantised base trains with LoRA or OFT "
+            f"{keys.where('quantization_bit')}: a quantised base trains with LoRA or OFT "
             f"only, and finetuning_type is {kind}."
         )
-    precision = sheet.said("precision")
-    compute = {"bf16": "bfloat16", "fp16": "float16"}.get(str(precision))
-    compute = "bfloat16" if pure else compute
-    if kind in ("full", "freeze") and not pure and sheet.said("zero") != 3:
-        sheet.default("dtype", "float32", "what trains is made float32; pure_bf16 prevents it")
+    pure, precision = bool(keys.switch("pure_bf16")), str(keys.value_of("precision"))
+    compute = "bfloat16" if pure else {"bf16": "bfloat16", "fp16": "float16"}.get(precision)
+    if kind in ("full", "freeze") and not pure and keys.value_of("zero") != 3:
+        keys.default("dtype", "float32", "what trains is made float32; pure_bf16 prevents it")
     elif compute is not None:
-        key = "pure_bf16" if pure else str(precision)
-        sheet.say("dtype", compute, key)
+        keys.set("dtype", compute, "pure_bf16" if pure else precision)
     if kind == "freeze":
-        sheet.miss(
-            "finetuning_type", "freeze: which layers train depends on the model; all are priced as "
-            "training: name those that do not with --freeze"
-        )  # fmt: skip
+        keys.miss(
+            "finetuning_type",
+            "freeze: which layers train depends on the model; all are priced as "
+            "training: name those that do not with --freeze",
+        )
     for key in ("freeze_trainable_layers", "freeze_trainable_modules", "freeze_extra_modules"):
-        sheet.take(key)
-    _adapters(sheet, kind)
-    _quantization(sheet, bits, compute)
+        keys.take(key)
+    _adapters(keys, kind)
+    _quantization(keys, bits, compute)
     if kind == "lora":
-        sheet.default("ddp_find_unused_parameters", False, "with LoRA")
+        keys.default("ddp_find_unused_parameters", False, "with LoRA")
 
 
-def _adapters(sheet: Sheet, kind: str) -> None:
-    keys = ("lora_rank", "lora_alpha", "lora_dropout", "lora_target", "additional_target",
-            "use_dora", "use_rslora", "oft_rank", "oft_block_size", "oft_target",
-            "module_dropout")  # fmt: skip
-    values = {key: sheet.take(key) for key in keys}
+_LORA = {
+    "lora_rank": "lora_r",
+    "lora_alpha": "lora_alpha",
+    "lora_dropout": "lora_dropout",
+    "lora_target": "lora_target_modules",
+    "additional_target": "modules_to_save",
+    "use_dora": "use_dora",
+    "use_rslora": "use_rslora",
+}
+_OFT = ("oft_rank", "oft_block_size", "oft_target", "module_dropout")
+
+
+def _adapters(keys: DocumentKeys, kind: str) -> None:
+    values = {key: keys.take(key) for key in (*_LORA, *_OFT)}
     if kind not in ("lora", "oft"):
-        for key in keys:
-            if key in sheet.document:
-                sheet.ignore(key, f"finetuning_type is {kind}")
+        for key in values:
+            if key in keys.document:
+                keys.ignore(key, f"finetuning_type is {kind}")
         return
     if kind == "oft":
-        sheet.say("peft", "oft", "finetuning_type")
+        keys.set("peft", "oft", "finetuning_type")
         if values["oft_rank"]:
-            sheet.say("lora_r", values["oft_rank"], "oft_rank")
+            keys.set("lora_r", values["oft_rank"], "oft_rank")
         return
-    if sheet.has("finetuning_type"):
-        sheet.say("peft", "lora", "finetuning_type")
+    if keys.has("finetuning_type"):
+        keys.set("peft", "lora", "finetuning_type")
     else:
-        sheet.default("peft", "lora")
+        keys.default("peft", "lora")
     rank = values["lora_rank"]
-    sheet.default("lora_r", 8)
-    sheet.default("lora_alpha", 2 * rank if isinstance(rank, int) else 16, "twice the rank")
-    sheet.default("lora_dropout", 0.0)
-    sheet.default("lora_target_modules", ("all-linear",))
-    for key, option in (
-        ("lora_rank", "lora_r"), ("lora_alpha", "lora_alpha"), ("lora_dropout", "lora_dropout"),
-        ("use_dora", "use_dora"), ("use_rslora", "use_rslora"),
-    ):  # fmt: skip
-        if values[key] not in (None, False):
-            sheet.say(option, values[key], key)
-    for key, option in (
-        ("lora_target", "lora_target_modules"),
-        ("additional_target", "modules_to_save"),
-    ):
+    keys.default("lora_r", 8)
+    keys.default("lora_alpha", 2 * rank if isinstance(rank, int) else 16, "twice the rank")
+    keys.default("lora_dropout", 0.0)
+    keys.default("lora_target_modules", ("all-linear",))
+    for key, option in _LORA.items():
         value = values[key]
-        if value is not None:
-            names = names_of(value, sheet.place(key).origin, split=True)
-            sheet.say(option, ("all-linear",) if names == ("all",) else names, key)
+        if option in ("lora_target_modules", "modules_to_save"):
+            if value is not None:
+                names = names_of(value, keys.where(key), split=True)
+                keys.set(option, ("all-linear",) if names == ("all",) else names, key)
+        elif value not in (None, False):
+            keys.set(option, value, key)
 
 
-def _quantization(sheet: Sheet, bits: int | None, compute: str | None) -> None:
-    method = sheet.scalar("quantization_method")
-    kind, double = sheet.scalar("quantization_type"), sheet.switch("double_quantization")
+def _quantization(keys: DocumentKeys, bits: int | None, compute: str | None) -> None:
+    method = keys.scalar("quantization_method")
+    if bits != 4:
+        keys.scalar("quantization_type")
+        keys.switch("double_quantization")
     if bits is None:
         return
     if method not in (None, "bnb", "bitsandbytes"):
-        sheet.miss("quantization_method", f"{method}: priced as bitsandbytes'")
+        keys.miss("quantization_method", f"{method}: priced as bitsandbytes'")
     if bits not in (4, 8):
-        raise ConfigError(
-            f"{sheet.place('quantization_bit').origin} {bits} is not modelled. Legal: 4, 8."
-        )
-    sheet.say(f"load_in_{bits}bit", True, "quantization_bit")
-    sheet.default("prepare_kbit", False, "it does not call peft's preparation")
-    if bits == 8:
-        return
-    if kind is None:
-        sheet.default("bnb_4bit_quant_type", "nf4")
-    else:
-        sheet.say("bnb_4bit_quant_type", kind, "quantization_type")
-    if double is None:
-        sheet.default("bnb_4bit_use_double_quant", True)
-    else:
-        sheet.say("bnb_4bit_use_double_quant", double, "double_quantization")
-    if compute is not None:
-        sheet.default("bnb_4bit_compute_dtype", compute, "as the run computes")
-        sheet.default("bnb_4bit_quant_storage", compute, "as the run computes")
+        raise ConfigError(f"{keys.where('quantization_bit')} {bits} is not modelled. Legal: 4, 8.")
+    keys.set(f"load_in_{bits}bit", True, "quantization_bit")
+    keys.default("prepare_kbit", False, "it does not call peft's preparation")
+    if bits == 4:
+        keys.set_from("quantization_type", Key("bnb_4bit_quant_type", "scalar", "nf4"))
+        keys.set_from("double_quantization", Key("bnb_4bit_use_double_quant", "switch", True))
+        if compute is not None:
+            keys.default("bnb_4bit_compute_dtype", compute, "as the run computes")
+            keys.default("bnb_4bit_quant_storage", compute, "as the run computes")
 
 
-def _optimizer(sheet: Sheet) -> None:
+def _optimizer(keys: DocumentKeys) -> None:
     for name, scale in (("galore", 2.0), ("apollo", 32.0)):
-        keys = [key for key in sheet.document if key.startswith(f"{name}_")]
-        on = sheet.switch(f"use_{name}")
-        values = {key.removeprefix(f"{name}_"): sheet.take(key) for key in keys}
+        names = [key for key in keys.document if key.startswith(f"{name}_")]
+        switch = f"use_{name}"
+        on = keys.switch(switch)
+        values = {key.removeprefix(f"{name}_"): keys.take(key) for key in names}
         if not on:
-            for key in keys:
-                sheet.ignore(key, f"use_{name} is off")
+            for key in names:
+                keys.ignore(key, f"{switch} is off")
             continue
         layerwise = "_layerwise" if values.get("layerwise") else ""
-        sheet.say("optim", f"{name}_adamw{layerwise}", f"use_{name}")
-        arguments = {
-            "rank": values.get("rank", 16),
-            "update_proj_gap": values.get("update_interval", 200),
-            "scale": values.get("scale", scale),
-        }
-        text = ",".join(f"{key}={value}" for key, value in arguments.items())
-        sheet.say("optim_args", text, f"use_{name}")
+        keys.set("optim", f"{name}_adamw{layerwise}", switch)
+        rank, gap = values.get("rank", 16), values.get("update_interval", 200)
+        arguments = f"rank={rank},update_proj_gap={gap},scale={values.get('scale', scale)}"
+        keys.set("optim_args", arguments, switch)
         target = values.get("target") or "all"
-        names = names_of(target, sheet.place(f"{name}_target").origin, split=True)
-        sheet.say(
-            "optim_target_modules", "all-linear" if names == ("all",) else names, f"use_{name}"
-        )
-    if sheet.switch("use_adam_mini"):
-        sheet.say("optim", "adam_mini", "use_adam_mini")
+        targets = names_of(target, keys.where(f"{name}_target"), split=True)
+        keys.set("optim_target_modules", "all-linear" if targets == ("all",) else targets, switch)
+    keys.set_from("use_adam_mini", Key("optim", "enabled", words={True: "adam_mini"}))
+
+
+def _attention(keys: DocumentKeys) -> None:
+    flash = keys.scalar("flash_attn")
+    if flash in _ATTENTION:
+        keys.set("attn_implementation", _ATTENTION[flash], "flash_attn")
+    elif flash == "auto":
+        keys.ignore("flash_attn", "auto: transformers' own choice")
+    elif flash is not None:
+        keys.miss("flash_attn", f"{flash}: priced as transformers' own choice")
+
+
+_TABLE = KeyTable(
+    defaults={**TRAINER, "precision": "fp32"},
+    options={
+        **MODELS,
+        "cutoff_len": Key("seq_len", "whole", 2048),
+        "enable_liger_kernel": Key("use_liger_kernel", "enabled"),
+    },
+    odd=(
+        read_loading,
+        read_precision,
+        _checkpointing,
+        read_evaluation,
+        read_sharding,
+        _packing,
+        _method,
+        _optimizer,
+        _attention,
+    ),
+    own_names=True,
+    ignored=_IGNORED,
+    not_modelled=_NOT_MODELLED,
+)

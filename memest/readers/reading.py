@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,12 @@ from memest.errors import ConfigError
 from memest.readers.command_words import split_command, words_of
 from memest.readers.commands import read_launch
 from memest.readers.documents import read_document
-from memest.readers.findings import Reading
-from memest.readers.formats import Format, find_format, is_model_config, recognise
+from memest.readers.formats import FileFormat, find_format, is_model_config, recognise
+from memest.readers.mapping import DocumentKeys
 from memest.readers.run_config import RunConfig, settle
-from memest.readers.sheet import Sheet
 from memest.readers.torchtitan import read_torchtitan
 from memest.readers.torchtitan_functions import read_function
+from memest.readers.values import DocumentReading
 
 __all__ = ["names_config", "read_command", "read_config"]
 
@@ -23,9 +24,12 @@ _ALWAYS = (".yaml", ".yml", ".toml", ".bin", ".py")
 
 
 def read_config(
-    *files: str | Path, config_format: str | None = None,
-    command: str | Sequence[str] | None = None, model: str | None = None, **options: Any,
-) -> RunConfig:  # fmt: skip
+    *files: str | Path,
+    config_format: str | None = None,
+    command: str | Sequence[str] | None = None,
+    model: str | None = None,
+    **options: Any,
+) -> RunConfig:
     """Read configurations of other people's tools.
 
     Args:
@@ -51,7 +55,7 @@ def read_config(
     if not files and command is None:
         raise ConfigError("read_config was given no file.")
     chosen = None if config_format is None else find_format(config_format)
-    readings: list[Reading] = []
+    readings: list[DocumentReading] = []
     if command is not None:
         readings += read_launch(split_command(words_of(command)), chosen=chosen)
     for file in files:
@@ -60,9 +64,12 @@ def read_config(
 
 
 def read_command(
-    command: str | Sequence[str], *files: str | Path, config_format: str | None = None,
-    model: str | None = None, **options: Any,
-) -> RunConfig:  # fmt: skip
+    command: str | Sequence[str],
+    *files: str | Path,
+    config_format: str | None = None,
+    model: str | None = None,
+    **options: Any,
+) -> RunConfig:
     """Read a launch command, without running anything.
 
     Args:
@@ -107,7 +114,7 @@ def names_config(reference: str) -> bool:
     return True
 
 
-def _read_file(named: str, chosen: Format | None) -> Reading:
+def _read_file(named: str, chosen: FileFormat | None) -> DocumentReading:
     file, _, function = named.partition(".py:")
     if function or named.endswith(".py"):
         return _titan_function(f"{file}.py" if function else named, function or None)
@@ -117,27 +124,24 @@ def _read_file(named: str, chosen: Format | None) -> Reading:
     if chosen is not None:
         # several files and one format named: those that are clearly of another keep theirs
         each = _clear_other(document, named, chosen)
-    sheet = Sheet(document, source=path.name, framework=each.title, folder=path.parent)
-    each.read(sheet)
-    return sheet.reading()
+    keys = DocumentKeys(document, source=path.name, framework=each.title, folder=path.parent)
+    each.read(keys)
+    return keys.reading()
 
 
-def _clear_other(document: dict[str, Any], named: str, chosen: Format) -> Format:
+def _clear_other(document: dict[str, Any], named: str, chosen: FileFormat) -> FileFormat:
     try:
-        found = recognise(document, named)
+        file_format = recognise(document, named)
     except ConfigError:
         return chosen
     apart = ("accelerate", "deepspeed", "peft")
-    return found if found.name in apart and chosen.name not in apart else chosen
+    return file_format if file_format.name in apart and chosen.name not in apart else chosen
 
 
-def _titan_function(file: str, name: str | None) -> Reading:
+def _titan_function(file: str, name: str | None) -> DocumentReading:
     path = Path(file).expanduser()
     settings, unknown = read_function(path, name, file)
-    sheet = Sheet(settings, source=path.name, framework="torchtitan", folder=path.parent)
-    read_torchtitan(sheet)
-    reading = sheet.reading()
-    return Reading(
-        source=reading.source, format=reading.format, said=reading.said, ignored=reading.ignored,
-        not_modelled=(*reading.not_modelled, *unknown),
-    )  # fmt: skip
+    keys = DocumentKeys(settings, source=path.name, framework="torchtitan", folder=path.parent)
+    read_torchtitan(keys)
+    reading = keys.reading()
+    return replace(reading, not_modelled=(*reading.not_modelled, *unknown))

@@ -15,16 +15,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from memest.config.option import Kind
+from memest.config.option_table import OPTIONS
+from memest.config.options import find_option, setup_from_options
+from memest.config.setup import Setup
 from memest.errors import ConfigError
-from memest.option import Kind
-from memest.options import find_option, setup_from_options
-from memest.readers.findings import Level, Reading, Remark, Said
-from memest.readers.fitting import fitting
+from memest.readers.effects import OF_4BIT, OF_LORA, values_that_act
 from memest.readers.formats import ON_THE_TRAINER
-from memest.readers.sheet import names_of
-from memest.setup import Setup
+from memest.readers.values import DocumentReading, Level, ReadValue, Remark, names_of
+from memest.report.result import Origin
 
-__all__ = ["RunConfig", "settle"]
+__all__ = ["RunConfig", "origins_of", "settle"]
 
 _LENGTH = "length of samples"
 
@@ -45,18 +46,18 @@ class RunConfig:
     """
 
     model: str | None
-    values: tuple[Said, ...]
+    values: tuple[ReadValue, ...]
     ignored: tuple[Remark, ...]
     not_modelled: tuple[Remark, ...]
     sources: tuple[str, ...]
     setup: Setup
-    readings: tuple[Reading, ...] = field(default=(), repr=False)
+    readings: tuple[DocumentReading, ...] = field(default=(), repr=False)
     named: tuple[tuple[str, Any], ...] = field(default=(), repr=False)
 
     @property
     def options(self) -> dict[str, Any]:
         """Keywords for :func:`memest.estimate` and its relatives, without the model."""
-        return {said.option: said.value for said in self.values if said.option != "model"}
+        return {each.option: each.value for each in self.values if each.option != "model"}
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -64,7 +65,7 @@ class RunConfig:
         return tuple(f"not modelled: {remark}" for remark in self.not_modelled)
 
     @property
-    def sources_said(self) -> str:
+    def sources_note(self) -> str:
         """What was read, and how many of its keys do not matter; empty where nothing was."""
         if not self.sources:
             return ""
@@ -73,7 +74,7 @@ class RunConfig:
         ignored = "1 key was ignored" if count == 1 else f"{count} keys were ignored"
         return read + (f"; {ignored} (memest estimate --explain lists them)" if count else "")
 
-    def given(self, model: str | None = None, /, **options: Any) -> RunConfig:
+    def with_options(self, model: str | None = None, /, **options: Any) -> RunConfig:
         """The same with a model or options named besides, which come before all else.
 
         Raises:
@@ -97,7 +98,7 @@ class RunConfig:
         """
         if setup is not None:
             raise ConfigError("Give either a Setup or a configuration that was read, not both.")
-        run = self.given(**options) if options else self
+        run = self.with_options(**options) if options else self
         if run.model is None:
             raise ConfigError(
                 f"{', '.join(run.sources)} names no model: give it, memest.read_config(..., "
@@ -107,9 +108,11 @@ class RunConfig:
 
 
 def settle(
-    readings: Sequence[Reading], flags: Mapping[str, Any] | None = None, *,
+    readings: Sequence[DocumentReading],
+    flags: Mapping[str, Any] | None = None,
+    *,
     model: str | None = None,
-) -> RunConfig:  # fmt: skip
+) -> RunConfig:
     """One value for each option.
 
     Args:
@@ -122,16 +125,16 @@ def settle(
     """
     named = _flags(flags or {})
     if model is not None:
-        named.append(Said("model", model, "MODEL", Level.FLAG))
-    said = [each for reading in readings for each in reading.said]
-    said = _without_overridden(said, named)
-    _check_deepspeed(said, {each.option for each in named})
-    by_option: dict[str, list[Said]] = {}
-    for each in (*said, *named):
+        named.append(ReadValue("model", model, "MODEL", Level.FLAG))
+    values = [each for reading in readings for each in reading.values]
+    values = _without_overridden(values, named)
+    _check_deepspeed(values, {each.option for each in named})
+    by_option: dict[str, list[ReadValue]] = {}
+    for each in (*values, *named):
         by_option.setdefault(each.option, []).append(each)
     chosen = {option: _choose(option, each) for option, each in by_option.items()}
     _samples(readings, chosen)
-    kept, dropped = fitting(chosen)
+    kept, dropped = values_that_act(chosen)
     setup, lost = _setup(kept)
     for option in lost:
         dropped.append(Remark(kept.pop(option).origin, lost[option]))
@@ -167,15 +170,13 @@ def _over(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _place_in_table(option: str) -> int:
-    from memest.option_table import OPTIONS
-
     names = [each.name for each in OPTIONS]
     return -1 if option == "model" else names.index(option)
 
 
-def _flags(flags: Mapping[str, Any]) -> list[Said]:
+def _flags(flags: Mapping[str, Any]) -> list[ReadValue]:
     """Flags as values; those that stand for another one are rewritten."""
-    out: list[Said] = []
+    out: list[ReadValue] = []
     for name, value in flags.items():
         if value is None:
             continue
@@ -193,36 +194,31 @@ def _flags(flags: Mapping[str, Any]) -> list[Said]:
             keyword, value = "precision", keyword
         if keyword == "trust_remote_code":
             continue
-        out.append(Said(keyword, value, origin, Level.FLAG))
+        out.append(ReadValue(keyword, value, origin, Level.FLAG))
     return out
 
 
-_REPLACED = {
+_OF_FSDP = ("fsdp", "fsdp_wrap", "fsdp_offload", "fsdp_shard_size")
+_OF_ZERO = ("zero", "offload_optimizer", "offload_param")
+_REPLACED: dict[str, tuple[str, ...]] = {
     "load_in_4bit": ("load_in_8bit", "quantization"),
-    "load_in_8bit": ("load_in_4bit", "quantization", "bnb_4bit_quant_type",
-                     "bnb_4bit_compute_dtype", "bnb_4bit_use_double_quant",
-                     "bnb_4bit_quant_storage"),
-    "quantization": ("load_in_4bit", "load_in_8bit", "bnb_4bit_quant_type",
-                     "bnb_4bit_compute_dtype", "bnb_4bit_use_double_quant",
-                     "bnb_4bit_quant_storage"),
-    "adapter": ("peft", "lora_r", "lora_alpha", "lora_dropout", "lora_target_modules",
-                "use_dora", "use_rslora", "modules_to_save", "num_virtual_tokens"),
+    "load_in_8bit": ("load_in_4bit", "quantization", *OF_4BIT),
+    "quantization": ("load_in_4bit", "load_in_8bit", *OF_4BIT),
+    "adapter": ("peft", "num_virtual_tokens", *OF_LORA),
     "peft": ("adapter",),
-    "fsdp": ("zero", "zero_settings", "offload_optimizer", "offload_param"),
-    "zero": ("fsdp", "fsdp_wrap", "fsdp_offload", "fsdp_shard_size"),
-    "zero_settings": ("fsdp", "fsdp_wrap", "fsdp_offload", "fsdp_shard_size", "zero",
-                      "offload_optimizer", "offload_param"),
+    "fsdp": ("zero_settings", *_OF_ZERO),
+    "zero": _OF_FSDP,
+    "zero_settings": (*_OF_FSDP, *_OF_ZERO),
     "optim": ("optim_args", "optim_target_modules"),
     "gradient_checkpointing_kwargs": ("use_reentrant",),
-    "master_weights": (),
-}  # fmt: skip
+}
 """What a flag takes back of files, being another way to say it."""
 
 
-def _without_overridden(said: Iterable[Said], named: Iterable[Said]) -> list[Said]:
+def _without_overridden(values: Iterable[ReadValue], named: Iterable[ReadValue]) -> list[ReadValue]:
     flags = {each.option for each in named}
     gone = {option for flag in flags for option in _REPLACED.get(flag, ())} - flags
-    return [each for each in said if each.option not in gone]
+    return [each for each in values if each.option not in gone]
 
 
 def _same(first: Any, second: Any) -> bool:
@@ -237,19 +233,20 @@ def _text(value: Any) -> str:
     return str(value).strip().lower()
 
 
-def _check_deepspeed(said: Sequence[Said], flags: set[str]) -> None:
+def _check_deepspeed(values: Sequence[ReadValue], flags: set[str]) -> None:
     """What DeepSpeed's configuration says of the run must be what the Trainer has.
 
     Raises:
         ConfigError: it is not, so the run would stop.
     """
-    for each in said:
+    for each in values:
         if not each.checked or each.option in flags:
             continue
         trainers = [
-            other for other in said
+            other
+            for other in values
             if other.option == each.option and other.by in ON_THE_TRAINER and not other.checked
-        ]  # fmt: skip
+        ]
         if not trainers:
             continue
         best = max(reversed(trainers), key=lambda other: other.level)
@@ -262,14 +259,14 @@ def _check_deepspeed(said: Sequence[Said], flags: set[str]) -> None:
             )
 
 
-def _choose(option: str, said: Sequence[Said]) -> Said:
+def _choose(option: str, values: Sequence[ReadValue]) -> ReadValue:
     """The value that counts.
 
     Raises:
         ConfigError: two places of the same rank differ.
     """
-    level = max(each.level for each in said)
-    top = [each for each in said if each.level is level]
+    level = max(each.level for each in values)
+    top = [each for each in values if each.level is level]
     if level is Level.DEFAULT:
         return next((each for each in reversed(top) if each.by != "accelerate"), top[-1])
     trainers = [each for each in top if each.by in ON_THE_TRAINER]
@@ -287,7 +284,7 @@ def _choose(option: str, said: Sequence[Said]) -> Said:
     return last
 
 
-def _samples(readings: Sequence[Reading], chosen: dict[str, Said]) -> None:
+def _samples(readings: Sequence[DocumentReading], chosen: dict[str, ReadValue]) -> None:
     """DeepSpeed's ``train_batch_size``: what it implies, or whether it can be.
 
     Raises:
@@ -298,9 +295,10 @@ def _samples(readings: Sequence[Reading], chosen: dict[str, Said]) -> None:
             continue
         total, origin = reading.samples_per_step
         numbers = {
-            name: int(str(chosen[name].value)) for name in ("batch", "grad_accum", "num_gpus")
+            name: int(str(chosen[name].value))
+            for name in ("batch", "grad_accum", "num_gpus")
             if name in chosen and str(chosen[name].value).isdigit()
-        }  # fmt: skip
+        }
         gpus = numbers.get("num_gpus", 1)
         if len(numbers) == 3:
             product = numbers["batch"] * numbers["grad_accum"] * gpus
@@ -318,7 +316,7 @@ def _samples(readings: Sequence[Reading], chosen: dict[str, Said]) -> None:
             if missing not in numbers and other in numbers:
                 share, rest = divmod(total, numbers[other] * gpus)
                 if rest == 0 and share:
-                    chosen[missing] = Said(missing, share, origin, Level.FILE, "DeepSpeed")
+                    chosen[missing] = ReadValue(missing, share, origin, Level.FILE, "DeepSpeed")
                 break
 
 
@@ -334,7 +332,7 @@ _EXPENDABLE = (
 which a refusal is about them."""
 
 
-def _setup(kept: Mapping[str, Said]) -> tuple[Setup, dict[str, str]]:
+def _setup(kept: Mapping[str, ReadValue]) -> tuple[Setup, dict[str, str]]:
     """The setup, and values of files that it cannot have, with why.
 
     Raises:
@@ -355,7 +353,7 @@ def _setup(kept: Mapping[str, Said]) -> tuple[Setup, dict[str, str]]:
         raise ConfigError(_with_origins(str(error), kept)) from None
 
 
-def _check_kinds(kept: Mapping[str, Said]) -> None:
+def _check_kinds(kept: Mapping[str, ReadValue]) -> None:
     """A value of a wrong kind is refused by its key, not by a flag that nobody wrote.
 
     Raises:
@@ -366,8 +364,10 @@ def _check_kinds(kept: Mapping[str, Said]) -> None:
             continue
         option, value = find_option(name), each.value
         nested = isinstance(value, Mapping) and name not in (
-            "zero_settings", "adapter", "quantization",
-        )  # fmt: skip
+            "zero_settings",
+            "adapter",
+            "quantization",
+        )
         listed = isinstance(value, (list, tuple)) and option.kind is not Kind.LIST
         listed = listed and name != "optim_target_modules"
         if nested or listed:
@@ -376,9 +376,9 @@ def _check_kinds(kept: Mapping[str, Said]) -> None:
             names_of(value, each.origin)
 
 
-def _with_origins(message: str, kept: Mapping[str, Said]) -> str:
+def _with_origins(message: str, kept: Mapping[str, ReadValue]) -> str:
     """A message with the places that the options it names come from."""
-    found = []
+    origins = []
     for name, each in kept.items():
         if name == "model" or each.level is Level.FLAG:
             continue
@@ -386,5 +386,44 @@ def _with_origins(message: str, kept: Mapping[str, Said]) -> str:
         if name == "precision" and f"--{each.value}" in message:
             flags.append(f"--{each.value}")
         if flags:
-            found.append(f"{flags[0]} is {each.origin}")
-    return message + (f" ({'; '.join(found)}.)" if found else "")
+            origins.append(f"{flags[0]} is {each.origin}")
+    return message + (f" ({'; '.join(origins)}.)" if origins else "")
+
+
+def origins_of(run: RunConfig, resolved: Setup) -> tuple[Origin, ...]:
+    """One row for each option that was named, then those that nobody named.
+
+    Args:
+        run: the configuration that was estimated.
+        resolved: the setup of the answer, with what the model decides filled in.
+    """
+    rows = [Origin(each.option, _plain(each.value), each.origin) for each in run.values]
+    named = {each.option for each in run.values}
+    parts = {option.name: option.field for option in OPTIONS if option.field}
+    touched = {parts[name] for name in named if name in parts}
+    before, filled, plain = run.setup.to_dict(), resolved.to_dict(), Setup().to_dict()
+    for name, value in filled.items():
+        if name in named:
+            continue
+        if name in touched and name in ("adapter", "quantization", "eval_batch", "precision"):
+            continue
+        if value == plain[name]:
+            origin = "default"
+        elif value != before[name]:
+            origin = "model config"
+        else:
+            # made of other options: offloading of the DeepSpeed document, a switch's field
+            origin = next(
+                (each.origin for each in run.values if parts.get(each.option) == name),
+                "the options above",
+            )
+        rows.append(Origin(name, _plain(value), origin))
+    return tuple(rows)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return list(value)
+    if isinstance(value, (bool, int, float, str, list, dict)) or value is None:
+        return value
+    return str(value)

@@ -10,8 +10,8 @@ import re
 from typing import Any
 
 from memest.errors import ConfigError
-from memest.readers.findings import Level
-from memest.readers.sheet import Place, Sheet
+from memest.readers.mapping import DocumentKeys, Key, KeyTable, by_key, read_part, read_table
+from memest.readers.values import KeyOrigin, Level
 
 __all__ = ["read_torchtitan"]
 
@@ -23,73 +23,74 @@ _MODELS = {
     ("llama3", "3B"): "meta-llama/Llama-3.2-3B",
     ("llama4", "17bx16e"): "meta-llama/Llama-4-Scout-17B-16E-Instruct",
     ("llama4", "17bx128e"): "meta-llama/Llama-4-Maverick-17B-128E-Instruct",
-    **{("qwen3", size): f"Qwen/Qwen3-{size}"
-       for size in ("0.6B", "1.7B", "4B", "8B", "14B", "32B", "30B-A3B", "235B-A22B")},
+    **{
+        ("qwen3", size): f"Qwen/Qwen3-{size}"
+        for size in ("0.6B", "1.7B", "4B", "8B", "14B", "32B", "30B-A3B", "235B-A22B")
+    },
     ("deepseek_v3", "671B"): "deepseek-ai/DeepSeek-V3",
-}  # fmt: skip
+}
 _NO_TENSOR = "no tensor of a training step depends on it"
-_SECTIONS = dict.fromkeys(
-    """job profiling profiler metrics lr_scheduler checkpoint comm debug experimental
-    fault_tolerance memory_estimation validation validator dataloader tokenizer
-    logging""".split(),
-    _NO_TENSOR,
-)
-_TRAINING = dict.fromkeys(
-    """steps dataset dataset_path gc_freq gc_debug mixed_precision_reduce disable_cuda_graphs
-    dataloader enable_cpu_offload seed deterministic""".split(),
-    _NO_TENSOR,
-)
 _DEGREES = {
-    "tensor_parallel_degree": "tp", "pipeline_parallel_degree": "pp",
-    "context_parallel_degree": "cp", "expert_parallel_degree": "ep",
-}  # fmt: skip
+    "tensor_parallel_degree": "tp",
+    "pipeline_parallel_degree": "pp",
+    "context_parallel_degree": "cp",
+    "expert_parallel_degree": "ep",
+}
+_OWNERS = {
+    "Llama": "meta-llama",
+    "Meta-Llama": "meta-llama",
+    "Qwen3": "Qwen",
+    "DeepSeek": "deepseek-ai",
+}
+_OPTIMIZERS = {
+    ("AdamW", "fused"): "adamw_torch_fused",
+    ("AdamW", "foreach"): "adamw_torch_foreach",
+    ("AdamW", "for-loop"): "adamw_torch_loop",
+    ("Adam", "fused"): "adam_fused",
+    ("Adam", "foreach"): "adam",
+    ("Adam", "for-loop"): "adam_loop",
+}
 
 
-def read_torchtitan(sheet: Sheet) -> None:
-    """Fill in a sheet of torchtitan's sections.
+def read_torchtitan(keys: DocumentKeys) -> None:
+    """Read torchtitan's sections.
 
     Raises:
         ConfigError: a value that torchtitan would refuse too.
     """
-    _model(sheet)
-    training = sheet.part("training")
-    _sizes(training)
-    mixed = _precision(training)
-    offload = training.switch("enable_cpu_offload")
-    _optimizer(sheet)
-    _checkpointing(sheet)
-    _parallel(sheet, offload=bool(offload), mixed=mixed)
-    compile_part = sheet.part("compile")
-    if compile_part.switch("enable"):
-        compile_part.offer(
-            "torch_compile", True, "enable", "compilation fuses operators; eager is priced"
-        )
-    compile_part.ignore_rest(dict.fromkeys(compile_part.document, "how it compiles"), {})
-    training.ignore_rest(_TRAINING, {})
-    sheet.absorb(training)
-    sheet.absorb(compile_part)
-    sheet.default("attn_implementation", "sdpa")
-    sheet.default("alloc_conf", "expandable_segments:True", "its run_train.sh sets it")
-    sheet.ignore_rest(
-        _SECTIONS, {"quantize": "fp8 and MX linears", "float8": "fp8", "mx": "MX linears"}
+    read_table(keys, _TABLE)
+
+
+def _parts(keys: DocumentKeys) -> None:
+    read_part(keys, "model", KeyTable(odd=(_model,), rest=_NO_TENSOR))
+    training = keys.part("training")
+    offload = bool(training.switch("enable_cpu_offload"))
+    read_table(training, _TRAINING)
+    read_part(keys, "optimizer", _OPTIMIZER)
+    read_part(keys, "activation_checkpoint", _CHECKPOINTING)
+
+    def parallel(part: DocumentKeys) -> None:
+        _parallel(part, offload=offload, mixed=training.value_of("precision") == "bf16")
+
+    read_part(
+        keys,
+        "parallelism",
+        KeyTable(odd=(parallel,), rest="how parallel parts are scheduled"),
     )
+    keys.absorb(training)
+    read_part(keys, "compile", KeyTable(odd=(_compiled,), rest="how it compiles"))
 
 
-def _model(sheet: Sheet) -> None:
-    part = sheet.part("model")
+def _model(part: DocumentKeys) -> None:
     name, flavor = part.scalar("name"), part.scalar("flavor")
     assets = part.scalar("hf_assets_path") or part.scalar("tokenizer_path")
-    found = _MODELS.get((str(name or "llama3"), str(flavor)))
-    key = "flavor"
-    if found is None and assets:
+    model, key = _MODELS.get((str(name or "llama3"), str(flavor))), "flavor"
+    if model is None and assets:
         base = str(assets).rstrip("/").rpartition("/")[2]
-        owner = {"Llama": "meta-llama", "Meta-Llama": "meta-llama", "Qwen3": "Qwen",
-                 "DeepSeek": "deepseek-ai"}  # fmt: skip
-        start = next((o for prefix, o in owner.items() if base.startswith(prefix)), None)
-        found = f"{start}/{base}" if start else None
-        key = "hf_assets_path"
-    if found is not None:
-        part.say("model", found, key)
+        owner = next((o for prefix, o in _OWNERS.items() if base.startswith(prefix)), None)
+        model, key = (f"{owner}/{base}" if owner else None), "hf_assets_path"
+    if model is not None:
+        part.set("model", model, key)
         what = f"torchtitan's {name or 'llama3'} {flavor}"
         part.miss_default("the model's code", f"{what}: priced is transformers' model of its sizes")
     elif flavor is not None or name is not None:
@@ -97,31 +98,33 @@ def _model(sheet: Sheet) -> None:
     converters = part.take("converters")
     if converters:
         part.miss("converters", f"{converters}: linears are replaced")
-    part.ignore_rest(dict.fromkeys(part.document, "no tensor of a training step depends on it"), {})
-    sheet.absorb(part)
 
 
-def _sizes(training: Sheet) -> None:
-    length = training.whole("seq_len")
-    key = "seq_len"
+def _compiled(part: DocumentKeys) -> None:
+    if part.switch("enable"):
+        part.offer("torch_compile", True, "enable", "compilation fuses operators; eager is priced")
+
+
+def _sizes(training: DocumentKeys) -> None:
+    length, key = training.whole("seq_len"), "seq_len"
     if length is None:
         length, key = training.whole("max_context_length"), "max_context_length"
     if length is None:
-        training.default("seq_len", 2048)
         length = 2048
+        training.default("seq_len", length)
     else:
-        training.say("seq_len", length, key)
+        training.set("seq_len", length, key)
     tokens = training.whole("num_tokens_per_microbatch_per_dp_rank")
     batch, key = training.whole("local_batch_size"), "local_batch_size"
     if batch is None:
         batch, key = training.whole("batch_size"), "batch_size"
     if batch is not None:
-        training.say("batch", batch, key)
+        training.set("batch", batch, key)
     elif tokens is not None:
         name = "num_tokens_per_microbatch_per_dp_rank"
         if length < 1 or tokens % length:
             training.miss(name, f"{tokens} tokens are no whole number of samples of {length}")
-        training.say("batch", max(1, tokens // max(1, length)), name)
+        training.set("batch", max(1, tokens // max(1, length)), name)
         training.miss(name, "documents are packed: priced as full samples")
     elif training.has("max_context_length"):
         training.default("batch", max(1, 16384 // max(1, length)), "16384 tokens")
@@ -130,90 +133,61 @@ def _sizes(training: Sheet) -> None:
     for name in ("global_batch_size", "num_tokens_per_train_step"):
         total = training.whole(name)
         if total is not None and total > 0:
-            training.miss(name, "micro-batches of a step depend on the GPUs: --grad-accum says how "
-                          "many")  # fmt: skip
-    norm = training.scalar("max_norm")
-    if norm is None:
-        training.default("max_grad_norm", 1.0)
-    else:
-        training.say("max_grad_norm", norm, "max_norm")
+            training.miss(
+                name, "micro-batches of a step depend on the GPUs: --grad-accum says how many"
+            )
 
 
-def _precision(training: Sheet) -> bool:
-    dtype, mixed = training.scalar("dtype"), training.scalar("mixed_precision_param")
-    if dtype is None:
-        training.default("dtype", "float32")
-    else:
-        training.say("dtype", dtype, "dtype")
-    if mixed is None:
-        training.default("precision", "bf16", "mixed_precision_param bfloat16")
-        return True
-    precision = {"bfloat16": "bf16", "float32": "fp32"}.get(str(mixed))
-    if precision is None:
+def _precision(training: DocumentKeys) -> None:
+    words = {"bfloat16": "bf16", "float32": "fp32"}
+    mixed = training.set_from(
+        "mixed_precision_param",
+        Key("precision", "text", "bf16", "mixed_precision_param bfloat16", words),
+    )
+    if mixed is not None and mixed not in words:
         raise ConfigError(
-            f"{training.place('mixed_precision_param').origin} {mixed!r} is not known. Legal: "
+            f"{training.where('mixed_precision_param')} "
+            f"{training.document['mixed_precision_param']!r} is not known. Legal: "
             "bfloat16, float32."
         )
-    training.say("precision", precision, "mixed_precision_param")
-    return precision == "bf16"
 
 
-def _optimizer(sheet: Sheet) -> None:
-    part = sheet.part("optimizer")
+def _optimizer(part: DocumentKeys) -> None:
     name, way = str(part.scalar("name") or "AdamW"), str(part.scalar("implementation") or "fused")
-    names = {
-        ("AdamW", "fused"): "adamw_torch_fused", ("AdamW", "foreach"): "adamw_torch_foreach",
-        ("AdamW", "for-loop"): "adamw_torch_loop", ("Adam", "fused"): "adam_fused",
-        ("Adam", "foreach"): "adam", ("Adam", "for-loop"): "adam_loop",
-    }  # fmt: skip
-    found = names.get((name, way))
-    if found is None:
+    optim = _OPTIMIZERS.get((name, way))
+    if optim is None:
         raise ConfigError(
-            f"{part.place('name').origin}: {name}, {way} is not modelled. Legal: "
-            f"{', '.join(' '.join(pair) for pair in names)}; or name one with --optim."
+            f"{part.where('name')}: {name}, {way} is not modelled. Legal: "
+            f"{', '.join(' '.join(pair) for pair in _OPTIMIZERS)}; or name one with --optim."
         )
     if part.has("name") or part.has("implementation"):
-        part.say("optim", found, "implementation" if part.has("implementation") else "name")
+        part.set("optim", optim, "implementation" if part.has("implementation") else "name")
     else:
-        part.default("optim", found)
-    decay = part.scalar("weight_decay")
-    if decay is None:
-        part.default("weight_decay", 0.1)
-    else:
-        part.say("weight_decay", decay, "weight_decay")
-    if part.switch("early_step_in_backward"):
-        part.say("optim_in_backward", True, "early_step_in_backward")
-    part.ignore_rest(dict.fromkeys(part.document, "a number of the host"), {})
-    sheet.absorb(part)
+        part.default("optim", optim)
 
 
-def _checkpointing(sheet: Sheet) -> None:
-    part = sheet.part("activation_checkpoint")
+def _checkpointing(part: DocumentKeys) -> None:
     mode = part.scalar("mode")
     option = str(part.scalar("selective_ac_option") or "2")
-    part.default("use_reentrant", False)
     if mode is None:
         mode = "selective"
-        place = Place(f"default of {part.framework}", Level.DEFAULT)
+        origin = KeyOrigin(f"default of {part.framework}", Level.DEFAULT)
     else:
-        place = part.place("mode")
+        origin = part.origin("mode")
     if mode in ("none", "full"):
-        part.say_at("checkpointing", mode, place)
+        part.set_at("checkpointing", mode, origin)
     elif mode == "selective" and re.fullmatch(r"\d+", option) and int(option) > 0:
-        part.say_at("checkpointing", f"every_n:{int(option)}", place)
+        part.set_at("checkpointing", f"every_n:{int(option)}", origin)
     elif mode in ("selective", "memory_budget"):
-        part.say_at("checkpointing", "none", place)
+        part.set_at("checkpointing", "none", origin)
         part.miss("mode", f"{mode} by operator: priced without, which is more")
     else:
         raise ConfigError(
-            f"{place.origin} {mode!r} is not known. Legal: none, selective, full, memory_budget."
+            f"{origin.origin} {mode!r} is not known. Legal: none, selective, full, memory_budget."
         )
-    part.ignore_rest(dict.fromkeys(part.document, "how it recomputes"), {})
-    sheet.absorb(part)
 
 
-def _parallel(sheet: Sheet, *, offload: bool, mixed: bool) -> None:
-    part = sheet.part("parallelism")
+def _parallel(part: DocumentKeys, *, offload: bool, mixed: bool) -> None:
     shard = part.whole("data_parallel_shard_degree")
     copies = part.whole("data_parallel_replicate_degree") or 1
     degrees = {key: part.whole(key) or 1 for key in _DEGREES}
@@ -225,7 +199,7 @@ def _parallel(sheet: Sheet, *, offload: bool, mixed: bool) -> None:
             # ranks that share experts are among those that share data and layers (ParallelDims)
             world *= 1 if key == "expert_parallel_degree" else degree
         if world > 1:
-            part.say("num_gpus", world, "data_parallel_shard_degree")
+            part.set("num_gpus", world, "data_parallel_shard_degree")
     else:
         part.miss_default("data_parallel_shard_degree -1", "all GPUs there are: --num-gpus says it")
     ways = degrees["context_parallel_degree"]
@@ -234,11 +208,11 @@ def _parallel(sheet: Sheet, *, offload: bool, mixed: bool) -> None:
     if sharded:
         mode = "shard_grad_op" if reshard == "never" else "full_shard"
         key = "fsdp_reshard_after_forward" if reshard else "data_parallel_shard_degree"
-        part.say_at("fsdp", mode, Place(part.place(key).origin, Level.DEFAULT))
+        part.set_at("fsdp", mode, KeyOrigin(part.where(key), Level.DEFAULT))
         if copies > 1 and shard is not None and shard > 1:
-            part.say("fsdp_shard_size", shard * ways, "data_parallel_shard_degree")
+            part.set("fsdp_shard_size", shard * ways, "data_parallel_shard_degree")
         if offload:
-            part.say("fsdp_offload", True, "data_parallel_shard_degree")
+            part.set("fsdp_offload", True, "data_parallel_shard_degree")
     # FSDP's own mixed precision, which Setup has for loops that are not plain scripts
     part.default("loop", "accelerate" if sharded and mixed else "plain")
     for key, keyword in _DEGREES.items():
@@ -253,13 +227,11 @@ def _parallel(sheet: Sheet, *, offload: bool, mixed: bool) -> None:
         part.ignore("context_parallel_rotate_method", "no context parallelism")
     inside = part.whole("expert_tensor_parallel_degree")
     if inside not in (None, 1):
-        said = f"{inside}: experts are sharded inside, not only shared"
-        part.miss("expert_tensor_parallel_degree", said)
-    part.ignore_rest(dict.fromkeys(part.document, "how parallel parts are scheduled"), {})
-    sheet.absorb(part)
+        what = f"{inside}: experts are sharded inside, not only shared"
+        part.miss("expert_tensor_parallel_degree", what)
 
 
-def _sequence(part: Sheet, degrees: dict[str, int], *, sharded: bool, mixed: bool) -> None:
+def _sequence(part: DocumentKeys, degrees: dict[str, int], *, sharded: bool, mixed: bool) -> None:
     """What torchtitan does beside tensor parallelism unasked: sequence and loss parallelism.
 
     Source: ``apply_tp`` of ``models/llama3/infra/parallelize.py`` and ``ParallelismConfig``, which
@@ -276,23 +248,65 @@ def _sequence(part: Sheet, degrees: dict[str, int], *, sharded: bool, mixed: boo
             "mixed precision beside tensor parallelism",
             "FSDP2's own, or none in releases before April 2026: autocast is priced",
         )
-    beside = [key for key in ("expert_parallel_degree", "pipeline_parallel_degree")
-              if degrees[key] > 1]  # fmt: skip
+    beside = [
+        key for key in ("expert_parallel_degree", "pipeline_parallel_degree") if degrees[key] > 1
+    ]
     if on is False:
         part.miss("enable_sequence_parallel", "priced by transformers' plan, which gathers logits")
     elif beside:
-        said = f"not modelled beside {beside[0]}: activations are priced whole"
+        what = f"not modelled beside {beside[0]}: activations are priced whole"
         if on:
-            part.miss("enable_sequence_parallel", said)
+            part.miss("enable_sequence_parallel", what)
         else:
-            part.miss_default("sequence parallelism", said)
+            part.miss_default("sequence parallelism", what)
     else:
         if on:
-            part.say("tp_sequence_parallel", True, "enable_sequence_parallel")
+            part.set("tp_sequence_parallel", True, "enable_sequence_parallel")
         else:
             part.default("tp_sequence_parallel", True, "beside tensor parallelism")
         if no_loss:
-            part.say("tp_loss_parallel", False, "disable_loss_parallel")
+            part.set("tp_loss_parallel", False, "disable_loss_parallel")
         return
     if no_loss is not None:
         part.ignore("disable_loss_parallel", "logits are gathered in any case")
+
+
+_TRAINING = KeyTable(
+    options={
+        "dtype": Key("dtype", "scalar", "float32"),
+        "max_norm": Key("max_grad_norm", "scalar", 1.0),
+    },
+    odd=(_sizes, _precision),
+    ignored=by_key(
+        {
+            _NO_TENSOR: """steps dataset dataset_path gc_freq gc_debug mixed_precision_reduce
+                disable_cuda_graphs dataloader seed deterministic"""
+        }
+    ),
+)
+_OPTIMIZER = KeyTable(
+    options={
+        "weight_decay": Key("weight_decay", "scalar", 0.1),
+        "early_step_in_backward": Key("optim_in_backward", "enabled"),
+    },
+    odd=(_optimizer,),
+    rest="a number of the host",
+)
+_CHECKPOINTING = KeyTable(
+    defaults={"use_reentrant": False}, odd=(_checkpointing,), rest="how it recomputes"
+)
+_TABLE = KeyTable(
+    defaults={
+        "attn_implementation": "sdpa",
+        "alloc_conf": ("expandable_segments:True", "its run_train.sh sets it"),
+    },
+    odd=(_parts,),
+    ignored=by_key(
+        {
+            _NO_TENSOR: """job profiling profiler metrics lr_scheduler checkpoint comm debug
+                experimental fault_tolerance memory_estimation validation validator dataloader
+                tokenizer logging"""
+        }
+    ),
+    not_modelled={"quantize": "fp8 and MX linears", "float8": "fp8", "mx": "MX linears"},
+)

@@ -14,32 +14,20 @@ from typing import Any
 
 from memest.errors import ConfigError, closest
 from memest.readers.documents import read_source
-from memest.readers.findings import Remark
+from memest.readers.values import Remark
 
-__all__ = ["functions_in", "read_function"]
+__all__ = ["read_function"]
 
 _MOST_DEPTH = 40
 _OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
     ast.FloorDiv: operator.floordiv,
-}  # fmt: skip
+}
 _SECTIONS = ("training", "parallelism", "optimizer", "compile", "activation_checkpoint")
 _CHECKPOINTS = {"FullAC": "full", "SelectiveAC": "selective", "MemoryBudgetAC": "memory_budget"}
 _UNKNOWN = object()
-
-
-def functions_in(path: Path, shown: str) -> dict[str, ast.FunctionDef]:
-    """Functions of a file by name.
-
-    Raises:
-        ConfigError: it cannot be read or is no Python.
-    """
-    text = read_source(path, shown)
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise ConfigError(f"{shown} is not Python: {error}.") from None
-    return {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
 
 
 def read_function(
@@ -53,9 +41,14 @@ def read_function(
         shown: how to call the file.
 
     Raises:
-        ConfigError: no such function, or several and none named.
+        ConfigError: no Python, no such function, or several and none named.
     """
-    functions = functions_in(path, shown)
+    text = read_source(path, shown)
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise ConfigError(f"{shown} is not Python: {error}.") from None
+    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
     made = {key: node for key, node in functions.items() if _returns_config(node)}
     if name is None:
         if len(made) != 1:
@@ -93,28 +86,18 @@ class _Function:
         for statement in self._functions[name].body:
             if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
                 target, value = statement.targets[0], statement.value
-                if isinstance(target, ast.Name):
-                    called = value.func if isinstance(value, ast.Call) else None
-                    if isinstance(called, ast.Name) and called.id in self._functions:
-                        settings = self.settings_of(called.id, depth + 1)
-                        bases.add(target.id)
-                    elif _is_config(value):
-                        assert isinstance(value, ast.Call)
-                        settings = self._config(value, known)
-                        bases.add(target.id)
-                    else:
-                        known[target.id] = value
-                elif isinstance(target, ast.Attribute):
+                if isinstance(target, ast.Attribute):
                     self._assign(settings, target, value, known, bases)
+                elif isinstance(target, ast.Name):
+                    made = self._made_by(value, known, depth)
+                    if made is None:
+                        known[target.id] = value
+                    else:
+                        settings = made
+                        bases.add(target.id)
             elif isinstance(statement, ast.Return):
-                value_ = statement.value
-                if value_ is not None and _is_config(value_):
-                    assert isinstance(value_, ast.Call)
-                    settings = self._config(value_, known)
-                else:
-                    called = value_.func if isinstance(value_, ast.Call) else None
-                    if isinstance(called, ast.Name) and called.id in self._functions:
-                        settings = self.settings_of(called.id, depth + 1)
+                made = self._made_by(statement.value, known, depth)
+                settings = settings if made is None else made
             elif not isinstance(statement, (ast.Expr, ast.Assert, ast.Pass)):
                 line = getattr(statement, "lineno", 0)
                 self.unknown.append(
@@ -122,22 +105,39 @@ class _Function:
                 )
         return settings
 
+    def _made_by(
+        self, value: ast.expr | None, known: dict[str, Any], depth: int
+    ) -> dict[str, Any] | None:
+        """The settings that a call makes, None for anything else."""
+        path = _path(value.func) if isinstance(value, ast.Call) else None
+        if path is None:
+            return None
+        assert isinstance(value, ast.Call)
+        if len(path) == 1:
+            name = path[0]
+            return self.settings_of(name, depth + 1) if name in self._functions else None
+        return self._config(value, known) if path[-1] == "Config" else None
+
     def _assign(
-        self, settings: dict[str, Any], target: ast.Attribute, value: ast.expr,
-        known: dict[str, Any], bases: set[str],
-    ) -> None:  # fmt: skip
+        self,
+        settings: dict[str, Any],
+        target: ast.Attribute,
+        value: ast.expr,
+        known: dict[str, Any],
+        bases: set[str],
+    ) -> None:
         path = _path(target)
         if path is None or path[0] not in bases:
             return
         if path[1:] == ["model_spec"]:
             settings["model"] = self._model(value, known, settings.get("model", {}))
         elif len(path) == 3:
-            found = self._literal(value, known)
-            if found is _UNKNOWN:
+            literal = self._literal(value, known)
+            if literal is _UNKNOWN:
                 self._miss(".".join(path[1:]), value)
                 settings.setdefault(path[1], {}).pop(path[2], None)
             else:
-                settings.setdefault(path[1], {})[path[2]] = found
+                settings.setdefault(path[1], {})[path[2]] = literal
         elif len(path) == 2 and path[1] in _SECTIONS and isinstance(value, ast.Call):
             settings[path[1]] = self._section(path[1], value, known)
         elif len(path) == 2:
@@ -152,9 +152,9 @@ class _Function:
             elif name == "model_spec":
                 settings["model"] = self._model(value, known, settings.get("model", {}))
             elif name == "hf_assets_path":
-                found = self._literal(value, known)
-                if found is not _UNKNOWN:
-                    settings.setdefault("model", {})["hf_assets_path"] = found
+                literal = self._literal(value, known)
+                if literal is not _UNKNOWN:
+                    settings.setdefault("model", {})["hf_assets_path"] = literal
             elif name in _SECTIONS:
                 if isinstance(value, ast.Call):
                     settings[name] = self._section(name, value, known)
@@ -170,31 +170,31 @@ class _Function:
     ) -> dict[str, Any]:
         if isinstance(value, ast.Name) and isinstance(known.get(value.id), ast.expr):
             value = known[value.id]
-        found = dict(before)
+        model = dict(before)
         # torchtitan keeps each family's functions in a folder of its name
-        found["name"] = Path(self._shown).expanduser().absolute().parent.name
+        model["name"] = Path(self._shown).expanduser().absolute().parent.name
         if isinstance(value, ast.Call) and value.args:
             flavor = self._literal(value.args[0], known)
             if flavor is not _UNKNOWN:
-                found["flavor"] = flavor
+                model["flavor"] = flavor
             extra = [word.arg for word in value.keywords if word.arg]
             if extra:
-                found["converters"] = extra
+                model["converters"] = extra
         else:
             self._miss("model_spec", value)
-        return found
+        return model
 
     def _section(self, name: str, call: ast.Call, known: dict[str, Any]) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        settings: dict[str, Any] = {}
         if name == "activation_checkpoint":
             path = _path(call.func) or [""]
             kind = next((mode for part, mode in _CHECKPOINTS.items() if part in path), None)
             if kind is None:
                 self._miss(name, call)
             else:
-                found["mode"] = kind
+                settings["mode"] = kind
                 # the class of today chooses by operator
-                found["selective_ac_option"] = "op"
+                settings["selective_ac_option"] = "op"
         for keyword in call.keywords:
             if keyword.arg is None:
                 self._miss(f"{name}.**", keyword.value)
@@ -203,8 +203,8 @@ class _Function:
             if value is _UNKNOWN:
                 self._miss(f"{name}.{keyword.arg}", keyword.value)
             else:
-                found[keyword.arg] = value
-        return found
+                settings[keyword.arg] = value
+        return settings
 
     def _literal(self, value: ast.expr, known: dict[str, Any], depth: int = 0) -> Any:
         if depth > _MOST_DEPTH:
@@ -227,13 +227,6 @@ class _Function:
         text = ast.unparse(value)
         text = text if len(text) < 60 else f"{text[:57]}..."
         self.unknown.append(Remark(f"{self._shown}:{key}", f"no literal, so unknown: {text}"))
-
-
-def _is_config(value: ast.expr | None) -> bool:
-    if not isinstance(value, ast.Call):
-        return False
-    path = _path(value.func)
-    return path is not None and path[-1] == "Config" and len(path) > 1
 
 
 def _path(node: ast.expr) -> list[str] | None:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from memest.errors import ConfigError
-from memest.readers.findings import Level
-from memest.readers.sheet import Place, Sheet
+from memest.readers.mapping import DocumentKeys, Key, KeyTable, by_key, read_table
+from memest.readers.values import KeyOrigin, Level
 
 __all__ = ["BUILDERS", "model_of_builder", "read_torchtune"]
 
@@ -45,49 +46,59 @@ BUILDERS = {
 
 _QWEN = re.compile(r"qwen(2_5|2|3)_(\d+(?:_\d+)?)b(?:_base|_instruct)?")
 _OPTIMIZERS = {
-    "torch.optim.AdamW": "adamw", "torch.optim.Adam": "adam", "torch.optim.SGD": "sgd",
+    "torch.optim.AdamW": "adamw",
+    "torch.optim.Adam": "adam",
+    "torch.optim.SGD": "sgd",
     "bitsandbytes.optim.PagedAdamW": "paged_adamw_32bit",
     "bitsandbytes.optim.PagedAdamW8bit": "paged_adamw_8bit",
     "bitsandbytes.optim.AdamW8bit": "adamw_8bit",
     "torchao.optim.AdamW8bit": "adamw_torch_8bit",
     "torchao.prototype.low_bit_optim.AdamW8bit": "adamw_torch_8bit",
     "torchao.optim.AdamW4bit": "adamw_torch_4bit",
-}  # fmt: skip
+}
 _LOSSES = {
-    "LinearCrossEntropyLoss": "torchtune-linear", "CEWithChunkedOutputLoss": "torchtune-chunked",
-}  # fmt: skip
+    "LinearCrossEntropyLoss": "torchtune-linear",
+    "CEWithChunkedOutputLoss": "torchtune-chunked",
+}
 _MODULES = {"q_proj": "q_proj", "k_proj": "k_proj", "v_proj": "v_proj", "output_proj": "o_proj"}
 _MLP = ("gate_proj", "up_proj", "down_proj")
-_REASONS = {
-    **dict.fromkeys("output_dir metric_logger log_every_n_steps log_peak_memory_stats log_level "
-                    "profiler save_every_n_steps save_adapter_weights_only resume_from_checkpoint "
-                    "enable_async_checkpointing save_last_epoch_only log_dir".split(),
-                    "names, logging and saving allocate nothing on the GPU"),
-    **dict.fromkeys("dataset_val shuffle collate_fn dataset_name split".split(),
-                    "data is prepared on the host"),
-    **dict.fromkeys("lr_scheduler epochs max_steps_per_epoch num_steps".split(),
-                    "rates and schedules are numbers of the host"),
-    **dict.fromkeys("checkpointer base_model_path".split(), "how weights are loaded and saved"),
-    **dict.fromkeys("batch_size_val run_val_every_n_steps".split(),
-                    "a validation keeps no gradients"),
-    "seed": "seeds change no size", "device": "a GPU is priced",
-    "cudnn_deterministic_mode": "which kernels run", "low_cpu_ram": "how weights are loaded",
-    "use_distributed_state_dict": "how weights are loaded and saved",
-}  # fmt: skip
-_MATTERS = {
+_IGNORED = by_key(
+    {
+        "names, logging and saving allocate nothing on the GPU": """output_dir metric_logger
+            log_every_n_steps log_peak_memory_stats log_level profiler save_every_n_steps
+            save_adapter_weights_only resume_from_checkpoint enable_async_checkpointing
+            save_last_epoch_only log_dir""",
+        "data is prepared on the host": "dataset_val shuffle collate_fn dataset_name split",
+        "rates and schedules are numbers of the host": """lr_scheduler epochs max_steps_per_epoch
+            num_steps""",
+        "how weights are loaded and saved": """checkpointer base_model_path
+            use_distributed_state_dict""",
+        "a validation keeps no gradients": "batch_size_val run_val_every_n_steps",
+        "seeds change no size": "seed",
+        "a GPU is priced": "device",
+        "which kernels run": "cudnn_deterministic_mode",
+        "how weights are loaded": "low_cpu_ram",
+    }
+)
+_NOT_MODELLED = {
     "enable_activation_offloading": "activations move to the host between forward and backward",
     "custom_sharded_layers": "these layers are FSDP units of their own",
     "memory_efficient_fsdp_wrap": "other FSDP units",
     "quantizer": "quantisation-aware training",
     "teacher_model": "a second model in memory",
-    "enable_fp8_training": "fp8", "fp8_recipe_name": "fp8",
-    "ac_mode": "selective checkpointing", "ac_option": "selective checkpointing",
-    "reward_and_value_model": "further models in memory", "policy_model": "further models",
-    "ppo_epochs": "PPO", "use_flex": "flex attention", "resize_token_embeddings": "a few rows",
+    "enable_fp8_training": "fp8",
+    "fp8_recipe_name": "fp8",
+    "ac_mode": "selective checkpointing",
+    "ac_option": "selective checkpointing",
+    "reward_and_value_model": "further models in memory",
+    "policy_model": "further models",
+    "ppo_epochs": "PPO",
+    "use_flex": "flex attention",
+    "resize_token_embeddings": "a few rows",
     "tensor_parallel_plan": "tensor parallelism",
     "context_parallel_dim": "context parallelism",
     "freeze_embeddings": "parts that do not train",
-}  # fmt: skip
+}
 
 
 def model_of_builder(name: str) -> str | None:
@@ -107,66 +118,38 @@ def model_of_builder(name: str) -> str | None:
     return None
 
 
-def read_torchtune(sheet: Sheet, *, distributed: bool | None = None) -> None:
-    """Fill in a sheet of a recipe's configuration.
+def read_torchtune(keys: DocumentKeys, *, distributed: bool | None = None) -> None:
+    """Read a recipe's configuration.
 
     Args:
-        sheet: of the document.
+        keys: of the document.
         distributed: the recipe shards with FSDP2; None where only the file is known.
 
     Raises:
         ConfigError: a value that torchtune would refuse too.
     """
-    _interpolate(sheet)
-    sheet.default("loop", "plain")
-    sheet.default("precision", "fp32", "no autocast: the model computes in its dtype")
-    sheet.default("attn_implementation", "sdpa")
-    # torchtune/__init__.py, since June 2025
-    sheet.default("alloc_conf", "expandable_segments:True", "importing it sets it")
-    sheet.default("dtype", "float32")
-    dtype = sheet.scalar("dtype")
-    if dtype is not None:
-        sheet.say("dtype", {"bf16": "bfloat16", "fp32": "float32"}.get(str(dtype), dtype), "dtype")
-    _model(sheet)
-    for key, option in (("batch_size", "batch"), ("gradient_accumulation_steps", "grad_accum")):
-        value = sheet.whole(key)
-        if value is not None:
-            sheet.say(option, value, key)
-    _length(sheet)
-    _optimizer(sheet)
-    if sheet.switch("optimizer_in_bwd"):
-        sheet.say("optim_in_backward", True, "optimizer_in_bwd")
-    clip = sheet.scalar("clip_grad_norm")
-    sheet.default("max_grad_norm", 0.0)
-    if clip is not None:
-        sheet.say("max_grad_norm", clip, "clip_grad_norm")
-    sheet.default("checkpointing", "none")
-    if sheet.switch("enable_activation_checkpointing"):
-        sheet.say("checkpointing", "full", "enable_activation_checkpointing")
-        sheet.default("use_reentrant", False)
-    if sheet.switch("compile"):
-        sheet.offer(
-            "torch_compile", True, "compile", "compilation fuses operators; eager is priced"
-        )
-    _loss(sheet)
-    _spread(sheet, distributed=distributed)
-    sheet.ignore_rest(_REASONS, _MATTERS)
+
+    def sharding(keys: DocumentKeys) -> None:
+        _sharding(keys, distributed=distributed)
+
+    _interpolate(keys)
+    read_table(keys, replace(_TABLE, odd=(*_TABLE.odd, sharding)))
 
 
-def _interpolate(sheet: Sheet) -> None:
+def _interpolate(keys: DocumentKeys) -> None:
     """``${batch_size}`` stands for another key's value; whole values only, one step."""
-    for key, value in sheet.left.items():
+    for key, value in keys.left.items():
         match = re.fullmatch(r"\$\{([\w.]+)\}", value) if isinstance(value, str) else None
         if match:
-            found: Any = sheet.document
+            target: Any = keys.document
             for part in match.group(1).split("."):
-                found = found.get(part) if isinstance(found, Mapping) else None
-            if not isinstance(found, Mapping):
-                sheet.replace(key, found)
+                target = target.get(part) if isinstance(target, Mapping) else None
+            if not isinstance(target, Mapping):
+                keys.replace(key, target)
 
 
-def _model(sheet: Sheet) -> None:
-    part = sheet.part("model")
+def _model(keys: DocumentKeys) -> None:
+    part = keys.part("model")
     component = str(part.scalar("_component_") or "")
     name = component.rpartition(".")[2]
     if component:
@@ -174,26 +157,29 @@ def _model(sheet: Sheet) -> None:
         if model is None:
             part.miss("_component_", f"{component} is not known: name the model yourself")
         else:
-            part.say("model", model, "_component_")
-            part.miss_default("the model's code", f"torchtune's {name}: priced is transformers' "
-                              "model of these sizes")  # fmt: skip
+            part.set("model", model, "_component_")
+            part.miss_default(
+                "the model's code",
+                f"torchtune's {name}: priced is transformers' model of these sizes",
+            )
     if name.startswith(("lora_", "qlora_", "dora_", "qdora_")):
         _lora(part, name)
     part.ignore_rest({}, dict.fromkeys(part.left, "of the model"))
-    sheet.absorb(part)
+    keys.absorb(part)
 
 
-def _lora(part: Sheet, name: str) -> None:
-    part.say("peft", "lora", "_component_")
-    part.default("lora_r", 8)
-    part.default("lora_alpha", 16)
-    part.default("lora_dropout", 0.0)
+_LORA = {
+    "lora_rank": Key("lora_r", default=8),
+    "lora_alpha": Key("lora_alpha", default=16),
+    "lora_dropout": Key("lora_dropout", default=0.0),
+}
+
+
+def _lora(part: DocumentKeys, name: str) -> None:
+    part.set("peft", "lora", "_component_")
     part.default("autocast_adapter_dtype", False, "adapters have the model's dtype")
-    for key, option in (("lora_rank", "lora_r"), ("lora_alpha", "lora_alpha"),
-                        ("lora_dropout", "lora_dropout")):  # fmt: skip
-        value = part.take(key)
-        if value is not None:
-            part.say(option, value, key)
+    for key, row in _LORA.items():
+        part.set_from(key, row)
     names = part.take("lora_attn_modules")
     listed = names if isinstance(names, (list, tuple)) else []
     targets = [_MODULES.get(str(each), str(each)) for each in listed]
@@ -202,14 +188,13 @@ def _lora(part: Sheet, name: str) -> None:
     if part.switch("apply_lora_to_output"):
         targets.append("lm_head")
     if targets:
-        part.say("lora_target_modules", tuple(targets), "lora_attn_modules")
-    dora = part.switch("use_dora")
+        part.set("lora_target_modules", tuple(targets), "lora_attn_modules")
+    dora, quantised = part.switch("use_dora"), part.switch("quantize_base")
     if dora or name.startswith(("dora_", "qdora_")):
-        part.say("use_dora", True, "use_dora" if dora else "_component_")
-    quantised = part.switch("quantize_base")
+        part.set("use_dora", True, "use_dora" if dora else "_component_")
     if quantised or name.startswith(("qlora_", "qdora_")):
         key = "quantize_base" if quantised else "_component_"
-        part.say("load_in_4bit", True, key)
+        part.set("load_in_4bit", True, key)
         part.default("bnb_4bit_quant_type", "nf4")
         part.default("bnb_4bit_use_double_quant", True)
         part.default("bnb_4bit_compute_dtype", "bfloat16")
@@ -217,38 +202,32 @@ def _lora(part: Sheet, name: str) -> None:
         part.miss(key, "torchao's NF4: priced as bitsandbytes' nf4 with quantised scales")
 
 
-def _length(sheet: Sheet) -> None:
-    tokenizer, dataset = sheet.part("tokenizer"), sheet.part("dataset")
+def _length(keys: DocumentKeys) -> None:
+    tokenizer, dataset = keys.part("tokenizer"), keys.part("dataset")
     tokenizer.scalar("_component_")
-    length = tokenizer.whole("max_seq_len")
-    if length is not None:
-        tokenizer.say("seq_len", length, "max_seq_len")
-    else:
-        sheet.miss_default(
+    if tokenizer.set_from("max_seq_len", Key("seq_len", "whole")) is None:
+        keys.miss_default(
             "length of samples", "nothing names it: 512 tokens are taken; --seq-len says it"
         )
-    tokenizer.ignore_rest(dict.fromkeys(tokenizer.document, "data is prepared on the host"), {})
-    if dataset.switch("packed"):
+    tokenizer.ignore_all("data is prepared on the host")
+    if dataset.on("packed"):
         # rows of max_seq_len; a batch stays a batch of rows
-        dataset.say("packing", "wrapped", "packed")
+        dataset.set("packing", "wrapped", "packed")
         dataset.miss("packed", "masks between the samples of a row: priced are full rows without")
-    elif "packed" in dataset.document:
-        dataset.ignore("packed", "off")
-    dataset.ignore_rest(dict.fromkeys(dataset.document, "data is prepared on the host"), {})
-    sheet.absorb(tokenizer)
-    sheet.absorb(dataset)
+    dataset.ignore_all("data is prepared on the host")
+    keys.absorb(tokenizer)
+    keys.absorb(dataset)
 
 
-def _optimizer(sheet: Sheet) -> None:
-    part = sheet.part("optimizer")
+def _optimizer(keys: DocumentKeys) -> None:
+    part = keys.part("optimizer")
     component = part.scalar("_component_")
-    fused, decay = part.switch("fused"), part.scalar("weight_decay")
-    foreach = part.switch("foreach")
+    fused, foreach = part.switch("fused"), part.switch("foreach")
     if component is not None:
         name = _OPTIMIZERS.get(str(component))
         if name is None:
             raise ConfigError(
-                f"{part.place('_component_').origin} {component!r} is not modelled. Legal: "
+                f"{part.where('_component_')} {component!r} is not modelled. Legal: "
                 f"{', '.join(_OPTIMIZERS)}; or name one with --optim."
             )
         if name == "adamw":
@@ -256,61 +235,90 @@ def _optimizer(sheet: Sheet) -> None:
             name = "adamw_torch_loop" if foreach is False and not fused else name
         elif name == "adam" and fused:
             name = "adam_fused"
-        part.say("optim", name, "_component_")
-    if decay is not None:
-        part.say("weight_decay", decay, "weight_decay")
+        part.set("optim", name, "_component_")
+    part.set_from("weight_decay", Key("weight_decay", "scalar"))
     hosts = dict.fromkeys(("lr", "betas", "eps"), "a number of the host")
     part.ignore_rest(hosts, {key: "of the optimizer" for key in part.left if key not in hosts})
-    sheet.absorb(part)
+    keys.absorb(part)
 
 
-def _loss(sheet: Sheet) -> None:
-    value = sheet.document.get("loss")
+def _checkpointing(keys: DocumentKeys) -> None:
+    if keys.switch("enable_activation_checkpointing"):
+        keys.set("checkpointing", "full", "enable_activation_checkpointing")
+        keys.default("use_reentrant", False)
+    if keys.switch("compile"):
+        keys.offer("torch_compile", True, "compile", "compilation fuses operators; eager is priced")
+
+
+def _loss(keys: DocumentKeys) -> None:
+    value = keys.document.get("loss")
     if not isinstance(value, Mapping):
         if value is not None:
-            sheet.take("loss")
-            sheet.ignore("loss", "priced is cross entropy")
+            keys.take("loss")
+            keys.ignore("loss", "priced is cross entropy")
         return
-    part = sheet.part("loss")
+    part = keys.part("loss")
     name = str(part.scalar("_component_") or "").rpartition(".")[2]
     chunks = part.whole("num_output_chunks")
     fused = _LOSSES.get(name)
     if fused is not None:
-        sheet.say("fused_loss", fused if chunks is None else f"{fused}:{chunks}", "loss")
+        keys.set("fused_loss", fused if chunks is None else f"{fused}:{chunks}", "loss")
     elif "Chunked" in name or "Linear" in name:
-        sheet.miss("loss", f"{name} works in chunks; priced is cross entropy of all logits at once")
+        keys.miss("loss", f"{name} works in chunks; priced is cross entropy of all logits at once")
     else:
-        sheet.ignore("loss", "priced is cross entropy")
+        keys.ignore("loss", "priced is cross entropy")
     part.ignore_rest(
-        {"ignore_index": "which tokens count", "mask_ignored_tokens": "priced is true: all tokens "
-         "count"},
+        {
+            "ignore_index": "which tokens count",
+            "mask_ignored_tokens": "priced is true: all tokens count",
+        },
         dict.fromkeys(part.left, "of the loss"),
-    )  # fmt: skip
-    sheet.absorb(part)
+    )
+    keys.absorb(part)
 
 
-def _spread(sheet: Sheet, *, distributed: bool | None) -> None:
-    offload = sheet.switch("fsdp_cpu_offload")
-    reshard = sheet.scalar("fsdp_reshard_after_forward")
+def _sharding(keys: DocumentKeys, *, distributed: bool | None) -> None:
+    offload = keys.switch("fsdp_cpu_offload")
+    reshard = keys.scalar("fsdp_reshard_after_forward")
+    ways = keys.whole("tensor_parallel_dim")
     degrees = {
-        key: sheet.whole(key)
-        for key in ("tensor_parallel_dim", "data_parallel_shard_dim", "data_parallel_replicate_dim")
+        key: keys.whole(key) for key in ("data_parallel_shard_dim", "data_parallel_replicate_dim")
     }
     if distributed is None:
-        distributed = bool(offload) or any(value not in (None, 1) for value in degrees.values())
+        several = any(value not in (None, 1) for value in (ways, *degrees.values()))
+        distributed = bool(offload) or several
     if distributed:
         mode = "shard_grad_op" if reshard is False else "full_shard"
-        key = "fsdp_reshard_after_forward"
         if reshard is None:
-            sheet.say_at("fsdp", mode, Place("recipe: distributed, FSDP2", Level.DEFAULT))
+            keys.set_at("fsdp", mode, KeyOrigin("recipe: distributed, FSDP2", Level.DEFAULT))
         else:
-            sheet.say("fsdp", mode, key)
+            keys.set("fsdp", mode, "fsdp_reshard_after_forward")
         if offload:
-            sheet.say("fsdp_offload", True, "fsdp_cpu_offload")
-    if degrees["tensor_parallel_dim"] not in (None, 1):
-        sheet.offer(
-            "tp", degrees["tensor_parallel_dim"], "tensor_parallel_dim", "tensor parallelism"
-        )
-    for key in ("data_parallel_shard_dim", "data_parallel_replicate_dim"):
-        if degrees[key] not in (None, 1, -1):
-            sheet.miss(key, "--num-gpus and --fsdp-shard-size say it")
+            keys.set("fsdp_offload", True, "fsdp_cpu_offload")
+    if ways not in (None, 1):
+        keys.offer("tp", ways, "tensor_parallel_dim", "tensor parallelism")
+    for key, degree in degrees.items():
+        if degree not in (None, 1, -1):
+            keys.miss(key, "--num-gpus and --fsdp-shard-size say it")
+
+
+_TABLE = KeyTable(
+    defaults={
+        "loop": "plain",
+        "precision": ("fp32", "no autocast: the model computes in its dtype"),
+        "attn_implementation": "sdpa",
+        # torchtune/__init__.py, since June 2025
+        "alloc_conf": ("expandable_segments:True", "importing it sets it"),
+        "checkpointing": "none",
+    },
+    options={
+        "dtype": Key("dtype", "scalar", "float32", words={"bf16": "bfloat16", "fp32": "float32"}),
+        "batch_size": Key("batch", "whole"),
+        "gradient_accumulation_steps": Key("grad_accum", "whole"),
+        "optimizer_in_bwd": Key("optim_in_backward", "enabled"),
+        "clip_grad_norm": Key("max_grad_norm", "scalar", 0.0),
+    },
+    odd=(_model, _length, _optimizer, _checkpointing, _loss),
+    ignored=_IGNORED,
+    not_modelled=_NOT_MODELLED,
+)

@@ -1,107 +1,200 @@
 """``TrainingArguments`` of transformers, in JSON, YAML or on a command line.
 
 Defaults are those of transformers 5.23. The Trainer's JSON (``to_json_string``) names every field;
-hand-written files name a few. What frameworks on top of the Trainer share is here too.
+hand-written files name a few. Keys are also those of ``SFTConfig`` and ``ModelConfig`` of TRL, and
+of the example scripts of both; what frameworks on top of the Trainer share is here too.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from typing import Any
-
 from memest.errors import ConfigError
 from memest.readers.documents import find_file, read_document
-from memest.readers.findings import Level
-from memest.readers.sharing import read_deepspeed_value, read_fsdp
-from memest.readers.sheet import Place, Sheet, names_of
-from memest.readers.trainer_keys import LOAD, MATTERS, REASONS, SIZES
+from memest.readers.mapping import DocumentKeys, Key, KeyTable, by_key, read_table
+from memest.readers.sharding import is_on, read_deepspeed_value, read_fsdp
+from memest.readers.values import KeyOrigin, Level, names_of
 
 __all__ = [
-    "EVAL_BATCH", "read_adapters", "read_evaluation", "read_packing", "read_precision", "read_rest",
-    "read_spread", "read_training_arguments", "trainer_defaults",
-]  # fmt: skip
+    "MATTERS",
+    "MODELS",
+    "REASONS",
+    "SIZES",
+    "TRAINER",
+    "note_length",
+    "read_adapters",
+    "read_checkpointing",
+    "read_evaluation",
+    "read_loading",
+    "read_packing",
+    "read_peft_adapter",
+    "read_precision",
+    "read_sharding",
+    "read_training_arguments",
+]
 
-EVAL_BATCH = 8
-_LORA = (
-    "lora_r", "lora_rank", "lora_alpha", "lora_dropout", "lora_target_modules", "lora_target",
-    "target_modules", "lora_modules_to_save", "modules_to_save", "use_dora", "use_rslora",
-    "lora_task_type", "lora_target_parameters",
-)  # fmt: skip
+TRAINER = {
+    "loop": "trainer",
+    "batch": 8,
+    "grad_accum": 1,
+    "max_grad_norm": 1.0,
+    "optim": "adamw_torch_fused",
+}
+"""What transformers' Trainer does unasked, whatever is built on it."""
+
+MODELS = {
+    key: Key("model", "text")
+    for key in ("model_name_or_path", "model_name", "model_id", "pretrained_model_name_or_path")
+}
+"""The model, under the names that scripts give it."""
+
+SIZES = {
+    "block_size": Key("seq_len"),
+    "max_source_length": Key("seq_len"),
+    "model_max_length": Key("seq_len"),
+    "max_position_length": Key("seq_len"),
+    "max_duration_in_seconds": Key("audio_seconds"),
+}
+"""Lengths of samples as the example scripts of transformers call them."""
+
+REASONS = by_key(
+    {
+        "names, logging and saving allocate nothing on the GPU": """output_dir overwrite_output_dir
+        logging_dir logging_strategy logging_steps logging_first_step logging_nan_inf_filter
+        log_level log_level_replica log_on_each_node report_to run_name project disable_tqdm
+        trackio_space_id trackio_bucket_id trackio_static_space_id save_strategy save_steps
+        save_total_limit save_on_each_node save_only_model save_safetensors hub_model_id
+        hub_strategy hub_token hub_private_repo hub_always_push hub_revision push_to_hub
+        push_to_hub_model_id push_to_hub_organization push_to_hub_token resume_from_checkpoint
+        load_best_model_at_end metric_for_best_model greater_is_better ignore_data_skip
+        restore_callback_states_from_checkpoint enable_jit_checkpoint skip_memory_metrics debug
+        include_tokens_per_second include_num_input_tokens_seen mp_parameters
+        use_mps_device no_cuda use_cpu plot_loss log_completions wandb_project wandb_entity
+        wandb_name wandb_watch wandb_run_id wandb_log_model wandb_mode swanlab_project
+        include_inputs_for_metrics include_for_metrics
+        use_tensorboard logging""",
+        "rates and schedules are numbers of the host": """learning_rate lr lr_scheduler_type
+        lr_scheduler lr_scheduler_kwargs warmup_steps warmup_ratio adam_beta1 adam_beta2
+        adam_epsilon label_smoothing_factor num_train_epochs num_epochs max_steps epochs
+        cosine_min_lr_ratio embedding_lr embedding_lr_scale loraplus_lr_ratio
+        loraplus_lr_embedding average_tokens_across_devices beta label_smoothing loss_weights
+        early_stopping_patience early_stopping_steps""",
+        "data is prepared on the host": """dataloader_drop_last
+        dataloader_multiprocessing_context dataloader_in_order remove_unused_columns label_names
+        group_by_length length_column_name train_sampling_strategy sortish_sampler dataset_name
+        dataset_config dataset_config_name dataset dataset_path datasets dataset_text_field
+        dataset_num_proc dataset_kwargs dataset_train_split dataset_test_split dataset_streaming
+        dataset_batch_size dataset_column tokenizer padding dataset_dir dataset_mixer
+        dataset_split train_file validation_file
+        test_file task_name max_train_samples max_eval_samples max_predict_samples
+        preprocessing_num_workers overwrite_cache streaming buffer_size chat_template
+        chat_template_path tokenizer_name tokenizer_name_or_path use_fast_tokenizer cache_dir
+        validation_split_percentage text_column summary_column source_lang target_lang
+        source_prefix truncation_mode shuffle_dataset completion_only_loss assistant_only_loss
+        eos_token pad_token packing_strategy pad_to_max_length data_path train_on_inputs
+        val_set_size add_eos_token line_by_line keep_linebreaks mlm_probability
+        mix_strategy interleave_probs template num_proc image_column_name label_column_name
+        ignore_pad_token_for_loss forced_bos_token image_processor_name feature_extractor_name
+        accelerator_config data_seed""",
+        "seeds change no size": "seed full_determinism",
+        "which stages run is the script's matter: the estimate is of training": """do_train do_eval
+        do_predict eval_steps eval_delay eval_on_start eval_do_concat_batches
+        eval_use_gather_object batch_eval_metrics""",
+        "processes find each other by it": """local_rank ddp_timeout ddp_backend main_process_port
+        master_addr master_port log_on_each_node tpu_num_cores past_index""",
+        "where weights come from changes no size": """model_revision revision token use_auth_token
+        model_type_hint config_name low_cpu_mem_usage""",
+        "speed only": "tf32 torch_compile_backend torch_compile_mode liger_kernel_config",
+    }
+)
+"""Why a key does not matter for memory."""
+
+MATTERS = {
+    "neftune_noise_alpha": "NEFTune adds noise to the embeddings in forward",
+    "auto_find_batch_size": "the batch is halved where memory runs out; the one named is priced",
+    "torch_empty_cache_steps": "empty_cache gives reserved blocks back between steps",
+    "activation_offloading": "activations move to the host between forward and backward",
+    "bf16_full_eval": "weights are bfloat16 in evaluation",
+    "fp16_full_eval": "weights are float16 in evaluation",
+    "parallelism_config": "tensor, context and sequence parallelism",
+    "generation_config": "of generation in evaluation",
+    "ddp_static_graph": "DDP's static graph",
+    "ddp_broadcast_buffers": "DDP sends buffers before each forward",
+    "lora_target_parameters": "LoRA on parameters that are not modules",
+    "router_aux_loss_coef": "the loss of a mixture's router",
+    "use_unsloth": "Unsloth replaces kernels and checkpointing by its own",
+    "xla_fsdp_config": "FSDP on TPUs",
+    "reward_model_path": "a second model in memory",
+    "ref_model": "a second model in memory",
+    "teacher_model_name_or_path": "a second model in memory",
+    "use_vllm": "a generation engine in the same memory",
+}
+"""What of a key is not modelled."""
+
+_EVAL_BATCH = 8
+_TARGETS = ("lora_target_modules", "lora_target", "target_modules")
+_LORA = {
+    "lora_r": "lora_r",
+    "lora_rank": "lora_r",
+    "lora_alpha": "lora_alpha",
+    "lora_dropout": "lora_dropout",
+    **dict.fromkeys(_TARGETS, "lora_target_modules"),
+    "lora_modules_to_save": "modules_to_save",
+    "modules_to_save": "modules_to_save",
+    "use_dora": "use_dora",
+    "use_rslora": "use_rslora",
+    "lora_task_type": "",
+    "lora_target_parameters": "",
+}
 
 
-def read_training_arguments(sheet: Sheet) -> None:
-    """Fill in a sheet of training arguments.
+def read_training_arguments(keys: DocumentKeys) -> None:
+    """Read training arguments.
 
     Raises:
         ConfigError: a value that cannot be.
     """
-    read_model(sheet)
-    trainer_defaults(sheet)
-    sheet.default("precision", "fp32")
-    sheet.default("checkpointing", "none")
-    read_precision(sheet)
-    read_checkpointing(sheet)
-    read_evaluation(sheet)
-    read_adapters(sheet, on=_asks_for_lora(sheet))
-    read_spread(sheet)
-    read_lengths(sheet)
-    read_packing(sheet)
-    read_rest(sheet)
+    read_table(keys, _TABLE)
+    note_length(keys)
 
 
-def trainer_defaults(sheet: Sheet) -> None:
-    """What transformers' Trainer does where nobody says otherwise, whatever is built on it."""
-    sheet.default("loop", "trainer")
-    sheet.default("batch", 8)
-    sheet.default("grad_accum", 1)
-    sheet.default("max_grad_norm", 1.0)
-    sheet.default("optim", "adamw_torch_fused")
+def read_peft_adapter(keys: DocumentKeys) -> None:
+    """Read peft's ``adapter_config.json``; ``config/adapter.py`` judges the values."""
+    base = keys.take("base_model_name_or_path")
+    if base:
+        keys.set("model", str(base), "base_model_name_or_path")
+    for key in keys.left:
+        keys.take(key)
+    keys.set("adapter", dict(keys.document), "peft_type")
 
 
-def _asks_for_lora(sheet: Sheet) -> bool:
-    """Whether a script's own switch, or a rank, says that adapters are trained."""
-    named = any(sheet.has(key) for key in ("lora_r", "lora_rank", "lora_target_modules"))
-    for key in ("use_peft", "use_lora"):
-        value = sheet.switch(key)
-        if value is not None:
-            named = value
-            if value:
-                sheet.say("peft", "lora", key)
-            else:
-                sheet.ignore(key, "off")
-    return named
-
-
-def read_model(sheet: Sheet) -> None:
-    """The model, under the names that scripts give it."""
-    for key in ("model_name_or_path", "model_name", "model_id", "pretrained_model_name_or_path"):
-        value = sheet.scalar(key)
-        if value is not None:
-            sheet.say("model", str(value), key)
-    init = sheet.take("model_init_kwargs")
-    if isinstance(init, str):
-        try:
-            init = json.loads(init)
-        except ValueError as error:
-            raise ConfigError(
-                f"{sheet.place('model_init_kwargs').origin} is not JSON: {error}."
-            ) from None
-    for key, value in (init if isinstance(init, Mapping) else {}).items():
+def read_loading(keys: DocumentKeys) -> None:
+    """What ``from_pretrained`` is size."""
+    for key, value in keys.mapping("model_init_kwargs").items():
         full = f"model_init_kwargs.{key}"
-        if key in LOAD and value is not None:
-            sheet.say("dtype" if key.endswith("dtype") else key, value, full)
+        if key in ("dtype", "torch_dtype", "attn_implementation") and value is not None:
+            keys.set("dtype" if key.endswith("dtype") else key, value, full)
         elif key == "quantization_config" and value is not None:
-            sheet.say("quantization", value, full)
+            keys.set("quantization", value, full)
         else:
-            sheet.ignore(full, "how the model is loaded")
+            keys.ignore(full, "how the model is loaded")
     for key in ("dtype", "torch_dtype"):
-        value = sheet.take(key)
+        keys.set_from(key, Key("dtype"))
+
+
+def _adapters(keys: DocumentKeys) -> None:
+    """Adapters are trained where a script's own switch, or a rank, says so."""
+    on = any(keys.has(key) for key in ("lora_r", "lora_rank", "lora_target_modules"))
+    for key in ("use_peft", "use_lora"):
+        value = keys.switch(key)
         if value is not None:
-            sheet.say("dtype", value, key)
+            on = value
+            if value:
+                keys.set("peft", "lora", key)
+            else:
+                keys.ignore(key, "off")
+    read_adapters(keys, on=on)
 
 
-def read_precision(sheet: Sheet) -> None:
+def read_precision(keys: DocumentKeys) -> None:
     """``bf16`` and ``fp16``; off is not an order: accelerate's setting counts then.
 
     Source: ``TrainingArguments.__post_init__``: ``ACCELERATE_MIXED_PRECISION`` is kept unless one
@@ -110,175 +203,163 @@ def read_precision(sheet: Sheet) -> None:
     Raises:
         ConfigError: both are on.
     """
-    bf16, fp16 = sheet.switch("bf16"), sheet.switch("fp16")
+    bf16, fp16 = keys.switch("bf16"), keys.switch("fp16")
     if bf16 and fp16:
         raise ConfigError(
-            f"{sheet.place('bf16').origin} and {sheet.place('fp16').origin} exclude each other: "
+            f"{keys.where('bf16')} and {keys.where('fp16')} exclude each other: "
             "autocast has one dtype."
         )
     for key, on in (("bf16", bf16), ("fp16", fp16)):
         if on:
-            sheet.say("precision", key, key)
+            keys.set("precision", key, key)
         elif on is False:
-            sheet.ignore(key, "off")
+            keys.ignore(key, "off")
     if (bf16 is False or fp16 is False) and not (bf16 or fp16):
-        place = sheet.place("bf16" if bf16 is False else "fp16")
-        sheet.say_at("precision", "fp32", Place(place.origin, Level.DEFAULT))
+        place = keys.origin("bf16" if bf16 is False else "fp16")
+        keys.set_at("precision", "fp32", KeyOrigin(place.origin, Level.DEFAULT))
 
 
-def read_checkpointing(sheet: Sheet) -> None:
+def read_checkpointing(keys: DocumentKeys) -> None:
     """Activation checkpointing, under its old and its new name."""
     for key in ("gradient_checkpointing", "activation_checkpointing"):
-        value = sheet.scalar(key)
+        value = keys.scalar(key)
         if value is None:
             continue
         if isinstance(value, bool) or str(value).lower() in ("true", "false"):
             value = "full" if str(value).lower() == "true" else "none"
-        sheet.say("checkpointing", value, key)
+        keys.set("checkpointing", value, key)
     for key in ("gradient_checkpointing_kwargs", "activation_checkpointing_kwargs"):
-        value = sheet.take(key)
-        if isinstance(value, str):
-            try:
-                value = json.loads(value)
-            except ValueError as error:
-                raise ConfigError(f"{sheet.place(key).origin} is not JSON: {error}.") from None
-        for name, setting in (value if isinstance(value, Mapping) else {}).items():
+        for name, setting in keys.mapping(key).items():
             full = f"{key}.{name}"
             if name == "use_reentrant" and setting is not None:
-                sheet.say("use_reentrant", setting, full)
+                keys.set("use_reentrant", setting, full)
             elif name == "every_n_layers" and setting:
-                if sheet.said("checkpointing") not in (None, "none"):
-                    sheet.say("checkpointing", f"every_n:{setting}", full)
+                if keys.value_of("checkpointing") not in (None, "none"):
+                    keys.set("checkpointing", f"every_n:{setting}", full)
             else:
-                sheet.miss(full, "of checkpointing")
+                keys.miss(full, "of checkpointing")
 
 
-def read_evaluation(sheet: Sheet, *, batch: int = EVAL_BATCH) -> None:
-    """Whether the Trainer evaluates, and with which batch."""
-    strategy, older = sheet.scalar("eval_strategy"), sheet.scalar("evaluation_strategy")
+def read_evaluation(keys: DocumentKeys) -> None:
+    """Whether the Trainer evaluates, and with which batch.
+
+    Raises:
+        ConfigError: a strategy that is none.
+    """
+    strategy, older = keys.scalar("eval_strategy"), keys.scalar("evaluation_strategy")
     strategy = older if strategy is None else strategy
-    key = "eval_strategy" if sheet.has("eval_strategy") else "evaluation_strategy"
-    given = sheet.whole("per_device_eval_batch_size")
+    key = "eval_strategy" if keys.has("eval_strategy") else "evaluation_strategy"
+    size = keys.whole("per_device_eval_batch_size")
     text = str(strategy).lower().rpartition(".")[2]
     runs = strategy is not None and text not in ("no", "false", "none")
-    generates = sheet.switch("predict_with_generate")
-    after = [name for name in ("do_eval", "do_predict") if _is_on(sheet.document.get(name))]
-    if generates and not runs and after:
-        # the script's own call behind the training
-        sheet.say("predict_with_generate", True, "predict_with_generate")
-        _say_eval_batch(sheet, given, batch)
-        return
-    if generates and runs:
-        sheet.say("predict_with_generate", True, "predict_with_generate")
+    generates = keys.switch("predict_with_generate")
+    # the script's own call behind the training
+    after = any(is_on(keys.document.get(name)) for name in ("do_eval", "do_predict"))
+    if generates and (runs or after):
+        keys.set("predict_with_generate", True, "predict_with_generate")
     elif generates is not None:
-        sheet.ignore("predict_with_generate", "no evaluation runs" if generates else "off")
-    if not runs:
-        for name in ("eval_strategy", "evaluation_strategy", "per_device_eval_batch_size",
-                     "eval_accumulation_steps", "prediction_loss_only"):  # fmt: skip
-            sheet.take(name)
-            if name in sheet.document:
-                sheet.ignore(name, "no evaluation runs")
-        return
-    if text not in ("steps", "epoch"):
+        keys.ignore("predict_with_generate", "no evaluation runs" if generates else "off")
+    if runs and text not in ("steps", "epoch"):
         raise ConfigError(
-            f"{sheet.place(key).origin} {strategy!r} is no strategy. Legal: no, steps, epoch."
+            f"{keys.where(key)} {strategy!r} is no strategy. Legal: no, steps, epoch."
         )
-    _say_eval_batch(sheet, given, batch)
-    sheet.ignore(key, f"{text}: an evaluation follows the last step")
-    sheet.take("prediction_loss_only")
-
-
-def _is_on(value: Any) -> bool:
-    return str(value).strip().lower() in ("true", "1", "yes", "on")
-
-
-def _say_eval_batch(sheet: Sheet, given: int | None, batch: int) -> None:
-    if given is None:
-        sheet.say_at("eval_batch", batch, Place(f"default of {sheet.framework}", Level.DEFAULT))
+    if not runs and not (generates and after):
+        for name in (
+            "eval_strategy",
+            "evaluation_strategy",
+            "per_device_eval_batch_size",
+            "eval_accumulation_steps",
+            "prediction_loss_only",
+        ):
+            keys.take(name)
+            if name in keys.document:
+                keys.ignore(name, "no evaluation runs")
+        return
+    if size is None:
+        keys.default("eval_batch", _EVAL_BATCH)
     else:
-        sheet.say("eval_batch", given, "per_device_eval_batch_size")
+        keys.set("eval_batch", size, "per_device_eval_batch_size")
+    if runs:
+        keys.ignore(key, f"{text}: an evaluation follows the last step")
+        keys.take("prediction_loss_only")
 
 
-def read_packing(sheet: Sheet) -> None:
+def read_packing(keys: DocumentKeys) -> None:
     """TRL's ``packing`` is the switch, ``packing_strategy`` says how where it is on.
 
     Source: ``SFTConfig`` of TRL at July 2026: ``packing_strategy`` is "bfd" unless named.
     """
-    on, strategy = sheet.switch("packing"), sheet.scalar("packing_strategy")
+    on, strategy = keys.switch("packing"), keys.scalar("packing_strategy")
     if on:
         key = "packing" if strategy is None else "packing_strategy"
-        sheet.say("packing", "bfd" if strategy is None else strategy, key)
+        keys.set("packing", "bfd" if strategy is None else strategy, key)
         return
     for key in ("packing", "packing_strategy"):
-        if key in sheet.document:
-            sheet.ignore(key, "samples are not packed")
+        if key in keys.document:
+            keys.ignore(key, "samples are not packed")
 
 
-def read_adapters(sheet: Sheet, *, on: bool) -> None:
+def read_adapters(keys: DocumentKeys, *, on: bool) -> None:
     """LoRA as TRL's ``ModelConfig`` and scripts spell it, where it is on."""
-    renamed = {
-        "lora_modules_to_save": "modules_to_save",
-        "lora_rank": "lora_r",
-        **dict.fromkeys(_TARGETS, "lora_target_modules"),
-    }
-    for key in _LORA:
-        value = sheet.take(key)
-        if key not in sheet.document:
+    for key, option in _LORA.items():
+        value = keys.take(key)
+        if key not in keys.document:
             continue
         if not on:
-            sheet.ignore(key, "no adapters are trained")
+            keys.ignore(key, "no adapters are trained")
         elif key == "lora_task_type":
-            sheet.ignore(key, "changes no size")
+            keys.ignore(key, "changes no size")
         elif key == "lora_target_parameters":
             if value:
-                sheet.miss(key, MATTERS[key])
+                keys.miss(key, MATTERS[key])
         elif value is not None and value != [] and value is not False:
-            listed = key in ("modules_to_save", "lora_modules_to_save", *_TARGETS)
-            sheet.say(
-                renamed.get(key, key),
-                names_of(value, sheet.place(key).origin) if listed else value,
-                key,
-            )
+            listed = option in ("lora_target_modules", "modules_to_save")
+            keys.set(option, names_of(value, keys.where(key)) if listed else value, key)
 
 
-_TARGETS = ("lora_target_modules", "lora_target", "target_modules")
-
-
-def read_spread(sheet: Sheet, *, fsdp_version: int = 2) -> None:
+def read_sharding(keys: DocumentKeys, *, fsdp_version: int = 2) -> None:
     """DeepSpeed and FSDP of training arguments."""
-    read_deepspeed_value(sheet, "deepspeed", sheet.take("deepspeed"))
-    value = sheet.take("fsdp")
-    config = sheet.document.get("fsdp_config")
+    read_deepspeed_value(keys, "deepspeed", keys.take("deepspeed"))
+    value = keys.take("fsdp")
+    config = keys.document.get("fsdp_config")
     if isinstance(config, str):
-        sheet.take("fsdp_config")
-        place = sheet.place("fsdp_config")
-        path = find_file(config, beside=sheet.folder, origin=place.origin)
-        part = Sheet(read_document(path, config), source=config, framework=sheet.framework)
+        keys.take("fsdp_config")
+        place = keys.origin("fsdp_config")
+        path = find_file(config, beside=keys.folder, origin=place.origin)
+        part = DocumentKeys(read_document(path, config), source=config, framework=keys.framework)
     else:
-        part = sheet.part("fsdp_config")
+        part = keys.part("fsdp_config")
     off = value in (None, "", False, []) or str(value).lower() in ("false", "no", "none")
     if off:
-        if "fsdp" in sheet.document:
-            sheet.ignore("fsdp", "off")
+        if "fsdp" in keys.document:
+            keys.ignore("fsdp", "off")
         if part.document:
-            sheet.ignore("fsdp_config", "fsdp is off")
+            keys.ignore("fsdp_config", "fsdp is off")
         return
-    read_fsdp(sheet, part, value, "fsdp", version=fsdp_version)
+    read_fsdp(keys, part, value, "fsdp", version=fsdp_version)
 
 
-def read_lengths(sheet: Sheet) -> None:
-    """How long samples are, which training arguments do not say themselves."""
-    for key, option in SIZES.items():
-        value = sheet.take(key)
-        if value is not None:
-            sheet.say(option, value, key)
-
-
-def read_rest(sheet: Sheet) -> None:
-    """Options under their own names, and what becomes of everything else."""
-    sheet.offer_rest()
-    sheet.ignore_rest(REASONS, MATTERS)
-    if sheet.said("seq_len") is None and sheet.said("loop") == "trainer":
-        sheet.miss_default(
+def note_length(keys: DocumentKeys) -> None:
+    """Training arguments do not say themselves how long samples are."""
+    if keys.value_of("seq_len") is None and keys.value_of("loop") == "trainer":
+        keys.miss_default(
             "length of samples", "nothing names it: 512 tokens are taken; --seq-len says it"
         )
+
+
+_TABLE = KeyTable(
+    defaults={**TRAINER, "precision": "fp32", "checkpointing": "none"},
+    options={**MODELS, **SIZES},
+    odd=(
+        read_loading,
+        read_precision,
+        read_checkpointing,
+        read_evaluation,
+        _adapters,
+        read_sharding,
+        read_packing,
+    ),
+    own_names=True,
+    ignored=REASONS,
+    not_modelled=MATTERS,
+)

@@ -9,21 +9,25 @@ files of TRL 1.4 to 1.16.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
-from memest.installed import release
-from memest.readers.findings import Level
-from memest.readers.sheet import Place, Sheet
+from memest.config.installed import release
+from memest.readers.mapping import DocumentKeys, Key, KeyTable, read_table
 from memest.readers.training_arguments import (
+    MATTERS,
+    MODELS,
+    REASONS,
+    SIZES,
+    TRAINER,
+    note_length,
     read_adapters,
     read_checkpointing,
     read_evaluation,
-    read_lengths,
-    read_model,
+    read_loading,
     read_packing,
-    read_rest,
-    read_spread,
-    trainer_defaults,
+    read_sharding,
 )
+from memest.readers.values import KeyOrigin, Level
 
 __all__ = ["read_trl"]
 
@@ -38,82 +42,59 @@ _METHODS = {
 }
 
 
-def read_trl(sheet: Sheet, *, method: str = "sft") -> None:
-    """Fill in a sheet of TRL's arguments.
+def read_trl(keys: DocumentKeys, *, method: str = "sft") -> None:
+    """Read TRL's arguments.
 
     Args:
-        sheet: of the arguments.
+        keys: of the arguments.
         method: of TRL's command line.
 
     Raises:
         ConfigError: a value that cannot be.
     """
-    read_model(sheet)
-    trainer_defaults(sheet)
-    sheet.default("dtype", "float32", "models are loaded so unless dtype is named")
-    sheet.default("checkpointing", "full")
-    _precision(sheet)
-    read_checkpointing(sheet)
-    read_evaluation(sheet)
-    _length(sheet)
-    _loss(sheet)
-    quantised = _quantization(sheet)
-    use_peft = bool(sheet.switch("use_peft"))
-    if use_peft:
-        sheet.say("peft", "lora", "use_peft")
-        for option, value in (("lora_r", 16), ("lora_alpha", 32), ("lora_dropout", 0.05)):
-            sheet.default(option, value)
-        if quantised:
-            sheet.miss_default(
-                "SFTTrainer", "adapters beside a quantised base are bfloat16; float32 is priced"
-            )
-    elif "use_peft" in sheet.document:
-        sheet.ignore("use_peft", "off")
-    read_adapters(sheet, on=use_peft)
-    read_spread(sheet)
-    read_lengths(sheet)
-    read_packing(sheet)
-    if method != "sft":
-        what = _METHODS.get(method, f"what is special of trl {method}")
-        sheet.miss_default(f"trl {method}", f"{what}; priced is supervised fine-tuning")
-    read_rest(sheet)
+
+    def note_method(keys: DocumentKeys) -> None:
+        if method != "sft":
+            what = _METHODS.get(method, f"what is special of trl {method}")
+            keys.miss_default(f"trl {method}", f"{what}; priced is supervised fine-tuning")
+
+    read_table(keys, replace(_TABLE, odd=(*_TABLE.odd, note_method)))
+    note_length(keys)
 
 
-def _precision(sheet: Sheet) -> None:
+def _precision(keys: DocumentKeys) -> None:
     """``bf16`` is on unless ``fp16`` is, or it is switched off."""
-    bf16, fp16 = sheet.switch("bf16"), sheet.switch("fp16")
+    bf16, fp16 = keys.switch("bf16"), keys.switch("fp16")
     if fp16 and not bf16:
-        sheet.say("precision", "fp16", "fp16")
+        keys.set("precision", "fp16", "fp16")
     elif bf16:
-        sheet.say("precision", "bf16", "bf16")
+        keys.set("precision", "bf16", "bf16")
     elif bf16 is False:
-        sheet.say_at("precision", "fp32", Place(sheet.place("bf16").origin, Level.DEFAULT))
+        keys.set_at("precision", "fp32", KeyOrigin(keys.where("bf16"), Level.DEFAULT))
     else:
         # in force like a word of the file: it overrides what accelerate says
-        sheet.say_at("precision", "bf16", Place(f"default of {sheet.framework}", Level.FILE))
+        keys.set_at("precision", "bf16", KeyOrigin(f"default of {keys.framework}", Level.FILE))
 
 
-def _length(sheet: Sheet) -> None:
-    if "max_length" in sheet.document and sheet.document["max_length"] is None:
-        sheet.take("max_length")
-        sheet.miss("max_length", "samples are not cut: 512 tokens are taken; --seq-len says it")
-    elif not any(sheet.has(key) for key in ("max_length", "max_seq_length")):
-        sheet.default("seq_len", 1024)
+def _length(keys: DocumentKeys) -> None:
+    if "max_length" in keys.document and keys.document["max_length"] is None:
+        keys.take("max_length")
+        keys.miss("max_length", "samples are not cut: 512 tokens are taken; --seq-len says it")
+    elif not any(keys.has(key) for key in ("max_length", "max_seq_length")):
+        keys.default("seq_len", 1024)
 
 
-def _loss(sheet: Sheet) -> None:
+def _loss(keys: DocumentKeys) -> None:
     """The loss of the release of TRL that is installed, else of the present one.
 
     From 1.15 on, ``nll``, ``dft`` and ``chunked_nll`` all go through a fused head; before,
     ``chunked_nll`` was a loss of its own, which 1.6 made the default.
     """
-    loss = sheet.scalar("loss_type")
-    if str(sheet.document.get("use_liger_kernel", "")).lower() in ("true", "1", "yes"):
+    loss = keys.scalar("loss_type")
+    if str(keys.document.get("use_liger_kernel", "")).lower() in ("true", "1", "yes"):
         if loss is not None:
-            sheet.ignore("loss_type", "Liger's loss is priced in its place")
-        sheet.miss_default(
-            "SFTTrainer", "TRL 1.15 and later keep their own fused head beside Liger"
-        )
+            keys.ignore("loss_type", "Liger's loss is priced in its place")
+        keys.miss_default("SFTTrainer", "TRL 1.15 and later keep their own fused head beside Liger")
         return
     installed = release("trl") or ""
     version = tuple(int(part) for part in re.findall(r"\d+", installed)[:2]) or _PRESENT
@@ -122,48 +103,76 @@ def _loss(sheet: Sheet) -> None:
     elif loss == "chunked_nll" or (loss is None and version >= (1, 6)):
         fused, what = "trl-chunked", "1.4 to 1.14"
     elif loss == "dft":
-        sheet.miss("loss_type", "the loss dft: priced as nll, with all logits")
+        keys.miss("loss_type", "the loss dft: priced as nll, with all logits")
         return
     else:
         if loss is not None:
-            sheet.ignore("loss_type", f"{loss} of TRL {installed} makes all logits")
+            keys.ignore("loss_type", f"{loss} of TRL {installed} makes all logits")
         return
     if loss is None:
         # in force like a word of the file: what excludes it is told
-        sheet.say_at(
-            "fused_loss", fused,
-            Place(f"default of {sheet.framework} (SFTTrainer of TRL {what})", Level.FILE),
-        )  # fmt: skip
+        origin = f"default of {keys.framework} (SFTTrainer of TRL {what})"
+        keys.set_at("fused_loss", fused, KeyOrigin(origin, Level.FILE))
     else:
-        sheet.say("fused_loss", fused, "loss_type")
+        keys.set("fused_loss", fused, "loss_type")
         if loss == "dft":
-            sheet.miss("loss_type", "the weights of dft, one number a token: priced as nll")
+            keys.miss("loss_type", "the weights of dft, one number a token: priced as nll")
 
 
-def _quantization(sheet: Sheet) -> bool:
-    four, eight = sheet.switch("load_in_4bit"), sheet.switch("load_in_8bit")
-    nested, kind = sheet.scalar("use_bnb_nested_quant"), sheet.scalar("bnb_4bit_quant_type")
-    storage = sheet.scalar("bnb_4bit_quant_storage")
-    if eight:
-        sheet.say("load_in_8bit", True, "load_in_8bit")
-    if four:
-        sheet.say("load_in_4bit", True, "load_in_4bit")
-        if kind is None:
-            sheet.default("bnb_4bit_quant_type", "nf4")
+_BASES = {
+    "load_in_4bit": Key("load_in_4bit", "enabled"),
+    "load_in_8bit": Key("load_in_8bit", "enabled"),
+    "use_bnb_nested_quant": Key("bnb_4bit_use_double_quant", "enabled"),
+    "bnb_4bit_quant_type": Key("bnb_4bit_quant_type", "scalar", "nf4"),
+    "bnb_4bit_quant_storage": Key("bnb_4bit_quant_storage", "scalar"),
+}
+
+
+def _adapters(keys: DocumentKeys) -> None:
+    four, eight = (keys.set_from(key, _BASES[key]) for key in ("load_in_4bit", "load_in_8bit"))
+    for key, row in _BASES.items():
+        if four:
+            keys.set_from(key, row)
         else:
-            sheet.say("bnb_4bit_quant_type", kind, "bnb_4bit_quant_type")
-        sheet.default(
-            "bnb_4bit_compute_dtype", sheet.said("dtype"), "get_quantization_config takes dtype"
-        )
-        if nested:
-            sheet.say("bnb_4bit_use_double_quant", True, "use_bnb_nested_quant")
-        if storage is not None:
-            sheet.say("bnb_4bit_quant_storage", storage, "bnb_4bit_quant_storage")
+            getattr(keys, row.read)(key)
+            if not eight and key in keys.document:
+                keys.ignore(key, "no quantised base")
+    if four:
+        dtype = keys.value_of("dtype")
+        keys.default("bnb_4bit_compute_dtype", dtype, "get_quantization_config takes dtype")
     if four or eight:
-        sheet.default("prepare_kbit", False, "SFTTrainer does not prepare it")
-        return True
-    for key in ("load_in_4bit", "load_in_8bit", "use_bnb_nested_quant", "bnb_4bit_quant_type",
-                "bnb_4bit_quant_storage"):  # fmt: skip
-        if key in sheet.document:
-            sheet.ignore(key, "no quantised base")
-    return False
+        keys.default("prepare_kbit", False, "SFTTrainer does not prepare it")
+    on = keys.on("use_peft")
+    if on:
+        keys.set("peft", "lora", "use_peft")
+        for option, value in (("lora_r", 16), ("lora_alpha", 32), ("lora_dropout", 0.05)):
+            keys.default(option, value)
+        if four or eight:
+            keys.miss_default(
+                "SFTTrainer", "adapters beside a quantised base are bfloat16; float32 is priced"
+            )
+    read_adapters(keys, on=on)
+
+
+_TABLE = KeyTable(
+    defaults={
+        **TRAINER,
+        "dtype": ("float32", "models are loaded so unless dtype is named"),
+        "checkpointing": "full",
+    },
+    options={**MODELS, **SIZES},
+    odd=(
+        read_loading,
+        _precision,
+        read_checkpointing,
+        read_evaluation,
+        _length,
+        _loss,
+        _adapters,
+        read_sharding,
+        read_packing,
+    ),
+    own_names=True,
+    ignored=REASONS,
+    not_modelled=MATTERS,
+)

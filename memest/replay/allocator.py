@@ -373,9 +373,9 @@ class CachingAllocator:
 
     def blocks(self) -> list[Block]:
         """Every block with memory behind it, by address."""
-        found = [b for pool in self.heap.pools() for b in pool.free_blocks()]
-        found.extend(self.heap.active)
-        return sorted(found, key=lambda block: block.address)
+        blocks = [b for pool in self.heap.pools() for b in pool.free_blocks()]
+        blocks.extend(self.heap.active)
+        return sorted(blocks, key=lambda block: block.address)
 
     def segments(self) -> list[list[Block]]:
         """The blocks of :meth:`blocks` in runs of neighbours, as a memory snapshot lists them."""

@@ -252,12 +252,14 @@ class Heap:
 
     def ranges(self, stream: int, *, small: bool) -> set[ExpandableSegment]:
         """The growing segments of a stream. Each has unmapped addresses, or blocks, or both."""
-        found = {b.expandable for b in self.active if b.stream == stream and b.pool.small == small}
+        segments = {
+            b.expandable for b in self.active if b.stream == stream and b.pool.small == small
+        }
         for pool in self.pools():
             if pool.small == small:
-                found.update(block.expandable for _, _, block in pool.free.get(stream, ()))
-                found.update(block.expandable for _, block in pool.unmapped.get(stream, ()))
-        return {segment for segment in found if segment is not None}
+                segments.update(block.expandable for _, _, block in pool.free.get(stream, ()))
+                segments.update(block.expandable for _, block in pool.unmapped.get(stream, ()))
+        return {segment for segment in segments if segment is not None}
 
     def take_from_driver(self, size: int, *, small: bool) -> None:
         """Count bytes that the driver gave."""

@@ -151,9 +151,9 @@ def parse_alloc_conf(text: str) -> AllocatorConf:
             at += 1
         if key in _READERS:
             name, read = _READERS[key]
-            found = read(key, value)
+            setting = read(key, value)
             if name:
-                options[name] = found
+                options[name] = setting
     return AllocatorConf(**options)
 
 

@@ -101,9 +101,12 @@ class _Pool:
             here = bisect_left(self.indices, part.start + chain.length, at)
             carried = [c for c in part.carried if starts[c] is not None]
             state = (
-                id(chain), free.state(), len(self.growth),
-                tuple([starts[c] for c in carried]), tuple([got[c] for c in carried]),
-            )  # fmt: skip
+                id(chain),
+                free.state(),
+                len(self.growth),
+                tuple([starts[c] for c in carried]),
+                tuple([got[c] for c in carried]),
+            )
             earlier = known.get(state)
             if earlier is None:
                 grown = len(self.growth)

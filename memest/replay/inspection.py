@@ -148,16 +148,26 @@ def inspect(
 
     replay_snapshot(snapshot, watch=look)
     return tuple(
-        _inspection(snapshot, comparison, courses[comparison.device],
-                    pictures[comparison.device], others, points)
+        _inspection(
+            snapshot,
+            comparison,
+            courses[comparison.device],
+            pictures[comparison.device],
+            others,
+            points,
+        )
         for comparison in comparisons
-    )  # fmt: skip
+    )
 
 
 def _inspection(
-    snapshot: Snapshot, comparison: SnapshotReplay, course: _Course,
-    pictures: Sequence[CachePicture], others: Sequence[tuple[str, AllocatorConf]], points: int,
-) -> Inspection:  # fmt: skip
+    snapshot: Snapshot,
+    comparison: SnapshotReplay,
+    course: _Course,
+    pictures: Sequence[CachePicture],
+    others: Sequence[tuple[str, AllocatorConf]],
+    points: int,
+) -> Inspection:
     trace = snapshot.traces[comparison.device]
     end = next((i for i, event in enumerate(trace) if event.action == "oom"), None)
     limit = None if end is None else course.reserved[end] + trace[end].address
@@ -187,16 +197,16 @@ def _inspection(
 
 def _moments(course: _Course, trace: Sequence[TraceEvent]) -> dict[int, list[str]]:
     """The events after which the cache is looked at, with the names of these moments."""
-    found: dict[int, list[str]] = {}
+    names: dict[int, list[str]] = {}
     top = course.allocated.index(max(course.allocated))
-    found.setdefault(top, []).append("allocated peak")
+    names.setdefault(top, []).append("allocated peak")
     full = course.reserved.index(max(course.reserved))
-    found.setdefault(full, []).append("reserved peak")
+    names.setdefault(full, []).append("reserved peak")
     failed = [index for index, event in enumerate(trace) if event.action == "oom"]
     if failed:
-        found.setdefault(failed[0], []).append("out of memory")
-    found.setdefault(len(trace) - 1, []).append("end")
-    return found
+        names.setdefault(failed[0], []).append("out of memory")
+    names.setdefault(len(trace) - 1, []).append("end")
+    return names
 
 
 def _picture(moment: str, index: int, allocator: CachingAllocator) -> CachePicture:

@@ -17,7 +17,7 @@ from memest.replay.conf import AllocatorConf
 from memest.replay.sizes import NUM_DIVISIONS
 from memest.replay.snapshot import DEFAULT_POOL
 
-__all__ = ["NO_CATEGORY", "Annotation", "Named", "record"]
+__all__ = ["NO_CATEGORY", "AllocationLabel", "Annotation", "record"]
 
 NO_CATEGORY = "unknown"
 """The category of what is no tensor. The page of memory_viz adds a category of this name where none
@@ -27,7 +27,7 @@ Frames = list[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class AllocationLabel:
     """What is said of an allocation: frames, innermost first, and its category."""
 
     frames: Frames
@@ -71,7 +71,9 @@ class _Recorder(SimpleDriver):
         """See :class:`memest.replay.blocks.Driver`."""
         self._segment("segment_unmap", address, size)
 
-    def entry(self, action: str, address: int, size: int, named: Named, stream: int) -> None:
+    def entry(
+        self, action: str, address: int, size: int, named: AllocationLabel, stream: int
+    ) -> None:
         """Add an entry of the trace, with the keys that torch's has."""
         self.trace.append(
             {
@@ -89,7 +91,7 @@ class _Recorder(SimpleDriver):
 
     def _segment(self, action: str, address: int, size: int) -> None:
         stream = self.streams.setdefault(address, self.stream)
-        self.entry(action, address, size, Named(self.frames, NO_CATEGORY), stream)
+        self.entry(action, address, size, AllocationLabel(self.frames, NO_CATEGORY), stream)
 
 
 def record(
@@ -97,7 +99,7 @@ def record(
     sizes: Sequence[int],
     conf: AllocatorConf,
     *,
-    named: Callable[[int, int], Named],
+    named: Callable[[int, int], AllocationLabel],
     streams: bytes = b"",
     annotations: Sequence[Annotation] = (),
     conf_text: str = "",
@@ -119,7 +121,7 @@ def record(
     driver = _Recorder()
     allocator = CachingAllocator(conf, driver=driver)
     blocks: dict[int, Block] = {}
-    said: dict[int, Named] = {}
+    said: dict[int, AllocationLabel] = {}
     times = []
     for index, event in enumerate(events):
         times.append(len(driver.trace))
@@ -154,7 +156,7 @@ def record(
     }
 
 
-def _segment(run: list[Block], owners: dict[int, Named]) -> dict[str, Any]:
+def _segment(run: list[Block], owners: dict[int, AllocationLabel]) -> dict[str, Any]:
     """One segment with its blocks, as ``_memory_snapshot`` lists it."""
     first = run[0]
     allocated = sum(block.size for block in run if block.allocated)
@@ -174,7 +176,7 @@ def _segment(run: list[Block], owners: dict[int, Named]) -> dict[str, Any]:
     }
 
 
-def _block(block: Block, owners: dict[int, Named]) -> dict[str, Any]:
+def _block(block: Block, owners: dict[int, AllocationLabel]) -> dict[str, Any]:
     about = owners.get(block.address) if block.allocated else None
     return {
         "address": block.address,

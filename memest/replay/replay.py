@@ -118,9 +118,15 @@ def replay(
         if placement is not None:
             return _summarize(events, sizes, placement, curve=curve, requested=requested)
     return replay_reference(
-        events, sizes, conf, limit_bytes=limit_bytes, total_bytes=total_bytes, curve=curve,
-        streams=streams, emptied=emptied,
-    )  # fmt: skip
+        events,
+        sizes,
+        conf,
+        limit_bytes=limit_bytes,
+        total_bytes=total_bytes,
+        curve=curve,
+        streams=streams,
+        emptied=emptied,
+    )
 
 
 def check_events(events: Sequence[int], sizes: Sequence[int]) -> None:
@@ -191,9 +197,13 @@ def _place(
 
 
 def _summarize(
-    events: Sequence[int], sizes: Sequence[int], placement: Placement, *, curve: bool,
+    events: Sequence[int],
+    sizes: Sequence[int],
+    placement: Placement,
+    *,
+    curve: bool,
     requested: bool = True,
-) -> Replay:  # fmt: skip
+) -> Replay:
     """Peaks and curves from the sizes handed out, in passes that run at the speed of C."""
     allocated = _running_sum(events, placement.block_bytes)
     peak = max(allocated, default=0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -50,8 +50,8 @@ class _Axis:
 def error_words(points: Sequence[Point]) -> str:
     """What the error plot shows, in a sentence."""
     sentences = []
-    for name, said in (("Uncalibrated", _raw_of), ("Corrected", _corrected_of)):
-        values = sorted(e for p in points if (e := _error(p, said)) is not None)
+    for name, field in (("Uncalibrated", "raw"), ("Corrected", "corrected")):
+        values = sorted(_errors(points, field))
         if not values:
             continue
         within = sum(abs(v) <= 0.02 for v in values)
@@ -64,13 +64,11 @@ def error_words(points: Sequence[Point]) -> str:
 
 def error_plot(points: Sequence[Point], title: str) -> str:
     """Relative error of each run over the measured peak."""
-    errors = [
-        e for p in points for said in (_raw_of, _corrected_of) if (e := _error(p, said)) is not None
-    ]
+    errors = [*_errors(points, "raw"), *_errors(points, "corrected")]
     if not errors:
         return ""
     far = max(0.01, *map(abs, errors)) * 1.08
-    x = _sizes(points, (_LEFT, _WIDTH - _RIGHT), lambda p: [p.measured])
+    x = _sizes([p.measured for p in points])
     y = _Axis(-far, far, _HEIGHT - _BOTTOM, _TOP)
     step = _nice(far / 3)
     drawn = [
@@ -89,11 +87,7 @@ def against_measured(points: Sequence[Point], title: str) -> str:
     """Predicted over measured peaks, both on scales of doublings; the diagonal is exact."""
     if not points:
         return ""
-
-    def all_of(p: Point) -> list[int]:
-        return [v for v in (p.measured, p.raw, p.corrected) if v]
-
-    x = _sizes(points, (_LEFT, _WIDTH - _RIGHT), all_of)
+    x = _sizes([v for p in points for v in (p.measured, p.raw, p.corrected) if v])
     y = _Axis(x.low, x.high, _HEIGHT - _BOTTOM, _TOP)
     drawn = _size_ticks(x)
     drawn += [_line_at(y.at(math.log2(tick)), format_size(tick)) for tick in _ticks(x)]
@@ -108,26 +102,17 @@ def against_measured(points: Sequence[Point], title: str) -> str:
     return _svg(title, error_words(points), drawn)
 
 
-def _raw_of(point: Point) -> int | None:
-    return point.raw
+def _errors(points: Sequence[Point], field: str) -> list[float]:
+    """Relative errors of those that have the field."""
+    values = ((getattr(p, field), p.measured) for p in points)
+    return [value / measured - 1 for value, measured in values if value is not None]
 
 
-def _corrected_of(point: Point) -> int | None:
-    return point.corrected
-
-
-def _error(point: Point, said: Callable[[Point], int | None]) -> float | None:
-    value = said(point)
-    return None if value is None else value / point.measured - 1
-
-
-def _sizes(
-    points: Sequence[Point], span: tuple[int, int], values: Callable[[Point], list[int]]
-) -> _Axis:
-    logs = [math.log2(value) for p in points for value in values(p)]
-    low, high = min(logs), max(logs)
+def _sizes(sizes: Sequence[int]) -> _Axis:
+    """The axis across, in doublings."""
+    low, high = math.log2(min(sizes)), math.log2(max(sizes))
     room = max((high - low) * 0.05, 0.1)
-    return _Axis(low - room, high + room, *span)
+    return _Axis(low - room, high + room, _LEFT, _WIDTH - _RIGHT)
 
 
 def _ticks(axis: _Axis) -> list[int]:
@@ -176,14 +161,14 @@ def _words(x: float, y: float, text: str, anchor: str, colour: str = _INK) -> st
 
 def _marks(point: Point, x: float, raw: float, corrected: float) -> list[str]:
     """A square for what was predicted, a dot for what is corrected."""
-    told = f"{point.name}: measured {format_size(point.measured)}"
-    said = escape(f"{told}, predicted {format_size(point.raw)}")
+    name = f"{point.name}: measured {format_size(point.measured)}"
+    title = escape(f"{name}, predicted {format_size(point.raw)}")
     square = f'<rect x="{x - 3:.1f}" y="{raw - 3:.1f}" width="6" height="6" fill="none"'
-    out = [f'{square} stroke="{RAW}"><title>{said}</title></rect>']
+    out = [f'{square} stroke="{RAW}"><title>{title}</title></rect>']
     if point.corrected is not None:
-        said = escape(f"{told}, corrected {format_size(point.corrected)}")
+        title = escape(f"{name}, corrected {format_size(point.corrected)}")
         dot = f'<circle cx="{x:.1f}" cy="{corrected:.1f}" r="3" fill="{CORRECTED}"'
-        out.append(f"{dot}><title>{said}</title></circle>")
+        out.append(f"{dot}><title>{title}</title></circle>")
     return out
 
 

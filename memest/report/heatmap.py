@@ -1,17 +1,179 @@
-"""A heat map as HTML: inline SVG, no scripts, nothing loaded from anywhere.
+"""A heat map: cells, colours and words, drawn as HTML and as a picture.
 
-Every number stands in its cell as text. For readers who do not see the picture, each SVG says in
-words what it shows and a table of the same numbers follows.
+HTML is inline SVG, no scripts, nothing loaded from anywhere. Every number stands in its cell as
+text. For readers who do not see the picture, each SVG says in words what it shows and a table of
+the same numbers follows.
 """
 
 from __future__ import annotations
 
+import enum
+import textwrap
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from html import escape
+from typing import Any
 
-from memest.report.heat import EDGES, HeatCell, HeatMap, HeatPanel, Mark, colour, ink
+from memest.errors import ConfigError
 from memest.report.page import html_document
+from memest.report.plots import INK, check_matplotlib, new_figure, plain
+from memest.report.result import Verdict
+from memest.units import format_delta, format_size
 
-__all__ = ["render_fragment", "render_page"]
+__all__ = [
+    "EDGES",
+    "MAX_CELLS",
+    "HeatCell",
+    "HeatMap",
+    "HeatMark",
+    "HeatPanel",
+    "check_picture",
+    "colour",
+    "draw_heat_map",
+    "ink",
+    "render_fragment",
+    "render_page",
+]
+
+
+class HeatMark(enum.StrEnum):
+    """What is said under the number of a cell."""
+
+    FITS = "fits"
+    TIGHT = "tight"
+    DOES_NOT_FIT = "does not fit"
+    NONE = ""
+    NO_ANSWER = "no answer"
+
+    @classmethod
+    def of(cls, verdict: Verdict | None) -> HeatMark:
+        """The mark of a verdict, None for a point without an answer."""
+        if verdict is None:
+            return cls.NO_ANSWER
+        return cls.NONE if verdict is Verdict.UNKNOWN else cls(verdict.value)
+
+
+EDGES = {HeatMark.TIGHT: "#9a6700", HeatMark.DOES_NOT_FIT: "#cf222e"}
+"""Frames of cells, in the colours of the verdicts; the words stand in the cell as well."""
+
+_EMPTY = "#e5e5e5"
+_RISING = ("#f7fcf0", "#ccebc5", "#7bccc4", "#2b8cbe", "#084081")
+"""From little to much memory: one hue that darkens, so that a grey print keeps the order."""
+_MISSING = ("#f7f7f7", "#fdb863", "#b35806")
+_SPARE = ("#f7f7f7", "#b2abd2", "#542788")
+"""Headroom below and above nothing: orange and purple, told apart by colour-blind readers too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeatCell:
+    """One point.
+
+    Attributes:
+        value: bytes, None without an answer.
+        mark: the verdict.
+        note: everything about the point, for whoever points at it.
+    """
+
+    value: int | None
+    mark: HeatMark
+    note: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeatPanel:
+    """One rectangle of cells; rows from top to bottom."""
+
+    title: str
+    cells: tuple[tuple[HeatCell, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeatMap:
+    """Panels that share rows, columns and the scale of colours.
+
+    Attributes:
+        title: the models.
+        subtitle: what is the same everywhere.
+        summary: the result in one sentence.
+        metric: what the numbers are.
+        signed: whether the numbers are differences, which may be negative.
+        row_label: the option that varies from row to row, empty for a single row.
+        row_names: its values.
+        column_label: the option that varies from column to column, empty for a single column.
+        column_names: its values.
+        panels: one for each combination of the other options.
+        notes: reasons for cells without an answer.
+    """
+
+    title: str
+    subtitle: str
+    summary: str
+    metric: str
+    signed: bool
+    row_label: str
+    row_names: tuple[str, ...]
+    column_label: str
+    column_names: tuple[str, ...]
+    panels: tuple[HeatPanel, ...]
+    notes: tuple[str, ...]
+
+    def cells(self) -> Iterator[HeatCell]:
+        """Every cell."""
+        for panel in self.panels:
+            for row in panel.cells:
+                yield from row
+
+    def bounds(self) -> tuple[int, int]:
+        """The smallest and the largest number, in bytes; zeros without any."""
+        values = [cell.value for cell in self.cells() if cell.value is not None]
+        return (min(values), max(values)) if values else (0, 0)
+
+    def fill(self, cell: HeatCell, bounds: tuple[int, int]) -> str:
+        """The colour of a cell on the scale of :meth:`bounds`."""
+        return _EMPTY if cell.value is None else colour(cell.value, bounds, self.signed)
+
+    def number(self, value: int | None) -> str:
+        """The text of a number."""
+        if value is None:
+            return "?"
+        return format_delta(value) if self.signed else format_size(value)
+
+
+def _mix(stops: tuple[str, ...], part: float) -> str:
+    """The colour at ``part`` (0 to 1) of the way through ``stops``."""
+    at = min(max(part, 0.0), 1.0) * (len(stops) - 1)
+    index = min(int(at), len(stops) - 2)
+    rest = at - index
+    first, second = (
+        [int(stop[i : i + 2], 16) for i in (1, 3, 5)] for stop in stops[index : index + 2]
+    )
+    mixed = (round(a + (b - a) * rest) for a, b in zip(first, second, strict=True))
+    return "#" + "".join(f"{part:02x}" for part in mixed)
+
+
+def colour(value: int, bounds: tuple[int, int], signed: bool) -> str:
+    """The colour of ``value`` bytes on a scale between ``bounds``."""
+    low, high = bounds
+    if signed:
+        far = max(abs(low), abs(high), 1)
+        return _mix(_MISSING if value < 0 else _SPARE, abs(value) / far)
+    return _mix(_RISING, (value - low) / (high - low) if high > low else 0.5)
+
+
+def _light(background: str) -> float:
+    """Relative luminance as WCAG defines it."""
+    parts = [int(background[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def ink(background: str) -> str:
+    """Black or white, whichever reads better on ``background``."""
+    light = _light(background)
+    return "#000000" if (light + 0.05) / 0.05 >= 1.05 / (light + 0.05) else "#ffffff"
+
+
+# -- HTML -----------------------------------------------------------------------------------------
 
 _WIDE, _HIGH, _GAP = 96, 42, 2
 _HEAD = 46
@@ -82,7 +244,7 @@ def _svg(heat: HeatMap, panel: HeatPanel) -> str:
         drawn.append(_text(left - 8, _HEAD + _HIGH * (row + 0.5) + 4, name, anchor="end"))
         for column, cell in enumerate(panel.cells[row]):
             x, y, fill = left + wide * column, _HEAD + _HIGH * row, heat.fill(cell, bounds)
-            drawn.append(_cell(heat, cell, x, y, wide, fill))
+            drawn.append(_svg_cell(heat, cell, x, y, wide, fill))
     name = ", ".join(filter(None, (f"{heat.metric} of {heat.title}", panel.title)))
     return (
         f'<svg role="img" aria-label="{escape(name)}" xmlns="http://www.w3.org/2000/svg" '
@@ -92,7 +254,7 @@ def _svg(heat: HeatMap, panel: HeatPanel) -> str:
     )
 
 
-def _cell(heat: HeatMap, cell: HeatCell, x: float, y: float, wide: int, fill: str) -> str:
+def _svg_cell(heat: HeatMap, cell: HeatCell, x: float, y: float, wide: int, fill: str) -> str:
     dark = ink(fill)
     edge = EDGES.get(cell.mark)
     inset = _GAP / 2 + (1 if edge else 0)
@@ -105,7 +267,7 @@ def _cell(heat: HeatMap, cell: HeatCell, x: float, y: float, wide: int, fill: st
             f'height="{_HIGH - 2 * inset:g}" rx="2" fill="{fill}"{stroke}/>'
         ),
     ]
-    if cell.mark is Mark.NONE:
+    if cell.mark is HeatMark.NONE:
         parts.append(_text(x + wide / 2, middle + 4, heat.number(cell.value), fill=dark))
     else:
         number = heat.number(cell.value)
@@ -121,17 +283,18 @@ def _words(heat: HeatMap, panel: HeatPanel) -> str:
     axes = [
         f"{label or 'one'} from {names[0]} to {names[-1]}" if len(names) > 1 else ""
         for label, names in (
-            (heat.row_label, heat.row_names), (heat.column_label, heat.column_names)
+            (heat.row_label, heat.row_names),
+            (heat.column_label, heat.column_names),
         )
-    ]  # fmt: skip
-    said = [f"{len(cells)} cells", *filter(None, axes)]
+    ]
+    phrases = [f"{len(cells)} cells", *filter(None, axes)]
     if values:
-        said.append(f"{heat.number(min(values))} to {heat.number(max(values))}")
-    for mark in Mark:
+        phrases.append(f"{heat.number(min(values))} to {heat.number(max(values))}")
+    for mark in HeatMark:
         count = sum(cell.mark is mark for cell in cells)
-        if count and mark is not Mark.NONE:
-            said.append(f"{count} {mark.value}")
-    return "; ".join(said) + "."
+        if count and mark is not HeatMark.NONE:
+            phrases.append(f"{count} {mark.value}")
+    return "; ".join(phrases) + "."
 
 
 def _scale(heat: HeatMap) -> str:
@@ -181,3 +344,141 @@ def _table(heat: HeatMap, panel: HeatPanel) -> str:
         '<table style="border-collapse:collapse;margin:0.6em 0">'
         f'<caption style="text-align:left"><b>{escape(title)}</b></caption>{"".join(lines)}</table>'
     )
+
+
+# -- PNG ------------------------------------------------------------------------------------------
+
+MAX_CELLS = 2_000
+"""Cells of one picture: more of them are too small to read, or the picture too large to open."""
+
+_CELL_WIDTH, _CELL_HEIGHT = 0.95, 0.42
+_LETTER_INCHES = 0.078
+"""Inches of a letter of 9 points, generously."""
+_LINE, _BETWEEN = 0.2, 0.7
+_PAGE, _NARROWEST = 14.0, 6.0
+_NOTES = 4
+"""Reasons for cells without an answer that find room below a picture."""
+
+
+def check_picture(num_cells: int) -> None:
+    """Refuse a picture before anything slow.
+
+    Raises:
+        MissingDependencyError: without matplotlib.
+        ConfigError: for more cells than a picture can show.
+    """
+    check_matplotlib("A heat map")
+    if num_cells > MAX_CELLS:
+        raise ConfigError(
+            f"a picture of {num_cells:,} cells cannot be read, at most {MAX_CELLS:,} can: write "
+            "the heat map as .html, or take fewer values."
+        )
+
+
+def draw_heat_map(heat: HeatMap) -> Any:
+    """The panels as a ``matplotlib.figure.Figure``.
+
+    Raises:
+        MissingDependencyError: without matplotlib.
+        ConfigError: for more cells than a picture can show.
+    """
+    rows, columns = len(heat.row_names), len(heat.column_names)
+    check_picture(rows * columns * len(heat.panels))
+    cell_width = max(_CELL_WIDTH, _inches(heat.column_names) + 0.1)
+    left = _inches((*heat.row_names, heat.row_label)) + 0.3
+    titles = _inches(f"{panel.title}: {heat.column_label}" for panel in heat.panels)
+    panel_width = left + max(cell_width * columns, titles) + 0.2
+    panel_height = _CELL_HEIGHT * rows + _BETWEEN
+    beside = max(1, min(len(heat.panels), int(_PAGE // panel_width)))
+    width = max(panel_width * beside, _NARROWEST)
+    heads = [heat.title, heat.summary, heat.subtitle, f"Numbers and colours: {heat.metric}."]
+    lines = _wrapped([text for text in heads if text], width)
+    feet = _wrapped([f"No answer: {note}" for note in heat.notes[:_NOTES]], width)
+    header, footer = _LINE * len(lines) + 0.15, _LINE * len(feet) + 0.2
+    height = header + panel_height * -(-len(heat.panels) // beside) + footer
+    figure = new_figure(width, height)
+    for index, line in enumerate((*lines, *feet)):
+        down = _LINE * index + 0.25
+        if index >= len(lines):
+            down = height - footer + _LINE * (index - len(lines)) + 0.2
+        weight = "normal" if index else "bold"
+        figure.text(
+            0.15 / width,
+            1 - down / height,
+            plain(line),
+            fontsize=9,
+            va="center",
+            color=INK,
+            weight=weight,
+        )
+    for index, panel in enumerate(heat.panels):
+        down, right = divmod(index, beside)
+        bottom = height - header - panel_height * (down + 1)
+        axes: Any = figure.add_axes(
+            (
+                (left + panel_width * right) / width,
+                bottom / height,
+                cell_width * columns / width,
+                _CELL_HEIGHT * rows / height,
+            )
+        )
+        _draw(axes, heat, panel)
+    return figure
+
+
+def _inches(texts: Iterable[str]) -> float:
+    """Width of the longest text."""
+    return max(map(len, texts), default=0) * _LETTER_INCHES
+
+
+def _wrapped(texts: list[str], width: float) -> list[str]:
+    """Lines of at most ``width`` inches."""
+    letters = max(20, int(width / _LETTER_INCHES))
+    return [line for text in texts for line in textwrap.wrap(text, letters) or [""]]
+
+
+def _draw(axes: Any, heat: HeatMap, panel: HeatPanel) -> None:
+    rows, columns = len(heat.row_names), len(heat.column_names)
+    axes.set_xlim(0, columns)
+    axes.set_ylim(rows, 0)
+    axes.xaxis.tick_top()
+    axes.xaxis.set_label_position("top")
+    style = {"length": 0, "labelsize": 9, "labelcolor": INK}
+    axes.tick_params(**style)
+    axes.set_xticks([i + 0.5 for i in range(columns)], [plain(n) for n in heat.column_names])
+    axes.set_yticks([i + 0.5 for i in range(rows)], [plain(n) for n in heat.row_names])
+    label = f"{panel.title}: {heat.column_label}" if panel.title else heat.column_label
+    axes.set_xlabel(plain(label), fontsize=9, weight="bold", loc="left")
+    axes.set_ylabel(plain(heat.row_label), fontsize=9, weight="bold")
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+    bounds = heat.bounds()
+    for y, row in enumerate(panel.cells):
+        for x, cell in enumerate(row):
+            _draw_cell(
+                axes, cell, x, y, number=heat.number(cell.value), fill=heat.fill(cell, bounds)
+            )
+
+
+def _draw_cell(axes: Any, cell: HeatCell, x: int, y: int, *, number: str, fill: str) -> None:
+    from matplotlib.patches import Rectangle
+
+    dark = ink(fill)
+    edge = EDGES.get(cell.mark)
+    inset = 0.03 if edge else 0.012
+    axes.add_patch(
+        Rectangle(
+            (x + inset, y + 2 * inset),
+            1 - 2 * inset,
+            1 - 4 * inset,
+            facecolor=fill,
+            edgecolor=edge or "none",
+            linewidth=1.6 if edge else 0,
+        )
+    )
+    where = {"ha": "center", "va": "center", "color": dark}
+    if cell.mark is HeatMark.NONE:
+        axes.text(x + 0.5, y + 0.5, number, fontsize=9, **where)
+    else:
+        axes.text(x + 0.5, y + 0.34, number, fontsize=9, **where)
+        axes.text(x + 0.5, y + 0.72, cell.mark.value, fontsize=7, **where)

@@ -8,6 +8,7 @@ from html import escape
 from memest.report.layers import biggest
 from memest.report.page import html_document
 from memest.report.parts import COLOURS, parts_of
+from memest.report.result import Estimate, Verdict
 from memest.report.words import (
     batch_sentence,
     interval_text,
@@ -15,7 +16,6 @@ from memest.report.words import (
     setup_items,
     verdict_sentence,
 )
-from memest.result import Estimate, Verdict
 from memest.units import format_delta, format_size
 
 __all__ = ["render_html", "render_page", "stacked_bar"]
@@ -172,9 +172,8 @@ def render_html(estimate: Estimate) -> str:
         )
         parts.append(_details("GPUs", fits))
     basis = f"range of the device peak: {estimate.interval.basis}"
-    said = [*estimate.assumptions, basis, *estimate.notes]
-    if said:
-        parts.append(_details("Assumed and noted", _list(said)))
+    remarks = [*estimate.assumptions, basis, *estimate.notes]
+    parts.append(_details("Assumed and noted", _list(remarks)))
     return f'<div style="font-family:sans-serif">{"".join(parts)}</div>'
 
 

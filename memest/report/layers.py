@@ -1,17 +1,20 @@
-"""Modules as a tree: what each part of a model holds, equal layers folded into one row."""
+"""Where memory is: modules as a tree, equal layers folded into one row; phases as rows."""
 
 from __future__ import annotations
 
-import dataclasses
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from memest.result import Layer
+from memest.events import Phase
+from memest.report.result import Layer, PeakMoment, Row, TimePoint
 
-__all__ = ["Block", "Node", "biggest", "blocks", "tree", "visible"]
+__all__ = ["LayerBlock", "Node", "PhaseRow", "biggest", "blocks", "phase_rows", "tree", "visible"]
 
 NO_MODULE = "(top level)"
 _DEPTH_WITHOUT_LAYERS = 2
+STEP_PHASES = frozenset({Phase.CLIP, Phase.OPTIMIZER, Phase.ZERO_GRAD})
+"""Phases that come once a step, not once a micro-step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +47,7 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Block:
+class LayerBlock:
     """A block of the model, or several alike; sizes are of one of them."""
 
     name: str
@@ -109,7 +112,7 @@ def _fold(nodes: list[Node]) -> Iterator[Node]:
     for node in numbered:
         if group and (
             int(node.name) != int(group[-1].name) + 1
-            or dataclasses.replace(node, name="") != dataclasses.replace(group[0], name="")
+            or replace(node, name="") != replace(group[0], name="")
         ):
             yield _together(group)
             group = []
@@ -122,7 +125,7 @@ def _together(group: list[Node]) -> Node:
     if len(group) == 1:
         return group[0]
     name = f"{group[0].name}-{group[-1].name}"
-    return dataclasses.replace(_times(group[0], len(group)), name=name)
+    return replace(_times(group[0], len(group)), name=name)
 
 
 def _times(node: Node, count: int) -> Node:
@@ -174,25 +177,27 @@ def _block_of(module: str) -> str:
     return ".".join(parts[:_DEPTH_WITHOUT_LAYERS])
 
 
-def blocks(layers: Iterable[Layer]) -> list[Block]:
+def blocks(layers: Iterable[Layer]) -> list[LayerBlock]:
     """The blocks of a model in its own order; neighbours that are alike are one row."""
     sizes: dict[str, list[int]] = {}
     for layer in layers:
         size = sizes.setdefault(_block_of(layer.module) or NO_MODULE, [0, 0])
         size[0] += layer.activation_bytes
         size[1] += layer.parameter_bytes
-    found: list[Block] = []
+    layer_blocks: list[LayerBlock] = []
     for name, (activations, parameters) in sizes.items():
-        block = Block(name=name, count=1, activation_bytes=activations, parameter_bytes=parameters)
-        merged = _extend(found[-1], block) if found else None
+        block = LayerBlock(
+            name=name, count=1, activation_bytes=activations, parameter_bytes=parameters
+        )
+        merged = _extend(layer_blocks[-1], block) if layer_blocks else None
         if merged is not None:
-            found[-1] = merged
+            layer_blocks[-1] = merged
         else:
-            found.append(block)
-    return found
+            layer_blocks.append(block)
+    return layer_blocks
 
 
-def _extend(group: Block, block: Block) -> Block | None:
+def _extend(group: LayerBlock, block: LayerBlock) -> LayerBlock | None:
     """The group with one more block, None if the block is not its next neighbour."""
     prefix, _, last = block.name.rpartition(".")
     group_prefix, _, numbers = group.name.rpartition(".")
@@ -208,10 +213,83 @@ def _extend(group: Block, block: Block) -> Block | None:
     if not alike:
         return None
     path = f"{prefix}." if prefix else ""
-    return dataclasses.replace(group, name=f"{path}{first}-{last}", count=group.count + 1)
+    return replace(group, name=f"{path}{first}-{last}", count=group.count + 1)
 
 
-def biggest(layers: Iterable[Layer], limit: int) -> tuple[list[Block], int]:
+def biggest(layers: Iterable[Layer], limit: int) -> tuple[list[LayerBlock], int]:
     """The largest blocks first, and how many rows were left out."""
-    found = sorted(blocks(layers), key=lambda block: -block.total_bytes)
-    return found[:limit], max(0, len(found) - limit)
+    layer_blocks = sorted(blocks(layers), key=lambda block: -block.total_bytes)
+    return layer_blocks[:limit], max(0, len(layer_blocks) - limit)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseRow:
+    """One phase of one micro-step, or of several with the same figures."""
+
+    step: int
+    micro_step: int
+    last_micro_step: int
+    phase: Phase
+    allocated_bytes: int
+    reserved_bytes: int
+    is_peak: bool
+    breakdown: tuple[Row, ...] = ()
+    """What was alive when the most was allocated."""
+
+    @property
+    def label(self) -> str:
+        """A short name for axes: ``2.1-3 forward``."""
+        if not self.step:
+            return self.phase.value
+        micro = f".{self.micro_text}" if self.micro_text else ""
+        return f"{self.step}{micro} {self.phase.value}"
+
+    @property
+    def micro_text(self) -> str:
+        """The micro-step, or the first and the last of several; empty where there is none."""
+        if self.phase in STEP_PHASES or not self.micro_step:
+            return ""
+        if self.last_micro_step == self.micro_step:
+            return str(self.micro_step)
+        return f"{self.micro_step}-{self.last_micro_step}"
+
+
+def phase_rows(timeline: Iterable[TimePoint], peak_at: PeakMoment) -> list[PhaseRow]:
+    """Rows in the order of time; the row of the allocated peak is never folded."""
+    groups: list[list[PhaseRow]] = []
+    for _, points in itertools.groupby(
+        timeline, key=lambda p: (p.step, p.micro_step, p.phase in STEP_PHASES)
+    ):
+        group = [_row(point, peak_at) for point in points]
+        if groups and _repeats(groups[-1], group):
+            last = group[0].micro_step
+            groups[-1] = [replace(row, last_micro_step=last) for row in groups[-1]]
+        else:
+            groups.append(group)
+    return [row for group in groups for row in group]
+
+
+def _row(point: TimePoint, at: PeakMoment) -> PhaseRow:
+    here = (point.step, point.micro_step, point.phase)
+    return PhaseRow(
+        step=point.step,
+        micro_step=point.micro_step,
+        last_micro_step=point.micro_step,
+        phase=point.phase,
+        allocated_bytes=point.allocated_bytes,
+        reserved_bytes=point.reserved_bytes,
+        is_peak=here == (at.step, at.micro_step, at.phase),
+        breakdown=point.breakdown,
+    )
+
+
+def _repeats(before: Sequence[PhaseRow], group: Sequence[PhaseRow]) -> bool:
+    if any(row.is_peak or row.phase in STEP_PHASES for row in (*before, *group)):
+        return False
+    if before[0].step != group[0].step or before[0].last_micro_step + 1 != group[0].micro_step:
+        return False
+
+    def figures(rows: Sequence[PhaseRow]) -> list[tuple[Phase, int, int, tuple[Row, ...]]]:
+        return [(row.phase, row.allocated_bytes, row.reserved_bytes, row.breakdown) for row in rows]
+
+    return figures(before) == figures(group)

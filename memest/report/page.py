@@ -1,11 +1,13 @@
-"""A page as headings, paragraphs, tables and figures, written as Markdown or as HTML."""
+"""A page as headings, paragraphs, tables and figures, written as text, Markdown or HTML."""
 
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
+from io import StringIO
 
 __all__ = [
     "Block",
@@ -16,6 +18,7 @@ __all__ = [
     "Text",
     "as_html",
     "as_markdown",
+    "as_text",
     "html_document",
 ]
 
@@ -77,6 +80,63 @@ class Figure:
 Block = Heading | Text | Items | Table | Figure
 
 
+# -- text -----------------------------------------------------------------------------------------
+
+_NARROW, _WIDE = 40, 160
+
+
+def as_text(blocks: Iterable[Block], *, width: int = 100, ascii_only: bool = False) -> str:
+    """The page as plain text; figures are told in words.
+
+    Args:
+        blocks: parts of the page.
+        width: columns; what is less than 40 is taken for 40.
+        ascii_only: whether other characters are written as ``?``.
+    """
+    width = min(max(width, _NARROW), _WIDE)
+    text = "\n\n".join(_plain(block, width) for block in blocks) + "\n"
+    return text.encode("ascii", "replace").decode() if ascii_only else text
+
+
+def _plain(block: Block, width: int) -> str:
+    if isinstance(block, Heading):
+        title = _flat(block.text)
+        return f"{title}\n{('=' if block.level == 1 else '-') * min(len(title), width)}"
+    if isinstance(block, Text):
+        return textwrap.fill(_flat(block.text), width)
+    if isinstance(block, Items):
+        return "\n".join(
+            textwrap.fill(_flat(text), width, initial_indent="- ", subsequent_indent="  ")
+            for text in block.texts
+        )
+    if isinstance(block, Figure):
+        return textwrap.fill(f"{_flat(block.caption)}. {_flat(block.words)}", width)
+    return _text_table(block, width)
+
+
+def _text_table(block: Table, width: int) -> str:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table as RichTable
+    from rich.text import Text as RichText
+
+    table = RichTable(box=box.ASCII2, show_edge=False, pad_edge=False, expand=False)
+    for at, name in enumerate(block.head):
+        words = at < block.words
+        table.add_column(
+            RichText(_flat(name)),
+            justify="left" if words else "right",
+            overflow="fold",
+            min_width=None if words else min(len(name), 8),
+        )
+    for row in block.rows:
+        table.add_row(*(RichText(_flat(cell)) for cell in row))
+    out = StringIO()
+    Console(file=out, width=width, color_system=None, legacy_windows=False).print(table)
+    lines = [line.rstrip() for line in out.getvalue().splitlines()]
+    return "\n".join([textwrap.fill(_flat(block.caption), width), *lines])
+
+
 # -- Markdown -------------------------------------------------------------------------------------
 
 
@@ -102,9 +162,12 @@ def _markdown(block: Block) -> str:
 
 def _cell(text: str) -> str:
     """Text in which nothing is markup: names and messages of other programs come in."""
-    flat = " ".join(_printable(text).split())
-    flat = flat.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    flat = _flat(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return re.sub(r"([\\|`*_\[\]])", r"\\\1", flat)
+
+
+def _flat(text: str) -> str:
+    return " ".join(_printable(text).split())
 
 
 def _printable(text: str) -> str:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from dataclasses import dataclass
-from typing import Any
 
-from memest.errors import ConfigError, closest
 from memest.events import Category
-from memest.result import Estimate
+from memest.report.result import Estimate
 
 __all__ = [
     "CACHED",
@@ -17,9 +13,7 @@ __all__ = [
     "CONTEXT",
     "CONTEXT_NCCL",
     "PART_COLOURS",
-    "Part",
-    "estimate_rows",
-    "parts_csv",
+    "MemoryPart",
     "parts_of",
 ]
 
@@ -51,7 +45,7 @@ PART_COLOURS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class MemoryPart:
     """One part of the device peak: a category, or what lies between two of the three peaks."""
 
     name: str
@@ -63,47 +57,12 @@ class Part:
         return PART_COLOURS[self.name]
 
 
-def parts_of(estimate: Estimate) -> tuple[Part, ...]:
+def parts_of(estimate: Estimate) -> tuple[MemoryPart, ...]:
     """Categories alive at the allocated peak, then the way up: together the device peak."""
     peak = estimate.peak
     several = estimate.setup.distributed.num_gpus > 1
     return (
-        *(Part(row.category.value, row.bytes) for row in estimate.breakdown),
-        Part(CACHED, peak.reserved_bytes - peak.allocated_bytes),
-        Part(CONTEXT_NCCL if several else CONTEXT, peak.device_bytes - peak.reserved_bytes),
+        *(MemoryPart(row.category.value, row.bytes) for row in estimate.breakdown),
+        MemoryPart(CACHED, peak.reserved_bytes - peak.allocated_bytes),
+        MemoryPart(CONTEXT_NCCL if several else CONTEXT, peak.device_bytes - peak.reserved_bytes),
     )
-
-
-def estimate_rows(estimate: Estimate, by: str) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
-    """The rows of one table of an estimate, and the names of its columns; sizes in bytes.
-
-    Args:
-        estimate: the estimate.
-        by: ``part``, ``layer`` or ``time``.
-
-    Raises:
-        ConfigError: for any other table.
-    """
-    columns: tuple[str, ...]
-    if by == "part":
-        parts = [{"part": part.name, "bytes": part.bytes} for part in parts_of(estimate)]
-        return parts, ("part", "bytes")
-    if by == "layer":
-        columns = ("module", "activation_bytes", "parameter_bytes")
-        return [{name: getattr(row, name) for name in columns} for row in estimate.layers], columns
-    if by == "time":
-        columns = ("step", "micro_step", "phase", "allocated_bytes", "reserved_bytes")
-        points = [{name: getattr(row, name) for name in columns} for row in estimate.timeline]
-        return [point | {"phase": point["phase"].value} for point in points], columns
-    near = closest(by, ("part", "layer", "time"), limit=1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
-    raise ConfigError(f"there is no table by {by!r}.{hint} Legal: part, layer, time.")
-
-
-def parts_csv(estimate: Estimate) -> str:
-    """The parts as CSV, ``part,bytes``; they add up to the device peak."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(("part", "bytes"))
-    writer.writerows((part.name, part.bytes) for part in parts_of(estimate))
-    return text.getvalue()

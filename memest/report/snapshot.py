@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from memest.replay.inspection import Inspection
+from memest.report.terminal import grid
 from memest.units import format_delta, format_size
 
 __all__ = ["render_inspections"]
@@ -18,34 +19,25 @@ _WIDEST = 72
 
 
 def render_inspections(
-    found: Sequence[Inspection], *, width: int, ascii_only: bool
+    inspections: Sequence[Inspection], *, width: int, ascii_only: bool
 ) -> RenderableType:
     """Everything that is shown of a recording.
 
     Args:
-        found: its devices.
+        inspections: its devices.
         width: columns there are.
         ascii_only: no character beyond ASCII.
     """
-    parts: list[RenderableType] = [_comparisons(found)]
-    for device in found:
+    parts: list[RenderableType] = [_comparisons(inspections)]
+    for device in inspections:
         parts += ["", *_device(device, width, ascii_only=ascii_only)]
     return Group(*parts)
 
 
-def _grid(*sides: str) -> Table:
-    table = Table.grid(padding=(0, 2, 0, 0))
-    for side in sides:
-        table.add_column(justify="right" if side == "right" else "left")
-    return table
-
-
-def _comparisons(found: Sequence[Inspection]) -> Table:
-    table = _grid("left", "right", "right", "right", "right", "left")
-    table.add_row(
-        "device", "allocations", "differ", "allocated", "reserved", "verdict", style="dim"
-    )
-    for device in (each.comparison for each in found):
+def _comparisons(inspections: Sequence[Inspection]) -> Table:
+    head = ("device", "allocations", "differ", "allocated", "reserved", "verdict")
+    table = grid("left", "right", "right", "right", "right", "left", head=head)
+    for device in (each.comparison for each in inspections):
         verdict = "identical" if device.is_exact else (device.first_mismatch or "layouts differ")
         if device.num_ooms_recorded:
             verdict += f", out of memory {device.num_ooms_recorded} x as recorded"
@@ -60,37 +52,37 @@ def _comparisons(found: Sequence[Inspection]) -> Table:
     return table
 
 
-def _device(found: Inspection, width: int, *, ascii_only: bool) -> Iterator[RenderableType]:
-    name = f"cuda:{found.comparison.device}"
-    yield Text(f"{name} over its {found.comparison.num_events:,} events", style="bold")
-    yield _curves(found, width, ascii_only=ascii_only)
+def _device(inspection: Inspection, width: int, *, ascii_only: bool) -> Iterator[RenderableType]:
+    name = f"cuda:{inspection.comparison.device}"
+    yield Text(f"{name} over its {inspection.comparison.num_events:,} events", style="bold")
+    yield _curves(inspection, width, ascii_only=ascii_only)
     yield ""
     yield Text(f"{name}, reserved but not allocated", style="bold")
-    yield _pictures(found)
+    yield _pictures(inspection)
     yield ""
     yield Text(f"{name} under other options of the allocator", style="bold")
-    yield _options(found)
-    if found.limit_bytes is not None:
+    yield _options(inspection)
+    if inspection.limit_bytes is not None:
         yield Text(
-            f"with {format_size(found.limit_bytes)} for the allocator, as when memory ran out; "
-            "played up to there",
+            f"with {format_size(inspection.limit_bytes)} for the allocator, as when memory ran "
+            "out; played up to there",
             style="dim",
         )
-    if found.earlier_bytes:
+    if inspection.earlier_bytes:
         yield Text(
-            f"{format_size(found.earlier_bytes)} were allocated before the recording began: under "
-            "each of these options they are laid anew, so compare these rows with each other",
+            f"{format_size(inspection.earlier_bytes)} were allocated before the recording began: "
+            "under each of these options they are laid anew, so compare these rows with each other",
             style="dim",
         )
 
 
-def _curves(found: Inspection, width: int, *, ascii_only: bool) -> Table:
-    most = found.comparison.peak_reserved_bytes
+def _curves(inspection: Inspection, width: int, *, ascii_only: bool) -> Table:
+    most = inspection.comparison.peak_reserved_bytes
     cells = max(min(width - 32, _WIDEST), 10)
-    table = _grid("left", "left", "right")
+    table = grid("left", "left", "right")
     for name, values in (
-        ("allocated", [point.allocated_bytes for point in found.timeline]),
-        ("reserved", [point.reserved_bytes for point in found.timeline]),
+        ("allocated", [point.allocated_bytes for point in inspection.timeline]),
+        ("reserved", [point.reserved_bytes for point in inspection.timeline]),
     ):
         line = _line(values, most, cells, _STEPS[ascii_only])
         table.add_row(f"  {name}", line, f"up to {format_size(max(values))}")
@@ -108,13 +100,10 @@ def _line(values: Sequence[int], most: int, cells: int, steps: str) -> str:
     return "".join(columns)
 
 
-def _pictures(found: Inspection) -> Table:
-    table = _grid("left", *["right"] * 6)
-    table.add_row(
-        "  at", "allocated", "reserved", "releasable", "in holes", "largest free", "free blocks",
-        style="dim",
-    )  # fmt: skip
-    for picture in found.pictures:
+def _pictures(inspection: Inspection) -> Table:
+    sizes = ("allocated", "reserved", "releasable", "in holes", "largest free", "free blocks")
+    table = grid("left", *["right"] * 6, head=("  at", *sizes))
+    for picture in inspection.pictures:
         table.add_row(
             f"  {picture.moment}",
             format_size(picture.allocated_bytes),
@@ -127,13 +116,15 @@ def _pictures(found: Inspection) -> Table:
     return table
 
 
-def _options(found: Inspection) -> Table:
-    table = _grid("left", "right", "right", "right", "left")
-    table.add_row("  options", "allocated", "reserved", "change", "", style="dim")
-    base = found.options[0].peak_reserved_bytes
-    for row in found.options:
+def _options(inspection: Inspection) -> Table:
+    head = ("  options", "allocated", "reserved", "change", "")
+    table = grid("left", "right", "right", "right", "left", head=head)
+    base = inspection.options[0].peak_reserved_bytes
+    for row in inspection.options:
         fate = {None: "", True: "the request fits", False: "out of memory"}[row.survives]
-        change = "" if row is found.options[0] else format_delta(row.peak_reserved_bytes - base)
+        change = (
+            "" if row is inspection.options[0] else format_delta(row.peak_reserved_bytes - base)
+        )
         table.add_row(
             f"  {row.options}",
             format_size(row.peak_allocated_bytes),

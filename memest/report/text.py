@@ -1,24 +1,18 @@
-"""The report on a terminal.
-
-:func:`print_report` writes to a rich console, :func:`render` returns plain text.
-"""
+"""The report of an estimate on a terminal."""
 
 from __future__ import annotations
 
 import enum
-import io
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from memest.report.glyphs import ASCII, UNICODE, Glyphs
-from memest.report.layers import biggest, tree, visible
-from memest.report.phases import phase_rows
+from memest.report.layers import biggest, phase_rows, tree, visible
+from memest.report.result import Estimate, GpuFit, RankPeak
+from memest.report.terminal import VERDICT_STYLES, Page, bullets, grid, section
 from memest.report.words import (
     batch_sentence,
     format_count,
@@ -28,26 +22,16 @@ from memest.report.words import (
     setup_items,
     verdict_sentence,
 )
-from memest.result import Estimate, GpuFit, RankPeak, Verdict
 from memest.units import format_delta, format_size
 
-__all__ = ["VERDICT_STYLES", "By", "print_report", "render", "wide_enough"]
+__all__ = ["TableChoice", "estimate_parts"]
 
-MAX_WIDTH = 104
-NARROW = 78
-"""Below this the columns that explain are left out."""
 WIDE = 94
 """From here on there is room for remarks beside the peaks."""
 BIGGEST = 6
-VERDICT_STYLES = {
-    Verdict.FITS: "bold green",
-    Verdict.TIGHT: "bold yellow",
-    Verdict.DOES_NOT_FIT: "bold red",
-    Verdict.UNKNOWN: "bold",
-}
 
 
-class By(enum.StrEnum):
+class TableChoice(enum.StrEnum):
     """The one table to show in place of the whole report."""
 
     CATEGORY = "category"
@@ -55,109 +39,45 @@ class By(enum.StrEnum):
     TIME = "time"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Page:
-    """What a section needs to know about where it is written."""
-
-    width: int
-    glyphs: Glyphs
-
-    @property
-    def narrow(self) -> bool:
-        """Whether only the necessary columns have room."""
-        return self.width < NARROW
-
-
-def wide_enough(width: int) -> int:
-    """The width a report takes on a terminal of ``width`` columns."""
-    return max(40, min(width, MAX_WIDTH))
-
-
-def render(
-    estimate: Estimate,
-    *,
-    by: By | None = None,
-    depth: int | None = None,
-    width: int = 80,
-    ascii_only: bool = False,
-) -> str:
-    """The report as plain text.
+def estimate_parts(
+    estimate: Estimate, page: Page, *, by: TableChoice | None = None, depth: int | None = None
+) -> Iterator[RenderableType]:
+    """What the report is made of.
 
     Args:
         estimate: what to show.
+        page: where it is written.
         by: one table in place of the whole report.
         depth: levels of the tree of modules, for ``by="layer"``.
-        width: columns.
-        ascii_only: no characters beyond ASCII of our own.
-
-    Returns:
-        Lines without blanks at their ends, the last one ended too.
     """
-    # no environment: COLUMNS or FORCE_COLOR must not change what str() gives
-    out = Console(
-        file=io.StringIO(), width=width, color_system=None, force_terminal=False, _environ={}
-    )
-    print_report(estimate, out, by=by, depth=depth, ascii_only=ascii_only)
-    assert isinstance(out.file, io.StringIO)
-    return "".join(f"{line.rstrip()}\n" for line in out.file.getvalue().splitlines())
-
-
-def print_report(
-    estimate: Estimate,
-    console: Console,
-    *,
-    by: By | None = None,
-    depth: int | None = None,
-    ascii_only: bool = False,
-) -> None:
-    """Write the report to a console, as :func:`render` does."""
-    page = Page(width=wide_enough(console.width), glyphs=ASCII if ascii_only else UNICODE)
-    for part in _parts(estimate, page, by, depth):
-        console.print(part, width=page.width, highlight=False, markup=False)
-
-
-def _parts(
-    estimate: Estimate, page: Page, by: By | None, depth: int | None
-) -> Iterator[RenderableType]:
     yield Text(verdict_sentence(estimate), style=VERDICT_STYLES[estimate.verdict])
     yield _subtitle(estimate, page)
-    yield _section("Peaks", _peaks(estimate, page))
+    yield section("Peaks", _peaks(estimate, page))
     if estimate.ranks and by is None:
-        yield _section("GPUs of the pipeline, the fullest first", _ranks(estimate.ranks, page))
-    if by is By.LAYER:
-        yield _section("Memory by module at the allocated peak", _tree(estimate, page, depth))
+        yield section("GPUs of the pipeline, the fullest first", _ranks(estimate.ranks, page))
+    if by is TableChoice.LAYER:
+        yield section("Memory by module at the allocated peak", _tree(estimate, page, depth))
         return
-    if by is By.TIME:
-        yield _section("Highest memory within each phase", _timeline(estimate, page))
+    if by is TableChoice.TIME:
+        yield section("Highest memory within each phase", _timeline(estimate, page))
         return
-    yield _section("Alive at the allocated peak", _breakdown(estimate, page))
+    yield section("Alive at the allocated peak", _breakdown(estimate, page))
     yield Padding(Text(f"Reached {moment_text(estimate)}."), (1, 0, 0, 0))
-    if by is By.CATEGORY:
+    if by is TableChoice.CATEGORY:
         return
-    yield _section("Biggest layers", _biggest(estimate, page))
+    yield section("Biggest layers", _biggest(estimate, page))
     if estimate.gpu is not None:
-        yield _section("GPU", _gpu(estimate, estimate.gpu, page))
+        yield section("GPU", _gpu(estimate, estimate.gpu, page))
     if estimate.common_gpus:
         title = "On common GPUs" if estimate.gpu is None else "On the other GPUs"
-        yield _section(title, _gpus(estimate.common_gpus, page))
-    assumed = list(estimate.assumptions)
+        yield section(title, _gpus(estimate.common_gpus, page))
+    assumptions = list(estimate.assumptions)
     if estimate.interval.basis:
-        assumed.append(f"range of the device peak: {estimate.interval.basis}")
-    if assumed:
-        yield _section("Assumed", _list(assumed, page))
+        assumptions.append(f"range of the device peak: {estimate.interval.basis}")
+    if assumptions:
+        yield section("Assumed", bullets(assumptions, page))
     if estimate.notes:
-        yield _section("Notes", _list(estimate.notes, page))
-
-
-def _section(title: str, body: RenderableType) -> RenderableType:
-    return Padding(Group(Text(title, style="bold"), Padding(body, (0, 0, 0, 2))), (1, 0, 0, 0))
-
-
-def _grid(*justify: Any, pad: int = 2) -> Table:
-    table = Table.grid(padding=(0, pad, 0, 0))
-    for side in justify:
-        table.add_column(justify=side, overflow="fold", no_wrap=side == "right")
-    return table
+        yield section("Notes", bullets(estimate.notes, page))
 
 
 def _subtitle(estimate: Estimate, page: Page) -> Text:
@@ -202,7 +122,7 @@ def _peaks(estimate: Estimate, page: Page) -> RenderableType:
         whole = format_size(peak.device_with_managed_bytes)
         rows += (("paged", paged, "managed memory, no counter", f"device {whole} with all of it"),)
     beside = page.width >= WIDE
-    table = _grid("left", "right", "left", *(["left"] if beside else []))
+    table = grid("left", "right", "left", *(["left"] if beside else []))
     for name, size, meter, why in rows:
         cells = [Text(name), Text(format_size(size), style="bold"), Text(meter, style="cyan")]
         table.add_row(*cells, *([Text(why, style="dim")] if beside else []))
@@ -217,7 +137,7 @@ def _breakdown(estimate: Estimate, page: Page) -> Table:
     total = sum(row.bytes for row in estimate.breakdown)
     largest = max((row.bytes for row in estimate.breakdown), default=0)
     room = max(6, page.width - (43 if page.narrow else 63))
-    table = _grid("left", "right", "right", "left", *([] if page.narrow else ["right"]))
+    table = grid("left", "right", "right", "left", *([] if page.narrow else ["right"]))
 
     def add(cells: list[Text], exact: Text) -> None:
         # the exact bytes are there to be added up; a narrow page has no room for them
@@ -260,13 +180,9 @@ def _biggest(estimate: Estimate, page: Page) -> RenderableType:
     rows, left_out = biggest(estimate.layers, BIGGEST)
     if not rows:
         return Text("no module holds activations at the peak", style="dim")
-    table = _grid("left", "right", "right", "right")
-    table.add_row(
-        "",
-        Text("count", style="dim"),
-        Text("activations" if page.narrow else "activations each", style="dim"),
-        Text("parameters" if page.narrow else "parameters each", style="dim"),
-    )
+    each = "" if page.narrow else " each"
+    head = ("", "count", f"activations{each}", f"parameters{each}")
+    table = grid("left", "right", "right", "right", head=head)
     for block in rows:
         table.add_row(
             Text(block.name),
@@ -282,10 +198,9 @@ def _biggest(estimate: Estimate, page: Page) -> RenderableType:
 
 def _tree(estimate: Estimate, page: Page, depth: int | None) -> Table:
     root = tree(estimate.layers)
-    table = _grid("left", "right", "right", "right", "left")
-    room = max(6, page.width - 78)
     head = ("module", "count", "activations", "parameters")
-    table.add_row(*(Text(title, style="dim") for title in head))
+    table = grid("left", "right", "right", "right", "left", head=head)
+    room = max(6, page.width - 78)
     largest = max((child.total_bytes for child in root.children), default=0)
     for level, node in visible(root, depth):
         table.add_row(
@@ -310,9 +225,9 @@ def _tree(estimate: Estimate, page: Page, depth: int | None) -> Table:
 
 
 def _timeline(estimate: Estimate, page: Page) -> RenderableType:
-    table = _grid("right", "right", "left", "right", "right", *(["left"] * (2 - page.narrow)))
     head = ("step", "micro", "phase", "allocated", "reserved")
-    table.add_row(*(Text(title, style="dim") for title in head))
+    sides = ("right", "right", "left", "right", "right", *(["left"] * (2 - page.narrow)))
+    table = grid(*sides, head=head)
     largest = max((point.reserved_bytes for point in estimate.timeline), default=0)
     room = max(4, page.width - 67)
     for row in phase_rows(estimate.timeline, estimate.peak_at):
@@ -335,7 +250,7 @@ def _timeline(estimate: Estimate, page: Page) -> RenderableType:
 
 
 def _gpu(estimate: Estimate, gpu: GpuFit, page: Page) -> Table:
-    table = _grid("left", "left")
+    table = grid("left", "left")
     table.add_row("name", Text(gpu.name, style="bold"))
     usable = Text(format_size(gpu.usable_bytes))
     if gpu.basis and not page.narrow:
@@ -351,9 +266,8 @@ def _gpu(estimate: Estimate, gpu: GpuFit, page: Page) -> Table:
 
 
 def _gpus(fits: Iterable[GpuFit], page: Page) -> Table:
-    table = _grid("left", "right", "left", "right")
     head = ("", "usable", "verdict", "headroom")
-    table.add_row(*(Text(title, style="dim") for title in head))
+    table = grid("left", "right", "left", "right", head=head)
     for fit in fits:
         name = fit.name.removeprefix("NVIDIA ") if page.narrow else fit.name
         table.add_row(
@@ -366,18 +280,10 @@ def _gpus(fits: Iterable[GpuFit], page: Page) -> Table:
 
 
 def _ranks(ranks: Iterable[RankPeak], page: Page) -> Table:
-    table = _grid("right", "left", "right", "right", "right")
-    titles = ("rank", "has", "allocated", "reserved", "device")
-    table.add_row(*(Text(title, style="dim") for title in titles))
+    head = ("rank", "has", "allocated", "reserved", "device")
+    table = grid("right", "left", "right", "right", "right", head=head)
     for rank in ranks:
         parts = rank.parts.replace("layers ", "") if page.narrow else rank.parts
         sizes = (rank.allocated_bytes, rank.reserved_bytes, rank.device_bytes)
         table.add_row(str(rank.rank), Text(parts), *map(format_size, sizes))
-    return table
-
-
-def _list(items: Iterable[str], page: Page) -> Table:
-    table = _grid("left", "left", pad=1)
-    for item in items:
-        table.add_row(page.glyphs.bullet, Text(item))
     return table

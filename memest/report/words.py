@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from memest.compilation import fused_loss_words
-from memest.distributed import Distributed, Strategy
+import json
+from collections.abc import Sequence
+
+from memest.config.compilation import fused_loss_words
+from memest.config.parallelism import Distributed, Strategy
+from memest.config.setup import MAX_BATCH, Dtype, Loop, Precision, Setup
 from memest.events import Phase
-from memest.report.phases import STEP_PHASES
-from memest.result import Estimate, GpuFit, PeakMoment, Verdict
-from memest.setup import MAX_BATCH, Dtype, Loop, Precision, Setup
+from memest.report.layers import STEP_PHASES
+from memest.report.result import Estimate, GpuFit, Origin, PeakMoment, Verdict
 from memest.units import format_size
 
 __all__ = [
@@ -20,6 +23,7 @@ __all__ = [
     "moment_text",
     "place_text",
     "process_words",
+    "render_origins",
     "setup_items",
     "verdict_sentence",
 ]
@@ -36,6 +40,7 @@ _PHASES = {
     Phase.GENERATION: "in the generation",
 }
 
+_WIDEST_VALUE = 60
 _LOOPS = {
     Loop.TRAINER: "transformers' Trainer",
     Loop.ACCELERATE: "accelerate loop",
@@ -176,61 +181,63 @@ def process_words(setup: Setup) -> str:
     return "CUDA context, kernels and NCCL" if several else "CUDA context and kernels"
 
 
-def _spread_items(setup: Setup) -> list[str]:
-    """How the run is spread over GPUs."""
-    spread = setup.distributed
-    if spread.strategy is Strategy.NONE and spread.pp > 1:
-        shared = [f"tensor parallel over {spread.tp}"] if spread.tp > 1 else []
-        return [*_of_pipeline(spread), *shared]
-    if spread.strategy is Strategy.NONE and spread.tp > 1:
-        return [f"each of {spread.num_gpus} GPUs", *_shared(spread)]
-    if spread.strategy is Strategy.NONE:
+def _parallelism_items(setup: Setup) -> list[str]:
+    """How the run is shared among GPUs."""
+    distributed = setup.distributed
+    if distributed.strategy is Strategy.NONE and distributed.pp > 1:
+        shared = [f"tensor parallel over {distributed.tp}"] if distributed.tp > 1 else []
+        return [*_of_pipeline(distributed), *shared]
+    if distributed.strategy is Strategy.NONE and distributed.tp > 1:
+        return [f"each of {distributed.num_gpus} GPUs", *_shared(distributed)]
+    if distributed.strategy is Strategy.NONE:
         return []
     names = {
         Strategy.DDP: "DDP",
-        Strategy.FSDP: f"FSDP{spread.fsdp_version} {spread.fsdp.value}",
-        Strategy.ZERO: f"ZeRO-{spread.zero}",
+        Strategy.FSDP: f"FSDP{distributed.fsdp_version} {distributed.fsdp.value}",
+        Strategy.ZERO: f"ZeRO-{distributed.zero}",
     }
-    items = [f"each of {spread.num_gpus} GPUs" if spread.num_gpus > 1 else "one GPU"]
-    if spread.pp > 1:
-        items = _of_pipeline(spread)
-    items.append(names[spread.strategy])
-    items += _shared(spread)
-    if spread.cp > 1:
-        part = "" if setup.seq_len is None else f", {setup.seq_len // spread.cp} tokens each"
-        items.append(f"sequences shared by {spread.cp}{part}")
-    if spread.sp > 1:
-        part = "" if setup.seq_len is None else f", {setup.seq_len // spread.sp} tokens each"
-        items.append(f"sequences and heads shared by {spread.sp}{part}")
-    if spread.num_copies > 1:
-        items.append(f"{spread.num_copies} copies of {spread.shard_ranks} shards")
-    if spread.fsdp_offload:
+    items = [f"each of {distributed.num_gpus} GPUs" if distributed.num_gpus > 1 else "one GPU"]
+    if distributed.pp > 1:
+        items = _of_pipeline(distributed)
+    items.append(names[distributed.strategy])
+    items += _shared(distributed)
+    if distributed.cp > 1:
+        part = "" if setup.seq_len is None else f", {setup.seq_len // distributed.cp} tokens each"
+        items.append(f"sequences shared by {distributed.cp}{part}")
+    if distributed.sp > 1:
+        part = "" if setup.seq_len is None else f", {setup.seq_len // distributed.sp} tokens each"
+        items.append(f"sequences and heads shared by {distributed.sp}{part}")
+    if distributed.num_copies > 1:
+        items.append(f"{distributed.num_copies} copies of {distributed.shard_ranks} shards")
+    if distributed.fsdp_offload:
         items.append("offloaded to host memory")
     offloaded = [
         what
         for what, on in (
-            ("optimizer", spread.offload_optimizer), ("parameters", spread.offload_param),
-        ) if on
-    ]  # fmt: skip
+            ("optimizer", distributed.offload_optimizer),
+            ("parameters", distributed.offload_param),
+        )
+        if on
+    ]
     if offloaded:
         items.append(f"{' and '.join(offloaded)} offloaded")
     return items
 
 
-def _of_pipeline(spread: Distributed) -> list[str]:
+def _of_pipeline(distributed: Distributed) -> list[str]:
     return [
-        f"the fullest of {spread.num_gpus} GPUs",
-        f"{spread.pipeline_schedule} pipeline of {spread.pp}",
-        f"{spread.microbatches} micro-batches",
+        f"the fullest of {distributed.num_gpus} GPUs",
+        f"{distributed.pipeline_schedule} pipeline of {distributed.pp}",
+        f"{distributed.microbatches} micro-batches",
     ]
 
 
-def _shared(spread: Distributed) -> list[str]:
+def _shared(distributed: Distributed) -> list[str]:
     """What of the model GPUs share, each with its part."""
-    what = "tensor and sequence" if spread.tp_sequence_parallel else "tensor"
-    items = [f"{what} parallel over {spread.tp}"] * (spread.tp > 1)
-    items += ["whole logits"] * (not spread.tp_loss_parallel)
-    return items + [f"experts shared by {spread.ep}"] * (spread.ep > 1)
+    what = "tensor and sequence" if distributed.tp_sequence_parallel else "tensor"
+    items = [f"{what} parallel over {distributed.tp}"] * (distributed.tp > 1)
+    items += ["whole logits"] * (not distributed.tp_loss_parallel)
+    return items + [f"experts shared by {distributed.ep}"] * (distributed.ep > 1)
 
 
 def setup_items(setup: Setup, *, times: str = "×") -> list[str]:
@@ -281,7 +288,38 @@ def setup_items(setup: Setup, *, times: str = "×") -> list[str]:
     if setup.freeze:
         items.append(f"frozen: {', '.join(setup.freeze)}")
     items.append(_LOOPS[setup.loop])
-    items.extend(_spread_items(setup))
+    items.extend(_parallelism_items(setup))
     declared = setup.software.to_dict()
     items.extend(f"{name} {version}" for name, version in declared.items())
     return items
+
+
+def render_origins(
+    origins: Sequence[Origin], ignored: Sequence[str], not_modelled: Sequence[str]
+) -> str:
+    """The table of ``--explain``, and what was left aside, ready for stdout.
+
+    Args:
+        origins: a row each.
+        ignored: keys with why they do not matter.
+        not_modelled: keys with what is missing.
+    """
+    rows = [("option", "value", "origin")]
+    rows += [(each.option, _value(each.value), each.source) for each in origins]
+    wide = [max(len(row[column]) for row in rows) for column in (0, 1)]
+    lines = ["Every value and where it comes from"]
+    lines += [f"  {a:<{wide[0]}}  {b:<{wide[1]}}  {c}" for a, b, c in rows]
+    for title, remarks in (("Not modelled", not_modelled), ("Ignored", ignored)):
+        if remarks:
+            lines += ["", title, *(f"  {_printable(remark)}" for remark in remarks)]
+    return "\n" + "".join(f"{line.rstrip()}\n" for line in lines)
+
+
+def _value(value: object) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str)
+    text = _printable(text)
+    return text if len(text) <= _WIDEST_VALUE else f"{text[: _WIDEST_VALUE - 3]}..."
+
+
+def _printable(text: str) -> str:
+    return "".join(char if char.isprintable() else "?" for char in text)

@@ -13,17 +13,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from memest.config.options import argument, find_option, no_gpu, read_effective_batch
+from memest.config.setup import Setup
 from memest.errors import ConfigError, MemestError
-from memest.estimate_notes import one_of_several
-from memest.findings import Advice, Plan
-from memest.options import find_option, no_gpu, read_effective_batch
-from memest.result import Verdict
+from memest.estimation.notes import one_of_several
+from memest.report.findings import Advice, Plan
+from memest.report.result import Verdict
 from memest.search.combos import SAME_TRAINING, Candidate, Combo, Finder, combos, lighter
-from memest.search.cost import TIME_BASIS
+from memest.search.cost import TIME_BASIS, Probe
 from memest.search.plan_words import arguments_of, changed_training, steps_of
-from memest.search.probe import Probe
-from memest.setup import Setup
-from memest.what_if import profile as ask
+from memest.search.profile import profile as ask
 
 if TYPE_CHECKING:
     import torch
@@ -45,7 +44,7 @@ def advise(
     gpu: str | Sequence[str] | None = None,
     gpu_memory: int | str | None = None,
     device_context: int | str | None = None,
-    profile: str | None = None,
+    calibration: str | None = None,
     any_precision: bool = False,
     inputs: Any = None,
     loss: Callable[[Any, Any], torch.Tensor] | str | None = None,
@@ -67,7 +66,7 @@ def advise(
         gpu: name of the GPU, or ``local``.
         gpu_memory: memory PyTorch can have, for a GPU that the catalogue does not know.
         device_context: as for :func:`memest.estimate`.
-        profile: calibration profile, as for :func:`memest.estimate`.
+        calibration: as for :func:`memest.estimate`.
         any_precision: other autocast precisions may be used where they are faster. Otherwise the
             one asked for is kept unless nothing fits with it.
         inputs: as for :func:`memest.estimate`.
@@ -86,6 +85,7 @@ def advise(
         ConfigError: no GPU, an impossible effective batch, or an option that is to be found.
         MemestError: as for :func:`memest.estimate`.
     """
+    calibration = argument("calibration", calibration, options)
     wanted = read_effective_batch(effective_batch)
     named = [gpu] if isinstance(gpu, str) else list(gpu or ())
     if not named and gpu_memory is None:
@@ -102,13 +102,23 @@ def advise(
                 "one optimizer step, in its place."
             )
     own = ask(
-        model, setup, inputs=inputs, loss=loss, step_fn=step_fn, dims=dims, model_args=model_args,
-        trust_remote_code=trust_remote_code, progress=progress, **options,
-    )  # fmt: skip
+        model,
+        setup,
+        inputs=inputs,
+        loss=loss,
+        step_fn=step_fn,
+        dims=dims,
+        model_args=model_args,
+        trust_remote_code=trust_remote_code,
+        progress=progress,
+        **options,
+    )
     where = {
-        "gpu": named or None, "gpu_memory": gpu_memory, "device_context": device_context,
-        "profile": profile,
-    }  # fmt: skip
+        "gpu": named or None,
+        "gpu_memory": gpu_memory,
+        "device_context": device_context,
+        "calibration": calibration,
+    }
     probe = Probe(own, where, vary=("batch",))
     finder = Finder(probe, wanted)
     return _Search(finder, any_precision=any_precision).advice()
@@ -126,50 +136,50 @@ class _Search:
     def advice(self) -> Advice:
         """All plans, ranked."""
         asked, others = combos(self._probe, any_precision=self._any_precision)
-        found = self._try(asked)
-        if others and not any(c.verdict is Verdict.FITS for c in found):
-            found += self._try(others)
+        candidates = self._try(asked)
+        if others and not any(c.verdict is Verdict.FITS for c in candidates):
+            candidates += self._try(others)
             asked = [*asked, *others]
-        if not self._is_whole(found):
-            found += self._try(lighter(asked))
-        fitting = [c for c in found if c.verdict is not Verdict.DOES_NOT_FIT]
+        if not self._is_whole(candidates):
+            candidates += self._try(lighter(asked))
+        fitting = [c for c in candidates if c.verdict is not Verdict.DOES_NOT_FIT]
         kept = [c for c in fitting if not any(self._beats(d, c) for d in fitting)]
         kept.sort(key=self._rank)
-        closest = None if kept else max(found, key=lambda c: c.headroom_bytes)
+        closest = None if kept else max(candidates, key=lambda c: c.headroom_bytes)
         fastest = self._seconds(kept[0] if closest is None else closest)
-        plans = tuple(self._plan(c, fastest, found) for c in kept)
-        miss = None if closest is None else self._plan(closest, fastest, found)
+        plans = tuple(self._plan(c, fastest, candidates) for c in kept)
+        miss = None if closest is None else self._plan(closest, fastest, candidates)
         return self._answer(plans, miss)
 
     def _try(self, wanted: Sequence[Combo]) -> list[Candidate]:
         """What each combination offers; those that a model or software refuses are noted."""
-        found: list[Candidate] = []
+        candidates: list[Candidate] = []
         for combo in wanted:
-            if combo.checkpointing != "none" and self._is_whole(found, combo):
+            if combo.checkpointing != "none" and self._is_whole(candidates, combo):
                 continue  # the whole batch fits without recomputing
-            if self._is_whole(found) and not self._as_asked(combo):
+            if self._is_whole(candidates) and not self._as_asked(combo):
                 continue  # nor is another implementation of the same needed
             try:
-                found += self._finder.candidates(combo)
+                candidates += self._finder.candidates(combo)
             except MemestError as error:
                 if combo == wanted[0]:
                     raise
                 self._notes[f"left out {combo.words()}: {error}"] = None
-        return found
+        return candidates
 
     def _as_asked(self, combo: Combo) -> bool:
         """Whether optimizer and attention are those asked for."""
-        asked = self._probe.profile.setup
-        return (combo.optim, combo.attention) == (asked.optim, asked.attn_implementation)
+        request = self._probe.profile.setup
+        return (combo.optim, combo.attention) == (request.optim, request.attn_implementation)
 
-    def _is_whole(self, found: Sequence[Candidate], like: Combo | None = None) -> bool:
+    def _is_whole(self, candidates: Sequence[Candidate], like: Combo | None = None) -> bool:
         """Whether the whole effective batch surely fits at once, without checkpointing."""
         return any(
             c.verdict is Verdict.FITS
             and c.grad_accum == 1
             and c.combo.checkpointing == "none"
             and (like is None or replace(like, checkpointing="none") == c.combo)
-            for c in found
+            for c in candidates
         )
 
     def _beats(self, one: Candidate, other: Candidate) -> bool:
@@ -197,9 +207,9 @@ class _Search:
 
     def _distance(self, candidate: Candidate) -> int:
         """How far a plan is from the training that was asked for."""
-        asked = self._probe.profile.setup
-        precise = self._any_precision or candidate.combo.precision is asked.precision
-        same = candidate.combo.optim in (asked.optim, SAME_TRAINING.get(asked.optim))
+        request = self._probe.profile.setup
+        precise = self._any_precision or candidate.combo.precision is request.precision
+        same = candidate.combo.optim in (request.optim, SAME_TRAINING.get(request.optim))
         return (0 if precise else 1) + (0 if same else 2)
 
     def _rank(self, candidate: Candidate) -> tuple[bool, int, float, int]:

@@ -6,20 +6,20 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from memest.config.inputs import NOTHING, ModuleInputs
+from memest.config.options import setup_from_options
 from memest.errors import MemestError, MissingDependencyError
-from memest.feed import NOTHING, Feed
-from memest.options import setup_from_options
-from memest.search.grid import Question, setup_options
+from memest.search.grid import GridPoint, setup_options
 from memest.search.points import SweepPoint
 
-__all__ = ["Unit", "answer", "failed", "in_order", "units_of"]
+__all__ = ["WorkUnit", "answer", "failed", "in_order", "units_of"]
 
 _WORTH_A_FORMULA = 4
 """Values of an option from which on its formula is asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unit:
+class WorkUnit:
     """Questions about one model that are answered one after the other by one profile.
 
     Attributes:
@@ -33,15 +33,15 @@ class Unit:
     model: Any
     label: str
     trust_remote_code: bool
-    questions: tuple[Question, ...]
-    feed: Feed = NOTHING
+    questions: tuple[GridPoint, ...]
+    feed: ModuleInputs = NOTHING
 
 
-def units_of(units: Iterable[Unit], pieces: int) -> list[Unit]:
+def units_of(units: Iterable[WorkUnit], pieces: int) -> list[WorkUnit]:
     """The same work in at least ``pieces`` units, where there are as many points."""
     whole = list(units)
     parts = max(1, -(-pieces // max(1, len(whole))))
-    done: list[Unit] = []
+    done: list[WorkUnit] = []
     for unit in whole:
         size = -(-len(unit.questions) // parts)
         done += [
@@ -51,20 +51,20 @@ def units_of(units: Iterable[Unit], pieces: int) -> list[Unit]:
     return done
 
 
-def failed(unit: Unit, question: Question, reason: str) -> SweepPoint:
+def failed(unit: WorkUnit, question: GridPoint, reason: str) -> SweepPoint:
     """The point of a question that has no answer."""
     return SweepPoint(
         index=question.index, model=unit.label, options=question.options, error=reason
     )
 
 
-def answer(unit: Unit, progress: Callable[[str], None] | None = None) -> Iterator[SweepPoint]:
+def answer(unit: WorkUnit, progress: Callable[[str], None] | None = None) -> Iterator[SweepPoint]:
     """Answer the questions of a unit, in order.
 
     Raises:
         MissingDependencyError: without torch no point at all can be answered.
     """
-    from memest.what_if import Profile
+    from memest.search.profile import Profile
 
     often = _often(unit.questions)
     asked = None
@@ -75,12 +75,12 @@ def answer(unit: Unit, progress: Callable[[str], None] | None = None) -> Iterato
             if asked is None:
                 asked = Profile(unit.model, setup, unit.feed, unit.trust_remote_code, progress)
             setup = asked.with_own_batch(setup, setup_options(question.options))
-            found = asked.spot(
+            spot = asked.spot(
                 setup,
                 gpu=options.get("gpu"),
                 gpu_memory=options.get("gpu_memory"),
                 device_context=options.get("device_context"),
-                profile=options.get("profile"),
+                calibration=options.get("calibration"),
                 vary=often,
             )
         except MissingDependencyError:
@@ -91,16 +91,16 @@ def answer(unit: Unit, progress: Callable[[str], None] | None = None) -> Iterato
             reason = f"unexpected {type(error).__name__}: {error}"
             yield failed(unit, question, " ".join(reason.split()))
         else:
-            yield SweepPoint.of(question.index, unit.label, question.options, found)
+            yield SweepPoint.of(question.index, unit.label, question.options, spot)
 
 
-def _often(questions: Iterable[Question]) -> tuple[str, ...]:
+def _often(questions: Iterable[GridPoint]) -> tuple[str, ...]:
     """The options with enough values for a formula to pay, which takes a few more traces."""
     values: dict[str, set[str]] = {}
     for question in questions:
         for name, value in question.options:
             values.setdefault(name, set()).add(repr(value))
-    return tuple(name for name, found in values.items() if len(found) >= _WORTH_A_FORMULA)
+    return tuple(name for name, seen in values.items() if len(seen) >= _WORTH_A_FORMULA)
 
 
 def in_order(

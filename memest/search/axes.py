@@ -18,12 +18,11 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+from memest.config.option import Kind, Option
+from memest.config.option_table import OPTIONS, OWN_MODULE_NAMES
+from memest.config.options import find_option, read_bool, read_size, read_whole
+from memest.config.setup import Software
 from memest.errors import ConfigError, closest
-from memest.option import Kind, Option
-from memest.option_table import OPTIONS
-from memest.options import find_option, read_bool, read_size, read_whole
-from memest.own_module_table import OWN_MODULE_NAMES
-from memest.setup import Software
 
 __all__ = ["MAX_POINTS", "Axis", "axis_option", "axis_values", "parse_axis", "read_value"]
 

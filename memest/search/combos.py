@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from memest.hardware.spec import GpuSpec
-from memest.result import Estimate, Verdict
-from memest.search.probe import Probe
-from memest.setup import Attention, Dtype, Precision, Setup
+from memest.catalog.spec import GpuSpec
+from memest.config.setup import Attention, Dtype, Precision, Setup
+from memest.report.result import Estimate, Verdict
+from memest.search.cost import Probe
 
 __all__ = ["LIGHTER", "SAME_TRAINING", "Candidate", "Combo", "Finder", "combos", "lighter"]
 
@@ -132,12 +132,12 @@ def _precisions(probe: Probe, setup: Setup) -> list[Precision]:
     facts = probe.estimate(batch=1, grad_accum=1).model
     if facts.parameters and facts.parameter_bytes < 3 * facts.parameters:
         return []
-    found = []
+    precisions = []
     if _has_bf16(probe.spec):
-        found.append(Precision.BF16)
+        precisions.append(Precision.BF16)
     if _has_fp16(probe.spec):
-        found.append(Precision.FP16)
-    return [precision for precision in found if precision is not setup.precision]
+        precisions.append(Precision.FP16)
+    return [precision for precision in precisions if precision is not setup.precision]
 
 
 def _has_bf16(spec: GpuSpec) -> bool:
@@ -179,20 +179,20 @@ class Finder:
         """
         surely = self._largest(combo, lambda c: c.verdict is Verdict.FITS)
         maybe = self._largest(combo, lambda c: c.verdict is not Verdict.DOES_NOT_FIT, surely)
-        found = self._plans(combo, surely) if surely else []
+        candidates = self._plans(combo, surely) if surely else []
         steps = -(-self.wanted // surely) if surely else self.wanted + 1
         if maybe > surely and -(-self.wanted // maybe) < steps:
-            found += self._plans(combo, maybe)[:1]
-        return found or [self.at(combo, 1)]
+            candidates += self._plans(combo, maybe)[:1]
+        return candidates or [self.at(combo, 1)]
 
     def _plans(self, combo: Combo, largest: int) -> list[Candidate]:
         steps = -(-self.wanted // largest)
         batch = -(-self.wanted // steps)
-        found = [self.at(combo, batch, steps)]
+        candidates = [self.at(combo, batch, steps)]
         if batch * steps != self.wanted:
             exact = max(d for d in range(1, largest + 1) if self.wanted % d == 0)
-            found.append(self.at(combo, exact))
-        return found
+            candidates.append(self.at(combo, exact))
+        return candidates
 
     def _largest(self, combo: Combo, holds: Callable[[Candidate], bool], known: int = 0) -> int:
         """The largest micro-batch up to the effective batch for which something holds; 0 if none.

@@ -6,18 +6,18 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from memest.config.option_table import PLACE
+from memest.config.options import argument, find_option
+from memest.config.setup import Setup
+from memest.config.spelling import read_scenario, write_scenario
 from memest.errors import ConfigError
-from memest.estimate_notes import notes_of_each
-from memest.estimator import read_run
-from memest.findings import Comparison, Scenario
-from memest.option_table import PLACE
-from memest.result import Estimate
-from memest.search.cost import TIME_BASIS
-from memest.search.probe import Probe
+from memest.estimation.estimate import read_run
+from memest.estimation.notes import notes_of_each
+from memest.report.findings import Comparison, Scenario
+from memest.report.result import Estimate
+from memest.search.cost import TIME_BASIS, Probe
+from memest.search.profile import profile as ask
 from memest.search.reasons import explain
-from memest.setup import Setup
-from memest.spelling import read_scenario, write_scenario
-from memest.what_if import profile as ask
 
 if TYPE_CHECKING:
     import torch
@@ -40,7 +40,7 @@ def compare(
     gpu: str | Sequence[str] | None = None,
     gpu_memory: int | str | None = None,
     device_context: int | str | None = None,
-    profile: str | None = None,
+    calibration: str | None = None,
     inputs: Any = None,
     loss: Callable[[Any, Any], torch.Tensor] | str | None = None,
     step_fn: Callable[..., Any] | str | None = None,
@@ -64,7 +64,7 @@ def compare(
         gpu: decides verdict and largest batch; a scenario may name another one.
         gpu_memory: as for :func:`memest.estimate`.
         device_context: as for :func:`memest.estimate`.
-        profile: calibration profile, as for :func:`memest.estimate`.
+        calibration: as for :func:`memest.estimate`.
         inputs: as for :func:`memest.estimate`.
         loss: as for :func:`memest.estimate`.
         step_fn: as for :func:`memest.estimate`.
@@ -82,6 +82,7 @@ def compare(
         ConfigError: nothing to compare, or a scenario that cannot be.
         MemestError: as for :func:`memest.estimate`.
     """
+    calibration = argument("calibration", calibration, options)
     models: list[Any] = list(model) if isinstance(model, (list, tuple)) else [model]
     changes = _named_changes(scenarios)
     if not models:
@@ -97,9 +98,11 @@ def compare(
             "'grad-accum=4 batch=2', or a second model."
         )
     where = {
-        "gpu": gpu or None, "gpu_memory": gpu_memory, "device_context": device_context,
-        "profile": profile,
-    }  # fmt: skip
+        "gpu": gpu or None,
+        "gpu_memory": gpu_memory,
+        "device_context": device_context,
+        "calibration": calibration,
+    }
     profiles = []
     for one in models:
         run, own, others = read_run(one), setup, options
@@ -108,11 +111,18 @@ def compare(
             one, own, others = str(run.model), run.setup, {}
         profiles.append(
             ask(
-                one, own, inputs=inputs, loss=loss, step_fn=step_fn, dims=dims,
-                model_args=model_args, trust_remote_code=trust_remote_code, progress=progress,
+                one,
+                own,
+                inputs=inputs,
+                loss=loss,
+                step_fn=step_fn,
+                dims=dims,
+                model_args=model_args,
+                trust_remote_code=trust_remote_code,
+                progress=progress,
                 **others,
             )
-        )  # fmt: skip
+        )
     for change in changes.values():  # what can be wrong with words is said before anything slow
         profiles[0].setup_for(**_split(change)[0])
     asked: list[tuple[str, Probe, dict[str, Any]]] = []
@@ -140,20 +150,22 @@ def _named_changes(scenarios: Sequence[Change] | Mapping[str, Change]) -> dict[s
         pairs = list(scenarios.items())
     else:
         pairs = [(one if isinstance(one, str) else write_scenario(one), one) for one in scenarios]
-    found: dict[str, dict[str, Any]] = {}
+    changed: dict[str, dict[str, Any]] = {}
     for name, change in pairs:
-        if name in found or name == BASE:
+        if name in changed or name == BASE:
             raise ConfigError(f"the scenario {name!r} is there twice: drop one.")
-        found[name] = read_scenario(change) if isinstance(change, str) else dict(change)
-        if not found[name]:
+        changed[name] = read_scenario(change) if isinstance(change, str) else dict(change)
+        if not changed[name]:
             raise ConfigError(f"the scenario {name!r} changes nothing.")
-    return found
+    return changed
 
 
 def _split(change: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Changes of the setup, and of the GPU that it is asked for."""
-    place = {name: value for name, value in change.items() if name in PLACE}
-    return {name: value for name, value in change.items() if name not in PLACE}, place
+    named = {find_option(name).name: value for name, value in change.items()}
+    place = {name: value for name, value in named.items() if name in PLACE}
+    own = {name: v for name, v in change.items() if find_option(name).name not in PLACE}
+    return own, place
 
 
 def _moved(where: Mapping[str, Any], place: Mapping[str, Any]) -> dict[str, Any]:
@@ -170,15 +182,15 @@ def _name(model: Any) -> str:
 def _told_apart(names: Iterable[str]) -> list[str]:
     """Names of which none is there twice: files of two folders may have one name."""
     seen: Counter[str] = Counter()
-    found = []
+    labels = []
     for name in names:
         seen[name] += 1
-        found.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
-    return found
+        labels.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
+    return labels
 
 
 def _compare(asked: list[tuple[str, Probe, dict[str, Any]]], *, max_batch: bool) -> Comparison:
-    found: list[Scenario] = []
+    scenarios: list[Scenario] = []
     first: tuple[Estimate, float] | None = None
     notes: dict[str, None] = {}
     for name, probe, change in asked:
@@ -186,7 +198,7 @@ def _compare(asked: list[tuple[str, Probe, dict[str, Any]]], *, max_batch: bool)
         estimate = probe.estimate(max_batch=max_batch, **differing)
         time = probe.seconds_per_sample(**differing)
         total = probe.work(**differing).total
-        found.append(
+        scenarios.append(
             Scenario(
                 name=name,
                 model=estimate.model.id,
@@ -201,10 +213,10 @@ def _compare(asked: list[tuple[str, Probe, dict[str, Any]]], *, max_batch: bool)
         first = first or (estimate, time)
         if change and first[0].setup == estimate.setup and not _split(change)[1]:
             notes[f"{name} changes nothing: it is what the options say already."] = None
-    samples = {scenario.effective_batch for scenario in found}
+    samples = {scenario.effective_batch for scenario in scenarios}
     if len(samples) > 1:
         notes["scenarios differ in samples per optimizer step: time is compared by sample."] = None
-    notes.update(dict.fromkeys(notes_of_each({s.name: s.estimate.notes for s in found})))
+    notes.update(dict.fromkeys(notes_of_each({s.name: s.estimate.notes for s in scenarios})))
     probe = asked[0][1]
-    basis = TIME_BASIS.format(rates=probe.speed(found[0].estimate.setup).basis)
-    return Comparison(scenarios=tuple(found), time_basis=basis, notes=tuple(notes))
+    basis = TIME_BASIS.format(rates=probe.speed(scenarios[0].estimate.setup).basis)
+    return Comparison(scenarios=tuple(scenarios), time_basis=basis, notes=tuple(notes))

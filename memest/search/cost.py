@@ -12,7 +12,7 @@ Only ratios of these seconds are ever shown. The terms are uncertain by tens of 
 ratios for one model on one GPU much less. Against the seven
 runs of bert-large on a V100 in transformers' guide (docs/source/en/performance.mdx, 4.18: 57.8,
 66.0, 85.5, 27.5, 50.8, 64.3 and 56.5 s for the same 512 samples) the ratios to the first are off
-by 8 % at most; ``tests/search/test_cost.py`` keeps that.
+by 8 % at most; ``tests/unit/search/test_cost.py`` keeps that.
 
 Not considered: loading of data, communication, synchronisation, ``torch.compile``, and what
 operators read and write in place (an optimizer's arithmetic).
@@ -21,14 +21,30 @@ operators read and write in place (an optimizer's arithmetic).
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from memest.hardware.catalogue import find_gpu
-from memest.hardware.spec import GpuSpec, list_gpus
-from memest.hidden.flops import Arithmetic
-from memest.steps.work import StepWork, Work
+from memest.catalog.gpus import find_gpu
+from memest.catalog.nvml import resolve_gpu
+from memest.catalog.spec import GpuSpec, list_gpus
+from memest.config.setup import Setup
+from memest.estimation.gpu_target import REFERENCE_GPU
+from memest.profiles.work import StepWork, Work
+from memest.report.result import Estimate
+from memest.search.profile import Profile
+from memest.workspaces.flops import Arithmetic
 
-__all__ = ["LAUNCH_SECONDS", "TIME_BASIS", "Speed", "seconds", "speed_of", "step_seconds"]
+__all__ = [
+    "LAUNCH_SECONDS",
+    "TIME_BASIS",
+    "Probe",
+    "Speed",
+    "seconds",
+    "spec_of",
+    "speed_of",
+    "step_seconds",
+]
 
 TIME_BASIS = (
     "an estimate without a measurement, from operations, memory written and launches; {rates}"
@@ -120,10 +136,10 @@ def step_seconds(work: StepWork, speed: Speed) -> float:
 
 
 def speed_of(spec: GpuSpec, *, tf32: bool = False) -> Speed:
-    """The speed of a card, from its row in the catalogue and the ratios stated here.
+    """The speed of a GPU, from its row in the catalogue and the ratios stated here.
 
     Args:
-        spec: the card.
+        spec: the GPU.
         tf32: whether matrix products of fp32 may use TF32.
     """
     source, half = _half_rate(spec)
@@ -151,7 +167,7 @@ def speed_of(spec: GpuSpec, *, tf32: bool = False) -> Speed:
 
 
 def _half_rate(spec: GpuSpec) -> tuple[GpuSpec, float]:
-    """Half-precision operations a second, and the card they were taken from."""
+    """Half-precision operations a second, and the GPU they were taken from."""
     if spec.fp16_dense_tflops:
         return spec, spec.fp16_dense_tflops * _TERA
     known = [s for s in list_gpus() if s.fp16_dense_tflops and s.sm_count]
@@ -176,7 +192,67 @@ def _half_to_full(spec: GpuSpec) -> float:
             return 2.0
     capability = spec.compute_capability
     minor = capability[1] if isinstance(capability, tuple) else None
-    found = _HALF_TO_FULL.get((spec.architecture, minor))
-    if found is None:
-        found = _HALF_TO_FULL.get((spec.architecture, None), 1.0)
-    return found
+    ratio = _HALF_TO_FULL.get((spec.architecture, minor))
+    if ratio is None:
+        ratio = _HALF_TO_FULL.get((spec.architecture, None), 1.0)
+    return ratio
+
+
+class Probe:
+    """Asks a profile and remembers the answers.
+
+    Args:
+        profile: the model under its setup.
+        where: what of ``gpu``, ``gpu_memory``, ``device_context`` and ``calibration`` was given.
+        vary: sizes that many questions will change.
+    """
+
+    def __init__(
+        self, profile: Profile, where: dict[str, Any], *, vary: Sequence[str] = ()
+    ) -> None:
+        self.profile = profile
+        self._vary = tuple(vary)
+        self.where = {name: value for name, value in where.items() if value is not None}
+        self.spec = spec_of(self.where)
+        self._estimates: dict[tuple[Any, ...], Estimate] = {}
+        self._works: dict[Setup, StepWork] = {}
+
+    def estimate(self, *, max_batch: bool = False, **changes: Any) -> Estimate:
+        """The estimate with some options changed."""
+        setup = self.profile.setup_for(**changes)
+        key = (setup, max_batch)
+        estimate = self._estimates.get(key)
+        if estimate is None:
+            estimate = self.profile.estimate(
+                setup, max_batch=max_batch, vary=self._vary, common=False, **self.where
+            )
+            self._estimates[key] = estimate
+        return estimate
+
+    def work(self, **changes: Any) -> StepWork:
+        """The work of one optimizer step with some options changed."""
+        setup = self.profile.setup_for(**changes)
+        step_work = self._works.get(setup)
+        if step_work is None:
+            gpu = self.where.get("gpu")
+            step_work = self._works[setup] = self.profile.work(setup, gpu=gpu)
+        return step_work
+
+    def seconds_per_sample(self, **changes: Any) -> float:
+        """Estimated time of a sample; only ratios of it mean anything."""
+        setup = self.profile.setup_for(**changes)
+        return step_seconds(self.work(**changes), self.speed(setup)) / (
+            setup.batch * setup.grad_accum
+        )
+
+    def speed(self, setup: Setup) -> Speed:
+        """The speed that is taken for the GPU."""
+        return speed_of(self.spec, tf32=setup.tf32)
+
+
+def spec_of(where: dict[str, Any]) -> GpuSpec:
+    """The GPU whose kernels run: the first one named, else the reference."""
+    named = where.get("gpu")
+    if named is None or named == () or named == []:
+        return find_gpu(REFERENCE_GPU)
+    return resolve_gpu(named if isinstance(named, str) else named[0])

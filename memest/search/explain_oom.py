@@ -13,24 +13,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memest.assemble import moment_at
-from memest.cards import REFERENCE_GPU
+from memest.config.setup import Attention, Precision, Setup
+from memest.config.spelling import command_words
 from memest.errors import ConfigError, MemestError
-from memest.files import read_small
-from memest.oom_account import Account, account_of
-from memest.oom_findings import Belongs, Change, OomExplanation, Relation
-from memest.oom_message import OomMessage, read_oom_messages
+from memest.estimation.breakdown import moment_at
+from memest.estimation.gpu_target import REFERENCE_GPU
+from memest.files.texts import read_small
+from memest.profiles.stream import Stream
 from memest.replay.conf import AllocatorConf, parse_alloc_conf
 from memest.replay.replay import Replay, replay
 from memest.replay.sizes import alloc_size, round_size
+from memest.report.oom_account import Account, account_of
+from memest.report.oom_message import OomMessage, read_oom_messages
+from memest.report.oom_result import Change, Match, MessageMatch, OomExplanation
 from memest.report.words import place_text
 from memest.search.combos import LIGHTER, SAME_TRAINING
-from memest.setup import Attention, Precision, Setup
-from memest.spelling import command_words
-from memest.steps.stream import Stream
+from memest.search.profile import Profile
+from memest.search.profile import profile as ask
 from memest.units import MIB, format_size
-from memest.what_if import Profile
-from memest.what_if import profile as ask
 
 if TYPE_CHECKING:
     import torch
@@ -107,9 +107,14 @@ def explain_oom(
         return OomExplanation(accounts=accounts, relation=None)
     card = _card(accounts[0], gpu)
     own = ask(
-        model, setup, inputs=inputs, loss=loss, trust_remote_code=trust_remote_code,
-        progress=progress, **options,
-    )  # fmt: skip
+        model,
+        setup,
+        inputs=inputs,
+        loss=loss,
+        trust_remote_code=trust_remote_code,
+        progress=progress,
+        **options,
+    )
     return OomExplanation(accounts=accounts, relation=_Relating(accounts[0], own, card).relation())
 
 
@@ -136,9 +141,13 @@ class _Run:
         if self.result.peak_reserved_bytes <= limit:
             return self.result
         return replay(
-            self.stream.events, self.stream.sizes, self.conf, limit_bytes=limit, curve=True,
+            self.stream.events,
+            self.stream.sizes,
+            self.conf,
+            limit_bytes=limit,
+            curve=True,
             streams=self.stream.on_streams,
-        )  # fmt: skip
+        )
 
     def asked_of_driver(self, number: int) -> int:
         """What the allocator asks the driver for, for an allocation that no free block serves."""
@@ -156,7 +165,7 @@ class _Relating:
         self._card = card
         self._notes: dict[str, None] = {}
 
-    def relation(self) -> Relation:
+    def relation(self) -> MessageMatch:
         """The relation of the message to the prediction."""
         run = self._run()
         spot = self._own.spot(gpu=self._card)
@@ -167,10 +176,10 @@ class _Relating:
         out = None if limited is None else limited.oom_index
         belongs, sentences = self._judge(run, stopped, limited)
         changes: tuple[Change, ...] = ()
-        if limit is not None and belongs is not Belongs.NO:
-            found = list(self._changes(run, limit))
+        if limit is not None and belongs is not Match.NO:
+            gains = list(self._changes(run, limit))
             changes = tuple(
-                sorted(found, key=lambda change: (not change.fits, bool(change.changes_training)))
+                sorted(gains, key=lambda change: (not change.fits, bool(change.changes_training)))
             )
             if not any(change.fits for change in changes):
                 samples = run.setup.batch * run.setup.grad_accum
@@ -178,7 +187,7 @@ class _Relating:
                     "no single change is enough: memest advise with --gpu-memory "
                     f"{limit // MIB}MiB --effective-batch {samples} looks for several together."
                 ] = None
-        return Relation(
+        return MessageMatch(
             model=self._own.estimate(common=False).model.id,
             gpu=self._card,
             peak=spot.peak,
@@ -195,14 +204,19 @@ class _Relating:
         )
 
     def _run(self, **changes: Any) -> _Run:
-        found = self._own.found(gpu=self._card, **changes)
-        conf = parse_alloc_conf(found.setup.alloc_conf)
-        stream = found.stream
+        run = self._own.run(gpu=self._card, **changes)
+        conf = parse_alloc_conf(run.setup.alloc_conf)
+        stream = run.stream
         result = replay(
-            stream.events, stream.sizes, conf, curve=True, chains=stream.chains, requested=False,
+            stream.events,
+            stream.sizes,
+            conf,
+            curve=True,
+            chains=stream.chains,
+            requested=False,
             streams=stream.on_streams,
-        )  # fmt: skip
-        return _Run(found.setup, stream, conf, result)
+        )
+        return _Run(run.setup, stream, conf, result)
 
     def _nearest_request(self, run: _Run) -> tuple[int, int] | None:
         """The event that asks for what the message names, with the allocated memory nearest to it.
@@ -235,11 +249,11 @@ class _Relating:
 
     def _judge(
         self, run: _Run, stopped: tuple[int, int] | None, limited: Replay | None
-    ) -> tuple[Belongs, list[str]]:
+    ) -> tuple[Match, list[str]]:
         """Whether message and command are of one run, and what is to be said of them."""
         allocated, tried = self._message.allocated, self._message.tried
         if allocated is None:
-            return Belongs.UNCLEAR, ["the message does not say how much was allocated."]
+            return Match.UNCLEAR, ["the message does not say how much was allocated."]
         peak, accum = run.result.peak_allocated_bytes, run.setup.grad_accum
         said = []
         if allocated.low_bytes > peak * (1 + _NEAR):
@@ -249,7 +263,7 @@ class _Relating:
                 "Look for what is not in the command: a larger batch or length, a second model, "
                 "other weights' dtype, tensors that a loop keeps."
             )
-            return Belongs.NO, said
+            return Match.NO, said
         near = stopped is not None and _is_near(stopped[1], allocated.bytes)
         if stopped is not None and near:
             at = moment_at(run.stream, stopped[0])
@@ -267,7 +281,7 @@ class _Relating:
                 f"{allocated.text})."
             )
             if near or _is_near(before, allocated.bytes):
-                return Belongs.YES, said
+                return Match.YES, said
         elif limited is not None:
             said.append(
                 f"the prediction needs {format_size(limited.peak_reserved_bytes)} reserved at most "
@@ -275,18 +289,18 @@ class _Relating:
                 "says. Look for what is not in the command, or for longer inputs than predicted."
             )
         if near:
-            return Belongs.UNCLEAR if out is None else Belongs.YES, said
+            return Match.UNCLEAR if out is None else Match.YES, said
         if stopped is None:
             said.append(
                 f"this run does not look like that command: nothing in it asks the driver for "
                 f"{tried.text}."
             )
-            return Belongs.NO, said
+            return Match.NO, said
         said.append(
             f"nothing in the command asks for {tried.text} with about {allocated.text} allocated "
             f"(the nearest has {format_size(stopped[1])}): its options may not be all of the run's."
         )
-        return Belongs.UNCLEAR, said
+        return Match.UNCLEAR, said
 
     def _changes(self, run: _Run, limit: int) -> Iterator[Change]:
         """Single changes, as far as they were possible, the smallest first."""
@@ -317,10 +331,15 @@ class _Relating:
         batch = self._largest_batch(setup, limit)
         if batch:
             accum = setup.grad_accum * -(-setup.batch // batch)
-            yield {"batch": batch, "grad_accum": accum}, (
-                "" if accum * batch == setup.batch * setup.grad_accum
-                else f"{accum * batch} samples a step in place of {setup.batch * setup.grad_accum}"
-            )  # fmt: skip
+            yield (
+                {"batch": batch, "grad_accum": accum},
+                (
+                    ""
+                    if accum * batch == setup.batch * setup.grad_accum
+                    else f"{accum * batch} samples a step in place of "
+                    f"{setup.batch * setup.grad_accum}"
+                ),
+            )
         if setup.checkpointing == "none":
             yield {"checkpointing": "full"}, ""
         if setup.precision is Precision.FP32:

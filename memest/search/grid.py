@@ -9,21 +9,20 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from memest.config.option_table import OWN_MODULE_NAMES, PLACE
+from memest.config.options import HARMLESS, find_option, setup_from_options
+from memest.config.setup import Software
 from memest.errors import ConfigError
-from memest.option_table import PLACE
-from memest.options import HARMLESS, find_option, setup_from_options
-from memest.own_module_table import OWN_MODULE_NAMES
 from memest.search.axes import MAX_POINTS, Axis, axis_option, axis_values, read_value
-from memest.setup import Software
 
-__all__ = ["Grid", "Question", "gpus_of", "read_grid", "setup_options", "shown"]
+__all__ = ["Grid", "GridPoint", "gpus_of", "read_grid", "setup_options", "shown"]
 
 _APART = frozenset({*PLACE, *OWN_MODULE_NAMES, "trust_remote_code"})
 """Options that are arguments of an estimate and no part of the training setup."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class GridPoint:
     """One point before it is answered: plain data, so that it travels between processes.
 
     Attributes:
@@ -55,14 +54,14 @@ class Grid:
         named = {name for name, _ in self.fixed} | {axis.name for axis in self.axes}
         return bool(named & {"gpu", "gpu_memory"})
 
-    def questions(self, num_models: int = 1) -> Iterator[Question]:
+    def questions(self, num_models: int = 1) -> Iterator[GridPoint]:
         """Every point: models one after the other, the last axis runs fastest."""
         names = [axis.name for axis in self.axes]
         values = [axis.values for axis in self.axes]
         points = itertools.product(range(num_models), itertools.product(*values))
         for index, (model, chosen) in enumerate(points):
             options = (*zip(names, chosen, strict=True), *self.fixed)
-            yield Question(index=index, model=model, options=options)
+            yield GridPoint(index=index, model=model, options=options)
 
 
 def gpus_of(grid: Grid) -> tuple[str, ...]:

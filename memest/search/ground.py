@@ -6,82 +6,87 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
-from memest.cards import Card
-from memest.estimate_notes import paged_notes, run_notes
-from memest.fit import Search, Tried, verdict_for
-from memest.limits import CurvePoint, Of
-from memest.needs import needs_of
+from memest.config.setup import Setup
+from memest.estimation.gpu_target import TargetGpu
+from memest.estimation.notes import paged_notes, run_notes
+from memest.estimation.peaks import peaks_of
+from memest.estimation.profiler import Profiler
+from memest.estimation.run import Run
+from memest.estimation.verdict import LargestSizeSearch, SizeTrial, verdict_for
+from memest.estimation.whole_run import resolve_run
+from memest.profiles.known_profiles import asks_for_gpu
 from memest.replay.conf import parse_alloc_conf
-from memest.setup import Setup
-from memest.shelf import asks_for_gpu
-from memest.tracing import Found, Tracer
-from memest.whole_run import whole_run
+from memest.report.max_batch_result import CurvePoint, SizeAxis
 
-__all__ = ["Ground", "with_size"]
+__all__ = ["SizeTrials", "with_size"]
 
 _NEAR = 32
 """Sizes next to the largest that are looked at, at most."""
 
 
-def with_size(setup: Setup, of: Of, size: int) -> Setup:
+def with_size(setup: Setup, of: SizeAxis, size: int) -> Setup:
     """A setup with another size."""
     changed: dict[str, Any] = {of.field: size}
     return replace(setup, **changed)
 
 
-class Ground:
+class SizeTrials:
     """One GPU on which sizes are tried, and what became of them.
 
     Args:
-        tracer: of the model.
-        asked: the setup whose size is tried.
+        profiler: of the model.
+        request: the setup whose size is tried.
         of: the size.
         step: lengths that are multiples of it share their traces.
-        card: the GPU.
+        target: the GPU.
     """
 
-    def __init__(self, tracer: Tracer, asked: Setup, of: Of, step: int, card: Card) -> None:
-        self._tracer = tracer
-        self._asked = asked
+    def __init__(
+        self, profiler: Profiler, request: Setup, of: SizeAxis, step: int, target: TargetGpu
+    ) -> None:
+        self._profiler = profiler
+        self._asked = request
         self._of = of
         self._step = step
-        self._card = card
-        self._replays = tracer.replays(parse_alloc_conf(asked.alloc_conf))
+        self._target = target
+        self._replays = profiler.replays(parse_alloc_conf(request.alloc_conf))
         self._sizes: set[int] = set()
-        self._fine = Search(card, self._replays, self._found_at, 1)
+        self._fine = LargestSizeSearch(target, self._replays, self._found_at, 1)
 
-    def _found_at(self, size: int) -> Found:
+    def _found_at(self, size: int) -> Run:
         self._sizes.add(size)
-        asked = with_size(self._asked, self._of, size)
-        if self._of is Of.BATCH or (self._of is Of.SEQ_LEN and size % self._step == 0):
-            return whole_run(self._tracer, asked, self._card.traits, (self._of.field,))
-        return whole_run(self._tracer, asked, self._card.traits, once=True)
+        request = with_size(self._asked, self._of, size)
+        if self._of is SizeAxis.BATCH or (self._of is SizeAxis.SEQ_LEN and size % self._step == 0):
+            return resolve_run(self._profiler, request, self._target.traits, (self._of.field,))
+        return resolve_run(self._profiler, request, self._target.traits, None)
 
-    def coarse(self, highest: int) -> Search:
+    def coarse(self, highest: int) -> LargestSizeSearch:
         """A search over multiples of the step."""
         step = self._step
         if step == 1:
-            self._fine = Search(self._card, self._replays, self._found_at, highest)
+            self._fine = LargestSizeSearch(self._target, self._replays, self._found_at, highest)
             return self._fine
-        return Search(self._card, self._replays, lambda k: self._found_at(k * step), highest)
+        return LargestSizeSearch(
+            self._target, self._replays, lambda k: self._found_at(k * step), highest
+        )
 
     @property
     def tried(self) -> frozenset[int]:
         """The sizes that were looked at so far."""
         return frozenset(self._sizes)
 
-    def at(self, size: int) -> Tried:
+    def at(self, size: int) -> SizeTrial:
         """What becomes of a size."""
         return self._fine.at(size)
 
-    def climb(self, size: int, holds: Callable[[Tried], bool], highest: int) -> int:
+    def climb(self, size: int, holds: Callable[[SizeTrial], bool], highest: int) -> int:
         """The largest size near by for which something holds."""
         while size:
             top = min(size + _near(size), highest)
-            found = next((n for n in range(top, size, -1) if holds(self.at(n))), size)
-            if found == size:
+            larger = next((n for n in range(top, size, -1) if holds(self.at(n))), size)
+            if larger == size:
                 break
-            size = found
+            size = larger
         return size
 
     def look_below(self, largest: int, safe: int) -> None:
@@ -93,22 +98,22 @@ class Ground:
         """The sizes looked at that do not run although a larger one does."""
         return tuple(sorted(n for n in self._sizes if n < largest and not self.at(n).runs))
 
-    def multiple(self, number: int, highest: int, holds: Callable[[Tried], bool]) -> int:
+    def multiple(self, number: int, highest: int, holds: Callable[[SizeTrial], bool]) -> int:
         """The largest multiple of a number for which something holds, 0 if none."""
         sizes = range(highest // number * number, 0, -number)
         return next((size for size in sizes if holds(self.at(size))), 0)
 
     def point(self, size: int) -> CurvePoint:
         """The memory that a size takes, and the verdict that an estimate gives."""
-        found = self._found_at(size)
-        stream = found.stream
+        run = self._found_at(size)
+        stream = run.stream
         result = self._replays.of(stream)
-        needs = needs_of(self._card, found, stream, result)
-        fit = verdict_for(self._card, needs, stream, result, self._replays.conf)
+        peaks = peaks_of(self._target, run, stream, result)
+        fit = verdict_for(self._target, peaks, stream, result, self._replays.conf)
         return CurvePoint(
             size=size,
-            allocated_bytes=needs.allocated_bytes,
-            reserved_bytes=needs.reserved_bytes,
+            allocated_bytes=peaks.allocated_bytes,
+            reserved_bytes=peaks.reserved_bytes,
             device_bytes=fit.device_bytes,
             headroom_bytes=fit.headroom_bytes,
             verdict=fit.verdict,
@@ -116,10 +121,10 @@ class Ground:
 
     def notes(self, size: int) -> list[str]:
         """What there is to know of the run of a size."""
-        found = self._found_at(size)
-        stream = found.stream
-        needs = needs_of(self._card, found, stream, self._replays.of(stream))
-        return [*run_notes(found), *paged_notes(self._card, needs)]
+        run = self._found_at(size)
+        stream = run.stream
+        peaks = peaks_of(self._target, run, stream, self._replays.of(stream))
+        return [*run_notes(run), *paged_notes(self._target, peaks)]
 
     def curve(
         self, tried: Iterable[int], largest: int, safe: int, highest: int
@@ -131,9 +136,9 @@ class Ground:
         top = min(largest + max(largest // 8, self._step), highest)
         sizes = {n for n in tried if n <= top}
         sizes |= {n for n in (safe, largest) if n > 0}
-        if self._of is Of.BATCH and largest < highest:
+        if self._of is SizeAxis.BATCH and largest < highest:
             sizes.add(largest + 1)
-        if self._of is not Of.IMAGE_SIZE and not asks_for_gpu(self._asked):
+        if self._of is not SizeAxis.IMAGE_SIZE and not asks_for_gpu(self._asked):
             sizes |= set(_spread(top, self._step))
         return tuple(self.point(size) for size in sorted(sizes))
 

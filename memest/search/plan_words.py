@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from memest.config.setup import Attention, Precision
 from memest.events import Category
-from memest.findings import PlanStep
-from memest.result import Verdict
+from memest.report.findings import PlanStep
+from memest.report.result import Verdict
 from memest.search.combos import SAME_TRAINING, Candidate, Finder
-from memest.setup import Attention, Precision
 from memest.units import format_size
 
 __all__ = ["arguments_of", "changed_training", "steps_of"]
@@ -19,13 +19,13 @@ def changed_training(
     candidate: Candidate, finder: Finder, *, any_precision: bool
 ) -> tuple[str, ...]:
     """What makes the training another one than asked for: precision, optimizer."""
-    asked = finder.probe.profile.setup
+    request = finder.probe.profile.setup
     combo = candidate.combo
     changes = []
-    if combo.precision is not asked.precision and not any_precision:
-        changes.append(f"{combo.precision.value} in place of {asked.precision.value}")
-    if combo.optim not in (asked.optim, SAME_TRAINING.get(asked.optim)):
-        changes.append(f"{combo.optim} in place of {asked.optim}")
+    if combo.precision is not request.precision and not any_precision:
+        changes.append(f"{combo.precision.value} in place of {request.precision.value}")
+    if combo.optim not in (request.optim, SAME_TRAINING.get(request.optim)):
+        changes.append(f"{combo.optim} in place of {request.optim}")
     return tuple(changes)
 
 
@@ -50,22 +50,22 @@ def arguments_of(candidate: Candidate) -> tuple[str, ...]:
 
 
 def steps_of(
-    candidate: Candidate, finder: Finder, found: Sequence[Candidate]
+    candidate: Candidate, finder: Finder, candidates: Sequence[Candidate]
 ) -> tuple[PlanStep, ...]:
     """The decisions of a plan in the order in which they are taken, each with its reason."""
     steps = [_micro_batch(candidate, finder), _accumulation(candidate, finder)]
-    steps.append(_checkpointing(candidate, finder, found))
-    steps.append(_precision(candidate, finder, found))
-    asked = finder.probe.profile.setup
-    if candidate.combo.optim != asked.optim:
+    steps.append(_checkpointing(candidate, finder, candidates))
+    steps.append(_precision(candidate, finder, candidates))
+    request = finder.probe.profile.setup
+    if candidate.combo.optim != request.optim:
         steps.append(_optimizer(candidate, finder))
-    if candidate.combo.attention is not asked.attn_implementation:
+    if candidate.combo.attention is not request.attn_implementation:
         steps.append(_attention(candidate, finder))
     return tuple(steps)
 
 
 def _need(candidate: Candidate) -> str:
-    """What a candidate needs of the card, in words."""
+    """What a candidate needs of the GPU, in words."""
     fit = candidate.estimate.gpu
     assert fit is not None
     need, have = format_size(fit.device_bytes), format_size(fit.usable_bytes)
@@ -87,7 +87,7 @@ def _micro_batch(candidate: Candidate, finder: Finder) -> PlanStep:
     if steps == 1:
         why = f"the whole effective batch at once {_need(candidate)}"
         return PlanStep(option="micro-batch", value=value, why=why)
-    # what would fill the card better: one accumulation step less
+    # what would fill the GPU better: one accumulation step less
     more = finder.at(candidate.combo, -(-finder.wanted // (steps - 1)), steps - 1)
     if batch * steps == finder.wanted and more.verdict is Verdict.FITS:
         why = f"the largest that fits and divides {finder.wanted} exactly; it {_need(candidate)}"
@@ -122,7 +122,9 @@ def _gradients(candidate: Candidate) -> int:
     return sum(row.bytes for row in rows if row.category is Category.GRADIENTS)
 
 
-def _checkpointing(candidate: Candidate, finder: Finder, found: Sequence[Candidate]) -> PlanStep:
+def _checkpointing(
+    candidate: Candidate, finder: Finder, candidates: Sequence[Candidate]
+) -> PlanStep:
     combo = candidate.combo
     changes = candidate.changes()
     if combo.checkpointing == "none":
@@ -134,7 +136,7 @@ def _checkpointing(candidate: Candidate, finder: Finder, found: Sequence[Candida
     plain = finder.probe.work(**{**changes, "checkpointing": "none"}).total.flops
     why = f"recomputes layers, {own / max(plain, 1):.2f} times the operations"
     without = replace(combo, checkpointing="none")
-    rivals = [c for c in found if c.combo == without and c.verdict is candidate.verdict]
+    rivals = [c for c in candidates if c.combo == without and c.verdict is candidate.verdict]
     if rivals:
         best = max(c.batch for c in rivals)
         why += f"; without it the largest micro-batch is {best}"
@@ -144,13 +146,13 @@ def _checkpointing(candidate: Candidate, finder: Finder, found: Sequence[Candida
     return PlanStep(option="checkpointing", value=combo.checkpointing, why=why)
 
 
-def _precision(candidate: Candidate, finder: Finder, found: Sequence[Candidate]) -> PlanStep:
+def _precision(candidate: Candidate, finder: Finder, candidates: Sequence[Candidate]) -> PlanStep:
     asked = finder.probe.profile.setup.precision
     combo = candidate.combo
     if combo.precision is asked:
         return PlanStep(option="precision", value=asked.value, why="as asked for")
     same = replace(combo, precision=asked)
-    kept = [c for c in found if c.combo == same and c.verdict is Verdict.FITS]
+    kept = [c for c in candidates if c.combo == same and c.verdict is Verdict.FITS]
     if kept:
         best = max(c.batch for c in kept)
         why = f"any precision was allowed; with {asked.value} the largest micro-batch is {best}"

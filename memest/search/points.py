@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from memest.errors import ConfigError
-from memest.files import write_as
-from memest.result import Peak, Verdict
+from memest.files.texts import write_as
+from memest.report.answer import Answer, register
+from memest.report.result import Peak, Spot, Verdict
 from memest.search.axes import Axis
 from memest.search.grid import shown
-
-if TYPE_CHECKING:
-    from memest.result import Spot
 
 __all__ = [
     "METRICS",
@@ -34,10 +30,32 @@ SUFFIXES = (".csv", ".jsonl", ".json", ".html", ".png")
 """Files that a sweep can be written to."""
 
 _MEASURES = (
-    "allocated_bytes", "reserved_bytes", "device_bytes", "low_bytes", "high_bytes", "gpu_name",
-    "verdict", "usable_bytes", "headroom_bytes", "error",
-)  # fmt: skip
+    "allocated_bytes",
+    "reserved_bytes",
+    "device_bytes",
+    "low_bytes",
+    "high_bytes",
+    "gpu_name",
+    "verdict",
+    "usable_bytes",
+    "headroom_bytes",
+    "error",
+)
 """Columns of CSV after the model and the options."""
+
+
+register(
+    "Sweep",
+    {
+        "text": "memest.search.view.render_sweep",
+        "parts": "memest.search.view.sweep_parts",
+        "html": "memest.search.view.sweep_html",
+        "page": "memest.search.view.sweep_page",
+        "rows": "memest.search.view.sweep_rows",
+        "plot": "memest.search.view.plot_sweep",
+        "png": "memest.search.view.sweep_png",
+    },
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,13 +128,7 @@ class SweepPoint:
         return {
             "model": self.model,
             "options": {name: shown(value) for name, value in self.options},
-            "peak": None
-            if peak is None
-            else {
-                "allocated_bytes": peak.allocated_bytes,
-                "reserved_bytes": peak.reserved_bytes,
-                "device_bytes": peak.device_bytes,
-            },
+            "peak": None if peak is None else peak.to_dict(),
             "interval": None
             if peak is None
             else {"low_bytes": self.low_bytes, "high_bytes": self.high_bytes},
@@ -133,13 +145,9 @@ class SweepPoint:
         return json.dumps(self.to_dict())
 
     def to_row(self) -> list[Any]:
-        """The cells under :func:`_columns`; empty where there is nothing."""
+        """The cells under :attr:`Sweep.columns`; empty where there is nothing."""
         peak = self.peak
-        peaks = (
-            (None, None, None)
-            if peak is None
-            else (peak.allocated_bytes, peak.reserved_bytes, peak.device_bytes)
-        )
+        peaks = (None, None, None) if peak is None else peak.to_dict().values()
         options = [shown(value) for _, value in self.options]
         return [
             self.model,
@@ -155,20 +163,8 @@ class SweepPoint:
         ]
 
 
-def _columns(options: Iterable[str]) -> list[str]:
-    """Names of the columns, for options by their keywords."""
-    return ["model", *options, *_MEASURES]
-
-
-def _rows(rows: Iterable[Iterable[Any]]) -> str:
-    """Rows as text, each ended by a line feed."""
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
-    return text.getvalue()
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sweep:
+class Sweep(Answer):
     """What a sweep answers: models, axes, and one point for each of their combinations.
 
     Attributes:
@@ -182,6 +178,12 @@ class Sweep:
     axes: tuple[Axis, ...]
     fixed: tuple[tuple[str, Any], ...]
     points: tuple[SweepPoint, ...]
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the columns of CSV and of a frame, options by their keywords."""
+        names = [axis.name for axis in self.axes] + [name for name, _ in self.fixed]
+        return ("model", *names, *_MEASURES)
 
     @property
     def failures(self) -> tuple[SweepPoint, ...]:
@@ -201,31 +203,14 @@ class Sweep:
             "points": [point.to_dict() for point in self.points],
         }
 
-    def to_json(self) -> str:
-        """:meth:`to_dict` as text, keys in order, two spaces of indent."""
-        return json.dumps(self.to_dict(), indent=2)
-
     def to_jsonl(self) -> str:
         """One line of JSON a point, in order."""
         return "".join(f"{point.to_json()}\n" for point in self.points)
 
     def to_csv(self) -> str:
         """A header and one row a point, in order; sizes in bytes."""
-        names = [axis.name for axis in self.axes] + [name for name, _ in self.fixed]
-        return _rows([_columns(names), *(point.to_row() for point in self.points)])
-
-    def to_frame(self) -> Any:
-        """A ``pandas.DataFrame`` with the columns of :meth:`to_csv`, sizes in bytes.
-
-        Raises:
-            MissingDependencyError: without pandas.
-        """
-        from memest.report.notebook import frame_of
-
-        columns = _columns([axis.name for axis in self.axes] + [name for name, _ in self.fixed])
-        return frame_of(
-            (dict(zip(columns, point.to_row(), strict=True)) for point in self.points), columns
-        )
+        text: str = self._shown("csv")
+        return text
 
     def plot(self, metric: str = "device") -> Any:
         """The heat map as a ``matplotlib.figure.Figure``.
@@ -236,17 +221,12 @@ class Sweep:
         Raises:
             MissingDependencyError: without matplotlib.
         """
-        from memest.report.heatmap_png import draw_heat_map
-        from memest.search.view import heat_map
-
-        return draw_heat_map(heat_map(self, metric))
+        return self._shown("plot", metric)
 
     def to_html(self, metric: str = "device") -> str:
         """A page with a heat map of ``device``, ``allocated``, ``reserved`` or ``headroom``."""
-        from memest.report.heatmap import render_page
-        from memest.search.view import heat_map
-
-        return render_page(heat_map(self, metric))
+        page: str = self._shown("page", metric)
+        return page
 
     def to_png(self, metric: str = "device") -> bytes:
         """The heat map as a picture.
@@ -254,10 +234,8 @@ class Sweep:
         Raises:
             MissingDependencyError: without matplotlib.
         """
-        from memest.report.heatmap_png import render_png
-        from memest.search.view import heat_map
-
-        return render_png(heat_map(self, metric))
+        picture: bytes = self._shown("png", metric)
+        return picture
 
     def save(self, path: str | Path, metric: str = "device") -> None:
         """Write a file; its suffix decides: .csv, .jsonl, .json, .html or .png.
@@ -278,15 +256,3 @@ class Sweep:
             ".png": lambda: self.to_png(metric),
         }
         write_as(path, makers)
-
-    def __str__(self) -> str:
-        from memest.report.grid import render_grid
-        from memest.search.view import grid_table
-
-        return render_grid(grid_table(self))
-
-    def _repr_html_(self) -> str:
-        from memest.report.heatmap import render_fragment
-        from memest.search.view import heat_map
-
-        return render_fragment(heat_map(self, "device"))

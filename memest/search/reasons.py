@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from memest.config.setup import Precision
 from memest.events import CATEGORY_ORDER, Category, Phase
-from memest.findings import PhaseChange, Reasons, RowChange
+from memest.report.findings import PhaseChange, Reasons, RowChange
 from memest.report.layers import NO_MODULE, blocks
+from memest.report.result import Estimate
 from memest.report.words import format_count, moment_text
-from memest.result import Estimate
-from memest.setup import Precision
 from memest.units import format_size
 
 __all__ = ["explain", "row_changes"]
@@ -74,10 +74,10 @@ def row_changes(before: Estimate, after: Estimate) -> tuple[RowChange, ...]:
         RowChange(category=c, before_bytes=first.get(c, 0), after_bytes=second.get(c, 0))
         for c in CATEGORY_ORDER
     ]
-    found = tuple(sorted((c for c in changes if c.delta_bytes), key=lambda c: -abs(c.delta_bytes)))
+    moved = tuple(sorted((c for c in changes if c.delta_bytes), key=lambda c: -abs(c.delta_bytes)))
     delta = after.peak.allocated_bytes - before.peak.allocated_bytes
-    assert sum(change.delta_bytes for change in found) == delta
-    return found
+    assert sum(change.delta_bytes for change in moved) == delta
+    return moved
 
 
 def _phase_changes(before: Estimate, after: Estimate) -> tuple[PhaseChange, ...]:

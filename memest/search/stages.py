@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from memest.distributed import Distributed
+from memest.config.options import argument
+from memest.config.parallelism import Distributed
+from memest.config.setup import Setup
 from memest.errors import ConfigError
-from memest.estimate_notes import notes_of_each
-from memest.search.probe import Probe
-from memest.setup import Setup
+from memest.estimation.notes import notes_of_each
+from memest.estimation.run import Run
+from memest.report.stages_result import OfficialRow, StageRow, StageTable
+from memest.search.cost import Probe
+from memest.search.profile import profile as ask
 from memest.sharding.deepspeed_estimator import (
     ModelStates,
     zero2_model_states,
     zero3_model_states,
 )
-from memest.sharding.rewrite import RankStream
-from memest.sharding.shards import num_elements
-from memest.stage_table import OfficialRow, StageRow, StageTable
-from memest.tracing import Found
+from memest.sharding.engine import RankStream, num_elements
 from memest.units import format_size
-from memest.what_if import profile as ask
 
 if TYPE_CHECKING:
     import torch
@@ -30,9 +30,15 @@ __all__ = ["stages"]
 Progress = Callable[[str], None]
 
 _VARIED = (
-    "zero", "zero_settings", "fsdp", "offload_optimizer", "offload_param", "fsdp_offload",
-    "fsdp_shard_size", "fsdp_version",
-)  # fmt: skip
+    "zero",
+    "zero_settings",
+    "fsdp",
+    "offload_optimizer",
+    "offload_param",
+    "fsdp_offload",
+    "fsdp_shard_size",
+    "fsdp_version",
+)
 _OF_FSDP = ("fsdp_wrap", "transformer_layer_cls_to_wrap")
 _ALONE = {"num_gpus": 1}
 
@@ -45,7 +51,7 @@ def stages(
     gpu: str | None = None,
     gpu_memory: int | str | None = None,
     device_context: int | str | None = None,
-    profile: str | None = None,
+    calibration: str | None = None,
     inputs: Mapping[str, torch.Tensor] | None = None,
     loss: Callable[[Any, Any], torch.Tensor] | None = None,
     trust_remote_code: bool = False,
@@ -61,7 +67,7 @@ def stages(
         gpu: decides kernels and verdicts.
         gpu_memory: as for :func:`memest.estimate`.
         device_context: as for :func:`memest.estimate`.
-        profile: calibration profile, as for :func:`memest.estimate`.
+        calibration: as for :func:`memest.estimate`.
         inputs: as for :func:`memest.estimate`.
         loss: as for :func:`memest.estimate`.
         trust_remote_code: run code that the model's repository brings.
@@ -78,25 +84,33 @@ def stages(
             "have nothing of the kind: leave it out, or compare them by memest sweep with "
             "--over zero=1,2,3."
         )
+    calibration = argument("calibration", calibration, options)
     of_ddp = {name: options.pop(name) for name in list(options) if name.startswith("ddp_")}
     of_fsdp = {name: options.pop(name) for name in list(options) if name in _OF_FSDP}
     of_several = {name: options.pop(name) for name in list(options) if name == "nccl_memory"}
     base = ask(
-        model, setup, inputs=inputs, loss=loss, trust_remote_code=trust_remote_code,
-        progress=progress, **options,
-    )  # fmt: skip
-    spread = base.setup.distributed
-    _check(spread, gpus_per_node)
-    node = gpus_per_node or spread.num_gpus
+        model,
+        setup,
+        inputs=inputs,
+        loss=loss,
+        trust_remote_code=trust_remote_code,
+        progress=progress,
+        **options,
+    )
+    distributed = base.setup.distributed
+    _check(distributed, gpus_per_node)
+    node = gpus_per_node or distributed.num_gpus
     where = {
-        "gpu": gpu, "gpu_memory": gpu_memory, "device_context": device_context,
-        "profile": profile,
-    }  # fmt: skip
+        "gpu": gpu,
+        "gpu_memory": gpu_memory,
+        "device_context": device_context,
+        "calibration": calibration,
+    }
     probe = Probe(base, where)
     rows: list[StageRow] = []
-    found: Found | None = None
+    run: Run | None = None
     refused: ConfigError | None = None
-    for name, changes in _ways(spread, node):
+    for name, changes in _ways(distributed, node):
         more = {} if changes == _ALONE else dict(of_several)
         if "fsdp" in changes:
             more |= of_fsdp
@@ -105,7 +119,7 @@ def stages(
         changes |= more
         try:
             estimate = probe.estimate(**changes)
-            own = base.found(base.setup_for(**changes), gpu=gpu)
+            own = base.run(base.setup_for(**changes), gpu=gpu)
         except ConfigError as error:
             refused = error
             rows.append(
@@ -114,51 +128,55 @@ def stages(
                 )
             )
             continue
-        found = found or own
+        run = run or own
         stream = own.short_stream
         host = stream.host_bytes if isinstance(stream, RankStream) else 0
         rows.append(
             StageRow(name=name, options=tuple(changes.items()), estimate=estimate, host_bytes=host)
         )
-    if found is None:
+    if run is None:
         assert refused is not None
         raise refused
-    whole, largest = _counts(found)
+    whole, largest = _counts(run)
     notes = notes_of_each({row.name: row.estimate.notes for row in rows if row.estimate})
     return StageTable(
-        model=_id(rows), num_gpus=spread.num_gpus, parameters=whole, rows=tuple(rows),
-        official=tuple(_official(rows, whole, largest, spread.num_gpus, node)),
+        model=_id(rows),
+        num_gpus=distributed.num_gpus,
+        parameters=whole,
+        rows=tuple(rows),
+        official=tuple(_official(rows, whole, largest, distributed.num_gpus, node)),
         notes=tuple(notes),
-    )  # fmt: skip
+    )
 
 
-def _check(spread: Distributed, gpus_per_node: int | None) -> None:
-    if spread.num_gpus == 1:
+def _check(distributed: Distributed, gpus_per_node: int | None) -> None:
+    if distributed.num_gpus == 1:
         raise ConfigError("memest stages shares a run among GPUs: add --num-gpus 8.")
-    given = [name for name in _VARIED if getattr(spread, name) != getattr(Distributed(), name)]
+    given = [name for name in _VARIED if getattr(distributed, name) != getattr(Distributed(), name)]
     if given:
         flag = {"zero_settings": "deepspeed"}.get(given[0], given[0]).replace("_", "-")
         raise ConfigError(
             f"--{flag} is one of the things that memest stages varies: leave it out, or ask "
             "`memest estimate` for that run alone."
         )
-    if gpus_per_node is not None and not 1 <= gpus_per_node <= spread.num_gpus:
+    if gpus_per_node is not None and not 1 <= gpus_per_node <= distributed.num_gpus:
         raise ConfigError(
-            f"--gpus-per-node {gpus_per_node} is out of range: it must be 1 to {spread.num_gpus}, "
+            f"--gpus-per-node {gpus_per_node} is out of range: it must be 1 to "
+            f"{distributed.num_gpus}, "
             "the GPUs of --num-gpus."
         )
-    if gpus_per_node is not None and spread.num_gpus % gpus_per_node:
+    if gpus_per_node is not None and distributed.num_gpus % gpus_per_node:
         raise ConfigError(
-            f"--gpus-per-node {gpus_per_node} does not divide the {spread.num_gpus} GPUs of "
+            f"--gpus-per-node {gpus_per_node} does not divide the {distributed.num_gpus} GPUs of "
             "--num-gpus."
         )
 
 
-def _ways(spread: Distributed, node: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    degrees = {"TP": spread.tp, "EP": spread.ep, "PP": spread.pp}
+def _ways(distributed: Distributed, node: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    degrees = {"TP": distributed.tp, "EP": distributed.ep, "PP": distributed.pp}
     shared = " x ".join(f"{name} {ways}" for name, ways in degrees.items() if ways > 1)
     yield "one GPU", dict(_ALONE)
-    yield shared if shared and spread.data_ranks == 1 else "DDP", {}
+    yield shared if shared and distributed.data_ranks == 1 else "DDP", {}
     yield "ZeRO-1", {"zero": 1}
     yield "ZeRO-2", {"zero": 2}
     yield "ZeRO-2, optim. off", {"zero": 2, "offload_optimizer": True}
@@ -167,7 +185,7 @@ def _ways(spread: Distributed, node: int) -> Iterator[tuple[str, dict[str, Any]]
     yield "ZeRO-3, all off", {"zero": 3, "offload_optimizer": True, "offload_param": True}
     yield "FSDP2 grad_op", {"fsdp": "shard_grad_op"}
     yield "FSDP2 full", {"fsdp": "full_shard"}
-    if 1 < node < spread.num_gpus:
+    if 1 < node < distributed.num_gpus:
         yield "FSDP2 hybrid", {"fsdp": "full_shard", "fsdp_shard_size": node}
     yield "FSDP1 full", {"fsdp": "full_shard", "fsdp_version": 1}
     yield "FSDP2 full, off", {"fsdp": "full_shard", "fsdp_offload": True}
@@ -177,10 +195,10 @@ def _id(rows: list[StageRow]) -> str:
     return next(row.estimate.model.id for row in rows if row.estimate is not None)
 
 
-def _counts(found: Found) -> tuple[int, int]:
+def _counts(run: Run) -> tuple[int, int]:
     """Parameters of the model, and of the module that has the most itself."""
     own: dict[str, int] = {}
-    for weight in found.weights:
+    for weight in run.weights:
         home = weight.name.rpartition(".")[0]
         own[home] = own.get(home, 0) + num_elements(weight.shape)
     return sum(own.values()), max(own.values(), default=0)
@@ -199,12 +217,16 @@ def _official(
             )
         elif options.get("zero") == 3:
             states = zero3_model_states(
-                parameters, largest, gpus_per_node=node, nodes=nodes, offloads_optimizer=away,
+                parameters,
+                largest,
+                gpus_per_node=node,
+                nodes=nodes,
+                offloads_optimizer=away,
                 offloads_params=options.get("offload_param", False),
-            )  # fmt: skip
+            )
         else:
             continue
-        yield OfficialRow(name=row.name, states=states, said=_difference(row, states))
+        yield OfficialRow(name=row.name, states=states, difference=_difference(row, states))
 
 
 def _difference(row: StageRow, states: ModelStates) -> str:

@@ -7,17 +7,17 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from memest.config.inputs import module_inputs_of
+from memest.config.options import read_whole
 from memest.errors import ConfigError, MemestError, UnknownModelError
-from memest.feed import feed_of
-from memest.options import read_whole
-from memest.search.answer import Unit, answer, in_order, units_of
+from memest.search.answer import WorkUnit, answer, in_order, units_of
 from memest.search.grid import Grid, gpus_of, read_grid
 from memest.search.points import Sweep, SweepPoint
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Plan", "available_cores", "plan", "sweep"]
+__all__ = ["SweepPlan", "available_cores", "plan", "sweep"]
 
 Progress = Callable[[str], None]
 
@@ -77,19 +77,28 @@ def sweep(
         ['fits', 'fits', 'fits', 'fits']
     """
     made = plan(
-        models, grid, jobs=jobs, ray=ray, inputs=inputs, loss=loss, step_fn=step_fn, dims=dims,
-        model_args=model_args, trust_remote_code=trust_remote_code, **options,
-    )  # fmt: skip
+        models,
+        grid,
+        jobs=jobs,
+        ray=ray,
+        inputs=inputs,
+        loss=loss,
+        step_fn=step_fn,
+        dims=dims,
+        model_args=model_args,
+        trust_remote_code=trust_remote_code,
+        **options,
+    )
     return made.collect(made.points(progress))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class SweepPlan:
     """A sweep whose words were checked and whose points are not answered yet."""
 
     labels: tuple[str, ...]
     grid: Grid
-    units: tuple[Unit, ...]
+    units: tuple[WorkUnit, ...]
     jobs: int | None
     ray: str | None
 
@@ -105,14 +114,14 @@ class Plan:
             progress: told about each longer thing done in this process.
         """
         if self.ray is not None:
-            from memest.search.on_ray import answer_on_ray
+            from memest.search.executors import answer_on_ray
 
-            found = answer_on_ray(self.units, self.ray, self.jobs)
-            return in_order(found, range(self.num_points))
+            sweep_points = answer_on_ray(self.units, self.ray, self.jobs)
+            return in_order(sweep_points, range(self.num_points))
         jobs = self.jobs or min(len(self.units), available_cores())
         units = units_of(self.units, jobs)
         if min(jobs, len(units)) > 1:
-            from memest.search.workers import answer_in_processes
+            from memest.search.executors import answer_in_processes
 
             return in_order(answer_in_processes(units, jobs), range(self.num_points))
         return (point for unit in units for point in answer(unit, progress))
@@ -143,7 +152,7 @@ def plan(
     model_args: Any = None,
     trust_remote_code: bool = False,
     **options: Any,
-) -> Plan:
+) -> SweepPlan:
     """Check everything that can be wrong before the first point; arguments as :func:`sweep`.
 
     Args:
@@ -166,8 +175,8 @@ def plan(
         if jobs < 1:
             raise ConfigError(f"--jobs {jobs} is out of range: it must be at least 1.")
     cluster = _address(ray)
-    feed = feed_of(inputs, loss, step_fn, dims, model_args)
-    if live or not feed.travels:
+    module_inputs = module_inputs_of(inputs, loss, step_fn, dims, model_args)
+    if live or not module_inputs.travels:
         if cluster is not None or (jobs or 1) > 1:
             raise ConfigError(
                 "live modules, tensors and functions stay in this process: leave out jobs and ray, "
@@ -180,7 +189,7 @@ def plan(
         if isinstance(model, str):
             _check_model(model, trust_remote_code=trust_remote_code)
     if cluster is not None:
-        from memest.search.on_ray import check_ray
+        from memest.search.executors import check_ray
 
         check_ray(cluster)
     labels = tuple(model if isinstance(model, str) else type(model).__name__ for model in named)
@@ -188,13 +197,16 @@ def plan(
     for question in spanned.questions(len(named)):
         questions[question.model].append(question)
     units = tuple(
-        Unit(
-            model=model, label=label, trust_remote_code=trust_remote_code,
-            questions=tuple(asked), feed=feed,
+        WorkUnit(
+            model=model,
+            label=label,
+            trust_remote_code=trust_remote_code,
+            questions=tuple(asked),
+            feed=module_inputs,
         )
         for model, label, asked in zip(named, labels, questions, strict=True)
-    )  # fmt: skip
-    return Plan(labels=labels, grid=spanned, units=units, jobs=jobs, ray=cluster)
+    )
+    return SweepPlan(labels=labels, grid=spanned, units=units, jobs=jobs, ray=cluster)
 
 
 def _models(models: Any) -> list[Any]:
@@ -216,7 +228,7 @@ def _address(ray: str | bool | None) -> str | None:
 
 
 def _check_gpus(grid: Grid, *, on_cluster: bool) -> None:
-    from memest.hardware.nvml import resolve_gpu
+    from memest.catalog.nvml import resolve_gpu
 
     for name in gpus_of(grid):
         if on_cluster and name.strip().lower().startswith("local"):
@@ -229,7 +241,7 @@ def _check_gpus(grid: Grid, *, on_cluster: bool) -> None:
 
 def _check_model(model: str, *, trust_remote_code: bool) -> None:
     """Refuse a name that leads nowhere; what is wrong with a file is told by its points."""
-    from memest.models.resolve import resolve_model
+    from memest.catalog.resolve import resolve_model
 
     try:
         resolve_model(model, trust_remote_code=trust_remote_code)

@@ -3,20 +3,44 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from rich.console import JustifyMethod, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from memest.config.options import find_option
 from memest.errors import ConfigError
-from memest.options import find_option
-from memest.report.grid import GridRow, GridTable
-from memest.report.heat import HeatCell, HeatMap, HeatPanel, Mark
-from memest.result import Verdict
+from memest.report.heatmap import (
+    HeatCell,
+    HeatMap,
+    HeatMark,
+    HeatPanel,
+    draw_heat_map,
+    render_fragment,
+    render_page,
+)
+from memest.report.plots import png_of
+from memest.report.result import Verdict
+from memest.report.terminal import (
+    VERDICT_STYLES,
+    Page,
+    bullets,
+    grid,
+    render,
+    room_for_bar,
+    section,
+)
 from memest.search.grid import Grid, shown
 from memest.search.points import METRICS, Sweep, SweepPoint
 from memest.units import format_delta, format_size
 
-__all__ = ["check_metric", "failure_notes", "grid_table", "heat_map", "summary"]
+__all__ = ["check_metric", "failure_notes", "heat_map", "summary", "sweep_parts"]
 
+_LONGEST_BAR = 30
 _METERS = {
     "device": "device peak, as nvidia-smi shows it for the process",
     "allocated": "allocated peak, torch.cuda.max_memory_allocated()",
@@ -101,10 +125,10 @@ def summary(sweep: Sweep) -> str:
     """The result in one sentence."""
     num = len(sweep.points)
     title = _title(sweep)
-    said = f"{num} point{'s' * (num != 1)} of {title}"
+    sentence = f"{num} point{'s' * (num != 1)} of {title}"
     cards = _gpu_names(sweep)
     if cards:
-        said += f" on {cards[0]}" if len(cards) == 1 else f" on {len(cards)} GPUs"
+        sentence += f" on {cards[0]}" if len(cards) == 1 else f" on {len(cards)} GPUs"
     parts = []
     for verdict, one, many in _VERDICTS:
         count = sum(point.verdict is verdict for point in sweep.points)
@@ -116,7 +140,7 @@ def summary(sweep: Sweep) -> str:
         parts.append(f"{low} of GPU memory" if low == high else f"{low} to {high} of GPU memory")
     if sweep.failures:
         parts.append(f"{len(sweep.failures)} without an answer")
-    return f"{said}: {', '.join(parts)}." if parts else f"{said}."
+    return f"{sentence}: {', '.join(parts)}." if parts else f"{sentence}."
 
 
 def _title(sweep: Sweep) -> str:
@@ -130,34 +154,98 @@ def _subtitle(sweep: Sweep) -> str:
     return ", ".join(same)
 
 
-def grid_table(sweep: Sweep, metric: str = "device") -> GridTable:
-    """The rows of the table on a terminal."""
+def sweep_parts(sweep: Sweep, page: Page, *, metric: str = "device") -> Iterator[RenderableType]:
+    """The table on a terminal, one row a point.
+
+    Args:
+        sweep: what to show.
+        page: where it is written.
+        metric: what the bars show.
+    """
     check_metric(metric, has_gpu=_has_gpu(sweep))
+    yield Text(summary(sweep), style="bold")
+    subtitle = _subtitle(sweep)
+    if subtitle:
+        yield Text(subtitle, style="dim")
+    yield Padding(_table(sweep, page, metric), (1, 0, 0, 0))
+    notes = failure_notes(sweep)
+    if notes:
+        yield section("Without an answer", bullets(notes, page))
+
+
+def _table(sweep: Sweep, page: Page, metric: str) -> Table:
     varied = [axis for axis in sweep.axes if len(axis.values) > 1]
     names = {axis.name for axis in varied}
     several = len(sweep.models) > 1 or not varied
-    rows = []
+    with_gpu = any(point.verdict not in (None, Verdict.UNKNOWN) for point in sweep.points)
+    labels = ["model"] * several + [axis.label for axis in varied]
+    head = [*labels, "allocated", "reserved", "device"]
+    head += ["headroom", "verdict"] * with_gpu
+    cells = []
     for point in sweep.points:
-        chosen = [_text(value) for name, value in point.options if name in names]
-        rows.append(
-            GridRow(
-                names=tuple([point.model] * several + chosen),
-                allocated_bytes=point.measure("allocated"),
-                reserved_bytes=point.measure("reserved"),
-                device_bytes=point.measure("device"),
-                headroom_bytes=point.headroom_bytes,
-                verdict=point.verdict,
-                measure=point.measure(metric),
-            )
-        )
-    return GridTable(
-        summary=summary(sweep),
-        subtitle=_subtitle(sweep),
-        columns=tuple(["model"] * several + [axis.label for axis in varied]),
-        metric=metric,
-        rows=tuple(rows),
-        notes=failure_notes(sweep),
-    )
+        line = [point.model] * several
+        line += [_text(value) for name, value in point.options if name in names]
+        line += [_size(point.measure(peak)) for peak in ("allocated", "reserved", "device")]
+        if with_gpu:
+            spare = point.headroom_bytes
+            line += ["" if spare is None else format_delta(spare), HeatMark.of(point.verdict).value]
+        cells.append(line)
+    sides: list[JustifyMethod] = ["left"] * len(labels)
+    sides += ["right"] * (len(head) - len(sides))
+    if with_gpu:
+        sides[-1] = "left"
+    # the bar stands beside its number and takes what is left of the width
+    room = room_for_bar(page, (head, *cells), _LONGEST_BAR)
+    bar_at = head.index(metric) + 1 if metric in head else len(head)
+    largest = max((point.measure(metric) or 0 for point in sweep.points), default=0)
+    if room:
+        head.insert(bar_at, "")
+        sides.insert(bar_at, "left")
+    out = grid(*sides, head=head, folds=True)
+    for line, point in zip(cells, sweep.points, strict=True):
+        shown = [Text(cell) for cell in line]
+        if with_gpu and point.verdict is not None:
+            shown[-1].stylize(VERDICT_STYLES[point.verdict])
+        if room:
+            bar = page.glyphs.bar(point.measure(metric) or 0, largest, room)
+            shown.insert(bar_at, Text(bar, style="cyan"))
+        out.add_row(*shown)
+    return out
+
+
+def _size(size: int | None) -> str:
+    return "?" if size is None else format_size(size)
+
+
+def render_sweep(sweep: Sweep) -> str:
+    """The table as text, a little wider than other reports."""
+    return render(sweep, width=100)
+
+
+def sweep_rows(sweep: Sweep) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
+    """The rows of a frame, one a point, and the names of its columns."""
+    columns = sweep.columns
+    return [dict(zip(columns, point.to_row(), strict=True)) for point in sweep.points], columns
+
+
+def plot_sweep(sweep: Sweep, metric: str = "device") -> Any:
+    """The heat map as a figure of matplotlib."""
+    return draw_heat_map(heat_map(sweep, metric))
+
+
+def sweep_png(sweep: Sweep, metric: str) -> bytes:
+    """The heat map as a picture."""
+    return png_of(plot_sweep(sweep, metric))
+
+
+def sweep_page(sweep: Sweep, metric: str) -> str:
+    """A page with the heat map."""
+    return render_page(heat_map(sweep, metric))
+
+
+def sweep_html(sweep: Sweep) -> str:
+    """The heat map in a notebook."""
+    return render_fragment(heat_map(sweep, "device"))
 
 
 def _has_gpu(sweep: Sweep) -> bool:
@@ -170,15 +258,15 @@ def _note(sweep: Sweep, point: SweepPoint) -> str:
     if point.peak is None:
         return f"{where}: {point.error}"
     peak = point.peak
-    said = [
+    phrases = [
         f"allocated {format_size(peak.allocated_bytes)}",
         f"reserved {format_size(peak.reserved_bytes)}",
         f"device {format_size(peak.device_bytes)}",
     ]
     if point.headroom_bytes is not None and point.verdict is not None:
-        said.append(f"{point.verdict.value} on {point.gpu_name}")
-        said.append(f"headroom {format_delta(point.headroom_bytes)}")
-    return f"{where}: {', '.join(said)}"
+        phrases.append(f"{point.verdict.value} on {point.gpu_name}")
+        phrases.append(f"headroom {format_delta(point.headroom_bytes)}")
+    return f"{where}: {', '.join(phrases)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,17 +284,17 @@ _NOWHERE = _Way(label="", names=("",), numeric=False, stride=0)
 
 def _ways(sweep: Sweep) -> list[_Way]:
     """The directions that have more than one value, models first."""
-    found: list[_Way] = []
+    ways: list[_Way] = []
     stride = 1
     for axis in reversed(sweep.axes):
         if len(axis.values) > 1:
             numeric = all(isinstance(v, (int, float)) and v is not True for v in axis.values)
             names = tuple(map(_text, axis.values))
-            found.append(_Way(label=axis.label, names=names, numeric=numeric, stride=stride))
+            ways.append(_Way(label=axis.label, names=names, numeric=numeric, stride=stride))
         stride *= len(axis.values)
     if len(sweep.models) > 1:
-        found.append(_Way(label="model", names=sweep.models, numeric=False, stride=stride))
-    return found[::-1]
+        ways.append(_Way(label="model", names=sweep.models, numeric=False, stride=stride))
+    return ways[::-1]
 
 
 def heat_map(sweep: Sweep, metric: str = "device") -> HeatMap:
@@ -258,5 +346,5 @@ def heat_map(sweep: Sweep, metric: str = "device") -> HeatMap:
 
 def _cell(sweep: Sweep, point: SweepPoint, metric: str) -> HeatCell:
     return HeatCell(
-        value=point.measure(metric), mark=Mark.of(point.verdict), note=_note(sweep, point)
+        value=point.measure(metric), mark=HeatMark.of(point.verdict), note=_note(sweep, point)
     )

@@ -12,11 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from memest.events import Category, CueKind, Mark, Phase, Weight
-from memest.hidden.call import DTYPE_BYTES
-from memest.sharding.rewrite import Wrapper
+from memest.sharding.engine import StageWrapper, Wrapper, weight_bytes
 from memest.units import MIB
 
-__all__ = ["Ddp", "assign_buckets", "weight_bytes"]
+__all__ = ["Ddp", "StageDdp", "assign_buckets"]
 
 FIRST_BUCKET_BYTES = MIB
 """``kDefaultFirstBucketBytes``: the first bucket is small, so that communication begins early."""
@@ -28,14 +27,6 @@ IN_FLIGHT = 2
 """``max_in_flight`` of ``broadcast_coalesced``."""
 _ROOT = 0
 _INT32_BYTES = 4
-
-
-def weight_bytes(weight: Weight) -> int:
-    """Bytes of the elements of a weight."""
-    count = 1
-    for extent in weight.shape:
-        count *= extent
-    return count * DTYPE_BYTES[weight.dtype]
 
 
 def assign_buckets(sizes: Sequence[tuple[str, int]], caps: Sequence[int]) -> list[list[int]]:
@@ -90,6 +81,7 @@ class Ddp(Wrapper):
         as_views: ``gradient_as_bucket_view``.
         skips_sync: all micro-steps but the last of a step run under ``no_sync``.
         last_micro_step: number of the last one.
+        syncs: this micro-step does not run under ``no_sync``.
     """
 
     weights: Sequence[Weight]
@@ -98,19 +90,18 @@ class Ddp(Wrapper):
     as_views: bool
     skips_sync: bool
     last_micro_step: int
+    syncs: bool = True
     _sizes: dict[int, int] = field(default_factory=dict)
     _trained: list[int] = field(default_factory=list)
     _buckets: list[_Bucket] = field(default_factory=list)
     _bucket_of: dict[int, _Bucket] = field(default_factory=dict)
     _gradient_of: dict[int, int] = field(default_factory=dict)
     _owner: dict[int, int] = field(default_factory=dict)
-    _given_back: set[int] = field(default_factory=set)
+    _replaced: set[int] = field(default_factory=set)
     _buffers: list[int] = field(default_factory=list)
     _ready: list[int] = field(default_factory=list)
     _rebuilds: bool = False
-    _syncs: bool = True
     _synced_before: bool = True
-    _made: bool = False
 
     def __post_init__(self) -> None:
         self._sizes = {index: weight_bytes(weight) for index, weight in enumerate(self.weights)}
@@ -126,17 +117,15 @@ class Ddp(Wrapper):
 
     def frees(self, number: int) -> bool:
         """See :meth:`Wrapper.frees`."""
-        if number in self._given_back:
-            self._given_back.discard(number)
-            self._dropped(number)
-            return False
-        self._dropped(number)
-        return True
+        self._drop(number)
+        stays = number in self._replaced  # its bucket took over
+        self._replaced.discard(number)
+        return not stays
 
     def begins(self, mark: Mark) -> None:
         """See :meth:`Wrapper.begins`."""
         if mark.phase is Phase.FORWARD:
-            self._syncs = not self.skips_sync or mark.micro_step == self.last_micro_step
+            self.syncs = not self.skips_sync or mark.micro_step == self.last_micro_step
 
     def cue(self, kind: CueKind, index: int, number: int) -> None:
         """See :meth:`Wrapper.cue`."""
@@ -147,7 +136,7 @@ class Ddp(Wrapper):
             and index == _ROOT
             and self.to.phase is Phase.FORWARD
         ):
-            self._enter_forward()
+            self.enter_forward()
         elif kind is CueKind.READY:
             self._gradient_ready(index, number)
 
@@ -162,15 +151,12 @@ class Ddp(Wrapper):
         self._broadcast(sizes)
         if not self._trained:
             return
-        cap = BUCKET_BYTES if self.bucket_cap_mb is None else int(self.bucket_cap_mb * MIB)
-        first = FIRST_BUCKET_BYTES if self.bucket_cap_mb is None else cap
-        caps = [first, cap] if self.find_unused else [sum(self._sizes.values()) + 1]
-        order = self._trained
-        self._make_buckets(list(reversed(self._assigned(order, caps))))
+        caps = self._caps if self.find_unused else [sum(self._sizes.values()) + 1]
+        self._make_buckets(list(reversed(self._assigned(self._trained, caps))))
         if self.find_unused:
             # which parameters were used, as the ranks tell each other
-            self.to.alloc(_INT32_BYTES * len(order), Category.COMMUNICATION, "ddp: used parameters")
-        self._made = True
+            nbytes = _INT32_BYTES * len(self._trained)
+            self.to.alloc(nbytes, Category.COMMUNICATION, "ddp: used parameters")
 
     def _broadcast(self, sizes: Sequence[tuple[str, int]]) -> None:
         """``broadcast_coalesced``: flat copies, at most two of them at a time."""
@@ -181,16 +167,23 @@ class Ddp(Wrapper):
                 self.to.free(flying.pop(0))
             nbytes = sum(sizes[index][1] for index in bucket)
             flying.append(self.to.alloc(nbytes, Category.COMMUNICATION, "ddp: broadcast"))
-        for number in flying:
-            self.to.free(number)
+        self.to.free(*flying)
 
-    def _enter_forward(self) -> None:
+    def enter_forward(self) -> None:
+        """``_pre_forward``: buckets are made anew, and buffers sent."""
         if self._rebuilds and not self.find_unused:
             self._rebuild()
         if self._buffers and self._synced_before:
             sizes = [("", self.to.out.sizes[number]) for number in self._buffers]
             self._broadcast(sizes)
-        self._synced_before = self._syncs
+        self._synced_before = self.syncs
+
+    @property
+    def _caps(self) -> list[int]:
+        """Bytes at which the first bucket is closed, and the others."""
+        if self.bucket_cap_mb is None:
+            return [FIRST_BUCKET_BYTES, BUCKET_BYTES]
+        return [int(self.bucket_cap_mb * MIB)]
 
     def _assigned(self, order: Sequence[int], caps: Sequence[int]) -> list[list[int]]:
         """Buckets of weights in an order."""
@@ -217,9 +210,7 @@ class Ddp(Wrapper):
         for bucket in old:
             if not bucket.viewed_by:
                 self.to.free(bucket.number)
-        cap = BUCKET_BYTES if self.bucket_cap_mb is None else int(self.bucket_cap_mb * MIB)
-        first = FIRST_BUCKET_BYTES if self.bucket_cap_mb is None else cap
-        self._make_buckets(self._assigned(self._ready, [first, cap]))
+        self._make_buckets(self._assigned(self._ready, self._caps))
         for bucket in old:
             for index in bucket.viewed_by:
                 self._bucket_of[index].viewed_by.add(index)
@@ -231,7 +222,7 @@ class Ddp(Wrapper):
         if number >= 0:
             self._gradient_of[index] = number
             self._owner[number] = index
-        if not self._syncs or not self._made:
+        if not self.syncs or not self._buckets:
             return
         if not self.find_unused and len(self._ready) < len(self._trained):
             if index not in self._ready:
@@ -245,12 +236,12 @@ class Ddp(Wrapper):
         """The gradient is copied to its place in the bucket, which takes over."""
         bucket = self._bucket_of[index]
         own = self._gradient_of.get(index)
-        if own is not None and own not in self._given_back:
+        if own is not None and own not in self._replaced:
             self.to.free(own)
-            self._given_back.add(own)
+            self._replaced.add(own)
         bucket.viewed_by.add(index)
 
-    def _dropped(self, number: int) -> None:
+    def _drop(self, number: int) -> None:
         """``zero_grad`` drops a gradient."""
         index = self._owner.pop(number, None)
         if index is None or self._gradient_of.get(index) != number:
@@ -258,3 +249,22 @@ class Ddp(Wrapper):
         del self._gradient_of[index]
         if index in self._bucket_of:
             self._bucket_of[index].viewed_by.discard(index)
+
+
+@dataclass(slots=True, kw_only=True)
+class StageDdp(StageWrapper):
+    """DDP around a stage of a pipeline: all but its last backward run under ``no_sync``."""
+
+    inner: Ddp
+
+    def enter(self) -> None:
+        """See :meth:`StageWrapper.enter`."""
+        self.inner.syncs = False
+        self.inner.enter_forward()
+
+    def cue(self, kind: CueKind, index: int, number: int) -> None:
+        """See :meth:`Wrapper.cue`: the schedule says when gradients are reduced."""
+        if kind is CueKind.STAGE_SYNC:
+            self.inner.syncs = True
+        elif kind in (CueKind.PLACED, CueKind.READY):
+            self.inner.cue(kind, index, number)

@@ -44,9 +44,15 @@ def zero2_model_states(
 
 
 def zero3_model_states(
-    parameters: int, largest_layer: int, *, gpus_per_node: int, nodes: int = 1,
-    offloads_optimizer: bool, offloads_params: bool = False, zero_init: bool = True,
-) -> ModelStates:  # fmt: skip
+    parameters: int,
+    largest_layer: int,
+    *,
+    gpus_per_node: int,
+    nodes: int = 1,
+    offloads_optimizer: bool,
+    offloads_params: bool = False,
+    zero_init: bool = True,
+) -> ModelStates:
     """ZeRO-3: 4 bytes a parameter of the largest layer, and 18 for each shared by all.
 
     Args:

@@ -9,32 +9,148 @@ reduced.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
-from memest.distributed import Prefetch
-from memest.events import WARM_UP, Category, Phase
-from memest.hidden.call import DTYPE_BYTES
-from memest.sharding.flat import Flat, flat_of
-from memest.sharding.fsdp import ALL_REDUCE_STREAM, Fsdp2, State, Unit
-from memest.sharding.shards import num_elements
+from memest.config.parallelism import Fsdp, Prefetch
+from memest.config.setup import Setup
+from memest.errors import ConfigError
+from memest.events import WARM_UP, Category, Landmarks, Phase, Weight
+from memest.sharding.engine import DEFAULT_STREAM, ShardedRank, num_elements
+from memest.sharding.fsdp import ALL_REDUCE_STREAM, FsdpPolicy, FsdpUnit, State, is_inside
+from memest.sharding.fsdp_units import ROOT, stored_dtype, units_of
+from memest.workspaces.operator_call import DTYPE_BYTES
 
-__all__ = ["Fsdp1"]
+__all__ = ["Flat", "Fsdp1", "flat_of", "flat_weights", "keeps_whole"]
 
-_ROOT = ""
 _PRE_UNSHARD_STREAM = 4
 _UNSHARD_STREAM = 1
 _POST_BACKWARD_STREAM = 2
+_ALIGNED_BYTES = 16
+"""``_get_aligned_numel``: with ``use_orig_params`` every parameter begins at such an address."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flat:
+    """A flat parameter.
+
+    Attributes:
+        weights: numbers of its parameters, in order.
+        offsets: first element of each.
+        elements: of all of them with the padding between.
+        shard_elements: of a rank.
+    """
+
+    weights: tuple[int, ...]
+    offsets: tuple[int, ...]
+    elements: int
+    shard_elements: int
+
+
+def flat_of(
+    members: Sequence[int], weights: Sequence[Weight], *, ranks: int, aligned: bool
+) -> Flat:
+    """How the parameters of a unit lie in its flat parameter.
+
+    Source: ``FlatParamHandle._init_flat_param_and_metadata``.
+
+    Args:
+        members: numbers of the parameters.
+        weights: of the model, in the dtype that they compute in.
+        ranks: that share it.
+        aligned: ``use_orig_params``: with padding between parameters.
+
+    Raises:
+        ConfigError: parameters of several dtypes, or frozen ones beside others.
+    """
+    dtypes = sorted({weights[index].dtype for index in members})
+    if len(dtypes) > 1:
+        raise ConfigError(
+            "--fsdp-version 1 flattens the parameters of a unit into one, and these have "
+            f"{' and '.join(dtypes)}: the run stops there. Use --fsdp-version 2."
+        )
+    if len({weights[index].trains for index in members}) > 1:
+        frozen = next(weights[index].name for index in members if not weights[index].trains)
+        trained = next(weights[index].name for index in members if weights[index].trains)
+        raise ConfigError(
+            f"--fsdp-version 1 is not modelled where a unit has frozen parameters ({frozen}) "
+            f"beside those that train ({trained}): without use_orig_params the run stops there, "
+            "with it gradients of both are computed. Use --fsdp-version 2, which takes each by "
+            "itself."
+        )
+    offsets, at = [], 0
+    unit = _ALIGNED_BYTES // DTYPE_BYTES[dtypes[0]] if aligned and members else 1
+    for index in sorted(members):
+        at = -(-at // unit) * unit
+        offsets.append(at)
+        at += num_elements(weights[index].shape)
+    if aligned:
+        at = -(-at // ranks) * ranks
+    return Flat(tuple(sorted(members)), tuple(offsets), at, -(-at // ranks))
+
+
+def keeps_whole(setup: Setup) -> bool:
+    """``NO_SHARD``: asked for, or what FSDP1 makes of any strategy where there is one GPU."""
+    distributed = setup.distributed
+    return distributed.fsdp is Fsdp.NO_SHARD or distributed.shard_ranks == 1
+
+
+def flat_weights(
+    weights: Sequence[Weight], setup: Setup, landmarks: Landmarks
+) -> tuple[Weight, ...]:
+    """What the optimizer of rank 0 has: its part of every flat parameter, whole or in pieces.
+
+    Args:
+        weights: as they were traced.
+        setup: of the run.
+        landmarks: of the model.
+    """
+    ranks, original = setup.distributed.shard_ranks, setup.keeps_parameters
+    out: list[tuple[int, Weight]] = []
+    place = {name: number for number, name in enumerate(landmarks.kinds)}
+    for plan in units_of(setup, weights, landmarks):
+        if not plan.weights:
+            continue
+        flat = flat_of(plan.weights, weights, ranks=ranks, aligned=original)
+        first = weights[flat.weights[0]]
+        dtype = stored_dtype(first, setup)
+        elements = flat.elements if keeps_whole(setup) else flat.shard_elements
+        if not original:
+            trains = any(weights[index].trains for index in flat.weights)
+            # modules before those inside them, as ``parameters`` has them
+            order = place.get(plan.modules[0], 0)
+            # nobody finds a parameter of the model in it, by name or by identity
+            weight = replace(first, name=f"{plan.modules[0]}._flat_param".lstrip("."))
+            out.append((order, _piece(weight, elements, dtype, trains=trains)))
+            continue
+        for index, offset in zip(flat.weights, flat.offsets, strict=True):
+            weight = weights[index]
+            size = min(num_elements(weight.shape), max(elements - offset, 0))
+            if size:
+                out.append((index, _piece(weight, size, dtype, trains=weight.trains)))
+    return tuple(weight for _, weight in sorted(out, key=lambda pair: pair[0]))
+
+
+def _piece(weight: Weight, elements: int, dtype: str, *, trains: bool) -> Weight:
+    return replace(
+        weight,
+        shape=(elements,),
+        stride=(1,),
+        dtype=dtype,
+        trains=trains,
+        has_grad=trains,
+    )
 
 
 @dataclass(slots=True, kw_only=True)
-class Fsdp1(Fsdp2):
+class Fsdp1(FsdpPolicy):
     """One rank of FSDP1.
 
     Attributes:
         original: ``use_orig_params``: the optimizer has parameters, not flat ones.
         full_shard: parameters are given back after every forward, the root's excepted.
         prefetch: when autograd's next unit is gathered.
-        whole: ``NO_SHARD``: nothing is cut, and nothing gathered.
+        keeps_whole: ``NO_SHARD``: nothing is cut, and nothing gathered.
         reentrant: layers are recomputed by reentrant checkpoints: what lies in them has no hooks
             for backward before the recomputation.
     """
@@ -42,124 +158,116 @@ class Fsdp1(Fsdp2):
     original: bool
     full_shard: bool
     prefetch: Prefetch
-    whole: bool = False
+    keeps_whole: bool = False
     reentrant: bool = False
-    _flats: dict[Unit, Flat] = field(default_factory=dict)
-    _joined: dict[Unit, int] = field(default_factory=dict)
+    _flats: dict[FsdpUnit, Flat] = field(default_factory=dict)
+    _joined: dict[FsdpUnit, int] = field(default_factory=dict)
     _lazy: bool = True
-    _warm: int | None = None
-    _ordered: list[Unit] = field(default_factory=list)
-    _place: dict[Unit, int] = field(default_factory=dict)
-    _needs: set[Unit] = field(default_factory=set)
-    _leaving: list[Unit] = field(default_factory=list)
-    _inner: set[Unit] = field(default_factory=set)
-    _used: set[Unit] = field(default_factory=set)
+    _warm_up: int | None = None
+    _place: dict[FsdpUnit, int] = field(default_factory=dict)
+    _hooked: set[FsdpUnit] = field(default_factory=set)
+    _leaving: list[FsdpUnit] = field(default_factory=list)
+    _inner: set[FsdpUnit] = field(default_factory=set)
+    _used: set[FsdpUnit] = field(default_factory=set)
 
-    def __post_init__(self) -> None:
-        Fsdp2.__post_init__(self)
-        for unit in self._units:
+    def attach(self, rank: ShardedRank) -> None:
+        """See :meth:`ShardingPolicy.attach`."""
+        FsdpPolicy.attach(self, rank)
+        trained = [weight.name for weight in self.weights if weight.trains and weight.has_grad]
+        for unit in self.units:
             if unit.plan.weights:
                 self._flats[unit] = flat_of(
                     unit.plan.weights, self.weights, ranks=self.ranks, aligned=self.original
                 )
-        trained = [weight.name for weight in self.weights if weight.trains and weight.has_grad]
-        for unit in self._units:
             path = unit.plan.modules[0]
-            if any(around in self._by_module for around in _prefixes(path)[:-1]):
+            if any(around in self._units_at for around in _prefixes(path)[:-1]):
                 self._inner.add(unit)
-            if path == _ROOT or any(name.startswith(f"{path}.") for name in trained):
+            if path == ROOT or any(name.startswith(f"{path}.") for name in trained):
                 self._used.add(unit)
-        if self.ranks > 1 and not self.whole:
-            self.notes.append(
+        if self.ranks > 1 and not self.keeps_whole:
+            rank.notes.append(
                 "FSDP1 records streams: what a kernel still reads is reused when the GPU is done "
                 "with it; reserved is priced as if it were at once."
             )
 
     # -- sizes
 
-    def _compute(self, unit: Unit) -> int:
+    def _computed_item(self, unit: FsdpUnit) -> int:
         """Bytes of an element that computes."""
         return DTYPE_BYTES[self.weights[unit.plan.weights[0]].dtype]
 
-    def _kept(self, unit: Unit) -> int:
+    def _stored_item(self, unit: FsdpUnit) -> int:
         """Bytes of an element that is stored."""
         return max(DTYPE_BYTES[self.stored[weight]] for weight in unit.plan.weights)
 
-    def _in_module_order(self) -> list[Unit]:
-        if not self._ordered:
-            self._ordered = Fsdp2._in_module_order(self)
-        return self._ordered
+    def _rank_elements(self, unit: FsdpUnit) -> int:
+        """Elements that a rank has of a unit."""
+        flat = self._flats[unit]
+        return flat.elements if self.keeps_whole else flat.shard_elements
 
     # -- construction
 
     def allocates(self, number: int) -> bool:
-        """See :meth:`Wrapper.allocates`; nothing is loaded onto the device but to be quantised."""
+        """See :meth:`Wrapper.allocates`; nothing is loaded onto the device but to be quantized."""
         loads = self.to.phase is Phase.LOAD and not self.on_device
-        if loads and self.to.out.label_names[self.to.out.labels[number]] == WARM_UP:
-            self._warm = number
+        if loads and self.to.label(number) == WARM_UP:
+            self._warm_up = number
             return False
-        return Fsdp2.allocates(self, number)
+        return FsdpPolicy.allocates(self, number)
 
     def frees(self, number: int) -> bool:
         """See :meth:`Wrapper.frees`."""
-        if number == self._warm:
-            self._warm = None
+        if number == self._warm_up:
+            self._warm_up = None
             return False
-        return Fsdp2.frees(self, number)
+        return FsdpPolicy.frees(self, number)
 
-    def _construct(self) -> None:
+    def construct(self) -> None:
         """Unit by unit: whole, flat, cut, and let go of."""
         to = self.to
-        self.copy_unplaced()
-        for unit in self._units:
-            if not unit.plan.weights:
-                continue
-            flat, item = self._flats[unit], self._kept(unit)
-            whole = [self._whole(weight) for weight in flat.weights]
+        for unit, flat in self._flats.items():
+            item = self._stored_item(unit)
+            whole = [self.whole(weight) for weight in flat.weights]
             label = "fsdp: flat parameter"
-            module = self.module_of(flat.weights[0])
-            if self.whole:
-                joined = to.alloc(flat.elements * item, Category.PARAMETERS, label, module=module)
+            module = self.rank.module_of(flat.weights[0])
+            if self.keeps_whole:
+                kept = to.alloc(flat.elements * item, Category.PARAMETERS, label, module=module)
             else:
                 joined = to.alloc(flat.elements * item, Category.COMMUNICATION, label)
-            for number in whole:
-                to.free(number)
-            held = flat.elements
-            if not self.whole:
-                held = flat.shard_elements
-                shard = to.alloc(held * item, Category.PARAMETERS, "fsdp: shard", module=module)
+            to.free(*whole)
+            nbytes = self._rank_elements(unit) * item
+            if not self.keeps_whole:
+                kept = to.alloc(nbytes, Category.PARAMETERS, "fsdp: shard", module=module)
                 to.free(joined)
-                joined = shard
             if self.offloads:
-                to.free(joined)
+                to.free(kept)
                 # the gradient has a place of its own beside it
-                to.out.host_bytes += 2 * held * item
+                to.out.host_bytes += 2 * nbytes
 
     def _initialise(self) -> None:
         """``init_flat_param_attributes``: storages are made, and freed until they are needed."""
-        for unit in self._in_module_order():
+        for unit in self.in_module_order():
             if not unit.plan.weights:
                 continue
-            flat = self._flats[unit]
-            full, part = self.ranks * flat.shard_elements, flat.shard_elements
-            casts = self._kept(unit) != self._compute(unit)
-            sizes = [] if self.whole else [full * self._compute(unit)]
-            if casts:
-                sizes.insert(0, (flat.elements if self.whole else part) * self._compute(unit))
-            if casts and not self.whole:
-                sizes.append(full * self._kept(unit))
+            computed, stored = self._computed_item(unit), self._stored_item(unit)
+            gathered = self.ranks * self._flats[unit].shard_elements
+            sizes = [] if self.keeps_whole else [gathered * computed]
+            if stored != computed:
+                sizes.insert(0, self._rank_elements(unit) * computed)
+                if not self.keeps_whole:
+                    sizes.append(gathered * stored)
             for nbytes in sizes:
-                self.to.free(self._alloc(nbytes, "fsdp: storage", 0))
+                self.to.free(self.passing(nbytes, "fsdp: storage", DEFAULT_STREAM))
 
     # -- hooks of modules
 
     def leaves(self, phase: Phase) -> None:
         """See :meth:`Wrapper.leaves`."""
-        if self.whole and phase is Phase.FORWARD:
-            for unit in self._by_module.get(_ROOT, ()):
-                self._reshard(unit)
+        if self.keeps_whole and phase is Phase.FORWARD:
+            for unit in self._units_at.get(ROOT, ()):
+                self.reshard(unit)
 
-    def _enter(self, module: str, *, fed: bool) -> None:
+    def enter(self, module: str, *, fed: bool) -> None:
         """``_pre_forward``; where layers are recomputed, units inside them have it once more.
 
         The checkpoint lies inside a layer's own unit: autograd has come to that before.
@@ -167,50 +275,52 @@ class Fsdp1(Fsdp2):
         if self._lazy:
             self._lazy = False
             self._initialise()
-        for unit in self._by_module.get(module, ()):
+        for unit in self._units_at.get(module, ()):
             if unit.state is State.PRE_BACKWARD:
                 continue
-            if self._in_backward and unit not in self._inner:
+            if self.rank.in_backward and unit not in self._inner:
                 self._pre_backward(unit)
                 continue
             if unit.is_root:
-                self._reset_gradients()
+                # ``_reset_flat_param_grad_info_if_needed``
+                for other in self.in_module_order():
+                    self.drop_if_zeroed(other)
             unit.state = State.FORWARD
-            self._unshard(unit)
+            self.gather(unit)
             # the hook behind a gradient is there in any case, else there is one on the inputs
             unit.fed_by = module if fed or self._trains(unit) else None
-            unit.reached = False
             if fed:
                 self._used.add(unit)
 
-    def _leave(self, module: str) -> None:
+    def leave(self, module: str) -> None:
         """``_post_forward``."""
-        for unit in self._by_module.get(module, ()):
+        for unit in self._units_at.get(module, ()):
             if unit.state is not State.FORWARD:
                 continue
             # accelerate's conversion of the outputs comes before this hook of the root
             ends = not (unit.is_root and self.to.phase is Phase.FORWARD)
-            if unit.plan.reshards or (self.whole and ends):
-                self._reshard(unit)
+            if unit.plan.reshards or (self.keeps_whole and ends):
+                self.reshard(unit)
             if unit.plan.weights:
                 # a place that is not the first is kept (``record_post_forward``)
                 if not self._place.get(unit):
                     self._place[unit] = len(self._order)
                 self._order.append(unit)
-            hidden = self.reentrant and not self._in_backward and unit in self._inner
+            hidden = self.reentrant and not self.rank.in_backward and unit in self._inner
             if unit in self._used and not hidden:
-                self._needs.add(unit)
+                self._hooked.add(unit)
             unit.state = State.IDLE
 
-    def _autograd_at(self, module: str) -> None:
-        if not self._began:
-            self._began = True
-            for unit in self._by_module.get(_ROOT, ()):
+    def autograd_at(self, module: str) -> None:
+        """Hooks of outputs, of flat gradients and of inputs."""
+        if not self.has_begun:
+            self.has_begun = True
+            for unit in self._units_at.get(ROOT, ()):
                 self._pre_backward(unit)
         frozen = []
         for unit in reversed(list(self._leaving)):
             assert unit.fed_by is not None
-            if self._is_inside(module, unit.fed_by) or not self._complete(unit):
+            if is_inside(module, unit.fed_by) or not self._is_complete(unit):
                 continue
             self._leaving.remove(unit)
             unit.fed_by = None
@@ -219,8 +329,8 @@ class Fsdp1(Fsdp2):
             else:
                 frozen.append(unit)
         for path in _prefixes(module):
-            for unit in self._by_module.get(path, ()):
-                if unit.state is State.IDLE and unit in self._needs:
+            for unit in self._units_at.get(path, ()):
+                if unit.state is State.IDLE and unit in self._hooked:
                     self._pre_backward(unit)
                 if unit.fed_by is not None and unit not in self._leaving:
                     self._leaving.append(unit)
@@ -228,22 +338,16 @@ class Fsdp1(Fsdp2):
             # the hook on its inputs, behind that on the outputs of the unit that they come from
             self._post_backward(unit)
 
-    def _trains(self, unit: Unit) -> bool:
+    def _trains(self, unit: FsdpUnit) -> bool:
         return any(self.weights[weight].trains for weight in unit.plan.weights)
 
-    @staticmethod
-    def _is_inside(module: str, outer: str) -> bool:
-        return outer == _ROOT or module == outer or module.startswith(f"{outer}.")
-
-    def _complete(self, unit: Unit) -> bool:
+    def _is_complete(self, unit: FsdpUnit) -> bool:
         """Whether its flat gradient is there: what is used twice has both."""
         return all(
-            weight in self.gradients
+            weight in self.rank.gradients
             for weight in unit.plan.weights
             if self.weights[weight].trains and self.weights[weight].has_grad
         )
-
-    # -- gradients
 
     def zeroed(self, weight: int) -> None:
         """``zero_grad``: parameters one by one, or the flat ones, those of outer modules first."""
@@ -251,97 +355,90 @@ class Fsdp1(Fsdp2):
             # the flat parameter has its own reference, which the next forward drops
             self._unit_of[weight].dropped.add(weight)
             return
-        for unit in self._in_module_order():
-            while unit.sharded_gradients:
-                self.to.free(unit.sharded_gradients.pop())
-
-    def _reset_gradients(self) -> None:
-        """``_reset_flat_param_grad_info_if_needed``, in ``_root_pre_forward``."""
-        for unit in self._in_module_order():
-            trained = {w for w in unit.plan.weights if self.weights[w].has_grad}
-            if trained and unit.dropped >= trained:
-                while unit.sharded_gradients:
-                    self.to.free(unit.sharded_gradients.pop())
-                unit.dropped.clear()
+        for unit in self.in_module_order():
+            self.drop_gradient(unit)
 
     # -- what a unit does
 
-    def _unshard(self, unit: Unit) -> None:
+    def gather(self, unit: FsdpUnit) -> None:
         """``_unshard``: the shard in the dtype of the forward, then the whole."""
         if unit.full or not unit.plan.weights:
             return
-        flat, item = self._flats[unit], self._compute(unit)
-        first, held, local = flat.weights[0], flat.shard_elements, []
-        if self.whole:
-            held = flat.elements
+        computed, stored = self._computed_item(unit), self._stored_item(unit)
+        elements, first = self._rank_elements(unit), self._flats[unit].weights[0]
+        shard = None
         if self.offloads:
-            size = held * self._kept(unit)
-            local.append(self._alloc(size, "fsdp: shard from the host", _PRE_UNSHARD_STREAM))
-        if self._kept(unit) != item:
-            half = self._alloc(held * item, "fsdp: shard in half precision", _PRE_UNSHARD_STREAM)
-            for number in local:
-                self.to.free(number)
-            local = [half]
-        if self.whole:
+            label = "fsdp: shard from the host"
+            shard = self.passing(elements * stored, label, _PRE_UNSHARD_STREAM)
+        if stored != computed:
+            label = "fsdp: shard in half precision"
+            half = self.passing(elements * computed, label, _PRE_UNSHARD_STREAM)
+            if shard is not None:
+                self.to.free(shard)
+            shard = half
+        if self.keeps_whole:
             # what there is is what computes
-            if local:
-                unit.full[first] = local.pop()
+            if shard is not None:
+                unit.full[first] = shard
             return
         unit.full[first] = self.to.alloc(
-            self.ranks * flat.shard_elements * item, Category.COMMUNICATION,
-            "fsdp: gathered parameters", module=self.module_of(first),
+            self.ranks * elements * computed,
+            Category.COMMUNICATION,
+            "fsdp: gathered parameters",
+            module=self.rank.module_of(first),
             stream=_UNSHARD_STREAM,
-        )  # fmt: skip
-        for number in local:
-            self.to.free(number)
+        )
+        if shard is not None:
+            self.to.free(shard)
 
-    def _wait(self, unit: Unit) -> None:
-        """Parameters are views of what was gathered."""
-
-    def _prefetch_behind(self, unit: Unit) -> None:
+    def _prefetch_behind(self, unit: FsdpUnit) -> None:
         """``get_handle_to_backward_prefetch``: who came before it in the order of forwards."""
         index = self._place.get(unit)
         if index:
             before = self._order[index - 1]
-            if before in self._needs:
-                self._unshard(before)
+            if before in self._hooked:
+                self.gather(before)
 
-    def _pre_backward(self, unit: Unit) -> None:
+    def _pre_backward(self, unit: FsdpUnit) -> None:
         unit.state = State.PRE_BACKWARD
-        self._unshard(unit)
-        self._needs.discard(unit)
+        self.gather(unit)
+        self._hooked.discard(unit)
         if self.prefetch is Prefetch.BACKWARD_PRE:
             self._prefetch_behind(unit)
 
-    def _post_backward(self, unit: Unit) -> None:
+    def _post_backward(self, unit: FsdpUnit) -> None:
         """The flat gradient is there (``_post_backward_hook``)."""
         unit.state = State.POST_BACKWARD
-        flat = self._flats[unit]
-        computed = [w for w in flat.weights if w in self.gradients]
-        added = self._join(unit, flat) if computed else None
-        if self._syncs or self.full_shard or self.whole:
-            self._reshard(unit)
+        computed = [w for w in unit.plan.weights if w in self.rank.gradients]
+        added = self._join(unit) if computed else None
+        if self._reshards:
+            self.reshard(unit)
         if self.prefetch is Prefetch.BACKWARD_POST:
             self._prefetch_behind(unit)
-        if unit in self._joined and self._syncs:
-            self._reduce_flat(unit, self._joined.pop(unit), flat)
+        if unit in self._joined and self.syncs:
+            self._reduce(unit, self._joined.pop(unit))
         if added is not None:
             # autograd has a reference until the hook has run
             self.to.free(added)
 
-    def _join(self, unit: Unit, flat: Flat) -> int | None:
+    @property
+    def _reshards(self) -> bool:
+        """Parameters are given back behind this backward."""
+        return self.syncs or self.full_shard or self.keeps_whole
+
+    def _join(self, unit: FsdpUnit) -> int | None:
         """``split_with_sizes_backward``: what has no gradient, and padding, is zeros.
 
         Returns:
             The flat gradient where it is added to one that is there already.
         """
-        item = self._compute(unit)
+        flat, item, gradients = self._flats[unit], self._computed_item(unit), self.rank.gradients
         zeros, at = [], 0
         for weight, offset in zip(flat.weights, flat.offsets, strict=True):
             elements = num_elements(self.weights[weight].shape)
             if offset > at:
                 zeros.append((offset - at) * item)
-            if weight not in self.gradients:
+            if weight not in gradients:
                 zeros.append(elements * item)
             at = offset + elements
         if self.original and flat.elements > at:
@@ -351,88 +448,64 @@ class Fsdp1(Fsdp2):
             for nbytes in zeros
         ]
         joined = self.to.alloc(
-            flat.elements * item, Category.GRADIENTS, "fsdp: flat gradient",
-            module=self.module_of(flat.weights[0]),
-        )  # fmt: skip
-        for nothing in passing:
-            self.to.free(nothing)
+            flat.elements * item,
+            Category.GRADIENTS,
+            "fsdp: flat gradient",
+            module=self.rank.module_of(flat.weights[0]),
+        )
+        self.to.free(*passing)
         for weight in flat.weights:
-            if weight in self.gradients:
-                self.consume(weight)
-        if unit in self._joined:
-            return joined  # added to what earlier micro-steps left
-        if self.whole and unit.sharded_gradients:
-            # reduced where it lies, after every micro-step
+            self.rank.take_gradient(weight)
+        # added to what earlier micro-steps left, or, whole, reduced where it lies after each
+        if unit in self._joined or (self.keeps_whole and unit.sharded_gradient is not None):
             return joined
         self._joined[unit] = joined
         return None
 
-    def _reduce_flat(self, unit: Unit, gradient: int, flat: Flat) -> None:
-        """``_reduce_grad``."""
-        to, item = self.to, self._compute(unit)
-        if self.whole:
-            self._keep_flat(unit, gradient, flat)
-            return
-        held = [gradient]
-        reduced = DTYPE_BYTES[self.reduce_dtype] if self.reduce_dtype else item
-        if reduced != item:
-            held.append(
-                self._alloc(flat.elements * reduced, "fsdp: cast gradient", _POST_BACKWARD_STREAM)
-            )
-        if flat.shard_elements * self.ranks != flat.elements:
-            held.append(
-                self._alloc(
-                    flat.shard_elements * self.ranks * reduced, "fsdp: padded gradient",
-                    _POST_BACKWARD_STREAM,
-                )
-            )  # fmt: skip
-        result = to.alloc(
-            flat.shard_elements * reduced, Category.GRADIENTS, "fsdp: reduced gradients",
-            stream=_POST_BACKWARD_STREAM,
-        )  # fmt: skip
-        if reduced != self._kept(unit):
+    def _reduce(self, unit: FsdpUnit, gradient: int) -> None:
+        """``_reduce_grad``; ``_reduce_grad_no_shard`` reduces where the gradient is."""
+        computed, stored = self._computed_item(unit), self._stored_item(unit)
+        flat, passing, result = self._flats[unit], [gradient], gradient
+        if not self.keeps_whole:
+            gathered = flat.shard_elements * self.ranks
+            if gathered != flat.elements:
+                nbytes = gathered * computed
+                passing.append(self.passing(nbytes, "fsdp: padded gradient", _POST_BACKWARD_STREAM))
+            result = self._alloc_reduced(flat.shard_elements * computed, _POST_BACKWARD_STREAM)
+        if computed != stored:
             stream = ALL_REDUCE_STREAM if self.replicated else _POST_BACKWARD_STREAM
-            cast = to.alloc(
-                flat.shard_elements * self._kept(unit), Category.GRADIENTS,
-                "fsdp: reduced gradients", stream=stream,
-            )  # fmt: skip
-            to.free(result)
+            if self.keeps_whole:
+                stream = _POST_BACKWARD_STREAM
+            cast = self._alloc_reduced(self._rank_elements(unit) * stored, stream)
+            self.to.free(result)
             result = cast
-        if self.offloads or unit.sharded_gradients:
-            to.free(result)
-        else:
-            unit.sharded_gradients.append(result)
-            unit.dropped.clear()
-        for number in reversed(held):
-            to.free(number)
-
-    def _keep_flat(self, unit: Unit, gradient: int, flat: Flat) -> None:
-        """``_reduce_grad_no_shard``: reduced where it is, and made what the parameter is."""
-        if self._kept(unit) != self._compute(unit):
-            cast = self.to.alloc(
-                flat.elements * self._kept(unit), Category.GRADIENTS, "fsdp: reduced gradients",
-                stream=_POST_BACKWARD_STREAM,
-            )  # fmt: skip
-            self.to.free(gradient)
-            gradient = cast
-        unit.sharded_gradients.append(gradient)
-        unit.dropped.clear()
-
-    def _final_callback(self) -> None:
-        """``_post_backward_final_callback``; no hook came for inputs without gradients."""
-        if not self._began:
+        if self.keeps_whole:
+            self.keep_gradient(unit, result)
             return
-        self._began = False
+        if self.offloads or unit.sharded_gradient is not None:
+            self.to.free(result)
+        else:
+            self.keep_gradient(unit, result)
+        self.to.free(*reversed(passing))
+
+    def _alloc_reduced(self, nbytes: int, stream: int) -> int:
+        return self.to.alloc(nbytes, Category.GRADIENTS, "fsdp: reduced gradients", stream=stream)
+
+    def end_backward(self) -> None:
+        """``_post_backward_final_callback``; no hook came for inputs without gradients."""
+        if not self.has_begun:
+            return
+        self.has_begun = False
         self._leaving.clear()
-        for unit in self._in_module_order():
+        for unit in self.in_module_order():
             done = unit.state is State.POST_BACKWARD or not unit.plan.weights
-            if not done and any(weight in self.gradients for weight in unit.plan.weights):
+            if not done and any(weight in self.rank.gradients for weight in unit.plan.weights):
                 self._post_backward(unit)
-            elif unit.full and (self._syncs or self.full_shard or self.whole):
-                self._reshard(unit)
+            elif unit.full and self._reshards:
+                self.reshard(unit)
             unit.state = State.IDLE
             unit.fed_by = None
-        self._needs.clear()
+        self._hooked.clear()
         self._place.clear()
         self._order.clear()
 

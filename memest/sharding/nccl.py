@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from memest.distributed import Distributed, Strategy
+from memest.config.parallelism import Distributed, Strategy
 from memest.units import KIB, MIB, format_size
 
 __all__ = ["Communicators", "communicators"]
@@ -45,7 +45,9 @@ class Communicators:
     basis: str
 
 
-def communicators(spread: Distributed, capability: tuple[int, int] | None) -> Communicators | None:
+def communicators(
+    distributed: Distributed, capability: tuple[int, int] | None
+) -> Communicators | None:
     """What the communicator of a run takes on each GPU; None where there is none.
 
     All ranks are in one group (DDP, FSDP2 on a mesh of one dimension, ZeRO), so there is one; with
@@ -56,26 +58,32 @@ def communicators(spread: Distributed, capability: tuple[int, int] | None) -> Co
     The middle of the range is expected, for want of anything better.
 
     Args:
-        spread: how the run is spread over GPUs.
+        distributed: how the run is spread over GPUs.
         capability: compute capability of the GPUs; None where it is not known.
     """
-    alone = spread.strategy is Strategy.NONE and spread.pp == 1 and spread.tp == 1
-    if spread.num_gpus == 1 or alone:
+    alone = distributed.strategy is Strategy.NONE and distributed.pp == 1 and distributed.tp == 1
+    if distributed.num_gpus == 1 or alone:
         return None
-    if spread.nccl_memory is not None:
-        given = spread.nccl_memory
+    if distributed.nccl_memory is not None:
+        nbytes = distributed.nccl_memory
         return Communicators(
-            low_bytes=given, expected_bytes=given, high_bytes=given,
-            basis=f"NCCL {format_size(given)} as given",
-        )  # fmt: skip
-    groups = [n for n in (spread.shard_ranks, spread.num_copies, spread.tp) if n > 1]
-    if 1 < spread.cp < spread.shard_ranks:
-        groups.append(spread.cp)  # else those of a sequence are those that share the parameters
-    if spread.sp > 1:
-        groups.append(spread.sp)  # a group of its own, of all GPUs too (parallel_state_sp)
+            low_bytes=nbytes,
+            expected_bytes=nbytes,
+            high_bytes=nbytes,
+            basis=f"NCCL {format_size(nbytes)} as given",
+        )
+    groups = [n for n in (distributed.shard_ranks, distributed.num_copies, distributed.tp) if n > 1]
+    if 1 < distributed.cp < distributed.shard_ranks:
+        groups.append(
+            distributed.cp
+        )  # else those of a sequence are those that share the parameters
+    if distributed.sp > 1:
+        groups.append(distributed.sp)  # a group of its own, of all GPUs too (parallel_state_sp)
     # sending and receiving connects neighbours alone, one of them at the ends of a pipeline; the
     # gradients of keys and values go round the ring
-    neighbours = min(max(spread.pp, spread.cp) - 1, 2) + spread.ep - 1 + spread.sp - 1
+    neighbours = (
+        min(max(distributed.pp, distributed.cp) - 1, 2) + distributed.ep - 1 + distributed.sp - 1
+    )
     low = (len(groups) + min(neighbours, 1)) * FEWEST_CHANNELS * CONNECTION_BYTES
     high = (len(groups) * 2 + neighbours) * MOST_CHANNELS * CONNECTION_BYTES
     if capability is None or capability >= _NVLS_CAPABILITY:

@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from memest.config.parallelism import Schedule
 from memest.errors import TraceError
 from memest.events import (
     ALLOC,
@@ -29,21 +30,22 @@ from memest.events import (
     SeamKind,
     Trace,
 )
-from memest.hidden.call import GpuTraits
-from memest.hidden.registry import hidden_allocations
-from memest.parallel import Schedule
-from memest.sharding.rewrite import RankStream
+from memest.profiles.pieces import MAX_REPEATS, Span, paired
+from memest.profiles.pipeline_pieces import JoinedStages, StagePieces, join, with_places
+from memest.profiles.stream import Course, PlacedCue, Player, shape_of, slack_of
+from memest.sharding.engine import RankStream
 from memest.sharding.schedules import Action, rank_order, sharded_order, stages_of
-from memest.steps.compose import MAX_REPEATS, Span, paired
-from memest.steps.stages import Joined, StagePieces, join, with_places
-from memest.steps.stream import Course, PlacedCue, Player, shape_of, slack_of
+from memest.workspaces.operator_call import GpuTraits
+from memest.workspaces.registry import workspaces_of
 
 __all__ = ["PipelinePlan", "compose_rank"]
 
 _SINGLE = (Schedule.GPIPE, Schedule.ONE_F_ONE_B)
 _OF_STAGES = {
-    "U": CueKind.STAGE_UNSHARD, "R": CueKind.STAGE_RESHARD, "G": CueKind.STAGE_REDUCE,
-}  # fmt: skip
+    "U": CueKind.STAGE_UNSHARD,
+    "R": CueKind.STAGE_RESHARD,
+    "G": CueKind.STAGE_REDUCE,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,11 +89,11 @@ def compose_rank(
     """
     joined = join([*stages, *([updates] if updates is not None else [])])
     numbered, sizes = with_places(joined)
-    hidden = [hidden_allocations(call, gpu) for call in numbered.calls]
+    hidden = [workspaces_of(call, gpu) for call in numbered.calls]
     course = Course(module_names=numbered.module_names, label_names=list(numbered.op_names))
     cues = numbered.cues if plan.wrapped else ()
     player = Player(numbered, shape_of(hidden), len(sizes), course, cues)
-    table = [*sizes, *(h.nbytes for found in hidden for h in found)]
+    table = [*sizes, *(h.nbytes for workspaces in hidden for h in workspaces)]
     numbers = stages_of(plan.schedule, rank, plan.ranks, plan.per_rank)
     pieces = {
         number: StagePieces(trace, joined.first_events[place], joined.first_allocations[place])
@@ -102,12 +104,19 @@ def compose_rank(
         playing.update = _Update.of(updates, joined, len(stages))
     playing.run()
     return RankStream(
-        events=course.events, categories=course.categories, modules=course.modules,
-        labels=course.labels, label_names=course.label_names,
-        mark_positions=course.mark_positions, marks=course.marks,
-        module_names=course.module_names, sizes=[table[place] for place in course.places],
-        workspace_slack_bytes=slack_of(hidden), rank=rank, cues=course.cues,
-    )  # fmt: skip
+        events=course.events,
+        categories=course.categories,
+        modules=course.modules,
+        labels=course.labels,
+        label_names=course.label_names,
+        mark_positions=course.mark_positions,
+        marks=course.marks,
+        module_names=course.module_names,
+        sizes=[table[place] for place in course.places],
+        workspace_slack_bytes=slack_of(hidden),
+        rank=rank,
+        cues=course.cues,
+    )
 
 
 @dataclass(slots=True)
@@ -120,7 +129,7 @@ class _Update:
     inherited: list[tuple[int, int]]
 
     @classmethod
-    def of(cls, updates: Trace, joined: Joined, place: int) -> _Update:
+    def of(cls, updates: Trace, joined: JoinedStages, place: int) -> _Update:
         at = {(s.kind, s.step): s.position for s in updates.seams}
         event, allocation = joined.first_events[place], joined.first_allocations[place]
 
@@ -131,8 +140,9 @@ class _Update:
         born = {v >> 2 for v in updates.events[slice(*later)] if v & 3 == ALLOC}
         freed = [v >> 2 for v in updates.events[slice(*later)] if v & 3 == FREE]
         dropped = sorted(number for number in freed if number not in born)
-        given = {v >> 2 for v in updates.events[: at[SeamKind.OPTIMIZER_MADE, 0]] if v & 3 == ALLOC}
-        if given & set(dropped):
+        made = at[SeamKind.OPTIMIZER_MADE, 0]
+        updated = {v >> 2 for v in updates.events[:made] if v & 3 == ALLOC}
+        if updated & set(dropped):
             raise TraceError(
                 "The optimizer lets go of weights or gradients during its step, which memest "
                 "cannot compose. Please report it with the output of `memest env`."
@@ -154,7 +164,7 @@ class _Playing:
     plan: PipelinePlan
     rank: int
     stages: dict[int, StagePieces]
-    joined: Joined
+    joined: JoinedStages
     player: Player
     course: Course
     table: list[int]
@@ -162,14 +172,12 @@ class _Playing:
     step: int = 0
     has_gradients: bool = False
     leads: int = 0
-    held: Counter[int] = field(default_factory=Counter)
+    references: Counter[int] = field(default_factory=Counter)
     inputs: dict[tuple[int, int], int] = field(default_factory=dict)
     output_gradients: dict[tuple[int, int], int] = field(default_factory=dict)
-    ready: set[tuple[int, int]] = field(default_factory=set)
-    fetched: list[int] = field(default_factory=list)
+    batch: list[int] = field(default_factory=list)
     saved: dict[tuple[int, int], dict[int, int]] = field(default_factory=dict)
     template: dict[tuple[int, int], int] = field(default_factory=dict)
-    outputs: dict[tuple[int, int], int] = field(default_factory=dict)
     losses: list[int] = field(default_factory=list)
     user_losses: list[int] = field(default_factory=list)
     chunks: list[int] = field(default_factory=list)
@@ -178,6 +186,11 @@ class _Playing:
     sent_back: list[int] = field(default_factory=list)
     names: dict[str, int] = field(default_factory=dict)
     backwards: Counter[int] = field(default_factory=Counter)
+
+    @property
+    def _is_single(self) -> bool:
+        """The schedule is one of a single stage on each rank."""
+        return self.plan.schedule in _SINGLE
 
     # -- what wrappers are told
 
@@ -206,7 +219,7 @@ class _Playing:
         course.modules.append(0)
         course.labels.append(self._label(label))
         course.events.append(number)
-        self.held[number] = 1
+        self.references[number] = 1
         self.player.held.add(number)
         return number
 
@@ -218,17 +231,17 @@ class _Playing:
 
     def _hold(self, number: int) -> int:
         """One more reference to an allocation; the traced ones do not count."""
-        self.held[number] += 1
+        self.references[number] += 1
         self.player.held.add(number)
         return number
 
     def _drop(self, numbers: Iterable[int]) -> None:
         """References that go, one after the other."""
         for number in numbers:
-            self.held[number] -= 1
-            if self.held[number]:
+            self.references[number] -= 1
+            if self.references[number]:
                 continue
-            del self.held[number]
+            del self.references[number]
             self.player.held.discard(number)
             if number in self.player.gone:
                 self.player.gone.discard(number)
@@ -281,11 +294,10 @@ class _Playing:
             self._make_buffers()
         plan = self.plan
         order = rank_order(plan.schedule, self.rank, plan.ranks, plan.per_rank, plan.micro_batches)
-        single = plan.schedule in _SINGLE
         # whose backward is the first finds no gradients; one micro-batch leads in all stages
         self.leads = next(action.micro_batch for action in order if action.work in "BI")
         self.backwards.clear()
-        if plan.wrapped and not single:
+        if plan.wrapped and not self._is_single:
             order = sharded_order(order, plan.micro_batches)
         for action in order:
             if action.work in _OF_STAGES:
@@ -293,14 +305,14 @@ class _Playing:
                 continue
             self._begins(action)
             if action.work == "F":
-                self._forward(action, single=single)
+                self._forward(action)
             elif action.work == "W":
                 self._weights(action)
             else:
-                self._backward(action, single=single)
-        if single:
+                self._backward(action)
+        if self._is_single:
             self._cue(CueKind.STAGE_REDUCE, *self.stages)
-        self._wait(single=single)
+        self._wait()
         # _update_losses: the caller's list takes them over
         old, self.user_losses = self.user_losses, [self._hold(n) for n in self.losses]
         self._drop(old)
@@ -316,18 +328,18 @@ class _Playing:
 
     def _fetch(self) -> None:
         """The batch of all micro-batches: token ids for the first stage, labels for the last."""
-        old, self.fetched = self.fetched, []
+        old, self.batch = self.batch, []
         self._drop(old)
         for number, pieces in self.stages.items():
-            kinds = [CueKind.STAGE_INPUT] * (number == 0) + [CueKind.STAGE_TARGET]
-            for kind in kinds:
-                found = pieces.allocation_of(kind, 0)
-                if found is None:
+            cues = [CueKind.STAGE_INPUT] * (number == 0) + [CueKind.STAGE_TARGET]
+            for kind in cues:
+                allocation = pieces.allocation_of(kind, 0)
+                if allocation is None:
                     continue
-                nbytes = self.joined.trace.sizes[found] * self.plan.micro_batches
+                nbytes = self.joined.trace.sizes[allocation] * self.plan.micro_batches
                 whole = self._alloc(nbytes, Category.INPUTS, "pipeline: batch")
                 self.player.gone.add(whole)
-                self.fetched.append(whole)
+                self.batch.append(whole)
 
     def _clear(self) -> None:
         """``clear_runtime_states``, stage after stage; outputs are those of the last one."""
@@ -344,14 +356,15 @@ class _Playing:
             (list(reversed(self.stages)), CueKind.OUTPUT_GRADIENT, self.output_gradients),
         ):
             for stage in numbers:
-                found = self.stages[stage].allocation_of(kind, 0)
-                if found is None or (kind is CueKind.STAGE_INPUT and stage == 0):
+                allocation = self.stages[stage].allocation_of(kind, 0)
+                if allocation is None or (kind is CueKind.STAGE_INPUT and stage == 0):
                     continue
                 for micro_batch in range(self.plan.micro_batches):
                     buffer = self._alloc(
-                        self.joined.trace.sizes[found], Category.COMMUNICATION,
+                        self.joined.trace.sizes[allocation],
+                        Category.COMMUNICATION,
                         "pipeline: receive buffer",
-                    )  # fmt: skip
+                    )
                     self.player.gone.add(buffer)
                     where[stage, micro_batch] = buffer
 
@@ -375,7 +388,7 @@ class _Playing:
             elif index not in shared:
                 saved[index] = now
 
-    def _forward(self, action: Action, *, single: bool) -> None:
+    def _forward(self, action: Action) -> None:
         key = stage, micro_batch = action.stage, action.micro_batch
         pieces = self.stages[stage]
         template = 1
@@ -390,7 +403,7 @@ class _Playing:
         assert output is not None
         number = self.player.number_of(output)
         assert number is not None
-        if single:
+        if self._is_single:
             self._bind("output", number)  # what it held goes before the loss is computed
         self._play(action, (computed, end))
         loss = pieces.allocation_of(CueKind.STAGE_LOSS, template)
@@ -401,7 +414,7 @@ class _Playing:
             made = self.player.number_of(loss)
             assert made is not None
             self.losses.append(self._own(made))
-        if single:
+        if self._is_single:
             if not last:
                 self._sends_output(micro_batch, number)
         elif not last and stage + 1 not in self.stages:
@@ -412,21 +425,21 @@ class _Playing:
             self.inputs[stage + 1, micro_batch] = self._hold(number)
             self._drop([old_buffer])
 
-    def _backward(self, action: Action, *, single: bool) -> None:
+    def _backward(self, action: Action) -> None:
         key = stage, micro_batch = action.stage, action.micro_batch
         pieces = self.stages[stage]
         self._play(action)
-        found = pieces.allocation_of(CueKind.INPUT_GRADIENT, self.template[key])
-        if found is None:
-            if single:
+        allocation = pieces.allocation_of(CueKind.INPUT_GRADIENT, self.template[key])
+        if allocation is None:
+            if self._is_single:
                 self._sends_gradient(micro_batch, None)
             return
-        number = self.player.number_of(found)
+        number = self.player.number_of(allocation)
         assert number is not None
         self._own(number)
         if action.work == "I":
             self.leaf_gradients.setdefault(stage, []).append(self._hold(number))
-        if single:
+        if self._is_single:
             self._sends_gradient(micro_batch, number)
         elif stage - 1 in self.stages:
             before = self.output_gradients[stage - 1, micro_batch]
@@ -469,12 +482,12 @@ class _Playing:
             number = self.player.number_of(index)
             self._cue(CueKind.READY, weight, -1 if number is None else number)
 
-    def _wait(self, *, single: bool) -> None:
+    def _wait(self) -> None:
         """Everything that is being sent is waited for: the last first, or on return.
 
         GPipe's list of outputs goes first then, its names next, its list of gradients last.
         """
-        self._drop(self.sent if single else reversed(self.sent))
+        self._drop(self.sent if self._is_single else reversed(self.sent))
         self.sent = []
         for name in list(self.names):
             self._bind(name, None)

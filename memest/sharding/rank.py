@@ -1,36 +1,65 @@
-"""The stream of one rank, from the stream of one process on whole parameters."""
+"""The stream of one rank, and what its optimizer works on.
+
+The stream of one process on whole parameters is rewritten by the wrapper that a setup asks for. A
+rank of a pipeline has several stages, each with a wrapper of its own, which sees what its stage
+does and what the schedule asks of it: ``torch/distributed/pipelining/stage.py`` of torch 2.13
+(``forward_maybe_with_nosync``, ``backward_maybe_with_nosync``, ``perform_reduce_grad``) and
+``schedules.py`` (``_PipelineScheduleRuntime._step_microbatches``).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from memest.distributed import Fsdp, Prefetch, Strategy
-from memest.events import Landmarks, Weight
-from memest.quantization import Format
-from memest.setup import Loop, Precision, Setup
-from memest.sharding.ddp import Ddp
-from memest.sharding.flat import keeps_whole
-from memest.sharding.fsdp import Fsdp2
-from memest.sharding.fsdp1 import Fsdp1
-from memest.sharding.quantised import sharded_plans
-from memest.sharding.rewrite import RankStream, Rewriter, Wrapper, rewrite
-from memest.sharding.shards import stored_dtype
-from memest.sharding.units import check_head_is_gathered, units_of
+from memest.config.parallelism import Fsdp, Prefetch, Strategy
+from memest.config.quantization import Format
+from memest.config.setup import Loop, Precision, Setup
+from memest.events import CueKind, Landmarks, Mark, Phase, Weight
+from memest.profiles.stream import Stream
+from memest.sharding.ddp import Ddp, StageDdp
+from memest.sharding.engine import (
+    RankStream,
+    Rewriter,
+    ShardedRank,
+    StageWrapper,
+    Wrapper,
+    num_elements,
+    rewrite,
+)
+from memest.sharding.fsdp import FsdpPolicy
+from memest.sharding.fsdp1 import Fsdp1, flat_weights, keeps_whole
+from memest.sharding.fsdp2 import Fsdp2, StageFsdp2
+from memest.sharding.fsdp_units import (
+    check_head_is_gathered,
+    padded_elements,
+    sharded_plans,
+    stored_dtype,
+    units_of,
+)
 from memest.sharding.zero import REDUCE_BUCKET_ELEMENTS, Zero
 from memest.sharding.zero3 import Zero3, owned_by_module
 from memest.sharding.zero3_fetch import Fetcher, Limits
-from memest.sharding.zero_groups import groups_of, sub_groups_of
-from memest.steps.stream import Stream
+from memest.sharding.zero_groups import groups_of, partition_weights, sub_groups_of
 from memest.units import format_size
 
-__all__ = ["rank_stream"]
+__all__ = [
+    "StageFacts",
+    "as_updated",
+    "rank_stream",
+    "staged_stream",
+    "updated_weights",
+]
 
 
 def rank_stream(
-    stream: Stream, setup: Setup, weights: Sequence[Weight], landmarks: Landmarks,
+    stream: Stream,
+    setup: Setup,
+    weights: Sequence[Weight],
+    landmarks: Landmarks,
     grad_accum: int,
-) -> RankStream:  # fmt: skip
+) -> RankStream:
     """What one rank allocates.
 
     Args:
@@ -41,71 +70,95 @@ def rank_stream(
         grad_accum: micro-steps that are played of each step.
     """
     to = Rewriter(stream)
-    spread = setup.distributed
-    if spread.strategy is Strategy.DDP:
-        wrapper: Wrapper = Ddp(
-            to=to, weights=weights, bucket_cap_mb=spread.ddp_bucket_cap_mb,
-            find_unused=setup.finds_unused_parameters, as_views=spread.ddp_gradient_as_bucket_view,
-            skips_sync=skips_sync(setup), last_micro_step=grad_accum,
-        )  # fmt: skip
-    elif spread.strategy is Strategy.FSDP:
-        wrapper = _fsdp2(to, setup, weights, landmarks, grad_accum)
-    elif spread.zero == 3:
+    distributed = setup.distributed
+    if distributed.strategy is Strategy.DDP:
+        wrapper: Wrapper = _ddp(to, setup, weights, grad_accum)
+    elif distributed.strategy is Strategy.FSDP:
+        wrapper = _fsdp(to, setup, weights, landmarks, grad_accum)
+    elif distributed.zero == 3:
         wrapper = _zero3(to, setup, weights, landmarks, grad_accum)
     else:
         wrapper = _zero(to, setup, weights, grad_accum)
     out = rewrite(stream, to, wrapper)
     if out.host_bytes:
-        said = f"host memory of each process: {format_size(out.host_bytes)} of {wrapper.on_host}."
-        out.notes = (*out.notes, said)
+        note = f"host memory of each process: {format_size(out.host_bytes)} of {wrapper.on_host}."
+        out.notes = (*out.notes, note)
     return out
 
 
-def _fsdp2(
+def _ddp(to: Rewriter, setup: Setup, weights: Sequence[Weight], last_micro_step: int) -> Ddp:
+    distributed = setup.distributed
+    return Ddp(
+        to=to,
+        weights=weights,
+        bucket_cap_mb=distributed.ddp_bucket_cap_mb,
+        find_unused=setup.finds_unused_parameters,
+        as_views=distributed.ddp_gradient_as_bucket_view,
+        skips_sync=_skips_sync(setup),
+        last_micro_step=last_micro_step,
+    )
+
+
+def _fsdp(
     to: Rewriter, setup: Setup, weights: Sequence[Weight], landmarks: Landmarks, grad_accum: int
-) -> Fsdp2:
-    spread = setup.distributed
+) -> ShardedRank:
+    distributed = setup.distributed
     units = units_of(setup, weights, landmarks)
     check_head_is_gathered(setup, units, weights, landmarks)
     plans, notes = sharded_plans(units, weights, setup)
+    on_device = setup.quantization is not None and not distributed.fsdp_cpu_ram_efficient_loading
     common: dict[str, Any] = {
-        "to": to, "weights": weights, "notes": notes,
         "stored": [stored_dtype(weight, setup) for weight in weights],
-        "plans": plans, "ranks": spread.shard_ranks,
-        "on_device": setup.quantization is not None
-        and not spread.fsdp_cpu_ram_efficient_loading,
-        "replicated": spread.num_copies > 1, "offloads": spread.fsdp_offload,
-        "skips_sync": skips_sync(setup), "last_micro_step": grad_accum,
-        "tensor_ranks": spread.tp,
-    }  # fmt: skip
-    if spread.fsdp_version == 1:
+        "plans": plans,
+        "ranks": distributed.shard_ranks,
+        "on_device": on_device,
+        "replicated": distributed.num_copies > 1,
+        "offloads": distributed.fsdp_offload,
+        "skips_sync": _skips_sync(setup),
+    }
+    if distributed.fsdp_version == 1:
         # accelerate's plugin prefetches nothing unless told to, torch's class does
         usual = Prefetch.BACKWARD_PRE if setup.loop is Loop.PLAIN else Prefetch.NO_PREFETCH
-        wrapper: Fsdp2 = Fsdp1(
-            **common, original=setup.keeps_parameters,
-            full_shard=spread.fsdp is Fsdp.FULL_SHARD,
-            prefetch=spread.fsdp_backward_prefetch or usual,
-            whole=keeps_whole(setup), reentrant=setup.recomputes_reentrantly,
-        )  # fmt: skip
-    else:
-        wrapper = Fsdp2(**common)
-    if skips_sync(setup) and setup.grad_accum > 1:
-        wrapper.notes.append(
-            f"accumulation under FSDP{spread.fsdp_version}: until the last micro-batch of a step, "
-            "every GPU keeps the gradients whole (no_sync)."
+        policy: FsdpPolicy = Fsdp1(
+            **common,
+            original=setup.keeps_parameters,
+            full_shard=distributed.fsdp is Fsdp.FULL_SHARD,
+            prefetch=distributed.fsdp_backward_prefetch or usual,
+            keeps_whole=keeps_whole(setup),
+            reentrant=setup.recomputes_reentrantly,
         )
-    return wrapper
+    else:
+        policy = Fsdp2(**common, tensor_ranks=distributed.tp)
+    rank = ShardedRank(
+        to=to,
+        weights=weights,
+        policy=policy,
+        last_micro_step=grad_accum,
+        leaves_out=not on_device,
+        notes=notes,
+    )
+    if _skips_sync(setup) and setup.grad_accum > 1:
+        rank.notes.append(
+            f"accumulation under FSDP{distributed.fsdp_version}: until the last micro-batch of a "
+            "step, every GPU keeps the gradients whole (no_sync)."
+        )
+    return rank
 
 
-def _zero(to: Rewriter, setup: Setup, weights: Sequence[Weight], grad_accum: int) -> Zero:
-    spread = setup.distributed
-    return Zero(
-        to=to, weights=weights, stage=spread.zero, groups=groups_of(weights, setup),
-        ranks=spread.num_gpus,
-        bucket_elements=spread.zero_setting("reduce_bucket_size", REDUCE_BUCKET_ELEMENTS),
-        overlaps=spread.zero_setting("overlap_comm", False),
-        offloads=spread.offload_optimizer, last_micro_step=grad_accum, sends_full=spread.sp > 1,
-    )  # fmt: skip
+def _zero(to: Rewriter, setup: Setup, weights: Sequence[Weight], grad_accum: int) -> ShardedRank:
+    distributed = setup.distributed
+    policy = Zero(
+        stage=distributed.zero,
+        groups=groups_of(weights, setup),
+        ranks=distributed.num_gpus,
+        bucket_elements=distributed.zero_setting("reduce_bucket_size", REDUCE_BUCKET_ELEMENTS),
+        overlaps=distributed.zero_setting("overlap_comm", False),
+        offloads=distributed.offload_optimizer,
+        sends_full=distributed.sp > 1,
+    )
+    return ShardedRank(
+        to=to, weights=weights, policy=policy, last_micro_step=grad_accum, leaves_out=False
+    )
 
 
 _LIMITS = {
@@ -119,47 +172,65 @@ _LIMITS = {
 
 def _zero3(
     to: Rewriter, setup: Setup, weights: Sequence[Weight], landmarks: Landmarks, grad_accum: int
-) -> Zero3:
-    spread = setup.distributed
+) -> ShardedRank:
+    distributed = setup.distributed
     usual = Limits()
-    limits = Limits(**{
-        name: spread.zero_setting(key, getattr(usual, name)) for name, key in _LIMITS.items()
-    })  # fmt: skip
+    limits = Limits(
+        **{
+            name: distributed.zero_setting(key, getattr(usual, name))
+            for name, key in _LIMITS.items()
+        }
+    )
     # of stage 3, unlike the others, it is the default
-    overlaps = spread.zero_setting("overlap_comm", True)
+    overlaps = distributed.zero_setting("overlap_comm", True)
     fetcher = Fetcher(
-        to=to, weights=weights, owned=owned_by_module(weights, to.out.module_names, landmarks),
-        ranks=spread.num_gpus, limits=limits, overlaps=overlaps, from_host=spread.offload_param,
-    )  # fmt: skip
+        to=to,
+        weights=weights,
+        owned=owned_by_module(weights, to.out.module_names, landmarks),
+        ranks=distributed.num_gpus,
+        limits=limits,
+        overlaps=overlaps,
+        from_host=distributed.offload_param,
+    )
     groups = sub_groups_of(weights, setup)
     # the engine's dtype, whatever peft made of the parameters
     engine = "float32"
     if setup.computes_in_half:
         engine = "float16" if setup.precision is Precision.FP16 else "bfloat16"
-    made = Zero3(
-        to=to, weights=weights, fetcher=fetcher, groups=groups,
-        bucket_elements=spread.zero_setting("reduce_bucket_size", REDUCE_BUCKET_ELEMENTS),
-        contiguous=spread.zero_setting("contiguous_gradients", True), overlaps=overlaps,
-        offloads_optimizer=spread.offload_optimizer, offloads_params=spread.offload_param,
+    policy = Zero3(
+        fetcher=fetcher,
+        groups=groups,
+        bucket_elements=distributed.zero_setting("reduce_bucket_size", REDUCE_BUCKET_ELEMENTS),
+        contiguous=distributed.zero_setting("contiguous_gradients", True),
+        overlaps=overlaps,
+        offloads_optimizer=distributed.offload_optimizer,
+        offloads_params=distributed.offload_param,
         scaled=setup.precision is Precision.FP16,
-        last_micro_step=grad_accum, wire="float32" if spread.sp > 1 else engine, kept=engine,
-    )  # fmt: skip
+        wire="float32" if distributed.sp > 1 else engine,
+        kept=engine,
+    )
+    rank = ShardedRank(
+        to=to,
+        weights=weights,
+        policy=policy,
+        last_micro_step=grad_accum,
+        leaves_out=not setup.partitions_whole_model,
+    )
     if setup.is_built_in_full:
-        made.notes.append(_FULL)
+        rank.notes.append(_FULL)
     if setup.partitions_whole_model:
-        made.whole = True
-        made.notes.append(_WHOLE)
+        rank.notes.append(_WHOLE)
         four = setup.quantization is not None and setup.quantization.format is Format.BNB_4BIT
         if four and setup.optim != "none" and not setup.recomputes_reentrantly:
-            made.notes.append(_HELD)
+            rank.notes.append(_KEPT_BY_GRAPH)
     elif setup.loop is Loop.PLAIN and setup.has_linear_of_stage_3:
-        made.notes.append(
+        rank.notes.append(
             "ZeRO-3: the model is taken to be built under deepspeed.zero.Init. Where it is whole "
             "when deepspeed.initialize gets it, loading takes more than is told, and releases of "
             "DeepSpeed before 0.19.4 leave F.linear alone: gathered weights of linear layers stay "
             'until the backward, which "memory_efficient_linear": false in its file says.'
         )
-    return made
+    return rank
 
 
 _FULL = (
@@ -170,16 +241,153 @@ _WHOLE = (
     "ZeRO-3 of a quantised base: transformers loads the whole model on every GPU, where DeepSpeed "
     "partitions it; scales stay whole."
 )
-_HELD = (
+_KEPT_BY_GRAPH = (
     "ZeRO-3 of 4-bit weights: bitsandbytes keeps a view of what was gathered for a forward as long "
     "as its graph lives, so at the end of the forward every GPU has them whole; recomputation "
     "changes that with --checkpointing full --use-reentrant, whose forward makes no graph."
 )
 
 
-def skips_sync(setup: Setup) -> bool:
+def _skips_sync(setup: Setup) -> bool:
     """Whether all micro-steps but the last run without communication.
 
     ``Accelerator.accumulate`` and ``Trainer._run_epoch`` do; a tutorial's loop does not.
     """
     return setup.loop is not Loop.PLAIN
+
+
+@dataclass(frozen=True, slots=True)
+class StageFacts:
+    """What a wrapper asks of a stage.
+
+    Attributes:
+        weights: its parameters, as they were traced.
+        landmarks: of the model.
+    """
+
+    weights: tuple[Weight, ...]
+    landmarks: Landmarks
+
+
+def staged_stream(stream: RankStream, setup: Setup, stages: Mapping[int, StageFacts]) -> RankStream:
+    """What a rank of a pipeline allocates where its stages are wrapped.
+
+    Args:
+        stream: of the rank with stages as they are, with cues.
+        setup: the run.
+        stages: of the rank, by their number.
+    """
+    to = Rewriter(stream)
+    script = replace(setup, loop=Loop.PLAIN)  # no library's loop has a pipeline
+    wrapper = _Stages(to=to, stages={n: _stage(to, script, s) for n, s in stages.items()})
+    out = rewrite(stream, to, wrapper)
+    out.rank = stream.rank
+    return out
+
+
+def _stage(to: Rewriter, setup: Setup, stage: StageFacts) -> StageWrapper:
+    distributed = setup.distributed
+    if distributed.strategy is Strategy.DDP:
+        return StageDdp(to=to, inner=_ddp(to, setup, stage.weights, last_micro_step=0))
+    policy = Fsdp2(
+        stored=[stored_dtype(weight, setup) for weight in stage.weights],
+        plans=units_of(setup, stage.weights, stage.landmarks),
+        ranks=distributed.shard_ranks,
+        skips_sync=True,
+        tensor_ranks=distributed.tp,
+        is_last_backward=False,
+    )
+    rank = ShardedRank(to=to, weights=stage.weights, policy=policy, last_micro_step=0)
+    return StageFsdp2(to=to, inner=rank, fsdp=policy)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Stages(Wrapper):
+    """The wrappers of a rank's stages; what happens is the matter of the one that is at work.
+
+    Attributes:
+        stages: by the number of the stage.
+    """
+
+    stages: Mapping[int, StageWrapper]
+    _at_work: int = -1
+
+    def allocates(self, number: int) -> bool:
+        """See :meth:`Wrapper.allocates`."""
+        stage = self.stages.get(self._at_work)
+        return stage is None or stage.allocates(number)
+
+    def frees(self, number: int) -> bool:
+        """See :meth:`Wrapper.frees`; each knows its own."""
+        kept = [stage.frees(number) for stage in self.stages.values()]
+        return all(kept)
+
+    def begins(self, mark: Mark) -> None:
+        """See :meth:`Wrapper.begins`."""
+        for stage in self.stages.values():
+            stage.begins(mark)
+        if mark.phase is Phase.FORWARD:
+            self.stages[self._at_work].enter()
+
+    def cue(self, kind: CueKind, index: int, number: int) -> None:
+        """See :meth:`Wrapper.cue`."""
+        if kind is CueKind.STAGE_WORK:
+            self._at_work = index
+        stage = index if kind >= CueKind.STAGE_WORK else self._at_work
+        self.stages[stage].cue(kind, index, number)
+
+
+def updated_weights(
+    weights: Sequence[Weight], setup: Setup, landmarks: Landmarks
+) -> tuple[Weight, ...]:
+    """The weights as the optimizer of rank 0 sees them, which holds the most of all ranks.
+
+    Args:
+        weights: as they were traced.
+        setup: the run.
+        landmarks: of the model: FSDP1 has the units that they make.
+    """
+    if setup.distributed.strategy is Strategy.ZERO:
+        return partition_weights(weights, setup)
+    if setup.distributed.strategy is not Strategy.FSDP:
+        return tuple(weights)
+    if setup.distributed.fsdp_version == 1:
+        return flat_weights(weights, setup, landmarks)
+    distributed = setup.distributed
+    experts = [names for names, _, of_experts in landmarks.units if of_experts]
+    inside = tuple(f"{name}." for names in experts for name in names)
+    return tuple(
+        _shard(
+            weight,
+            setup,
+            distributed.expert_shard_ranks
+            if weight.name.startswith(inside)
+            else distributed.shard_ranks,
+        )
+        for weight in weights
+    )
+
+
+def _shard(weight: Weight, setup: Setup, ranks: int) -> Weight:
+    padded_elements(weight, ranks)
+    first, *rest = weight.shape
+    shape = (min(-(-first // ranks), first), *rest)
+    stride = tuple(num_elements(shape[place + 1 :]) for place in range(len(shape)))
+    return replace(weight, shape=shape, stride=stride, dtype=stored_dtype(weight, setup))
+
+
+def as_updated(setup: Setup) -> Setup:
+    """The setup whose updates are traced: DeepSpeed scales and clips by itself, in place."""
+    if setup.distributed.strategy is not Strategy.ZERO:
+        return setup
+    return replace(
+        setup,
+        max_grad_norm=0.0,
+        loop=Loop.PLAIN,
+        master_weights=False,
+        precision=Precision.FP32,
+        # an evaluation is the Trainer's, and no matter of an update
+        eval_batch=None,
+        eval_samples=None,
+        eval_accumulation_steps=None,
+    )

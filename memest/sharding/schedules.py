@@ -1,7 +1,7 @@
 """The order of work on each GPU of a pipeline.
 
 The orders are those of ``torch.distributed.pipelining.schedules`` (2.13), without the slots in
-which a GPU waits: ``tests/sharding/test_schedules.py`` compares them with torch's own objects.
+which a GPU waits: ``tests/unit/sharding/test_schedules.py`` compares them with torch's own objects.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from memest.parallel import Schedule
+from memest.config.parallelism import Schedule
 
 __all__ = ["Action", "Work", "rank_order", "sharded_order", "stages_of"]
 
@@ -100,11 +100,11 @@ def sharded_order(order: Sequence[Action], micro_batches: int) -> tuple[Action, 
     done: dict[int, int] = {}
     for place, action in enumerate(order):
         coming = tuple(dict.fromkeys(later.stage for later in order[place:]))[:_ACTIVE_STAGES]
-        fetched = [stage for stage in coming if stage not in active]
+        gathered = [stage for stage in coming if stage not in active]
         for stage in [stage for stage in active if stage not in coming]:
             active.remove(stage)
             out.append(Action("R", stage, -1))
-        for stage in fetched:
+        for stage in gathered:
             active.add(stage)
             out.append(Action("U", stage, -1))
         out.append(action)
@@ -116,9 +116,12 @@ def sharded_order(order: Sequence[Action], micro_batches: int) -> tuple[Action, 
 
 
 def _one_forward_one_backward(
-    stages: tuple[int, ...], micro_batches: int, per_round: int, ahead: int,
+    stages: tuple[int, ...],
+    micro_batches: int,
+    per_round: int,
+    ahead: int,
     weights_behind: int | None = None,
-) -> tuple[Action, ...]:  # fmt: skip
+) -> tuple[Action, ...]:
     """Some forwards ahead, then one backward behind each forward, then the rest.
 
     Args:

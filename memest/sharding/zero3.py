@@ -6,7 +6,7 @@ Source: ``deepspeed/runtime/zero`` of DeepSpeed 0.19.8: ``stage3.py`` (partition
 Names here are those there. The model is built under ``zero.Init``, as transformers'
 ``from_pretrained`` does where stage 3 is configured: each module is whole on the device when it is
 made, and partitioned at once; ``F.linear`` saves the parameter, not a view of what was gathered.
-A quantised model is loaded without that: it is whole on every GPU, the engine casts what is not
+A quantized model is loaded without that: it is whole on every GPU, the engine casts what is not
 packed (``_cast_module_mixed_precision``), and its parameters are partitioned where they lie, one
 after the other (``DeepSpeedZeRoOffload._convert_to_zero_parameters``). Packed weights are
 parameters like others, of the dtype that holds them; scales, tables and offsets of bitsandbytes
@@ -19,18 +19,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from memest.events import Category, CueKind, Landmarks, Mark, Phase, Weight
-from memest.hidden.call import DTYPE_BYTES
-from memest.sharding.group_update import MASTER_BYTES, GroupUpdate
-from memest.sharding.partitioned import PartitionedWrapper
-from memest.sharding.rewrite import DEFAULT_STREAM
+from memest.sharding.engine import DEFAULT_STREAM, ShardedRank, ShardingPolicy
 from memest.sharding.zero3_fetch import Fetcher
-from memest.sharding.zero_groups import SubGroup
+from memest.sharding.zero_groups import MASTER_BYTES, NORM_BYTES, GroupUpdate, SubGroup
+from memest.workspaces.operator_call import DTYPE_BYTES
 
 __all__ = ["Zero3", "owned_by_module"]
 
 _REDUCE_STREAM = 2
-_NORM_BYTES = 8
-"""Norms are taken of a float64 copy of each gradient (``get_norm_dtype``)."""
 
 
 def owned_by_module(
@@ -51,16 +47,15 @@ def owned_by_module(
     for alias, name in landmarks.shared.items():
         if name in index:
             out.setdefault(place.get(alias.rpartition(".")[0], -1), set()).add(index[name])
-    return {module: tuple(sorted(found)) for module, found in out.items() if module >= 0}
+    return {module: tuple(sorted(own)) for module, own in out.items() if module >= 0}
 
 
 @dataclass(slots=True, kw_only=True)
-class Zero3(PartitionedWrapper):
+class Zero3(ShardingPolicy):
     """One rank of ZeRO-3; all of them need the same.
 
     Attributes:
         fetcher: gathers and gives back.
-        whole: the model lies on the device when DeepSpeed gets it.
         groups: sub-groups of the optimizer's groups; empty where nothing trains.
         bucket_elements: ``reduce_bucket_size``.
         contiguous: ``contiguous_gradients``: gradients are copied into one bucket as they come.
@@ -68,7 +63,6 @@ class Zero3(PartitionedWrapper):
         offloads_optimizer: states, master weights and gradients are in host memory.
         offloads_params: shards are in host memory.
         scaled: the loss is scaled, so gradients are searched for infinities.
-        last_micro_step: number of the last micro-step of a step.
         wire: dtype in which gradients are reduced, and that of the bucket
             (``communication_data_type``): the engine's, whatever the parameters have; float32 where
             ranks share sequences (``seq_parallel_communication_data_type``).
@@ -76,7 +70,6 @@ class Zero3(PartitionedWrapper):
     """
 
     fetcher: Fetcher
-    whole: bool = False
     groups: Sequence[SubGroup]
     bucket_elements: int
     contiguous: bool
@@ -84,20 +77,19 @@ class Zero3(PartitionedWrapper):
     offloads_optimizer: bool
     offloads_params: bool
     scaled: bool
-    last_micro_step: int
     wire: str
     kept: str
     _bucket: list[int] = field(default_factory=list)
     _filled: int = 0
     _update: GroupUpdate = field(init=False)
-    _boundary: bool = True
-    _in_backward: bool = False
 
-    def __post_init__(self) -> None:
+    def attach(self, rank: ShardedRank) -> None:
+        """See :meth:`ShardingPolicy.attach`."""
+        ShardingPolicy.attach(self, rank)
         self._update = GroupUpdate(self.to)
-        self.on_host = "what is offloaded, pinned where DeepSpeed pins it"
+        rank.on_host = "what is offloaded, pinned where DeepSpeed pins it"
         if self.overlaps and self.fetcher.ranks > 1:
-            self.notes.append(
+            rank.notes.append(
                 "ZeRO-3 with overlap_comm: buffers of gathers that a kernel still reads are reused "
                 "when the GPU is done with them; reserved is priced as if it were at once, and may "
                 "be more where the host runs far ahead."
@@ -105,16 +97,9 @@ class Zero3(PartitionedWrapper):
 
     # -- what the stream brings
 
-    def allocates(self, number: int) -> bool:
-        """See :meth:`Wrapper.allocates`."""
-        return self.whole or PartitionedWrapper.allocates(self, number)
-
     def begins(self, mark: Mark) -> None:
         """See :meth:`Wrapper.begins`."""
-        self._in_backward = mark.phase is Phase.BACKWARD
-        if mark.phase is Phase.FORWARD:
-            self._boundary = mark.micro_step == self.last_micro_step
-        elif mark.phase is Phase.OPTIMIZER:
+        if mark.phase is Phase.OPTIMIZER:
             self._begin_update()
 
     def leaves(self, phase: Phase) -> None:
@@ -123,29 +108,18 @@ class Zero3(PartitionedWrapper):
             self._update.end()
             self.fetcher.gather_persistent()
 
-    def cue(self, kind: CueKind, index: int, number: int) -> None:
-        """See :meth:`Wrapper.cue`."""
-        if kind is CueKind.PLACED:
-            self._placed[index] = number
-            self.fetcher.homes[index] = self.module_of(index)
-            if index == len(self.weights) - 1:
-                self._construct()
-        elif kind is CueKind.PRE_FORWARD:
-            if index == 0 and not self._in_backward:
+    def cue(self, kind: CueKind, index: int) -> None:
+        """See :meth:`ShardingPolicy.cue`."""
+        if kind is CueKind.PRE_FORWARD:
+            if index == 0 and not self.rank.in_backward:
                 self.fetcher.begin()
-            self.fetcher.enter(index, backward=False, recomputing=self._in_backward)
+            self.fetcher.enter(index, backward=False, recomputing=self.rank.in_backward)
         elif kind is CueKind.POST_FORWARD:
             self.fetcher.leave(index, backward=False)
         elif kind is CueKind.PRE_BACKWARD:
             self.fetcher.enter(index, backward=True)
         elif kind is CueKind.POST_BACKWARD:
             self.fetcher.leave(index, backward=True)
-        elif kind is CueKind.GRADIENT:
-            self.computed(index, number)
-        elif kind is CueKind.READY:
-            self.accumulated(index, number)
-        elif kind is CueKind.DONE:
-            self._end_backward()
         elif kind is CueKind.HELD:
             self.fetcher.hold(index)
         elif kind is CueKind.READ:
@@ -159,36 +133,40 @@ class Zero3(PartitionedWrapper):
 
     # -- construction
 
-    def _construct(self) -> None:
+    def construct(self) -> None:
         """``zero.Init``, the checkpoint, and the optimizer (``_setup_for_real_optimizer``)."""
         to = self.to
-        self.copy_unplaced()
-        if self.whole:
+        self.fetcher.homes.update((w, self.rank.module_of(w)) for w in self.rank.placed)
+        if not self.rank.leaves_out:
             shards = self._cut()
         else:
             shards = self._build()
             for members in self._by_owner():
                 # a module is gathered while its part of the checkpoint is read
                 gathered = [self._whole(weight, padded=True) for weight in members]
-                for number in gathered:
-                    to.free(number)
+                to.free(*gathered)
         self._join_shards(shards)
-        trained = [weight for group in self.groups for weight in group.weights]
-        if not trained:
+        if not self._trained:
             return
         self._make_masters()
         if self.contiguous:
             to.alloc(
-                self.bucket_elements * DTYPE_BYTES[self.wire], Category.COMMUNICATION,
+                self.bucket_elements * DTYPE_BYTES[self.wire],
+                Category.COMMUNICATION,
                 "zero: bucket of gradients",
-            )  # fmt: skip
-        gradients = sum(map(self._kept_bytes, trained))
+            )
+        gradients = sum(map(self._kept_bytes, self._trained))
         if self.offloads_optimizer:
             to.out.host_bytes += gradients
         else:
             to.alloc(gradients, Category.GRADIENTS, "zero: gradients of the partition")
         if self.fetcher.ranks > 1:
-            self.fetcher.gather_one_by_one(trained)
+            self.fetcher.gather_one_by_one(self._trained)
+
+    @property
+    def _trained(self) -> list[int]:
+        """What the optimizer has, sub-group by sub-group."""
+        return [weight for group in self.groups for weight in group.weights]
 
     def _kept_bytes(self, weight: int) -> int:
         """Of the part of a gradient that a rank keeps."""
@@ -201,9 +179,11 @@ class Zero3(PartitionedWrapper):
             elements = fetcher.ranks * fetcher.shard_elements(weight)
         nbytes = elements * DTYPE_BYTES[self.weights[weight].dtype]
         return self.to.alloc(
-            nbytes, Category.COMMUNICATION, "zero: whole parameter",
+            nbytes,
+            Category.COMMUNICATION,
+            "zero: whole parameter",
             module=fetcher.homes[weight],
-        )  # fmt: skip
+        )
 
     def _by_owner(self) -> list[list[int]]:
         """Parameters of the same module together, in their order."""
@@ -238,28 +218,29 @@ class Zero3(PartitionedWrapper):
                 self.to.out.host_bytes += self.fetcher.shard_bytes(weight)
             else:
                 shards[weight] = self._shard(weight)
-            self.to.free(self._placed[weight])
+            self.to.free(self.rank.placed[weight])
         return shards
 
     def _shard(self, weight: int) -> int:
         return self.to.alloc(
-            self.fetcher.shard_bytes(weight), Category.PARAMETERS, "zero: shard",
+            self.fetcher.shard_bytes(weight),
+            Category.PARAMETERS,
+            "zero: shard",
             module=self.fetcher.homes[weight],
-        )  # fmt: skip
+        )
 
     def _join_shards(self, shards: Mapping[int, int]) -> None:
         """``defragment``: what trains becomes one block, over the host; the cache is emptied."""
-        trained = [weight for group in self.groups for weight in group.weights]
-        if not trained:
+        if not self._trained:
             return
-        for weight in trained:
+        for weight in self._trained:
             if weight in shards:
                 self.to.free(shards[weight])
                 if self.offloads_params:
                     self.to.out.host_bytes += self.fetcher.shard_bytes(weight)
         if not self.offloads_params:
             self.to.empty_cache()
-            total = sum(self.fetcher.shard_bytes(weight) for weight in trained)
+            total = sum(self.fetcher.shard_bytes(weight) for weight in self._trained)
             self.to.alloc(total, Category.PARAMETERS, "zero: shards in one")
 
     def _make_masters(self) -> None:
@@ -298,7 +279,7 @@ class Zero3(PartitionedWrapper):
             self._flush()
         if self.contiguous and self._filled + size <= self.bucket_elements:
             # the gradient is a slice of the bucket from now on
-            self.consume(weight)
+            self.rank.take_gradient(weight)
         self._bucket.append(weight)
         self._filled += size
 
@@ -313,10 +294,8 @@ class Zero3(PartitionedWrapper):
         if self.offloads_optimizer:
             self._to_host(members)
         for weight in members:
-            if weight in self.gradients:
-                self.consume(weight)
-        for number in joined:
-            self.to.free(number)
+            self.rank.take_gradient(weight)
+        self.to.free(*joined)
 
     def _join(self, members: Sequence[int]) -> list[int]:
         """``__avg_scatter_grads``: what lives until the parts are where they are kept.
@@ -327,25 +306,24 @@ class Zero3(PartitionedWrapper):
         whole = [
             self._passing(
                 self.fetcher.elements(weight) * DTYPE_BYTES[self.wire],
-                f"zero: gradient in {self.wire}", self._stream,
+                f"zero: gradient in {self.wire}",
+                self._stream,
             )
             for weight in members
-            if weight in self.gradients and self.weights[weight].dtype != self.wire
-        ]  # fmt: skip
+            if weight in self.rank.gradients and self.weights[weight].dtype != self.wire
+        ]
         joined = self._side_by_side(members)
         if self.wire == self.kept:
             if not joined:
                 return whole  # reduced where it is: the part is a slice of it
-            for number in reversed(whole):
-                self.to.free(number)
+            self.to.free(*reversed(whole))
             return joined
         parts = [
             self._passing(self._kept_bytes(weight), "zero: part of a gradient", self._stream)
             for weight in members
         ]
         # lists are let go of from their ends
-        for number in (*joined, *reversed(whole)):
-            self.to.free(number)
+        self.to.free(*joined, *reversed(whole))
         return parts[::-1]
 
     def _side_by_side(self, members: Sequence[int]) -> list[int]:
@@ -366,8 +344,7 @@ class Zero3(PartitionedWrapper):
         for _, nbytes in sorted(pads, key=lambda pad: pad[0]):
             out.append(self._passing(nbytes, "zero: padding of gradients", stream))
         joined = self._passing(total, "zero: joined gradients", stream)
-        for number in out:
-            self.to.free(number)
+        self.to.free(*out)
         return [joined]
 
     @property
@@ -388,23 +365,22 @@ class Zero3(PartitionedWrapper):
             if last is not None:
                 self.to.free(last)
             last = copy
-            if self._boundary:
-                self.to.free(self._passing(size * _NORM_BYTES, "zero: norm", self._stream))
+            if self.rank.is_boundary:
+                passing = [(size * NORM_BYTES, "zero: norm")]
                 if self.kept != "float32":
-                    self.to.free(
-                        self._passing(
-                            size * MASTER_BYTES, "zero: gradient in float32", self._stream
-                        )
-                    )
+                    passing.append((size * MASTER_BYTES, "zero: gradient in float32"))
+                for nbytes, label in passing:
+                    self.to.free(self._passing(nbytes, label, self._stream))
         if last is not None:
             self.to.free(last)
 
-    def _end_backward(self) -> None:
+    def end_backward(self) -> None:
+        """What is left is reduced, and nothing stays gathered behind the last micro-step."""
         self._flush()
-        for weight in list(self.gradients):
-            self.consume(weight)
+        for weight in list(self.rank.gradients):
+            self.rank.take_gradient(weight)
         self.fetcher.backward_done()
-        if self._boundary and self.offloads_optimizer:
+        if self.rank.is_boundary and self.offloads_optimizer:
             self.fetcher.release_all()
             self.fetcher.gather_persistent()
 
@@ -413,19 +389,15 @@ class Zero3(PartitionedWrapper):
     def _begin_update(self) -> None:
         """``step``: everything is given back, norms are taken, sub-groups follow one by one."""
         self.fetcher.release_all()
-        gradients = sum(
-            self.fetcher.shard_elements(weight)
-            for group in self.groups for weight in group.weights
-        )  # fmt: skip
+        gradients = sum(map(self.fetcher.shard_elements, self._trained))
         if self.scaled and self.groups and self.groups[0].dtype == "float16":
             item = DTYPE_BYTES[self.kept]
             # isinf compares the absolute values, isnan the values themselves
             for nbytes in (gradients * (item + 1), gradients):
                 self.to.free(self._passing(nbytes, "zero: search for infinities", self._stream))
-        for group in self.groups:
-            for weight in group.weights:
-                size = self.fetcher.shard_elements(weight) * _NORM_BYTES
-                self.to.free(self.to.alloc(size, Category.TEMPORARIES, "zero: norm of a gradient"))
+        for weight in self._trained:
+            size = self.fetcher.shard_elements(weight) * NORM_BYTES
+            self.to.free(self.to.alloc(size, Category.TEMPORARIES, "zero: norm of a gradient"))
 
     def _begin_group(self, index: int) -> None:
         """``_prepare_fp32_grad_for_sub_group``."""

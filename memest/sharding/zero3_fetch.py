@@ -15,9 +15,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from memest.events import Category, Weight
-from memest.hidden.call import DTYPE_BYTES
-from memest.sharding.rewrite import DEFAULT_STREAM, Rewriter
-from memest.sharding.shards import num_elements
+from memest.sharding.engine import DEFAULT_STREAM, Rewriter, num_elements
+from memest.workspaces.operator_call import DTYPE_BYTES
 
 __all__ = ["GATHER_STREAM", "Fetcher", "Limits"]
 
@@ -181,9 +180,10 @@ class Fetcher:
         if self._mode is _Trace.RECORD:
             self._mode = _Trace.COMPLETE
             self._order = [
-                (weight, step) for step, module in enumerate(self._modules)
+                (weight, step)
+                for step, module in enumerate(self._modules)
                 for weight in self._of(module)
-            ]  # fmt: skip
+            ]
         elif self._mode is _Trace.INVALID:
             self._mode = _Trace.RECORD
         self._queue = deque(self._order)
@@ -342,8 +342,7 @@ class Fetcher:
         for weight in self.persistent:
             self._status[weight] = _Status.HERE
             self._place(weight, DEFAULT_STREAM)
-        for number in copies:
-            self.to.free(number)
+        self.to.free(*copies)
 
     def gather_one_by_one(self, weights: Iterable[int]) -> None:
         """Gathers that are given back at once, as those in which hooks are made."""
@@ -417,8 +416,7 @@ class Fetcher:
             )
             if self.from_host:
                 copies = [self._alloc(self.shard_bytes(w), _COPY, w, self._stream) for w in members]
-                for number in copies:
-                    self.to.free(number)
+                self.to.free(*copies)
 
     def _wait(self, weight: int) -> None:
         handle = self._coming.pop(weight)
@@ -432,8 +430,7 @@ class Fetcher:
         if handle.done:
             return
         handle.done = True
-        for number in handle.copies:
-            self.to.free(number)
+        self.to.free(*handle.copies)
         handle.copies.clear()
         # one gather for each dtype, waited for one after the other
         for weight in sorted(handle.weights, key=lambda weight: self.weights[weight].dtype):
@@ -443,8 +440,7 @@ class Fetcher:
                 self._buffer[weight] = self._alloc(nbytes, _GATHERED, weight, self._stream)
 
     def _drop(self, handle: _Handle) -> None:
-        for number in handle.flats:
-            self.to.free(number)
+        self.to.free(*handle.flats)
         handle.flats.clear()
 
     def _release(self, weight: int) -> None:

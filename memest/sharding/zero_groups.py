@@ -1,4 +1,4 @@
-"""Flat groups of ZeRO: which parameters lie in which buffer, and how it is cut.
+"""Groups of ZeRO: which parameters lie in which buffer, how it is cut, and how it is updated.
 
 Source: ``DeepSpeedZeroOptimizer.__init__`` of DeepSpeed 0.19.8 (``stage_1_and_2.py``): one flat
 buffer for each group of the optimizer, padded to a multiple of ``nccl_start_alignment_factor`` (2)
@@ -8,22 +8,35 @@ times the ranks.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 
+from memest.config.setup import Loop, Setup
 from memest.errors import ConfigError
-from memest.events import Weight
-from memest.setup import Loop, Setup
-from memest.sharding.shards import num_elements
+from memest.events import Category, Weight
+from memest.sharding.engine import Rewriter, num_elements
+from memest.workspaces.operator_call import DTYPE_BYTES
 
-__all__ = ["Group", "SubGroup", "groups_of", "partition_weights", "sub_groups_of"]
+__all__ = [
+    "MASTER_BYTES",
+    "NORM_BYTES",
+    "Group",
+    "GroupUpdate",
+    "SubGroup",
+    "groups_of",
+    "partition_weights",
+    "sub_groups_of",
+]
 
+MASTER_BYTES = 4
+"""Master weights and their gradients are float32 (``master_weights_and_grads_dtype``)."""
+NORM_BYTES = 8
+"""Norms are taken of a float64 copy of each gradient (``get_norm_dtype``)."""
 _ALIGNMENT = 2
 SUB_GROUP_ELEMENTS = 1_000_000_000
 """``sub_group_size`` of DeepSpeed where the file names none."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Group:
     """A group of the optimizer.
 
@@ -48,10 +61,20 @@ class Group:
         """Elements of a rank."""
         return self.padded_elements // self.ranks
 
-    @cached_property
-    def places(self) -> dict[int, int]:
-        """Where a weight stands in the group."""
-        return {weight: place for place, weight in enumerate(self.weights)}
+    def slices(self, offset: int, elements: int) -> dict[int, int]:
+        """Elements of a weight in each rank's partition, by rank.
+
+        Args:
+            offset: first element of the weight in the buffer.
+            elements: of the weight.
+        """
+        out, at, stop = {}, offset, offset + elements
+        while at < stop:
+            rank = at // self.partition_elements
+            end = min((rank + 1) * self.partition_elements, stop)
+            out[rank] = end - at
+            at = end
+        return out
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,15 +170,18 @@ def _group(weights: Sequence[Weight], members: Sequence[int], setup: Setup) -> G
         at += num_elements(weights[index].shape)
     unit = _ALIGNMENT * setup.distributed.num_gpus
     return Group(
-        weights=tuple(members), offsets=tuple(offsets), padded_elements=-(-at // unit) * unit,
-        ranks=setup.distributed.num_gpus, dtype=dtypes[0],
+        weights=tuple(members),
+        offsets=tuple(offsets),
+        padded_elements=-(-at // unit) * unit,
+        ranks=setup.distributed.num_gpus,
+        dtype=dtypes[0],
         decays=weights[members[0]].decays,
-    )  # fmt: skip
+    )
 
 
 def partition_weights(weights: Sequence[Weight], setup: Setup) -> tuple[Weight, ...]:
     """What the optimizer of a rank updates: one flat float32 tensor for each group."""
-    found: Sequence[Group | SubGroup] = (
+    groups: Sequence[Group | SubGroup] = (
         sub_groups_of(weights, setup) if setup.distributed.zero == 3 else groups_of(weights, setup)
     )
     return tuple(
@@ -168,5 +194,49 @@ def partition_weights(weights: Sequence[Weight], setup: Setup) -> tuple[Weight, 
             decays=group.decays,
             has_grad=True,
         )
-        for place, group in enumerate(found)
+        for place, group in enumerate(groups)
     )
+
+
+@dataclass(slots=True)
+class GroupUpdate:
+    """What lives from the beginning of a group's update to the next group's.
+
+    Source: DeepSpeed 0.19.8: ``step`` of ``stage_1_and_2.py`` and
+    ``_prepare_fp32_grad_for_sub_group`` of ``stage3.py``; both flatten with
+    ``flatten_dense_tensors``, which gives back one tensor alone as it is.
+
+    Attributes:
+        to: the stream that is written.
+    """
+
+    to: Rewriter
+    _alive: list[int] = field(default_factory=list)
+
+    def begin(self, group: Group | SubGroup, tensors: int, dtype: str) -> None:
+        """The gradients of a group, after those of the group before it have gone.
+
+        Args:
+            group: whose turn it is.
+            tensors: gradients that are made flat; of one alone there is no copy.
+            dtype: of the gradients.
+        """
+        self.end()
+        size, flat = group.partition_elements, None
+        if tensors != 1:
+            flat = self.to.alloc(
+                size * DTYPE_BYTES[dtype], Category.GRADIENTS, "zero: flat gradients"
+            )
+        if dtype != "float32":
+            self._alive.append(
+                self.to.alloc(size * MASTER_BYTES, Category.GRADIENTS, "zero: gradients in float32")
+            )
+            if flat is not None:
+                self.to.free(flat)
+        elif flat is not None:
+            self._alive.append(flat)
+
+    def end(self) -> None:
+        """The update of the last group is done."""
+        while self._alive:
+            self.to.free(self._alive.pop())

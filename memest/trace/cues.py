@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from memest.events import CueKind, Landmarks
-from memest.trace.adapters import prefix_of
+from memest.trace.model.adapters import prefix_of
 from memest.trace.recorder import Recorder
 
 __all__ = ["OWN_UNITS", "follow_weights", "landmarks_of"]
@@ -37,7 +37,7 @@ def follow_weights(model: torch.nn.Module, recorder: Recorder) -> Iterator[None]
             handles.append(
                 parameter.register_post_accumulate_grad_hook(_accumulated(recorder, number))
             )
-    embeddings = _asked(model, "get_input_embeddings")
+    embeddings = _module_of(model, "get_input_embeddings")
     if embeddings is not None:
         path = next((n for n, m in model.named_modules() if m is embeddings), "")
         handles.append(embeddings.register_forward_hook(_made_a_leaf(recorder, path)))
@@ -88,7 +88,7 @@ def landmarks_of(model: torch.nn.Module) -> Landmarks:
     outer = prefix_of(model)
     own = {name: name.removeprefix(outer) for name, _ in model.named_modules()}
     names = {id(module): own[name] for name, module in model.named_modules()}
-    kinds = {own[name]: type(module).__name__ for name, module in model.named_modules()}
+    class_names = {own[name]: type(module).__name__ for name, module in model.named_modules()}
     prefix = getattr(model, "base_model_prefix", "")
     base = getattr(model, prefix, None) if prefix else model
     norms = [
@@ -97,10 +97,10 @@ def landmarks_of(model: torch.nn.Module) -> Landmarks:
         if "Norm" in type(child).__name__
     ]
     return Landmarks(
-        kinds=kinds,
+        kinds=class_names,
         blocks=tuple(sorted(getattr(model, "_no_split_modules", None) or ())),
-        embeddings=names.get(id(_asked(model, "get_input_embeddings"))),
-        head=names.get(id(_asked(model, "get_output_embeddings"))),
+        embeddings=names.get(id(_module_of(model, "get_input_embeddings"))),
+        head=names.get(id(_module_of(model, "get_output_embeddings"))),
         norm=names.get(id(norms[-1])) if norms else None,
         shared=_shared(model),
         units=getattr(model, OWN_UNITS, ()),
@@ -120,10 +120,10 @@ def _shared(model: torch.nn.Module) -> dict[str, str]:
     return out
 
 
-def _asked(model: torch.nn.Module, name: str) -> Any:
+def _module_of(model: torch.nn.Module, name: str) -> Any:
     """What a model answers; many have no such thing, and some say so by an error."""
     try:
-        found = getattr(model, name, lambda: None)()
+        module = getattr(model, name, lambda: None)()
     except (AttributeError, NotImplementedError, KeyError, TypeError):
         return None
-    return found if isinstance(found, torch.nn.Module) else None
+    return module if isinstance(module, torch.nn.Module) else None

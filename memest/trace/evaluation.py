@@ -13,18 +13,18 @@ from typing import Any
 
 import torch
 
+from memest.config.setup import Setup
 from memest.events import Phase, SeamKind, Trace
-from memest.hidden.call import GpuTraits
-from memest.setup import Setup
-from memest.trace.adapters import base_of
-from memest.trace.compiled import compiled
-from memest.trace.context_parallel import Split
-from memest.trace.gathered import Gather
-from memest.trace.loading import load
-from memest.trace.loops import Run, count_items, forward, loss_region
-from memest.trace.optimizers import weights_of
-from memest.trace.quantized import Loading
+from memest.trace.cuda.compiled import compiled
+from memest.trace.loops import TrainingLoop, count_items, forward, loss_region
+from memest.trace.model.adapters import base_of
+from memest.trace.model.loading import load
+from memest.trace.model.quantization import Loading
+from memest.trace.optimizers.torch import weights_of
+from memest.trace.parallel.collectives import Gather
+from memest.trace.parallel.context_parallel import Split
 from memest.trace.training import make_run, tracing
+from memest.workspaces.operator_call import GpuTraits
 
 __all__ = ["TRACED_BATCHES", "trace_evaluation"]
 
@@ -33,11 +33,18 @@ TRACED_BATCHES = 4
 
 
 def trace_evaluation(
-    model: torch.nn.Module, setup: Setup, *, make_batch: Callable[[], dict[str, torch.Tensor]],
-    loss_of: Callable[[Any, Any], torch.Tensor], gpu: GpuTraits, model_type: str = "",
-    operators: str = "cuda", loading: Loading | None = None, call: Any = None,
-    ranks: int | None = None, split: Split | None = None,
-) -> Trace:  # fmt: skip
+    model: torch.nn.Module,
+    setup: Setup,
+    *,
+    make_batch: Callable[[], dict[str, torch.Tensor]],
+    loss_of: Callable[[Any, Any], torch.Tensor],
+    gpu: GpuTraits,
+    operators: str = "cuda",
+    loading: Loading | None = None,
+    call: Any = None,
+    ranks: int | None = None,
+    split: Split | None = None,
+) -> Trace:
     """Trace the first batches of an evaluation.
 
     Args:
@@ -46,7 +53,6 @@ def trace_evaluation(
         make_batch: makes one batch on meta.
         loss_of: takes the loss out of the outputs.
         gpu: decides operators and versions.
-        model_type: family of the model.
         operators: ``cuda``, or ``cpu`` for what this machine's CPU would run.
         loading: how the weights come to the device; None = ``model.to(device)``.
         call: how the model is called with a batch; None = ``model(**batch)``.
@@ -60,7 +66,7 @@ def trace_evaluation(
         TraceError: the model does something a trace cannot follow.
     """
     with ExitStack() as stack:
-        recorder = tracing(stack, model, setup, gpu, operators, model_type)
+        recorder = tracing(stack, model, setup, gpu, operators)
         recorder.mark(Phase.LOAD, 0)
         load(model, recorder, loading)
         run = make_run(model, setup, recorder, make_batch, loss_of, gpu)
@@ -78,7 +84,7 @@ def trace_evaluation(
     return trace
 
 
-def _evaluate(run: Run, setup: Setup, gather: Gather) -> None:
+def _evaluate(run: TrainingLoop, setup: Setup, gather: Gather) -> None:
     from transformers.trainer_pt_utils import EvalLoopContainer
 
     keeps = setup.eval_samples is not None
@@ -109,7 +115,7 @@ def _evaluate(run: Run, setup: Setup, gather: Gather) -> None:
     del inputs, losses, logits, labels
 
 
-def _prediction_step(run: Run, inputs: Any, keeps: bool) -> tuple[Any, Any, Any]:
+def _prediction_step(run: TrainingLoop, inputs: Any, keeps: bool) -> tuple[Any, Any, Any]:
     from transformers.trainer_pt_utils import nested_detach
     from transformers.utils.generic import can_return_loss, find_labels
 
@@ -143,7 +149,7 @@ def _prediction_step(run: Run, inputs: Any, keeps: bool) -> tuple[Any, Any, Any]
     return loss, logits[0] if len(logits) == 1 else logits, labels
 
 
-def _loss(run: Run, inputs: Any) -> tuple[torch.Tensor, Any]:
+def _loss(run: TrainingLoop, inputs: Any) -> tuple[torch.Tensor, Any]:
     # counted before ``context_parallel`` cuts the batch in place
     items = count_items(run, [inputs], 0)
     with loss_region(run), nullcontext() if run.split is None else run.split(inputs):

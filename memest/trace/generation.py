@@ -14,16 +14,16 @@ from unittest import mock
 
 import torch
 
+from memest.config.generation import Generation
+from memest.config.setup import Precision, Setup
 from memest.errors import ConfigError
 from memest.events import Phase, SeamKind, Trace
-from memest.generation import Generation
-from memest.hidden.call import GpuTraits
-from memest.setup import Precision, Setup
-from memest.trace.loading import load
 from memest.trace.loops import loss_region
-from memest.trace.quantized import Loading
+from memest.trace.model.loading import load
+from memest.trace.model.quantization import Loading
 from memest.trace.recorder import Recorder
 from memest.trace.training import make_run, tracing
+from memest.workspaces.operator_call import GpuTraits
 
 __all__ = ["TRACED_STEPS", "options_of", "trace_generation"]
 
@@ -37,10 +37,15 @@ class _Enough(Exception):  # noqa: N818 - no error
 
 
 def trace_generation(
-    model: torch.nn.Module, setup: Setup, generation: Generation, *,
-    make_batch: Callable[[], dict[str, torch.Tensor]], gpu: GpuTraits, model_type: str = "",
-    operators: str = "cuda", loading: Loading | None = None,
-) -> Trace:  # fmt: skip
+    model: torch.nn.Module,
+    setup: Setup,
+    generation: Generation,
+    *,
+    make_batch: Callable[[], dict[str, torch.Tensor]],
+    gpu: GpuTraits,
+    operators: str = "cuda",
+    loading: Loading | None = None,
+) -> Trace:
     """Trace the first steps of a ``generate``.
 
     Args:
@@ -49,7 +54,6 @@ def trace_generation(
         generation: how much and how.
         make_batch: makes one batch on meta; labels are left out of it.
         gpu: decides operators and versions.
-        model_type: family of the model.
         operators: ``cuda``, or ``cpu`` for what this machine's CPU would run.
         loading: how the weights come to the device.
 
@@ -66,7 +70,7 @@ def trace_generation(
             "--predict-with-generate, or choose --task causal-lm or seq2seq-lm."
         )
     with ExitStack() as stack:
-        recorder = tracing(stack, model, setup, gpu, operators, model_type)
+        recorder = tracing(stack, model, setup, gpu, operators)
         recorder.mark(Phase.LOAD, 0)
         load(model, recorder, loading)
         run = make_run(model, setup, recorder, make_batch, _no_loss, gpu)
@@ -85,10 +89,13 @@ def options_of(generation: Generation) -> dict[str, Any]:
     """What ``generate`` is given; the end is decided by who calls it."""
     # buffers of a search have the full length
     options: dict[str, Any] = {
-        "max_new_tokens": max(generation.new_tokens, TRACED_STEPS - 1), "do_sample": False,
+        "max_new_tokens": max(generation.new_tokens, TRACED_STEPS - 1),
+        "do_sample": False,
         "num_beams": generation.num_beams,
-        "use_cache": True, "pad_token_id": 0, "eos_token_id": None,
-    }  # fmt: skip
+        "use_cache": True,
+        "pad_token_id": 0,
+        "eos_token_id": None,
+    }
     if generation.cache == "static":
         options["cache_implementation"] = "static"
         options["disable_compile"] = True
@@ -107,9 +114,11 @@ def _can_generate(model: Any) -> bool:
 
 
 def _generate(
-    model: Any, generation: Generation, make_batch: Callable[[], dict[str, torch.Tensor]],
+    model: Any,
+    generation: Generation,
+    make_batch: Callable[[], dict[str, torch.Tensor]],
     recorder: Recorder,
-) -> None:  # fmt: skip
+) -> None:
     from transformers.generation.utils import GenerationMixin
 
     begun = 0

@@ -16,16 +16,16 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from memest.config.setup import Loop, Precision, ZeroGradAt
 from memest.events import Category, CueKind, Phase, SeamKind, Weight
-from memest.setup import Loop, Precision, ZeroGradAt
-from memest.trace.context_parallel import Split, collated
-from memest.trace.in_backward import Stepper
-from memest.trace.optimizers import weights_of
+from memest.trace.optimizers.in_backward import Stepper
+from memest.trace.optimizers.torch import weights_of
+from memest.trace.parallel.context_parallel import Split, collated
+from memest.trace.parallel.ulysses_batches import Shared
 from memest.trace.recorder import Recorder
-from memest.trace.ulysses_batches import Shared
 
 __all__ = [
-    "Run",
+    "TrainingLoop",
     "count_items",
     "forward",
     "loss_region",
@@ -42,7 +42,7 @@ _AUTOCAST_DTYPES = {Precision.FP16: torch.float16, Precision.BF16: torch.bfloat1
 
 
 @dataclass(slots=True, kw_only=True)
-class Run:
+class TrainingLoop:
     """What a loop needs.
 
     Attributes:
@@ -108,7 +108,7 @@ class Run:
         return next(self.model.parameters()).device
 
 
-def run_steps(run: Run) -> None:
+def run_steps(run: TrainingLoop) -> None:
     """Train as many optimizer steps as ``run.micro_steps`` has."""
     if run.loop is Loop.TRAINER:
         _trainer(run)
@@ -116,7 +116,7 @@ def run_steps(run: Run) -> None:
         _script(run)
 
 
-def run_updates(run: Run) -> None:
+def run_updates(run: TrainingLoop) -> None:
     """Only what follows the micro-steps: the gradients are there already."""
     norm: list[torch.Tensor | None] = [None]
     for step in range(1, len(run.micro_steps) + 1):
@@ -129,7 +129,7 @@ def run_updates(run: Run) -> None:
 # -- transformers' Trainer ------------------------------------------------------------------------
 
 
-def _trainer(run: Run) -> None:
+def _trainer(run: TrainingLoop) -> None:
     """``Trainer._run_epoch``: all micro-batches of a step are on the device before it begins."""
     seam = run.recorder.seam
     samples: list[Batch] = []
@@ -169,7 +169,7 @@ def _trainer(run: Run) -> None:
     del samples, items, inputs, loss, norm
 
 
-def _batch_samples(run: Run, step: int, micro_steps: int) -> tuple[list[Batch], Any]:
+def _batch_samples(run: TrainingLoop, step: int, micro_steps: int) -> tuple[list[Batch], Any]:
     """``get_batch_samples``, since transformers 4.46."""
     if run.shared is not None:
         # parts of batches wait in host memory
@@ -184,7 +184,7 @@ def _batch_samples(run: Run, step: int, micro_steps: int) -> tuple[list[Batch], 
     return samples, count_items(run, samples, step)
 
 
-def count_items(run: Run, samples: list[Batch], step: int) -> torch.Tensor | None:
+def count_items(run: TrainingLoop, samples: list[Batch], step: int) -> torch.Tensor | None:
     """``_get_num_items_in_batch``: one bool mask at a time, then a 0-dim number."""
     if not run.counts_items or "labels" not in samples[0]:
         return None
@@ -200,7 +200,7 @@ def count_items(run: Run, samples: list[Batch], step: int) -> torch.Tensor | Non
     return items / 1
 
 
-def to_items(run: Run, samples: list[Batch]) -> torch.Tensor:
+def to_items(run: TrainingLoop, samples: list[Batch]) -> torch.Tensor:
     """The same number, where nobody records how it is made."""
     shifts = run.shifts_labels
     labels = [b["labels"][..., 1:] if shifts else b["labels"] for b in samples]
@@ -208,7 +208,9 @@ def to_items(run: Run, samples: list[Batch]) -> torch.Tensor:
     return items / 1
 
 
-def _training_step(run: Run, inputs: Batch, items: Any, step: int, micro_step: int) -> torch.Tensor:
+def _training_step(
+    run: TrainingLoop, inputs: Batch, items: Any, step: int, micro_step: int
+) -> torch.Tensor:
     with _split(run, inputs):
         run.recorder.mark(Phase.FORWARD, step, micro_step)
         loss = _compute_loss(run, dict(inputs), items)
@@ -219,7 +221,7 @@ def _training_step(run: Run, inputs: Batch, items: Any, step: int, micro_step: i
         return loss.detach()
 
 
-def _shared_step(run: Run, shared: Shared, step: int, micro_step: int) -> torch.Tensor:
+def _shared_step(run: TrainingLoop, shared: Shared, step: int, micro_step: int) -> torch.Tensor:
     """``training_step`` where sequences are shared by Ulysses.
 
     The part of the batch comes from the host and is let go of before backward begins.
@@ -234,19 +236,19 @@ def _shared_step(run: Run, shared: Shared, step: int, micro_step: int) -> torch.
     return loss.detach()
 
 
-def _shared_loss(run: Run, shared: Shared, inputs: Batch) -> torch.Tensor:
+def _shared_loss(run: TrainingLoop, shared: Shared, inputs: Batch) -> torch.Tensor:
     """``deepspeed_sp_compute_loss``: ``outputs`` is a local here."""
     inputs["labels"] = inputs["shift_labels"]
     outputs = forward(run, inputs)
     return shared.joined_loss(run.loss_of(outputs, inputs), inputs["shift_labels"])
 
 
-def _split(run: Run, inputs: Batch) -> AbstractContextManager[Any]:
+def _split(run: TrainingLoop, inputs: Batch) -> AbstractContextManager[Any]:
     """The Trainer's ``cp_context``, a script's ``maybe_context_parallel``."""
     return nullcontext() if run.split is None else run.split(inputs)
 
 
-def _compute_loss(run: Run, inputs: Batch, items: Any) -> torch.Tensor:
+def _compute_loss(run: TrainingLoop, inputs: Batch, items: Any) -> torch.Tensor:
     """``outputs`` is a local here: logits and caches are dead before backward begins."""
     if items is not None:
         inputs = {**inputs, "num_items_in_batch": items}
@@ -261,7 +263,7 @@ def _compute_loss(run: Run, inputs: Batch, items: Any) -> torch.Tensor:
 # -- plain and Accelerate loops -------------------------------------------------------------------
 
 
-def _script(run: Run) -> None:
+def _script(run: TrainingLoop) -> None:
     """``outputs = model(**batch); outputs.loss.backward()``: outputs live until rebound."""
     seam = run.recorder.seam
     plain = run.loop is Loop.PLAIN
@@ -322,17 +324,17 @@ def _script(run: Run) -> None:
 # -- common parts ---------------------------------------------------------------------------------
 
 
-def _autocast(run: Run) -> AbstractContextManager[Any]:
+def _autocast(run: TrainingLoop) -> AbstractContextManager[Any]:
     dtype = _AUTOCAST_DTYPES.get(run.precision)
     return nullcontext() if dtype is None else torch.autocast("cuda", dtype=dtype)
 
 
-def loss_region(run: Run) -> AbstractContextManager[Any]:
+def loss_region(run: TrainingLoop) -> AbstractContextManager[Any]:
     """A script's own autocast region covers forward and loss; accelerate's only the forward."""
     return nullcontext() if run.outputs_to_fp32 else _autocast(run)
 
 
-def forward(run: Run, inputs: Mapping[str, Any]) -> Any:
+def forward(run: TrainingLoop, inputs: Mapping[str, Any]) -> Any:
     """The model's forward, and what DDP makes of the outputs."""
     outputs = _forward(run, inputs)
     return _cloned(outputs) if run.clones_outputs else outputs
@@ -366,14 +368,14 @@ class _Sink(torch.autograd.Function):
         return gradients
 
 
-def _forward(run: Run, inputs: Mapping[str, Any]) -> Any:
+def _forward(run: TrainingLoop, inputs: Mapping[str, Any]) -> Any:
     """The model's forward; accelerate puts it into a region and returns outputs in fp32."""
     if run.compiled is not None:
         return run.compiled(**inputs)
     return prepared(run)(**inputs)
 
 
-def prepared(run: Run) -> Any:
+def prepared(run: TrainingLoop) -> Any:
     """What ``Accelerator.prepare`` makes of the model, and compiles last of all."""
 
     def called(**inputs: Any) -> Any:
@@ -404,7 +406,7 @@ def to_fp32(value: Any) -> Any:
     return value
 
 
-def _backward(run: Run, loss: torch.Tensor) -> None:
+def _backward(run: TrainingLoop, loss: torch.Tensor) -> None:
     if run.stepper is not None:
         run.stepper.backward(loss)
         for tensor in state_tensors(run.stepper):
@@ -417,29 +419,29 @@ def _backward(run: Run, loss: torch.Tensor) -> None:
         run.weights = weights_of(run.model)
 
 
-def _accelerator_backward(run: Run, loss: torch.Tensor) -> None:
+def _accelerator_backward(run: TrainingLoop, loss: torch.Tensor) -> None:
     """``Accelerator.backward`` divides by its own number of accumulation steps, even by 1."""
     loss = loss / 1
     _backward(run, loss)
 
 
-def tag_gradients(run: Run) -> None:
+def tag_gradients(run: TrainingLoop) -> None:
     """Say which storages are gradients now."""
     for name, parameter in run.model.named_parameters():
         if parameter.grad is not None:
             run.recorder.tag(parameter.grad, Category.GRADIENTS, name.rpartition(".")[0])
 
 
-def _zero_grad(run: Run) -> None:
+def _zero_grad(run: TrainingLoop) -> None:
     # optimizer.zero_grad of a script goes through the same parameters in the same order
     run.model.zero_grad(set_to_none=run.set_to_none)
 
 
-def _trained(run: Run) -> list[torch.nn.Parameter]:
+def _trained(run: TrainingLoop) -> list[torch.nn.Parameter]:
     return [p for p in run.model.parameters() if p.requires_grad]
 
 
-def _update(run: Run, step: int, norm: list[torch.Tensor | None]) -> None:
+def _update(run: TrainingLoop, step: int, norm: list[torch.Tensor | None]) -> None:
     """Clipping and the optimizer's step.
 
     Args:
@@ -465,7 +467,7 @@ def _update(run: Run, step: int, norm: list[torch.Tensor | None]) -> None:
     _optimizer_step(run, step)
 
 
-def _optimizer_step(run: Run, step: int) -> None:
+def _optimizer_step(run: TrainingLoop, step: int) -> None:
     if run.optimizer is None:
         return
     run.recorder.mark(Phase.OPTIMIZER, step)
@@ -481,7 +483,7 @@ def _optimizer_step(run: Run, step: int) -> None:
             run.recorder.tag(tensor, Category.OPTIMIZER_STATES)
 
 
-def _step_apart(run: Run) -> None:
+def _step_apart(run: TrainingLoop) -> None:
     """One parameter after the other, as DeepSpeed's ``_optimizer_step`` has it for its groups."""
     whole = run.optimizer.param_groups
     at = 0

@@ -18,13 +18,13 @@ from unittest import mock
 import torch
 from torch.utils import _foreach_utils
 
+from memest.config.setup import Loop, Setup
 from memest.errors import ConfigError
 from memest.events import Category, CueKind, Phase, SeamKind
-from memest.setup import Loop, Setup
-from memest.trace.factories import import_named
 from memest.trace.loops import state_tensors, tag_gradients
-from memest.trace.optimizers import weights_of
-from memest.trace.own_loss import checked_loss
+from memest.trace.losses.loss import checked_loss
+from memest.trace.model.factories import import_named
+from memest.trace.optimizers.torch import weights_of
 from memest.trace.recorder import Recorder
 
 __all__ = ["OWN_SETUP", "OwnStep", "check_own_step", "run_own_steps", "step_named"]
@@ -98,9 +98,12 @@ def _check_signature(step: Any, name: str, wanted: int) -> None:
         with_what = "(model, batch)" if wanted == 2 else "(models, batch, optimizers)"
         raise ConfigError(
             f"{name}{signature} cannot be called as a step, {name}{with_what}."
-            + (" A third argument needs optimizers(models), a function of the step."
-               if wanted == 2 and len(signature.parameters) == 3 else "")
-        ) from None  # fmt: skip
+            + (
+                " A third argument needs optimizers(models), a function of the step."
+                if wanted == 2 and len(signature.parameters) == 3
+                else ""
+            )
+        ) from None
 
 
 def check_own_step(setup: Setup, step: OwnStep) -> None:
@@ -115,12 +118,18 @@ def check_own_step(setup: Setup, step: OwnStep) -> None:
     if step.optimizers is None:
         return
     for name, flag in (
-        ("optim", "--optim"), ("grad_accum", "--grad-accum"), ("max_grad_norm", "--max-grad-norm"),
-        ("zero_grad", "--zero-grad"), ("weight_decay", "--weight-decay"),
-        ("master_weights", "--master-weights"), ("optim_args", "--optim-args"),
-        ("optim_in_backward", "--optim-in-backward"), ("distributed", "--num-gpus"),
-        ("precision", "--fp16 and --bf16"), ("use_liger_kernel", "--use-liger-kernel"),
-    ):  # fmt: skip
+        ("optim", "--optim"),
+        ("grad_accum", "--grad-accum"),
+        ("max_grad_norm", "--max-grad-norm"),
+        ("zero_grad", "--zero-grad"),
+        ("weight_decay", "--weight-decay"),
+        ("master_weights", "--master-weights"),
+        ("optim_args", "--optim-args"),
+        ("optim_in_backward", "--optim-in-backward"),
+        ("distributed", "--num-gpus"),
+        ("precision", "--fp16 and --bf16"),
+        ("use_liger_kernel", "--use-liger-kernel"),
+    ):
         value = getattr(setup, name)
         if value != getattr(usual, name) and not (name == "optim" and value == "none"):
             raise ConfigError(
@@ -173,14 +182,14 @@ def _each(optimizers: Any, step: OwnStep) -> list[torch.optim.Optimizer]:
     """
     if isinstance(optimizers, Mapping):
         optimizers = list(optimizers.values())
-    found = list(optimizers) if isinstance(optimizers, (list, tuple)) else [optimizers]
-    for one in found:
+    each = list(optimizers) if isinstance(optimizers, (list, tuple)) else [optimizers]
+    for one in each:
         if not isinstance(one, torch.optim.Optimizer):
             raise ConfigError(
                 f"{step.name}.optimizers(models) returned a {type(one).__name__}: it must return a "
                 "torch optimizer, or a dict or list of them."
             )
-    return found
+    return each
 
 
 @contextmanager
@@ -189,8 +198,9 @@ def _kernels_as_on_cuda() -> Iterator[None]:
     owners = importlib.import_module("torch.optim.optimizer"), _foreach_utils
     with ExitStack() as stack:
         for name in (
-            "_get_foreach_kernels_supported_devices", "_get_fused_kernels_supported_devices",
-        ):  # fmt: skip
+            "_get_foreach_kernels_supported_devices",
+            "_get_fused_kernels_supported_devices",
+        ):
             for owner in owners:
                 if hasattr(owner, name):
                     devices = [*getattr(owner, name)(), "meta"]

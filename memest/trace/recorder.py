@@ -32,10 +32,9 @@ from memest.events import (
     SeamKind,
     Trace,
 )
-from memest.hidden.call import OpCall, TensorSpec, Value
-from memest.hidden.flops import counts_flops
-from memest.hidden.registry import has_rule
-from memest.trace.known import track
+from memest.trace.cuda.known_values import track
+from memest.workspaces.operator_call import OpCall, TensorSpec, Value
+from memest.workspaces.registry import reads_calls
 
 __all__ = ["Recorder", "local"]
 
@@ -70,8 +69,8 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     kind = type(tensor).__name__
     if kind not in _STANDING_FOR:
         return tensor
-    held: torch.Tensor = getattr(tensor, "_local_tensor" if kind == "DTensor" else "elem")
-    return local(held)
+    shard: torch.Tensor = getattr(tensor, "_local_tensor" if kind == "DTensor" else "elem")
+    return local(shard)
 
 
 class Recorder(TorchDispatchMode):
@@ -104,7 +103,7 @@ class Recorder(TorchDispatchMode):
         self._node_starts: list[int] = []
         self._node_modules: list[int] = []
         self._recomputed: list[int] = []
-        self._held: list[list[torch.Tensor]] = [[]]
+        self._references: list[list[torch.Tensor]] = [[]]
         self._birth = _TEMPORARY
         self._in_backward = False
         self._updates = False
@@ -221,14 +220,10 @@ class Recorder(TorchDispatchMode):
     def adopt(self, tensor: torch.Tensor, category: Category, module: str, op: str) -> None:
         """Record a storage that exists already: model weights as they move to the GPU."""
         before = len(self.trace.sizes)
-        self._born(tensor, op)
+        self.born(tensor, op)
         if len(self.trace.sizes) > before:
             self.trace.categories[before] = _CODE[category]
             self.trace.modules[before] = self.module_number(module)
-
-    def born(self, tensor: torch.Tensor, func: Any) -> None:
-        """Record a storage that a handler made on the way to its result."""
-        self._born(tensor, func)
 
     def note(self, text: str) -> None:
         """Keep one sentence for the user, once."""
@@ -245,7 +240,7 @@ class Recorder(TorchDispatchMode):
             self.trace.launches[-1] += 1
 
     def site(self, op: str, args: tuple[Value, ...], outputs: tuple[TensorSpec, ...]) -> None:
-        """Note a call that is no operator, and that a rule of ``memest.hidden`` knows."""
+        """Note a call that is no operator, and that a rule of ``memest.workspaces`` knows."""
         self._note_call(OpCall(op, args, (), outputs, "autograd" if self._in_backward else "main"))
 
     # -- modules ----------------------------------------------------------------------------------
@@ -272,8 +267,8 @@ class Recorder(TorchDispatchMode):
 
     def hold(self, tensor: torch.Tensor) -> None:
         """Keep a tensor alive until the forward of the current module returns."""
-        if len(self._held) > 1:
-            self._held[-1].append(tensor)
+        if len(self._references) > 1:
+            self._references[-1].append(tensor)
 
     @property
     def current_module(self) -> str:
@@ -293,14 +288,14 @@ class Recorder(TorchDispatchMode):
         original = torch.nn.Module.__call__
         peek = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
         starts, owners = self._node_starts, self._node_modules
-        held = self._held
+        references = self._references
 
         def call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
             number = names.get(id(module))
             if number is None:
                 return original(module, *args, **kwargs)
             stack.append(number)
-            held.append([])
+            references.append([])
             starts.append(peek())
             owners.append(number)
             speaks = id(module) not in silent
@@ -315,7 +310,7 @@ class Recorder(TorchDispatchMode):
                 if speaks:
                     self.cue(CueKind.LEAVE, number)
                 stack.pop()
-                held.pop()
+                references.pop()
                 starts.append(peek())
                 owners.append(stack[-1])
 
@@ -373,19 +368,20 @@ class Recorder(TorchDispatchMode):
         if kind == _ALIASES:
             return out
         if isinstance(out, torch.Tensor):
-            self._born(out, func)
+            self.born(out, func)
         elif isinstance(out, (tuple, list)):
             for item in out:
                 if isinstance(item, torch.Tensor):
-                    self._born(item, func)
+                    self.born(item, func)
         if kind == _SITE:
             self._site(func, args, kwargs, out)
         return out
 
     def _kind(self, func: Any) -> int:
-        name = _op_name(func)
-        if has_rule(name) or counts_flops(name):
+        name = str(func)
+        if reads_calls(name):
             return _SITE
+        self.trace.unnoted.append(name)
         schema = func._schema
         returns = schema.returns
         if schema.name in _NEW_STORAGE or schema.name in _NO_KERNEL:
@@ -401,7 +397,8 @@ class Recorder(TorchDispatchMode):
         if launches and (not isinstance(first, torch.Tensor) or first.device.type == self._device):
             launches[-1] += 1
 
-    def _born(self, tensor: torch.Tensor, func: Any) -> None:
+    def born(self, tensor: torch.Tensor, func: Any) -> None:
+        """Record a storage that an operator, or its handler on the way to the result, made."""
         tensor = local(tensor)
         storage = tensor.untyped_storage()
         key = storage._cdata
@@ -417,7 +414,7 @@ class Recorder(TorchDispatchMode):
         op = self._op_index.get(func)
         if op is None:
             op = self._op_index[func] = len(trace.op_names)
-            trace.op_names.append(func if isinstance(func, str) else _op_name(func))
+            trace.op_names.append(str(func))
         number = len(trace.sizes)
         trace.sizes.append(size)
         trace.categories.append(self._birth)
@@ -436,7 +433,7 @@ class Recorder(TorchDispatchMode):
         """A storage grew in place: new memory is taken, then the old given back."""
         key = tensor.untyped_storage()._cdata
         del self._live[key]
-        self._born(tensor, func)
+        self.born(tensor, func)
         self.trace.categories[self._live[key]] = self.trace.categories[known]
         self.trace.events.append(known << 2 | FREE)
 
@@ -463,7 +460,7 @@ class Recorder(TorchDispatchMode):
         if devices and self._device not in devices:
             return  # on the host: what a model computes there takes nothing from the GPU
         call = OpCall(
-            op=_op_name(func),
+            op=str(func),
             args=tuple(_value(a) for a in args),
             kwargs=tuple((k, _value(v)) for k, v in sorted((kwargs or {}).items())),
             outputs=tuple(_spec(o) if isinstance(o, torch.Tensor) else None for o in outputs),
@@ -494,10 +491,6 @@ def _leads_back(*values: Any) -> bool:
         elif isinstance(value, dict) and _leads_back(*value.values()):
             return True
     return False
-
-
-def _op_name(func: Any) -> str:
-    return str(func)
 
 
 _DTYPE_NAMES: dict[torch.dtype, str] = {}

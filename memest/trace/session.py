@@ -10,17 +10,25 @@ from typing import Any
 
 import torch
 
+from memest.catalog.resolve import ModelSource
+from memest.config.inputs import ModuleInputs
+from memest.config.setup import Attention, Precision, Setup
 from memest.errors import ConfigError
 from memest.events import Trace
-from memest.feed import Feed
-from memest.hidden.call import GpuTraits
-from memest.models.resolve import ModelSource
-from memest.setup import Attention, Precision, Setup
-from memest.steps.card import Card
-from memest.steps.sizing import SIZES, Answer
-from memest.trace.adapters import add_adapter, base_of, cast_parameters
-from memest.trace.batches import GivenBatch
-from memest.trace.build import (
+from memest.profiles.model_card import ModelCard
+from memest.profiles.sizing import SIZES, SizeAnswer
+from memest.trace.cuda.devices import cuda_is_meta
+from memest.trace.evaluation import trace_evaluation
+from memest.trace.generation import trace_generation
+from memest.trace.inputs.batch import BatchSizes, TensorPlan, plan_batch, realise
+from memest.trace.inputs.example import ExampleBatch
+from memest.trace.isolation import as_built, in_turn, own_code, same_draws, undisturbed
+from memest.trace.legacy.transformers import attention_of, masks_as_before, model_as_before
+from memest.trace.losses.fused_loss import fused_loss_applied, liger_applied
+from memest.trace.losses.loss import OwnLoss, loss_for, loss_named
+from memest.trace.model.adapters import add_adapter, base_of, cast_parameters
+from memest.trace.model.adjust import separate_head, set_checkpointing, set_use_cache
+from memest.trace.model.build import (
     BuiltModel,
     build_model,
     count,
@@ -29,47 +37,33 @@ from memest.trace.build import (
     of_module,
     put_into_training,
 )
-from memest.trace.chance import same_draws, undisturbed
-from memest.trace.context_parallel import sequence_split
-from memest.trace.devices import cuda_is_meta
-from memest.trace.evaluation import trace_evaluation
-from memest.trace.factories import container
-from memest.trace.fused_loss import fused_loss_applied
-from memest.trace.generation import trace_generation
-from memest.trace.inputs import Sizes, TensorPlan, plan_batch, realise
-from memest.trace.legacy import attention_of, masks_as_before, model_as_before
-from memest.trace.liger import liger_applied
-from memest.trace.losses import carries_loss, loss_for
-from memest.trace.own_loss import OwnLoss, loss_named
+from memest.trace.model.factories import container
+from memest.trace.model.packed import as_loaded, pack
+from memest.trace.model.quantization import Loading, own_quantization, quantize
+from memest.trace.model.twins import twin_of
 from memest.trace.own_steps import OWN_SETUP, OwnStep, check_own_step, step_named
-from memest.trace.packed import as_loaded, pack
-from memest.trace.pristine import as_built
-from memest.trace.quantized import Loading, own_quantization, quantise
-from memest.trace.sequence_parallel import fed_without_mask, left_out, losses_shared
-from memest.trace.stages import trace_stage
-from memest.trace.switches import set_checkpointing, set_use_cache
-from memest.trace.tensor_parallel import check_adapted, on_ranks, quiet_shapes, shard_model
-from memest.trace.ties import separate_head
+from memest.trace.parallel.context_parallel import sequence_split
+from memest.trace.parallel.pipeline_stage import trace_stage
+from memest.trace.parallel.sequence_parallel import fed_without_mask, left_out, losses_shared
+from memest.trace.parallel.tensor_parallel import check_adapted, on_ranks, quiet_shapes, shard_model
+from memest.trace.parallel.ulysses import check_evaluates, check_own_loss, shared_sequence
+from memest.trace.parallel.ulysses_batches import collated_for
 from memest.trace.training import TracePlan, plan_to_compose, trace_training
-from memest.trace.turns import in_turn
-from memest.trace.twins import twin_of
-from memest.trace.ulysses import check_evaluates, check_own_loss, shared_sequence
-from memest.trace.ulysses_batches import collated_for
-from memest.trace.where import own_code
+from memest.workspaces.operator_call import GpuTraits
 
-__all__ = ["BuiltRun", "build", "evaluate_built", "rank_model", "trace_built"]
+__all__ = ["MetaModel", "build", "evaluate_built", "rank_model", "trace_built"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BuiltRun:
+class MetaModel:
     """A model on meta, what it is fed, and what was decided."""
 
     model: torch.nn.Module
     plan: Callable[[Setup], tuple[TensorPlan, ...]]
-    answer: Callable[[Setup], Answer]
+    answer: Callable[[Setup], SizeAnswer]
     """The sizes that the batch of a setup has, and what there is to say of them."""
     loss_of: Callable[[Any, Any], torch.Tensor]
-    card: Card
+    card: ModelCard
     counts: tuple[int, int, int, int]
     """Numbers of parameters, of those that train, of elements of buffers; bytes of parameters."""
     keeps_checkpointing: bool = False
@@ -87,10 +81,16 @@ class BuiltRun:
 @in_turn
 @undisturbed
 def build(
-    setup: Setup, source: ModelSource | None, module: Any, inputs: Any, loss: Any, *,
-    step_fn: Any = None, dims: tuple[tuple[str, int], ...] = (),
+    setup: Setup,
+    source: ModelSource | None,
+    module: Any,
+    inputs: Any,
+    loss: Any,
+    *,
+    step_fn: Any = None,
+    dims: tuple[tuple[str, int], ...] = (),
     model_args: tuple[tuple[str, Any], ...] = (),
-) -> BuiltRun:  # fmt: skip
+) -> MetaModel:
     """Build the model (or copy a live one to meta) and plan its batch.
 
     Args:
@@ -106,135 +106,140 @@ def build(
     Raises:
         MemestError: a model that cannot be built, or not trained like this.
     """
-    feed = Feed(inputs=inputs, loss=loss, step_fn=step_fn, dims=dims, model_args=model_args)
-    check_own_loss(setup, feed)
+    module_inputs = ModuleInputs(
+        inputs=inputs, loss=loss, step_fn=step_fn, dims=dims, model_args=model_args
+    )
+    check_own_loss(setup, module_inputs)
     if source is not None and source.kind != "factory" and model_args:
         raise ConfigError(
             f"--model-arg {model_args[0][0]}: {source.id} is built from its configuration: write "
             "MODEL?name=value to change that. Arguments are for package.module:factory."
         )
     if source is None:
-        return _from_module(setup, module, feed)
+        return _from_module(setup, module, module_inputs)
     if source.kind == "factory":
-        return _from_factory(setup, source, feed)
+        return _from_factory(setup, source, module_inputs)
     model_type = str((source.config or {}).get("model_type", ""))
     setup = replace(setup, attn_implementation=attention_of(model_type, setup))
-    setup, found = own_quantization(source.config or {}, setup)
-    ready = bool(found) and setup.quantization is not None
+    setup, own_notes = own_quantization(source.config or {}, setup)
+    ready = bool(own_notes) and setup.quantization is not None
     built = build_model(source, setup)
     as_asked, setup = setup, as_loaded(built.dtype, setup)
     if setup is not as_asked:
         built = build_model(source, setup)
     model_as_before(built.model, model_type, setup)
     untied = separate_head(built.model, source.config or {})
-    built = replace(built, notes=(*built.notes, *untied, *found))
-    return _fed_run(setup, _finetuned(built, setup, ready=ready), feed)
+    built = replace(built, notes=(*built.notes, *untied, *own_notes))
+    return _fed_run(setup, _finetuned(built, setup, ready=ready), module_inputs)
 
 
-def _from_factory(setup: Setup, source: ModelSource, feed: Feed) -> BuiltRun:
+def _from_factory(setup: Setup, source: ModelSource, module_inputs: ModuleInputs) -> MetaModel:
     """The run of a model that the user's own code builds."""
-    built = from_factory(source, setup, dict(feed.model_args))
+    built = from_factory(source, setup, dict(module_inputs.model_args))
     _same_attention(built.model, setup)
     built = _finetuned(built, setup)
-    if feed.loss is None and feed.step_fn is None:
-        feed = replace(feed, loss=built.loss)
-        check_own_loss(setup, feed)
-    if feed.inputs is None and built.inputs is not None:
-        feed = replace(feed, inputs=built.inputs)
-    return _fed_run(setup, built, feed)
+    if module_inputs.loss is None and module_inputs.step_fn is None:
+        module_inputs = replace(module_inputs, loss=built.loss)
+        check_own_loss(setup, module_inputs)
+    if module_inputs.inputs is None and built.inputs is not None:
+        module_inputs = replace(module_inputs, inputs=built.inputs)
+    return _fed_run(setup, built, module_inputs)
 
 
-def _fed_run(setup: Setup, built: BuiltModel, feed: Feed) -> BuiltRun:
+def _fed_run(setup: Setup, built: BuiltModel, module_inputs: ModuleInputs) -> MetaModel:
     """A run of a model with the batch that the user gave, else with what its config says."""
-    run = (
-        _planned(setup, built, feed)
-        if feed.inputs is None
-        else _given(setup, built, GivenBatch(feed))
+    meta_model = (
+        _planned(setup, built, module_inputs)
+        if module_inputs.inputs is None
+        else _given(setup, built, ExampleBatch(module_inputs))
     )
-    own = own_code(built.model) or feed.step_fn is not None or feed.loss is not None
-    return replace(run, own_code=own)
+    own = (
+        own_code(built.model) or module_inputs.step_fn is not None or module_inputs.loss is not None
+    )
+    return replace(meta_model, own_code=own)
 
 
 def _finetuned(built: BuiltModel, setup: Setup, *, ready: bool = False) -> BuiltModel:
     """The model quantised, with adapters and frozen parameters, as the setup has them."""
     if setup.quantization is not None:
         if setup.quantization.format.packed:
-            loading, told = pack(built.model, built.dtype, setup)
+            loading, more = pack(built.model, built.dtype, setup)
         else:
-            loading, told = quantise(built.model, built.dtype, setup, ready=ready)
-        built = replace(built, loading=loading, notes=(*built.notes, *told))
+            loading, more = quantize(built.model, built.dtype, setup, ready=ready)
+        built = replace(built, loading=loading, notes=(*built.notes, *more))
     if setup.adapter is not None:
-        wrapper, said = add_adapter(built.model, built.task, setup)
-        built = replace(built, wrapper=wrapper, notes=(*built.notes, *said))
+        wrapper, own_notes = add_adapter(built.model, built.task, setup)
+        built = replace(built, wrapper=wrapper, notes=(*built.notes, *own_notes))
     freeze(built.trained, setup)
     if setup.distributed.in_half:
         cast_parameters(built.trained, built.dtype)
     return built
 
 
-def _given(setup: Setup, built: BuiltModel, batch: GivenBatch) -> BuiltRun:
+def _given(setup: Setup, built: BuiltModel, batch: ExampleBatch) -> MetaModel:
     """A run whose batch is what the user gave.
 
     Raises:
         ConfigError: the inputs are no tensors, or name sizes that nothing says.
     """
-    feed = batch.feed
+    module_inputs = batch.inputs
     setup = replace(setup, **batch.answer(setup).taken)
     batch.plan(setup)  # what cannot be read is said before anything else is done
-    step = None if feed.step_fn is None else step_named(feed.step_fn, batch.whole)
+    step = None if module_inputs.step_fn is None else step_named(module_inputs.step_fn, batch.whole)
     if step is not None:
         return _stepped(setup, built, batch.plan, batch.answer, step, batch.batch)
-    call, left, said = batch.caller(built.trained)
-    loss = None if feed.loss is None else loss_named(feed.loss)
+    call, left = batch.caller(built.trained)
+    loss = None if module_inputs.loss is None else loss_named(module_inputs.loss)
     whole = batch.whole
-    own = OwnLoss(loss, whole, left, loss_for(built), carries_loss)
-    notes = (*built.notes, said) if said else built.notes
-    run = _run(setup, replace(built, notes=notes), batch.plan, batch.answer, own, batch=batch.batch)
-    return replace(run, call=call)
+    own = OwnLoss(loss, whole, left, loss_for(built))
+    meta_model = _run(setup, built, batch.plan, batch.answer, own, batch=batch.batch)
+    return replace(meta_model, call=call)
 
 
 def _stepped(
     setup: Setup, built: BuiltModel, plan: Any, answer: Any, step: OwnStep, batch: int | None
-) -> BuiltRun:
+) -> MetaModel:
     """A run by a step of the user's own."""
     check_own_step(setup, step)
-    said = f"a step is {step.name}(model, batch), which returns the loss"
+    note = f"a step is {step.name}(model, batch), which returns the loss"
     if setup.precision is not Precision.FP32:
-        said += "; autocast covers all of it"
+        note += "; autocast covers all of it"
     answers = answer
     if step.optimizers is not None:
-        said = f"a step is {step.name}(models, batch, optimizers), which does everything itself"
+        note = f"a step is {step.name}(models, batch, optimizers), which does everything itself"
 
-        def answers(for_setup: Setup) -> Answer:
+        def answers(for_setup: Setup) -> SizeAnswer:
             check_own_step(for_setup, step)
-            found = answer(for_setup)
-            return Answer({**found.taken, **OWN_SETUP}, found.notes)
+            usual = answer(for_setup)
+            return SizeAnswer({**usual.taken, **OWN_SETUP}, usual.notes)
 
-    run = _run(
-        setup, replace(built, notes=(*built.notes, said)), plan, answers, step.loss_of, batch=batch
+    meta_model = _run(
+        setup, replace(built, notes=(*built.notes, note)), plan, answers, step.loss_of, batch=batch
     )
-    return replace(run, call=step.call, own_step=step)
+    return replace(meta_model, call=step.call, own_step=step)
 
 
-def _planned(setup: Setup, built: BuiltModel, feed: Feed) -> BuiltRun:
+def _planned(setup: Setup, built: BuiltModel, module_inputs: ModuleInputs) -> MetaModel:
     """A run whose batch follows from the model's config."""
-    if feed.dims:
-        raise ConfigError(f"--dim {feed.dims[0][0]}: no --input has it: name the inputs too.")
+    if module_inputs.dims:
+        raise ConfigError(
+            f"--dim {module_inputs.dims[0][0]}: no --input has it: name the inputs too."
+        )
 
-    def answer(for_setup: Setup) -> Answer:
+    def answer(for_setup: Setup) -> SizeAnswer:
         _, sizes, notes = plan_batch(built, for_setup)
         taken = {name: value for name in SIZES if (value := getattr(sizes, name)) is not None}
-        return Answer(taken, (*notes, *_without_effect(for_setup, sizes)))
+        return SizeAnswer(taken, (*notes, *_without_effect(for_setup, sizes)))
 
     def plan(for_setup: Setup) -> tuple[TensorPlan, ...]:
         return plan_batch(built, for_setup)[0]
 
     answer(setup)  # what cannot be taken is said before anything else is done
-    if feed.step_fn is not None:
-        return _stepped(setup, built, plan, answer, step_named(feed.step_fn, dict), None)
+    if module_inputs.step_fn is not None:
+        return _stepped(setup, built, plan, answer, step_named(module_inputs.step_fn, dict), None)
     usual = loss_for(built)
-    loss = None if feed.loss is None else loss_named(feed.loss)
-    own = usual if loss is None else OwnLoss(loss, dict, _labels, usual, carries_loss)
+    loss = None if module_inputs.loss is None else loss_named(module_inputs.loss)
+    own = usual if loss is None else OwnLoss(loss, dict, _labels, usual)
     return _run(setup, built, plan, answer, own)
 
 
@@ -243,26 +248,31 @@ def _labels(batch: Mapping[str, Any]) -> list[Any]:
     return [value for name, value in batch.items() if name == "labels"]
 
 
-def _without_effect(setup: Setup, sizes: Sizes) -> tuple[str, ...]:
+def _without_effect(setup: Setup, sizes: BatchSizes) -> tuple[str, ...]:
     """What to say of sizes that were asked for and that this model's batch does not have."""
-    said = []
+    notes = []
     for name in SIZES:
-        asked, taken = getattr(setup, name), getattr(sizes, name)
-        flag = f"--{name.replace('_', '-')} {asked:g}" if asked is not None else ""
-        if asked is not None and taken is None:
-            said.append(f"{flag} has no effect on this model's inputs")
-        elif asked is not None and taken != asked:
-            said.append(f"{flag} has no effect: this model always takes {taken:g}")
-    return tuple(said)
+        value, taken = getattr(setup, name), getattr(sizes, name)
+        flag = f"--{name.replace('_', '-')} {value:g}" if value is not None else ""
+        if value is not None and taken is None:
+            notes.append(f"{flag} has no effect on this model's inputs")
+        elif value is not None and taken != value:
+            notes.append(f"{flag} has no effect: this model always takes {taken:g}")
+    return tuple(notes)
 
 
 def _run(
-    setup: Setup, built: BuiltModel, plan: Any, answer: Callable[[Setup], Answer], loss_of: Any,
-    *, batch: int | None = None,
-) -> BuiltRun:  # fmt: skip
+    setup: Setup,
+    built: BuiltModel,
+    plan: Any,
+    answer: Callable[[Setup], SizeAnswer],
+    loss_of: Any,
+    *,
+    batch: int | None = None,
+) -> MetaModel:
     counts = count(built.trained)
     kind = type(built.model).__name__
-    card = Card(
+    card = ModelCard(
         class_name=kind,
         task=built.task,
         attention=setup.attn_implementation,
@@ -274,7 +284,7 @@ def _run(
         ),
         remarks=built.notes,
     )
-    return BuiltRun(
+    return MetaModel(
         model=built.trained,
         plan=plan,
         answer=answer,
@@ -288,87 +298,99 @@ def _run(
 @in_turn
 @undisturbed
 def trace_built(
-    run: BuiltRun, setup: Setup, gpu: GpuTraits, plan: TracePlan | None = None, *,
+    meta_model: MetaModel,
+    setup: Setup,
+    gpu: GpuTraits,
+    plan: TracePlan | None = None,
+    *,
     operators: str = "cuda",
-) -> Trace:  # fmt: skip
+) -> Trace:
     """Trace the micro-steps of ``setup``, its sizes as they are taken.
 
     Args:
-        run: the model, built.
+        meta_model: the model, built.
         setup: the run.
         gpu: whose kernels run.
         plan: how long; None for what any run is composed from, its updates apart.
         operators: whose operators, ``cuda`` or ``cpu``.
     """
-    set_use_cache(run.model, setup)
-    if not run.keeps_checkpointing:
-        set_checkpointing(run.model, setup)
-    model_type, plans = _fed(run, setup)
+    set_use_cache(meta_model.model, setup)
+    if not meta_model.keeps_checkpointing:
+        set_checkpointing(meta_model.model, setup)
+    plans = _fed(meta_model, setup)
     if setup.distributed.stage is not None:
-        with rank_model(run.model, setup) as whole, as_built(model := base_of(whole)):
+        with rank_model(meta_model.model, setup) as whole, as_built(model := base_of(whole)):
             trace = trace_stage(
-                model, setup, part=setup.distributed.stage,
-                make_batch=lambda: realise(plans), gpu=gpu, operators=operators,
-                model_type=model_type,
-            )  # fmt: skip
-        trace.counts = run.counts
+                model,
+                setup,
+                part=setup.distributed.stage,
+                make_batch=lambda: realise(plans),
+                gpu=gpu,
+                operators=operators,
+            )
+        trace.counts = meta_model.counts
         return trace
     with (
-        rank_model(run.model, setup) as model,
+        rank_model(meta_model.model, setup) as model,
         as_built(model),
         sequence_split(model, setup) as split,
         shared_sequence(base_of(model), setup) as shared,
         _kernels(model, setup, gpu),
-        _code(run),
+        _code(meta_model),
     ):
         trace = trace_training(
-            model, setup, make_batch=lambda: realise(plans), loss_of=run.loss_of, gpu=gpu,
-            operators=operators, model_type=model_type, plan=plan or plan_to_compose(setup),
-            loading=run.loading, call=run.call, own_step=run.own_step, split=split,
+            model,
+            setup,
+            make_batch=lambda: realise(plans),
+            loss_of=meta_model.loss_of,
+            gpu=gpu,
+            operators=operators,
+            plan=plan or plan_to_compose(setup),
+            loading=meta_model.loading,
+            call=meta_model.call,
+            own_step=meta_model.own_step,
+            split=split,
             shared=shared,
-        )  # fmt: skip
+        )
         if setup.distributed.tp_sequence_parallel:
             trace.notes.extend(left_out(model))
-    trace.counts = run.counts
-    trace.notes.extend(n for n in getattr(run.loss_of, "notes", ()) if n not in trace.notes)
+    trace.counts = meta_model.counts
+    trace.notes.extend(n for n in getattr(meta_model.loss_of, "notes", ()) if n not in trace.notes)
     return trace
 
 
-def _fed(run: BuiltRun, setup: Setup) -> tuple[str, tuple[TensorPlan, ...]]:
-    """The family of a model, and what it is fed."""
-    config = getattr(run.model, "config", None)
-    model_type = str(getattr(config, "model_type", ""))
-    attention = str(getattr(config, "_attn_implementation", ""))
-    plans = fed_without_mask(run.plan(setup), setup.distributed)
-    return model_type, masks_as_before(plans, model_type, attention, setup)
+def _fed(meta_model: MetaModel, setup: Setup) -> tuple[TensorPlan, ...]:
+    """What a model is fed."""
+    plans = fed_without_mask(meta_model.plan(setup), setup.distributed)
+    return masks_as_before(plans, meta_model.model, setup)
 
 
 @contextmanager
-def _code(run: BuiltRun) -> Iterator[None]:
+def _code(meta_model: MetaModel) -> Iterator[None]:
     """What code of the user's own may do: name ``cuda``, draw random numbers."""
-    if run.own_code:
+    if meta_model.own_code:
         same_draws()
-    with cuda_is_meta(wanted=run.own_code):
+    with cuda_is_meta(wanted=meta_model.own_code):
         yield
 
 
 @contextmanager
 def rank_model(model: Any, setup: Setup) -> Iterator[Any]:
     """The model as a rank has it: a copy that is sharded where layers are shared."""
-    spread = setup.distributed
-    if not spread.shares_model:
+    distributed = setup.distributed
+    if not distributed.shares_model:
         yield model
         return
-    with on_ranks(spread) as meshes, quiet_shapes(), losses_shared(spread):
+    with on_ranks(distributed) as meshes, quiet_shapes(), losses_shared(distributed):
         twin = copy.deepcopy(model)
         if setup.adapter is None:
-            shard_model(twin, meshes, spread)
+            shard_model(twin, meshes, distributed)
         else:
             # peft shards what it puts into a model that is sharded already
             twin = twin.unload()
-            shard_model(twin, meshes, spread)
+            shard_model(twin, meshes, distributed)
             twin, _ = add_adapter(twin, setup.task, setup)
-            check_adapted(twin, spread.tp)
+            check_adapted(twin, distributed.tp)
         yield twin
 
 
@@ -382,40 +404,56 @@ def _kernels(model: torch.nn.Module, setup: Setup, gpu: GpuTraits) -> AbstractCo
 @in_turn
 @undisturbed
 def evaluate_built(
-    run: BuiltRun, setup: Setup, gpu: GpuTraits, operators: str = "cuda", *,
-    generates: bool = False, ranks: int | None = None,
-) -> Trace:  # fmt: skip
+    meta_model: MetaModel,
+    setup: Setup,
+    gpu: GpuTraits,
+    operators: str = "cuda",
+    *,
+    generates: bool = False,
+    ranks: int | None = None,
+) -> Trace:
     """Trace the first batches of an evaluation of ``setup``, whose batch is the evaluation's.
 
     Or, where it ``generates``, the first steps of its generation. Of several processes, ``ranks``
     gather what they predict.
     """
-    set_use_cache(run.model, setup)
-    model_type, plans = _fed(run, setup)
+    set_use_cache(meta_model.model, setup)
+    plans = _fed(meta_model, setup)
     with (
-        rank_model(run.model, setup) as model,
+        rank_model(meta_model.model, setup) as model,
         as_built(model),
         sequence_split(model, setup) as split,
         _kernels(model, setup, gpu),
-        _code(run),
+        _code(meta_model),
     ):
         if generates and setup.generation is not None:
             return trace_generation(
-                model, setup, setup.generation, make_batch=lambda: realise(plans), gpu=gpu,
-                model_type=model_type, loading=run.loading,
-            )  # fmt: skip
+                model,
+                setup,
+                setup.generation,
+                make_batch=lambda: realise(plans),
+                gpu=gpu,
+                loading=meta_model.loading,
+            )
         check_evaluates(base_of(model), setup)
         return trace_evaluation(
-            model, setup, make_batch=lambda: collated_for(realise(plans), setup),
-            loss_of=run.loss_of, gpu=gpu, model_type=model_type, operators=operators,
-            loading=run.loading, call=run.call, ranks=ranks, split=split,
-        )  # fmt: skip
+            model,
+            setup,
+            make_batch=lambda: collated_for(realise(plans), setup),
+            loss_of=meta_model.loss_of,
+            gpu=gpu,
+            operators=operators,
+            loading=meta_model.loading,
+            call=meta_model.call,
+            ranks=ranks,
+            split=split,
+        )
 
 
 # -- live modules ---------------------------------------------------------------------------------
 
 
-def _from_module(setup: Setup, module: Any, feed: Feed) -> BuiltRun:
+def _from_module(setup: Setup, module: Any, module_inputs: ModuleInputs) -> MetaModel:
     module = container(module)
     if not isinstance(module, torch.nn.Module):
         raise ConfigError(
@@ -427,40 +465,43 @@ def _from_module(setup: Setup, module: Any, feed: Feed) -> BuiltRun:
             "The model is a TorchScript module, which cannot be traced: give the torch.nn.Module "
             "that it was made from."
         )
-    if feed.model_args:
+    if module_inputs.model_args:
         raise ConfigError(
-            f"--model-arg {feed.model_args[0][0]}: the {type(module).__name__} is built already: "
+            f"--model-arg {module_inputs.model_args[0][0]}: the {type(module).__name__} is built "
+            "already: "
             "arguments are for package.module:factory."
         )
     _same_attention(module, setup)
     twin, loading = twin_of(module)
     base = base_of(twin)
-    found = of_module(base, setup, loading=loading)
-    built = replace(found, wrapper=None if base is twin else twin)
+    built_model = of_module(base, setup, loading=loading)
+    built = replace(built_model, wrapper=None if base is twin else twin)
     put_into_training(twin)
     if setup.adapter is not None and base is not twin:
         raise ConfigError(
             "The model has adapters already: leave --peft and its options out, or give the model "
             "without them."
         )
-    if feed.inputs is None and built.config is None:
+    if module_inputs.inputs is None and built.config is None:
         raise ConfigError(
             f"A torch.nn.Module needs example inputs, and {type(module).__name__} has no "
             "transformers config to make them from: memest.estimate(model, "
             "inputs={'x': torch.empty(8, 3)}) or inputs='x:float32[B,3]', with loss='mse' or "
             "loss=lambda outputs, batch: ..."
         )
-    return _kept(_fed_run(setup, _finetuned(built, setup), feed))
+    return _kept(_fed_run(setup, _finetuned(built, setup), module_inputs))
 
 
-def _kept(run: BuiltRun) -> BuiltRun:
+def _kept(meta_model: MetaModel) -> MetaModel:
     """Leave activation checkpointing that is on already as it is, and say so."""
-    on = any(getattr(m, "gradient_checkpointing", False) is True for m in run.model.modules())
-    if not on or run.card.checkpointing != "none":
-        return run
-    said = "activation checkpointing as the model has it on already"
-    card = replace(run.card, checkpointing="full", remarks=(*run.card.remarks, said))
-    return replace(run, card=card, keeps_checkpointing=True)
+    on = any(
+        getattr(m, "gradient_checkpointing", False) is True for m in meta_model.model.modules()
+    )
+    if not on or meta_model.card.checkpointing != "none":
+        return meta_model
+    note = "activation checkpointing as the model has it on already"
+    card = replace(meta_model.card, checkpointing="full", remarks=(*meta_model.card.remarks, note))
+    return replace(meta_model, card=card, keeps_checkpointing=True)
 
 
 def _same_attention(model: torch.nn.Module, setup: Setup) -> None:
@@ -470,10 +511,10 @@ def _same_attention(model: torch.nn.Module, setup: Setup) -> None:
         ConfigError: another one is asked for.
     """
     wanted = setup.attn_implementation
-    found = getattr(getattr(model, "config", None), "_attn_implementation", None)
-    if wanted is Attention.AUTO or wanted == found:
+    own = getattr(getattr(model, "config", None), "_attn_implementation", None)
+    if wanted is Attention.AUTO or wanted == own:
         return
-    has = f"this one has {found}" if found else "this one chooses none by that name"
+    has = f"this one has {own}" if own else "this one chooses none by that name"
     raise ConfigError(
         f"--attn-implementation {wanted} is for models that memest builds, and {has}: build it "
         f"with attn_implementation={wanted.value!r} and ask again."

@@ -11,46 +11,44 @@ from typing import Any
 
 import torch
 
-from memest.distributed import Strategy
+from memest.config.optimizers import facts_of
+from memest.config.parallelism import Strategy
+from memest.config.setup import FP16_REFUSED, Loop, Precision, SdpaBackend, Setup, ZeroGrad
 from memest.errors import ConfigError, MemestError, TraceError
 from memest.events import Category, Phase, SeamKind, Trace, Weight
-from memest.hidden.call import GpuTraits
-from memest.optimizer_names import facts_of
-from memest.setup import FP16_REFUSED, Loop, Precision, SdpaBackend, Setup, ZeroGrad
-from memest.trace.adapters import base_of, prefix_of, seen_in_full
-from memest.trace.answers import answer_handlers
-from memest.trace.autocast import CUDA, autocast_on_meta
-from memest.trace.bnb_before import bitsandbytes_as_before
-from memest.trace.bnb_ops import bitsandbytes_handlers
-from memest.trace.compiled import compiled
-from memest.trace.context_parallel import Split, ring_handlers
-from memest.trace.cpu_ops import CPU_LISTS, cpu_handlers, cpu_operators
-from memest.trace.cuda_ops import cuda_handlers, cuda_operators
+from memest.trace.cuda.autocast import CUDA, autocast_on_meta
+from memest.trace.cuda.bitsandbytes import bitsandbytes_handlers
+from memest.trace.cuda.compiled import compiled
+from memest.trace.cuda.cpu_ops import CPU_LISTS, cpu_handlers, cpu_operators
+from memest.trace.cuda.cuda_ops import cuda_handlers, cuda_operators, kernel_handlers
+from memest.trace.cuda.in_place import in_place_handlers
+from memest.trace.cuda.transformers_patches import transformers_on_meta
+from memest.trace.cuda.value_answers import answer_handlers
 from memest.trace.cues import follow_weights, landmarks_of
-from memest.trace.expert_parallel import exchange_handlers
-from memest.trace.in_place import in_place_handlers
-from memest.trace.kernels import kernel_handlers
-from memest.trace.legacy import library_as_before, scores_kept
-from memest.trace.library import transformers_on_meta
-from memest.trace.loading import load
-from memest.trace.loops import Run, run_steps, run_updates
-from memest.trace.optimizers import (
-    Named,
+from memest.trace.isolation import TURN, line_of
+from memest.trace.legacy.bitsandbytes import bitsandbytes_as_before
+from memest.trace.legacy.transformers import family_of, transformers_as_before
+from memest.trace.loops import TrainingLoop, run_steps, run_updates
+from memest.trace.model.adapters import base_of, prefix_of, seen_in_full
+from memest.trace.model.loading import load
+from memest.trace.model.quantization import Loading, biases_as_loaded
+from memest.trace.model.roles import Roles
+from memest.trace.optimizers.torch import (
+    NamedParameter,
     check_trainable,
     in_backward,
     make_optimizer,
     optimizer_of,
 )
 from memest.trace.own_steps import OwnStep, run_own_steps
-from memest.trace.partitioned import hooks_of_stage_3, linear_of_stage_3
-from memest.trace.quantized import Loading, biases_as_loaded
+from memest.trace.parallel.context_parallel import Split, ring_handlers
+from memest.trace.parallel.expert_parallel import exchange_handlers
+from memest.trace.parallel.sequence_parallel import sequence_handlers
+from memest.trace.parallel.tensor_parallel import collective_handlers
+from memest.trace.parallel.ulysses_batches import Shared
+from memest.trace.parallel.zero3 import hooks_of_stage_3, linear_of_stage_3
 from memest.trace.recorder import Recorder
-from memest.trace.roles import Roles
-from memest.trace.sequence_parallel import sequence_handlers
-from memest.trace.tensor_parallel import collective_handlers
-from memest.trace.turns import TURN
-from memest.trace.ulysses_batches import Shared
-from memest.trace.where import line_of
+from memest.workspaces.operator_call import GpuTraits
 
 __all__ = [
     "TracePlan",
@@ -94,7 +92,7 @@ def plan_of(setup: Setup) -> TracePlan:
 
 
 def plan_to_compose(setup: Setup) -> TracePlan:
-    """What every run can be put together from: see :mod:`memest.steps.compose`.
+    """What every run can be put together from: see :mod:`memest.profiles.pieces`.
 
     A plain loop divides its loss only where it accumulates, so one that does not is a run of its
     own. Optimizers that step in backward, one for each parameter, cannot accumulate at all.
@@ -113,7 +111,6 @@ def trace_training(
     gpu: GpuTraits,
     operators: str = "cuda",
     plan: TracePlan | None = None,
-    model_type: str = "",
     loading: Loading | None = None,
     call: Any = None,
     own_step: OwnStep | None = None,
@@ -130,7 +127,6 @@ def trace_training(
         gpu: decides operators (attention kernels) and versions.
         operators: ``cuda``, or ``cpu`` for what this machine's CPU would run (for proofs).
         plan: how many steps and micro-steps are traced.
-        model_type: family of the model, for what older software did differently.
         loading: how the weights come to the device; None = ``model.to(device)``.
         call: how the model is called with a batch; None = ``model(**batch)``.
         own_step: a step that does everything itself, in place of a loop.
@@ -142,7 +138,7 @@ def trace_training(
     """
     plan = plan or plan_of(setup)
     with ExitStack() as stack:
-        recorder = tracing(stack, model, setup, gpu, operators, model_type)
+        recorder = tracing(stack, model, setup, gpu, operators)
         recorder.mark(Phase.LOAD, 0)
         load(model, recorder, loading)
         stack.enter_context(follow_weights(model, recorder))
@@ -175,18 +171,21 @@ def _step_by_step(model: torch.nn.Module) -> tuple[str, ...]:
     """What to say of recurrent layers, which a GPU runs as one kernel of cuDNN (``RNN.cpp``)."""
     if not any(isinstance(module, torch.nn.RNNBase) for module in model.modules()):
         return ()
-    said = (
+    note = (
         "LSTM, GRU and RNN layers run as one kernel of cuDNN, and what that keeps for backward "
         "(its reserve, packed weights, a workspace) is not modelled: what is counted is these "
         "layers taken step by step, which may be more or less"
     )
-    return (said,)
+    return (note,)
 
 
 def tracing(
-    stack: ExitStack, model: torch.nn.Module, setup: Setup, gpu: GpuTraits, operators: str,
-    model_type: str,
-) -> Recorder:  # fmt: skip
+    stack: ExitStack,
+    model: torch.nn.Module,
+    setup: Setup,
+    gpu: GpuTraits,
+    operators: str,
+) -> Recorder:
     """A recorder that watches a model for as long as a stack is open.
 
     Args:
@@ -195,12 +194,15 @@ def tracing(
         setup: the run.
         gpu: decides operators and versions.
         operators: ``cuda`` or ``cpu``.
-        model_type: family of the model.
     """
     handlers = {
-        **answer_handlers(), **in_place_handlers(), **kernel_handlers(),
-        **bitsandbytes_handlers(), **collective_handlers(), **exchange_handlers(),
-    }  # fmt: skip
+        **answer_handlers(),
+        **in_place_handlers(),
+        **kernel_handlers(),
+        **bitsandbytes_handlers(),
+        **collective_handlers(),
+        **exchange_handlers(),
+    }
     if setup.distributed.cp > 1:
         handlers.update(ring_handlers())
     if setup.distributed.tp_sequence_parallel:
@@ -220,9 +222,8 @@ def tracing(
     lists = CUDA if operators == "cuda" else CPU_LISTS
     stack.enter_context(autocast_on_meta(recorder, gpu.torch, lists))
     stack.enter_context(transformers_on_meta(recorder, model, gpu, compiled=setup.torch_compile))
-    stack.enter_context(library_as_before(model_type, setup))
+    stack.enter_context(transformers_as_before(recorder, family_of(model), setup))
     stack.enter_context(bitsandbytes_as_before(setup))
-    stack.enter_context(scores_kept(recorder, model_type, setup))
     stack.enter_context(biases_as_loaded(model))
     stack.enter_context(linear_of_stage_3(setup))
     stack.enter_context(hooks_of_stage_3(model, recorder, setup))
@@ -235,15 +236,15 @@ def tracing(
 
 
 @contextmanager
-def _ended(model: torch.nn.Module, recorder: Recorder, setup: Setup) -> Iterator[None]:
+def _ended(model: Any, recorder: Recorder, setup: Setup) -> Iterator[None]:
     """Errors are told as the user can use them, and nothing of the trace is left on the model."""
     try:
         yield
     except MemestError:
         raise
     except (Exception, RecursionError) as error:
-        said = _cannot_update(setup, error) if recorder.failed_update else None
-        raise said or _cannot_trace(recorder, error) from error
+        own = _cannot_update(setup, error) if recorder.failed_update else None
+        raise own or _cannot_trace(recorder, error) from error
     finally:
         recorder.forget()
         for parameter in model.parameters():
@@ -268,8 +269,9 @@ def trace_updates(
     Raises:
         ConfigError: an optimizer that cannot train these weights.
     """
-    recorder = Recorder({**answer_handlers(), **in_place_handlers(), **kernel_handlers(),
-                         **cuda_handlers()})  # fmt: skip
+    recorder = Recorder(
+        {**answer_handlers(), **in_place_handlers(), **kernel_handlers(), **cuda_handlers()}
+    )
     with ExitStack() as stack:
         stack.enter_context(TURN)
         stack.enter_context(_no_garbage_collection())
@@ -278,31 +280,34 @@ def trace_updates(
         )
         stack.enter_context(autocast_on_meta(recorder, gpu.torch, CUDA))
         stack.enter_context(recorder)
-        try:
-            recorder.mark(Phase.LOAD, 0)
-            parameters = [_given(weight, recorder) for weight in weights]
-            scaler = None
-            if scales(setup):
-                scaler = torch.amp.GradScaler("cuda")
-                scaler._lazy_init_scale_growth_tracker(torch.device("meta"))
-            recorder.seam(SeamKind.OPTIMIZER_MADE, 0)
-            optimizer = optimizer_of(
-                parameters, setup, recorder, gpu.torch, lambda: _known_roles(roles)
-            )
-            run = Run(
-                model=_Parameters([named.parameter for named in parameters]),
-                optimizer=optimizer, make_batch=dict, loss_of=lambda *_: None,
-                recorder=recorder, loop=setup.loop, precision=setup.precision, accumulates=False,
-                micro_steps=(1, 1), max_grad_norm=clip_norm(setup), set_to_none=True,
-                scaler=scaler, apart=setup.distributed.strategy is Strategy.ZERO,
-            )  # fmt: skip
-            run_updates(run)
-        except MemestError:
-            raise
-        except (Exception, RecursionError) as error:
-            raise _cannot_update(setup, error) or _cannot_trace(recorder, error) from error
-        finally:
-            recorder.forget()
+        stack.enter_context(_ended(_Parameters([]), recorder, setup))
+        stack.enter_context(recorder.updating())
+        recorder.mark(Phase.LOAD, 0)
+        parameters = [_on_device(weight, recorder) for weight in weights]
+        scaler = None
+        if scales(setup):
+            scaler = torch.amp.GradScaler("cuda")
+            scaler._lazy_init_scale_growth_tracker(torch.device("meta"))
+        recorder.seam(SeamKind.OPTIMIZER_MADE, 0)
+        optimizer = optimizer_of(
+            parameters, setup, recorder, gpu.torch, lambda: _known_roles(roles)
+        )
+        run = TrainingLoop(
+            model=_Parameters([named.parameter for named in parameters]),
+            optimizer=optimizer,
+            make_batch=dict,
+            loss_of=lambda *_: None,
+            recorder=recorder,
+            loop=setup.loop,
+            precision=setup.precision,
+            accumulates=False,
+            micro_steps=(1, 1),
+            max_grad_norm=clip_norm(setup),
+            set_to_none=True,
+            scaler=scaler,
+            apart=setup.distributed.strategy is Strategy.ZERO,
+        )
+        run_updates(run)
     trace = recorder.trace
     trace.micro_steps = run.micro_steps
     trace.notes.extend(recorder.notes)
@@ -324,7 +329,7 @@ class _Parameters:
         return iter(self._parameters)
 
 
-def _given(weight: Weight, recorder: Recorder) -> Named:
+def _on_device(weight: Weight, recorder: Recorder) -> NamedParameter:
     """A weight on the device, with its gradient."""
     dtype = getattr(torch, weight.dtype)
     with torch.no_grad():
@@ -336,7 +341,7 @@ def _given(weight: Weight, recorder: Recorder) -> Named:
                 weight.shape, weight.stride, dtype=dtype, device="meta"
             )
             recorder.tag(parameter.grad, Category.GRADIENTS)
-    return Named(weight.name, parameter, weight.decays)
+    return NamedParameter(weight.name, parameter, weight.decays)
 
 
 def _unforced(setup: Setup, choices: Sequence[tuple[Any, str]]) -> list[str]:
@@ -352,14 +357,19 @@ def _unforced(setup: Setup, choices: Sequence[tuple[Any, str]]) -> list[str]:
     call = refused[0]
     what = f"{call.dtype}, head size {call.head_dim}, dropout {call.dropout:g}"
     what += ", a mask" if call.has_mask else ""
-    said = f"--sdpa-backend {forced} cannot run this model's attention ({what}) on this GPU"
-    return [f"{said}: PyTorch would stop with 'No available kernel'. The math kernel is priced."]
+    text = f"--sdpa-backend {forced} cannot run this model's attention ({what}) on this GPU"
+    return [f"{text}: PyTorch would stop with 'No available kernel'. The math kernel is priced."]
 
 
 def make_run(
-    model: torch.nn.Module, setup: Setup, recorder: Recorder, make_batch: Any, loss_of: Any,
-    gpu: GpuTraits, plan: TracePlan | None = None,
-) -> Run:  # fmt: skip
+    model: torch.nn.Module,
+    setup: Setup,
+    recorder: Recorder,
+    make_batch: Any,
+    loss_of: Any,
+    gpu: GpuTraits,
+    plan: TracePlan | None = None,
+) -> TrainingLoop:
     """What a loop needs; without a plan, what needs no optimizer."""
     training = plan is not None
     plan = plan or TracePlan(updates=False)
@@ -373,7 +383,7 @@ def make_run(
     elif setup.optim != "none":
         check_trainable([p.requires_grad for p in model.parameters()], setup)
     transformers = setup.software.transformers or (5, 23)
-    return Run(
+    return TrainingLoop(
         model=model,
         optimizer=optimizer,
         stepper=stepper,

@@ -12,7 +12,7 @@ from memest.calibration.case import case_from_dict
 from memest.calibration.measurement import Environment, Status
 from memest.calibration.store import MeasurementStore
 from memest.cli.main import run
-from memest.store import Store, digest_of
+from memest.profiles.cache import Store, digest_of
 
 YEARS = 30 * 365 * 86_400
 JUMPS = pytest.mark.parametrize("jump", [YEARS, -YEARS, 2**40], ids=["ahead", "back", "far"])

@@ -9,11 +9,11 @@ import sys
 import time
 
 import pytest
-from asking import QUESTION
 
-from memest import store as stored
 from memest.errors import ConfigError
-from memest.store import Store, digest_of
+from memest.profiles import cache as stored
+from memest.profiles.cache import Store, digest_of
+from support.asking import QUESTION
 
 
 @pytest.fixture
@@ -27,7 +27,8 @@ def read_only(tmp_path):
     subprocess.run(["umount", "-l", str(place)], check=True)
 
 
-def test_a_read_only_home(read_only, warm, cli):
+@pytest.mark.slow
+def test_a_read_only_home(read_only, warm, cli, here):
     done = cli(
         "estimate", *QUESTION, "--json", env={"HOME": str(read_only)},
         without=("XDG_CACHE_HOME", "MEMEST_CACHE"),
@@ -36,14 +37,15 @@ def test_a_read_only_home(read_only, warm, cli):
     (line,) = done.stderr.decode().splitlines()
     assert f"{read_only}/.cache/memest could not be written (Read-only file system)" in line
 
-    quiet = cli("estimate", *QUESTION, "-q", env={"MEMEST_CACHE": f"{read_only}/x"})
+    quiet = here("estimate", *QUESTION, "-q", env={"MEMEST_CACHE": f"{read_only}/x"})
     assert (quiet.returncode, quiet.stderr) == (0, b"")
 
 
-def test_a_cache_below_a_file(tmp_path, warm, cli):
+@pytest.mark.slow
+def test_a_cache_below_a_file(tmp_path, warm, here):
     (tmp_path / "file").write_text("mine")
     for place in (tmp_path / "file", tmp_path / "file" / "below"):
-        done = cli("estimate", *QUESTION, "--json", env={"MEMEST_CACHE": str(place)})
+        done = here("estimate", *QUESTION, "--json", env={"MEMEST_CACHE": str(place)})
         assert (done.returncode, done.stdout) == (0, warm[1])
         assert "could not be written" in done.stderr.decode()
     assert (tmp_path / "file").read_text() == "mine"
@@ -60,6 +62,7 @@ sys.exit(run(sys.argv[1:]))
 """
 
 
+@pytest.mark.slow
 def test_a_user_without_a_home(warm, cli):
     """What containers have that run as a number nobody gave a name to."""
 
@@ -106,14 +109,14 @@ def test_documents_of_another_form_are_not_read_and_not_dropped(tmp_path):
 
 def test_releases_of_another_form_have_places_of_their_own(tmp_path, monkeypatch):
     """Two releases whose tracing code is the same, and whose documents are not."""
-    from memest import shelf
+    from memest.profiles import known_profiles as shelf
 
     key = {"model": "m", "setup": {}}
     places = set()
     for name, number in (("VERSION", 1), ("VERSION", 2), ("FORMAT", 5)):
         with monkeypatch.context() as changed:
             changed.setattr(shelf, name, number)
-            one = shelf.Shelf([Store(tmp_path)])
+            one = shelf.KnownProfiles([Store(tmp_path)])
             one.write(key, "updates", [name, number])
             places.add(shelf._digest_in(one._own, key))
     assert len(places) == 3
@@ -139,7 +142,7 @@ def test_a_store_of_a_later_release_is_refused_and_left(tmp_path):
 WRITER = """
 import sys
 from pathlib import Path
-from memest.store import Store
+from memest.profiles.cache import Store
 store, who = Store(Path(sys.argv[1])), sys.argv[2]
 for number in range(150):
     store.write("ab" * 16, f"steps-{number % 5}", [who] * 2000, {"model": "m"}, about=who)

@@ -9,12 +9,12 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from asking import QUESTION, fill
 
 from memest.calibration.case import case_from_dict
 from memest.calibration.measurement import Environment, Status
 from memest.calibration.store import MeasurementStore
 from memest.errors import MemestError
+from support.asking import QUESTION, fill
 
 FULL = Path("/dev/full")
 
@@ -25,9 +25,10 @@ def no_large_files():
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
 
 
-def test_an_answer_whose_traces_cannot_be_kept(small_disk, warm, cli):
+@pytest.mark.slow
+def test_an_answer_whose_traces_cannot_be_kept(small_disk, warm, here):
     fill(small_disk)
-    done = cli("estimate", *QUESTION, "--json", env={"MEMEST_CACHE": str(small_disk / "cache")})
+    done = here("estimate", *QUESTION, "--json", env={"MEMEST_CACHE": str(small_disk / "cache")})
 
     assert done.returncode == 0
     assert done.stdout == warm[1]
@@ -68,15 +69,17 @@ def test_an_export_to_a_full_disk(option, small_disk, warm, cli):
     assert [p.name for p in small_disk.iterdir()] == ["full"]
 
 
-def test_a_sweep_goes_on_where_its_file_ends(small_disk, warm, cli):
+@pytest.mark.slow
+def test_a_sweep_goes_on_where_its_file_ends(small_disk, warm, cli, here):
+    words = ("sweep", *QUESTION[:1], "--over", "batch=4:64:4", "--seq-len", "64", "--jobs", "1",
+             "--jsonl")  # fmt: skip
+    env = {"MEMEST_CACHE": str(warm[0])}
+    here(*words, env=env)  # which needs torch, once
     fill(small_disk)
     with (small_disk / "full").open("r+b") as file:
         file.truncate((small_disk / "full").stat().st_size - 4096)
     path = small_disk / "points.jsonl"
-    done = cli(
-        "sweep", *QUESTION[:1], "--over", "batch=4:64:4", "--seq-len", "64", "--jobs", "1",
-        "--jsonl", "--out", str(path), env={"MEMEST_CACHE": str(warm[0])},
-    )  # fmt: skip
+    done = cli(*words, "--out", str(path), env=env)
 
     assert done.returncode == 1
     lines = done.stdout.splitlines(keepends=True)
@@ -120,6 +123,7 @@ def test_stdout_that_takes_nothing(shape, warm, cli):
     assert "no space left on the device" in line
 
 
+@pytest.mark.slow
 def test_a_full_pipe_of_errors_costs_no_answer(warm, cli, tmp_path):
     (tmp_path / "file").write_text("")
     with FULL.open("w") as full:

@@ -11,16 +11,16 @@ import threading
 from pathlib import Path
 
 import pytest
-from dying import deaths_at_bytes, deaths_at_changes
 
 from memest.calibration.case import case_from_dict
 from memest.calibration.exchange import write_lines
 from memest.calibration.measurement import Environment, Status
 from memest.calibration.store import MeasurementStore
 from memest.cli.main import run
-from memest.files import write_text
-from memest.store import Store, digest_of
-from memest.whole_files import write_whole
+from memest.files.texts import write_text
+from memest.files.whole import write_whole
+from memest.profiles.cache import Store, digest_of
+from support.dying import deaths_at_bytes, deaths_at_changes
 
 SIZES = (0, 1, 100, 4095, 4096, 5000, 20_000, 70_000)
 OLD = b"what was there\n"
@@ -46,6 +46,13 @@ def exports(answer, name):
 NAMES = ("answer.json", "answer.csv", "answer.html", "runs.jsonl.gz", "report.md")
 
 
+@pytest.mark.slow(
+    but=(
+        "answer.csv-over an old one",
+        "answer.html-new",
+        "report.md-new",
+    )
+)
 @pytest.mark.parametrize("before", [None, OLD], ids=["new", "over an old one"])
 @pytest.mark.parametrize("name", NAMES)
 def test_an_export_is_the_old_file_or_the_new_one(name, before, answer, tmp_path):
@@ -152,6 +159,7 @@ def test_no_measurement_that_was_kept_is_lost(tmp_path):
     assert died >= 4
 
 
+@pytest.mark.slow
 def test_a_sweep_that_is_killed_leaves_whole_lines(tmp_path, warm):
     folder, _ = warm
     out = tmp_path / "points.jsonl"

@@ -31,13 +31,15 @@ def cache(tmp_path_factory):
     return {"MEMEST_CACHE": str(tmp_path_factory.mktemp("names"))}
 
 
+@pytest.mark.slow(but=("1",))
 @pytest.mark.parametrize("name", list(NAMES), ids=[str(i) for i in range(len(NAMES))])
-def test_a_model_folder_of_any_name(name, tmp_path, cache, cli):
+def test_a_model_folder_of_any_name(name, tmp_path, cache, cli, here):
     folder = tmp_path / os.fsdecode(name)
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(CONFIG))
     out = tmp_path / "out.csv"
     words = ("--batch", "2", "--seq-len", "32")
+    here("estimate", b"./" + name, *words, "-q", cwd=tmp_path, env=cache)  # needs torch, once
 
     done = cli("estimate", b"./" + name, *words, cwd=tmp_path, env=cache)
     assert (done.returncode, done.stderr) == (0, b"")

@@ -5,14 +5,16 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+import pytest
+
 import memest.app
 import memest.calibration
 
 FOLDERS = [Path(m.__file__).parent for m in (memest, memest.app, memest.calibration)]
 WRITERS = {"write_text", "write_bytes", "mkstemp", "NamedTemporaryFile", "replace_file"}
 ELSEWHERE = {
-    "whole_files.py": "the writer",
-    "files.py": "the writer of texts",
+    "whole.py": "the writer",
+    "texts.py": "the writer of texts",
     "sweep.py": "lines as they come: see Files.line_by_line",
     "uploads.py": "what was uploaded, in a temporary folder that nobody else reads",
 }
@@ -35,6 +37,7 @@ def writes(path):
             yield node.lineno
 
 
+@pytest.mark.slow
 def test_files_are_written_whole_by_one_module():
     found = {
         f"{path.name}:{line}"

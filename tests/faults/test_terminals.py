@@ -12,7 +12,8 @@ import sys
 import termios
 
 import pytest
-from asking import QUESTION
+
+from support.asking import QUESTION
 
 COMMANDS = {
     "report": ("estimate", *QUESTION, "--gpu", "t4"),
@@ -62,6 +63,7 @@ def on_terminal(columns, words, **env):
     return found.decode(), process.wait(timeout=60)
 
 
+@pytest.mark.slow("compare")
 @pytest.mark.parametrize("name", list(COMMANDS))
 def test_a_terminal_of_ten_columns(name, warm):
     text, code = on_terminal(10, COMMANDS[name], MEMEST_CACHE=str(warm[0]))
@@ -71,6 +73,7 @@ def test_a_terminal_of_ten_columns(name, warm):
     assert text.strip()
 
 
+@pytest.mark.slow
 def test_colours_are_for_terminals_that_want_them(warm):
     cache = {"MEMEST_CACHE": str(warm[0])}
     dressed, _ = on_terminal(100, COMMANDS["report"], **cache)

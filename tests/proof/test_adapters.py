@@ -10,9 +10,9 @@ import pytest
 
 pytest.importorskip("peft")
 
-from cases import twin
-from real_memory import differences
-from test_steps import run_both
+from support.cases import twin
+from support.real_memory import differences
+from support.real_steps import run_both
 
 PLAIN, ACCELERATE, TRAINER = "plain", "accelerate", "trainer"
 LINEAR = {"target_modules": "all-linear"}
@@ -83,6 +83,31 @@ CASES = [
 ]
 
 
+@pytest.mark.slow(
+    but=(
+        "llama-gqa-LORA-plain",
+        "llama-tied-LORA-trainer",
+        "gemma2-LORA-trainer",
+        "gpt2-LORA-plain",
+        "gpt_neox-LORA-plain",
+        "bloom-LORA-plain",
+        "opt-LORA-plain",
+        "bert-LORA-trainer",
+        "deberta-LORA-plain",
+        "vit-LORA-plain-target_modules=[q_proj,v_proj]-modules_to_save=[classifier]",
+        "llama-gqa-LORA-plain-use_rslora=True-r=4",
+        "llama-tied-LORA-trainer-modules_to_save=[embed_tokens]",
+        "gpt2-IA3-plain",
+        "llama-gqa-VERA-plain-r=16",
+        "llama-gqa-LOHA-plain-target_modules=[q_proj]-r=4",
+        "llama-gqa-LOKR-plain-target_modules=[q_proj]-r=4",
+        "llama-gqa-ADALORA-plain-init_r=12-target_r=8-total_step=100",
+        "llama-gqa-OFT-plain-oft_block_size=32-target_modules=[q_proj]",
+        "llama-gqa-P_TUNING-plain-num_virtual_tokens=8-encoder_hidden_size=64",
+        "llama-gqa-PREFIX_TUNING-plain-num_virtual_tokens=8",
+        "gpt2-PREFIX_TUNING-plain-num_virtual_tokens=8",
+    )
+)
 @pytest.mark.parametrize(("model", "setup"), CASES)
 def test_step_allocates_what_a_real_one_does(model, setup):
     real, trace, host = run_both(model, setup)
@@ -111,6 +136,7 @@ def test_parameters_have_the_shapes_and_dtypes_of_a_real_build(model, setup):
     assert all(b.is_meta for b in twins.built.trained.buffers())
 
 
+@pytest.mark.slow(but=("bert-IA3-plain",))
 @pytest.mark.parametrize(
     ("model", "setup"),
     [

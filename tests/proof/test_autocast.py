@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cases import GPU, twin
-from real_memory import differences, traced
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from memest.calibration.running.cpu_memory import mark, measure
 from memest.events import Category, Phase
-from memest.trace.autocast import CUDA, autocast_on_meta
-from memest.trace.cpu_ops import CPU_LISTS, cpu_operators
-from memest.trace.in_place import in_place_handlers
-from memest.trace.inputs import realise
-from memest.trace.kernels import kernel_handlers
-from memest.trace.losses import loss_for
+from memest.trace.cuda.autocast import CUDA, autocast_on_meta
+from memest.trace.cuda.cpu_ops import CPU_LISTS, cpu_operators
+from memest.trace.cuda.cuda_ops import kernel_handlers
+from memest.trace.cuda.in_place import in_place_handlers
+from memest.trace.inputs.batch import realise
+from memest.trace.losses.loss import loss_for
 from memest.trace.recorder import Recorder
 from memest.trace.training import TracePlan, trace_training
+from support.cases import GPU, twin
+from support.real_memory import differences, traced
 
 # AT_FORALL_FP32 of ATen/autocast_mode.h, torch 2.13; norm and friends are in other lists
 FP32 = """_upsample_bicubic2d_aa _upsample_bilinear2d_aa _upsample_nearest_exact1d
@@ -320,3 +320,19 @@ def test_the_cpu_s_own_cache_behaves_the_same(reentrant):
     real.events = [e for e in real.events if abs(e.nbytes) != states]
     assert sum(e.nbytes == WEIGHT for e in trace.events) >= 5
     assert differences(real, trace, at_least=512) == []
+
+
+def test_operators_that_other_libraries_register_are_left_to_them():
+    """As torchvision registers its own under the same key when it is imported."""
+    library = torch.library.Library("memest_other", "DEF")
+    library.define("double(Tensor x) -> Tensor")
+    library.impl("double", lambda x: x * 2, "CompositeExplicitAutograd")
+    library.impl("double", torch.library.fallthrough_kernel, "AutocastCUDA")
+    try:
+        assert not [name for name in CUDA.registered() if "double" in name]
+        with autocast_on_meta(Recorder(), (2, 13)), torch.autocast("cuda", dtype=torch.float16):
+            made = torch.ops.memest_other.double(torch.empty(3, device="meta"))
+            product = torch.empty(3, 3, device="meta") @ torch.empty(3, 3, device="meta")
+        assert (made.shape, made.dtype, product.dtype) == ((3,), torch.float32, torch.float16)
+    finally:
+        library._destroy()

@@ -16,28 +16,27 @@ from unittest import mock
 
 import pytest
 import torch
-from cases import GPU, twin
-from real_memory import traced
 
 from memest.calibration.running.cpu_memory import mark, measure
 from memest.calibration.running.loops import train
 from memest.calibration.running.material import host_batches
-from memest.compilation import loss_and_chunks
+from memest.catalog.resolve import ModelSource
+from memest.config.compilation import loss_and_chunks
+from memest.config.setup import Setup
 from memest.events import ALLOC, FREE, MARK
-from memest.models.resolve import ModelSource
-from memest.setup import Setup
 from memest.trace import session
-from memest.trace.adapters import base_of
-from memest.trace.fused_loss import fused_loss_applied
-from memest.trace.inputs import realise
-from memest.trace.known import attach
-from memest.trace.losses import loss_for
-from memest.trace.no_triton import Library, without_triton
-from memest.trace.optimizers import make_optimizer
+from memest.trace.cuda.known_values import attach
+from memest.trace.cuda.no_triton import Library, without_triton
+from memest.trace.inputs.batch import realise
+from memest.trace.losses.chunked import torchtune_chunked, torchtune_linear, trl_chunked, trl_fused
+from memest.trace.losses.fused_loss import fused_loss_applied
+from memest.trace.losses.loss import loss_for
+from memest.trace.model.adapters import base_of
+from memest.trace.optimizers.torch import make_optimizer
 from memest.trace.recorder import Recorder
-from memest.trace.torchtune_losses import torchtune_chunked, torchtune_linear
 from memest.trace.training import TracePlan, trace_training
-from memest.trace.trl_losses import trl_chunked, trl_fused
+from support.cases import GPU, twin
+from support.real_memory import traced
 
 STEPS = 2
 LOSSES = ("trl-fused", "trl-chunked", "torchtune-linear", "torchtune-chunked:3")
@@ -73,6 +72,12 @@ def _on_cpu(model, loss):
     return shifted
 
 
+@pytest.mark.slow(
+    but=(
+        "trainer-torchtune-chunked:3",
+        "frozen-torchtune-chunked:3",
+    )
+)
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize(
     ("model", "options"),

@@ -6,15 +6,15 @@ from unittest import mock
 
 import pytest
 import torch
-from cases import GPU, twin
-from real_memory import traced
 
 from memest.calibration.running.cpu_memory import mark, measure
 from memest.calibration.running.loops import to_device
 from memest.calibration.running.material import host_batches
 from memest.trace.evaluation import TRACED_BATCHES, trace_evaluation
-from memest.trace.inputs import realise
-from memest.trace.losses import loss_for
+from memest.trace.inputs.batch import realise
+from memest.trace.losses.loss import loss_for
+from support.cases import GPU, twin
+from support.real_memory import traced
 
 
 def _real(twins, keeps, tmp_path):
@@ -66,6 +66,9 @@ def _real(twins, keeps, tmp_path):
         return measure(lambda: trainer.evaluate(Rows()))
 
 
+@pytest.mark.slow(
+    "gpt2-{'dtype': 'bfloat16'}-True", "gpt2-{'dtype': 'bfloat16'}-False", "t5-{}-False"
+)
 @pytest.mark.parametrize("keeps", [True, False])
 @pytest.mark.parametrize(
     ("model", "setup"),

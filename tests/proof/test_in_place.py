@@ -8,21 +8,21 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cases import GPU, twin
-from real_memory import differences, traced
 from torch.nn import functional
 
 from memest.calibration.running.cpu_memory import mark, measure
 from memest.events import Phase
-from memest.trace import in_place
-from memest.trace.answers import answer_handlers
-from memest.trace.cpu_ops import cpu_handlers, cpu_operators
-from memest.trace.in_place import in_place_handlers
-from memest.trace.inputs import realise
-from memest.trace.kernels import kernel_handlers
-from memest.trace.known import attach
+from memest.trace.cuda import in_place
+from memest.trace.cuda.cpu_ops import cpu_handlers, cpu_operators
+from memest.trace.cuda.cuda_ops import kernel_handlers
+from memest.trace.cuda.in_place import in_place_handlers
+from memest.trace.cuda.known_values import attach
+from memest.trace.cuda.value_answers import answer_handlers
+from memest.trace.inputs.batch import realise
 from memest.trace.recorder import Recorder
 from memest.trace.training import TracePlan, trace_training
+from support.cases import GPU, twin
+from support.real_memory import differences, traced
 
 N = 32
 ROWS = torch.arange(N) % 5
@@ -200,6 +200,7 @@ def _real_joins(twins) -> tuple[int, int]:
     return counts["aten::add_"], counts["aten::add"]
 
 
+@pytest.mark.slow("llama-tied")
 @pytest.mark.parametrize("model", JOINS)
 def test_joins_of_a_model(model, monkeypatch):
     twins = twin(model, loop="plain", attn_implementation="eager", optim="none")

@@ -7,12 +7,12 @@ import pytest
 pytest.importorskip("peft")
 
 import torch
-from cases import twin
-from packed_reference import reference_of
-from real_memory import differences
-from test_steps import run_both
 
-from memest.trace.packed import AwqLinear, GptqLinear
+from memest.trace.model.packed import AwqLinear, GptqLinear
+from support.cases import twin
+from support.packed_reference import reference_of
+from support.real_memory import differences
+from support.real_steps import run_both
 
 LORA = {"peft_type": "LORA", "r": 8}
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True}
@@ -45,6 +45,7 @@ CASES = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "setup"), CASES)
 def test_a_step_allocates_what_a_real_one_does(model, setup):
     real, trace, host = run_both(model, setup)
@@ -58,6 +59,7 @@ def test_a_step_allocates_what_a_real_one_does(model, setup):
         assert abs(phase.peak - same.peak) <= host + 0.005 * real.peak, f"peak in {phase.name}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "setup"), [_case("gptq", "llama-gqa", GPTQ, ALL),
                                               _case("awq", "llama-gqa", AWQ, ALL)])  # fmt: skip
 def test_every_allocation_is_the_same_and_in_the_same_order(model, setup):

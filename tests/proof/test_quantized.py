@@ -7,11 +7,10 @@ import pytest
 pytest.importorskip("peft")
 pytest.importorskip("bitsandbytes")
 
-from cases import twin
-from real_memory import differences
-from test_steps import run_both
-
-from memest.trace.quantized import companions
+from memest.trace.model.quantization import companions
+from support.cases import twin
+from support.real_memory import differences
+from support.real_steps import run_both
 
 LORA = {"peft_type": "LORA", "r": 8}
 NF4 = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": "bfloat16"}
@@ -61,6 +60,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow("llama-gqa-plain-peft_type=LORA-r=8_0")
 @pytest.mark.parametrize(("model", "setup"), CASES)
 def test_the_base_consists_of_the_tensors_that_from_pretrained_makes(model, setup):
     twins = twin(model, **setup)
@@ -79,6 +79,7 @@ def test_the_base_consists_of_the_tensors_that_from_pretrained_makes(model, setu
     assert any("#" in name for name in real)
 
 
+@pytest.mark.slow(but=("llama-gqa-plain-load_in_8bit=True-peft_type=LORA-r=8-dtype=float16",))
 @pytest.mark.parametrize(("model", "setup"), CASES)
 def test_a_step_allocates_what_a_real_one_does(model, setup):
     real, trace, host = run_both(model, setup)
@@ -92,6 +93,7 @@ def test_a_step_allocates_what_a_real_one_does(model, setup):
         assert abs(phase.peak - same.peak) <= host + 0.005 * real.peak, f"peak in {phase.name}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "setup"), [_case("llama-gqa", NESTED), _case("llama-tied")])
 def test_every_allocation_is_the_same_and_in_the_same_order(model, setup):
     real, trace, _ = run_both(model, setup)

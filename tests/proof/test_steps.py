@@ -9,22 +9,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cases import GPU, twin
-from real_memory import differences, traced
 
 from memest.calibration.running.cpu_memory import CpuRun, mark, measure
-from memest.calibration.running.loops import train
-from memest.calibration.running.material import host_batches
-from memest.optimizer_names import OPTIMIZER_FACTS
-from memest.setup import Loop
-from memest.trace.inputs import realise
-from memest.trace.losses import loss_for
-from memest.trace.optimizers import make_optimizer
-from memest.trace.recorder import Recorder
-from memest.trace.training import trace_training
-
-STEPS = 2
-RNG_STATE = 5056  # bytes of torch.get_rng_state(), which checkpointing keeps on the host
+from memest.config.optimizers import OPTIMIZER_FACTS
+from memest.config.setup import Loop
+from support.real_memory import differences
+from support.real_steps import run_both
 
 PLAIN, ACCELERATE, TRAINER = (loop.value for loop in (Loop.PLAIN, Loop.ACCELERATE, Loop.TRAINER))
 
@@ -99,46 +89,27 @@ CASES = [
 ]
 
 
-class Marks:
-    """Phases as marks in the profiler's stream."""
-
-    def mark(self, phase, step, micro_step):
-        mark(f"{phase} {step} {micro_step}")
-
-    def step_done(self, step):
-        pass
-
-
-def run_both(model, setup) -> tuple[CpuRun, CpuRun, int]:
-    """The measured run, the traced one, and how much host memory may differ."""
-    twins = twin(model, **setup)
-    setup = twins.setup
-    batches = host_batches(twins.plans, STEPS * setup.grad_accum)
-
-    def make(module):
-        return make_optimizer(module, setup, Recorder(), (2, 13))
-
-    real = measure(
-        lambda: train(
-            twins.real, setup, batches, make, loss_for(twins.built), torch.device("cpu"), Marks()
-        )
+@pytest.mark.slow(
+    but=(
+        "bert-plain",
+        "roberta-plain-padded=True",
+        "modernbert-plain",
+        "gpt2-plain",
+        "llama-gqa-accelerate-del_outputs=True",
+        "bert-plain-optim=sgd_momentum_loop",
+        "bert-plain-optim=adamw_torch_foreach-max_grad_norm=1.0",
+        "bert-plain-optim=adagrad_loop",
+        "bert-plain-optim=nadam",
+        "bert-plain-optim=none",
+        "bert-plain-optim=sgd_loop-weight_decay=0.1",
+        "bert-trainer-optim=adam_loop-weight_decay=0.1",
+        "llama-plain-checkpointing=full",
+        "llama-trainer-checkpointing=full-use_reentrant=True",
+        "llama-plain-freeze=('embed','layers.[01]')",
+        "gpt2-plain-attn_implementation=eager",
+        "llama-plain-attn_implementation=eager-padded=True",
     )
-    trace = trace_training(
-        twins.built.trained,
-        setup,
-        make_batch=lambda: realise(twins.plans),
-        loss_of=loss_for(twins.built),
-        gpu=GPU,
-        operators="cpu",
-        loading=twins.built.loading,
-    )
-    # step counters, Python numbers as tensors; random states where layers are recomputed
-    host = 8 * len(list(twins.real.parameters())) + 1024
-    if setup.checkpointing != "none":
-        host += RNG_STATE * 2 * 4
-    return real, traced(trace), host
-
-
+)
 @pytest.mark.parametrize(("model", "setup"), CASES)
 def test_step_allocates_what_a_real_one_does(model, setup):
     real, trace, host = run_both(model, setup)
@@ -164,6 +135,16 @@ LIBRARIES = [
 ]
 
 
+@pytest.mark.slow(
+    but=(
+        "apollo_torch-apollo_adamw-targets2-float32",
+        "schedulefree-schedule_free_adamw-targets3-float32",
+        "schedulefree-schedule_free_radam-targets4-float32",
+        "schedulefree-schedule_free_sgd-targets5-float32",
+        "adam_mini-adam_mini-targets6-float32",
+        "adam_mini-adam_mini-targets6-bfloat16",
+    )
+)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(("library", "optim", "targets"), LIBRARIES)
 def test_step_of_a_library_allocates_what_a_real_one_does(library, optim, targets, dtype):
@@ -192,6 +173,15 @@ IN_BACKWARD = [
 ]
 
 
+@pytest.mark.slow(
+    but=(
+        "llama-{'optim': 'lomo', 'loop': 'plain'}",
+        "bert-{'optim': 'adamw_torch_loop', 'loop': 'plain'}",
+        "llama-tied-{'optim': 'sgd_momentum_loop', 'loop': 'plain', 'weight_decay': 0.1}",
+        "bert-{'optim': 'adamw_torch_loop', 'loop': 'plain', 'freeze': ('embeddings',)}",
+        "vit-{'optim': 'adamw_torch_loop', 'loop': 'plain'}",
+    )
+)
 @pytest.mark.parametrize(("model", "setup"), IN_BACKWARD, ids=str)
 def test_step_in_backward_allocates_what_a_real_one_does(model, setup):
     """Each gradient lives until its parameter is updated, as the hooks of a real run have it."""
@@ -209,6 +199,7 @@ def _names(run: CpuRun) -> set[str]:
     return {phase.name for phase in run.phases}
 
 
+@pytest.mark.slow("llama-setup4", "gemma2-setup6")
 @pytest.mark.parametrize(
     ("model", "setup"),
     [

@@ -13,6 +13,7 @@ V100 = (
 RTX_3090 = ("bs1-ga4", "bs1-ga4-gc", "bs8-ga8", "bs8-ga8-gc", "bs120-gc-maxfit")
 
 
+@pytest.mark.slow(but=("nb3090-bert-large-bs120-gc-maxfit",))
 @pytest.mark.parametrize(
     "name",
     [f"hf-doc-v100-bert-large-{n}" for n in V100] + [f"nb3090-bert-large-{n}" for n in RTX_3090],
@@ -37,12 +38,14 @@ def test_largest_checkpointed_batch_is_within_three_of_the_published_one(tool, b
     assert 0 < safe <= largest
 
 
+@pytest.mark.slow
 def test_torch_1_9_explains_the_fp16_row(tool, by_id):
     record = by_id["hf-doc-v100-bert-large-fp16-bs4"]
     older = dataclasses.replace(record, software={**record.software, "torch": "1.9"})
     assert abs(tool.predict(older).error) < 0.01
 
 
+@pytest.mark.slow(but=("fp32-bs4-adam8bit",))
 @pytest.mark.parametrize(
     "name", ["fp32-bs4-adam8bit", "fp16-bs1-ga4-gc-adam8bit", "fp16-bs1-ga4-gc-adam8bit-accelerate"]
 )
@@ -63,7 +66,7 @@ def test_an_optimizer_that_is_refused_is_not_scored(tool, by_id):
 
 def test_rows_without_a_published_context_are_not_scored(tool, by_id):
     record = by_id["notes3090-bert-large-bs4"]
-    outcome = tool.Outcome(record=record, predicted_bytes=2)
+    outcome = tool.RecordOutcome(record=record, predicted_bytes=2)
     assert not outcome.scored
     assert "not scored" in tool._remark(outcome)
     assert dataclasses.replace(outcome, context_read=True).scored

@@ -8,17 +8,17 @@ from collections import Counter
 import pytest
 import torch
 
+from memest.catalog.gpus import find_gpu, traits
+from memest.catalog.resolve import resolve_model
+from memest.config.inputs import ModuleInputs
+from memest.config.setup import Attention, Setup, Software
 from memest.errors import ConfigError
+from memest.estimation.profiler import Profiler
 from memest.events import ALLOC
-from memest.feed import Feed
-from memest.hardware.catalogue import find_gpu, traits
-from memest.models.resolve import resolve_model
 from memest.replay.replay import replay
-from memest.setup import Attention, Setup, Software
-from memest.trace.legacy import attention_of
-from memest.trace.optimizers import make_optimizer
+from memest.trace.legacy.transformers import attention_of
+from memest.trace.optimizers.torch import make_optimizer
 from memest.trace.session import build
-from memest.tracing import Tracer
 
 LAYERS, BATCH, LENGTH = 2, 3, 16
 GPT2 = {
@@ -45,7 +45,7 @@ def trace(tmp_path):
         values = {**known, "dtype": "float32", "optim": "sgd", **setup}
         wanted = Setup(software=Software.parse(software), **values)
         gpu = traits(find_gpu("RTX 3090"), wanted.software.torch or (2, 13))
-        return Tracer(source=resolve_model(str(path))).trace(wanted, gpu)
+        return Profiler(source=resolve_model(str(path))).trace(wanted, gpu)
 
     return make
 
@@ -181,9 +181,11 @@ def _gelu(torch_version):
         precision="fp16", loop="plain", optim="none", batch=8, num_steps=1,
         software=Software(torch=torch_version),
     )  # fmt: skip
-    tracer = Tracer(
+    tracer = Profiler(
         module=Gelu(),
-        feed=Feed(inputs={"x": torch.randn(8, 32)}, loss=lambda out, batch: out.float().sum()),
+        module_inputs=ModuleInputs(
+            inputs={"x": torch.randn(8, 32)}, loss=lambda out, batch: out.float().sum()
+        ),
     )  # fmt: skip
     return Counter(steps(tracer.trace(setup, traits(find_gpu("V100"), torch_version))).sizes)
 
@@ -194,6 +196,7 @@ def test_autocast_ran_gelu_in_fp32_until_torch_1_9():
     assert _gelu((1, 10)) == _gelu((1, 11))
 
 
+@pytest.mark.slow("accelerate")
 @pytest.mark.parametrize("loop", ["plain", "accelerate"])
 def test_where_zero_grad_is_called(trace, loop):
     peaks = [
@@ -245,3 +248,19 @@ def test_layers_held_tables_of_cosines(trace):
 def test_layers_made_cosines_of_their_own(trace):
     old, new = (trace(QWEN2, f"transformers={v}") for v in ("4.44", "4.45"))
     assert made(old, "attn")["clone"] - made(new, "attn")["clone"] == 2 * LAYERS * 2
+
+
+@pytest.mark.parametrize(("dtype", "itemsize"), [("bfloat16", 2), ("float16", 2), ("float32", 4)])
+def test_the_mask_of_an_eager_encoder_is_in_the_dtype_of_its_weights(trace, dtype, itemsize):
+    bert = {"model_type": "bert", "num_hidden_layers": LAYERS, "hidden_size": 32,
+            "num_attention_heads": 4, "intermediate_size": 64, "vocab_size": 120}  # fmt: skip
+    setup = {"task": "sequence-classification", "attn_implementation": "eager", "dtype": dtype}
+    traced = steps(trace(bert, "transformers=4.40", **setup))
+
+    softmaxes = {
+        size
+        for size, operator in zip(traced.sizes, traced.ops, strict=True)
+        if traced.op_names[operator].startswith("aten._softmax.")
+    }
+    # the scores take the dtype of what is added to them
+    assert softmaxes == {BATCH * 4 * LENGTH * LENGTH * itemsize}

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 
+@pytest.mark.slow("llms-scratch-gpt124m-05-bf16")
 @pytest.mark.parametrize(
     "name", ["llms-scratch-gpt124m-05-bf16", "llms-scratch-gpt124m-07-sdpa-flash"]
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from memest.validation.records import parse_record
+from memest.calibration.validation.records import parse_record
 
 
 def _record(name, **more):
@@ -25,7 +25,7 @@ def _record(name, **more):
 
 def _outcome(tool, name, predicted, *, oom=False, **more):
     record = parse_record(_record(name, oom=oom), "line 1", "mine")
-    return tool.Outcome(record=record, predicted_bytes=predicted, **more)
+    return tool.RecordOutcome(record=record, predicted_bytes=predicted, **more)
 
 
 def test_records_of_the_repository_are_complete(by_id):
@@ -105,8 +105,8 @@ def test_outcomes_are_kept_whole_until_their_record_changes(tool, tmp_path):
 
 
 def test_outcomes_tell_who_predicted_them_and_what_is_stale(tool, tmp_path):
-    from memest.code_digest import made_with
-    from memest.validation.predict import Predictor
+    from memest.calibration.validation.predict import Predictor
+    from memest.files.code_digest import made_with
 
     record = parse_record(_record("a", gpu="no such card"), "line 1", "mine")
     mine = Predictor().predict(record)
@@ -135,7 +135,7 @@ def test_outcomes_of_code_beside_the_file_change_with_it(tool, tmp_path):
     code.write_text("one", encoding="utf-8")
     record = parse_record(_record("a", model="net:build", code=str(code.parent)), "line 1", "mine")
     path = tmp_path / "outcomes.jsonl"
-    tool.write_outcomes([tool.Outcome(record=record, predicted_bytes=1 << 20)], path)
+    tool.write_outcomes([tool.RecordOutcome(record=record, predicted_bytes=1 << 20)], path)
     assert set(tool.read_outcomes([record], path)) == {"a"}
     code.write_text("two", encoding="utf-8")
     assert not tool.read_outcomes([record], path)

@@ -32,6 +32,7 @@ def test_median_error_of_reserved_memory(tool, by_id):
     assert statistics.median(o.error for o in outcomes) == pytest.approx(0, abs=0.015)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["xmem-087", "xmem-090"])
 def test_run_that_failed_is_predicted_to_fail(tool, by_id, name):
     outcome = tool.predict(by_id[name])
@@ -39,6 +40,7 @@ def test_run_that_failed_is_predicted_to_fail(tool, by_id, name):
     assert "predicted" in tool._remark(outcome)
 
 
+@pytest.mark.slow("xmem-081")
 @pytest.mark.parametrize("name", ["xmem-011", "xmem-081"])
 def test_run_at_the_limit_releases_its_cache_and_completes(tool, by_id, name):
     outcome = tool.predict(by_id[name])
@@ -47,6 +49,7 @@ def test_run_at_the_limit_releases_its_cache_and_completes(tool, by_id, name):
     assert abs(outcome.error) < 0.005
 
 
+@pytest.mark.slow("xmem-016")
 @pytest.mark.parametrize("name", ["xmem-016", "xmem-073"])
 def test_plain_loops_are_near_exact(tool, by_id, name):
     assert abs(tool.predict(by_id[name]).error) < 0.005

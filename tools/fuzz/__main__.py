@@ -202,6 +202,13 @@ def main() -> int:
     sys.stderr.write(f"at most {MEMORY // MIB} MiB and {SECONDS:g} s were allowed\n")
     if options.write:
         write(body)
+    if options.write and not options.only:
+        sys.path.insert(0, str(ROOT / "tools"))
+        from campaigns import record
+
+        inputs = sum(r["inputs"] for r in results)
+        findings = sum(len(r["findings"]) for r in results)
+        record("hostile input", f"{inputs:,} inputs, {findings} findings")
     return int(any(r["findings"] for r in results))
 
 

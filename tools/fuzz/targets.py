@@ -60,7 +60,7 @@ def _record_seeds() -> list[bytes]:
 
 
 def _records(content: bytes, folder: Path) -> object:
-    from memest.validation.records import read_records
+    from memest.calibration.validation.records import read_records
 
     return read_records([_written(folder, "records.jsonl", content)])
 
@@ -98,36 +98,36 @@ def _measurement_seeds() -> list[bytes]:
 
 
 def _profile(content: bytes, folder: Path) -> object:
-    from memest.profile_file import read_profile
+    from memest.estimation.calibration_files import read_calibration
 
-    return read_profile(_written(folder, "profile.json", content))
+    return read_calibration(_written(folder, "profile.json", content))
 
 
 def _profile_seeds() -> list[bytes]:
-    from memest.calibration_profile import (
+    from memest.estimation.calibration import (
         Band,
-        CalibrationProfile,
-        Measured,
+        Calibration,
+        CrossValidation,
+        MeasuredOn,
         ProcessPart,
         Provenance,
-        Validation,
     )  # fmt: skip
-    from memest.profile_file import write_profile
+    from memest.estimation.calibration_files import write_calibration
 
-    made = CalibrationProfile(
+    made = Calibration(
         tensors="identity", factors={"activations": 1.02}, process_model="constant",
         process=(ProcessPart(gpu="NVIDIA H100", constant_bytes=5 << 28, low_bytes=-(1 << 24),
                              high_bytes=1 << 25, cases=60, capability=(9, 0), sm_count=132,
                              total_bytes=80 << 30),),
         band=Band(metric="device", scale="constant", low=-5e7, high=8e7, level=0.9, cases=60),
-        measured=Measured(allocated_bytes=10 << 30, kernels=80, seen={"precision": ("bf16",)},
+        measured=MeasuredOn(allocated_bytes=10 << 30, kernels=80, seen={"precision": ("bf16",)},
                           torch=((2, 13),), cuda=((12, 8),)),
-        validation=Validation(cases=60, models=12, folds=10, coverage=0.91, above=0.05),
+        validation=CrossValidation(cases=60, models=12, folds=10, coverage=0.91, above=0.05),
         provenance=Provenance(gpus=("NVIDIA H100",), first="2026-11-20", last="2026-11-21"),
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "profile.json"
-        write_profile(made, path)
+        write_calibration(made, path)
         return [path.read_bytes()]
 
 
@@ -142,8 +142,8 @@ def _cache_seeds() -> list[bytes]:
 
 def _cache(content: bytes, folder: Path) -> object:
     """A document of the cache whose head vouches for whatever stands in it."""
-    from memest.steps.document import BadDocumentError, family_from_json
-    from memest.store import KIND, Store, _head
+    from memest.profiles.cache import KIND, Store, _head
+    from memest.profiles.document import BadDocumentError, family_from_json
 
     place = folder / "cache" / ("0" * 32)
     place.mkdir(parents=True)
@@ -224,7 +224,7 @@ def _model_seeds() -> list[bytes]:
 
 
 def _model(content: bytes, folder: Path) -> object:
-    from memest.models.config_file import check_config, read_config
+    from memest.catalog.config_file import check_config, read_config
 
     path = _written(folder, "config.json", content)
     config = read_config(path, shown="config.json")
@@ -232,14 +232,14 @@ def _model(content: bytes, folder: Path) -> object:
 
 
 def _deepspeed(content: bytes, folder: Path) -> object:
-    from memest.options import setup_from_options
+    from memest.config.options import setup_from_options
 
     path = _written(folder, "ds.json", content)
     return setup_from_options(num_gpus=4, batch=2, deepspeed=str(path))
 
 
 def _peft(content: bytes, folder: Path) -> object:
-    from memest.options import setup_from_options
+    from memest.config.options import setup_from_options
 
     path = _written(folder, "adapter_config.json", content)
     return setup_from_options(batch=2, peft_config=str(path))
@@ -256,7 +256,7 @@ def _alloc_conf(content: bytes, folder: Path) -> object:  # noqa: ARG001 - the s
 
 def _reader_seeds() -> list[bytes]:
     """Examples of every format, each with its suffix in front."""
-    folder = ROOT / "tests" / "readers" / "examples"
+    folder = ROOT / "tests" / "unit" / "readers" / "examples"
     paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
     return [path.name.encode() + b"\0" + path.read_bytes() for path in paths]
 
@@ -307,7 +307,7 @@ def _oom_seeds() -> list[bytes]:
 
 
 def _oom(content: bytes, folder: Path) -> object:  # noqa: ARG001 - the same for all
-    from memest.oom_message import read_oom_messages
+    from memest.report.oom_message import read_oom_messages
 
     return read_oom_messages(content.decode("utf-8", "replace"))
 
@@ -318,7 +318,7 @@ def _length_seeds() -> list[bytes]:
 
 
 def _lengths(content: bytes, folder: Path) -> object:
-    from memest.length_files import read_lengths
+    from memest.config.length_files import read_lengths
 
     suffix = "json" if content[:1] in (b"{", b"[") else "csv"
     return read_lengths(_written(folder, f"lengths.{suffix}", content))
@@ -377,25 +377,31 @@ def _link_seeds() -> list[bytes]:
 
 
 def _link(content: bytes, folder: Path) -> object:  # noqa: ARG001
-    from memest.app.question import Question
+    from memest.app.question import ExplorerQuestion
     from memest.app.uploads import check_question
 
-    question = Question.from_short(content.decode("utf-8", "replace"))
+    question = ExplorerQuestion.from_short(content.decode("utf-8", "replace"))
     check_question(question)
     return question.setup, question.command_line(), question.snippet()
 
 
 TARGETS = (
-    Target("case records", _record_seeds, _records, ("memest.validation.records",)),
+    Target("case records", _record_seeds, _records, ("memest.calibration.validation.records",)),
     Target("measurements", _measurement_seeds, _measurements, ("memest.calibration.exchange",)),
-    Target("calibration profiles", _profile_seeds, _profile, ("memest.profile_file",)),
-    Target("cache", _cache_seeds, _cache, ("memest.store", "memest.steps.document"), share=2),
+    Target(
+        "calibration profiles", _profile_seeds, _profile,
+        ("memest.estimation.calibration_files",),
+    ),
+    Target(
+        "cache", _cache_seeds, _cache,
+        ("memest.profiles.cache", "memest.profiles.document"), share=2,
+    ),
     Target("memory snapshots", _snapshot_seeds, _snapshot, ("memest.replay",)),
     Target(
         "allocation histories", _history_seeds, _history,
         ("memest.calibration.recording.history_file",),
     ),
-    Target("model configurations", _model_seeds, _model, ("memest.models.config_file",)),
+    Target("model configurations", _model_seeds, _model, ("memest.catalog.config_file",)),
     Target(
         "DeepSpeed files",
         lambda: _dump(
@@ -403,7 +409,7 @@ TARGETS = (
                                    "reduce_bucket_size": "auto"}, "bf16": {"enabled": "auto"},
              "train_micro_batch_size_per_gpu": "auto"},
         ),
-        _deepspeed, ("memest.options", "memest.deepspeed_file"),
+        _deepspeed, ("memest.config.options", "memest.config.deepspeed"),
     ),
     Target(
         "peft files",
@@ -411,14 +417,14 @@ TARGETS = (
             {"peft_type": "LORA", "r": 8, "lora_alpha": 16, "target_modules": ["q_proj", "v_proj"],
              "lora_dropout": 0.05, "modules_to_save": None, "bias": "none"},
         ),
-        _peft, ("memest.options", "memest.finetune_options"),
+        _peft, ("memest.config.options", "memest.config.merging"),
     ),
     Target(
         "configurations of other tools", _reader_seeds, _reader, ("memest.readers.reading", "yaml"),
     ),
     Target("launch commands", _launch_seeds, _launch, ("memest.readers.reading",)),
-    Target("out-of-memory messages", _oom_seeds, _oom, ("memest.oom_message",)),
-    Target("lengths", _length_seeds, _lengths, ("memest.length_files",)),
+    Target("out-of-memory messages", _oom_seeds, _oom, ("memest.report.oom_message",)),
+    Target("lengths", _length_seeds, _lengths, ("memest.config.length_files",)),
     Target(
         "allocator settings",
         lambda: [b"expandable_segments:True", b"max_split_size_mb:128",

@@ -1,0 +1,140 @@
+"""A run that was measured where it trained, as a measurement of the calibration store."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from memest.calibration.case import Case, Parallel
+from memest.calibration.measurement import Failure, Measurement, Status
+from memest.calibration.store import MeasurementStore, default_store
+from memest.catalog.models import lookup
+from memest.config.parallelism import ALONE, Strategy
+from memest.config.setup import Setup
+from memest.errors import ConfigError, MemestError
+from memest.files.texts import write_text
+
+__all__ = [
+    "case_of",
+    "failure_of",
+    "is_out_of_memory",
+    "keep",
+    "model_reference",
+    "status_of",
+    "store_path",
+]
+
+_MESSAGE = 2000
+
+
+def store_path(store: str | Path | None) -> Path:
+    """The file of the store: as it was given, else that of ``memest calibrate``."""
+    return default_store() if store is None else Path(store).expanduser()
+
+
+def model_reference(model: Any, folder: Path) -> str:
+    """How a record names a live model, so that ``memest estimate`` builds it again where it can be.
+
+    A transformers model whose configuration is the catalogue's goes by its name; another has its
+    configuration written beside the store. Any other module is named by its class, which tells
+    readers what ran and builds nothing.
+
+    Args:
+        model: live.
+        folder: where configurations are kept.
+    """
+    config = getattr(model, "config", None)
+    if config is None or hasattr(model, "peft_config") or not hasattr(config, "model_type"):
+        return f"{type(model).__module__}:{type(model).__qualname__}"
+    document = json.loads(json.dumps(config.to_dict(), default=str))
+    document["architectures"] = [type(model).__name__]
+    name = str(getattr(config, "_name_or_path", "") or "")
+    entry = lookup(name) if name else None
+    known = None if entry is None else entry.config()
+    if known is not None and all(document.get(k) == v for k, v in known.items() if _shapes(k)):
+        return name
+    text = json.dumps(document, indent=1, sort_keys=True)
+    digest = hashlib.sha256(text.encode()).hexdigest()[:12]
+    path = folder / "models" / f"{document['model_type']}-{digest}.json"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, text)
+    return str(path)
+
+
+def _shapes(name: str) -> bool:
+    """Whether a name of a configuration may decide shapes; names of files and versions do not."""
+    return name not in (
+        "_name_or_path",
+        "architectures",
+        "transformers_version",
+        "torch_dtype",
+        "dtype",
+        "use_cache",
+        "id2label",
+        "label2id",
+    )
+
+
+def case_of(model: str, setup: Setup, steps: int) -> Case:
+    """The case that a run was.
+
+    Raises:
+        ConfigError: cases of the store have no such run.
+    """
+    distributed = setup.distributed
+    parallel = {
+        Strategy.NONE: Parallel.NONE,
+        Strategy.DDP: Parallel.DDP,
+        Strategy.FSDP: Parallel.FSDP,
+    }.get(distributed.strategy)
+    if parallel is None:
+        raise ConfigError(
+            f"the store has no cases of {distributed.strategy} yet: no record is kept."
+        )
+    alone = dataclasses.replace(setup, distributed=ALONE, num_steps=max(min(steps, 4), 1))
+    return Case(
+        model=model,
+        setup=alone,
+        parallel=parallel,
+        processes=distributed.num_gpus if parallel is not Parallel.NONE else 1,
+    )
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether an error is the allocator's."""
+    if error is None:
+        return False
+    return type(error).__name__ == "OutOfMemoryError" or "out of memory" in str(error)[:500].lower()
+
+
+def failure_of(error: BaseException, phase: str) -> Failure:
+    """An error as the store keeps it."""
+    text = (str(error).strip() or "no message")[:_MESSAGE]
+    return Failure(kind=type(error).__name__, message=text, phase=phase)
+
+
+def keep(path: Path, *measurements: Measurement) -> None:
+    """Add measurements to a store.
+
+    Raises:
+        MemestError: the store cannot be written.
+    """
+    try:
+        with MeasurementStore(path) as store:
+            store.add(measurements)
+    except OSError as error:
+        raise MemestError(f"the store {path} cannot be written: {error}") from error
+
+
+def status_of(error: BaseException | None) -> Status:
+    """How a run ended."""
+    if error is None:
+        return Status.OK
+    if is_out_of_memory(error):
+        return Status.OOM
+    interrupted = isinstance(error, (KeyboardInterrupt, SystemExit))
+    return Status.INTERRUPTED if interrupted else Status.FAILED

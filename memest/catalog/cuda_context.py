@@ -1,0 +1,194 @@
+"""Device memory outside the allocator: the CUDA context and the kernels it loads.
+
+Neither is in torch's allocated or reserved figures; both are in nvidia-smi's. The size depends on
+driver, CUDA, card and, since modules load lazily (CUDA 11.7; torch asks for it from 1.13 on), on
+which kernels have run. Public figures are few and far apart, so every answer is a range. One
+reading of the real machine replaces all of this.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from memest.catalog.spec import GpuSpec
+from memest.files.folders import data_folder
+from memest.units import MIB, format_size
+
+__all__ = ["ContextEstimate", "context_estimate", "loaded_kernels_later", "loads_lazily"]
+
+_LAZY_TORCH = (1, 13)
+_LAZY_CUDA = (11, 7)
+_CUDA12_TORCH = (2, 1)
+"""First torch whose default wheels carry CUDA 12; the newer readings begin there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContextEstimate:
+    """Bytes outside the allocator, with an honest range.
+
+    Attributes:
+        expected_bytes: the figure to add.
+        low_bytes: the least to be expected.
+        high_bytes: the most to be expected.
+        basis: where the figures are from.
+    """
+
+    expected_bytes: int
+    low_bytes: int
+    high_bytes: int
+    basis: str
+
+
+@functools.cache
+def _data() -> dict[str, Any]:
+    text = (data_folder() / "cuda_context.json").read_text(encoding="utf-8")
+    data: dict[str, Any] = json.loads(text)
+    return data
+
+
+def _estimate(expected: float, low: float, high: float, basis: str) -> ContextEstimate:
+    """Sizes in MiB to bytes."""
+    return ContextEstimate(
+        expected_bytes=int(expected * MIB),
+        low_bytes=int(low * MIB),
+        high_bytes=int(high * MIB),
+        basis=basis,
+    )
+
+
+def loads_lazily(torch_version: tuple[int, int], cuda: tuple[int, int] | None) -> bool:
+    """Whether kernels load when first used rather than all at start.
+
+    torch sets ``CUDA_MODULE_LOADING=LAZY`` from 1.13 on (pytorch PR 86509); it has an effect from
+    CUDA 11.7 on. An unknown CUDA is taken as recent enough.
+    """
+    return torch_version >= _LAZY_TORCH and (cuda is None or cuda >= _LAZY_CUDA)
+
+
+def _first_lazy() -> ContextEstimate:
+    """Context after training of the torch 1.13-2.0 era."""
+    lazy, first = _data()["lazy"], _data()["first_lazy"]
+    later = (first["later_low_mib"] + first["later_high_mib"]) / 2
+    # only one card was published after real training; other cards start lower (274 MiB) and the
+    # upper end leaves as much room as the newer readings spread
+    return _estimate(
+        first["first_touch_mib"] + later,
+        lazy["context_mib"] - lazy["context_spread_mib"] + lazy["growth_low_mib"],
+        first["first_touch_mib"] + first["later_high_mib"] + lazy["context_spread_mib"],
+        f"CUDA context and lazily loaded kernels after training, torch 1.13-2.0: {first['source']}",
+    )
+
+
+def _eager(spec: GpuSpec, torch_version: tuple[int, int]) -> ContextEstimate:
+    """Context with every kernel of the build loaded at start."""
+    readings = [
+        reading
+        for reading in _data()["readings"]
+        if reading["loading"] == "eager" and reading["architecture"] == spec.architecture
+    ]
+    if not readings:
+        default = _data()["eager_default"]
+        return _estimate(
+            default["expected_mib"],
+            default["low_mib"],
+            default["high_mib"],
+            f"all kernels loaded at start; no reading for {spec.architecture}: {default['source']}",
+        )
+
+    def age(reading: dict[str, Any]) -> int:
+        major, minor = int(reading["torch"][0]), int(reading["torch"][1])
+        return abs((torch_version[0] - major) * 20 + torch_version[1] - minor)
+
+    nearest = min(map(age, readings))
+    sizes = [reading["mib"] for reading in readings if age(reading) == nearest]
+    source = "; ".join(
+        f"{reading['gpu']}, torch {reading['torch'][0]}.{reading['torch'][1]}: {reading['mib']} "
+        f"MiB, {reading['source']}"
+        for reading in readings
+        if age(reading) == nearest
+    )
+    spread = _data()["lazy"]["context_spread_mib"]
+    return _estimate(
+        sum(sizes) / len(sizes),
+        min(sizes) - spread,
+        max(sizes) + spread,
+        f"all kernels loaded at start; nearest published readings: {source}",
+    )
+
+
+def context_estimate(
+    spec: GpuSpec, torch_version: tuple[int, int], cuda: tuple[int, int] | None = None
+) -> ContextEstimate:
+    """CUDA context plus loaded kernels at the peak of a training run, for one process.
+
+    NCCL and other libraries that allocate on their own are not in it.
+
+    Args:
+        spec: the card; its architecture picks between old readings.
+        torch_version: (major, minor).
+        cuda: (major, minor) of the CUDA that torch was built for, None if not known.
+
+    Returns:
+        Expected size and range in bytes. With lazy loading and torch from 2.1 on: 450 MiB +/- 150
+        plus 50 to 200 MiB that load during the first step.
+    """
+    if not loads_lazily(torch_version, cuda):
+        return _eager(spec, torch_version)
+    if torch_version < _CUDA12_TORCH:
+        return _first_lazy()
+    lazy = _data()["lazy"]
+    context, spread = lazy["context_mib"], lazy["context_spread_mib"]
+    low, high = lazy["growth_low_mib"], lazy["growth_high_mib"]
+    basis = (
+        f"{context} +/- {spread} MiB of CUDA context and {low}-{high} MiB of kernels loaded during "
+        f"the first step: {lazy['source']}"
+    )
+    if spec.backend != "cuda":
+        basis += f"; no reading of {spec.backend}, taken over from CUDA"
+    return _estimate(
+        context + (low + high) / 2, context - spread + low, context + spread + high, basis
+    )
+
+
+def loaded_kernels_later(
+    torch_version: tuple[int, int], cuda: tuple[int, int] | None = None
+) -> ContextEstimate:
+    """Kernels still to come when the context was read after one small tensor.
+
+    People read nvidia-smi after ``torch.ones(1).cuda()`` and give that as the context. With lazy
+    loading most kernels are not there yet. Published bert-large runs on an RTX 3090 (torch
+    1.13-2.0) show 413 to 491 MiB beyond their 665 MiB first touch, in all four rows, whatever the
+    batch, the accumulation or the checkpointing: so it is one constant, the middle of the four.
+    From torch 2.1 on the growth that is known is smaller, 50 to 200 MiB. With eager loading the
+    first touch holds all kernels already and nothing comes later: the published 1343 MiB on a V100
+    (torch 1.10, CUDA 11.2) is context and kernels.
+
+    Args:
+        torch_version: (major, minor).
+        cuda: (major, minor), None if not known.
+
+    Returns:
+        Bytes to add to a first-touch reading, with range and source; zero with eager loading.
+    """
+    if not loads_lazily(torch_version, cuda):
+        return _estimate(0, 0, 0, "all kernels load at start: a first-touch reading holds them")
+    if torch_version < _CUDA12_TORCH:
+        first = _data()["first_lazy"]
+        low, high = first["later_low_mib"], first["later_high_mib"]
+    else:
+        first = _data()["lazy"]
+        low, high = first["growth_low_mib"], first["growth_high_mib"]
+    estimate = _estimate((low + high) / 2, low, high, "")
+    basis = (
+        f"{format_size(estimate.expected_bytes)} of kernels loaded after the first touch "
+        f"({low}-{high} MiB): {first['source']}"
+    )
+    return ContextEstimate(
+        expected_bytes=estimate.expected_bytes,
+        low_bytes=estimate.low_bytes,
+        high_bytes=estimate.high_bytes,
+        basis=basis,
+    )

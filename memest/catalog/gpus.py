@@ -1,0 +1,223 @@
+"""Find a GPU by the name people give it.
+
+    find_gpu("a100-40gb")            a slug
+    find_gpu("NVIDIA GeForce RTX 3060", total_bytes=12622168064)   what a driver prints
+    find_gpu("3060")                 the common variant; ``match_note`` says which was taken
+
+Whole names are compared, never parts of them: a substring search takes an A10 for an A100 and an
+L4 for an L40. A name that is not in the catalogue is an error with suggestions; a similar card is
+never taken instead.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+
+from memest.catalog.capacity import usable_bytes, usable_interval
+from memest.catalog.spec import GpuSpec, list_gpus, policy
+from memest.errors import ConfigError, UnknownGpuError, closest
+from memest.workspaces.operator_call import GpuTraits
+
+__all__ = [
+    "COMMON_GPUS",
+    "GpuSpec",
+    "common_gpus",
+    "find_gpu",
+    "list_gpus",
+    "normalise",
+    "traits",
+    "usable_bytes",
+    "usable_interval",
+]
+
+COMMON_GPUS: tuple[str, ...] = tuple(policy()["common"])
+"""Cards that people rent or own, as slugs, from small to large; for tables of "does it fit"."""
+
+_VENDOR_WORDS = ("nvidia", "geforce", "(r)", "(tm)")
+# dropped only when the first comparison found nothing: older drivers and shops print them
+_BRAND_WORDS = ("tesla", "instinct", "amd", "gpu")
+_MEMORY_SUFFIX = re.compile(
+    r"^(?P<base>.*?\S)[\s_\-(]*?(?P<size>\d+)\s*(?:g|gb|gib)\)?$", re.IGNORECASE
+)
+
+
+def normalise(name: str, *, drop: tuple[str, ...] = ()) -> str:
+    """Reduce a name to what identifies the card.
+
+    Example:
+        >>> normalise("NVIDIA GeForce RTX(TM) 3060 Ti")
+        'rtx3060ti'
+    """
+    text = name.lower()
+    for word in (*_VENDOR_WORDS, *drop):
+        text = text.replace(word, "")
+    return re.sub(r"[^a-z0-9]", "", text)
+
+
+@functools.cache
+def _keys(drop: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
+    """Normalised name or alias to rows; an alias beats the names that several rows share."""
+    by_alias: dict[str, list[int]] = {}
+    by_name: dict[str, list[int]] = {}
+    for row, spec in enumerate(list_gpus()):
+        by_name.setdefault(normalise(spec.name, drop=drop), []).append(row)
+        for alias in spec.aliases:
+            alike = by_alias.setdefault(normalise(alias, drop=drop), [])
+            if row not in alike:
+                alike.append(row)
+    return {key: tuple(rows) for key, rows in {**by_name, **by_alias}.items()}
+
+
+def _variants(key: str, spec: GpuSpec | None, drop: tuple[str, ...]) -> tuple[GpuSpec, ...]:
+    """Cards that share the name ``key`` and differ in memory."""
+    gpus = list_gpus()
+    keys = _keys(drop)
+    rows: set[int] = set()
+    for size in {other.memory_marketing_gb for other in gpus}:
+        for sized in (f"{key}{size}g", f"{key}{size}gb"):
+            # the card's own size: "a10" + "040gb" would otherwise make an A10 of an A100
+            rows |= {row for row in keys.get(sized, ()) if gpus[row].memory_marketing_gb == size}
+    if spec is not None:
+        rows |= {row for row, other in enumerate(gpus) if other.name == spec.name}
+        rows.add(gpus.index(spec))
+    return tuple(gpus[row] for row in sorted(rows))
+
+
+def _closest_by_total(specs: tuple[GpuSpec, ...], total_bytes: int) -> GpuSpec:
+    def distance(spec: GpuSpec) -> int:
+        known = [size for size in (spec.torch_total_bytes, spec.nvml_total_bytes) if size]
+        known = known or [(spec.memory_marketing_gb or 0) * 10**9]
+        return min(abs(size - total_bytes) for size in known)
+
+    return min(specs, key=distance)
+
+
+def _sizes(specs: tuple[GpuSpec, ...]) -> str:
+    return ", ".join(f"{spec.slug} ({spec.memory_marketing_gb} GB)" for spec in specs)
+
+
+def _match(name: str, total_bytes: int | None, drop: tuple[str, ...]) -> GpuSpec | None:
+    key = normalise(name, drop=drop)
+    rows = _keys(drop).get(key, ())
+    if len(rows) > 1 and total_bytes is None:
+        specs = tuple(list_gpus()[row] for row in rows)
+        raise UnknownGpuError(
+            f"{name!r} is the name of several cards: say which, {_sizes(specs)}, or give "
+            "--gpu-memory, for example --gpu-memory 32GiB"
+        )
+    spec = list_gpus()[rows[0]] if rows else None
+    variants = _variants(key, spec, drop)
+    if not variants:
+        return None
+    if total_bytes is not None:
+        return _closest_by_total(variants, total_bytes)
+    families = set(policy()["family_names"].values())
+    if spec is None:
+        default = [other for other in variants if other.name in families] or list(variants)
+        if len(default) > 1:
+            raise UnknownGpuError(
+                f"{name!r} comes with several memory sizes: say which, {_sizes(variants)}"
+            )
+        spec = default[0]
+    others = tuple(other for other in variants if other != spec)
+    sized = key.endswith((f"{spec.memory_marketing_gb}g", f"{spec.memory_marketing_gb}gb"))
+    if (others and not sized) or key in policy()["family_names"]:
+        note = f"{name!r} was taken as {spec.name} with {spec.memory_marketing_gb} GB"
+        if others:
+            note += f"; other sizes: {_sizes(others)}"
+        spec = dataclasses.replace(spec, match_note=note)
+    return spec
+
+
+def _match_with_size(name: str, drop: tuple[str, ...]) -> GpuSpec | None:
+    """A name with a memory size that no alias spells out, such as ``rtx 4090 24gb``."""
+    match = _MEMORY_SUFFIX.match(name.strip())
+    if match is None:
+        return None
+    size = int(match["size"])
+    key = normalise(match["base"], drop=drop)
+    rows = _keys(drop).get(key, ())
+    variants = _variants(key, list_gpus()[rows[0]] if rows else None, drop)
+    if not variants:
+        return None
+    fitting = [spec for spec in variants if spec.memory_marketing_gb == size]
+    if fitting:
+        return fitting[0]
+    raise UnknownGpuError(
+        f"no {match['base'].strip()} with {size} GB in the catalogue, only {_sizes(variants)}: "
+        f"for another board give its size, --gpu-memory {size}GiB"
+    )
+
+
+def find_gpu(name: str, *, total_bytes: int | None = None) -> GpuSpec:
+    """Look a card up by name, alias or family name.
+
+    Args:
+        name: what a driver prints, a slug or a usual short form; case, blanks, dashes and the
+            words NVIDIA and GeForce do not matter.
+        total_bytes: memory read or given in bytes; picks between cards of one name.
+
+    Returns:
+        The card. ``match_note`` is set where the name left a choice.
+
+    Raises:
+        UnknownGpuError: if no card has that name, or several do and none is the common one.
+
+    Example:
+        >>> find_gpu("RTX 3060 12GB").name
+        'NVIDIA GeForce RTX 3060'
+        >>> find_gpu("a100").memory_marketing_gb
+        80
+    """
+    for drop in ((), _BRAND_WORDS):
+        spec = _match(name, total_bytes, drop) or _match_with_size(name, drop)
+        if spec is not None:
+            return spec
+    spellings = [text for spec in list_gpus() for text in (*spec.aliases, spec.name)]
+    near = closest(name, spellings)
+    hint = f"; nearest names: {', '.join(near)}" if near else ""
+    raise UnknownGpuError(
+        f"no GPU is called {name!r}{hint}. `memest gpus` lists all; for a card that is not in the "
+        "list give its memory instead, for example --gpu-memory 24GiB"
+    )
+
+
+def common_gpus() -> tuple[GpuSpec, ...]:
+    """The cards of :data:`COMMON_GPUS`."""
+    return tuple(find_gpu(name) for name in COMMON_GPUS)
+
+
+def traits(spec: GpuSpec, torch: tuple[int, int] = (2, 13)) -> GpuTraits:
+    """What the kernel rules ask about a card.
+
+    A CUDA card whose SM count is not public takes the largest count of its compute capability:
+    scratch buffers grow with it, so the estimate stays on the safe side.
+
+    Args:
+        spec: the card.
+        torch: (major, minor) of PyTorch in the run.
+
+    Raises:
+        ConfigError: for a card the rules do not cover (ROCm, or nothing known about it).
+    """
+    capability = spec.compute_capability
+    if not isinstance(capability, tuple):
+        raise ConfigError(
+            f"{spec.name} ({capability or 'unknown capability'}): the kernel rules cover CUDA "
+            "cards of the catalogue only; give the memory alone, for example --gpu-memory 64GiB"
+        )
+    alike = [other for other in list_gpus() if other.compute_capability == capability]
+    sm_count = spec.sm_count or max((other.sm_count or 0 for other in alike), default=0)
+    threads = spec.max_threads_per_sm or max(
+        (other.max_threads_per_sm or 0 for other in alike), default=0
+    )
+    if not sm_count or not threads:
+        raise ConfigError(
+            f"{spec.name}: no card of compute capability {capability[0]}.{capability[1]} is in the "
+            "catalogue; name a similar card with --gpu and its memory with --gpu-memory"
+        )
+    return GpuTraits(
+        capability=capability, sm_count=sm_count, max_threads_per_sm=threads, torch=torch
+    )

@@ -1,0 +1,130 @@
+"""Fetch a ``config.json`` from the Hugging Face hub: that file only, never weights.
+
+``HF_HOME``, ``HF_TOKEN``, ``HF_ENDPOINT`` and ``HF_HUB_OFFLINE`` mean what they mean everywhere;
+``huggingface_hub`` reads them. A hub that cannot be reached is found out within seconds.
+"""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+from memest.catalog.config_file import MAX_CONFIG_BYTES
+from memest.catalog.models import closest_models
+from memest.errors import ModelLoadError, UnknownModelError
+from memest.units import format_size
+
+__all__ = ["CONFIG_NAME", "TIMEOUT_SECONDS", "fetch_config"]
+
+CONFIG_NAME = "config.json"
+TIMEOUT_SECONDS = 5.0
+
+
+def _suggestion(ref: str) -> str:
+    near = closest_models(ref)
+    known = f"Nearest in memest's own catalogue: {', '.join(near)}. " if near else ""
+    return f"{known}`memest models` lists the catalogue; the path of a config.json works too."
+
+
+def _unknown(ref: str, why: str) -> UnknownModelError:
+    return UnknownModelError(
+        f"{ref!r} is neither a file nor in memest's catalogue, and {why}. {_suggestion(ref)}"
+    )
+
+
+def _cached(hub: Any, ref: str) -> Path | None:
+    path = hub.try_to_load_from_cache(ref, CONFIG_NAME)
+    # the cache answers with a marker object where it knows that the file does not exist
+    return Path(path) if isinstance(path, str) else None
+
+
+def _status(error: BaseException) -> int | None:
+    code = getattr(getattr(error, "response", None), "status_code", None)
+    return code if isinstance(code, int) else None
+
+
+def _explain(errors: Any, ref: str, error: Exception) -> Exception:
+    """The hub's error in one paragraph; gated models exist, so they are not unknown."""
+    if isinstance(error, errors.GatedRepoError):
+        return ModelLoadError(
+            f"{ref!r} is gated on the Hugging Face hub: accept its terms on its page, then set "
+            f"HF_TOKEN or run `hf auth login`. {_suggestion(ref)}"
+        )
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return _unknown(
+            ref,
+            "the Hugging Face hub shows no such model (a private one needs HF_TOKEN or "
+            "`hf auth login`)",
+        )
+    if isinstance(error, errors.OfflineModeIsEnabled):
+        return _unknown(
+            ref, "HF_HUB_OFFLINE is set and the local cache of the hub does not have its config"
+        )
+    # before EntryNotFoundError, whose subclass it is: it says "unreachable", not "no such file"
+    if isinstance(error, errors.LocalEntryNotFoundError):
+        return _unknown(ref, "the Hugging Face hub cannot be reached")
+    if isinstance(error, errors.EntryNotFoundError):
+        return ModelLoadError(
+            f"{ref!r} exists on the Hugging Face hub but has no {CONFIG_NAME} (adapters, GGUF and "
+            f"diffusers repositories have none): name its base model. {_suggestion(ref)}"
+        )
+    code = _status(error)
+    if code in (401, 403):
+        return ModelLoadError(
+            f"the Hugging Face hub refuses {ref!r} (HTTP {code}): check HF_TOKEN or run "
+            f"`hf auth login`. {_suggestion(ref)}"
+        )
+    if code is not None:
+        return _unknown(ref, f"the Hugging Face hub answered HTTP {code}")
+    return _unknown(
+        ref, f"the Hugging Face hub cannot be reached ({type(error).__name__}: {error})"
+    )
+
+
+def _download(hub: Any, ref: str) -> str:
+    return str(hub.hf_hub_download(ref, CONFIG_NAME, etag_timeout=TIMEOUT_SECONDS))
+
+
+def fetch_config(ref: str) -> tuple[Path, str]:
+    """Find the ``config.json`` of a hub id, in the local cache or on the hub.
+
+    Args:
+        ref: ``organisation/name``, or a bare name of the hub's early days.
+
+    Returns:
+        The file in the hub's cache, and where it came from in words.
+
+    Raises:
+        UnknownModelError: no such model, or none that can be asked for (offline, unreachable).
+        ModelLoadError: it exists but is gated, refused, without a config or too large.
+    """
+    try:
+        hub: Any = importlib.import_module("huggingface_hub")
+        errors: Any = importlib.import_module("huggingface_hub.errors")
+    except ImportError as error:
+        raise _unknown(
+            ref,
+            "the hub cannot be asked without the package huggingface_hub "
+            "(pip install 'memest[torch]')",
+        ) from error
+    try:
+        path = _cached(hub, ref)
+    except ValueError as error:  # HFValidationError: the name cannot be an id
+        raise _unknown(ref, "it cannot be an id of the Hugging Face hub either") from error
+    if path is not None:
+        return path, "config.json in the local cache of the Hugging Face hub"
+    try:
+        # a bare HEAD first: unlike the download it does not retry for half a minute
+        url = hub.hf_hub_url(ref, CONFIG_NAME)
+        size = hub.get_hf_file_metadata(url, timeout=TIMEOUT_SECONDS).size or 0
+        found = "" if size > MAX_CONFIG_BYTES else _download(hub, ref)
+    except Exception as error:
+        # the client raises errors of its own, of its HTTP library and OSError: all mean "not got"
+        raise _explain(errors, ref, error) from error
+    if not found:
+        raise ModelLoadError(
+            f"the {CONFIG_NAME} of {ref!r} on the hub has {format_size(size)}, a configuration at "
+            f"most {format_size(MAX_CONFIG_BYTES)}: name another model"
+        )
+    return Path(found), "config.json from the Hugging Face hub"

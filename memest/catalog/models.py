@@ -1,0 +1,167 @@
+"""The model configurations shipped with memest.
+
+Each entry is the ``config.json`` of an architecture that transformers builds without remote code,
+so an estimate needs no network. ``provenance`` tells a real file from one rebuilt from published
+tables; the latter has the right parameter count, but dropout, dtype and head counts may rest on
+the conventions of its family.
+"""
+
+from __future__ import annotations
+
+import csv
+import functools
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from memest.errors import ModelLoadError, closest
+from memest.files.folders import data_folder
+
+__all__ = ["CatalogueEntry", "aliases", "catalogue", "closest_models", "lookup", "model_types"]
+
+_SEPARATE_HEAD = re.compile(r"separate lm_head of vocab_size\*d_model=(\d+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CatalogueEntry:
+    """One architecture of the catalogue.
+
+    Attributes:
+        id: the Hugging Face id it answers to.
+        file: its file among the configurations.
+        model_type: transformers' name of the family, for example ``bert``.
+        auto_class: the class that builds it, for example ``AutoModelForCausalLM``.
+        parameters: parameters after building, tied weights once.
+        published_parameters: the figure its authors publish, None if there is none.
+        published_basis: how exact and how sure that figure is.
+        source: where the configuration is from.
+        provenance: ``config.json`` (a real file) or ``reconstructed``.
+        license: licence of the checkpoint, empty if not known.
+        note: remark for the user.
+    """
+
+    id: str
+    file: str
+    model_type: str
+    auto_class: str
+    parameters: int
+    published_parameters: int | None
+    published_basis: str
+    source: str
+    provenance: str
+    license: str
+    note: str
+
+    @property
+    def separate_head_parameters(self) -> int:
+        """Parameters of an output head that transformers 5 ties when it builds from a config.
+
+        The published checkpoint of these models (T5 v1.1, flan, mT5, ...) keeps the head apart, so
+        a run that starts from it has this many more than ``parameters``; 0 for all others.
+        """
+        match = _SEPARATE_HEAD.search(self.note)
+        return int(match[1]) if match else 0
+
+    def config(self) -> dict[str, Any]:
+        """Read the configuration; a fresh dict at every call."""
+        path = data_folder() / "models" / "configs" / self.file
+        try:
+            data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ModelLoadError(
+                f"the configuration of {self.id} in this installation cannot be read ({error}): "
+                "reinstall memest"
+            ) from error
+        return data
+
+
+def _rows(name: str) -> list[dict[str, str]]:
+    text = (data_folder() / "models" / name).read_text(encoding="utf-8")
+    return list(csv.DictReader(text.splitlines()))
+
+
+@functools.cache
+def catalogue() -> tuple[CatalogueEntry, ...]:
+    """Every entry, in the order of the index; reads no configuration."""
+    return tuple(
+        CatalogueEntry(
+            id=row["id"],
+            file=row["file"],
+            model_type=row["model_type"],
+            auto_class=row["auto_class"],
+            parameters=int(row["parameters"]),
+            published_parameters=int(row["published_parameters"] or 0) or None,
+            published_basis=row["published_basis"],
+            source=row["source"],
+            provenance=row["provenance"],
+            license=row["license"],
+            note=row["note"],
+        )
+        for row in _rows("index.csv")
+    )
+
+
+@functools.cache
+def aliases() -> dict[str, str]:
+    """Other ids of the same architecture, to the id of the entry."""
+    return {row["alias"]: row["id"] for row in _rows("aliases.csv")}
+
+
+@functools.cache
+def model_types() -> frozenset[str]:
+    """Families that transformers builds with its own code."""
+    return frozenset(entry.model_type for entry in catalogue())
+
+
+@functools.cache
+def _by_id() -> dict[str, CatalogueEntry]:
+    """Lower-case id, alias or unambiguous last part of an id, to the entry."""
+    entries = {entry.id: entry for entry in catalogue()}
+    full = {name.lower(): entry for name, entry in entries.items()}
+    for alias, target in aliases().items():
+        full.setdefault(alias.lower(), entries[target])
+    tails: dict[str, list[CatalogueEntry]] = {}
+    for name, entry in full.items():
+        tails.setdefault(name.rpartition("/")[2], []).append(entry)
+    for tail, catalogue_entries in tails.items():
+        # "Qwen2.5-7B" for "Qwen/Qwen2.5-7B", unless two architectures share the short name
+        if len({entry.id for entry in catalogue_entries}) == 1:
+            full.setdefault(tail, catalogue_entries[0])
+    return full
+
+
+def lookup(name: str) -> CatalogueEntry | None:
+    """Find a model by id, alias or id without its organisation; case does not matter.
+
+    A foreign organisation is not ignored: a fine-tune may have changed the architecture.
+
+    Example:
+        >>> lookup("google-bert/bert-large-uncased").id
+        'bert-large-uncased'
+        >>> lookup("someone/bert-large-uncased") is None
+        True
+    """
+    return _by_id().get(name.strip().strip("/").lower())
+
+
+def closest_models(name: str, *, limit: int = 3) -> tuple[str, ...]:
+    """Ids of the catalogue that look most like ``name``, best first; may be empty."""
+    ids = [entry.id for entry in catalogue()]
+    tail = name.rpartition("/")[2]
+    by_tail = {each.rpartition("/")[2]: each for each in reversed(ids)}
+    nearest: list[str] = []
+    if len(tail) > 2:
+        wanted = tail.lower()
+        # the right name under another organisation, or only a part of it, is the commonest slip
+        nearest = [each for short, each in by_tail.items() if wanted in short.lower()]
+        nearest.sort(
+            key=lambda each: (
+                not each.rpartition("/")[2].lower().startswith(wanted),
+                not each.lower().endswith(wanted),
+                len(each),
+            )
+        )
+    nearest += closest(name, (*ids, *aliases()), limit=limit)
+    nearest += [by_tail[each] for each in closest(tail, by_tail, limit=limit)]
+    return tuple(dict.fromkeys(nearest))[:limit]

@@ -1,0 +1,237 @@
+"""From what the user typed to a model configuration, without torch.
+
+In this order: a file or folder of this machine, ``package.module:factory``, the catalogue, the
+Hugging Face hub.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from memest.catalog.changes import split_changes
+from memest.catalog.config_file import check_config, guess_auto_class, read_config
+from memest.catalog.hub import CONFIG_NAME, fetch_config
+from memest.catalog.models import CatalogueEntry, lookup
+from memest.errors import ConfigError, ModelLoadError, UnknownModelError
+from memest.files.texts import of_windows, shown
+
+__all__ = ["ModelSource", "leads_to_file", "looks_like_path", "resolve_model"]
+
+_FACTORY = re.compile(r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSource:
+    """Where a model comes from.
+
+    Attributes:
+        kind: ``catalogue``, ``file``, ``hub`` or ``factory``.
+        id: how to call it in results.
+        config: the configuration, None for a factory. Not part of the identity, do not change it.
+        path: the file it was read from, None for the catalogue and factories.
+        provenance: where the configuration is from, in words for the user.
+        factory: ``package.module:attribute``, None otherwise.
+        notes: remarks for the user.
+        auto_class: the transformers class that builds it, None where the configuration does not
+            say.
+        trust_remote_code: whether code named by the configuration may run.
+        changes: names in the configuration that the user changed.
+    """
+
+    kind: str
+    id: str
+    config: dict[str, Any] | None = field(default=None, compare=False, repr=False)
+    path: Path | None = None
+    provenance: str
+    factory: str | None = None
+    notes: tuple[str, ...] = ()
+    auto_class: str | None = None
+    trust_remote_code: bool = False
+    changes: tuple[str, ...] = ()
+
+
+def looks_like_path(ref: str) -> bool:
+    """Whether a reference is taken for a path, whatever is there."""
+    # an id has one slash at most, so one slash alone does not make a path
+    return (
+        ref.lower().endswith(".json")
+        or ref.startswith((".", "~", os.sep))
+        or ref.count("/") > 1
+        or ref.endswith(os.sep)
+        or "\\" in ref
+    )
+
+
+def leads_to_file(ref: str) -> bool:
+    """Whether something on this machine is read for a reference, or would be if it were there.
+
+    Nothing is read to tell.
+    """
+    path, exists = _path_of(ref)
+    unfit = exists and path.is_dir() and not (path / CONFIG_NAME).is_file()
+    return looks_like_path(ref) or (exists and not (unfit and lookup(ref) is not None))
+
+
+def _path_of(ref: str) -> tuple[Path, bool]:
+    """A reference as a path, and whether something is there."""
+    path = Path(ref)
+    try:
+        path = path.expanduser()
+        return path, path.exists()
+    except (OSError, RuntimeError, ValueError):
+        # longer than the file system allows, a home of nobody, a NUL byte: no path of ours
+        return path, False
+
+
+def _from_file(path: Path, *, ref: str, trust_remote_code: bool) -> ModelSource:
+    if path.is_dir():
+        file = path / CONFIG_NAME
+        if not file.is_file():
+            raise ModelLoadError(
+                f"the folder {ref} has no {CONFIG_NAME}: give the folder that save_pretrained "
+                "wrote, or the file itself" + _adapter_hint(path)
+            )
+        path = file
+    name = shown(str(path))
+    config, notes = check_config(
+        read_config(path, shown=name), shown=name, trust_remote_code=trust_remote_code
+    )
+    return ModelSource(
+        kind="file",
+        id=shown(ref),
+        config=config,
+        path=path,
+        provenance=f"config.json at {name}",
+        notes=notes,
+        auto_class=guess_auto_class(config),
+        trust_remote_code=trust_remote_code,
+    )
+
+
+def _adapter_hint(folder: Path) -> str:
+    if (folder / "adapter_config.json").is_file():
+        return "; this one holds an adapter: name its base model, and it with --peft-config"
+    return ""
+
+
+def _from_catalogue(entry: CatalogueEntry, *, ref: str, notes: tuple[str, ...]) -> ModelSource:
+    config = entry.config()
+    if entry.provenance == "config.json":
+        provenance = f"memest's catalogue: the model's config.json, from {entry.source}"
+    else:
+        provenance = f"memest's catalogue: rebuilt from published figures ({entry.source})"
+        rebuilt = (
+            f"the configuration of {entry.id} was rebuilt from published figures: its size is "
+            "right, its dropout, dtype and head counts may be its family's; the path of the real "
+            "config.json in place of the name settles it"
+        )
+        if "dtype" not in str(config):  # torch_dtype or dtype, here or in a part's configuration
+            rebuilt += ". It names no dtype, so --dtype auto means float32"
+        notes = (*notes, rebuilt)
+    if ref.rpartition("/")[2].lower() != entry.id.rpartition("/")[2].lower():
+        notes = (f"{ref!r} has the architecture of {entry.id}, which was taken", *notes)
+    return ModelSource(
+        kind="catalogue",
+        id=entry.id,
+        config=config,
+        provenance=provenance,
+        notes=notes,
+        auto_class=entry.auto_class,
+    )
+
+
+def resolve_model(ref: str, *, trust_remote_code: bool = False) -> ModelSource:
+    """Find the configuration of a model.
+
+    Args:
+        ref: a folder or ``config.json``, ``package.module:factory``, or an id of the Hugging Face
+            hub; ids of the catalogue need no network. ``?name=value&name=value`` after it changes
+            the configuration.
+        trust_remote_code: allow configurations that name code of their own.
+
+    Returns:
+        The configuration and its origin. A factory is neither imported nor called here.
+
+    Raises:
+        ModelLoadError: found, but it cannot be read or used.
+        UnknownModelError: the reference leads nowhere; the message names the closest models.
+        ConfigError: changes of the configuration that are none.
+    """
+    ref = ref.strip()
+    whole = ref
+    ref, changes = split_changes(ref)
+    return _changed(_resolve(ref, trust_remote_code=trust_remote_code), whole, changes)
+
+
+def _changed(source: ModelSource, ref: str, changes: dict[str, Any]) -> ModelSource:
+    """The source with another configuration, under the reference that says so.
+
+    Whether the configuration has such a name is checked when the model is built.
+
+    Raises:
+        ConfigError: a factory, which has no configuration.
+    """
+    if not changes:
+        return source
+    if source.config is None:
+        raise ConfigError(
+            f"{ref!r}: a factory has no configuration to change: let it build what you mean."
+        )
+    _, _, text = ref.partition("?")
+    said = f"its configuration was changed: {text.replace('&', ', ')}"
+    return replace(
+        source,
+        id=f"{source.id}?{text}",
+        config={**source.config, **changes},
+        changes=tuple(changes),
+        notes=(*source.notes, said),
+    )
+
+
+def _resolve(ref: str, *, trust_remote_code: bool) -> ModelSource:
+    if not ref:
+        raise UnknownModelError("no model was named: give an id, for example bert-base-uncased")
+    path, exists = _path_of(ref)
+    notes: tuple[str, ...] = ()
+    if looks_like_path(ref) and not exists:
+        hint = " (a path of Windows; this system parts folders by /)" if of_windows(ref) else ""
+        raise ModelLoadError(
+            f"{ref} does not exist{hint}: give a folder with a {CONFIG_NAME}, the file itself, or "
+            "the id of a model, for example bert-base-uncased"
+        )
+    entry = lookup(ref)
+    unfit = exists and path.is_dir() and not (path / CONFIG_NAME).is_file()
+    if unfit and entry is not None and not looks_like_path(ref):
+        notes = (f"the folder {ref} here has no {CONFIG_NAME} and was passed over",)
+        exists = False
+    if exists:
+        return _from_file(path, ref=ref, trust_remote_code=trust_remote_code)
+    if _FACTORY.match(ref):
+        return ModelSource(
+            kind="factory",
+            id=ref,
+            provenance=f"built by {ref}",
+            factory=ref,
+            trust_remote_code=trust_remote_code,
+        )
+    if entry is not None:
+        return _from_catalogue(entry, ref=ref, notes=notes)
+    found, provenance = fetch_config(ref)
+    shown = f"the {CONFIG_NAME} of {ref}"
+    config, notes = check_config(
+        read_config(found, shown=shown), shown=shown, trust_remote_code=trust_remote_code
+    )
+    return ModelSource(
+        kind="hub",
+        id=ref,
+        config=config,
+        path=found,
+        provenance=provenance,
+        notes=notes,
+        auto_class=guess_auto_class(config),
+        trust_remote_code=trust_remote_code,
+    )

@@ -1,0 +1,220 @@
+"""Adapters of peft as an input: which method, with which of its settings. Torch-free."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from memest.errors import ConfigError, closest
+from memest.files.texts import mapping_given
+
+__all__ = ["METHODS", "Adapter", "read_adapter"]
+
+METHODS: dict[str, str] = {
+    "lora": "LoRA",
+    "adalora": "AdaLoRA",
+    "ia3": "IA3",
+    "vera": "VeRA",
+    "loha": "LoHa",
+    "lokr": "LoKr",
+    "oft": "OFT",
+    "boft": "BOFT",
+    "ln_tuning": "LN tuning",
+    "prompt_tuning": "prompt tuning",
+    "p_tuning": "p-tuning",
+    "prefix_tuning": "prefix tuning",
+}
+"""Methods by peft's names (of ``PeftType``, in small letters), and what people call them."""
+
+_SPELLINGS = {
+    "prompt": "prompt_tuning",
+    "prefix": "prefix_tuning",
+    "dora": "lora",
+    "ln": "ln_tuning",
+}
+VIRTUAL_TOKENS = frozenset({"prompt_tuning", "p_tuning", "prefix_tuning"})
+"""Methods that add tokens instead of weights beside the model's own."""
+
+_NO_SAY = frozenset(
+    """auto_mapping base_model_name_or_path revision peft_version inference_mode
+    tokenizer_name_or_path""".split()
+)
+"""Keys of a saved configuration that describe where it came from, not what is trained."""
+_CAST = "autocast_adapter_dtype"
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """What is trained beside a frozen model.
+
+    Attributes:
+        method: a key of :data:`METHODS`.
+        config: settings of the method's configuration class as canonical JSON; what is left out is
+            as peft has it.
+        autocast_adapter_dtype: as ``peft.get_peft_model`` takes it: half-precision adapters are
+            made float32.
+    """
+
+    method: str
+    config: str = "{}"
+    autocast_adapter_dtype: bool = True
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Settings of the configuration class, by its names."""
+        values: dict[str, Any] = json.loads(self.config)
+        return values
+
+    @property
+    def unscaled(self) -> Adapter:
+        """The adapter without ``lora_alpha``, a factor that changes no tensor's size."""
+        settings = self.settings
+        if settings.pop("lora_alpha", None) is None:
+            return self
+        return replace(self, config=_canonical(settings))
+
+    @property
+    def virtual_tokens(self) -> int:
+        """Positions that the method takes for itself."""
+        count = self.settings.get("num_virtual_tokens", 0) if self.method in VIRTUAL_TOKENS else 0
+        return int(count)
+
+    @property
+    def words(self) -> str:
+        """In a phrase: ``LoRA, r 16 on q_proj, v_proj``."""
+        settings = self.settings
+        name = METHODS[self.method]
+        if self.method == "lora":
+            name = "DoRA" if settings.get("use_dora") else name
+            name = "rank-stabilised " + name if settings.get("use_rslora") else name
+        said = [name]
+        rank = settings.get("r", settings.get("init_r"))
+        if rank is not None:
+            said.append(f"r {rank}")
+        if settings.get("num_virtual_tokens"):
+            said.append(f"{settings['num_virtual_tokens']} virtual tokens")
+        text = ", ".join(said)
+        targets = settings.get("target_modules")
+        if targets:
+            text += f" on {targets if isinstance(targets, str) else ', '.join(targets)}"
+        kept = settings.get("modules_to_save")
+        return f"{text}, and {', '.join(kept)} as a whole" if kept else text
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, as :func:`read_adapter` takes them."""
+        out = {"peft_type": self.method.upper(), **self.settings}
+        return out if self.autocast_adapter_dtype else {**out, _CAST: False}
+
+
+def read_adapter(given: Any, *, option: str = "--peft-config") -> Adapter:
+    """An adapter from what people have of it.
+
+    Args:
+        given: a mapping as peft writes it to ``adapter_config.json``, the path of such a file or
+            of its folder, one of peft's own configuration objects, or an :class:`Adapter`.
+        option: how messages call it.
+
+    Raises:
+        ConfigError: it is none of these, or names a method or a value that cannot be.
+    """
+    if isinstance(given, Adapter):
+        return given
+    values = _mapping_of(given, option)
+    cast = values.pop(_CAST, True)
+    if not isinstance(cast, bool):
+        raise ConfigError(f"{option}: {_CAST} {cast!r} is neither true nor false.")
+    method = _method(values.pop("peft_type", None), option)
+    settings = {
+        name: _plain(value)
+        for name, value in values.items()
+        if value is not None and name not in _NO_SAY
+    }
+    _check(method, settings, option)
+    try:
+        text = _canonical(settings)
+    except TypeError as error:
+        raise ConfigError(f"{option} holds what JSON cannot: {error}.") from None
+    return Adapter(method, text, cast)
+
+
+def _canonical(settings: Mapping[str, Any]) -> str:
+    """Settings as :attr:`Adapter.config` holds them.
+
+    Raises:
+        TypeError: they hold what JSON cannot.
+    """
+    return json.dumps(settings, sort_keys=True, separators=(",", ":"))
+
+
+def _mapping_of(given: Any, option: str) -> dict[str, Any]:
+    if isinstance(given, (str, Path)) and not str(given).lstrip().startswith("{"):
+        path = Path(given).expanduser()
+        given = path / "adapter_config.json" if path.is_dir() else given
+    return mapping_given(
+        given,
+        option,
+        takes="give the path of an adapter_config.json, a mapping, or a configuration of peft",
+        instead="give the path of an adapter_config.json, as peft saves it beside the adapter's "
+        "weights",
+    )
+
+
+def _method(name: Any, option: str) -> str:
+    text = str(getattr(name, "value", name)).strip().lower().replace("-", "_")
+    text = _SPELLINGS.get(text, text)
+    if text in METHODS:
+        return text
+    if name is None:
+        raise ConfigError(f"{option} names no peft_type: add for example peft_type LORA.")
+    near = closest(text, METHODS)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    raise ConfigError(
+        f"{option}: the method {str(name)!r} is not modelled.{hint} Legal: {', '.join(METHODS)}."
+    )
+
+
+def _plain(value: Any) -> Any:
+    """Sets as peft keeps them, and its enumerations, as JSON has them."""
+    if isinstance(value, (set, frozenset)):
+        return sorted(value)
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    return getattr(value, "value", value)
+
+
+def _check(method: str, settings: Mapping[str, Any], option: str) -> None:
+    """Refuse numbers that no adapter has; names are the configuration class's own business."""
+    for name in ("r", "init_r", "target_r", "num_virtual_tokens"):
+        value = settings.get(name)
+        low = 0 if (method, name) in {("oft", "r"), ("adalora", "r")} else 1
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= 1 << 20:
+            raise ConfigError(
+                f"{option}: {name} {value!r} is out of range: it must be a whole number, {low} to "
+                f"{1 << 20:,}."
+            )
+    for name in ("lora_dropout", "module_dropout", "vera_dropout"):
+        value = settings.get(name)
+        if value is None:
+            continue
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not number or not 0 <= value < 1:
+            raise ConfigError(f"{option}: {name} {value!r} is out of range: 0 to below 1.")
+    alpha = settings.get("lora_alpha")
+    if alpha is not None and (
+        isinstance(alpha, bool)
+        or not isinstance(alpha, (int, float))
+        or not abs(alpha) <= sys.float_info.max
+    ):
+        raise ConfigError(f"{option}: lora_alpha {alpha!r} is not a number.")
+    if method in VIRTUAL_TOKENS and not settings.get("num_virtual_tokens"):
+        raise ConfigError(
+            f"{METHODS[method]} needs the number of its tokens: add --num-virtual-tokens 20."
+        )

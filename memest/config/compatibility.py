@@ -1,0 +1,539 @@
+"""What does not go together in a setup, in words that say what to change.
+
+Here are the rules that compute something; pairs that are refused as they are stand in
+:mod:`memest.config.pairs`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+from memest.config.kinds import (
+    SDPA,
+    Dtype,
+    Fsdp,
+    Loop,
+    Precision,
+    SdpaBackend,
+    Strategy,
+    ZeroGradAt,
+)
+from memest.config.optimizers import facts_of, read_arguments
+from memest.config.pairs import refuse_pairs
+from memest.config.quantization import Format
+from memest.config.training_options import TrainingOptions
+from memest.errors import ConfigError
+
+__all__ = ["FP16_REFUSED", "check", "check_built_dtype", "reader_of_head"]
+
+FP16_REFUSED = (
+    "--fp16 with float16 weights cannot train: the gradient scaler refuses fp16 gradients. Use "
+    "--dtype float32 (autocast), or --master-weights without --fp16 for half weights with fp32 "
+    "copies."
+)
+
+
+def check(setup: TrainingOptions) -> None:
+    """Refuse what does not go together, is not priced together, or does not run.
+
+    Raises:
+        ConfigError: such options.
+    """
+    for rule in (
+        _check_loop,
+        _check_optimizer,
+        _check_evaluation,
+        _check_base,
+        _check_shared_model,
+        _check_ulysses,
+        _check_context_parallel,
+        _check_sequence_parallel,
+        _check_wrapped,
+        _check_losses,
+        _check_precision,
+    ):
+        rule(setup)
+    if setup.torch_compile:
+        refuse_pairs(setup, "--torch-compile", "compile")
+
+
+def _check_loop(setup: TrainingOptions) -> None:
+    """What a script alone can do."""
+    if setup.loop is not Loop.TRAINER:
+        return
+    if setup.zero_grad_at is not ZeroGradAt.AFTER_STEP:
+        raise ConfigError(
+            f"--zero-grad-at {setup.zero_grad_at} is a matter of scripts: the Trainer drops "
+            "gradients after the step. Add --loop plain or --loop accelerate."
+        )
+    if setup.del_outputs:
+        raise ConfigError(
+            "--del-outputs is a matter of scripts: the Trainer's outputs are gone before its "
+            "backward. Add --loop plain or --loop accelerate, or leave it out."
+        )
+
+
+def _check_optimizer(setup: TrainingOptions) -> None:
+    """What belongs to the optimizer must be what it takes.
+
+    Raises:
+        ConfigError: an argument that it has not, or targets that it needs or cannot use.
+    """
+    decay = setup.weight_decay
+    if decay is not None and not 0 <= decay < math.inf:
+        raise ConfigError(
+            f"--weight-decay {decay} is out of range: it must be a finite number, 0 or more."
+        )
+    read_arguments(setup.optim, setup.optim_args)
+    if setup.steps_in_backward:
+        _in_backward(setup)
+    targets, needed = setup.optim_target_modules, facts_of(setup.optim).targets
+    if needed and not targets:
+        raise ConfigError(
+            f"--optim {setup.optim} needs to know which linear layers it projects: add "
+            "--optim-target-modules all-linear, or a regular expression for their names."
+        )
+    if targets and not needed:
+        raise ConfigError(
+            f"--optim-target-modules has no meaning with --optim {setup.optim}: it belongs to "
+            "GaLore and APOLLO."
+        )
+    for pattern in [targets] if isinstance(targets, str) else targets:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ConfigError(
+                f"--optim-target-modules {pattern!r} is not a regular expression: {error}."
+            ) from None
+
+
+def _in_backward(setup: TrainingOptions) -> None:
+    """What does not go together with an optimizer that steps in backward.
+
+    Raises:
+        ConfigError: there is such an option.
+    """
+    name = f"--optim {setup.optim}"
+    if setup.optim_in_backward:
+        if setup.optim == "none" or facts_of(setup.optim).layerwise:
+            raise ConfigError(
+                f"--optim-in-backward has no meaning with {name}: "
+                + ("there is no optimizer." if setup.optim == "none" else "it does so anyway.")
+            )
+        if facts_of(setup.optim).targets or setup.optim in ("muon", "adam_mini"):
+            raise ConfigError(
+                f"--optim-in-backward is for optimizers that see one parameter at a time, and "
+                f"{name} is none: take galore_adamw_layerwise, apollo_adamw_layerwise, or adamw."
+            )
+        name += " --optim-in-backward"
+    if setup.grad_accum > 1 and not setup.may_accumulate:
+        raise ConfigError(
+            f"{name} cannot accumulate: gradients are used and dropped in backward (the Trainer "
+            f"refuses it too). Drop --grad-accum {setup.grad_accum}."
+        )
+    if setup.precision is Precision.FP16:
+        raise ConfigError(
+            f"{name} and --fp16 exclude each other: the gradient scaler finds no gradients left to "
+            "unscale. Use --bf16."
+        )
+    if setup.master_weights:
+        raise ConfigError(f"{name} updates the weights themselves: drop --master-weights.")
+
+
+def _check_evaluation(setup: TrainingOptions) -> None:
+    """An evaluation is the Trainer's, and there must be one for what is said of it.
+
+    Raises:
+        ConfigError: it is not, or there is none.
+    """
+    for name in ("eval_samples", "eval_accumulation_steps"):
+        if getattr(setup, name) is not None and setup.eval_batch is None:
+            flag = f"--{name.replace('_', '-')} {getattr(setup, name)}"
+            raise ConfigError(f"{flag} says something of an evaluation: add --eval-batch 8.")
+    if setup.eval_batch is not None and setup.distributed.pp > 1:
+        raise ConfigError(
+            f"--eval-batch {setup.eval_batch} and --pp {setup.distributed.pp} exclude each other: "
+            "it is for the Trainer's evaluation, and neither the Trainer nor accelerate has "
+            "pipelines. Scripts that run torch's schedules evaluate in ways of their own, which "
+            "memest does not know: leave one of them out."
+        )
+    if setup.eval_batch is not None and setup.loop is not Loop.TRAINER:
+        raise ConfigError(
+            f"--eval-batch {setup.eval_batch} is for the Trainer's evaluation, and --loop "
+            f"{setup.loop} evaluates as its script does, which memest does not know."
+        )
+
+
+def _check_base(setup: TrainingOptions) -> None:
+    """What adapters and quantised bases exclude."""
+    if setup.adapter is not None:
+        refuse_pairs(setup, "adapters", "adapter")
+    if setup.quantization is None:
+        return
+    if setup.adapter is None and setup.loop is Loop.TRAINER and setup.optim != "none":
+        raise ConfigError(
+            "A quantised base is frozen, and the Trainer refuses to train it alone: add adapters, "
+            "for example --lora-r 16."
+        )
+    if setup.master_weights:
+        raise ConfigError(
+            "--master-weights needs weights that train, and a quantised base is frozen."
+        )
+
+
+def _check_shared_model(setup: TrainingOptions) -> None:
+    """A model that is spread over GPUs: its layers, its experts, or stages of it."""
+    distributed = setup.distributed
+    schedule = distributed.pipeline_schedule
+    if distributed.pp == 1 and not distributed.shares_model:
+        return
+    if distributed.pp > 1 and distributed.strategy is Strategy.DDP and schedule.splits_backward:
+        raise ConfigError(
+            f"--pp-schedule {schedule} with {distributed.data_ranks} copies of the pipeline under "
+            "DDP "
+            "does not train: gradients of weights that are computed apart (stage_backward_weight) "
+            "come without the hooks by which DDP reduces them. Use --pp-schedule 1f1b or "
+            "interleaved, or add --fsdp shard_grad_op."
+        )
+    if distributed.tp > 1 and distributed.pp == 1 and distributed.strategy is Strategy.DDP:
+        # ParallelismConfig.__post_init__ of accelerate 1.15, and its prepare_model
+        raise ConfigError(
+            f"{distributed.data_ranks} copies of a model that --tp {distributed.tp} shards are "
+            "refused by "
+            "accelerate and the Trainer (dp_replicate_size beside tp_size, without dp_shard_size), "
+            f"and DDP takes no sharded weights: write --num-gpus {distributed.tp}, or add --fsdp "
+            "full_shard --loop plain, which shards them over the copies."
+        )
+    degrees = {"pp": distributed.pp, "tp": distributed.tp, "ep": distributed.ep}
+    ways = [way for way, degree in degrees.items() if degree > 1]
+    shared = ["shared-model"] if distributed.shares_model else []
+    refuse_pairs(setup, f"--{ways[0]}", "model", *ways, *shared)
+
+
+def _check_ulysses(setup: TrainingOptions) -> None:
+    """Sequences that several GPUs share by DeepSpeed's Ulysses."""
+    distributed = setup.distributed
+    ways = distributed.sp
+    if ways == 1:
+        return
+    if not distributed.zero and distributed.cp == 1:
+        sharded = distributed.fsdp is not Fsdp.NONE
+        instead = f"--cp {ways}" if sharded else f"--zero 3 --sp {ways}"
+        where = f"--fsdp {distributed.fsdp}" if sharded else "DDP"
+        raise ConfigError(
+            f"--sp {ways} is DeepSpeed's, and accelerate sets it up in DeepSpeed's engine alone, "
+            f"not under {where}: write {instead}, or add --zero 1, 2 or 3 in its place."
+        )
+    refuse_pairs(setup, "--sp", "sp")
+    _check_length(
+        setup, ways, f"--sp {ways}: DeepSpeed's loader cuts every sequence in {ways} equal parts"
+    )
+
+
+def _check_context_parallel(setup: TrainingOptions) -> None:
+    """Sequences that several GPUs share by ring attention.
+
+    Head and tail of a sequence are dealt out in ``2 * cp`` equal pieces. torch 2.13 shares other
+    lengths without that balance (``_create_default_load_balancer``), and lengths that ``cp`` does
+    not divide not at all. Replicas are of what ``dp_shard`` and ``cp`` share
+    (``ParallelismConfig``).
+    """
+    distributed = setup.distributed
+    size, ways = distributed.fsdp_shard_size, distributed.cp
+    if ways == 1:
+        return
+    if not distributed.zero and distributed.fsdp is Fsdp.NONE:
+        raise ConfigError(
+            f"--cp {ways} is priced under FSDP2, over whose mesh its GPUs share the parameters "
+            "(dp_shard_cp): add --fsdp full_shard."
+        )
+    if size is not None and (size % ways or (size == ways and distributed.num_copies > 1)):
+        wanted = max(2, -(-size // ways)) * ways
+        why = "is no multiple of it" if size % ways else "leaves nothing to dp_shard"
+        raise ConfigError(
+            f"--cp {ways} and --fsdp-shard-size {size}: that {why}, and accelerate refuses copies "
+            f"that are not sharded over --cp and more GPUs: write --fsdp-shard-size {wanted}, or "
+            "leave it out."
+        )
+    refuse_pairs(setup, "--cp", "cp")
+    pieces = 2 * ways
+    _check_length(
+        setup, pieces, f"--cp {ways}: head and tail are dealt out in {pieces} equal pieces"
+    )
+
+
+def _check_sequence_parallel(setup: TrainingOptions) -> None:
+    """Activations that the GPUs of ``--tp`` share along the sequence, in equal parts.
+
+    ``parallelize_hf_transformers`` of torchtitan asserts that they are.
+    """
+    distributed = setup.distributed
+    if not distributed.tp_sequence_parallel:
+        return
+    if setup.loop is not Loop.PLAIN:
+        raise ConfigError(
+            f"--tp-sequence-parallel is a script's: nothing under --loop {setup.loop} does it "
+            "(enable_sequence_parallel of transformers' DistributedConfig is reserved and not "
+            "wired up, accelerate has no such switch). Add --loop plain."
+        )
+    if setup.attn_implementation not in SDPA:
+        raise ConfigError(
+            "--tp-sequence-parallel is priced with --attn-implementation sdpa, and not with "
+            f"{setup.attn_implementation}: eager attention would get a mask for a part of the "
+            "tokens, and flash attention's own function was not compared. Write "
+            "--attn-implementation sdpa."
+        )
+    refuse_pairs(setup, "--tp-sequence-parallel", "tp-sequence")
+    _check_length(
+        setup,
+        distributed.tp,
+        f"--tp {distributed.tp} along the sequence: torch's styles take equal parts",
+    )
+
+
+def _check_length(setup: TrainingOptions, pieces: int, why: str) -> None:
+    """A length that equal pieces do not make is refused, and the nearest are named."""
+    length = setup.seq_len
+    if length is None or length % pieces == 0:
+        return
+    below = length // pieces * pieces
+    near = " or ".join(str(n) for n in (below, below + pieces) if n)
+    raise ConfigError(
+        f"--seq-len {length} cannot be shared by {why}, so lengths are multiples of {pieces}, such "
+        f"as {near}."
+    )
+
+
+def _check_wrapped(setup: TrainingOptions) -> None:
+    """A model that DDP, FSDP or DeepSpeed wraps."""
+    strategy = setup.distributed.strategy
+    if strategy is Strategy.NONE:
+        return
+    flags = {Strategy.DDP: "--num-gpus", Strategy.FSDP: "--fsdp", Strategy.ZERO: "--zero"}
+    shards = ["shards"] if strategy is not Strategy.DDP else []
+    refuse_pairs(setup, flags[strategy], "several", *shards)
+    _check_block_states(setup)
+    _check_sharded_base(setup)
+
+
+_SCALES_ON_WEIGHT = (
+    "the scales of LLM.int8 hang on the weight object, which sharding replaces (Int8Params of "
+    "bitsandbytes)."
+)
+_WHOLE_BESIDE = (
+    "layers of LLM.int8 keep the int8 numbers beside the parameter (MatmulLtState of "
+    "bitsandbytes), whole on every GPU, so partitions and what is gathered of them come on top of "
+    "the whole."
+)
+
+
+def _check_block_states(setup: TrainingOptions) -> None:
+    """Bitsandbytes' optimizers take ordinary tensors on the device, and nothing else.
+
+    FSDP1 and DeepSpeed give them such: flat parameters, pieces of them, float32 partitions.
+
+    Raises:
+        ConfigError: the first update would stop.
+    """
+    distributed = setup.distributed
+    if not facts_of(setup.optim).block_states:
+        return
+    if distributed.strategy is Strategy.FSDP and distributed.fsdp_version == 2:
+        raise ConfigError(
+            f"--optim {setup.optim} and --fsdp {distributed.fsdp} exclude each other: FSDP2's "
+            "parameters are DTensors, for which bitsandbytes' kernels have no sharding strategy, "
+            "so the first update stops. Use --fsdp-version 1 or --zero 2, whose optimizers have "
+            "ordinary tensors, or --optim adamw_torch_8bit of torchao."
+        )
+    if distributed.strategy is Strategy.FSDP and distributed.fsdp_offload:
+        raise ConfigError(
+            f"--optim {setup.optim} is not priced together with --fsdp-offload, where it would "
+            "update in host memory: leave one of them out."
+        )
+    if distributed.offload_optimizer:
+        raise ConfigError(
+            f"--optim {setup.optim} is not priced together with --offload-optimizer: DeepSpeed "
+            "offloads its own optimizers alone unless zero_force_ds_cpu_optimizer is off. Leave "
+            "one of them out."
+        )
+
+
+def _check_sharded_base(setup: TrainingOptions) -> None:
+    """Quantised bases that the libraries cannot shard, or that are not modelled.
+
+    Raises:
+        ConfigError: such a pair, with whose reason it is.
+    """
+    base, distributed = setup.quantization, setup.distributed
+    shards = distributed.zero == 3 or distributed.strategy is Strategy.FSDP
+    if base is None or not (shards or distributed.zero):
+        return
+    several = f"--zero {distributed.zero}" if distributed.zero else f"--fsdp {distributed.fsdp}"
+    if shards and base.format is Format.BNB_8BIT:
+        why = _WHOLE_BESIDE if distributed.zero else _SCALES_ON_WEIGHT
+        raise ConfigError(
+            f"{several} and --load-in-8bit exclude each other: {why} Use "
+            "--load-in-4bit, or --zero 2 or DDP, which leave frozen weights as they are."
+        )
+    if shards and base.format.packed:
+        raise ConfigError(
+            f"A {base.words} is not priced together with {several}: packed words and scales are "
+            "buffers of their layers, which DeepSpeed and FSDP leave whole on every GPU, so next "
+            "to nothing would be sharded. Take --zero 2 or DDP, which hold the same."
+        )
+    _check_storage(setup, several)
+    if distributed.zero:
+        return
+    if distributed.fsdp_version == 1 and base.quant_storage == "uint8":
+        half = {Precision.FP16: "float16", Precision.BF16: "bfloat16"}.get(setup.precision)
+        raise ConfigError(
+            f"{several} of --fsdp-version 1 cannot flatten 4-bit weights that are stored as uint8 "
+            '(torch: "Cannot flatten integer dtype tensors"). Add --bnb-4bit-quant-storage '
+            f"{half or 'with the dtype of the other weights, for example bfloat16'}."
+        )
+    if setup.loop is Loop.PLAIN and base.quant_storage == "uint8":
+        raise ConfigError(
+            f"{several} with --loop plain cannot shard 4-bit weights that are stored as uint8: "
+            "their state does not survive fully_shard. Add --bnb-4bit-quant-storage bfloat16."
+        )
+
+
+def _check_storage(setup: TrainingOptions, several: str) -> None:
+    """Packed bytes in a floating dtype are cast with the other weights, values and all.
+
+    Source: ``MixedPrecisionPolicy`` of FSDP2; ``DeepSpeedEngine._cast_module_mixed_precision`` of
+    DeepSpeed 0.19.8, which casts every parameter of a floating dtype.
+
+    Raises:
+        ConfigError: the storage has another dtype than the run computes in.
+    """
+    base = setup.quantization
+    half = {Precision.BF16: "bfloat16", Precision.FP16: "float16"}.get(setup.precision)
+    if base is None or base.format is not Format.BNB_4BIT or not setup.computes_in_half:
+        return
+    if base.quant_storage in ("uint8", half):
+        return
+    does = f"DeepSpeed would cast every floating parameter to {half}, the packed bytes too"
+    if setup.distributed.strategy is Strategy.FSDP:
+        does = f"FSDP would cast the packed bytes to {half} before it gathers them"
+    raise ConfigError(
+        f"--bnb-4bit-quant-storage {base.quant_storage} and --{setup.precision} exclude each "
+        f"other under {several}: {does}. Use --bnb-4bit-quant-storage {half}."
+    )
+
+
+def check_built_dtype(setup: TrainingOptions) -> None:
+    """Half weights under stage 3 of a run that does not compute in half precision.
+
+    Not a rule of every setup: what is traced for half precision has half weights and none.
+    Source: ``InsertPostInitMethodToModuleSubClasses._set_dtype`` of DeepSpeed 0.19.8.
+
+    Raises:
+        ConfigError: ``zero.Init`` would make other weights than were asked for.
+    """
+    if not setup.is_built_in_parts or setup.computes_in_half or not setup.dtype.is_half:
+        return
+    flag = "--bf16" if setup.dtype is Dtype.BFLOAT16 else "--fp16"
+    raise ConfigError(
+        f"--dtype {setup.dtype} and --zero 3 exclude each other without {flag}: zero.Init makes "
+        f"float32 weights where DeepSpeed computes in float32. Add {flag}, or leave --dtype out."
+    )
+
+
+def reader_of_head(setup: TrainingOptions) -> str:
+    """The option whose loss reads the head's weight; "" for none.
+
+    torchtune's losses call the head, piece by piece.
+    """
+    if setup.use_liger_kernel:
+        return "--use-liger-kernel"
+    if setup.fused_loss and not setup.fused_loss.startswith("torchtune"):
+        return f"--fused-loss {setup.fused_loss}"
+    return ""
+
+
+def _check_losses(setup: TrainingOptions) -> None:
+    """Losses that multiply by the head's weight and leave the head uncalled.
+
+    Liger's loss, TRL's and cut cross-entropy read ``lm_head.weight`` in the forward of the whole
+    model. Hooks that gather parameters are the modules' own, so it matters whose hooks gather the
+    head's.
+
+    Sources: ``_find_final_norm`` of accelerate 1.15, torchtune's
+    ``recipes/full_finetune_distributed.py`` at April 2026. ZeRO-3 gathers what is read
+    (``ZeROOrderedDict`` of DeepSpeed, ``runtime/zero/parameter_offload.py``).
+
+    Raises:
+        ConfigError: such a pair of options.
+    """
+    distributed, fused = setup.distributed, setup.fused_loss
+    if fused:
+        refuse_pairs(setup, "--fused-loss", "fused")
+    reads = reader_of_head(setup)
+    flag = reads or f"--fused-loss {fused}"
+    if not (reads or fused):
+        return
+    if distributed.zero == 3 and not reads:
+        raise ConfigError(
+            f"{flag} and --zero 3 are not priced together: torchtune's recipes shard by FSDP2 and "
+            "have no DeepSpeed. Leave one of them out: without --fused-loss all logits are priced, "
+            "and the losses of TRL, --fused-loss trl-fused, go with --zero 3."
+        )
+    if fused and (distributed.pp > 1 or distributed.shares_model):
+        several = "--pp" if distributed.pp > 1 else "--tp" if distributed.tp > 1 else "--ep"
+        raise ConfigError(
+            f"{flag} is not priced together with {several}, whose ranks have parts of the model, "
+            "and memest does not guess: leave one of them out."
+        )
+    if distributed.strategy is not Strategy.FSDP:
+        return
+    if fused and not reads:
+        raise ConfigError(
+            f"{flag} and --fsdp {distributed.fsdp} are not priced together yet: "
+            "torchtune's recipes compute the loss behind the model's forward, where FSDP's hooks "
+            "are past. Leave one of them out: without --fused-loss all logits are priced."
+        )
+    if setup.adapter is not None and distributed.fsdp_version == 2 and setup.loop is not Loop.PLAIN:
+        happens = "the loss has a DTensor of shards, which is not priced"
+        if setup.use_liger_kernel:
+            happens = "Liger multiplies by shards, and torch stops (mixed Tensor and DTensor)"
+        elif fused.startswith("trl"):
+            happens = "SFTTrainer gathers it for the loss (full_tensor), which is not priced yet"
+        raise ConfigError(
+            f"{flag} does not go with an adapter under FSDP2 of accelerate and the Trainer: "
+            "accelerate does not find the final norm of a model with adapters and makes the head "
+            f"a unit of its own, which is not gathered where nobody calls it; {happens}. Use "
+            f"--fsdp-version 1, --zero 2, or leave {flag.partition(' ')[0]} out."
+        )
+
+
+def _check_precision(setup: TrainingOptions) -> None:
+    """Dtypes, and kernels that are asked for by name."""
+    if setup.max_grad_norm is not None and not 0 <= setup.max_grad_norm < math.inf:
+        raise ConfigError(
+            f"--max-grad-norm {setup.max_grad_norm} is out of range: it must be a finite "
+            "number, 0 or more."
+        )
+    if (
+        setup.precision is Precision.FP16
+        and setup.dtype is Dtype.FLOAT16
+        and (not setup.master_weights and setup.loop is not Loop.PLAIN)
+        and not setup.distributed.in_half
+    ):
+        raise ConfigError(FP16_REFUSED)
+    if setup.master_weights and setup.precision is not Precision.FP32:
+        raise ConfigError(
+            f"--master-weights and --{setup.precision} exclude each other: master weights "
+            "belong to half-precision weights without autocast. Drop one of them."
+        )
+    if setup.master_weights and setup.dtype is Dtype.FLOAT32:
+        raise ConfigError(
+            "--master-weights needs half-precision weights: add --dtype bfloat16 or --dtype "
+            "float16."
+        )
+    if setup.sdpa_backend is not SdpaBackend.AUTO and setup.attn_implementation not in SDPA:
+        raise ConfigError(
+            f"--sdpa-backend {setup.sdpa_backend} has no meaning with --attn-implementation "
+            f"{setup.attn_implementation}: use --attn-implementation sdpa."
+        )

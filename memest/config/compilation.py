@@ -1,0 +1,140 @@
+"""What fuses a model's operators: ``torch.compile`` and fused losses, as options.
+
+The names are those of ``TrainingArguments``: ``torch_compile``, ``torch_compile_backend`` and
+``torch_compile_mode``; a mode or a backend switches compilation on, as there.
+"""
+
+from __future__ import annotations
+
+from memest.errors import ConfigError, closest
+
+__all__ = [
+    "DEFAULT_CHUNKS",
+    "FUSED_LOSSES",
+    "fused_loss_words",
+    "loss_and_chunks",
+    "read_backend",
+    "read_fused_loss",
+    "read_mode",
+]
+
+FUSED_LOSSES = {
+    "cce": "cut cross-entropy",
+    "trl-fused": "TRL's fused head and loss",
+    "trl-chunked": "TRL's chunked loss",
+    "torchtune-linear": "torchtune's linear cross-entropy",
+    "torchtune-chunked": "torchtune's chunked cross-entropy",
+}
+"""What ``--fused-loss`` takes, in words."""
+DEFAULT_CHUNKS = 8
+"""``num_output_chunks`` of torchtune's losses."""
+_LOSSES = {"": "", "none": "", "cut-cross-entropy": "cce", **{name: name for name in FUSED_LOSSES}}
+_MOST_CHUNKS = 1 << 12
+
+_DEFAULT = ("default", "")
+_REFUSED = {
+    "reduce-overhead": "records CUDA graphs, which keep a memory pool of their own: what a graph "
+    "holds between forward and backward, and the warm-up in front of it, are not modelled",
+    "max-autotune": "measures matmul templates on the GPU and records CUDA graphs",
+    "max-autotune-no-cudagraphs": "measures matmul templates on the GPU and takes what is fastest "
+    "there, with workspaces that nothing tells beforehand",
+}
+
+
+def read_mode(value: object) -> str:
+    """A mode of ``torch.compile``; "" for the default one.
+
+    Raises:
+        ConfigError: an unknown mode, or one that is not priced.
+    """
+    text = str(value or "").strip().lower().replace("_", "-")
+    if text in _DEFAULT:
+        return ""
+    if text in _REFUSED:
+        raise ConfigError(
+            f"--torch-compile-mode {text} {_REFUSED[text]}, and memest does not guess. Ask with "
+            "--torch-compile-mode default."
+        )
+    legal = ["default", *_REFUSED]
+    near = closest(text, legal)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    raise ConfigError(
+        f"--torch-compile-mode {value!r} is not known.{hint} Legal: {', '.join(legal)}; priced is "
+        "default."
+    )
+
+
+def read_backend(value: object) -> str:
+    """A backend of ``torch.compile``: Inductor.
+
+    Raises:
+        ConfigError: another one.
+    """
+    text = str(value or "").strip().lower()
+    if text in ("", "inductor"):
+        return ""
+    raise ConfigError(
+        f"--torch-compile-backend {value!r} is not priced: memest runs TorchInductor's own "
+        "planning. Use --torch-compile-backend inductor, or leave --torch-compile out."
+    )
+
+
+def read_fused_loss(value: object) -> str:
+    """A loss in place of the model's own; "" for none.
+
+    Raises:
+        ConfigError: an unknown one.
+    """
+    given = str(value or "").strip().lower().replace("_", "-")
+    text, colon, chunks = given.partition(":")
+    if text not in _LOSSES:
+        near = closest(text, list(_LOSSES))
+        hint = f" Did you mean {near[0]!r}?" if near and near[0] else ""
+        legal = ", ".join(f"{name} ({words})" for name, words in FUSED_LOSSES.items())
+        raise ConfigError(
+            f"--fused-loss {value!r} is not known.{hint} Legal: none, {legal}. Liger's fused loss "
+            "comes with --use-liger-kernel."
+        )
+    chosen = _LOSSES[text]
+    return chosen + (_chunks(chunks, chosen) if colon else "")
+
+
+def loss_and_chunks(fused_loss: str) -> tuple[str, int]:
+    """A fused loss and the pieces in which it works, where it takes a number of them.
+
+    Example:
+        >>> loss_and_chunks("torchtune-linear:16"), loss_and_chunks("cce")
+        (('torchtune-linear', 16), ('cce', 8))
+    """
+    name, _, chunks = fused_loss.partition(":")
+    return name, int(chunks or DEFAULT_CHUNKS)
+
+
+def fused_loss_words(fused_loss: str) -> str:
+    """A fused loss in words.
+
+    Example:
+        >>> fused_loss_words("torchtune-linear:16")
+        "torchtune's linear cross-entropy in 16 pieces"
+    """
+    name, _, chunks = fused_loss.partition(":")
+    return FUSED_LOSSES[name] + (f" in {chunks} pieces" if chunks else "")
+
+
+def _chunks(text: str, name: str) -> str:
+    """What follows a loss's name, as it is kept.
+
+    Raises:
+        ConfigError: no such number, or a loss whose pieces are not to be chosen.
+    """
+    if not name.startswith("torchtune"):
+        raise ConfigError(
+            f"--fused-loss {name}:{text}: the number is num_output_chunks of torchtune's losses, "
+            f"and {name or 'no loss'} has none. Leave it out, or use torchtune-linear:N."
+        )
+    if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= _MOST_CHUNKS):
+        raise ConfigError(
+            f"--fused-loss {name}:{text}: the number of pieces must be a whole number from 1 to "
+            f"{_MOST_CHUNKS}."
+        )
+    return "" if int(text) == DEFAULT_CHUNKS else f":{int(text)}"

@@ -1,0 +1,76 @@
+"""Which releases are installed, without importing them."""
+
+from __future__ import annotations
+
+import sys
+from functools import cache
+from pathlib import Path
+
+from memest.config.software import Software
+
+__all__ = ["VERIFIED", "bitsandbytes_version", "installed_version", "release", "unverified"]
+
+_NEWEST_BITSANDBYTES = (0, 50)
+VERIFIED: dict[str, tuple[str, ...]] = {
+    "torch": ("2.11", "2.13"),
+    "transformers": ("5.17", "5.23"),
+}
+"""Releases whose real steps on the CPU were compared with their traces; docs/compatibility.md."""
+
+
+@cache
+def release(package: str) -> str | None:
+    """The release of an installed package; builds of one release trace alike."""
+    number = _release_by_folder(package)
+    if number is None:
+        # loads a parser of e-mail: only where the usual place does not tell
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            number = version(package)
+        except PackageNotFoundError:
+            return None
+    return number.partition("+")[0]
+
+
+def _release_by_folder(package: str) -> str | None:
+    """The release that the name of the folder of a package's metadata tells."""
+    for entry in sys.path:
+        try:
+            names = [path.name for path in Path(entry or ".").glob(f"{package}-*.dist-info")]
+        except OSError:
+            continue
+        if len(names) == 1:
+            return names[0].removeprefix(f"{package}-").removesuffix(".dist-info")
+    return None
+
+
+def installed_version(package: str) -> tuple[int, int] | None:
+    """(major, minor) of an installed package without importing it, None if it is not there."""
+    text = release(package)
+    if text is None:
+        return None
+    major, minor = text.split(".")[:2]
+    return int(major), int(minor)
+
+
+def bitsandbytes_version(software: Software) -> tuple[int, int]:
+    """(major, minor) of the bitsandbytes that will train: declared, installed, else the newest."""
+    return software.bitsandbytes or installed_version("bitsandbytes") or _NEWEST_BITSANDBYTES
+
+
+def unverified() -> str:
+    """What to say where an installed release was not compared with its traces; empty otherwise."""
+    others = []
+    for package, releases in VERIFIED.items():
+        installed = installed_version(package)
+        if installed is not None and ".".join(map(str, installed)) not in releases:
+            others.append(
+                f"{package} {installed[0]}.{installed[1]} (verified: {', '.join(releases)})"
+            )
+    if not others:
+        return ""
+    return (
+        f"traces were not verified with {' and '.join(others)}: `memest env --check` compares "
+        "them with real steps here"
+    )

@@ -1,0 +1,317 @@
+"""Kinds of training runs: what an option of a closed list can be."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+from typing import Any
+
+from memest.errors import ConfigError, closest
+
+__all__ = [
+    "SDPA",
+    "Attention",
+    "Dtype",
+    "Fsdp",
+    "Loop",
+    "Precision",
+    "Prefetch",
+    "Rotate",
+    "Schedule",
+    "SdpaBackend",
+    "Strategy",
+    "Task",
+    "ZeroGrad",
+    "ZeroGradAt",
+    "choose",
+    "read_fsdp",
+    "read_rotate",
+    "read_schedule",
+    "read_split",
+    "whole",
+]
+
+
+class Precision(enum.StrEnum):
+    """What autocast does; the dtype of the weights is a matter of its own."""
+
+    FP32 = "fp32"
+    FP16 = "fp16"
+    BF16 = "bf16"
+
+
+class Dtype(enum.StrEnum):
+    """The dtype of the weights."""
+
+    AUTO = "auto"
+    FLOAT32 = "float32"
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
+
+    @property
+    def is_half(self) -> bool:
+        """Whether a number takes two bytes."""
+        return self in (Dtype.FLOAT16, Dtype.BFLOAT16)
+
+
+class Attention(enum.StrEnum):
+    """The attention implementation that transformers is asked for."""
+
+    AUTO = "auto"
+    EAGER = "eager"
+    SDPA = "sdpa"
+    FLASH_ATTENTION_2 = "flash_attention_2"
+
+
+SDPA = (Attention.AUTO, Attention.SDPA)
+"""Attention by PyTorch's own function."""
+
+
+class SdpaBackend(enum.StrEnum):
+    """The kernel behind scaled_dot_product_attention; ``auto`` follows PyTorch's own choice."""
+
+    AUTO = "auto"
+    FLASH = "flash"
+    EFFICIENT = "efficient"
+    CUDNN = "cudnn"
+    MATH = "math"
+
+
+class Loop(enum.StrEnum):
+    """Whose training loop runs: it decides what is still referenced when."""
+
+    TRAINER = "trainer"
+    ACCELERATE = "accelerate"
+    PLAIN = "plain"
+
+
+class ZeroGrad(enum.StrEnum):
+    """What zero_grad does: ``none`` drops the gradients, ``zero`` keeps them allocated."""
+
+    AUTO = "auto"
+    NONE = "none"
+    ZERO = "zero"
+
+
+class ZeroGradAt(enum.StrEnum):
+    """Where a script calls zero_grad: old gradients are alive until then."""
+
+    AFTER_STEP = "after-step"
+    BEFORE_FORWARD = "before-forward"
+    BEFORE_BACKWARD = "before-backward"
+
+
+class Task(enum.StrEnum):
+    """Which head the model gets."""
+
+    AUTO = "auto"
+    SEQUENCE_CLASSIFICATION = "sequence-classification"
+    TOKEN_CLASSIFICATION = "token-classification"
+    QUESTION_ANSWERING = "question-answering"
+    MULTIPLE_CHOICE = "multiple-choice"
+    MASKED_LM = "masked-lm"
+    CAUSAL_LM = "causal-lm"
+    SEQ2SEQ_LM = "seq2seq-lm"
+    IMAGE_CLASSIFICATION = "image-classification"
+    IMAGE_SEGMENTATION = "image-segmentation"
+    MASKED_IMAGE_MODELING = "masked-image-modeling"
+    AUDIO_CLASSIFICATION = "audio-classification"
+    CTC = "ctc"
+    SPEECH_SEQ2SEQ = "speech-seq2seq"
+    CONTRASTIVE = "contrastive"
+    IMAGE_TEXT_TO_TEXT = "image-text-to-text"
+    BASE = "base"
+
+
+class Strategy(enum.StrEnum):
+    """Who wraps the model."""
+
+    NONE = "none"
+    DDP = "ddp"
+    FSDP = "fsdp"
+    ZERO = "zero"
+
+
+class Fsdp(enum.StrEnum):
+    """What ``fully_shard`` does with parameters that a forward has gathered."""
+
+    NONE = "none"
+    FULL_SHARD = "full_shard"
+    """They are given back after each unit's forward (``reshard_after_forward=True``)."""
+    SHARD_GRAD_OP = "shard_grad_op"
+    """They stay until its backward (``reshard_after_forward=False``)."""
+    NO_SHARD = "no_shard"
+    """Nothing is cut: FSDP1's ``ShardingStrategy.NO_SHARD``, flat parameters that are whole."""
+
+
+class Prefetch(enum.StrEnum):
+    """When FSDP1 gathers the unit that autograd comes to next (``BackwardPrefetch``)."""
+
+    NO_PREFETCH = "no_prefetch"
+    """When autograd is there."""
+    BACKWARD_PRE = "backward_pre"
+    """Before the backward of the unit in front of it."""
+    BACKWARD_POST = "backward_post"
+    """Behind it, when its own parameters are given back."""
+
+
+class Schedule(enum.StrEnum):
+    """Who of a pipeline runs what when, as ``torch.distributed.pipelining`` has it."""
+
+    GPIPE = "gpipe"
+    """All forwards, then all backwards (``ScheduleGPipe``)."""
+    ONE_F_ONE_B = "1f1b"
+    """A backward after each forward once the pipeline is full (``Schedule1F1B``)."""
+    LOOPED_BFS = "looped-bfs"
+    """Stage after stage, each with all micro-batches (``ScheduleLoopedBFS``)."""
+    INTERLEAVED = "interleaved"
+    """1F1B with several stages on each GPU (``ScheduleInterleaved1F1B``)."""
+    ZB_H1 = "zb-h1"
+    """Gradients of weights apart from those of inputs, one stage on each GPU
+    (``ScheduleInterleavedZeroBubble``)."""
+    INTERLEAVED_ZB = "interleaved-zb"
+    """The same with several stages on each GPU."""
+    ZBV = "zbv"
+    """Two stages on each GPU, the first with the last (``ScheduleZBVZeroBubble``)."""
+
+    @property
+    def several_stages(self) -> bool:
+        """Whether a GPU has more than one stage."""
+        return self not in (Schedule.GPIPE, Schedule.ONE_F_ONE_B, Schedule.ZB_H1)
+
+    @property
+    def splits_backward(self) -> bool:
+        """Whether gradients of inputs and of weights are computed apart."""
+        return self in (Schedule.ZB_H1, Schedule.INTERLEAVED_ZB, Schedule.ZBV)
+
+
+class Rotate(enum.StrEnum):
+    """How keys and values of a sequence come to all its GPUs (``cp_comm_strategy``)."""
+
+    ALLGATHER = "allgather"
+    """Each gathers all of them at once."""
+    ALLTOALL = "alltoall"
+    """They go round, one neighbour at a time."""
+
+
+_OTHER_NAMES = {
+    "1f1b": Schedule.ONE_F_ONE_B,
+    "interleaved1f1b": Schedule.INTERLEAVED,
+    "loopedbfs": Schedule.LOOPED_BFS,
+    "interleavedzerobubble": Schedule.INTERLEAVED_ZB,
+    "interleavedzb": Schedule.INTERLEAVED_ZB,
+    "zbh1": Schedule.ZB_H1,
+    "zbvzerobubble": Schedule.ZBV,
+}
+
+
+def choose(option: str, value: Any, kind: type[enum.StrEnum]) -> Any:
+    """Turn text into a member of ``kind``; the error lists what is legal, closest first."""
+    if isinstance(value, kind):
+        return value
+    text = str(value).strip().lower().replace("_", "-")
+    for member in kind:
+        if member.value.replace("_", "-") == text:
+            return member
+    names = [member.value for member in kind]
+    near = closest(str(value), names)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    raise ConfigError(f"{option} {value!r} is not known.{hint} Legal: {', '.join(names)}.")
+
+
+def whole(option: str, value: Any, low: int, high: int) -> int:
+    """A whole number in a range.
+
+    Raises:
+        ConfigError: it is none, or outside.
+    """
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ConfigError(f"{option} {value!r} is not a whole number.")
+    if not low <= value <= high:
+        raise ConfigError(f"{option} {value} is out of range: it must be {low} to {high:,}.")
+    return value
+
+
+def read_schedule(value: Any) -> Schedule | None:
+    """A schedule by its name here or in torch.
+
+    Raises:
+        ConfigError: no such schedule.
+    """
+    if value is None or isinstance(value, Schedule):
+        return value
+    text = str(value).strip().lower().replace("_", "-").removeprefix("schedule")
+    plain = text.replace("-", "")
+    for schedule in Schedule:
+        if text == schedule.value or plain == schedule.value.replace("-", ""):
+            return schedule
+    if plain in _OTHER_NAMES:
+        return _OTHER_NAMES[plain]
+    legal = ", ".join(schedule.value for schedule in Schedule)
+    if plain == "dualpipev":
+        raise ConfigError(f"--pp-schedule {value!r} is not modelled yet. Legal: {legal}.")
+    near = closest(text, [schedule.value for schedule in Schedule])
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    raise ConfigError(f"--pp-schedule {value!r} is not known.{hint} Legal: {legal}.")
+
+
+def read_rotate(value: Any) -> Rotate:
+    """A way of rotating keys and values by its name here or in torch (``_RotateMethod``).
+
+    Raises:
+        ConfigError: no such way.
+    """
+    if isinstance(value, Rotate):
+        return value
+    plain = str(value).replace("_", "").replace("-", "")
+    rotate: Rotate = choose("--cp-rotate", plain, Rotate)
+    return rotate
+
+
+def read_split(value: Any) -> tuple[int, ...]:
+    """Layers of each stage, also as text with commas.
+
+    Raises:
+        ConfigError: something that is no list of numbers.
+    """
+    if value is None or value == "":
+        return ()
+    parts: Iterable[Any] = value.split(",") if isinstance(value, str) else value
+    try:
+        out = tuple(int(str(part).strip()) for part in parts)
+    except (TypeError, ValueError):
+        out = (-1,)
+    if any(count < 0 for count in out):
+        raise ConfigError(
+            f"--pp-split {value!r} is no list of layers: give how many each stage has, in order, "
+            "for example --pp-split 7,8,8,9."
+        )
+    return out
+
+
+def read_fsdp(value: Any) -> Fsdp:
+    """The mode, also in the words of ``TrainingArguments.fsdp`` ("full_shard auto_wrap").
+
+    Raises:
+        ConfigError: no such mode.
+    """
+    if isinstance(value, Fsdp):
+        return value
+    if isinstance(value, bool):
+        return Fsdp.FULL_SHARD if value else Fsdp.NONE
+    words = [w for w in str(value).lower().replace("-", "_").replace(",", " ").split() if w]
+    modes = [word for word in words if word != "auto_wrap"]
+    if modes in ([], ["no"]):
+        return Fsdp.FULL_SHARD if words else Fsdp.NONE
+    if len(modes) == 1:
+        for mode in Fsdp:
+            if modes[0] == mode.value:
+                return mode
+    legal = ", ".join(mode.value for mode in Fsdp)
+    near = closest(modes[0], [mode.value for mode in Fsdp])
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    extra = " For offloading write --fsdp-offload." if "offload" in modes else ""
+    if any(mode.startswith("hybrid_shard") for mode in modes):
+        extra = " Hybrid sharding is --fsdp full_shard --fsdp-shard-size GPUS_OF_A_COPY."
+        hint = ""
+    raise ConfigError(f"--fsdp {value!r} is not known.{hint}{extra} Legal: {legal}.")

@@ -1,0 +1,379 @@
+"""From options by name to the values of a setup that several of them make. Torch-free.
+
+Each function takes its options out of ``values``, options by name, and puts the value of a field
+in; ``base`` is the setup that the options change.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from memest.config.adapter import read_adapter
+from memest.config.data_loading import DataLoading
+from memest.config.deepspeed import read_deepspeed
+from memest.config.generation import Generation
+from memest.config.length_files import lengths_of_dataset, read_lengths
+from memest.config.lengths import Batching, Lengths
+from memest.config.option_table import OPTIONS
+from memest.config.parallelism import ALONE
+from memest.config.quantization import Format, Quantization, read_quantization
+from memest.config.setup import Setup
+from memest.errors import ConfigError, closest
+
+__all__ = ["merge_all", "read_bool"]
+
+_EVAL_BATCH = 8
+"""``per_device_eval_batch_size`` of ``TrainingArguments``."""
+_STRATEGIES = ("bfd", "bfd_split", "bfd-requeue", "wrapped", "none")
+_LORA_ONLY = ("lora_alpha", "lora_dropout", "use_dora", "use_rslora")
+_WITHOUT_RANK = ("ia3", "ln_tuning", "prompt_tuning", "p_tuning", "prefix_tuning")
+_4BIT_ONLY = ("quant_type", "compute_dtype", "double_quant", "quant_storage")
+_PATTERN = re.compile(r"[*+?\[\](){}|^$\\]")
+_TRUE = frozenset({"true", "yes", "on", "1", "t", "y"})
+_FALSE = frozenset({"false", "no", "off", "0", "f", "n"})
+_FLAGS = {option.key or option.name: option.flags[0] for option in OPTIONS}
+
+
+def merge_all(values: dict[str, Any], base: Setup | None) -> None:
+    """Replace options that are parts of a field's value, or other words for it, by that value.
+
+    Raises:
+        ConfigError: contradictions, wrong values, options without what they belong to.
+    """
+    _merge_precision(values)
+    _merge_deepspeed(values, base)
+    _merge_checkpointing(values)
+    _merge_adapter(values, base)
+    _merge_quantization(values, base)
+    _merge_lengths(values, base)
+    _merge_generation(values, base)
+    _merge_segments(values, base)
+    _merge_evaluation(values)
+    if loading := _take_parts(values, "data_loading"):
+        old = None if base is None else base.data_loading
+        values["data_loading"] = dataclasses.replace(old or DataLoading(), **loading)
+    if spread := _take_parts(values, "distributed"):
+        values["distributed"] = dataclasses.replace(
+            ALONE if base is None else base.distributed, **spread
+        )
+
+
+def _take_parts(values: dict[str, Any], field: str) -> dict[str, Any]:
+    """What the options of a field say of its value, by the parts of that value."""
+    return {
+        option.key: values.pop(option.name)
+        for option in OPTIONS
+        if option.field == field and option.key and option.name in values
+    }
+
+
+def read_bool(option: str, value: Any) -> bool:
+    """True or False, as Python or as the words that configuration files use."""
+    if isinstance(value, bool):
+        return value
+    text = str(value).strip().lower()
+    if text in _TRUE or text in _FALSE:
+        return text in _TRUE
+    raise ConfigError(f"{option} {value!r} is neither true nor false.")
+
+
+def _merge_precision(values: dict[str, Any]) -> None:
+    """Replace the switches fp16 and bf16 by the field they stand for."""
+    wanted = {name for name in ("fp16", "bf16") if values.pop(name, False)}
+    if len(wanted) == 2:
+        raise ConfigError(
+            "--fp16 and --bf16 exclude each other: autocast has one dtype. Drop one of them."
+        )
+    for name in wanted:
+        if str(values.get("precision", name)) != name:
+            raise ConfigError(
+                f"--{name} and --precision {values['precision']} contradict each other: drop one."
+            )
+        values["precision"] = name
+
+
+def _merge_deepspeed(values: dict[str, Any], base: Setup | None) -> None:
+    """Read a DeepSpeed file; what it says must not contradict what else was given.
+
+    As the Trainer does, which stops where its arguments and the file differ.
+    """
+    value = values.get("zero_settings")
+    if value is None or (isinstance(value, Mapping) and "zero_optimization" not in value):
+        return
+    pieces = values.get("sp", 1 if base is None else base.distributed.sp)
+    deep_speed_file = read_deepspeed(value, shares_sequences=pieces != 1)
+    values["zero_settings"] = deep_speed_file.settings
+    for name, value in deep_speed_file.options.items():
+        if name in values and str(values[name]) != str(value):
+            raise ConfigError(
+                f"{_FLAGS[name]} {values[name]} and the DeepSpeed configuration's "
+                f"{value} contradict each other: drop one, or write auto in the file."
+            )
+        values[name] = value
+
+
+def _merge_checkpointing(values: dict[str, Any]) -> None:
+    """Read ``gradient_checkpointing_kwargs``."""
+    value = values.pop("gradient_checkpointing_kwargs", None)
+    if value is None:
+        return
+    shown = "--checkpointing-kwargs"
+    if not isinstance(value, Mapping):
+        try:
+            value = json.loads(str(value))
+        except json.JSONDecodeError as error:
+            raise ConfigError(
+                f"{shown} {value!r} is not valid JSON ({error.msg} in column {error.colno}): write "
+                "for example '{\"use_reentrant\": false}'"
+            ) from None
+        if not isinstance(value, dict):
+            raise ConfigError(f'{shown} takes a JSON object, for example {{"use_reentrant": true}}')
+    if "use_reentrant" in value and value["use_reentrant"] is not None:
+        values.setdefault("use_reentrant", read_bool("use_reentrant", value["use_reentrant"]))
+    every = value.get("every_n_layers")
+    if every is not None and values.get("checkpointing", True) in (True, "full"):
+        values["checkpointing"] = f"every_n:{every}"
+
+
+def _merge_adapter(values: dict[str, Any], base: Setup | None) -> None:
+    own = ("peft", "lora_r", "autocast_adapter_dtype")
+    parts = {name: values.pop(name) for name in own if name in values}
+    parts |= _take_parts(values, "adapter")
+    adapter = values.pop("adapter", None)
+    # a switch that is off says nothing where there is nothing to switch
+    named = {name: v for name, v in parts.items() if v is not False or name.startswith("auto")}
+    if adapter is None and base is not None and base.adapter is not None:
+        adapter, named = base.adapter, parts
+    if adapter is None and not named:
+        return
+    if adapter is not None:
+        config = read_adapter(adapter).to_dict()
+        wanted = str(named.get("peft", config["peft_type"])).strip().upper().replace("-", "_")
+        if wanted != config["peft_type"]:
+            raise ConfigError(
+                f"--peft {named['peft']} and the adapters given ({config['peft_type']}) contradict "
+                "each other: drop one."
+            )
+    else:
+        # LoRA is what everybody means who names none
+        meant = any(name in named for name in ("lora_r", "target_modules", *_LORA_ONLY))
+        method = named.get("peft") or ("LORA" if meant else None)
+        if method is None:
+            raise ConfigError(
+                f"{_FLAGS[next(iter(named))]} says nothing without adapters: add --lora-r 16, or "
+                "--peft with a method."
+            )
+        config = {"peft_type": str(method)}
+    config |= _adapter_config(named, str(config["peft_type"]))
+    values["adapter"] = read_adapter(config, option="--peft")
+
+
+def _adapter_config(named: dict[str, Any], peft_type: str) -> dict[str, Any]:
+    """What the options say, by the names of the method's configuration class."""
+    method = peft_type.lower().replace("-", "_")
+    dora, method = method == "dora", "lora" if method == "dora" else method
+    for name in _LORA_ONLY:
+        if named.get(name) and method not in ("lora", "adalora"):
+            raise ConfigError(f"{_FLAGS[name]} is an option of LoRA, not of {method}: drop it.")
+    out = {name: value for name, value in named.items() if name not in ("peft", "lora_r")}
+    if dora:
+        out = {"peft_type": "LORA", "use_dora": True, **out}
+    if "lora_r" in named:
+        if method in _WITHOUT_RANK:
+            raise ConfigError(f"--lora-r is a rank, and {method} has none: drop it.")
+        out["init_r" if method == "adalora" else "r"] = named["lora_r"]
+    if "num_virtual_tokens" in named and not method.endswith(
+        ("prompt_tuning", "p_tuning", "prefix_tuning", "prompt", "prefix")
+    ):
+        raise ConfigError(
+            f"--num-virtual-tokens is an option of prompts, not of {method}: drop it."
+        )
+    if "target_modules" in out:
+        out["target_modules"] = _targets(_names(out["target_modules"]))
+    if "modules_to_save" in out:
+        out["modules_to_save"] = _names(out["modules_to_save"])
+    return out
+
+
+def _names(values: Iterable[str]) -> list[str]:
+    """Names that may stand in one word, with commas between."""
+    texts = [values] if isinstance(values, str) else list(values)
+    if len(texts) == 1 and _PATTERN.search(texts[0]):
+        return texts
+    return [name.strip() for text in texts for name in text.split(",") if name.strip()]
+
+
+def _targets(names: list[str]) -> str | list[str]:
+    """A list of names, or one regular expression for the whole path, as peft takes them."""
+    if len(names) == 1 and (names[0] == "all-linear" or _PATTERN.search(names[0])):
+        return names[0]
+    return names
+
+
+def _merge_quantization(values: dict[str, Any], base: Setup | None) -> None:
+    four, eight = values.pop("load_in_4bit", None), values.pop("load_in_8bit", None)
+    config = values.pop("quantization", None)
+    parts = _take_parts(values, "quantization")
+    # a switch that is off says nothing where there is nothing to switch
+    named = [name for name, value in parts.items() if value is not False]
+    if four and eight:
+        raise ConfigError("--load-in-4bit and --load-in-8bit exclude each other: drop one.")
+    wanted = Format.BNB_4BIT if four else Format.BNB_8BIT if eight else None
+    now = None if config is None else read_quantization(config)
+    if now is None and base is not None:
+        now = base.quantization
+        if False in (four, eight) and now is not None and not wanted:
+            off = Format.BNB_4BIT if four is False else Format.BNB_8BIT
+            now = None if now.format is off else now
+            values["quantization"] = now
+    if wanted is not None and now is None:
+        now = Quantization(format=wanted)
+    elif wanted is not None and now is not None:
+        if (config is not None or now.format.packed) and now.format is not wanted:
+            raise ConfigError(
+                f"--load-in-{4 if four else 8}bit and --quantization-config contradict each other: "
+                "drop one."
+            )
+        now = dataclasses.replace(now, format=wanted)
+    if now is None:
+        if named and four is None and eight is None:
+            raise ConfigError(
+                f"{_FLAGS[named[0]]} says nothing without a quantised base: add --load-in-4bit or "
+                "--load-in-8bit."
+            )
+        return
+    if now.format.packed:
+        parts = {name: value for name, value in parts.items() if name == "prepare"}
+        if others := [name for name in named if name != "prepare"]:
+            raise ConfigError(
+                f"{_FLAGS[others[0]]} is an option of bitsandbytes, and the base is quantised by "
+                f"{now.format.value.upper()}: drop it."
+            )
+    if now.format is not Format.BNB_4BIT:
+        for name in _4BIT_ONLY:
+            if parts.get(name):
+                raise ConfigError(
+                    f"{_FLAGS[name]} is an option of 4-bit bases: add --load-in-4bit."
+                )
+    if "skip_modules" in parts:
+        parts["skip_modules"] = tuple(_names(parts["skip_modules"]))
+    values["quantization"] = dataclasses.replace(now, **parts)
+
+
+def _merge_lengths(values: dict[str, Any], base: Setup | None) -> None:
+    parts = _take_parts(values, "batching")
+    file, dataset = values.pop("lengths", None), values.pop("dataset", None)
+    tokenizer, column = values.pop("tokenizer", None), values.pop("dataset_column", None)
+    _merge_packing(values, base, file is not None or dataset is not None)
+    old = None if base is None else base.batching
+    if file is not None and dataset is not None:
+        raise ConfigError("--lengths and --dataset both say how long samples are: drop one.")
+    if dataset is None and (tokenizer is not None or column is not None):
+        flag = "--tokenizer" if tokenizer is not None else "--dataset-column"
+        raise ConfigError(f"{flag} says nothing without a dataset: add --dataset FILE.")
+    lengths = file if isinstance(file, Lengths) else None
+    if lengths is None and file is not None:
+        lengths = read_lengths(file)
+    elif dataset is not None:
+        lengths = lengths_of_dataset(dataset, tokenizer, column)
+    named = {name: v for name, v in parts.items() if v is not False or old is not None}
+    if lengths is None and old is None:
+        if named:
+            raise ConfigError(
+                f"{_FLAGS[next(iter(named))]} says nothing where every sample has the same length: "
+                "add --lengths FILE (one length a line, or length,count) or --dataset FILE."
+            )
+        return
+    flat = bool(values.get("padding_free", base.padding_free if base is not None else False))
+    cap = values.pop("seq_len", None if old is None else old.max_length)
+    named |= {"max_length": cap, "flat": flat}
+    if lengths is not None:
+        named["lengths"] = lengths
+    values["batching"] = dataclasses.replace(old, **named) if old else Batching(**named)
+
+
+def _merge_packing(values: dict[str, Any], base: Setup | None, lengths: bool) -> None:
+    """TRL: ``bfd`` turns padding-free on; ``wrapped`` makes plain rows that are full."""
+    value = values.pop("packing", None)
+    if value is None or value is False:
+        return
+    strategy = "bfd" if value is True else str(value).strip().lower().replace("-", "_")
+    strategy = {"true": "bfd", "false": "none"}.get(strategy, strategy)
+    known = [s.replace("-", "_") for s in _STRATEGIES]
+    if strategy not in known:
+        near = closest(strategy, known)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise ConfigError(f"--packing {value!r} is not known.{hint} Legal: bfd, wrapped, none.")
+    if strategy == "none":
+        return
+    if lengths:
+        raise ConfigError(
+            "--packing fills every row to --seq-len, whatever the samples' lengths: drop --lengths."
+        )
+    if values.get("seq_len") is None and (base is None or base.seq_len is None):
+        raise ConfigError("--packing fills rows to a length: add --seq-len 2048.")
+    if strategy != "wrapped":
+        values["padding_free"] = True
+
+
+def _merge_generation(values: dict[str, Any], base: Setup | None) -> None:
+    parts = _take_parts(values, "generation")
+    predicts = values.pop("predict_with_generate", None)
+    longest = values.pop("generation_max_length", None)
+    number = parts.get("new_tokens")
+    old = None if base is None else base.generation
+    if number is None and not predicts and old is None:
+        if longest is not None or parts:
+            raise ConfigError(
+                "--generation-max-length, --num-beams and --cache-implementation say nothing where "
+                "nothing is generated: add --generate 128, or --predict-with-generate."
+            )
+        return
+    if predicts is False and old is not None and number is None:
+        values["generation"] = None
+        return
+    if number is not None and longest is not None:
+        raise ConfigError("--generate and --generation-max-length exclude each other: drop one.")
+    if longest is not None and not predicts:
+        raise ConfigError("--generation-max-length belongs to --predict-with-generate: add it.")
+    if predicts:
+        values.setdefault("eval_batch", _EVAL_BATCH)
+    if longest is not None:
+        # the first token of a decoder is given, as the prompt of a decoder-only model is
+        parts["new_tokens"] = max(longest - 1, 1)
+    values["generation"] = dataclasses.replace(old, **parts) if old else Generation(**parts)
+
+
+def _merge_segments(values: dict[str, Any], base: Setup | None) -> None:
+    """Write the switch expandable_segments into the allocator's configuration."""
+    if not values.pop("expandable_segments", False):
+        return
+    conf = values.get("alloc_conf", "" if base is None else base.alloc_conf)
+    items = [item for item in conf.split(",") if item.strip().startswith("expandable_segments")]
+    if any(item.partition(":")[2].strip().lower() == "false" for item in items):
+        raise ConfigError(
+            f"--expandable-segments and --alloc-conf {conf} contradict each other: drop one."
+        )
+    if not items:
+        values["alloc_conf"] = ",".join(filter(None, (conf, "expandable_segments:True")))
+
+
+def _merge_evaluation(values: dict[str, Any]) -> None:
+    """``eval_strategy`` of the Trainer: with ``no`` the other options of evaluations do nothing."""
+    if values.pop("prediction_loss_only", False):
+        values.pop("eval_samples", None)
+    value = values.pop("eval_strategy", None)
+    if value is None:
+        return
+    strategy = str(value).strip().lower().rpartition(".")[2]
+    if strategy not in ("no", "steps", "epoch"):
+        raise ConfigError(f"--eval-strategy {value!r} is not known. Legal: no, steps, epoch.")
+    if strategy != "no":
+        values.setdefault("eval_batch", _EVAL_BATCH)
+        return
+    for name in ("eval_batch", "eval_samples", "eval_accumulation_steps"):
+        values.pop(name, None)

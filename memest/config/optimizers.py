@@ -1,0 +1,321 @@
+"""The optimizers by name: whose code they are, what they take, what pricing them needs. Torch-free.
+
+The names are those of transformers' ``OptimizerNames`` (``TrainingArguments.optim``) where it has
+one; torch's own optimizers beyond them have names in the same style.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from memest.errors import ConfigError, closest
+
+__all__ = [
+    "ALIASES",
+    "OPTIMIZER_FACTS",
+    "OptimizerFacts",
+    "facts_of",
+    "find_optimizer",
+    "read_arguments",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerFacts:
+    """What is known of an optimizer before it runs.
+
+    Attributes:
+        about: one line for people.
+        package: on PyPI, where its own code is traced and torch and transformers lack it.
+        module: what its class is imported from; "" for those of torch and transformers.
+        kind: name of that class.
+        options: what the class is given beside parameters and a learning rate.
+        note: what to say of its price.
+        arguments: what ``--optim-args`` may name.
+        by_module: what it does to a weight depends on the module that owns it.
+        targets: it needs ``--optim-target-modules``.
+        layerwise: it steps in backward, one parameter at a time, so gradients never pile up.
+        accumulates: steps in backward, and takes every micro-batch for a step of its own.
+        block_states: bitsandbytes' states, whose block size follows from its version.
+    """
+
+    about: str
+    package: str = ""
+    module: str = ""
+    kind: str = ""
+    options: tuple[tuple[str, bool], ...] = ()
+    note: str = ""
+    arguments: tuple[str, ...] = ()
+    by_module: bool = False
+    targets: bool = False
+    layerwise: bool = False
+    accumulates: bool = False
+    block_states: bool = False
+
+
+def _torch(about: str, arguments: str = "") -> OptimizerFacts:
+    return OptimizerFacts(about=f"torch {about}", arguments=tuple(arguments.split()))
+
+
+_SGD = "momentum dampening weight_decay nesterov"
+_RMSPROP = "momentum alpha eps weight_decay centered"
+_ADAGRAD = "lr_decay weight_decay eps"
+
+_TORCH = {
+    "adamw_torch_fused": _torch("AdamW, fused kernel: the Trainer's default since torch 2.8"),
+    "adamw_torch": _torch("AdamW, implementation as torch chooses on CUDA: foreach since 2.0"),
+    "adamw_torch_foreach": _torch("AdamW, foreach"),
+    "adamw_torch_loop": _torch("AdamW, one parameter after the other"),
+    "adamw_hf": OptimizerFacts(
+        about="the AdamW that transformers had until 4.x, one parameter after the other"
+    ),
+    "adam": _torch("Adam, foreach"),
+    "adam_fused": _torch("Adam, fused kernel"),
+    "adam_loop": _torch("Adam, one parameter after the other"),
+    "sgd": _torch("SGD, no momentum, foreach", _SGD),
+    "sgd_momentum": _torch("SGD, momentum 0.9, foreach", _SGD),
+    "sgd_loop": _torch("SGD, no momentum, one parameter after the other", _SGD),
+    "sgd_momentum_loop": _torch("SGD, momentum 0.9, one parameter after the other", _SGD),
+    "rmsprop": _torch("RMSprop, foreach", _RMSPROP),
+    "rmsprop_loop": _torch("RMSprop, one parameter after the other", _RMSPROP),
+    "adagrad": _torch("Adagrad, foreach", _ADAGRAD),
+    "adagrad_loop": _torch("Adagrad, one parameter after the other", _ADAGRAD),
+    "adadelta": _torch("Adadelta, foreach"),
+    "adamax": _torch("Adamax, foreach"),
+    "nadam": _torch("NAdam, foreach"),
+    "radam": _torch("RAdam, foreach"),
+    "adafactor": OptimizerFacts(
+        about="Adafactor of transformers as the Trainer makes it: no first moment"
+    ),
+    "adafactor_torch": _torch("Adafactor, one parameter after the other"),
+    "muon": OptimizerFacts(
+        about="torch Muon for hidden matrices, AdamW for embeddings, head and vectors",
+        arguments=("momentum", "nesterov", "ns_steps"),
+        by_module=True,
+    ),
+}
+
+
+def _blocks(about: str, arguments: str = "", *, eight: bool = False) -> OptimizerFacts:
+    return OptimizerFacts(
+        about=f"bitsandbytes {about}",
+        arguments=tuple(arguments.split()),
+        # only 8-bit states make an exception of embeddings
+        by_module=eight,
+        block_states=True,
+    )
+
+
+_MIX = "beta1 beta2 beta3 alpha eps t_alpha t_beta3"
+
+_BITSANDBYTES = {
+    "adamw_bnb_8bit": _blocks("AdamW, 8-bit states", eight=True),
+    "adamw_8bit": _blocks("AdamW, 8-bit states: another name of adamw_bnb_8bit", eight=True),
+    "paged_adamw_8bit": _blocks("AdamW, 8-bit states in managed memory", eight=True),
+    "paged_adamw_32bit": _blocks("AdamW, fp32 states in managed memory"),
+    "lion_32bit": _blocks("Lion, fp32 state"),
+    "lion_8bit": _blocks("Lion, 8-bit state", eight=True),
+    "paged_lion_32bit": _blocks("Lion, fp32 state in managed memory"),
+    "paged_lion_8bit": _blocks("Lion, 8-bit state in managed memory", eight=True),
+    "ademamix": _blocks("AdEMAMix, fp32 states", _MIX),
+    "ademamix_8bit": _blocks("AdEMAMix, 8-bit states", _MIX, eight=True),
+    "paged_ademamix_32bit": _blocks("AdEMAMix, fp32 states in managed memory", _MIX),
+    "paged_ademamix_8bit": _blocks("AdEMAMix, 8-bit states in managed memory", _MIX, eight=True),
+    "rmsprop_bnb": _blocks("RMSprop, fp32 state"),
+    "rmsprop_bnb_32bit": _blocks("RMSprop, fp32 state: another name of rmsprop_bnb"),
+    "rmsprop_bnb_8bit": _blocks("RMSprop, 8-bit state", eight=True),
+}
+
+_GALORE = ("rank", "update_proj_gap", "scale", "proj_type")
+_APOLLO = ("rank", "proj", "scale_type", "update_proj_gap", "scale", "proj_type")
+
+
+def _galore(about: str, kind: str, layerwise: bool = False, **options: bool) -> OptimizerFacts:
+    return OptimizerFacts(
+        about=f"GaLore {about}",
+        package="galore-torch",
+        module="galore_torch",
+        kind=f"GaLore{kind}",
+        options=tuple(options.items()),
+        note="galore: what cuSOLVER takes for a singular value decomposition is not known.",
+        arguments=_GALORE,
+        by_module=True,
+        targets=True,
+        layerwise=layerwise,
+    )
+
+
+def _apollo(about: str, *, layerwise: bool = False) -> OptimizerFacts:
+    return OptimizerFacts(
+        about=f"APOLLO {about}",
+        package="apollo-torch",
+        module="apollo_torch",
+        kind="APOLLOAdamW",
+        arguments=_APOLLO,
+        by_module=True,
+        targets=True,
+        layerwise=layerwise,
+    )
+
+
+def _lomo(about: str, kind: str) -> OptimizerFacts:
+    return OptimizerFacts(
+        about=about,
+        package="lomo-optim",
+        module="lomo_optim",
+        kind=kind,
+        layerwise=True,
+        accumulates=True,
+    )
+
+
+def _schedule_free(kind: str) -> OptimizerFacts:
+    return OptimizerFacts(
+        about=f"schedule-free {kind}",
+        package="schedulefree",
+        module="schedulefree",
+        kind=f"{kind}ScheduleFree",
+        arguments=("weight_lr_power", "r"),
+    )
+
+
+def _torchao(bits: int) -> OptimizerFacts:
+    return OptimizerFacts(
+        about=f"torchao AdamW, {bits}-bit states",
+        module="torchao.optim",
+        kind=f"AdamW{bits}bit",
+        note=(
+            f"adamw_torch_{bits}bit: states are exact; that its compiled step needs no memory of "
+            "its own is assumed."
+        ),
+        arguments=("block_size", "bf16_stochastic_round"),
+    )
+
+
+_LIBRARIES = {
+    "adamw_torch_8bit": _torchao(8),
+    "adamw_torch_4bit": _torchao(4),
+    "galore_adamw": _galore("AdamW on low-rank projections", "AdamW", no_deprecation_warning=True),
+    "galore_adafactor": _galore(
+        "Adafactor on low-rank projections",
+        "Adafactor",
+        scale_parameter=False,
+        relative_step=False,
+    ),
+    "galore_adamw_layerwise": _galore(
+        "AdamW on low-rank projections, in backward",
+        "AdamW",
+        layerwise=True,
+        no_deprecation_warning=True,
+    ),
+    "apollo_adamw": _apollo("AdamW, scaled by low-rank states"),
+    "apollo_adamw_layerwise": _apollo(
+        "AdamW, scaled by low-rank states, in backward", layerwise=True
+    ),
+    "lomo": _lomo("LOMO: SGD in backward", "Lomo"),
+    "adalomo": _lomo(
+        "AdaLomo: adaptive learning rates from rows and columns, in backward", "AdaLomo"
+    ),
+    "schedule_free_adamw": _schedule_free("AdamW"),
+    "schedule_free_radam": _schedule_free("RAdam"),
+    "schedule_free_sgd": _schedule_free("SGD"),
+    "adam_mini": OptimizerFacts(
+        about="Adam-mini: a second moment for each head, row or tensor",
+        package="adam-mini",
+        module="adam_mini",
+        kind="Adam_mini",
+        by_module=True,
+    ),
+    "stable_adamw": OptimizerFacts(
+        about="StableAdamW of optimi, with its Triton kernels",
+        module="optimi",
+        kind="StableAdamW",
+        arguments=("decouple_lr", "max_lr", "kahan_sum"),
+    ),
+}
+
+OPTIMIZER_FACTS: dict[str, OptimizerFacts] = {
+    **_TORCH,
+    **_BITSANDBYTES,
+    **_LIBRARIES,
+    "none": OptimizerFacts(about="no optimizer step: forward and backward only"),
+}
+"""Every optimizer that is modelled, by name."""
+
+ALIASES = {
+    "adamw": "adamw_torch",
+    "adamw_fused": "adamw_torch_fused",
+    "adamw_foreach": "adamw_torch_foreach",
+    "adamw_loop": "adamw_torch_loop",
+    "lion": "lion_32bit",
+    "paged_adamw": "paged_adamw_32bit",
+    "paged_lion": "paged_lion_32bit",
+    "paged_ademamix": "paged_ademamix_32bit",
+}
+
+_NOT_YET = "not modelled yet, and memest does not guess"
+REFUSED = {
+    "adamw_anyprecision": _NOT_YET,
+    "adamw_apex_fused": _NOT_YET,
+    "grokadamw": _NOT_YET,
+    "galore_adamw_8bit": _NOT_YET,
+    "galore_adamw_8bit_layerwise": _NOT_YET,
+    "galore_adafactor_layerwise": (
+        "refused by the library: the Trainer hands it a learning rate and leaves relative_step on"
+    ),
+    "adamw_torch_xla": "for TPUs, and memest prices GPUs",
+    "adamw_torch_npu_fused": "for Ascend NPUs, and memest prices GPUs",
+}
+"""Names that people use and memest cannot price, with the reason: refused, never guessed."""
+
+
+def facts_of(name: str) -> OptimizerFacts:
+    """The facts of a modelled optimizer."""
+    return OPTIMIZER_FACTS[name]
+
+
+def find_optimizer(name: object) -> str:
+    """The name under which an optimizer is known here.
+
+    Raises:
+        ConfigError: it is not; the message has the closest names that are.
+    """
+    text = ALIASES.get(str(name), str(name))
+    if text in OPTIMIZER_FACTS:
+        return text
+    if text in REFUSED:
+        raise ConfigError(
+            f"--optim {text} is {REFUSED[text]}. Modelled: {', '.join(OPTIMIZER_FACTS)}."
+        )
+    near = closest(text, OPTIMIZER_FACTS)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    raise ConfigError(f"--optim {name!r} is not known.{hint} Legal: {', '.join(OPTIMIZER_FACTS)}.")
+
+
+def read_arguments(optim: str, text: str) -> dict[str, str]:
+    """The Trainer's ``optim_args``, ``name=value`` with commas between.
+
+    Args:
+        optim: a modelled optimizer.
+        text: as given; blanks do not count.
+
+    Raises:
+        ConfigError: not of that form, or a name that this optimizer does not take.
+    """
+    legal = facts_of(optim).arguments
+    values: dict[str, str] = {}
+    for item in filter(None, text.replace(" ", "").split(",")):
+        name, equals, value = item.partition("=")
+        if not (name and equals and value):
+            raise ConfigError(
+                f"--optim-args {text!r}: {item!r} is not of the form name=value, as in "
+                "rank=64,update_proj_gap=200."
+            )
+        if name not in legal:
+            takes = f"It takes {', '.join(legal)}." if legal else "It takes none."
+            raise ConfigError(
+                f"--optim-args {text!r}: {name!r} is no argument of {optim} that memest knows. "
+                f"{takes}"
+            )
+        values[name] = value
+    return values

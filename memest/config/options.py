@@ -1,0 +1,247 @@
+"""From keywords, in anybody's spelling, to a training setup. Torch-free.
+
+The options themselves are declared in :mod:`memest.config.option_table`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import json
+import operator
+from collections.abc import Mapping
+from typing import Any
+
+from memest.config.compatibility import check_built_dtype
+from memest.config.merging import merge_all, read_bool
+from memest.config.option import Kind, Option, Panel
+from memest.config.option_table import OPTIONS
+from memest.config.setup import MAX_BATCH, Setup, Software
+from memest.errors import ConfigError, closest
+from memest.units import parse_size
+
+__all__ = [
+    "OPTIONS",
+    "Kind",
+    "Option",
+    "Panel",
+    "argument",
+    "find_option",
+    "merge_options",
+    "no_gpu",
+    "read_bool",
+    "read_effective_batch",
+    "read_size",
+    "read_whole",
+    "setup_from_options",
+]
+
+HARMLESS = frozenset(
+    """adam_beta1 adam_beta2 adam_epsilon
+    disable_tqdm do_eval do_train eval_steps hub_model_id learning_rate
+    load_best_model_at_end logging_dir logging_steps logging_strategy lr lr_scheduler_type max_steps
+    num_train_epochs output_dir overwrite_output_dir push_to_hub report_to run_name save_steps
+    save_strategy save_total_limit seed warmup_ratio warmup_steps""".split()
+)
+"""Training arguments that no tensor depends on: taken from Python and passed over."""
+
+_PRECISION_WORDS = {"no": "fp32", "none": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+
+
+@functools.cache
+def _by_keyword() -> dict[str, Option]:
+    return {keyword: option for option in OPTIONS for keyword in option.keywords}
+
+
+def find_option(name: str) -> Option:
+    """The option of a Python keyword, by any of its names.
+
+    Raises:
+        ConfigError: for an unknown name; the message has the closest legal ones.
+    """
+    known = _by_keyword()
+    if name in known:
+        return known[name]
+    near = closest(name, known)
+    hint = f" Did you mean {' or '.join(near)}?" if near else ""
+    raise ConfigError(
+        f"{name!r} is not an option of an estimate.{hint} `memest estimate --help` lists them all."
+    )
+
+
+def read_whole(option: str, value: Any) -> int:
+    """A whole number, as Python, NumPy or text has it."""
+    if not isinstance(value, bool):
+        with contextlib.suppress(TypeError, ValueError):
+            # a count out of a NumPy array is a count
+            return int(value) if isinstance(value, str) else operator.index(value)
+    raise ConfigError(f"{option} {value!r} is not a whole number.")
+
+
+def read_size(name: str, value: int | str) -> int:
+    """The bytes of an option that is a size, by its keyword.
+
+    Raises:
+        ConfigError: not a size, or one that leaves no memory.
+    """
+    flag = find_option(name).flags[0]
+    try:
+        size = parse_size(value if isinstance(value, int) else str(value))
+    except (ConfigError, OverflowError) as error:
+        raise ConfigError(f"{flag}: {error}") from None
+    if name == "gpu_memory" and size <= 0:
+        raise ConfigError(f"{flag} {value} leaves no memory: write for example {flag} 24GiB.")
+    if size < 0:
+        raise ConfigError(f"{flag} {value} must not be negative.")
+    return size
+
+
+def _coerce(option: Option, value: Any) -> Any:
+    """The value in the type its field has; ranges and choices are Setup's business."""
+    shown = option.flags[0]
+    if option.kind in (Kind.SWITCH, Kind.EITHER):
+        return read_bool(shown, value)
+    if option.kind is Kind.WHOLE:
+        return read_whole(shown, value)
+    if option.kind is Kind.NUMBER:
+        try:
+            return float(value)
+        except (TypeError, ValueError):
+            raise ConfigError(f"{shown} {value!r} is not a number.") from None
+    if option.kind is Kind.LIST:
+        return (value,) if isinstance(value, str) else tuple(value)
+    if option.name == "software":
+        return _software(value)
+    if option.name == "precision":
+        return _PRECISION_WORDS.get(str(value).strip().lower(), value)
+    if option.name == "alloc_conf":
+        return str(value)
+    if option.name == "optim_target_modules":
+        return _target_modules(value)
+    if option.name == "nccl_memory":
+        return read_size("nccl_memory", value)
+    return value
+
+
+def _software(value: Any) -> Software:
+    if isinstance(value, Software):
+        return value
+    if isinstance(value, Mapping):
+        value = ",".join(f"{name}={version}" for name, version in value.items())
+    return Software.parse(str(value))
+
+
+def _target_modules(value: Any) -> str | tuple[str, ...]:
+    """One pattern, or several names: a JSON list on the command line."""
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        try:
+            value = json.loads(value)
+        except json.JSONDecodeError as error:
+            raise ConfigError(
+                f"--optim-target-modules {value!r} is not valid JSON ({error.msg}): write for "
+                'example \'["attn", "mlp"]\''
+            ) from None
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, (list, tuple)) or not all(isinstance(v, str) for v in value):
+        raise ConfigError(
+            f"--optim-target-modules {value!r} is neither a pattern nor a list of names."
+        )
+    return tuple(value)
+
+
+def argument(name: str, value: Any, options: dict[str, Any]) -> Any:
+    """An argument that is no part of a setup, by any of its names.
+
+    Args:
+        name: its own.
+        value: given by that; None if it was not.
+        options: what else was given; another name of the argument is taken out.
+
+    Raises:
+        ConfigError: two names, with different values.
+    """
+    for spelt in find_option(name).keywords:
+        other = options.pop(spelt, None)
+        if value is not None and other not in (None, value):
+            raise ConfigError(
+                f"{name} and {spelt} are the same option, given as {value} and {other}: drop one."
+            )
+        value = other if value is None else value
+    return value
+
+
+def merge_options(setup: Setup | None, options: Mapping[str, Any]) -> Setup:
+    """The setup of a question that takes either a whole one or options.
+
+    Raises:
+        ConfigError: both were given, or an option is wrong.
+    """
+    if setup is None:
+        return setup_from_options(**options)
+    if options:
+        raise ConfigError("Give either a Setup or options, not both: use dataclasses.replace.")
+    return setup
+
+
+def read_effective_batch(value: Any) -> int:
+    """The samples of one optimizer step.
+
+    Raises:
+        ConfigError: not a whole number, or one that no run has.
+    """
+    wanted = read_whole("--effective-batch", value)
+    if not 1 <= wanted <= MAX_BATCH:
+        raise ConfigError(
+            f"--effective-batch {wanted} is out of range: it must be 1 to {MAX_BATCH:,}."
+        )
+    return wanted
+
+
+def no_gpu(command: str) -> ConfigError:
+    """What to say where a command needs a GPU and none is named."""
+    return ConfigError(
+        f"memest {command} needs a GPU: name one, for example --gpu rtx-4090 (`memest gpus` lists "
+        "them) or --gpu local, or give its memory, --gpu-memory 24GiB."
+    )
+
+
+def setup_from_options(base: Setup | None = None, /, **options: Any) -> Setup:
+    """Build a :class:`~memest.config.setup.Setup` from keywords.
+
+    Args:
+        base: the setup that the options change, the defaults if None.
+        options: fields of Setup, the short forms ``fp16``, ``bf16`` and ``expandable_segments``,
+            or the names that transformers' ``TrainingArguments`` and its relatives use. None
+            means not given. Training arguments without a say in memory (``learning_rate``, ...)
+            are passed over.
+
+    Raises:
+        ConfigError: for an unknown name, an impossible value or a contradiction.
+
+    Example:
+        >>> setup_from_options(per_device_train_batch_size=4, bf16=True).precision.value
+        'bf16'
+    """
+    values: dict[str, Any] = {}
+    spelt: dict[str, str] = {}
+    for name, value in options.items():
+        if value is None or name in HARMLESS:
+            continue
+        option = find_option(name)
+        if not option.field:
+            raise ConfigError(
+                f"{name!r} is an argument of memest.estimate, not of the training setup."
+            )
+        value = _coerce(option, value)
+        if option.name in values and values[option.name] != value:
+            raise ConfigError(
+                f"{spelt[option.name]} and {name} are the same option, given as "
+                f"{values[option.name]} and {value}: drop one."
+            )
+        values[option.name], spelt[option.name] = value, name
+    merge_all(values, base)
+    setup = Setup(**values) if base is None else dataclasses.replace(base, **values)
+    check_built_dtype(setup)
+    return setup

@@ -1,0 +1,305 @@
+"""Pairs of options that exclude each other, or are not priced together: one table of them.
+
+Rules that compute what they say stand in :mod:`memest.config.compatibility`.
+
+Sources: ``ParallelismConfig``, ``_attach_context_parallel_hooks``, ``_prepare_deepspeed`` and
+``DeepSpeedSequenceParallelConfig`` of accelerate 1.15; ``DistributedConfig`` and
+``Trainer._prepare_context_parallel_inputs`` of transformers 5.23, whose
+``enable_sequence_parallel`` is not wired up; the styles of ``torch.distributed.tensor.parallel``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from memest.config.kinds import SDPA, Attention, Fsdp, Loop, Precision, Schedule, Strategy, ZeroGrad
+from memest.config.optimizers import facts_of
+from memest.config.quantization import Format
+from memest.config.training_options import TrainingOptions
+from memest.errors import ConfigError
+
+__all__ = ["refuse_pairs"]
+
+
+class Pair(NamedTuple):
+    """An option that is refused beside others.
+
+    Attributes:
+        beside: the others, by the names that :func:`refuse_pairs` is given.
+        what: the option; ``{s}`` is the setup.
+        there: whether it is.
+        why: the reason, where there is more to say than that nobody compared it.
+        instead: what to write; given, ``what`` names both of them, and they exclude each other.
+    """
+
+    beside: str
+    what: str
+    there: Callable[[TrainingOptions], object]
+    why: str = ""
+    instead: str = ""
+
+
+def _another_adapter(s: TrainingOptions) -> bool:
+    return s.adapter is not None and s.adapter.method != "lora"
+
+
+def _splits_backward(s: TrainingOptions) -> bool:
+    return s.distributed.pipeline_schedule.splits_backward
+
+
+def _asks_for_modules(s: TrainingOptions) -> bool:
+    return facts_of(s.optim).by_module
+
+
+_STEPS = "an optimizer that steps in backward (--optim {s.optim})"
+_BY_MODULE = "--optim {s.optim}, which asks which module owns a weight"
+_FUSED = "a fused loss ({s.fused_loss})"
+
+_PAIRS = (
+    Pair(
+        "cp",
+        "--cp {s.distributed.cp} and --zero {s.distributed.zero}",
+        lambda s: s.distributed.zero,
+        "under DeepSpeed accelerate shares sequences by Ulysses (sp_size)",
+        "Write --sp {s.distributed.cp} in place of --cp, or --fsdp full_shard in place of --zero.",
+    ),
+    Pair(
+        "cp",
+        "--cp {s.distributed.cp} and --fsdp-version 1",
+        lambda s: s.distributed.fsdp is not Fsdp.NONE and s.distributed.fsdp_version == 1,
+        "accelerate's ParallelismConfig takes version 2 alone",
+        "Drop --fsdp-version.",
+    ),
+    Pair(
+        "cp",
+        "--cp {s.distributed.cp} and --attn-implementation {s.attn_implementation}",
+        lambda s: s.attn_implementation not in SDPA,
+        "ring attention stands behind scaled_dot_product_attention",
+        "Write --attn-implementation sdpa.",
+    ),
+    Pair(
+        "sp",
+        "--sp {s.distributed.sp} and --cp {s.distributed.cp}",
+        lambda s: s.distributed.cp > 1,
+        "accelerate's ParallelismConfig shares sequences in one way, by Ulysses under DeepSpeed "
+        "(--sp) or by ring attention under FSDP2 (--cp)",
+        "Drop one of them.",
+    ),
+    Pair(
+        "sp",
+        "--sp {s.distributed.sp} and --attn-implementation eager",
+        lambda s: s.attn_implementation is Attention.EAGER,
+        "accelerate and DeepSpeed refuse it, because it would need a mask of the whole sequence",
+        "Write --attn-implementation sdpa or flash_attention_2.",
+    ),
+    Pair(
+        "pp",
+        "--fsdp-version 1 and --pp {s.distributed.pp}",
+        lambda s: s.distributed.fsdp is not Fsdp.NONE and s.distributed.fsdp_version == 1,
+        "torch's PipelineStage reduces the gradients of fully_shard's modules and of DDP, and "
+        "knows no other",
+        "Use --fsdp-version 2.",
+    ),
+    Pair(
+        "fused",
+        "--fused-loss {s.fused_loss} and --use-liger-kernel",
+        lambda s: s.use_liger_kernel and s.fused_loss == "trl-fused",
+        "TRL then applies Liger without its loss, which is not priced",
+        "Drop one of them.",
+    ),
+    Pair(
+        "fused",
+        "--fused-loss {s.fused_loss} and --use-liger-kernel",
+        lambda s: s.use_liger_kernel,
+        "Liger replaces the loss by its own",
+        "Drop one of them.",
+    ),
+    Pair(
+        "fused",
+        "--fused-loss {s.fused_loss} and --torch-compile",
+        lambda s: s.torch_compile,
+        "its kernels are compiled with the graph",
+        "Drop one of them.",
+    ),
+    Pair(
+        "fused",
+        "--fused-loss {s.fused_loss} and --eval-samples",
+        lambda s: s.eval_samples is not None,
+        "it makes no logits to keep",
+        "Drop one of them.",
+    ),
+    Pair(
+        "adapter",
+        "--master-weights and adapters",
+        lambda s: s.master_weights,
+        "peft trains float32 adapters beside half-precision weights",
+        "Drop --master-weights.",
+    ),
+    # what was gathered for a backward is given back before weights have their gradients
+    Pair(
+        "pp",
+        "--fsdp full_shard with --pp-schedule {s.distributed.pipeline_schedule}",
+        lambda s: s.distributed.fsdp is Fsdp.FULL_SHARD and _splits_backward(s),
+    ),
+    # graphs of stages outlive the gradients of their weights there
+    Pair(
+        "pp",
+        "--pp-schedule {s.distributed.pipeline_schedule} with --tp {s.distributed.tp}",
+        lambda s: s.distributed.tp > 1 and _splits_backward(s),
+    ),
+    Pair("model", "--zero", lambda s: s.distributed.zero),
+    Pair(
+        "tp",
+        "data parallelism ({s.distributed.data_ranks} copies of the model, without --fsdp)",
+        lambda s: s.distributed.data_ranks > 1 and s.distributed.fsdp is Fsdp.NONE,
+    ),
+    Pair("pp", "--fsdp-offload", lambda s: s.distributed.fsdp_offload),
+    Pair(
+        "shared-model",
+        "--fsdp under --loop {s.loop}",
+        lambda s: (
+            s.distributed.fsdp is not Fsdp.NONE
+            and s.distributed.pp == 1
+            and s.loop is not Loop.PLAIN
+        ),
+    ),
+    Pair("model", "--fsdp-shard-size", lambda s: s.distributed.fsdp_shard_size is not None),
+    Pair("pp", "--ddp-find-unused-parameters", lambda s: s.distributed.ddp_find_unused_parameters),
+    Pair(
+        "ep",
+        "--fsdp {s.distributed.fsdp}",
+        lambda s: s.distributed.fsdp not in (Fsdp.NONE, Fsdp.FULL_SHARD),
+    ),
+    Pair("shared-model", "--fsdp-version 1", lambda s: s.distributed.fsdp_version == 1),
+    Pair("ep", "--fsdp-wrap", lambda s: s.distributed.fsdp_wrap),
+    Pair("ep", "--fsdp-offload", lambda s: s.distributed.fsdp_offload),
+    Pair("cp sp", "--tp {s.distributed.tp}", lambda s: s.distributed.tp > 1),
+    Pair("tp-sequence", "--ep {s.distributed.ep}", lambda s: s.distributed.ep > 1),
+    Pair("cp sp tp-sequence", "--pp {s.distributed.pp}", lambda s: s.distributed.pp > 1),
+    Pair("ep", "--ep {s.distributed.ep}", lambda s: s.distributed.pp > 1),
+    Pair("sp", "--ep {s.distributed.ep}", lambda s: s.distributed.ep > 1),
+    Pair("several", _STEPS, lambda s: s.steps_in_backward),
+    Pair("model", _BY_MODULE, _asks_for_modules),
+    Pair(
+        "shards",
+        _BY_MODULE,
+        lambda s: _asks_for_modules(s) and not facts_of(s.optim).block_states,
+    ),
+    Pair(
+        "shared-model",
+        "--optim {s.optim}, whose states are bitsandbytes'",
+        lambda s: facts_of(s.optim).block_states,
+    ),
+    Pair(
+        "pp",
+        "--fp16, whose gradient scaler torch's schedules do not know",
+        lambda s: s.precision is Precision.FP16,
+    ),
+    Pair("tp-sequence", "--fp16", lambda s: s.precision is Precision.FP16),
+    # torch's _foreach_zero_ refuses sharded gradients beside whole ones
+    Pair("shared-model", "--zero-grad zero", lambda s: s.zero_grad is ZeroGrad.ZERO),
+    Pair("model sp", "an adapter other than LoRA", _another_adapter),
+    Pair("ep tp-sequence", "an adapter", lambda s: s.adapter is not None),
+    Pair("model", "a quantised base", lambda s: s.quantization is not None),
+    Pair(
+        "sp",
+        "a quantised base that is not bitsandbytes' 4-bit one (--load-in-4bit)",
+        lambda s: s.quantization is not None and s.quantization.format is not Format.BNB_4BIT,
+    ),
+    Pair("ep", "--eval-batch with --ep {s.distributed.ep}", lambda s: s.eval_batch is not None),
+    Pair("model", _STEPS, lambda s: s.steps_in_backward),
+    Pair("cp sp tp-sequence", "--generate", lambda s: s.generation is not None),
+    Pair("model cp sp", "--use-liger-kernel", lambda s: s.use_liger_kernel),
+    Pair("cp sp tp-sequence", _FUSED, lambda s: s.fused_loss),
+    Pair("cp sp tp-sequence", "--torch-compile", lambda s: s.torch_compile),
+    Pair("cp sp tp-sequence", "--padding-free", lambda s: s.padding_free),
+    Pair(
+        "tp-sequence",
+        "--freeze, which SequenceParallel undoes for norms,",
+        lambda s: s.freeze,
+    ),
+    Pair(
+        "sp tp-sequence",
+        "a release of transformers before 5",
+        lambda s: (s.software.transformers or (5, 0)) < (5, 0),
+    ),
+    # from 2.8 on collectives keep what they send until it is waited for
+    Pair("tp-sequence", "a torch before 2.8", lambda s: (s.software.torch or (2, 8)) < (2, 8)),
+    Pair(
+        "cp sp tp-sequence",
+        "lengths that differ from batch to batch",
+        lambda s: s.batching is not None,
+    ),
+    Pair("pp", "--padded", lambda s: s.padded),
+    Pair("sp", "--padded, whose masks DeepSpeed drops,", lambda s: s.padded),
+    Pair(
+        "tp-sequence",
+        "--padded, whose mask the model would make for a part of the tokens,",
+        lambda s: s.padded,
+    ),
+    # the micro-batch that casts the weights is not the one that has the first gradients
+    Pair(
+        "pp",
+        "--bf16 with --pp-schedule looped-bfs",
+        lambda s: (
+            s.precision is Precision.BF16 and s.distributed.pipeline_schedule is Schedule.LOOPED_BFS
+        ),
+    ),
+    Pair(
+        "compile",
+        "--num-gpus",
+        lambda s: s.distributed.strategy is not Strategy.NONE,
+        "graphs are split where wrappers of the model act",
+    ),
+    Pair(
+        "compile",
+        "--use-liger-kernel",
+        lambda s: s.use_liger_kernel,
+        "its Triton kernels are compiled with the graph",
+    ),
+    Pair(
+        "compile",
+        "An optimizer that steps in backward (--optim {s.optim})",
+        lambda s: s.steps_in_backward,
+        "the backward is one graph, and its gradients come out together",
+    ),
+    Pair(
+        "compile",
+        "A quantised base",
+        lambda s: s.quantization is not None,
+        "how its operators break the graph depends on bitsandbytes' build for the GPU",
+    ),
+    Pair(
+        "compile",
+        "--attn-implementation {s.attn_implementation}",
+        lambda s: s.attn_implementation is Attention.FLASH_ATTENTION_2,
+        "its package brings the operators; sdpa takes the same kernel from PyTorch",
+    ),
+)
+
+
+def refuse_pairs(setup: TrainingOptions, flag: str, *beside: str) -> None:
+    """Refuse what does not go together with an option of a setup.
+
+    Args:
+        setup: the options.
+        flag: the option, for messages.
+        beside: what it is called in the table.
+
+    Raises:
+        ConfigError: such a pair of options.
+    """
+    names = set(beside)
+    for row in _PAIRS:
+        if names.isdisjoint(row.beside.split()) or not row.there(setup):
+            continue
+        what = row.what.format(s=setup)
+        if row.instead:
+            instead = row.instead.format(s=setup)
+            raise ConfigError(f"{what} exclude each other: {row.why}. {instead}")
+        why = f" ({row.why})" if row.why else ""
+        raise ConfigError(
+            f"{what} is not priced together with {flag} yet{why}, and memest does not guess: "
+            "leave one of them out."
+        )

@@ -1,0 +1,276 @@
+"""How a training run is spread over GPUs: the part of a setup that several processes add."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from memest.config.kinds import (
+    Fsdp,
+    Prefetch,
+    Rotate,
+    Schedule,
+    Strategy,
+    choose,
+    read_fsdp,
+    read_rotate,
+    read_schedule,
+    read_split,
+)
+from memest.config.option import settle
+from memest.config.parallel_options import ParallelOptions, StagePart
+from memest.errors import ConfigError
+
+__all__ = [
+    "ALONE",
+    "Distributed",
+    "Fsdp",
+    "Prefetch",
+    "Rotate",
+    "Schedule",
+    "StagePart",
+    "Strategy",
+]
+
+_OF_TRACES = ("stage", "in_half", "adapters_in_full")
+"""What nobody asks for: it says which part of a run is traced, and how."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Distributed(ParallelOptions):
+    """Several GPUs, one process each, in a way that a run can have."""
+
+    def __post_init__(self) -> None:
+        put = object.__setattr__
+        put(self, "pp_schedule", read_schedule(self.pp_schedule))
+        put(self, "cp_rotate", read_rotate(self.cp_rotate))
+        put(self, "pp_split", read_split(self.pp_split))
+        put(self, "fsdp", read_fsdp(self.fsdp))
+        put(self, "fsdp_wrap", tuple(self.fsdp_wrap))
+        if isinstance(self.zero_settings, Mapping):
+            put(self, "zero_settings", tuple(sorted(self.zero_settings.items())))
+        put(self, "zero_settings", tuple((str(k), v) for k, v in self.zero_settings))
+        settle(self)
+        if self.fsdp_backward_prefetch is not None:
+            mode = choose("--fsdp-backward-prefetch", self.fsdp_backward_prefetch, Prefetch)
+            put(self, "fsdp_backward_prefetch", mode)
+        cap = self.ddp_bucket_cap_mb
+        if cap is not None and not 0 < cap < math.inf:
+            raise ConfigError(f"--ddp-bucket-cap-mb {cap:g} is out of range: it must be above 0.")
+        if self.nccl_memory is not None and self.nccl_memory < 0:
+            raise ConfigError(f"--nccl-memory {self.nccl_memory} must not be negative.")
+        _check_shape(self)
+        if self.ep > 1:
+            _check_experts(self)
+        _check_meaning(self)
+        if self.pp > 1:
+            _check_pipeline(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON, in the order of the fields."""
+        out: dict[str, Any] = {}
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.name in _OF_TRACES:
+                continue
+            if isinstance(value, enum.StrEnum):
+                value = value.value
+            elif field.name == "zero_settings":
+                value = dict(value)
+            elif isinstance(value, tuple):
+                value = list(value)
+            out[field.name] = value
+        return out
+
+
+def _check_shape(run: ParallelOptions) -> None:
+    """Whether the GPUs can be laid out so.
+
+    Raises:
+        ConfigError: they cannot.
+    """
+    ways = run.tp * run.sequence_ranks * run.pp
+    if run.num_gpus % ways:
+        near = max(run.num_gpus // ways, 1) * ways
+        degrees = {"--tp": run.tp, "--cp": run.cp, "--sp": run.sp, "--pp": run.pp}
+        flags = [f"{flag} {degree}" for flag, degree in degrees.items() if degree > 1]
+        raise ConfigError(
+            f"{' '.join(flags)} needs {ways} GPUs, or a multiple of them, and --num-gpus is "
+            f"{run.num_gpus}: write --num-gpus {near}."
+        )
+    size = run.fsdp_shard_size
+    if size is not None and run.num_gpus % size:
+        raise ConfigError(
+            f"--fsdp-shard-size {size} does not divide the {run.num_gpus} GPUs of --num-gpus: "
+            "every copy of the model has as many."
+        )
+
+
+def _check_experts(run: ParallelOptions) -> None:
+    """Whether the experts can be shared so.
+
+    Source: ``DistributedConfig._validate_mesh_config`` of transformers 5.23, and its
+    ``_resolve_parallel_plans``, which wants a plan of every kind of sharding that is asked for:
+    experts are shared beside sharded layers, not alone.
+
+    Raises:
+        ConfigError: they cannot.
+    """
+    sharded = run.fsdp is not Fsdp.NONE
+    if run.tp == 1 and not sharded:
+        raise ConfigError(
+            f"--ep {run.ep} shares the experts of layers that are sharded too, as transformers "
+            f"has it: add --tp {run.ep} (all GPUs see one batch) or --fsdp full_shard "
+            "--loop plain (each has its own)."
+        )
+    if run.ep % run.tp:
+        raise ConfigError(
+            f"--ep {run.ep} and --tp {run.tp} do not go together: transformers wants a multiple "
+            f"of --tp. Write --ep {max(run.ep // run.tp, 1) * run.tp}."
+        )
+    if run.ep != run.tp and not sharded:
+        raise ConfigError(
+            f"--ep {run.ep} and --tp {run.tp} do not go together without FSDP: the other "
+            f"{run.ep // run.tp} groups have batches of their own. Write --ep {run.tp}, or add "
+            "--fsdp full_shard --loop plain."
+        )
+    if run.num_gpus % run.ep:
+        near = max(run.num_gpus // run.ep, 1) * run.ep
+        raise ConfigError(
+            f"--ep {run.ep} needs {run.ep} GPUs, or a multiple of them, and --num-gpus is "
+            f"{run.num_gpus}: write --num-gpus {near}."
+        )
+
+
+def _check_meaning(run: ParallelOptions) -> None:
+    """What belongs to one way of spreading a run has no meaning under another.
+
+    Raises:
+        ConfigError: an option that the run would ignore.
+    """
+    if run.zero and run.fsdp is not Fsdp.NONE:
+        raise ConfigError(
+            f"--zero {run.zero} and --fsdp {run.fsdp} exclude each other: DeepSpeed and FSDP "
+            "both shard the model. Drop one of them."
+        )
+    if run.fsdp is Fsdp.NO_SHARD and run.fsdp_version == 2:
+        raise ConfigError(
+            "--fsdp no_shard is FSDP1's: add --fsdp-version 1. fully_shard always shards; "
+            "whole copies are DDP, which is what --num-gpus alone means."
+        )
+    shards, pipeline = run.fsdp is not Fsdp.NONE, run.pp > 1
+    for flag, named, holds, needs in (
+        (
+            "--tp-sequence-parallel",
+            run.tp_sequence_parallel,
+            run.tp > 1,
+            "--tp: add --tp 2 or more",
+        ),
+        (
+            "--no-tp-loss-parallel",
+            not run.tp_loss_parallel,
+            run.tp_sequence_parallel,
+            "--tp-sequence-parallel: transformers' plan gathers the logits",
+        ),
+        (
+            "--cp-rotate",
+            run.cp_rotate is not Rotate.ALLGATHER,
+            run.cp > 1,
+            "--cp: add --cp 2 or more",
+        ),
+        ("--pp-schedule", run.pp_schedule, pipeline, _PIPELINE),
+        ("--pp-microbatches", run.pp_microbatches is not None, pipeline, _PIPELINE),
+        ("--pp-stages-per-gpu", run.pp_stages_per_gpu is not None, pipeline, _PIPELINE),
+        ("--pp-split", run.pp_split, pipeline, _PIPELINE),
+        ("--no-pp-return-outputs", not run.pp_return_outputs, pipeline, _PIPELINE),
+        ("--offload-optimizer", run.offload_optimizer, run.zero, "--zero 1, 2 or 3"),
+        ("--offload-param", run.offload_param, run.zero == 3, "--zero 3"),
+        ("--deepspeed", run.zero_settings, run.zero, "a stage in the file, or --zero"),
+        ("--fsdp-offload", run.fsdp_offload, shards, "--fsdp full_shard"),
+        ("--fsdp-wrap", run.fsdp_wrap, shards, "--fsdp full_shard"),
+        ("--fsdp-version", run.fsdp_version == 1, shards, "--fsdp full_shard"),
+        (
+            "--fsdp-backward-prefetch",
+            run.fsdp_backward_prefetch,
+            run.fsdp_version == 1,
+            "--fsdp-version 1",
+        ),
+        (
+            "--fsdp-use-orig-params",
+            run.fsdp_use_orig_params is not None,
+            run.fsdp_version == 1,
+            "--fsdp-version 1",
+        ),
+        (
+            "--fsdp-cpu-ram-efficient-loading",
+            run.fsdp_cpu_ram_efficient_loading,
+            run.fsdp_version == 1,
+            "--fsdp-version 1",
+        ),
+        (
+            "--fsdp-shard-size",
+            run.fsdp_shard_size,
+            shards and run.fsdp_version == 2,
+            "--fsdp full_shard of --fsdp-version 2",
+        ),
+    ):
+        if named and not holds:
+            raise ConfigError(f"{flag} has no meaning without {needs}.")
+    instead = {
+        Strategy.NONE: "one GPU has no DDP: add --num-gpus",
+        Strategy.FSDP: f"--fsdp {run.fsdp} takes the place of DDP",
+        Strategy.ZERO: f"--zero {run.zero} takes the place of DDP",
+    }.get(run.strategy)
+    for flag, is_given in (
+        ("--ddp-bucket-cap-mb", run.ddp_bucket_cap_mb is not None),
+        ("--ddp-find-unused-parameters", run.ddp_find_unused_parameters is not None),
+        ("--ddp-gradient-as-bucket-view", run.ddp_gradient_as_bucket_view),
+    ):
+        if is_given and instead:
+            raise ConfigError(f"{flag} has no effect here: {instead}.")
+    if run.nccl_memory is not None and run.num_gpus == 1:
+        raise ConfigError("--nccl-memory has no effect on one GPU: add --num-gpus.")
+
+
+_PIPELINE = "a pipeline: add --pp 2 or more"
+
+
+def _check_pipeline(run: ParallelOptions) -> None:
+    """Whether torch's schedule takes so many stages and micro-batches.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    schedule, stages, micro = run.pipeline_schedule, run.stages_per_gpu, run.microbatches
+    if not schedule.several_stages and stages != 1:
+        raise ConfigError(
+            f"--pp-schedule {schedule} has one stage on each GPU, not {stages}: take interleaved, "
+            "looped-bfs or interleaved-zb."
+        )
+    if schedule is Schedule.ZBV and stages != 2:
+        raise ConfigError(f"--pp-schedule zbv has two stages on each GPU, not {stages}.")
+    if schedule is Schedule.ONE_F_ONE_B and micro < run.pp:
+        raise ConfigError(
+            f"--pp-microbatches {micro} is too few for 1f1b, which takes at least as many as there "
+            f"are stages: {run.pp}."
+        )
+    rounds = max(1, micro // run.pp)
+    by_rounds = (Schedule.INTERLEAVED, Schedule.ZB_H1, Schedule.INTERLEAVED_ZB)
+    if schedule in by_rounds and micro % rounds:
+        raise ConfigError(
+            f"--pp-microbatches {micro} is refused by {schedule}: with {run.pp} GPUs it goes in "
+            f"{rounds} rounds, and that must divide it, as {micro // rounds * rounds} does."
+        )
+    if run.pp_split and len(run.pp_split) != run.pp * stages:
+        raise ConfigError(
+            f"--pp-split names {len(run.pp_split)} stages, and there are {run.pp * stages}: "
+            f"{run.pp} GPUs with {stages} each."
+        )
+
+
+ALONE = Distributed()
+"""One GPU, one process."""

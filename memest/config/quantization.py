@@ -1,0 +1,347 @@
+"""Quantised weights of a frozen base as an input: which format, with which settings. Torch-free.
+
+Source of GPTQ and AWQ: transformers 5.23 ``GPTQConfig``, ``AwqConfig`` (names, legacy names,
+checks), gptqmodel 7.7 ``TorchLinear``, ``TritonV2Linear``, ``AwqGEMMLinear`` (bits and groups that
+train).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from memest.config.option import Kind, option
+from memest.errors import ConfigError, closest
+from memest.files.texts import mapping_given
+
+__all__ = ["METHODS", "Format", "Quantization", "read_quantization"]
+
+
+class Format(enum.StrEnum):
+    """How the weights of linear layers are stored."""
+
+    BNB_4BIT = "bnb-4bit"
+    """bitsandbytes, 4 bits a weight in blocks: NF4 or FP4."""
+    BNB_8BIT = "bnb-8bit"
+    """bitsandbytes LLM.int8(): rows of int8 with one scale each."""
+    GPTQ = "gptq"
+    """GPTQ: int32 words of weights and zero points, float16 scales, a group for each input."""
+    AWQ = "awq"
+    """AWQ (gemm): int32 words of packed weights and zero points, float16 scales."""
+
+    @property
+    def packed(self) -> bool:
+        """Whether weights are packed words of a checkpoint, which are buffers."""
+        return self in (Format.GPTQ, Format.AWQ)
+
+
+QUANT_TYPES = ("fp4", "nf4")
+_DTYPES = {
+    "float32": "float32",
+    "fp32": "float32",
+    "float": "float32",
+    "float16": "float16",
+    "fp16": "float16",
+    "half": "float16",
+    "bfloat16": "bfloat16",
+    "bf16": "bfloat16",
+}
+METHODS = ("gptq", "awq")
+_BITS = {"gptq": (2, 3, 4, 8), "awq": (4,)}
+_GROUPS = {
+    "gptq": (-1, 16, 32, 64, 128, 256, 512, 1024),
+    "awq": (-1, 16, 32, 64, 128),
+}
+_LAYOUTS = {"gptq": ("gptq", "gptq_v2"), "awq": ("gemm",)}
+_DEFAULT_BITS = {"gptq": None, "awq": 4}
+STORAGES = ("uint8", "float16", "bfloat16", "float32")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantization:
+    """How a base is quantised, by the names of transformers' ``BitsAndBytesConfig``.
+
+    Attributes:
+        format: what the weights are stored as.
+        skip_modules: names that stay as they are; None = what transformers leaves out by itself:
+            the output embedding, what is tied to it, and the last module.
+        prepare: ``peft.prepare_model_for_kbit_training`` is called: what is not quantised becomes
+            float32; None = wherever adapters are trained.
+        bits: of a weight of GPTQ or AWQ.
+        group_size: inputs that share a scale; -1 = all of them. GPTQ and AWQ.
+        block_name: under which GPTQ quantises; None = the first that optimum knows.
+        only_modules: names of layers under it that are quantised; None = all. GPTQ.
+    """
+
+    format: Format
+    quant_type: str = option(
+        "fp4",
+        "Kind of 4-bit numbers: nf4 or fp4.",
+        name="bnb_4bit_quant_type",
+        metavar="TYPE",
+        aliases="quant_type",
+    )
+    double_quant: bool = option(
+        False,
+        "The scales of the blocks are quantised too.",
+        name="bnb_4bit_use_double_quant",
+        flags="--bnb-4bit-use-double-quant --double-quant",
+        aliases="use_bnb_nested_quant use_nested_quant double_quantization",
+    )
+    compute_dtype: str = option(
+        "float32",
+        "Dtype of the matmuls of 4-bit layers.",
+        name="bnb_4bit_compute_dtype",
+        metavar="DTYPE",
+    )
+    quant_storage: str = option(
+        "uint8",
+        "Dtype of the tensor that holds 4-bit weights.",
+        name="bnb_4bit_quant_storage",
+        metavar="DTYPE",
+    )
+    threshold: float = option(
+        6.0,
+        "Values above it are outliers, multiplied in half precision; 0 looks for none.",
+        Kind.NUMBER,
+        name="llm_int8_threshold",
+        metavar="VALUE",
+    )
+    skip_modules: tuple[str, ...] | None = option(
+        None,
+        "Modules that are not quantised, in place of the output embedding. Repeatable.",
+        Kind.LIST,
+        name="llm_int8_skip_modules",
+        metavar="NAMES",
+    )
+    prepare: bool | None = option(
+        None,
+        "Whether peft.prepare_model_for_kbit_training is called: it makes float32 of what is not "
+        "quantised; left out, it is wherever adapters are trained.",
+        Kind.EITHER,
+        name="prepare_kbit",
+    )
+    bits: int | None = None
+    group_size: int = 128
+    block_name: str | None = None
+    only_modules: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        put = object.__setattr__
+        try:
+            put(self, "format", Format(self.format))
+        except ValueError:
+            raise ConfigError(
+                f"quantization format {self.format!r} is not known. Legal: "
+                f"{', '.join(f.value for f in Format)}."
+            ) from None
+        dtype = str(self.compute_dtype).removeprefix("torch.").lower()
+        put(self, "compute_dtype", _one_of("--bnb-4bit-compute-dtype", dtype, _DTYPES))
+        put(self, "compute_dtype", _DTYPES[self.compute_dtype])
+        storage = str(self.quant_storage).removeprefix("torch.").lower()
+        put(self, "quant_storage", _one_of("--bnb-4bit-quant-storage", storage, STORAGES))
+        kind = str(self.quant_type).lower()
+        put(self, "quant_type", _one_of("--bnb-4bit-quant-type", kind, QUANT_TYPES))
+        if self.skip_modules is not None:
+            put(self, "skip_modules", tuple(map(str, self.skip_modules)))
+        if self.only_modules is not None:
+            put(self, "only_modules", tuple(map(str, self.only_modules)))
+        if self.format.packed:
+            _check_packed(self.format.value, self.bits, self.group_size)
+        if not 0 <= self.threshold < float("inf"):
+            raise ConfigError(
+                f"--llm-int8-threshold {self.threshold} is out of range: it must be a finite "
+                "number, 0 or more."
+            )
+
+    @property
+    def words(self) -> str:
+        """In a phrase: ``4-bit base (nf4, double quantisation, bfloat16 compute)``."""
+        if self.format.packed:
+            group = "one group" if self.group_size == -1 else f"groups of {self.group_size}"
+            return f"{self.bits}-bit base ({self.format.value.upper()}, {group})"
+        if self.format is Format.BNB_8BIT:
+            return f"8-bit base (LLM.int8, threshold {self.threshold:g})"
+        said = [self.quant_type, f"{self.compute_dtype} compute"]
+        if self.double_quant:
+            said.insert(1, "double quantisation")
+        return f"4-bit base ({', '.join(said)})"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values of what is not as by default, as :func:`read_quantization` takes them."""
+        out: dict[str, Any] = {"format": self.format.value}
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.name != "format" and value != field.default:
+                out[field.name] = list(value) if isinstance(value, tuple) else value
+        return out
+
+
+_SPELLINGS = {
+    "bnb_4bit_quant_type": "quant_type",
+    "bnb_4bit_use_double_quant": "double_quant",
+    "bnb_4bit_compute_dtype": "compute_dtype",
+    "bnb_4bit_quant_storage": "quant_storage",
+    "llm_int8_threshold": "threshold",
+    "llm_int8_skip_modules": "skip_modules",
+}
+_NO_SAY = frozenset(
+    """quant_method _load_in_4bit _load_in_8bit llm_int8_enable_fp32_cpu_offload
+    llm_int8_has_fp16_weight modules_to_not_convert""".split()
+)
+
+
+def read_quantization(given: Any, *, option: str = "--quantization-config") -> Quantization | None:
+    """A quantisation from what people have of it.
+
+    Args:
+        given: a mapping with our names or those of transformers' ``quantization_config``, its
+            JSON, the path of a file that holds it, transformers' own object, or a
+            :class:`Quantization`.
+        option: how messages call it.
+
+    Returns:
+        None where it says that nothing is quantised.
+
+    Raises:
+        ConfigError: it is none of these, or of a format that is not modelled.
+    """
+    if isinstance(given, Quantization):
+        return given
+    values = _mapping_of(given, option)
+    method = values.get("quant_method", "bitsandbytes")
+    method = str(getattr(method, "value", method))
+    if method in METHODS:
+        return Quantization(**_packed_fields(method, values, option))
+    if method not in ("bitsandbytes", "bitsandbytes_4bit", "bitsandbytes_8bit"):
+        raise ConfigError(
+            f"{option}: weights quantised by {method} are not modelled. Legal: bitsandbytes, "
+            f"{', '.join(METHODS)}."
+        )
+    if values.get("llm_int8_has_fp16_weight"):
+        raise ConfigError(
+            f"{option}: llm_int8_has_fp16_weight keeps float16 weights and is not modelled."
+        )
+    four, eight = (bool(values.pop(f"load_in_{bits}bit", False)) for bits in (4, 8))
+    if four and eight:
+        raise ConfigError(f"{option}: load_in_4bit and load_in_8bit exclude each other: drop one.")
+    if not four and not eight and "format" not in values:
+        return None
+    fields = {field.name for field in dataclasses.fields(Quantization)}
+    taken: dict[str, Any] = {}
+    for name, value in values.items():
+        key = _SPELLINGS.get(name, name)
+        if name in _NO_SAY or value is None:
+            continue
+        if key not in fields:
+            near = closest(name, [*fields, *_SPELLINGS])
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise ConfigError(f"{option} has the key {name!r}, which is not known.{hint}")
+        taken[key] = value
+    if "format" not in taken:
+        taken["format"] = Format.BNB_4BIT if four else Format.BNB_8BIT
+    if not four and not eight and "bits" not in taken and taken["format"] in METHODS:
+        raise ConfigError(f"{option}: {taken['format']} needs bits, for example 4.")
+    if isinstance(taken.get("skip_modules"), str):
+        taken["skip_modules"] = (taken["skip_modules"],)
+    return Quantization(**taken)
+
+
+def _mapping_of(given: Any, option: str) -> dict[str, Any]:
+    values = mapping_given(
+        given,
+        option,
+        takes="give a mapping, JSON, or a BitsAndBytesConfig",
+        instead="give JSON, for example '{\"load_in_4bit\": true}', or the path of a file that "
+        "holds it",
+    )
+    # a file may be the model's whole config.json
+    whole = isinstance(given, (str, Path)) and values.get("quantization_config")
+    return dict(whole or values)
+
+
+def _one_of(option: str, value: str, legal: Any) -> str:
+    if value in legal:
+        return value
+    near = closest(value, legal)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    raise ConfigError(f"{option} {value!r} is not known.{hint} Legal: {', '.join(legal)}.")
+
+
+def _packed_fields(method: str, values: Mapping[str, Any], option: str) -> dict[str, Any]:
+    """Fields of a :class:`~memest.config.quantization.Quantization` from a config of transformers.
+
+    What changes no size is not kept: ``desc_act`` (``g_idx`` is there with it and without), ``sym``
+    and ``zero_point`` (so are the zero points), and everything that a quantiser needs only while
+    it quantises.
+
+    Args:
+        method: ``gptq`` or ``awq``.
+        values: the mapping with transformers' names.
+        option: how messages call it.
+
+    Raises:
+        ConfigError: a layout, width or group that no kernel trains, or settings of single modules.
+    """
+    layout = values.get("checkpoint_format") or values.get("version") or values.get("format")
+    layout = str(getattr(layout, "value", layout) or _LAYOUTS[method][0]).lower()
+    if layout not in _LAYOUTS[method]:
+        raise ConfigError(
+            f"{option}: the layout {layout!r} of {method} is not modelled. Legal: "
+            f"{', '.join(_LAYOUTS[method])}."
+        )
+    if values.get("dynamic"):
+        raise ConfigError(
+            f"{option}: dynamic gives single modules settings of their own, which is not modelled: "
+            "transformers does not read it either."
+        )
+    if values.get("lm_head"):
+        raise ConfigError(f"{option}: a quantised lm_head is not modelled.")
+    bits = values.get("bits", values.get("w_bit", _DEFAULT_BITS[method]))
+    group = values.get("group_size", values.get("q_group_size", 128))
+    fields: dict[str, Any] = {"format": method, "bits": bits, "group_size": group}
+    if method == "awq":
+        kept = values.get("modules_to_not_convert")
+        fields["skip_modules"] = (kept,) if isinstance(kept, str) else kept
+    else:
+        fields["block_name"] = values.get("block_name_to_quantize")
+        lists = values.get("modules_in_block_to_quantize")
+        if lists is not None:
+            fields["only_modules"] = _flat(lists, option)
+    if "prepare" in values:
+        fields["prepare"] = values["prepare"]
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _check_packed(method: str, bits: Any, group_size: Any) -> None:
+    """Width and group are ones that a kernel which trains takes.
+
+    Raises:
+        ConfigError: they are not.
+    """
+    for name, value, legal in (
+        ("bits", bits, _BITS[method]),
+        ("group_size", group_size, _GROUPS[method]),
+    ):
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        if not whole or value not in legal:
+            raise ConfigError(
+                f"{name} {value!r} of {method} is not legal: kernels that train take "
+                f"{', '.join(map(str, legal))}."
+            )
+
+
+def _flat(lists: Any, option: str) -> tuple[str, ...]:
+    """``[["q_proj"], ["o_proj"]]`` as one list."""
+    if isinstance(lists, (list, tuple)):
+        parts = [[part] if isinstance(part, str) else part for part in lists]
+        if all(isinstance(part, (list, tuple)) for part in parts):
+            return tuple(str(name) for part in parts for name in part)
+    raise ConfigError(
+        f"{option}: modules_in_block_to_quantize is {lists!r}, and must be lists of names, for "
+        'example [["self_attn.q_proj"]].'
+    )

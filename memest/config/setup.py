@@ -1,0 +1,152 @@
+"""What a training run looks like: the frozen, validated input of an estimate.
+
+Its options are declared in :mod:`memest.config.training_options`, what excludes what is said in
+:mod:`memest.config.compatibility`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from memest.config.adapter import Adapter, read_adapter
+from memest.config.compatibility import FP16_REFUSED, check
+from memest.config.compilation import read_backend, read_fused_loss, read_mode
+from memest.config.data_loading import read_data_loading
+from memest.config.kinds import (
+    Attention,
+    Dtype,
+    Loop,
+    Precision,
+    SdpaBackend,
+    Task,
+    ZeroGrad,
+    ZeroGradAt,
+    choose,
+    whole,
+)
+from memest.config.optimizers import find_optimizer
+from memest.config.option import settle
+from memest.config.parallelism import Distributed
+from memest.config.quantization import Quantization, read_quantization
+from memest.config.software import Software
+from memest.config.training_options import (
+    MAX_BATCH,
+    MAX_GRAD_ACCUM,
+    MAX_IMAGE_SIZE,
+    OPTIMIZERS,
+    TrainingOptions,
+)
+from memest.errors import ConfigError
+
+__all__ = [
+    "FP16_REFUSED",
+    "MAX_BATCH",
+    "MAX_GRAD_ACCUM",
+    "MAX_IMAGE_SIZE",
+    "OPTIMIZERS",
+    "Adapter",
+    "Attention",
+    "Dtype",
+    "Loop",
+    "Precision",
+    "Quantization",
+    "SdpaBackend",
+    "Setup",
+    "Software",
+    "Task",
+    "ZeroGrad",
+    "ZeroGradAt",
+    "choose",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup(TrainingOptions):
+    """One training configuration: options with their values in the types of their fields.
+
+    docs/options.md says what each of the fields is.
+    """
+
+    def __post_init__(self) -> None:
+        put = object.__setattr__
+        if self.batching is not None:
+            whole("--batch", self.batch, 1, MAX_BATCH)
+            put(self, "seq_len", self.batching.worst(self.batch))
+            put(self, "padded", self.batching.has_padding(self.batch))
+        # the Trainer and accelerate have no pipelines: their schedules run in a script's own loop
+        put(self, "loop", Loop.PLAIN if self.distributed.pp > 1 else self.loop)
+        put(self, "dtype", _dtype_name(self.dtype))
+        settle(self)
+        if self.audio_seconds is not None and not 0 < self.audio_seconds <= 36_000:
+            raise ConfigError(
+                f"--audio-seconds {self.audio_seconds} is out of range: it must be above 0 and at "
+                "most 36,000."
+            )
+        put(self, "optim", find_optimizer(self.optim))
+        put(self, "optim_args", str(self.optim_args or "").replace(" ", ""))
+        if not isinstance(self.optim_target_modules, str):
+            put(self, "optim_target_modules", tuple(self.optim_target_modules))
+        put(self, "checkpointing", _checkpointing(self.checkpointing))
+        put(self, "freeze", tuple(self.freeze))
+        for pattern in self.freeze:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ConfigError(
+                    f"--freeze {pattern!r} is not a regular expression: {error}."
+                ) from None
+        if self.adapter is not None:
+            put(self, "adapter", read_adapter(self.adapter))
+        if self.quantization is not None:
+            put(self, "quantization", read_quantization(self.quantization))
+        put(self, "data_loading", read_data_loading(self.data_loading))
+        put(self, "fused_loss", read_fused_loss(self.fused_loss))
+        if self.torch_compile_mode or self.torch_compile_backend:
+            put(self, "torch_compile", True)
+        put(self, "torch_compile_mode", read_mode(self.torch_compile_mode))
+        put(self, "torch_compile_backend", read_backend(self.torch_compile_backend))
+        check(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON, in the order of the fields."""
+        out: dict[str, Any] = {}
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, Distributed):
+                out.update(value.to_dict())
+                continue
+            if hasattr(value, "to_dict"):
+                value = value.to_dict()
+            elif isinstance(value, enum.StrEnum):
+                value = value.value
+            elif isinstance(value, tuple):
+                value = list(value)
+            out[field.name] = value
+        return out
+
+
+def _dtype_name(value: Any) -> Any:
+    names = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "half": "float16"}
+    text = str(value).removeprefix("torch.")
+    return names.get(text, value if isinstance(value, Dtype) else text)
+
+
+def _checkpointing(value: Any) -> str:
+    if value is True:
+        return "full"
+    if value is False or value is None:
+        return "none"
+    text = str(value).strip().lower()
+    if text in ("none", "full"):
+        return text
+    match = re.fullmatch(r"every_n:(\d+)", text.replace("-", "_"))
+    if match and int(match.group(1)) >= 1:
+        return f"every_n:{int(match.group(1))}"
+    raise ConfigError(
+        f"--checkpointing {value!r} is not known. Legal: none, full, every_n:K with K at least 1, "
+        "for example every_n:2."
+    )

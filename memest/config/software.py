@@ -1,0 +1,106 @@
+"""Software of another time as an input: the versions that will train."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from dataclasses import dataclass
+
+from memest.errors import ConfigError
+
+__all__ = ["Software", "torch_release_year"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Software:
+    """The versions of the software that will train, where they differ from what is installed.
+
+    Attributes:
+        torch: (major, minor) of PyTorch, None for the installed one.
+        transformers: (major, minor) of transformers, None for the installed one.
+        cuda: (major, minor) of the CUDA toolkit PyTorch was built with.
+        bitsandbytes: (major, minor) of bitsandbytes, None for the installed one.
+    """
+
+    torch: tuple[int, int] | None = None
+    transformers: tuple[int, int] | None = None
+    cuda: tuple[int, int] | None = None
+    bitsandbytes: tuple[int, int] | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Software:
+        """Read ``torch=1.10,transformers=4.18``.
+
+        Raises:
+            ConfigError: for an unknown package or a version that is no number.
+        """
+        values: dict[str, tuple[int, int]] = {}
+        for item in filter(None, (part.strip() for part in text.split(","))):
+            name, _, version = item.partition("=")
+            name = name.strip().lower()
+            match = re.match(r"^=?(\d+)(?:\.(\d+))?", version.strip())
+            if name not in ("torch", "transformers", "cuda", "bitsandbytes"):
+                raise ConfigError(
+                    f"--software {item!r}: {name!r} is not a package whose version changes the "
+                    "answer; write torch, transformers, cuda or bitsandbytes, as in "
+                    "torch=1.10,transformers=4.18"
+                )
+            if match is None:
+                raise ConfigError(
+                    f"--software {item!r}: {version!r} is no version; write for example {name}=2.6"
+                )
+            values[name] = (int(match.group(1)), int(match.group(2) or 0))
+        return cls(**values)
+
+    def to_dict(self) -> dict[str, str]:
+        """The declared versions as text, for JSON."""
+        pairs = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return {name: ".".join(map(str, v)) for name, v in pairs.items() if v is not None}
+
+
+_TORCH_YEARS = {
+    (1, 0): 2018,
+    (1, 1): 2019,
+    (1, 2): 2019,
+    (1, 3): 2019,
+    (1, 4): 2020,
+    (1, 5): 2020,
+    (1, 6): 2020,
+    (1, 7): 2020,
+    (1, 8): 2021,
+    (1, 9): 2021,
+    (1, 10): 2021,
+    (1, 11): 2022,
+    (1, 12): 2022,
+    (1, 13): 2022,
+    (2, 0): 2023,
+    (2, 1): 2023,
+    (2, 2): 2024,
+    (2, 3): 2024,
+    (2, 4): 2024,
+    (2, 5): 2024,
+    (2, 6): 2025,
+    (2, 7): 2025,
+    (2, 8): 2025,
+    (2, 9): 2025,
+    (2, 10): 2026,
+    (2, 11): 2026,
+    (2, 12): 2026,
+    (2, 13): 2026,
+}
+"""Years in which PyTorch's releases came out, by its list of releases."""
+
+
+def torch_release_year(version: str) -> int | None:
+    """The year a release of PyTorch came out in, None where it is not known.
+
+    Example:
+        >>> torch_release_year("1.10")
+        2021
+        >>> torch_release_year("2.6.0+cu124")
+        2025
+    """
+    match = re.match(r"(\d+)\.(\d+)", version)
+    if match is None:
+        return None
+    return _TORCH_YEARS.get((int(match.group(1)), int(match.group(2))))

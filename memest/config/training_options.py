@@ -1,0 +1,483 @@
+"""What a training run looks like: every option of it is a field, declared here and nowhere else.
+
+The command line, its help, Python's keywords, the readers of other tools' files, the explorer and
+docs/options.md are made of these declarations (:mod:`memest.config.option_table`). Checked, and
+with its values in their types, a run is a :class:`memest.config.setup.Setup`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from memest.config.adapter import Adapter
+from memest.config.compilation import DEFAULT_CHUNKS, FUSED_LOSSES
+from memest.config.data_loading import DataLoading
+from memest.config.generation import Generation
+from memest.config.kinds import (
+    Attention,
+    Dtype,
+    Loop,
+    Precision,
+    SdpaBackend,
+    Task,
+    ZeroGrad,
+    ZeroGradAt,
+)
+from memest.config.lengths import Batching
+from memest.config.optimizers import OPTIMIZER_FACTS, facts_of
+from memest.config.option import Kind, Panel, legal, option
+from memest.config.parallelism import ALONE, Distributed, Strategy
+from memest.config.quantization import Quantization
+from memest.config.software import Software
+
+__all__ = [
+    "MAX_BATCH",
+    "MAX_GRAD_ACCUM",
+    "MAX_IMAGE_SIZE",
+    "OPTIMIZERS",
+    "TrainingOptions",
+]
+
+MAX_BATCH = 1 << 20
+MAX_SEQ_LEN = 1 << 24
+MAX_IMAGE_SIZE = 1 << 14
+MAX_GRAD_ACCUM = 1 << 16
+
+OPTIMIZERS = {name: facts.about for name, facts in OPTIMIZER_FACTS.items()}
+"""Optimizer names that are modelled, and what each one is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingOptions:
+    """What is asked of a training run on one GPU or several, and what follows from it.
+
+    Attributes:
+        generation: a ``generate`` that follows the last step; None = none.
+        data_loading: how batches are loaded on the host; None = not asked about.
+        batching: how samples of different lengths become batches: it decides ``seq_len`` (that of
+            the largest batch there can be) and ``padded``; None = all have ``seq_len``.
+        distributed: how the run is spread over GPUs.
+    """
+
+    batch: int = option(
+        8,
+        "Samples of one micro-batch on one GPU.",
+        panel=Panel.BATCH,
+        flags="--batch -b --per-device-train-batch-size",
+        aliases="batch_size micro_batch_size train_micro_batch_size_per_gpu "
+        "per_gpu_train_batch_size per_device_batch_size train_batch_size",
+        between=(1, MAX_BATCH),
+    )
+    seq_len: int | None = option(
+        None,
+        "Tokens of a sample; left out, 512 or what the model allows.",
+        Kind.WHOLE,
+        panel=Panel.BATCH,
+        flags="--seq-len --max-length",
+        metavar="TOKENS",
+        aliases="max_seq_length max_seq_len sequence_len sequence_length seq_length cutoff_len",
+        between=(1, MAX_SEQ_LEN),
+        traced=False,
+    )
+    target_len: int | None = option(
+        None,
+        "Tokens of the target of an encoder-decoder; left out, as --seq-len.",
+        Kind.WHOLE,
+        panel=Panel.BATCH,
+        metavar="TOKENS",
+        aliases="max_target_length target_length",
+        between=(1, MAX_SEQ_LEN),
+        traced=False,
+    )
+    image_size: int | None = option(
+        None,
+        "Side of an image; left out, the model's own.",
+        Kind.WHOLE,
+        panel=Panel.BATCH,
+        metavar="PIXELS",
+        between=(1, MAX_IMAGE_SIZE),
+        traced=False,
+    )
+    audio_seconds: float | None = option(
+        None,
+        "Length of a clip; left out, 5 s or the model's fixed window.",
+        Kind.NUMBER,
+        panel=Panel.BATCH,
+        metavar="SECONDS",
+        aliases="max_length_seconds",
+        traced=False,
+    )
+    task: Task = option(
+        Task.AUTO, f"Which head the model gets: {legal(Task)}.", panel=Panel.MODEL, metavar="TASK"
+    )
+    num_labels: int | None = option(
+        None,
+        "Classes of a classification head; left out, the model's own.",
+        Kind.WHOLE,
+        panel=Panel.MODEL,
+        between=(1, 1 << 24),
+    )
+    grad_accum: int = option(
+        1,
+        "Micro-batches of one optimizer step.",
+        panel=Panel.BATCH,
+        flags="--grad-accum --gradient-accumulation-steps",
+        between=(1, MAX_GRAD_ACCUM),
+    )
+    checkpointing: str = option(
+        "none",
+        "Recompute activations in backward: none, full or every_n:K; without a value full.",
+        Kind.MODE,
+        panel=Panel.RECOMPUTE,
+        flags="--checkpointing --gradient-checkpointing --activation-checkpointing",
+        metavar="MODE",
+    )
+    use_reentrant: bool | None = option(
+        None,
+        "Variant of checkpointing; left out, as the software does.",
+        Kind.EITHER,
+        panel=Panel.RECOMPUTE,
+    )
+    precision: Precision = option(
+        Precision.FP32,
+        f"Autocast in one word: {legal(Precision)}; fp32 is none.",
+        panel=Panel.PRECISION,
+        flags="--precision --mixed-precision",
+        metavar="NAME",
+    )
+    dtype: Dtype = option(
+        Dtype.AUTO,
+        f"Dtype of the weights: {legal(Dtype)}; auto is the config's own, as in from_pretrained.",
+        panel=Panel.PRECISION,
+        flags="--dtype --torch-dtype",
+        metavar="DTYPE",
+        aliases="model_dtype weights_dtype",
+    )
+    master_weights: bool = option(
+        False,
+        "Half-precision weights with an fp32 master copy (Apex O2, DeepSpeed, Megatron).",
+        panel=Panel.PRECISION,
+        traced=False,
+    )
+    tf32: bool = option(
+        False,
+        "TensorFloat-32 matmuls: changes the speed, not the memory.",
+        panel=Panel.PRECISION,
+        traced=False,
+    )
+    optim: str = option(
+        "adamw_torch_fused",
+        f"Optimizer: {', '.join(OPTIMIZERS)}.",
+        panel=Panel.OPTIMIZER,
+        metavar="NAME",
+        aliases="optimizer",
+    )
+    optim_args: str = option(
+        "",
+        "Arguments of the optimizer as the Trainer takes them: rank=64,update_proj_gap=200.",
+        panel=Panel.OPTIMIZER,
+        metavar="NAME=VALUE,...",
+        traced=False,
+    )
+    optim_target_modules: str | tuple[str, ...] = option(
+        (),
+        "Linear layers that GaLore and APOLLO project: all-linear, a regular expression for "
+        "module names, or a JSON list of parts of them.",
+        panel=Panel.OPTIMIZER,
+        metavar="MODULES",
+        traced=False,
+    )
+    optim_in_backward: bool = option(
+        False,
+        "Each parameter is updated as soon as its gradient is there, which is then dropped "
+        "(torch's post-accumulate-grad hooks).",
+        panel=Panel.OPTIMIZER,
+        aliases="optimizer_in_bwd optimizer_in_backward",
+        traced=False,
+    )
+    weight_decay: float | None = option(
+        None,
+        "Decay of the weights, which costs SGD, Adam and their like a copy of the gradients; left "
+        "out, 0 under the Trainer and the optimizer's own default elsewhere.",
+        Kind.NUMBER,
+        panel=Panel.OPTIMIZER,
+        metavar="DECAY",
+        traced=False,
+    )
+    max_grad_norm: float | None = option(
+        None,
+        "Gradient clipping, 0 for none; left out, 1.0 under the Trainer and none elsewhere.",
+        Kind.NUMBER,
+        panel=Panel.OPTIMIZER,
+        metavar="NORM",
+        traced=False,
+    )
+    eval_batch: int | None = option(
+        None,
+        "Samples of a batch of the Trainer's evaluation; given, one follows the last step.",
+        Kind.WHOLE,
+        panel=Panel.BATCH,
+        flags="--eval-batch --per-device-eval-batch-size",
+        aliases="eval_batch_size per_device_eval_batch_size",
+        between=(1, MAX_BATCH),
+        traced=False,
+    )
+    eval_samples: int | None = option(
+        None,
+        "Samples whose predictions an evaluation keeps (compute_metrics is given); left out, the "
+        "loss alone is kept.",
+        Kind.WHOLE,
+        panel=Panel.BATCH,
+        between=(1, 1 << 30),
+        traced=False,
+    )
+    eval_accumulation_steps: int | None = option(
+        None,
+        "Evaluation batches after which predictions move to the host; left out, all of them pile "
+        "up on the GPU.",
+        Kind.WHOLE,
+        panel=Panel.BATCH,
+        between=(1, 1 << 30),
+        traced=False,
+    )
+    generation: Generation | None = field(default=None, metadata={"traced": False})
+    data_loading: DataLoading | None = field(default=None, metadata={"traced": False})
+    zero_grad: ZeroGrad = option(
+        ZeroGrad.AUTO,
+        f"{legal(ZeroGrad)}: after the step gradients are dropped (none) or kept as zeros (zero); "
+        "auto follows torch's version.",
+        panel=Panel.OPTIMIZER,
+        metavar="NAME",
+    )
+    zero_grad_at: ZeroGradAt = option(
+        ZeroGradAt.AFTER_STEP,
+        f"Where a script calls zero_grad: {legal(ZeroGradAt)}; until then old gradients live.",
+        panel=Panel.OPTIMIZER,
+        metavar="PLACE",
+    )
+    del_outputs: bool = option(
+        False,
+        "A script lets go of outputs and loss before its next batch (del outputs, loss); else they "
+        "live until the next forward has made new ones.",
+        panel=Panel.OPTIMIZER,
+    )
+    attn_implementation: Attention = option(
+        Attention.AUTO,
+        f"Attention as transformers names it: {legal(Attention)}.",
+        panel=Panel.KERNELS,
+        metavar="NAME",
+        aliases="attn_impl attention_implementation",
+    )
+    sdpa_backend: SdpaBackend = option(
+        SdpaBackend.AUTO,
+        f"Kernel behind sdpa: {legal(SdpaBackend)}; auto is PyTorch's own choice.",
+        panel=Panel.KERNELS,
+        metavar="NAME",
+    )
+    use_liger_kernel: bool = option(
+        False,
+        "Liger's kernels are applied to the model, as the Trainer does: fused norms, rotary "
+        "embedding, MLP, and a loss that never holds all logits.",
+        panel=Panel.KERNELS,
+    )
+    fused_loss: str = option(
+        "",
+        f"Loss in place of the model's head and cross-entropy: none, {', '.join(FUSED_LOSSES)}. "
+        f"torchtune's work in {DEFAULT_CHUNKS} pieces, or in N: torchtune-linear:N.",
+        panel=Panel.KERNELS,
+        metavar="NAME",
+    )
+    torch_compile: bool = option(
+        False,
+        "The model is compiled by TorchInductor, as the Trainer has it done: what backward keeps "
+        "is the compiler's choice, and fused operators leave no results between them.",
+        panel=Panel.KERNELS,
+    )
+    torch_compile_mode: str = option(
+        "",
+        "Mode of torch.compile, which it switches on; priced is default.",
+        panel=Panel.KERNELS,
+        metavar="MODE",
+    )
+    torch_compile_backend: str = option(
+        "",
+        "Backend of torch.compile, which it switches on; priced is inductor.",
+        panel=Panel.KERNELS,
+        metavar="NAME",
+    )
+    freeze: tuple[str, ...] = option(
+        (),
+        "Regular expression; parameters whose name it matches do not train. Repeatable.",
+        Kind.LIST,
+        panel=Panel.MODEL,
+        metavar="PATTERN",
+    )
+    adapter: Adapter | None = option(
+        None,
+        "Adapters as peft's adapter_config.json has them; the options below change its values.",
+        panel=Panel.ADAPTERS,
+        flags="--peft-config",
+        metavar="FILE",
+        aliases="adapter_config",
+        names_file=True,
+    )
+    quantization: Quantization | None = option(
+        None,
+        "transformers' quantization_config as JSON or a file; the options below change its values.",
+        panel=Panel.QUANTIZATION,
+        flags="--quantization-config",
+        metavar="JSON",
+        names_file=True,
+    )
+    padded: bool = option(
+        False, "The batches hold padding, so attention masks cannot be dropped.", panel=Panel.BATCH
+    )
+    padding_free: bool = option(
+        False,
+        "Samples of a batch are laid end to end in one row without padding "
+        "(DataCollatorWithFlattening, TRL's padding_free).",
+        panel=Panel.LENGTHS,
+    )
+    batching: Batching | None = field(default=None, metadata={"traced": False})
+    use_cache: bool | None = option(
+        None,
+        "Whether the model returns its key/value cache in training; left out, as the loop does.",
+        Kind.EITHER,
+        panel=Panel.MODEL,
+    )
+    alloc_conf: str = option(
+        "",
+        "Value of PYTORCH_CUDA_ALLOC_CONF.",
+        panel=Panel.SOFTWARE,
+        metavar="CONF",
+        aliases="pytorch_cuda_alloc_conf pytorch_alloc_conf",
+        traced=False,
+    )
+    loop: Loop = option(
+        Loop.TRAINER,
+        f"Whose training loop runs: {legal(Loop)}.",
+        panel=Panel.SOFTWARE,
+        metavar="NAME",
+    )
+    software: Software = option(
+        Software(),
+        "Versions that will train where they are not the installed ones: "
+        "torch=1.10,transformers=4.18.",
+        panel=Panel.SOFTWARE,
+        metavar="VERSIONS",
+    )
+    num_steps: int = option(
+        3, "Optimizer steps to simulate.", panel=Panel.SOFTWARE, flags="--steps", between=(1, 1000)
+    )
+    distributed: Distributed = ALONE
+
+    @property
+    def steps_in_backward(self) -> bool:
+        """Whether the optimizer steps in backward, so that gradients never pile up."""
+        return self.optim_in_backward or facts_of(self.optim).layerwise
+
+    @property
+    def may_accumulate(self) -> bool:
+        """Whether more than one micro-batch can make a step."""
+        return not self.steps_in_backward or facts_of(self.optim).accumulates
+
+    @property
+    def recomputes_reentrantly(self) -> bool:
+        """Whether layers are recomputed, and by reentrant checkpoints.
+
+        Transformers passed True until 4.57, False from 5.0 on; a plain older one torch's True.
+        """
+        if self.checkpointing == "none":
+            return False
+        if self.use_reentrant is not None:
+            return self.use_reentrant
+        return (self.software.transformers or (5, 0)) < (5, 0)
+
+    @property
+    def finds_unused_parameters(self) -> bool:
+        """Whether DDP looks for parameters that a forward did not use.
+
+        Source: ``Trainer._build_accelerator_args`` of transformers 5.23: everywhere but with
+        activation checkpointing; elsewhere, and around stages of a pipeline, which are a script's,
+        DDP's own default, which is not to.
+        """
+        asked = self.distributed.ddp_find_unused_parameters
+        if self.distributed.strategy is not Strategy.DDP or self.distributed.pp > 1:
+            return False
+        if asked is not None:
+            return asked
+        return self.loop is Loop.TRAINER and self.checkpointing == "none"
+
+    @property
+    def computes_in_half(self) -> bool:
+        """Whether FSDP or DeepSpeed hold half-precision copies of parameters to compute with.
+
+        In place of autocast: accelerate gives ``fully_shard`` a ``MixedPrecisionPolicy``, and
+        DeepSpeed's engine converts the model. A script's own FSDP2 has autocast, as it says, and a
+        pipeline is always a script's.
+        """
+        if self.precision is Precision.FP32:
+            return False
+        if self.distributed.strategy is Strategy.FSDP:
+            return self.loop is not Loop.PLAIN and self.distributed.pp == 1
+        return self.distributed.strategy is Strategy.ZERO
+
+    @property
+    def autocasts_halves(self) -> bool:
+        """Whether the model runs in autocast on half-precision copies of its parameters.
+
+        ``Accelerator.prepare_model`` of accelerate 1.15 wraps the forward in autocast, and makes
+        float32 of its outputs, before it makes FSDP1 of the model; FSDP2's preparation does not
+        come there.
+        """
+        one = self.distributed.strategy is Strategy.FSDP and self.distributed.fsdp_version == 1
+        return self.computes_in_half and one
+
+    @property
+    def keeps_parameters(self) -> bool:
+        """``use_orig_params`` of FSDP1: the Trainer says yes, accelerate and torch no."""
+        asked = self.distributed.fsdp_use_orig_params
+        return self.loop is Loop.TRAINER if asked is None else asked
+
+    @property
+    def partitions_parameters(self) -> bool:
+        """Whether DeepSpeed partitions the parameters themselves (stage 3)."""
+        return self.distributed.zero == 3
+
+    @property
+    def partitions_whole_model(self) -> bool:
+        """Whether stage 3 gets a model that lies whole on every GPU, and partitions it there.
+
+        ``from_pretrained`` leaves ``zero.Init`` out where it quantises (``get_init_context`` of
+        transformers 5.23), so ``DeepSpeedZeRoOffload`` finds no parameter of its own.
+        """
+        return self.partitions_parameters and self.quantization is not None
+
+    @property
+    def is_built_in_parts(self) -> bool:
+        """Whether stage 3 partitions each parameter as the model is built (``zero.Init``)."""
+        return self.partitions_parameters and not self.partitions_whole_model
+
+    @property
+    def is_built_in_full(self) -> bool:
+        """Whether ``zero.Init`` makes float32 weights, whatever dtype the checkpoint has.
+
+        ``InsertPostInitMethodToModuleSubClasses._set_dtype`` of DeepSpeed 0.19.8 takes half
+        precision where the configuration enables it, and constructors cast to what it took. (What
+        is traced for a run in half precision has half weights and no precision.)
+        """
+        in_full = not self.computes_in_half and not self.dtype.is_half
+        return self.is_built_in_parts and in_full
+
+    @property
+    def has_linear_of_stage_3(self) -> bool:
+        """Whether ``zero.Init`` puts a function of its own in place of ``F.linear``."""
+        usual = self.distributed.zero_setting("memory_efficient_linear", True)
+        return self.partitions_parameters and bool(usual)
+
+    @property
+    def checkpoint_every(self) -> int:
+        """Every how many layers a checkpoint is made; 0 = no checkpointing."""
+        if self.checkpointing == "none":
+            return 0
+        return int(self.checkpointing.partition(":")[2] or 1)

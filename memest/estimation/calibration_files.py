@@ -1,0 +1,410 @@
+"""A calibration as one small file of JSON, and which file to take for a GPU.
+
+A calibration comes from other people's machines, so nothing in it is believed before it was
+checked: the size of the file, finite numbers within limits, printable text.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import os
+import stat
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from memest.errors import ConfigError
+from memest.estimation.calibration import (
+    FACTS,
+    KIND,
+    LEVEL,
+    METRICS,
+    SCALES,
+    SCHEMA_VERSION,
+    Band,
+    Calibration,
+    CrossValidation,
+    MeasuredOn,
+    ProcessPart,
+    Provenance,
+    same_gpu,
+)
+from memest.files.texts import write_text
+
+__all__ = [
+    "MAX_TEXT",
+    "CalibrationChoice",
+    "calibrations_for",
+    "nearest_calibration",
+    "read_calibration",
+    "write_calibration",
+]
+
+MAX_FILE_BYTES = 1 << 20
+MAX_BYTES = 1 << 50
+MAX_FACTOR = 100.0
+MAX_ITEMS = 1000
+MAX_TEXT = 300
+
+
+def write_calibration(calibration: Calibration, path: str | os.PathLike[str]) -> None:
+    """Write a calibration; whoever reads the file sees all of it or the old one.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    target = Path(path)
+    # what cannot be read back is not written
+    text = json.dumps(calibration.to_dict(), indent=2, allow_nan=False) + "\n"
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write_text(target, text)
+    except OSError as error:
+        raise ConfigError(
+            f"The calibration profile {target} cannot be written ({error.strerror or error}): give "
+            "a folder that you may write to."
+        ) from None
+
+
+def read_calibration(path: str | os.PathLike[str]) -> Calibration:
+    """Read a calibration.
+
+    Raises:
+        ConfigError: there is none, or it is not what it should be; the message says what to do.
+    """
+    shown = str(path) if str(path).isprintable() else repr(str(path))
+    try:
+        return _calibration(_Node(_document(Path(path), shown), ""))
+    except _Wrong as wrong:
+        raise ConfigError(
+            f"The calibration profile {shown} cannot be used: {wrong}. Fit it anew with `memest "
+            "calibrate fit`, or leave it out to get the uncalibrated estimate."
+        ) from None
+
+
+class _Wrong(Exception):  # noqa: N818 - never leaves this module
+    """What is wrong with a document, in words."""
+
+
+def _document(path: Path, shown: str) -> Any:
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise ConfigError(f"The calibration profile {shown} is not a file: name its .json.")
+        with path.open("rb") as file:
+            raw = file.read(MAX_FILE_BYTES + 1)
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise ConfigError(
+            f"The calibration profile {shown} cannot be read ({why}): name a file that `memest "
+            "calibrate fit` wrote."
+        ) from None
+    if len(raw) > MAX_FILE_BYTES:
+        raise _Wrong(f"it is larger than {MAX_FILE_BYTES:,} bytes, which no profile is")
+    try:
+        return json.loads(raw.decode("utf-8"), parse_constant=_no_constant)
+    except RecursionError:
+        raise _Wrong("it is nested too deep to be a profile") from None
+    except UnicodeDecodeError as error:
+        raise _Wrong(f"it is not UTF-8 text (byte {error.start})") from None
+    except json.JSONDecodeError as error:
+        raise _Wrong(f"it is not JSON ({error.msg}, line {error.lineno})") from None
+    except ValueError as error:  # a number of thousands of digits
+        raise _Wrong(f"it has a number that is none of a profile ({error})") from None
+
+
+def _no_constant(name: str) -> Any:
+    raise _Wrong(f"it contains {name}, and every number must be finite")
+
+
+@dataclass(frozen=True, slots=True)
+class _Node:
+    """A value of the document and the way to it, for messages."""
+
+    value: Any
+    path: str
+
+    def at(self, name: str) -> _Node:
+        document = self.object()
+        path = f"{self.path}.{name}" if self.path else name
+        if name not in document:
+            raise _Wrong(f"{path} is missing")
+        return _Node(document[name], path)
+
+    def maybe(self, name: str) -> _Node | None:
+        """A member that may be missing or null."""
+        return None if self.object().get(name) is None else self.at(name)
+
+    def wrong(self, legal: str) -> _Wrong:
+        value = self.value
+        if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > 128:
+            shown = f"a number of {value.bit_length()} bits"
+        else:
+            shown = ascii(value)
+        shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
+        return _Wrong(f"{self.path or 'the document'} is {shown}, and must be {legal}")
+
+    def object(self) -> dict[str, Any]:
+        if not isinstance(self.value, dict) or len(self.value) > MAX_ITEMS:
+            raise self.wrong(f"an object of at most {MAX_ITEMS} members")
+        return self.value
+
+    def items(self) -> list[_Node]:
+        if not isinstance(self.value, list) or len(self.value) > MAX_ITEMS:
+            raise self.wrong(f"a list of at most {MAX_ITEMS} items")
+        return [_Node(item, f"{self.path}[{i}]") for i, item in enumerate(self.value)]
+
+    def whole(self, low: int = 0, high: int = MAX_BYTES) -> int:
+        value = self.value
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise self.wrong(f"a whole number from {low:,} to {high:,}")
+        return value
+
+    def number(self, low: float, high: float) -> float:
+        value = self.value
+        right = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not right or not low <= value <= high or not math.isfinite(value):
+            raise self.wrong(f"a finite number from {low:g} to {high:g}")
+        return float(value)
+
+    def text(self, empty: bool = True) -> str:
+        value = self.value
+        if not isinstance(value, str) or len(value) > MAX_TEXT or not value.isprintable():
+            raise self.wrong(f"printable text of at most {MAX_TEXT} characters")
+        if not value.strip() and not empty:
+            raise self.wrong("text that is not empty")
+        return value
+
+    def one_of(self, legal: Sequence[str]) -> str:
+        if self.value not in legal or not isinstance(self.value, str):
+            raise self.wrong(f"one of {', '.join(legal)}")
+        return self.value
+
+    def version(self) -> tuple[int, int]:
+        numbers = [item.whole(0, 100_000) for item in self.items()]
+        if len(numbers) != 2:
+            raise self.wrong("a pair of whole numbers, as [2, 13]")
+        return numbers[0], numbers[1]
+
+    def mapping(self, read: Callable[[_Node], Any]) -> dict[str, Any]:
+        out = {}
+        for name in self.object():
+            key = _Node(name, f"a name in {self.path}").text(empty=False)
+            out[key] = read(self.at(name))
+        return out
+
+
+def _texts(node: _Node) -> tuple[str, ...]:
+    return tuple(item.text() for item in node.items())
+
+
+def _versions(node: _Node) -> tuple[tuple[int, int], ...]:
+    return tuple(item.version() for item in node.items())
+
+
+def _calibration(top: _Node) -> Calibration:
+    top.object()
+    if top.at("kind").value != KIND:
+        raise top.at("kind").wrong(repr(KIND))
+    if top.at("schema_version").value != SCHEMA_VERSION or top.at("schema_version").value is True:
+        raise top.at("schema_version").wrong(f"{SCHEMA_VERSION}, the version this memest reads")
+
+    def factor(node: _Node) -> float:
+        return node.number(0, MAX_FACTOR)
+
+    return Calibration(
+        tensors=top.at("tensors").text(empty=False),
+        factors=top.at("factors").mapping(factor),
+        other_factor=factor(top.at("other_factor")),
+        gap_bytes=top.at("gap_bytes").whole(-MAX_BYTES),
+        process_model=top.at("process_model").text(),
+        process=tuple(_part(item) for item in top.at("process").items()),
+        per_kernel_bytes=top.at("per_kernel_bytes").number(0, float(1 << 40)),
+        precision_bytes=top.at("precision_bytes").mapping(lambda node: node.whole()),
+        band=_band(top.at("band")),
+        measured=_measured(top.at("measured")),
+        validation=_validation(top.at("validation")),
+        provenance=_provenance(top.at("provenance")),
+    )
+
+
+def _part(node: _Node) -> ProcessPart:
+    capability, sm_count = node.maybe("capability"), node.maybe("sm_count")
+    total = node.maybe("total_bytes")
+    return ProcessPart(
+        gpu=node.at("gpu").text(empty=False),
+        constant_bytes=node.at("constant_bytes").whole(),
+        low_bytes=node.at("low_bytes").whole(-MAX_BYTES, 0),
+        high_bytes=node.at("high_bytes").whole(),
+        cases=node.at("cases").whole(0),
+        capability=None if capability is None else capability.version(),
+        sm_count=None if sm_count is None else sm_count.whole(1, 1 << 20),
+        total_bytes=None if total is None else total.whole(1),
+    )
+
+
+def _band(node: _Node) -> Band:
+    level, limit = node.maybe("level"), float(MAX_BYTES)
+    low, high = node.at("low").number(-limit, limit), node.at("high").number(-limit, limit)
+    if low > high:
+        raise node.at("low").wrong(f"at most band.high, {high:g}")
+    scale = node.at("scale").one_of(SCALES)
+    if scale == "proportional" and not -MAX_FACTOR <= low <= high <= MAX_FACTOR:
+        raise node.at("high").wrong(f"parts of the peak, at most {MAX_FACTOR:g} times it")
+    return Band(
+        metric=node.at("metric").one_of(METRICS),
+        scale=scale,
+        low=low,
+        high=high,
+        level=None if level is None else level.number(0, LEVEL),
+        cases=node.at("cases").whole(0),
+        draws=node.at("draws").number(0, limit),
+    )
+
+
+def _measured(node: _Node) -> MeasuredOn:
+    seen = node.at("seen").mapping(_texts)
+    return MeasuredOn(
+        allocated_bytes=node.at("allocated_bytes").whole(),
+        kernels=node.at("kernels").whole(),
+        slack_bytes=node.at("slack_bytes").whole(),
+        seen={fact: seen[fact] for fact in FACTS if fact in seen},
+        torch=_versions(node.at("torch")),
+        cuda=_versions(node.at("cuda")),
+    )
+
+
+def _validation(node: _Node) -> CrossValidation:
+    def share(name: str, high: float = 1.0) -> float | None:
+        value = node.maybe(name)
+        return None if value is None else value.number(0, high)
+
+    return CrossValidation(
+        cases=node.at("cases").whole(0),
+        models=node.at("models").whole(0),
+        folds=node.at("folds").whole(0),
+        raw_error=share("raw_error", 1e6),
+        error=share("error", 1e6),
+        allocated_raw_error=share("allocated_raw_error", 1e6),
+        allocated_error=share("allocated_error", 1e6),
+        coverage=share("coverage"),
+        above=share("above"),
+    )
+
+
+def _provenance(node: _Node) -> Provenance:
+    return Provenance(
+        gpus=_texts(node.at("gpus")),
+        drivers=_texts(node.at("drivers")),
+        first=node.at("first").text(),
+        last=node.at("last").text(),
+        statuses=node.at("statuses").mapping(lambda count: count.whole()),
+        dataset_sha256=node.at("dataset_sha256").text(),
+        versions=node.at("versions").mapping(lambda version: version.text()),
+        notes=_texts(node.at("notes")),
+    )
+
+
+# -- which one ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrationChoice:
+    """The calibration that was found for a GPU.
+
+    Attributes:
+        path: its file, None where none names the GPU.
+        calibration: its content.
+        notes: files that were passed over, and why.
+    """
+
+    path: Path | None = None
+    calibration: Calibration | None = None
+    notes: tuple[str, ...] = ()
+
+
+def calibrations_for(gpu: str, folders: Sequence[str | os.PathLike[str]]) -> CalibrationChoice:
+    """Which calibration of some folders was measured on a GPU.
+
+    Of several, one of the first folder; there, the one with most runs on this GPU, then the one
+    measured last.
+
+    Args:
+        gpu: name as the driver prints it, or ``cpu``.
+        folders: their files ``*.json`` are looked at; folders that are not there are passed over.
+    """
+    known, notes = _calibrations_in(folders)
+    candidates: list[tuple[int, int, str, Path, Calibration]] = []
+    for place, file, calibration in known:
+        part = calibration.part_of(gpu)
+        if part is None and not any(same_gpu(gpu, g) for g in calibration.provenance.gpus):
+            continue
+        cases = part.cases if part is not None else calibration.validation.cases
+        candidates.append((-place, cases, calibration.provenance.last, file, calibration))
+    if not candidates:
+        return CalibrationChoice(notes=notes)
+    best = max(candidates, key=lambda item: item[:3])  # the first one of equals
+    return CalibrationChoice(path=best[3], calibration=best[4], notes=notes)
+
+
+def nearest_calibration(
+    folders: Sequence[str | os.PathLike[str]],
+    *,
+    capability: tuple[int, int] | str | None,
+    sm_count: int | None,
+    total_bytes: int | None,
+) -> CalibrationChoice:
+    """Which calibration of some folders was measured on the GPU most like another one.
+
+    Args:
+        folders: as for :func:`calibrations_for`.
+        capability: compute capability of the other one.
+        sm_count: its streaming multiprocessors.
+        total_bytes: its memory.
+    """
+    known, notes = _calibrations_in(folders)
+    ranked = [
+        (part.distance(capability, sm_count, total_bytes), file, calibration)
+        for _, file, calibration in known
+        for part in calibration.process
+    ]
+    if not ranked:
+        return CalibrationChoice(notes=notes)
+    _, path, calibration = min(ranked, key=lambda item: item[0])  # the first one of equals
+    return CalibrationChoice(path=path, calibration=calibration, notes=notes)
+
+
+def _calibrations_in(
+    folders: Sequence[str | os.PathLike[str]],
+) -> tuple[list[tuple[int, Path, Calibration]], tuple[str, ...]]:
+    """Calibrations with the place of their folder, and what to say of files that are none."""
+    candidates: list[tuple[int, Path, Calibration]] = []
+    notes = []
+    for place, folder in enumerate(folders):
+        try:
+            files = sorted(f for f in Path(folder).iterdir() if f.suffix == ".json")
+        except (OSError, ValueError):
+            continue
+        for file in files:
+            try:
+                candidates.append((place, file, _read_once(file)))
+            except ConfigError as error:
+                notes.append(f"passed over: {error}")
+    return candidates, tuple(notes)
+
+
+def _read_once(file: Path) -> Calibration:
+    """One that is looked at for every card of a question is read again when it changes."""
+    try:
+        state = file.stat()
+    except OSError:
+        return read_calibration(file)  # which says what is wrong
+    return _read_as_it_is(file, state.st_mtime_ns, state.st_size)
+
+
+@functools.lru_cache(maxsize=64)
+def _read_as_it_is(file: Path, _changed: int, _size: int) -> Calibration:
+    return read_calibration(file)

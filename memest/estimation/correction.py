@@ -1,0 +1,415 @@
+"""Apply a calibration profile to an estimate: corrected figures and an honest range.
+
+With parts ``p`` of the breakdown, factors ``c``, allocated ``A``, reserved ``R``::
+
+    A' = sum of c * p                 every part by its factor
+    R' = R + (A' - A) + gap           what the allocator keeps beyond, as replayed, and a gap
+    D' = R' + process                 context, kernels and libraries of this GPU
+
+The range comes from how far measured peaks lay from corrected ones, in runs of models that the fit
+had not seen. Its tails are equal, so the upper end of a 90 % range is a 95 % upper bound. Where too
+few runs were measured, or the question lies beyond them, the range is widened and says so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from memest.estimation.calibration import (
+    CPU,
+    FACTS,
+    LEVEL,
+    Calibration,
+    CrossValidation,
+    MeasuredOn,
+    ProcessPart,
+    same_gpu,
+)
+from memest.units import format_size
+
+__all__ = ["Correction", "Uncorrected", "correct"]
+
+MORE = 1.1
+"""Sizes up to so many times the largest measured one count as measured."""
+UNSEEN = 0.5
+"""Distance of a value of a fact that was not measured."""
+RELEASE = 0.25
+"""Distance of each minor release between the torch of the question and the nearest measured."""
+MAX_RELEASES = 8
+"""Releases that count: what lies further away is unknown, whatever the number."""
+BORROWED = {True: 0.25, False: 0.5}
+"""Distance of a process part of another GPU: of the same compute capability, of another one."""
+FEW_CASES = 5
+"""Readings below which the process part of one of several GPUs is taken with caution."""
+MARGIN = 0.01
+"""Part of the peak by which the range grows at either end for each unit of distance."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Uncorrected:
+    """An uncalibrated estimate, as far as a correction needs it.
+
+    Attributes:
+        parts: rows of the breakdown at the allocated peak, bytes by category.
+        allocated_bytes: their sum.
+        reserved_bytes: of the replay.
+        kernels: distinct operators of the run.
+        gpu: name as the driver prints it.
+        sm_count: streaming multiprocessors of the GPU.
+        capability: its (major, minor).
+        total_bytes: its memory.
+        torch: (major, minor).
+        cuda: (major, minor), None if not known.
+        context_low_bytes: the least that the table expects for context and kernels.
+        context_expected_bytes: what it expects.
+        context_high_bytes: the most.
+        slack_bytes: how much larger a workspace may be that a library chooses.
+        precision: kind of autocast.
+        dtype: of the weights.
+        attention: implementation.
+        optimizer: by name.
+        loop: whose training loop.
+        checkpointing: ``none``, ``full`` or ``every_n``.
+        family: ``model_type`` of the model.
+    """
+
+    parts: Mapping[str, int]
+    allocated_bytes: int
+    reserved_bytes: int
+    kernels: int
+    gpu: str
+    sm_count: int | None = None
+    capability: tuple[int, int] | None = None
+    total_bytes: int | None = None
+    torch: tuple[int, int]
+    cuda: tuple[int, int] | None = None
+    context_low_bytes: int
+    context_expected_bytes: int
+    context_high_bytes: int
+    slack_bytes: int = 0
+    precision: str
+    dtype: str
+    attention: str
+    optimizer: str
+    loop: str
+    checkpointing: str
+    family: str
+
+    def __post_init__(self) -> None:
+        if sum(self.parts.values()) != self.allocated_bytes:
+            raise ValueError(
+                f"the parts sum to {sum(self.parts.values())} bytes, allocated are "
+                f"{self.allocated_bytes}"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Correction:
+    """An estimate after correction, beside what it was before.
+
+    Attributes:
+        parts: corrected rows; they sum to ``allocated_bytes`` exactly.
+        allocated_bytes: corrected.
+        reserved_bytes: corrected.
+        process_low_bytes: the least of context, kernels and libraries.
+        process_expected_bytes: what they are expected to take.
+        process_high_bytes: the most.
+        device_bytes: corrected.
+        low_bytes: of the device peak.
+        high_bytes: of the device peak.
+        level: share of runs that lie in the range; None = no claim.
+        basis: where the range is from, in a sentence.
+        factors: by part.
+        gap_bytes: added to the reserved peak.
+        notes: what is extrapolated or borrowed, in sentences.
+        distance: how far beyond what was measured; 0 within.
+        process_gpu: whose process part was taken; empty for the table's.
+        raw_parts: before correction.
+        raw_allocated_bytes: before correction.
+        raw_reserved_bytes: before correction.
+        raw_process_bytes: as the table expects.
+        raw_device_bytes: before correction.
+        raw_low_bytes: range without calibration.
+        raw_high_bytes: range without calibration.
+        validation: how right the profile was for models it had not seen.
+    """
+
+    parts: Mapping[str, int]
+    allocated_bytes: int
+    reserved_bytes: int
+    process_low_bytes: int
+    process_expected_bytes: int
+    process_high_bytes: int
+    device_bytes: int
+    low_bytes: int
+    high_bytes: int
+    level: float | None
+    basis: str
+    factors: Mapping[str, float]
+    gap_bytes: int
+    notes: tuple[str, ...]
+    distance: float
+    process_gpu: str
+    raw_parts: Mapping[str, int]
+    raw_allocated_bytes: int
+    raw_reserved_bytes: int
+    raw_process_bytes: int
+    raw_device_bytes: int
+    raw_low_bytes: int
+    raw_high_bytes: int
+    validation: CrossValidation
+
+
+@dataclass(frozen=True, slots=True)
+class _Process:
+    low: int
+    expected: int
+    high: int
+    gpu: str
+
+
+def correct(calibration: Calibration, question: Uncorrected) -> Correction:
+    """Correct an estimate by a profile.
+
+    Args:
+        calibration: the profile.
+        question: the estimate.
+
+    Returns:
+        The corrected figures. Outside what was measured the range is widened: it then contains
+        the uncalibrated one, and with distance d either half grows to 1 + d times its width and
+        1 % of the peak for each d. Distances add up: 0.5 for each unseen fact, 0.25 for each
+        release of torch, log2 of the ratio for sizes, 0.25 or 0.5 for a process part that is
+        borrowed, 0.25 for one of several GPUs with hardly a run.
+    """
+    q = question
+    factors = {part: calibration.factors.get(part, calibration.other_factor) for part in q.parts}
+    parts = _scaled(q.parts, factors)
+    allocated = sum(parts.values())
+    gap = 0 if calibration.on_cpu else calibration.gap_bytes
+    reserved = max(q.reserved_bytes + allocated - q.allocated_bytes + gap, allocated)
+    process, far, notes = _process(calibration, q)
+    distance, said = _beyond(calibration.measured, q)
+    distance += far
+    notes += said
+    device = reserved + process.expected
+    low, high = _range(calibration, q, allocated, reserved, process)
+    level = calibration.band.level
+    few = level is None or level < LEVEL
+    if distance or not process.gpu or calibration.band.metric != "device":
+        level = None
+    raw_low = q.reserved_bytes + q.context_low_bytes
+    raw_high = q.reserved_bytes + q.context_high_bytes + q.slack_bytes
+    if few or distance:
+        low, high = min(low, raw_low), max(high, raw_high)
+    low, high = min(low, device), max(high, device)
+    if distance:
+        more = MARGIN * distance * device
+        low = math.floor(device - (device - low) * (1 + distance) - more)
+        high = math.ceil(device + (high - device) * (1 + distance) + more)
+    return Correction(
+        parts=parts,
+        allocated_bytes=allocated,
+        reserved_bytes=reserved,
+        process_low_bytes=process.low,
+        process_expected_bytes=process.expected,
+        process_high_bytes=process.high,
+        device_bytes=device,
+        low_bytes=max(low, 0),
+        high_bytes=high,
+        level=level,
+        basis=_basis(calibration, process, level, distance),
+        factors=factors,
+        gap_bytes=gap,
+        notes=tuple(notes),
+        distance=distance,
+        process_gpu=process.gpu,
+        raw_parts=dict(q.parts),
+        raw_allocated_bytes=q.allocated_bytes,
+        raw_reserved_bytes=q.reserved_bytes,
+        raw_process_bytes=q.context_expected_bytes,
+        raw_device_bytes=q.reserved_bytes + q.context_expected_bytes,
+        raw_low_bytes=raw_low,
+        raw_high_bytes=raw_high,
+        validation=calibration.validation,
+    )
+
+
+def _scaled(parts: Mapping[str, int], factors: Mapping[str, float]) -> dict[str, int]:
+    """Parts times their factors, whole bytes whose sum is the rounded sum."""
+    exact = {name: size * factors[name] for name, size in parts.items()}
+    floors = {name: math.floor(value) for name, value in exact.items()}
+    left = round(math.fsum(exact.values())) - sum(floors.values())
+    by_rest = sorted(exact, key=lambda name: (floors[name] - exact[name], name))
+    for name in by_rest[: max(left, 0)]:
+        floors[name] += 1
+    return floors
+
+
+# -- the process part -----------------------------------------------------------------------------
+
+
+def _process(calibration: Calibration, q: Uncorrected) -> tuple[_Process, float, list[str]]:
+    """What the process holds beside its segments, how far that is fetched, and what to say."""
+    table = _Process(q.context_low_bytes, q.context_expected_bytes, q.context_high_bytes, "")
+    if calibration.on_cpu or not calibration.process:
+        what = "on a CPU" if calibration.on_cpu else "without a reading of device memory"
+        note = (
+            f"The profile was measured {what}: it corrects tensors only; context and kernels, and "
+            "their range, are as the table has them."
+        )
+        return table, 0.0, [note]
+    own = calibration.part_of(q.gpu)
+    if own is not None and (own.cases >= FEW_CASES or len(calibration.process) == 1):
+        return _fitted(calibration, own, q), 0.0, []
+    if own is not None:
+        # the range is that of all GPUs together, and this one is hardly among them
+        fitted = _fitted(calibration, own, q)
+        wide = replace(fitted, low=min(fitted.low, table.low), high=max(fitted.high, table.high))
+        note = (
+            f"Only {_count(own.cases, 'run')} of the calibration had device memory of {own.gpu} "
+            "read, so the range is widened."
+        )
+        return wide, BORROWED[True], [note]
+    lender = _nearest(calibration.process, q)
+    lent = _fitted(calibration, lender, q)
+    alike = lender.capability is not None and lender.capability == q.capability
+    process = _Process(
+        min(lent.low, table.low), lent.expected, max(lent.high, table.high), lender.gpu
+    )
+    why = "of the same compute capability" if alike else "the nearest that was measured"
+    note = (
+        f"No run was measured on {q.gpu}: context and kernels "
+        f"({format_size(lent.expected)}) are borrowed from {lender.gpu}, {why}, and the range is "
+        "widened."
+    )
+    return process, BORROWED[alike], [note]
+
+
+def _fitted(calibration: Calibration, part: ProcessPart, q: Uncorrected) -> _Process:
+    expected = part.constant_bytes + round(calibration.per_kernel_bytes * q.kernels)
+    expected += calibration.precision_bytes.get(q.precision, 0)
+    low, high = max(expected + part.low_bytes, 0), expected + part.high_bytes
+    return _Process(low, expected, high, part.gpu)
+
+
+def _nearest(parts: tuple[ProcessPart, ...], q: Uncorrected) -> ProcessPart:
+    return min(parts, key=lambda part: part.distance(q.capability, q.sm_count, q.total_bytes))
+
+
+# -- the range ------------------------------------------------------------------------------------
+
+
+def _range(
+    calibration: Calibration, q: Uncorrected, allocated: int, reserved: int, process: _Process
+) -> tuple[int, int]:
+    """The range of the device peak before anything is widened."""
+    band = calibration.band
+    device = reserved + process.expected
+    peak = {"device": device, "reserved": reserved, "allocated": allocated}[band.metric]
+    scale = peak if band.scale == "proportional" else 1
+    below, above = math.floor(band.low * scale), math.ceil(band.high * scale)
+    slack = max(q.slack_bytes - calibration.measured.slack_bytes, 0)
+    if band.metric == "device" and process.gpu:
+        if same_gpu(process.gpu, q.gpu):
+            return device + below, device + above + slack
+        # another GPU's process part: what the table allows is possible too
+        low = min(device + below, reserved + process.low)
+        return low, max(device + above, reserved + process.high) + slack
+    slack = q.slack_bytes  # how a library chooses on a GPU was not measured
+    low, high = reserved + process.low + min(below, 0), reserved + process.high + max(above, 0)
+    return low, high + slack
+
+
+def _beyond(measured: MeasuredOn, q: Uncorrected) -> tuple[float, list[str]]:
+    """How far a question lies beyond what was measured, and in what."""
+    distance, notes = 0.0, []
+    sizes = (
+        ("allocated memory", q.allocated_bytes, measured.allocated_bytes, format_size),
+        ("number of operators", q.kernels, measured.kernels, str),
+    )
+    for name, asked, largest, words in sizes:
+        if largest and asked > MORE * largest:
+            distance += math.log2(asked / largest)
+            notes.append(
+                f"The calibration extrapolates because the {name} ({words(asked)}) is beyond the "
+                f"largest measured ({words(largest)})."
+            )
+    for fact in FACTS:
+        value, seen = str(getattr(q, fact)), measured.seen.get(fact, ())
+        if value not in seen:
+            distance += UNSEEN
+            known = ", ".join(seen) if 0 < len(seen) <= 8 else f"{len(seen)} others"
+            notes.append(
+                f"The calibration extrapolates because no run with {fact} {value or 'unknown'} was "
+                f"measured (measured: {known})."
+            )
+    if q.torch not in measured.torch:
+        distance += min(_releases(q.torch, measured.torch), MAX_RELEASES) * RELEASE
+        known = ", ".join(_release(version) for version in measured.torch) or "none"
+        notes.append(
+            f"The calibration extrapolates because torch {_release(q.torch)} was not measured "
+            f"(measured: {known})."
+        )
+    majors = {major for major, _ in measured.cuda}
+    if q.cuda is not None and majors and q.cuda[0] not in majors:
+        distance += UNSEEN
+        known = ", ".join(str(major) for major in sorted(majors))
+        notes.append(
+            f"The calibration extrapolates because CUDA {q.cuda[0]} was not measured (measured: "
+            f"{known})."
+        )
+    return distance, notes
+
+
+def _releases(asked: tuple[int, int], known: tuple[tuple[int, int], ...]) -> int:
+    """Minor releases to the nearest one known."""
+    apart = [abs(a - asked[0]) * MAX_RELEASES + abs(b - asked[1]) for a, b in known]
+    return min(apart, default=MAX_RELEASES)
+
+
+def _release(version: tuple[int, int]) -> str:
+    return f"{version[0]}.{version[1]}"
+
+
+def _basis(
+    calibration: Calibration, process: _Process, level: float | None, distance: float
+) -> str:
+    cross_validation, band = calibration.validation, calibration.band
+    gpus = ", ".join("a CPU" if gpu == CPU else gpu for gpu in calibration.provenance.gpus)
+    dates = " to ".join(dict.fromkeys((calibration.provenance.first, calibration.provenance.last)))
+    out = (
+        f"calibrated on {_count(cross_validation.cases, 'run')} of "
+        f"{_count(cross_validation.models, 'model')} on {gpus}"
+        f"{f' ({dates})' if dates else ''}"
+    )
+    if level is not None and level >= LEVEL:
+        out += (
+            f": {level:.0%} of runs are expected in the range and {(1 + level) / 2:.0%} below its "
+            "upper end, from how far models lay off that were left out of the fit"
+        )
+        return out + (
+            f" ({cross_validation.coverage:.0%} lay inside)"
+            if cross_validation.coverage is not None
+            else ""
+        )
+    if distance:
+        return out + "; the question lies beyond what was measured, so the range is widened"
+    if not process.gpu or band.metric != "device":
+        return out + "; tensors are corrected, the range is that of context and kernels"
+    if level is None:
+        return out + (
+            "; the range joins the spread of these runs and the uncalibrated range: so few models "
+            "say nothing of others"
+        )
+    return out + (
+        f"; {_count(band.cases, 'run')}, which count as {band.draws:.0f} independent ones, are too "
+        f"few for {LEVEL:.0%}, so the range joins their whole spread (which holds for {level:.0%} "
+        "of runs) and the uncalibrated range"
+    )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -1,0 +1,333 @@
+"""``memest.estimate``: the one place where model, setup, trace, replay and GPU meet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from memest.config.inputs import module_inputs_of
+from memest.config.options import argument, merge_options
+from memest.config.setup import Setup
+from memest.errors import MissingDependencyError
+from memest.estimation.breakdown import alive_at_peak, breakdown, layers, moment, timeline
+from memest.estimation.gpu_target import TargetGpu, common_target_gpus, target_gpus
+from memest.estimation.notes import assumptions_of, notes_of
+from memest.estimation.peaks import Peaks, calibration_facts, corrected_rows, peaks_of
+from memest.estimation.pipeline import PipelineRun
+from memest.estimation.profiler import Profiler
+from memest.estimation.replay_cache import ReplayCache
+from memest.estimation.run import Run
+from memest.estimation.verdict import largest_batch, verdict_for
+from memest.estimation.whole_run import resolve_run
+from memest.replay.conf import parse_alloc_conf
+from memest.report.result import Estimate, GpuFit, Interval, Peak, RankPeak, Spot, Verdict
+from memest.workspaces.attention_choice import RingKernelError
+
+if TYPE_CHECKING:
+    import torch
+
+    from memest.readers.run_config import RunConfig
+
+__all__ = ["answer", "estimate", "read_run", "spot"]
+
+Progress = Callable[[str], None]
+
+
+def estimate(
+    model: str | torch.nn.Module | RunConfig,
+    setup: Setup | None = None,
+    *,
+    gpu: str | Sequence[str] | None = None,
+    gpu_memory: int | str | None = None,
+    device_context: int | str | None = None,
+    calibration: str | None = None,
+    inputs: Any = None,
+    loss: Callable[[Any, Any], torch.Tensor] | str | None = None,
+    step_fn: Callable[..., Any] | str | None = None,
+    dims: Mapping[str, int] | Sequence[str] | None = None,
+    model_args: Mapping[str, Any] | Sequence[str] | None = None,
+    trust_remote_code: bool = False,
+    max_batch: bool = True,
+    snapshot: str | Path | None = None,
+    progress: Progress | None = None,
+    **options: Any,
+) -> Estimate:
+    """Predict the GPU memory of a training run.
+
+    Args:
+        model: a catalogue name, hub id, folder, config.json, ``package.module:factory``, or a
+            live ``torch.nn.Module`` (which is not modified), or what :func:`memest.read_config`
+            and :func:`memest.read_command` return.
+        setup: the training configuration; ``options`` are an alternative way to give it.
+        gpu: name of a GPU, ``local``, or several; the first one decides the verdict.
+        gpu_memory: bytes the GPU has, in place of the catalogue's figure.
+        device_context: CUDA context read after a first touch of the GPU, in place of the table.
+            Kernels that load later are added where the software loads them lazily.
+        calibration: file of a calibration that corrects the answer, or ``none``. Left out, a
+            calibration that was measured on the GPU (or one like it) is looked for in the user's
+            folder and in the package.
+        inputs: what a module of one's own is fed: tensors by name (or in a tuple), specifications
+            (``"x:float32[B,3,224,224]"``), or a function that makes them for a batch size.
+        loss: where the outputs carry none: ``loss(outputs, batch)``, or a name (``"mse"``).
+        step_fn: ``step(model, batch) -> loss`` in place of forward and loss; see
+            ``docs/any-module.md`` for steps with several models and optimizers.
+        dims: what the letters of specifications are; ``B`` is the batch, ``S`` the length.
+        model_args: arguments of a factory.
+        trust_remote_code: run code that the model's repository brings.
+        max_batch: look for the largest batch when a GPU is named.
+        snapshot: a file (.pickle or .json) that the predicted run is written to besides, in the
+            structure of ``torch.cuda.memory._dump_snapshot``: as replayed, before a calibration
+            profile corrects totals.
+        progress: called with one line for each longer thing done.
+        **options: fields of :class:`Setup` and the spellings of HF ``TrainingArguments``.
+
+    Returns:
+        The estimate.
+
+    Raises:
+        MemestError: with one paragraph that says what to do; see :mod:`memest.errors`.
+    """
+    calibration = argument("calibration", calibration, options)
+    configured = read_run(model)
+    if configured is not None:
+        configured = configured.with_model(setup, options)
+        model, setup, options = str(configured.model), configured.setup, {}
+    setup = merge_options(setup, options)
+    target = None
+    if snapshot is not None:
+        from memest.estimation.snapshot_export import check_snapshot_target
+
+        target = check_snapshot_target(snapshot)
+    profiler = Profiler.of(
+        model,
+        module_inputs=module_inputs_of(inputs, loss, step_fn, dims, model_args),
+        trust_remote_code=trust_remote_code,
+        progress=progress,
+    )
+    setup = profiler.with_own_batch(setup, options)
+    result = answer(
+        profiler,
+        setup,
+        gpu=gpu,
+        gpu_memory=gpu_memory,
+        device_context=device_context,
+        calibration=calibration,
+        max_batch=max_batch,
+        snapshot=target,
+    )
+    if configured is None:
+        return result
+    from memest.readers.run_config import origins_of
+
+    return replace(
+        result,
+        notes=(*result.notes, *configured.notes),
+        origins=origins_of(configured, result.setup),
+    )
+
+
+def read_run(model: Any) -> RunConfig | None:
+    """What :func:`memest.read_config` returned, where it stands in the model's place; else None."""
+    if isinstance(model, str):
+        return None
+    from memest.readers.run_config import RunConfig
+
+    return model if isinstance(model, RunConfig) else None
+
+
+def answer(
+    profiler: Profiler,
+    request: Setup,
+    *,
+    gpu: str | Sequence[str] | None = None,
+    gpu_memory: int | str | None = None,
+    device_context: int | str | None = None,
+    calibration: str | None = None,
+    max_batch: bool = True,
+    vary: Sequence[str] = (),
+    common: bool = True,
+    snapshot: Path | None = None,
+) -> Estimate:
+    """The estimate of a setup for a model whose traces a tracer keeps.
+
+    Args:
+        profiler: of the model.
+        request: the setup as it was asked for.
+        gpu: as for :func:`estimate`.
+        gpu_memory: likewise.
+        device_context: likewise.
+        calibration: likewise.
+        max_batch: look for the largest batch when a GPU is named.
+        vary: sizes that further questions will change.
+        common: say what it means for the GPUs that people have, where none is named.
+        snapshot: a file that the run is written to besides.
+    """
+    targets = target_gpus(request, gpu, gpu_memory, device_context, calibration)
+    main, named = targets.main, targets.named
+    looks_for_batch = bool(named) and max_batch
+    run = resolve_run(profiler, request, main.traits, ("batch", *vary) if looks_for_batch else vary)
+    setup, stream = run.setup, run.stream
+    if snapshot is not None:
+        from memest.estimation.snapshot_export import save_memory_history
+
+        save_memory_history(stream, setup.alloc_conf, snapshot)
+    replays = profiler.replays(parse_alloc_conf(setup.alloc_conf))
+    result = replays.of(stream, curve=True)
+    alive = alive_at_peak(stream, result)
+    rows = breakdown(stream, result, alive)
+    peaks = peaks_of(main, run, stream, result, rows)
+    if peaks.corrected is not None:
+        rows = corrected_rows(rows, peaks.corrected.parts)
+    others: Sequence[TargetGpu] = named[1:]
+    if not named and common and not setup.torch_compile:  # each would be compiled for
+        others = common_target_gpus(setup, targets.torch, targets.context)
+    fits, left_out = _fits_others(profiler, request, others, replays, named=bool(named))
+    chosen = verdict_for(main, peaks, stream, result, replays.conf) if named else None
+    batch = safe = None
+    if looks_for_batch:
+        resized = replace(request, batch=setup.batch)
+        try:
+            batch, safe = largest_batch(main, profiler, resized, replays.conf)
+        except MissingDependencyError:
+            left_out.append(_NO_LARGEST)
+    return Estimate(
+        model=profiler.facts(run),
+        setup=setup,
+        gpu=chosen,
+        peak=_peak(peaks),
+        interval=_interval(peaks),
+        breakdown=rows,
+        peak_at=moment(stream, result),
+        layers=layers(stream, alive),
+        timeline=timeline(stream, result),
+        verdict=chosen.verdict if chosen else Verdict.UNKNOWN,
+        context_bytes=peaks.process_expected_bytes,
+        calibration=calibration_facts(main, peaks),
+        ranks=_ranks(main, run, replays),
+        max_batch=batch,
+        safe_batch=safe,
+        common_gpus=tuple(fits),
+        notes=tuple(notes_of(run, main, rows, peaks)),
+        assumptions=(*assumptions_of(profiler.assumptions(request), setup, targets), *left_out),
+    )
+
+
+def _fits_others(
+    profiler: Profiler,
+    request: Setup,
+    targets: Sequence[TargetGpu],
+    replays: ReplayCache,
+    *,
+    named: bool,
+) -> tuple[list[GpuFit], list[str]]:
+    """The verdicts for further GPUs, and what to say of those that are left out.
+
+    Raises:
+        MemestError: a GPU that was named has no answer.
+    """
+    fits: list[GpuFit] = []
+    unanswered: dict[str, list[str]] = {_NO_RING: [], _NO_TRACE: []}
+    for target in targets:
+        try:
+            run = resolve_run(profiler, request, target.traits)
+        except (RingKernelError, MissingDependencyError) as error:
+            if named:
+                raise
+            why = _NO_RING if isinstance(error, RingKernelError) else _NO_TRACE
+            unanswered[why].append(target.name)
+            continue
+        stream = run.stream
+        result = replays.of(stream)
+        peaks = peaks_of(target, run, stream, result)
+        fits.append(verdict_for(target, peaks, stream, result, replays.conf))
+    left_out = [
+        f"left out, because {why}: {', '.join(names)}" for why, names in unanswered.items() if names
+    ]
+    return fits, left_out
+
+
+_NO_RING = "ring attention has no kernel for them"
+_NO_TRACE = (
+    "no profile that comes with memest has their attention kernels, and what traces models is not "
+    "installed"
+)
+_NO_LARGEST = (
+    "the largest batch is not looked for: it lies beyond the profiles that come with memest, and "
+    "what traces models is not installed"
+)
+
+
+def _ranks(main: TargetGpu, run: Run, replays: ReplayCache) -> tuple[RankPeak, ...]:
+    """All GPUs of a pipeline, the fullest first; empty where there is none."""
+    if not isinstance(run, PipelineRun):
+        return ()
+    out = []
+    for rank in run.ranks:
+        peaks = peaks_of(main, run, rank.stream, replays.of(rank.stream))
+        out.append(
+            RankPeak(
+                rank=rank.rank,
+                parts=rank.parts,
+                allocated_bytes=peaks.allocated_bytes,
+                reserved_bytes=peaks.reserved_bytes,
+                device_bytes=peaks.device_bytes,
+            )
+        )
+    worst = run.ranks[run.worst].rank
+    return tuple(sorted(out, key=lambda r: (r.rank != worst, -r.device_bytes, r.rank)))
+
+
+def spot(
+    profiler: Profiler,
+    request: Setup,
+    *,
+    gpu: str | Sequence[str] | None = None,
+    gpu_memory: int | str | None = None,
+    device_context: int | str | None = None,
+    calibration: str | None = None,
+    vary: Sequence[str] = (),
+) -> Spot:
+    """The peaks and the verdict of :func:`answer` alone, in a third of the time.
+
+    Args:
+        profiler: of the model.
+        request: the setup as it was asked for.
+        gpu: as for :func:`estimate`; the first one counts.
+        gpu_memory: likewise.
+        device_context: likewise.
+        calibration: likewise.
+        vary: sizes that further questions will change.
+    """
+    targets = target_gpus(request, gpu, gpu_memory, device_context, calibration)
+    run = resolve_run(profiler, request, targets.main.traits, vary)
+    conf = parse_alloc_conf(run.setup.alloc_conf)
+    stream = run.short_stream
+    result = profiler.replays(conf).of(stream)
+    main = targets.main
+    peaks = peaks_of(main, run, stream, result)
+    return Spot(
+        setup=run.setup,
+        gpu=verdict_for(main, peaks, stream, result, conf) if targets.named else None,
+        peak=_peak(peaks),
+        interval=_interval(peaks),
+    )
+
+
+def _peak(peaks: Peaks) -> Peak:
+    return Peak(
+        allocated_bytes=peaks.allocated_bytes,
+        reserved_bytes=peaks.reserved_bytes,
+        device_bytes=peaks.device_bytes,
+        managed_bytes=peaks.managed_bytes,
+    )
+
+
+def _interval(peaks: Peaks) -> Interval:
+    return Interval(
+        level=peaks.level,
+        low_bytes=peaks.low_bytes,
+        high_bytes=peaks.high_bytes,
+        basis=peaks.basis,
+    )

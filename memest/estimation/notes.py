@@ -1,0 +1,245 @@
+"""What an estimate says besides its numbers: what was assumed, what to know, what is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from memest.config.installed import unverified
+from memest.config.setup import Attention, Loop, Setup
+from memest.estimation.gpu_target import TargetGpu, TargetGpus
+from memest.estimation.peaks import Peaks
+from memest.estimation.run import Run
+from memest.estimation.whole_run import generation_notes, length_notes
+from memest.events import CATEGORY_ORDER, Category
+from memest.profiles.stream import Stream
+from memest.report.result import Row
+from memest.units import format_size
+
+__all__ = [
+    "assumptions_of",
+    "host_notes",
+    "not_modelled",
+    "notes_of",
+    "notes_of_each",
+    "one_of_several",
+    "paged_notes",
+    "run_notes",
+]
+
+
+_ARRIVAL = "aten.empty"
+"""How a batch comes to a device; what is counted or cast from it is made by other operators."""
+
+
+def not_modelled(setup: Setup) -> str:
+    """What no answer covers; a communicator is part of one on several GPUs."""
+    nccl = "of NCCL, " if setup.distributed.num_gpus == 1 else ""
+    return (
+        f"not modelled: memory of other processes, {nccl}and of libraries that allocate on their "
+        "own."
+    )
+
+
+def one_of_several(setup: Setup) -> list[str]:
+    """What to say where samples of a step are counted and there are several GPUs."""
+    count = setup.distributed.data_ranks
+    if count == 1:
+        return []
+    said = f"sizes are those of one GPU: with {count}, an optimizer step has {count} times as many"
+    return [f"{said} samples."]
+
+
+def assumptions_of(said: Sequence[str], setup: Setup, targets: TargetGpus) -> list[str]:
+    """What was decided in the user's place, in sentences.
+
+    Args:
+        said: what the model's side decided.
+        setup: the run.
+        targets: the GPUs of the question.
+    """
+    main = targets.main
+    out = list(said)
+    if other := unverified():
+        out.append(other)
+    if not targets.named or main.name != main.spec.name:
+        out.append(f"kernels and workspaces as on {main.spec.name} (name a GPU with --gpu)")
+    if not targets.named and setup.attn_implementation is Attention.FLASH_ATTENTION_2:
+        out.append("GPUs before compute capability 8.0 are left out: FlashAttention 2 needs it")
+    out.append(
+        f"loop: {setup.loop}, optimizer {setup.optim}, {setup.num_steps} steps simulated, "
+        f"torch {targets.torch[0]}.{targets.torch[1]}"
+    )
+    return out
+
+
+def _evaluation(setup: Setup, peaks: Peaks) -> Iterator[str]:
+    """What there is to know of the evaluation."""
+    distributed = setup.distributed
+    if distributed.sp > 1:
+        yield (
+            "evaluation: Ulysses stands aside, so every GPU evaluates whole sequences with all "
+            "heads, in batches of its own (accelerate asks DeepSpeed for disable_in_eval)."
+        )
+    if distributed.tp > 1 and setup.eval_samples is not None:
+        yield (
+            f"evaluation: the {distributed.tp} GPUs that share layers evaluate the same batch, "
+            "and the "
+            "Trainer gathers it from each of them: so many copies of the predictions are kept."
+        )
+    if setup.eval_samples is None:
+        yield (
+            "evaluation: the loss alone is kept. Where compute_metrics is given, the Trainer keeps "
+            "predictions on the GPU: --eval-samples says of how many samples."
+        )
+    elif setup.eval_accumulation_steps is None and peaks.reserved_bytes > 2 * peaks.allocated_bytes:
+        yield (
+            "evaluation: predictions are concatenated batch by batch, each time into a larger "
+            "block, and the allocator keeps the smaller ones until memory runs out: the reserved "
+            "peak is what an endless card would show. --eval-accumulation-steps bounds it."
+        )
+
+
+def paged_notes(main: TargetGpu, peaks: Peaks) -> list[str]:
+    """What becomes of states in managed memory, where there are any."""
+    if not peaks.managed_bytes:
+        return []
+    size, both = format_size(peaks.managed_bytes), peaks.device_bytes + peaks.managed_bytes
+    said = (
+        f"{size} of optimizer states are in managed memory, which no counter of torch shows. On a "
+        f"GPU with room the device holds them too, {format_size(both)} in all"
+    )
+    left = "the verdict is about the rest, which cannot move to the host."
+    if both > main.usable_bytes:
+        short = format_size(both - main.usable_bytes)
+        left = (
+            f"{main.name} has {short} less than that, so pages move between host and GPU in every "
+            f"step, which costs time. {left.capitalize()}"
+        )
+    return [f"{said}; {left}"]
+
+
+def notes_of_each(notes: Mapping[str, Sequence[str]]) -> list[str]:
+    """The notes of several answers, each once, with who has it where not all do.
+
+    Args:
+        notes: by the name of the answer.
+    """
+    names: dict[str, list[str]] = {}
+    for name, own in notes.items():
+        for note in own:
+            names.setdefault(note, []).append(name)
+    out = []
+    for note, having in names.items():
+        others = [name for name in notes if name not in having]
+        who = "; ".join(having)
+        if len(others) == 1 and len(having) > 1:
+            who = f"all but {others[0]}"
+        out.append(f"{who}: {note}" if others else note)
+    return out
+
+
+def run_notes(run: Run) -> list[str]:
+    """What there is to know of a run whatever the GPU, in sentences."""
+    setup = run.setup
+    batches = setup.num_steps * run.program.enough(setup.grad_accum)
+    return [
+        *run.notes,
+        *length_notes(setup),
+        *generation_notes(setup),
+        *run.spread_notes,
+        *host_notes(setup, run.short_stream, batches),
+    ]
+
+
+def notes_of(run: Run, main: TargetGpu, rows: tuple[Row, ...], peaks: Peaks) -> list[str]:
+    """What there is to know of a run besides its numbers, in sentences.
+
+    Args:
+        run: the run.
+        main: the GPU.
+        rows: the breakdown at the peak.
+        peaks: what the run takes there.
+    """
+    setup = run.setup
+    notes = run_notes(run)
+    if main.spec.match_note:
+        notes.append(main.spec.match_note)
+    if peaks.corrected is not None:
+        notes += peaks.corrected.notes
+    notes += paged_notes(main, peaks)
+    if setup.eval_batch is not None:
+        notes += _evaluation(setup, peaks)
+    if setup.tf32:
+        notes.append("tf32 changes the speed of matmuls, not the memory.")
+    copies = sum(row.bytes for row in rows if row.category is Category.AUTOCAST_COPIES)
+    if copies * 20 > sum(row.bytes for row in rows):
+        notes.append(
+            f"autocast keeps the fp32 weights and adds {format_size(copies)} of half-precision "
+            "copies of them at the peak: at small batches that can outweigh what the smaller "
+            "activations save."
+        )
+    version = setup.software.transformers
+    if (
+        version
+        and version < (4, 54)
+        and setup.loop is Loop.TRAINER
+        and (setup.optim == "adamw_torch_fused")
+    ):
+        usual = "adamw_hf" if version < (4, 36) else "adamw_torch"
+        notes.append(
+            f"the Trainer of transformers {version[0]}.{version[1]} took --optim {usual} unless "
+            "told otherwise; this is priced with adamw_torch_fused."
+        )
+    if setup.grad_accum > 1:
+        notes.append(
+            "gradient accumulation keeps the gradients alive during the next forward, so it is not "
+            "free: the peak moves from the first micro-step to the second."
+        )
+    notes.append(not_modelled(setup))
+    return notes
+
+
+def _batch_sizes(stream: Stream, num_batches: int) -> list[int] | None:
+    """Bytes of each tensor of one batch, as it comes to the GPU.
+
+    Args:
+        stream: of a run.
+        num_batches: that it trains on.
+
+    Returns:
+        None where the tensors that are inputs are not the same number for each batch.
+    """
+    sizes = [
+        size
+        for size, category, label in zip(
+            stream.sizes, stream.categories, stream.labels, strict=True
+        )
+        if CATEGORY_ORDER[category] is Category.INPUTS
+        and stream.label_names[label].startswith(_ARRIVAL)
+    ]
+    each, left = divmod(len(sizes), num_batches)
+    return None if left or not each else sizes[:each]
+
+
+def host_notes(setup: Setup, stream: Stream, num_batches: int) -> list[str]:
+    """Host memory of batches that wait, where the setup says how they are loaded."""
+    loading = setup.data_loading
+    if loading is None:
+        return []
+    sizes = _batch_sizes(stream, num_batches)
+    uncounted = "the dataset, and workers' own processes, are not counted"
+    if sizes is None:
+        return [f"host memory of batches is unknown: the step makes inputs itself; {uncounted}."]
+    parts = [
+        f"{format_size(nbytes)} {where}"
+        for nbytes, where in (
+            (loading.pinned_bytes(sizes), "pinned (each tensor rounded up to a power of two)"),
+            (loading.shared_bytes(sizes), "in shared memory (/dev/shm)"),
+            (loading.pageable_bytes(sizes), "of the batch that is being made"),
+        )
+        if nbytes
+    ]
+    count = "1 batch" if loading.held == 1 else f"{loading.held} batches"
+    each = format_size(sum(sizes))
+    said = f"host memory of each process: {count} of {each} loaded ahead: {', '.join(parts)}"
+    return [f"{said}; {uncounted}."]

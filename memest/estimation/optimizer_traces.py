@@ -1,0 +1,163 @@
+"""Clipping and optimizers, traced apart from the model, and put together with its micro-steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from memest.config.installed import bitsandbytes_version, release
+from memest.config.optimizers import facts_of
+from memest.config.parallelism import Strategy
+from memest.config.setup import Setup
+from memest.errors import MissingDependencyError
+from memest.events import Weight
+from memest.profiles.cache import digest_of
+from memest.profiles.document import FORMAT, family_to_json
+from memest.profiles.family import Family, Point, alone
+from memest.profiles.known_profiles import KnownProfiles
+from memest.profiles.program import Program
+from memest.workspaces.operator_call import GpuTraits
+
+__all__ = ["OptimizerTraces"]
+
+_UPDATE_FIELDS = ("optim", "max_grad_norm", "master_weights", "loop")
+_WHERE_GIVEN = ("optim_args", "optim_target_modules", "weight_decay")
+_MAX_PROGRAMS = 16
+
+
+class OptimizerTraces:
+    """The programs of one model's families with optimizers.
+
+    Args:
+        known_profiles: where updates are kept.
+        keeps: whether they are.
+        say: told what is being done.
+    """
+
+    def __init__(
+        self, known_profiles: KnownProfiles, keeps: bool, say: Callable[[str], None]
+    ) -> None:
+        self._shelf = known_profiles
+        self._keeps = keeps
+        self._say = say
+        self._known: dict[str, Family] = {}
+        self._weights: dict[tuple[int, Point | None], tuple[Family, tuple[Weight, ...], str]] = {}
+        self._programs: dict[tuple[int, str], tuple[Family, Program]] = {}
+
+    def program(
+        self,
+        family: Family,
+        point: Point,
+        setup: Setup,
+        gpu: GpuTraits,
+        *,
+        model: str,
+        roles: Callable[[], Any],
+    ) -> Program:
+        """Micro-steps and the updates that go with them.
+
+        Args:
+            family: of the micro-steps.
+            point: of the family.
+            setup: names the optimizer.
+            gpu: decides versions.
+            model: digest of what the model was built from.
+            roles: tells which modules own the weights (``trace.roles``); builds the model, so it
+                is asked only where an optimizer must know.
+        """
+        name, updates = "", None
+        in_step = setup.optim != "none" and not setup.steps_in_backward
+        if in_step and setup.distributed.updates_on_device:
+            name, updates = self._updates_for(family, point, setup, gpu, model, roles)
+        known = self._programs.get((id(family), name))
+        if known is None:
+            if len(self._programs) >= _MAX_PROGRAMS:
+                self._programs.pop(next(iter(self._programs)))
+            known = family, Program(family, updates)
+            self._programs[id(family), name] = known
+        return known[1]
+
+    def _updates_for(
+        self,
+        family: Family,
+        point: Point,
+        setup: Setup,
+        gpu: GpuTraits,
+        model: str,
+        roles: Callable[[], Any],
+    ) -> tuple[str, Family]:
+        """Clipping and optimizer for these weights."""
+        weights, weights_digest = self._weights_of(family, point)
+        if setup.distributed.strategy in (Strategy.FSDP, Strategy.ZERO):
+            from memest.sharding.rank import as_updated, updated_weights
+
+            weights = updated_weights(weights, setup, family.skeleton.landmarks)
+            weights_digest = _digest(weights)
+            setup = as_updated(setup)
+        return self._traced_for(weights, weights_digest, setup, gpu, model, roles)
+
+    def of_weights(self, weights: tuple[Weight, ...], setup: Setup, gpu: GpuTraits) -> Family:
+        """Clipping and optimizer for some weights, by an optimizer that treats all alike."""
+        return self._traced_for(weights, _digest(weights), setup, gpu, "", lambda: None)[1]
+
+    def _traced_for(
+        self,
+        weights: tuple[Weight, ...],
+        weights_digest: str,
+        setup: Setup,
+        gpu: GpuTraits,
+        model: str,
+        roles: Callable[[], Any],
+    ) -> tuple[str, Family]:
+        facts = facts_of(setup.optim)
+        key: dict[str, Any] = {
+            "format": FORMAT,
+            "weights": weights_digest,
+            "setup": {name: str(getattr(setup, name)) for name in _UPDATE_FIELDS},
+            "scaled": setup.precision == "fp16",
+            "for_torch": list(gpu.torch),
+        }
+        given = {name: getattr(setup, name) for name in _WHERE_GIVEN}
+        key["setup"] |= {n: v for n, v in given.items() if v not in (None, "", ())}
+        if facts.by_module:
+            key["model"] = model
+        if facts.block_states:
+            key["bitsandbytes"] = list(bitsandbytes_version(setup.software))
+            key["for_transformers"] = list(setup.software.transformers or ())
+        if facts.package:
+            key["library"] = [facts.package, release(facts.package.replace("-", "_"))]
+        name = digest_of(key)
+        known = self._known.get(name)
+        if known is None:
+            known = self._shelf.stored(key, "updates") if self._keeps else None
+        if known is None:
+            try:
+                from memest.trace.training import trace_updates
+            except ImportError as error:
+                raise MissingDependencyError(
+                    "Tracing an optimizer needs torch and transformers: pip install "
+                    "'memest[torch]'."
+                ) from error
+            self._say(f"tracing {setup.optim}")
+            module_roles = roles() if facts.by_module else None
+            known = alone(trace_updates(weights, setup, gpu, module_roles), {})
+            if self._keeps:
+                self._shelf.write(key, "updates", family_to_json(known))
+        self._known[name] = known
+        return name, known
+
+    def _weights_of(self, family: Family, point: Point) -> tuple[tuple[Weight, ...], str]:
+        """The weights at a point, and a digest of them."""
+        # mostly no size of the batch changes them, and one digest serves all points
+        key = id(family), point if family.weights_vary else None
+        known = self._weights.get(key)
+        if known is None:
+            weights = family.weights_at(family.numbers_at(point))
+            known = self._weights[key] = family, weights, _digest(weights)
+        return known[1], known[2]
+
+
+def _digest(weights: tuple[Weight, ...]) -> str:
+    return digest_of(
+        [[w.name, w.shape, w.stride, w.dtype, w.trains, w.decays, w.has_grad] for w in weights]
+    )

@@ -1,0 +1,442 @@
+"""Step profiles on demand: one model, asked for setups and GPUs.
+
+What was traced once is kept, in memory and in the store, and answers everything that follows from
+it. A question is answered in a straight line: what the model makes of the setup (:meth:`resolve`),
+what is known of its structure, the family that answers for its sizes, traced where there is none,
+and the run that comes of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from memest.config.deepspeed import with_hidden_size
+from memest.config.inputs import NOTHING, ModuleInputs
+from memest.config.options import HARMLESS, find_option
+from memest.config.parallelism import ALONE
+from memest.config.setup import Attention, Setup
+from memest.errors import MemestError, MissingDependencyError
+from memest.estimation.optimizer_traces import OptimizerTraces
+from memest.estimation.question import Question
+from memest.estimation.replay_cache import ReplayCache
+from memest.estimation.run import Run
+from memest.estimation.tracer import Progress, Tracer
+from memest.events import Trace
+from memest.profiles.axes import (
+    UNLIMITED,
+    Sizes,
+    fields_of,
+    gathering_ranks,
+    highest,
+    samples,
+    structure_of,
+)
+from memest.profiles.cache import Store, digest_of
+from memest.profiles.family import Family, Point, alone
+from memest.profiles.family_search import FamilySearch, answers_for
+from memest.profiles.known_profiles import (
+    KnownProfiles,
+    StepProfile,
+    asks_for_gpu,
+    shipped_from,
+)
+from memest.profiles.program import Program
+from memest.profiles.sizing import SizeAnswer, asked_sizes
+from memest.replay.conf import AllocatorConf
+from memest.report.result import ModelFacts
+from memest.workspaces.attention_choice import check_flash_gpu
+from memest.workspaces.operator_call import GpuTraits
+
+if TYPE_CHECKING:
+    from memest.catalog.resolve import ModelSource
+
+__all__ = ["Profiler"]
+
+_MAX_EVALUATIONS = 16
+
+
+class Profiler:
+    """Makes and keeps the step profiles of one model.
+
+    Args:
+        source: where the model comes from; None for a live module.
+        module: a live module, None otherwise.
+        module_inputs: what a module of one's own is fed.
+        progress: told what is being done.
+        stores: where traces are kept; the first one is written to.
+    """
+
+    def __init__(
+        self,
+        *,
+        source: ModelSource | None = None,
+        module: Any = None,
+        module_inputs: ModuleInputs = NOTHING,
+        progress: Progress | None = None,
+        stores: Sequence[Store] | None = None,
+    ) -> None:
+        self._tracer = Tracer(source, module, module_inputs, progress)
+        self._stored = KnownProfiles(stores)
+        self._profiles: dict[Setup, StepProfile] = {}
+        self._replays: dict[AllocatorConf, ReplayCache] = {}
+        self._evaluations: dict[str, Trace] = {}
+        self.progress = progress
+        self.optimizers = OptimizerTraces(
+            self._stored, self._tracer.is_reproducible, self._tracer.say
+        )
+
+    @classmethod
+    def of(
+        cls,
+        model: Any,
+        *,
+        module_inputs: ModuleInputs = NOTHING,
+        trust_remote_code: bool = False,
+        progress: Progress | None = None,
+    ) -> Profiler:
+        """The profiler of whatever a user calls a model: a name, a path, a factory, a live module.
+
+        Raises:
+            MemestError: a name that leads nowhere.
+        """
+        if not isinstance(model, str):
+            return cls(module=model, module_inputs=module_inputs, progress=progress)
+        from memest.catalog.resolve import resolve_model
+
+        source = resolve_model(model, trust_remote_code=trust_remote_code)
+        return cls(source=source, module_inputs=module_inputs, progress=progress)
+
+    # -- what the model makes of a setup
+
+    def question(self, request: Setup, gpu: GpuTraits, vary: Sequence[str] | None = ()) -> Question:
+        """A setup as a question, with what the model decides filled in.
+
+        Args:
+            request: as the user gave it.
+            gpu: whose kernels run.
+            vary: as :attr:`Question.vary`.
+
+        Raises:
+            MemestError: the model cannot be built, or not for these sizes, or not run on this GPU.
+        """
+        setup = self.resolve(request)
+        if setup.attn_implementation is Attention.FLASH_ATTENTION_2:
+            check_flash_gpu(gpu.capability)
+        wanted = None if vary is None else tuple(vary)
+        return Question(request, setup, gpu, self.profile_of(request), wanted)
+
+    def resolve(self, request: Setup) -> Setup:
+        """The setup with what the model decides filled in: sizes, task, attention.
+
+        Raises:
+            MemestError: the model cannot be built, or not for these sizes.
+        """
+        profile = self.profile_of(request)
+        answer = self._sizes(profile, request)
+        card = profile.model_cards[request.image_size]
+        return replace(
+            request,
+            **answer.taken,
+            task=card.task,
+            attn_implementation=card.attention,
+            checkpointing=card.checkpointing,
+            distributed=with_hidden_size(request.distributed, self._tracer.config),
+        )
+
+    def with_own_batch(self, request: Setup, options: Mapping[str, Any]) -> Setup:
+        """The setup with the batch of the example inputs, where options name none."""
+        if any(find_option(name).name == "batch" for name in options if name not in HARMLESS):
+            return request
+        source = self._tracer.source
+        has_inputs = self._tracer.module_inputs.inputs is not None
+        if not has_inputs and (source is None or source.config is not None):
+            return request
+        batch = None
+        if request.batch == Setup().batch:
+            profile = self.profile_of(request)
+            self._sizes(profile, request)
+            batch = profile.model_cards[request.image_size].batch
+        return request if batch is None else replace(request, batch=batch)
+
+    def assumptions(self, request: Setup) -> tuple[str, ...]:
+        """What was decided for a setup, in sentences."""
+        profile = self.profile_of(request)
+        answer = self._sizes(profile, request)
+        card, source = profile.model_cards[request.image_size], self._tracer.source
+        source_notes = source.notes if source is not None else ()
+        releases = [f"{name} {number}" for name, number in shipped_from(profile.key).items()]
+        shipped = (f"traced with {', '.join(releases)}, when memest was made",) if releases else ()
+        return (*card.about, *answer.notes, *card.remarks, *source_notes, *shipped)
+
+    def limit(self, request: Setup, axis: str) -> int | None:
+        """The greatest length that the model takes.
+
+        Args:
+            request: as the user gave it.
+            axis: ``seq_len`` or ``target_len``.
+
+        Returns:
+            None where the model names none, or where it is not known.
+        """
+        return _limit(self.profile_of(request), self.resolve(request), axis)
+
+    # -- runs
+
+    def run(self, question: Question) -> Run:
+        """The steps of a question on one GPU, or on GPUs that all do the same.
+
+        Raises:
+            MemestError: the steps cannot be traced.
+        """
+        return self.run_of(question, *self.family(question))
+
+    def trace(self, request: Setup, gpu: GpuTraits) -> Run:
+        """The same by a trace of its own, whatever is known: to compare with."""
+        question = self.question(request, gpu)
+        return self.run_of(question, alone(self._tracer.steps(question), question.sizes), ())
+
+    def family(self, question: Question) -> tuple[Family, Point]:
+        """The family that answers for the sizes of a question, and the point.
+
+        Traced where there is none; grown for the sizes that will vary.
+        """
+        if asks_for_gpu(question.setup):
+            # nothing else follows from a trace for these sizes on this GPU: Liger's loss goes in
+            # chunks whose number jumps with the batch, and its Python asks for the GPU's
+            # properties, as Inductor does to split and to fuse
+            profile = self._stored.of_gpu(question.profile, question.gpu)
+            return self._known(profile, question) or self._first(profile, question)
+        profile = question.profile
+        known = self._known(profile, question)
+        family = known or self._first(profile, question)
+        vary, sizes = question.vary, question.sizes
+        if vary is None or (known and answers_for(known[0], vary, sizes)):
+            return family
+        return self._grown(question, family)
+
+    def run_of(
+        self, question: Question, family: Family, point: Point, program: Program | None = None
+    ) -> Run:
+        """What a family answers at a point.
+
+        Args:
+            question: that is answered.
+            family: of its micro-steps.
+            point: of the family.
+            program: of the micro-steps; None for one with the updates that go with them.
+        """
+        setup = question.setup
+        card = question.profile.model_cards[question.request.image_size]
+        evaluation = None
+        if setup.eval_batch is not None:
+            own = replace(setup, batch=setup.eval_batch)
+            what = {"predictions": setup.eval_samples is not None}
+            evaluation = self._evaluation(replace(question, setup=own), what)
+        return Run(
+            setup,
+            question.gpu,
+            program or self._program(question, family, point),
+            point,
+            card,
+            str(self._tracer.model_type or card.class_name),
+            evaluation,
+        )
+
+    def generation(self, setup: Setup, gpu: GpuTraits) -> Trace:
+        """The first steps of the generation that a resolved setup names."""
+        question = Question(setup, setup, gpu, self.profile_of(setup))
+        return self._evaluation(question, {"generation": repr(setup.generation)})
+
+    def replays(self, conf: AllocatorConf) -> ReplayCache:
+        """Where replays of this model's streams are kept."""
+        return self._replays.setdefault(conf, ReplayCache(conf))
+
+    def facts(self, run: Run) -> ModelFacts:
+        """The model, counted."""
+        parameters, trainable, buffers, parameter_bytes = run.counts
+        card, source = run.card, self._tracer.source
+        return ModelFacts(
+            id=source.id if source is not None else card.class_name,
+            class_name=card.class_name,
+            parameters=parameters,
+            trainable_parameters=trainable,
+            buffers=buffers,
+            parameter_bytes=parameter_bytes,
+            source=source.provenance if source is not None else "live module",
+            task=card.task.value,
+        )
+
+    @property
+    def name(self) -> str:
+        """How to call the model in results."""
+        source = self._tracer.source
+        return source.id if source is not None else type(self._tracer.module).__name__
+
+    @property
+    def traces_made(self) -> int:
+        """How many times training steps were traced."""
+        return self._tracer.traces_made
+
+    # -- what is known
+
+    def profile_of(self, request: Setup) -> StepProfile:
+        """What is known of the model under the part of a setup that changes its traces."""
+        structure = structure_of(request, live=self._tracer.module is not None)
+        profile = self._profiles.get(structure)
+        if profile is None:
+            profile = StepProfile(structure, self._tracer.key(structure))
+            self._profiles[structure] = profile
+            if profile.key:
+                self._stored.load(profile)
+        return profile
+
+    def stage_profile(self, whole: StepProfile, stage: Setup, mark: Any) -> StepProfile:
+        """What is known of one stage of a model.
+
+        Args:
+            whole: what is known of the model: a stage is cut out of the same one.
+            stage: the setup of its traces.
+            mark: what tells the stage from others in a key.
+        """
+        structure = structure_of(stage)
+        profile = self._profiles.get(structure)
+        if profile is None:
+            key = {**whole.key, "stage": mark} if whole.key else {}
+            profile = self._profiles[structure] = StepProfile(structure, key)
+            if key:
+                self._stored.load(profile)
+            profile.model_cards, profile.meta_models = whole.model_cards, whole.meta_models
+        return profile
+
+    def meta_model(self, question: Question) -> Any:
+        """The model on the meta device, built once."""
+        return self._tracer.meta_model(question.profile, question.request)
+
+    def _known(self, profile: StepProfile, question: Question) -> tuple[Family, Point] | None:
+        """The family that answers already."""
+        cues = question.setup.distributed != ALONE
+        return self._stored.find(profile, question.sizes, question.gpu, cues=cues)
+
+    def _first(self, profile: StepProfile, question: Question) -> tuple[Family, Point]:
+        """A family of one trace."""
+        family = alone(self._tracer.steps(question), question.sizes)
+        self._stored.keep(profile, family)
+        return family, ()
+
+    def _grown(self, question: Question, family: tuple[Family, Point]) -> tuple[Family, Point]:
+        """A family around the sizes of a question, where one is to be had, else what is there."""
+        profile, setup = question.profile, question.setup
+        self._stored.take(profile, lambda _: True)
+
+        def trace_at(sizes: Sizes) -> Trace:
+            resized = replace(setup, **fields_of(sizes))
+            request = question.request
+            if sizes.get("image_size") != question.sizes.get("image_size"):
+                request = replace(request, image_size=resized.image_size)
+            return self._tracer.steps(replace(question, request=request, setup=resized))
+
+        search = FamilySearch(
+            families=profile.families,
+            sizes=question.sizes,
+            vary=question.vary or (),
+            barren=profile.barren,
+            thresholds=self._tracer.thresholds,
+            pieces=setup.distributed.sequence_pieces,
+            limit_of=lambda axis: _limit(profile, setup, axis),
+            trace_at=trace_at,
+        )
+        try:
+            for grown in search.around(*family):
+                if grown is None:
+                    self._stored.save_model(profile)  # it is not looked for there again
+                    continue
+                self._stored.keep(profile, grown)
+                point = grown.point_of(question.sizes)
+                if point is not None:
+                    return grown, point
+        except MissingDependencyError:
+            pass  # what is asked has its answer; more is not to be had here
+        return family
+
+    def _program(self, question: Question, family: Family, point: Point) -> Program:
+        """Micro-steps with the updates that go with them."""
+
+        def roles() -> Any:
+            model = self.meta_model(question).model
+            from memest.trace.model.roles import roles_of
+
+            return roles_of(model)
+
+        return self.optimizers.program(
+            family,
+            point,
+            question.setup,
+            question.gpu,
+            model=digest_of(question.profile.key),
+            roles=roles,
+        )
+
+    def _evaluation(self, question: Question, what: dict[str, Any]) -> Trace:
+        """An evaluation or generation, traced once for each batch and GPU."""
+        profile = question.profile
+        about = {"sizes": question.sizes, **what, "gpu": repr(question.gpu)}
+        generates = "generation" in what
+        ranks = gathering_ranks(question.setup.distributed)
+        if ranks is not None and not generates:
+            about["ranks"] = ranks
+        key = digest_of([profile.setup.to_dict(), about])
+        known = self._evaluations.get(key) or self._stored.evaluation(profile, about)
+        if known is None:
+            known = self._tracer.evaluation(question, generates=generates, ranks=ranks)
+            if len(self._evaluations) >= _MAX_EVALUATIONS:
+                self._evaluations.pop(next(iter(self._evaluations)))
+            self._stored.keep_evaluation(profile, about, known)
+        self._evaluations[key] = known
+        return known
+
+    # -- sizes that the model takes
+
+    def _sizes(self, profile: StepProfile, request: Setup) -> SizeAnswer:
+        wanted = asked_sizes(request)
+        known = profile.sizing.find(wanted)
+        if known is not None and request.image_size in profile.model_cards:
+            return known
+        meta_model = self._tracer.meta_model(profile, request)
+        answer: SizeAnswer = meta_model.answer(request)
+        profile.model_cards[request.image_size] = meta_model.card
+        profile.sizing.exact[wanted] = answer
+        _learn_lengths(profile, request, meta_model)
+        self._stored.save_model(profile)
+        return answer
+
+
+def _learn_lengths(profile: StepProfile, request: Setup, meta_model: Any) -> None:
+    """Ask the model for some lengths, to know its answer for all."""
+    # what a model takes does not depend on who shares it
+    base = replace(request, seq_len=None, target_len=None, distributed=ALONE)
+    if {name for name, _ in asked_sizes(request)} - {"seq_len", "target_len"}:
+        return
+    for names in (("seq_len",), ("target_len",), ("seq_len", "target_len")):
+        limits = {name: highest(meta_model, base, name) for name in names}
+        if 0 in limits.values():
+            continue
+        answers = {}
+        for lengths in samples(limits):
+            setup = replace(base, **lengths)
+            try:
+                answers[asked_sizes(setup)] = meta_model.answer(setup)
+            except MemestError:
+                continue
+        if len(answers) >= 3:
+            profile.sizing.learn(answers, {})
+
+
+def _limit(profile: StepProfile, setup: Setup, axis: str) -> int | None:
+    """The greatest size that the model takes."""
+    if axis not in ("seq_len", "target_len"):
+        return None
+    rules = [rule for rule in profile.sizing.rules if axis in rule.names]
+    limit = max((rule.highs[rule.names.index(axis)] for rule in rules), default=None)
+    return None if limit is None or limit >= UNLIMITED else max(limit, getattr(setup, axis))

@@ -1,0 +1,53 @@
+"""Replays that are not done twice: many GPUs, and many runs, come down to the very same stream."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from memest.profiles.stream import Stream
+from memest.replay.conf import AllocatorConf
+from memest.replay.replay import Replay, replay
+
+__all__ = ["ReplayCache"]
+
+_KEPT = 64
+
+
+@dataclass(slots=True)
+class ReplayCache:
+    """The last replays under one configuration of the allocator.
+
+    Attributes:
+        conf: of the allocator.
+    """
+
+    conf: AllocatorConf
+    _done: dict[tuple[int, tuple[int, ...]], tuple[Replay, Stream]] = field(default_factory=dict)
+
+    def of(self, stream: Stream, *, curve: bool = False) -> Replay:
+        """The replay of a stream.
+
+        Args:
+            stream: laid out by a program.
+            curve: whether curves are needed.
+        """
+        # the events are those of a course, which all its streams share; keeping the stream keeps
+        # its identity from being used again
+        key = id(stream.events), tuple(stream.sizes)
+        known = self._done.get(key)
+        if known is not None and (not curve or known[0].allocated_curve is not None):
+            return known[0]
+        result = replay(
+            stream.events,
+            stream.sizes,
+            self.conf,
+            curve=curve,
+            chains=stream.chains,
+            requested=False,
+            streams=stream.on_streams,
+            emptied=stream.emptied,
+        )
+        if len(self._done) >= _KEPT:
+            self._done.pop(next(iter(self._done)))
+        self._done[key] = result, stream
+        return result

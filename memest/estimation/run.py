@@ -1,0 +1,130 @@
+"""The answer to a question: a program, the point to run it at, and the stream that comes of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from memest.config.parallelism import Strategy
+from memest.config.setup import Setup
+from memest.events import Trace, Weight
+from memest.profiles.axes import eval_batches
+from memest.profiles.evaluation import with_evaluation
+from memest.profiles.family import Point
+from memest.profiles.model_card import ModelCard
+from memest.profiles.program import Program
+from memest.profiles.stream import Stream
+from memest.workspaces.operator_call import GpuTraits
+
+__all__ = ["Run"]
+
+_STEPS_BESIDE = 1
+"""The prompt is a step that makes no token of its own: its token comes with the next."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A question that is answered: a program and the point to run it at.
+
+    Attributes:
+        setup: with the sizes that are taken.
+        gpu: whose kernels run.
+        program: micro-steps and updates.
+        point: of the program's family.
+        card: the model.
+        family: ``model_type`` of its configuration, else its class.
+        evaluation: the first batches of the evaluation that follows the last step; None without.
+        generation: the first steps of the generation that follows; None without.
+    """
+
+    setup: Setup
+    gpu: GpuTraits
+    program: Program
+    point: Point
+    card: ModelCard
+    family: str
+    evaluation: Trace | None = None
+    generation: Trace | None = None
+
+    @property
+    def stream(self) -> Stream:
+        """The stream of the whole run."""
+        return self._stream(self.setup.grad_accum)
+
+    @property
+    def short_stream(self) -> Stream:
+        """A stream with the same peaks, no longer than it must be."""
+        return self._stream(self.program.enough(self.setup.grad_accum))
+
+    def _stream(self, grad_accum: int) -> Stream:
+        spread = self._is_spread
+        stream = self.program.stream(
+            self.point, self.gpu, num_steps=self.setup.num_steps, grad_accum=grad_accum, cues=spread
+        )
+        stream = self.with_tails(stream)
+        if not spread:
+            return stream
+        from memest.sharding.rank import rank_stream
+
+        landmarks = self.program.trace.landmarks
+        return rank_stream(stream, self.setup, self.weights, landmarks, grad_accum)
+
+    def with_tails(self, stream: Stream) -> Stream:
+        """A run with the evaluation and the generation that follow its last step."""
+        setup, spread = self.setup, self._is_spread
+        tails = [(self.evaluation, eval_batches(setup))]
+        if setup.generation is not None:
+            tails.append((self.generation, setup.generation.new_tokens + _STEPS_BESIDE))
+        for tail, batches in tails:
+            if tail is not None:
+                _, known = self.program.numbers_at(self.point, self.gpu)
+                stream = with_evaluation(
+                    stream,
+                    tail,
+                    self.gpu,
+                    tuple(known),
+                    batches=batches,
+                    step=setup.num_steps,
+                    cues=spread,
+                )
+        return stream
+
+    @property
+    def _is_spread(self) -> bool:
+        return self.setup.distributed.strategy is not Strategy.NONE
+
+    @property
+    def is_program_alone(self) -> bool:
+        """Whether the stream is that of the program: what its formulas say holds for the run."""
+        tails = (self.evaluation, self.generation)
+        return type(self) is Run and tails == (None, None) and not self._is_spread
+
+    @property
+    def spread_notes(self) -> list[str]:
+        """What there is to say of several GPUs."""
+        if not self._is_spread:
+            return []
+        from memest.sharding.engine import RankStream
+
+        stream = self.short_stream
+        assert isinstance(stream, RankStream)
+        return list(stream.notes)
+
+    @property
+    def weights(self) -> tuple[Weight, ...]:
+        """The parameters of the model."""
+        family = self.program.micro_steps
+        return family.weights_at(family.numbers_at(self.point))
+
+    @property
+    def notes(self) -> list[str]:
+        """What the trace has to say."""
+        if self.evaluation is None:
+            return list(self.program.trace.notes)
+        return list(dict.fromkeys((*self.program.trace.notes, *self.evaluation.notes)))
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Numbers of the model, see :attr:`memest.events.Trace.counts`."""
+        family = self.program.micro_steps
+        numbers = family.numbers_at(self.point)
+        return tuple(numbers[place] for place in family.skeleton.counts)

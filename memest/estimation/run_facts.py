@@ -1,0 +1,103 @@
+"""The facts of a traced run that corrections ask about, the same for estimates and measurements."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from memest.config.setup import Setup
+from memest.events import Trace
+from memest.profiles.model_card import ModelCard
+from memest.workspaces.operator_call import OpCall, TensorSpec, Value
+
+__all__ = ["RunFacts", "run_facts"]
+
+_ATTENTION = "attention: "
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFacts:
+    """What kind of run it is.
+
+    Attributes:
+        kernels: distinct operators of the trace; by dtypes too where the trace keeps their calls.
+        precision: kind of autocast.
+        dtype: of most weights.
+        attention: implementation that runs.
+        optimizer: by name.
+        loop: whose training loop.
+        checkpointing: ``none``, ``full`` or ``every_n``.
+    """
+
+    kernels: int
+    precision: str
+    dtype: str
+    attention: str
+    optimizer: str
+    loop: str
+    checkpointing: str
+
+
+def run_facts(setup: Setup, trace: Trace, card: ModelCard) -> RunFacts:
+    """The facts of a run.
+
+    Args:
+        setup: resolved, as the trace was made for it.
+        trace: of the run, its updates included.
+        card: of the model.
+    """
+    return RunFacts(
+        kernels=count_kernels(trace),
+        precision=setup.precision.value,
+        dtype=_dtype(setup, trace, card),
+        attention=_attention(setup, card),
+        optimizer=setup.optim,
+        loop=setup.loop.value,
+        checkpointing=card.checkpointing.partition(":")[0],
+    )
+
+
+def count_kernels(trace: Trace) -> int:
+    """How many distinct operators run: kernels load when the first one of a kind does.
+
+    Calls that differ in shapes alone run the same kernels, so shapes do not count; a figure that
+    counted them would also depend on how many sizes were traced.
+    """
+    called = {(call.op, _dtypes(call)) for call in trace.calls}
+    names = {op for op, _ in called}
+    return len(called) + len(set(trace.op_names) - names)
+
+
+def _dtypes(call: OpCall) -> tuple[str, ...]:
+    out: list[str] = []
+
+    def visit(value: Value) -> None:
+        if isinstance(value, TensorSpec):
+            out.append(value.dtype)
+        elif isinstance(value, tuple):
+            for item in value:
+                visit(item)
+
+    for value in (*call.args, *(item for _, item in call.kwargs)):
+        visit(value)
+    return tuple(sorted(set(out)))
+
+
+def _dtype(setup: Setup, trace: Trace, card: ModelCard) -> str:
+    sizes: Counter[str] = Counter()
+    for weight in trace.weights:
+        count = 1
+        for extent in weight.shape:
+            count *= extent
+        sizes[weight.dtype] += count
+    if sizes:
+        return sizes.most_common(1)[0][0]
+    said = card.about[0].split(" with ")[-1].removesuffix(" weights") if card.about else ""
+    return said or setup.dtype.value
+
+
+def _attention(setup: Setup, card: ModelCard) -> str:
+    for said in card.about:
+        if said.startswith(_ATTENTION):
+            return said.removeprefix(_ATTENTION)
+    return setup.attn_implementation.value

@@ -1,0 +1,203 @@
+"""Does it fit: the verdict for a GPU, and the largest batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from memest.config.setup import MAX_BATCH, Setup
+from memest.estimation.gpu_target import TargetGpu
+from memest.estimation.peaks import Peaks, peaks_of
+from memest.estimation.profiler import Profiler
+from memest.estimation.replay_cache import ReplayCache
+from memest.estimation.run import Run
+from memest.estimation.whole_run import resolve_run
+from memest.profiles.stream import Stream
+from memest.replay.conf import AllocatorConf
+from memest.replay.replay import Replay, replay
+from memest.report.result import GpuFit, Verdict
+
+__all__ = ["LargestSizeSearch", "SizeTrial", "largest_batch", "verdict_for"]
+
+_TRIES = 64
+_SECANTS = 8
+
+
+def verdict_for(
+    target: TargetGpu, peaks: Peaks, stream: Stream, result: Replay, conf: AllocatorConf
+) -> GpuFit:
+    """The verdict for one GPU.
+
+    ``fits``: the upper end of the range of the device peak is below what the GPU has. ``does not
+    fit``: the run is out of memory even if context and kernels take the least they may, with all
+    the retries that the allocator makes. Anything between is ``tight``.
+
+    Args:
+        target: the GPU.
+        peaks: of the run on it.
+        stream: of the run, with this GPU's workspaces.
+        result: of its replay.
+        conf: of the allocator.
+    """
+    if peaks.high_bytes <= target.usable_bytes:
+        verdict = Verdict.FITS
+    elif _survives(target, peaks, peaks.process_low_bytes, stream, conf, result):
+        verdict = Verdict.TIGHT
+    else:
+        verdict = Verdict.DOES_NOT_FIT
+    return GpuFit(
+        name=target.name,
+        usable_bytes=target.usable_bytes,
+        verdict=verdict,
+        headroom_bytes=target.usable_bytes - peaks.device_bytes,
+        device_bytes=peaks.device_bytes,
+        basis=target.basis,
+    )
+
+
+def _survives(
+    target: TargetGpu,
+    peaks: Peaks,
+    process: int,
+    stream: Stream,
+    conf: AllocatorConf,
+    unlimited: Replay,
+) -> bool:
+    """Whether the run completes in what the process part leaves, retries included."""
+    limit = target.usable_bytes - process - peaks.added_bytes
+    if limit <= 0 or unlimited.peak_allocated_bytes > limit:
+        return False
+    if unlimited.peak_reserved_bytes <= limit:
+        return True
+    limited = replay(
+        stream.events,
+        stream.sizes,
+        conf,
+        limit_bytes=limit,
+        streams=stream.on_streams,
+        emptied=stream.emptied,
+    )
+    return limited.num_ooms == 0
+
+
+@dataclass(slots=True)
+class SizeTrial:
+    """One size that was looked at on the way to the largest.
+
+    Attributes:
+        size: of the batch, or whatever varies.
+        needs: of the run on the GPU.
+        runs: whether it completes with the context expected.
+        fits: whether it surely fits.
+    """
+
+    size: int
+    needs: Peaks
+    runs: bool
+    fits: bool
+
+
+class LargestSizeSearch:
+    """Looks for the largest size that runs on a GPU, and for the largest that surely fits.
+
+    Args:
+        target: the GPU.
+        replays: under the configuration of its allocator.
+        found_at: the run for a size.
+        highest: the largest size that can be asked for.
+    """
+
+    def __init__(
+        self, target: TargetGpu, replays: ReplayCache, found_at: Callable[[int], Run], highest: int
+    ) -> None:
+        self._target = target
+        self._replays = replays
+        self._found_at = found_at
+        self._highest = highest
+        self.tried: dict[int, SizeTrial] = {}
+
+    def at(self, size: int) -> SizeTrial:
+        """What becomes of one size."""
+        known = self.tried.get(size)
+        if known is None:
+            target, run = self._target, self._found_at(size)
+            stream = run.stream
+            result = self._replays.of(stream)
+            peaks = peaks_of(target, run, stream, result)
+            expected = peaks.process_expected_bytes
+            known = self.tried[size] = SizeTrial(
+                size=size,
+                needs=peaks,
+                runs=_survives(target, peaks, expected, stream, self._replays.conf, result),
+                fits=peaks.high_bytes <= target.usable_bytes,
+            )
+        return known
+
+    def largest(self, start: int) -> tuple[int, int]:
+        """(the largest that runs, the largest that surely fits), 0 where not even 1 does.
+
+        Args:
+            start: where to begin.
+        """
+        first = self.at(min(max(start, 1), self._highest)).needs
+        room = self._target.usable_bytes - first.process_expected_bytes
+        largest = self._last(lambda tried: tried.runs, start, room)
+        room -= first.high_bytes - first.device_bytes
+        return largest, self._last(lambda tried: tried.fits, max(largest, 1), room)
+
+    def _last(self, holds: Callable[[SizeTrial], bool], start: int, room: int) -> int:
+        """The largest size for which ``holds``, by secants, then by halves.
+
+        Memory grows with the size along a line that is almost straight, so the first guesses come
+        from two points; the answer only from sizes next to each other that differ in ``holds``.
+        """
+        low, high = 0, self._highest + 1
+        size = min(max(start, 1), self._highest)
+        for attempt in range(_TRIES):
+            tried = self.at(size)
+            if holds(tried):
+                low = size
+            else:
+                high = size
+            if high - low <= 1:
+                return low
+            guess = self._guess(room) if attempt < _SECANTS else None
+            if guess is None or not low < guess < high:
+                # a guess outside has done its work: the answer is next to the nearer end
+                if guess is not None and guess <= low:
+                    guess = low + 1 + attempt // 2
+                elif guess is not None:
+                    guess = high - 1 - attempt // 2
+                if guess is None or not low < guess < high:
+                    guess = (low + high) // 2 if high <= self._highest else low * 2
+            size = max(min(guess, high - 1, self._highest), low + 1)
+        return low
+
+    def _guess(self, room: int) -> int | None:
+        """Where the line through the two sizes nearest to the limit meets it."""
+        near = sorted(self.tried.values(), key=lambda t: abs(t.needs.reserved_bytes - room))[:2]
+        if len(near) < 2:
+            return max(near[0].size * room // max(near[0].needs.reserved_bytes, 1), 1)
+        one, other = near
+        rise = other.needs.reserved_bytes - one.needs.reserved_bytes
+        if rise == 0:
+            return None
+        steps = (room - one.needs.reserved_bytes) * (other.size - one.size) // rise
+        return max(one.size + steps, 1)
+
+
+def largest_batch(
+    target: TargetGpu, profiler: Profiler, setup: Setup, conf: AllocatorConf
+) -> tuple[int, int]:
+    """The largest batch that runs with the expected context, and the largest that surely fits.
+
+    Returns:
+        (largest, largest safe); 0 where not even batch 1 does.
+    """
+
+    def found_at(batch: int) -> Run:
+        return resolve_run(profiler, replace(setup, batch=batch), target.traits, ("batch",))
+
+    return LargestSizeSearch(target, profiler.replays(conf), found_at, MAX_BATCH).largest(
+        setup.batch
+    )

@@ -1,0 +1,3 @@
+"""Where ``MemestCallback`` was before ``from memest import MemestCallback``."""
+
+from memest.calibration.live import MemestCallback as MemestCallback

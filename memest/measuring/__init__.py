@@ -1,1 +1,0 @@
-"""memest inside a training run: predicted first, measured beside it, kept as a record."""

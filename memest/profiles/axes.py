@@ -1,0 +1,330 @@
+"""The sizes of a batch: between a setup's fields and the axes of a family."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+from memest.config.parallelism import ALONE, Distributed, Fsdp, Strategy
+from memest.config.setup import Dtype, Loop, Precision, Setup
+from memest.errors import ConfigError
+from memest.profiles.sizing import milliseconds
+
+__all__ = [
+    "UNLIMITED",
+    "Sizes",
+    "as_traced",
+    "eval_batches",
+    "fields_of",
+    "gathering_ranks",
+    "highest",
+    "key_of",
+    "last",
+    "samples",
+    "sizes_of",
+    "structure_of",
+    "windows",
+    "words",
+]
+
+Sizes = Mapping[str, int]
+
+_OF_UPDATES = ("optim_args", "optim_target_modules", "optim_in_backward", "weight_decay")
+_ALWAYS_NAMED = frozenset(
+    """batch seq_len target_len image_size audio_seconds task num_labels grad_accum checkpointing
+    use_reentrant precision dtype master_weights tf32 optim max_grad_norm zero_grad zero_grad_at
+    attn_implementation sdpa_backend freeze padded use_cache alloc_conf loop software
+    num_steps""".split()
+)
+"""Options that keys name in any case; all others, which came later, only where they are given."""
+_ALIKE = 4
+
+UNLIMITED = 1 << 17
+"""A model that takes so many tokens is taken to have no limit."""
+
+
+_CLONES = Distributed(num_gpus=2, ddp_find_unused_parameters=True)
+"""Stands for every DDP that looks for unused parameters: it copies the outputs of the model."""
+
+
+_PARTITIONED = Distributed(zero=3)
+"""Stands for every run whose parameters DeepSpeed partitions: linear layers are of its own."""
+
+_BUILT_IN_LINEAR = replace(_PARTITIONED, zero_settings=(("memory_efficient_linear", False),))
+"""Stands for those whose linear layers are not."""
+
+
+def _sequence(distributed: Distributed) -> Distributed:
+    """The GPUs of one sequence: what they compute does not depend on who else shards."""
+    return Distributed(
+        num_gpus=distributed.cp,
+        cp=distributed.cp,
+        cp_rotate=distributed.cp_rotate,
+        fsdp=Fsdp.FULL_SHARD,
+    )
+
+
+def _heads(distributed: Distributed, kept: Distributed) -> Distributed:
+    """The GPUs of one sequence under DeepSpeed, whatever its stages 1 and 2 partition."""
+    return replace(kept, num_gpus=distributed.sp, sp=distributed.sp, zero=kept.zero or 1)
+
+
+def as_traced(request: Setup) -> Setup:
+    """The setup whose steps are traced: what a rank computes, on whole parameters.
+
+    Sharding is a matter of what comes after the trace, with three exceptions. Where accelerate or
+    DeepSpeed train in half precision, the parameters that the model computes with are half ones,
+    without autocast (``MixedPrecisionPolicy`` in ``set_mixed_precision`` of accelerate;
+    ``DeepSpeedEngine._cast_module_mixed_precision``; in autocast all the same under FSDP1),
+    adapters too, which peft makes float32 before; not under stage 3, whose engine casts nothing
+    that ``zero.Init`` built, which it did not where the base is quantised; what it builds is
+    float32 where nothing computes in half precision (``_set_dtype``). And DDP that looks for unused
+    parameters copies the model's outputs (``_DDPSink``). And ``zero.Init`` replaces
+    ``F.linear``, where ``memory_efficient_linear`` does not keep it from that.
+    """
+    kept = _CLONES if request.finds_unused_parameters else ALONE
+    if request.partitions_parameters:
+        kept = _PARTITIONED if request.has_linear_of_stage_3 else _BUILT_IN_LINEAR
+    elif request.distributed.stage is not None:
+        kept = replace(_sharing_model(request.distributed), stage=request.distributed.stage)
+    elif request.distributed.shares_model:
+        kept = _sharing_model(request.distributed)
+    elif request.distributed.cp > 1:
+        kept = _sequence(request.distributed)
+    if request.distributed.sp > 1:
+        kept = _heads(request.distributed, kept)
+    out = replace(request, distributed=kept)
+    if request.computes_in_half:
+        half = Dtype.BFLOAT16 if request.precision is Precision.BF16 else Dtype.FLOAT16
+        if request.adapter is not None and not request.is_built_in_parts:
+            kept = replace(kept, in_half=True, adapters_in_full=_in_full(request))
+        if request.autocasts_halves and request.precision is Precision.FP16:
+            kept = replace(kept, in_half=True)
+        precision = request.precision if request.autocasts_halves else Precision.FP32
+        out = replace(out, precision=precision, dtype=half, distributed=kept)
+    elif request.is_built_in_full:
+        out = replace(out, dtype=Dtype.FLOAT32)
+    return out
+
+
+def _in_full(request: Setup) -> str:
+    """When peft finds float32 adapters, which FSDP1 makes half ones only while each runs.
+
+    ``LoraLayer.forward`` makes its input what the adapter is, and outside of its unit the adapter
+    is the float32 shard (``_use_sharded_views`` with ``use_orig_params``), or what was put in
+    before the first forward, and a half one since (``_use_unsharded_views``). Layers of 4 bits do
+    not ask in autocast.
+    """
+    if not request.autocasts_halves or request.adapter is None or request.quantization is not None:
+        return ""
+    if request.keeps_parameters:
+        return "always"
+    return "first" if request.adapter.autocast_adapter_dtype else ""
+
+
+def _sharing_model(distributed: Distributed) -> Distributed:
+    """Ranks that share layers or experts; who shards the rest does not count, but by own units."""
+    sharded = distributed.fsdp if distributed.ep > 1 else Fsdp.NONE
+    return Distributed(
+        num_gpus=max(distributed.tp, distributed.ep),
+        tp=distributed.tp,
+        ep=distributed.ep,
+        fsdp=sharded,
+        tp_sequence_parallel=distributed.tp_sequence_parallel,
+        tp_loss_parallel=distributed.tp_loss_parallel,
+    )
+
+
+def structure_of(request: Setup, *, live: bool = False) -> Setup:
+    """The part of a setup that changes the traces of micro-steps.
+
+    Args:
+        request: the whole.
+        live: the model is a module that is there, whose layers may be bitsandbytes' already.
+    """
+    kept: dict[str, Any] = {}
+    accumulates = not (request.loop is Loop.PLAIN and request.grad_accum == 1)
+    if request.steps_in_backward:
+        # the updates are part of the micro-steps
+        kept = {name: getattr(request, name) for name in ("optim", *_OF_UPDATES)}
+        accumulates = accumulates and request.may_accumulate
+    updates_apart = replace(request.software, bitsandbytes=None)
+    untraced: dict[str, Any] = {
+        each.name: each.default for each in fields(Setup) if not each.metadata.get("traced", True)
+    }
+    made = replace(
+        as_traced(request),
+        **untraced,
+        batch=1,
+        grad_accum=2 if accumulates else 1,
+        optim="none" if request.optim == "none" else "adamw_torch_fused",
+        num_steps=2,
+        adapter=None if request.adapter is None else request.adapter.unscaled,
+        software=request.software if request.quantization or live else updates_apart,
+    )
+    return replace(made, **kept)
+
+
+def key_of(structure: Setup) -> dict[str, Any]:
+    """A structure as it is written into the keys of stored profiles.
+
+    Options that came later are left out where they are not given: profiles from before there were
+    any stay valid.
+    """
+    unset: tuple[Any, ...] = (None, "", [], False)
+    usual = Setup().to_dict()
+    spread = {field.name for field in fields(Distributed)}
+    out = {
+        name: value
+        for name, value in structure.to_dict().items()
+        if name not in spread and (name in _ALWAYS_NAMED or value not in (*unset, usual[name]))
+    }
+    if structure.distributed.in_half:
+        out["in_half"] = True
+    if structure.distributed.adapters_in_full:
+        out["adapters_in_full"] = structure.distributed.adapters_in_full
+    if structure.partitions_parameters:
+        out["partitioned"] = True
+        if not structure.has_linear_of_stage_3:
+            out["linear"] = "built-in"
+    elif structure.distributed.shares_model:
+        out["tp"] = structure.distributed.tp
+        if structure.distributed.tp_sequence_parallel:
+            out["tp_sequence"] = "loss" if structure.distributed.tp_loss_parallel else "logits"
+        if structure.distributed.ep > 1:
+            out["ep"] = structure.distributed.ep
+            out["fsdp"] = structure.distributed.fsdp.value
+    elif structure.distributed.cp > 1:
+        out["cp"] = [structure.distributed.cp, structure.distributed.cp_rotate.value]
+    elif structure.distributed.sp > 1:
+        pass  # stages 1 and 2 change nothing else
+    elif replace(structure.distributed, in_half=False, adapters_in_full="") != ALONE:
+        out["clones_outputs"] = True
+    if structure.distributed.sp > 1:
+        out["sp"] = structure.distributed.sp
+    return out
+
+
+def eval_batches(setup: Setup) -> int:
+    """How many batches of an evaluation decide its peak.
+
+    Predictions pile up over as many as the samples make, which several GPUs share, or until they
+    go to the host. Without predictions all batches from the third on are alike.
+    """
+    if setup.eval_batch is None or setup.eval_samples is None:
+        return _ALIKE
+    batches = -(-setup.eval_samples // (setup.eval_batch * _evaluating_ranks(setup.distributed)))
+    return min(batches, setup.eval_accumulation_steps or batches)
+
+
+def gathering_ranks(distributed: Distributed) -> int | None:
+    """How many processes gather what they predict; None where there are no others.
+
+    All of them do, those that share a model or a sequence too: ``gather_for_metrics`` of accelerate
+    1.15 knows no other group. With one GPU under FSDP or DeepSpeed there is a process group of one,
+    which gathers as well.
+    """
+    alone = distributed.strategy is Strategy.NONE and distributed.num_gpus == 1
+    return None if alone else distributed.num_gpus
+
+
+def _evaluating_ranks(distributed: Distributed) -> int:
+    """How many GPUs evaluate batches of their own.
+
+    ``prepare_data_loader`` of accelerate 1.15: those of ``--tp`` and ``--cp`` get the same batch;
+    under DeepSpeed no mesh tells the evaluation's loader of Ulysses, so those of ``--sp`` do not.
+    """
+    return distributed.data_ranks * distributed.sp
+
+
+def sizes_of(setup: Setup) -> dict[str, int]:
+    """The sizes of a batch; audio in milliseconds where they are whole."""
+    sizes = {"batch": setup.batch}
+    for name in ("seq_len", "target_len", "image_size"):
+        value = getattr(setup, name)
+        if value is not None:
+            sizes[name] = value
+    if setup.audio_seconds is not None:
+        whole = milliseconds(setup.audio_seconds)
+        if whole is not None:
+            sizes["audio_ms"] = whole
+        else:
+            # a fraction of a millisecond is a size of its own
+            numerator, denominator = setup.audio_seconds.as_integer_ratio()
+            sizes["audio_numerator"], sizes["audio_denominator"] = numerator, denominator
+    return sizes
+
+
+def fields_of(sizes: Sizes) -> dict[str, Any]:
+    """The same as fields of a setup."""
+    fields: dict[str, Any] = {
+        name: size for name, size in sizes.items() if not name.startswith("audio")
+    }
+    if "audio_ms" in sizes:
+        fields["audio_seconds"] = sizes["audio_ms"] / 1000
+    return fields
+
+
+def words(sizes: Sizes) -> str:
+    """The sizes for people to read."""
+    return ", ".join(f"{name.replace('_', ' ')} {size}" for name, size in sizes.items())
+
+
+def highest(run: Any, base: Setup, name: str) -> int:
+    """The greatest length the model takes, by bisection; 0 where it takes none of this kind."""
+
+    def takes(length: int) -> bool:
+        try:
+            asked: Any = {name: length}
+            answer = run.answer(replace(base, **asked))
+        except (ConfigError, ValueError):
+            return False
+        return bool(answer.taken.get(name) == length)
+
+    if not takes(16):
+        return 0
+    return UNLIMITED if takes(UNLIMITED) else last(takes, UNLIMITED - 1, 16)
+
+
+def last(holds: Callable[[int], bool], highest: int, low: int = 0) -> int:
+    """The largest number up to ``highest`` for which something holds, by halves; ``low`` if none.
+
+    Args:
+        holds: true up to some number, then false.
+        highest: where to end.
+        low: a number for which it holds, or 0.
+    """
+    high = highest + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low
+
+
+def samples(highest: Mapping[str, int]) -> list[dict[str, Any]]:
+    """Lengths to ask a model about: both ends, and primes between."""
+    out: list[dict[str, Any]] = []
+    for a, b in ((1, 1), (7, 13), (11, 5), (0, 0), (3, 17), (13, 2)):
+        row: dict[str, Any] = {}
+        for number, (name, high) in enumerate(highest.items()):
+            share = (a, b)[number % 2]
+            row[name] = high if share == 0 else min(1 + high * share // 19, high)
+        if row not in out:
+            out.append(row)
+    low: dict[str, Any] = dict.fromkeys(highest, 1)
+    return [low, *[row for row in out if row != low]]
+
+
+_WINDOW = re.compile(r"window|chunk_size|local_attention|original_max_position|max_distance")
+
+
+def windows(config: Any) -> Iterator[int]:
+    """The lengths in a config that bound what attention looks at."""
+    for name, value in config.items() if isinstance(config, dict) else ():
+        if isinstance(value, dict):
+            yield from windows(value)
+        elif _WINDOW.search(str(name)):
+            values = value if isinstance(value, list) else [value]
+            yield from (v for v in values if isinstance(v, int) and not isinstance(v, bool))

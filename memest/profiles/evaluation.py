@@ -1,0 +1,219 @@
+"""An evaluation of any length behind a training run, from a few traced batches.
+
+From the second batch on every batch does the same: what was kept is concatenated with what is new,
+so the tensors that pile up grow by the same bytes each time, and everything else repeats. Growth is
+read off the last two traced batches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from memest.errors import TraceError
+from memest.events import ALLOC, FREE, OF_WEIGHTS, Chains, SeamKind, Trace
+from memest.profiles.pieces import Span
+from memest.profiles.stream import Course, Player, Shape, Stream, shape_of, slack_of
+from memest.workspaces.operator_call import GpuTraits, Lifetime
+from memest.workspaces.registry import workspaces_of
+
+__all__ = ["with_evaluation"]
+
+_WITH_OLDER = 5
+"""Batches that must be traced to follow what lives for two: the prompt and its token are others."""
+_PLAYED = 16
+"""Batches that are played as a whole; of those between the first ones and the last, the tensors
+that grow are played alone: the rest is a copy of what was played before."""
+
+
+def with_evaluation(
+    stream: Stream,
+    evaluation: Trace,
+    gpu: GpuTraits,
+    known: Shape,
+    *,
+    batches: int,
+    step: int,
+    cues: bool = False,
+) -> Stream:
+    """The stream of a run that ends with an evaluation.
+
+    Args:
+        stream: of the training.
+        evaluation: its first batches, traced.
+        gpu: decides workspaces.
+        known: workspaces of the training, whose persistent ones are there already.
+        batches: of the evaluation.
+        step: optimizer step that it follows.
+        cues: say where wrappers of the model act, as the stream does.
+
+    Raises:
+        TraceError: the batches do not repeat each other.
+    """
+    tail = _Tail(evaluation, gpu, known, step, cues=cues)
+    tail.play(batches)
+    return tail.behind(stream)
+
+
+class _Tail:
+    def __init__(
+        self, trace: Trace, gpu: GpuTraits, known: Shape, step: int, *, cues: bool
+    ) -> None:
+        self._trace = trace
+        self._step = step
+        hidden = [workspaces_of(call, gpu) for call in trace.calls]
+        self._slack = slack_of(hidden)
+        own = replace(trace)
+        own.sizes = list(range(len(trace.sizes)))
+        self._table = [*trace.sizes, *(h.nbytes for workspaces in hidden for h in workspaces)]
+        self._course = Course(module_names=trace.module_names, label_names=list(trace.op_names))
+        kept = {
+            h.key
+            for workspaces in known
+            for h in workspaces
+            if h.lifetime is Lifetime.PERSISTENT and h.nbytes
+        }
+        self._player = Player(
+            own,
+            shape_of(hidden),
+            len(trace.sizes),
+            self._course,
+            cues=trace.cues if cues else (),
+            persistent=kept,
+        )
+        self._sizes: list[int] = []
+        self._spans = _spans(trace)
+        before, last = (_born(trace, span) for span in self._spans[-2:])
+        shapes = [[v & 3 for v in trace.events[slice(*span)]] for span in self._spans[-2:]]
+        if shapes[0] != shapes[1]:
+            raise TraceError(
+                "The batches of an evaluation do not repeat each other, so it cannot be composed. "
+                "Something in the model changes from batch to batch."
+            )
+        self._growth = {
+            new: trace.sizes[new] - trace.sizes[old] for old, new in zip(before, last, strict=True)
+        }
+        self._dropped = self._handed_on(before, last)
+
+    def _handed_on(self, before: list[int], last: list[int]) -> list[tuple[int, int]]:
+        """What the last traced batch drops, and what takes its place for the next one.
+
+        Of the batch before, it is what the last leaves itself in that place; what was made two
+        batches before (beams that were reordered) is followed by what the one before made.
+        """
+        place = {index: number for number, index in enumerate(before)}
+        out, older = [], []
+        for index in _dropped(self._trace, self._spans[-1]):
+            if index in place:
+                out.append((index, last[place[index]]))
+            else:
+                older.append(index)
+        if not older or len(self._spans) < _WITH_OLDER:
+            return out
+        earlier = _born(self._trace, self._spans[-3])
+        if len(earlier) != len(before):
+            return out
+        further = {index: number for number, index in enumerate(earlier)}
+        for index in older:
+            if index in further:
+                number = further[index]
+                out += [(index, before[number]), (before[number], last[number])]
+        return out
+
+    def play(self, batches: int) -> None:
+        """The first batches as they were traced, then copies of the last one."""
+        for number, span in enumerate(self._spans[:batches], start=1):
+            self._one(span, number)
+        traced = len(self._spans)
+        for number in range(traced + 1, batches + 1):
+            self._player.bind(self._dropped)
+            whole = number <= _PLAYED or number == batches
+            self._one(self._spans[-1], number, number - traced, whole=whole)
+
+    def _one(self, span: Span, number: int, later: int = 0, *, whole: bool = True) -> None:
+        start = len(self._course.events)
+        first, cues = len(self._course.places), len(self._course.cues)
+        self._player.play(span, self._step, number)
+        for place in self._course.places[first:]:
+            size = self._table[place]
+            self._sizes.append(size + later * self._growth.get(place, 0))
+        if not whole:
+            self._thin(start, cues)
+
+    def _thin(self, start: int, cues: int) -> None:
+        """Leave out of a batch what repeats: its mark, and births with deaths of constant size."""
+        course = self._course
+        events = course.events[start:]
+        dead = {~v for v in events if v < 0}
+        quiet = {v for v in events if v in dead and not self._growth.get(course.places[v], 0)}
+        del course.events[start:]
+        del course.cues[cues:]
+        course.events.extend(v for v in events if (v if v >= 0 else ~v) not in quiet)
+        while course.mark_positions[-1] >= start:
+            course.mark_positions.pop()
+            course.marks.pop()
+
+    def behind(self, stream: Stream) -> Stream:
+        """The stream, and the evaluation after it."""
+        course, base, length = self._course, len(stream.sizes), len(stream.events)
+        events = stream.events[:]
+        events.extend(v + base if v >= 0 else v - base for v in course.events)
+        modules, module_names = _joined(stream.module_names, course.module_names)
+        labels, label_names = _joined(stream.label_names, course.label_names)
+        out = replace(stream)
+        out.events = events
+        out.sizes = [*stream.sizes, *self._sizes]
+        out.places = [*stream.places, *([0] * len(self._sizes))]
+        out.categories = stream.categories + course.categories
+        out.modules = stream.modules[:]
+        out.modules.extend(modules[m] for m in course.modules)
+        out.labels = stream.labels[:]
+        out.labels.extend(labels[label] for label in course.labels)
+        out.module_names, out.label_names = module_names, label_names
+        out.marks = [*stream.marks, *course.marks]
+        out.cues = [
+            *stream.cues,
+            *(
+                replace(
+                    cue,
+                    position=cue.position + length,
+                    marks_before=cue.marks_before + len(stream.marks),
+                    index=cue.index if cue.kind in OF_WEIGHTS else modules[cue.index],
+                    number=cue.number + base if cue.number >= 0 else cue.number,
+                )
+                for cue in course.cues
+            ),
+        ]
+        out.mark_positions = [*stream.mark_positions, *(p + length for p in course.mark_positions)]
+        # the training part is what it was; what is remembered of it belongs to its own streams
+        out.chains = Chains(stream.chains.parts)
+        out.workspace_slack_bytes = max(stream.workspace_slack_bytes, self._slack)
+        return out
+
+
+def _spans(trace: Trace) -> list[Span]:
+    seams = [s.position for s in trace.seams if s.kind is SeamKind.EVALUATED]
+    ends = [s.position for s in trace.seams if s.kind is SeamKind.END]
+    return list(zip(seams, [*seams[1:], *(ends or [len(trace.events)])], strict=True))
+
+
+def _born(trace: Trace, span: Span) -> list[int]:
+    return [v >> 2 for v in trace.events[slice(*span)] if v & 3 == ALLOC]
+
+
+def _dropped(trace: Trace, span: Span) -> list[int]:
+    own = set(_born(trace, span))
+    freed = [v >> 2 for v in trace.events[slice(*span)] if v & 3 == FREE]
+    return [index for index in freed if index not in own]
+
+
+def _joined(first: list[str], second: list[str]) -> tuple[list[int], list[str]]:
+    """Where each name of the second list is now, and all names."""
+    known = {name: index for index, name in enumerate(first)}
+    names = list(first)
+    where = []
+    for name in second:
+        if name not in known:
+            known[name] = len(names)
+            names.append(name)
+        where.append(known[name])
+    return where, names

@@ -1,0 +1,260 @@
+"""The family that answers for sizes and for those around them: put together, or grown.
+
+A family is grown over lengths of one remainder by 128, because padding to a multiple adds the same
+to all of them. Batches of drawn lengths have any remainder, and a family for each would be dozens
+of traces that all say the same. So what was traced at several remainders is put together first:
+what is padded to an even multiple is padded by different amounts at an odd length and at an even
+one, so no short formula has both, and each remainder keeps a family of its own. Where every number
+has one formula for all of them, it holds between them too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from memest.events import Trace
+from memest.profiles.axes import Sizes
+from memest.profiles.cache import digest_of
+from memest.profiles.family import Family, NotAlikeError, Point, alike, unite
+from memest.profiles.formula import NoFormulaError
+from memest.profiles.growth import grow, range_of
+from memest.profiles.known_profiles import chosen_like, traces_in
+
+__all__ = ["FamilySearch", "across", "answers_for", "traces_around"]
+
+_MODULUS = 128
+_LENGTHS = ("seq_len", "target_len")
+_AXES = ("batch", "seq_len", "target_len", "image_size", "audio_ms")
+_SHORT = 256
+"""Tokens where a model names no length."""
+_FEWEST = 3
+"""Remainders, odd and even ones among them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FamilySearch:
+    """Looks for a family around some sizes.
+
+    Attributes:
+        families: that are known of the model.
+        sizes: that are asked for.
+        vary: the sizes that further questions will change.
+        barren: where a family was looked for and there is none; more are added.
+        thresholds: lengths at which the model is known to do something else.
+        pieces: of which lengths must be multiples.
+        limit_of: the greatest length that the model takes, by its name; None where it names none.
+        trace_at: makes a trace; its errors mean that the model does not go there.
+    """
+
+    families: Sequence[Family]
+    sizes: Sizes
+    vary: Sequence[str]
+    barren: set[str]
+    thresholds: Sequence[int]
+    pieces: int
+    limit_of: Callable[[str], int | None]
+    trace_at: Callable[[Mapping[str, int]], Trace]
+
+    def around(self, family: Family, point: Point) -> Iterator[Family | None]:
+        """Families around the sizes, the widest first; None where one more place is barren.
+
+        Args:
+            family: that answers for the sizes.
+            point: of that family.
+        """
+        near = [other for other in self.families if chosen_like(other, family)]
+        here = family.at(point)
+        axes = self._axes(near, family)
+        while axes:
+            num_barren = len(self.barren)
+            wider = self._across(near, here, axes, family)
+            place = self._place(axes, family)
+            if wider is None and place not in self.barren:
+                wider = self._grown(near, here, axes)
+                if wider is None:
+                    self.barren.add(place)
+            if len(self.barren) > num_barren:
+                yield None
+            if wider is not None:
+                yield wider
+            # perhaps only the batch is well-behaved
+            axes = ("batch",) if len(axes) > 1 and "batch" in axes else ()
+
+    def _axes(self, near: Sequence[Family], own: Family) -> tuple[str, ...]:
+        """The sizes to vary: those asked for, and those in which questions differed before."""
+        sizes = self.sizes
+        # images and sounds are cut into patches and frames: their families are small and rare
+        costly = {"image_size", "audio_ms"} - set(self.vary)
+        axes = {axis for axis in self.vary if axis in sizes}
+        for family in near:
+            if family.domain.names != set(sizes):
+                continue
+            axes.update(family.axes)
+            axes.update(n for n, v in family.fixed.items() if sizes[n] != v and n not in costly)
+        axes.update(own.axes)
+        if sizes["batch"] == 1:
+            axes.discard("batch")
+        if "target_len" in axes and sizes.get("target_len") == sizes.get("seq_len"):
+            axes.discard("target_len")
+            axes.add("seq_len")
+        return tuple(axis for axis in _AXES if axis in axes)
+
+    def _place(self, axes: tuple[str, ...], family: Family) -> str:
+        """Where a family is looked for: other sizes of these axes would not find it either."""
+        rest = {n: v for n, v in self.sizes.items() if n not in axes}
+        remainder = {axis: self.sizes[axis] % _MODULUS for axis in axes if axis != "batch"}
+        kernels = [kernel for _, kernel in family.skeleton.attention_choices]
+        return digest_of([axes, rest, remainder, self.sizes["batch"] == 1, kernels])
+
+    def _across(
+        self, near: Sequence[Family], here: Trace, axes: tuple[str, ...], family: Family
+    ) -> Family | None:
+        """The family of what was traced at lengths of several remainders, where there is one."""
+        rest = {n: v for n, v in self.sizes.items() if n not in axes}
+        kernels = [kernel for _, kernel in family.skeleton.attention_choices]
+        centre = tuple(self.sizes[axis] for axis in axes)
+        side = _side(centre, axes, tuple(self.thresholds))
+        place = digest_of(["across", axes, rest, self.sizes["batch"] == 1, kernels, side])
+        if place in self.barren:
+            return None
+        tied = _tied(self.sizes, axes)
+        traces = traces_around(near, self.sizes, axes, tied=tied)
+        traces[centre] = here
+        fixed = {n: v for n, v in rest.items() if not (tied and n == "target_len")}
+        try:
+            return across(traces, centre, axes, fixed, self.thresholds, tied=tied)
+        except NoFormulaError:
+            self.barren.add(place)
+            return None
+
+    def _grown(self, near: Sequence[Family], here: Trace, axes: tuple[str, ...]) -> Family | None:
+        """A family of new traces."""
+        sizes, tied = self.sizes, _tied(self.sizes, axes)
+        tokens = max(sizes.get("seq_len", _SHORT), sizes.get("target_len", 0))
+        ranges = {}
+        for axis in reversed(axes):  # the batch comes last: how far it goes depends on the others
+            multiple = self.pieces if axis == "seq_len" else 1
+            limit = self.limit_of(axis)
+            reached = range_of(axis, sizes[axis], limit, tokens, self.thresholds, multiple)
+            if reached is not None:
+                ranges[axis] = reached
+                if axis in _LENGTHS:
+                    tokens = max(tokens, reached.high)
+        if not ranges:
+            return None
+        ranges = {axis: ranges[axis] for axis in axes if axis in ranges}
+        known = traces_around(near, sizes, tuple(ranges), tied=tied)
+        known[tuple(sizes[axis] for axis in ranges)] = here
+        return grow(sizes, ranges, known, self.trace_at, tied=tied)
+
+
+def answers_for(family: Family, vary: Sequence[str], sizes: Sizes) -> bool:
+    """Whether a family answers for all sizes that will vary."""
+    return all(
+        axis in family.axes
+        or (axis == "target_len" and family.tied)
+        or (axis == "batch" and sizes["batch"] == 1)
+        for axis in vary
+        if axis in sizes
+    )
+
+
+def _tied(sizes: Sizes, axes: Sequence[str]) -> bool:
+    """Whether the target is as long as the source, at all sizes of these axes."""
+    same = "target_len" in sizes and sizes["target_len"] == sizes.get("seq_len")
+    return same and "target_len" not in axes and "seq_len" in axes
+
+
+def traces_around(
+    near: Sequence[Family], sizes: Sizes, axes: Sequence[str], *, tied: bool
+) -> dict[Point, Trace]:
+    """The traces at sizes that differ from the given ones in some axes alone, by point.
+
+    Args:
+        near: families with the same attention kernels.
+        sizes: of a batch.
+        axes: the sizes that may differ.
+        tied: the target is as long as the source.
+    """
+    traces = {}
+    for family in near:
+        for sized, trace in traces_in(family):
+            if (
+                sized.keys() == sizes.keys()
+                and all(
+                    sized.get(n) == v
+                    for n, v in sizes.items()
+                    if n not in axes and not (tied and n == "target_len")
+                )
+                and (not tied or sized.get("target_len") == sized.get("seq_len"))
+            ):
+                traces[tuple(sized[axis] for axis in axes)] = trace
+    return traces
+
+
+def across(
+    traces: Mapping[Point, Trace],
+    centre: Point,
+    axes: tuple[str, ...],
+    fixed: Mapping[str, int],
+    thresholds: Iterable[int] = (),
+    *,
+    tied: bool = False,
+) -> Family | None:
+    """The family of traces whose lengths have different remainders.
+
+    Args:
+        traces: by point, the one at the centre among them.
+        centre: the sizes that are asked for.
+        axes: the sizes in which they differ.
+        fixed: the others.
+        thresholds: lengths at which the model is known to do something else: traces on the other
+            side of one are left out.
+        tied: the target is as long as the source.
+
+    Returns:
+        None where too few remainders were traced so far to tell.
+
+    Raises:
+        NoFormulaError: something depends on the remainder.
+    """
+    lengths = [axis for axis in axes if axis in _LENGTHS]
+    if not lengths or not {*axes} <= {"batch", *lengths}:
+        return None
+    thresholds = tuple(thresholds)
+    side = _side(centre, axes, thresholds)
+    kept = {
+        point: trace
+        for point, trace in traces.items()
+        if _side(point, axes, thresholds) == side
+        and alike(trace, traces[centre])
+        # the first batch goes other ways
+        and ("batch" not in axes or point[axes.index("batch")] > 1)
+    }
+    for axis in axes:
+        sizes = {point[axes.index(axis)] for point in kept}
+        rests = {size % _MODULUS for size in sizes}
+        if len(sizes) < _FEWEST:
+            return None
+        if axis in lengths and (len(rests) < _FEWEST or len({rest % 2 for rest in rests}) < 2):
+            return None
+    try:
+        return unite(kept, axes, (1,) * len(axes), fixed, tied=tied)
+    except NotAlikeError:
+        return None
+    except NoFormulaError as error:
+        if error.open:
+            return None
+        raise
+
+
+def _side(
+    point: Point, axes: tuple[str, ...], thresholds: tuple[int, ...]
+) -> list[tuple[bool, ...]]:
+    """On which side of the thresholds a point lies; a threshold itself lies beyond."""
+    return [
+        tuple(size >= threshold for threshold in thresholds)
+        for axis, size in zip(axes, point, strict=True)
+        if axis in _LENGTHS
+    ]

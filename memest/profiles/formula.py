@@ -1,0 +1,204 @@
+"""Sizes as exact polynomials of the sizes of a batch, found from a few traces.
+
+The extents of every tensor are products of model constants and of sizes (batch, length), now and
+then shifted by one or by the tokens of an image. So the bytes of every allocation are a sum of very
+few monomials. :func:`find` takes the shortest sum that fits all traces, demands that the value of
+each trace follows from those of the others, and demands that no other sum of that length fits as
+well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import combinations, product
+from math import gcd
+
+__all__ = ["Formula", "NoFormulaError", "constant", "find", "monomials"]
+
+Exponents = tuple[int, ...]
+Point = tuple[int, ...]
+
+MAX_TERMS = 4
+
+
+class NoFormulaError(Exception):
+    """No sum of monomials fits the traces, or they leave it open which one does.
+
+    Attributes:
+        open: more traces may decide.
+    """
+
+    def __init__(self, *, open: bool) -> None:  # noqa: A002 - the word for it
+        super().__init__("more traces are needed" if open else "no formula")
+        self.open = open
+
+
+@dataclass(frozen=True, slots=True)
+class Formula:
+    """``sum(coefficient * product(size ** exponent)) / divisor``, always a whole number.
+
+    Attributes:
+        terms: (coefficient, exponents in the order of the axes).
+        divisor: of the sum.
+    """
+
+    terms: tuple[tuple[int, Exponents], ...]
+    divisor: int = 1
+
+    def at(self, point: Point) -> int:
+        """The value at a point.
+
+        Raises:
+            NoFormulaError: the sum is not divisible there.
+        """
+        total = 0
+        for coefficient, exponents in self.terms:
+            for size, exponent in zip(point, exponents, strict=True):
+                coefficient *= size**exponent
+            total += coefficient
+        if self.divisor == 1:
+            return total
+        value, rest = divmod(total, self.divisor)
+        if rest:
+            raise NoFormulaError(open=False)
+        return value
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether no size matters."""
+        return not any(any(exponents) for _, exponents in self.terms)
+
+
+def constant(value: int, num_axes: int) -> Formula:
+    """The formula of a number that no size changes."""
+    return Formula(((value, (0,) * num_axes),))
+
+
+def monomials(degrees: Sequence[int]) -> list[Exponents]:
+    """All exponents up to a degree for each axis, simplest first.
+
+    Example:
+        >>> monomials((1, 2))
+        [(0, 0), (0, 1), (1, 0), (0, 2), (1, 1), (1, 2)]
+    """
+    every = product(*(range(degree + 1) for degree in degrees))
+    return sorted(every, key=lambda e: (sum(e), e))
+
+
+def find(values: Sequence[int], points: Sequence[Point], basis: Sequence[Exponents]) -> Formula:
+    """The one shortest sum of monomials that has these values at these points.
+
+    Args:
+        values: one for each point.
+        points: the traced points.
+        basis: exponents that may occur.
+
+    Raises:
+        NoFormulaError: none fits, or more traces are needed to tell.
+    """
+    if len(set(values)) == 1 and len(set(points)) > 1:
+        return constant(values[0], len(points[0]))
+    columns = [[_power(point, exponents) for point in points] for exponents in basis]
+    for count in range(1, MAX_TERMS + 1):
+        if count >= len(points):
+            raise NoFormulaError(open=True)
+        solutions = []
+        for chosen in combinations(range(len(basis)), count):
+            solution = _solve([columns[c] for c in chosen], values)
+            if solution is not None:
+                solutions.append((chosen, solution))
+        if len(solutions) > 1:
+            raise NoFormulaError(open=True)
+        if solutions:
+            chosen, (numbers, divisor) = solutions[0]
+            if not _tested([columns[c] for c in chosen]):
+                raise NoFormulaError(open=True)
+            terms = tuple((n, basis[c]) for n, c in zip(numbers, chosen, strict=True))
+            return Formula(terms, divisor)
+    raise NoFormulaError(open=False)
+
+
+def _tested(columns: Sequence[Sequence[int]]) -> bool:
+    """Whether each value follows from the others.
+
+    One that does not fits whatever it is: that of the only trace at some length, or, where all
+    terms are of one degree, those of two traces of which one is twice the other in every size.
+    """
+    rows = list(zip(*columns, strict=True))
+    return all(_rank([*rows[:i], *rows[i + 1 :]]) == len(columns) for i in range(len(rows)))
+
+
+def _rank(rows: Iterable[Sequence[int]]) -> int:
+    pivots: list[list[int]] = []
+    for row in rows:
+        reduced = _reduced(list(row), pivots)
+        if any(reduced):
+            pivots.append(reduced)
+    return len(pivots)
+
+
+def _power(point: Point, exponents: Exponents) -> int:
+    value = 1
+    for size, exponent in zip(point, exponents, strict=True):
+        value *= size**exponent
+    return value
+
+
+def _solve(
+    columns: Sequence[Sequence[int]], values: Sequence[int]
+) -> tuple[tuple[int, ...], int] | None:
+    """Coefficients over a common divisor, none of them 0; None where the values do not fit."""
+    rows = [[*(column[i] for column in columns), value] for i, value in enumerate(values)]
+    size = len(columns)
+    pivots: list[list[int]] = []
+    for row in rows:
+        reduced = _reduced(row, pivots)
+        lead = next((i for i, entry in enumerate(reduced[:size]) if entry), None)
+        if lead is None:
+            if reduced[size]:
+                return None
+            continue
+        pivots.append(reduced)
+    if len(pivots) < size:
+        return None
+    return _back(pivots, size)
+
+
+def _reduced(row: list[int], pivots: Iterable[list[int]]) -> list[int]:
+    """The row without the leading columns of the pivots (whole numbers throughout)."""
+    for pivot in pivots:
+        lead = next(i for i, entry in enumerate(pivot) if entry)
+        if row[lead]:
+            a, b = pivot[lead], row[lead]
+            row = [a * x - b * y for x, y in zip(row, pivot, strict=True)]
+            common = gcd(*row)
+            if common > 1:
+                row = [x // common for x in row]
+    return row
+
+
+def _back(pivots: list[list[int]], size: int) -> tuple[tuple[int, ...], int] | None:
+    for index in range(len(pivots)):
+        others = [p for i, p in enumerate(pivots) if i != index]
+        # each pivot loses the leading columns of all others
+        row = pivots[index]
+        for other in others:
+            lead = next(i for i, entry in enumerate(other) if entry)
+            own = next(i for i, entry in enumerate(row) if entry)
+            if lead != own and row[lead]:
+                a, b = other[lead], row[lead]
+                row = [a * x - b * y for x, y in zip(row, other, strict=True)]
+        pivots[index] = row
+    numerators, denominators = [0] * size, [1] * size
+    for row in pivots:
+        leads = [i for i, entry in enumerate(row[:size]) if entry]
+        if len(leads) != 1:
+            return None
+        numerators[leads[0]], denominators[leads[0]] = row[size], row[leads[0]]
+    divisor = 1
+    for n, d in zip(numerators, denominators, strict=True):
+        d = abs(d) // gcd(n, d)
+        divisor = divisor * d // gcd(divisor, d)
+    coefficients = tuple(n * divisor // d for n, d in zip(numerators, denominators, strict=True))
+    return None if 0 in coefficients else (coefficients, divisor)

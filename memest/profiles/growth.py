@@ -1,0 +1,252 @@
+"""Which traces make a family: the fewest that settle every number and bound where it holds.
+
+A family is grown around the point that is asked for. Traces are made at the low and the high corner
+of the range, so that a threshold between them shows: it would change the events, or leave some
+number without a formula. Batch sizes are primes, lengths keep the asked length's remainder by 128:
+then padding to 8, 32, 64 or 128 adds the same everywhere, and any other period shows. Traces are
+added until every number has one shortest formula with a trace to spare: three for the batch alone,
+four or five for batch and length.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from memest.errors import MemestError, MissingDependencyError
+from memest.events import Trace
+from memest.profiles.family import Family, NotAlikeError, Point, alike, unite
+from memest.profiles.formula import NoFormulaError
+
+__all__ = ["MAX_TRACES", "Range", "grow", "range_of"]
+
+MAX_TRACES = 8
+"""New traces for one family, at most."""
+_MODULI = {"seq_len": 128, "target_len": 128, "image_size": 32, "audio_ms": 320}
+_LONGEST = 4096  # where a model sets no limit; beyond it a further trace extends the family
+# masks that a model asks for are computed for real: batch x length x length
+_MAX_MASK = 1 << 28
+_PRIMES = (509, 251, 127, 61, 31, 17, 13, 7)
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Where a size may go.
+
+    Attributes:
+        low: least.
+        high: greatest.
+        modulus: steps between.
+    """
+
+    low: int
+    high: int
+    modulus: int
+
+    def inner(self, asked: int) -> list[int]:
+        """Sizes between the ends, spread, the asked one left out.
+
+        Among neighbours those are taken whose remainders are new: what is padded to a multiple of
+        a few steps must not look alike everywhere.
+        """
+        count = (self.high - self.low) // self.modulus
+        seen, sizes = [0, count, (asked - self.low) // self.modulus], []
+        for share in (1 / 3, 2 / 3, 1 / 2, 1 / 5, 4 / 5):
+            aim = round(count * share)
+            near = [k for k in range(max(aim - 6, 1), min(aim + 7, count)) if k not in seen]
+            if near:
+                chosen = max(near, key=lambda k: (_news(k, seen), -abs(k - aim)))
+                seen.append(chosen)
+                sizes.append(self.low + chosen * self.modulus)
+        return sizes
+
+
+def _news(number: int, seen: Sequence[int]) -> list[bool]:
+    """For divisors that matter, most of all first: whether the remainder is one not yet seen."""
+    return [number % d not in {k % d for k in seen} for d in (2, 3, 4, 8, 5, 7)]
+
+
+def range_of(
+    axis: str,
+    asked: int,
+    limit: int | None,
+    tokens: int,
+    thresholds: Iterable[int] = (),
+    multiple: int = 1,
+) -> Range | None:
+    """The range of one size around the one asked for; None where there is only one.
+
+    Args:
+        axis: name of the size.
+        asked: the size itself.
+        limit: the greatest the model takes, None if it names none.
+        tokens: of the longest sample: a large batch of long samples takes its time.
+        thresholds: lengths above which the model is known to do something else (windows): the
+            range keeps to one side of them.
+        multiple: of which lengths must be (pieces that a sequence is dealt out in).
+    """
+    if axis == "batch":
+        high = next((p for p in _PRIMES if p * tokens**2 <= _MAX_MASK), 5)
+        # whoever asks for more will ask for more still
+        return Range(2, high if asked <= high else 2 * asked, 1) if asked >= 2 else None
+    modulus = math.lcm(_MODULI[axis], multiple)
+    low = asked % modulus or modulus
+    if axis in ("image_size", "audio_ms"):
+        low, high = max(low, asked - 2 * modulus), asked + 3 * modulus
+    else:
+        if low < 16 and low < asked:
+            low += modulus
+        high = max(asked, _LONGEST)
+        # the window's own length may count as either side
+        high = min((t - 1 for t in thresholds if asked < t <= high), default=high)
+        passed = max((t for t in thresholds if t <= asked), default=0)
+        low += max(0, -(-(passed - low) // modulus)) * modulus
+    high = min(high, limit) if limit is not None else high
+    high -= (high - asked) % modulus
+    return Range(low, high, modulus) if high - low >= 2 * modulus else None
+
+
+def grow(
+    asked: Mapping[str, int],
+    ranges: Mapping[str, Range],
+    known: Mapping[Point, Trace],
+    trace_at: Callable[[Mapping[str, int]], Trace],
+    *,
+    tied: bool,
+) -> Family | None:
+    """The family around a point, None where there is none.
+
+    Args:
+        asked: its sizes.
+        ranges: of the sizes that shall vary.
+        known: traces that are there already, by point on those axes (the asked one among them).
+        trace_at: makes a trace; its errors mean that the model does not go there.
+        tied: the target is as long as the source.
+    """
+    axes = tuple(ranges)
+    centre = tuple(asked[axis] for axis in axes)
+    here = known[centre]
+    traces = {p: t for p, t in known.items() if _inside(p, ranges) and alike(t, here)}
+    other: set[Point] = set()
+    fixed = {n: v for n, v in asked.items() if n not in axes and not (tied and n == "target_len")}
+    moduli = tuple(r.modulus for r in ranges.values())
+    made = 0
+
+    def look_at(point: Point) -> None:
+        nonlocal made
+        made += 1
+        sizes = {**asked, **dict(zip(axes, point, strict=True))}
+        if tied:
+            sizes["target_len"] = sizes["seq_len"]
+        try:
+            trace = trace_at(sizes)
+        except MissingDependencyError:
+            raise  # that says nothing about the model
+        except (MemestError, MemoryError, OverflowError):
+            other.add(point)
+            return
+        if alike(trace, here):
+            traces[point] = trace
+        else:
+            other.add(point)
+
+    queue = deque(dict.fromkeys(_points(centre, ranges)))
+    # both ends of the range first: a family of neighbours would be asked for more soon
+    for end in (queue.popleft(), queue.popleft()):
+        for point in (end, *_retreat(centre, end, ranges)):
+            if point not in traces and made < MAX_TRACES:
+                look_at(point)
+            if point in traces:
+                break
+    while True:
+        inside = _without(traces, other, centre)
+        # what grows with the sizes passes no threshold between two ends that are alike
+        missing = next((end for end in _ends(inside) if end not in inside), None)
+        if missing is None and _spans(inside, axes):
+            try:
+                return unite(inside, axes, moduli, fixed, tied=tied)
+            except NoFormulaError as error:
+                if not error.open:
+                    return None
+            except NotAlikeError:
+                return None
+        while missing is None and queue:
+            point = queue.popleft()
+            if point not in traces and point not in other:
+                missing = point
+        if missing is None or made >= MAX_TRACES:
+            return None
+        look_at(missing)
+
+
+def _ends(points: Iterable[Point]) -> tuple[Point, Point]:
+    """The least and the greatest corner of the box around some points."""
+    sizes = list(zip(*points, strict=True))
+    return tuple(map(min, sizes)), tuple(map(max, sizes))
+
+
+def _without(
+    traces: Mapping[Point, Trace], other: Iterable[Point], centre: Point
+) -> dict[Point, Trace]:
+    """The traces on the centre's side of all points at which the model does something else."""
+    inside = dict(traces)
+    for point in other:
+        lows, highs = _ends(inside)
+        if not all(low <= p <= high for low, p, high in zip(lows, point, highs, strict=True)):
+            continue
+        sides = [
+            {
+                p: t
+                for p, t in inside.items()
+                if p[axis] != size and (p[axis] < size) == (mine < size)
+            }
+            for axis, (size, mine) in enumerate(zip(point, centre, strict=True))
+            if size != mine
+        ]
+        inside = max(sides, key=len)
+    return inside
+
+
+def _inside(point: Point, ranges: Mapping[str, Range]) -> bool:
+    return all(
+        size >= r.low and (size - r.low) % r.modulus == 0
+        for size, r in zip(point, ranges.values(), strict=True)
+    )
+
+
+def _spans(traces: Mapping[Point, Trace], axes: tuple[str, ...]) -> bool:
+    """Three sizes of each axis at least: a number that grows can then not pass for a constant."""
+    return len(traces) >= 3 and all(
+        len({point[i] for point in traces}) >= 3 for i in range(len(axes))
+    )
+
+
+def _points(centre: Point, ranges: Mapping[str, Range]) -> Iterator[Point]:
+    """Where to trace, in this order: the corners that matter, then what is between."""
+    every = list(ranges.values())
+    lows, highs = tuple(r.low for r in every), tuple(r.high for r in every)
+    yield lows
+    yield highs
+    inner = [r.inner(c) or [c] for r, c in zip(every, centre, strict=True)]
+    yield tuple(sizes[0] for sizes in inner)
+    yield from product(*zip(lows, highs, strict=True))
+    for number in range(1, 3):
+        yield tuple(sizes[min(number, len(sizes) - 1)] for sizes in inner)
+
+
+def _retreat(centre: Point, end: Point, ranges: Mapping[str, Range]) -> Iterator[Point]:
+    """Points on the way back from an end that is on the other side of a threshold."""
+    for share in (2, 4):
+        yield tuple(
+            _nearer(c, e, r.modulus, share)
+            for c, e, r in zip(centre, end, ranges.values(), strict=True)
+        )
+
+
+def _nearer(centre: int, end: int, modulus: int, share: int) -> int:
+    """A point on the way from the end to the centre."""
+    steps = (end - centre) // modulus
+    return centre + int(steps / share) * modulus

@@ -1,0 +1,371 @@
+"""What is known of a model's steps, in memory and in the stores."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from memest.config.installed import release
+from memest.config.setup import Setup
+from memest.events import Trace
+from memest.files.code_digest import tracing
+from memest.files.folders import data_folder
+from memest.profiles.axes import Sizes
+from memest.profiles.cache import VERSION, Document, Store, cache_folder, digest_of
+from memest.profiles.document import (
+    FORMAT,
+    BadDocumentError,
+    domain_from_json,
+    domain_to_json,
+    family_from_json,
+    family_to_json,
+    sizing_from_json,
+    sizing_to_json,
+)
+from memest.profiles.family import Family, FamilyDomain, Point, alone
+from memest.profiles.formula import NoFormulaError
+from memest.profiles.model_card import ModelCard
+from memest.profiles.sizing import Sizing
+from memest.workspaces.attention_choice import choose_backend
+from memest.workspaces.operator_call import GpuTraits
+from memest.workspaces.registry import reads_calls
+
+__all__ = [
+    "KnownProfiles",
+    "StepProfile",
+    "asks_for_gpu",
+    "chosen_like",
+    "default_stores",
+    "shipped_folder",
+    "shipped_from",
+    "traces_in",
+]
+
+
+@cache
+def shipped_folder() -> Path:
+    """The profiles that come with the package."""
+    return data_folder() / "step_profiles"
+
+
+@cache
+def _shipped_software() -> dict[str, str]:
+    """The releases that the profiles which come with the package were traced with."""
+    try:
+        releases = json.loads((shipped_folder() / "software.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return {str(name): str(release) for name, release in releases.items()}
+
+
+def default_stores() -> tuple[Store, ...]:
+    """The user's cache, and the profiles that come with the package."""
+    return Store(cache_folder()), Store(shipped_folder(), shipped=True)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFamily:
+    """A stored family: where it holds, and how to get it."""
+
+    domain: FamilyDomain
+    store: Store
+    digest: str
+    document: Document
+
+
+@dataclass(slots=True)
+class StepProfile:
+    """What is known of one model under the part of a setup that changes its traces.
+
+    Attributes:
+        setup: that part.
+        key: what the traces depend on; empty where that cannot be written down.
+        model_cards: by the image size that was asked for.
+        sizing: what the model makes of sizes.
+        families: of micro-steps.
+        unread: families in the store that were not read yet.
+        meta_models: those that were built, by the image size that was asked for.
+        barren: where a family was looked for and there is none.
+    """
+
+    setup: Setup
+    key: dict[str, Any]
+    model_cards: dict[int | None, ModelCard] = field(default_factory=dict)
+    sizing: Sizing = field(default_factory=Sizing)
+    families: list[Family] = field(default_factory=list)
+    unread: list[StoredFamily] = field(default_factory=list)
+    meta_models: dict[int | None, Any] = field(default_factory=dict)
+    barren: set[str] = field(default_factory=set)
+
+
+def asks_for_gpu(setup: Setup) -> bool:
+    """Whether each size is traced by itself, for one GPU.
+
+    The Python of libraries asks for the GPU's properties, or the number of pieces in which a loss
+    works, or how even they are, follows from the number of tokens. torchtune's pieces of each
+    sample do neither.
+    """
+    alone = bool(setup.fused_loss) and not setup.fused_loss.startswith("torchtune-chunked")
+    return setup.use_liger_kernel or setup.torch_compile or alone
+
+
+class KnownProfiles:
+    """Families, kept in stores as well.
+
+    Args:
+        stores: the first one is written to.
+    """
+
+    def __init__(self, stores: Sequence[Store] | None = None) -> None:
+        self._stores = tuple(default_stores() if stores is None else stores)
+        self._own = self._stores[0] if self._stores else Store(None)
+        self._on_gpu: dict[tuple[Setup, GpuTraits], StepProfile] = {}
+
+    def load(self, profile: StepProfile) -> None:
+        """Look for what is stored of these steps."""
+        for store in self._stores:
+            digest = _digest_in(store, profile.key)
+            for document in store.read(digest, "model"):
+                try:
+                    content = document.content
+                    cards = {
+                        _image(size): ModelCard.from_json(card) for size, card in content["cards"]
+                    }
+                    sizing = sizing_from_json(content["sizing"])
+                    barren = set(map(str, content["barren"]))
+                except (BadDocumentError, KeyError, TypeError, ValueError):
+                    store.forget(digest, document.name)
+                    continue
+                profile.model_cards.update(cards)
+                profile.sizing.exact.update(sizing.exact)
+                profile.sizing.rules.extend(sizing.rules)
+                profile.barren.update(barren)
+            for document in store.read(digest, "steps"):
+                try:
+                    domain = domain_from_json(document.about)
+                except BadDocumentError:
+                    store.forget(digest, document.name)
+                    continue
+                profile.unread.append(StoredFamily(domain, store, digest, document))
+
+    def take(self, profile: StepProfile, wanted: Callable[[FamilyDomain], bool]) -> None:
+        """Read the families that are wanted and were not read yet."""
+        for stored in list(profile.unread):
+            if not wanted(stored.domain):
+                continue
+            profile.unread.remove(stored)
+            try:
+                family = family_from_json(stored.document.content)
+            except (BadDocumentError, ValueError):
+                stored.store.forget(stored.digest, stored.document.name)
+                continue
+            if _notes_enough(family):
+                profile.families.append(family)
+
+    def save_model(self, profile: StepProfile) -> None:
+        """Store what is known of the model."""
+        content = {
+            "cards": [[str(size), card.to_json()] for size, card in profile.model_cards.items()],
+            "sizing": sizing_to_json(profile.sizing),
+            "barren": sorted(profile.barren),
+        }
+        self.write(profile.key, "model", content)
+
+    def write(self, key: dict[str, Any], name: str, content: Any, about: Any = None) -> None:
+        """Store a document; one without a key is not stored."""
+        if key:
+            store = self._own
+            full = _full_key(store, key)
+            store.write(digest_of(full), name, content, full, about)
+
+    def keep(self, profile: StepProfile, family: Family) -> None:
+        """Keep a family; those it answers for are not needed any more."""
+        points = {_point_name(family, point) for point in family.points}
+        for old in list(profile.families):
+            if {_point_name(old, p) for p in old.points} <= points and chosen_like(old, family):
+                profile.families.remove(old)
+                if profile.key:
+                    store = self._own
+                    store.forget(_digest_in(store, profile.key), _family_name(old))
+        profile.families.append(family)
+        reach = domain_to_json(family.domain)
+        self.write(profile.key, _family_name(family), family_to_json(family), reach)
+
+    def of_gpu(self, profile: StepProfile, gpu: GpuTraits) -> StepProfile:
+        """The same model, with what was traced for one GPU alone."""
+        own = self._on_gpu.get((profile.setup, gpu))
+        if own is None:
+            key = {**profile.key, "gpu": repr(gpu)} if profile.key else {}
+            own = StepProfile(profile.setup, key, profile.model_cards, profile.sizing)
+            own.meta_models = profile.meta_models
+            self._on_gpu[profile.setup, gpu] = own
+            if key:
+                self.load(own)
+        return own
+
+    def evaluation(self, profile: StepProfile, about: dict[str, Any]) -> Trace | None:
+        """The first batches of an evaluation, where they are stored.
+
+        Args:
+            profile: of the model.
+            about: what the evaluation depends on beside the model.
+        """
+        family = self.stored(_evaluation_key(profile, about), "evaluation") if profile.key else None
+        return None if family is None else family.at(())
+
+    def keep_evaluation(self, profile: StepProfile, about: dict[str, Any], trace: Trace) -> None:
+        """Store the first batches of an evaluation, to be found by :meth:`evaluation`."""
+        content = family_to_json(alone(trace, about["sizes"]))
+        self.write(_evaluation_key(profile, about), "evaluation", content)
+
+    def find(
+        self, profile: StepProfile, sizes: Sizes, gpu: GpuTraits, *, cues: bool = False
+    ) -> tuple[Family, Point] | None:
+        """The family that answers for sizes on a GPU, and the point.
+
+        Args:
+            profile: of the model.
+            sizes: of the batch.
+            gpu: decides kernels.
+            cues: the family must say where wrappers of the model act; older ones do not.
+        """
+        self.take(profile, lambda domain: domain.point_of(sizes) is not None)
+        best = None
+        for family in profile.families:
+            point = family.point_of(sizes)
+            if point is None or not chosen_family(family, point, gpu, profile.setup):
+                continue
+            if cues and not family.skeleton.cues:
+                continue
+            if best is None or len(family.axes) > len(best[0].axes):
+                best = family, point
+        return best
+
+    def stored(self, key: dict[str, Any], prefix: str) -> Family | None:
+        """The updates, or the evaluation, that are kept under a key."""
+        for store in self._stores:
+            name = _digest_in(store, key)
+            for document in store.read(name, prefix):
+                try:
+                    family = family_from_json(document.content)
+                except (BadDocumentError, ValueError):
+                    store.forget(name, document.name)
+                    continue
+                if _notes_enough(family):
+                    return family
+        return None
+
+
+def _notes_enough(family: Family) -> bool:
+    """Whether its traces noted all calls from which something is computed today.
+
+    Traces note the calls of operators that have a rule, and name the others that they saw. Where
+    one of these has a rule by now, the family would answer as if there were none, so it is not
+    believed, and its steps are traced anew. To note every call would spare that, and make every
+    document a fifth to a half larger and take twice as long to read, for rules that are seldom
+    added. Where a rule only changed there is nothing to check: calls are kept as they were, and
+    the rule is asked with the question. The user's own cache needs this for rules from outside the
+    package alone, for :func:`tracing` covers those of the package; the profiles that come with the
+    package rest on it.
+    """
+    return not any(map(reads_calls, family.skeleton.unnoted))
+
+
+def _evaluation_key(profile: StepProfile, about: dict[str, Any]) -> dict[str, Any]:
+    return {**profile.key, "evaluation": about} if profile.key else {}
+
+
+_TRACING_WITH = {"adapter": ("peft",), "quantization": ("peft", "bitsandbytes")}
+"""What traces besides torch and transformers, by the part of a setup that calls for it."""
+
+
+def _tracing_with(key: Mapping[str, Any]) -> tuple[str, ...]:
+    """The packages that make the traces of a key."""
+    setup = key.get("setup", {})
+    parts = [packages for part, packages in _TRACING_WITH.items() if setup.get(part)]
+    return tuple(dict.fromkeys(("torch", "transformers", *chain.from_iterable(parts))))
+
+
+def shipped_from(key: Mapping[str, Any]) -> dict[str, str]:
+    """The releases that traced what comes with the package of a key, where one is missing here.
+
+    Args:
+        key: of a model's steps; empty where nothing of them is kept.
+
+    Returns:
+        By package; empty where everything that traces is installed, so that what is shipped is
+        what would be traced here.
+    """
+    packages = _tracing_with(key) if key else ()
+    if all(map(release, packages)):
+        return {}
+    shipped = _shipped_software()
+    return {name: release(name) or shipped.get(name, "unknown") for name in packages}
+
+
+def _full_key(store: Store, key: dict[str, Any]) -> dict[str, Any]:
+    """The key with the software that traces, as a store tells its documents apart."""
+    installed = {name: release(name) for name in _tracing_with(key)}
+    if store.shipped:
+        # these are checked against the code when the package is made
+        shipped = _shipped_software()
+        return {**key, **{name: own or shipped.get(name) for name, own in installed.items()}}
+    return {
+        **key,
+        # what other code traced is not believed
+        "code": tracing(),
+        # releases that write documents otherwise share the folder, and no document
+        "format": [VERSION, FORMAT],
+        **installed,
+    }
+
+
+def _digest_in(store: Store, key: dict[str, Any]) -> str:
+    return digest_of(_full_key(store, key))
+
+
+def chosen_family(family: Family, point: Point, gpu: GpuTraits, setup: Setup) -> bool:
+    """Whether a GPU takes the attention kernels that the family has."""
+    if not family.skeleton.attention_choices:
+        return True
+    try:
+        numbers = family.numbers_at(point)
+    except NoFormulaError:
+        return False
+    return all(
+        choose_backend(call, gpu, setup.sdpa_backend).value == backend
+        for call, backend in family.choices_at(numbers)
+    )
+
+
+def chosen_like(one: Family, other: Family) -> bool:
+    """Whether two families have the same attention kernels."""
+    return [k for _, k in one.skeleton.attention_choices] == [
+        k for _, k in other.skeleton.attention_choices
+    ]
+
+
+def traces_in(family: Family) -> list[tuple[dict[str, int], Trace]]:
+    """The traces a family was made of, with their sizes."""
+    return [(family.domain.sizes_at(point), family.at(point)) for point in family.points]
+
+
+def _point_name(family: Family, point: Point) -> str:
+    return json.dumps(family.domain.sizes_at(point), sort_keys=True)
+
+
+def _family_name(family: Family) -> str:
+    """A name that says what it is for; the digest keeps different kernels apart."""
+    kinds = [kind for _, kind in family.skeleton.attention_choices]
+    sizes = sorted({**family.fixed, **{a: list(family.points[0]) for a in family.axes}}.items())
+    mark = digest_of([family.axes, sizes, kinds, family.tied])[:12]
+    return f"steps-{'-'.join(family.axes) or 'point'}-{mark}"
+
+
+def _image(text: str) -> int | None:
+    return None if text == "None" else int(text)

@@ -1,0 +1,190 @@
+"""The trace of a pipeline stage, taken apart into what can be played again: its pieces.
+
+``trace.stages`` writes such traces, ``sharding.pipeline`` plays them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from memest.events import ALLOC, CALL, FREE, MARK, OF_MODULES, CueKind, SeamKind, Trace
+from memest.profiles.pieces import Span
+
+__all__ = [
+    "PIECE_END",
+    "REGION_END",
+    "STAGE_END",
+    "JoinedStages",
+    "StagePieces",
+    "join",
+    "piece_seam",
+    "with_places",
+]
+
+PIECE_END = 9
+REGION_END = 1000
+"""Index of the seam at which the region of a step ends."""
+STAGE_END = 1001
+"""Index of the seam behind it."""
+_PLACES = {"F": 0, "B": 1, "I": 1, "W": 2}
+
+
+def piece_seam(number: int, place: int) -> int:
+    """Index of the seam before a piece.
+
+    Args:
+        number: of the micro-batch in the trace, from 0.
+        place: 0 forward, 1 backward, 2 the gradients of weights where they are computed apart,
+            ``PIECE_END`` behind the last of them.
+    """
+    return 10 * number + place
+
+
+@dataclass(slots=True)
+class JoinedStages:
+    """Several traces as one.
+
+    Attributes:
+        trace: all events, one trace after the other.
+        first_events: of each trace.
+        first_allocations: likewise.
+        first_modules: for each trace, where its module names are in the joint list.
+    """
+
+    trace: Trace
+    first_events: list[int]
+    first_allocations: list[int]
+    first_modules: list[list[int]]
+
+
+def join(traces: list[Trace]) -> JoinedStages:
+    """Put traces one behind the other: events, allocations, calls and marks are numbered on.
+
+    Cues are those of wrappers; their weights keep the numbers that they have in their own trace.
+    """
+    out = JoinedStages(Trace(), [], [], [])
+    into = out.trace
+    modules: dict[str, int] = {}
+    ops: dict[str, int] = {}
+    for trace in traces:
+        offsets = {
+            ALLOC: len(into.sizes),
+            FREE: len(into.sizes),
+            CALL: len(into.call_of_site),
+            MARK: len(into.marks),
+        }
+        out.first_events.append(len(into.events))
+        out.first_allocations.append(len(into.sizes))
+        names = [modules.setdefault(name, len(modules)) for name in trace.module_names]
+        made = [ops.setdefault(name, len(ops)) for name in trace.op_names]
+        out.first_modules.append(names)
+        calls = len(into.calls)
+        into.events.extend((((v >> 2) + offsets[v & 3]) << 2) | (v & 3) for v in trace.events)
+        into.sizes.extend(trace.sizes)
+        into.categories.extend(trace.categories)
+        into.modules.extend(names[number] for number in trace.modules)
+        into.ops.extend(made[number] for number in trace.ops)
+        into.call_of_site.extend(call + calls for call in trace.call_of_site)
+        into.site_modules.extend(names[number] for number in trace.site_modules)
+        into.calls.extend(trace.calls)
+        into.marks.extend(trace.marks)
+        into.cues.extend(
+            replace(
+                cue,
+                position=cue.position + out.first_events[-1],
+                index=names[cue.index] if cue.kind in OF_MODULES else cue.index,
+                allocation=cue.allocation + (offsets[ALLOC] if cue.allocation >= 0 else 0),
+            )
+            for cue in trace.cues
+            if cue.kind < CueKind.STAGE_INPUT or cue.kind is CueKind.OUTPUT_REACHED
+        )
+        into.launches.extend(trace.launches)
+        into.attention_choices.extend(trace.attention_choices)
+        into.weights += trace.weights
+        into.managed_bytes += trace.managed_bytes
+        into.notes.extend(note for note in trace.notes if note not in into.notes)
+        into.unnoted.extend(op for op in trace.unnoted if op not in into.unnoted)
+    into.module_names, into.op_names = list(modules), list(ops)
+    return out
+
+
+@dataclass(slots=True)
+class StagePieces:
+    """What a stage's trace holds, in numbers of a joined trace.
+
+    Attributes:
+        trace: of the stage, alone.
+        event: of its first event in the joined trace.
+        allocation: of its first allocation there.
+    """
+
+    trace: Trace
+    event: int
+    allocation: int
+    _at: dict[int, int] = field(default_factory=dict)
+    _cues: dict[tuple[CueKind, int], int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._at = {s.index: s.position for s in self.trace.seams if s.kind is SeamKind.PIECE}
+        for cue in self.trace.cues:
+            if cue.kind >= CueKind.STAGE_INPUT and cue.allocation >= 0:
+                self._cues[cue.kind, cue.index] = cue.allocation + self.allocation
+
+    @property
+    def load(self) -> Span:
+        """The weights of the stage."""
+        stop = next(s.position for s in self.trace.seams if s.kind is SeamKind.OPTIMIZER_MADE)
+        return self._moved((0, stop))
+
+    def piece(self, work: str, number: int) -> Span:
+        """Work on one of the traced micro-batches."""
+        start = self._at[piece_seam(number, _PLACES[work])]
+        behind = (self._at.get(piece_seam(number, p)) for p in range(_PLACES[work] + 1, 10))
+        return self._moved((start, next(at for at in behind if at is not None)))
+
+    def computed(self, number: int) -> int:
+        """Where the output of a micro-batch is there, and its loss is not."""
+        return self.event + next(
+            cue.position
+            for cue in self.trace.cues
+            if cue.kind is CueKind.STAGE_OUTPUT and cue.index == number
+        )
+
+    @property
+    def region_end(self) -> Span:
+        """What the end of an autocast region lets go of."""
+        return self._moved((self._at[REGION_END], self._at[STAGE_END]))
+
+    @property
+    def casts_again(self) -> int:
+        """The traced micro-batch that is first in a region and finds gradients there."""
+        return 2 if piece_seam(2, 0) in self._at else 1
+
+    def allocation_of(self, kind: CueKind, number: int) -> int | None:
+        """What a cue names; None where there is none."""
+        return self._cues.get((kind, number))
+
+    @property
+    def gradients(self) -> list[int]:
+        """What the first micro-batch leaves in ``.grad``, in the order of the parameters."""
+        return [a for (kind, _), a in sorted(self._cues.items()) if kind is CueKind.KEPT_GRADIENT]
+
+    @property
+    def gradient_of(self) -> dict[int, int]:
+        """The same by the number of the weight."""
+        return {w: a for (kind, w), a in self._cues.items() if kind is CueKind.KEPT_GRADIENT}
+
+    def born(self, span: Span, joined: Trace) -> list[int]:
+        """The allocations that a piece makes."""
+        return [v >> 2 for v in joined.events[slice(*span)] if v & 3 == ALLOC]
+
+    def _moved(self, span: Span) -> Span:
+        return span[0] + self.event, span[1] + self.event
+
+
+def with_places(joined: JoinedStages) -> tuple[Trace, list[int]]:
+    """The joined trace with places in a table for sizes, and the table."""
+    places: dict[int, int] = {}
+    numbered = replace(joined.trace)
+    numbered.sizes = [places.setdefault(size, len(places)) for size in joined.trace.sizes]
+    return numbered, list(places)

@@ -1,0 +1,113 @@
+"""A family of micro-steps and the updates that go with it, ready to be run for any sizes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from memest.events import Trace
+from memest.profiles.family import Family, Point
+from memest.profiles.pieces import MAX_REPEATS, Pieces, splice
+from memest.profiles.stream import Course, Shape, Stream, lay_out, shape_of, slack_of
+from memest.workspaces.operator_call import GpuTraits, OpCall, Workspace
+from memest.workspaces.registry import workspaces_of
+
+__all__ = ["Program"]
+
+_MAX_COURSES = 32
+
+
+class Program:
+    """Composes streams of one structure; what only depends on the structure is kept.
+
+    Args:
+        micro_steps: the family of the micro-steps.
+        updates: the family of clipping and optimizer, of no axes; None where no optimizer runs.
+
+    Raises:
+        TraceError: the steps cannot be composed.
+    """
+
+    def __init__(self, micro_steps: Family, updates: Family | None) -> None:
+        self.micro_steps = micro_steps
+        self._updates = updates
+        self._own = len(micro_steps.table.formulas)
+        self.trace = splice(
+            micro_steps.skeleton, None if updates is None else updates.skeleton, self._own
+        )
+        self.pieces = Pieces(self.trace)
+        self._later = [] if updates is None else updates.numbers_at(())
+        self._later_calls = [] if updates is None else updates.calls_at(self._later)
+        self._last: tuple[Point, list[int], list[OpCall]] | None = None
+        self._courses: dict[tuple[int, int, Shape, bool], Course] = {}
+
+    def stream(
+        self, point: Point, gpu: GpuTraits, *, num_steps: int, grad_accum: int, cues: bool = False
+    ) -> Stream:
+        """The stream of a run.
+
+        Args:
+            point: sizes that the family covers.
+            gpu: decides workspaces.
+            num_steps: optimizer steps.
+            grad_accum: micro-steps of each.
+            cues: say where wrappers of the model act.
+        """
+        numbers, hidden = self.numbers_at(point, gpu)
+        course = self.course(shape_of(hidden), num_steps, grad_accum, cues=cues)
+        table = [*numbers, *(h.nbytes for workspaces in hidden for h in workspaces)]
+        sizes = list(map(table.__getitem__, course.places))
+        return Stream.of(course, sizes, slack_of(hidden))
+
+    def numbers_at(
+        self, point: Point, gpu: GpuTraits
+    ) -> tuple[list[int], list[tuple[Workspace, ...]]]:
+        """The sizes of all places of the trace, and the workspaces of all its calls."""
+        known = self._last
+        if known is None or known[0] != point:
+            numbers = self.micro_steps.numbers_at(point)
+            calls = [*self.micro_steps.calls_at(numbers), *self._later_calls]
+            # the same point is asked for many GPUs
+            known = self._last = point, [*numbers, *self._later], calls
+        return known[1], [workspaces_of(call, gpu) for call in known[2]]
+
+    def full_course(self, point: Point, gpu: GpuTraits, num_steps: int, grad_accum: int) -> Course:
+        """The course with every workspace, those that need no bytes at this point included."""
+        _, hidden = self.numbers_at(point, gpu)
+        shape = tuple(tuple(replace(h, nbytes=1, high_nbytes=None) for h in f) for f in hidden)
+        return self.course(shape, num_steps, grad_accum)
+
+    def trace_at(self, point: Point) -> Trace:
+        """Micro-steps and updates as one concrete trace, in their order."""
+        updates = None if self._updates is None else self._updates.at(())
+        return splice(self.micro_steps.at(point), updates)
+
+    def enough(self, grad_accum: int) -> int:
+        """As many micro-steps as have the peaks of ``grad_accum`` of them.
+
+        Further ones are copies of those that are played, unless all their batches are fetched
+        first.
+        """
+        if self.pieces.prefetches:
+            return grad_accum
+        return min(grad_accum, MAX_REPEATS + 1)
+
+    def course(
+        self, shape: Shape, num_steps: int, grad_accum: int, *, cues: bool = False
+    ) -> Course:
+        """The course for these workspaces, laid out once."""
+        key = num_steps, grad_accum, shape, cues
+        course = self._courses.get(key)
+        if course is None:
+            course = lay_out(
+                self.trace,
+                shape,
+                self._own + len(self._later),
+                num_steps=num_steps,
+                grad_accum=grad_accum,
+                pieces=self.pieces,
+                cues=cues,
+            )
+            if len(self._courses) >= _MAX_COURSES:
+                self._courses.pop(next(iter(self._courses)))
+            self._courses[key] = course
+        return course

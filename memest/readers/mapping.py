@@ -1,0 +1,420 @@
+"""What becomes of the keys of a document: a table for each framework, and who keeps account.
+
+Every key is a value of an option, ignored with why, or not modelled with what it would add.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from memest.config.option import Kind
+from memest.errors import ConfigError
+from memest.readers.values import (
+    DocumentReading,
+    KeyOrigin,
+    Level,
+    ReadValue,
+    Remark,
+    option_called,
+)
+
+__all__ = [
+    "DocumentKeys",
+    "Key",
+    "KeyTable",
+    "by_key",
+    "read_part",
+    "read_table",
+]
+
+_WORDS = {
+    **dict.fromkeys(("true", "yes", "on", "1", "t", "y"), True),
+    **dict.fromkeys(("false", "no", "off", "0", "f", "n"), False),
+}
+
+
+class DocumentKeys:
+    """One document, or the part of one that a reader is given.
+
+    Args:
+        document: keys and values.
+        source: how to call it: a file's name, or ``command``.
+        framework: whose format it is.
+        origins: where single keys come from, for those that the command line changed.
+        folder: where the file lies, for files that it names.
+        prefix: of the keys, for a part of a document: ``fsdp_config.``.
+        level: of keys that ``origins`` does not have.
+    """
+
+    def __init__(
+        self,
+        document: Mapping[str, Any],
+        *,
+        source: str,
+        framework: str,
+        origins: Mapping[str, KeyOrigin] | None = None,
+        folder: Path | None = None,
+        prefix: str = "",
+        level: Level = Level.FILE,
+    ) -> None:
+        self.document = dict(document)
+        self.source = source
+        self.framework = framework
+        self.folder = folder
+        self.samples_per_step: tuple[int, str] | None = None
+        self._origins = dict(origins or {})
+        self._prefix = prefix
+        self._level = level
+        self._left = dict(document)
+        self._values: list[ReadValue] = []
+        self._ignored: list[Remark] = []
+        self._missed: list[Remark] = []
+
+    # -- what is there
+
+    def take(self, key: str, default: Any = None) -> Any:
+        """The value of a key, which is dealt with by that."""
+        return self._left.pop(key, default)
+
+    def has(self, key: str) -> bool:
+        """Whether the document names a key and gives it a value."""
+        return self.document.get(key) is not None
+
+    def replace(self, key: str, value: Any) -> None:
+        """Another value for a key: what it stands for."""
+        self.document[key] = self._left[key] = value
+
+    @property
+    def left(self) -> dict[str, Any]:
+        """Keys that nobody took yet."""
+        return dict(self._left)
+
+    def origin(self, key: str) -> KeyOrigin:
+        """Where a key stands."""
+        full = f"{self._prefix}{key}"
+        key_origin = self._origins.get(full) or self._origins.get(full.partition(".")[0])
+        if key_origin is not None:
+            return key_origin
+        mark = ":"
+        if self.source == "command":
+            mark = ": " if self.framework == "launch command" else ": --"
+        return KeyOrigin(f"{self.source}{mark}{full}", self._level)
+
+    def where(self, key: str) -> str:
+        """Where a key stands, for a message."""
+        return self.origin(key).origin
+
+    def switch(self, key: str) -> bool | None:
+        """A key that is true or false, None where it is not there.
+
+        Raises:
+            ConfigError: it is something else.
+        """
+        value = self.take(key)
+        if value is None or isinstance(value, bool):
+            return value
+        word = str(value).strip().lower()
+        if word in ("none", "null"):
+            return None
+        if word not in _WORDS:
+            raise ConfigError(f"{self.where(key)} {value!r} is neither true nor false.")
+        return _WORDS[word]
+
+    def on(self, key: str) -> bool:
+        """Whether a switch is on; where it is there and is not, that is noted.
+
+        Raises:
+            ConfigError: it is something else.
+        """
+        value = bool(self.switch(key))
+        if not value and key in self.document:
+            self.ignore(key, "off")
+        return value
+
+    def enabled(self, key: str) -> bool | None:
+        """A switch that acts only where it is on: True, or None.
+
+        Raises:
+            ConfigError: it is something else.
+        """
+        return self.switch(key) or None
+
+    def whole(self, key: str) -> int | None:
+        """A key that is a whole number, None where it is not there.
+
+        Raises:
+            ConfigError: it is something else.
+        """
+        value = self.take(key)
+        if value is None:
+            return None
+        text = str(value).strip()
+        if isinstance(value, bool) or not text.lstrip("-").isdigit() or len(text) > 18:
+            raise ConfigError(f"{self.where(key)} {value!r} is not a whole number.")
+        return int(text)
+
+    def scalar(self, key: str) -> Any:
+        """A key that is one word or number, None where it is not there.
+
+        Raises:
+            ConfigError: it is a list or a mapping.
+        """
+        value = self.take(key)
+        if isinstance(value, (Mapping, list, tuple, set)):
+            raise ConfigError(f"{self.where(key)} {value!r} is not one word or number.")
+        return value
+
+    def text(self, key: str) -> str | None:
+        """A key that is a name, None where it is not there.
+
+        Raises:
+            ConfigError: it is a list or a mapping.
+        """
+        value = self.scalar(key)
+        return None if value is None else str(value)
+
+    def mapping(self, key: str) -> Mapping[str, Any]:
+        """A key that is a mapping or JSON of one, empty where it is not.
+
+        Raises:
+            ConfigError: it is text and no JSON.
+        """
+        value = self.take(key)
+        if isinstance(value, str):
+            try:
+                value = json.loads(value)
+            except ValueError as error:
+                raise ConfigError(f"{self.where(key)} is not JSON: {error}.") from None
+        return value if isinstance(value, Mapping) else {}
+
+    def part(self, key: str) -> DocumentKeys:
+        """A mapping inside the document by itself; empty where there is none.
+
+        Raises:
+            ConfigError: it is something else.
+        """
+        value = self.take(key)
+        if value is None:
+            value = {}
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{self.where(key)} {value!r} is no mapping of names to values.")
+        return DocumentKeys(
+            {str(k): v for k, v in value.items()},
+            source=self.source,
+            framework=self.framework,
+            origins=self._origins,
+            folder=self.folder,
+            prefix=f"{self._prefix}{key}.",
+            level=self.origin(key).level,
+        )
+
+    def without_prefix(self, start: str) -> DocumentKeys:
+        """The same, its keys by what follows a common start; they stand where they stood."""
+        names = {
+            name if (short := name.removeprefix(start)) in self.document else short: name
+            for name in self.document
+        }
+        return DocumentKeys(
+            {short: self.document[name] for short, name in names.items()},
+            source=self.source,
+            framework=self.framework,
+            origins=self._origins
+            | {f"{self._prefix}{short}": self.origin(name) for short, name in names.items()},
+            folder=self.folder,
+            prefix=self._prefix,
+            level=self._level,
+        )
+
+    # -- what becomes of them
+
+    def set(self, option: str, value: Any, key: str, *, checked: bool = False) -> None:
+        """A value of an option, from a key."""
+        self.set_at(option, value, self.origin(key), checked=checked)
+
+    def set_at(self, option: str, value: Any, origin: KeyOrigin, *, checked: bool = False) -> None:
+        """A value of an option, from elsewhere."""
+        self._values.append(
+            ReadValue(option, value, origin.origin, origin.level, self.framework, checked)
+        )
+
+    def default(self, option: str, value: Any, why: str = "") -> None:
+        """A value that the framework takes where nobody says anything."""
+        origin = f"default of {self.framework}" + (f" ({why})" if why else "")
+        self._values.append(ReadValue(option, value, origin, Level.DEFAULT, self.framework))
+
+    def set_from(self, name: str, key: Key) -> Any:
+        """The value of a key as an option, or the framework's default; returns the key's."""
+        value = getattr(self, key.read)(name)
+        if value is not None:
+            self.set(key.option, key.words.get(value, value) if key.words else value, name)
+        elif key.default is not None:
+            self.default(key.option, key.default, key.why)
+        return value
+
+    def value_of(self, option: str) -> Any:
+        """What counts of the values of an option, None for nothing."""
+        values = [each for each in reversed(self._values) if each.option == option]
+        return max(values, key=lambda each: each.level).value if values else None
+
+    def has_missed(self, key: str) -> bool:
+        """Whether a key was noted as not modelled."""
+        origin = self.where(key)
+        return any(remark.key == origin for remark in self._missed)
+
+    def ignore(self, key: str, why: str) -> None:
+        """A key that does not matter."""
+        self._ignored.append(Remark(self.where(key), why))
+
+    def miss(self, key: str, what: str) -> None:
+        """A key that matters and is not modelled."""
+        self._missed.append(Remark(self.where(key), what))
+
+    def miss_default(self, key: str, what: str) -> None:
+        """Something that a framework does unasked, and that is not modelled."""
+        self._missed.append(Remark(f"default of {self.framework}: {key}", what))
+
+    def offer(self, keyword: str, value: Any, key: str, otherwise: str) -> None:
+        """A value for an option that memest may have; without it, what that means is noted."""
+        option = option_called(keyword)
+        if option is None:
+            self.miss(key, otherwise)
+        else:
+            self.set(option.name, value, key)
+
+    def offer_rest(self) -> None:
+        """Every key left that has the name of an option is a value of it."""
+        for key, value in self.left.items():
+            option = option_called(key)
+            if option is None:
+                continue
+            self.take(key)
+            if value is None:
+                self.ignore(key, "not set")
+            elif option.kind is Kind.SWITCH and value is False:
+                self.ignore(key, "off")
+            else:
+                self.set(option.name, value, key)
+
+    def ignore_rest(self, reasons: Mapping[str, str], matters: Mapping[str, str]) -> None:
+        """What becomes of the keys left.
+
+        Args:
+            reasons: why a key does not matter.
+            matters: what of a key is not modelled; it does so only where it is set.
+        """
+        for key, value in self.left.items():
+            self.take(key)
+            if key in matters:
+                if value in (None, False, 0, "", "no") or value in ([], {}):
+                    self.ignore(key, "off")
+                else:
+                    self.miss(key, matters[key])
+            else:
+                self.ignore(key, reasons.get(key, "memest does not know it"))
+
+    def ignore_all(self, why: str) -> None:
+        """The keys left do not matter, all for one reason."""
+        for key in self.left:
+            self.take(key)
+            self.ignore(key, why)
+
+    def absorb(self, other: DocumentKeys) -> None:
+        """Take over what became of a part's keys."""
+        self._values += other._values
+        self._ignored += other._ignored
+        self._missed += other._missed
+        self.samples_per_step = self.samples_per_step or other.samples_per_step
+
+    def reading(self) -> DocumentReading:
+        """What the document says."""
+        return DocumentReading(
+            source=self.source,
+            format=self.framework,
+            values=tuple(self._values),
+            ignored=tuple(self._ignored),
+            not_modelled=tuple(self._missed),
+            samples_per_step=self.samples_per_step,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A key that is an option of ours.
+
+    Attributes:
+        option: ours.
+        read: how the value is written: a method of :class:`DocumentKeys`.
+        default: what the framework takes where the key is not there, None for nothing.
+        why: it does so, where that is not plain.
+        words: values that are called otherwise here.
+    """
+
+    option: str
+    read: str = "take"
+    default: Any = None
+    why: str = ""
+    words: Mapping[Any, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyTable:
+    """What becomes of the keys of a framework.
+
+    Attributes:
+        defaults: what it sets unasked, by option: the value, or the value and why.
+        options: keys that are options of ours.
+        odd: functions for keys that take more than a row, in their order.
+        own_names: a key with the name of an option is that option.
+        ignored: why a key does not matter, by key.
+        not_modelled: what of a key is not modelled, by key.
+        rest: why no other key matters, where that is one reason for all.
+    """
+
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Key] = field(default_factory=dict)
+    odd: tuple[Callable[[DocumentKeys], object], ...] = ()
+    own_names: bool = False
+    ignored: Mapping[str, str] = field(default_factory=dict)
+    not_modelled: Mapping[str, str] = field(default_factory=dict)
+    rest: str = ""
+
+
+def by_key(groups: Mapping[str, str]) -> dict[str, str]:
+    """Reasons by key, from keys by reason."""
+    return {key: why for why, keys in groups.items() for key in keys.split()}
+
+
+def read_table(keys: DocumentKeys, table: KeyTable) -> None:
+    """Take every key of a document by a framework's table.
+
+    Raises:
+        ConfigError: a value that cannot be.
+    """
+    for name, key in table.options.items():
+        keys.set_from(name, key)
+    for option, value in table.defaults.items():
+        plain, why = value if isinstance(value, tuple) else (value, "")
+        keys.default(option, plain, why)
+    for read in table.odd:
+        read(keys)
+    if table.own_names:
+        keys.offer_rest()
+    if table.rest:
+        keys.ignore_all(table.rest)
+    else:
+        keys.ignore_rest(table.ignored, table.not_modelled)
+
+
+def read_part(keys: DocumentKeys, key: str, table: KeyTable) -> None:
+    """Take the keys of a mapping inside a document by a table of its own.
+
+    Raises:
+        ConfigError: a value that cannot be.
+    """
+    part = keys.part(key)
+    read_table(part, table)
+    keys.absorb(part)

@@ -1,0 +1,313 @@
+"""FSDP and DeepSpeed, as training arguments, accelerate and frameworks write them.
+
+Sources: ``TrainingArguments._process_fsdp_args`` and ``_apply_legacy_fsdp_to_config`` of
+transformers 5.23, ``FullyShardedDataParallelPlugin`` and ``DeepSpeedPlugin`` of accelerate 1.15.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from memest.config.deepspeed import read_deepspeed
+from memest.errors import ConfigError
+from memest.readers.documents import find_file, read_document
+from memest.readers.mapping import DocumentKeys
+from memest.readers.values import Level, names_of
+
+__all__ = ["is_on", "read_deepspeed_document", "read_deepspeed_value", "read_fsdp"]
+
+_STRATEGIES = {
+    "1": "full_shard",
+    "2": "shard_grad_op",
+    "3": "no_shard",
+    "4": "hybrid_shard",
+    "5": "hybrid_shard_zero2",
+    "true": "full_shard",
+    "false": "shard_grad_op",
+}
+_FSDP_REASONS = dict.fromkeys(
+    """state_dict_type final_state_dict_type cpu_ram_efficient_loading sync_module_states
+    xla xla_fsdp_v2 xla_fsdp_grad_ckpt xla_fsdp_settings cpu_offload_pin_memory""".split(),
+    "how weights are loaded and saved",
+) | dict.fromkeys(
+    "forward_prefetch backward_prefetch backward_prefetch_policy limit_all_gathers".split(),
+    "FSDP2 has no such switch",
+)
+_FSDP_MATTERS = {
+    "mixed_precision_policy": "a policy of its own; the run's precision is priced",
+    "activation_cpu_offload": "activations move to the host between forward and backward",
+}
+_DEEPSPEED_REASONS = {
+    **dict.fromkeys(
+        """steps_per_print wall_clock_breakdown dump_state tensorboard wandb csv_monitor
+        comms_logger flops_profiler memory_breakdown prescale_gradients
+        gradient_predivide_factor zero_allow_untested_optimizer zero_force_ds_cpu_optimizer
+        checkpoint nebula data_efficiency autotuning seq_parallel_communication_data_type
+        communication_data_type disable_allgather scheduler dataloader_drop_last
+        elasticity""".split(),
+        "changes no tensor of a step",
+    ),
+    "$schema": "a remark",
+}
+_DEEPSPEED_MATTERS = {
+    "activation_checkpointing": "DeepSpeed's own checkpointing, which models must call themselves",
+    "amp": "Apex",
+    "sparse_attention": "DeepSpeed's sparse attention",
+    "tensor_parallel": "tensor parallelism",
+    "sequence_parallel_size": "sequence parallelism",
+    "aio": "offloading to disks",
+    "compile": "compilation fuses operators",
+    "compression_training": "compression",
+    "hybrid_engine": "generation in the same memory",
+    "pipeline": "pipeline parallelism",
+    "torch_autocast": "autocast inside the engine",
+    "sparse_gradients": "sparse gradients",
+    "optimizer": "the optimizer's arguments",
+}
+_CHECKED = {
+    "batch": "train_micro_batch_size_per_gpu",
+    "grad_accum": "gradient_accumulation_steps",
+    "max_grad_norm": "gradient_clipping",
+}
+
+
+def read_fsdp(
+    keys: DocumentKeys, part: DocumentKeys, switch: Any, key: str, *, version: int
+) -> None:
+    """FSDP, switched on by ``key`` with the settings of ``part``.
+
+    Args:
+        keys: where ``key`` stands.
+        part: settings; a prefix ``fsdp_`` of their names is dropped.
+        switch: True, or words of older releases: ``full_shard auto_wrap offload``.
+        key: that switches it on.
+        version: FSDP's where the settings name none.
+    """
+    part = part.without_prefix("fsdp_")
+    words = [] if isinstance(switch, bool) else _words(switch)
+    offloads = [is_on(part.take(name)) for name in ("cpu_offload", "offload_params")]
+    named_version = part.take("version")
+    if named_version is not None:
+        if str(named_version).strip() not in ("1", "2"):
+            raise ConfigError(
+                f"{part.where('version')} {named_version!r} is no version of FSDP. Legal: 1, 2."
+            )
+        version = int(str(named_version))
+    if not _mode(keys, part, words, key, version):
+        return
+    if version != 2:
+        part.offer("fsdp_version", version, "version", "FSDP1: priced as FSDP2")
+    elif named_version is not None:
+        part.ignore("version", "2 is what is priced")
+    if "offload" in words or any(offloads):
+        name = _first(part, "offload_params", "cpu_offload")
+        keys.set_at("fsdp_offload", True, part.origin(name) if name else keys.origin(key))
+    wrap = part.take("transformer_layer_cls_to_wrap")
+    if wrap:
+        origin = part.origin("transformer_layer_cls_to_wrap")
+        keys.set_at("fsdp_wrap", names_of(wrap, origin.origin, split=True), origin)
+    _wrapping(part)
+    if is_on(part.take("activation_checkpointing")):
+        keys.set_at("checkpointing", "full", part.origin("activation_checkpointing"))
+        keys.miss(key, "FSDP's own checkpointing of its units: priced as the model's of its layers")
+    if version == 1:
+        for name in ("use_orig_params", "cpu_ram_efficient_loading"):
+            if (value := part.take(name)) is not None:
+                keys.set_at(f"fsdp_{name}", is_on(value), part.origin(name))
+        prefetch = part.take("backward_prefetch") or part.take("backward_prefetch_policy")
+        if prefetch is not None:
+            name = _first(part, "backward_prefetch", "backward_prefetch_policy")
+            keys.set_at("fsdp_backward_prefetch", str(prefetch).lower(), part.origin(name))
+    elif "use_orig_params" in part.document:
+        part.take("use_orig_params")
+        part.ignore("use_orig_params", "FSDP2 keeps the original parameters always")
+    part.ignore_rest(_FSDP_REASONS, _FSDP_MATTERS)
+    keys.absorb(part)
+
+
+def _first(part: DocumentKeys, *names: str) -> str:
+    return next((name for name in names if name in part.document), "")
+
+
+def _mode(keys: DocumentKeys, part: DocumentKeys, words: list[str], key: str, version: int) -> bool:
+    """How it shards; False where it does not.
+
+    Raises:
+        ConfigError: no way to shard.
+    """
+    strategy, reshard = part.take("sharding_strategy"), part.take("reshard_after_forward")
+    name = _first(part, "reshard_after_forward", "sharding_strategy")
+    chosen = strategy if version == 1 and strategy is not None else reshard
+    chosen = strategy if chosen is None else chosen
+    modes = [word for word in words if word not in ("auto_wrap", "offload", "true")]
+    if chosen is None and modes:
+        chosen, name = modes[0], ""
+    text = str(True if chosen is None else chosen).strip().lower()
+    mode = _STRATEGIES.get(text, text)
+    origin = part.origin(name) if name else keys.origin(key)
+    if mode in ("full_shard", "shard_grad_op") or (mode == "no_shard" and version == 1):
+        keys.set_at("fsdp", mode, origin)
+    elif mode.startswith("hybrid_shard"):
+        keys.set_at("fsdp", "full_shard", origin)
+        keys.miss(key, "hybrid sharding: as if over all GPUs; --fsdp-shard-size says otherwise")
+    elif mode == "no_shard":
+        keys.miss(key, "NO_SHARD keeps whole copies, as DDP does, which is priced")
+        return False
+    else:
+        raise ConfigError(
+            f"{origin.origin} {chosen!r} is no way to shard. Legal: true, false, full_shard, "
+            "shard_grad_op, hybrid_shard, no_shard."
+        )
+    return True
+
+
+def _wrapping(part: DocumentKeys) -> None:
+    policy = str(part.take("auto_wrap_policy") or "")
+    if policy.upper() in ("SIZE_BASED_WRAP", "NO_WRAP"):
+        part.miss("auto_wrap_policy", f"{policy}: the model's layers are priced as units")
+    elif "auto_wrap_policy" in part.document:
+        part.ignore("auto_wrap_policy", "units are the model's layers")
+    if part.take("min_num_params"):
+        part.miss("min_num_params", "units by size: the model's layers are priced as units")
+    elif "min_num_params" in part.document:
+        part.ignore("min_num_params", "off")
+
+
+def _words(value: Any) -> list[str]:
+    if isinstance(value, str):
+        return value.lower().replace(",", " ").split()
+    return [str(word).lower() for word in value] if isinstance(value, (list, tuple)) else []
+
+
+def is_on(value: Any) -> bool:
+    """Whether a value says yes, in any spelling."""
+    return str(value).strip().lower() in ("true", "1", "yes", "on")
+
+
+def read_deepspeed_value(keys: DocumentKeys, key: str, value: Any) -> None:
+    """A DeepSpeed configuration that a document names, or holds.
+
+    Raises:
+        ConfigError: no such file, or no configuration.
+    """
+    if value in (None, "", False):
+        if key in keys.document:
+            keys.ignore(key, "off")
+        return
+    origin = keys.origin(key)
+    if isinstance(value, str) and value.lstrip().startswith("{"):
+        try:
+            value = json.loads(value)
+        except ValueError as error:
+            raise ConfigError(f"{origin.origin} is not JSON: {error}.") from None
+    if isinstance(value, Mapping):
+        part = DocumentKeys(
+            value, source=keys.source, framework="DeepSpeed", prefix=f"{key}.", level=origin.level
+        )
+    else:
+        path = find_file(str(value), beside=keys.folder, origin=origin.origin)
+        part = DocumentKeys(
+            read_document(path, str(value)),
+            source=str(value),
+            framework="DeepSpeed",
+            folder=path.parent,
+            level=min(origin.level, Level.FILE),
+        )
+        keys.ignore(key, f"{value} was read")
+    read_deepspeed_document(part)
+    keys.absorb(part)
+
+
+def read_deepspeed_document(keys: DocumentKeys) -> None:
+    """DeepSpeed's own JSON; what cannot be priced is noted and left out.
+
+    Raises:
+        ConfigError: a value that DeepSpeed would refuse too.
+    """
+    document = dict(keys.document)
+    zero = document.get("zero_optimization")
+    deep_speed_file = None
+    while deep_speed_file is None:
+        try:
+            deep_speed_file = read_deepspeed({"zero_optimization": {}, **document})
+        except ConfigError as error:
+            key = _culprit(str(error), document)
+            if key is None:
+                raise ConfigError(
+                    str(error).replace("the DeepSpeed configuration", keys.source)
+                ) from None
+            if key in document:
+                document.pop(key)
+                keys.take(key)
+            else:
+                document["zero_optimization"] = {
+                    k: v for k, v in document["zero_optimization"].items() if k != key
+                }
+                key = f"zero_optimization.{key}"
+            keys.miss(key, str(error).partition(": ")[2])
+    key_of = {
+        **_CHECKED,
+        "precision": "",
+        "zero": "zero_optimization.stage",
+        "offload_optimizer": "zero_optimization.offload_optimizer",
+        "offload_param": "zero_optimization.offload_param",
+    }
+    stage = deep_speed_file.options.get("zero", 0)
+    for option, value in deep_speed_file.options.items():
+        key = key_of.get(option, option)
+        if option == "precision":
+            key = f"{value}.enabled"
+        if stage == 0 and option.startswith(("zero", "offload")):
+            continue
+        keys.set(option, value, key, checked=option in _CHECKED or option == "precision")
+    if stage == 0:
+        keys.miss(
+            "zero_optimization.stage",
+            "DeepSpeed without ZeRO: its copies of half-precision weights are not priced",
+        )
+    elif deep_speed_file.settings:
+        keys.set("zero_settings", dict(deep_speed_file.settings), "zero_optimization")
+    _deepspeed_rest(keys, zero if isinstance(zero, Mapping) else {}, deep_speed_file.settings)
+
+
+def _deepspeed_rest(keys: DocumentKeys, zero: Mapping[str, Any], used: Mapping[str, Any]) -> None:
+    for key in ("zero_optimization", "data_types", *_CHECKED.values(), "bf16", "fp16"):
+        value = keys.take(key)
+        if value == "auto":
+            keys.ignore(key, "auto: the run's own")
+    for key in zero:
+        full = f"zero_optimization.{key}"
+        acts = key in used or key in ("stage", "offload_optimizer", "offload_param")
+        if not acts and not keys.has_missed(full):
+            keys.ignore(full, "no size at this stage depends on it")
+    total = keys.take("train_batch_size")
+    if isinstance(total, int) and not isinstance(total, bool):
+        keys.samples_per_step = (total, keys.where("train_batch_size"))
+        keys.ignore("train_batch_size", "checked against batch, accumulation and GPUs")
+    elif total is not None:
+        keys.ignore("train_batch_size", "auto: the run's own")
+    optimizer = keys.take("optimizer")
+    kind = optimizer.get("type") if isinstance(optimizer, Mapping) else None
+    if str(kind).lower() in ("adam", "adamw"):
+        keys.set("optim", "adamw_torch_fused", "optimizer.type")
+        keys.miss(
+            "optimizer.type",
+            f"DeepSpeed's {kind}: priced as torch's fused kernel, whose states are the same",
+        )
+    elif kind is not None:
+        keys.miss("optimizer.type", f"DeepSpeed's {kind} is not modelled: name one with --optim")
+    keys.ignore_rest(_DEEPSPEED_REASONS, _DEEPSPEED_MATTERS)
+
+
+def _culprit(message: str, document: Mapping[str, Any]) -> str | None:
+    """Which key a refusal is about, if it says that the value is not modelled."""
+    if "not modelled" not in message and "not known" not in message:
+        return None
+    zero = document.get("zero_optimization")
+    inner = list(zero) if isinstance(zero, Mapping) else []
+    for key in sorted([*inner, *document], key=len, reverse=True):
+        if str(key) in message and key not in ("zero_optimization", "stage"):
+            return str(key)
+    return None

@@ -1,0 +1,140 @@
+"""What is read of a document: values of options with their origins, and remarks."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import Any
+
+from memest.config.option import Option
+from memest.config.option_table import OPTIONS
+from memest.errors import ConfigError
+
+__all__ = [
+    "DocumentReading",
+    "KeyOrigin",
+    "Level",
+    "ReadValue",
+    "Remark",
+    "names_of",
+    "option_called",
+]
+
+
+_NOT_FROM_FILES = frozenset(
+    """software loop num_steps task freeze lengths dataset tokenizer dataset_column padding
+    data_seed length_steps generate""".split()
+)
+"""Options that other tools mean something else by: a dataset is a name there, not a file."""
+
+
+class Level(enum.IntEnum):
+    """Who has the last word: the higher one."""
+
+    DEFAULT = 1
+    """A framework's own default."""
+    FILE = 2
+    COMMAND = 3
+    """The launch command: launcher, environment and script."""
+    FLAG = 4
+    """memest's own command line, or a keyword in Python."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadValue:
+    """One value.
+
+    Attributes:
+        option: keyword of an option of an estimate, or ``model``.
+        value: in any spelling that the option takes.
+        origin: where it was said: ``run.yaml:micro_batch_size``, ``command: --bf16``,
+            ``default of axolotl``.
+        level: how much it counts.
+        by: framework that it is a value of.
+        checked: it is DeepSpeed's, and the Trainer stops where its own value differs
+            (``HfTrainerDeepSpeedConfig.fill_match`` of transformers 5.23).
+    """
+
+    option: str
+    value: Any
+    origin: str
+    level: Level
+    by: str = ""
+    checked: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Remark:
+    """A key that became no value.
+
+    Attributes:
+        key: with its file: ``run.yaml:warmup_steps``.
+        why: it does not matter, or what of it is not modelled.
+    """
+
+    key: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.key}: {self.why}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DocumentReading:
+    """What one document says.
+
+    Attributes:
+        source: file name, or ``command``.
+        format: title of its format.
+        values: of options.
+        ignored: what does not matter for memory.
+        not_modelled: what matters, or may, and is left out of the estimate.
+        samples_per_step: samples of an optimizer step over all GPUs, where the document has them.
+    """
+
+    source: str
+    format: str
+    values: tuple[ReadValue, ...] = ()
+    ignored: tuple[Remark, ...] = ()
+    not_modelled: tuple[Remark, ...] = ()
+    samples_per_step: tuple[int, str] | None = field(default=None)
+
+
+def option_called(keyword: str) -> Option | None:
+    """The option of a setup with this name, if there is one today."""
+    for option in OPTIONS:
+        if keyword in option.keywords and option.field and option.name not in _NOT_FROM_FILES:
+            return option
+    return None
+
+
+def names_of(value: Any, origin: str, *, split: bool = False) -> tuple[str, ...]:
+    """Names as a list, or as one word.
+
+    Args:
+        value: as written.
+        origin: of it, for the message.
+        split: commas part the word.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    if isinstance(value, str):
+        parts = value.split(",") if split else [value]
+        return tuple(part.strip() for part in parts if part.strip())
+    if isinstance(value, (list, tuple)) and all(isinstance(each, (str, int)) for each in value):
+        return tuple(str(each) for each in value)
+    raise ConfigError(f"{origin} {value!r} is neither a name nor a list of names.")
+
+
+@dataclass(frozen=True, slots=True)
+class KeyOrigin:
+    """Where a key stands.
+
+    Attributes:
+        origin: ``run.yaml:bf16`` or ``command: --bf16``.
+        level: of a file or of a command.
+    """
+
+    origin: str
+    level: Level

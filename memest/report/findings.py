@@ -1,0 +1,288 @@
+"""What a search among runs answers: frozen results, printable, with a JSON document each.
+
+:class:`Comparison` sets runs side by side; :class:`Advice` ranks plans for one GPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from memest.events import Category, Phase
+from memest.report.answer import Answer
+from memest.report.result import SCHEMA_VERSION, Estimate, PeakMoment, Verdict
+
+__all__ = [
+    "Advice",
+    "Comparison",
+    "PhaseChange",
+    "Plan",
+    "PlanStep",
+    "Reasons",
+    "RowChange",
+    "Scenario",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowChange:
+    """One category of the breakdown before and after a change, in bytes."""
+
+    category: Category
+    before_bytes: int
+    after_bytes: int
+
+    @property
+    def delta_bytes(self) -> int:
+        """What the change adds (negative: saves)."""
+        return self.after_bytes - self.before_bytes
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        document = asdict(self) | {"delta_bytes": self.delta_bytes}
+        return document | {"category": self.category.value}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseChange:
+    """The highest allocated memory within one phase of the run, before and after, in bytes."""
+
+    phase: Phase
+    before_bytes: int
+    after_bytes: int
+
+    @property
+    def delta_bytes(self) -> int:
+        """What the change adds (negative: saves)."""
+        return self.after_bytes - self.before_bytes
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        document = asdict(self) | {"delta_bytes": self.delta_bytes}
+        return document | {"phase": self.phase.value}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reasons:
+    """Why the allocated peaks of two runs differ.
+
+    Attributes:
+        delta_bytes: difference of the allocated peaks.
+        rows: the categories that differ, largest difference first; they add up to
+            ``delta_bytes`` exactly.
+        phases: the phases both runs have, in the order of a step.
+        before: moment of the first run's peak.
+        after: moment of the second run's peak.
+        sentences: the same in words.
+    """
+
+    delta_bytes: int
+    rows: tuple[RowChange, ...]
+    phases: tuple[PhaseChange, ...]
+    before: PeakMoment
+    after: PeakMoment
+    sentences: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "allocated_delta_bytes": self.delta_bytes,
+            "rows": [row.to_dict() for row in self.rows],
+            "phases": [change.to_dict() for change in self.phases],
+            "peak_moved": (self.before.phase, self.before.micro_step)
+            != (self.after.phase, self.after.micro_step),
+            "sentences": list(self.sentences),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """One run of a comparison.
+
+    Attributes:
+        name: as the user wrote it; ``base`` for the options without a change.
+        model: the model's reference.
+        changes: options that differ from the base, as text.
+        estimate: the answer for it.
+        reasons: why its peak differs from the first scenario's; None for the first.
+        relative_time: estimated time of one sample over the first scenario's; None if unknown.
+        flops: floating-point operations of one optimizer step; None if unknown.
+        launches: operators of one optimizer step that launch kernels; None if unknown.
+    """
+
+    name: str
+    model: str
+    changes: tuple[tuple[str, str], ...]
+    estimate: Estimate
+    reasons: Reasons | None
+    relative_time: float | None
+    flops: int | None
+    launches: int | None
+
+    @property
+    def effective_batch(self) -> int:
+        """Samples of one optimizer step."""
+        return self.estimate.setup.batch * self.estimate.setup.grad_accum
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "name": self.name,
+            "model": self.model,
+            "changes": dict(self.changes),
+            "effective_batch": self.effective_batch,
+            "relative_time_per_sample": _rounded(self.relative_time),
+            "flops_per_step": self.flops,
+            "launches_per_step": self.launches,
+            "against_first": None if self.reasons is None else self.reasons.to_dict(),
+            "estimate": self.estimate.to_dict(),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison(Answer):
+    """Runs side by side; the first one is what the others are compared with.
+
+    Attributes:
+        scenarios: the runs, in the order asked for.
+        time_basis: what the relative times are made of.
+        notes: what the user should know besides.
+    """
+
+    scenarios: tuple[Scenario, ...]
+    time_basis: str
+    notes: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The document that ``memest compare --json`` prints."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "scenarios": [scenario.to_dict() for scenario in self.scenarios],
+            "time_basis": self.time_basis,
+            "notes": list(self.notes),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanStep:
+    """One decision of a plan: the option, its value, and why it has that value."""
+
+    option: str
+    value: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """One way to train on the GPU.
+
+    Attributes:
+        batch: samples of a micro-batch.
+        grad_accum: micro-batches of an optimizer step.
+        estimate: the answer for the plan itself.
+        relative_time: estimated time of one sample over the first plan's.
+        changes_training: what makes the training another one than asked for; empty where the
+            plan only moves memory and time.
+        steps: the decisions with their reasons.
+        arguments: the plan as options, in the spelling of ``TrainingArguments``.
+    """
+
+    batch: int
+    grad_accum: int
+    estimate: Estimate
+    relative_time: float
+    changes_training: tuple[str, ...]
+    steps: tuple[PlanStep, ...]
+    arguments: tuple[str, ...]
+
+    @property
+    def effective_batch(self) -> int:
+        """Samples of one optimizer step."""
+        return self.batch * self.grad_accum
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether it fits."""
+        return self.estimate.verdict
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        setup, gpu = self.estimate.setup, self.estimate.gpu
+        return {
+            "verdict": self.verdict.value,
+            "batch": self.batch,
+            "grad_accum": self.grad_accum,
+            "effective_batch": self.effective_batch,
+            "checkpointing": setup.checkpointing,
+            "precision": setup.precision.value,
+            "optim": setup.optim,
+            "attn_implementation": setup.attn_implementation.value,
+            "changes_training": list(self.changes_training),
+            "relative_time_per_sample": _rounded(self.relative_time),
+            **self.estimate.peak.to_dict(),
+            "headroom_bytes": None if gpu is None else gpu.headroom_bytes,
+            "interval": {
+                "low_bytes": self.estimate.interval.low_bytes,
+                "high_bytes": self.estimate.interval.high_bytes,
+            },
+            "arguments": list(self.arguments),
+            "steps": [asdict(step) for step in self.steps],
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice(Answer):
+    """Plans for training a model on a GPU, the best first.
+
+    Attributes:
+        model: the model's reference.
+        gpu: name of the GPU.
+        usable_bytes: what PyTorch can have of its memory.
+        effective_batch: samples of an optimizer step that were asked for.
+        plans: those that fit, then those too close to call; fastest first, those that change
+            the training behind those that do not.
+        closest: where there is no plan, the one that misses by the least; else None.
+        time_basis: what the relative times are made of.
+        notes: what the user should know besides.
+    """
+
+    model: str
+    gpu: str
+    usable_bytes: int
+    effective_batch: int
+    plans: tuple[Plan, ...]
+    closest: Plan | None
+    time_basis: str
+    notes: tuple[str, ...] = ()
+
+    @property
+    def verdict(self) -> Verdict:
+        """That of the best plan."""
+        return self.plans[0].verdict if self.plans else Verdict.DOES_NOT_FIT
+
+    @property
+    def miss_bytes(self) -> int:
+        """By how much the closest plan misses; 0 where there are plans."""
+        if self.closest is None or self.closest.estimate.gpu is None:
+            return 0
+        return max(-self.closest.estimate.gpu.headroom_bytes, 0)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The document that ``memest advise --json`` prints."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "model": self.model,
+            "gpu": {"name": self.gpu, "usable_bytes": self.usable_bytes},
+            "effective_batch": self.effective_batch,
+            "verdict": self.verdict.value,
+            "plans": [plan.to_dict() for plan in self.plans],
+            "closest": None if self.closest is None else self.closest.to_dict(),
+            "miss_bytes": self.miss_bytes,
+            "time_basis": self.time_basis,
+            "notes": list(self.notes),
+        }
+
+
+def _rounded(ratio: float | None) -> float | None:
+    """A ratio with the digits that mean something."""
+    return None if ratio is None else round(ratio, 3)

@@ -1,0 +1,187 @@
+"""What a message of PyTorch says by itself: whose memory it was, and what could be to blame."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from memest.catalog.capacity import DRIVER_SPREAD_RATIO
+from memest.catalog.cuda_context import context_estimate
+from memest.catalog.spec import GpuSpec, list_gpus
+from memest.report.oom_message import MessageSize, OomMessage
+from memest.units import MIB, format_size
+
+__all__ = ["Account", "Share", "account_of", "cards_of_size"]
+
+_BACKENDS = {"CUDA": "cuda", "HIP": "rocm"}
+_MOST_CARDS = 4
+_ERAS = ((1, 10), (2, 0), (2, 13))
+"""Releases of torch whose contexts differ: all kernels at start, lazily, CUDA 12."""
+_EXPANDABLE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """A part of the card's memory: what it is, and how much."""
+
+    name: str
+    size: MessageSize
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Account:
+    """A message, explained without a prediction.
+
+    Attributes:
+        message: the message.
+        shares: of the card's memory, as far as they are told apart.
+        cards: of the catalogue with so much memory, the nearest first.
+        limit: what the allocator could have had in all: reserved and free, or the limit set.
+        fragmented: whether as much was free in segments as was asked for; None if unknown.
+        others: held by other processes; None where the message does not tell them apart.
+        sentences: the findings in words.
+    """
+
+    message: OomMessage
+    shares: tuple[Share, ...]
+    cards: tuple[GpuSpec, ...]
+    limit: MessageSize | None
+    fragmented: bool | None
+    others: MessageSize | None
+    sentences: tuple[str, ...]
+
+
+def account_of(message: OomMessage) -> Account:
+    """Explain a message."""
+    reserved, total, free = message.reserved, message.total, message.free
+    own, others = _processes(message)
+    shares = []
+    if message.allocated is not None:
+        shares.append(Share(name="tensors (allocated)", size=message.allocated))
+    if message.unallocated is not None:
+        shares.append(Share(name="free in PyTorch's segments", size=message.unallocated))
+    if own is not None and reserved is not None:
+        shares.append(Share(name="context, kernels, libraries", size=own - reserved))
+        if others is not None:
+            shares.append(Share(name="other processes", size=others))
+    elif reserved is not None and total is not None and free is not None:
+        rest = total - free - reserved
+        others = _beyond_a_context(rest, message)
+        shares.append(Share(name="context, kernels, other processes", size=rest))
+    if free is not None:
+        shares.append(Share(name="free", size=free))
+    fragmented = None
+    if message.unallocated is not None:
+        fragmented = message.unallocated.high_bytes >= message.tried.low_bytes
+    limit = None if reserved is None or free is None else reserved + free
+    if message.allowed is not None:
+        allowed = message.allowed
+        limit = allowed if limit is None or allowed.bytes < limit.bytes else limit
+    return Account(
+        message=message,
+        shares=tuple(shares),
+        cards=() if total is None else cards_of_size(total, message.backend),
+        limit=limit,
+        fragmented=fragmented,
+        others=others,
+        sentences=tuple(_sentences(message, fragmented, others)),
+    )
+
+
+def _processes(message: OomMessage) -> tuple[MessageSize | None, MessageSize | None]:
+    """What this process had, and what others had, as far as the message tells."""
+    listed, total, free = message.processes, message.total, message.free
+    own = message.this_process
+    if own is None and len(listed) == 1 and message.reserved is not None:
+        # torch 2.1 in a container names the process by the number it has outside
+        (_, only), reserved = listed[0], message.reserved
+        own = only if only.high_bytes >= reserved.low_bytes else None
+    if own is None or total is None or free is None:
+        return own, None
+    return own, total - free - own
+
+
+def _beyond_a_context(rest: MessageSize, message: OomMessage) -> MessageSize | None:
+    """What is surely no context of this process, where more was taken than any context needs."""
+    spec = next(iter(cards_of_size(message.total, message.backend) if message.total else ()), None)
+    if spec is None:
+        return None
+    most = max(context_estimate(spec, torch, None).high_bytes for torch in _ERAS)
+    if rest.low_bytes <= most:
+        return None
+    return rest - MessageSize(low_bytes=0, high_bytes=most)
+
+
+def cards_of_size(total: MessageSize, backend: str = "CUDA") -> tuple[GpuSpec, ...]:
+    """Cards of the catalogue whose memory a message's total can be, the nearest first.
+
+    Totals of one card differ between drivers, by up to 1.5 %.
+    """
+    wanted = _BACKENDS.get(backend)
+    tolerance = int(total.bytes * DRIVER_SPREAD_RATIO)
+    near = [
+        (abs(spec.torch_total_bytes - total.bytes), index, spec)
+        for index, spec in enumerate(list_gpus())
+        if spec.backend == wanted
+        and spec.torch_total_bytes is not None
+        and total.low_bytes - tolerance <= spec.torch_total_bytes <= total.high_bytes + tolerance
+    ]
+    return tuple(spec for _, _, spec in sorted(near, key=lambda row: row[:2])[:_MOST_CARDS])
+
+
+def _sentences(
+    message: OomMessage, fragmented: bool | None, others: MessageSize | None
+) -> Iterator[str]:
+    tried, free, cached = message.tried, message.free, message.unallocated
+    if message.allowed is not None:
+        yield (
+            f"this process was limited to {message.allowed.text} of the card "
+            "(set_per_process_memory_fraction): the card itself may have had room."
+        )
+    elif free is not None and free.low_bytes > tried.high_bytes:
+        yield (
+            f"the driver reported {free.text} free, more than the {tried.text} asked for: it was "
+            "the driver that refused. A MIG slice, a limit of the system or container, or another "
+            "process that took and gave back memory meanwhile can do that."
+        )
+    if cached is not None and fragmented:
+        yield (
+            f"{cached.text} were free in PyTorch's own segments, at least as much as the "
+            f"{tried.text} asked for, but in no block large enough that could be used or given "
+            f"back: fragmentation. {_EXPANDABLE} is the first thing to try."
+        )
+    elif (
+        cached is not None
+        and free is not None
+        and (cached.high_bytes + free.high_bytes >= tried.low_bytes)
+    ):
+        yield (
+            f"the {cached.text} free in PyTorch's segments and the {free.text} free on the card "
+            f"together would hold the {tried.text} asked for: without fragmentation it might just "
+            f"have fitted. {_EXPANDABLE} is worth a try."
+        )
+    elif cached is not None:
+        missing = (
+            ""
+            if free is None
+            else (
+                f"; with both, {format_size(max(tried.bytes - cached.bytes - free.bytes, 0))} were "
+                "missing"
+            )
+        )
+        yield (
+            f"fragmentation is not to blame: only {cached.text} were free in PyTorch's segments, "
+            f"{tried.text} were asked for{missing}."
+        )
+    if others is not None and others.low_bytes > 64 * MIB:
+        yield (
+            f"at least {format_size(others.low_bytes)} of the card were held by others than this "
+            "process: look with nvidia-smi for processes that can be ended."
+        )
+    if message.private_pools is not None and message.private_pools.low_bytes > 0:
+        yield (
+            f"{message.private_pools.text} lie in private pools (CUDA graphs, MemPools), where "
+            "nothing else can use them."
+        )
+    if message.backend == "XPU":
+        yield "an Intel GPU: predictions are about CUDA's allocator, this one's rules differ."

@@ -1,0 +1,214 @@
+"""What PyTorch says when a GPU's memory runs out, read from a raw log.
+
+The wording changed often; the figures are these (``CUDACachingAllocator.cpp``, and its counterparts
+for ROCm and XPU; the issue trackers of public projects have examples of each):
+
+- torch 1.0 to 1.3: ``... already allocated; ... free; ... cached`` (cached: free in segments),
+- torch 1.4 to 2.0: ``... already allocated; ... free; ... reserved in total by PyTorch``,
+- torch 2.1 and later: ``GPU 0 has a total capacity of ... of which ... is free``, the processes on
+  the card where the driver tells them, ``... is allocated by PyTorch, and ... is reserved by
+  PyTorch but unallocated``; since 2.4 also memory in private pools, and a limit (``allowed``).
+
+``Tried to allocate`` is not the tensor but what the allocator asked the driver for: 2 MiB, 20 MiB,
+or the request rounded up to 2 MiB. Figures are rounded to two digits, so each is a range.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, replace
+
+from memest.units import GIB, KIB, MIB, format_size
+
+__all__ = ["MessageSize", "OomMessage", "read_oom_messages"]
+
+_UNITS = {"bytes": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB}
+_SIZE = r"(?<![\d.])(\d{1,15}(?:\.\d{1,6})?)\s*(bytes|KiB|MiB|GiB)"
+_BEGIN = re.compile(
+    r"(?:(?P<rank>\[rank\s?(?P<number>\d+)\]|\[default(?P<local>\d+)\]):?[^\n]*?)?"
+    r"\b(?P<backend>CUDA|HIP|XPU|MPS|Device) out of memory\.?\s+"
+    r"(?:\[(?:rank\s?|default)\d+\]:?\s*)?Tried to allocate"
+)
+_RANK_PREFIX = re.compile(r"\n\s*(?:\[(?:rank\s?|default)\d+\]:?\s*)")
+_MOST = 2_500
+"""Characters that one message has at most, with its list of processes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageSize:
+    """A number of a message, in bytes: it was rounded, so it lies between two.
+
+    Attributes:
+        low_bytes: the least it can have been.
+        high_bytes: the most.
+    """
+
+    low_bytes: int
+    high_bytes: int
+
+    @property
+    def bytes(self) -> int:
+        """The middle."""
+        return (self.low_bytes + self.high_bytes) // 2
+
+    @property
+    def text(self) -> str:
+        """For people: the middle, or the most where it may be nothing at all."""
+        if self.low_bytes == 0 < self.high_bytes:
+            return f"at most {format_size(self.high_bytes)}"
+        return format_size(self.bytes)
+
+    def __add__(self, other: MessageSize) -> MessageSize:
+        return MessageSize(
+            low_bytes=self.low_bytes + other.low_bytes,
+            high_bytes=self.high_bytes + other.high_bytes,
+        )
+
+    def __sub__(self, other: MessageSize) -> MessageSize:
+        return MessageSize(
+            low_bytes=max(self.low_bytes - other.high_bytes, 0),
+            high_bytes=max(self.high_bytes - other.low_bytes, 0),
+        )
+
+    def to_dict(self) -> dict[str, int]:
+        """Plain values for JSON."""
+        return {"low_bytes": self.low_bytes, "high_bytes": self.high_bytes}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OomMessage:
+    """One message. What it does not say is None.
+
+    Attributes:
+        backend: ``CUDA``, ``HIP``, ``XPU``, ...
+        rank: of the process, where the log names it.
+        device: index of the GPU.
+        tried: what the driver was asked for.
+        total: the card's memory.
+        free: what the driver still had.
+        allocated: in tensors' blocks.
+        unallocated: in segments, free.
+        private_pools: part of ``allocated`` that belongs to pools of graphs or MemPools.
+        allowed: the limit of this process, where one was set.
+        this_process: everything this process had on the card.
+        processes: everything that processes had, by their number, where the driver told.
+        times: how often the log repeats it.
+    """
+
+    backend: str
+    rank: int | None
+    device: int | None
+    tried: MessageSize
+    total: MessageSize | None
+    free: MessageSize | None
+    allocated: MessageSize | None
+    unallocated: MessageSize | None
+    private_pools: MessageSize | None
+    allowed: MessageSize | None
+    this_process: MessageSize | None
+    processes: tuple[tuple[int, MessageSize], ...]
+    times: int = 1
+
+    @property
+    def reserved(self) -> MessageSize | None:
+        """In segments."""
+        if self.allocated is None or self.unallocated is None:
+            return None
+        return self.allocated + self.unallocated
+
+    def to_dict(self) -> dict[str, object]:
+        """Plain values for JSON; figures have a low and a high end."""
+        figures = {
+            name: None if figure is None else figure.to_dict()
+            for name, figure in (
+                ("tried", self.tried),
+                ("total", self.total),
+                ("free", self.free),
+                ("allocated", self.allocated),
+                ("unallocated", self.unallocated),
+                ("reserved", self.reserved),
+                ("private_pools", self.private_pools),
+                ("allowed", self.allowed),
+                ("this_process", self.this_process),
+            )
+        }
+        return {
+            "backend": self.backend,
+            "rank": self.rank,
+            "device": self.device,
+            "times": self.times,
+            **figures,
+            "processes": [{"pid": pid, **figure.to_dict()} for pid, figure in self.processes],
+        }
+
+
+def read_oom_messages(text: str) -> tuple[OomMessage, ...]:
+    """Every message of a log, in its order; one that is repeated is one.
+
+    Args:
+        text: a log, a traceback, or the message alone.
+    """
+    starts = list(_BEGIN.finditer(text))
+    known: dict[object, int] = {}
+    messages: list[OomMessage] = []
+    for at, start in enumerate(starts):
+        end = starts[at + 1].start() if at + 1 < len(starts) else len(text)
+        body = text[start.start("backend") : min(end, start.start("backend") + _MOST)]
+        message = _read(start, " ".join(_RANK_PREFIX.sub("\n", body).split()))
+        if message is None:
+            continue
+        key = (message.rank, message.device, message.tried, message.allocated, message.free)
+        if key in known:
+            index = known[key]
+            messages[index] = replace(messages[index], times=messages[index].times + 1)
+        else:
+            known[key] = len(messages)
+            messages.append(message)
+    return tuple(messages)
+
+
+def _read(start: re.Match[str], body: str) -> OomMessage | None:
+    def figure(pattern: str) -> MessageSize | None:
+        match = re.search(pattern.replace("SIZE", _SIZE), body)
+        return None if match is None else _figure(match[1], match[2])
+
+    tried = figure("Tried to allocate SIZE")
+    if tried is None:
+        return None
+    allocated = figure("SIZE already allocated") or figure("SIZE is allocated by PyTorch")
+    unallocated = figure("SIZE is reserved by PyTorch but unallocated") or figure("SIZE cached")
+    reserved = figure("SIZE reserved in total by PyTorch")
+    if unallocated is None and reserved is not None and allocated is not None:
+        unallocated = reserved - allocated
+    device = re.search(r"GPU (\d+)", body)
+    rank = start["number"] or start["local"]
+    return OomMessage(
+        backend=start["backend"],
+        rank=None if rank is None else int(rank),
+        device=None if device is None else int(device[1]),
+        tried=tried,
+        # "capacty" is how torch 2.1 spelt it
+        total=figure("SIZE total capacity") or figure(r"total capaci?ty of SIZE"),
+        free=figure("of which SIZE is free") or figure("; SIZE free"),
+        allocated=allocated,
+        unallocated=unallocated,
+        private_pools=figure("with SIZE allocated in private pools"),
+        allowed=figure("SIZE allowed"),
+        this_process=figure("this process has SIZE memory in use"),
+        processes=tuple(
+            (int(pid), _figure(number, unit))
+            for pid, number, unit in re.findall(rf"Process (\d+) has {_SIZE} memory in use", body)
+        ),
+    )
+
+
+def _figure(number: str, unit: str) -> MessageSize:
+    """The range of a rounded number: half of its last digit to both sides; bytes are exact."""
+    factor = _UNITS[unit]
+    value = float(number.rstrip("."))
+    half = 0.0 if unit == "bytes" else 0.5 / 10 ** len(number.rstrip(".").partition(".")[2])
+    return MessageSize(
+        low_bytes=max(math.ceil((value - half) * factor), 0),
+        high_bytes=math.floor((value + half) * factor),
+    )

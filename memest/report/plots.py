@@ -1,0 +1,384 @@
+"""Plots of answers by matplotlib: the same answer has the same bytes, in files and notebooks.
+
+An estimate is one picture: what fills the card, and memory over the run.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import textwrap
+from collections.abc import Sequence
+from typing import Any
+
+from memest.errors import MissingDependencyError
+from memest.events import CATEGORY_ORDER
+from memest.report.findings import Advice, Comparison, Plan
+from memest.report.layers import PhaseRow, phase_rows
+from memest.report.max_batch_result import MaxBatch
+from memest.report.parts import COLOURS, PART_COLOURS, MemoryPart, parts_of
+from memest.report.result import Estimate, GpuFit
+from memest.report.stages_result import StageTable
+from memest.report.words import interval_text, moment_text, setup_items, verdict_sentence
+from memest.units import GIB, format_size
+
+__all__ = ["INK", "check_matplotlib", "new_figure", "plain", "png_of"]
+
+INK = "#1f2328"
+_DPI = 110
+_WIDTH = 11.0
+_LINE = 0.22
+_LETTERS = 130
+"""Letters of a line of 10 points."""
+_LETTER = 0.0078
+"""Width of a letter of 8 points, as part of the bar's."""
+_MOST_PHASES = 60
+"""Phases that find room beside each other."""
+_GREY, _PEAK = "#8a94a0", "#cf222e"
+_CARDS = ("#cf222e", "#8250df", "#9a6700", "#1a7f37", "#0969da", "#bf3989")
+_LINES = ("#0969da", "#1a7f37", "#8250df", "#9a6700", "#cf222e", "#bf3989")
+_BAR_INCHES, _BARS_WIDTH = 0.42, 10.0
+
+
+def check_matplotlib(what: str) -> None:
+    """Refuse a picture before anything slow.
+
+    Args:
+        what: the picture, as a sentence begins.
+
+    Raises:
+        MissingDependencyError: without matplotlib.
+    """
+    try:
+        import matplotlib as mpl  # noqa: F401
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"{what} as PNG needs matplotlib: pip install 'memest[plot]'. One as .html needs "
+            "nothing."
+        ) from error
+
+
+def new_figure(width: float, height: float, dpi: int = _DPI) -> Any:
+    """An empty ``matplotlib.figure.Figure``, in inches.
+
+    Raises:
+        MissingDependencyError: without matplotlib.
+    """
+    return _figure_class()(figsize=(width, height), dpi=dpi, facecolor="white")
+
+
+def png_of(figure: Any) -> bytes:
+    """The figure as PNG; neither date nor version is in it."""
+    file = io.BytesIO()
+    figure.savefig(file, format="png", metadata={"Software": None})
+    return file.getvalue()
+
+
+@functools.cache
+def _figure_class() -> Any:
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingDependencyError(
+            "a plot needs matplotlib, which is not installed: pip install 'memest[plot]'."
+        ) from error
+
+    class ShownFigure(Figure):
+        """A figure that IPython can show by itself."""
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            FigureCanvasAgg(self)
+
+        def _repr_png_(self) -> bytes:
+            return png_of(self)
+
+    return ShownFigure
+
+
+def plain(text: str) -> str:
+    """Text in which dollar signs are no formula."""
+    return text.replace("$", r"\$")
+
+
+def _bare(axes: Any, *sides: str) -> None:
+    """Small figures at the axes, no lines at some sides."""
+    for side in sides:
+        axes.spines[side].set_visible(False)
+    axes.tick_params(labelsize=8, labelcolor=INK, length=2)
+
+
+def estimate_png(estimate: Estimate) -> bytes:
+    """The picture of an estimate.
+
+    Raises:
+        MissingDependencyError: without matplotlib.
+    """
+    check_matplotlib("An estimate")
+    return png_of(plot_estimate(estimate))
+
+
+def plot_estimate(estimate: Estimate) -> Any:
+    """An estimate as a ``matplotlib.figure.Figure``.
+
+    Raises:
+        MissingDependencyError: without matplotlib.
+    """
+    heads = textwrap.wrap(verdict_sentence(estimate), _LETTERS - 12)
+    setup = textwrap.wrap(" · ".join(setup_items(estimate.setup)), _LETTERS)
+    parts = [part for part in parts_of(estimate) if part.bytes > 0]
+    rows = phase_rows(estimate.timeline, estimate.peak_at)
+    shown = _around_peak(rows)
+    labels = _labels(estimate)
+    head = _LINE * (len(heads) + len(setup)) + 0.3
+    legend = 0.24 * -(-len(parts) // 3)
+    above = 0.18 * (len(labels) - 1)
+    heights = (head, 1.1 + above, legend + 0.2, 3.0 if rows else 0.0, 1.15 if rows else 0.2)
+    height = sum(heights)
+    figure = new_figure(_WIDTH, height)
+    for index, line in enumerate((*heads, *setup)):
+        figure.text(
+            0.03,
+            1 - (_LINE * index + 0.28) / height,
+            plain(line),
+            fontsize=10,
+            va="center",
+            color=INK,
+            weight="bold" if index < len(heads) else "normal",
+        )
+    bottom = height - head - above - 0.75
+    bar: Any = figure.add_axes((0.03, bottom / height, 0.94, 0.42 / height))
+    _draw_bar(bar, estimate, parts)
+    for number, names in enumerate(reversed(labels)):
+        for left, text, ink in names:
+            bar.text(
+                left,
+                1.2 + 0.43 * number,
+                plain(text),
+                transform=bar.transAxes,
+                fontsize=8,
+                color=ink,
+                va="bottom",
+            )
+    _draw_legend(figure, parts, bottom - 0.55, height)
+    if rows:
+        lines: Any = figure.add_axes(
+            (0.075, heights[4] / height, 0.895, (heights[3] - 0.5) / height)
+        )
+        calibrated = estimate.calibration is not None
+        title = "Highest memory in each phase" + (", before calibration" if calibrated else "")
+        if len(shown) < len(rows):
+            title += f" ({len(shown)} of {len(rows)} phases)"
+        title += f"; line: reserved\nAllocated peak {moment_text(estimate)}"
+        _draw_phases(lines, shown, title)
+    return figure
+
+
+def _cards(estimate: Estimate) -> list[GpuFit]:
+    """The GPUs that were asked about."""
+    return [] if estimate.gpu is None else [estimate.gpu, *estimate.common_gpus]
+
+
+def _labels(estimate: Estimate) -> list[list[tuple[float, str, str]]]:
+    """Lines of names above the bar: where each starts (0 to 1), its text, its colour."""
+    cards = _cards(estimate)
+    names = [f"device {format_size(estimate.peak.device_bytes)}, {interval_text(estimate)} (grey)"]
+    names += [
+        f"{fit.name.removeprefix('NVIDIA ')} {format_size(fit.usable_bytes)}" for fit in cards
+    ]
+    inks = [INK, *(_CARDS[number % len(_CARDS)] for number in range(len(cards)))]
+    lines: list[list[tuple[float, str, str]]] = [[]]
+    left = 0.0
+    for text, ink in zip(names, inks, strict=True):
+        wide = len(text) * _LETTER
+        if lines[-1] and left + wide > 1:
+            lines.append([])
+            left = 0.0
+        lines[-1].append((left, text, ink))
+        left += wide + 0.02
+    return lines
+
+
+def _around_peak(rows: list[PhaseRow]) -> list[PhaseRow]:
+    """As many phases as find room, the one of the peak among them."""
+    at = next((place for place, row in enumerate(rows) if row.is_peak), 0)
+    first = max(0, min(at - _MOST_PHASES // 2, len(rows) - _MOST_PHASES))
+    return rows[first : first + _MOST_PHASES]
+
+
+def _draw_bar(axes: Any, estimate: Estimate, parts: Sequence[MemoryPart]) -> None:
+    left = 0.0
+    for part in parts:
+        axes.barh(0, part.bytes / GIB, left=left, height=0.8, color=part.colour, linewidth=0)
+        left += part.bytes / GIB
+    low, high = estimate.interval.low_bytes / GIB, estimate.interval.high_bytes / GIB
+    axes.barh(
+        0, high - low, left=low, height=1.0, color=_GREY, alpha=0.35, edgecolor=_GREY, linewidth=1
+    )
+    cards = _cards(estimate)
+    for number, fit in enumerate(cards):
+        axes.axvline(fit.usable_bytes / GIB, color=_CARDS[number % len(_CARDS)], linewidth=2.2)
+    axes.set_ylim(-0.55, 0.55)
+    axes.set_xlim(0, max([left, high, *(card.usable_bytes / GIB for card in cards)]) * 1.02)
+    axes.set_yticks([])
+    axes.set_xlabel("GiB", fontsize=8, color=INK, labelpad=1)
+    _bare(axes, "top", "right", "left")
+
+
+def _draw_legend(figure: Any, parts: Sequence[MemoryPart], top: float, height: float) -> None:
+    from matplotlib.patches import Rectangle
+
+    for index, part in enumerate(parts):
+        row, column = divmod(index, 3)
+        x, y = 0.03 + 0.32 * column, (top - 0.24 * row) / height
+        figure.add_artist(
+            Rectangle(
+                (x, y - 0.06 / height),
+                0.012,
+                0.12 / height,
+                facecolor=part.colour,
+                transform=figure.transFigure,
+            )
+        )
+        text = f"{part.name} {format_size(part.bytes)}"
+        figure.text(x + 0.018, y, text, fontsize=9, va="center", color=INK)
+
+
+def _draw_phases(axes: Any, rows: Sequence[PhaseRow], title: str) -> None:
+    places = range(len(rows))
+    bottom = [0.0] * len(rows)
+    for category in CATEGORY_ORDER:
+        sizes = [
+            sum(part.bytes for part in row.breakdown if part.category is category) / GIB
+            for row in rows
+        ]
+        if not any(sizes):
+            continue
+        axes.bar(places, sizes, bottom=bottom, width=0.86, color=COLOURS[category], linewidth=0)
+        bottom = [low + size for low, size in zip(bottom, sizes, strict=True)]
+    axes.step(
+        places, [row.reserved_bytes / GIB for row in rows], where="mid", color=INK, linewidth=1.1
+    )
+    for place, row in enumerate(rows):
+        if row.is_peak:
+            axes.plot(place, row.allocated_bytes / GIB, marker="D", color=_PEAK, markersize=6)
+    axes.set_title(
+        plain(title),
+        fontsize=9,
+        loc="left",
+        color=INK,
+    )
+    axes.set_xticks(list(places), [row.label for row in rows], rotation=55, ha="right")
+    axes.set_xlim(-0.6, len(rows) - 0.4)
+    axes.set_ylabel("GiB", fontsize=8, color=INK)
+    _bare(axes, "top", "right")
+
+
+def plot_max_batch(max_batch: MaxBatch) -> Any:
+    """The device peak over the size, with what each GPU has."""
+    figure = new_figure(_BARS_WIDTH, 4.2)
+    axes = figure.add_axes((0.08, 0.14, 0.6, 0.74))
+    for number, answer in enumerate(max_batch.answers):
+        ink = _LINES[number % len(_LINES)]
+        sizes = [point.size for point in answer.curve]
+        device = [point.device_bytes / GIB for point in answer.curve]
+        axes.plot(sizes, device, marker="o", markersize=3, color=ink, label=f"{answer.gpu}: device")
+        axes.axhline(
+            answer.usable_bytes / GIB,
+            color=ink,
+            linestyle="--",
+            linewidth=1,
+            label=f"{answer.gpu}: {format_size(answer.usable_bytes)}",
+        )
+        if answer.largest:
+            axes.axvline(
+                answer.largest,
+                color=ink,
+                linestyle=":",
+                linewidth=1,
+                label=f"largest {max_batch.of.value}: {answer.largest}",
+            )
+    axes.set_xlabel(max_batch.of.value)
+    _finish(axes, f"{max_batch.model}: the largest {max_batch.of.value}", "GiB", y=True)
+    axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False)
+    return figure
+
+
+def plot_comparison(comparison: Comparison) -> Any:
+    """What fills the device in each scenario."""
+    runs = [(scenario.name, scenario.estimate) for scenario in comparison.scenarios]
+    return _stacked(runs, "What fills the device", None)
+
+
+def plot_advice(advice: Advice) -> Any:
+    """What fills the card in each plan."""
+    plans = advice.plans or ((advice.closest,) if advice.closest is not None else ())
+    runs = [(_plan_name(plan), plan.estimate) for plan in plans]
+    title = f"{advice.model} on {advice.gpu}: {advice.effective_batch} samples a step"
+    return _stacked(runs, title, advice.usable_bytes)
+
+
+def _plan_name(plan: Plan) -> str:
+    setup = plan.estimate.setup
+    kept = "" if setup.checkpointing == "none" else f", checkpointing {setup.checkpointing}"
+    return f"{plan.batch} x {plan.grad_accum}, {setup.precision.value}{kept}"
+
+
+def plot_stages(table: StageTable) -> Any:
+    """What fills the device at each stage."""
+    runs = [(row.name, row.estimate) for row in table.rows if row.estimate is not None]
+    return _stacked(runs, f"{table.model} on {table.num_gpus} GPUs", None)
+
+
+def _stacked(runs: Sequence[tuple[str, Estimate]], title: str, usable: int | None) -> Any:
+    """Bars of the parts of device peaks, the first run on top."""
+    height = 1.6 + _BAR_INCHES * len(runs)
+    figure = new_figure(_BARS_WIDTH, max(height, 3.2))
+    axes = figure.add_axes((0.26, 0.16, 0.5, 0.7))
+    known: dict[str, Any] = {}
+    for place, (_, estimate) in enumerate(runs):
+        left = 0.0
+        for part in parts_of(estimate):
+            if part.bytes <= 0:
+                continue
+            wide = part.bytes / GIB
+            known[part.name] = axes.barh(
+                place, wide, left=left, height=0.7, color=PART_COLOURS[part.name]
+            )
+            left += wide
+        axes.text(
+            left,
+            place,
+            f" {format_size(estimate.peak.device_bytes)}",
+            fontsize=8,
+            va="center",
+            color=INK,
+        )
+    if usable is not None:
+        axes.axvline(usable / GIB, color="#cf222e", linewidth=1)
+        axes.text(
+            usable / GIB, -0.62, format_size(usable), fontsize=8, color="#cf222e", ha="center"
+        )
+    axes.set_yticks(range(len(runs)), [plain(name) for name, _ in runs])
+    axes.set_ylim(len(runs) - 0.4, -0.8)
+    axes.margins(x=0.14)
+    axes.set_xlabel("GiB", fontsize=9)
+    _finish(axes, title, "", y=False)
+    axes.legend(
+        list(known.values()),
+        list(known),
+        fontsize=8,
+        loc="upper left",
+        bbox_to_anchor=(1.01, 1.0),
+        frameon=False,
+    )
+    return figure
+
+
+def _finish(axes: Any, title: str, label: str, *, y: bool) -> None:
+    axes.set_title(plain(title), fontsize=10, loc="left", color=INK)
+    _bare(axes, "top", "right")
+    if y:
+        axes.set_ylabel(label, fontsize=9)
+        axes.set_ylim(bottom=0)

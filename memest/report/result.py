@@ -1,0 +1,384 @@
+"""What an estimate answers: frozen results, and the JSON document made from them."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from memest.config.setup import Setup
+from memest.events import Category, Phase
+from memest.files.texts import write_as
+from memest.report.answer import Answer
+
+__all__ = [
+    "SCHEMA_VERSION",
+    "SUFFIXES",
+    "CalibrationFacts",
+    "Estimate",
+    "GpuFit",
+    "Interval",
+    "Layer",
+    "ModelFacts",
+    "Origin",
+    "Peak",
+    "PeakMoment",
+    "RankPeak",
+    "Row",
+    "Spot",
+    "TimePoint",
+    "Verdict",
+]
+
+SCHEMA_VERSION = 1
+SUFFIXES = (".json", ".csv", ".html", ".png")
+"""Files that an estimate can be written to."""
+
+
+class Verdict(enum.StrEnum):
+    """Whether the run fits: by the upper and the lower bound of the device peak."""
+
+    FITS = "fits"
+    TIGHT = "tight"
+    DOES_NOT_FIT = "does not fit"
+    UNKNOWN = "no GPU named"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """What was built and counted (numbers of elements; tied weights once)."""
+
+    id: str
+    class_name: str
+    parameters: int
+    trainable_parameters: int
+    buffers: int
+    parameter_bytes: int
+    source: str
+    task: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peak:
+    """The three peaks, in bytes: three different meters read three different numbers."""
+
+    allocated_bytes: int
+    """``torch.cuda.max_memory_allocated()``"""
+    reserved_bytes: int
+    """``torch.cuda.max_memory_reserved()``"""
+    device_bytes: int
+    """What NVML shows for the process: reserved, CUDA context and loaded kernels."""
+    managed_bytes: int = 0
+    """Beside the allocator, in managed memory (states of paged optimizers): its pages are on the
+    GPU while there is room and move to the host where there is none."""
+
+    @property
+    def device_with_managed_bytes(self) -> int:
+        """The device peak with all of the managed memory on the GPU."""
+        return self.device_bytes + self.managed_bytes
+
+    def to_dict(self) -> dict[str, int]:
+        """The three of them."""
+        return {
+            "allocated_bytes": self.allocated_bytes,
+            "reserved_bytes": self.reserved_bytes,
+            "device_bytes": self.device_bytes,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interval:
+    """A range for the device peak; ``basis`` says what it covers. ``level`` None = no claim."""
+
+    level: float | None
+    low_bytes: int
+    high_bytes: int
+    basis: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One row of the breakdown at the moment of the allocated peak."""
+
+    category: Category
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeakMoment:
+    """When the allocated peak is reached."""
+
+    phase: Phase
+    step: int
+    micro_step: int
+    module: str
+    op: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return dataclasses.asdict(self) | {"phase": self.phase.value}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """What one module holds: activations at the peak, and its parameters."""
+
+    module: str
+    activation_bytes: int
+    parameter_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimePoint:
+    """The highest allocated and reserved memory within one phase.
+
+    ``breakdown`` is what was alive at the former, as replayed; no part of the JSON document.
+    """
+
+    step: int
+    micro_step: int
+    phase: Phase
+    allocated_bytes: int
+    reserved_bytes: int
+    breakdown: tuple[Row, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuFit:
+    """One GPU and what the estimate means for it."""
+
+    name: str
+    usable_bytes: int
+    verdict: Verdict
+    headroom_bytes: int
+    device_bytes: int
+    basis: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return dataclasses.asdict(self) | {"verdict": self.verdict.value}
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where one value of the setup comes from.
+
+    Attributes:
+        option: keyword of the option, or a field of the setup.
+        value: as JSON has it.
+        source: a flag, ``command: --bf16``, ``run.yaml:bf16``, ``model config``, ``default``.
+    """
+
+    option: str
+    value: Any
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankPeak:
+    """One GPU of several that differ.
+
+    Attributes:
+        rank: its number.
+        parts: what of the model it has.
+        allocated_bytes: its allocated peak.
+        reserved_bytes: its reserved peak.
+        device_bytes: reserved, context and kernels, and NCCL.
+    """
+
+    rank: int
+    parts: str
+    allocated_bytes: int
+    reserved_bytes: int
+    device_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrationFacts:
+    """The calibration profile that corrected an answer: what it was before, and how good it is.
+
+    Attributes:
+        path: file of the profile.
+        gpus: measured for it.
+        process_gpu: whose context and kernels were taken; empty where the table's were.
+        factors: by part of the breakdown.
+        raw_parts: the breakdown before correction, bytes.
+        raw_allocated_bytes: before correction.
+        raw_reserved_bytes: before correction.
+        raw_device_bytes: before correction.
+        raw_low_bytes: range of the device peak before correction.
+        raw_high_bytes: range of the device peak before correction.
+        process_bytes: context and kernels.
+        raw_process_bytes: as the table has them.
+        extrapolates: the question lies beyond what was measured.
+        cases: runs that were measured.
+        models: of so many models.
+        coverage: share of runs of models left out of the fit that lay in their range.
+    """
+
+    path: str
+    gpus: tuple[str, ...]
+    process_gpu: str
+    factors: dict[str, float]
+    raw_parts: dict[str, int]
+    raw_allocated_bytes: int
+    raw_reserved_bytes: int
+    raw_device_bytes: int
+    raw_low_bytes: int
+    raw_high_bytes: int
+    process_bytes: int
+    raw_process_bytes: int
+    extrapolates: bool
+    cases: int
+    models: int
+    coverage: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spot:
+    """The short answer: peaks and verdict alone, for those who ask many times."""
+
+    setup: Setup
+    gpu: GpuFit | None
+    peak: Peak
+    interval: Interval
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether the run fits."""
+        return Verdict.UNKNOWN if self.gpu is None else self.gpu.verdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate(Answer):
+    """The answer. Frozen, printable, and the same bytes for the same question."""
+
+    model: ModelFacts
+    setup: Setup
+    gpu: GpuFit | None
+    peak: Peak
+    interval: Interval
+    breakdown: tuple[Row, ...]
+    peak_at: PeakMoment
+    layers: tuple[Layer, ...]
+    timeline: tuple[TimePoint, ...]
+    verdict: Verdict
+    context_bytes: int
+    max_batch: int | None
+    safe_batch: int | None
+    common_gpus: tuple[GpuFit, ...]
+    notes: tuple[str, ...]
+    assumptions: tuple[str, ...]
+    calibration: CalibrationFacts | None = None
+    origins: tuple[Origin, ...] = ()
+    ranks: tuple[RankPeak, ...] = ()
+    """All GPUs where they differ, the fullest first: the rest of the estimate is about that one."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The document that ``memest estimate --json`` prints."""
+        gpu = self.gpu
+        document: dict[str, Any] = {
+            "schema_version": SCHEMA_VERSION,
+            "model": {
+                "id": self.model.id,
+                "class": self.model.class_name,
+                "parameters": self.model.parameters,
+                "trainable_parameters": self.model.trainable_parameters,
+                "buffers": self.model.buffers,
+                "parameter_bytes": self.model.parameter_bytes,
+                "task": self.model.task,
+                "source": self.model.source,
+            },
+            "setup": self.setup.to_dict(),
+            "gpu": None if gpu is None else gpu.to_dict(),
+            "peak": {
+                **self.peak.to_dict(),
+                "managed_bytes": self.peak.managed_bytes,
+                "device_with_managed_bytes": self.peak.device_with_managed_bytes,
+            },
+            "interval": dataclasses.asdict(self.interval),
+            "breakdown": [{"category": r.category.value, "bytes": r.bytes} for r in self.breakdown],
+            "peak_at": self.peak_at.to_dict(),
+            "layers": [dataclasses.asdict(layer) for layer in self.layers],
+            "timeline": [
+                {
+                    "step": t.step,
+                    "micro_step": t.micro_step,
+                    "phase": t.phase.value,
+                    "allocated_bytes": t.allocated_bytes,
+                    "reserved_bytes": t.reserved_bytes,
+                }
+                for t in self.timeline
+            ],
+            "verdict": self.verdict.value,
+            "context_bytes": self.context_bytes,
+            "calibration": _calibration(self.calibration),
+            "common_gpus": [fit.to_dict() for fit in self.common_gpus],
+            "assumptions": list(self.assumptions),
+            "notes": list(self.notes),
+            "origins": [
+                {"option": o.option, "value": o.value, "origin": o.source} for o in self.origins
+            ],
+        }
+        if self.ranks:
+            document["ranks"] = [dataclasses.asdict(rank) for rank in self.ranks]
+        if gpu is not None:
+            document["max_batch"] = self.max_batch
+            document["safe_batch"] = self.safe_batch
+        return document
+
+    def to_csv(self) -> str:
+        """The parts of the device peak, ``part,bytes``: they add up to it."""
+        text: str = self._shown("csv", "part")
+        return text
+
+    def to_frame(self, by: str = "part") -> Any:
+        """A ``pandas.DataFrame``, sizes in bytes.
+
+        Args:
+            by: ``part`` of the device peak, ``layer`` or ``time``.
+
+        Raises:
+            ConfigError: for any other table.
+            MissingDependencyError: without pandas.
+        """
+        return self._shown("frame", by)
+
+    def to_html(self) -> str:
+        """The report as a page."""
+        page: str = self._shown("page")
+        return page
+
+    def to_png(self) -> bytes:
+        """A picture: what fills the card, and memory phase by phase.
+
+        Raises:
+            MissingDependencyError: without matplotlib.
+        """
+        picture: bytes = self._shown("png")
+        return picture
+
+    def save(self, path: str | Path) -> None:
+        """Write a file; its suffix decides: .json, .csv, .html or .png.
+
+        Args:
+            path: where to; an existing file is overwritten.
+
+        Raises:
+            ConfigError: for any other suffix.
+            MissingDependencyError: for .png without matplotlib.
+        """
+        makers: dict[str, Callable[[], str | bytes]] = {
+            ".json": lambda: f"{self.to_json()}\n",
+            ".csv": self.to_csv,
+            ".html": self.to_html,
+            ".png": self.to_png,
+        }
+        write_as(path, makers)
+
+
+def _calibration(facts: CalibrationFacts | None) -> dict[str, Any] | None:
+    return None if facts is None else dataclasses.asdict(facts) | {"gpus": list(facts.gpus)}

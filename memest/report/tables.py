@@ -1,0 +1,310 @@
+"""Answers about several runs on a terminal: a comparison, advice, what each stage buys."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from memest.events import CATEGORY_ORDER
+from memest.report.findings import Advice, Comparison, Plan, Scenario
+from memest.report.result import Estimate, Verdict
+from memest.report.stages_result import StageRow, StageTable
+from memest.report.terminal import VERDICT_STYLES, Glyphs, Page, bullets
+from memest.report.words import batch_count, moment_text, setup_items
+from memest.units import GIB, MIB, format_delta, format_size
+
+__all__ = ["advice_sentence", "change_sentence", "plan_words"]
+
+LABEL, FIRST, COLUMN = 18, 12, 24
+"""Widths of the row labels, of the first scenario and of every further one."""
+_NAME = 18
+_CELL = 7
+_HEADS = {
+    "parameters": "param",
+    "gradients": "grads",
+    "optimizer": "optim",
+    "activations": "activ",
+    "communication": "comm",
+    "other": "other",
+    "cached": "cached",
+    "process": "proc",
+}
+_WIDE = 99_999 * MIB
+_TEXT = 80
+
+
+def change_sentence(scenario: Scenario, first: Scenario) -> str:
+    """What a scenario buys or costs against the first, in one sentence.
+
+    The time is of one sample, so that scenarios with other batch sizes compare.
+    """
+    before, after = first.estimate, scenario.estimate
+    delta = after.peak.device_bytes - before.peak.device_bytes
+    share = delta / before.peak.device_bytes
+    if delta:
+        text = f"{scenario.name}: {format_delta(delta)} on the device ({share:+.1%})"
+    else:
+        text = f"{scenario.name}: the same on the device"
+    if scenario.relative_time is not None:
+        text += f", {scenario.relative_time:.2f} times the time of a sample (estimated)"
+    if after.gpu is not None and before.gpu is not None:
+        if after.verdict is before.verdict:
+            text += f", {after.verdict.value} as before"
+        else:
+            text += f", {after.verdict.value} where {first.name} is {before.verdict.value}"
+    if after.max_batch is not None and before.max_batch is not None:
+        text += f", largest batch {batch_count(after.max_batch)} against "
+        text += batch_count(before.max_batch)
+    return f"{text}."
+
+
+def comparison_parts(comparison: Comparison, page: Page) -> Iterator[RenderableType]:
+    """Runs as columns, categories as rows, reasons below."""
+    glyphs = page.glyphs
+    first, *others = comparison.scenarios
+    for scenario in others:
+        yield Text(change_sentence(scenario, first), style="bold")
+    phrases = setup_items(first.estimate.setup, times=glyphs.times)
+    gpu = first.estimate.gpu
+    head = [first.model, *phrases, *([gpu.name] if gpu else [])]
+    yield Text(f"{first.name}: " + f" {glyphs.dot} ".join(head), style="dim")
+    room = max(1, (page.width - LABEL - FIRST) // COLUMN)
+    for start in range(0, len(others), room):
+        yield Padding(_comparison_table(first, others[start : start + room], glyphs), (1, 0, 0, 0))
+    yield Padding(Text("Why", style="bold"), (1, 0, 0, 0))
+    yield Padding(Text(f"{first.name}: peak reached {moment_text(first.estimate)}."), (0, 0, 0, 2))
+    for scenario in others:
+        yield Padding(_why(scenario, page), (1, 0, 0, 2))
+    yield Padding(Text(f"Time is {comparison.time_basis}.", style="dim"), (1, 0, 0, 0))
+    for note in comparison.notes:
+        yield Text(f"{glyphs.bullet} {note}", style="dim")
+
+
+def _why(scenario: Scenario, page: Page) -> RenderableType:
+    assert scenario.reasons is not None
+    outer = Table.grid()
+    outer.add_column(overflow="fold")
+    outer.add_row(Text(scenario.name, style="bold"))
+    outer.add_row(bullets(scenario.reasons.sentences, page))
+    return outer
+
+
+def _comparison_table(first: Scenario, others: Sequence[Scenario], glyphs: Glyphs) -> Table:
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    for _ in others:
+        table.add_column(justify="right", overflow="fold", max_width=COLUMN - 2)
+    names = [Text(scenario.name, style="bold") for scenario in others]
+    table.add_row("", Text(first.name[: COLUMN - 2], style="bold"), *names)
+
+    def sizes(label: str, of: Callable[[Estimate], int], *, style: str = "") -> None:
+        own = of(first.estimate)
+        cells = [Text(label, style=style), Text(format_size(own), style=style)]
+        for scenario in others:
+            size = of(scenario.estimate)
+            delta = format_delta(size - own) if size != own else "="
+            cells.append(Text(format_size(size), style=style).append(f"{delta:>11}", style="dim"))
+        table.add_row(*cells)
+
+    def words(label: str, of: Callable[[Scenario], Text]) -> None:
+        table.add_row(Text(label), of(first), *map(of, others))
+
+    for category in CATEGORY_ORDER:
+        if any(_bytes(s.estimate, category) for s in (first, *others)):
+            sizes(category.value, lambda e, c=category: _bytes(e, c))  # type: ignore[misc]
+    rule = [Text(glyphs.rule * (COLUMN - 3))] * len(others)
+    table.add_row(Text(glyphs.rule * 16), Text(glyphs.rule * 10), *rule)
+    sizes("allocated", lambda e: e.peak.allocated_bytes, style="bold")
+    sizes("reserved", lambda e: e.peak.reserved_bytes)
+    sizes("device", lambda e: e.peak.device_bytes)
+    if first.estimate.gpu is not None:
+        words("verdict", _verdict)
+    if first.estimate.max_batch is not None:
+        words("largest batch", lambda s: Text(batch_count(s.estimate.max_batch or 0)))
+    if first.relative_time is not None:
+        words("time of a sample", lambda s: Text(f"{s.relative_time:.2f} {glyphs.times}"))
+    return table
+
+
+def _verdict(scenario: Scenario) -> Text:
+    verdict = scenario.estimate.verdict
+    return Text(verdict.value, style=VERDICT_STYLES[verdict])
+
+
+def _bytes(estimate: Estimate, category: object) -> int:
+    return sum(row.bytes for row in estimate.breakdown if row.category is category)
+
+
+def advice_sentence(advice: Advice) -> str:
+    """The best plan in one sentence, or how far the closest one is from fitting."""
+    what = f"{advice.model} with {advice.effective_batch:,} samples a step on {advice.gpu}"
+    if advice.plans:
+        best = advice.plans[0]
+        fit = best.estimate.gpu
+        assert fit is not None
+        size = f"{format_size(fit.device_bytes)} of {format_size(advice.usable_bytes)}"
+        if best.verdict is Verdict.FITS:
+            return f"Fits: {what}: {plan_words(best)}, {size}."
+        high = format_size(best.estimate.interval.high_bytes)
+        return f"Tight: {what}: {plan_words(best)}, {size}, may take up to {high}."
+    closest = advice.closest
+    assert closest is not None
+    miss = advice.miss_bytes
+    by = f"misses by {format_size(miss)}" if miss else "runs out of memory all the same"
+    return f"Does not fit: {what}: the closest plan, {plan_words(closest)}, {by}."
+
+
+def plan_words(plan: Plan, *, times: str = "x") -> str:
+    """A plan in short phrases."""
+    setup = plan.estimate.setup
+    words = [f"micro-batch {plan.batch}"]
+    if plan.grad_accum > 1:
+        words[0] += f" {times} {plan.grad_accum} accumulated"
+    words.append(setup.precision.value)
+    if setup.checkpointing != "none":
+        words.append(f"checkpointing {setup.checkpointing}")
+    words.append(setup.optim)
+    if setup.attn_implementation.value != "auto":
+        words.append(f"{setup.attn_implementation.value} attention")
+    return ", ".join(words)
+
+
+def advice_parts(advice: Advice, page: Page) -> Iterator[RenderableType]:
+    """The plans as a table, then each with its reasons."""
+    glyphs = page.glyphs
+    yield Text(advice_sentence(advice), style=VERDICT_STYLES[advice.verdict])
+    if len(advice.plans) > 1:
+        yield Padding(_plan_table(advice, glyphs), (1, 0, 0, 0))
+    for number, plan in enumerate(advice.plans, start=1):
+        yield Padding(_plan(f"{number}", plan, glyphs), (1, 0, 0, 0))
+    if advice.closest is not None:
+        yield Padding(_plan("closest", advice.closest, glyphs), (1, 0, 0, 0))
+    yield Padding(Text(f"Time is {advice.time_basis}.", style="dim"), (1, 0, 0, 0))
+    for note in advice.notes:
+        yield Text(f"{glyphs.bullet} {note}", style="dim")
+
+
+def _plan_table(advice: Advice, glyphs: Glyphs) -> Table:
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(justify="right")
+    for side in ("left", "right", "right", "right"):
+        table.add_column(justify=side, no_wrap=True)
+    table.add_column(overflow="fold")
+    head = ("", "verdict", "device", "headroom", "time", "plan")
+    table.add_row(*(Text(title, style="dim") for title in head))
+    for number, plan in enumerate(advice.plans, start=1):
+        fit = plan.estimate.gpu
+        assert fit is not None
+        words = Text(plan_words(plan, times=glyphs.times))
+        if plan.changes_training:
+            words.append(f" (changes the training: {'; '.join(plan.changes_training)})", "yellow")
+        table.add_row(
+            str(number),
+            Text(plan.verdict.value, style=VERDICT_STYLES[plan.verdict]),
+            format_size(fit.device_bytes),
+            format_delta(fit.headroom_bytes),
+            f"{plan.relative_time:.2f} {glyphs.times}",
+            words,
+        )
+    return table
+
+
+def _plan(label: str, plan: Plan, glyphs: Glyphs) -> RenderableType:
+    title = Text(f"{label}  {plan_words(plan, times=glyphs.times)}", style="bold")
+    if plan.verdict is not Verdict.FITS:
+        title.append(f"  ({plan.verdict.value})", style=VERDICT_STYLES[plan.verdict])
+    steps = Table.grid(padding=(0, 2, 0, 0))
+    steps.add_column(no_wrap=True)
+    steps.add_column(overflow="fold")
+    for step in plan.steps:
+        steps.add_row(f"{step.option} {step.value}", Text(step.why))
+    words = Text(" ".join(plan.arguments), style="cyan")
+    return Group(title, Padding(Group(steps, words), (0, 0, 0, 3)))
+
+
+def render_stages(table: StageTable) -> str:
+    """The table, DeepSpeed's own figures, and what is not in them.
+
+    Args:
+        table: to print.
+    """
+    return "\n".join(_stage_lines(table)) + "\n"
+
+
+def _stage_lines(table: StageTable) -> Iterator[str]:
+    known = [row for row in table.rows if row.estimate is not None]
+    most = max(row.estimate.peak.device_bytes for row in known if row.estimate is not None)
+    unit = MIB if most <= _WIDE else GIB
+    unit_name = "MiB" if unit == MIB else "GiB"
+    yield (
+        f"{table.model}, {table.num_gpus} GPUs: {unit_name} of each GPU, and of host memory for "
+        "each process"
+    )
+    yield ""
+    heads = [*_HEADS.values(), "GPU", "host"]
+    yield " " * _NAME + "".join(f"{head:>{_CELL}}" for head in heads)
+    for row in table.rows:
+        if row.estimate is None:
+            yield f"{row.name:<{_NAME}}  refused (below)"
+            continue
+        values = [*(row.columns[name] for name in _HEADS), row.estimate.peak.device_bytes]
+        cells = [_cell(value, unit) for value in values] + [_cell(row.host_bytes, unit)]
+        yield f"{row.name:<{_NAME}}" + "".join(f"{cell:>{_CELL}}" for cell in cells)
+    yield ""
+    yield from _wrapped(
+        "param to other: alive at the allocated peak of each, which is not at the same moment in "
+        "all of them; optim: states and master weights; comm: buckets and gathered parameters; "
+        "cached: what the allocator holds beyond it; proc: CUDA context, kernels, NCCL."
+    )
+    yield from _stage_verdicts(known)
+    if table.official:
+        yield ""
+        yield "DeepSpeed's own estimator (model states alone)"
+        for official in table.official:
+            gpu, host = official.states.gpu_bytes, official.states.host_bytes
+            yield (
+                f"  {official.name:<{_NAME}}{_cell(gpu, unit):>{_CELL}} GPU"
+                f"{_cell(host, unit):>{_CELL + 2}} host of a node"
+            )
+            if official.difference:
+                yield from _wrapped(f"{official.difference}.", "    ")
+    refused = [row for row in table.rows if row.estimate is None]
+    if refused:
+        yield ""
+        same: dict[str, list[str]] = {}
+        for row in refused:
+            same.setdefault(row.refused, []).append(row.name)
+        for why, names in same.items():
+            yield from _wrapped(f"{'; '.join(names)}: {why}")
+    if table.notes:
+        yield ""
+        for note in table.notes:
+            yield from _wrapped(f"- {note}")
+
+
+def _cell(nbytes: int, unit: int) -> str:
+    if not nbytes:
+        return "-"
+    return f"{nbytes / MIB:,.0f}" if unit == MIB else f"{nbytes / GIB:,.1f}"
+
+
+def _stage_verdicts(rows: list[StageRow]) -> Iterator[str]:
+    """Which of them fit, where a GPU was named."""
+    by_verdict: dict[Verdict, list[str]] = {}
+    gpu = ""
+    for row in rows:
+        if row.estimate is not None and row.estimate.gpu is not None:
+            gpu = row.estimate.gpu.name
+            by_verdict.setdefault(row.estimate.verdict, []).append(row.name)
+    for verdict, names in by_verdict.items():
+        yield from _wrapped(f"{verdict.value} on {gpu}: {'; '.join(names)}.")
+
+
+def _wrapped(text: str, indent: str = "") -> list[str]:
+    return textwrap.wrap(text, _TEXT, initial_indent=indent, subsequent_indent=indent)

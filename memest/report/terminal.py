@@ -1,0 +1,197 @@
+"""What reports on a terminal are made of, and how an answer is printed or rendered as text."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from memest.report.answer import Answer, renderer
+from memest.report.result import Verdict
+
+__all__ = [
+    "ASCII",
+    "UNICODE",
+    "VERDICT_STYLES",
+    "Glyphs",
+    "Page",
+    "bullets",
+    "grid",
+    "print_report",
+    "render",
+    "room_for_bar",
+    "section",
+    "text_as_html",
+]
+
+MAX_WIDTH = 104
+_SHORTEST_BAR = 8
+NARROW = 78
+"""Below this the columns that explain are left out."""
+VERDICT_STYLES = {
+    Verdict.FITS: "bold green",
+    Verdict.TIGHT: "bold yellow",
+    Verdict.DOES_NOT_FIT: "bold red",
+    Verdict.UNKNOWN: "bold",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Glyphs:
+    """What bars, separators and marks are made of.
+
+    Attributes:
+        steps: parts of a bar's last cell, from least to full.
+        behind: fills the second part of a two-part bar.
+        dot: between the phrases of a line.
+        times: multiplication sign.
+        bullet: opens an item of a list.
+        rule: drawn above totals.
+        mark: points at the row of the peak.
+        more: stands for what was left out.
+    """
+
+    steps: str
+    behind: str
+    dot: str
+    times: str
+    bullet: str
+    rule: str
+    mark: str
+    more: str
+
+    def bar(self, part: int, whole: int, width: int) -> str:
+        """A bar of ``part`` of ``whole``; anything above nothing shows at least a sliver.
+
+        Example:
+            >>> ASCII.bar(3, 4, 8)
+            '######'
+        """
+        if part <= 0 or whole <= 0:
+            return ""
+        cells = len(self.steps)
+        eighths = min(max(1, part * width * cells // whole), width * cells)
+        full, rest = divmod(eighths, cells)
+        return self.steps[-1] * full + (self.steps[rest - 1] if rest else "")
+
+    def two_part_bar(self, inner: int, outer: int, whole: int, width: int) -> tuple[str, str]:
+        """A bar of ``inner``, and what goes on behind it up to ``outer``."""
+        first = self.bar(inner, whole, width)
+        end = min(width, round(outer * width / whole)) if whole > 0 else 0
+        return first, self.behind * max(0, end - len(first))
+
+
+UNICODE = Glyphs(
+    steps="▏▎▍▌▋▊▉█",
+    behind="░",
+    dot="·",
+    times="×",
+    bullet="•",
+    rule="─",
+    mark="◀ peak",
+    more="…",
+)
+ASCII = Glyphs(
+    steps="#", behind=".", dot="|", times="x", bullet="-", rule="-", mark="< peak", more="..."
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """What a part of a report needs to know about where it is written."""
+
+    width: int
+    glyphs: Glyphs
+
+    @property
+    def narrow(self) -> bool:
+        """Whether only the necessary columns have room."""
+        return self.width < NARROW
+
+
+def print_report(
+    answer: Answer, console: Console, *, ascii_only: bool = False, **options: Any
+) -> None:
+    """Write the report of an answer to a console, as :func:`render` does."""
+    width = max(40, min(console.width, MAX_WIDTH))
+    page = Page(width=width, glyphs=ASCII if ascii_only else UNICODE)
+    for part in renderer(answer, "parts")(answer, page, **options):
+        console.print(part, width=width, highlight=False, markup=False)
+
+
+def render(answer: Answer, *, width: int = 80, ascii_only: bool = False, **options: Any) -> str:
+    """The report of an answer as plain text.
+
+    Args:
+        answer: what to show.
+        width: columns.
+        ascii_only: no characters beyond ASCII of our own.
+        options: which part of the answer; each has its own.
+
+    Returns:
+        Lines without blanks at their ends, the last one ended too.
+    """
+    text = io.StringIO()
+    # no environment: COLUMNS or FORCE_COLOR must not change what str() gives
+    console = Console(file=text, width=width, color_system=None, force_terminal=False, _environ={})
+    print_report(answer, console, ascii_only=ascii_only, **options)
+    return "".join(f"{line.rstrip()}\n" for line in text.getvalue().splitlines())
+
+
+def text_as_html(answer: Answer) -> str:
+    """A report as it stands in a terminal, for a notebook."""
+    return (
+        '<pre style="font-family:ui-monospace,monospace;line-height:1.25;overflow-x:auto">'
+        f"{escape(str(answer).rstrip())}</pre>"
+    )
+
+
+def grid(*sides: Any, head: Iterable[str] = (), pad: int = 2, folds: bool = False) -> Table:
+    """A table without lines; words fold, what stands right stays on one line.
+
+    Args:
+        sides: of each column, ``left`` or ``right``.
+        head: names of the columns.
+        pad: blanks between columns.
+        folds: whether what stands right may fold too.
+    """
+    table = Table.grid(padding=(0, pad, 0, 0))
+    for side in sides:
+        table.add_column(justify=side, overflow="fold", no_wrap=side == "right" and not folds)
+    titles = [Text(title, style="dim") for title in head]
+    if titles:
+        table.add_row(*titles)
+    return table
+
+
+def room_for_bar(page: Page, lines: Sequence[Sequence[str]], longest: int) -> int:
+    """Columns that a table leaves for a bar, 0 where they are too few.
+
+    Args:
+        page: where the table is written.
+        lines: its cells.
+        longest: columns of a bar that are enough.
+    """
+    taken = sum(max(map(len, column)) + 2 for column in zip(*lines, strict=True))
+    room = min(longest, page.width - taken - 2)
+    return 0 if page.narrow or room < _SHORTEST_BAR else room
+
+
+def section(title: str, body: RenderableType) -> RenderableType:
+    """A title with what belongs to it below, indented."""
+    return Padding(Group(Text(title, style="bold"), Padding(body, (0, 0, 0, 2))), (1, 0, 0, 0))
+
+
+def bullets(sentences: Iterable[str], page: Page) -> Table:
+    """A list."""
+    table = grid("left", "left", pad=1)
+    for sentence in sentences:
+        table.add_row(page.glyphs.bullet, Text(sentence))
+    return table

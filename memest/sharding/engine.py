@@ -1,0 +1,462 @@
+"""A stream copied event by event, while a wrapper of the model puts in, holds back and drops.
+
+The stream of one process on whole parameters goes in. A :class:`Wrapper` sees every allocation and
+free before it is copied, every phase that begins, and every cue; what it returns, allocates and
+frees decides what comes out: the stream of one rank. Sizes are known by then, so what depends on
+them (buckets, padding, thresholds) is decided as the libraries decide it, by comparing bytes.
+
+FSDP and ZeRO share an engine, :class:`ShardedRank`: it knows where parameters lie, which gradients
+they have, and where in a step the run is. When something is gathered, given back and reduced, and
+in which storages, is the matter of a :class:`ShardingPolicy`, which the engine asks.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from memest.events import CATEGORY_ORDER, Category, CueKind, Mark, Phase, Weight
+from memest.profiles.stream import PlacedCue, Stream
+from memest.workspaces.operator_call import DTYPE_BYTES
+
+__all__ = [
+    "DEFAULT_STREAM",
+    "RankStream",
+    "Rewriter",
+    "ShardedRank",
+    "ShardingPolicy",
+    "StageWrapper",
+    "Wrapper",
+    "num_elements",
+    "rewrite",
+    "weight_bytes",
+]
+
+DEFAULT_STREAM = 0
+"""The CUDA stream of kernels; blocks of others are never shared with it."""
+
+
+@dataclass(slots=True)
+class RankStream(Stream):
+    """The stream of one rank.
+
+    Attributes:
+        rank: whose stream it is: of several that differ, the one that needs the most.
+        host_bytes: what the wrapper keeps in host memory at most.
+        notes: what the wrapper has to say.
+    """
+
+    rank: int = 0
+    host_bytes: int = 0
+    notes: tuple[str, ...] = ()
+
+
+class Rewriter:
+    """The stream that is being written.
+
+    Args:
+        stream: the one that is copied.
+    """
+
+    def __init__(self, stream: Stream) -> None:
+        self.source = stream
+        self.out = RankStream(
+            events=array("q"),
+            categories=bytearray(stream.categories),
+            modules=array("l", stream.modules),
+            labels=array("l", stream.labels),
+            label_names=list(stream.label_names),
+            module_names=stream.module_names,
+            sizes=list(stream.sizes),
+            workspace_slack_bytes=stream.workspace_slack_bytes,
+        )
+        self.phase = Phase.LOAD
+        self._streams = bytearray(len(stream.sizes))
+        self._label_index: dict[str, int] = {}
+
+    def alloc(
+        self,
+        nbytes: int,
+        category: Category,
+        label: str,
+        *,
+        module: int = 0,
+        stream: int = DEFAULT_STREAM,
+    ) -> int:
+        """Put in an allocation.
+
+        Args:
+            nbytes: requested.
+            category: what it is for.
+            label: who makes it.
+            module: number of the module it belongs to.
+            stream: the CUDA stream it is made on.
+
+        Returns:
+            Its number; one of no bytes makes no event.
+        """
+        out, number = self.out, len(self.out.sizes)
+        out.sizes.append(nbytes)
+        out.categories.append(CATEGORY_ORDER.index(category))
+        out.modules.append(module)
+        out.labels.append(self._label_number(label))
+        self._streams.append(stream)
+        out.events.append(number)
+        return number
+
+    def free(self, *numbers: int) -> None:
+        """Put in frees, one after the other."""
+        self.out.events.extend(~number for number in numbers)
+
+    def empty_cache(self) -> None:
+        """The library calls ``torch.cuda.empty_cache`` here."""
+        self.out.emptied = (*self.out.emptied, len(self.out.events))
+
+    def copy(self, event: int) -> None:
+        """Take over an event as it is."""
+        self.out.events.append(event)
+
+    def mark(self, mark: Mark) -> None:
+        """A phase begins."""
+        self.phase = mark.phase
+        self.out.mark_positions.append(len(self.out.events))
+        self.out.marks.append(mark)
+
+    def finish(self) -> RankStream:
+        """The stream as it came out."""
+        if any(self._streams):
+            self.out.on_streams = bytes(self._streams)
+        return self.out
+
+    def category(self, number: int) -> Category:
+        """What an allocation is for."""
+        return CATEGORY_ORDER[self.out.categories[number]]
+
+    def label(self, number: int) -> str:
+        """Who makes an allocation."""
+        return self.out.label_names[self.out.labels[number]]
+
+    def _label_number(self, text: str) -> int:
+        index = self._label_index.get(text)
+        if index is None:
+            index = self._label_index[text] = len(self.out.label_names)
+            self.out.label_names.append(text)
+        return index
+
+
+@dataclass(slots=True)
+class Wrapper:
+    """What a wrapper of the model does; by itself it does nothing.
+
+    Attributes:
+        to: the stream that is written.
+        notes: what there is to say of the run.
+        on_host: what it keeps in host memory, in words.
+    """
+
+    to: Rewriter
+    notes: list[str] = field(default_factory=list)
+    on_host: str = "shards and gradients, pinned; the optimizer's states come on top"
+
+    def allocates(self, number: int) -> bool:
+        """An allocation comes; False drops it."""
+        del number
+        return True
+
+    def frees(self, number: int) -> bool:
+        """A free comes; False drops it."""
+        del number
+        return True
+
+    def leaves(self, phase: Phase) -> None:
+        """A phase is at its end; the mark of the next is not written yet."""
+
+    def begins(self, mark: Mark) -> None:
+        """A phase begins; its mark is written already."""
+
+    def cue(self, kind: CueKind, index: int, number: int) -> None:
+        """A cue: see :class:`memest.events.Cue`; ``number`` is -1 where it is about none."""
+
+
+@dataclass(slots=True, kw_only=True)
+class StageWrapper(Wrapper, ABC):
+    """A wrapper around one stage of a pipeline: some of its hooks are the schedule's matter.
+
+    Attributes:
+        inner: the wrapper as it is without a pipeline.
+    """
+
+    inner: Wrapper
+
+    def allocates(self, number: int) -> bool:
+        """See :meth:`Wrapper.allocates`."""
+        return self.inner.allocates(number)
+
+    def frees(self, number: int) -> bool:
+        """See :meth:`Wrapper.frees`."""
+        return self.inner.frees(number)
+
+    @abstractmethod
+    def enter(self) -> None:
+        """The forward of the stage begins."""
+
+
+def rewrite(stream: Stream, to: Rewriter, wrapper: Wrapper) -> RankStream:
+    """Copy a stream under the hands of a wrapper.
+
+    Args:
+        stream: with cues.
+        to: made for this stream.
+        wrapper: that writes to it.
+    """
+    events = stream.events
+    stops = _stops(stream)
+    here = 0
+    for position, mark, cue in stops:
+        _copy(events[here:position], to, wrapper)
+        here = position
+        if mark is not None:
+            wrapper.leaves(to.phase)
+            to.mark(mark)
+            wrapper.begins(mark)
+        else:
+            assert cue is not None
+            wrapper.cue(cue.kind, cue.index, cue.number)
+    _copy(events[here:], to, wrapper)
+    out = to.finish()
+    out.notes = tuple(wrapper.notes)
+    return out
+
+
+def _copy(events: Sequence[int], to: Rewriter, wrapper: Wrapper) -> None:
+    for event in events:
+        keep = wrapper.allocates(event) if event >= 0 else wrapper.frees(~event)
+        if keep:
+            to.copy(event)
+
+
+def _stops(stream: Stream) -> list[tuple[int, Mark | None, PlacedCue | None]]:
+    """Marks and cues in their order."""
+    out: list[tuple[int, Mark | None, PlacedCue | None]] = []
+    marks = list(zip(stream.mark_positions, stream.marks, strict=True))
+    done = 0
+    for cue in stream.cues:
+        while done < cue.marks_before:
+            out.append((marks[done][0], marks[done][1], None))
+            done += 1
+        out.append((cue.position, None, cue))
+    out.extend((position, mark, None) for position, mark in marks[done:])
+    return out
+
+
+def num_elements(shape: Sequence[int]) -> int:
+    """Elements of a shape."""
+    count = 1
+    for extent in shape:
+        count *= extent
+    return count
+
+
+def weight_bytes(weight: Weight) -> int:
+    """Bytes of the elements of a weight."""
+    return num_elements(weight.shape) * DTYPE_BYTES[weight.dtype]
+
+
+@dataclass(slots=True, kw_only=True)
+class ShardingPolicy:
+    """What a library does with the parameters and gradients of a rank; by itself nothing.
+
+    Attributes:
+        rank: the engine that asks it.
+        to: the stream that is written.
+        weights: parameters of the model, as the stream has them.
+    """
+
+    rank: ShardedRank = field(init=False)
+    to: Rewriter = field(init=False)
+    weights: Sequence[Weight] = field(init=False)
+
+    def attach(self, rank: ShardedRank) -> None:
+        """Become the policy of a rank, before anything is copied."""
+        self.rank, self.to, self.weights = rank, rank.to, rank.weights
+
+    def allocates(self, number: int) -> bool:
+        """See :meth:`Wrapper.allocates`."""
+        del number
+        return True
+
+    def frees(self, number: int) -> bool:
+        """See :meth:`Wrapper.frees`; gradients that it knows are the engine's matter."""
+        del number
+        return True
+
+    def leaves(self, phase: Phase) -> None:
+        """See :meth:`Wrapper.leaves`."""
+
+    def begins(self, mark: Mark) -> None:
+        """See :meth:`Wrapper.begins`."""
+
+    def construct(self) -> None:
+        """Every parameter has its place: the wrapper is made, and cuts them."""
+
+    def cue(self, kind: CueKind, index: int) -> None:
+        """A cue about modules or an update."""
+
+    def ready(self, weight: int) -> None:
+        """The gradient of a weight is there."""
+
+    def zeroed(self, weight: int) -> None:
+        """``zero_grad`` drops the gradient of a weight that was taken before."""
+
+    def end_backward(self) -> None:
+        """Autograd is done with a micro-step."""
+
+
+@dataclass(slots=True, kw_only=True)
+class ShardedRank(Wrapper):
+    """The engine of one rank whose parameters or gradients are shared by several.
+
+    The stream of one process loads whole parameters. Where a policy partitions them, these storages
+    are left out until every parameter has its place, and shards are constructed then.
+
+    It also keeps the gradients of a step: the first micro-step hands them over, later ones add to
+    them in place. Where a policy takes them away as they come (a reduction, a shard), every
+    micro-step finds the parameter without one, so what later ones compute is handed over too.
+
+    Attributes:
+        weights: parameters of the model, as the stream has them.
+        policy: says what is done with them.
+        last_micro_step: number of the last micro-step of a step.
+        leaves_out: whole parameters are not on the device when they have been loaded.
+        placed: the storage of each parameter as the stream has it.
+        gradients: the storage of what each parameter has, by weight.
+        in_backward: the phase is a backward.
+        is_boundary: the micro-step is the last one of a step.
+    """
+
+    weights: Sequence[Weight]
+    policy: ShardingPolicy
+    last_micro_step: int
+    leaves_out: bool = True
+    placed: dict[int, int] = field(default_factory=dict)
+    gradients: dict[int, int] = field(default_factory=dict)
+    in_backward: bool = False
+    is_boundary: bool = True
+    _left_out: list[int] = field(default_factory=list)
+    _natural: dict[int, int] = field(default_factory=dict)
+    _taken: set[int] = field(default_factory=set)
+    _dead: set[int] = field(default_factory=set)
+    _coming: dict[int, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.policy.attach(self)
+
+    # -- what the stream brings
+
+    def allocates(self, number: int) -> bool:
+        """See :meth:`Wrapper.allocates`."""
+        if not self.policy.allocates(number):
+            return False
+        loads = self.leaves_out and self.to.phase is Phase.LOAD
+        if loads and self.to.category(number) is Category.PARAMETERS:
+            self._left_out.append(number)
+            return False
+        return True
+
+    def frees(self, number: int) -> bool:
+        """See :meth:`Wrapper.frees`."""
+        if number not in self._natural:
+            return self.policy.frees(number)
+        if number in self._taken:
+            # zero_grad drops what there is in its place
+            self._taken.discard(number)
+            self.policy.zeroed(self._natural.pop(number))
+        else:
+            # added in place by the stream; here it is what the parameter has
+            self._dead.add(number)
+        return False
+
+    def leaves(self, phase: Phase) -> None:
+        """See :meth:`Wrapper.leaves`."""
+        self.policy.leaves(phase)
+
+    def begins(self, mark: Mark) -> None:
+        """See :meth:`Wrapper.begins`."""
+        self.in_backward = mark.phase is Phase.BACKWARD
+        if mark.phase is Phase.FORWARD:
+            self.is_boundary = mark.micro_step == self.last_micro_step
+        self.policy.begins(mark)
+
+    def cue(self, kind: CueKind, index: int, number: int) -> None:
+        """See :meth:`Wrapper.cue`."""
+        if kind is CueKind.PLACED:
+            self.placed[index] = number
+            if index == len(self.weights) - 1:
+                self._construct()
+        elif kind is CueKind.GRADIENT:
+            self._computed(index, number)
+        elif kind is CueKind.READY:
+            self._accumulated(index, number)
+        elif kind is CueKind.DONE:
+            self.policy.end_backward()
+        else:
+            self.policy.cue(kind, index)
+
+    def _construct(self) -> None:
+        """What was left out and is nobody's parameter after all is taken over as it is."""
+        placed = set(self.placed.values())
+        for number in self._left_out:
+            if number not in placed:
+                self.to.copy(number)
+        self.policy.construct()
+
+    # -- what policies ask
+
+    def module_of(self, weight: int) -> int:
+        """Number of the module whose parameter a weight is, once it has its place."""
+        return self.to.out.modules[self.placed[weight]]
+
+    def take_gradient(self, weight: int) -> None:
+        """The gradient of a weight goes, where there is one."""
+        number = self.gradients.pop(weight, None)
+        if number is None:
+            return
+        self.to.free(number)
+        if number in self._dead:
+            self._dead.discard(number)
+            self._natural.pop(number, None)
+        elif number in self._natural:
+            self._taken.add(number)
+
+    # -- gradients
+
+    def _computed(self, weight: int, number: int) -> None:
+        """A gradient comes; where nothing is there yet, the parameter takes it over."""
+        if number >= 0 and weight not in self.gradients:
+            self._coming[weight] = number
+            self._natural[number] = weight
+
+    def _accumulated(self, weight: int, number: int) -> None:
+        """It has been added. The stream has its sum; here it may be the first."""
+        coming = self._coming.pop(weight, None)
+        if weight not in self.gradients:
+            known = number in self._taken or number in self._natural
+            if number >= 0 and number != coming and not known:
+                # it was copied: autograd could not hand over what it had computed
+                if coming is not None:
+                    self._give_back(coming)
+                self._natural[number] = weight
+                self.gradients[weight] = number
+            elif coming is not None:
+                self.gradients[weight] = coming
+        if weight in self.gradients:
+            self.policy.ready(weight)
+
+    def _give_back(self, number: int) -> None:
+        """What was kept for nothing."""
+        del self._natural[number]
+        if number in self._dead:
+            self._dead.discard(number)
+            self.to.free(number)

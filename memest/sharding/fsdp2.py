@@ -1,0 +1,471 @@
+"""FSDP2 (``fully_shard``): the state machine of its hooks, with allocations for its tensors.
+
+Source: ``torch/distributed/fsdp/_fully_shard`` of torch 2.13: ``_fsdp_state.py`` (hooks of modules,
+the final callback), ``_fsdp_param_group.py`` (unshard, wait, reshard, post-backward, prefetch),
+``_fsdp_collectives.py`` (buffers), ``_fsdp_param.py`` (shards). Names here are those there.
+
+What is freed later than its last use is freed where the library lets go of its reference: the
+gathered buffer of a forward with the next gather, the input of a reduce-scatter with the
+post-backward of the next unit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from memest.events import Category, CueKind, Mark
+from memest.sharding.engine import DEFAULT_STREAM, StageWrapper, weight_bytes
+from memest.sharding.fsdp import ALL_REDUCE_STREAM, FsdpPolicy, FsdpUnit, State, is_inside
+from memest.sharding.fsdp_units import ROOT, padded_elements
+from memest.workspaces.operator_call import DTYPE_BYTES
+
+__all__ = ["Fsdp2", "StageFsdp2"]
+
+_COPY_IN_STREAM = 1
+_REDUCE_SCATTER_STREAM = 2
+
+
+@dataclass(slots=True, kw_only=True)
+class Fsdp2(FsdpPolicy):
+    """One rank of FSDP2.
+
+    Attributes:
+        tensor_ranks: that share layers by tensor parallelism; ``weights`` are what one of them has.
+        is_last_backward: backwards give parameters back, and end what is under way
+            (``set_is_last_backward``, ``set_reshard_after_backward``).
+    """
+
+    tensor_ranks: int = 1
+    is_last_backward: bool = True
+    _gather_stream: int = _COPY_IN_STREAM
+    _copied_out: int | None = None
+    _reducing: list[int] = field(default_factory=list)
+    _all_reducing: dict[FsdpUnit, list[int]] = field(default_factory=dict)
+    _rank_parts: dict[int, int] = field(default_factory=dict)
+    _on_host: set[FsdpUnit] = field(default_factory=set)
+    _forward_root: FsdpUnit | None = None
+    _awaited: dict[FsdpUnit, set[str]] = field(default_factory=dict)
+    _ended_by_root: list[FsdpUnit] = field(default_factory=list)
+    _indices: dict[FsdpUnit, list[int]] = field(default_factory=dict)
+    _reached: set[FsdpUnit] = field(default_factory=set)
+
+    # -- sizes
+
+    def _ranks(self, unit: FsdpUnit) -> int:
+        return unit.plan.ranks or self.ranks
+
+    def _shard_bytes(self, weight: int, dtype: str) -> int:
+        ranks = self._ranks(self._unit_of[weight])
+        return padded_elements(self.weights[weight], ranks) * DTYPE_BYTES[dtype]
+
+    def _computed_bytes(self, weight: int) -> int:
+        """Of a shard in the dtype that computes."""
+        return self._shard_bytes(weight, self.weights[weight].dtype)
+
+    def _stored_bytes(self, weight: int) -> int:
+        """Of a shard in the dtype that it is stored in."""
+        return self._shard_bytes(weight, self.stored[weight])
+
+    def _full_bytes(self, weight: int) -> int:
+        return self._ranks(self._unit_of[weight]) * self._computed_bytes(weight)
+
+    def _casts(self, weight: int) -> bool:
+        return self.stored[weight] != self.weights[weight].dtype
+
+    # -- construction
+
+    def construct(self) -> None:
+        """``fully_shard``, unit by unit: whole on the device, cut, and let go of."""
+        to = self.to
+        for unit in self.units:
+            whole = [self.whole(weight) for weight in unit.plan.weights]
+            for weight in unit.plan.weights:
+                nbytes = self._stored_bytes(weight)
+                module = self.rank.module_of(weight)
+                shard = to.alloc(nbytes, Category.PARAMETERS, "fsdp: shard", module=module)
+                if self.offloads:
+                    to.free(shard)
+                    to.out.host_bytes += nbytes
+            to.free(*whole)
+
+    # -- hooks of modules
+
+    def enter(self, module: str, *, fed: bool) -> None:
+        """``pre_forward``."""
+        for unit in self._units_at.get(module, ()):
+            if unit.state is State.PRE_BACKWARD:
+                if not unit.full:
+                    self.gather(unit)
+                    self._wait(unit)
+                continue
+            first = unit.state is not State.FORWARD
+            if not self._awaited.get(unit):
+                self._awaited[unit] = set(unit.plan.modules)
+            unit.state = State.FORWARD
+            if first and self._forward_root is None:
+                self._forward_root = unit
+                self._ended_by_root.clear()  # a forward without a backward has left them
+            self.gather(unit)
+            self._wait(unit)
+            if first:
+                if fed and self._indices.get(unit) and not self.rank.in_backward:
+                    self._note_second_call(module)
+                unit.fed_by = module if fed else None
+                self._reached.discard(unit)
+
+    def _note_second_call(self, module: str) -> None:
+        note = (
+            f"{module} is called more than once in a forward: its gradients are reduced after each "
+            "call, and are priced as reduced once."
+        )
+        # under a pipeline every micro-batch calls every module before the last one's backward
+        if self.is_last_backward and note not in self.rank.notes:
+            self.rank.notes.append(note)
+
+    def leave(self, module: str) -> None:
+        """``post_forward``, once all modules of a group have run."""
+        for unit in self._units_at.get(module, ()):
+            if unit.state is State.PRE_BACKWARD:
+                continue
+            awaited = self._awaited.get(unit, set())
+            awaited.discard(module)
+            if awaited:
+                continue
+            self._post_forward(unit)
+            if unit is self._forward_root:
+                self._complete_partial()
+                self._drop_copied_out()
+                self._forward_root = None
+
+    def _post_forward(self, unit: FsdpUnit) -> None:
+        if not self.rank.in_backward:
+            if unit.plan.reshards:
+                self.reshard(unit)
+            if unit.plan.weights:
+                self._indices.setdefault(unit, []).append(len(self._order))
+                self._order.append(unit)
+        unit.state = State.IDLE
+
+    def _complete_partial(self) -> None:
+        """``_force_complete_incomplete_states``: groups of which not every module has run.
+
+        A loss that multiplies by the head's weight leaves the head itself uncalled. Its group,
+        which the norm has gathered, ends with the root, and has its hook on the root's outputs.
+        """
+        for unit in reversed(self.in_module_order()):
+            if self._awaited.get(unit) and not unit.is_root:
+                self._awaited[unit].clear()
+                self._post_forward(unit)
+                self._ended_by_root.append(unit)
+
+    def autograd_at(self, module: str) -> None:
+        """Hooks of outputs and of inputs: units begin and end their backward."""
+        if not self.has_begun:
+            self.has_begun = True
+            for unit in self.units:
+                if unit.is_root:
+                    self.pre_backward(unit)
+            for unit in self._ended_by_root:
+                self.pre_backward(unit)
+            self._ended_by_root.clear()
+        for unit in self.units:
+            if unit.fed_by is None or unit not in self._reached:
+                continue
+            if not is_inside(module, unit.fed_by):
+                self._forget_input(unit)
+                self._post_backward(unit)
+        for unit in self.units:
+            if unit.is_root or not any(is_inside(module, own) for own in unit.plan.modules):
+                continue
+            if unit.state is State.IDLE and self._indices.get(unit):
+                self.pre_backward(unit)
+            if unit.fed_by is not None and is_inside(module, unit.fed_by):
+                self._reached.add(unit)
+
+    def _forget_input(self, unit: FsdpUnit) -> None:
+        unit.fed_by = None
+        self._reached.discard(unit)
+
+    def zeroed(self, weight: int) -> None:
+        """``zero_grad`` drops the gradient of a shard; their storage is that of the unit."""
+        unit = self._unit_of[weight]
+        unit.dropped.add(weight)
+        self.drop_if_zeroed(unit)
+
+    # -- what a unit does
+
+    def gather(self, unit: FsdpUnit) -> None:
+        """``foreach_all_gather``: inputs in one buffer, of which this rank's part is a slice."""
+        if unit.gathered is not None or unit.full or not unit.plan.weights:
+            return
+        if self._ranks(unit) == 1:
+            return
+        inputs = self._from_host(unit) if self.offloads else self._in_half(unit)
+        nbytes = sum(map(self._full_bytes, unit.plan.weights))
+        unit.gathered = self.passing(nbytes, "fsdp: all-gather", self._gather_stream)
+        self.to.free(*inputs)
+
+    def _from_host(self, unit: FsdpUnit) -> list[int]:
+        """Shards that come from host memory, one by one."""
+        out, stream = [], self._gather_stream
+        for weight in unit.plan.weights:
+            number = self.passing(self._stored_bytes(weight), "fsdp: shard from the host", stream)
+            if self._casts(weight):
+                nbytes = self._computed_bytes(weight)
+                cast = self.passing(nbytes, "fsdp: shard in half precision", stream)
+                self.to.free(number)
+                number = cast
+            out.append(number)
+        return out
+
+    def _in_half(self, unit: FsdpUnit) -> list[int]:
+        """Shards that are not stored as they compute, together."""
+        halves = [weight for weight in unit.plan.weights if self._casts(weight)]
+        if not halves:
+            return []
+        nbytes = sum(map(self._computed_bytes, halves))
+        return [self.passing(nbytes, "fsdp: shards in half precision", self._gather_stream)]
+
+    def _wait(self, unit: FsdpUnit) -> None:
+        """``wait_for_unshard``: every parameter is copied out of the buffer."""
+        if unit.full or not unit.plan.weights:
+            return
+        if self._ranks(unit) == 1:
+            self._copy_alone(unit)
+            if unit.state is State.FORWARD:
+                self._drop_copied_out()
+            return
+        if unit.gathered is None:
+            return
+        for weight in unit.plan.weights:
+            self._alloc_full(unit, weight)
+        if unit.state is State.FORWARD:
+            # the one before is let go of at once, but for a local name that lives until the return
+            self._drop_copied_out()
+            self._copied_out = unit.gathered
+        else:
+            self.to.free(unit.gathered)
+        unit.gathered = None
+
+    def _copy_alone(self, unit: FsdpUnit) -> None:
+        """A group of one rank copies without communication."""
+        for weight in unit.plan.weights:
+            cast = None
+            if self._casts(weight):
+                nbytes = self._computed_bytes(weight)
+                cast = self.passing(nbytes, "fsdp: shard in half precision", DEFAULT_STREAM)
+            self._alloc_full(unit, weight)
+            if cast is not None:
+                self.to.free(cast)
+
+    def _alloc_full(self, unit: FsdpUnit, weight: int) -> None:
+        unit.full[weight] = self.to.alloc(
+            self._full_bytes(weight),
+            Category.COMMUNICATION,
+            "fsdp: gathered parameter",
+            module=self.rank.module_of(weight),
+        )
+
+    def _drop_copied_out(self) -> None:
+        if self._copied_out is not None:
+            self.to.free(self._copied_out)
+            self._copied_out = None
+
+    def pre_backward(self, unit: FsdpUnit) -> None:
+        """Gathers a unit, and ahead of its turn the one whose forward was before this one's."""
+        unit.state = State.PRE_BACKWARD
+        self.gather(unit)
+        self._wait(unit)
+        if not self._indices.get(unit):
+            return
+        index = self._indices[unit].pop()
+        if index > 0:
+            self.gather(self._order[index - 1])
+
+    def _post_backward(self, unit: FsdpUnit) -> None:
+        unit.state = State.POST_BACKWARD
+        if not self.syncs:
+            if self.is_last_backward:
+                self.reshard(unit)
+            return
+        gradients = [weight for weight in unit.plan.weights if weight in self.rank.gradients]
+        self._redistribute(gradients)
+        self.reshard(unit)
+        while self._reducing:
+            self.to.free(self._reducing.pop(0))
+        if gradients:
+            self._reduce(unit, gradients)
+
+    def _redistribute(self, gradients: Sequence[int]) -> None:
+        """Gradients that are whole where tensor parallelism shares the weight: the rank's part.
+
+        Source: ``FSDPParam._get_grad_inner_tensor`` of torch 2.13. An embedding's is whole.
+        """
+        if self.tensor_ranks == 1:
+            return
+        for weight in gradients:
+            own = weight_bytes(self.weights[weight])
+            if self.to.out.sizes[self.rank.gradients[weight]] > own:
+                self._rank_parts[weight] = self.to.alloc(
+                    own, Category.GRADIENTS, "fsdp: the rank's part of a whole gradient"
+                )
+                self.rank.take_gradient(weight)
+
+    def _reduce(self, unit: FsdpUnit, gradients: list[int]) -> None:
+        """``foreach_reduce``: one input, one output; the shards' gradients are views of it."""
+        to = self.to
+        shard = sum(map(self._computed_bytes, gradients))
+        ranks = self._ranks(unit)
+        source = self.passing(ranks * shard, "fsdp: reduce-scatter input", DEFAULT_STREAM)
+        # a loop variable of foreach_reduce keeps the last one until it returns
+        last = gradients[-1:] if ranks > 1 else []
+        # list.clear() begins at the end
+        for weight in reversed(gradients[: len(gradients) - len(last)]):
+            self._let_go(weight)
+        result = to.alloc(
+            shard, Category.GRADIENTS, "fsdp: reduce-scatter output", stream=_REDUCE_SCATTER_STREAM
+        )
+        if ranks == 1 and unit.plan.ranks is not None:
+            # the batches of other ranks are in these gradients too: divided before they are copied
+            to.free(self.passing(shard, "fsdp: divided gradients", _REDUCE_SCATTER_STREAM))
+        if any(map(self._casts, gradients)):
+            own = sum(map(self._stored_bytes, gradients))
+            stream = ALL_REDUCE_STREAM if self.replicated else _REDUCE_SCATTER_STREAM
+            cast = to.alloc(own, Category.GRADIENTS, "fsdp: reduced gradients", stream=stream)
+            self._pass(unit, result)
+            result = cast
+        for weight in last:
+            self._let_go(weight)
+        if self.offloads:
+            if unit not in self._on_host:
+                self._on_host.add(unit)
+                to.out.host_bytes += sum(map(self._stored_bytes, gradients))
+            self._pass(unit, result)
+        elif unit.sharded_gradient is not None:
+            self._pass(unit, result)
+        else:
+            self.keep_gradient(unit, result)
+        self._reducing.append(source)
+
+    def _pass(self, unit: FsdpUnit, number: int) -> None:
+        """What is reduced and not kept goes, with replicas at the end of the backward.
+
+        Until then a reference keeps the all-reduce's buffer (``AllReduceState``).
+        """
+        if self.replicated:
+            self._all_reducing.setdefault(unit, []).append(number)
+        else:
+            self.to.free(number)
+
+    def _let_go(self, weight: int) -> None:
+        if weight in self._rank_parts:
+            self.to.free(self._rank_parts.pop(weight))
+        else:
+            self.rank.take_gradient(weight)
+
+    def end_backward(self) -> None:
+        """``_root_post_backward_final_callback``, over all units in the order of the modules."""
+        if not self.has_begun:
+            return
+        self.has_begun = False
+        for unit in self.in_module_order():
+            if unit.state is not State.POST_BACKWARD and unit.plan.weights:
+                self._post_backward(unit)
+            unit.state = State.IDLE
+            self._forget_input(unit)
+            if self.is_last_backward:
+                self._finalize(unit)
+        if self.is_last_backward:
+            self._order.clear()
+            while self._reducing:
+                self.to.free(self._reducing.pop(0))
+
+    def _finalize(self, unit: FsdpUnit) -> None:
+        """``finalize_backward``: what was prefetched for nothing goes, and all-reduces end."""
+        self._indices.pop(unit, None)
+        self._awaited.pop(unit, None)
+        self.to.free(*self._all_reducing.pop(unit, ()))
+        if unit.gathered is not None:
+            self.to.free(unit.gathered)
+            unit.gathered = None
+
+    # -- what schedules of pipelines ask for
+
+    def gather_all(self) -> None:
+        """``unshard(async_op=True)`` of every unit: buffers lie in the stream of the kernels."""
+        self._gather_stream = DEFAULT_STREAM
+        for unit in self.in_module_order():
+            self.gather(unit)
+        self._gather_stream = _COPY_IN_STREAM
+
+    def wait_for_all(self) -> None:
+        """What is being gathered is waited for before anything is computed."""
+        for unit in self.in_module_order():
+            self._wait(unit)
+
+    def reduce_all(self) -> None:
+        """``perform_reduce_grad``: gradients of all units, in the order of the modules."""
+        self.syncs = self.is_last_backward = True
+        for unit in self.in_module_order():
+            self._post_backward(unit)
+        self.has_begun = True
+        self.end_backward()
+        self.syncs = self.is_last_backward = False
+
+
+@dataclass(slots=True, kw_only=True)
+class StageFsdp2(StageWrapper):
+    """FSDP2 around a stage of a pipeline.
+
+    No backward reduces gradients or gives parameters back (``set_requires_gradient_sync``,
+    ``set_reshard_after_backward``, ``set_is_last_backward``, all False); gradients stay whole until
+    the schedule asks for them.
+
+    Attributes:
+        fsdp: the policy of the stage.
+    """
+
+    fsdp: Fsdp2
+    _gathering: bool = False
+
+    def begins(self, mark: Mark) -> None:
+        """See :meth:`Wrapper.begins`."""
+        self.inner.begins(mark)
+
+    def enter(self) -> None:
+        """See :meth:`StageWrapper.enter`: the module of the stage is the root of the units."""
+        self.fsdp.enter(ROOT, fed=False)
+
+    def cue(self, kind: CueKind, index: int, number: int) -> None:
+        """See :meth:`Wrapper.cue`."""
+        fsdp = self.fsdp
+        if kind is CueKind.STAGE_WORK:
+            if self._gathering:
+                fsdp.wait_for_all()
+            self._gathering = False
+        elif kind is CueKind.STAGE_LEFT:
+            fsdp.leave(ROOT)
+        elif kind is CueKind.STAGE_UNSHARD:
+            fsdp.gather_all()
+            self._gathering = True
+        elif kind is CueKind.STAGE_RESHARD:
+            for unit in fsdp.in_module_order():
+                fsdp.reshard(unit)
+        elif kind is CueKind.STAGE_REDUCE:
+            fsdp.reduce_all()
+        elif kind in (CueKind.OUTPUT_REACHED, CueKind.BACKWARD, CueKind.DONE):
+            fsdp.has_begun = True  # the loss is none of the root's
+            if kind is CueKind.OUTPUT_REACHED:
+                for unit in fsdp.units:
+                    if unit.is_root:
+                        fsdp.pre_backward(unit)
+            else:
+                self.inner.cue(kind, index, number)
+        elif not self._is_roots(kind, index):
+            self.inner.cue(kind, index, number)
+
+    def _is_roots(self, kind: CueKind, index: int) -> bool:
+        """The root is the stage, whatever part of it the trace calls."""
+        hooks = (CueKind.ENTER, CueKind.ENTER_FED, CueKind.LEAVE)
+        return kind in hooks and self.fsdp.name(index) == ROOT

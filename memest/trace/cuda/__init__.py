@@ -1,0 +1,1 @@
+"""What CUDA would do, told to PyTorch's own dispatcher on meta."""

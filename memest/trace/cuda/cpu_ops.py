@@ -1,0 +1,277 @@
+"""The CPU's choices where a meta tensor would take another path.
+
+The twin of ``cuda_ops`` for the machine the tests run on: a trace with these operators must give,
+byte for byte, what a real step on the CPU allocates. That is how the tracer is proved without a
+GPU; nothing else uses it.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
+from unittest import mock
+
+import torch
+
+from memest.trace.cuda import sdpa
+from memest.trace.cuda.autocast import Lists
+from memest.trace.cuda.cuda_ops import mish_backward
+from memest.trace.recorder import Handler, Recorder
+
+__all__ = ["CPU_LISTS", "cpu_handlers", "cpu_operators", "flash_runs_on_cpu"]
+
+aten = torch.ops.aten
+
+# TORCH_LIBRARY_IMPL(aten, AutocastCPU, m) of ATen/autocast_mode.cpp: much shorter than CUDA's
+CPU_LISTS = Lists(
+    "AutocastCPU",
+    lower=frozenset(
+        """conv1d conv1d.padding conv2d conv2d.padding conv3d conv3d.padding bmm mm linalg_vecdot
+        baddbmm addmm _addmm_activation addbmm linear _convolution.deprecated matmul conv_tbc
+        mkldnn_rnn_layer conv_transpose1d conv_transpose2d.input conv_transpose3d.input prelu
+        scaled_dot_product_attention _native_multi_head_attention""".split()
+    ),
+    promote=frozenset(("cat", "index_copy", "stack")),
+)
+
+# On the CPU, optimizers take fused kernels where asked to, and one parameter after the other by
+# default; clip_grad_norm_ takes foreach (``_has_foreach_support``).
+_MULTI_TENSOR = (
+    "torch.utils._foreach_utils._get_foreach_kernels_supported_devices",
+    "torch.utils._foreach_utils._get_fused_kernels_supported_devices",
+    "torch.optim.optimizer._get_fused_kernels_supported_devices",
+)
+
+
+@contextmanager
+def cpu_operators() -> Iterator[None]:
+    """Run composites and optimizers on meta tensors as they run on this machine's CPU.
+
+    Dropout needs nothing: the CPU takes the same unfused path as meta (a noise tensor in the
+    input's dtype).
+    """
+    library = torch.library.Library("aten", "IMPL")
+    with ExitStack() as stack:
+        for where in _MULTI_TENSOR:
+            stack.enter_context(mock.patch(where, return_value=["cpu", "meta"]))
+        if "bitsandbytes" in sys.modules:
+            stack.enter_context(_int8_in_floats())
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            library.impl("scaled_dot_product_attention", _attention, "AutogradMeta")
+            library.impl("mish_backward", mish_backward, "AutogradMeta", allow_override=True)
+        try:
+            yield
+        finally:
+            with suppress(AttributeError):
+                library._destroy()
+
+
+@contextmanager
+def _int8_in_floats() -> Iterator[None]:
+    """``bitsandbytes.matmul``: the CPU dequantises the weight instead of multiplying int8."""
+    import bitsandbytes
+
+    functions = bitsandbytes.autograd._functions
+
+    def matmul(
+        a: Any, b: Any, out: Any = None, state: Any = None, threshold: float = 0.0, bias: Any = None
+    ) -> Any:
+        if threshold > 0.0:
+            state.threshold = threshold
+        return functions.MatMul8bitFp.apply(a, b, out, bias, state)
+
+    with mock.patch.object(bitsandbytes, "matmul", matmul):
+        yield
+
+
+def flash_runs_on_cpu(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any, dropout: float
+) -> bool:
+    """``use_flash_attention_cpp`` of ``ATen/native/transformers/sdp_utils_cpp.cpp``."""
+    if dropout > 0 or any(t.dim() != 4 for t in (query, key, value)):
+        return False
+    if not query.shape[-1] == key.shape[-1] == value.shape[-1]:
+        return False
+    if any(t.stride(-1) != 1 for t in (query, key, value)):
+        return False
+    if mask is None:
+        return True
+    if mask.requires_grad or mask.dim() not in (2, 4):
+        return False
+    if mask.shape[-2] not in (1, query.shape[-2]) or mask.shape[-1] not in (1, key.shape[-2]):
+        return False
+    return mask.dim() == 2 or (
+        mask.shape[0] in (1, query.shape[0]) and mask.shape[1] in (1, query.shape[1])
+    )
+
+
+def _attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    mask: Any = None,
+    p: Any = 0.0,
+    causal: Any = False,
+    *,
+    scale: Any = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    if mask is not None and mask.dtype == torch.bool:
+        mask = sdpa.additive_mask(mask, query.dtype)
+    if flash_runs_on_cpu(query, key, value, mask, p):
+        return aten._scaled_dot_product_flash_attention_for_cpu(
+            query, key, value, p, causal, attn_mask=mask, scale=scale
+        )[0]
+    return sdpa.math_attention(query, key, value, mask, p, causal, scale, enable_gqa)
+
+
+def _native_layer_norm(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    """The CPU keeps mean and rstd in the dtype of half weights; CUDA and meta in fp32."""
+    out, mean, rstd = func(*args, **kwargs)
+    weight = args[2]
+    if weight is not None and weight.dtype == args[0].dtype:
+        mean, rstd = mean.to(weight.dtype), rstd.to(weight.dtype)
+    return out, mean, rstd
+
+
+def _roll(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    """``roll_cpu`` of ``ATen/native/TensorTransformations.cpp``: one ``cat`` for each dimension."""
+    x = args[0]
+    dims = args[2] if len(args) > 2 else kwargs.get("dims", ())
+    for _ in dims[1:]:
+        x = aten.cat.default([x])
+        recorder.born(x, func)
+    out = aten.cat.default([x])
+    recorder.born(out, func)
+    return out
+
+
+def _copies_strided(*positions: int) -> Handler:
+    """Kernels that call ``contiguous`` on inputs when their result is there.
+
+    ``softmax_cpu_out`` and its like (``ATen/native/SoftMax.cpp``), and
+    ``embedding_dense_backward_cpu`` (``Embedding.cpp``). On CUDA the rules of hidden allocations
+    count such copies.
+    """
+
+    def handle(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+        out = func(*args, **kwargs)
+        recorder.born(out, func)
+        copies = [args[at].contiguous() for at in positions if not args[at].is_contiguous()]
+        for copy in copies:
+            recorder.born(copy, func)
+        return out
+
+    return handle
+
+
+def _average_pool_backward(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    """``avg_pool2d_backward_kernel_impl`` (``cpu/AvgPoolKernel.cpp``): in the gradient's format."""
+    grad = args[0]
+    out = func(*args, **kwargs)
+    recorder.born(out, func)
+    last = torch.channels_last
+    alike = last if grad.is_contiguous(memory_format=last) else torch.contiguous_format
+    if grad.is_contiguous():
+        alike = torch.contiguous_format
+    copies = [
+        x.contiguous(memory_format=alike)
+        for x in (out, grad)
+        if not x.is_contiguous(memory_format=alike)
+    ]
+    for copy in copies:
+        recorder.born(copy, func)
+    return out
+
+
+def _promotes(otherwise: Handler | None, operands: int = 2, *, in_place: bool = False) -> Handler:
+    """``TensorIteratorBase::compute_types``: the CPU casts inputs of mixed dtypes to copies first.
+
+    What is written in place in another dtype than the common one is computed beside it first. CUDA
+    casts inside the kernel and makes none.
+
+    Args:
+        otherwise: what handles the operator where dtypes are the same.
+        operands: how many of the arguments are.
+        in_place: the first of them is the result.
+    """
+
+    def handle(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+        tensors = args[:operands]
+        if (
+            not all(isinstance(x, torch.Tensor) for x in tensors)
+            or len({x.dtype for x in tensors}) == 1
+        ):
+            return (
+                func(*args, **kwargs)
+                if otherwise is None
+                else otherwise(recorder, func, args, kwargs)
+            )
+        common = functools.reduce(_common, tensors[1:], tensors[0]).dtype
+        copies = []
+        if in_place and tensors[0].dtype != common:
+            copies.append(torch.empty_like(tensors[0], dtype=common))
+        copies += [x.to(common) for x in tensors if x.dtype != common]
+        for copy in copies:
+            recorder.born(copy, func)
+        out = func(*args, **kwargs)
+        if not in_place:
+            recorder.born(out, func)
+        return out
+
+    return handle
+
+
+def _common(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """Something of the dtype and the rank that two operands have together."""
+    rank = max(left.dim(), right.dim())
+    return torch.empty((1,) * rank, dtype=torch.result_type(left, right), device=left.device)
+
+
+def _gemm_4bit(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    """``_gemm_4bit_default_impl`` of bitsandbytes: scales, then the weight, then the product."""
+    rows, shape = args[0], args[2]
+    scales = kwargs.get("absmax_8bit")
+    if scales is not None:
+        dequantized = torch.empty_like(scales, dtype=torch.float32)
+        recorder.born(dequantized, func)
+        moved = torch.empty_like(dequantized)
+        recorder.born(moved, func)
+        del dequantized
+    weight = torch.empty(shape, dtype=rows.dtype, device=rows.device)
+    recorder.born(weight, func)
+    out = func(*args, **kwargs)
+    recorder.born(out, func)
+    return out
+
+
+def cpu_handlers(others: Mapping[Any, Handler]) -> dict[Any, Handler]:
+    """Handlers for operators whose CPU kernels return other tensors than CUDA's.
+
+    Args:
+        others: what handles operators of any device; it is asked where the CPU has no say.
+    """
+    more: dict[Any, Handler] = {}
+    if hasattr(torch.ops.bitsandbytes, "gemm_4bit"):
+        more[torch.ops.bitsandbytes.gemm_4bit.default] = _gemm_4bit
+    mixing = (aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor)
+    onto = (aten.add_.Tensor, aten.sub_.Tensor, aten.mul_.Tensor, aten.div_.Tensor)
+    of_three = (aten.addcmul.default, aten.addcdiv.default)
+    return {
+        aten.native_layer_norm.default: _native_layer_norm,
+        aten.roll.default: _roll,
+        aten.embedding_dense_backward.default: _copies_strided(1, 0),
+        aten.avg_pool2d_backward.default: _average_pool_backward,
+        aten._softmax.default: _copies_strided(0),
+        aten._log_softmax.default: _copies_strided(0),
+        aten._softmax_backward_data.default: _copies_strided(0, 1),
+        **{op: _promotes(others.get(op)) for op in mixing},
+        **{op: _promotes(others.get(op), in_place=True) for op in onto},
+        **{op: _promotes(others.get(op), 3) for op in of_three},
+        **more,
+    }

@@ -1,0 +1,327 @@
+"""TorchInductor without a GPU: its own graphs, partition, schedule and buffer plan, no kernels.
+
+``torch.compile`` of a run is compiled here as PyTorch compiles it, up to the point at which Triton
+would be asked for machine code: Dynamo's graphs with their breaks, AOTAutograd's joint graphs with
+Inductor's decompositions, the min-cut partitioner's choice of what is saved, Inductor's fusion,
+in-place reuse and buffer plan for CUDA. What comes out is the Python that Inductor writes for a
+GPU, ``empty_strided_cuda``, ``extern_kernels.mm(..., out=)``, ``del``. ``inductor_code`` runs it on
+meta tensors.
+
+Graphs carry a device. Autograd cannot run on fake CUDA tensors without CUDA, so AOTAutograd sees
+meta tensors; Inductor's joint-graph passes compute constants, which meta tensors do not have, so
+they see the CPU; lowering, scheduling and code generation see ``cuda:0`` with the properties of the
+GPU in question.
+
+Source: torch 2.13, ``_inductor/compile_fx.py`` (``compile_fx``, ``partition_fn``,
+``compile_fx_inner``), ``_inductor/graph.py``, ``_inductor/scheduler.py``,
+``_inductor/fx_passes/joint_graph.py``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import types
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.fx.node import map_aggregate
+from torch.utils._pytree import tree_leaves, tree_map
+
+from memest.trace.cuda.inductor_code import Code
+from memest.workspaces.operator_call import GpuTraits
+
+__all__ = ["inductor_without_gpu"]
+
+_CUDA = torch.device("cuda", 0)
+_CPU = torch.device("cpu")
+_META = torch.device("meta")
+_REGISTERS = 65536  # of a multiprocessor, every architecture since Kepler
+_SHARED = {
+    (7, 0): 98304,
+    (7, 5): 65536,
+    (8, 0): 166912,
+    (8, 6): 101376,
+    (8, 9): 101376,
+    (9, 0): 232448,
+    (10, 0): 232448,
+    (12, 0): 101376,
+}
+"""Shared memory that a block may opt in to, bytes (CUDA C++ Programming Guide, table of compute
+capabilities); it bounds persistent kernels."""
+
+
+@contextmanager
+def inductor_without_gpu(
+    gpu: GpuTraits, written: Callable[[Code], None]
+) -> Iterator[Callable[..., Any]]:
+    """Inductor as a backend of ``torch.compile`` for a GPU that is not there.
+
+    Args:
+        gpu: for which code is written.
+        written: told of each piece of code as it is written.
+
+    Yields:
+        A backend for ``torch.compile``. Graphs that are compiled while this is open, those of
+        backward too, run on meta tensors.
+    """
+    import torch._functorch.partitioners as partitioners
+    import torch._inductor.compile_fx as compile_fx
+    from torch._inductor import config
+    from torch._inductor.graph import GraphLowering
+    from torch._subclasses import FakeTensorMode
+
+    passes = compile_fx._recursive_joint_graph_passes
+    inner = compile_fx.compile_fx_inner
+
+    def joint_passes(
+        gm: Any,
+        skip_invoke_subgraph: bool = False,
+        input_device: Any = None,
+    ) -> Any:
+        kept = _relabel(gm, _META, _CPU)
+        out = passes(gm, skip_invoke_subgraph, _CPU)
+        _relabel(out, _CPU, _META, kept)
+        return out
+
+    def compile_inner(gm: Any, example_inputs: Any, **options: Any) -> Any:
+        compile_fx.view_to_reshape(gm)
+        _relabel(gm, _META, _CUDA)
+        inputs = [node.meta["val"] for node in gm.graph.find_nodes(op="placeholder")]
+        return inner(gm, inputs, **options)
+
+    def to_module(graph: Any) -> Any:
+        wrapper, _ = graph.codegen()
+        code = Code(wrapper.value, {**graph.constants, **graph.torchbind_constants})
+        written(code)
+        return code
+
+    def backend(gm: Any, example_inputs: Any) -> Any:
+        return compile_fx.compile_fx(gm, example_inputs, inner_compile=compile_inner)
+
+    import torch._inductor.fx_passes.reinplace as reinplace
+
+    with ExitStack() as stack:
+        stack.enter_context(_device(gpu))
+        stack.enter_context(_composites_differentiable())
+        scatter = reinplace._inplace_generalized_scatter
+        for owner, name, value in (
+            (compile_fx, "_recursive_joint_graph_passes", joint_passes),
+            (compile_fx, "fake_tensor_prop", _values_are_there),
+            (compile_fx, "get_cuda_device_context", lambda _: contextlib.nullcontext()),
+            (GraphLowering, "compile_to_module", to_module),
+            (reinplace, "_inplace_generalized_scatter", _on_meta(scatter)),
+            (partitioners, "functionalize_rng_ops", _without_rng_states),
+            (FakeTensorMode, "dispatch", _dispatch_on_meta(FakeTensorMode.dispatch)),
+        ):
+            stack.enter_context(mock.patch.object(owner, name, value))
+        # code that was written for another GPU must not be found, nor ours by others
+        stack.enter_context(config.patch(force_disable_caches=True))
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
+        yield backend
+
+
+def _without_rng_states(_: Any, fw_module: Any, bw_module: Any, *__: Any) -> Any:
+    """In place of ``functionalize_rng_ops``, for which CUDA's generators must be there.
+
+    On CUDA the states that make a recomputation draw alike are generators on the host
+    (``graphsafe_rng_functionalization``): no memory of the GPU.
+    """
+    return fw_module, bw_module
+
+
+def _values_are_there(
+    _: Any, example_inputs: Any, force_allow_non_fake_inputs: bool = False
+) -> Any:
+    """In place of ``fake_tensor_prop``: the graph's values were carried over, none is missing."""
+    from torch._dynamo.utils import detect_fake_mode
+
+    return detect_fake_mode(example_inputs)
+
+
+def _relabel(
+    gm: Any, source: torch.device, target: torch.device, kept: frozenset[str] = frozenset()
+) -> frozenset[str]:
+    """Move a graph, its values and its constants' devices, from one device to another.
+
+    Args:
+        gm: the graph; its subgraphs move too.
+        source: type of the device.
+        target: the device.
+        kept: names of nodes that stay where they are.
+
+    Returns:
+        Names of the nodes that were on the target's type before.
+    """
+    before = set()
+
+    def device(value: Any) -> Any:
+        same = isinstance(value, torch.device) and value.type == source.type
+        return target if same else value
+
+    def moved(value: Any) -> Any:
+        return _moved(value, source, target)
+
+    for node in gm.graph.nodes:
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor) and value.device.type == target.type:
+            before.add(node.name)
+        if node.name in kept:
+            continue
+        node.args = map_aggregate(node.args, device)
+        node.kwargs = map_aggregate(node.kwargs, device)
+        for key in ("val", "example_value", "eager_input_vals"):
+            if key in node.meta:
+                node.meta[key] = tree_map(moved, node.meta[key])
+    for _, child in gm.named_children():
+        if isinstance(child, torch.fx.GraphModule):
+            before |= _relabel(child, source, target, kept)
+    gm.recompile()
+    return frozenset(before)
+
+
+@contextmanager
+def _composites_differentiable() -> Iterator[None]:
+    """Composite operators with a Python kernel for meta keep their derivatives, as on CUDA.
+
+    The Python dispatcher takes such a kernel (``nll_loss``) for the operator's own, and an
+    operator with kernels of its own has no derivative by being composed.
+    """
+    from torch._decomp import global_decomposition_table
+
+    meta, composed = torch._C.DispatchKey.Meta, "CompositeImplicitAutograd"
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    taken = []
+    for op in {op for table in global_decomposition_table.values() for op in table}:
+        kernels = getattr(op, "py_kernels", {})
+        if meta in kernels and has(op.name(), composed) and not has(op.name(), "AutogradMeta"):
+            taken.append((op, kernels.pop(meta)))
+            op._dispatch_cache.clear()
+    try:
+        yield
+    finally:
+        for op, kernel in taken:
+            op.py_kernels[meta] = kernel
+            op._dispatch_cache.clear()
+
+
+def _moved(value: Any, source: torch.device, target: torch.device) -> Any:
+    """A fake tensor of the same layout on another device; anything else as it is."""
+    if not isinstance(value, torch.Tensor) or value.device.type != source.type:
+        return value
+    mode = getattr(value, "fake_mode", None)
+    with mode if mode is not None else contextlib.nullcontext():
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=target)
+
+
+def _dispatch_on_meta(dispatch: Callable[..., Any]) -> Callable[..., Any]:
+    """``FakeTensorMode.dispatch`` that runs operators of fake CUDA tensors as of meta ones.
+
+    Decompositions are Python that slices and negates, which asks CUDA for a device guard.
+    """
+
+    def call(mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        fakes = [t for t in tree_leaves((args, kwargs)) if _is_fake(t) and t.fake_device == _CUDA]
+        if not fakes:
+            return dispatch(mode, func, types, args, kwargs)
+        for tensor in fakes:
+            tensor.fake_device = _META
+        try:
+            out = dispatch(mode, func, types, args, kwargs)
+        finally:
+            for tensor in fakes:
+                tensor.fake_device = _CUDA
+        for tensor in tree_leaves(out):
+            if _is_fake(tensor) and tensor.fake_device == _META:
+                tensor.fake_device = _CUDA
+        return out
+
+    return call
+
+
+def _is_fake(value: Any) -> bool:
+    return isinstance(value, torch._subclasses.FakeTensor)
+
+
+def _on_meta(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of fake tensors that writes into them, which fake CUDA tensors do not allow."""
+
+    def call(*args: Any) -> Any:
+        on_meta = tree_map(lambda value: _moved(value, _CUDA, _META), args)
+        return tree_map(lambda value: _moved(value, _META, _CUDA), function(*on_meta))
+
+    return call
+
+
+@contextmanager
+def _device(gpu: GpuTraits) -> Iterator[None]:
+    """Answer Inductor's questions about the GPU and about Triton."""
+    import torch._inductor.scheduler as scheduler
+    import torch.utils._triton as triton
+    from torch._dynamo.device_interface import CudaInterface
+    from torch._inductor.runtime.hints import DeviceProperties
+
+    major, minor = gpu.capability
+    properties = types.SimpleNamespace(
+        name="GPU",
+        major=major,
+        minor=minor,
+        multi_processor_count=gpu.sm_count,
+        max_threads_per_multi_processor=gpu.max_threads_per_sm,
+        warp_size=32,
+        regs_per_multiprocessor=_REGISTERS,
+        max_threads_per_block=1024,
+        shared_memory_per_block_optin=_shared(gpu.capability),
+        gcnArchName="",
+    )
+    hints = DeviceProperties(
+        type="cuda",
+        index=0,
+        multi_processor_count=gpu.sm_count,
+        cc=10 * major + minor,
+        major=major,
+        regs_per_multiprocessor=_REGISTERS,
+        max_threads_per_multi_processor=gpu.max_threads_per_sm,
+        max_threads_per_block=1024,
+        warp_size=32,
+    )
+
+    def cpu_or_gpu(device: Any) -> Any:
+        return made(device) if device.type == "cpu" else hints
+
+    made = DeviceProperties.create
+
+    def says(value: Any) -> Any:
+        return lambda *_, **__: value
+
+    with ExitStack() as stack:
+        for owner, name, value in (
+            (torch.cuda, "get_device_properties", says(properties)),
+            (torch.cuda, "get_device_capability", says(gpu.capability)),
+            (torch.cuda, "current_device", says(0)),
+            (torch.cuda, "device_count", says(1)),
+            (torch.cuda, "set_device", says(None)),
+            (torch.cuda, "_DeviceGuard", says(contextlib.nullcontext())),
+            (scheduler, "has_triton", says(True)),
+            (triton, "triton_hash_with_backend", says("")),
+            (DeviceProperties, "create", cpu_or_gpu),
+        ):
+            stack.enter_context(mock.patch.object(owner, name, value))
+        for owner, name, value in (
+            (CudaInterface, "get_device_properties", properties),
+            (CudaInterface.Worker, "get_device_properties", properties),
+            (CudaInterface, "current_device", 0),
+            (CudaInterface, "is_bf16_supported", gpu.capability >= (8, 0)),
+            (CudaInterface, "raise_if_triton_unavailable", None),
+        ):
+            stack.enter_context(mock.patch.object(owner, name, staticmethod(says(value))))
+        yield
+
+
+def _shared(capability: tuple[int, int]) -> int:
+    known = [size for at_least, size in sorted(_SHARED.items()) if at_least <= capability]
+    return known[-1] if known else 49152

@@ -1,0 +1,178 @@
+"""What Python code does on a GPU and would not do on meta tensors, for the time of a trace."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+
+from memest.config.setup import Attention
+from memest.trace.cuda.flash import flash_attention_installed
+from memest.trace.cuda.known_values import attach, recipe_of
+from memest.trace.cuda.mamba import scans_fused
+from memest.trace.recorder import Recorder
+from memest.workspaces.attention_choice import check_flash_gpu
+from memest.workspaces.operator_call import GpuTraits
+
+__all__ = ["transformers_on_meta"]
+
+_tensor = torch.tensor
+_composite_weight_norm = torch._weight_norm
+_SEED = 20_241_121
+_FALLS_BACK = "is falling back to its reference PyTorch implementation"
+
+
+@contextmanager
+def transformers_on_meta(
+    recorder: Recorder, model: torch.nn.Module, gpu: GpuTraits, *, compiled: bool = False
+) -> Iterator[None]:
+    """Autocast regions, FlashAttention and random masks as on a GPU; absent kernels are noted.
+
+    Raises:
+        ConfigError: the model's attention does not run on this GPU.
+    """
+    attention = getattr(getattr(model, "config", None), "_attn_implementation", None)
+    if attention == Attention.FLASH_ATTENTION_2:
+        check_flash_gpu(gpu.capability)
+    with ExitStack() as stack:
+        _autocast_questions(stack)
+        if not compiled:  # Dynamo keeps them itself, where it knows the function that makes them
+            _constants(stack)
+        stack.enter_context(mock.patch.object(torch, "_weight_norm", _weight_norm))
+        if "transformers" not in sys.modules:
+            # a plain module needs no more
+            yield
+            return
+        stack.enter_context(flash_attention_installed())
+        stack.enter_context(scans_fused(recorder))
+        stack.enter_context(_same_attention_type(model))
+        stack.enter_context(_same_random_masks())
+        stack.enter_context(_missing_kernels(recorder))
+        yield
+
+
+def _autocast_questions(stack: ExitStack) -> None:
+    """Models ask about autocast on "the device of my input", which stands for cuda here.
+
+    ``maybe_autocast`` of transformers 5 even skips its region on meta: rotary embeddings and
+    routers would be cast where CUDA computes them in fp32.
+    """
+    for name in ("is_autocast_enabled", "get_autocast_dtype"):
+        original = getattr(torch, name)
+        stack.enter_context(mock.patch.object(torch, name, _for_cuda(original)))
+    for module_name, module in list(sys.modules.items()):
+        if not module_name.startswith(("transformers.", "transformers_modules.")):
+            continue
+        region = vars(module).get("maybe_autocast") if module is not None else None
+        if region is not None:
+            stack.enter_context(mock.patch.object(module, "maybe_autocast", _for_cuda(region)))
+
+
+def _for_cuda(function: Callable[..., Any]) -> Callable[..., Any]:
+    def ask(*args: Any, **kwargs: Any) -> Any:
+        if args and args[0] == "meta":
+            args = ("cuda", *args[1:])
+        if kwargs.get("device_type") == "meta":
+            kwargs["device_type"] = "cuda"
+        return function(*args, **kwargs)
+
+    return ask
+
+
+def _weight_norm(v: torch.Tensor, g: torch.Tensor, dim: int = 0) -> torch.Tensor:
+    """``ATen/native/WeightNorm.cpp``: one fused kernel on CUDA, for the first or last dimension."""
+    half = torch.float16 in (v.dtype, g.dtype)
+    if v.device.type == "meta" and not half and dim in (0, v.dim() - 1):
+        return torch.ops.aten._weight_norm_interface(v, g, dim)[0]
+    return _composite_weight_norm(v, g, dim)
+
+
+def _constants(stack: ExitStack) -> None:
+    """``torch.tensor([2, 3], device=meta)`` drops its values out of sight: keep them."""
+    for owner, name in ((torch, "tensor"), (torch, "as_tensor"), (torch.Tensor, "new_tensor")):
+        original = getattr(owner, name)
+        stack.enter_context(mock.patch.object(owner, name, _remembering(original)))
+
+
+def _remembering(function: Callable[..., Any]) -> Callable[..., Any]:
+    def make(*args: Any, **kwargs: Any) -> Any:
+        data = args[-1] if args else kwargs.get("data")
+        if isinstance(data, (list, tuple)):
+            # numbers that live on the device are fetched one by one, as on a GPU
+            data = _plain(data)
+            if args:
+                args = (*args[:-1], data)
+            else:
+                kwargs["data"] = data
+        out = function(*args, **kwargs)
+        known = isinstance(data, torch.Tensor) or recipe_of(out) is not None
+        if out.device.type == "meta" and not known:
+            attach(out, _tensor(data, dtype=out.dtype))
+        return out
+
+    return make
+
+
+def _plain(data: Any) -> Any:
+    if isinstance(data, (list, tuple)):
+        return type(data)(_plain(item) for item in data)
+    if isinstance(data, torch.Tensor) and data.device.type == "meta" and data.dim() == 0:
+        return data.item()
+    return data
+
+
+@contextmanager
+def _same_random_masks() -> Iterator[None]:
+    """SpecAugment draws its masks with numpy: the same draws in every trace of a model."""
+    try:
+        import numpy as np
+    except ImportError:
+        yield
+        return
+    before = np.random.get_state()
+    np.random.seed(_SEED)
+    try:
+        yield
+    finally:
+        np.random.set_state(before)
+
+
+@contextmanager
+def _same_attention_type(model: torch.nn.Module) -> Iterator[None]:
+    """BigBird gives its sparse attention up for good when one sequence is short: undo that."""
+    types = [
+        (module, module.attention_type)
+        for module in model.modules()
+        if hasattr(module, "set_attention_type") and hasattr(module, "attention_type")
+    ]
+    try:
+        yield
+    finally:
+        # the outermost module changes all inside
+        for module, kind in types[:1]:
+            module.set_attention_type(kind)
+
+
+@contextmanager
+def _missing_kernels(recorder: Recorder) -> Iterator[None]:
+    """Say what transformers says once: when a fused kernel's package is absent."""
+    hub = sys.modules.get("transformers.integrations.hub_kernels")
+    if hub is None:
+        yield
+        return
+
+    def warn(message: str, *_args: Any, **_kwargs: Any) -> None:
+        if _FALLS_BACK in message:
+            function, _, rest = message.partition("` ")
+            package = rest.partition("`")[2].partition("`")[0]
+            recorder.note(
+                f"{function.strip('`')} runs in plain PyTorch, as without {package}: with that "
+                "package installed the run needs less memory"
+            )
+
+    with mock.patch.object(hub.logger, "warning_once", warn):
+        yield

@@ -1,0 +1,163 @@
+"""The batch of a model that hears (or speaks): waveforms or mel frames, and their transcripts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from memest.config.setup import Setup, Task
+from memest.errors import ConfigError
+from memest.trace.inputs.tensors import (
+    BatchSizes,
+    Planned,
+    TensorPlan,
+    attention_mask,
+    class_labels,
+    labels,
+    target_length,
+    tokens,
+)
+from memest.trace.model.build import BuiltModel
+
+__all__ = ["SAMPLE_RATE", "WINDOW_SECONDS", "audio", "seconds_of"]
+
+DEFAULT_AUDIO_SECONDS = 5.0
+SAMPLE_RATE = 16_000
+# mel frames a second: a hop of 10 ms
+FRAME_RATE = 100
+# the window that Whisper's feature extractor pads every clip to
+WINDOW_SECONDS = 30.0
+# English speech, read aloud: characters (CTC) and subword tokens (seq2seq) a second
+CHARACTERS_PER_SECOND = 14
+_SEQ2SEQ_TARGET = 128
+# SpeechT5's vocoder features: a hop of 256 samples
+_SPEECH_HOP = 256
+
+
+def seconds_of(setup: Setup, *, window: float | None = None) -> tuple[float, list[str]]:
+    """Length of a clip: as asked, else the fixed window, else 5 s.
+
+    Raises:
+        ConfigError: longer than the model's fixed window.
+    """
+    if window is not None:
+        if setup.audio_seconds is not None and setup.audio_seconds > window:
+            raise ConfigError(
+                f"--audio-seconds {setup.audio_seconds:g} is longer than the {window:g} s window "
+                f"of this model. Use --audio-seconds {window:g} or less."
+            )
+        return window, [f"clips are padded to the {window:g} s window of the model"]
+    if setup.audio_seconds is not None:
+        return setup.audio_seconds, []
+    seconds = DEFAULT_AUDIO_SECONDS
+    return seconds, [f"clips of {seconds:g} s (not given; --audio-seconds sets it)"]
+
+
+def audio(built: BuiltModel, setup: Setup, parameters: Mapping[str, Any]) -> Planned:
+    """Sound and the labels of the task."""
+    main = getattr(built.model, "main_input_name", "input_values")
+    if main == "input_ids":
+        return _speaking(built, setup)
+    if built.config.model_type == "audio-spectrogram-transformer":
+        sound, seconds, notes = _spectrogram(built, setup)
+    elif main == "input_features":
+        sound, seconds, notes = _frames(built, setup)
+    else:
+        sound, seconds, notes = _waveform(built, setup)
+    target = None
+    if built.task is Task.CTC:
+        target, more = _transcript(setup, seconds)
+        notes += more
+        sound.append(labels((setup.batch, target)))
+    elif built.task is Task.AUDIO_CLASSIFICATION:
+        if "labels" in parameters:
+            sound.append(class_labels(built, setup.batch))
+    elif "labels" in parameters:
+        default = setup.seq_len or _SEQ2SEQ_TARGET
+        target, more = target_length(built.config, setup, default, why="a sentence or two")
+        notes += more
+        sound.append(labels((setup.batch, target)))
+    return tuple(sound), BatchSizes(target_len=target, audio_seconds=seconds), notes
+
+
+def _transcript(setup: Setup, seconds: float) -> tuple[int, list[str]]:
+    if setup.target_len is not None:
+        return setup.target_len, []
+    length = max(1, round(CHARACTERS_PER_SECOND * seconds))
+    return length, [f"transcripts of {length} characters (--target-len sets it)"]
+
+
+def _waveform(built: BuiltModel, setup: Setup) -> tuple[list[TensorPlan], float, list[str]]:
+    """Raw samples; the mask only where the feature extractor returns one."""
+    seconds, notes = seconds_of(setup)
+    shape = (setup.batch, max(400, round(seconds * SAMPLE_RATE)))
+    plans = [TensorPlan(name="input_values", shape=shape, dtype=torch.float32)]
+    if getattr(built.config, "feat_extract_norm", "") == "layer" or setup.padded:
+        plans.append(attention_mask(shape, padded=setup.padded))
+    return plans, seconds, notes
+
+
+def _frames(built: BuiltModel, setup: Setup) -> tuple[list[TensorPlan], float, list[str]]:
+    """Mel frames: Whisper's fixed window, or as long as the clip."""
+    config = built.config
+    positions = getattr(config, "max_source_positions", None)
+    if positions is not None and hasattr(config, "num_mel_bins"):
+        # two frames make one position: the second convolution has stride 2
+        seconds, notes = seconds_of(setup, window=2 * positions / FRAME_RATE)
+        shape: tuple[int, ...] = (setup.batch, config.num_mel_bins, 2 * positions)
+        return (
+            [TensorPlan(name="input_features", shape=shape, dtype=torch.float32)],
+            seconds,
+            notes,
+        )
+    seconds, notes = seconds_of(setup)
+    frames = round(seconds * FRAME_RATE)
+    if hasattr(config, "feature_projection_input_dim"):
+        # w2v-BERT stacks two frames of 80 bins
+        shape = (setup.batch, frames // 2, config.feature_projection_input_dim)
+    else:
+        encoder = getattr(config, "encoder_config", config)
+        shape = (setup.batch, frames + 1, getattr(encoder, "num_mel_bins", 80))
+    plans = [
+        TensorPlan(name="input_features", shape=shape, dtype=torch.float32),
+        attention_mask(shape[:2], padded=setup.padded),
+    ]
+    return plans, seconds, notes
+
+
+def _spectrogram(built: BuiltModel, setup: Setup) -> tuple[list[TensorPlan], float, list[str]]:
+    config = built.config
+    seconds, notes = seconds_of(setup, window=config.max_length / FRAME_RATE)
+    shape = (setup.batch, config.max_length, config.num_mel_bins)
+    return [TensorPlan(name="input_values", shape=shape, dtype=torch.float32)], seconds, notes
+
+
+def _speaking(built: BuiltModel, setup: Setup) -> Planned:
+    """Text to speech: text in, a spectrogram as the target."""
+    config, batch = built.config, setup.batch
+    limit = getattr(config, "max_text_positions", None)
+    if setup.seq_len is not None and limit and setup.seq_len > limit:
+        raise ConfigError(
+            f"--seq-len {setup.seq_len} is longer than the {limit} text positions of this model. "
+            f"Use --seq-len {limit} or less."
+        )
+    seconds, notes = seconds_of(setup)
+    length = setup.seq_len or max(1, round(CHARACTERS_PER_SECOND * seconds))
+    if setup.seq_len is None:
+        notes.append(f"texts of {length} characters (--seq-len sets it)")
+    reduction = getattr(config, "reduction_factor", 1)
+    frames = round(seconds * SAMPLE_RATE / _SPEECH_HOP) // reduction * reduction
+    bins = getattr(config, "num_mel_bins", 80)
+    plans = (
+        TensorPlan(name="input_ids", shape=(batch, length), value=tokens((batch, length), config)),
+        attention_mask((batch, length), padded=setup.padded),
+        TensorPlan(
+            name="speaker_embeddings",
+            shape=(batch, getattr(config, "speaker_embedding_dim", 512)),
+            dtype=torch.float32,
+        ),
+        TensorPlan(name="labels", shape=(batch, frames, bins), dtype=torch.float32, fill=0),
+    )
+    return plans, BatchSizes(seq_len=length, audio_seconds=seconds), notes

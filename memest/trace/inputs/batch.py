@@ -1,0 +1,94 @@
+"""The batch: which tensors a model trains on, with which shapes, made on the device.
+
+Sizes come from the setup, else from the model's config; whatever was assumed is said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from memest.config.setup import Precision, Setup, Task
+from memest.errors import ConfigError
+from memest.trace.inputs.audio import audio
+from memest.trace.inputs.image import image
+from memest.trace.inputs.multimodal import contrastive, media_and_text
+from memest.trace.inputs.tensors import BatchSizes, Planned, TensorPlan, forward_parameters, realise
+from memest.trace.inputs.text import text
+from memest.trace.losses.loss import loss_note
+from memest.trace.model.build import BuiltModel
+
+__all__ = ["BatchSizes", "Planned", "TensorPlan", "plan_batch", "realise"]
+
+_SPEECH = (Task.CTC, Task.AUDIO_CLASSIFICATION, Task.SPEECH_SEQ2SEQ)
+# these do not cast their input to the dtype of their first layer: a script has to
+_TAKES_ITS_OWN_DTYPE = frozenset(
+    """whisper convnext convnextv2 hubert sam vit_mae wav2vec2 clap beit layoutlmv3 speecht5 swin
+    swinv2 wavlm audio-spectrogram-transformer parakeet_ctc segformer moonshine""".split()
+)
+_SOUND = ("input_values", "input_features")
+
+
+def plan_batch(built: BuiltModel, setup: Setup) -> Planned:
+    """The tensors of one micro-batch for this model.
+
+    Returns:
+        Plans in the order a collator makes them, the sizes taken, and notes.
+
+    Raises:
+        ConfigError: a size the model cannot take, or a model of unknown inputs.
+    """
+    parameters = forward_parameters(built.model)
+    plans, sizes, notes = _planned(built, setup, parameters)
+    notes = list(notes)
+    if _needs_cast(built, setup):
+        plans = tuple(_cast(plan, built.dtype) for plan in plans)
+        name = str(built.dtype).removeprefix("torch.")
+        notes.append(f"the model takes its input in the dtype of its weights: it is cast to {name}")
+    note = loss_note(built)
+    return plans, sizes, [*notes, note] if note else notes
+
+
+def _needs_cast(built: BuiltModel, setup: Setup) -> bool:
+    half = built.dtype in (torch.float16, torch.bfloat16)
+    casts_itself = built.config.model_type not in _TAKES_ITS_OWN_DTYPE
+    return half and setup.precision is Precision.FP32 and not casts_itself
+
+
+def _cast(plan: TensorPlan, dtype: torch.dtype) -> TensorPlan:
+    if plan.dtype != torch.float32 or (plan.name == "labels" and len(plan.shape) < 3):
+        return plan
+    return replace(plan, dtype=dtype)
+
+
+def _planned(built: BuiltModel, setup: Setup, parameters: Mapping[str, Any]) -> Planned:
+    if built.config is None or not hasattr(built.config, "model_type"):
+        names = ", ".join(parameters) or "nothing by name"
+        raise ConfigError(
+            f"{type(built.model).__name__} has no transformers config, so its inputs are not "
+            f"known; its forward takes {names}. Give example inputs: --input "
+            "'x:float32[B,3,224,224]' (memest.estimate(module, inputs={...}, loss=lambda outputs, "
+            "batch: ...) in Python), or let the factory return (module, inputs)."
+        )
+    if built.task is Task.CONTRASTIVE or "return_loss" in parameters:
+        return contrastive(built, setup, parameters)
+    if built.task is Task.IMAGE_TEXT_TO_TEXT:
+        return media_and_text(built, setup, parameters)
+    if built.task is Task.SPEECH_SEQ2SEQ and hasattr(built.config, "audio_config"):
+        return media_and_text(built, setup, parameters)
+    main = getattr(built.model, "main_input_name", "input_ids")
+    if main in _SOUND or built.task in _SPEECH or "speaker_embeddings" in parameters:
+        return audio(built, setup, parameters)
+    if "pixel_values" in parameters and "input_ids" not in parameters:
+        return image(built, setup, parameters)
+    if "input_ids" in parameters:
+        return text(built, setup, parameters)
+    raise ConfigError(
+        f"The inputs of {type(built.model).__name__} ({', '.join(parameters)}) are not modelled. "
+        "Let the factory return (module, inputs), or give example inputs from Python: "
+        "memest.estimate(module, inputs={...}, "
+        "loss=lambda outputs, batch: ...)."
+    )

@@ -1,0 +1,82 @@
+"""The batch of a model that sees images."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from memest.config.setup import Setup, Task
+from memest.errors import ConfigError
+from memest.trace.inputs.tensors import BatchSizes, Planned, TensorPlan, class_labels, labels
+from memest.trace.model.build import BuiltModel
+
+__all__ = ["image", "image_size_of"]
+
+_DEFAULT = 224
+_DEFAULT_SEGMENTATION = 512
+
+
+def image_size_of(config: Any, setup: Setup, default: int = _DEFAULT) -> tuple[int, list[str]]:
+    """Pixels of a side: as asked, else the config's own, else a usual value.
+
+    Raises:
+        ConfigError: smaller than one patch.
+    """
+    vision = getattr(config, "vision_config", config)
+    own = getattr(config, "image_size", None) or getattr(vision, "image_size", None)
+    own = max(own) if isinstance(own, (list, tuple)) else own
+    if setup.image_size is not None:
+        patch = _side(getattr(config, "patch_size", None) or getattr(vision, "patch_size", None))
+        if patch and setup.image_size < patch:
+            raise ConfigError(
+                f"--image-size {setup.image_size} is smaller than one patch of this model. Use "
+                f"--image-size {patch} or more."
+            )
+        return setup.image_size, []
+    if isinstance(own, int):
+        return own, [f"image size {own} x {own}, from the config"]
+    size = f"{default} x {default}"
+    return default, [f"image size {size} (the config names none; --image-size sets it)"]
+
+
+def _side(value: Any) -> int | None:
+    value = max(value) if isinstance(value, (list, tuple)) and value else value
+    return value if isinstance(value, int) else None
+
+
+def image(built: BuiltModel, setup: Setup, parameters: Mapping[str, Any]) -> Planned:
+    """Pixels and the labels of the task."""
+    config, batch = built.config, setup.batch
+    size, notes = image_size_of(config, setup)
+    if (
+        built.task is Task.IMAGE_SEGMENTATION
+        and setup.image_size is None
+        and getattr(config, "image_size", None) in (None, _DEFAULT)
+        and not hasattr(config, "vision_config")
+    ):
+        # the config of such a backbone still names the size of its pre-training
+        size = _DEFAULT_SEGMENTATION
+        notes = [f"image size {size} x {size} (--image-size sets it)"]
+    channels = getattr(config, "num_channels", None) or 3
+    plans = [
+        TensorPlan(name="pixel_values", shape=(batch, channels, size, size), dtype=torch.float32)
+    ]
+    if "input_boxes" in parameters:
+        plans.append(TensorPlan(name="input_boxes", shape=(batch, 1, 4), dtype=torch.float32))
+        notes.append("one box prompt for each image")
+    if "labels" in parameters:
+        if built.task is Task.IMAGE_SEGMENTATION:
+            plans.append(TensorPlan(name="labels", shape=(batch, size, size), fill=0))
+        elif built.task is Task.IMAGE_CLASSIFICATION:
+            plans.append(class_labels(built, batch))
+        else:
+            plans.append(labels((batch,)))
+    patch = _side(getattr(config, "patch_size", None))
+    if built.task is Task.MASKED_IMAGE_MODELING and "bool_masked_pos" in parameters and patch:
+        patches = (size // patch) ** 2
+        plans.append(
+            TensorPlan(name="bool_masked_pos", shape=(batch, patches), dtype=torch.bool, fill=1)
+        )
+    return tuple(plans), BatchSizes(image_size=size), notes

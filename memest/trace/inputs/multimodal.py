@@ -1,0 +1,420 @@
+"""The batch of a model of two senses: one image (or clip) and its text for each sample.
+
+What a processor does is reduced to what memory depends on: the shapes of the pixels, and how many
+placeholder tokens one image takes in the text. Each family has one function for that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from memest.config.setup import Setup
+from memest.errors import ConfigError
+from memest.trace.inputs.audio import FRAME_RATE, WINDOW_SECONDS, seconds_of
+from memest.trace.inputs.image import image_size_of
+from memest.trace.inputs.tensors import (
+    WORD,
+    BatchSizes,
+    Planned,
+    TensorPlan,
+    attention_mask,
+    labels,
+    max_positions,
+    pixels,
+    target_length,
+    tokens,
+)
+from memest.trace.inputs.text import DEFAULT_SEQ_LEN, seq_len_of
+from memest.trace.model.build import BuiltModel
+
+__all__ = ["contrastive", "media_and_text"]
+
+# families that take any resolution name none; about a quarter of a megapixel is common
+_FREE_SIZE = 448
+_ROOM_FOR_TEXT = 128
+_LEAST_TEXT = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Media:
+    """What one image or clip of each sample comes to.
+
+    Attributes:
+        plans: its tensors, for the whole batch.
+        placeholders: tokens it takes in the text.
+        image_size: pixels of a side.
+        seconds: length of the clip.
+        notes: what was assumed.
+    """
+
+    plans: tuple[TensorPlan, ...]
+    placeholders: int
+    image_size: int | None = None
+    seconds: float | None = None
+    notes: tuple[str, ...] = ()
+
+
+# -- text around it --------------------------------------------------------------------------------
+
+
+def media_and_text(built: BuiltModel, setup: Setup, parameters: Mapping[str, Any]) -> Planned:
+    """One image or clip for each sample, its placeholders in the text, labels for every token."""
+    config, batch = built.config, setup.batch
+    make = _FAMILIES.get(config.model_type)
+    if make is None:
+        make = _audio_clip if hasattr(config, "audio_config") else _fixed_grid
+    media = make(built, setup)
+    length, notes = _length(built, setup, media)
+    ids = (batch, length)
+    plans = [
+        TensorPlan(name="input_ids", shape=ids, value=_with_placeholders(ids, config, media)),
+        attention_mask(ids, padded=setup.padded),
+    ]
+    plans += [
+        TensorPlan(name=name, shape=ids, value=_marks(ids, media))
+        for name in ("token_type_ids", "mm_token_type_ids")
+        if name in parameters
+    ]
+    plans += media.plans
+    target = None
+    if _text_is_seq2seq(config):
+        target, more = target_length(config.text_config, setup, length, why="like the source")
+        notes += more
+    plans.append(labels((batch, target or length)))
+    sizes = BatchSizes(
+        seq_len=length,
+        target_len=target,
+        image_size=media.image_size,
+        audio_seconds=media.seconds,
+    )
+    return tuple(plans), sizes, [*notes, *media.notes]
+
+
+def _text_is_seq2seq(config: Any) -> bool:
+    part = getattr(config, "text_config", None)
+    return bool(getattr(part, "is_encoder_decoder", False))
+
+
+def _length(built: BuiltModel, setup: Setup, media: Media) -> tuple[int, list[str]]:
+    """The text's length in all, placeholders included."""
+    least = media.placeholders + _LEAST_TEXT
+    limit = max_positions(built.config)
+    if setup.seq_len is None:
+        length = max(DEFAULT_SEQ_LEN, 64 * math.ceil((media.placeholders + _ROOM_FOR_TEXT) / 64))
+        length = min(length, limit) if limit else length
+        note = f"sequence length {length}, placeholders included (--seq-len sets it)"
+        return length, [note]
+    length, notes = seq_len_of(built, setup)
+    if length < least:
+        what = "image" if media.image_size else "clip"
+        raise ConfigError(
+            f"--seq-len {length} has no room: one {what} takes {media.placeholders} tokens of the "
+            f"text. Use --seq-len {least} or more, or a smaller {what}."
+        )
+    return length, notes
+
+
+def _placeholder_id(config: Any, media: Media) -> int | None:
+    kind = "audio" if media.seconds is not None else "image"
+    ids = (getattr(config, f"{kind}_token_{name}", None) for name in ("id", "index"))
+    return next((value for value in ids if isinstance(value, int)), None)
+
+
+def _with_placeholders(
+    shape: tuple[int, int], config: Any, media: Media
+) -> Callable[[], torch.Tensor]:
+    placeholder = _placeholder_id(config, media)
+
+    def make() -> torch.Tensor:
+        ids = torch.full(shape, WORD, dtype=torch.int64)
+        if placeholder is not None:
+            ids[:, 1 : 1 + media.placeholders] = placeholder
+        return ids
+
+    return make
+
+
+def _marks(shape: tuple[int, int], media: Media) -> Callable[[], torch.Tensor]:
+    """Which tokens stand for the image (or, for audio, clip)."""
+
+    def make() -> torch.Tensor:
+        marks = torch.zeros(shape, dtype=torch.int64)
+        marks[:, 1 : 1 + media.placeholders] = 1
+        return marks
+
+    return make
+
+
+# -- images, family by family ----------------------------------------------------------------------
+
+
+def _known(name: str, rows: list[Any]) -> TensorPlan:
+    value = torch.tensor(rows, dtype=torch.int64)
+    return TensorPlan(name=name, shape=tuple(value.shape), value=lambda: value)
+
+
+def _fixed_grid(built: BuiltModel, setup: Setup) -> Media:
+    """One square image at the vision tower's size (LLaVA, PaliGemma, Gemma 3, BLIP-2 …)."""
+    config = built.config
+    size, notes = image_size_of(config, setup)
+    return Media(
+        plans=(pixels(setup.batch, 3, size, size),),
+        placeholders=_fixed_tokens(config, size),
+        image_size=size,
+        notes=tuple(notes),
+    )
+
+
+def _fixed_tokens(config: Any, size: int) -> int:
+    for name in ("mm_tokens_per_image", "num_query_tokens"):
+        value = getattr(config, name, None)
+        if isinstance(value, int) and value:
+            return value
+    grid = (size // config.vision_config.patch_size) ** 2
+    whole = getattr(config, "vision_feature_select_strategy", "default") == "full"
+    has_class = getattr(config.vision_config, "model_type", "").startswith("clip")
+    return grid + 1 if whole and has_class else grid
+
+
+def _captioning(built: BuiltModel, setup: Setup) -> Media:
+    """BLIP reads the image by cross-attention: no placeholder."""
+    size, notes = image_size_of(built.config, setup)
+    plans = (pixels(setup.batch, 3, size, size),)
+    return Media(plans=plans, placeholders=0, image_size=size, notes=tuple(notes))
+
+
+def _tiles_and_thumbnail(built: BuiltModel, setup: Setup) -> Media:
+    """LLaVA-NeXT: the image in tiles of the tower's size, and once as a whole."""
+    config = built.config
+    tile = config.vision_config.image_size
+    side = tile // config.vision_config.patch_size
+    size = setup.image_size or 2 * tile
+    height, width = min(
+        (tuple(point) for point in config.image_grid_pinpoints),
+        key=lambda point: (abs(point[0] - size) + abs(point[1] - size), point),
+    )
+    rows, columns = height // tile, width // tile
+    # a square image scaled into a wider grid is cut back to its own shape
+    fitted = min(rows, columns) * side
+    placeholders = side**2 + fitted * (fitted + 1)
+    note = (
+        f"images of {min(height, width)} x {min(height, width)}: {rows} x {columns} tiles and a "
+        f"thumbnail, {placeholders} tokens (--image-size sets it)"
+    )
+    return Media(
+        plans=(
+            pixels(setup.batch, rows * columns + 1, 3, tile, tile),
+            _known("image_sizes", [[min(height, width)] * 2] * setup.batch),
+        ),
+        placeholders=placeholders,
+        image_size=min(height, width),
+        notes=(note,),
+    )
+
+
+def _tiles(built: BuiltModel, setup: Setup) -> Media:
+    """Llama 4: tiles of the tower's size, shuffled to fewer tokens; a thumbnail beside several."""
+    vision = built.config.vision_config
+    tile = vision.image_size
+    size = setup.image_size or tile
+    count = math.ceil(size / tile) ** 2
+    count += 1 if count > 1 else 0
+    each = int((tile // vision.patch_size) ** 2 * vision.pixel_shuffle_ratio**2)
+    return Media(
+        plans=(pixels(setup.batch * count, 3, tile, tile),),
+        placeholders=count * each,
+        image_size=size,
+        notes=(f"images of {size} x {size}: {count} tile(s) of {tile} x {tile}",),
+    )
+
+
+def _padded_tiles(built: BuiltModel, setup: Setup) -> Media:
+    """Llama 3.2 vision: always padded to four tiles, read by cross-attention."""
+    vision = built.config.vision_config
+    tile, count = vision.image_size, vision.max_num_tiles
+    if setup.image_size is not None and setup.image_size > 2 * tile:
+        raise ConfigError(
+            f"--image-size {setup.image_size} is larger than the {count} tiles of this model. Use "
+            f"--image-size {2 * tile} or less."
+        )
+    batch = setup.batch
+    length = setup.seq_len or DEFAULT_SEQ_LEN
+    return Media(
+        plans=(
+            pixels(batch, 1, count, 3, tile, tile),
+            _known("aspect_ratio_ids", [[1]] * batch),
+            _known("aspect_ratio_mask", [[[1] + [0] * (count - 1)]] * batch),
+            TensorPlan(name="cross_attention_mask", shape=(batch, length, 1, count), fill=1),
+        ),
+        placeholders=1,
+        image_size=setup.image_size or tile,
+        notes=(f"images are padded to {count} tiles of {tile} x {tile}",),
+    )
+
+
+def _rounded(setup: Setup, unit: int) -> tuple[int, tuple[str, ...]]:
+    """A side that is a multiple of ``unit``, and what was assumed."""
+    wanted = setup.image_size or _FREE_SIZE
+    size = max(unit, round(wanted / unit) * unit)
+    if setup.image_size is None:
+        return size, (f"images of {size} x {size} (any size goes; --image-size sets it)",)
+    return size, (() if size == wanted else (f"images are resized to {size} x {size}",))
+
+
+def _row_of_patches(built: BuiltModel, setup: Setup) -> Media:
+    """Qwen-VL and GLM-V: all patches of the batch in one row, with their grid."""
+    config = getattr(built.config, "thinker_config", built.config)
+    vision = config.vision_config
+    merge = vision.spatial_merge_size
+    size, notes = _rounded(setup, vision.patch_size * merge)
+    side = size // vision.patch_size
+    channels = getattr(vision, "in_channels", None) or getattr(vision, "in_chans", None) or 3
+    width = channels * vision.temporal_patch_size * vision.patch_size**2
+    return Media(
+        plans=(
+            pixels(setup.batch * side**2, width),
+            _known("image_grid_thw", [[1, side, side]] * setup.batch),
+        ),
+        placeholders=(side // merge) ** 2,
+        image_size=size,
+        notes=notes,
+    )
+
+
+def _merged_patches(built: BuiltModel, setup: Setup) -> Media:
+    """Pixtral's tower: any size, patches merged two by two."""
+    config = built.config
+    unit = config.vision_config.patch_size * config.spatial_merge_size
+    size, notes = _rounded(setup, unit)
+    largest = config.vision_config.image_size
+    if size > largest:
+        raise ConfigError(
+            f"--image-size {size} is larger than the {largest} pixels of this model's vision "
+            f"tower. Use --image-size {largest} or less."
+        )
+    return Media(
+        plans=(
+            pixels(setup.batch, 3, size, size),
+            _known("image_sizes", [[size, size]] * setup.batch),
+        ),
+        placeholders=(size // unit) ** 2,
+        image_size=size,
+        notes=notes,
+    )
+
+
+_GEMMA4_SOFT_TOKENS = 280
+
+
+def _padded_patches(built: BuiltModel, setup: Setup) -> Media:
+    """Gemma 4: a fixed budget of patches; what a square image leaves of it is padding."""
+    vision = built.config.vision_config
+    pool = vision.pooling_kernel_size
+    budget = _GEMMA4_SOFT_TOKENS * pool**2
+    side = math.isqrt(budget) // pool * pool
+    rows = torch.arange(side * side)
+    positions = torch.full((budget, 2), -1, dtype=torch.int64)
+    positions[: side * side] = torch.stack((rows % side, rows // side), dim=-1)
+    shape = (setup.batch, budget, 2)
+    tokens = (side // pool) ** 2
+    return Media(
+        plans=(
+            pixels(setup.batch, budget, 3 * vision.patch_size**2),
+            TensorPlan(
+                name="image_position_ids", shape=shape, value=lambda: positions.expand(shape)
+            ),
+        ),
+        placeholders=tokens,
+        image_size=side * vision.patch_size,
+        notes=(f"square images, {tokens} tokens of a budget of {_GEMMA4_SOFT_TOKENS}",),
+    )
+
+
+# -- sound -----------------------------------------------------------------------------------------
+
+
+def _audio_clip(built: BuiltModel, setup: Setup) -> Media:
+    """Whisper's encoder before a language model: 30 s windows."""
+    config, batch = built.config, setup.batch
+    bins = config.audio_config.num_mel_bins
+    frames = round(WINDOW_SECONDS * FRAME_RATE)
+    features = TensorPlan(name="input_features", shape=(batch, bins, frames), dtype=torch.float32)
+    if config.model_type != "qwen2_audio":
+        seconds, notes = seconds_of(setup, window=WINDOW_SECONDS)
+        return Media(
+            plans=(features,), placeholders=frames // 8, seconds=seconds, notes=tuple(notes)
+        )
+    seconds, notes = seconds_of(setup)
+    used = min(frames, round(seconds * FRAME_RATE))
+    mask = torch.zeros((batch, frames), dtype=torch.int64)
+    mask[:, :used] = 1
+    plans = (
+        features,
+        TensorPlan(name="feature_attention_mask", shape=(batch, frames), value=lambda: mask),
+    )
+    tokens = ((used - 1) // 2 + 1 - 2) // 2 + 1
+    return Media(plans=plans, placeholders=tokens, seconds=seconds, notes=tuple(notes))
+
+
+_FAMILIES: dict[str, Callable[[BuiltModel, Setup], Media]] = {
+    "blip": _captioning,
+    "llava_next": _tiles_and_thumbnail,
+    "llama4": _tiles,
+    "mllama": _padded_tiles,
+    "mistral3": _merged_patches,
+    "gemma4": _padded_patches,
+    **dict.fromkeys(
+        """qwen2_vl qwen2_5_vl qwen2_5_omni qwen2_5_omni_thinker qwen3_vl qwen3_vl_moe qwen3_5
+        qwen3_5_moe glm4v glm4v_moe""".split(),
+        _row_of_patches,
+    ),
+}
+
+
+# -- two towers: pairs of text and image, or of text and sound -------------------------------------
+
+
+def contrastive(built: BuiltModel, setup: Setup, parameters: Mapping[str, Any]) -> Planned:
+    """Pairs of text and image (or sound), and the model's own contrastive loss."""
+    config, batch = built.config, setup.batch
+    limit = max_positions(config.text_config)
+    if setup.seq_len is not None:
+        length, notes = seq_len_of(built, setup)
+    else:
+        length = min(limit or DEFAULT_SEQ_LEN, 77)
+        notes = [f"texts of {length} tokens (--seq-len sets it)"]
+    ids = (batch, length)
+    plans = [TensorPlan(name="input_ids", shape=ids, value=tokens(ids, config.text_config))]
+    if config.model_type != "siglip":
+        # SigLIP was trained on padded texts without a mask, and its processor makes none
+        plans.append(attention_mask(ids, padded=setup.padded))
+    size = seconds = None
+    if "pixel_values" in parameters:
+        size, more = image_size_of(config, setup)
+        plans.append(pixels(batch, 3, size, size))
+    else:
+        seconds, more = _sound(config, setup, plans)
+    if "return_loss" in parameters:
+        plans.append(TensorPlan(name="return_loss", dtype=torch.bool, constant=True))
+    sizes = BatchSizes(seq_len=length, image_size=size, audio_seconds=seconds)
+    return tuple(plans), sizes, [*notes, *more]
+
+
+# CLAP: 10 s at 48 kHz with a hop of 480 samples
+_CLAP_SECONDS = 10.0
+_CLAP_FRAMES = 1001
+
+
+def _sound(config: Any, setup: Setup, plans: list[TensorPlan]) -> tuple[float, list[str]]:
+    seconds, notes = seconds_of(setup, window=_CLAP_SECONDS)
+    fused = getattr(config.audio_config, "enable_fusion", False)
+    bins = getattr(config.audio_config, "num_mel_bins", 64)
+    shape = (setup.batch, 4 if fused else 1, _CLAP_FRAMES, bins)
+    plans.append(TensorPlan(name="input_features", shape=shape, dtype=torch.float32))
+    plans.append(TensorPlan(name="is_longer", shape=(setup.batch, 1), dtype=torch.bool, fill=0))
+    return seconds, notes

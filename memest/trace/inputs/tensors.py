@@ -1,0 +1,214 @@
+"""The parts of a batch: tensors that are planned first and made on the device later."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from memest.config.setup import Setup
+from memest.errors import ConfigError
+from memest.trace.cuda.known_values import attach
+from memest.trace.model.adjust import end_token
+from memest.trace.model.build import BuiltModel
+
+__all__ = [
+    "BatchSizes",
+    "Planned",
+    "TensorPlan",
+    "attention_mask",
+    "class_labels",
+    "forward_parameters",
+    "labels",
+    "max_positions",
+    "pixels",
+    "realise",
+    "target_length",
+    "tokens",
+]
+
+# a word of any vocabulary: neither padding nor a special token of the families at hand
+WORD = 5
+# n_positions is there but positions are relative, or sinusoidal without a table
+_UNBOUNDED = frozenset(
+    """t5 mt5 umt5 longt5 xlnet bloom mpt mamba mamba2 falcon_mamba pix2struct xglm m2m_100
+    recurrent_gemma jamba zamba zamba2 nemotron_h speecht5""".split()
+)
+# the table begins after the padding index
+_POSITION_OFFSET = frozenset(
+    """roberta xlm-roberta xlm-roberta-xl camembert bertweet longformer mpnet data2vec-text
+    roberta-prelayernorm esm layoutlmv3 luke xmod""".split()
+)
+_LIMITS = (
+    "max_position_embeddings",
+    "max_encoder_position_embeddings",
+    "n_positions",
+    "n_ctx",
+    "max_seq_len",
+    "seq_length",
+)
+_TARGET_LIMITS = (
+    "max_target_positions",
+    "max_decoder_position_embeddings",
+    "max_position_embeddings",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorPlan:
+    """One argument of the model's forward.
+
+    Attributes:
+        name: of the argument.
+        shape: of the tensor.
+        dtype: of the tensor.
+        fill: its known value, the same everywhere.
+        value: makes its known value, on the CPU.
+        constant: a Python value that is passed instead of a tensor (``return_loss=True``).
+    """
+
+    name: str
+    shape: tuple[int, ...] = ()
+    dtype: torch.dtype = torch.int64
+    fill: int | None = None
+    value: Callable[[], torch.Tensor] | None = None
+    constant: Any = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchSizes:
+    """The sizes that were taken, for the report and the resolved setup."""
+
+    seq_len: int | None = None
+    target_len: int | None = None
+    image_size: int | None = None
+    audio_seconds: float | None = None
+
+
+Planned = tuple[tuple[TensorPlan, ...], BatchSizes, list[str]]
+"""Plans in the order a collator makes them, the sizes taken, and notes."""
+
+
+def forward_parameters(model: torch.nn.Module) -> Mapping[str, inspect.Parameter]:
+    """What the forward takes; adapters pass everything on to the model they wrap."""
+    get_base = getattr(model, "get_base_model", None)
+    base = get_base() if callable(get_base) else model
+    return inspect.signature(base.forward).parameters
+
+
+def realise(plans: tuple[TensorPlan, ...], device: str = "meta") -> dict[str, Any]:
+    """Make the planned tensors on the device (each is one allocation, as a copy to the GPU is)."""
+    out: dict[str, Any] = {}
+    for plan in plans:
+        if plan.constant is not None:
+            out[plan.name] = plan.constant
+            continue
+        tensor = torch.empty(plan.shape, dtype=plan.dtype, device=device)
+        if device == "meta":
+            if plan.value is not None:
+                attach(tensor, plan.value())
+            elif plan.fill is not None:
+                attach(tensor, torch.tensor(plan.fill, dtype=plan.dtype).expand(plan.shape))
+        elif plan.value is not None:
+            tensor.copy_(plan.value())
+        elif plan.fill is not None:
+            tensor.fill_(plan.fill)
+        else:
+            tensor.normal_()
+        out[plan.name] = tensor
+    return out
+
+
+# -- lengths ---------------------------------------------------------------------------------------
+
+
+def max_positions(config: Any) -> int | None:
+    """How many tokens the position table holds, None where there is no bound."""
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    if text.model_type in _UNBOUNDED or config.model_type in _UNBOUNDED:
+        return None
+    for name in _LIMITS:
+        value = getattr(text, name, None)
+        if isinstance(value, int) and value > 0:
+            return value - 2 if text.model_type in _POSITION_OFFSET else value
+    return None
+
+
+def target_length(config: Any, setup: Setup, default: int, *, why: str) -> tuple[int, list[str]]:
+    """The length of a decoder's target: as asked, else ``default`` capped by its positions.
+
+    Raises:
+        ConfigError: longer than the decoder's position table.
+    """
+    limit = None
+    if config.model_type not in _UNBOUNDED:
+        limit = next(
+            (v for name in _TARGET_LIMITS if isinstance(v := getattr(config, name, None), int)),
+            None,
+        )
+    if setup.target_len is None:
+        length = min(default, limit) if limit else default
+        return length, [f"target length {length}, {why} (--target-len sets it)"]
+    if limit and setup.target_len > limit:
+        raise ConfigError(
+            f"--target-len {setup.target_len} is longer than the {limit} target positions of this "
+            f"model. Use --target-len {limit} or less."
+        )
+    return setup.target_len, []
+
+
+# -- common tensors --------------------------------------------------------------------------------
+
+
+def tokens(shape: tuple[int, ...], config: Any) -> Callable[[], torch.Tensor]:
+    """Token ids: plain words, the end-of-sequence token last (some heads look for it)."""
+    end = end_token(config)
+
+    def make() -> torch.Tensor:
+        ids = torch.full(shape, WORD, dtype=torch.int64)
+        if end is not None:
+            ids[..., -1] = end
+        return ids
+
+    return make
+
+
+def attention_mask(
+    shape: tuple[int, ...], *, padded: bool, name: str = "attention_mask"
+) -> TensorPlan:
+    """All ones, or with the last column of every row but the first padded."""
+
+    def make() -> torch.Tensor:
+        mask = torch.ones(shape, dtype=torch.int64)
+        mask[1:, ..., -1] = 0
+        if shape[0] == 1:
+            mask[..., -1] = 0
+        return mask
+
+    if padded:
+        return TensorPlan(name=name, shape=shape, value=make)
+    return TensorPlan(name=name, shape=shape, fill=1)
+
+
+def labels(shape: tuple[int, ...]) -> TensorPlan:
+    """Token labels, none of them ignored."""
+    return TensorPlan(name="labels", shape=shape, fill=WORD)
+
+
+def pixels(*shape: int) -> TensorPlan:
+    """Images as processors return them."""
+    return TensorPlan(name="pixel_values", shape=shape, dtype=torch.float32)
+
+
+def class_labels(built: BuiltModel, batch: int) -> TensorPlan:
+    """One class for each sample, or whatever the config's problem type asks for."""
+    kind = getattr(built.config, "problem_type", None)
+    classes = getattr(built.config, "num_labels", 2)
+    if kind == "multi_label_classification":
+        return TensorPlan(name="labels", shape=(batch, classes), dtype=torch.float32)
+    if kind == "regression" or classes == 1:
+        return TensorPlan(name="labels", shape=(batch,), dtype=torch.float32)
+    return TensorPlan(name="labels", shape=(batch,), fill=0)

@@ -1,0 +1,156 @@
+"""The batch of a model that reads text (and, for documents, where on the page it stands)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from memest.config.setup import Setup, Task
+from memest.errors import ConfigError
+from memest.trace.inputs.tensors import (
+    WORD,
+    BatchSizes,
+    Planned,
+    TensorPlan,
+    attention_mask,
+    class_labels,
+    labels,
+    max_positions,
+    target_length,
+    tokens,
+)
+from memest.trace.model.build import BuiltModel
+
+__all__ = ["DEFAULT_SEQ_LEN", "seq_len_of", "text"]
+
+DEFAULT_SEQ_LEN = 512
+NUM_CHOICES = 4
+# families whose tokenizers return token_type_ids
+_TOKEN_TYPES = frozenset(
+    """bert electra albert mobilebert deberta deberta-v2 xlnet squeezebert layoutlm convbert
+    funnel rembert big_bird fnet canine nomic_bert""".split()
+)
+_DOCUMENT_IMAGE = 224
+
+
+def seq_len_of(built: BuiltModel, setup: Setup) -> tuple[int, list[str]]:
+    """The sequence length: as asked, else 512 capped by the model.
+
+    Raises:
+        ConfigError: longer than the position table.
+    """
+    limit = max_positions(built.config)
+    virtual = 0 if setup.adapter is None else setup.adapter.virtual_tokens
+    if limit and virtual:
+        limit = max(limit - virtual, 1)
+    if setup.seq_len is None:
+        length = min(DEFAULT_SEQ_LEN, limit) if limit else DEFAULT_SEQ_LEN
+        return length, [f"sequence length {length} (not given; --seq-len sets it)"]
+    if limit and setup.seq_len > limit:
+        raise ConfigError(
+            f"--seq-len {setup.seq_len} is longer than the {limit} positions of this model"
+            f"{f' beside {virtual} virtual tokens' if virtual else ''}. Use --seq-len {limit} or "
+            "less."
+        )
+    return setup.seq_len, []
+
+
+def text(built: BuiltModel, setup: Setup, parameters: Mapping[str, Any]) -> Planned:
+    """Token ids, masks and the labels of the task."""
+    length, notes = seq_len_of(built, setup)
+    batch, config = setup.batch, built.config
+    ids: tuple[int, ...] = (batch, length)
+    if built.task is Task.MULTIPLE_CHOICE:
+        ids = (batch, NUM_CHOICES, length)
+        notes.append(f"{NUM_CHOICES} choices for each sample")
+    if setup.padding_free:
+        return _end_to_end(built, setup, parameters, length, notes)
+    plans = [TensorPlan(name="input_ids", shape=ids, value=tokens(ids, config))]
+    kind = config.model_type
+    if kind in _TOKEN_TYPES and "token_type_ids" in parameters:
+        plans.append(TensorPlan(name="token_type_ids", shape=ids, fill=0))
+    if "attention_mask" in parameters:
+        plans.append(attention_mask(ids, padded=setup.padded))
+    if "bbox" in parameters:
+        plans.append(TensorPlan(name="bbox", shape=(*ids, 4), fill=0))
+    image_size = _page(built, setup, parameters, plans, notes)
+    target = None
+    if config.is_encoder_decoder and built.task is Task.SEQ2SEQ_LM:
+        target, more = target_length(config, setup, length, why="like the source")
+        notes += more
+        plans.append(labels((batch, target)))
+    elif built.task is Task.BASE and "decoder_input_ids" in parameters:
+        target, more = target_length(config, setup, length, why="like the source")
+        notes += more
+        plans.append(TensorPlan(name="decoder_input_ids", shape=(batch, target), fill=WORD))
+    elif built.task is Task.QUESTION_ANSWERING:
+        plans += [
+            TensorPlan(name=name, shape=(batch,), fill=1)
+            for name in ("start_positions", "end_positions")
+        ]
+    elif built.task in (Task.SEQUENCE_CLASSIFICATION, Task.MULTIPLE_CHOICE):
+        plans.append(class_labels(built, batch))
+    elif built.task is Task.TOKEN_CLASSIFICATION:
+        plans.append(TensorPlan(name="labels", shape=(batch, length), fill=0))
+    elif "labels" in parameters:
+        plans.append(labels((batch, length)))
+    if setup.padded:
+        drops = setup.distributed.cp > 1
+        what = "are made and dropped" if drops else "reach the attention kernels"
+        notes.append(f"batches are padded: masks {what}")
+    sizes = BatchSizes(seq_len=length, target_len=target, image_size=image_size)
+    return tuple(plans), sizes, notes
+
+
+def _end_to_end(
+    built: BuiltModel, setup: Setup, parameters: Mapping[str, Any], length: int, notes: list[str]
+) -> Planned:
+    """``DataCollatorWithFlattening``: one row, positions that start anew with every sample.
+
+    No mask: kernels for sequences of any length find their ends in the positions, and other
+    attention gets a mask of blocks from them.
+    """
+    if built.task is not Task.CAUSAL_LM or "position_ids" not in parameters:
+        raise ConfigError(
+            f"--padding-free lays samples end to end, which {type(built.model).__name__} for "
+            f"{built.task} does not train on: it is for causal language models that take "
+            "position_ids. Drop it."
+        )
+    ids = (1, setup.batch * length)
+    samples = setup.batch
+
+    def positions() -> torch.Tensor:
+        return torch.arange(length).repeat(samples)[None]
+
+    plans = (
+        TensorPlan(name="input_ids", shape=ids, value=tokens(ids, built.config)),
+        labels(ids),
+        TensorPlan(name="position_ids", shape=ids, value=positions),
+    )
+    notes.append(f"padding-free: one row of {ids[1]:,} tokens, {samples} samples end to end")
+    if "flash" not in built.attention:
+        notes.append(
+            "without a kernel for sequences end to end, attention gets a mask of blocks over the "
+            "whole row; --attn-implementation flash_attention_2 needs none"
+        )
+    return plans, BatchSizes(seq_len=length), notes
+
+
+def _page(
+    built: BuiltModel,
+    setup: Setup,
+    parameters: Mapping[str, Any],
+    plans: list[TensorPlan],
+    notes: list[str],
+) -> int | None:
+    """Document models look at the page too."""
+    config = built.config
+    if "pixel_values" not in parameters or not getattr(config, "visual_embed", False):
+        return None
+    size = setup.image_size or getattr(config, "input_size", None) or _DOCUMENT_IMAGE
+    shape = (setup.batch, getattr(config, "num_channels", 3), size, size)
+    plans.append(TensorPlan(name="pixel_values", shape=shape, dtype=torch.float32))
+    notes.append(f"one page image of {size} x {size} pixels for each sample")
+    return int(size)

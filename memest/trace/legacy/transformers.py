@@ -1,0 +1,406 @@
+"""Software of another time: what older transformers did differently inside a step.
+
+Two tables of mechanisms, each with the releases it holds for and its source; nothing here is
+fitted. Kernels of torch are in ``legacy/torch.py``, what its loops and optimizers have since 2.0
+(``foreach``, ``zero_grad``) where they are made.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import torch
+
+from memest.config.setup import Attention, Setup
+from memest.trace.inputs.tensors import TensorPlan
+from memest.trace.legacy.changes import Change, Release, changes_of
+from memest.trace.recorder import Recorder
+
+__all__ = [
+    "attention_of",
+    "family_of",
+    "masks_as_before",
+    "model_as_before",
+    "transformers_as_before",
+]
+
+Patch = AbstractContextManager[Any]
+
+# Families whose attention was written like BERT's: the scores under their own name
+_BERT_LIKE = frozenset(
+    """bert roberta xlm-roberta camembert electra layoutlm rembert megatron-bert ernie vit deit
+    data2vec-text roberta-prelayernorm""".split()
+)
+# First transformers whose class could use sdpa (training_semantics: model files of each version)
+_SDPA_SINCE = {
+    "llama": (4, 36),
+    "mistral": (4, 36),
+    "gemma": (4, 38),
+    "gemma2": (4, 42),
+    "phi": (4, 39),
+    "qwen2": (4, 37),
+    "falcon": (4, 36),
+    "whisper": (4, 36),
+    "bart": (4, 36),
+    "bert": (4, 41),
+    "vit": (4, 41),
+    "deit": (4, 41),
+    "roberta": (4, 48),
+    "xlm-roberta": (4, 48),
+    "camembert": (4, 48),
+    "gpt2": (4, 44),
+    "distilbert": (4, 45),
+    "opt": (4, 46),
+    "gpt_neox": (4, 45),
+    "wav2vec2": (4, 36),
+    "hubert": (4, 36),
+    "gpt_bigcode": (4, 36),
+    "starcoder2": (4, 39),
+    "clip": (4, 46),
+    "siglip": (4, 46),
+    "dinov2": (4, 46),
+}
+# Most families shared one attention function from here on, and could use sdpa ...
+_SHARED_ATTENTION = (4, 48)
+# ... except these, which could not in 4.51 and can in 5.x (``_supports_sdpa`` in their files)
+_EAGER_IN_4 = frozenset(
+    """altclip bert-generation blenderbot blenderbot-small chinese_clip clipseg conditional_detr
+    ctrl decision_transformer deformable_detr detr electra ernie esm fuyu kosmos-2 layoutlm marian
+    maskformer mobilebert mt5 owlv2 owlvit pegasus persimmon pix2struct plbart pop2piano
+    recurrent_gemma roberta-prelayernorm roc_bert rt_detr rt_detr_v2 seamless_m4t seamless_m4t_v2
+    segformer swin t5 udop umt5 wav2vec2-bert wav2vec2-conformer xclip xmod zamba""".split()
+)
+
+
+def _release_of(setup: Setup) -> Release:
+    """The declared transformers, or a version later than anything listed here."""
+    return setup.software.transformers or (99, 0)
+
+
+def family_of(model: Any) -> str:
+    """The family of a model by its configuration; "" where it has none."""
+    return str(getattr(getattr(model, "config", None), "model_type", ""))
+
+
+def attention_of(model_type: str, setup: Setup) -> Attention:
+    """The attention implementation that this transformers would have taken."""
+    release = _release_of(setup)
+    if setup.attn_implementation is not Attention.AUTO:
+        return setup.attn_implementation
+    if setup.software.torch is not None and setup.software.torch < (2, 0):
+        return Attention.EAGER
+    if release >= (5, 0):
+        return Attention.AUTO
+    if model_type in _EAGER_IN_4:
+        return Attention.EAGER
+    since = _SDPA_SINCE.get(model_type, _SHARED_ATTENTION)
+    return Attention.EAGER if release < since else Attention.AUTO
+
+
+# -- the batch and the model ---------------------------------------------------------------------
+
+
+def masks_as_before(
+    plans: tuple[TensorPlan, ...], model: Any, setup: Setup
+) -> tuple[TensorPlan, ...]:
+    """Eager encoders always added an extended mask [B, 1, 1, S] in the weights' dtype.
+
+    Added to half-precision scores under autocast, the fp32 mask makes the scores fp32. Source:
+    ``get_extended_attention_mask`` in transformers 4.15 to 4.57.
+    """
+    eager = getattr(getattr(model, "config", None), "_attn_implementation", "") == "eager"
+    if _release_of(setup) >= (5, 0) or not eager or family_of(model) not in _BERT_LIKE:
+        return plans
+    dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
+    return tuple(
+        replace(p, shape=(p.shape[0], 1, 1, p.shape[1]), dtype=dtype, fill=None, value=None)
+        if p.name == "attention_mask" and len(p.shape) == 2
+        else p
+        for p in plans
+    )
+
+
+def model_as_before(model: torch.nn.Module, model_type: str, setup: Setup) -> None:
+    """Give a freshly built model what its class of that time had."""
+    release = _release_of(setup)
+    for change in changes_of(_MODELS, release, model_type):
+        change.patch(model, release)
+
+
+def _rotary_tables(model: torch.nn.Module, _release: Release) -> None:
+    """Every layer held cosines and sines of all positions, in the dtype of the weights.
+
+    Source: ``LlamaRotaryEmbedding._set_cos_sin_cache`` of 4.36 to 4.40 and its copies.
+    """
+    config: Any = model.config
+    dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
+    for module in model.modules():
+        head = getattr(module, "head_dim", None)
+        if not type(module).__name__.endswith("Attention") or head is None:
+            continue
+        share = getattr(config, "partial_rotary_factor", None)
+        share = (getattr(config, "rope_parameters", None) or {}).get("partial_rotary_factor", share)
+        shape = (int(config.max_position_embeddings), int(head * (share or 1)))
+        for name in ("cos_cached", "sin_cached"):
+            table = torch.empty(shape, dtype=dtype, device="meta")
+            module.register_buffer(name, table, persistent=False)
+
+
+def _float_logits(model: torch.nn.Module, _release: Release) -> None:
+    """Logits were cast to float32 by the model itself, with labels or without.
+
+    In half precision a script that keeps ``outputs`` keeps them at four bytes an element. Source:
+    ``LlamaForCausalLM.forward`` of 4.37 to 4.45 and its copies; from then on the loss casts.
+    """
+    find = getattr(model, "get_output_embeddings", None)
+    head = find() if find is not None else None
+    if head is not None and type(model).__name__.endswith("ForCausalLM"):
+        head.register_forward_hook(lambda _module, _inputs, logits: logits.float())
+
+
+def _causal_buffers(model: torch.nn.Module, release: Release) -> None:
+    """GPT-2 kept a causal mask of all positions in every layer, one byte an element.
+
+    Source: ``GPT2Attention.__init__`` of 4.18 to 5.0 (``bias``; ``masked_bias`` until 4.57).
+    """
+    for module in model.modules():
+        if type(module).__name__ != "GPT2Attention" or hasattr(module, "bias"):
+            continue
+        size = int(module.config.max_position_embeddings)
+        bias = torch.empty((1, 1, size, size), dtype=torch.bool, device="meta")
+        module.register_buffer("bias", bias, persistent=False)
+        if release < (5, 0):
+            masked = torch.empty((), dtype=torch.float32, device="meta")
+            module.register_buffer("masked_bias", masked, persistent=False)
+
+
+class _Unscaled:
+    """Stands for a factor that is applied later: multiplying by it returns the tensor itself."""
+
+    def __rmul__(self, other: Any) -> Any:
+        return other
+
+
+def _scaled_inside(model: torch.nn.Module, _release: Release) -> None:
+    """OPT left the scaling of the queries to sdpa, so no scaled copy of them was made.
+
+    Source: ``OPTSdpaAttention.forward`` of 4.46 to 4.52; from 4.53 on the shared attention function
+    is called with scaled queries.
+    """
+    if getattr(model.config, "_attn_implementation", "") != "sdpa":
+        return
+    for module in model.modules():
+        if type(module).__name__ == "OPTAttention":
+            module.scaling = _Unscaled()
+
+
+# -- functions of the library, for the time of a trace --------------------------------------------
+
+
+@contextmanager
+def transformers_as_before(recorder: Recorder, model_type: str, setup: Setup) -> Iterator[None]:
+    """The shared functions of transformers as that release had them."""
+    with ExitStack() as stack:
+        if "transformers" in sys.modules:
+            for change in changes_of(_FUNCTIONS, _release_of(setup), model_type):
+                stack.enter_context(change.patch(recorder, model_type))
+        yield
+
+
+def _caches_without_copies(*_: Any) -> Patch:
+    """A cache's first keys and values were kept as they came, not as a copy.
+
+    What attention saves beside them is then its own copy (matmul of permuted views, contiguous
+    operands of sdpa), and the cache keeps the projections alive in addition. Source:
+    ``DynamicCache.update`` of 4.36 to 4.53, ``DynamicLayer.update`` of 4.54; a tuple of the tensors
+    before. The first update copies by ``cat`` in 4.56.
+    """
+    from transformers import cache_utils
+
+    layer = cache_utils.DynamicLayer
+    original: Callable[..., Any] = layer.update
+
+    def update(self: Any, key_states: Any, value_states: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.is_initialized:
+            return original(self, key_states, value_states, *args, **kwargs)
+        self.dtype, self.device = key_states.dtype, key_states.device
+        self.is_initialized = True
+        self.keys, self.values = key_states, value_states
+        return key_states, value_states
+
+    return mock.patch.object(layer, "update", update)
+
+
+def _repeated_heads(*_: Any) -> Patch:
+    """Grouped keys and values were always repeated for all heads.
+
+    Source: ``sdpa_attention_forward`` of 4.48 to 4.53 and the classes before; ``enable_gqa`` is
+    there in 4.54.
+    """
+    from transformers.integrations import sdpa_attention
+
+    def never(*_: Any, **__: Any) -> bool:
+        return False
+
+    return mock.patch.object(sdpa_attention, "use_gqa_in_sdpa", never)
+
+
+def _contiguous_operands(*_: Any) -> Patch:
+    """Queries, keys and values were made contiguous before sdpa: three copies, saved by it.
+
+    Source: ``sdpa_attention_forward`` of 4.48 to 4.54 (for pytorch issue 112577); gone in 4.56.
+    """
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    original: Callable[..., Any] = ALL_ATTENTION_FUNCTIONS["sdpa"]
+
+    def forward(module: Any, query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+        query = query.contiguous()
+        if getattr(module, "num_key_value_groups", 1) == 1:
+            key, value = key.contiguous(), value.contiguous()
+        return original(module, query, key, value, *args, **kwargs)
+
+    mapping = type(ALL_ATTENTION_FUNCTIONS)._global_mapping
+    return mock.patch.dict(mapping, {"sdpa": forward})
+
+
+def _rotary_of_each_layer(_recorder: Recorder, model_type: str) -> Patch:
+    """Every layer looked up, or computed, cosines and sines of its own, which its products save.
+
+    Source: ``cos[position_ids]`` in ``apply_rotary_pos_emb`` of 4.37, ``rotary_emb`` called by each
+    attention until ``position_embeddings`` came from the model (4.43 for Llama).
+    """
+    module = sys.modules.get(f"transformers.models.{model_type}.modeling_{model_type}")
+    original = getattr(module, "apply_rotary_pos_emb", None)
+    if module is None or original is None:
+        return nullcontext()
+
+    def apply(q: Any, k: Any, cos: Any, sin: Any, *args: Any, **kwargs: Any) -> Any:
+        return original(q, k, cos.clone(), sin.clone(), *args, **kwargs)
+
+    return mock.patch.object(module, "apply_rotary_pos_emb", apply)
+
+
+def _float_masks(*_: Any) -> Patch:
+    """Masks for sdpa were additive and made once, so all layers save the same one.
+
+    From a bool mask every layer's sdpa makes, and saves, an additive one of its own. Source:
+    ``_prepare_4d_causal_attention_mask_with_cache_position`` and
+    ``_prepare_4d_causal_attention_mask_for_sdpa`` until 4.52; ``masking_utils`` from 4.53 on.
+    """
+    from transformers import masking_utils
+
+    mapping = masking_utils.AttentionMaskInterface._global_mapping
+    original: Callable[..., Any] = mapping["sdpa"]
+
+    def mask(*args: Any, dtype: torch.dtype = torch.float32, **kwargs: Any) -> Any:
+        allowed = original(*args, dtype=dtype, **kwargs)
+        if allowed is None or allowed.dtype != torch.bool:
+            return allowed
+        out = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device)
+        return out.masked_fill_(allowed.logical_not(), torch.finfo(dtype).min)
+
+    return mock.patch.dict(mapping, {"sdpa": mask})
+
+
+def _shifted_logits(*_: Any) -> Patch:
+    """The causal loss shifted the logits, a contiguous copy of all but the last position.
+
+    Source: ``ForCausalLMLoss`` of 4.46 to 4.48 and the models' forward before; the labels are
+    padded and shifted instead in 4.51.
+    """
+    from transformers.loss import loss_utils
+
+    def loss(
+        logits: torch.Tensor,
+        labels: torch.Tensor,
+        vocab_size: int,
+        num_items_in_batch: torch.Tensor | None = None,
+        ignore_index: int = -100,
+        **_: Any,
+    ) -> torch.Tensor:
+        logits = logits.float()
+        shift_logits = logits[..., :-1, :].contiguous().view(-1, vocab_size)
+        shift_labels = labels[..., 1:].contiguous().view(-1)
+        reduction = "mean" if num_items_in_batch is None else "sum"
+        out = torch.nn.functional.cross_entropy(
+            shift_logits, shift_labels, ignore_index=ignore_index, reduction=reduction
+        )
+        return out if num_items_in_batch is None else out / num_items_in_batch
+
+    return mock.patch.dict(loss_utils.LOSS_MAPPING, {"ForCausalLM": loss})
+
+
+def _scores_kept(recorder: Recorder, _model_type: str) -> Patch:
+    """BERT-like attention kept ``attention_scores`` beside ``attention_probs`` until it returned.
+
+    One more score matrix is alive from the softmax to the end of the attention's forward. Source:
+    ``BertSelfAttention.forward`` of transformers 4.15 to 4.57; 5.0 rebinds one name.
+    """
+    functional = torch.nn.functional
+    original: Callable[..., Any] = functional.softmax
+
+    def softmax(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if x.dim() == 4:
+            recorder.hold(x)
+        return original(x, *args, **kwargs)
+
+    return mock.patch.object(functional, "softmax", softmax)
+
+
+# -- what holds until when ------------------------------------------------------------------------
+
+_MODELS = (
+    Change(_causal_buffers, {"gpt2": (5, 1)}),
+    Change(_scaled_inside, {"opt": (4, 53)}),
+    # First releases whose causal forward returned logits in the dtype of the head: all of these
+    # said ``logits = logits.float()`` in every release before that could use sdpa (read: 4.37,
+    # 4.42, 4.44, 4.45, 4.46)
+    Change(
+        _float_logits,
+        {
+            **dict.fromkeys(
+                """cohere gemma gemma2 jamba llama mixtral nemotron olmo olmoe phi phi3 qwen2
+                qwen2_moe""".split(),
+                (4, 46),
+            ),
+            **dict.fromkeys("granite mistral starcoder2".split(), (4, 47)),
+        },
+    ),
+    # Until when each attention kept tables of its own (read: 4.37, 4.38, 4.40 and 4.42)
+    Change(
+        _rotary_tables,
+        {
+            **dict.fromkeys("llama mistral".split(), (4, 41)),
+            **dict.fromkeys(
+                "mixtral persimmon phi qwen2 qwen2_moe stablelm starcoder2".split(), (4, 43)
+            ),
+        },
+    ),
+)
+
+_FUNCTIONS = (
+    Change(_caches_without_copies, {"": (4, 56)}),
+    Change(_repeated_heads, {"": (4, 54)}),
+    Change(_contiguous_operands, {"": (4, 56)}, since={"": (4, 48), "opt": (4, 53)}),
+    # two families made their own float masks longer than the rest
+    Change(_float_masks, {"": (4, 53), "gpt2": (4, 54), "opt": (5, 1)}),
+    Change(_shifted_logits, {"": (4, 49)}),
+    # First releases whose layers share cosines and sines (read: 4.37, 4.42, 4.44, 4.45, 4.46)
+    Change(
+        _rotary_of_each_layer,
+        {
+            "llama": (4, 43),
+            **dict.fromkeys(
+                "cohere persimmon phi qwen2 qwen2_moe stablelm starcoder2".split(), (4, 45)
+            ),
+            **dict.fromkeys("gemma gemma2 mistral mixtral olmo phi3".split(), (4, 47)),
+        },
+    ),
+    Change(_scores_kept, dict.fromkeys(_BERT_LIKE, (5, 0))),
+)

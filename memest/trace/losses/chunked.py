@@ -1,0 +1,479 @@
+"""Losses that apply a model's head to one piece after the other, written anew operator by operator.
+
+=====================  =====================================  =================================
+loss                   the head's pieces                      kept for backward
+=====================  =====================================  =================================
+``trl-fused``          4,096 tokens by 32,768 words in one    hidden states; each is computed
+                       buffer                                 anew, gradients are summed in fp32
+``trl-chunked``        256 tokens                             hidden states (checkpointed)
+``torchtune-chunked``  N of each sample, all logits at once   fp32 log-probabilities
+``torchtune-linear``   N of all tokens that count             fp32 log-probabilities
+=====================  =====================================  =================================
+
+What they allocate is born and dies in the order of their source; what their Triton kernels write is
+not computed, as a trace has no numbers.
+
+Source: transformers ``get_decoder``, ``get_output_embeddings``, ``base_model``; ``get_text_config``
+for what the logits go through. TRL 1.16 ``kernels/chunked_logprob.py``, ``trainer/utils.py``
+(``add_fused_lm_head``), ``trainer/sft_trainer.py`` (``compute_loss``); TRL 1.13
+``trainer/sft_trainer.py``. torchtune 0.6.1 ``modules/loss/ce_chunked_output_loss.py``,
+``modules/transformer.py`` (``chunked_output``), ``recipes/full_finetune_single_device.py``;
+torchtune at April 2026 ``modules/loss/cross_entropy_loss.py``,
+``models/gemma2/_component_builders.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.utils import ModelOutput
+
+from memest.errors import ConfigError
+from memest.trace.cuda.known_values import attach
+
+__all__ = ["Parts", "parts_of", "torchtune_chunked", "torchtune_linear", "trl_chunked", "trl_fused"]
+
+_SCALES = ("logit_scale", "output_multiplier", "lm_head_multiplier", "logits_scaling")
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """A causal language model, taken apart.
+
+    Attributes:
+        config: of its text part.
+        backbone: everything but the head; gives the last hidden states.
+        head: the module that makes logits of them.
+        softcap: by which ``tanh`` caps the logits; None for none.
+        scale: name of the setting that scales the logits; "" where none does.
+    """
+
+    config: Any
+    backbone: Any
+    head: Any
+    softcap: float | None
+    scale: str
+
+
+def parts_of(
+    model: Any, loss: str, *, kinds: Sequence[str] = ("ForCausalLM",), scales: Sequence[str] = ()
+) -> Parts:
+    """Take a model apart for a loss.
+
+    Args:
+        model: of transformers, without wrappers.
+        loss: name of the loss, for errors.
+        kinds: how the names of classes end that it goes with.
+        scales: settings of scaled logits that it knows.
+
+    Raises:
+        ConfigError: the model is none that generates text from left to right, or its logits are
+            scaled in a way that the loss does not know.
+    """
+    name = type(model).__name__
+    config: Any = getattr(model, "config", None)
+    text: Any = config.get_text_config() if hasattr(config, "get_text_config") else config
+    why = ""
+    if not name.endswith(tuple(kinds)) or getattr(config, "is_encoder_decoder", False):
+        why = "it replaces head and loss of causal language models"
+    seen = len(kinds) > 1 and hasattr(config, "vision_config")
+    backbone = None if why else model.base_model if seen else model.get_decoder()
+    head: Any = None if why else model.get_output_embeddings()
+    scale = next((s for s in _SCALES if getattr(text, s, None) not in (None, 1, 1.0)), "")
+    if not why and (backbone is None or backbone is model):
+        why = "its decoder cannot be told from the rest"
+    if not why and getattr(head, "weight", None) is None:
+        why = f"its head is a {type(head).__name__}, which has no weight of its own"
+    if not why and scale and scale not in scales:
+        why = f"its logits are scaled ({scale}), which this loss does not do"
+    if why:
+        raise ConfigError(f"--fused-loss {loss} does not go with {name}: {why}. Leave it out.")
+    return Parts(text, backbone, head, getattr(text, "final_logit_softcapping", None), scale)
+
+
+# -- torchtune: what is padded, and the last of each sample, has labels of -100 --------------------
+
+
+_IGNORED = -100
+
+
+def _outputs(parts: Parts, inputs: dict[str, Any]) -> torch.Tensor:
+    """The last hidden states; torchtune caps them, and not the logits, where a model caps."""
+    hidden: torch.Tensor = parts.backbone(**{**inputs, "use_cache": False}).last_hidden_state
+    if parts.softcap is not None:
+        hidden = hidden / parts.softcap
+        hidden = torch.tanh(hidden)
+        hidden = hidden * parts.softcap
+    return hidden
+
+
+def _cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.cross_entropy(
+        logits.float(), labels, ignore_index=_IGNORED, reduction="sum"
+    )
+
+
+def torchtune_chunked(model: Any, chunks: int) -> Callable[..., Any]:
+    """The forward of a model with ``CEWithChunkedOutputLoss``; 0.6 shifts labels on the GPU.
+
+    Args:
+        model: of transformers.
+        chunks: ``num_output_chunks``: pieces of the tokens of each sample.
+
+    Raises:
+        ConfigError: the model is no causal language model.
+    """
+    parts = parts_of(model, "torchtune-chunked")
+
+    def unembed(inputs: dict[str, Any]) -> list[torch.Tensor]:
+        hidden = _outputs(parts, inputs)
+        return [parts.head(piece) for piece in hidden.chunk(chunks, dim=1)]
+
+    def loss_of(logits: list[torch.Tensor], labels: torch.Tensor) -> torch.Tensor:
+        count = (labels != _IGNORED).sum()
+        targets = [piece.reshape(-1) for piece in labels.chunk(chunks, dim=1)]
+        flat = [piece.reshape(-1, piece.size(-1)) for piece in logits]
+        total: Any = 0.0
+        for piece, target in zip(flat, targets, strict=True):
+            total += _cross_entropy(piece, target)
+        loss: torch.Tensor = total / count
+        return loss
+
+    def forward(labels: Any = None, num_items_in_batch: Any = None, **inputs: Any) -> Any:
+        logits = unembed(inputs)
+        ignored = (labels.shape[0], 1)
+        labels = torch.hstack(
+            (labels[..., 1:], torch.full(ignored, _IGNORED, device=labels.device))
+        )
+        return CausalLMOutputWithPast(loss=loss_of(logits, labels))
+
+    return forward
+
+
+def torchtune_linear(model: Any, chunks: int) -> Callable[..., Any]:
+    """The forward of a model with ``LinearCrossEntropyLoss``.
+
+    Args:
+        model: of transformers.
+        chunks: ``num_output_chunks``: pieces of all tokens that are not ignored.
+
+    Raises:
+        ConfigError: the model is no causal language model.
+    """
+    parts = parts_of(model, "torchtune-linear")
+
+    def counted(hidden: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        indices = torch.where(labels != _IGNORED)[0]
+        hidden = hidden.index_select(0, indices)
+        return hidden, labels.index_select(0, indices)
+
+    def loss_of(hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        count = torch.where(labels != _IGNORED)[0].numel()
+        labels = labels.reshape(-1)
+        hidden = hidden.reshape(-1, hidden.shape[-1])
+        hidden, labels = counted(hidden, labels)
+        pieces = hidden.tensor_split(chunks, dim=0)
+        targets = labels.tensor_split(chunks, dim=0)
+        total = torch.tensor(0.0, device=labels.device)
+        for piece, target in zip(pieces, targets, strict=True):
+            loss = _cross_entropy(parts.head(piece), target)
+            total += loss
+        return total / count
+
+    def forward(labels: Any = None, num_items_in_batch: Any = None, **inputs: Any) -> Any:
+        hidden = _outputs(parts, inputs)
+        # the host has shifted them: the last of each sample counts no more
+        shifted = torch.zeros(labels.shape, dtype=labels.dtype)
+        shifted[:, -1] = _IGNORED
+        attach(labels, shifted)
+        return CausalLMOutputWithPast(loss=loss_of(hidden, labels))
+
+    return forward
+
+
+# -- TRL -------------------------------------------------------------------------------------------
+
+
+_KINDS = ("ForCausalLM", "ForConditionalGeneration")
+_TILE_TOKENS = 4096  # TOKEN_CHUNK_SIZE
+_TILE_WORDS = 32768  # _CHUNKED_LOGPROB_CHUNK_SIZE
+_CHUNK_TOKENS = 256  # _CHUNKED_LM_HEAD_CHUNK_SIZE
+
+
+@dataclass
+class _Scored(ModelOutput):  # type: ignore[misc]
+    """What is alive until SFTTrainer's ``compute_loss`` returns."""
+
+    loss: torch.Tensor | None = None
+    own_loss: torch.Tensor | None = None
+    log_probs: torch.Tensor | None = None
+    entropy: torch.Tensor | None = None
+    hits: torch.Tensor | None = None
+    label_mask: torch.Tensor | None = None
+    aux_loss: torch.Tensor | None = None
+
+
+def _parts(model: Any, loss: str, scales: tuple[str, ...]) -> Parts:
+    """A model that SFTTrainer takes.
+
+    Raises:
+        ConfigError: another one, or an adapter on its head: SFTTrainer multiplies by the head's
+            weight, so the adapter would never be trained.
+    """
+    parts = parts_of(model, loss, kinds=_KINDS, scales=scales)
+    if hasattr(parts.head, "base_layer"):
+        raise ConfigError(
+            f"--fused-loss {loss} does not go with an adapter on the head: SFTTrainer refuses it, "
+            "because the loss multiplies by the head's own weight. Leave the head out of "
+            "--lora-target-modules."
+        )
+    return parts
+
+
+def _backbone(parts: Parts, inputs: dict[str, Any]) -> tuple[Any, bool]:
+    """The backbone's outputs, and whether a load-balancing loss is added.
+
+    SFTTrainer asks for the router's logits wherever the configuration has a coefficient for them.
+    """
+    coefficient = getattr(parts.config, "router_aux_loss_coef", 0.0) or 0.0
+    balances = hasattr(parts.config, "output_router_logits") and coefficient != 0.0
+    inputs = {**inputs, "use_cache": False}
+    if balances:
+        inputs["output_router_logits"] = True
+    return parts.backbone(**inputs), balances
+
+
+def _balance(parts: Parts, outputs: Any, attention_mask: Any) -> torch.Tensor:
+    from transformers.models.mixtral import modeling_mixtral
+
+    loss = modeling_mixtral.load_balancing_loss_func(
+        outputs.router_logits,
+        parts.config.num_experts,
+        parts.config.num_experts_per_tok,
+        attention_mask,
+    )
+    return cast("torch.Tensor", loss)
+
+
+# -- TRL 1.15 and later ---------------------------------------------------------------------------
+
+
+def trl_fused(model: Any) -> Callable[..., Any]:
+    """The forward of a model under SFTTrainer of TRL 1.15 and later.
+
+    Raises:
+        ConfigError: SFTTrainer does not train such a model.
+    """
+    scales = ("logit_scale", "output_multiplier", "lm_head_multiplier", "logits_scaling")
+    parts = _parts(model, "trl-fused", scales)
+
+    def scored(labels: Any, num_items_in_batch: Any, inputs: dict[str, Any]) -> _Scored:
+        """The model's forward, which ``add_fused_lm_head`` replaces."""
+        outputs, balances = _backbone(parts, inputs)
+        hidden, labels = outputs.last_hidden_state[:, :-1], labels[:, 1:]
+        mask = labels != _IGNORED
+        scores: Any = _TiledLogProbs.apply(  # type: ignore[no-untyped-call]
+            hidden[mask], parts.head.weight, getattr(parts.head, "bias", None), labels[mask]
+        )
+        scores = (x.new_zeros(mask.shape).masked_scatter(mask, x) for x in scores)
+        log_probs, entropy, hits = scores
+        total, items, aux = -log_probs.sum(), num_items_in_batch, None
+        loss = total / (mask.sum().clamp(min=1) if items is None else items)
+        del total
+        if balances:
+            aux = _balance(parts, outputs, inputs.get("attention_mask"))
+            loss = loss + parts.config.router_aux_loss_coef * aux
+        return _Scored(
+            loss=loss,
+            log_probs=log_probs,
+            entropy=entropy,
+            hits=hits,
+            label_mask=mask,
+            aux_loss=aux,
+        )
+
+    def forward(labels: Any = None, num_items_in_batch: Any = None, **inputs: Any) -> Any:
+        """As ``SFTTrainer.compute_loss``, whose loss comes from the values of the tokens."""
+        outputs = scored(labels, num_items_in_batch, inputs)
+        assert outputs.log_probs is not None
+        assert outputs.label_mask is not None
+        losses = -outputs.log_probs
+        items = outputs.label_mask.sum() if num_items_in_batch is None else num_items_in_batch
+        loss = losses.sum() / torch.as_tensor(items).clamp(min=1)
+        if outputs.aux_loss is not None:
+            weighted = parts.config.router_aux_loss_coef * outputs.aux_loss
+            loss = loss + weighted / 1  # by the number of micro-steps; no size depends on it
+        outputs.own_loss, outputs.loss = outputs.loss, loss
+        return outputs
+
+    return forward
+
+
+def _add_product(total: torch.Tensor, one: torch.Tensor, other: torch.Tensor) -> None:
+    """``total += one @ other`` in fp32, without copies of half operands in fp32."""
+    if one.dtype in (torch.float16, torch.bfloat16):
+        torch.addmm(total, one, other, out_dtype=torch.float32, out=total)  # type: ignore[call-overload]
+    else:
+        total.addmm_(one.float(), other.float())
+
+
+class _TiledLogProbs(torch.autograd.Function):
+    """Log-probabilities, entropies and hits of N tokens, tile by tile.
+
+    ``forward(hidden (N, H), weight (V, H), bias (V) or None, targets (N))`` gives three vectors of
+    N, of which the first has a gradient that is used.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        targets: torch.Tensor,
+    ) -> tuple[torch.Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        rows, words, device = hidden.shape[0], weight.shape[0], hidden.device
+        half = torch.is_autocast_enabled("cuda")
+        dtype = torch.get_autocast_dtype("cuda") if half else hidden.dtype
+        # maximum, sum of exponentials, sum of x exp(x), of squares, of logits, best before the
+        # target, the target's logit
+        tensors = [torch.zeros((rows,), device=device, dtype=torch.float32) for _ in range(7)]
+        highest, sum_exp, x_sum_exp, _, _, before, of_target = tensors
+        buffer = torch.empty((min(rows, _TILE_TOKENS), _TILE_WORDS), device=device, dtype=dtype)
+        for start in range(0, rows, _TILE_TOKENS):
+            part = hidden[start : start + _TILE_TOKENS].to(dtype)
+            for word in range(0, words, _TILE_WORDS):
+                end = min(word + _TILE_WORDS, words)
+                tile = buffer[: part.shape[0], : end - word]
+                torch.mm(part, weight[word:end].to(dtype).t(), out=tile)
+                if bias is not None:
+                    tile.add_(bias[word:end].to(dtype))
+        log_z = highest + torch.log(sum_exp)
+        log_probs = of_target - log_z
+        entropy = log_z - x_sum_exp / sum_exp
+        hits = (of_target >= highest) & (of_target > before)
+        ctx.save_for_backward(hidden, weight, bias, targets, log_z, entropy)
+        ctx.dtype = dtype
+        ctx.mark_non_differentiable(hits)
+        return log_probs, entropy, hits
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        hidden, weight, bias, _, _, _ = ctx.saved_tensors
+        dtype, needs = ctx.dtype, ctx.needs_input_grad
+        rows, words, device = hidden.shape[0], weight.shape[0], hidden.device
+
+        def zeros(like: torch.Tensor, wanted: bool) -> torch.Tensor | None:
+            return torch.zeros(like.shape, device=device, dtype=torch.float32) if wanted else None
+
+        of_hidden, of_weight = zeros(hidden, needs[0]), zeros(weight, needs[1])
+        of_bias = None if bias is None else zeros(bias, needs[2])
+        buffer = torch.empty((min(rows, _TILE_TOKENS), _TILE_WORDS), device=device, dtype=dtype)
+        kept = [g.float().contiguous() for g in gradients[:2] if g is not None]
+        for start in range(0, rows, _TILE_TOKENS):
+            part = hidden[start : start + _TILE_TOKENS].to(dtype)
+            for word in range(0, words, _TILE_WORDS):
+                end = min(word + _TILE_WORDS, words)
+                some = weight[word:end].to(dtype)
+                tile = buffer[: part.shape[0], : end - word]
+                torch.mm(part, some.t(), out=tile)
+                if bias is not None:
+                    tile.add_(bias[word:end].to(dtype))
+                if of_hidden is not None:
+                    _add_product(of_hidden[start : start + _TILE_TOKENS], tile, some)
+                if of_weight is not None:
+                    _add_product(of_weight[word:end], tile.t(), part)
+                if of_bias is not None:
+                    of_bias[word:end] += tile.sum(dim=0, dtype=torch.float32)
+        del kept
+        return (
+            None if of_hidden is None else of_hidden.to(hidden.dtype),
+            None if of_weight is None else of_weight.to(weight.dtype),
+            None if of_bias is None else of_bias.to(bias.dtype),
+            None,
+        )
+
+
+# -- TRL 1.4 to 1.14 ------------------------------------------------------------------------------
+
+
+def trl_chunked(model: Any) -> Callable[..., Any]:
+    """The forward of a model under SFTTrainer of TRL 1.4 to 1.14 with ``chunked_nll``.
+
+    Raises:
+        ConfigError: SFTTrainer does not train such a model.
+    """
+    parts = _parts(model, "trl-chunked", ("logit_scale", "output_multiplier"))
+    scaled, softcap = bool(parts.scale), parts.softcap
+
+    def chunk(
+        hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, labels: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        """Loss, hits and entropy of some tokens."""
+        logits = (hidden @ weight.to(hidden.dtype).t()).float()
+        if bias is not None:
+            logits = logits + bias.float()
+        if scaled:
+            logits = logits * 1.5  # any number but 1: no size depends on it
+        if softcap is not None:
+            logits = softcap * torch.tanh(logits / softcap)
+        log_p = torch.nn.functional.log_softmax(logits, dim=-1)
+        loss = torch.nn.functional.nll_loss(log_p, labels, ignore_index=_IGNORED, reduction="sum")
+        valid = labels != _IGNORED
+        hits = ((logits.argmax(dim=-1) == labels) & valid).sum().float()
+        entropy = (-(log_p.exp() * log_p).sum(dim=-1) * valid).sum()
+        return loss, hits, entropy
+
+    def cross_entropy(
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        labels: torch.Tensor,
+        items: Any,
+    ) -> tuple[torch.Tensor, ...]:
+        """Loss, hits, entropy and number of the tokens that count."""
+        hidden = hidden[..., :-1, :].reshape(-1, hidden.size(-1))
+        labels = labels[..., 1:].reshape(-1)
+        valid = labels != _IGNORED
+        count = valid.sum()
+        hits = hidden.new_zeros((), dtype=torch.float32)
+        entropy = hidden.new_zeros((), dtype=torch.float32)
+        # tokens that count come first; chunks of others are left out
+        order = valid.to(torch.int8).argsort(descending=True, stable=True)
+        hidden = hidden[order]
+        labels = labels[order]
+        padded = (count / _CHUNK_TOKENS).ceil().clamp(min=1).to(torch.int64) * _CHUNK_TOKENS
+        loss = hidden.new_zeros((), dtype=torch.float32)
+        for start in range(0, int(padded), _CHUNK_TOKENS):
+            of_some, hits_of_some, entropy_of_some = torch.utils.checkpoint.checkpoint(
+                chunk,
+                hidden[start : start + _CHUNK_TOKENS],
+                weight,
+                bias,
+                labels[start : start + _CHUNK_TOKENS],
+                use_reentrant=False,
+            )
+            loss = loss + of_some
+            hits = hits + hits_of_some
+            entropy = entropy + entropy_of_some
+        loss = loss / (count.clamp(min=1) if items is None else items)
+        return loss, hits, entropy, count
+
+    def forward(labels: Any = None, num_items_in_batch: Any = None, **inputs: Any) -> Any:
+        outputs, balances = _backbone(parts, inputs)
+        hidden, bias = outputs.last_hidden_state, getattr(parts.head, "bias", None)
+        loss, hits, entropy, count = cross_entropy(
+            hidden, parts.head.weight, bias, labels, num_items_in_batch
+        )
+        aux = None
+        if balances:
+            aux = _balance(parts, outputs, inputs.get("attention_mask"))
+            loss = loss + parts.config.router_aux_loss_coef * aux
+        return _Scored(loss=loss, entropy=entropy, hits=hits, label_mask=count, aux_loss=aux)
+
+    return forward

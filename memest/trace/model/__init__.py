@@ -1,0 +1,1 @@
+"""A model on meta: built, adapted, quantized, told apart by its parts."""

@@ -1,0 +1,270 @@
+"""Adapters: the real peft puts them into a model on meta.
+
+peft's own way of building without memory (``low_cpu_mem_usage``) leaves one thing out: adapters
+that are on meta already are not cast to the dtype of the layer they sit on
+(``BaseTunerLayer._move_adapter_to_device_of_base_layer``), which is where a real build gets its
+half-precision adapters from. That is made up for here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import warnings
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+
+from memest.config.adapter import Adapter
+from memest.config.setup import Setup, Task
+from memest.errors import ConfigError, MemestError, MissingDependencyError, closest
+from memest.trace.model.build import move_to_meta
+from memest.trace.model.packed import adapt_to_packed
+from memest.trace.model.quantization import quiet
+
+__all__ = ["add_adapter", "base_of", "cast_parameters", "kept_dtype", "prefix_of", "seen_in_full"]
+
+_TASK_TYPES = {
+    Task.SEQUENCE_CLASSIFICATION: "SEQ_CLS",
+    Task.TOKEN_CLASSIFICATION: "TOKEN_CLS",
+    Task.QUESTION_ANSWERING: "QUESTION_ANS",
+    Task.CAUSAL_LM: "CAUSAL_LM",
+    Task.SEQ2SEQ_LM: "SEQ_2_SEQ_LM",
+}
+"""What peft calls the heads it knows; with the others it wraps a model as it is."""
+_KEPT = "_memest_kept_dtype"
+
+
+def add_adapter(
+    model: torch.nn.Module, task: Task, setup: Setup, *, real: bool = False
+) -> tuple[Any, tuple[str, ...]]:
+    """Freeze a model and put the adapters of a setup into it.
+
+    Args:
+        model: on meta, or ``real``; it is changed.
+        task: which head it has.
+        setup: says which adapters.
+        real: the model has its weights, and the adapters get theirs.
+
+    Returns:
+        What a training script gets from ``get_peft_model``, and what there is to say of it.
+
+    Raises:
+        MissingDependencyError: peft is not installed.
+        ConfigError: the adapters cannot be put into this model.
+    """
+    adapter = setup.adapter
+    assert adapter is not None
+    try:
+        with quiet():  # it loads bitsandbytes where that is installed
+            import peft
+    except ImportError as error:
+        raise MissingDependencyError(
+            "Adapters (--lora-r, --peft) are built by peft, which is not installed: pip install "
+            "'memest[peft]'."
+        ) from error
+    config, notes = _config(adapter, task)
+    adapt_to_packed(config, model, adapter.method)
+    try:
+        with warnings.catch_warnings(), _device(setup):
+            warnings.simplefilter("ignore")
+            wrapped = peft.get_peft_model(
+                model,
+                config,
+                low_cpu_mem_usage=not real,
+                autocast_adapter_dtype=adapter.autocast_adapter_dtype,
+            )
+    except MemestError:
+        raise
+    except Exception as error:
+        if setup.quantization is not None and "can require gradients" in str(error):
+            kept = ", ".join(config.modules_to_save or ()) or "what adapters copy"
+            raise ConfigError(
+                f"peft trains {kept} as a whole, which transformers quantises here, and quantised "
+                f"weights cannot train: add --llm-int8-skip-modules {kept.partition(',')[0]}."
+            ) from error
+        raise _refused(adapter, model, error) from error
+    if not real:
+        move_to_meta(wrapped)
+        if not adapter.autocast_adapter_dtype:
+            _cast_to_base(wrapped)
+        if setup.quantization is None:
+            _freeze_ranks(wrapped)
+    wrapped.train()
+    active = wrapped.active_peft_config
+    words = [f"adapters by peft: {_words(adapter, active)}", *notes]
+    return wrapped, tuple(words)
+
+
+def _device(setup: Setup) -> AbstractContextManager[Any]:
+    """Copies of quantised weights begin as an empty tensor, which must not be on the CPU."""
+    return nullcontext() if setup.quantization is None else torch.device("meta")
+
+
+def base_of(model: Any) -> Any:
+    """The model inside peft's wrapper, else the model itself."""
+    inner = getattr(model, "get_base_model", None)
+    return inner() if callable(inner) and hasattr(model, "peft_config") else model
+
+
+def prefix_of(model: Any) -> str:
+    """What peft's wrapper puts before the names of a model's own modules."""
+    if not hasattr(model, "peft_config"):
+        return ""
+    base = base_of(model)
+    return next((f"{n}." for n, module in model.named_modules() if module is base and n), "")
+
+
+def _config(adapter: Adapter, task: Task) -> tuple[Any, list[str]]:
+    """The configuration object, and what of the settings it does not know.
+
+    Raises:
+        ConfigError: a setting that the method does not have, or refuses.
+    """
+    import peft
+
+    kind: Any = peft.PeftType(adapter.method.upper())
+    cls = peft.mapping.PEFT_TYPE_TO_CONFIG_MAPPING[kind]
+    settings = adapter.settings
+    known = set(inspect.signature(cls).parameters)
+    for name, value in list(settings.items()):
+        if name not in known and not value:
+            # of another release, and said to be off
+            del settings[name]
+        elif name not in known:
+            near = closest(name, known)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise ConfigError(
+                f"{cls.__name__} of the installed peft {peft.__version__} has no {name!r}.{hint} "
+                "Remove it, or install the peft that knows it."
+            )
+    notes = []
+    if "task_type" not in settings and "task_type" in known:
+        settings["task_type"] = _TASK_TYPES.get(task)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            config = cls(**settings)
+    except (TypeError, ValueError, ImportError) as error:
+        raise ConfigError(f"--peft {adapter.method}: {cls.__name__} refuses it: {error}") from error
+    if settings.get("init_lora_weights") not in (None, True, False, "gaussian"):
+        # data-free starts of matrices are computed once, before the first step
+        notes.append(
+            f"the start of the adapters (init_lora_weights {settings['init_lora_weights']!r}) is "
+            "computed before training and not part of the estimate"
+        )
+    return config, notes
+
+
+def _words(adapter: Adapter, config: Any) -> str:
+    """The adapters with what peft decided itself."""
+    values = {
+        name: getattr(config, name)
+        for name in ("r", "target_modules", "modules_to_save", "num_virtual_tokens")
+        if getattr(config, name, None)
+    }
+    settings = adapter.settings
+    for name, value in values.items():
+        settings[name] = sorted(value) if isinstance(value, (set, list)) else value
+    return dataclasses.replace(adapter, config=_json(settings)).words
+
+
+def _json(settings: dict[str, Any]) -> str:
+    import json
+
+    return json.dumps(settings, sort_keys=True)
+
+
+def _refused(adapter: Adapter, model: torch.nn.Module, error: Exception) -> ConfigError:
+    """Why peft does not put the adapters into this model."""
+    text = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+    linear = (torch.nn.Linear, torch.nn.Conv1d, torch.nn.Conv2d)
+    layer_names = [
+        name.rpartition(".")[2]
+        for name, module in model.named_modules()
+        if isinstance(module, linear) or type(module).__name__ == "Conv1D"
+    ]
+    names = ", ".join(dict.fromkeys(layer_names)) or "none"
+    return ConfigError(
+        f"--peft {adapter.method}: peft refuses {type(model).__name__}: {text}. Name modules with "
+        f"--lora-target-modules; its linear ones are called {names}."
+    )
+
+
+def _freeze_ranks(model: Any) -> None:
+    """AdaLoRA's ``ranknum`` does not train, unless peft moved it to another device than the CPU.
+
+    That makes a new parameter of it (``ParameterDict.__setitem__``), as of everything on meta; a
+    base that is on the GPU before it is wrapped, as quantised ones are, has it so.
+    """
+    for name, parameter in model.named_parameters():
+        if ".ranknum." in name:
+            parameter.requires_grad_(requires_grad=False)
+
+
+def cast_parameters(model: Any, dtype: torch.dtype) -> None:
+    """Make every floating parameter one of ``dtype``; buffers stay as they are.
+
+    Source: ``DeepSpeedEngine._cast_module_mixed_precision`` of DeepSpeed 0.19.8; what
+    ``fully_shard`` gathers under a ``MixedPrecisionPolicy`` has the same dtypes, and its shards
+    keep their own.
+    """
+    for parameter in model.parameters():
+        if parameter.dtype.is_floating_point:
+            setattr(parameter, _KEPT, parameter.dtype)
+            parameter.data = parameter.data.to(dtype)
+
+
+def kept_dtype(parameter: torch.Tensor) -> str:
+    """The dtype that :func:`cast_parameters` found, by torch's name; empty where it was not."""
+    return str(getattr(parameter, _KEPT, "")).removeprefix("torch.")
+
+
+@contextmanager
+def seen_in_full(model: torch.nn.Module, when: str) -> Iterator[None]:
+    """Adapters in half precision are taken for float32 ones by peft, which casts their inputs.
+
+    Args:
+        model: with adapters.
+        when: ``always``, in the ``first`` forward of the model, or never.
+    """
+    if not when:
+        yield
+        return
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    original: Any = BaseTunerLayer._cast_input_dtype
+    full = True
+
+    def cast(layer: Any, x: Any, dtype: torch.dtype) -> Any:
+        return original(layer, x, torch.float32 if full else dtype)
+
+    def done(*_: Any) -> None:
+        nonlocal full
+        full = when == "always"
+
+    handle = model.register_forward_hook(done)
+    BaseTunerLayer._cast_input_dtype = cast
+    try:
+        yield
+    finally:
+        BaseTunerLayer._cast_input_dtype = original
+        handle.remove()
+
+
+def _cast_to_base(model: Any) -> None:
+    """The dtype of adapters on a real device: that of their layer, where it is a floating one."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    for module in model.modules():
+        if not isinstance(module, BaseTunerLayer):
+            continue
+        weight = getattr(module.get_base_layer(), "weight", None)
+        if weight is None or not (weight.dtype.is_floating_point or weight.dtype.is_complex):
+            continue
+        names = set(module.adapter_layer_names)
+        for name, child in module.named_children():
+            if name in names:
+                child.to(weight.dtype)

@@ -1,0 +1,417 @@
+"""Building a model on the meta device: real modules, no weights.
+
+``transformers`` is loaded here and nowhere below; remote code runs only when it was asked for.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from memest.catalog.resolve import ModelSource
+from memest.config.setup import Attention, Dtype, Setup, Task
+from memest.errors import (
+    ConfigError,
+    MemestError,
+    MissingDependencyError,
+    ModelLoadError,
+    closest,
+)
+from memest.trace.cuda.flash import check_precision, flash_attention_installed
+from memest.trace.cuda.known_values import attach
+from memest.trace.model.adjust import adjust_config
+from memest.trace.model.factories import container, import_named, made
+from memest.trace.model.packed import packed_layers
+from memest.trace.model.quantization import companions, num_elements
+from memest.trace.model.tasks import choose_head, task_of_class
+from memest.trace.model.twins import twin_of
+
+__all__ = [
+    "BuiltModel",
+    "build_model",
+    "count",
+    "freeze",
+    "from_factory",
+    "move_to_meta",
+    "of_module",
+    "put_into_training",
+]
+
+_DTYPES = {
+    Dtype.FLOAT32: torch.float32,
+    Dtype.FLOAT16: torch.float16,
+    Dtype.BFLOAT16: torch.bfloat16,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuiltModel:
+    """A model on meta and what was decided on the way."""
+
+    model: torch.nn.Module
+    config: Any
+    task: Task
+    dtype: torch.dtype
+    attention: str
+    notes: tuple[str, ...]
+    inputs: Any = None
+    """Example inputs that came with the model, None if its config says what it takes."""
+    loss: Any = None
+    """The loss that came with the model, None for the usual ways."""
+    wrapper: Any = None
+    """What adapters were put around the model, None without any: it is what trains."""
+    loading: Any = None
+    """How its weights come to the device (``Loading`` of ``quantization.py``), None if they are
+    copied there as they are."""
+
+    @property
+    def trained(self) -> Any:
+        """What the training loop calls."""
+        return self.model if self.wrapper is None else self.wrapper
+
+
+def build_model(source: ModelSource, setup: Setup) -> BuiltModel:
+    """Build the model of ``source`` on the meta device with the head that ``setup`` asks for.
+
+    Raises:
+        MissingDependencyError: transformers is not installed.
+        ConfigError: the task does not exist for this model.
+        ModelLoadError: the architecture is unknown to the installed transformers, or cannot be
+            built from its config.
+    """
+    if source.kind == "factory":
+        return from_factory(source, setup)
+    try:
+        import transformers
+    except ImportError as error:
+        raise MissingDependencyError(
+            "Tracing a model by name needs torch and transformers: pip install 'memest[torch]'."
+        ) from error
+    transformers.logging.set_verbosity_error()
+    config = _config(source, transformers)
+    if setup.num_labels is not None:
+        config.num_labels = setup.num_labels
+    head = choose_head(config, setup.task, source.id, transformers)
+    dtype = _DTYPES.get(setup.dtype) or _config_dtype(config)
+    notes = [*head.notes, *adjust_config(config, head.task, setup)]
+    model = _instantiate(source, config, head.cls, dtype, setup)
+    move_to_meta(model)
+    model.train()
+    attention = getattr(model.config, "_attn_implementation", None) or "eager"
+    return BuiltModel(
+        model=model,
+        config=model.config,
+        task=head.task,
+        dtype=dtype,
+        attention=str(attention),
+        notes=tuple(notes),
+    )
+
+
+def _config(source: ModelSource, transformers: Any) -> Any:
+    # transformers completes nested settings in place; the source is what others go by
+    values = copy.deepcopy(source.config or {})
+    model_type = values.get("model_type")
+    if source.trust_remote_code and values.get("auto_map"):
+        try:
+            return transformers.AutoConfig.from_pretrained(
+                source.path or source.id, trust_remote_code=True
+            )
+        except Exception as error:
+            raise ModelLoadError(
+                f"{source.id}: its own code cannot be loaded: {type(error).__name__}: "
+                f"{_first_line(error)}"
+            ) from error
+    known = transformers.models.auto.configuration_auto.CONFIG_MAPPING
+    if model_type not in known:
+        near = closest(str(model_type), list(known.keys()))
+        hint = f" Nearest: {', '.join(near)}." if near else ""
+        raise ModelLoadError(
+            f"{source.id}: model_type {model_type!r} is not an architecture of the installed "
+            f"transformers {transformers.__version__}.{hint} A newer transformers may know it; "
+            "models with code of their own need --trust-remote-code."
+        )
+    values.pop("quantization_config", None)
+    _check_changes(source, known[model_type], values)
+    try:
+        return known[model_type].from_dict(values)
+    except Exception as error:
+        raise ModelLoadError(
+            f"{source.id}: its config is not a valid {model_type} config: {error}"
+        ) from error
+
+
+def _check_changes(source: ModelSource, kind: Any, values: dict[str, Any]) -> None:
+    """A name that the configuration does not have would be taken and do nothing.
+
+    Raises:
+        ConfigError: there is such a name among the user's changes.
+    """
+    if not source.changes:
+        return
+    usual = {name: value for name, value in values.items() if name not in source.changes}
+    try:
+        config = kind.from_dict(usual)
+    except Exception:  # noqa: BLE001 - what cannot be built without a name needs that name
+        return
+    for name in source.changes:
+        if not hasattr(config, name):
+            near = closest(name, config.to_dict())
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise ConfigError(
+                f"{source.id}: the configuration of a {config.model_type} has no {name!r}.{hint}"
+            )
+
+
+def _config_dtype(config: Any) -> torch.dtype:
+    dtype = getattr(config, "dtype", None)
+    if dtype is None:
+        for part in ("text_config", "vision_config"):
+            dtype = dtype or getattr(getattr(config, part, None), "dtype", None)
+    if isinstance(dtype, str):
+        dtype = getattr(torch, dtype.removeprefix("torch."), None)
+    return dtype if isinstance(dtype, torch.dtype) else torch.float32
+
+
+def _instantiate(
+    source: ModelSource, config: Any, cls: Any, dtype: torch.dtype, setup: Setup
+) -> torch.nn.Module:
+    wanted = setup.attn_implementation
+    attention: str | None = None if wanted is Attention.AUTO else wanted.value
+    kwargs: dict[str, Any] = {"dtype": dtype}
+    if attention is not None:
+        kwargs["attn_implementation"] = attention
+    if wanted is Attention.FLASH_ATTENTION_2:
+        check_precision(dtype, setup)
+    part = _part_for(config, cls)
+    try:
+        with _quiet_hub(), flash_attention_installed(), torch.device("meta"):
+            if hasattr(cls, "_model_mapping"):
+                # an auto class: the config brings code of its own
+                model: torch.nn.Module = cls.from_config(part, trust_remote_code=True, **kwargs)
+            else:
+                model = cls._from_config(part, **kwargs)
+    except MemestError:
+        raise
+    except (ValueError, ImportError) as error:
+        if attention is not None and "attention" in str(error).lower():
+            raise ConfigError(
+                f"--attn-implementation {attention}: {cls.__name__} does not support it in the "
+                f"installed transformers. Legal: {', '.join(_attentions(cls))}."
+            ) from error
+        raise _cannot_build(source, error) from error
+    except Exception as error:
+        raise _cannot_build(source, error) from error
+    return model
+
+
+def _attentions(cls: Any) -> list[str]:
+    """What transformers offers for a class."""
+    names = [Attention.EAGER.value]
+    if getattr(cls, "_supports_sdpa", False):
+        names.append(Attention.SDPA.value)
+    if getattr(cls, "_supports_flash_attn", False):
+        names.append(Attention.FLASH_ATTENTION_2.value)
+    return names
+
+
+def move_to_meta(model: torch.nn.Module) -> None:
+    """Old constructors (``torch.FloatTensor(n)``) ignore the default device: move what they made.
+
+    Buffers keep their values, as masks and indices may be asked for them.
+    """
+    moved: dict[int, torch.Tensor] = {}
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None and parameter.device.type == "cpu":
+                empty = torch.empty_like(parameter, device="meta")
+                twin = torch.nn.Parameter(empty, requires_grad=parameter.requires_grad)
+                module._parameters[name] = moved.setdefault(id(parameter), twin)  # type: ignore[assignment]
+        for name, buffer in module._buffers.items():
+            if buffer is not None and buffer.device.type == "cpu":
+                copy = attach(torch.empty_like(buffer, device="meta"), buffer)
+                module._buffers[name] = moved.setdefault(id(buffer), copy)
+
+
+def _part_for(config: Any, cls: Any) -> Any:
+    """The part of a composite config that the class is made for."""
+    wanted = getattr(cls, "config_class", None)
+    if wanted is None or isinstance(config, wanted):
+        return config
+    for name in ("thinker_config", "text_config", "vision_config"):
+        part = getattr(config, name, None)
+        if isinstance(part, wanted):
+            return part
+    return config
+
+
+def _cannot_build(source: ModelSource, error: Exception) -> ModelLoadError:
+    return ModelLoadError(
+        f"{source.id} cannot be built from its config: {type(error).__name__}: "
+        f"{_first_line(error)} Another --task or a newer transformers may help."
+    )
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip().splitlines()
+    return text[0].rstrip(".") + "." if text else type(error).__name__
+
+
+@contextmanager
+def _quiet_hub() -> Iterator[None]:
+    """Building from a config must never fetch anything."""
+    before = os.environ.get("HF_HUB_OFFLINE")
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["HF_HUB_OFFLINE"]
+        else:
+            os.environ["HF_HUB_OFFLINE"] = before
+
+
+def from_factory(
+    source: ModelSource, setup: Setup, arguments: Mapping[str, Any] | None = None
+) -> BuiltModel:
+    """The model that ``package.module:name`` builds, or is, with the inputs and loss it brings.
+
+    Raises:
+        ConfigError: arguments that it does not take.
+        ModelLoadError: its code fails, or makes no model.
+    """
+    reference = source.factory or ""
+    model = made(import_named(reference), reference, arguments or {})
+    inputs = loss = None
+    if isinstance(model, tuple):
+        model, inputs, loss = (*model, None, None)[:3] if model else (None, None, None)
+    model = container(model)
+    if not isinstance(model, torch.nn.Module):
+        raise ModelLoadError(
+            f"{source.factory!r} returned {type(model).__name__}, not a torch.nn.Module (or a "
+            "dict of them), nor a tuple of one, its example inputs, and if need be its loss."
+        )
+    loading = None
+    if any(t.device.type != "meta" for t in (*model.parameters(), *model.buffers())):
+        model, loading = twin_of(model)  # an instance is the user's: it stays as it is
+    return of_module(model, setup, inputs=inputs, loss=loss, loading=loading)
+
+
+def of_module(
+    model: torch.nn.Module,
+    setup: Setup,
+    *,
+    inputs: Any = None,
+    loss: Any = None,
+    loading: Any = None,
+) -> BuiltModel:
+    """What there is to know of a module on meta that somebody else built."""
+    if setup.dtype is not Dtype.AUTO:
+        model = model.to(_DTYPES[setup.dtype])
+    put_into_training(model)
+    dtype = next((p.dtype for p in model.parameters()), torch.float32)
+    config = getattr(model, "config", None)
+    config = config if hasattr(config, "model_type") else None
+    task = Task.AUTO
+    if config is not None:
+        both = bool(getattr(config, "is_encoder_decoder", False))
+        task = task_of_class(type(model), encoder_decoder=both)
+    _check_head(model, task, setup)
+    return BuiltModel(
+        model=model,
+        config=config,
+        task=task,
+        dtype=dtype,
+        attention=str(getattr(config, "_attn_implementation", "as the model's code does")),
+        notes=(),
+        inputs=inputs,
+        loss=loss,
+        loading=loading,
+    )
+
+
+def _check_head(model: torch.nn.Module, own: Task, setup: Setup) -> None:
+    """Options that say which head memest builds, where the model has its head already.
+
+    Raises:
+        ConfigError: one of them was given, and is not what the model has.
+    """
+    for flag, value, legal in (
+        ("--num-labels", setup.num_labels, (None,)),
+        ("--task", setup.task, (Task.AUTO, own)),
+    ):
+        if value not in legal:
+            raise ConfigError(
+                f"{flag} {value} is for models that memest builds by name; the "
+                f"{type(model).__name__} has its head already: leave it out, and build the head "
+                "that you mean."
+            )
+
+
+def put_into_training(model: torch.nn.Module) -> None:
+    """Training mode; of several models those that are frozen whole stay in the mode they are in."""
+    if not isinstance(model, torch.nn.ModuleDict):
+        model.train()
+        return
+    model.training = True
+    for part in model.values():
+        if any(p.requires_grad for p in part.parameters()):
+            part.train()
+
+
+def freeze(model: torch.nn.Module, setup: Setup) -> None:
+    """Stop the parameters that ``--freeze`` names from training; adapters freeze first.
+
+    Raises:
+        ConfigError: a pattern that matches nothing.
+    """
+    import re
+
+    for pattern in setup.freeze:
+        matched = False
+        for name, parameter in model.named_parameters():
+            if re.search(pattern, name):
+                parameter.requires_grad_(requires_grad=False)
+                matched = True
+        if not matched:
+            names = [name for name, _ in model.named_parameters()]
+            near = closest(pattern, names) or names[:3]
+            raise ConfigError(
+                f"--freeze {pattern!r} matches no parameter. Names look like: {', '.join(near)}."
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Elements and bytes of a model (tied weights once, buffers apart)."""
+
+    parameters: int
+    trainable: int
+    buffers: int
+    parameter_bytes: int
+
+
+def count(model: torch.nn.Module) -> Counts:
+    """Count exactly what the model holds."""
+    parameters = list(model.parameters())
+    buffers = list(model.buffers())
+    beside = [t for module in model.modules() for t in companions(module)]
+    packed = list(packed_layers(model))
+    words = [buffer for layer in packed for buffer in layer.buffers()]
+    own = {id(word) for word in words}
+    buffers = [buffer for buffer in buffers if id(buffer) not in own]
+    beside += words
+    inside = sum(layer.in_features * layer.out_features for layer in packed)
+    inside += sum(layer.bias.numel() for layer in packed if layer.bias is not None)
+    return Counts(
+        parameters=sum(num_elements(p) for p in parameters) + inside,
+        trainable=sum(p.numel() for p in parameters if p.requires_grad),
+        buffers=sum(b.numel() for b in buffers),
+        parameter_bytes=sum(t.nbytes for t in (*parameters, *beside)),
+    )

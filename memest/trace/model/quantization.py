@@ -1,0 +1,380 @@
+"""Quantised bases: bitsandbytes' own classes on meta, put in by transformers' own rules.
+
+``from_pretrained`` replaces linear layers by layers of bitsandbytes before a weight is loaded, and
+quantises every weight as it arrives on the GPU. Both are done here with the same functions: which
+layers stay as they are, what biases become and which tensors a quantised weight consists of is
+decided by the installed libraries. Only the weights' values are missing, as everywhere.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from memest.config.quantization import METHODS, Format, Quantization, read_quantization
+from memest.config.setup import Setup
+from memest.errors import ConfigError, MissingDependencyError
+
+__all__ = [
+    "Loading",
+    "biases_as_loaded",
+    "bitsandbytes",
+    "code_tables",
+    "companions",
+    "is_quantized",
+    "num_elements",
+    "own_quantization",
+    "prepare_kbit",
+    "quantize",
+    "quantize_weight",
+    "quiet",
+    "twins_on_meta",
+]
+
+
+_NOT_MODELLED = (
+    "the checkpoint is quantised {}: the weights are priced as if they were not quantised"
+)
+
+
+@dataclass(slots=True)
+class Loading:
+    """How weights got to where they are, beside being copied.
+
+    Attributes:
+        dtype: in which weights arrive on the device.
+        quantized: whether ``from_pretrained`` makes quantised weights.
+        ready: the checkpoint holds them quantised: they need no work on arrival.
+        cast_from: by ``id`` of a parameter, the dtype it was loaded in before
+            ``prepare_model_for_kbit_training`` made it float32.
+    """
+
+    dtype: torch.dtype
+    quantized: bool = False
+    ready: bool = False
+    cast_from: dict[int, torch.dtype] = field(default_factory=dict)
+
+
+def bitsandbytes() -> Any:
+    """The library; what it says of missing GPUs while it is imported is not for our users.
+
+    Raises:
+        MissingDependencyError: it is not installed.
+    """
+    try:
+        with quiet():
+            import bitsandbytes
+    except ImportError as error:
+        raise MissingDependencyError(
+            "Quantised bases (--load-in-4bit, --load-in-8bit) are built by bitsandbytes, which is "
+            "not installed: pip install 'memest[peft]'."
+        ) from error
+    if not hasattr(torch.ops.bitsandbytes, "gemm_4bit"):
+        raise MissingDependencyError(
+            f"bitsandbytes {bitsandbytes.__version__} is older than what memest traces: pip "
+            "install 'bitsandbytes>=0.50'."
+        )
+    return bitsandbytes
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Libraries that warn while they are imported, of GPUs and kernels that are not there."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
+def own_quantization(config: Mapping[str, Any], setup: Setup) -> tuple[Setup, tuple[str, ...]]:
+    """The quantisation that a checkpoint has already, as its config says.
+
+    Args:
+        config: of the model, as written in its file.
+        setup: as asked for; a quantisation of its own is not touched.
+
+    Returns:
+        The setup with it, and what there is to say.
+
+    Raises:
+        ConfigError: the setup asks for another quantisation of packed weights.
+    """
+    settings = config.get("quantization_config")
+    if not isinstance(settings, Mapping):
+        return setup, ()
+    method = str(settings.get("quant_method", "bitsandbytes"))
+    packed, request = method in METHODS, setup.quantization
+    if request is not None and packed and request.format.value != method:
+        raise ConfigError(
+            f"The checkpoint is quantised by {method} already, and transformers quantises no "
+            f"{request.words} of it: drop that option, or name the model it was made of."
+        )
+    if request is not None and not packed:
+        return setup, ()
+    if not packed and not method.startswith("bitsandbytes"):
+        return setup, (_NOT_MODELLED.format(f"by {method}, which is not modelled"),)
+    try:
+        quantization = read_quantization(settings, option="quantization_config of the checkpoint")
+    except ConfigError as error:
+        if not packed:
+            raise
+        return setup, (
+            _NOT_MODELLED.format(f"by {method} in a way that is not modelled ({error})"),
+        )
+    if packed and request is not None and quantization is not None:
+        quantization = replace(quantization, prepare=request.prepare)
+    return replace(setup, quantization=quantization), ("the checkpoint is quantised already",)
+
+
+def quantize(
+    model: Any, dtype: torch.dtype, setup: Setup, *, ready: bool = False
+) -> tuple[Loading, tuple[str, ...]]:
+    """Quantise a model of transformers on meta, and prepare it for training.
+
+    Args:
+        model: on meta; it is changed.
+        dtype: of its weights as they are loaded.
+        setup: says how.
+        ready: the checkpoint holds quantised weights.
+
+    Returns:
+        What happened on the way, for the load phase, and what there is to say of it.
+
+    Raises:
+        MissingDependencyError: bitsandbytes (or peft, to prepare it) is not installed.
+        ConfigError: a model that transformers cannot quantise.
+    """
+    quantization = setup.quantization
+    assert quantization is not None
+    if not hasattr(model, "all_tied_weights_keys"):
+        raise ConfigError(
+            f"--load-in-4bit and --load-in-8bit are for models of transformers, and this is a "
+            f"{type(model).__name__}: quantise its layers in the code that builds it."
+        )
+    if dtype not in (torch.float16, torch.bfloat16, torch.float32):
+        raise ConfigError(f"Weights of {dtype} cannot be quantised: use --dtype bfloat16.")
+    library = bitsandbytes()
+    layers = _replace(model, dtype, quantization)
+    with code_tables():
+        for layer in layers:
+            shape = (layer.out_features, layer.in_features)
+            quantize_weight(layer, torch.empty(shape, dtype=dtype, device="meta"))
+    if quantization.format is Format.BNB_4BIT:
+        model.is_loaded_in_4bit = True
+    else:
+        model.is_loaded_in_8bit = True
+    loading = Loading(dtype, quantized=True, ready=ready)
+    kind = "Linear4bit" if quantization.format is Format.BNB_4BIT else "Linear8bitLt"
+    notes = [f"{len(layers)} linear layers are {kind} of bitsandbytes {library.__version__}"]
+    if quantization.compute_dtype == "float32" and quantization.format is Format.BNB_4BIT:
+        notes.append(
+            "4-bit layers compute in float32, transformers' default; QLoRA recipes say "
+            "--bnb-4bit-compute-dtype bfloat16"
+        )
+    prepare = quantization.prepare
+    if prepare or (prepare is None and setup.adapter is not None):
+        notes += prepare_kbit(model, loading)
+    if quantization.format is Format.BNB_8BIT and quantization.threshold:
+        notes.append(
+            f"no activation exceeds the outlier threshold of {quantization.threshold:g}: what "
+            "stands out depends on values, and every such column adds a few bytes for each row"
+        )
+    return loading, tuple(notes)
+
+
+def _replace(model: Any, dtype: torch.dtype, quantization: Quantization) -> list[Any]:
+    """Layers of bitsandbytes for linear ones, as ``HfQuantizer.preprocess_model`` has them."""
+    from transformers import BitsAndBytesConfig
+    from transformers.integrations.bitsandbytes import replace_with_bnb_linear
+    from transformers.quantizers.base import HfQuantizer
+
+    four = quantization.format is Format.BNB_4BIT
+    config = BitsAndBytesConfig(
+        load_in_4bit=four,
+        load_in_8bit=not four,
+        llm_int8_threshold=quantization.threshold,
+        bnb_4bit_compute_dtype=getattr(torch, quantization.compute_dtype),
+        bnb_4bit_quant_type=quantization.quant_type,
+        bnb_4bit_use_double_quant=quantization.double_quant,
+        bnb_4bit_quant_storage=getattr(torch, quantization.quant_storage),
+    )
+    skip = quantization.skip_modules
+    kept = HfQuantizer.get_modules_to_not_convert(
+        model, None if skip is None else list(skip), getattr(model, "_keep_in_fp32_modules", None)
+    )
+    model.is_quantized = True
+    model.quantization_method = config.quant_method
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        replace_with_bnb_linear(model, modules_to_not_convert=kept, quantization_config=config)
+    finally:
+        torch.set_default_dtype(before)
+    layers = [module for module in model.modules() if is_quantized(module)]
+    if not layers:
+        raise ConfigError(
+            f"--load-in-{4 if four else 8}bit finds no linear layer in {type(model).__name__} to "
+            f"quantise; it leaves out {', '.join(sorted(kept)) or 'nothing'}."
+        )
+    for layer in layers:
+        layer.train(model.training)
+    return layers
+
+
+def is_quantized(module: torch.nn.Module) -> bool:
+    """Whether a module is a layer of bitsandbytes; adapters only pass its weight on."""
+    weight = module._parameters.get("weight")
+    return type(weight).__name__ in ("Params4bit", "Int8Params")
+
+
+def quantize_weight(layer: Any, arrived: torch.Tensor) -> None:
+    """Quantise a weight that arrived on the device, as transformers' ``convert`` does it.
+
+    LLM.int8 goes over the host: the weight that arrived waits until its float16 copy is quantised.
+    """
+    original = arrived
+    attributes = {k: v for k, v in vars(layer.weight).items() if k not in ("CB", "SCB")}
+    attributes = {**attributes, "bnb_quantized": False, "quant_state": None}
+    kind = type(layer.weight)
+    if kind.__name__ == "Int8Params":
+        arrived = arrived.to(torch.float16, copy=True)
+    else:
+        del original
+    weight = kind(arrived, requires_grad=False, **attributes)
+    del arrived
+    weight._quantize("meta")
+    if kind.__name__ == "Params4bit":
+        # the parameter stays the one that hooks of modules were given
+        layer.weight.data = weight.data
+        vars(layer.weight).update(vars(weight))
+    else:
+        layer._parameters["weight"] = weight
+    if hasattr(layer, "init_8bit_state"):
+        layer.init_8bit_state()
+
+
+@contextmanager
+def code_tables() -> Iterator[None]:
+    """The library keeps its tables of codes for the process, on the device that asked first."""
+    tables = bitsandbytes().functional.name2qmap
+    before = dict(tables)
+    tables.clear()
+    try:
+        yield
+    finally:
+        tables.clear()
+        tables.update(before)
+
+
+def twins_on_meta(module: torch.nn.Module, memo: dict[int, Any]) -> Loading | None:
+    """The quantised weights of a live model, on meta, for a copy of it.
+
+    Args:
+        module: any model.
+        memo: of ``copy.deepcopy``; what is replaced is entered by ``id``.
+
+    Returns:
+        How its weights came to the device, None where nothing is quantised.
+    """
+    dtype = None
+    for layer in module.modules():
+        if not is_quantized(layer):
+            continue
+        weight: Any = layer.weight
+        for tensor in companions(layer):
+            memo[id(tensor)] = torch.empty_like(tensor, device="meta")
+        attributes: dict[str, Any] = dict(vars(weight))
+        state = attributes.get("quant_state")
+        if state is not None:
+            # the layer holds it too
+            memo[id(state)] = attributes["quant_state"] = copy.deepcopy(state, memo)
+        if "module" in attributes:
+            attributes["module"] = None
+        twin = type(weight)(
+            torch.empty_like(weight.data, device="meta"), requires_grad=False, **attributes
+        )
+        for holder in (weight, getattr(layer, "state", None)):
+            # the int8 numbers themselves, and their scales, which may hang on either
+            numbers = getattr(holder, "CB", None)
+            if isinstance(numbers, torch.Tensor):
+                memo[id(numbers)] = twin.data
+        for name in ("CB", "SCB"):
+            tensor = getattr(twin, name, None)
+            if isinstance(tensor, torch.Tensor):
+                setattr(twin, name, memo[id(tensor)])
+        memo[id(weight)] = twin
+        dtype = state.dtype if state is not None else torch.float16
+    return None if dtype is None else Loading(dtype, quantized=True, ready=True)
+
+
+def companions(module: torch.nn.Module) -> Iterator[torch.Tensor]:
+    """The tensors that a quantised weight needs beside itself: scales, codes, offsets."""
+    if not is_quantized(module):
+        return
+    weight: Any = module.weight
+    state = getattr(weight, "quant_state", None)
+    if state is not None:
+        yield from _tensors(state)
+        if state.nested:
+            yield from _tensors(state.state2)
+            yield state.offset
+    for holder in (weight, getattr(module, "state", None)):
+        scales = getattr(holder, "SCB", None)
+        if isinstance(scales, torch.Tensor):
+            yield scales
+
+
+def _tensors(state: Any) -> Iterator[torch.Tensor]:
+    yield state.absmax
+    yield state.code
+
+
+def num_elements(parameter: torch.Tensor) -> int:
+    """Weights that a parameter holds: two of them in each byte of a 4-bit one."""
+    state = getattr(parameter, "quant_state", None)
+    return parameter.numel() if state is None else int(state.shape.numel())
+
+
+def prepare_kbit(model: Any, loading: Loading) -> list[str]:
+    """``prepare_model_for_kbit_training``: all is frozen, what is not quantised becomes float32."""
+    try:
+        import peft
+    except ImportError as error:
+        raise MissingDependencyError(
+            "prepare_model_for_kbit_training is peft's, which is not installed: pip install "
+            "'memest[peft]', or add --no-prepare-kbit."
+        ) from error
+    before = {id(parameter): parameter.dtype for parameter in model.parameters()}
+    # checkpointing is switched on where the setup says so, embeddings' hooks with it
+    peft.prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
+    loading.cast_from = {
+        id(p): before[id(p)] for p in model.parameters() if p.dtype != before[id(p)]
+    }
+    note = (
+        "prepare_model_for_kbit_training makes float32 of everything that is not quantised; "
+        "--no-prepare-kbit leaves it out"
+    )
+    return [note] if loading.cast_from else []
+
+
+@contextmanager
+def biases_as_loaded(model: torch.nn.Module) -> Iterator[None]:
+    """``Linear4bit.forward`` casts its bias for good; the first step of a run finds it uncast."""
+    kept = [
+        (module.bias, module.bias.data)
+        for module in model.modules()
+        if is_quantized(module) and isinstance(getattr(module, "bias", None), torch.nn.Parameter)
+    ]
+    try:
+        yield
+    finally:
+        for bias, data in kept:
+            bias.data = data

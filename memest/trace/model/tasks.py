@@ -1,0 +1,283 @@
+"""Which head a model gets: the class of transformers that is built, and the task it stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from memest.config.setup import Task
+from memest.errors import ConfigError
+
+__all__ = ["Head", "choose_head", "task_of_class"]
+
+_AUTO_CLASSES = {
+    Task.SEQUENCE_CLASSIFICATION: ("AutoModelForSequenceClassification",),
+    Task.TOKEN_CLASSIFICATION: ("AutoModelForTokenClassification",),
+    Task.QUESTION_ANSWERING: ("AutoModelForQuestionAnswering",),
+    Task.MULTIPLE_CHOICE: ("AutoModelForMultipleChoice",),
+    Task.MASKED_LM: ("AutoModelForMaskedLM",),
+    Task.CAUSAL_LM: ("AutoModelForCausalLM",),
+    Task.SEQ2SEQ_LM: ("AutoModelForSeq2SeqLM",),
+    Task.IMAGE_CLASSIFICATION: ("AutoModelForImageClassification",),
+    Task.IMAGE_SEGMENTATION: (
+        "AutoModelForSemanticSegmentation",
+        "AutoModelForMaskGeneration",
+    ),
+    Task.MASKED_IMAGE_MODELING: ("AutoModelForMaskedImageModeling", "AutoModelForPreTraining"),
+    Task.AUDIO_CLASSIFICATION: ("AutoModelForAudioClassification",),
+    Task.CTC: ("AutoModelForCTC",),
+    Task.SPEECH_SEQ2SEQ: ("AutoModelForSpeechSeq2Seq", "AutoModelForMultimodalLM"),
+    Task.IMAGE_TEXT_TO_TEXT: ("AutoModelForImageTextToText", "AutoModelForMultimodalLM"),
+    Task.CONTRASTIVE: ("AutoModel",),
+    Task.BASE: ("AutoModel",),
+}
+"""The auto classes of a task, first choice first."""
+
+_ENDINGS = {
+    "ForSequenceClassification": Task.SEQUENCE_CLASSIFICATION,
+    "ForTokenClassification": Task.TOKEN_CLASSIFICATION,
+    "ForQuestionAnswering": Task.QUESTION_ANSWERING,
+    "ForMultipleChoice": Task.MULTIPLE_CHOICE,
+    "ForMaskedLM": Task.MASKED_LM,
+    "WithLMHeadModel": Task.MASKED_LM,
+    "ForCausalLM": Task.CAUSAL_LM,
+    "LMHeadModel": Task.CAUSAL_LM,
+    "ForImageClassification": Task.IMAGE_CLASSIFICATION,
+    "ForSemanticSegmentation": Task.IMAGE_SEGMENTATION,
+    "ForMaskedImageModeling": Task.MASKED_IMAGE_MODELING,
+    "ForAudioClassification": Task.AUDIO_CLASSIFICATION,
+    "ForCTC": Task.CTC,
+    "ForSpeechSeq2Seq": Task.SPEECH_SEQ2SEQ,
+}
+# a checkpoint that was saved with one of these heads is trained with it
+_KEPT = (
+    Task.SEQUENCE_CLASSIFICATION,
+    Task.TOKEN_CLASSIFICATION,
+    Task.QUESTION_ANSWERING,
+    Task.MULTIPLE_CHOICE,
+    Task.AUDIO_CLASSIFICATION,
+    Task.IMAGE_SEGMENTATION,
+)
+_DOCUMENTS = frozenset(("layoutlm", "layoutlmv2", "layoutlmv3", "lilt"))
+# text models that read both ways, though another head of theirs or their config suggests else
+_TEXT_ENCODERS = frozenset(("xlnet", "xlm", "flaubert", "funnel", "reformer", "canine"))
+# in AutoModelForPreTraining, and made for nothing else
+_MASKED_IMAGES = frozenset(("vit_mae", "hiera"))
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """A decision: the task, the class to build and what to tell the user."""
+
+    task: Task
+    cls: Any
+    notes: tuple[str, ...] = ()
+
+
+def choose_head(config: Any, wanted: Task, model_id: str, transformers: Any) -> Head:
+    """Pick the class of transformers for a config and a task.
+
+    Args:
+        config: a config of transformers.
+        wanted: the task, or ``auto`` for what people train this kind of model for.
+        model_id: how messages call the model.
+        transformers: the package.
+
+    Raises:
+        ConfigError: the task does not exist for this model.
+    """
+    if wanted is Task.AUTO:
+        for task in _by_preference(config):
+            cls = _class_for(config, task, transformers)
+            if cls is not None:
+                return _checked(Head(task, cls), config, transformers)
+        cls = _own_class(config, transformers)
+        if cls is not None:
+            return _checked(Head(Task.BASE, cls), config, transformers)
+        raise ConfigError(
+            f"transformers has no class for {model_id} ({config.model_type}); give a factory of "
+            "your own instead, package.module:function."
+        )
+    cls = _class_for(config, wanted, transformers)
+    if cls is None or (wanted is Task.CONTRASTIVE and not _is_contrastive(config)):
+        legal = [
+            task.value
+            for task in _AUTO_CLASSES
+            if _class_for(config, task, transformers) is not None
+            and (task is not Task.CONTRASTIVE or _is_contrastive(config))
+        ]
+        raise ConfigError(
+            f"--task {wanted} does not exist for {model_id} ({config.model_type}). "
+            f"Legal: {', '.join(legal)}."
+        )
+    return _checked(Head(wanted, cls), config, transformers)
+
+
+def task_of_class(cls: type, *, encoder_decoder: bool = False) -> Task:
+    """The task a class of transformers is made for, by the conventions of its name."""
+    for ancestor in cls.__mro__:
+        name = ancestor.__name__
+        for ending, task in _ENDINGS.items():
+            if name.endswith(ending):
+                return task
+        if name.endswith("ForConditionalGeneration"):
+            main = getattr(cls, "main_input_name", "input_ids")
+            if main in ("input_features", "input_values"):
+                return Task.SPEECH_SEQ2SEQ
+            return Task.SEQ2SEQ_LM if encoder_decoder else Task.IMAGE_TEXT_TO_TEXT
+    return Task.BASE
+
+
+def _by_preference(config: Any) -> Iterator[Task]:
+    """Tasks in the order in which people would train them, for this config."""
+    own = _own_task(config)
+    kind = config.model_type
+    if own in _KEPT and not (own is Task.SEQUENCE_CLASSIFICATION and kind in _DOCUMENTS):
+        yield own
+    if kind in _DOCUMENTS:
+        yield Task.TOKEN_CLASSIFICATION
+    if kind in _MASKED_IMAGES:
+        yield Task.MASKED_IMAGE_MODELING
+    if hasattr(config, "mask_decoder_config"):
+        yield Task.IMAGE_SEGMENTATION
+        return
+    if _is_speech(config):
+        yield from _speech(config, own)
+        return
+    if _is_contrastive(config) and own not in (Task.IMAGE_TEXT_TO_TEXT, Task.CAUSAL_LM):
+        yield Task.CONTRASTIVE
+        return
+    if _sees(config):
+        yield from (Task.IMAGE_TEXT_TO_TEXT, Task.SPEECH_SEQ2SEQ)
+        return
+    if getattr(config, "is_encoder_decoder", False):
+        yield Task.SEQ2SEQ_LM
+    if kind in _TEXT_ENCODERS or _is_text_encoder(config):
+        yield from (Task.SEQUENCE_CLASSIFICATION, Task.MASKED_LM)
+    if hasattr(config, "vocab_size"):
+        yield Task.CAUSAL_LM
+    yield from (Task.IMAGE_CLASSIFICATION, Task.IMAGE_SEGMENTATION)
+    if hasattr(config, "vocab_size"):
+        yield from (Task.SEQUENCE_CLASSIFICATION, Task.MASKED_LM)
+
+
+def _speech(config: Any, own: Task) -> Iterator[Task]:
+    names = config.architectures or ()
+    if any(str(name).endswith("ForTextToSpeech") for name in names):
+        # no task of its own: the checkpoint's class is built
+        return
+    if own in (Task.CTC, Task.AUDIO_CLASSIFICATION):
+        yield own
+    if getattr(config, "is_encoder_decoder", False) or hasattr(config, "text_config"):
+        yield Task.SPEECH_SEQ2SEQ
+    yield from (Task.CTC, Task.AUDIO_CLASSIFICATION, Task.SPEECH_SEQ2SEQ)
+
+
+def _own_task(config: Any) -> Task:
+    """The task of the class that the checkpoint was saved with."""
+    name = ((config.architectures or [""])[0]) or ""
+    for ending, task in _ENDINGS.items():
+        if name.endswith(ending):
+            return task
+    if name.endswith("ForConditionalGeneration") and (_sees(config) or _is_contrastive(config)):
+        return Task.IMAGE_TEXT_TO_TEXT
+    return Task.BASE
+
+
+def _is_speech(config: Any) -> bool:
+    if hasattr(config, "vision_config") or hasattr(config, "thinker_config"):
+        return False
+    if hasattr(config, "audio_config"):
+        return not _is_contrastive(config)
+    return any(
+        hasattr(config, name)
+        for name in ("num_mel_bins", "feat_extract_norm", "feature_projection_input_dim")
+    ) or config.model_type in ("moonshine", "parakeet_ctc", "encodec")
+
+
+def _sees(config: Any) -> bool:
+    return hasattr(config, "vision_config") or hasattr(config, "thinker_config")
+
+
+def _is_contrastive(config: Any) -> bool:
+    """Two towers and a projection each: CLIP, SigLIP, CLAP and their kin."""
+    has_text = hasattr(config, "text_config")
+    has_other = hasattr(config, "vision_config") or hasattr(config, "audio_config")
+    name = ((config.architectures or [""])[0]) or ""
+    generates = name.endswith(("ForConditionalGeneration", "ForCausalLM", "LMHeadModel"))
+    return has_text and has_other and not generates and hasattr(config, "initializer_factor")
+
+
+def _is_text_encoder(config: Any) -> bool:
+    """A text model that reads both ways: it has a masked-LM head, or no causal one."""
+    import transformers
+
+    if not hasattr(config, "vocab_size") or getattr(config, "is_decoder", False):
+        return False
+    name = ((config.architectures or [""])[0]) or ""
+    if name.endswith(("ForCausalLM", "LMHeadModel")):
+        return False
+    kind = type(config)
+    masked = kind in transformers.AutoModelForMaskedLM._model_mapping
+    return masked or kind not in transformers.AutoModelForCausalLM._model_mapping
+
+
+def _class_for(config: Any, task: Task, transformers: Any) -> Any:
+    """The class for a task, None if there is none.
+
+    For a config with code of its own it is the auto class that finds that code.
+    """
+    kind = type(config)
+    own_code = getattr(config, "auto_map", None) or {}
+    for name in _AUTO_CLASSES[task]:
+        if name in own_code:
+            return getattr(transformers, name)
+        mapping = getattr(getattr(transformers, name, None), "_model_mapping", None)
+        if mapping is None or kind not in mapping:
+            continue
+        if name == "AutoModelForPreTraining" and config.model_type not in _MASKED_IMAGES:
+            continue
+        if name == "AutoModelForMultimodalLM" and not _multimodal(config, task):
+            continue
+        choice = mapping[kind]
+        return choice if not isinstance(choice, (tuple, list)) else _of_several(config, choice)
+    return None
+
+
+def _multimodal(config: Any, task: Task) -> bool:
+    hears = _is_speech(config)
+    return hears if task is Task.SPEECH_SEQ2SEQ else not hears
+
+
+def _of_several(config: Any, classes: Any) -> Any:
+    """Auto classes with a choice take the checkpoint's own class, or their first."""
+    names = config.architectures or ()
+    own = [cls for cls in classes if cls.__name__ in names]
+    with_loss = [cls for cls in classes if "WithTeacher" not in cls.__name__]
+    return next((cls for cls in own if cls in with_loss), with_loss[0] if with_loss else classes[0])
+
+
+def _own_class(config: Any, transformers: Any) -> Any:
+    """The class named by the checkpoint, else the bare model."""
+    for name in config.architectures or ():
+        cls = getattr(transformers, str(name), None)
+        if cls is not None and isinstance(cls, type):
+            return cls
+    return _class_for(config, Task.BASE, transformers)
+
+
+def _checked(head: Head, config: Any, transformers: Any) -> Head:
+    """Replace wrappers that have no training forward by the part that trains."""
+    name = head.cls.__name__
+    if name.endswith(("OmniForConditionalGeneration", "OmniMoeForConditionalGeneration")):
+        thinker = name.replace("ForConditional", "ThinkerForConditional")
+        part = getattr(transformers, thinker, None)
+        if part is not None:
+            note = f"{name} has no training forward; its thinker, {thinker}, is what trains"
+            return Head(head.task, part, (note,))
+    own = (config.architectures or [""])[0] or ""
+    if "WithTeacher" in own and "WithTeacher" not in name:
+        note = f"{own} has no loss; {name} is trained instead"
+        return Head(head.task, head.cls, (note,))
+    return head

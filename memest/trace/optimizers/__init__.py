@@ -1,0 +1,1 @@
+"""Optimizers of torch, of bitsandbytes and of other libraries, and when they step."""

@@ -1,0 +1,148 @@
+"""bitsandbytes' optimizers: fp32 or 8-bit states, in blocks, and in managed memory where paged.
+
+The library updates one parameter after the other in one kernel each, without any temporary, so
+what it takes is its states. They are made here as its ``init_state`` makes them, in its order; so
+no bitsandbytes needs to be installed, and the block size of another release can be had.
+
+Source: ``bitsandbytes/optim/optimizer.py`` and ``optim/ademamix.py`` of 0.50.2, ``functional.py``
+(``get_paged``, ``create_dynamic_map``), and ``CHANGELOG.md``, 0.44.0 (blocks of 256 elements
+instead of 2048). The exception of embeddings: ``Trainer.create_optimizer`` of transformers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from memest.trace.optimizers.stepping import StatesAlone
+from memest.trace.recorder import Recorder
+
+__all__ = ["BlockStates", "Blocks", "blocks_of", "library_optimizer"]
+
+MIN_8BIT_SIZE = 4096
+"""Parameters with fewer elements have fp32 states."""
+PAGED_SIZE = 100_000
+"""States of parameters with fewer elements are ordinary tensors, also where others are paged."""
+_MAP = 256
+_SMALL_BLOCKS = (0, 44)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blocks:
+    """One of bitsandbytes' optimizers.
+
+    Attributes:
+        algorithm: class of the library.
+        first: copies of the parameter in the first state; 2 for AdEMAMix.
+        second: whether there is a second state.
+        bits: 8 or 32.
+        paged: states in managed memory.
+    """
+
+    algorithm: str
+    first: int = 1
+    second: bool = True
+    bits: int = 32
+    paged: bool = False
+
+
+def blocks_of(name: str) -> Blocks:
+    """The optimizer behind a name of ``OptimizerNames``; sorted out as the Trainer does."""
+    bits, paged = (8 if "8bit" in name else 32), "paged" in name
+    if "ademamix" in name:
+        return Blocks(algorithm="AdEMAMix", first=2, bits=bits, paged=paged)
+    if "lion" in name:
+        return Blocks(algorithm="Lion", second=False, bits=bits, paged=paged)
+    if "rmsprop" in name:
+        return Blocks(algorithm="RMSprop", second=False, bits=bits)
+    return Blocks(algorithm="AdamW", bits=bits, paged=paged)
+
+
+class BlockStates(StatesAlone):
+    """The states and the launches of a bitsandbytes optimizer, on meta tensors.
+
+    Args:
+        groups: parameters.
+        blocks: which optimizer.
+        full: parameters whose states are fp32 whatever the others' are (embeddings under the
+            Trainer), by identity.
+        recorder: told of managed memory.
+        version: of bitsandbytes.
+    """
+
+    def __init__(
+        self,
+        groups: Iterable[Any],
+        blocks: Blocks,
+        full: frozenset[int],
+        recorder: Recorder,
+        version: tuple[int, int],
+    ) -> None:
+        super().__init__(groups)
+        self._blocks = blocks
+        self._full = full
+        self._recorder = recorder
+        self._block_size = 256 if version >= _SMALL_BLOCKS else 2048
+        self._maps: list[torch.Tensor] = []
+
+    def prepare(self, parameter: torch.Tensor) -> None:
+        """Strides that are not those of a dense tensor make a copy that stays."""
+        parameter.data = parameter.data.contiguous()
+        if parameter.grad is not None:
+            parameter.grad = parameter.grad.contiguous()
+
+    def make_states(self, parameter: torch.Tensor, state: dict[str, Any]) -> None:
+        """As ``init_state`` of the library."""
+        blocks = self._blocks
+        eight = blocks.bits == 8 and id(parameter) not in self._full
+        if not eight or parameter.numel() < MIN_8BIT_SIZE:
+            state["state1"] = self._buffer(parameter, blocks.first, torch.float32)
+            if blocks.second:
+                state["state2"] = self._buffer(parameter, 1, torch.float32)
+            return
+        if not self._maps:
+            # the quantisation maps move to the device with the first 8-bit state, once for all
+            count = 2 if blocks.second else 1
+            self._maps = [parameter.new_zeros(_MAP, dtype=torch.float32) for _ in range(count)]
+        state["qmaps"] = self._maps
+        numbers = -(-parameter.numel() // self._block_size)
+        if blocks.first == 1:
+            state["state1"] = self._buffer(parameter, 1, torch.uint8)
+            if blocks.second:
+                state["state2"] = self._buffer(parameter, 1, torch.uint8)
+        state["absmax1"] = parameter.new_zeros(blocks.first * numbers, dtype=torch.float32)
+        if blocks.second:
+            state["absmax2"] = parameter.new_zeros(numbers, dtype=torch.float32)
+        if blocks.first > 1:  # AdEMAMix makes its states last
+            state["state1"] = self._buffer(parameter, blocks.first, torch.uint8)
+            state["state2"] = self._buffer(parameter, 1, torch.uint8)
+
+    def _buffer(self, parameter: torch.Tensor, copies: int, dtype: torch.dtype) -> Any:
+        """``get_state_buffer``: zeros, or as many bytes of managed memory."""
+        if self._blocks.paged and parameter.numel() >= PAGED_SIZE:
+            self._recorder.trace.managed_bytes += copies * parameter.numel() * dtype.itemsize
+            return "managed"
+        shape = parameter.shape if copies == 1 else (copies, *parameter.shape)
+        return parameter.new_zeros(shape, dtype=dtype)
+
+
+def library_optimizer(groups: list[dict[str, Any]], blocks: Blocks, full: frozenset[int]) -> Any:
+    """The library's own optimizer, for parameters that are really there.
+
+    Raises:
+        ImportError: bitsandbytes is not installed.
+    """
+    import bitsandbytes
+
+    manager = bitsandbytes.optim.GlobalOptimManager.get_instance()
+    manager.initialize()  # it goes by id, and parameters of an earlier run may have had the same
+    for group in groups:
+        for parameter in group["params"]:
+            if id(parameter) in full:
+                manager.override_config(parameter, "optim_bits", 32)
+    more = {} if blocks.algorithm == "RMSprop" else {"is_paged": blocks.paged}
+    kind = getattr(bitsandbytes.optim, blocks.algorithm)
+    return kind(groups, lr=1e-4, optim_bits=blocks.bits, **more)

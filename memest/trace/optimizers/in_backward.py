@@ -1,0 +1,184 @@
+"""Optimizers that step in backward: a gradient is used and dropped as soon as it is there.
+
+Three ways: LOMO and AdaLomo (hooks of the library, which see the parameter before), the Trainer's
+layerwise optimizers, and torch's recipe of one optimizer for each parameter, stepped by a hook that
+runs after its gradient was accumulated. The hooks are the real ones; what differs on meta is said
+where it is done.
+
+Source: ``lomo_optim/lomo.py`` and ``adalomo.py`` 0.1.1, ``Accelerator.lomo_backward``,
+``_setup_low_rank_optimizer`` of transformers, and torch's tutorial "How to save memory by fusing
+the optimizer step into the backward pass".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any
+from unittest import mock
+
+import torch
+
+from memest.config.setup import Setup
+from memest.events import Category
+from memest.trace.optimizers.libraries import library_class
+from memest.trace.recorder import Recorder
+
+__all__ = ["InBackward", "Lomo", "Stepper", "stepper_for"]
+
+
+class Stepper:
+    """What a loop needs of an optimizer that steps in backward; its own ``step`` does nothing.
+
+    Attributes:
+        state: states of all parameters, by parameter.
+        param_groups: empty, as the dummy of the Trainer has nothing to clip or to scale.
+    """
+
+    def __init__(self) -> None:
+        self.param_groups: list[dict[str, Any]] = []
+        self._handles: list[Any] = []
+
+    @property
+    def state(self) -> dict[Any, Any]:
+        """States, by parameter."""
+        return {}
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Backward, updates included."""
+        loss.backward()
+
+    def step(self, closure: Any = None) -> None:
+        """Nothing: everything was done in backward."""
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Nothing: the gradients are gone."""
+
+    def remove(self) -> None:
+        """Take the hooks off."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+
+class InBackward(Stepper):
+    """One optimizer for each parameter, stepped when its gradient has been accumulated.
+
+    Args:
+        optimizers: by parameter.
+        updating: entered around every update.
+    """
+
+    def __init__(
+        self, optimizers: dict[Any, Any], updating: Callable[[], AbstractContextManager[Any]]
+    ) -> None:
+        super().__init__()
+        self._optimizers = optimizers
+
+        def hook(parameter: torch.Tensor) -> None:
+            if parameter.grad is not None:
+                with updating():
+                    optimizers[parameter].step()
+                    optimizers[parameter].zero_grad()
+
+        self._handles = [p.register_post_accumulate_grad_hook(hook) for p in optimizers]
+
+    @property
+    def state(self) -> dict[Any, Any]:
+        """States, by parameter."""
+        return {p: s for one in self._optimizers.values() for p, s in one.state.items()}
+
+
+class Lomo(Stepper):
+    """LOMO or AdaLomo around a model.
+
+    Args:
+        optimizer: of the library.
+    """
+
+    def __init__(self, optimizer: Any) -> None:
+        super().__init__()
+        self._optimizer = optimizer
+
+    @property
+    def state(self) -> dict[Any, Any]:
+        """AdaLomo's, by kind."""
+        kept = ("exp_avg_sq", "exp_avg_sq_row", "exp_avg_sq_col")
+        return {name: dict(getattr(self._optimizer, name, {})) for name in kept}
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Backward, then the update of the parameter whose gradient came last."""
+        self._optimizer.fused_backward(loss, 1e-4)
+
+
+def _lomo(
+    model: torch.nn.Module, setup: Setup, updating: Callable[[], AbstractContextManager[Any]]
+) -> Lomo:
+    """The library's optimizer over a model.
+
+    AdaLomo puts its states on ``cuda`` by name: they go where the model is.
+
+    Raises:
+        MissingDependencyError: lomo-optim is not installed.
+    """
+    kind: Any = library_class(setup.optim)
+    handles: list[Any] = []
+    device = next(model.parameters()).device
+
+    class Watched(kind):
+        def fuse_update(self) -> Any:
+            update = super().fuse_update()
+
+            def watched(gradient: Any) -> Any:
+                with updating():
+                    return update(gradient)
+
+            return watched
+
+    register = torch.Tensor.register_hook
+
+    def registered(tensor: torch.Tensor, hook: Any) -> Any:
+        handles.append(register(tensor, hook))
+        return handles[-1]
+
+    def moved(tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+        return tensor.to(device)
+
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(torch.Tensor, "register_hook", registered))
+        stack.enter_context(mock.patch.object(torch.Tensor, "cuda", moved))
+        made = Lomo(Watched(model, lr=1e-4))
+    made._handles = handles
+    return made
+
+
+def stepper_for(
+    model: torch.nn.Module,
+    setup: Setup,
+    recorder: Recorder,
+    make: Callable[[Any], Any],
+    named: Sequence[Any],
+) -> Stepper:
+    """The optimizer of a setup that steps in backward, hooked to a model.
+
+    Args:
+        model: on its device.
+        setup: names the optimizer.
+        recorder: told when gradients are there and when updates run.
+        make: makes the optimizer of one named parameter.
+        named: parameters that train.
+    """
+    owners = {id(n.parameter): n.name.rpartition(".")[0] for n in named}
+
+    def arrived(parameter: torch.Tensor) -> None:
+        if parameter.grad is not None:
+            recorder.tag(parameter.grad, Category.GRADIENTS, owners[id(parameter)])
+
+    # tags come before the updates, which drop the gradients
+    tags = [n.parameter.register_post_accumulate_grad_hook(arrived) for n in named]
+    if setup.optim in ("lomo", "adalomo"):
+        made: Stepper = _lomo(model, setup, recorder.updating)
+    else:
+        made = InBackward({n.parameter: make(n) for n in named}, recorder.updating)
+    made._handles = [*tags, *made._handles]
+    return made

@@ -1,0 +1,285 @@
+"""Optimizers of other libraries: their own classes on meta, or their states as they make them.
+
+GaLore, APOLLO, schedule-free and Adam-mini are ordinary Python over torch's operators, so their own
+code is traced. torchao compiles its step and optimi runs Triton kernels on a GPU, neither of which
+runs on meta: their states are made here as their ``step`` makes them.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from importlib import import_module
+from typing import Any
+from unittest import mock
+
+import torch
+
+from memest.config.optimizers import facts_of, read_arguments
+from memest.config.setup import Setup
+from memest.errors import ConfigError, MissingDependencyError
+from memest.trace.model.roles import Roles
+from memest.trace.optimizers.stepping import StatesAlone
+from memest.trace.recorder import Recorder
+
+__all__ = ["Several", "adam_mini", "library_class", "low_rank_groups", "make_library"]
+
+_HALF = (torch.float16, torch.bfloat16)
+_RANK = 128
+
+
+def library_class(optim: str) -> Any:
+    """The class of the library behind an optimizer.
+
+    Raises:
+        MissingDependencyError: the library is not installed.
+    """
+    facts = facts_of(optim)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return getattr(import_module(facts.module), facts.kind)
+    except ImportError as error:
+        package = facts.package or facts.module
+        raise MissingDependencyError(
+            f"--optim {optim} is priced by tracing {package}, which is not installed: pip "
+            f"install {package}"
+        ) from error
+
+
+def make_library(setup: Setup, groups: list[dict[str, Any]], recorder: Recorder) -> Any:
+    """The optimizer of a library over groups of parameters, None where it is none of these.
+
+    Args:
+        setup: names the optimizer and its arguments.
+        groups: as the library takes them.
+        recorder: told what is assumed.
+    """
+    facts, arguments = facts_of(setup.optim), read_arguments(setup.optim, setup.optim_args)
+    if not facts.kind:
+        return None
+    options: dict[str, Any] = dict(facts.options)
+    if "block_size" in facts.arguments:
+        options["block_size"] = _whole(setup, "block_size", 256)
+    if "kahan_sum" in arguments:
+        options["kahan_sum"] = True  # the Trainer reads it with bool(): any text is true
+    if facts.targets:
+        recorder.note(
+            f"{setup.optim.removesuffix('_layerwise')}: priced as in the steps that renew the "
+            f"projections, every {arguments.get('update_proj_gap', 200)} of them."
+        )
+    if facts.note:
+        recorder.note(facts.note)
+    on_meta = all(p.device.type == "meta" for group in groups for p in group["params"])
+    if on_meta and facts.kind in _STATES:
+        return _STATES[facts.kind](groups, **options)
+    kind = library_class(setup.optim)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        optimizer = kind(groups, lr=1e-4, **options)
+    if hasattr(optimizer, "train"):
+        optimizer.train()  # schedule-free: weights as training has them
+    return _Drawn([optimizer]) if on_meta and facts.kind == "APOLLOAdamW" else optimizer
+
+
+# -- groups ---------------------------------------------------------------------------------------
+
+
+def low_rank_groups(
+    named: Sequence[tuple[str, Any]], setup: Setup, roles: Roles
+) -> list[dict[str, Any]]:
+    """What is projected, and the rest: ``_setup_low_rank_optimizer`` of transformers.
+
+    Args:
+        named: name and tensor of all parameters that train.
+        setup: names the targets and the arguments.
+        roles: which weights are those of linear layers.
+
+    Raises:
+        ConfigError: no linear layer has such a name.
+    """
+    wanted = setup.optim_target_modules
+    everything = isinstance(wanted, str) and wanted.replace("_", "-") == "all-linear"
+    targets = {
+        name
+        for name in roles.linear
+        if everything or is_target(wanted, name.removesuffix(".weight"))
+    }
+    if not targets:
+        raise ConfigError(
+            f"--optim-target-modules {wanted!r} names no linear layer of this model: legal are "
+            "all-linear, or for example '.*(attn|mlp).*'. Linear layers of this model: "
+            f"{', '.join(sorted(n.removesuffix('.weight') for n in roles.linear)[:4]) or 'none'}."
+        )
+    arguments = read_arguments(setup.optim, setup.optim_args)
+    options: dict[str, Any] = {
+        "rank": _whole(setup, "rank", _RANK),
+        "update_proj_gap": 1,  # every traced step renews the projections, as every so many do
+        "scale": 1.0,  # a factor
+        "proj_type": arguments.get("proj_type", "std"),
+    }
+    if "apollo" in setup.optim:
+        options["proj"] = arguments.get("proj", "random")
+        options["scale_type"] = arguments.get("scale_type", "channel")
+    rest = [p for name, p in named if name not in targets]
+    projected = [p for name, p in named if name in targets]
+    groups = [{"params": rest}, {"params": projected, **options}]
+    return [group for group in groups if group["params"]]
+
+
+def _whole(setup: Setup, argument: str, default: int) -> int:
+    """A number of ``--optim-args`` that must be 1 or more."""
+    text = read_arguments(setup.optim, setup.optim_args).get(argument, str(default))
+    if not text.isdigit() or int(text) < 1:
+        raise ConfigError(
+            f"--optim-args {setup.optim_args!r}: {argument} is {text!r}, and must be a whole "
+            "number from 1 on."
+        )
+    return int(text)
+
+
+def is_target(wanted: str | tuple[str, ...], module: str) -> bool:
+    """``check_target_module_exists`` of transformers."""
+    if isinstance(wanted, str):
+        return bool(re.fullmatch(wanted, module))
+    return any(part in module or re.fullmatch(part, module) for part in wanted)
+
+
+def adam_mini(named: Sequence[tuple[str, Any]], roles: Roles, decay: float) -> Any:
+    """Adam-mini as its authors call it, with the sizes of the model's config.
+
+    Raises:
+        ConfigError: the config does not say how many heads there are.
+    """
+    if roles.heads is None:
+        raise ConfigError(
+            "--optim adam_mini needs hidden_size and num_attention_heads in the model's config, "
+            "and this one has none."
+        )
+    kind = library_class("adam_mini")
+    sizes = roles.heads
+    return kind(
+        iter(named),
+        lr=1e-4,
+        weight_decay=decay,
+        dim=sizes.hidden,
+        n_heads=sizes.heads,
+        n_kv_heads=sizes.kv_heads,
+        verbose=False,
+    )
+
+
+# -- optimizers -----------------------------------------------------------------------------------
+
+
+class Several:
+    """Optimizers that share the work, one step after the other."""
+
+    def __init__(self, optimizers: Iterable[Any]) -> None:
+        self._optimizers = tuple(optimizers)
+
+    @property
+    def state(self) -> Mapping[Any, Any]:
+        """The states of all."""
+        return {key: value for one in self._optimizers for key, value in one.state.items()}
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The groups of all."""
+        return [group for one in self._optimizers for group in one.param_groups]
+
+    def step(self) -> None:
+        """One update of everything."""
+        for one in self._optimizers:
+            one.step()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients."""
+        for one in self._optimizers:
+            one.zero_grad(set_to_none=set_to_none)
+
+
+class _Drawn(Several):
+    """APOLLO draws its projections with a generator of the device, which meta has not."""
+
+    def step(self) -> None:
+        with _no_generator():
+            super().step()
+
+
+@contextmanager
+def _no_generator() -> Iterator[None]:
+    def drawn(shape: Any, seed: int, device: Any = None, dtype: Any = torch.float32) -> Any:
+        return torch.randn(shape, device=device, dtype=dtype)
+
+    with mock.patch("apollo_torch.random_projector.stable_randn", drawn):
+        yield
+
+
+class _QuantizedStates(StatesAlone):
+    """The states of torchao's ``AdamW8bit`` and ``AdamW4bit``, on meta tensors.
+
+    The step of one parameter is compiled; its states are exact, and that Inductor needs no memory
+    of its own for it is assumed. The learning rate and the step counter live on the host.
+
+    Source: torchao 0.18 ``optim/adam.py`` (``_new_buffer``: parameters of 4096 elements and more
+    that whole blocks make up), ``optim/subclass_8bit.py``, ``optim/subclass_4bit.py``; each state
+    has a map of its own.
+    """
+
+    def __init__(self, groups: Iterable[Any], bits: int, block_size: int) -> None:
+        super().__init__(groups)
+        self._bits = bits
+        self._block = block_size
+
+    def make_states(self, parameter: torch.Tensor, state: dict[str, Any]) -> None:
+        state["exp_avg"] = self._buffer(parameter)
+        state["exp_avg_sq"] = self._buffer(parameter)
+
+    def _buffer(self, parameter: torch.Tensor) -> list[torch.Tensor]:
+        count = parameter.numel()
+        if count < 4096 or count % self._block:
+            return [torch.zeros_like(parameter)]
+        codes = count * self._bits // 8
+        return [
+            parameter.new_zeros(codes, dtype=torch.uint8),
+            parameter.new_zeros(count // self._block, dtype=torch.float32),
+            parameter.new_zeros(1 << self._bits, dtype=torch.float32),
+        ]
+
+
+class _TritonStates(StatesAlone):
+    """The states of optimi's ``StableAdamW`` with its Triton kernels, on meta tensors.
+
+    Source: optimi 0.3 ``stableadamw.py`` (``_init_state``; Triton is its choice on a GPU): moments
+    in the dtype of the parameter, a compensation for half weights, and single numbers. The kernels
+    update in place.
+    """
+
+    launches = 2  # the mean square, then the update
+
+    def __init__(self, groups: Iterable[Any], kahan_sum: bool | None = None) -> None:
+        super().__init__(groups)
+        self._kahan = kahan_sum
+
+    def make_states(self, parameter: torch.Tensor, state: dict[str, Any]) -> None:
+        state["exp_avg"] = torch.zeros_like(parameter)
+        state["exp_avg_sq"] = torch.zeros_like(parameter)
+        state["eps_sq"] = parameter.new_zeros(())
+        compensates = self._kahan is not False and parameter.dtype in _HALF
+        state["kahan_comp"] = (
+            torch.zeros_like(parameter)
+            if compensates
+            else parameter.new_zeros(1, dtype=torch.uint8)
+        )
+        state["mean_square"] = parameter.new_zeros(1, dtype=torch.float32)
+
+
+_STATES: dict[str, Callable[..., StatesAlone]] = {
+    "AdamW8bit": partial(_QuantizedStates, bits=8),
+    "AdamW4bit": partial(_QuantizedStates, bits=4),
+    "StableAdamW": _TritonStates,
+}

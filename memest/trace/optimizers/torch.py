@@ -1,0 +1,442 @@
+"""The optimizers, as the training loops make them: real ones on meta parameters.
+
+Where CUDA's choice differs from meta's (foreach, fused) it is asked for explicitly; the patched
+device lists of ``cuda_ops`` let it through.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from memest.config.installed import bitsandbytes_version
+from memest.config.optimizers import facts_of, read_arguments
+from memest.config.setup import Loop, Setup
+from memest.errors import ConfigError
+from memest.events import Category, Weight
+from memest.trace.model.adapters import kept_dtype, prefix_of
+from memest.trace.model.roles import Roles, roles_of
+from memest.trace.optimizers.bitsandbytes import BlockStates, blocks_of, library_optimizer
+from memest.trace.optimizers.in_backward import Stepper, stepper_for
+from memest.trace.optimizers.libraries import (
+    Several,
+    adam_mini,
+    low_rank_groups,
+    make_library,
+)
+from memest.trace.optimizers.stepping import updated_by
+from memest.trace.recorder import Recorder, local
+
+__all__ = [
+    "NamedParameter",
+    "check_trainable",
+    "in_backward",
+    "make_optimizer",
+    "named_parameters",
+    "optimizer_of",
+    "weights_of",
+]
+
+_TORCH = {
+    "adamw_torch": "AdamW",
+    "adam": "Adam",
+    "sgd": "SGD",
+    "sgd_momentum": "SGD",
+    "rmsprop": "RMSprop",
+    "adagrad": "Adagrad",
+    "adadelta": "Adadelta",
+    "adamax": "Adamax",
+    "nadam": "NAdam",
+    "radam": "RAdam",
+    "adafactor_torch": "Adafactor",
+}
+_IMPLEMENTATIONS = {"_fused": "fused", "_foreach": "foreach", "_loop": "loop"}
+_TRUE = ("true", "1", "yes")
+_KNOWS_BLOCKS = (4, 19)
+"""Before, people handed bitsandbytes' optimizers to the Trainer, which then made no exceptions:
+"Add support for bitsandbytes", transformers pull request 15622, is later than 4.18."""
+_MUON_SINCE = (2, 9)
+_POST_HOOKS = (2, 1)
+_SWITCHES = ("nesterov", "centered")
+_HALF = (torch.float16, torch.bfloat16)
+_NO_DECAY = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class NamedParameter:
+    """A parameter, its path, and whether the Trainer lets it decay."""
+
+    name: str
+    parameter: Any
+    decays: bool
+
+
+def named_parameters(model: torch.nn.Module) -> list[NamedParameter]:
+    """All parameters of a model, tied ones once."""
+    exempt = _without_decay(model)
+    return [NamedParameter(n, p, n not in exempt) for n, p in model.named_parameters()]
+
+
+def weights_of(model: torch.nn.Module) -> tuple[Weight, ...]:
+    """What :func:`optimizer_of` needs to know of the parameters, as data.
+
+    Names are the model's own, as those of modules in a trace are.
+    """
+    prefix = prefix_of(model)
+    return tuple(
+        Weight(
+            name=named.name.removeprefix(prefix),
+            shape=tuple(local(named.parameter).shape),
+            stride=local(named.parameter).stride(),
+            dtype=str(named.parameter.dtype).removeprefix("torch."),
+            trains=named.parameter.requires_grad,
+            decays=named.decays,
+            has_grad=named.parameter.grad is not None,
+            kept_dtype=kept_dtype(named.parameter),
+        )
+        for named in named_parameters(model)
+    )
+
+
+def make_optimizer(
+    model: torch.nn.Module, setup: Setup, recorder: Recorder, torch_version: tuple[int, int]
+) -> Any:
+    """The optimizer of this setup over the parameters of a model that train; None for ``none``.
+
+    One that steps in backward is hooked to the model: a :class:`Stepper`.
+
+    Args:
+        model: parameters on the device.
+        setup: names the optimizer.
+        recorder: told of master copies.
+        torch_version: foreach is CUDA's default from 2.0 on.
+    """
+    if setup.steps_in_backward:
+        return in_backward(model, setup, recorder, torch_version)
+    return optimizer_of(
+        named_parameters(model), setup, recorder, torch_version, lambda: roles_of(model)
+    )
+
+
+def optimizer_of(
+    parameters: Sequence[NamedParameter],
+    setup: Setup,
+    recorder: Recorder,
+    torch_version: tuple[int, int],
+    roles: Callable[[], Roles],
+) -> Any:
+    """:func:`make_optimizer` for a list of parameters.
+
+    Args:
+        parameters: all of the model.
+        setup: names the optimizer.
+        recorder: told of master copies and of managed memory.
+        torch_version: foreach is CUDA's default from 2.0 on.
+        roles: of the parameters; asked only where the optimizer must know.
+    """
+    if setup.optim == "none":
+        return None
+    check_trainable([n.parameter.requires_grad for n in parameters], setup)
+    trainable = [n for n in parameters if n.parameter.requires_grad]
+    if not setup.master_weights:
+        return _made(trainable, setup, recorder, torch_version, roles)
+    if not any(n.parameter.dtype in _HALF for n in trainable):
+        dtype = str(trainable[0].parameter.dtype).removeprefix("torch.")
+        raise ConfigError(
+            f"--master-weights needs half-precision weights, and these are {dtype}: add "
+            "--dtype bfloat16 or --dtype float16."
+        )
+
+    def over(copies: list[Any]) -> Any:
+        named = [replace(n, parameter=c) for n, c in zip(trainable, copies, strict=True)]
+        return _made(named, setup, recorder, torch_version, roles)
+
+    return MasterWeights([n.parameter for n in trainable], over, recorder)
+
+
+def _made(
+    trainable: Sequence[NamedParameter],
+    setup: Setup,
+    recorder: Recorder,
+    torch_version: tuple[int, int],
+    roles: Callable[[], Roles],
+) -> Any:
+    """The optimizer over what it updates: the weights, or their fp32 copies."""
+    facts = facts_of(setup.optim)
+    named = [(n.name, n.parameter) for n in trainable]
+    if facts.targets:
+        return make_library(setup, low_rank_groups(named, setup, roles()), recorder)
+    if setup.optim == "adam_mini":
+        return adam_mini(named, roles(), setup.weight_decay or 0.0)
+    if setup.optim == "muon":
+        return _muon(named, setup, torch_version, roles())
+    groups = _groups(trainable, setup)
+    if facts.block_states:
+        return _blocks(named, groups, setup, recorder, roles)
+    return make_library(setup, groups, recorder) or _plain(setup, groups, torch_version)
+
+
+def _groups(trainable: Sequence[NamedParameter], setup: Setup) -> list[dict[str, Any]]:
+    """What decays and what does not, as the Trainer divides it; a script has one group."""
+    decay = setup.weight_decay
+    if setup.loop is not Loop.TRAINER:
+        more = {} if decay is None else {"weight_decay": decay}
+        return [{"params": [n.parameter for n in trainable], **more}]
+    groups = [
+        {"params": [n.parameter for n in trainable if n.decays], "weight_decay": decay or 0.0},
+        {"params": [n.parameter for n in trainable if not n.decays], "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def _blocks(
+    named: Sequence[tuple[str, Any]],
+    groups: list[dict[str, Any]],
+    setup: Setup,
+    recorder: Recorder,
+    roles: Callable[[], Roles],
+) -> Any:
+    """bitsandbytes: its states on meta, the library itself on a real device."""
+    blocks = blocks_of(setup.optim)
+    full: frozenset[int] = frozenset()
+    knows = (setup.software.transformers or _KNOWS_BLOCKS) >= _KNOWS_BLOCKS
+    if blocks.bits == 8 and setup.loop is Loop.TRAINER and knows:
+        embeddings = roles().embeddings
+        kept = [p for name, p in named if name in embeddings]
+        full = frozenset(map(id, kept))
+        if kept:
+            recorder.note(
+                f"{setup.optim}: the Trainer keeps the states of embeddings in fp32, those of "
+                f"{sum(p.numel() for p in kept):,} parameters here."
+            )
+    if any(p.device.type != "meta" for _, p in named):
+        return library_optimizer(groups, blocks, full)
+    return BlockStates(groups, blocks, full, recorder, bitsandbytes_version(setup.software))
+
+
+def _muon(
+    named: Sequence[tuple[str, Any]], setup: Setup, torch_version: tuple[int, int], roles: Roles
+) -> Any:
+    """Muon for the hidden matrices, AdamW for the rest.
+
+    Source: documentation of ``torch.optim.Muon``: "an optimizer for 2D parameters of neural
+    network hidden layers. Other parameters, such as bias, and embedding, should be optimized by a
+    standard method such as AdamW"; the output head counts as the embedding that it often is.
+
+    Raises:
+        ConfigError: this torch has no Muon.
+    """
+    if torch_version < _MUON_SINCE:
+        raise ConfigError(
+            "--optim muon: torch.optim.Muon is there since torch 2.9, and "
+            f"{torch_version[0]}.{torch_version[1]} is asked for."
+        )
+    outside = roles.embeddings | roles.head
+    matrices: list[Any] = []
+    rest: list[Any] = []
+    for name, parameter in named:
+        (matrices if parameter.dim() == 2 and name not in outside else rest).append(parameter)
+    arguments = read_arguments("muon", setup.optim_args)
+    options: dict[str, Any] = {"lr": 1e-4}
+    if "momentum" in arguments:
+        options["momentum"] = float(arguments["momentum"])
+    if "nesterov" in arguments:
+        options["nesterov"] = arguments["nesterov"].lower() in _TRUE
+    if "ns_steps" in arguments:
+        options["ns_steps"] = int(arguments["ns_steps"])
+    made = []
+    if matrices:
+        made.append(torch.optim.Muon(matrices, **options))
+    if rest:
+        made.append(torch.optim.AdamW(rest, lr=1e-4, foreach=True))
+    return Several(made)
+
+
+def in_backward(
+    model: torch.nn.Module, setup: Setup, recorder: Recorder, torch_version: tuple[int, int]
+) -> Stepper:
+    """The optimizer of this setup, hooked to a model that is on its device.
+
+    Raises:
+        ConfigError: nothing trains, or this torch has no such hooks.
+    """
+    parameters = named_parameters(model)
+    check_trainable([n.parameter.requires_grad for n in parameters], setup)
+    if torch_version < _POST_HOOKS and setup.optim not in ("lomo", "adalomo"):
+        raise ConfigError(
+            f"--optim {setup.optim} in backward needs hooks that torch has since 2.1, and "
+            f"{torch_version[0]}.{torch_version[1]} is asked for."
+        )
+    trainable = [n for n in parameters if n.parameter.requires_grad]
+    roles = functools.cache(lambda: roles_of(model))
+    facts = facts_of(setup.optim)
+    options: dict[int, dict[str, Any]] = {}
+    if facts.targets:
+        named = [(n.name, n.parameter) for n in trainable]
+        for group in low_rank_groups(named, setup, roles()):
+            rest = {k: v for k, v in group.items() if k != "params"}
+            options.update((id(p), rest) for p in group["params"])
+
+    def make(one: NamedParameter) -> Any:
+        if facts.targets:
+            group = {"params": [one.parameter], **options[id(one.parameter)]}
+            return make_library(setup, [group], recorder)
+        return _made([one], setup, recorder, torch_version, roles)
+
+    return stepper_for(model, setup, recorder, make, trainable)
+
+
+def check_trainable(trains: Sequence[bool], setup: Setup) -> None:
+    """Something must be left to train.
+
+    Raises:
+        ConfigError: every parameter is frozen.
+    """
+    if any(trains):
+        return
+    raise ConfigError(
+        "No parameter trains: --freeze matches them all. Freeze less."
+        if setup.freeze
+        else "No parameter trains: prepare_model_for_kbit_training freezes a quantised base. Add "
+        "adapters, for example --lora-r 16."
+        if setup.quantization is not None
+        else "No parameter of the model trains: it has none, or all of them are frozen."
+    )
+
+
+def _without_decay(model: torch.nn.Module) -> set[str]:
+    """``Trainer.get_decay_parameter_names`` turned round: biases and normalisations."""
+    norms = [n for n, m in model.named_modules() if isinstance(m, torch.nn.LayerNorm)]
+    names = [n for n, _ in model.named_parameters()]
+    return {n for n in names if n.rpartition(".")[0] in norms or _NO_DECAY.search(n)}
+
+
+def _plain(setup: Setup, groups: list[dict[str, Any]], torch_version: tuple[int, int]) -> Any:
+    """Torch's own optimizers, and those of transformers."""
+    name, arguments = setup.optim, read_arguments(setup.optim, setup.optim_args)
+    if name == "adamw_hf":
+        return AdamWOfTransformers(groups, lr=1e-4)
+    if name == "adafactor":
+        from transformers.optimization import Adafactor
+
+        return Adafactor(groups, lr=1e-4, scale_parameter=False, relative_step=False)
+    implementation = "default"
+    for suffix, meaning in _IMPLEMENTATIONS.items():
+        if name.endswith(suffix):
+            name, implementation = name.removesuffix(suffix), meaning
+    if implementation == "default":
+        # foreach is CUDA's default from 2.0 on, but never that of Adafactor, which is there to save
+        loops = torch_version < (2, 0) or name == "adafactor_torch"
+        implementation = "loop" if loops else "foreach"
+    kwargs: dict[str, Any] = {"lr": 1e-4}
+    if name == "sgd_momentum":
+        kwargs["momentum"] = 0.9
+    for argument, text in arguments.items():
+        kwargs[argument] = (
+            text.lower() in _TRUE if argument in _SWITCHES else _number(setup, argument, text)
+        )
+    kwargs["foreach"] = implementation == "foreach"
+    if implementation == "fused":
+        del kwargs["foreach"]
+        kwargs["fused"] = True
+    try:
+        return getattr(torch.optim, _TORCH[name])(groups, **kwargs)
+    except ValueError as error:
+        raise ConfigError(
+            f"--optim-args {setup.optim_args!r}: torch.optim.{_TORCH[name]} refuses it: {error}."
+        ) from error
+
+
+def _number(setup: Setup, argument: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ConfigError(
+            f"--optim-args {setup.optim_args!r}: {argument} is {text!r}, which is not a number."
+        ) from None
+
+
+class AdamWOfTransformers(torch.optim.Optimizer):
+    """The AdamW that transformers carried until 4.x: one parameter after the other.
+
+    The denominator of one parameter stays bound until the next one has made its own.
+    Source: transformers 4.18 ``optimization.py``, class AdamW.
+    """
+
+    def __init__(self, params: Iterable[Any], lr: float) -> None:
+        super().__init__(params, {"lr": lr, "betas": (0.9, 0.999), "eps": 1e-6})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """One update."""
+        for parameter in updated_by(self):
+            state = self.state[parameter]
+            if not state:
+                state["step"] = 0
+                state["exp_avg"] = torch.zeros_like(parameter)
+                state["exp_avg_sq"] = torch.zeros_like(parameter)
+            exp_avg, exp_avg_sq = state["exp_avg"], state["exp_avg_sq"]
+            exp_avg.mul_(0.9).add_(parameter.grad, alpha=0.1)
+            exp_avg_sq.mul_(0.999).addcmul_(parameter.grad, parameter.grad, value=0.001)
+            denominator = exp_avg_sq.sqrt().add_(self.defaults["eps"])
+            parameter.addcdiv_(exp_avg, denominator, value=-self.defaults["lr"])
+
+
+class MasterWeights:
+    """Half weights and gradients, fp32 master copies and fp32 states (Apex O2, Megatron).
+
+    The step casts all half gradients to fp32, updates the copies, and writes them back. Parameters
+    that are fp32 anyway are their own master. Source:
+    ``apex/amp/_process_optimizer.py`` (master gradients are made when gradients are unscaled) and
+    Megatron-LM ``Float16OptimizerWithFloat16Params._copy_model_grads_to_main_grads``.
+    """
+
+    def __init__(self, parameters: list[Any], make: Any, recorder: Recorder) -> None:
+        self.parameters = parameters
+        self.masters = []
+        for parameter in parameters:
+            master = parameter
+            if parameter.dtype in _HALF:
+                master = torch.nn.Parameter(parameter.detach().float())
+                recorder.tag(master, Category.MASTER_WEIGHTS)
+            self.masters.append(master)
+        self.inner = make(self.masters)
+
+    @property
+    def state(self) -> Any:
+        """The inner optimizer's states."""
+        return self.inner.state
+
+    @property
+    def param_groups(self) -> Any:
+        """The inner optimizer's groups."""
+        return self.inner.param_groups
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """One update of the copies, written back to the half weights."""
+        copies = [
+            (parameter, master)
+            for parameter, master in zip(self.parameters, self.masters, strict=True)
+            if parameter is not master
+        ]
+        for parameter, master in copies:
+            if parameter.grad is not None:
+                master.grad = parameter.grad.float()
+        self.inner.step()
+        for parameter, master in copies:
+            parameter.copy_(master)
+            master.grad = None
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the half gradients."""
+        for parameter in self.parameters:
+            if set_to_none:
+                parameter.grad = None
+            elif parameter.grad is not None:
+                parameter.grad.zero_()

@@ -1,0 +1,1 @@
+"""One rank of several, as the model's own code sees it."""

@@ -1,0 +1,346 @@
+"""A model whose parameters DeepSpeed partitions: its linear layers, and the hooks of its modules.
+
+``zero.Init`` puts a function of its own in place of ``F.linear`` (``zero_optimization``'s
+``memory_efficient_linear``, on by default), for good: autograd is to save the parameter, whose
+data may be given back in between, and not a view of the gathered data. What it computes, and in
+which order, differs from the built-in one. A model that was whole when ``deepspeed.initialize`` got
+it has that function from DeepSpeed 0.19.4 on (pull request 8189: ``Init`` with a ``module``).
+Before, it keeps the built-in one and, with that, every weight that was gathered for the forward, as
+a run without ``memory_efficient_linear`` does.
+Hooks of modules stand in autograd's graph: gradients pass through them, and what they are added to
+waits until they have. While a module runs, its parameters have data of their own, as gathered ones
+have: so it shows whether autograd holds on to it.
+A module's dictionary of parameters tells who is asked for one. What is read while its own module
+does not run (a head's weight by a loss, an adapter's by peft for its dtype) is gathered then, and
+from then on for the module that read it.
+Source: ``LinearFunctionForZeroStage3`` (``deepspeed/runtime/zero/linear.py``),
+``_register_deepspeed_module`` and ``ZeROOrderedDict`` (``parameter_offload.py``) of DeepSpeed
+0.19.8.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.nn import functional
+from torch.utils._python_dispatch import _disable_current_modes
+
+from memest.config.setup import Setup
+from memest.events import CueKind
+from memest.trace.recorder import Recorder
+
+__all__ = ["hooks_of_stage_3", "linear_of_stage_3"]
+
+
+class _Linear(torch.autograd.Function):
+    """Gradients of the input, of the weight, of the bias: in this order, each in one product."""
+
+    @staticmethod
+    def forward(rows: torch.Tensor, weight: torch.Tensor, bias: Any = None) -> torch.Tensor:
+        if rows.dim() == 2 and bias is not None:
+            return torch.addmm(bias, rows, weight.t())
+        out = rows.matmul(weight.t())
+        if bias is not None:
+            out += bias
+        return out
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        del output
+        rows, weight, *rest = inputs
+        ctx.save_for_backward(rows, weight, rest[0] if rest else None)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
+        rows, weight, bias = ctx.saved_tensors
+        needs = ctx.needs_input_grad
+        of_rows = of_weight = of_bias = None
+        flat = gradient.dim() > 2
+        if needs[0]:
+            of_rows = gradient.matmul(weight)
+        if needs[1]:
+            if flat:
+                of_weight = (
+                    gradient.reshape(-1, gradient.shape[-1])
+                    .t()
+                    .matmul(rows.reshape(-1, rows.shape[-1]))
+                )
+            elif gradient.dim() == 1:
+                of_weight = gradient.unsqueeze(-1) * rows.unsqueeze(0)
+            else:
+                of_weight = gradient.t().matmul(rows)
+        if bias is not None and needs[2]:
+            if flat:
+                of_bias = gradient.sum(list(range(gradient.dim() - 1)))
+            else:
+                of_bias = gradient if gradient.dim() == 1 else gradient.sum(0)
+        return of_rows, of_weight, of_bias
+
+
+def _linear(rows: torch.Tensor, weight: torch.Tensor, bias: Any = None) -> torch.Tensor:
+    out: torch.Tensor = _Linear.apply(rows, weight, bias)
+    return out
+
+
+@contextmanager
+def linear_of_stage_3(setup: Setup) -> Iterator[None]:
+    """``F.linear`` as a run under ZeRO-3 has it, for the time of a trace."""
+    if not setup.has_linear_of_stage_3:
+        yield
+        return
+    kept = functional.linear
+    functional.linear = _linear  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        functional.linear = kept
+
+
+class _Running:
+    """The modules whose forward runs, and what they read of others' parameters.
+
+    Args:
+        recorder: told of it.
+        numbers: of the weights, by ``id`` of the parameter.
+    """
+
+    def __init__(self, recorder: Recorder, numbers: Mapping[int, int]) -> None:
+        self._recorder = recorder
+        self._numbers = numbers
+        self.stack: list[_Stands] = []
+
+    def enter(self, stands: _Stands) -> None:
+        """A module's forward begins; a recomputation that was cut short left its modules behind."""
+        if stands.is_root and not self._recorder.in_backward:
+            self.stack.clear()
+        self.stack.append(stands)
+
+    def read(self, parameter: Any) -> None:
+        """A module was asked for a parameter (``ZeROOrderedDict.__getitem__``).
+
+        DeepSpeed's engine has it gathered in its own forward only: neither when autograd
+        recomputes, nor in an evaluation of the module in the engine.
+        """
+        weight = self._numbers.get(id(parameter))
+        if weight is None or not self.stack or not self._recorder.in_forward:
+            return
+        if not any(stands.has(weight) for stands in self.stack):
+            self.stack[-1].take_in(weight, parameter)
+
+
+class _Parameters(dict[str, Any]):
+    """A module's parameters, which tell when they are asked for by name."""
+
+    def __init__(self, own: Mapping[str, Any], running: _Running) -> None:
+        super().__init__(own)
+        self._running = running
+
+    def __getitem__(self, name: str) -> Any:
+        parameter = super().__getitem__(name)
+        self._running.read(parameter)
+        return parameter
+
+    def __reduce__(self) -> Any:
+        """A copy of a module has nothing to tell."""
+        return dict, (dict(self),)
+
+
+class _Stands:
+    """The hooks of one module.
+
+    Args:
+        recorder: told of the places.
+        number: of the module; the whole model's is 0.
+        own: its parameters, by number of the weight.
+        running: the modules whose forward runs.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        number: int,
+        own: dict[int, torch.nn.Parameter],
+        running: _Running,
+    ) -> None:
+        self._recorder = recorder
+        self._number = number
+        self._own = own
+        self._others: dict[int, torch.nn.Parameter] = {}
+        self._running = running
+        self._kept: dict[int, tuple[torch.Tensor, weakref.ref[Any]]] = {}
+        self._holds: dict[int, list[object]] = {}
+        self._applied = 0
+        self._remaining = 0
+        self._at_outputs = _node(self._output_reached)
+        self._at_inputs = _node(self._input_reached)
+
+    def add(self, module: torch.nn.Module) -> list[Any]:
+        """Register them, in the order in which DeepSpeed does."""
+        return [
+            module.register_forward_pre_hook(self._before),
+            module.register_forward_hook(self._behind),
+            module.register_forward_hook(self._wrap_outputs),
+            module.register_forward_pre_hook(self._wrap_inputs),
+        ]
+
+    def _cue(self, kind: CueKind) -> None:
+        self._recorder.cue(kind, self._number)
+
+    def _before(self, module: Any, args: Any) -> None:
+        del module, args
+        self._running.enter(self)
+        self._cue(CueKind.PRE_FORWARD)
+        for weight, parameter in (*self._own.items(), *self._others.items()):
+            self._move(weight, parameter)
+
+    def _move(self, weight: int, parameter: torch.nn.Parameter) -> None:
+        if weight not in self._kept:
+            self._kept[weight] = parameter.data, _moved(parameter)
+
+    @property
+    def is_root(self) -> bool:
+        """Whether the module is the whole model."""
+        return self._number == 0
+
+    def has(self, weight: int) -> bool:
+        """Whether a parameter is the module's own."""
+        return weight in self._own
+
+    def take_in(self, weight: int, parameter: torch.nn.Parameter) -> None:
+        """The module reads another's parameter (``register_external_parameter``)."""
+        self._recorder.cue(CueKind.READ, weight)
+        self._others[weight] = parameter
+        self._move(weight, parameter)
+
+    def _behind(self, module: Any, args: Any, output: Any) -> None:
+        del module, args, output
+        self._running.stack.pop()
+        self.give_back()
+        self._cue(CueKind.POST_FORWARD)
+
+    def _wrap_outputs(self, module: Any, args: Any, output: Any) -> Any:
+        del module, args
+
+        def wrap(tensor: torch.Tensor) -> Any:
+            self._applied += 1
+            return self._at_outputs.apply(tensor)
+
+        return _mapped(wrap, output)
+
+    def _wrap_inputs(self, module: Any, args: Any) -> Any:
+        del module
+        self._remaining = 0
+
+        def wrap(tensor: torch.Tensor) -> Any:
+            self._remaining += tensor.requires_grad
+            return self._at_inputs.apply(tensor)
+
+        return _mapped(wrap, args)
+
+    def _output_reached(self) -> None:
+        if self._applied > 0:
+            self._applied -= 1
+            self._cue(CueKind.PRE_BACKWARD)
+
+    def _input_reached(self) -> None:
+        self._remaining -= 1
+        if self._remaining == 0:
+            self.give_back()
+            self._cue(CueKind.POST_BACKWARD)
+
+    def give_back(self) -> None:
+        """The parameters are what they were."""
+        for weight, (data, moved) in self._kept.items():
+            parameter = self._own.get(weight)
+            (self._others[weight] if parameter is None else parameter).data = data
+            storage = moved()
+            if storage is not None:
+                self._recorder.cue(CueKind.HELD, weight)
+                hold = object()
+                self._holds.setdefault(weight, []).append(hold)
+                weakref.finalize(storage, self._let_go, weight, hold).atexit = False
+        self._kept.clear()
+
+    def _let_go(self, weight: int, hold: object) -> None:
+        holds = self._holds[weight]
+        oldest = holds[0] is hold
+        holds.remove(hold)
+        self._recorder.cue(CueKind.LET_GO if oldest else CueKind.LET_GO_NEWEST, weight)
+
+
+def _moved(parameter: torch.nn.Parameter) -> weakref.ref[Any]:
+    """Put a parameter on data of its own; tells as long as anybody has it."""
+    with _disable_current_modes():
+        fresh = torch.empty_strided(
+            parameter.shape, parameter.stride(), dtype=parameter.dtype, device=parameter.device
+        )
+    parameter.data = fresh
+    return weakref.ref(fresh.untyped_storage())
+
+
+def _node(reached: Any) -> Any:
+    """A function that passes its argument on, and tells when its gradient is there."""
+
+    class Passing(torch.autograd.Function):
+        @staticmethod
+        def forward(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor.detach()
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+            pass
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Any) -> Any:  # type: ignore[override]
+            del ctx
+            reached()
+            return gradients
+
+    return Passing
+
+
+def _mapped(function: Any, value: Any) -> Any:
+    """Tensors of a structure put through a function, as ``apply_to_tensors_only`` does it."""
+    if isinstance(value, (tuple, list)):
+        items = [_mapped(function, item) for item in value]
+        if hasattr(value, "_fields"):
+            return type(value)(*items)
+        return type(value)(items)
+    if isinstance(value, dict):
+        for key in value:
+            value[key] = _mapped(function, value[key])
+        return value
+    return function(value) if isinstance(value, torch.Tensor) else value
+
+
+@contextmanager
+def hooks_of_stage_3(model: torch.nn.Module, recorder: Recorder, setup: Setup) -> Iterator[None]:
+    """DeepSpeed's hooks on every module, for the time of a trace."""
+    handles: list[Any] = []
+    stands: list[_Stands] = []
+    dictionaries: list[tuple[torch.nn.Module, Any]] = []
+    if setup.partitions_parameters:
+        numbers = {id(p): number for number, (_, p) in enumerate(model.named_parameters())}
+        running = _Running(recorder, numbers)
+        for name, module in model.named_modules():
+            own = {numbers[id(p)]: p for p in module.parameters(recurse=False)}
+            stands.append(_Stands(recorder, recorder.hooked_number(name), own, running))
+            handles += stands[-1].add(module)
+            dictionaries.append((module, module._parameters))
+            module._parameters = _Parameters(module._parameters, running)
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+        for module, kept in dictionaries:
+            kept.clear()
+            kept.update(module._parameters)
+            module._parameters = kept
+        # what a module read is given back before the one that it read it of
+        for stand in reversed(stands):
+            stand.give_back()

@@ -1,0 +1,191 @@
+"""Convolution: workspaces that cuDNN asks for. Its heuristics decide, so every size is a range.
+
+No formula exists outside cuDNN. What is expected here is what its tensor-core kernels need to
+see channels last when the tensors lie channels first: a transposed copy of each operand.
+"""
+
+from __future__ import annotations
+
+from memest.units import MIB
+from memest.workspaces.layout import (
+    acc_bytes,
+    argument,
+    contiguous_copy,
+    integer,
+    is_channels_last,
+    is_contiguous,
+    kernel_copy,
+    tensor,
+    until,
+)
+from memest.workspaces.operator_call import GpuTraits, OpCall, TensorSpec, Value, Workspace
+from memest.workspaces.reduce import ReduceKernel, reduction_scratch
+from memest.workspaces.registry import rule
+
+__all__: list[str] = []
+
+_WORKSPACE = "cuDNN convolution workspace"
+_MOST = 4096 * MIB
+
+
+@rule("aten.convolution", "aten.cudnn_convolution", "aten._convolution")
+def convolution(call: OpCall, gpu: GpuTraits) -> tuple[Workspace, ...]:
+    """Expected: transposed copies of input, weight and output if channels first; at most 4 x.
+
+    Nothing expected for channels last, for fp32 without TF32 and for depthwise convolutions.
+
+    Source: ATen/native/cudnn/Conv_v8.cpp, Convolution.cpp; the size is cuDNN's (2.x).
+    Evidence: memory, no trace of a convolution was at hand.
+    """
+    spec, weight = tensor(call, 0, "input"), tensor(call, 1, "weight")
+    out = call.outputs[0] if call.outputs else None
+    if spec is None or weight is None or out is None or not out.numel or not weight.numel:
+        return ()
+    groups = integer(call, 5 if "cudnn" in call.op else 8, "groups", 1)
+    return (*_layout_copies(spec, weight), _workspace((spec, weight, out), groups, gpu))
+
+
+@rule("aten.convolution_backward")
+def convolution_backward(call: OpCall, gpu: GpuTraits) -> tuple[Workspace, ...]:
+    """A workspace for the input's gradient, one for the weight's, scratch of the bias's sum.
+
+    Both as in the forward pass; the weight's may hold an fp32 copy of the weight in addition.
+    The first is freed before the second is made.
+
+    Source: ATen/native/Convolution.cpp, cudnn/Conv_v8.cpp; the sizes are cuDNN's (2.x).
+    Evidence: memory; sum of the bias: as the rule of sum.
+    """
+    grad, spec, weight = (
+        tensor(call, 0, "grad_output"),
+        tensor(call, 1, "input"),
+        tensor(call, 2, "weight"),
+    )
+    if grad is None or spec is None or weight is None or not (grad.numel and weight.numel):
+        return ()
+    mask = argument(call, 10, "output_mask")
+    groups = integer(call, 9, "groups", 1)
+    workspaces = list(_layout_copies(spec, weight))
+    if is_channels_last(spec) and not is_channels_last(grad) and not is_contiguous(grad):
+        workspaces.append(kernel_copy(grad, "convolution gradient, other layout"))
+    workspace = _workspace((spec, weight, grad), groups, gpu)
+    if _wanted(mask, 0):
+        workspaces.append(until(workspace, len(workspaces) + 1))
+    if _wanted(mask, 1):
+        extra = weight.numel * 4 if weight.itemsize == 2 else 0
+        high = (workspace.high_nbytes or 0) + 4 * extra
+        second = Workspace(workspace.nbytes + extra, _WORKSPACE, high_nbytes=high)
+        workspaces.append(until(second, len(workspaces) + 1))
+    if _wanted(mask, 2):
+        dims = (0, *range(2, len(grad.shape)))
+        kernel = ReduceKernel(acc_bytes(grad.dtype), in_place=grad.itemsize != 2)
+        workspaces += reduction_scratch(grad, dims, kernel, gpu, out_bytes=grad.itemsize)
+    return tuple(workspaces)
+
+
+def _wanted(mask: Value, which: int) -> bool:
+    return not isinstance(mask, tuple) or len(mask) <= which or bool(mask[which])
+
+
+def _layout_copies(spec: TensorSpec, weight: TensorSpec) -> tuple[Workspace, ...]:
+    """Copies that bring operands into one memory format: channels last if either of them is."""
+    last = is_channels_last(spec) or is_channels_last(weight)
+    return tuple(
+        kernel_copy(operand, "convolution operand, other layout")
+        for operand in (spec, weight)
+        if operand.numel
+        and not (is_channels_last(operand) if last else is_contiguous(operand))
+        and not (last and _one_way(operand))
+    )
+
+
+def _one_way(spec: TensorSpec) -> bool:
+    """Whether a contiguous tensor lies channels last as well (one channel, or one pixel)."""
+    pixels = 1
+    for extent in spec.shape[2:]:
+        pixels *= extent
+    return is_contiguous(spec) and (spec.shape[1] == 1 or pixels == 1)
+
+
+def _workspace(
+    operands: tuple[TensorSpec, TensorSpec, TensorSpec], groups: int, gpu: GpuTraits
+) -> Workspace:
+    spec, weight, _ = operands
+    total = sum(operand.numel * operand.itemsize for operand in operands)
+    tensor_cores = (spec.itemsize == 2 and gpu.capability >= (7, 0)) or gpu.capability >= (8, 0)
+    depthwise = groups > 1 and weight.shape[1] == 1
+    transposes = tensor_cores and not depthwise and not is_channels_last(spec)
+    expected = total if transposes else 0
+    high = min(max(4 * total, expected), max(_MOST, expected))
+    return Workspace(expected, _WORKSPACE, high_nbytes=high)
+
+
+# -- pooling ---------------------------------------------------------------------------------------
+
+
+def _alike(spec: TensorSpec | None, image: TensorSpec, label: str) -> tuple[Workspace, ...]:
+    """The copy of ``contiguous(memory_format)`` in the format that an image suggests."""
+    if spec is None:
+        return ()
+    if not is_channels_last(image):
+        return contiguous_copy(spec, label)
+    return () if is_channels_last(spec) else (kernel_copy(spec, label),)
+
+
+@rule("aten.avg_pool2d", "aten.max_pool2d_with_indices")
+def pooling(call: OpCall, gpu: GpuTraits) -> tuple[Workspace, ...]:
+    """Nothing, unless the image is neither contiguous nor channels last: a copy of it.
+
+    Source: ATen/native/cuda/AveragePool2d.cu, DilatedMaxPool2d.cu (1.10 to 2.x).
+    Evidence: source.
+    """
+    del gpu
+    image = tensor(call, 0, "self")
+    return () if image is None else _alike(image, image, "pooled image, contiguous")
+
+
+@rule("aten.avg_pool2d_backward", "aten.max_pool2d_with_indices_backward")
+def pooling_backward(call: OpCall, gpu: GpuTraits) -> tuple[Workspace, ...]:
+    """Copies of image, gradient and indices that do not lie in the image's format.
+
+    Source: ATen/native/cuda/AveragePool2d.cu, DilatedMaxPool2d.cu (1.10 to 2.x).
+    Evidence: source.
+    """
+    del gpu
+    grad, image = tensor(call, 0, "grad_output"), tensor(call, 1, "self")
+    if image is None:
+        return ()
+    workspaces = _alike(image, image, "pooled image, contiguous")
+    workspaces += _alike(grad, image, "pooling gradient, contiguous")
+    if "max_pool2d" in call.op:
+        workspaces += _alike(tensor(call, 7, "indices"), image, "pooling indices, contiguous")
+    return workspaces
+
+
+# -- upsampling ------------------------------------------------------------------------------------
+
+
+_FEWEST_CHANNELS = 4
+"""With fewer, the kernels for images with the channels last are not taken."""
+
+
+@rule(
+    "aten.upsample_nearest2d",
+    "aten.upsample_nearest2d_backward",
+    "aten._upsample_nearest_exact2d",
+    "aten._upsample_nearest_exact2d_backward",
+    "aten.upsample_bilinear2d_backward",
+)
+def upsampling(call: OpCall, gpu: GpuTraits) -> tuple[Workspace, ...]:
+    """Nothing if all lies row by row, or channels last (4 and more); else copies of what does not.
+
+    Source: ATen/native/cuda/UpSampleNearest2d.cu, UpSampleBilinear2d.cu (1.10 to 2.x).
+    Evidence: source.
+    """
+    del gpu
+    image, out = tensor(call, 0, "self"), call.outputs[0] if call.outputs else None
+    if image is None or out is None or len(image.shape) < 4 or image.shape == out.shape:
+        return ()
+    if image.shape[1] >= _FEWEST_CHANNELS and is_channels_last(image) and is_channels_last(out):
+        return ()
+    copies = () if is_contiguous(out) else (kernel_copy(out, "upsampling result, contiguous"),)
+    return copies + contiguous_copy(image, "upsampling input, contiguous")

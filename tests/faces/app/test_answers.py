@@ -1,0 +1,47 @@
+"""Answers for several sessions at once."""
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from memest.app import answers
+from memest.app.question import ExplorerQuestion
+
+pytest.importorskip("transformers")
+
+# a model for each test: the explorer keeps its profile, and that its store
+MODEL = "prajjwal1/bert-tiny?intermediate_size=640"
+OTHER = "prajjwal1/bert-tiny?intermediate_size=768"
+
+
+def started(work: Callable[[], object]) -> threading.Event:
+    """Do something in a thread; returns what is set when it is done."""
+    done = threading.Event()
+    threading.Thread(target=lambda: (work(), done.set()), daemon=True).start()
+    return done
+
+
+@pytest.mark.slow
+def test_a_warm_question_does_not_wait_for_a_trace_of_the_same_model() -> None:
+    for batch in (2, 7):  # the second grows a family
+        answers.estimate(
+            ExplorerQuestion.of(MODEL, {"batch": batch, "seq_len": 32, "gpu": ("t4",)})
+        )
+    warm = ExplorerQuestion.of(MODEL, {"batch": 11, "seq_len": 32, "gpu": ("t4",)})
+    cold = ExplorerQuestion.of(
+        MODEL, {"batch": 2, "seq_len": 32, "gpu": ("t4",), "precision": "fp16"}
+    )
+    lock = answers._shared().lock(MODEL)
+    with lock:  # another session traces this model
+        assert started(lambda: answers.estimate(warm)).wait(120)
+        waiting = started(lambda: answers.estimate(cold))
+        assert not waiting.wait(3)
+    assert waiting.wait(120)
+
+
+def test_an_answer_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    question = ExplorerQuestion.of(OTHER, {"batch": 3, "seq_len": 32})
+    first = answers.estimate(question)
+    monkeypatch.setattr(answers, "_estimated", lambda *_, **__: pytest.fail("made again"))
+    assert answers.estimate(question).to_json() == first.to_json()

@@ -1,0 +1,236 @@
+"""The explorer in a real browser: inputs, verdict, a shared link, a download."""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import memest
+
+playwright_api = pytest.importorskip("playwright.sync_api")
+
+BROWSER = next(
+    (path for name in ("chromium", "chromium-browser") if (path := shutil.which(name))), None
+)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(BROWSER is None, reason="no chromium on this machine"),
+]
+PATIENCE_MS = 240_000
+
+
+@pytest.fixture(scope="module")
+def explorer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("explorer")
+    said = folder / "stderr.txt"
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    server = subprocess.Popen(
+        [sys.executable, "-m", "memest", "app", "--no-browser", "--port", str(port)],
+        stdout=subprocess.DEVNULL,
+        stderr=said.open("w"),
+        env={**os.environ, "MEMEST_HOME": str(folder), "MEMEST_CACHE": str(folder / "cache")},
+    )
+    url = f"http://127.0.0.1:{port}"
+    try:
+        for _ in range(120):
+            try:
+                with urllib.request.urlopen(f"{url}/_stcore/health"):
+                    break
+            except OSError:
+                time.sleep(0.5)
+        yield url
+    finally:
+        server.terminate()
+        server.wait(30)
+    # Streamlit tells of a socket that its browser closed while it was opened: no fault of ours
+    ours = Path(memest.__file__).parent
+    told = said.read_text()
+    frames = [line for line in told.splitlines() if line.lstrip().startswith("File ")]
+    blamed = [line for line in frames if f'"{ours}/' in line or f'"{ours.parent}/app/' in line]
+    assert not blamed, told
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright_api.sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+        yield found
+        found.close()
+
+
+def reads(page: Any, text: str) -> None:
+    """Wait for a text of the page's main part."""
+    main = page.get_by_test_id("stMain")
+    main.get_by_text(text).first.wait_for(timeout=PATIENCE_MS)
+
+
+def url_has(page: Any, text: str) -> None:
+    page.wait_for_function("text => location.search.includes(text)", arg=text, timeout=PATIENCE_MS)
+
+
+def test_a_person_changes_a_run_shares_it_and_takes_it_along(
+    explorer: str, browser: Any, tmp_path: Path
+) -> None:
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    page.goto(explorer)
+    reads(page, "Fits: bert-large-uncased needs 10.90 GiB")
+
+    batch = page.get_by_label("Batch", exact=True)
+    batch.fill("64")
+    batch.press("Enter")
+    reads(page, "Does not fit: bert-large-uncased")
+    url_has(page, "batch=64")
+
+    page.get_by_test_id("stSidebar").get_by_role("radio", name="fp16").click()
+    url_has(page, "precision=fp16")
+    batch.fill("32")
+    batch.press("Enter")
+    url_has(page, "batch=32")
+    reads(page, "Fits: bert-large-uncased needs")
+    reads(page, "Largest batch:")
+    verdict = page.get_by_role("heading", level=4).first.inner_text()
+    link = page.url
+
+    other = browser.new_page(viewport={"width": 390, "height": 844})
+    other.goto(link)
+    reads(other, "Largest batch:")
+    assert other.get_by_role("heading", level=4).first.inner_text() == verdict
+
+    with page.expect_download(timeout=PATIENCE_MS) as download:
+        page.get_by_role("button", name="JSON").click()
+    target = tmp_path / "estimate.json"
+    download.value.save_as(target)
+    command = [
+        sys.executable, "-m", "memest", "estimate", "bert-large-uncased", "--batch", "32",
+        "--precision", "fp16", "--gpu", "rtx-4090", "--json",
+    ]  # fmt: skip
+    printed = subprocess.run(
+        command, check=True, capture_output=True,
+        env={**os.environ, "MEMEST_HOME": str(tmp_path), "MEMEST_CACHE": str(tmp_path / "cache")},
+    ).stdout  # fmt: skip
+    assert target.read_bytes() == printed
+    page.close()
+    other.close()
+
+
+def test_inputs_stay_when_the_page_changes(explorer: str, browser: Any) -> None:
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    page.goto(f"{explorer}/?batch=16&precision=bf16&gpu=t4")
+    reads(page, "Does not fit: bert-large-uncased needs")
+    page.get_by_role("link", name="Fit map").click()
+    reads(page, "21 points of bert-large-uncased")
+    url_has(page, "precision=bf16")
+    url_has(page, "gpu=t4")
+    page.get_by_role("link", name="What-if").click()
+    reads(page, "batch 16")
+    url_has(page, "batch=16")
+    page.close()
+
+
+def test_the_pin_travels_with_the_link(explorer: str, browser: Any) -> None:
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    page.goto(explorer)
+    reads(page, "Largest batch:")
+    page.get_by_test_id("stButton").filter(has_text="Pin").first.click()
+    url_has(page, "pin=")
+    batch = page.get_by_label("Batch", exact=True)
+    batch.fill("9")
+    batch.press("Enter")
+    reads(page, "Against the pinned scenario")
+    other = browser.new_page(viewport={"width": 1280, "height": 900})
+    other.goto(page.url)
+    reads(other, "Against the pinned scenario")
+    page.close()
+    other.close()
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize(
+    "path", ["", "fit-map", "compare", "advise", "accuracy", "calibration", "how-it-works"]
+)
+def test_no_page_is_wider_than_a_phone(explorer: str, browser: Any, path: str, theme: str) -> None:
+    page = browser.new_page(viewport={"width": 390, "height": 844}, color_scheme=theme)
+    errors: list[str] = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.goto(f"{explorer}/{path}")
+    page.get_by_role("heading").first.wait_for(timeout=PATIENCE_MS)
+    page.wait_for_timeout(1500)
+    wide = page.evaluate(
+        "() => { const e = document.querySelector('[data-testid=stMain]');"
+        " return e.scrollWidth - e.clientWidth; }"
+    )
+    assert wide <= 0
+    assert not errors
+    assert page.get_by_test_id("stException").count() == 0
+    page.close()
+
+
+def test_everything_is_reached_with_the_keyboard(explorer: str, browser: Any) -> None:
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    page.goto(f"{explorer}/?gpu=t4&batch=8")
+    reads(page, "Largest batch:")
+    # a kind of input is loaded when it is first drawn, which can be after the answer
+    page.get_by_label("Batch", exact=True).wait_for(timeout=PATIENCE_MS)
+    page.keyboard.press("Tab")
+    seen: list[str] = []
+    for _ in range(120):
+        name = page.evaluate(
+            "() => { const e = document.activeElement; return e.getAttribute('aria-label')"
+            " || e.innerText || e.getAttribute('title') || e.tagName; }"
+        )
+        seen.append(str(name))
+        if name == "Batch":
+            break
+        page.keyboard.press("Tab")
+    assert seen[-1] == "Batch", seen
+    page.keyboard.press("Control+a")
+    page.keyboard.type("16")
+    page.keyboard.press("Enter")
+    url_has(page, "batch=16")
+    reads(page, "batch 16")
+    precision = page.get_by_test_id("stSidebar").get_by_role("radio", name="fp32")
+    precision.focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Space")
+    url_has(page, "precision=")
+    layers = page.get_by_role("tab", name="Timeline")
+    layers.focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Enter")
+    url_has(page, "tab=Layers")
+    page.close()
+
+
+def test_charts_say_what_they_show(explorer: str, browser: Any) -> None:
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    page.goto(f"{explorer}/?gpu=t4")
+    reads(page, "Largest batch:")
+    for words in ("Stacked bar of memory by category", "Memory by category at the highest moment"):
+        chart = page.locator(f".stVegaLiteChart[aria-label^='{words}']")
+        chart.first.wait_for(state="attached", timeout=PATIENCE_MS)
+    page.close()
+
+
+def test_the_picture_and_the_parts_are_taken_along(
+    explorer: str, browser: Any, tmp_path: Path
+) -> None:
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    page.goto(f"{explorer}/?gpu=t4")
+    reads(page, "Largest batch:")
+    for name, start in (("PNG", b"\x89PNG"), ("CSV", b"part,bytes\n")):
+        with page.expect_download(timeout=PATIENCE_MS) as download:
+            page.get_by_role("button", name=name, exact=True).click()
+        target = tmp_path / name
+        download.value.save_as(target)
+        assert target.read_bytes().startswith(start)
+    page.close()

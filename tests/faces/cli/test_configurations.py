@@ -1,0 +1,258 @@
+"""Configurations and launch commands on the command line and in Python: one answer by any way."""
+
+import json
+
+import pytest
+
+import memest
+from memest.cli.argv import with_launch
+from memest.cli.main import run
+
+MODEL = {
+    "model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_layer": 2, "n_embd": 64,
+    "n_head": 2, "vocab_size": 128, "n_positions": 128, "dtype": "bfloat16",
+}  # fmt: skip
+ARGS = """\
+model_name_or_path: ./tiny
+per_device_train_batch_size: 4
+gradient_accumulation_steps: 2
+max_seq_length: 64
+bf16: true
+learning_rate: 1.0e-4
+neftune_noise_alpha: 5
+"""
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A folder with a model, training arguments and accelerate's file."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny" / "config.json").write_text(json.dumps(MODEL), encoding="utf-8")
+    (tmp_path / "args.yaml").write_text(ARGS, encoding="utf-8")
+    (tmp_path / "acc.yaml").write_text(
+        "distributed_type: MULTI_GPU\nnum_processes: 2\nmixed_precision: bf16\n", encoding="utf-8"
+    )
+    return tmp_path
+
+
+def document(capsys, *words):
+    assert run([*words, "--json"]) == 0, capsys.readouterr().err
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.slow
+def test_a_file_stands_for_its_options(place, capsys):
+    """The same peaks and setup from the file, its options, and Python; origins besides."""
+    typed = document(capsys, "estimate", "./tiny", "-b4", "--grad-accum=2", "--seq-len=64",
+                     "--bf16", "--max-grad-norm", "1")  # fmt: skip
+    for words in (["args.yaml"], ["--config", "args.yaml"], ["./tiny", "--config=args.yaml"]):
+        read = document(capsys, "estimate", *words)
+        assert read["peak"] == typed["peak"]
+        assert read["breakdown"] == typed["breakdown"]
+    answer = memest.estimate(memest.read_config("args.yaml"))
+    assert answer.to_dict()["peak"] == typed["peak"]
+    assert answer.to_dict()["setup"] == read["setup"]
+    origins = {row["option"]: (row["value"], row["origin"]) for row in read["origins"]}
+    assert origins["batch"] == (4, "args.yaml:per_device_train_batch_size")
+    assert origins["optim"] == ("adamw_torch_fused", "default of transformers")
+    assert origins["task"] == ("causal-lm", "model config")
+    assert origins["zero"] == (0, "default")
+    assert any("neftune" in note for note in read["notes"])
+    assert any("read: args.yaml (transformers)" in line for line in read["assumptions"])
+    assert {row["option"]: row["origin"] for row in typed["origins"]}["batch"] == "--batch"
+
+
+@pytest.mark.slow
+def test_flags_come_first(place, capsys):
+    read = document(capsys, "estimate", "args.yaml", "--batch", "1", "--fp16")
+    assert (read["setup"]["batch"], read["setup"]["precision"]) == (1, "fp16")
+    origins = {row["option"]: row["origin"] for row in read["origins"]}
+    assert (origins["batch"], origins["precision"]) == ("--batch", "--fp16")
+    assert memest.estimate(memest.read_config("args.yaml"), batch=1).setup.batch == 1
+
+
+def test_explain_prints_every_value(place, capsys):
+    assert run(["estimate", "args.yaml", "--explain"]) == 0
+    out = capsys.readouterr().out
+    assert "Every value and where it comes from" in out
+    table = out[out.index("Every value") :]
+    assert "args.yaml:bf16" in table
+    assert "Not modelled" in table
+    assert "args.yaml:learning_rate: rates and schedules" in table
+    for field in memest.Setup().to_dict():
+        assert f"  {field} " in table, field
+
+
+@pytest.mark.slow
+def test_a_command_after_two_dashes(place, capsys):
+    words = "accelerate launch --config_file acc.yaml train.py --model_name_or_path ./tiny --bf16"
+    words += " --per_device_train_batch_size 2 --max_seq_length 32 --logging_steps 5"
+    read = document(capsys, "estimate", "--gpu=t4", "--batch=3", "--json", f"--launch={words}")
+    assert read["setup"]["num_gpus"] == 2
+    assert read["setup"]["batch"] == 3
+    assert run(["estimate", "--batch=3", "--gpu=t4", "--json", "--", *words.split()]) == 0
+    assert json.loads(capsys.readouterr().out) == read
+
+
+@pytest.mark.slow
+def test_every_command_takes_a_configuration(place, capsys):
+    assert run(["fits", "args.yaml", "--gpu", "t4"]) == 0
+    assert "Fits" in capsys.readouterr().out
+    assert run(["max-batch", "args.yaml", "--gpu-memory", "2GiB", "-q"]) == 0
+    assert int(capsys.readouterr().out) > 1
+    assert run(["compare", "--config", "args.yaml", "--vs", "batch=8", "--json"]) == 0
+    columns = json.loads(capsys.readouterr().out)["scenarios"]
+    assert [column["estimate"]["setup"]["batch"] for column in columns] == [4, 8]
+    assert run(["sweep", "args.yaml", "--over", "batch=2,4", "--over", "precision=fp32,bf16",
+                "--json"]) == 0  # fmt: skip
+    assert '"batch": 2' in capsys.readouterr().out
+    assert run(["advise", "args.yaml", "--gpu", "t4", "--effective-batch", "8", "-q"]) in (0, 3)
+
+
+@pytest.mark.slow("max-batch")
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["sweep", "args.yaml", "--over", "batch=1,2"],
+        ["max-batch", "args.yaml", "--gpu-memory", "1GiB"],
+        ["compare", "args.yaml", "--vs", "batch=2"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_every_command_says_what_it_read_ignored_and_cannot_model(place, capsys, words):
+    assert run([*words, "--json"]) == 0
+    told = capsys.readouterr()
+    json.loads(told.out)
+    assert "memest: read: args.yaml (transformers)" in told.err
+    assert "1 key was ignored (memest estimate --explain lists them)" in told.err
+    assert "memest: not modelled: args.yaml:neftune_noise_alpha" in told.err
+    assert run([*words[:1], "./tiny", *words[2:], "--seq-len", "64", "--json"]) == 0
+    assert "read:" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["estimate"], 2, "Missing argument"),
+        (["estimate", "acc.yaml"], 2, "names no model"),
+        (["estimate", "./tiny", "--config-format", "trl"], 2, "add --config"),
+        (["estimate", "none.yaml"], 2, "cannot be read"),
+        (["estimate", "./tiny", "--config", "training_args.bin"], 2, "is a pickle"),
+        (["estimate", "training_args.bin"], 2, "is a pickle"),
+        (["estimate", "--", "rm", "-rf", "x"], 2, "names no script"),
+        (
+            ["estimate", "--config", "acc.yaml", "--config", "args.yaml", "--batch", "x"],
+            2,
+            "--batch",
+        ),
+    ],
+)
+def test_what_cannot_be_is_one_paragraph(place, capsys, words, code, said):
+    (place / "training_args.bin").write_bytes(b"\x80\x04")
+    assert run(words) == code
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+
+
+def test_one_word_after_two_dashes_is_a_model():
+    assert with_launch(["estimate", "--", "gpt2"]) == ["estimate", "--", "gpt2"]
+    assert with_launch(["gpus", "--", "a", "b"]) == ["gpus", "--", "a", "b"]
+
+
+def test_reading_is_light(cli, place):
+    """A configuration is read without torch; nothing of YAML is loaded for a plain question."""
+    code = (
+        "import sys, memest; memest.read_config('args.yaml', command='torchrun x.py');"
+        "assert 'yaml' in sys.modules; print([m for m in ('torch', 'transformers', 'typer') "
+        "if m in sys.modules])"
+    )
+    import subprocess
+    import sys
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+    code = "import sys, memest.cli.main, memest.estimation.estimate; print('yaml' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        (["--use-liger-kernel", "false"], "use_liger_kernel"),
+        (["--no-use-liger-kernel"], "use_liger_kernel"),
+        (["--use_liger_kernel=False"], "use_liger_kernel"),
+        (["--use-liger-kernel", "true", "--no-use-liger-kernel"], "use_liger_kernel"),
+    ],
+)
+def test_a_switch_named_off_takes_back_what_a_file_says(place, capsys, words, option):
+    """Flags come before files, whatever they say."""
+    with (place / "args.yaml").open("a") as file:
+        file.write("use_liger_kernel: true\ntf32: true\n")
+    assert run(["estimate", "args.yaml", *words, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["setup"][option] is False
+    assert document["setup"]["tf32"] is True
+
+
+@pytest.mark.slow
+def test_autocast_named_off_is_fp32(place, capsys):
+    assert run(["estimate", "args.yaml", "--bf16", "false", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["setup"]["precision"] == "fp32"
+    assert run(["estimate", "args.yaml", "--no-bf16", "--fp16", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["setup"]["precision"] == "fp16"
+
+
+@pytest.mark.slow("wrapped")
+@pytest.mark.parametrize("value", ["bfd", "wrapped", "true"])
+def test_a_kind_of_packing_is_the_word_behind_it(place, capsys, value):
+    words = ["estimate", "./tiny", "--packing", value, "--batch", "2", "--seq-len", "32", "--json"]
+    assert run(words) == 0
+    setup = json.loads(capsys.readouterr().out)["setup"]
+    assert setup["padding_free"] is (value != "wrapped")
+
+
+@pytest.mark.slow
+def test_configurations_side_by_side_are_runs_of_their_own(tmp_path, capsys):
+    paths, alone = [], []
+    for name, batch, more in (("a", 2, "bf16: true"), ("b", 4, "optim: sgd")):
+        path = tmp_path / name / "run.yaml"
+        path.parent.mkdir()
+        path.write_text(
+            f"model_name_or_path: prajjwal1/bert-tiny\nper_device_train_batch_size: {batch}\n"
+            f"learning_rate: 1.0e-4\n{more}\n"
+        )
+        paths.append(str(path))
+        alone.append(document(capsys, "estimate", str(path), "--seq-len", "64"))
+    columns = document(capsys, "compare", *paths, "--seq-len", "64")["scenarios"]
+    assert [column["name"] for column in columns] == ["run.yaml", "run.yaml (2)"]
+    for column, own in zip(columns, alone, strict=True):
+        assert column["estimate"]["peak"] == own["peak"]
+        assert column["estimate"]["setup"] == own["setup"]
+    read = [memest.read_config(path, seq_len=64) for path in paths]
+    in_python = [each.estimate.to_dict() for each in memest.compare(read).scenarios]
+    assert [each["peak"] for each in in_python] == [own["peak"] for own in alone]
+    for switches, on in ((["--tf32", "--no-tf32"], False), (["--no-tf32", "--tf32"], True)):
+        assert run(["compare", *paths, *switches, "--json"]) == 0  # the last one counts
+        both = json.loads(capsys.readouterr().out)["scenarios"]
+        assert [column["estimate"]["setup"]["tf32"] for column in both] == [on, on]
+    assert run(["compare", *paths]) == 0
+    told = capsys.readouterr()
+    assert told.err.count("memest: read: ") == 2
+    assert "run.yaml (2)" in told.out
+
+
+@pytest.mark.parametrize(
+    "words", [["compare", "prajjwal1/bert-tiny"], ["sweep", "--over", "batch=1,2"]]
+)
+def test_configurations_among_models_or_in_a_sweep_are_told_how_to_go_on(tmp_path, capsys, words):
+    paths = []
+    for name in "ab":
+        (tmp_path / f"{name}.yaml").write_text("model_name_or_path: gpt2\nlearning_rate: 1.0\n")
+        paths.append(str(tmp_path / f"{name}.yaml"))
+    assert run([*words, *paths]) == 2
+    said = capsys.readouterr().err
+    assert "stand in the place of models" in said
+    assert "memest compare A B" in said

@@ -1,0 +1,205 @@
+"""``memest max-batch``: reports made by hand, and the command in processes of its own."""
+
+import json
+
+import pytest
+
+from memest.config.setup import MAX_BATCH, Setup
+from memest.report.max_batch_result import (
+    CurveEnd,
+    CurvePoint,
+    EffectiveBatch,
+    Largest,
+    MaxBatch,
+    Multiple,
+    SizeAxis,
+)
+from memest.report.max_batch_table import limit_sentence
+from memest.report.result import Verdict
+from memest.report.terminal import render
+from memest.report.words import batch_sentence
+from memest.units import GIB, MIB
+
+TINY = "prajjwal1/bert-tiny"
+
+
+def largest(gpu="NVIDIA GeForce RTX 3090", usable=25_447_170_048, top=37, safe=36, **more):
+    sizes = sorted({8, 16, 24, 32, 40, top, safe, top + 1} - {0})
+    curve = tuple(
+        CurvePoint(
+            size=size, allocated_bytes=4 * GIB + size * 530 * MIB,
+            reserved_bytes=4 * GIB + size * 540 * MIB,
+            device_bytes=4 * GIB + size * 540 * MIB + 575 * MIB,
+            headroom_bytes=usable - (4 * GIB + size * 540 * MIB + 575 * MIB),
+            verdict=Verdict.FITS if size <= safe
+            else Verdict.TIGHT if size <= top else Verdict.DOES_NOT_FIT,
+        )
+        for size in sizes
+    )  # fmt: skip
+    values = {
+        "gpu": gpu, "usable_bytes": usable, "largest": top, "safe": safe, "end": CurveEnd.GPU,
+        "curve": curve, "multiples": (Multiple(of=8, largest=top // 8 * 8, safe=safe // 8 * 8),),
+    }  # fmt: skip
+    return Largest(**(values | more))
+
+
+def result(*answers, **more):
+    values = {
+        "model": "bert-large-uncased", "of": SizeAxis.BATCH, "step": 1,
+        "setup": Setup(batch=37, seq_len=512, precision="fp16"), "effective_batch": None,
+        "answers": answers, "assumptions": ("sequence length 512 (not given)",),
+        "notes": ("not modelled: memory of other processes.",),
+    }  # fmt: skip
+    return MaxBatch(**(values | more))
+
+
+WAYS = (
+    EffectiveBatch(micro_batch=1, num_micro_steps=67, device_bytes=6 * GIB, verdict=Verdict.FITS),
+    EffectiveBatch(micro_batch=34, num_micro_steps=2, device_bytes=22 * GIB, verdict=Verdict.FITS),
+)
+ONE = result(largest(effective=WAYS, unsteady=(33, 35)), effective_batch=67)
+SEVERAL = result(
+    largest(effective=WAYS[1:]),
+    largest("Tesla T4", 15_826_288_640, 19, 18),
+    largest("NVIDIA A2", 2 * GIB, 0, 0, multiples=()),
+    effective_batch=68,
+)
+
+
+@pytest.mark.parametrize("width", [60, 100])
+@pytest.mark.parametrize("name", ["one", "several"])
+def test_golden(golden, name, width):
+    text = render({"one": ONE, "several": SEVERAL}[name], width=width)
+    assert max(map(len, text.splitlines())) <= width
+    golden(f"max_batch_{name}_{width}.txt", text)
+
+
+def test_golden_ascii(golden):
+    text = render(ONE, width=100, ascii_only=True)
+    assert text.isascii()
+    golden("max_batch_ascii.txt", text)
+
+
+def test_the_line_is_the_memory_of_the_card():
+    rows = render(result(largest()), width=100).splitlines()
+    places = {line.index("│") for line in rows if "│" in line}
+    assert len(places) == 1
+
+
+class TestSentences:
+    def test_verdicts(self):
+        said = limit_sentence(largest(), "m", SizeAxis.BATCH)
+        assert said == (
+            "The largest batch of m on NVIDIA GeForce RTX 3090 (23.70 GiB usable) is 37; 36 is "
+            "safe."
+        )
+        assert limit_sentence(largest(safe=37), "m", SizeAxis.BATCH).endswith(" is 37; it is safe.")
+        assert limit_sentence(largest(safe=0), "m", SizeAxis.BATCH).endswith(
+            " is 37; none is safe."
+        )
+
+    def test_other_ends(self):
+        model = largest(top=512, safe=512, end=CurveEnd.MODEL)
+        assert limit_sentence(model, "m", SizeAxis.SEQ_LEN).endswith(
+            "is 512, the most the model takes, and it is safe."
+        )
+        search = largest(top=MAX_BATCH, safe=9, end=CurveEnd.SEARCH)
+        assert "is at least 1,048,576, where the search ends; 9 is safe." in limit_sentence(
+            search, "m", SizeAxis.BATCH
+        )
+
+    def test_none(self):
+        none = largest("NVIDIA A2", 2 * GIB, 0, 0)
+        assert limit_sentence(none, "m", SizeAxis.BATCH, smallest=1) == (
+            "Not even a batch of 1 of m runs on NVIDIA A2 (2.00 GiB usable): it needs 5.09 GiB."
+        )
+
+    def test_an_estimate_does_not_take_the_end_of_its_search_for_the_answer(self, samples, replace):
+        fits = samples["fits"]
+        most = replace(fits, max_batch=MAX_BATCH, safe_batch=MAX_BATCH)
+        assert batch_sentence(most) == "1,048,576 or more"
+        assert batch_sentence(replace(most, safe_batch=7)) == (
+            "1,048,576 or more expected, 7 is safe"
+        )
+
+
+@pytest.fixture(scope="module")
+def asked():
+    import memest
+
+    return memest.max_batch(TINY, gpu=["t4", "rtx-3090"], gpu_memory="1GiB", seq_len=32,
+                            effective_batch=4096)  # fmt: skip
+
+
+LINE = ("max-batch", TINY, "--gpu", "t4", "--gpu", "rtx-3090", "--gpu-memory", "1GiB", "--seq-len",
+        "32", "-n", "4096")  # fmt: skip
+
+
+@pytest.mark.slow
+def test_json_is_what_python_answers(cli, asked):
+    done = cli(*LINE, "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == asked.to_dict()
+    assert done.stderr == ""
+
+
+@pytest.mark.slow
+def test_quiet_is_the_number(cli, asked):
+    done = cli(*LINE, "--quiet")
+    assert done.stdout == "".join(f"{one.largest}\n" for one in asked.answers)
+    assert done.stderr == ""
+
+
+@pytest.mark.slow
+def test_the_table(cli, asked):
+    done = cli(*LINE)
+    assert done.stdout == render(asked, width=100)
+    plain = cli(*LINE, "--ascii", "--no-color").stdout
+    assert plain == render(asked, width=100, ascii_only=True)
+
+
+def test_lengths(cli):
+    done = cli("max-batch", TINY, "--of", "seq_len", "--gpu", "t4", "--batch", "2", "-q")
+    assert (done.returncode, done.stdout) == (0, "512\n")
+
+
+def test_not_even_one(cli):
+    done = cli("max-batch", TINY, "--gpu", "t4", "--gpu-memory", "580MiB", "--seq-len", "32", "-q")
+    assert (done.returncode, done.stdout, done.stderr) == (4, "0\n", "")
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "words"),
+    [
+        ("", 2, ["MODEL"]),
+        (TINY, 2, ["needs a GPU", "--gpu rtx-4090", "--gpu-memory 24GiB"]),
+        (f"{TINY} --gpu zzzz", 5, ["zzzz", "memest gpus"]),
+        ("no-such-model-anywhere --gpu t4", 5, ["memest models"]),
+        (f"{TINY} --gpu t4 --of lenght", 2, ["'lenght'", "batch, seq-len, image-size"]),
+        (f"{TINY} --gpu t4 --gpu-memory much", 2, ["--gpu-memory", "'much'"]),
+        (f"{TINY} --gpu t4 -n 0", 2, ["--effective-batch 0"]),
+        (f"{TINY} --gpu t4 -n 8 --grad-accum 2", 2, ["drop one"]),
+        (f"{TINY} --gpu t4 --optimm sgd", 2, ["Did you mean --optim"]),
+    ],
+)
+def test_wrong_usage(cli, line, code, words):
+    refused(cli("max-batch", *line.split()), code, words)
+
+
+def test_a_length_that_the_model_does_not_take(here):
+    refused(here("max-batch", TINY, "--gpu", "t4", "--seq-len", "513"), 2, ["512"])
+
+
+def refused(done, code, words):
+    assert done.returncode == code, done.stderr
+    assert done.stdout == ""
+    assert done.stderr.startswith("memest: ")
+    assert done.stderr.count("\n") == 1, "one paragraph"
+    for word in words:
+        assert word in done.stderr
+
+
+def test_help(cli):
+    text = cli("max-batch", "--help").stdout
+    for word in ("--of", "--effective-batch", "--gpu", "--fp16", "Exit code", "--json"):
+        assert word in text

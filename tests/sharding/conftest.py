@@ -1,8 +1,0 @@
-"""The helpers of this folder, and those of the proofs, are plain modules beside the tests."""
-
-from __future__ import annotations
-
-import sys
-from pathlib import Path
-
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent / "proof")]

@@ -1,8 +1,0 @@
-"""The suite of ``benchmarks/speed``, as its own command finds it."""
-
-from __future__ import annotations
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))

@@ -1,0 +1,1 @@
+"""What several tests share: real runs to compare with, small models, made-up data."""

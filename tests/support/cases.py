@@ -1,0 +1,377 @@
+"""Small models of every kind, built twice: on meta for the trace, on the CPU for the real run."""
+
+from __future__ import annotations
+
+import tempfile
+import warnings
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from memest.catalog.resolve import ModelSource
+from memest.config.quantization import Format
+from memest.config.setup import Loop, Setup
+from memest.trace.inputs.batch import plan_batch
+from memest.trace.model.adapters import add_adapter
+from memest.trace.model.build import BuiltModel, build_model, freeze
+from memest.trace.model.packed import PackedLinear, adapt_to_packed, pack
+from memest.trace.model.quantization import quantize
+from memest.workspaces.operator_call import GpuTraits
+
+GPU = GpuTraits(capability=(8, 0), sm_count=108, max_threads_per_sm=2048)
+
+_TEXT = {
+    "hidden_size": 128,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 384,
+    "vocab_size": 1000,
+    "max_position_embeddings": 256,
+}
+_LLAMA = {**_TEXT, "num_key_value_heads": 4, "pad_token_id": 0}
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "bert": {"model_type": "bert", "architectures": ["BertForMaskedLM"], **_TEXT},
+    "roberta": {"model_type": "roberta", **_TEXT},
+    "distilbert": {
+        "model_type": "distilbert",
+        "dim": 128,
+        "n_layers": 3,
+        "n_heads": 4,
+        "hidden_dim": 384,
+        "vocab_size": 1000,
+        "max_position_embeddings": 256,
+    },
+    "deberta": {
+        "model_type": "deberta-v2",
+        **_TEXT,
+        "relative_attention": True,
+        "pos_att_type": ["p2c", "c2p"],
+        "position_buckets": 32,
+    },
+    "albert": {"model_type": "albert", **_TEXT, "embedding_size": 64},
+    "modernbert": {
+        "model_type": "modernbert",
+        **_TEXT,
+        "pad_token_id": 0,
+        "cls_token_id": 1,
+        "sep_token_id": 2,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    },
+    "gpt2": {
+        "model_type": "gpt2",
+        "n_embd": 128,
+        "n_layer": 3,
+        "n_head": 4,
+        "vocab_size": 1000,
+        "n_positions": 256,
+        "bos_token_id": 1,
+        "eos_token_id": 1,
+    },
+    "llama": {"model_type": "llama", **_LLAMA},
+    "llama6": {"model_type": "llama", **_LLAMA, "num_hidden_layers": 6},
+    "llama-tied": {"model_type": "llama", **_LLAMA, "tie_word_embeddings": True},
+    "llama-gqa": {"model_type": "llama", **_LLAMA, "num_key_value_heads": 2},
+    "qwen3": {"model_type": "qwen3", **_LLAMA, "num_key_value_heads": 2, "head_dim": 32},
+    "gemma2": {"model_type": "gemma2", **_LLAMA, "head_dim": 32, "sliding_window": 64},
+    "opt": {
+        "model_type": "opt",
+        "hidden_size": 128,
+        "num_hidden_layers": 3,
+        "ffn_dim": 384,
+        "num_attention_heads": 4,
+        "vocab_size": 1000,
+        "max_position_embeddings": 256,
+        "word_embed_proj_dim": 128,
+    },
+    "bloom": {
+        "model_type": "bloom",
+        "hidden_size": 128,
+        "n_layer": 3,
+        "n_head": 4,
+        "vocab_size": 1000,
+    },
+    "gpt_neox": {"model_type": "gpt_neox", **_TEXT},
+    "phi": {"model_type": "phi", **_LLAMA},
+    "t5": {
+        "model_type": "t5",
+        "d_model": 128,
+        "d_kv": 32,
+        "d_ff": 384,
+        "num_layers": 2,
+        "num_heads": 4,
+        "vocab_size": 1000,
+        "decoder_start_token_id": 0,
+    },
+    "bart": {
+        "model_type": "bart",
+        "d_model": 128,
+        "encoder_layers": 2,
+        "decoder_layers": 2,
+        "encoder_attention_heads": 4,
+        "decoder_attention_heads": 4,
+        "encoder_ffn_dim": 384,
+        "decoder_ffn_dim": 384,
+        "vocab_size": 1000,
+        "max_position_embeddings": 256,
+        "architectures": ["BartForConditionalGeneration"],
+    },
+    "vit": {"model_type": "vit", **_TEXT, "image_size": 64, "patch_size": 8},
+    "swin": {
+        "model_type": "swin",
+        "image_size": 64,
+        "patch_size": 4,
+        "embed_dim": 48,
+        "depths": [2, 2],
+        "num_heads": [3, 6],
+        "window_size": 4,
+    },
+    "convnext": {
+        "model_type": "convnext",
+        "hidden_sizes": [32, 64],
+        "depths": [2, 2],
+        "num_stages": 2,
+        "image_size": 64,
+    },
+    "resnet": {
+        "model_type": "resnet",
+        "embedding_size": 32,
+        "hidden_sizes": [64, 128],
+        "depths": [2, 2],
+        "layer_type": "basic",
+    },
+    "segformer": {
+        "model_type": "segformer",
+        "hidden_sizes": [16, 32, 64, 128],
+        "depths": [1, 1, 1, 1],
+        "decoder_hidden_size": 64,
+        "image_size": 64,
+    },
+    "clip": {
+        "model_type": "clip",
+        "architectures": ["CLIPModel"],
+        "projection_dim": 64,
+        "text_config": {**_TEXT, "eos_token_id": 2},
+        "vision_config": {**_TEXT, "image_size": 64, "patch_size": 8},
+    },
+    "whisper": {
+        "model_type": "whisper",
+        "d_model": 128,
+        "encoder_layers": 2,
+        "decoder_layers": 2,
+        "encoder_attention_heads": 4,
+        "decoder_attention_heads": 4,
+        "encoder_ffn_dim": 384,
+        "decoder_ffn_dim": 384,
+        "vocab_size": 1000,
+        "max_source_positions": 150,
+        "max_target_positions": 64,
+        "num_mel_bins": 80,
+        "decoder_start_token_id": 1,
+        "pad_token_id": 0,
+        "eos_token_id": 2,
+        "bos_token_id": 1,
+        "suppress_tokens": [],
+        "begin_suppress_tokens": [],
+    },
+    "wav2vec2": {
+        "model_type": "wav2vec2",
+        "architectures": ["Wav2Vec2ForCTC"],
+        **_TEXT,
+        "vocab_size": 32,
+        "conv_dim": [32, 32, 32],
+        "conv_stride": [5, 4, 4],
+        "conv_kernel": [10, 4, 4],
+        "num_feat_extract_layers": 3,
+        "num_conv_pos_embeddings": 16,
+        "num_conv_pos_embedding_groups": 4,
+        "mask_time_prob": 0.0,
+    },
+    "mixtral": {
+        "model_type": "mixtral",
+        **_LLAMA,
+        "num_key_value_heads": 2,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+    },
+    "qwen3_moe": {
+        "model_type": "qwen3_moe",
+        **_LLAMA,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 96,
+    },
+    "gpt_oss": {
+        "model_type": "gpt_oss",
+        **_LLAMA,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "intermediate_size": 96,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    },
+    "mamba": {
+        "model_type": "mamba",
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "state_size": 8,
+        "vocab_size": 1000,
+        "pad_token_id": 0,
+    },
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Twin:
+    """The same model twice, and the plan of its batch; ``real`` is None where nobody runs it."""
+
+    built: BuiltModel
+    real: torch.nn.Module | None
+    plans: Any
+    setup: Setup
+
+
+def setup_of(name: str, **kwargs: Any) -> Setup:
+    """The setup of a model of ``CONFIGS``; keywords are those of :func:`twin`."""
+    config = {**CONFIGS[name], **kwargs.pop("config", {})}
+    defaults: dict[str, Any] = {"batch": 4, "optim": "adamw_torch_loop", "dtype": "float32"}
+    if "hidden_size" in config or "d_model" in config or "n_embd" in config or "dim" in config:
+        defaults["seq_len"] = 96
+    if name in ("vit", "swin", "convnext", "resnet", "segformer", "clip"):
+        defaults["image_size"] = 64
+    if name in ("whisper", "wav2vec2"):
+        defaults.pop("seq_len")
+        defaults["audio_seconds"] = 1.0
+    return Setup(**{**defaults, **kwargs})
+
+
+def twin(name: str, *, runs: bool = True, **kwargs: Any) -> Twin:
+    """Build a model on meta and on the CPU, in the same state of training.
+
+    Args:
+        name: one of ``CONFIGS``.
+        runs: whether the one on the CPU is wanted.
+        kwargs: options of ``Setup``, and ``config``, values that are not as in ``CONFIGS``.
+    """
+    setup = setup_of(name, **kwargs)
+    config = {**CONFIGS[name], **kwargs.get("config", {})}
+    source = ModelSource(kind="file", id=name, config=config, provenance="test")
+    built = build_model(source, setup)
+    if setup.adapter is None:
+        freeze(built.model, setup)
+    real = _with_numbers(built) if runs else None
+    for model in filter(None, (built.model, real)):
+        if setup.loop is Loop.TRAINER and hasattr(model.config, "use_cache"):
+            model.config.use_cache = False
+        if setup.checkpointing != "none":
+            model.gradient_checkpointing_enable({"use_reentrant": bool(setup.use_reentrant)})
+    plans, _, _ = plan_batch(built, setup)
+    if setup.quantization is not None and setup.quantization.format.packed:
+        built, real = _packed(built, real, setup)
+    elif setup.quantization is not None:
+        built, real = _quantized(built, real, setup)
+    if setup.adapter is not None:
+        built, real = _with_adapters(built, real, setup)
+    return Twin(built, real, plans, setup)
+
+
+def _with_numbers(built):
+    """The model that was built on meta, with numbers, and what trains of it."""
+    real = type(built.model)._from_config(
+        built.config, dtype=built.dtype, attn_implementation=built.attention
+    )
+    real.train()
+    trains = {n: p.requires_grad for n, p in built.model.named_parameters()}
+    for parameter_name, parameter in real.named_parameters():
+        parameter.requires_grad_(trains[parameter_name])
+    return real
+
+
+def _quantized(built, real, setup):
+    """A quantised base as memest makes it on meta, and as from_pretrained makes it of a file."""
+    loading, _ = quantize(built.model, built.dtype, setup)
+    if real is not None:
+        real = _from_pretrained(built, real, setup)
+    # the one that was saved may have had the same configuration
+    if setup.loop is Loop.TRAINER and hasattr(built.model.config, "use_cache"):
+        built.model.config.use_cache = False
+    return replace(built, loading=loading), real
+
+
+def _from_pretrained(built, real, setup):
+    """A quantised base of a file, in the state of training of the one that was saved."""
+    import peft
+    import transformers
+
+    quantization = setup.quantization
+    four = quantization.format is Format.BNB_4BIT
+    config = transformers.BitsAndBytesConfig(
+        load_in_4bit=four, load_in_8bit=not four,
+        bnb_4bit_quant_type=quantization.quant_type,
+        bnb_4bit_use_double_quant=quantization.double_quant,
+        bnb_4bit_compute_dtype=quantization.compute_dtype,
+        bnb_4bit_quant_storage=quantization.quant_storage,
+        llm_int8_threshold=quantization.threshold,
+        llm_int8_skip_modules=None if quantization.skip_modules is None
+        else list(quantization.skip_modules),
+    )  # fmt: skip
+    if hasattr(real.config, "use_cache"):
+        real.config.use_cache = True  # as a checkpoint has it: decoders keep copies of the config
+    with tempfile.TemporaryDirectory() as folder:
+        real.save_pretrained(folder)
+        real = type(real).from_pretrained(
+            folder, quantization_config=config, dtype=built.dtype, device_map={"": "cpu"},
+            attn_implementation=built.attention,
+        )  # fmt: skip
+    real.train()
+    if quantization.prepare is not False and setup.adapter is not None:
+        real = peft.prepare_model_for_kbit_training(real, use_gradient_checkpointing=False)
+    if setup.loop is Loop.TRAINER and hasattr(real.config, "use_cache"):
+        real.config.use_cache = False
+    if setup.checkpointing != "none":
+        real.gradient_checkpointing_enable({"use_reentrant": bool(setup.use_reentrant)})
+    return real
+
+
+def _packed(built, real, setup):
+    """A base of GPTQ or AWQ as memest makes it on meta, and with numbers on the CPU."""
+    import peft
+
+    from support.packed_reference import reference_of
+
+    loading, _ = pack(built.model, built.dtype, setup)
+    if real is not None:
+        for name, layer in built.model.named_modules():
+            if isinstance(layer, PackedLinear):
+                real.set_submodule(name, reference_of(layer))
+        real.quantization_method = setup.quantization.format.value
+        if setup.quantization.prepare is not False:
+            real = peft.prepare_model_for_kbit_training(real, use_gradient_checkpointing=False)
+    return replace(built, loading=loading), real
+
+
+def _with_adapters(built, real, setup):
+    """Adapters as memest puts them on meta, and as a script puts them on a device."""
+    wrapper, _ = add_adapter(built.model, built.task, setup)
+    if real is not None:
+        real = adapted(real, setup, wrapper.active_peft_config.task_type)
+    return replace(built, wrapper=wrapper), real
+
+
+def adapted(real, setup, task_type):
+    """A model with numbers, with the adapters of a setup."""
+    import peft
+
+    values = {**setup.adapter.to_dict(), "task_type": task_type}
+    cast = values.pop("autocast_adapter_dtype", True)
+    kind = peft.PeftType(values.pop("peft_type"))
+    config = peft.mapping.PEFT_TYPE_TO_CONFIG_MAPPING[kind](**values)
+    adapt_to_packed(config, real, setup.adapter.method)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return peft.get_peft_model(real, config, autocast_adapter_dtype=cast)

@@ -1,0 +1,334 @@
+"""A real rank of context parallelism: torch's own ring attention, on the CPU.
+
+The CPU has its flash kernel by another name than ring attention calls
+(``_scaled_dot_product_flash_attention``): it is registered here under that name. The process group
+is PyTorch's fake one, which moves no data, or gloo's with real processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import tempfile
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+from support.forked import run_apart
+
+STEPS = 3
+
+
+def real_rank(case: dict[str, Any]) -> Any:
+    """What a rank of a case measured, a ``CpuRun``.
+
+    Args:
+        case: ``model``, ``ways`` that share a sequence, ``rotate``, whether FSDP2 ``shards``,
+            whether ``gloo`` connects real processes, options of ``Setup`` in ``setup``, and
+            ``evaluation`` as for ``evaluation_ranks.real_evaluation``.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "run"
+        count = case["ways"] if case.get("gloo") else 1
+        wanted = _rank(case)
+        ranks = range(count) if case.get("gloo") else (wanted,)
+        said = run_apart(_be_rank, *[(case, str(out), rank) for rank in ranks])
+        assert out.exists(), said
+        return pickle.loads(out.read_bytes())
+
+
+def _rank(case: dict[str, Any]) -> int:
+    from memest.trace.parallel.context_parallel import fullest_rank
+
+    return fullest_rank(case["ways"])
+
+
+def predicted(case: dict[str, Any]) -> Any:
+    """The stream of the rank that is traced, with the CPU's operators and no workspaces."""
+    from dataclasses import replace
+
+    from memest.profiles.axes import as_traced
+    from memest.profiles.pieces import splice
+    from memest.profiles.stream import make_stream
+    from memest.sharding.rank import as_updated, rank_stream, updated_weights
+    from memest.trace.cuda import cpu_ops
+    from memest.trace.inputs.batch import realise
+    from memest.trace.losses.loss import loss_for
+    from memest.trace.parallel.context_parallel import sequence_split
+    from memest.trace.training import plan_to_compose, trace_training, trace_updates
+    from support.cases import GPU, setup_of, twin
+    from support.evaluation_ranks import traced_evaluation, with_tail
+
+    asked = setup_of(case["model"], distributed=_spread(case), **_options(case))
+    traced = as_traced(asked)
+    options = {**_options(case), "precision": traced.precision, "dtype": traced.dtype}
+    twins = twin(case["model"], runs=False, distributed=traced.distributed, **options)
+    with (
+        sequence_split(twins.built.model, traced) as split,
+        mock.patch.object(cpu_ops, "_attention", _flash),
+    ):
+        trace = trace_training(
+            twins.built.model, twins.setup, make_batch=lambda: realise(twins.plans),
+            loss_of=loss_for(twins.built), gpu=GPU, operators="cpu",
+            plan=plan_to_compose(asked), split=split,
+        )  # fmt: skip
+    # without shards the optimizer works on whole weights
+    alone = asked if case.get("shards") else replace(asked, distributed=_alone())
+    weights = updated_weights(trace.weights, alone, trace.landmarks)
+    spliced = splice(trace, trace_updates(weights, as_updated(alone), GPU))
+    spliced.calls = [replace(call, op="none") for call in spliced.calls]
+    accum = asked.grad_accum
+    stream = make_stream(spliced, GPU, num_steps=STEPS, grad_accum=accum, cues=True)
+    if "evaluation" in case:
+        with (
+            sequence_split(twins.built.model, replace(traced, loop="trainer")) as split,
+            mock.patch.object(cpu_ops, "_attention", _flash),
+        ):
+            tail = traced_evaluation(twins.built.model, twins, _evaluated(case), split)
+        stream = with_tail(stream, tail)
+    if not case.get("shards"):
+        return stream
+    return rank_stream(stream, asked, trace.weights, trace.landmarks, accum)
+
+
+def _evaluated(case: dict[str, Any]) -> dict[str, Any]:
+    """A case in the words of ``evaluation_ranks``."""
+    return {**case, "ranks": case["ways"], "spread": {"cp": case["ways"]}}
+
+
+def _alone() -> Any:
+    from memest.config.parallelism import ALONE
+
+    return ALONE
+
+
+def _options(case: dict[str, Any]) -> dict[str, Any]:
+    return {"optim": "adamw_torch", "attn_implementation": "sdpa", **case.get("setup", {})}
+
+
+def _spread(case: dict[str, Any]) -> Any:
+    from memest.config.parallelism import Distributed
+
+    ways = case["ways"]
+    return Distributed(
+        num_gpus=ways, cp=ways, cp_rotate=case.get("rotate", "allgather"), fsdp="full_shard"
+    )
+
+
+def _flash(
+    query: Any, key: Any, value: Any, mask: Any = None, p: Any = 0.0, causal: Any = False,
+    *, scale: Any = None, enable_gqa: bool = False,
+) -> Any:  # fmt: skip
+    """What ``scaled_dot_product_attention`` runs where the flash kernel is taken."""
+    import torch
+
+    assert mask is None
+    return torch.ops.aten._scaled_dot_product_flash_attention(
+        query, key, value, p, causal, False, scale=scale
+    )[0]
+
+
+@contextlib.contextmanager
+def flash_by_its_other_name() -> Any:
+    """The CPU's flash kernel under the name of CUDA's."""
+    import torch
+
+    aten = torch.ops.aten
+
+    def forward(
+        query: Any, key: Any, value: Any, p: float = 0.0, causal: bool = False,
+        debug: bool = False, *, scale: Any = None,
+    ) -> Any:  # fmt: skip
+        out, sums = aten._scaled_dot_product_flash_attention_for_cpu(
+            query, key, value, p, causal, scale=scale
+        )
+        state = torch.empty(2, dtype=torch.uint64)
+        rest = torch.empty((), dtype=torch.uint64), torch.empty(0)
+        return out, sums, None, None, query.shape[2], key.shape[2], state, *rest
+
+    def backward(
+        grad: Any, query: Any, key: Any, value: Any, out: Any, sums: Any, _q: Any, _k: Any,
+        _max_q: int, _max_k: int, p: float, causal: bool, _seed: Any, _offset: Any, *,
+        scale: Any = None,
+    ) -> Any:  # fmt: skip
+        return aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            grad, query, key, value, out, sums, p, causal, scale=scale
+        )
+
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("_scaled_dot_product_flash_attention", forward, "CPU")
+    library.impl("_scaled_dot_product_flash_attention_backward", backward, "CPU")
+    library.impl("scaled_dot_product_attention", _flash, "AutogradCPU", allow_override=True)
+    try:
+        yield
+    finally:
+        library._destroy()
+
+
+@contextlib.contextmanager
+def kept_until_waited() -> Any:
+    """NCCL's shelf (``TensorShelf``), which the fake process group lacks: what is sent stays."""
+    from torch.distributed import _functional_collectives as collectives
+
+    sent: dict[int, Any] = {}
+
+    def keeping(real: Any) -> Any:
+        def call(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            out = real(tensor, *args, **kwargs)
+            sent[id(out.elem)] = tensor
+            return out
+
+        return call
+
+    wait = collectives.AsyncCollectiveTensor.wait
+
+    def waited(tensor: Any) -> Any:
+        out = wait(tensor)
+        sent.pop(id(tensor.elem), None)
+        return out
+
+    with (
+        mock.patch.object(collectives, "all_gather_single", keeping(collectives.all_gather_single)),
+        mock.patch.object(collectives, "permute_tensor", keeping(collectives.permute_tensor)),
+        mock.patch.object(collectives.AsyncCollectiveTensor, "wait", waited),
+    ):
+        yield
+
+
+def _be_rank(case: dict[str, Any], out: str, rank: int) -> None:
+    import torch
+    import torch.distributed as dist
+    from accelerate.big_modeling import _attach_context_parallel_hooks
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.experimental import _attention
+
+    from memest.calibration.running.cpu_memory import mark
+    from memest.calibration.running.material import host_batches
+    from memest.trace.losses.loss import loss_for
+    from support.cases import twin
+    from support.evaluation_ranks import environment, evaluate
+    from support.ranks import _Marks, watched
+
+    torch.manual_seed(0)
+    ways = case["ways"]
+    if "evaluation" in case:
+        environment(_evaluated(case), rank)
+    twins = twin(case["model"], distributed=_spread(case), **_options(case))
+    setup = twins.setup
+    batches = host_batches(twins.plans, STEPS * setup.grad_accum)
+    if case.get("gloo"):
+        store = dist.FileStore(f"{out}.store", ways)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=ways)
+    else:
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+
+        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ways)
+    mesh = init_device_mesh("cpu", (ways,), mesh_dim_names=("cp",))
+    _attention.set_rotate_method(case.get("rotate", "allgather"))
+    _attach_context_parallel_hooks(twins.real)
+    context = partial(_attention.context_parallel, mesh=mesh)
+    loop = _with_trainer if setup.loop == "trainer" else _script
+
+    def then(model: Any) -> None:
+        if "evaluation" in case:
+            evaluate(model, twins, _evaluated(case), context)
+
+    def run() -> None:
+        mark("load 0 0")
+        model = _fully_sharded(twins.real, mesh) if case.get("shards") else twins.real
+        loop(
+            model, setup, batches, loss_for(twins.built), context, _Marks(), lambda: then(model)
+        )  # fmt: skip
+
+    shelf = contextlib.nullcontext() if case.get("gloo") else kept_until_waited()
+    with flash_by_its_other_name(), shelf:
+        found = watched(run, rank == _rank(case))
+    if rank == _rank(case):
+        Path(f"{out}.part").write_bytes(pickle.dumps(found))
+        Path(f"{out}.part").replace(out)
+    dist.destroy_process_group()
+
+
+def _script(
+    model: Any, setup: Any, batches: Any, loss_of: Any, context: Any, watch: Any, then: Any
+) -> None:  # fmt: skip
+    """A tutorial's loop around ``context_parallel``; the collator shifts labels."""
+    import torch
+
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+    accum, mark = setup.grad_accum, watch.mark
+    mark("batch", 1, 1)
+    for index, given in enumerate(batches):
+        step, micro = index // accum + 1, index % accum + 1
+        batch = None
+        batch = {name: value.clone() for name, value in given.items()}
+        batch["shift_labels"] = torch.nn.functional.pad(given["labels"], (0, 1), value=-100)[
+            :, 1:
+        ].clone(memory_format=torch.contiguous_format)
+        ids = given["input_ids"]
+        batch["position_ids"] = (
+            torch.arange(ids.shape[1])
+            .expand(ids.shape)
+            .clone(memory_format=torch.contiguous_format)
+        )
+        buffers = list(batch.values())
+        with context(
+            buffers=buffers, buffer_seq_dims=[1] * len(buffers), no_restore_buffers=set(buffers)
+        ):
+            mark("forward", step, micro)
+            outputs = model(**batch)
+            loss = loss_of(outputs, batch)
+            if accum > 1:
+                loss = loss / accum
+            mark("backward", step, micro)
+            loss.backward()
+        del buffers
+        if micro == accum:
+            mark("optimizer", step, 0)
+            optimizer.step()
+            mark("zero_grad", step, 0)
+            optimizer.zero_grad()
+            watch.step_done(step)
+        mark("batch", (index + 1) // accum + 1, (index + 1) % accum + 1)
+    then()
+
+
+def _with_trainer(
+    model: Any, setup: Any, batches: Any, loss_of: Any, context: Any, watch: Any, then: Any
+) -> None:  # fmt: skip
+    """Transformers' own Trainer, whose accelerator is told of context parallelism."""
+    import torch
+    from accelerate import Accelerator
+    from transformers import Trainer
+
+    from memest.calibration.running.loops import train
+
+    told = SimpleNamespace(
+        cp_enabled=True, cp_backend="torch", cp_size=2, tp_size=1, sp_size=1, sp_enabled=False,
+        sp_backend="", tp_enabled=False,
+    )  # fmt: skip
+    real = Trainer.training_step
+
+    def training_step(self: Any, *args: Any, **kwargs: Any) -> Any:
+        self.accelerator._cp_context = context
+        with mock.patch.object(Accelerator, "parallelism_config", property(lambda _: told)):
+            return real(self, *args, **kwargs)
+
+    with mock.patch.object(Trainer, "training_step", training_step):
+        train(
+            model, setup, batches, lambda m: torch.optim.AdamW(m.parameters(), foreach=True),
+            loss_of, torch.device("cpu"), watch,
+        )  # fmt: skip
+    then()
+
+
+def _fully_sharded(model: Any, mesh: Any) -> Any:
+    """PyTorch's recipe: layers, and the rest with the root."""
+    from torch.distributed.fsdp import fully_shard
+
+    for block in list(model.modules()):
+        if type(block).__name__ in (model._no_split_modules or ()):
+            fully_shard(block, mesh=mesh)
+    return fully_shard(model, mesh=mesh)

@@ -1,0 +1,147 @@
+"""Real ranks of expert parallelism: transformers' own sharding and its own exchange, on the CPU.
+
+Two groups of processes: ``gloo``, in which every rank is there and tokens move, and PyTorch's fake
+one, in which frees have an order (gloo's threads let go of what they sent when they come to it).
+The fake one moves nothing, so what the others would send is put in where tokens are counted. In
+both, the routers' choices are replaced by equal shares, which is what a trace assumes.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from support.forked import run_apart, run_forked
+
+STEPS = 3
+
+
+def real_rank(case: dict[str, Any], group: str) -> Any:
+    """What the first rank of a case measured, a ``CpuRun``.
+
+    Args:
+        case: ``model``, ``spread`` for ``Distributed`` and options of ``Setup`` in ``setup``.
+        group: ``gloo`` or ``fake``.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        said = run_apart(_be_ranks, (case, group, folder))
+        out = Path(folder) / "rank0"
+        assert out.exists(), said
+        return pickle.loads(out.read_bytes())
+
+
+def _be_rank(rank: int, case: dict[str, Any], group: str, folder: str) -> None:
+    import torch
+    import torch.distributed as dist
+
+    from memest.trace.parallel.tensor_parallel import meshes_of, shard_model
+    from support.tensor_ranks import twins_of
+
+    torch.manual_seed(0)
+    twins = twins_of(case)
+    spread = twins.setup.distributed
+    if group == "gloo":
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+        store: Any = dist.FileStore(f"{folder}/store", spread.num_gpus)
+    else:
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+
+        store = FakeStore()
+    dist.init_process_group(group, store=store, rank=rank, world_size=spread.num_gpus)
+    meshes = meshes_of(spread, spread.num_gpus)
+    shard_model(twins.real, meshes, spread)
+    with _equal_shares(), _copied_counts(group):
+        measured = _trained(twins, meshes, wanted=rank == 0)
+    if group == "gloo":
+        dist.barrier()
+    if rank == 0:
+        Path(folder, "rank0").write_bytes(pickle.dumps(measured))
+
+
+def _trained(twins: Any, meshes: Any, *, wanted: bool) -> Any:
+    import torch
+
+    from memest.calibration.running.cpu_memory import mark
+    from memest.calibration.running.loops import train
+    from memest.calibration.running.material import host_batches
+    from memest.trace.losses.loss import loss_for
+    from support.ranks import _Marks, watched
+    from support.tensor_ranks import optimizer_of_shards
+
+    setup = twins.setup
+    batches = host_batches(twins.plans, STEPS * setup.grad_accum)
+
+    def run() -> None:
+        mark("load 0 0")
+        model = _fully_sharded(twins.real, setup.distributed, meshes)
+        train(
+            model, setup, batches, optimizer_of_shards, loss_for(twins.built), torch.device("cpu"),
+            _Marks(),
+        )  # fmt: skip
+
+    return watched(run, wanted)
+
+
+def _fully_sharded(model: Any, spread: Any, meshes: Any) -> Any:
+    """transformers' own FSDP2, which knows where experts are."""
+    from transformers.distributed.fsdp import apply_fully_sharded_data_parallelism
+    from transformers.distributed.utils import TransformersDeviceMesh
+
+    from memest.trace.parallel.tensor_parallel import config_of
+
+    if spread.fsdp == "none":
+        return model
+    model.config.distributed_config = config = config_of(spread)
+    _, ep_plan, fsdp_plan = model._resolve_parallel_plans(config)
+    manager = TransformersDeviceMesh(meshes.dense, meshes.expert)
+    return apply_fully_sharded_data_parallelism(model, manager, fsdp_plan, ep_plan)
+
+
+@contextmanager
+def _equal_shares() -> Any:
+    """Routers choose experts in turn: the first token the first ones, the next the next."""
+    import torch
+
+    real = torch.topk
+
+    def topk(values: Any, count: int, *args: Any, **kwargs: Any) -> Any:
+        out = real(values, count, *args, **kwargs)
+        indices = out[1]
+        indices.data.copy_((torch.arange(indices.numel()) % values.shape[-1]).view_as(indices))
+        return out
+
+    torch.topk = topk
+    try:
+        yield
+    finally:
+        torch.topk = real
+
+
+@contextmanager
+def _copied_counts(group: str) -> Any:
+    """With a group that moves nothing, the others send as many tokens as are sent to them."""
+    from transformers.distributed import expert_parallel
+
+    real = expert_parallel.all_to_all_single
+
+    def copied(received: Any, sent: Any, **_: Any) -> None:
+        received.copy_(sent)
+
+    if group == "fake":
+        expert_parallel.all_to_all_single = copied
+    try:
+        yield
+    finally:
+        expert_parallel.all_to_all_single = real
+
+
+def _be_ranks(case: dict[str, Any], group: str, folder: str) -> None:
+    if group == "fake":
+        _be_rank(0, case, group, folder)
+        return
+    count = case["spread"]["num_gpus"]
+    run_forked(_be_rank, [(rank, case, group, folder) for rank in range(count)])

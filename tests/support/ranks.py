@@ -1,0 +1,474 @@
+"""Real ranks: processes on the CPU, measured as the proofs measure one process.
+
+DDP runs as several processes with gloo. FSDP2 runs in one process with PyTorch's fake process
+group, which gives a rank of any number of ranks what it would allocate, and moves no data.
+
+A case is run apart from the tests, because the profiler remembers addresses.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import tempfile
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from support.forked import run_apart, run_forked
+
+STEPS = 3
+
+
+def real_rank(case: dict[str, Any]) -> Any:
+    """What rank 0 of a case measured: a ``CpuRun``.
+
+    Args:
+        case: ``model``, ``ranks``, and options of ``Setup`` and of ``Distributed`` in ``setup`` and
+            ``spread``.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "run.pickle"
+        said = run_apart(_be_ranks, (case, folder, str(out)))
+        assert out.exists(), said
+        return pickle.loads(out.read_bytes())
+
+
+def predicted_rank(case: dict[str, Any], behind: Any = None) -> Any:
+    """The stream of a rank as memest makes it, with the CPU's operators and no workspaces.
+
+    Args:
+        case: as for :func:`real_rank`.
+        behind: puts something behind the training: is given its stream and the traced model.
+    """
+    from memest.profiles.axes import as_traced
+    from memest.profiles.pieces import Pieces, splice
+    from memest.profiles.stream import Stream, lay_out
+    from memest.sharding.rank import as_updated, rank_stream, updated_weights
+    from memest.trace.inputs.batch import realise
+    from memest.trace.losses.loss import loss_for
+    from memest.trace.model.adapters import cast_parameters
+    from memest.trace.parallel.ulysses import shared_sequence
+    from memest.trace.training import plan_to_compose, trace_training, trace_updates
+    from support.cases import GPU, twin
+
+    asked = asked_of(case)
+    traced = as_traced(asked)
+    options = {**case.get("setup", {}), "precision": traced.precision, "dtype": traced.dtype}
+    twins = twin(case["model"], runs=False, distributed=traced.distributed, **options)
+    if traced.distributed.in_half:
+        cast_parameters(twins.built.trained, twins.built.dtype)
+    with (
+        loss_of_setup(twins.built.model, asked),
+        shared_sequence(twins.built.model, twins.setup, nccl=False) as shared,
+    ):
+        trace = trace_training(
+            twins.built.trained,
+            twins.setup,
+            make_batch=lambda: realise(twins.plans),
+            loss_of=loss_for(twins.built),
+            gpu=GPU,
+            operators="cpu",
+            plan=plan_to_compose(asked),
+            loading=twins.built.loading,
+            shared=shared,
+        )
+    # the Trainer's groups, where a case has them
+    whose = replace(asked, loop="trainer") if case.get("two_groups") else asked
+    updates = None
+    if asked.distributed.updates_on_device:
+        updates = trace_updates(
+            updated_weights(trace.weights, whose, trace.landmarks), as_updated(asked), GPU
+        )
+    spliced = splice(trace, updates)
+    places: dict[int, int] = {}
+    numbered = replace(spliced)
+    numbered.sizes = [places.setdefault(size, len(places)) for size in spliced.sizes]
+    course = lay_out(
+        numbered, ((),) * len(spliced.calls), len(places), num_steps=STEPS,
+        grad_accum=asked.grad_accum, pieces=Pieces(numbered), cues=True,
+    )  # fmt: skip
+    table = list(places)
+    stream = Stream.of(course, [table[place] for place in course.places], 0)
+    if behind is not None:
+        stream = behind(stream, twins)
+    return rank_stream(stream, whose, trace.weights, trace.landmarks, asked.grad_accum)
+
+
+def as_run(stream: Any) -> Any:
+    """A stream in the form in which runs on the CPU are measured; of the load, what wrappers make.
+
+    Whole weights do not count where DDP leaves them as they are; shards do.
+    """
+    from memest.calibration.running.cpu_memory import CpuRun, MemoryEvent, PhaseBytes
+    from memest.events import CAST, Phase
+
+    run = CpuRun()
+    now = peak = alive = done = 0
+    phase = None
+    loading = True
+    for index, event in enumerate(stream.events):
+        while done < len(stream.marks) and stream.mark_positions[done] <= index:
+            begun = stream.marks[done]
+            done += 1
+            if phase is not None:
+                run.phases.append(PhaseBytes(phase, alive, peak))
+            phase = f"{begun.phase} {begun.step} {begun.micro_step}"
+            alive = peak = now
+            loading = begun.phase is Phase.LOAD
+        number = event if event >= 0 else ~event
+        label = stream.label_names[stream.labels[number]]
+        if loading and not label.startswith(("ddp:", "fsdp:", "zero:")) and label != CAST:
+            continue
+        size = stream.sizes[number] * (1 if event >= 0 else -1)
+        now += size
+        peak = max(peak, now)
+        module = stream.module_names[stream.modules[number]]
+        run.events.append(MemoryEvent(size, f"{module}/{label}", phase, number))
+    run.phases.append(PhaseBytes(phase, alive, peak))
+    return run
+
+
+def of_steps(run: Any) -> Any:
+    """The same without the load, and without what only the CPU's kernels take.
+
+    On a CPU ``chunk_cat`` pads and joins with tensors of its own; CUDA has one kernel for it.
+    """
+    run.events = [
+        event
+        for event in run.events
+        if not event.phase.startswith("load") and "chunk_cat" not in event.op
+    ]
+    return run
+
+
+def freed_from_before(run: Any) -> int:
+    """Bytes that were there before a run was measured, and went while it loaded."""
+    alive, gone = set(), 0
+    for event in run.events:
+        if event.phase.startswith("load"):
+            if event.nbytes > 0:
+                alive.add(event.key)
+            elif event.key not in alive:
+                gone -= event.nbytes
+            else:
+                alive.discard(event.key)
+    return gone
+
+
+def without_updates(run: Any) -> Any:
+    """The same without the optimizer, whose foreach kernels copy on a CPU."""
+    run.events = [e for e in run.events if not e.phase.startswith(("load", "optimizer"))]
+    return run
+
+
+def asked_of(case: dict[str, Any]) -> Any:
+    """The setup of a case, as it is asked for."""
+    from memest.config.parallelism import Distributed
+    from support.cases import setup_of
+
+    spread = Distributed(num_gpus=case["ranks"], **case.get("spread", {}))
+    return setup_of(case["model"], distributed=spread, **case.get("setup", {}))
+
+
+def loss_of_setup(model: Any, setup: Any) -> Any:
+    """Another library's loss or kernels in place of the model's own, where a setup names them."""
+    from memest.trace.losses.fused_loss import fused_loss_applied, liger_applied
+    from support.cases import GPU
+
+    if setup.use_liger_kernel:
+        return liger_applied(model, GPU)
+    if not setup.fused_loss:
+        return nullcontext()
+    return fused_loss_applied(model, GPU, setup.fused_loss)
+
+
+def launch_nothing_on_the_cpu() -> None:
+    """In a real rank Liger's Python takes the CPU for CUDA: it allocates, and launches nothing.
+
+    What it reads from tensors that no kernel has written is any number; no size depends on one.
+    """
+    from memest.trace.cuda.no_triton import Library
+    from memest.trace.losses import fused_loss
+
+    said = tuple(
+        (theirs, meant.replace('"meta"', '"cpu"'))
+        for theirs, meant in fused_loss._LIGER.said_otherwise
+    )
+    fused_loss._LIGER = Library(fused_loss._LIGER.name, fused_loss._LIGER.rewritten, said)
+
+
+class _Marks:
+    def mark(self, phase: str, step: int, micro_step: int) -> None:
+        from memest.calibration.running.cpu_memory import mark
+
+        mark(f"{phase} {step} {micro_step}")
+
+    def step_done(self, step: int) -> None:
+        pass
+
+
+def make_optimizer_of(setup: Any) -> Any:
+    from memest.trace.optimizers.torch import make_optimizer
+    from memest.trace.recorder import Recorder
+
+    return lambda model: make_optimizer(model, setup, Recorder(), (2, 13))
+
+
+def _be_ddp_rank(rank: int, case: dict[str, Any], rendezvous: str, out: str) -> None:
+    import torch
+    import torch.distributed as dist
+
+    from memest.calibration.running.cpu_memory import mark
+    from memest.calibration.running.loops import train
+    from memest.calibration.running.material import host_batches
+    from memest.trace.losses.loss import loss_for
+    from support.cases import twin
+
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    store = dist.FileStore(rendezvous, case["ranks"])
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=case["ranks"])
+    torch.manual_seed(0)
+    spread = asked_of(case).distributed
+    twins = twin(case["model"], distributed=spread, **case.get("setup", {}))
+    setup = twins.setup
+    batches = host_batches(twins.plans, STEPS * setup.grad_accum)
+
+    def run() -> None:
+        mark("load 0 0")
+        model = torch.nn.parallel.DistributedDataParallel(
+            twins.real,
+            bucket_cap_mb=spread.ddp_bucket_cap_mb,
+            find_unused_parameters=setup.finds_unused_parameters,
+            gradient_as_bucket_view=spread.ddp_gradient_as_bucket_view,
+        )
+        with loss_of_setup(twins.real, setup):
+            train(
+                model, setup, batches, make_optimizer_of(setup), loss_for(twins.built),
+                torch.device("cpu"), _Marks(),
+            )  # fmt: skip
+
+    measured = watched(run, rank == 0)
+    dist.barrier()
+    if rank == 0:
+        Path(out).write_bytes(pickle.dumps(measured))
+
+
+def watched(run: Any, wanted: bool) -> Any:
+    """Run as a rank that is measured, a ``CpuRun``; or as one of the others, which nobody asks."""
+    import torch
+
+    from memest.calibration.running.cpu_memory import measure
+
+    if wanted:
+        return measure(run)
+    torch.set_num_threads(1)
+    return run()
+
+
+def _be_fsdp_rank(case: dict[str, Any], out: str) -> None:
+    import torch
+    import torch.distributed as dist
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    from memest.calibration.running.cpu_memory import mark, measure
+    from memest.calibration.running.loops import train
+    from memest.calibration.running.material import host_batches
+    from memest.trace.losses.loss import loss_for
+    from support.cases import twin
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=case["ranks"])
+    torch.manual_seed(0)
+    asked = asked_of(case)
+    plain = asked.loop == "plain"
+    options = dict(case.get("setup", {}))
+    if not plain:
+        options.pop("precision", None)  # that is the policy's, not autocast's
+    twins = twin(case["model"], distributed=asked.distributed, **options)
+    batches = host_batches(twins.plans, STEPS * asked.grad_accum)
+    loss_of, optimizer = loss_for(twins.built), make_optimizer_of(twins.setup)
+    launch_nothing_on_the_cpu()
+    gc.collect()  # what the quantised model was made of
+
+    def run() -> None:
+        with loss_of_setup(twins.real, asked):
+            run_in()
+
+    def run_in() -> None:
+        mark("load 0 0")
+        if asked.distributed.fsdp_version == 1:
+            model = wrapped(twins.real, asked)
+            if plain:
+                train(
+                    model, twins.setup, batches, optimizer, loss_of, torch.device("cpu"), _Marks()
+                )
+            else:
+                accelerate_loop(model, asked, batches, optimizer, loss_of)
+        elif plain:
+            model = _sharded(twins.real, asked)
+            train(model, twins.setup, batches, optimizer, loss_of, torch.device("cpu"), _Marks())
+        else:
+            accelerate_loop(prepared(twins.real, asked), asked, batches, optimizer, loss_of)
+
+    Path(out).write_bytes(pickle.dumps(measure(run)))
+
+
+def _present(setup: Any, names: tuple[str, str]) -> tuple[str, ...]:
+    """The dimensions that the mesh of a run has."""
+    return names if setup.distributed.num_copies > 1 else names[1:]
+
+
+def _mesh(setup: Any, names: tuple[str, str]) -> Any:
+    from torch.distributed import init_device_mesh
+
+    shape = (setup.distributed.num_copies, setup.distributed.shard_ranks)
+    dims = _present(setup, names)
+    return init_device_mesh("cpu", shape[-len(dims) :], mesh_dim_names=dims)
+
+
+def _sharded(model: Any, setup: Any) -> Any:
+    """PyTorch's recipe: layers, and the rest with the root."""
+    from torch.distributed.fsdp import fully_shard
+
+    spread = setup.distributed
+    mesh = _mesh(setup, ("replicate", "shard"))
+    for block in list(model.modules()):
+        if type(block).__name__ in (model._no_split_modules or ()):
+            fully_shard(block, mesh=mesh, reshard_after_forward=spread.fsdp.value == "full_shard")
+    return fully_shard(model, mesh=mesh)
+
+
+def wrapped(model: Any, setup: Any) -> Any:
+    """FSDP1, as accelerate's ``prepare_model`` wraps and upcasts, or as PyTorch's tutorial does."""
+    import functools
+    from types import MethodType
+
+    import torch
+    from accelerate.utils import convert_outputs_to_fp32
+    from torch.distributed.fsdp import (
+        BackwardPrefetch,
+        CPUOffload,
+        FullyShardedDataParallel,
+        MixedPrecision,
+        ShardingStrategy,
+    )
+    from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
+
+    spread, plain = setup.distributed, setup.loop == "plain"
+    names = set(model._no_split_modules or ())
+    blocks = {type(module) for module in model.modules() if type(module).__name__ in names}
+    half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(setup.precision.value)
+    mixed = None
+    if half is not None and not plain:
+        mixed = MixedPrecision(param_dtype=half, reduce_dtype=half, buffer_dtype=half)
+    prefetch = spread.fsdp_backward_prefetch
+    if prefetch is None:
+        prefetch = "backward_pre" if plain else "no_prefetch"
+    policy = functools.partial(transformer_auto_wrap_policy, transformer_layer_cls=blocks)
+    if setup.adapter is not None:
+        from peft.utils.other import fsdp_auto_wrap_policy
+
+        policy = fsdp_auto_wrap_policy(model)
+    if mixed is not None:
+        # Accelerator.prepare_model does so before it wraps
+        own = model.forward
+        region = torch.autocast("cpu", dtype=half)(getattr(own, "__func__", own))
+        asks = torch.is_autocast_enabled  # of CUDA where nobody says which
+        torch.is_autocast_enabled = lambda kind="cpu": asks(kind)
+        torch.get_autocast_dtype = lambda kind="cpu": half
+        region = convert_outputs_to_fp32(region)
+        model.forward = MethodType(region, model) if hasattr(own, "__func__") else region
+    model = FullyShardedDataParallel(
+        model,
+        sharding_strategy=ShardingStrategy[spread.fsdp.value.upper()],
+        auto_wrap_policy=policy,
+        mixed_precision=mixed,
+        backward_prefetch={
+            "backward_pre": BackwardPrefetch.BACKWARD_PRE,
+            "backward_post": BackwardPrefetch.BACKWARD_POST,
+        }.get(str(prefetch)),
+        use_orig_params=setup.keeps_parameters,
+        cpu_offload=CPUOffload(offload_params=True) if spread.fsdp_offload else None,
+        device_id=torch.device("cpu"),
+    )
+    if mixed is not None:
+        for unit in FullyShardedDataParallel.fsdp_modules(model):
+            if unit._has_params and unit._flat_param.requires_grad:
+                unit._flat_param.data = unit._flat_param.data.to(torch.float32)
+                unit._handle._orig_param_dtype = torch.float32
+    return model
+
+
+def prepared(model: Any, setup: Any) -> Any:
+    """accelerate's own preparation."""
+    import torch
+    from accelerate.utils import FullyShardedDataParallelPlugin
+    from accelerate.utils.fsdp_utils import fsdp2_prepare_model
+
+    plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=2,
+        reshard_after_forward=setup.distributed.fsdp.value == "full_shard",
+        auto_wrap_policy="transformer_based_wrap",
+        cpu_ram_efficient_loading=False,
+    )
+    mixed = "no" if setup.precision == "fp32" else setup.precision.value
+    if mixed != "no":
+        plugin.set_mixed_precision(mixed)
+    names = ("dp_replicate", "dp_shard_cp")
+    accelerator = SimpleNamespace(
+        state=SimpleNamespace(fsdp_plugin=plugin), mixed_precision=mixed, is_main_process=False,
+        device=torch.device("cpu"), torch_device_mesh=_mesh(setup, names),
+        parallelism_config=SimpleNamespace(fsdp_dim_names=list(_present(setup, names))),
+    )  # fmt: skip
+    return fsdp2_prepare_model(accelerator, model)
+
+
+def accelerate_loop(
+    model: Any, setup: Any, batches: Any, make_optimizer: Any, loss_of: Any,
+    then: Any = None,
+) -> None:  # fmt: skip
+    """The loop of accelerate's documentation; an ``Accelerator`` wants a GPU for FSDP.
+
+    ``then`` is what follows, while the loop's names are still bound.
+    """
+    import torch
+
+    from memest.calibration.running.cpu_memory import mark
+
+    optimizer, accum, batch = make_optimizer(model), setup.grad_accum, None
+    mark("batch 1 1")
+    for index, on_host in enumerate(batches):
+        step, micro = index // accum + 1, index % accum + 1
+        batch = {name: torch.as_tensor(value).clone() for name, value in on_host.items()}
+        mark(f"forward {step} {micro}")
+        waits = nullcontext()
+        if hasattr(model, "set_requires_gradient_sync"):
+            model.set_requires_gradient_sync(micro == accum)
+        elif micro < accum:
+            waits = model.no_sync()
+        with waits:
+            outputs = model(**batch)
+            loss = loss_of(outputs, batch)
+            mark(f"backward {step} {micro}")
+            loss = loss / accum
+            loss.backward()
+        if micro == accum:
+            mark(f"optimizer {step} 0")
+            optimizer.step()
+            mark(f"zero_grad {step} 0")
+            optimizer.zero_grad()
+        mark(f"batch {(index + 1) // accum + 1} {(index + 1) % accum + 1}")
+    if then is not None:
+        then()
+    del batch, outputs
+
+
+def _be_ranks(case: dict[str, Any], folder: str, out: str) -> None:
+    if case.get("spread", {}).get("fsdp"):
+        _be_fsdp_rank(case, out)
+        return
+    store = f"{folder}/store"
+    run_forked(_be_ddp_rank, [(rank, case, store, out) for rank in range(case["ranks"])])

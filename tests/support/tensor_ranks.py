@@ -1,0 +1,228 @@
+"""A real rank of tensor parallelism: transformers' own sharding, on the CPU.
+
+The process group is PyTorch's fake one, which moves no data: gloo's threads let go of what they
+sent whenever they come to it, so there is no order to compare.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from support.forked import run_apart
+
+STEPS = 3
+
+
+def real_rank(case: dict[str, Any]) -> Any:
+    """What the first rank of a case measured, a ``CpuRun``.
+
+    Args:
+        case: ``model``, ``ranks`` that share layers, how many ``copies`` shard them again by FSDP2,
+            options of ``Setup`` in ``setup``, and ``evaluation`` as for
+            ``evaluation_ranks.real_evaluation`` or fields of a ``Generation`` in ``generation``.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "run"
+        said = run_apart(_be_rank, (case, str(out)))
+        assert out.exists(), said
+        return pickle.loads(out.read_bytes())
+
+
+def predicted(case: dict[str, Any]) -> Any:
+    """The stream of the first rank, with the CPU's operators and no workspaces."""
+    from memest.profiles.pieces import splice
+    from memest.profiles.stream import make_stream
+    from memest.sharding.rank import as_updated, rank_stream, updated_weights
+    from memest.trace.generation import TRACED_STEPS
+    from memest.trace.inputs.batch import realise
+    from memest.trace.losses.loss import loss_for
+    from memest.trace.session import rank_model
+    from memest.trace.training import plan_to_compose, trace_training, trace_updates
+    from support.cases import GPU
+    from support.evaluation_ranks import traced_evaluation, with_tail
+
+    twins = twins_of(case, runs=False)
+    setup = twins.setup
+    with rank_model(twins.built.trained, setup) as model:
+        trace = trace_training(
+            model, setup, make_batch=lambda: realise(twins.plans),
+            loss_of=loss_for(twins.built), gpu=GPU, operators="cpu",
+            plan=plan_to_compose(setup),
+        )  # fmt: skip
+    tail = None
+    if "evaluation" in case or "generation" in case:
+        trace_tail = traced_evaluation if "evaluation" in case else _traced_generation
+        with rank_model(twins.built.trained, setup) as model:
+            tail = trace_tail(model, twins, _evaluated(case))
+    weights = updated_weights(trace.weights, setup, trace.landmarks)
+    spliced = splice(trace, trace_updates(weights, as_updated(setup), GPU))
+    spliced.calls = [replace(call, op="none") for call in spliced.calls]
+    accum = setup.grad_accum
+    stream = make_stream(spliced, GPU, num_steps=STEPS, grad_accum=accum, cues=True)
+    if tail is not None:
+        steps = TRACED_STEPS if "generation" in case else None
+        stream = with_tail(stream, tail, steps)
+    if setup.distributed.fsdp == "none":
+        return stream
+    return rank_stream(stream, setup, trace.weights, trace.landmarks, accum)
+
+
+def twins_of(case: dict[str, Any], *, runs: bool = True) -> Any:
+    from memest.config.parallelism import Distributed
+    from memest.trace.parallel.sequence_parallel import fed_without_mask
+    from support.cases import twin
+
+    copies = case.get("copies", 0)
+    if "spread" in case:
+        spread = Distributed(**case["spread"])
+        twins = twin(case["model"], runs=runs, distributed=spread, **case.get("setup", {}))
+        return replace(twins, plans=fed_without_mask(twins.plans, spread))
+    spread = Distributed(
+        num_gpus=case["ranks"] * max(copies, 1), tp=case["ranks"],
+        fsdp="full_shard" if copies else "none",
+    )  # fmt: skip
+    return twin(case["model"], runs=runs, distributed=spread, **case.get("setup", {}))
+
+
+def _evaluated(case: dict[str, Any]) -> dict[str, Any]:
+    """A case in the words of ``evaluation_ranks``."""
+    return {**case, "spread": {"tp": case["ranks"]}}
+
+
+def _traced_generation(model: Any, twins: Any, case: dict[str, Any]) -> Any:
+    """The first steps of a generation, of a model as a rank has it."""
+    from memest.config.generation import Generation
+    from memest.trace.generation import trace_generation
+    from memest.trace.inputs.batch import realise
+    from support.cases import GPU
+
+    return trace_generation(
+        model, twins.setup, Generation(**case["generation"]), gpu=GPU, operators="cpu",
+        make_batch=lambda: realise(twins.plans),
+    )  # fmt: skip
+
+
+def _generate(model: Any, twins: Any, case: dict[str, Any]) -> None:
+    """transformers' own ``generate``, whose end is decided here."""
+    import torch
+    from transformers.generation.utils import GenerationMixin
+
+    from memest.calibration.running.cpu_memory import mark
+    from memest.calibration.running.material import host_batches
+    from memest.config.generation import Generation
+    from memest.trace.generation import TRACED_STEPS, options_of
+    from support.ranks import STEPS
+
+    (batch,) = host_batches(twins.plans, 1)
+    begun = 1
+    mark(f"generation {STEPS} 1")
+
+    class Enough(Exception):
+        pass
+
+    def unfinished(*_: Any, **__: Any) -> bool:
+        nonlocal begun
+        begun += 1
+        if begun > TRACED_STEPS:
+            mark("end 0 0")
+            raise Enough
+        mark(f"generation {STEPS} {begun}")
+        return True
+
+    inputs = {name: torch.as_tensor(v).clone() for name, v in batch.items()}
+    del inputs["labels"]
+    model.eval()
+    with (
+        mock.patch.object(GenerationMixin, "_has_unfinished_sequences", unfinished),
+        contextlib.suppress(Enough),
+    ):
+        model.generate(**inputs, **options_of(Generation(**case["generation"])))
+
+
+def _be_rank(case: dict[str, Any], out: str) -> None:
+    import torch
+    from torch.distributed.device_mesh import init_device_mesh
+
+    from memest.calibration.running.cpu_memory import mark, measure
+    from memest.calibration.running.loops import train
+    from memest.calibration.running.material import host_batches
+    from memest.config.parallelism import Distributed
+    from memest.trace.losses.loss import loss_for
+    from memest.trace.parallel.tensor_parallel import on_ranks
+    from support.evaluation_ranks import environment, evaluate
+    from support.ranks import _Marks, accelerate_loop
+
+    torch.manual_seed(0)
+    if "evaluation" in case:
+        environment(case, 0)
+    twins = twins_of(case)
+    setup = twins.setup
+    batches = host_batches(twins.plans, STEPS * setup.grad_accum)
+
+    def run() -> None:
+        mark("load 0 0")
+        model = _fully_sharded(twins.real, meshes["dp"]) if copies else twins.real
+        if "evaluation" in case or "generation" in case:
+            then = evaluate if "evaluation" in case else _generate
+            accelerate_loop(
+                model, setup, batches, optimizer_of_shards, loss_for(twins.built),
+                then=lambda: then(model, twins, _evaluated(case)),
+            )  # fmt: skip
+            return
+        train(
+            model, setup, batches, optimizer_of_shards, loss_for(twins.built), torch.device("cpu"),
+            _Marks(),
+        )  # fmt: skip
+
+    copies = case.get("copies", 0)
+    ranks = case["ranks"] * max(copies, 1)
+    with on_ranks(Distributed(num_gpus=ranks, tp=ranks)) as made:
+        meshes: Any = {"tp": made.tp}
+        if copies:
+            meshes = init_device_mesh("cpu", (copies, case["ranks"]), mesh_dim_names=("dp", "tp"))
+        twins = replace(twins, real=shared(twins.real, meshes["tp"]))
+        Path(out).write_bytes(pickle.dumps(measure(run)))
+
+
+def shared(model: Any, mesh: Any) -> Any:
+    """The model sharded, then peft's adapters in it, as a script has it from_pretrained."""
+    import peft
+
+    from memest.config.parallelism import Distributed
+    from memest.trace.parallel.tensor_parallel import Meshes, shard_model
+
+    config = None
+    if isinstance(model, peft.PeftModel):
+        config = model.peft_config["default"]
+        model = model.unload()
+    ranks = mesh.size()
+    shard_model(model, Meshes(mesh), Distributed(num_gpus=ranks, tp=ranks))
+    return model if config is None else peft.get_peft_model(model, config)
+
+
+def optimizer_of_shards(model: Any) -> Any:
+    """Sharded and whole parameters in groups of their own, as the Trainer puts them: torch's
+    foreach and fused kernels refuse the two together.
+    """
+    import torch
+
+    groups: dict[Any, list[Any]] = {}
+    for parameter in model.parameters():
+        groups.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
+    return torch.optim.AdamW([{"params": group} for group in groups.values()], foreach=True)
+
+
+def _fully_sharded(model: Any, mesh: Any) -> Any:
+    """PyTorch's recipe on top of shards: layers, and the rest with the root."""
+    from torch.distributed.fsdp import fully_shard
+
+    for block in list(model.modules()):
+        if type(block).__name__ in (model._no_split_modules or ()):
+            fully_shard(block, mesh=mesh)
+    return fully_shard(model, mesh=mesh)

@@ -1,0 +1,173 @@
+"""Lengths of samples: files, batches that can happen, chances against counting."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memest.config.length_files import lengths_of_dataset, read_lengths
+from memest.config.lengths import Batching, Lengths
+from memest.config.options import setup_from_options
+from memest.config.setup import Setup
+from memest.errors import ConfigError
+
+SMALL = Lengths.of([3, 3, 5, 8, 8, 9])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "length,count\n12,3\n40,1\n", "12 3\n40\t1", "12\n40\n12\n12", "[12, 12, 40, 12]",
+        '{"12": 3, "40": 1}', "[[12, 3], [40, 1]]", '[{"length": 12, "count": 3}, 40]',
+        "12;3\n40\n",
+    ],
+)  # fmt: skip
+def test_every_way_to_write_lengths_reads_the_same(tmp_path, text):
+    (tmp_path / "lengths").write_text(text)
+    assert read_lengths(tmp_path / "lengths").counts == ((12, 3), (40, 1))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("12\nabc\n", "line 2"), ("12,3,4", "line 1"), ("", "no samples"), ("0\n", "1 or more"),
+        ("[1.5]", "no length"), ("{", "no JSON"), ("-4", "1 or more"), ('{"a": 1}', "no length"),
+    ],
+)  # fmt: skip
+def test_what_is_no_length_is_named(tmp_path, text, said):
+    (tmp_path / "lengths").write_text(text)
+    with pytest.raises(ConfigError, match=said):
+        read_lengths(tmp_path / "lengths")
+
+
+def test_datasets_of_every_format_count_the_same(tmp_path):
+    tokenizers = pytest.importorskip("tokenizers")
+    words = {"[UNK]": 0, "a": 1, "b": 2}
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    made.enable_truncation(2)  # a file that cuts: lengths are of the samples all the same
+    made.save(str(tmp_path / "tokenizer.json"))
+    texts = ["a b a", "b", "a b x a b"]
+    (tmp_path / "d.jsonl").write_text("\n".join(json.dumps({"text": t}) for t in texts))
+    (tmp_path / "d.json").write_text(json.dumps([{"text": t} for t in texts]))
+    (tmp_path / "d.csv").write_text("id,text\n" + "\n".join(f"1,{t}" for t in texts))
+    (tmp_path / "d.txt").write_text("\n\n".join(texts))
+    for name in ("d.jsonl", "d.json", "d.csv", "d.txt"):
+        found = lengths_of_dataset(tmp_path / name, str(tmp_path), None)
+        assert found.counts == ((1, 1), (3, 1), (5, 1)), name
+
+
+def test_text_without_a_tokenizer_is_refused_and_the_way_out_named(tmp_path):
+    (tmp_path / "d.txt").write_text("some words\n")
+    with pytest.raises(ConfigError, match=r"--tokenizer.*--lengths FILE"):
+        lengths_of_dataset(tmp_path / "d.txt", None, None)
+
+
+def test_token_ids_need_no_tokenizer(tmp_path):
+    (tmp_path / "d.jsonl").write_text('{"input_ids": [1, 2, 3]}\n{"input_ids": [4]}\n')
+    assert lengths_of_dataset(tmp_path / "d.jsonl", None, None).counts == ((1, 1), (3, 1))
+
+
+def test_conversations_are_refused(tmp_path):
+    (tmp_path / "d.jsonl").write_text('{"messages": [{"role": "user", "content": "x"}]}')
+    with pytest.raises(ConfigError, match="chat template"):
+        lengths_of_dataset(tmp_path / "d.jsonl", None, None)
+
+
+def every_batch(lengths, batch):
+    samples = [n for n, c in lengths.counts for _ in range(c)]
+    return list(itertools.combinations(samples, batch))
+
+
+@given(
+    st.lists(st.integers(1, 12), min_size=1, max_size=8), st.integers(1, 4), st.integers(1, 16),
+    st.sampled_from([None, 4]), st.integers(1, 3),
+)  # fmt: skip
+def test_chances_are_those_of_counting_all_batches(samples, batch, tokens, multiple, steps):
+    batching = Batching(lengths=Lengths.of(samples), multiple_of=multiple)
+    rows = every_batch(batching.lengths, min(batch, len(samples)))
+    short = [max(r) for r in rows if batching.padded(max(r)) <= tokens]
+    assert batching.chance_of_one(batch, tokens) == pytest.approx(len(short) / len(rows))
+    mean = sum(batching.padded(max(r)) for r in rows) / len(rows)
+    assert batching.mean_padded(batch) == pytest.approx(mean)
+    first = every_batch(batching.lengths, min(batch * steps, len(samples)))
+    above = sum(batching.padded(max(r)) > tokens for r in first) / len(first)
+    assert batching.chance_above(batch, tokens, steps) == pytest.approx(above, abs=1e-9)
+
+
+def test_bound_of_batches_laid_flat_holds_in_simulated_epochs():
+    source = random.Random(3)
+    samples = [int(source.lognormvariate(4, 0.7)) + 1 for _ in range(640)]
+    batching = Batching(lengths=Lengths.of(samples), flat=True)
+    bound = batching.flat_at_most(8, 0.05)
+    exceeded = 0
+    for _ in range(200):
+        source.shuffle(samples)
+        exceeded += max(sum(samples[i : i + 8]) for i in range(0, 640, 8)) > bound
+    assert exceeded <= 0.05 * 200
+    assert bound < batching.lengths.sum_of_longest(8)
+
+
+def test_largest_batch_holds_the_longest_sample():
+    batching = Batching(lengths=SMALL, multiple_of=8)
+    assert batching.worst(1) == batching.worst(4) == 16
+    assert Batching(lengths=SMALL, flat=True).worst(3) == 9  # 9 + 8 + 8, a third of it, up
+    assert Batching(lengths=SMALL, max_length=6).worst(2) == 6
+    assert Batching(lengths=SMALL, max_length=32, padding="max_length").worst(2) == 32
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_an_order_is_the_seed_s_and_holds_the_largest(grouped):
+    batching = Batching(lengths=SMALL, group_by_length=grouped)
+    drawn = batching.drawn(2, 9)
+    assert drawn == batching.drawn(2, 9)
+    assert len(drawn) == 9
+    assert drawn[0 if grouped else -1] == max(drawn) == 9
+    other = Batching(lengths=SMALL, seed=7, group_by_length=grouped)
+    assert drawn != other.drawn(2, 9)
+
+
+def test_setup_takes_the_largest_batch_for_every_batch_size(tmp_path):
+    (tmp_path / "l").write_text("3\n3\n5\n8\n8\n9\n")
+    setup = setup_from_options(lengths=str(tmp_path / "l"), batch=2, pad_to_multiple_of=8)
+    assert (setup.seq_len, setup.padded) == (16, True)
+    flat = setup_from_options(lengths=str(tmp_path / "l"), batch=3, padding_free=True)
+    assert (flat.seq_len, flat.padded, flat.padding_free) == (9, False, True)
+    more = setup_from_options(flat, batch=6)
+    assert more.seq_len == 6
+    cut = setup_from_options(lengths=str(tmp_path / "l"), batch=2, seq_len=7)
+    assert cut.seq_len == 7
+    alone = setup_from_options(lengths=str(tmp_path / "l"), batch=1)
+    assert not alone.padded
+
+
+def test_packing_is_full_rows():
+    bfd = setup_from_options(packing=True, seq_len=64, batch=2)
+    assert (bfd.padding_free, bfd.seq_len) == (True, 64)
+    wrapped = setup_from_options(packing="wrapped", seq_len=64)
+    assert not wrapped.padding_free
+    assert setup_from_options(packing="none") == Setup()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"padding": "longest"}, "add --lengths FILE"),
+        ({"tokenizer": "x"}, "add --dataset FILE"),
+        ({"lengths": "/nowhere"}, "cannot be read"),
+        ({"packing": True}, "add --seq-len"),
+        ({"packing": "bdf", "seq_len": 8}, "Did you mean 'bfd'"),
+        ({"lengths": SMALL, "padding": "max_length"}, "add --max-length"),
+        ({"lengths": SMALL, "packing": True, "seq_len": 8}, "drop --lengths"),
+        ({"lengths": SMALL, "dataset": "x.txt"}, "drop one"),
+        ({"lengths": SMALL, "padding": "longst"}, "Did you mean 'longest'"),
+    ],
+)
+def test_what_does_not_go_together_is_said(options, said):
+    with pytest.raises(ConfigError, match=said):
+        setup_from_options(**options)

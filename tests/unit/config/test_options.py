@@ -1,0 +1,202 @@
+"""The table of options: nothing of Setup is left out, every spelling leads home."""
+
+import dataclasses
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import memest
+from memest.config.option import Kind
+from memest.config.option_table import OPTIONS
+from memest.config.options import find_option, setup_from_options
+from memest.config.setup import Setup, Software
+from memest.errors import ConfigError
+
+FIELDS = [field.name for field in dataclasses.fields(Setup)]
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_every_field_has_an_option_with_help(field):
+    options = [option for option in OPTIONS if option.field == field]
+    assert options, f"{field} cannot be given on the command line"
+    for option in options:
+        assert option.flags
+        assert option.flags[0].startswith("--")
+        assert len(option.help) > 15
+        assert option.help.endswith(".")
+
+
+@pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
+def test_an_option_is_whole(option):
+    assert option.field in (*FIELDS, "")
+    if option.kind in (Kind.SWITCH, Kind.EITHER):
+        assert option.metavar == ""
+    else:
+        assert option.metavar
+    if option.kind is Kind.EITHER:
+        assert option.flags[1] == f"--no-{option.flags[0][2:]}"
+
+
+def test_no_spelling_is_taken_twice():
+    seen = {}
+    for option in OPTIONS:
+        for keyword in option.keywords:
+            assert seen.setdefault(keyword, option) is option, keyword
+    flags = [flag for option in OPTIONS for flag in option.flags]
+    assert len(flags) == len(set(flags))
+
+
+def test_no_option_gives_the_defaults():
+    assert setup_from_options() == Setup()
+    assert setup_from_options(**dict.fromkeys(FIELDS)) == Setup()
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"batch": 4, "bf16": True}, {"batch": 4, "precision": "bf16"}),
+        ({"per_device_train_batch_size": 4}, {"batch": 4}),
+        ({"batch_size": "4"}, {"batch": 4}),
+        ({"gradient_accumulation_steps": 2}, {"grad_accum": 2}),
+        ({"max_seq_length": 128}, {"seq_len": 128}),
+        ({"max_length": 128, "seq_len": 128}, {"seq_len": 128}),
+        ({"fp16": False, "bf16": None}, {}),
+        ({"fp16": "True"}, {"precision": "fp16"}),
+        ({"mixed_precision": "no"}, {}),
+        ({"mixed_precision": "bf16", "bf16": True}, {"precision": "bf16"}),
+        ({"torch_dtype": "torch.bfloat16"}, {"dtype": "bfloat16"}),
+        ({"gradient_checkpointing": True}, {"checkpointing": "full"}),
+        ({"activation_checkpointing": "every_n:2"}, {"checkpointing": "every_n:2"}),
+        ({"gradient_checkpointing": False}, {}),
+        ({"gradient_checkpointing_kwargs": {"use_reentrant": False}}, {"use_reentrant": False}),
+        (
+            {"checkpointing": True, "gradient_checkpointing_kwargs": '{"every_n_layers": 3}'},
+            {"checkpointing": "every_n:3"},
+        ),
+        ({"software": "torch=1.10"}, {"software": Software(torch=(1, 10))}),
+        ({"software": {"torch": "1.10"}}, {"software": Software(torch=(1, 10))}),
+        ({"software": Software(torch=(2, 0))}, {"software": Software(torch=(2, 0))}),
+        ({"freeze": "embeddings"}, {"freeze": ("embeddings",)}),
+        ({"freeze": ["a", "b"]}, {"freeze": ("a", "b")}),
+        ({"max_grad_norm": "0"}, {"max_grad_norm": 0.0}),
+        ({"use_cache": "false"}, {"use_cache": False}),
+        ({"steps": 2}, {"num_steps": 2}),
+        ({"expandable_segments": True}, {"alloc_conf": "expandable_segments:True"}),
+        (
+            {"expandable_segments": True, "alloc_conf": "max_split_size_mb:128"},
+            {"alloc_conf": "max_split_size_mb:128,expandable_segments:True"},
+        ),
+        (
+            {"expandable_segments": True, "alloc_conf": "expandable_segments:True"},
+            {"alloc_conf": "expandable_segments:True"},
+        ),
+        ({"learning_rate": 1e-4, "lr": 1e-4, "num_train_epochs": 3, "output_dir": "x"}, {}),
+    ],
+)
+def test_setup_from_options(options, expected):
+    assert setup_from_options(**options) == Setup(**expected)
+
+
+def test_options_change_a_base():
+    base = Setup(batch=4, seq_len=64, alloc_conf="max_split_size_mb:64")
+    changed = setup_from_options(base, fp16=True, expandable_segments=True)
+    assert changed == dataclasses.replace(
+        base, precision="fp16", alloc_conf="max_split_size_mb:64,expandable_segments:True"
+    )
+
+
+def test_counts_out_of_numpy():
+    numpy = pytest.importorskip("numpy")
+    assert setup_from_options(batch=numpy.int64(4)).batch == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"bach": 4}, "Did you mean batch"),
+        ({"gradient_acumulation_steps": 4}, "gradient_accumulation_steps"),
+        ({"zzzzzz": 4}, "'zzzzzz' is not an option"),
+        ({"gpu": "h100"}, "argument of memest.estimate"),
+        ({"fp16": True, "bf16": True}, "exclude each other"),
+        ({"fp16": True, "precision": "bf16"}, "contradict"),
+        ({"batch": 4, "per_device_train_batch_size": 8}, "same option"),
+        ({"batch": 0}, "out of range"),
+        ({"batch": -1}, "out of range"),
+        ({"batch": "x"}, "not a whole number"),
+        ({"batch": True}, "not a whole number"),
+        ({"batch": 1.5}, "not a whole number"),
+        ({"batch": 10**30}, "out of range"),
+        ({"audio_seconds": "x"}, "not a number"),
+        ({"audio_seconds": float("nan")}, "out of range"),
+        ({"padded": "perhaps"}, "neither true nor false"),
+        ({"optim": "adamm"}, "Did you mean 'adam'"),
+        ({"mixed_precision": "fp8"}, "Legal: fp32, fp16, bf16"),
+        ({"gradient_checkpointing": "sometimes"}, "Legal: none, full, every_n:K"),
+        ({"gradient_checkpointing_kwargs": "{x"}, "not valid JSON"),
+        ({"gradient_checkpointing_kwargs": "[1]"}, "takes a JSON object"),
+        ({"expandable_segments": True, "alloc_conf": "expandable_segments:False"}, "contradict"),
+        ({"software": "torch=new"}, "is no version"),
+    ],
+)
+def test_wrong_options(options, words):
+    with pytest.raises(ConfigError, match=words):
+        setup_from_options(**options)
+
+
+def test_find_option_takes_every_name():
+    for option in OPTIONS:
+        for keyword in option.keywords:
+            assert find_option(keyword) is option
+
+
+NEW = """
+    checkpoint_stride: int = option(
+        7, "Something new.", panel=Panel.RECOMPUTE, between=(1, 9), aliases="stride"
+    )
+"""
+ASKED = """
+import contextlib, io
+from memest.cli.main import run
+from memest.config.options import find_option, setup_from_options
+from memest.config.setup import Setup
+from memest.config.spelling import command_words, read_scenario
+from memest.errors import ConfigError
+from memest.profiles.axes import key_of, structure_of
+from memest.readers.values import option_called
+
+option = find_option("stride")
+assert option.flags == ("--checkpoint-stride",) and option.help.endswith("Default: 7.")
+setup = setup_from_options(stride="3")
+assert setup.checkpoint_stride == setup.to_dict()["checkpoint_stride"] == 3
+assert "checkpoint_stride" not in key_of(structure_of(Setup()))
+assert key_of(structure_of(setup))["checkpoint_stride"] == 3
+assert option_called("stride") is option
+assert read_scenario("stride=3") == {"checkpoint_stride": "3"}
+assert command_words("estimate", "x", {"stride": 3})[-2:] == ["--checkpoint-stride", "3"]
+with contextlib.redirect_stdout(io.StringIO()) as shown:
+    run(["estimate", "--help"])
+assert "--checkpoint-stride" in shown.getvalue()
+try:
+    setup_from_options(stride=10)
+except ConfigError as error:
+    assert str(error) == "--checkpoint-stride 10 is out of range: it must be 1 to 9."
+else:
+    raise AssertionError
+"""
+
+
+def test_a_new_option_is_one_declaration(tmp_path):
+    """Its flag, help, range, readers, scenarios and the keys of profiles follow from its field."""
+    package = tmp_path / "memest"
+    ignore = shutil.ignore_patterns("__pycache__", "calibration", "app", "data")
+    shutil.copytree(Path(memest.__file__).parent, package, ignore=ignore)
+    declarations = package / "config" / "training_options.py"
+    text = declarations.read_text(encoding="utf-8")
+    declarations.write_text(text.replace("    batch: int", NEW + "    batch: int", 1), "utf-8")
+
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n{ASKED}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

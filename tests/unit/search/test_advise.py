@@ -1,0 +1,263 @@
+"""Plans fit when asked for directly, follow the guide's rule, and say what they change."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+pytest.importorskip("torch")
+
+import memest
+from memest.config.setup import Attention, Precision
+from memest.errors import ConfigError
+from memest.report.result import Verdict
+from memest.search.combos import Candidate, Combo, Finder
+
+MODEL = "prajjwal1/bert-tiny"
+COMMON = {"seq_len": 128, "device_context": "600MiB"}
+
+
+def direct(plan, **where):
+    """The estimate of a plan, made without the advice."""
+    return memest.estimate(
+        MODEL,
+        plan.estimate.setup,
+        device_context=COMMON["device_context"],
+        max_batch=False,
+        **where,
+    )
+
+
+def options(plan):
+    return {step.option: (step.value, step.why) for step in plan.steps}
+
+
+@pytest.fixture(scope="module")
+def room():
+    """A card on which half of the effective batch fits."""
+    return memest.advise(MODEL, gpu_memory="1000MiB", effective_batch=64, **COMMON)
+
+
+@pytest.mark.slow
+def test_every_plan_fits_as_it_says(room):
+    assert room.plans
+    for plan in room.plans:
+        estimate = direct(plan, gpu_memory="1000MiB")
+        assert estimate.verdict is plan.verdict
+        assert estimate.peak == plan.estimate.peak
+        assert plan.effective_batch >= 64
+
+
+@pytest.mark.slow
+def test_the_first_plan_fills_the_card_before_it_accumulates(room):
+    """The guide's rule, by brute force: no larger micro-batch that fits takes fewer steps."""
+    best = room.plans[0]
+    assert best.verdict is Verdict.FITS
+    assert best.changes_training == ()
+    assert best.grad_accum > 1
+    for steps in range(1, best.grad_accum):
+        more = memest.estimate(
+            MODEL, batch=-(-64 // steps), grad_accum=steps, gpu_memory="1000MiB", max_batch=False,
+            **COMMON,
+        )  # fmt: skip
+        assert more.verdict is not Verdict.FITS
+    value, why = options(best)["micro-batch"]
+    assert value == str(best.batch)
+    assert "fills the card" in why
+
+
+@pytest.mark.slow
+def test_plans_are_ordered_and_tight_ones_come_last(room):
+    keys = [
+        (p.verdict is not Verdict.FITS, bool(p.changes_training), p.relative_time)
+        for p in room.plans
+    ]
+    assert keys == sorted(keys)
+    assert room.plans[0].relative_time == 1.0
+    assert {p.verdict for p in room.plans} <= {Verdict.FITS, Verdict.TIGHT}
+
+
+def test_plans_that_change_the_training_say_so(room):
+    changed = [plan for plan in room.plans if plan.changes_training]
+    for plan in changed:
+        assert options(plan)["optimizer"][1].startswith("changes the training")
+        assert any("may converge differently" in note for note in room.notes)
+        # there is a point in them: they are faster than what changes nothing, or more certain
+        same = [p for p in room.plans if not p.changes_training and p.verdict is plan.verdict]
+        assert not same or plan.relative_time < min(p.relative_time for p in same)
+
+
+@pytest.mark.slow
+def test_the_whole_batch_at_once_where_it_fits():
+    answer = memest.advise(MODEL, gpu="rtx-3090", effective_batch=16, seq_len=32)
+    (plan,) = answer.plans
+    assert (plan.batch, plan.grad_accum) == (16, 1)
+    assert options(plan)["accumulation"] == ("1", "not needed")
+    assert options(plan)["checkpointing"] == ("none", "not needed")
+    assert plan.arguments == ("--per_device_train_batch_size=16", "--optim=adamw_torch_fused")
+    assert answer.verdict is Verdict.FITS
+
+
+@pytest.mark.slow
+def test_what_does_not_divide_is_rounded_up_and_said():
+    answer = memest.advise(MODEL, gpu_memory="1000MiB", effective_batch=67, **COMMON)
+    above = [plan for plan in answer.plans if plan.effective_batch > 67]
+    assert above
+    assert all(plan.effective_batch - 67 < plan.grad_accum for plan in above)
+    assert "above the 67 asked for" in options(above[0])["accumulation"][1]
+    assert any("nearest number above" in note for note in answer.notes)
+
+
+@pytest.mark.slow
+def test_an_exact_batch_comes_first_where_it_is_about_as_fast():
+    answer = memest.advise("bert-large-uncased", gpu="v100", effective_batch=64)
+    best, above = answer.plans[:2]
+    assert best.effective_batch == 64 < above.effective_batch
+    assert above.batch > best.batch
+    assert 1 / 1.05 < above.relative_time < 1
+
+
+def test_checkpointing_is_for_larger_micro_batches():
+    answer = memest.advise(MODEL, gpu_memory="1000MiB", effective_batch=128, optim="sgd", **COMMON)
+    plain = [p for p in answer.plans if p.estimate.setup.checkpointing == "none"]
+    recomputing = [p for p in answer.plans if p.estimate.setup.checkpointing == "full"]
+    assert answer.plans[0] in plain
+    for plan in recomputing:
+        smaller = [p.batch for p in plain if p.verdict is plan.verdict]
+        assert not smaller or plan.batch > min(smaller)
+        assert "times the operations" in options(plan)["checkpointing"][1]
+        assert "--gradient_checkpointing" in plan.arguments
+
+
+class TestNothingFits:
+    @pytest.mark.slow
+    def test_the_closest_plan_and_its_distance(self):
+        answer = memest.advise(MODEL, gpu_memory="500MiB", effective_batch=4, **COMMON)
+        assert answer.plans == ()
+        assert answer.verdict is Verdict.DOES_NOT_FIT
+        estimate = direct(answer.closest, gpu_memory="500MiB")
+        assert answer.miss_bytes == -estimate.gpu.headroom_bytes > 0
+        assert "misses by" in str(answer)
+
+    @pytest.mark.slow
+    def test_tight_alone_is_tight(self):
+        need = memest.estimate(
+            MODEL, batch=1, gpu_memory="10GiB", optim="sgd", max_batch=False, **COMMON
+        )
+        between = (need.interval.low_bytes + need.interval.high_bytes) // 2
+        answer = memest.advise(MODEL, gpu_memory=between, effective_batch=1, optim="sgd", **COMMON)
+        assert answer.verdict is Verdict.TIGHT
+        assert {plan.verdict for plan in answer.plans} == {Verdict.TIGHT}
+
+
+class TestPrecision:
+    def test_it_is_kept_where_something_fits_with_it(self, room):
+        kept = {plan.estimate.setup.precision for plan in room.plans}
+        assert kept == {Precision.FP32}
+        assert options(room.plans[0])["precision"] == ("fp32", "as asked for")
+
+    @pytest.mark.slow
+    def test_any_precision_takes_the_faster_one(self):
+        answer = memest.advise(
+            MODEL, gpu="a100-80gb", effective_batch=512, any_precision=True, **COMMON
+        )
+        best = answer.plans[0]
+        assert best.estimate.setup.precision is Precision.BF16
+        assert best.changes_training == ()
+        assert "--bf16" in best.arguments
+
+    @pytest.mark.slow
+    def test_only_what_the_gpu_has(self):
+        answer = memest.advise(MODEL, gpu="t4", effective_batch=512, any_precision=True, **COMMON)
+        assert {p.estimate.setup.precision for p in answer.plans} <= {
+            Precision.FP32, Precision.FP16,
+        }  # fmt: skip
+
+    @pytest.mark.slow
+    def test_half_precision_weights_have_no_use_for_it(self):
+        answer = memest.advise(
+            MODEL, gpu="a100", effective_batch=8, seq_len=32, dtype="bfloat16", any_precision=True
+        )
+        assert {p.estimate.setup.precision for p in answer.plans} == {Precision.FP32}
+
+
+@pytest.mark.slow
+def test_eager_attention_may_become_sdpa():
+    wanted = {"seq_len": 512, "attn_implementation": "eager", "device_context": "600MiB"}
+    answer = memest.advise(MODEL, gpu_memory="1100MiB", effective_batch=16, **wanted)
+    best = answer.plans[0]
+    assert best.estimate.setup.attn_implementation is Attention.SDPA
+    assert best.changes_training == ()
+    assert "computes the same" in options(best)["attention"][1]
+
+
+def test_the_document_says_the_same(room):
+    document = json.loads(room.to_json())
+    assert document["gpu"]["usable_bytes"] == 1000 << 20
+    assert document["verdict"] == "fits"
+    assert len(document["plans"]) == len(room.plans)
+    first = document["plans"][0]
+    assert first["batch"] * first["grad_accum"] == first["effective_batch"] == 64
+    assert [s["option"] for s in first["steps"]][:2] == ["micro-batch", "accumulation"]
+
+
+class FakeFinder(Finder):
+    """Fits as a table says."""
+
+    def __init__(self, wanted, largest, tight=0):
+        self.wanted, self._largest_fit, self._tight = wanted, largest, tight
+        self.asked = []
+
+    def at(self, combo, batch, grad_accum=None):
+        self.asked.append(batch)
+        accum = -(-self.wanted // batch) if grad_accum is None else grad_accum
+        verdict = Verdict.FITS if batch <= self._largest_fit else Verdict.DOES_NOT_FIT
+        if verdict is Verdict.DOES_NOT_FIT and batch <= self._tight:
+            verdict = Verdict.TIGHT
+        return Candidate(combo, batch, accum, FakeEstimate(verdict))
+
+
+class FakeEstimate:
+    def __init__(self, verdict):
+        self.verdict = verdict
+
+
+@pytest.mark.parametrize(
+    ("wanted", "largest", "tight", "plans"),
+    [
+        (32, 100, 0, [(32, 1)]),
+        (32, 31, 0, [(16, 2)]),
+        (32, 20, 0, [(16, 2)]),
+        (30, 20, 0, [(15, 2)]),
+        (31, 20, 0, [(16, 2), (1, 31)]),
+        (36, 10, 0, [(9, 4)]),
+        (35, 10, 0, [(9, 4), (7, 5)]),
+        (32, 8, 32, [(8, 4), (32, 1)]),
+        (32, 8, 9, [(8, 4)]),
+        (32, 0, 4, [(4, 8)]),
+        (32, 0, 0, [(1, 32)]),
+        (1, 1, 0, [(1, 1)]),
+    ],
+)
+def test_micro_batches_worth_a_look(wanted, largest, tight, plans):
+    combo = Combo("none", Precision.FP32, "sgd", Attention.AUTO)
+    finder = FakeFinder(wanted, largest, tight)
+    assert [(c.batch, c.grad_accum) for c in finder.candidates(combo)] == plans
+    assert len(finder.asked) <= 2 * (2 + wanted.bit_length()) + 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"effective_batch": 8}, "needs a GPU"),
+        ({"effective_batch": 0, "gpu": "t4"}, "out of range"),
+        ({"effective_batch": "many", "gpu": "t4"}, "not a whole number"),
+        ({"effective_batch": 8, "gpu": ["t4", "l4"]}, "one GPU, not 2"),
+        ({"effective_batch": 8, "gpu": "t4", "batch": 4}, "batch is what memest advise looks for"),
+        ({"effective_batch": 8, "gpu": "t4", "gradient_accumulation_steps": 4}, "looks for"),
+    ],
+)
+def test_what_cannot_be_advised(options, message):
+    with pytest.raises(ConfigError, match=message):
+        memest.advise(MODEL, **options)

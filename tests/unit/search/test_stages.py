@@ -1,0 +1,132 @@
+"""``memest.stages``: one run under every way to share it, and DeepSpeed's own figures beside it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import memest
+from memest.errors import ConfigError
+from memest.sharding.deepspeed_estimator import zero2_model_states, zero3_model_states
+
+RECORDED = Path(__file__).parent / "deepspeed_estimator.json"
+"""What DeepSpeed 0.19.8 returned: arguments, then (host, GPU)."""
+TINY = "prajjwal1/bert-tiny"
+RUN = {"batch": 2, "seq_len": 64, "bf16": True, "num_gpus": 8}
+
+
+@pytest.fixture(scope="module")
+def table():
+    return memest.stages(TINY, gpu="t4", gpus_per_node=4, fsdp_wrap=["BertLayer"], **RUN)
+
+
+def test_deepspeed_returned_the_same():
+    document = json.loads(RECORDED.read_text())
+    assert len(document["zero2"]) > 20
+    for (parameters, gpus, nodes, away), (host, gpu) in document["zero2"]:
+        found = zero2_model_states(
+            parameters, gpus_per_node=gpus, nodes=nodes, offloads_optimizer=away
+        )
+        assert (found.host_bytes, found.gpu_bytes) == (host, gpu)
+    assert len(document["zero3"]) > 100
+    for (parameters, layer, gpus, nodes, away, params, init), (host, gpu) in document["zero3"]:
+        found = zero3_model_states(
+            parameters, layer, gpus_per_node=gpus, nodes=nodes, offloads_optimizer=away,
+            offloads_params=params, zero_init=init,
+        )  # fmt: skip
+        assert (found.host_bytes, found.gpu_bytes) == (host, gpu)
+
+
+@pytest.mark.slow
+def test_every_row_adds_up_to_its_device_peak(table):
+    assert [row.name for row in table.rows][:4] == ["one GPU", "DDP", "ZeRO-1", "ZeRO-2"]
+    for row in table.rows:
+        assert row.estimate is not None, row.refused
+        assert sum(row.columns.values()) == row.estimate.peak.device_bytes
+        assert row.estimate.gpu.name
+
+
+@pytest.mark.slow
+def test_a_row_is_the_estimate_of_its_options(table):
+    row = next(row for row in table.rows if row.name == "ZeRO-3, optim. off")
+    alone = memest.estimate(TINY, gpu="t4", max_batch=False, **RUN, **dict(row.options))
+    assert alone.peak == row.estimate.peak
+    hybrid = next(row for row in table.rows if row.name == "FSDP2 hybrid")
+    assert hybrid.estimate.setup.distributed.fsdp_shard_size == 4
+
+
+@pytest.mark.slow
+def test_a_note_says_which_rows_it_is_about(table):
+    by_name = {row.name: row.estimate.notes for row in table.rows}
+    (overlap,) = (note for note in by_name["ZeRO-3"] if "overlap_comm" in note)
+    three = [name for name in by_name if name.startswith("ZeRO-3")]
+    assert f"{'; '.join(three)}: {overlap}" in table.notes
+    assert f"all but one GPU: {by_name['DDP'][-1]}" in table.notes
+    assert f"one GPU: {by_name['one GPU'][-1]}" in table.notes
+    assert json.loads(table.to_json())["notes"] == list(table.notes)
+    assert "all but one GPU: not modelled" in str(table)
+
+
+def test_offloading_is_paid_in_host_memory(table):
+    host = {row.name: row.host_bytes for row in table.rows}
+    assert host["ZeRO-2"] == host["ZeRO-3"] == host["DDP"] == 0
+    # stage 3 offloads its share alone, parameters on top of it
+    assert 0 < host["ZeRO-3, optim. off"] < host["ZeRO-3, all off"] < host["ZeRO-2, optim. off"]
+
+
+def test_deepspeeds_figures_stand_beside_their_rows(table):
+    by_name = {row.name: row for row in table.official}
+    assert set(by_name) == {row.name for row in table.rows if "zero" in dict(row.options)
+                            and dict(row.options)["zero"] > 1}  # fmt: skip
+    two = by_name["ZeRO-2"].states
+    assert two.gpu_bytes == 2 * table.parameters + int(18 * table.parameters / 8)
+    assert "not in its table" in by_name["ZeRO-2"].difference
+
+
+def test_text_and_json_say_the_same(table):
+    text = str(table)
+    assert all(len(line) <= 120 for line in text.splitlines())
+    document = json.loads(table.to_json())
+    assert len(document["stages"]) == len(table.rows)
+    for row in document["stages"]:
+        assert row["name"] in text
+        assert sum(row["bytes"].values()) == row["peak"]["device_bytes"]
+        assert row["verdict"] == "fits"
+
+
+@pytest.mark.slow
+def test_what_cannot_be_is_said_and_the_rest_is_answered():
+    """Input embeddings inside another unit: accelerate refuses, so do the rows of FSDP2."""
+    table = memest.stages(TINY, **RUN)
+    refused = [row for row in table.rows if row.estimate is None]
+    assert {row.name for row in refused} == {"FSDP2 grad_op", "FSDP2 full", "FSDP2 full, off"}
+    assert str(table).count("--fsdp-wrap BertLayer") == 1
+    assert "refused" in json.loads(table.to_json())["stages"][-1]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"num_gpus": 1}, "add --num-gpus 8"),
+        ({"zero": 2}, "--zero is one of the things"),
+        ({"zero_settings": {"zero_optimization": {"stage": 2}}}, "things that memest stages"),
+        ({"gpus_per_node": 3}, "does not divide the 8 GPUs"),
+        ({"gpus_per_node": 9}, "must be 1 to 8"),
+    ],
+)
+def test_questions_that_make_no_sense(options, words):
+    with pytest.raises(ConfigError, match=words):
+        memest.stages(TINY, **{**RUN, **options})
+
+
+def test_gpus_that_share_layers_alone_are_called_so():
+    model = "meta-llama/Llama-3.2-1B?num_hidden_layers=1"
+    table = memest.stages(model, num_gpus=2, tp=2, batch=1, seq_len=32, gpu="t4", loop="plain")
+    assert next(row.name for row in table.rows if row.estimate is not None) == "TP 2"
+
+
+def test_sequences_that_deepspeed_shares_have_no_rows():
+    with pytest.raises(ConfigError, match="--over zero=1,2,3"):
+        memest.stages(TINY, sp=2, **RUN)
