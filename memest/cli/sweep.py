@@ -112,29 +112,45 @@ class _Files:
             yield write
 
 
-@contextlib.contextmanager
-def _interruptible() -> Iterator[threading.Event]:
-    """Remember Ctrl-C: an interruption inside a callback of torch gets lost on its way up."""
-    interrupted = threading.Event()
-    before = signal.getsignal(signal.SIGINT)
-    if before is not signal.default_int_handler:
-        yield interrupted
-        return
+class Interruption:
+    """Ctrl-C, kept in mind: one inside a callback of torch gets lost on its way up."""
 
-    def stop(*_: object) -> None:
-        interrupted.set()
-        raise KeyboardInterrupt
+    def __init__(self) -> None:
+        self._asked = False
+        self._waits = False
 
-    signal.signal(signal.SIGINT, stop)
-    try:
-        yield interrupted
-    finally:
-        signal.signal(signal.SIGINT, before)
+    @contextlib.contextmanager
+    def noticed(self) -> Iterator[None]:
+        """Stop on Ctrl-C, unless whoever calls this has made something else of it."""
+        before = signal.getsignal(signal.SIGINT)
+        if before is not signal.default_int_handler:
+            yield
+            return
+        signal.signal(signal.SIGINT, self._stop)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
 
+    @contextlib.contextmanager
+    def between_points(self) -> Iterator[None]:
+        """Stop before this or after it, not within: a point is kept and counted, or neither."""
+        self._waits = True
+        try:
+            self._stop_if_asked()
+            yield
+        finally:
+            self._waits = False
+        self._stop_if_asked()
 
-def _stop_if(asked: threading.Event) -> None:
-    if asked.is_set():
-        raise KeyboardInterrupt
+    def _stop(self, *_: object) -> None:
+        self._asked = True
+        if not self._waits:
+            raise KeyboardInterrupt
+
+    def _stop_if_asked(self) -> None:
+        if self._asked:
+            raise KeyboardInterrupt
 
 
 @contextlib.contextmanager
@@ -179,17 +195,18 @@ def _answers(plan: SweepPlan, files: _Files, output: Output, *, stream: bool) ->
     done: list[SweepPoint] = []
     hidden = stream and sys.stdout.isatty()
     with contextlib.ExitStack() as stack:
-        interrupted = stack.enter_context(_interruptible())
+        interruption = Interruption()
+        stack.enter_context(interruption.noticed())
         keep = stack.enter_context(files.line_by_line())
         advance = stack.enter_context(_bar(output, plan.num_points, hidden=hidden))
         points = stack.enter_context(contextlib.closing(plan.points()))
         try:
             for point in points:
-                _stop_if(interrupted)
-                done.append(point)
                 line = f"{point.to_json()}\n"
-                keep(line)
-                if stream:
+                with interruption.between_points():
+                    keep(line)
+                    done.append(point)
+                if stream:  # a reader who does not read must not keep Ctrl-C waiting
                     write_out(line)
                 advance(point)
         except KeyboardInterrupt:

@@ -75,6 +75,8 @@ def deaths_at_bytes(work: Callable[[], object], *sizes: int) -> Iterator[int]:
             signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
             resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))  # noqa: B023 - runs at once
+            # Python 3.11 does not notice that bytecode it keeps was cut off
+            sys.dont_write_bytecode = True
 
         if _run(work, arm) == 0:
             return

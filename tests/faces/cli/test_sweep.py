@@ -14,6 +14,7 @@ import time
 import pytest
 
 import memest
+from memest.cli.sweep import Interruption
 
 TINY, MINI = "prajjwal1/bert-tiny", "prajjwal1/bert-mini"
 AXES = ("--over", "batch=1,2", "--over", "seq-len=32,1024", "--gpu", "t4")
@@ -221,6 +222,23 @@ def test_an_interruption_keeps_whole_lines(tmp_path, jobs):
     first, *rest = stderr.splitlines()
     assert first == f"memest: interrupted after {len(points)} of 6400 points; {file} keeps them."
     assert rest in ([], ["memest: interrupted."])
+
+
+def test_a_point_is_kept_and_counted_or_neither():
+    interruption, kept, counted = Interruption(), [], []
+
+    def answer():
+        for point in range(3):
+            with interruption.between_points():
+                kept.append(point)
+                if point == 1:
+                    signal.raise_signal(signal.SIGINT)
+                counted.append(point)
+
+    with interruption.noticed(), pytest.raises(KeyboardInterrupt):
+        answer()
+    assert kept == counted == [0, 1]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def drain(terminal, shown):
