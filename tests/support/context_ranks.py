@@ -8,17 +8,13 @@ is PyTorch's fake one, which moves no data, or gloo's with real processes.
 from __future__ import annotations
 
 import contextlib
-import pickle
-import tempfile
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from support.forked import run_apart
-
-STEPS = 3
+from support.rank_processes import STEPS, Marks, join_group, real_ranks, watched
+from support.ranks import fully_sharded
 
 
 def real_rank(case: dict[str, Any]) -> Any:
@@ -29,14 +25,9 @@ def real_rank(case: dict[str, Any]) -> Any:
             whether ``gloo`` connects real processes, options of ``Setup`` in ``setup``, and
             ``evaluation`` as for ``evaluation_ranks.real_evaluation``.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "run"
-        count = case["ways"] if case.get("gloo") else 1
-        wanted = _rank(case)
-        ranks = range(count) if case.get("gloo") else (wanted,)
-        said = run_apart(_be_rank, *[(case, str(out), rank) for rank in ranks])
-        assert out.exists(), said
-        return pickle.loads(out.read_bytes())
+    fullest = _rank(case)
+    ranks = range(case["ways"]) if case.get("gloo") else (fullest,)
+    return real_ranks(_be_rank, case, ranks)[fullest]
 
 
 def _rank(case: dict[str, Any]) -> int:
@@ -197,9 +188,8 @@ def kept_until_waited() -> Any:
         yield
 
 
-def _be_rank(case: dict[str, Any], out: str, rank: int) -> None:
+def _be_rank(rank: int, case: dict[str, Any], meeting: str) -> Any:
     import torch
-    import torch.distributed as dist
     from accelerate.big_modeling import _attach_context_parallel_hooks
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.experimental import _attention
@@ -209,7 +199,6 @@ def _be_rank(case: dict[str, Any], out: str, rank: int) -> None:
     from memest.trace.losses.loss import loss_for
     from support.cases import twin
     from support.evaluation_ranks import environment, evaluate
-    from support.ranks import _Marks, watched
 
     torch.manual_seed(0)
     ways = case["ways"]
@@ -218,13 +207,7 @@ def _be_rank(case: dict[str, Any], out: str, rank: int) -> None:
     twins = twin(case["model"], distributed=_spread(case), **_options(case))
     setup = twins.setup
     batches = host_batches(twins.plans, STEPS * setup.grad_accum)
-    if case.get("gloo"):
-        store = dist.FileStore(f"{out}.store", ways)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=ways)
-    else:
-        from torch.testing._internal.distributed.fake_pg import FakeStore
-
-        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ways)
+    join_group("gloo" if case.get("gloo") else "fake", rank, ways, meeting)
     mesh = init_device_mesh("cpu", (ways,), mesh_dim_names=("cp",))
     _attention.set_rotate_method(case.get("rotate", "allgather"))
     _attach_context_parallel_hooks(twins.real)
@@ -237,18 +220,14 @@ def _be_rank(case: dict[str, Any], out: str, rank: int) -> None:
 
     def run() -> None:
         mark("load 0 0")
-        model = _fully_sharded(twins.real, mesh) if case.get("shards") else twins.real
+        model = fully_sharded(twins.real, mesh) if case.get("shards") else twins.real
         loop(
-            model, setup, batches, loss_for(twins.built), context, _Marks(), lambda: then(model)
+            model, setup, batches, loss_for(twins.built), context, Marks(), lambda: then(model)
         )  # fmt: skip
 
     shelf = contextlib.nullcontext() if case.get("gloo") else kept_until_waited()
     with flash_by_its_other_name(), shelf:
-        found = watched(run, rank == _rank(case))
-    if rank == _rank(case):
-        Path(f"{out}.part").write_bytes(pickle.dumps(found))
-        Path(f"{out}.part").replace(out)
-    dist.destroy_process_group()
+        return watched(run, rank == _rank(case))
 
 
 def _script(
@@ -322,13 +301,3 @@ def _with_trainer(
             loss_of, torch.device("cpu"), watch,
         )  # fmt: skip
     then()
-
-
-def _fully_sharded(model: Any, mesh: Any) -> Any:
-    """PyTorch's recipe: layers, and the rest with the root."""
-    from torch.distributed.fsdp import fully_shard
-
-    for block in list(model.modules()):
-        if type(block).__name__ in (model._no_split_modules or ()):
-            fully_shard(block, mesh=mesh)
-    return fully_shard(model, mesh=mesh)

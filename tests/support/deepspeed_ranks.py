@@ -1,298 +1,122 @@
-"""Real DeepSpeed, measured once and kept: ``recorded/zero_*.json``.
+"""Real DeepSpeed, measured once and kept: ``tests/proof/ranks/recorded``.
 
     # with DeepSpeed 0.19.8 installed
-    DS_BUILD_OPS=0 PYTHONPATH=tests python -m support.deepspeed_ranks
+    DS_BUILD_OPS=0 PYTHONPATH=tests python -m support.deepspeed_ranks [NAME ...]
 
-DeepSpeed runs on the CPU, with PyTorch's fake process group in place of other ranks. What a CPU run
-has in memory and a GPU's rank in host memory cannot be told apart, so offloading is compared by
-the sum.
+measures the recordings of these names again, or all. A new one begins as a file with its ``case``
+alone: ``model``, ``ranks``, and options of ``Setup`` and of ``Distributed`` in ``setup`` and
+``spread``; ``two_groups`` for weights that decay and others; ``evaluation`` as for
+``evaluation_ranks.real_evaluation``; ``gloo`` for ranks that are all there.
+
+DeepSpeed's engine runs on the CPU as one rank of PyTorch's fake process group, or as several
+processes under gloo, of which one is measured; where ranks share sequences, with its attention in
+place of transformers' and its loader. What a CPU has in the host's memory is the device's: what is
+offloaded is compared by the sum, and batches that DeepSpeed's loader keeps on the host are NumPy's
+here, which the profiler does not see, and are copied where a GPU would copy them.
+
+Quantised bases are whole when DeepSpeed gets them: ``from_pretrained`` quantises them without
+``zero.Init``. On a CPU bitsandbytes takes scales and a weight apart before it multiplies, which a
+prediction with the CPU's operators has too.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
-from support.paths import IN_TESTS
-from support.paths import RECORDED_RANKS as RECORDED
+from support.paths import IN_TESTS, RECORDED_RANKS
+from support.recorded_ranks import case_of, names_of
 
 AT_LEAST = 8192
 
-_HALF = {"loop": "plain", "precision": "bf16"}
-_SMALL = {"reduce_bucket_size": 300_000}
-_TIGHT = {
-    "reduce_bucket_size": 60_000, "stage3_prefetch_bucket_size": 60_000,
-    "stage3_param_persistence_threshold": 1000, "stage3_max_reuse_distance": 0,
-    "stage3_max_live_parameters": 400_000,
-}  # fmt: skip
-_LORA = {
-    "peft_type": "LORA", "r": 8, "target_modules": ["q_proj", "v_proj", "down_proj"],
-    "modules_to_save": ["lm_head"],
-}  # fmt: skip
-_FOUR = {
-    "load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True,
-    "bnb_4bit_compute_dtype": "bfloat16",
-}  # fmt: skip
-_ALONE = {"peft_type": "LORA", "r": 8, "target_modules": ["q_proj", "v_proj", "down_proj"]}
-_CHUNKED, _FUSED = {**_HALF, "fused_loss": "trl-chunked"}, {**_HALF, "fused_loss": "trl-fused"}
-_LIGER = {**_HALF, "use_liger_kernel": True}
-_AHEAD = {
-    "reduce_bucket_size": 300_000, "stage3_prefetch_bucket_size": 200_000,
-    "stage3_param_persistence_threshold": 1000, "stage3_max_reuse_distance": 200_000,
-}  # fmt: skip
-CASES: dict[str, dict[str, Any]] = {
-    "zero_2": {"model": "llama", "ranks": 2, "setup": _HALF, "spread": {"zero": 2}},
-    "zero_2_tiny_bucket": {
-        "model": "llama", "ranks": 2, "setup": _HALF,
-        "spread": {"zero": 2, "zero_settings": {"reduce_bucket_size": 100_000}},
-    },
-    "zero_2_accumulation": {
-        "model": "llama", "ranks": 4, "setup": {**_HALF, "grad_accum": 2},
-        "spread": {"zero": 2, "zero_settings": _SMALL},
-    },
-    "zero_2_frozen": {
-        "model": "llama", "ranks": 2, "setup": {**_HALF, "freeze": ["embed", "layers.0"]},
-        "spread": {"zero": 2, "zero_settings": _SMALL},
-    },
-    "zero_2_tied": {
-        "model": "llama-tied", "ranks": 8, "setup": _HALF,
-        "spread": {"zero": 2, "zero_settings": _SMALL},
-    },
-    "zero_1": {
-        "model": "llama", "ranks": 2, "setup": _HALF,
-        "spread": {"zero": 1, "zero_settings": _SMALL},
-    },
-    "zero_1_accumulation": {
-        "model": "llama", "ranks": 2, "setup": {**_HALF, "grad_accum": 3},
-        "spread": {"zero": 1, "zero_settings": _SMALL},
-    },
-    "zero_3": {"model": "llama", "ranks": 2, "setup": _HALF, "spread": {"zero": 3}},
-    "zero_3_small": {
-        "model": "llama", "ranks": 4, "setup": _HALF,
-        "spread": {"zero": 3, "zero_settings": _TIGHT},
-    },
-    "zero_3_accumulation": {
-        "model": "llama", "ranks": 2, "setup": {**_HALF, "grad_accum": 2},
-        "spread": {"zero": 3, "zero_settings": {**_TIGHT, "stage3_max_reuse_distance": 200_000}},
-    },
-    "zero_3_odd": {
-        "model": "llama-gqa", "ranks": 7, "setup": _HALF,
-        "spread": {"zero": 3, "zero_settings": {
-            **_TIGHT, "sub_group_size": 30_000, "stage3_max_live_parameters": 100_000,
-        }},
-    },
-    "zero_3_tied": {
-        "model": "llama-tied", "ranks": 8, "setup": _HALF,
-        "spread": {"zero": 3, "zero_settings": {**_TIGHT, "contiguous_gradients": False}},
-    },
-    "zero_3_frozen": {
-        "model": "llama", "ranks": 2, "setup": {**_HALF, "freeze": ["embed", "layers.0"]},
-        "spread": {"zero": 3, "zero_settings": _TIGHT},
-    },
-    "zero_3_checkpointing": {
-        "model": "llama", "ranks": 2, "setup": {**_HALF, "checkpointing": "full"},
-        "spread": {"zero": 3, "zero_settings": _TIGHT},
-    },
-    "zero_3_neox": {
-        "model": "gpt_neox", "ranks": 2, "setup": _HALF,
-        "spread": {"zero": 3, "zero_settings": _TIGHT},
-    },
-    "zero_3_t5": {
-        "by_phase": True,  # masked attention is put together otherwise on a CPU
-        "model": "t5", "ranks": 2, "setup": {**_HALF, "config": {"dropout_rate": 0.0}},
-        "spread": {"zero": 3, "zero_settings": _TIGHT},
-    },
-    "zero_3_alone": {
-        "model": "llama", "ranks": 1, "setup": _HALF,
-        "spread": {"zero": 3, "zero_settings": _TIGHT},
-    },
-    "zero_3_offload": {
-        "model": "llama", "ranks": 2, "setup": _HALF,
-        "spread": {
-            "zero": 3, "offload_optimizer": True, "offload_param": True, "zero_settings": _TIGHT,
-        },
-    },
-    "zero_3_full": {
-        "model": "llama", "ranks": 2, "setup": {"loop": "plain"},
-        "spread": {"zero": 3, "zero_settings": _TIGHT},
-    },
-    "zero_2_groups": {
-        "model": "gpt_neox", "ranks": 4, "setup": _HALF, "two_groups": True,
-        "spread": {"zero": 2, "zero_settings": _SMALL},
-    },
-    "zero_1_groups": {
-        "model": "llama", "ranks": 2, "setup": {**_HALF, "grad_accum": 2}, "two_groups": True,
-        "spread": {"zero": 1, "zero_settings": _SMALL},
-    },
-    "zero_3_groups": {
-        "model": "gpt_neox", "ranks": 4, "setup": {**_HALF, "grad_accum": 2}, "two_groups": True,
-        "spread": {"zero": 3, "zero_settings": {**_TIGHT, "sub_group_size": 50_000}},
-    },
-    "zero_2_lora": {
-        "model": "llama", "ranks": 2, "setup": {**_HALF, "adapter": _LORA},
-        "spread": {"zero": 2, "zero_settings": _SMALL},
-    },
-    "zero_1_qlora": {
-        "model": "llama", "ranks": 2,
-        "setup": {**_HALF, "adapter": _LORA, "quantization": _FOUR, "grad_accum": 2},
-        "spread": {"zero": 1, "zero_settings": _SMALL},
-    },
-    "zero_2_qlora": {
-        "model": "llama", "ranks": 2,
-        "setup": {**_HALF, "adapter": _LORA, "quantization": _FOUR},
-        "spread": {"zero": 2, "zero_settings": _SMALL},
-    },
-    "zero_2_offload": {
-        "model": "llama", "ranks": 2, "setup": _HALF,
-        "spread": {"zero": 2, "offload_optimizer": True, "zero_settings": _SMALL},
-    },
-}  # fmt: skip
 
-READ: dict[str, dict[str, Any]] = {
-    "zero_3_read": {
-        "model": "llama", "ranks": 2, "setup": _LIGER, "spread": {"zero": 3},
-    },
-    "zero_3_read_small": {
-        "model": "llama", "ranks": 2, "setup": _LIGER,
-        "spread": {"zero": 3, "zero_settings": _TIGHT},
-    },
-    "zero_3_read_ahead": {
-        "model": "llama", "ranks": 4, "setup": {**_CHUNKED, "grad_accum": 2},
-        "spread": {"zero": 3, "zero_settings": _AHEAD},
-    },
-    "zero_3_read_tied": {
-        "model": "llama-tied", "ranks": 3, "setup": {**_LIGER, "grad_accum": 2},
-        "spread": {"zero": 3, "zero_settings": _AHEAD},
-    },
-    "zero_3_read_tied_small": {
-        "model": "llama-tied", "ranks": 2, "setup": _CHUNKED,
-        "spread": {"zero": 3, "zero_settings": _TIGHT},
-    },
-    "zero_3_read_checkpointing": {
-        "model": "llama-tied", "ranks": 2, "setup": {**_FUSED, "checkpointing": "full"},
-        "spread": {"zero": 3, "zero_settings": _TIGHT},
-    },
-    "zero_3_read_alone": {
-        "model": "llama", "ranks": 1, "setup": _LIGER,
-        "spread": {"zero": 3, "zero_settings": _TIGHT},
-    },
-    "zero_3_lora": {
-        "model": "llama", "ranks": 2, "setup": {**_HALF, "adapter": _ALONE},
-        "spread": {"zero": 3, "zero_settings": _TIGHT},
-    },
-    "zero_3_lora_read": {
-        "model": "llama", "ranks": 2, "setup": {**_LIGER, "adapter": _ALONE, "grad_accum": 2},
-        "spread": {"zero": 3, "zero_settings": {
-            **_AHEAD, "stage3_param_persistence_threshold": 100,
-        }},
-    },
-    "zero_3_lora_read_checkpointing": {
-        "any_order": True,  # what a layer recomputed is given back in the order of a Python set
-        "model": "llama-tied", "ranks": 2,
-        "setup": {**_CHUNKED, "adapter": _ALONE, "checkpointing": "full"},
-        "spread": {"zero": 3, "zero_settings": {
-            **_TIGHT, "stage3_param_persistence_threshold": 100,
-        }},
-    },
-    "zero_3_read_offload": {
-        "model": "llama", "ranks": 2, "setup": _LIGER,
-        "spread": {
-            "zero": 3, "offload_optimizer": True, "offload_param": True, "zero_settings": _TIGHT,
-        },
-    },
-}  # fmt: skip
-"""Parameters that are read outside of their modules: heads by losses, adapters by peft."""
+def measured_rank(case: dict[str, Any], rank: int, meeting: str) -> Any:
+    """Train with DeepSpeed as one rank of a case, and measure it.
 
-EVALUATED: dict[str, dict[str, Any]] = {
-    "zero_2_evaluated": {
-        "model": "llama", "ranks": 2, "setup": _HALF, "evaluation": [6, True],
-        "spread": {"zero": 2, "zero_settings": _SMALL},
-    },
-    "zero_3_evaluated": {
-        "model": "llama", "ranks": 2, "setup": _HALF, "evaluation": [6, True],
-        "spread": {"zero": 3},
-    },
-    "zero_3_small_evaluated": {
-        "model": "llama", "ranks": 4, "setup": _HALF, "evaluation": [6, False],
-        "spread": {"zero": 3, "zero_settings": _TIGHT},
-    },
-    "zero_3_read_evaluated": {
-        "model": "llama", "ranks": 2, "setup": _CHUNKED, "evaluation": [6, False],
-        "spread": {"zero": 3, "zero_settings": _TIGHT},
-    },
-    "zero_3_ahead_evaluated": {
-        "model": "llama-tied", "ranks": 3, "setup": _HALF, "evaluation": [6, True],
-        "spread": {"zero": 3, "zero_settings": {
-            **_TIGHT, "stage3_prefetch_bucket_size": 500_000,
-            "stage3_max_live_parameters": 800_000, "stage3_max_reuse_distance": 200_000,
-        }},
-    },
-}  # fmt: skip
-"""Runs with an evaluation behind the training, see ``evaluation_ranks``."""
-
-
-def recorded_run(name: str) -> Any:
-    """What DeepSpeed was measured to do: a ``CpuRun``; its events from 8 KiB on."""
-    from memest.calibration.running.cpu_memory import CpuRun, MemoryEvent, PhaseBytes
-
-    document = json.loads((RECORDED / f"{name}.json").read_text(encoding="utf-8"))
-    phases = [PhaseBytes(*row) for row in document["phases"]]
-    names = document["names"]
-    events = [MemoryEvent(nbytes, "", names[place], 0) for nbytes, place in document["events"]]
-    return CpuRun(phases, events)
-
-
-def measured_rank(case: dict[str, Any], rank: int) -> Any:
-    """Train with DeepSpeed as one rank, and measure it."""
+    Args:
+        case: see above.
+        rank: which one.
+        meeting: a file where processes meet.
+    """
     os.environ |= {
-        "DS_ACCELERATOR": "cpu", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29555",
-        "RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": str(case["ranks"]),
-    }  # fmt: skip
+        "DS_ACCELERATOR": "cpu",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29555",
+        "RANK": str(rank),
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": str(case["ranks"]),
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
     import torch
-    import torch.distributed as dist
-    from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=case["ranks"])
+    from support.rank_processes import STEPS, join_group
+    from support.ranks import loss_of_setup, make_optimizer_of
+
+    backend = "gloo" if case.get("gloo") else "fake"
+    join_group(backend, rank, case["ranks"], meeting)
     import deepspeed
 
     from memest.calibration.running.cpu_memory import mark, measure
     from memest.calibration.running.material import host_batches
-    from memest.trace.losses import chunked
-    from memest.trace.losses.loss import loss_for
     from support.cases import twin
     from support.evaluation_ranks import evaluate
-    from support.ranks import STEPS, launch_nothing_on_the_cpu, loss_of_setup, make_optimizer_of
 
-    # an operator that DeepSpeed would compile where it finds ninja; the fake group needs none
-    sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None
-    deepspeed.init_distributed(dist_backend="fake", dist_init_required=False)
+    _without_kernels(case)
+    deepspeed.init_distributed(dist_backend=backend, dist_init_required=False)
     torch.manual_seed(0)
     options = {k: v for k, v in case["setup"].items() if k != "precision"}
     half = case["setup"].get("precision") == "bf16"
     twins = twin(case["model"], **{**options, "dtype": "bfloat16" if half else "float32"})
-    setup, accum = twins.setup, twins.setup.grad_accum
-    batches = host_batches(twins.plans, STEPS * accum)
-    zero = {"stage": case["spread"]["zero"], **case["spread"].get("zero_settings", {})}
-    if case["spread"].get("offload_optimizer"):
-        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": False}
-    if case["spread"].get("offload_param"):
-        zero["offload_param"] = {"device": "cpu", "pin_memory": False}
-    config = {
-        "train_micro_batch_size_per_gpu": setup.batch,
-        "gradient_accumulation_steps": accum,
-        "train_batch_size": setup.batch * accum * case["ranks"],
-        "bf16": {"enabled": half},
-        "zero_optimization": zero,
-        "zero_allow_untested_optimizer": True,
-        "zero_force_ds_cpu_optimizer": False,
-    }
-    loss_of = loss_for(twins.built)
-    if setup.use_liger_kernel:
+    setup, ways = twins.setup, case["spread"].get("sp", 1)
+    batches = host_batches(twins.plans, STEPS * setup.grad_accum)
+    config = _config(case, setup, half)
+
+    def then(model: Any) -> None:
+        # the Trainer evaluates the module in the engine
+        if "evaluation" in case:
+            evaluate(model, twins, case)
+
+    def run() -> None:
+        mark("load 0 0")
+        model = twins.real
+        if case["spread"]["zero"] == 3 and setup.quantization is None:
+            # zero.Init does not know of a group that shares sequences
+            whole = {k: v for k, v in config.items() if ways == 1 or k != "train_batch_size"}
+            model = _made_in_parts(model, setup, whole)
+        optimizer = make_optimizer_of(setup)(model)
+        if case.get("two_groups"):
+            _part(optimizer, model)
+        if ways > 1:
+            _train_shared(model, optimizer, twins, batches, config, ways, then)
+            return
+        with loss_of_setup(model, setup):
+            engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+            _train(engine, twins, batches, lambda: then(engine.module))
+
+    # batches of DeepSpeed's loader are kept where torch does not count
+    host = mock.patch.object(torch.Tensor, "cpu", lambda tensor: _on_host(tensor))
+    with host if ways > 1 else contextlib.nullcontext():
+        return measure(run)
+
+
+def _without_kernels(case: dict[str, Any]) -> None:
+    """Leave out what a CPU would compile, has not or does otherwise."""
+    from memest.trace.losses import chunked
+    from support.ranks import launch_nothing_on_the_cpu
+
+    # an operator that DeepSpeed would compile where it finds ninja; neither group needs one
+    theirs: Any = importlib.import_module("deepspeed.comm.torch")
+    theirs.build_shm_op = lambda: None
+    if case["setup"].get("use_liger_kernel"):
         # these look for Triton, so they come first
         for name in ("torch._inductor.codecache", "deepspeed.runtime.zero.muon.muon_optimizer"):
             importlib.import_module(name)
@@ -300,44 +124,83 @@ def measured_rank(case: dict[str, Any], rank: int) -> Any:
         # gradients that no kernel has written are no numbers, and would skip the update
         stage_3: Any = importlib.import_module("deepspeed.runtime.zero.stage3")
         stage_3.is_invalid_grad_norm = lambda norm: False
+    if "quantization" in case["setup"]:
+        # a CPU with AVX-512 would pack the weights anew for an evaluation
+        packed: Any = importlib.import_module("bitsandbytes.nn.modules")
+        packed.has_avx512bf16 = lambda: False
     # a CPU has no product of halves in float32; what it would write has a place already
     chunked._add_product = lambda *_: None
 
-    def run() -> None:
-        mark("load 0 0")
-        model = twins.real
-        if zero["stage"] == 3:
-            model = _made_in_parts(model, setup, config)
-        with loss_of_setup(model, setup):
-            run_in(model)
 
-    def run_in(model: Any) -> None:
-        optimizer = make_optimizer_of(setup)(model)
-        if case.get("two_groups"):
-            _part(optimizer, model)
-        engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
-        mark("batch 1 1")
-        batch = None
-        for index, on_host in enumerate(batches):
-            step, micro = index // accum + 1, index % accum + 1
-            batch = {name: torch.as_tensor(value).clone() for name, value in on_host.items()}
-            mark(f"forward {step} {micro}")
-            outputs = engine(**batch)
-            loss = loss_of(outputs, batch)
-            mark(f"backward {step} {micro}")
-            engine.backward(loss)
-            if micro == accum:
-                mark(f"optimizer {step} 0")
-            engine.step()
-            if micro == accum:
-                mark(f"zero_grad {step} 0")
-            mark(f"batch {(index + 1) // accum + 1} {(index + 1) % accum + 1}")
-        if "evaluation" in case:
-            # the Trainer evaluates the module in the engine
-            evaluate(engine.module, twins, case)
-        del batch, outputs
+def _config(case: dict[str, Any], setup: Any, half: bool) -> dict[str, Any]:
+    """What DeepSpeed is told."""
+    spread = case["spread"]
+    zero = {"stage": spread["zero"], **spread.get("zero_settings", {})}
+    for key in ("offload_optimizer", "offload_param"):
+        if spread.get(key):
+            zero[key] = {"device": "cpu", "pin_memory": False}
+    copies = case["ranks"] // spread.get("sp", 1)
+    return {
+        "train_micro_batch_size_per_gpu": setup.batch,
+        "gradient_accumulation_steps": setup.grad_accum,
+        "train_batch_size": setup.batch * setup.grad_accum * copies,
+        "bf16": {"enabled": half},
+        "zero_optimization": zero,
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+    }
 
-    return measure(run)
+
+def _train(engine: Any, twins: Any, batches: Any, then: Any) -> None:
+    """The loop of DeepSpeed's documentation."""
+    from memest.calibration.running.cpu_memory import mark
+    from memest.trace.losses.loss import loss_for
+
+    accum, loss_of = twins.setup.grad_accum, loss_for(twins.built)
+    mark("batch 1 1")
+    batch = None
+    for index, on_host in enumerate(batches):
+        step, micro = index // accum + 1, index % accum + 1
+        batch = _on_device(on_host)
+        mark(f"forward {step} {micro}")
+        outputs = engine(**batch)
+        loss = loss_of(outputs, batch)
+        mark(f"backward {step} {micro}")
+        engine.backward(loss)
+        if micro == accum:
+            mark(f"optimizer {step} 0")
+        engine.step()
+        if micro == accum:
+            mark(f"zero_grad {step} 0")
+        mark(f"batch {(index + 1) // accum + 1} {(index + 1) % accum + 1}")
+    then()
+    del batch, outputs
+
+
+def _train_shared(
+    model: Any, optimizer: Any, twins: Any, batches: Any, config: Any, ways: int, then: Any
+) -> None:
+    """Train with sequences that ranks share."""
+    import deepspeed
+    from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
+
+    from memest.calibration.running.cpu_memory import mark
+    from support.rank_processes import STEPS
+
+    setup = twins.setup
+    for batch in batches:
+        batch["position_ids"] = _counted(batch["input_ids"].shape)
+    mpu = UlyssesSPAttentionHF.register_with_transformers(
+        model_name_or_path=model,
+        core_attn_implementation="sdpa",
+        sequence_parallel_size=ways,
+        micro_batch_size=setup.batch,
+        disable_in_eval=True,  # as Accelerator._prepare_deepspeed asks for it
+    )
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config, mpu=mpu)
+    loader = _loader(batches, setup.loop.value, mpu)
+    train = _trainer if setup.loop == "trainer" else _script
+    train(engine, loader, STEPS, setup.grad_accum, mpu, mark, lambda: then(engine.module))
 
 
 def _part(optimizer: Any, model: Any) -> None:
@@ -374,37 +237,191 @@ def _made_in_parts(like: Any, setup: Any, config: dict[str, Any]) -> Any:
     return model.train()
 
 
-def _record(name: str) -> None:
-    from support.evaluation_ranks import predicted_evaluation
-    from support.ranks import predicted_rank
+def _counted(shape: Any) -> Any:
+    import numpy as np
 
-    case = {**CASES, **READ, **EVALUATED}[name]
-    rank = (predicted_evaluation if "evaluation" in case else predicted_rank)(case).rank
-    run = measured_rank(case, rank)
+    return np.broadcast_to(np.arange(shape[1]), shape).copy()
+
+
+def _on_host(tensor: Any) -> Any:
+    """A copy in memory that is not torch's."""
+    import torch
+
+    if tensor.is_floating_point():
+        return tensor  # what an evaluation brings to the host in the end
+    return torch.from_numpy(tensor.numpy().copy())
+
+
+def _on_device(batch: dict[str, Any]) -> dict[str, Any]:
+    import torch
+
+    return {name: torch.as_tensor(value).clone() for name, value in batch.items()}
+
+
+def _loader(batches: Any, loop: str, mpu: Any) -> Any:
+    """DeepSpeed's adapter on accelerate's loader, or on one that leaves batches to the adapter."""
+    import torch
+    from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPDataLoaderAdapter
+
+    if loop == "plain":
+        inner: Any = _Moved(batches)
+    else:
+        from accelerate import data_loader
+
+        class Shard(data_loader.DataLoaderShard):
+            """On a CPU it has nothing to move."""
+
+        data_loader.send_to_device = lambda batch, *_, **__: _on_device(batch)
+        inner = Shard(
+            [{n: torch.as_tensor(v) for n, v in batch.items()} for batch in batches],
+            device=torch.device("cpu"), batch_size=None,
+        )  # fmt: skip
+    return UlyssesSPDataLoaderAdapter(
+        inner, sp_rank=mpu.get_sequence_parallel_rank(),
+        sp_group=mpu.get_sequence_parallel_group(),
+        sp_world_size=mpu.get_sequence_parallel_world_size(), device=torch.device("cpu"),
+    )  # fmt: skip
+
+
+class _Moved:
+    """Batches that are copied where the adapter moves them: it holds them and nobody else does."""
+
+    def __init__(self, batches: Any) -> None:
+        self._batches = batches
+
+    def __iter__(self) -> Any:
+        return (_on_device(batch) for batch in self._batches)
+
+
+def _script(
+    engine: Any, loader: Any, steps: int, accum: int, mpu: Any, mark: Any, then: Any
+) -> None:  # fmt: skip
+    """The guides' loop (accelerate's ``sequence_parallelism``, DeepSpeed's ALST tutorial)."""
+    group, ways = mpu.get_sequence_parallel_group(), mpu.get_sequence_parallel_world_size()
+    mark("batch 1 1")
+    batch = None
+    for index in range(steps * accum):
+        step, micro = index // accum + 1, index % accum + 1
+        batch = _next(loader, micro)
+        batch = _on_device(batch)
+        mark(f"forward {step} {micro}")
+        outputs = engine(**batch)
+        shift_labels = batch["shift_labels"]
+        loss = engine.module.loss_function(
+            logits=outputs.logits, labels=None, shift_labels=shift_labels,
+            vocab_size=engine.module.config.vocab_size,
+        )  # fmt: skip
+        loss = _joined(loss, shift_labels, group, ways)
+        mark(f"backward {step} {micro}")
+        engine.backward(loss)
+        if micro == accum:
+            mark(f"optimizer {step} 0")
+        engine.step()
+        if micro == accum:
+            mark(f"zero_grad {step} 0")
+        mark(f"batch {(index + 1) // accum + 1} {(index + 1) % accum + 1}")
+    then()
+    del batch, outputs, shift_labels
+
+
+def _next(loader: Any, micro: int) -> Any:
+    """The next part, from a new batch in every step's first micro-step as in the prediction."""
+    if micro == 1:
+        loader.micro_batches.clear()
+    elif not loader.micro_batches:
+        loader.micro_batches.extend([_next.last] * 64)
+    _next.last = next(loader)
+    return _next.last
+
+
+def _joined(loss: Any, shift_labels: Any, group: Any, ways: int) -> Any:
+    import torch.distributed.nn.functional as functional
+
+    losses = functional.all_gather(loss, group=group)
+    good = (shift_labels != -100).view(-1).sum()
+    counts = functional.all_gather(good, group=group)
+    total = sum(losses[rank] * counts[rank] for rank in range(ways) if counts[rank] > 0)
+    return total / max(sum(counts), 1)
+
+
+def _trainer(
+    engine: Any, loader: Any, steps: int, accum: int, mpu: Any, mark: Any, then: Any
+) -> None:  # fmt: skip
+    """The Trainer's step, its loss by its own function."""
+    from transformers.integrations.deepspeed import deepspeed_sp_compute_loss
+
+    del mpu
+    config = SimpleNamespace(sp_backend="deepspeed", sp_size=2)
+    for step in range(1, steps + 1):
+        mark(f"batch {step} 0")
+        samples = [_next(loader, micro) for micro in range(1, accum + 1)]
+        for micro, sample in enumerate(samples, start=1):
+            if micro > 1:
+                mark(f"batch {step} {micro}")
+            inputs = _on_device(sample)
+            mark(f"forward {step} {micro}")
+            loss = deepspeed_sp_compute_loss(None, engine, inputs, False, config)
+            del inputs
+            mark(f"backward {step} {micro}")
+            loss = loss / accum
+            engine.backward(loss, scale_wrt_gas=False)
+            if micro == accum:
+                mark(f"optimizer {step} 0")
+            engine.step()
+            loss = loss.detach()
+        mark(f"zero_grad {step} 0")
+    then()
+    mark("end 0 0")
+
+
+def _record(name: str, rank: int, wanted: int, meeting: str) -> None:
+    case = case_of(name)
+    run = measured_rank(case, rank, meeting)
+    if rank != wanted:
+        return
+    import accelerate
+    import torch
+    import transformers
+
     names = sorted({event.phase for event in run.events})
     events = [[e.nbytes, names.index(e.phase)] for e in run.events if abs(e.nbytes) >= AT_LEAST]
+    group = "gloo" if case.get("gloo") else "fake process group"
     document = {
-        "software": "DeepSpeed 0.19.8, torch 2.13, CPU, fake process group",
+        "software": f"DeepSpeed 0.19.8, torch {torch.__version__.partition('+')[0]}, transformers "
+        f"{transformers.__version__}, accelerate {accelerate.__version__}, CPU, {group}",
         "case": case,
         "rank": rank,
         "phases": [[phase.name, phase.alive, phase.peak] for phase in run.phases],
         "names": names,
         "events": events,
     }
-    RECORDED.mkdir(exist_ok=True)
     text = json.dumps(document, separators=(",", ":"))
-    (RECORDED / f"{name}.json").write_text(text + "\n", encoding="utf-8")
+    (RECORDED_RANKS / f"{name}.json").write_text(text + "\n", encoding="utf-8")
 
 
 def _main() -> None:
-    if len(sys.argv) > 1:
-        _record(sys.argv[1])
+    if sys.argv[1:2] == ["--rank"]:
+        rank, wanted, name, meeting = sys.argv[2:]
+        _record(name, int(rank), int(wanted), meeting)
         return
-    for name in (*CASES, *READ, *EVALUATED):
-        # the profiler remembers addresses: a process for each
+    from support.evaluation_ranks import predicted_evaluation
+    from support.ranks import predicted_rank
+
+    for name in sys.argv[1:] or names_of("*"):
+        case = case_of(name)
+        wanted = (predicted_evaluation if "evaluation" in case else predicted_rank)(case).rank
+        ranks = range(case["ranks"]) if case.get("gloo") else [wanted]
+        # the profiler remembers addresses: processes for each
         with tempfile.TemporaryDirectory() as folder:
-            command = [sys.executable, "-m", "support.deepspeed_ranks", name]
-            subprocess.run(command, check=True, cwd=folder, env=IN_TESTS)
+            meeting = str(Path(folder) / "store")
+            program = [sys.executable, "-m", "support.deepspeed_ranks", "--rank"]
+            running = [
+                subprocess.Popen(
+                    [*program, str(rank), str(wanted), name, meeting], cwd=folder, env=IN_TESTS
+                )
+                for rank in ranks
+            ]
+            assert [process.wait() for process in running] == [0] * len(running), name
 
 
 if __name__ == "__main__":

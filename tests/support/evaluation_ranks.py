@@ -7,15 +7,13 @@ that the group is not gloo's, so that it gathers as it does on GPUs: into one te
 from __future__ import annotations
 
 import os
-import pickle
 import tempfile
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from support.forked import run_apart, run_forked
+from support.rank_processes import STEPS, join_group, real_ranks, watched
 
 HOST = 6144
 """Step counters and numbers wrapped as tensors, which a CPU run cannot tell from the device's."""
@@ -28,11 +26,8 @@ def real_evaluation(case: dict[str, Any]) -> Any:
         case: as for ``ranks.real_rank``, with ``evaluation``: samples of a batch, and whether
             predictions are kept.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "run.pickle"
-        said = run_apart(_be_ranks, (case, folder, str(out)))
-        assert out.exists(), said
-        return pickle.loads(out.read_bytes())
+    ranks = 1 if case["spread"].get("fsdp") else case["ranks"]
+    return real_ranks(_be_rank, case, range(ranks))[0]
 
 
 def predicted_evaluation(case: dict[str, Any]) -> Any:
@@ -52,7 +47,6 @@ def with_tail(stream: Any, trace: Any, batches: int | None = None) -> Any:
     from memest.profiles import evaluation as tails
     from memest.trace.evaluation import TRACED_BATCHES
     from support.cases import GPU
-    from support.ranks import STEPS
 
     with mock.patch.object(tails, "workspaces_of", return_value=()):
         return tails.with_evaluation(
@@ -134,7 +128,6 @@ def evaluate(model: Any, twins: Any, case: dict[str, Any], context: Any = None) 
     from memest.calibration.running.loops import to_device
     from memest.calibration.running.material import host_batches
     from memest.trace.evaluation import TRACED_BATCHES
-    from support.ranks import STEPS
 
     batch, keeps = case["evaluation"]
     batches = host_batches(plans_of(twins, batch), TRACED_BATCHES)
@@ -218,31 +211,18 @@ def environment(case: dict[str, Any], rank: int) -> None:
     }  # fmt: skip
 
 
-def _be_rank(rank: int, case: dict[str, Any], rendezvous: str, out: str) -> None:
+def _be_rank(rank: int, case: dict[str, Any], meeting: str) -> Any:
     import torch
-    import torch.distributed as dist
-    from torch.testing._internal.distributed.fake_pg import FakeStore
 
     from memest.calibration.running.cpu_memory import mark
     from memest.calibration.running.material import host_batches
     from memest.trace.losses.loss import loss_for
     from support.cases import twin
-    from support.ranks import (
-        STEPS,
-        accelerate_loop,
-        asked_of,
-        make_optimizer_of,
-        prepared,
-        watched,
-        wrapped,
-    )
+    from support.ranks import accelerate_loop, asked_of, make_optimizer_of, prepared, wrapped
 
     environment(case, rank)
     ddp = not case["spread"].get("fsdp")
-    store: Any = dist.FileStore(rendezvous, case["ranks"]) if ddp else FakeStore()
-    dist.init_process_group(
-        "gloo" if ddp else "fake", store=store, rank=rank, world_size=case["ranks"]
-    )
+    join_group("gloo" if ddp else "fake", rank, case["ranks"], meeting)
     torch.manual_seed(0)
     asked = asked_of(case)
     options = dict(case.get("setup", {}))
@@ -266,17 +246,4 @@ def _be_rank(rank: int, case: dict[str, Any], rendezvous: str, out: str) -> None
             then=lambda: evaluate(evaluates, twins, case),
         )  # fmt: skip
 
-    measured = watched(run, rank == 0)
-    if ddp:
-        dist.barrier()
-    if rank == 0:
-        Path(out).write_bytes(pickle.dumps(measured))
-
-
-def _be_ranks(case: dict[str, Any], folder: str, out: str) -> None:
-    if case["spread"].get("fsdp"):
-        _be_rank(0, case, "", out)
-        return
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    store = f"{folder}/store"
-    run_forked(_be_rank, [(rank, case, store, out) for rank in range(case["ranks"])])
+    return watched(run, rank == 0)

@@ -8,16 +8,10 @@ both, the routers' choices are replaced by equal shares, which is what a trace a
 
 from __future__ import annotations
 
-import os
-import pickle
-import tempfile
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
-from support.forked import run_apart, run_forked
-
-STEPS = 3
+from support.rank_processes import STEPS, Marks, join_group, real_ranks, watched
 
 
 def real_rank(case: dict[str, Any], group: str) -> Any:
@@ -27,16 +21,12 @@ def real_rank(case: dict[str, Any], group: str) -> Any:
         case: ``model``, ``spread`` for ``Distributed`` and options of ``Setup`` in ``setup``.
         group: ``gloo`` or ``fake``.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        said = run_apart(_be_ranks, (case, group, folder))
-        out = Path(folder) / "rank0"
-        assert out.exists(), said
-        return pickle.loads(out.read_bytes())
+    ranks = case["spread"]["num_gpus"] if group == "gloo" else 1
+    return real_ranks(_be_rank, {**case, "group": group}, range(ranks))[0]
 
 
-def _be_rank(rank: int, case: dict[str, Any], group: str, folder: str) -> None:
+def _be_rank(rank: int, case: dict[str, Any], meeting: str) -> Any:
     import torch
-    import torch.distributed as dist
 
     from memest.trace.parallel.tensor_parallel import meshes_of, shard_model
     from support.tensor_ranks import twins_of
@@ -44,22 +34,11 @@ def _be_rank(rank: int, case: dict[str, Any], group: str, folder: str) -> None:
     torch.manual_seed(0)
     twins = twins_of(case)
     spread = twins.setup.distributed
-    if group == "gloo":
-        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-        store: Any = dist.FileStore(f"{folder}/store", spread.num_gpus)
-    else:
-        from torch.testing._internal.distributed.fake_pg import FakeStore
-
-        store = FakeStore()
-    dist.init_process_group(group, store=store, rank=rank, world_size=spread.num_gpus)
+    join_group(case["group"], rank, spread.num_gpus, meeting)
     meshes = meshes_of(spread, spread.num_gpus)
     shard_model(twins.real, meshes, spread)
-    with _equal_shares(), _copied_counts(group):
-        measured = _trained(twins, meshes, wanted=rank == 0)
-    if group == "gloo":
-        dist.barrier()
-    if rank == 0:
-        Path(folder, "rank0").write_bytes(pickle.dumps(measured))
+    with _equal_shares(), _copied_counts(case["group"]):
+        return _trained(twins, meshes, wanted=rank == 0)
 
 
 def _trained(twins: Any, meshes: Any, *, wanted: bool) -> Any:
@@ -69,7 +48,6 @@ def _trained(twins: Any, meshes: Any, *, wanted: bool) -> Any:
     from memest.calibration.running.loops import train
     from memest.calibration.running.material import host_batches
     from memest.trace.losses.loss import loss_for
-    from support.ranks import _Marks, watched
     from support.tensor_ranks import optimizer_of_shards
 
     setup = twins.setup
@@ -80,7 +58,7 @@ def _trained(twins: Any, meshes: Any, *, wanted: bool) -> Any:
         model = _fully_sharded(twins.real, setup.distributed, meshes)
         train(
             model, setup, batches, optimizer_of_shards, loss_for(twins.built), torch.device("cpu"),
-            _Marks(),
+            Marks(),
         )  # fmt: skip
 
     return watched(run, wanted)
@@ -137,11 +115,3 @@ def _copied_counts(group: str) -> Any:
         yield
     finally:
         expert_parallel.all_to_all_single = real
-
-
-def _be_ranks(case: dict[str, Any], group: str, folder: str) -> None:
-    if group == "fake":
-        _be_rank(0, case, group, folder)
-        return
-    count = case["spread"]["num_gpus"]
-    run_forked(_be_rank, [(rank, case, group, folder) for rank in range(count)])

@@ -9,15 +9,11 @@ those that share layers.
 from __future__ import annotations
 
 import copy
-import os
-import pickle
-import tempfile
-from pathlib import Path
 from typing import Any
 
-from support.forked import run_apart, run_forked
-
-STEPS = 3
+from support import rank_processes
+from support.rank_processes import STEPS, join_group, watched
+from support.ranks import fully_sharded, make_optimizer_of
 
 
 def real_ranks(case: dict[str, Any]) -> list[Any]:
@@ -26,11 +22,8 @@ def real_ranks(case: dict[str, Any]) -> list[Any]:
     Args:
         case: ``model``, and options of ``Setup`` and of ``Distributed`` in ``setup``, ``spread``.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        said = run_apart(_be_ranks, (case, folder))
-        files = [Path(folder) / f"rank{rank}" for rank in range(case["spread"]["pp"])]
-        assert all(file.exists() for file in files), said
-        return [pickle.loads(file.read_bytes()) for file in files]
+    runs = rank_processes.real_ranks(_be_rank, case, range(world_of(case)))
+    return [runs[rank] for rank in range(case["spread"]["pp"])]
 
 
 def predicted_ranks(case: dict[str, Any]) -> list[Any]:
@@ -83,26 +76,22 @@ def twins_of(case: dict[str, Any], *, runs: bool = True) -> Any:
     return twin(case["model"], runs=runs, distributed=spread, **case.get("setup", {}))
 
 
-def _be_rank(rank: int, case: dict[str, Any], folder: str) -> None:
+def _be_rank(rank: int, case: dict[str, Any], meeting: str) -> Any:
     import numpy as np
     import torch
-    import torch.distributed as dist
 
     from memest.calibration.running.cpu_memory import mark
     from memest.calibration.running.material import host_batches
     from memest.sharding.schedules import stages_of
     from memest.trace.model.adapters import base_of
     from memest.trace.parallel.pipeline_stage import causal_loss
-    from support.ranks import make_optimizer_of, watched
     from support.tensor_ranks import optimizer_of_shards
 
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.manual_seed(0)
     twins = twins_of(case)
     setup, spread = twins.setup, twins.setup.distributed
     world = world_of(case)
-    store = dist.FileStore(f"{folder}/store", world)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+    join_group("gloo", rank, world, meeting)
     own = stages_of(spread.pipeline_schedule, rank % spread.pp, spread.pp, spread.stages_per_gpu)
     groups = _groups(rank, spread, world)
     count = spread.microbatches
@@ -147,10 +136,7 @@ def _be_rank(rank: int, case: dict[str, Any], folder: str) -> None:
                 parameter.grad = None if setup.zero_grad != "zero" else parameter.grad.zero_()
         mark("end")
 
-    measured = watched(run, rank < spread.pp)
-    if rank < spread.pp:
-        Path(folder, f"rank{rank}").write_bytes(pickle.dumps(measured))
-    dist.barrier()
+    return watched(run, rank < spread.pp)
 
 
 def _groups(rank: int, spread: Any, world: int) -> dict[str, Any]:
@@ -250,7 +236,6 @@ def _stage(twins: Any, number: int, module: Any, groups: dict[str, Any]) -> Any:
 def _wrapped(part: Any, spread: Any, group: Any) -> Any:
     """A stage under DDP; or its layers under FSDP2, and the rest with the stage."""
     import torch
-    from torch.distributed.fsdp import fully_shard
 
     if spread.strategy.value == "ddp":
         return torch.nn.parallel.DistributedDataParallel(
@@ -258,12 +243,8 @@ def _wrapped(part: Any, spread: Any, group: Any) -> Any:
             gradient_as_bucket_view=spread.ddp_gradient_as_bucket_view,
         )  # fmt: skip
     if spread.strategy.value == "fsdp":
-        mesh = group["dp"]
-        reshards = spread.fsdp.value == "full_shard"
-        for module in list(part.modules()):
-            if type(module).__name__ in (part.model._no_split_modules or ()):
-                fully_shard(module, mesh=mesh, reshard_after_forward=reshards)
-        fully_shard(part, mesh=mesh)
+        reshards = spread.fsdp == "full_shard"
+        fully_sharded(part, group["dp"], part.model._no_split_modules, reshards=reshards)
     return part
 
 
@@ -293,7 +274,3 @@ def _after_mark(work: Any, word: str, mark: Any) -> Any:
         return work(number, *args, **more)
 
     return called
-
-
-def _be_ranks(case: dict[str, Any], folder: str) -> None:
-    run_forked(_be_rank, [(rank, case, folder) for rank in range(world_of(case))])

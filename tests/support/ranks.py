@@ -1,26 +1,14 @@
-"""Real ranks: processes on the CPU, measured as the proofs measure one process.
-
-DDP runs as several processes with gloo. FSDP2 runs in one process with PyTorch's fake process
-group, which gives a rank of any number of ranks what it would allocate, and moves no data.
-
-A case is run apart from the tests, because the profiler remembers addresses.
-"""
+"""Ranks of DDP (real ones under gloo) and of FSDP (one, of PyTorch's fake group), and predicted."""
 
 from __future__ import annotations
 
 import gc
-import os
-import pickle
-import tempfile
 from contextlib import nullcontext
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from support.forked import run_apart, run_forked
-
-STEPS = 3
+from support.rank_processes import STEPS, Marks, join_group, real_ranks, watched
 
 
 def real_rank(case: dict[str, Any]) -> Any:
@@ -30,11 +18,9 @@ def real_rank(case: dict[str, Any]) -> Any:
         case: ``model``, ``ranks``, and options of ``Setup`` and of ``Distributed`` in ``setup`` and
             ``spread``.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "run.pickle"
-        said = run_apart(_be_ranks, (case, folder, str(out)))
-        assert out.exists(), said
-        return pickle.loads(out.read_bytes())
+    if case.get("spread", {}).get("fsdp"):
+        return real_ranks(_be_fsdp_rank, case)[0]
+    return real_ranks(_be_ddp_rank, case, range(case["ranks"]))[0]
 
 
 def predicted_rank(case: dict[str, Any], behind: Any = None) -> Any:
@@ -201,16 +187,6 @@ def launch_nothing_on_the_cpu() -> None:
     fused_loss._LIGER = Library(fused_loss._LIGER.name, fused_loss._LIGER.rewritten, said)
 
 
-class _Marks:
-    def mark(self, phase: str, step: int, micro_step: int) -> None:
-        from memest.calibration.running.cpu_memory import mark
-
-        mark(f"{phase} {step} {micro_step}")
-
-    def step_done(self, step: int) -> None:
-        pass
-
-
 def make_optimizer_of(setup: Any) -> Any:
     from memest.trace.optimizers.torch import make_optimizer
     from memest.trace.recorder import Recorder
@@ -218,9 +194,8 @@ def make_optimizer_of(setup: Any) -> Any:
     return lambda model: make_optimizer(model, setup, Recorder(), (2, 13))
 
 
-def _be_ddp_rank(rank: int, case: dict[str, Any], rendezvous: str, out: str) -> None:
+def _be_ddp_rank(rank: int, case: dict[str, Any], meeting: str) -> Any:
     import torch
-    import torch.distributed as dist
 
     from memest.calibration.running.cpu_memory import mark
     from memest.calibration.running.loops import train
@@ -228,9 +203,7 @@ def _be_ddp_rank(rank: int, case: dict[str, Any], rendezvous: str, out: str) -> 
     from memest.trace.losses.loss import loss_for
     from support.cases import twin
 
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    store = dist.FileStore(rendezvous, case["ranks"])
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=case["ranks"])
+    join_group("gloo", rank, case["ranks"], meeting)
     torch.manual_seed(0)
     spread = asked_of(case).distributed
     twins = twin(case["model"], distributed=spread, **case.get("setup", {}))
@@ -248,39 +221,22 @@ def _be_ddp_rank(rank: int, case: dict[str, Any], rendezvous: str, out: str) -> 
         with loss_of_setup(twins.real, setup):
             train(
                 model, setup, batches, make_optimizer_of(setup), loss_for(twins.built),
-                torch.device("cpu"), _Marks(),
+                torch.device("cpu"), Marks(),
             )  # fmt: skip
 
-    measured = watched(run, rank == 0)
-    dist.barrier()
-    if rank == 0:
-        Path(out).write_bytes(pickle.dumps(measured))
+    return watched(run, rank == 0)
 
 
-def watched(run: Any, wanted: bool) -> Any:
-    """Run as a rank that is measured, a ``CpuRun``; or as one of the others, which nobody asks."""
+def _be_fsdp_rank(rank: int, case: dict[str, Any], meeting: str) -> Any:
     import torch
 
-    from memest.calibration.running.cpu_memory import measure
-
-    if wanted:
-        return measure(run)
-    torch.set_num_threads(1)
-    return run()
-
-
-def _be_fsdp_rank(case: dict[str, Any], out: str) -> None:
-    import torch
-    import torch.distributed as dist
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    from memest.calibration.running.cpu_memory import mark, measure
+    from memest.calibration.running.cpu_memory import mark
     from memest.calibration.running.loops import train
     from memest.calibration.running.material import host_batches
     from memest.trace.losses.loss import loss_for
     from support.cases import twin
 
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=case["ranks"])
+    join_group("fake", rank, case["ranks"], meeting)
     torch.manual_seed(0)
     asked = asked_of(case)
     plain = asked.loop == "plain"
@@ -302,18 +258,18 @@ def _be_fsdp_rank(case: dict[str, Any], out: str) -> None:
         if asked.distributed.fsdp_version == 1:
             model = wrapped(twins.real, asked)
             if plain:
-                train(
-                    model, twins.setup, batches, optimizer, loss_of, torch.device("cpu"), _Marks()
-                )
+                train(model, twins.setup, batches, optimizer, loss_of, torch.device("cpu"), Marks())
             else:
                 accelerate_loop(model, asked, batches, optimizer, loss_of)
         elif plain:
-            model = _sharded(twins.real, asked)
-            train(model, twins.setup, batches, optimizer, loss_of, torch.device("cpu"), _Marks())
+            mesh = _mesh(asked, ("replicate", "shard"))
+            reshards = asked.distributed.fsdp == "full_shard"
+            model = fully_sharded(twins.real, mesh, reshards=reshards)
+            train(model, twins.setup, batches, optimizer, loss_of, torch.device("cpu"), Marks())
         else:
             accelerate_loop(prepared(twins.real, asked), asked, batches, optimizer, loss_of)
 
-    Path(out).write_bytes(pickle.dumps(measure(run)))
+    return watched(run)
 
 
 def _present(setup: Any, names: tuple[str, str]) -> tuple[str, ...]:
@@ -329,15 +285,21 @@ def _mesh(setup: Any, names: tuple[str, str]) -> Any:
     return init_device_mesh("cpu", shape[-len(dims) :], mesh_dim_names=dims)
 
 
-def _sharded(model: Any, setup: Any) -> Any:
-    """PyTorch's recipe: layers, and the rest with the root."""
+def fully_sharded(model: Any, mesh: Any, names: Any = None, *, reshards: bool = True) -> Any:
+    """PyTorch's recipe for FSDP2: layers, and the rest with the root.
+
+    Args:
+        model: what is sharded, in place.
+        mesh: the ranks that have a shard each.
+        names: classes of the layers; the model's own if None.
+        reshards: whether layers give back what they gathered after their forward.
+    """
     from torch.distributed.fsdp import fully_shard
 
-    spread = setup.distributed
-    mesh = _mesh(setup, ("replicate", "shard"))
+    layers = (model._no_split_modules if names is None else names) or ()
     for block in list(model.modules()):
-        if type(block).__name__ in (model._no_split_modules or ()):
-            fully_shard(block, mesh=mesh, reshard_after_forward=spread.fsdp.value == "full_shard")
+        if type(block).__name__ in layers:
+            fully_shard(block, mesh=mesh, reshard_after_forward=reshards)
     return fully_shard(model, mesh=mesh)
 
 
@@ -464,11 +426,3 @@ def accelerate_loop(
     if then is not None:
         then()
     del batch, outputs
-
-
-def _be_ranks(case: dict[str, Any], folder: str, out: str) -> None:
-    if case.get("spread", {}).get("fsdp"):
-        _be_fsdp_rank(case, out)
-        return
-    store = f"{folder}/store"
-    run_forked(_be_ddp_rank, [(rank, case, store, out) for rank in range(case["ranks"])])

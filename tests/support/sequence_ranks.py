@@ -6,16 +6,11 @@ The process group is PyTorch's fake one, which moves no data, or gloo's with rea
 from __future__ import annotations
 
 import contextlib
-import os
-import pickle
-import tempfile
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from support.forked import run_apart, run_forked
-
-STEPS = 3
+from support.rank_processes import STEPS, Marks, join_group, real_ranks, watched
+from support.ranks import fully_sharded
 
 
 def real_rank(case: dict[str, Any]) -> Any:
@@ -25,11 +20,8 @@ def real_rank(case: dict[str, Any]) -> Any:
         case: ``model``, fields of ``Distributed`` in ``spread``, options of ``Setup`` in ``setup``,
             and whether ``gloo`` connects real processes.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "run"
-        said = run_apart(_be_ranks, (case, str(out)))
-        assert out.exists(), said
-        return pickle.loads(out.read_bytes())
+    ranks = case["spread"]["num_gpus"] if case.get("gloo") else 1
+    return real_ranks(_be_rank, case, range(ranks))[0]
 
 
 def sharded(model: Any, mesh: Any, *, shares_loss: bool) -> Any:
@@ -140,9 +132,8 @@ def kept_until_waited() -> Any:
         yield
 
 
-def _be_rank(case: dict[str, Any], out: str, rank: int) -> None:
+def _be_rank(rank: int, case: dict[str, Any], meeting: str) -> Any:
     import torch
-    import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.parallel import loss_parallel
 
@@ -150,44 +141,26 @@ def _be_rank(case: dict[str, Any], out: str, rank: int) -> None:
     from memest.calibration.running.loops import train
     from memest.calibration.running.material import host_batches
     from memest.trace.losses.loss import loss_for
-    from support.ranks import _Marks, watched
-    from support.tensor_ranks import _fully_sharded, optimizer_of_shards, twins_of
+    from support.tensor_ranks import optimizer_of_shards, twins_of
 
     torch.manual_seed(0)
     twins = twins_of(case)
     setup, spread = twins.setup, twins.setup.distributed
     batches = host_batches(twins.plans, STEPS * setup.grad_accum)
-    if case.get("gloo"):
-        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-        store = dist.FileStore(f"{out}.store", spread.num_gpus)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=spread.num_gpus)
-    else:
-        from torch.testing._internal.distributed.fake_pg import FakeStore
-
-        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=spread.num_gpus)
+    join_group("gloo" if case.get("gloo") else "fake", rank, spread.num_gpus, meeting)
     shape = (spread.data_ranks, spread.tp)
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=("dp", "tp"))
     model = sharded(twins.real, mesh["tp"], shares_loss=spread.tp_loss_parallel)
 
     def run() -> None:
         mark("load 0 0")
-        whole = model if spread.fsdp == "none" else _fully_sharded(model, mesh["dp"])
+        whole = model if spread.fsdp == "none" else fully_sharded(model, mesh["dp"])
         train(
             with_positions(whole), setup, batches, optimizer_of_shards, loss_for(twins.built),
-            torch.device("cpu"), _Marks(),
+            torch.device("cpu"), Marks(),
         )  # fmt: skip
 
     shelf = contextlib.nullcontext() if case.get("gloo") else kept_until_waited()
     shares = loss_parallel() if spread.tp_loss_parallel else contextlib.nullcontext()
     with shelf, shares:
-        found = watched(run, rank == 0)
-    if rank == 0:
-        Path(out).write_bytes(pickle.dumps(found))
-    dist.destroy_process_group()
-
-
-def _be_ranks(case: dict[str, Any], out: str) -> None:
-    if not case.get("gloo"):
-        _be_rank(case, out, 0)
-        return
-    run_forked(_be_rank, [(case, out, rank) for rank in range(case["spread"]["num_gpus"])])
+        return watched(run, rank == 0)

@@ -7,16 +7,12 @@ sent whenever they come to it, so there is no order to compare.
 from __future__ import annotations
 
 import contextlib
-import pickle
-import tempfile
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from support.forked import run_apart
-
-STEPS = 3
+from support.rank_processes import STEPS, Marks, real_ranks, watched
+from support.ranks import fully_sharded
 
 
 def real_rank(case: dict[str, Any]) -> Any:
@@ -27,11 +23,7 @@ def real_rank(case: dict[str, Any]) -> Any:
             options of ``Setup`` in ``setup``, and ``evaluation`` as for
             ``evaluation_ranks.real_evaluation`` or fields of a ``Generation`` in ``generation``.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "run"
-        said = run_apart(_be_rank, (case, str(out)))
-        assert out.exists(), said
-        return pickle.loads(out.read_bytes())
+    return real_ranks(_be_rank, case)[0]
 
 
 def predicted(case: dict[str, Any]) -> Any:
@@ -117,7 +109,6 @@ def _generate(model: Any, twins: Any, case: dict[str, Any]) -> None:
     from memest.calibration.running.material import host_batches
     from memest.config.generation import Generation
     from memest.trace.generation import TRACED_STEPS, options_of
-    from support.ranks import STEPS
 
     (batch,) = host_batches(twins.plans, 1)
     begun = 1
@@ -145,18 +136,18 @@ def _generate(model: Any, twins: Any, case: dict[str, Any]) -> None:
         model.generate(**inputs, **options_of(Generation(**case["generation"])))
 
 
-def _be_rank(case: dict[str, Any], out: str) -> None:
+def _be_rank(_rank: int, case: dict[str, Any], _meeting: str) -> Any:
     import torch
     from torch.distributed.device_mesh import init_device_mesh
 
-    from memest.calibration.running.cpu_memory import mark, measure
+    from memest.calibration.running.cpu_memory import mark
     from memest.calibration.running.loops import train
     from memest.calibration.running.material import host_batches
     from memest.config.parallelism import Distributed
     from memest.trace.losses.loss import loss_for
     from memest.trace.parallel.tensor_parallel import on_ranks
     from support.evaluation_ranks import environment, evaluate
-    from support.ranks import _Marks, accelerate_loop
+    from support.ranks import accelerate_loop
 
     torch.manual_seed(0)
     if "evaluation" in case:
@@ -167,7 +158,7 @@ def _be_rank(case: dict[str, Any], out: str) -> None:
 
     def run() -> None:
         mark("load 0 0")
-        model = _fully_sharded(twins.real, meshes["dp"]) if copies else twins.real
+        model = fully_sharded(twins.real, meshes["dp"]) if copies else twins.real
         if "evaluation" in case or "generation" in case:
             then = evaluate if "evaluation" in case else _generate
             accelerate_loop(
@@ -177,7 +168,7 @@ def _be_rank(case: dict[str, Any], out: str) -> None:
             return
         train(
             model, setup, batches, optimizer_of_shards, loss_for(twins.built), torch.device("cpu"),
-            _Marks(),
+            Marks(),
         )  # fmt: skip
 
     copies = case.get("copies", 0)
@@ -187,7 +178,7 @@ def _be_rank(case: dict[str, Any], out: str) -> None:
         if copies:
             meshes = init_device_mesh("cpu", (copies, case["ranks"]), mesh_dim_names=("dp", "tp"))
         twins = replace(twins, real=shared(twins.real, meshes["tp"]))
-        Path(out).write_bytes(pickle.dumps(measure(run)))
+        return watched(run)
 
 
 def shared(model: Any, mesh: Any) -> Any:
@@ -216,13 +207,3 @@ def optimizer_of_shards(model: Any) -> Any:
     for parameter in model.parameters():
         groups.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
     return torch.optim.AdamW([{"params": group} for group in groups.values()], foreach=True)
-
-
-def _fully_sharded(model: Any, mesh: Any) -> Any:
-    """PyTorch's recipe on top of shards: layers, and the rest with the root."""
-    from torch.distributed.fsdp import fully_shard
-
-    for block in list(model.modules()):
-        if type(block).__name__ in (model._no_split_modules or ()):
-            fully_shard(block, mesh=mesh)
-    return fully_shard(model, mesh=mesh)

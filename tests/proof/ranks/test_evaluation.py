@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 
 from memest.replay.replay import check_events
-from support.deepspeed_ranks import EVALUATED, recorded_run
 from support.evaluation_ranks import HOST, check_evaluation, predicted_evaluation, real_evaluation
 from support.ranks import as_run
+from support.recorded_ranks import case_of, names_of, recorded_run
 from support.releases import as_heard
-from support.ulysses_ranks import EVALUATED as SHARED
 
 RNG = 5056
 """What a CPU keeps of its generator for each checkpoint; a GPU's is in host memory too."""
@@ -48,20 +47,20 @@ def test_a_rank_evaluates_in_what_a_real_one_does(model, setup, spread, ranks, k
 
 
 @pytest.mark.slow(but=("zero_2_evaluated",))
-@pytest.mark.parametrize("name", EVALUATED)
+@pytest.mark.parametrize("name", names_of("zero_*_evaluated", "zero_3_qlora*"))
 def test_a_rank_evaluates_in_what_it_does_with_deepspeed(name):
     """ZeRO-3 follows its record of a training step into the evaluation."""
-    case = EVALUATED[name]
+    case = case_of(name)
     # the last training step's two chunks of tokens
     chunks = 2 if case["setup"].get("fused_loss") == "trl-chunked" else 0
     _compare(recorded_run(name), predicted_evaluation(case), HOST + chunks * RNG)
 
 
 @pytest.mark.slow(but=("sp_2_zero_3_evaluated",))
-@pytest.mark.parametrize("name", SHARED)
+@pytest.mark.parametrize("name", names_of("sp_*_evaluated"))
 def test_ranks_that_share_sequences_evaluate_whole_ones(name):
     """Ulysses stands aside in evaluations: every rank has batches and all tokens of its own."""
-    _compare(recorded_run(name), predicted_evaluation(SHARED[name]))
+    _compare(recorded_run(name), predicted_evaluation(case_of(name)))
 
 
 def _compare(real, stream, host=HOST):

@@ -10,10 +10,9 @@ import memest
 from memest.errors import ConfigError
 from memest.estimation.whole_run import steps_run
 from memest.events import Phase
-from support.deepspeed_ranks import recorded_run
 from support.ranks import as_run, predicted_rank
 from support.recorded import check_recorded
-from support.ulysses_ranks import CASES
+from support.recorded_ranks import case_of, names_of, recorded_run
 
 HOST = 1024
 """Numbers of no dimension, and a mask of tokens that a CPU's sum makes whole numbers of."""
@@ -23,20 +22,21 @@ GLOO = 8192
 """What gloo still holds of its last collective."""
 RNG = 5056
 """What a CPU keeps of its generator for each checkpoint; a GPU's is in host memory too."""
-REAL = [name for name in CASES if CASES[name].get("gloo")]
+REAL = names_of("sp_*_gloo")
 
 
 @pytest.mark.slow("sp_2_zero_3_lora")
-@pytest.mark.parametrize("name", [name for name in CASES if name not in REAL])
+@pytest.mark.parametrize("name", names_of("sp_*", "*_evaluated", *REAL))
 def test_a_rank_allocates_what_deepspeed_does(name):
     """Every phase; where nothing is offloaded, every allocation and free of the steps, in order."""
-    setup = CASES[name]["setup"]
+    case = case_of(name)
+    setup = case["setup"]
     # of a graph that holds packed weights the order of frees is not ours
-    held = "quantization" in setup and CASES[name]["spread"]["zero"] == 3
+    held = "quantization" in setup and case["spread"]["zero"] == 3
     host = HOST + 3 * RNG * ("checkpointing" in setup) + HELD * held
     # Adam's states are there from the first update
     check_recorded(
-        recorded_run(name), predicted_rank(CASES[name]), host, slack=0, fewest=500, any_order=held,
+        recorded_run(name), predicted_rank(case), host, slack=0, fewest=500, any_order=held,
         untold=lambda phase: phase.endswith((" 1 1", "optimizer 1 0")),
     )  # fmt: skip
 
@@ -48,7 +48,7 @@ def test_processes_under_gloo_allocate_the_same(name):
     gloo works on copies and lets go of them in threads of its own, where the profiler does not
     look; so frees are not compared, and phases are until it has missed the first.
     """
-    real, predicted = recorded_run(name), as_run(predicted_rank(CASES[name]))
+    real, predicted = recorded_run(name), as_run(predicted_rank(case_of(name)))
 
     def allocated(run):
         return [

@@ -8,11 +8,10 @@ import memest
 from memest.config.options import setup_from_options
 from memest.profiles.axes import as_traced, key_of, structure_of
 from memest.replay.replay import check_events
-from support.deepspeed_ranks import recorded_run
 from support.evaluation_ranks import check_evaluation, predicted_evaluation
-from support.quantised_ranks import CASES, EVALUATED
 from support.ranks import as_run, predicted_rank
 from support.recorded import check_recorded
+from support.recorded_ranks import case_of, names_of, recorded_run
 
 HOST = 6144
 RNG = 3 * 5056
@@ -25,17 +24,18 @@ FOUR = {
 
 
 @pytest.mark.slow("zero_3_qlora_stored", "zero_3_qlora_checkpointing", "zero_3_qlora_reentrant")
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", names_of("zero_3_qlora*", "*_evaluated"))
 def test_a_rank_of_a_quantised_base_allocates_what_deepspeed_does(name):
     """Every phase; where nothing is offloaded, every allocation and free of the steps."""
-    checkpoints = "checkpointing" in CASES[name]["setup"]
+    case = case_of(name)
+    checkpoints = "checkpointing" in case["setup"]
     host = HOST + RNG * checkpoints
-    check_recorded(recorded_run(name), predicted_rank(CASES[name]), host, any_order=checkpoints)
+    check_recorded(recorded_run(name), predicted_rank(case), host, any_order=checkpoints)
 
 
-@pytest.mark.parametrize("name", EVALUATED)
+@pytest.mark.parametrize("name", names_of("zero_3_qlora*_evaluated"))
 def test_a_rank_evaluates_a_quantised_base_in_what_deepspeed_does(name):
-    stream = predicted_evaluation(EVALUATED[name])
+    stream = predicted_evaluation(case_of(name))
     check_events(stream.events, stream.sizes)
     check_evaluation(recorded_run(name), as_run(stream), HOST)
 
