@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any
 
-import typer
-
-from memest.cli.answering import check_sizes, silenced
-from memest.cli.console import Output, write_out
-from memest.cli.estimate import ModelArgument
-from memest.cli.parameters import (
-    AsciiFlag,
-    DebugFlag,
-    JsonFlag,
-    NoColorFlag,
-    QuietFlag,
-    with_options,
-)
+from memest.cli.answering import check_sizes
+from memest.cli.console import Output
+from memest.cli.flags import VERDICT_ALONE, ModelArgument, shows, switch, value_flag
+from memest.cli.parameters import with_options
 from memest.errors import ConfigError
 from memest.report.result import Verdict
 
@@ -27,35 +18,30 @@ _DOES_NOT_FIT = 4
 
 
 @with_options
+@shows(quiet=VERDICT_ALONE)
 def advise(
     model: ModelArgument,
     *,
     options: dict[str, Any],
+    output: Output,
     effective_batch: Annotated[
-        Optional[str],  # noqa: UP045 - read at run time by every Typer we allow
-        typer.Option(
-            "--effective-batch",
-            "-n",
-            metavar="N",
-            help="Samples of one optimizer step: micro-batch times accumulation.",
-            rich_help_panel="Plan",
+        str | None,
+        value_flag(
+            "--effective-batch -n",
+            "N",
+            "Samples of one optimizer step: micro-batch times accumulation.",
+            panel="Plan",
         ),
     ] = None,
     any_precision: Annotated[
         bool,
-        typer.Option(
+        switch(
             "--any-precision",
-            metavar="",
-            help="Use bf16 or fp16 autocast wherever the GPU has it and it is faster. Otherwise "
+            "Use bf16 or fp16 autocast wherever the GPU has it and it is faster. Otherwise "
             "the precision asked for is kept unless nothing surely fits with it.",
-            rich_help_panel="Plan",
+            panel="Plan",
         ),
     ] = False,
-    json: JsonFlag = False,
-    quiet: QuietFlag = False,
-    no_color: NoColorFlag = False,
-    ascii: AsciiFlag = False,  # noqa: A002 - the name of the option
-    debug: DebugFlag = False,
 ) -> int:
     """Ways to train with an effective batch on a GPU: those that fit, the fastest first.
 
@@ -71,8 +57,7 @@ def advise(
     from memest.report.tables import advice_sentence
     from memest.search.advise import advise as plan
 
-    output = Output(color=not no_color, ascii_only=ascii, quiet=quiet or json)
-    with silenced(debug=debug), output.progress() as progress:
+    with output.working() as progress:
         answer = plan(
             model,
             effective_batch=effective_batch,
@@ -80,10 +65,5 @@ def advise(
             progress=progress,
             **options,
         )
-    if json:
-        write_out(f"{answer.to_json()}\n")
-    elif quiet:
-        write_out(f"{advice_sentence(answer)}\n")
-    else:
-        output.report(answer)
+    output.put(answer, lambda: [advice_sentence(answer)])
     return _EXIT_CODES.get(answer.verdict, _DOES_NOT_FIT)

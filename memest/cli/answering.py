@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import json as json_module
-import logging
-import os
-import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memest.cli.console import Output, write_out
+from memest.cli.console import Output, write_document, write_out
 from memest.config.options import no_gpu, read_size, read_whole
 from memest.config.setup import choose
 from memest.errors import ConfigError
@@ -23,28 +18,9 @@ if TYPE_CHECKING:
     from memest.report.result import Estimate, GpuFit, Verdict
     from memest.report.text import TableChoice
 
-__all__ = ["check_sizes", "run_estimate", "run_fits", "silenced", "within"]
+__all__ = ["check_sizes", "run_estimate", "run_fits", "within"]
 
 _EXIT_CODES = {"fits": 0, "tight": 3, "does not fit": 4}
-
-
-@contextlib.contextmanager
-def silenced(*, debug: bool) -> Iterator[None]:
-    """Keep warnings of other libraries off stderr: what matters comes back as a note."""
-    if debug:
-        yield
-        return
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    disabled = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(disabled)
 
 
 def check_sizes(options: Mapping[str, Any]) -> None:
@@ -63,7 +39,6 @@ def _answer(
     options: dict[str, Any],
     output: Output,
     *,
-    debug: bool,
     max_batch: bool,
     snapshot: str | None = None,
     run: RunConfig | None = None,
@@ -71,7 +46,7 @@ def _answer(
     check_sizes(options)
     from memest.estimation.estimate import estimate as predict
 
-    with silenced(debug=debug), output.progress() as progress:
+    with output.working() as progress:
         answer = predict(
             model, max_batch=max_batch, snapshot=snapshot, progress=progress, **options
         )
@@ -114,6 +89,7 @@ def _target(out: str) -> Path:
 def run_estimate(
     model: str,
     options: dict[str, Any],
+    output: Output,
     *,
     run: RunConfig | None = None,
     explain: bool = False,
@@ -121,11 +97,6 @@ def run_estimate(
     depth: str | None = None,
     out: str | None = None,
     snapshot: str | None = None,
-    json: bool = False,
-    quiet: bool = False,
-    no_color: bool = False,
-    ascii: bool = False,  # noqa: A002
-    debug: bool = False,
 ) -> int:
     """Predict and show; returns the exit code.
 
@@ -139,33 +110,23 @@ def run_estimate(
         table = choose("--by", by, TableChoice)
     levels = _depth(depth, table)
     target = None if out is None else _target(out)
-    output = Output(color=not no_color, ascii_only=ascii, quiet=quiet or json)
     unwritten: OSError | None = None  # told when the answer is out: a full disk takes no answer
     try:
-        answer = _answer(
-            model, options, output, debug=debug, max_batch=True, snapshot=snapshot, run=run
-        )
+        answer = _answer(model, options, output, max_batch=True, snapshot=snapshot, run=run)
     except OSError as error:
         if snapshot is None or error.filename != str(Path(snapshot).expanduser()):
             raise
         unwritten = error
-        answer = _answer(model, options, output, debug=debug, max_batch=True, run=run)
+        answer = _answer(model, options, output, max_batch=True, run=run)
     if target is not None:
         try:
             answer.save(target)
         except OSError as error:
             unwritten = unwritten or error
-    if json:
-        write_out(f"{answer.to_json()}\n")
-    elif quiet:
-        from memest.report.words import verdict_sentence
+    from memest.report.words import render_origins, verdict_sentence
 
-        write_out(f"{verdict_sentence(answer)}\n")
-    else:
-        output.report(answer, by=table, depth=levels)
-    if explain and run is not None and not json:
-        from memest.report.words import render_origins
-
+    output.put(answer, lambda: [verdict_sentence(answer)], by=table, depth=levels)
+    if explain and run is not None and not output.as_json:
         ignored, missed = map(str, run.ignored), map(str, run.not_modelled)
         write_out(render_origins(answer.origins, tuple(ignored), tuple(missed)))
     if unwritten is not None:
@@ -197,12 +158,10 @@ def within(answer: Estimate, allowed: int) -> Verdict:
 def run_fits(
     model: str,
     options: dict[str, Any],
+    output: Output,
     *,
     run: RunConfig | None = None,
     fail_over: str | None = None,
-    json: bool = False,
-    quiet: bool = False,
-    debug: bool = False,
 ) -> int:
     """Say whether a run fits; returns the exit code, the worst of all GPUs named.
 
@@ -214,17 +173,16 @@ def run_fits(
         raise no_gpu("fits")
     from memest.report.words import budget_sentence, gpu_sentence, verdict_sentence
 
-    output = Output(quiet=quiet or json)
-    answer = _answer(model, options, output, debug=debug, max_batch=False, run=run)
+    answer = _answer(model, options, output, max_batch=False, run=run)
     verdicts = [fit.verdict for fit in _named_gpus(answer)]
     if allowed is not None:
         verdicts.append(within(answer, allowed))
-    if json:
+    if output.as_json:
         document = answer.to_dict()
         if allowed is not None:
             document["fail_over"] = {"bytes": allowed, "verdict": verdicts[-1].value}
-        write_out(f"{json_module.dumps(document, indent=2)}\n")
-    elif not quiet:
+        write_document(document)
+    elif not output.quiet:
         sentences = [] if answer.gpu is None else [verdict_sentence(answer)]
         sentences += [gpu_sentence(fit, answer.model.id) for fit in _named_gpus(answer)[1:]]
         if allowed is not None:

@@ -12,10 +12,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from memest.cli.console import emit
-from memest.cli.parameters import DebugFlag
+from memest.cli.flags import debuggable, switch, value_flag
 from memest.errors import ConfigError, MissingDependencyError
 
 __all__ = ["app"]
@@ -24,21 +22,20 @@ _PATIENCE_SECONDS = 2
 _INTERRUPTED = 130
 
 
+@debuggable
 def app(
     *,
-    port: Annotated[int, typer.Option("--port", metavar="PORT", help="Where to listen.")] = 8501,
+    port: Annotated[int, value_flag("--port", "PORT", "Where to listen.", default=True)] = 8501,
     host: Annotated[
         str,
-        typer.Option(
+        value_flag(
             "--host",
-            metavar="ADDRESS",
-            help="Which of this machine's addresses; 0.0.0.0 lets others in.",
+            "ADDRESS",
+            "Which of this machine's addresses; 0.0.0.0 lets others in.",
+            default=True,
         ),
     ] = "127.0.0.1",
-    no_browser: Annotated[
-        bool, typer.Option("--no-browser", metavar="", help="Open no browser window.")
-    ] = False,
-    debug: DebugFlag = False,  # noqa: ARG001 - read before parsing
+    no_browser: Annotated[bool, switch("--no-browser", "Open no browser window.")] = False,
 ) -> int:
     """Open the explorer: change a run and see at once what fits. Ctrl-C ends it.
 

@@ -23,6 +23,7 @@ from functools import cache, partial
 from typing import Any
 
 from memest.cli.answering import run_estimate, run_fits
+from memest.cli.console import Output
 from memest.config.option import Kind, Option
 from memest.config.option_table import OPTIONS
 from memest.errors import closest
@@ -54,11 +55,11 @@ ESTIMATING = (
 SWITCHED_OFF = "--switched-off"
 """How a switch with a word for false reaches a command, which hides it."""
 _OUTPUT = {
-    "--json": "json",
+    "--json": "as_json",
     "--quiet": "quiet",
     "-q": "quiet",
-    "--no-color": "no_color",
-    "--ascii": "ascii",
+    "--no-color": "colorless",
+    "--ascii": "ascii_only",
     "--debug": "debug",
 }
 _TEXTS = {"--by": "by", "--depth": "depth", "--out": "out", "--snapshot": "snapshot"}
@@ -205,6 +206,7 @@ def plain_question(words: Sequence[str]) -> Callable[[], int] | None:
     model: str | None = None
     options: dict[str, Any] = {}
     shown: dict[str, Any] = {}
+    output: dict[str, bool] = {}
     rest = iter(words[1:])
     for word in rest:
         flag, equals, attached = word.partition("=") if word.startswith("--") else (word, "", "")
@@ -213,7 +215,7 @@ def plain_question(words: Sequence[str]) -> Callable[[], int] | None:
                 return None
             model = word
         elif word in _OUTPUT:
-            shown[_OUTPUT[word]] = True
+            output[_OUTPUT[word]] = True
         elif flag in flags and flags[flag].kind is Kind.SWITCH and not equals:
             options[flags[flag].name] = True
         elif flag in flags or flag in texts:
@@ -234,7 +236,5 @@ def plain_question(words: Sequence[str]) -> Callable[[], int] | None:
             return None
     if model is None or _may_be_file(model):
         return None
-    if words[0] == "estimate":
-        return partial(run_estimate, model, options, **shown)
-    kept = {name: shown[name] for name in ("json", "quiet", "debug", "fail_over") if name in shown}
-    return partial(run_fits, model, options, **kept)
+    answer = run_estimate if words[0] == "estimate" else run_fits
+    return partial(answer, model, options, Output(**output), **shown)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json as json_module
+import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
-from memest.cli.console import Output, emit, write_out
-from memest.cli.parameters import AsciiFlag, DebugFlag, JsonFlag, NoColorFlag
+from memest.cli.console import Output, emit, write_document, write_out
+from memest.cli.flags import shows, switch
 from memest.config.adapter import read_adapter
 from memest.config.quantization import read_quantization
 from memest.errors import ConfigError
@@ -236,18 +234,12 @@ def _clear(folder: Path) -> tuple[int, int]:
     return before - left, left
 
 
+@shows()
 def cache(
     *,
-    clear: Annotated[
-        bool, typer.Option("--clear", metavar="", help="Drop everything that is kept.")
-    ] = False,
-    path: Annotated[
-        bool, typer.Option("--path", metavar="", help="The folder's path alone.")
-    ] = False,
-    json: JsonFlag = False,
-    no_color: NoColorFlag = False,
-    ascii: AsciiFlag = False,  # noqa: A002, ARG001 - the same options everywhere
-    debug: DebugFlag = False,  # noqa: ARG001 - read before parsing
+    output: Output,
+    clear: Annotated[bool, switch("--clear", "Drop everything that is kept.")] = False,
+    path: Annotated[bool, switch("--path", "The folder's path alone.")] = False,
 ) -> int:
     """The step profiles that are kept on disk, so that a model is traced once.
 
@@ -263,34 +255,29 @@ def cache(
             "no other. Set it to a folder."
         )
     if path:
-        write_out(f"{json_module.dumps({'path': str(folder)}) if json else folder}\n")
+        write_out(f"{json.dumps({'path': str(folder)}) if output.as_json else folder}\n")
         return 0
     if clear:
-        return _report_cleared(folder, json=json)
+        return _report_cleared(folder, output)
     limit = size_limit()
     kept = contents(folder)
-    if json:
-        write_out(f"{json_module.dumps(_document(kept, limit), indent=2)}\n")
+    if output.as_json:
+        write_document(_document(kept, limit))
         return 0
     write_out(f"{_summary(kept, limit)}\n")
     if kept.entries:
-        _show(kept, Output(color=not no_color))
+        _show(kept, output)
     if kept.others and not kept.problem:
         what = "one other file" if kept.others == 1 else f"{kept.others} other files"
         emit(f"memest: {what} in {folder}: not memest's, nothing here touches them.")
     return 0
 
 
-def _report_cleared(folder: Path, *, json: bool) -> int:
+def _report_cleared(folder: Path, output: Output) -> int:
     freed, left = _clear(folder)
-    if json:
-        document = {
-            "schema_version": 1,
-            "path": str(folder),
-            "freed_bytes": freed,
-            "left_bytes": left,
-        }
-        write_out(f"{json_module.dumps(document, indent=2)}\n")
+    if output.as_json:
+        sizes = {"freed_bytes": freed, "left_bytes": left}
+        write_document({"schema_version": 1, "path": str(folder), **sizes})
     else:
         freed_words = f"freed {format_size(freed)}" if freed else "nothing to clear"
         write_out(f"{folder}: {freed_words}.\n")
@@ -312,32 +299,26 @@ def _summary(contents: Contents, limit: int) -> str:
 
 
 def _show(contents: Contents, output: Output) -> None:
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table.grid(padding=(0, 2, 0, 0))
-    for side in ("left", "left", "right", "right", "left"):
-        table.add_column(justify=side, overflow="fold")
-    head = ("model", "setup", "documents", "size", "last used")
-    table.add_row(*(Text(title, style="dim") for title in head))
-    for entry in contents.profiles:
-        table.add_row(
-            Text(entry.key["model"]),
-            Text(_words(entry.key)),
+    rows: list[tuple[str | Text, ...]] = [
+        (
+            entry.key["model"],
+            _words(entry.key),
             f"{entry.documents}",
             format_size(entry.bytes),
             _moment(entry.used),
         )
+        for entry in contents.profiles
+    ]
     for name, entries in (
         ("optimizer updates", contents.optimizers),
         ("unreadable entries", contents.unknown),
     ):
         if entries:
-            table.add_row(
-                Text(name, style="dim"),
-                "",
-                f"{sum(entry.documents for entry in entries)}",
-                format_size(sum(entry.bytes for entry in entries)),
-                _moment(max(entry.used for entry in entries)),
-            )
-    output.show(table)
+            documents = sum(entry.documents for entry in entries)
+            size = format_size(sum(entry.bytes for entry in entries))
+            used = _moment(max(entry.used for entry in entries))
+            rows.append((Text(name, style="dim"), "", f"{documents}", size, used))
+    head = ("model", "setup", "documents", "size", "last used")
+    output.table(rows, head, ("left", "left", "right", "right", "left"))

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json as json_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from memest.cli.calibrate_fit import fit, report
 from memest.cli.calibrate_run import StoreOption, open_store, run, verify
-from memest.cli.console import Output, emit, write_out
-from memest.cli.parameters import DebugFlag, JsonFlag, NoColorFlag
+from memest.cli.console import Output, emit, write_document, write_out
+from memest.cli.flags import argument, debuggable, shows, value_flag
 from memest.errors import ConfigError
 from memest.units import format_size
 
@@ -23,16 +22,15 @@ __all__ = ["calibrate"]
 _FAILED = 1
 
 
+@shows(without=("ascii_only",))
 def show(
     *,
+    output: Output,
     store: StoreOption = None,
     status: Annotated[
-        Optional[str],  # noqa: UP045 - read at run time by every Typer we allow
-        typer.Option("--status", metavar="STATUS", help="ok, oom, failed, crashed, timeout, ..."),
+        str | None,
+        value_flag("--status", "STATUS", "ok, oom, failed, crashed, timeout, ..."),
     ] = None,
-    json: JsonFlag = False,
-    no_color: NoColorFlag = False,
-    debug: DebugFlag = False,  # noqa: ARG001 - read before parsing
 ) -> int:
     """What was measured: a row for each run. For example: memest calibrate show --status oom."""
     from memest.calibration.measurement import Status
@@ -42,12 +40,12 @@ def show(
     with open_store(store) as kept:
         runs = [m for m in kept.measurements() if wanted is None or m.status is wanted]
         running, path = kept.running(), kept.path
-    if json:
+    if output.as_json:
         document: dict[str, Any] = {"schema_version": 1, "store": str(path), "running": running}
         document["measurements"] = [m.to_dict() for m in runs]
-        write_out(f"{json_module.dumps(document, indent=2)}\n")
+        write_document(document)
         return 0
-    _table(runs, Output(color=not no_color))
+    _table(runs, output)
     emit(
         f"memest: {len(runs)} runs in {path}" + (f", {running} under way" if running else "") + "."
     )
@@ -55,40 +53,34 @@ def show(
 
 
 def _table(measurements: list[Measurement], output: Output) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table.grid(padding=(0, 2, 0, 0))
-    for side in ("left", "left", "left", "right", "right", "right", "right"):
-        table.add_column(justify=side, overflow="fold")
+    rows = [
+        (
+            m.case.id,
+            m.environment.gpu if m.environment else "?",
+            m.status.value,
+            *(
+                "" if value is None else format_size(value)
+                for value in (m.allocated_bytes, m.reserved_bytes, m.device_bytes)
+            ),
+            f"{m.seconds:.1f}",
+        )
+        for m in measurements
+    ]
     head = ("case", "GPU", "status", "allocated", "reserved", "device", "s")
-    table.add_row(*(Text(title, style="dim") for title in head))
-    for m in measurements:
-        sizes = [
-            "" if value is None else format_size(value)
-            for value in (m.allocated_bytes, m.reserved_bytes, m.device_bytes)
-        ]
-        gpu = m.environment.gpu if m.environment else "?"
-        row = (m.case.id, gpu, m.status.value, *sizes, f"{m.seconds:.1f}")
-        table.add_row(*map(Text, row))
-    if measurements:
-        output.show(table)
+    if rows:
+        output.table(rows, head, ("left",) * 3 + ("right",) * 4)
 
 
+@debuggable
 def export(
     *,
     out: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(
-            "--out",
-            "-o",
-            metavar="FILE",
-            help="Where to write, gzip where it ends in .gz; left out, stdout.",
-            show_default=False,
+        Path | None,
+        value_flag(
+            "--out -o", "FILE", "Where to write, gzip where it ends in .gz; left out, stdout."
         ),
     ] = None,
     store: StoreOption = None,
-    debug: DebugFlag = False,  # noqa: ARG001
 ) -> int:
     """All measurements as JSON lines: one case record for each counter of each run.
 
@@ -108,13 +100,11 @@ def export(
     return 0
 
 
+@debuggable
 def import_(
-    files: Annotated[
-        list[Path], typer.Argument(metavar="FILE...", help="What export wrote.", show_default=False)
-    ],
+    files: Annotated[list[Path], argument("FILE...", "What export wrote.")],
     *,
     store: StoreOption = None,
-    debug: DebugFlag = False,  # noqa: ARG001
 ) -> int:
     """Take over measurements from files. For example: memest calibrate import other.jsonl.gz."""
     from memest.calibration.exchange import read_measurements
@@ -127,16 +117,14 @@ def import_(
     return _FAILED if bad else 0
 
 
+@debuggable
 def merge(
     stores: Annotated[
         list[Path],
-        typer.Argument(
-            metavar="STORE...", help="Other stores, left as they are.", show_default=False
-        ),
+        argument("STORE...", "Other stores, left as they are."),
     ],
     *,
     store: StoreOption = None,
-    debug: DebugFlag = False,  # noqa: ARG001
 ) -> int:
     """Take over the measurements of other stores. For example: memest calibrate merge node2.db."""
     bad = 0

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json as json_module
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from memest.cli.answering import silenced
 from memest.cli.calibrate_run import StoreOption, open_store
-from memest.cli.console import Output, emit, write_out
-from memest.cli.parameters import DebugFlag, JsonFlag, NoColorFlag
+from memest.cli.console import Output, emit, silenced, write_document, write_out
+from memest.cli.flags import shows, value_flag
 from memest.errors import ConfigError
 from memest.files.texts import write_text
 from memest.units import format_size
@@ -25,41 +21,31 @@ if TYPE_CHECKING:
 __all__ = ["fit", "report"]
 
 FromOption = Annotated[
-    Optional[list[Path]],  # noqa: UP045 - read at run time by every Typer we allow
-    typer.Option(
-        "--from",
-        metavar="FILE",
-        help="Records that export wrote, in place of a store; repeatable.",
-        show_default=False,
-    ),
+    list[Path] | None,
+    value_flag("--from", "FILE", "Records that export wrote, in place of a store; repeatable."),
 ]
 GpuOption = Annotated[
-    Optional[str],  # noqa: UP045
-    typer.Option(
-        "--gpu", metavar="NAME", help="Runs of this GPU alone, by a part of its name; cpu too."
-    ),
+    str | None,
+    value_flag("--gpu", "NAME", "Runs of this GPU alone, by a part of its name; cpu too."),
 ]
 
 
+@shows(without=("ascii_only",))
 def fit(
     *,
+    output: Output,
     store: StoreOption = None,
     records: FromOption = None,
     gpu: GpuOption = None,
     out: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(
-            "--out",
-            "-o",
-            metavar="FILE",
-            help="Where the profile goes; left out, the user's folder, where estimates for this "
+        Path | None,
+        value_flag(
+            "--out -o",
+            "FILE",
+            "Where the profile goes; left out, the user's folder, where estimates for this "
             "GPU find it by themselves.",
-            show_default=False,
         ),
     ] = None,
-    json: JsonFlag = False,
-    no_color: NoColorFlag = False,
-    debug: DebugFlag = False,
 ) -> int:
     """Fit what predictions leave open to what was measured, and write a calibration profile.
 
@@ -69,8 +55,7 @@ def fit(
     from memest.calibration.fitting.fit import fit_calibration
     from memest.estimation.calibration_files import write_calibration
 
-    output = Output(color=not no_color, quiet=json)
-    with silenced(debug=debug):
+    with silenced(debug=output.debug):
         pairs = _pairs(_measurements(store, records, gpu), output)
         calibration = fit_calibration(pairs)
     target = out or _own_place(calibration)
@@ -79,8 +64,8 @@ def fit(
         write_calibration(calibration, target)
     except ConfigError as error:
         unwritten = error
-    if json:
-        write_out(f"{json_module.dumps(calibration.to_dict(), indent=2)}\n")
+    if output.as_json:
+        write_document(calibration.to_dict())
     else:
         for line in _summary(calibration):
             write_out(f"{line}\n")
@@ -90,29 +75,23 @@ def fit(
     return 0
 
 
+@shows(without=("as_json", "ascii_only"))
 def report(
     *,
+    output: Output,
     store: StoreOption = None,
     records: FromOption = None,
     gpu: GpuOption = None,
     profile: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(
-            "--calibration", metavar="FILE", help="Show what this calibration corrects; else none."
-        ),
+        Path | None,
+        value_flag("--calibration", "FILE", "Show what this calibration corrects; else none."),
     ] = None,
     out: Annotated[
-        Optional[list[Path]],  # noqa: UP045
-        typer.Option(
-            "--out",
-            "-o",
-            metavar="FILE",
-            help="FILE.html or FILE.md, repeatable; left out, Markdown on stdout.",
-            show_default=False,
+        list[Path] | None,
+        value_flag(
+            "--out -o", "FILE", "FILE.html or FILE.md, repeatable; left out, Markdown on stdout."
         ),
     ] = None,
-    no_color: NoColorFlag = False,
-    debug: DebugFlag = False,
 ) -> int:
     """Predicted against measured: errors, worst cases, coverage of the ranges.
 
@@ -125,8 +104,7 @@ def report(
         if path.suffix.lower() not in (".html", ".htm", ".md"):
             raise ConfigError(f"--out {path}: write FILE.html or FILE.md.")
     used = None if profile is None else read_calibration(profile)
-    output = Output(color=not no_color)
-    with silenced(debug=debug):
+    with silenced(debug=output.debug):
         pairs = _pairs(_measurements(store, records, gpu), output)
         for path in out or ():
             html = path.suffix.lower() != ".md"

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import json as json_module
 import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from memest.cli.answering import silenced
-from memest.cli.console import Output, emit, write_out
-from memest.cli.parameters import DebugFlag, JsonFlag, NoColorFlag
+from memest.cli.console import Output, emit, silenced, write_document, write_out
+from memest.cli.flags import shows, switch, value_flag
 from memest.errors import ConfigError
 from memest.units import format_size
 
@@ -29,37 +27,27 @@ __all__ = ["StoreOption", "open_store", "run", "verify"]
 _FAILED = 1
 
 StoreOption = Annotated[
-    Optional[Path],  # noqa: UP045 - read at run time by every Typer we allow
-    typer.Option(
+    Path | None,
+    value_flag(
         "--store",
-        metavar="PATH",
-        help="The file of measurements; left out, MEMEST_STORE or one in the user's folder.",
-        show_default=False,
+        "PATH",
+        "The file of measurements; left out, MEMEST_STORE or one in the user's folder.",
     ),
 ]
 DeviceOption = Annotated[
-    Optional[str],  # noqa: UP045
-    typer.Option(
-        "--device",
-        metavar="DEVICE",
-        help="cuda, cuda:1 or cpu. Default: cuda.",
-        show_default=False,
-    ),
+    str | None,
+    value_flag("--device", "DEVICE", "cuda, cuda:1 or cpu. Default: cuda."),
 ]
 OnlyOption = Annotated[
-    Optional[str],  # noqa: UP045
-    typer.Option(
-        "--only", metavar="PATTERN", help="Cases whose name matches, a regular expression."
-    ),
+    str | None,
+    value_flag("--only", "PATTERN", "Cases whose name matches, a regular expression."),
 ]
 BudgetOption = Annotated[
-    Optional[float],  # noqa: UP045
-    typer.Option(
-        "--budget", metavar="SECONDS", help="Begin no further case after so long; a rerun goes on."
-    ),
+    float | None,
+    value_flag("--budget", "SECONDS", "Begin no further case after so long; a rerun goes on."),
 ]
 TimeoutOption = Annotated[
-    float, typer.Option("--timeout", metavar="SECONDS", help="End a case that takes longer.")
+    float, value_flag("--timeout", "SECONDS", "End a case that takes longer.", default=True)
 ]
 
 
@@ -70,15 +58,18 @@ def open_store(path: Path | None, *, create: bool = False) -> Any:
     return MeasurementStore(path or default_store(), create=create)
 
 
+@shows(without=("ascii_only",))
 def run(
     *,
+    output: Output,
     campaign: Annotated[
         str,
-        typer.Option(
+        value_flag(
             "--campaign",
-            metavar="NAME",
-            help="smoke, quick (made for 5 minutes), standard (for 25 minutes), full, or a file of "
+            "NAME",
+            "smoke, quick (made for 5 minutes), standard (for 25 minutes), full, or a file of "
             "cases: JSON, JSON lines or TOML.",
+            default=True,
         ),
     ] = "quick",
     device: DeviceOption = None,
@@ -86,19 +77,14 @@ def run(
     only: OnlyOption = None,
     record_events: Annotated[
         bool,
-        typer.Option(
-            "--record-events", metavar="", help="Keep the allocator's own history of every case."
-        ),
+        switch("--record-events", "Keep the allocator's own history of every case."),
     ] = False,
     budget: BudgetOption = None,
     timeout: TimeoutOption = 300.0,
     ray: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option("--ray", hidden=True),
     ] = None,
-    json: JsonFlag = False,
-    no_color: NoColorFlag = False,
-    debug: DebugFlag = False,
 ) -> int:
     """Train the cases of a campaign and keep what was measured, each as soon as it is there.
 
@@ -118,8 +104,7 @@ def run(
     cases = _matching(chosen.cases, only)
     if record_events:
         cases = [with_events(case) for case in cases]
-    output = Output(color=not no_color, quiet=json)
-    with silenced(debug=debug), open_store(store, create=True) as kept:
+    with silenced(debug=output.debug), open_store(store, create=True) as kept:
         with _shown(output, len(cases)) as tell:
             summary = run_cases(
                 cases,
@@ -131,10 +116,10 @@ def run(
                 tell=tell,
             )
         path = kept.path
-    if json:
+    if output.as_json:
         document = {"schema_version": 1, "campaign": chosen.name, "store": str(path)}
         document |= {"runs": [_document(summary)]}
-        write_out(f"{json_module.dumps(document, indent=2)}\n")
+        write_document(document)
     else:
         write_out(f"{_sentence(summary)}\n")
         for remark in _remarks(summary):
@@ -143,28 +128,28 @@ def run(
     return 0 if len(summary.measured) == summary.count_good() else _FAILED
 
 
+@shows(without=("ascii_only",))
 def verify(
     *,
+    output: Output,
     device: DeviceOption = None,
     store: StoreOption = None,
     only: OnlyOption = None,
     profile: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option("--calibration", metavar="FILE", help="The calibration whose bounds count."),
+        str | None,
+        value_flag("--calibration", "FILE", "The calibration whose bounds count."),
     ] = None,
     max_batch: Annotated[
         int,
-        typer.Option(
+        value_flag(
             "--max-batch",
-            metavar="N",
-            help="How many setups are tried at their largest batch and at one more.",
+            "N",
+            "How many setups are tried at their largest batch and at one more.",
+            default=True,
         ),
     ] = 6,
     budget: BudgetOption = None,
     timeout: TimeoutOption = 300.0,
-    json: JsonFlag = False,
-    no_color: NoColorFlag = False,
-    debug: DebugFlag = False,
 ) -> int:
     """Do predictions keep their word: runs capped at their upper bound, and at smaller cards.
 
@@ -175,9 +160,8 @@ def verify(
     """
     from memest.calibration.running.verify import verify_store
 
-    output = Output(color=not no_color, quiet=json)
     command = shlex.join(["memest", *sys.argv[1:]])
-    with silenced(debug=debug), open_store(store) as kept:
+    with silenced(debug=output.debug), open_store(store) as kept:
         pattern = _pattern(only)
         with _shown(output, 0) as tell:
             outcome = verify_store(
@@ -191,8 +175,8 @@ def verify(
                 budget=budget,
                 tell=tell,
             )
-    if json:
-        write_out(f"{json_module.dumps(outcome.to_dict(), indent=2)}\n")
+    if output.as_json:
+        write_document(outcome.to_dict())
     else:
         write_out(f"{outcome.text()}\n")
     return 0 if outcome.kept_its_word else _FAILED
@@ -226,7 +210,7 @@ def _matching(cases: Sequence[Case], only: str | None) -> list[Case]:
 @contextlib.contextmanager
 def _shown(output: Output, total: int) -> Iterator[Callable[[Progress], None]]:
     """A bar with the time left on a terminal, else a line for each case; on stderr."""
-    if output.quiet:
+    if output.silent:
         yield lambda _: None
         return
     if not sys.stderr.isatty():
@@ -236,7 +220,7 @@ def _shown(output: Output, total: int) -> Iterator[Callable[[Progress], None]]:
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
     from rich.progress import Progress as Bar
 
-    console = Console(stderr=True, no_color=not output.color, highlight=False)
+    console = Console(stderr=True, no_color=output.colorless, highlight=False)
     columns = (
         TextColumn("{task.description}"),
         BarColumn(bar_width=24),

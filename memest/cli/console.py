@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
+import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -16,10 +19,11 @@ from memest.files.texts import shown
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
+    from rich.text import Text
 
     from memest.report.answer import Answer
 
-__all__ = ["Output", "PipeClosedError", "emit", "write_out"]
+__all__ = ["Output", "PipeClosedError", "emit", "silenced", "write_document", "write_out"]
 
 _SHOW_AFTER_SECONDS = 1.0
 _PIPE_WIDTH = 1000
@@ -51,6 +55,11 @@ def write_out(text: str) -> None:
         raise PipeClosedError from error
 
 
+def write_document(document: dict[str, Any]) -> None:
+    """Write one JSON document to stdout."""
+    write_out(f"{json.dumps(document, indent=2)}\n")
+
+
 def _no_stdout() -> MemestError:
     return MemestError(
         "stdout is closed, so the answer has nowhere to go: leave it open, or send it to a file "
@@ -58,19 +67,47 @@ def _no_stdout() -> MemestError:
     )
 
 
+@contextlib.contextmanager
+def silenced(*, debug: bool) -> Iterator[None]:
+    """Keep warnings of other libraries off stderr: what matters comes back as a note."""
+    if debug:
+        yield
+        return
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    disabled = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(disabled)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
     """How a command shows things.
 
     Attributes:
-        color: whether colours are allowed; a terminal and NO_COLOR have their say too.
+        as_json: a document in place of a report.
+        quiet: the least that answers.
+        colorless: without colours; a terminal and NO_COLOR have their say too.
         ascii_only: plain characters; taken by itself where stdout is not UTF-8.
-        quiet: the answer only, nothing on stderr.
+        debug: warnings of other libraries are shown.
     """
 
-    color: bool = True
-    ascii_only: bool = False
+    as_json: bool = False
     quiet: bool = False
+    colorless: bool = False
+    ascii_only: bool = False
+    debug: bool = False
+
+    @property
+    def silent(self) -> bool:
+        """Whether stderr has no progress."""
+        return self.quiet or self.as_json
 
     @property
     def plain(self) -> bool:
@@ -92,7 +129,7 @@ class Output:
                 raise PipeClosedError
 
         # rich takes bold for no colour; NO_COLOR asks for text alone
-        colorless = not self.color or bool(os.environ.get("NO_COLOR"))
+        colorless = self.colorless or bool(os.environ.get("NO_COLOR"))
         more: dict[str, Any] = {"color_system": None} if colorless else {}
         return Stdout(highlight=False, soft_wrap=False, **more)
 
@@ -108,6 +145,43 @@ class Output:
         text = io.StringIO()
         RichConsole(file=text, width=width, color_system=None).print(table, markup=False)
         write_out("".join(f"{line.rstrip()}\n" for line in text.getvalue().splitlines()))
+
+    def table(
+        self,
+        rows: Iterable[Sequence[str | Text]],
+        head: Sequence[str] = (),
+        sides: Sequence[str] = ("left", "left"),
+    ) -> None:
+        """Write rows as a table.
+
+        Args:
+            rows: cells, one for each column.
+            head: names of the columns, if they have any.
+            sides: where the cells of each column stand, ``left`` or ``right``.
+        """
+        from rich.text import Text
+
+        from memest.report.terminal import grid
+
+        table = grid(*sides, head=head)
+        for row in rows:
+            table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
+        self.show(table)
+
+    def put(self, answer: Answer, sentences: Callable[[], Iterable[str]], **options: Any) -> None:
+        """Write an answer as the flags say: a document, sentences alone, or the report.
+
+        Args:
+            answer: what was found out.
+            sentences: makes what ``--quiet`` leaves.
+            options: which part of the report is shown.
+        """
+        if self.as_json:
+            write_out(f"{answer.to_json()}\n")
+        elif self.quiet:
+            write_out("".join(f"{sentence}\n" for sentence in sentences()))
+        else:
+            self.report(answer, **options)
 
     def report(self, answer: Answer, **options: Any) -> None:
         """Write the report of an answer to stdout.
@@ -127,12 +201,12 @@ class Output:
     @contextlib.contextmanager
     def progress(self) -> Iterator[Callable[[str], None] | None]:
         """A callback that shows what is being done: on a terminal, after the first second."""
-        if self.quiet or sys.stderr is None or not sys.stderr.isatty():
+        if self.silent or sys.stderr is None or not sys.stderr.isatty():
             yield None
             return
         from rich.console import Console as RichConsole
 
-        console = RichConsole(stderr=True, no_color=not self.color)
+        console = RichConsole(stderr=True, no_color=self.colorless)
         status = console.status("", spinner="line" if self.plain else "dots")
         started = time.monotonic()
         running = False
@@ -149,3 +223,9 @@ class Output:
         finally:
             if running:
                 status.stop()
+
+    @contextlib.contextmanager
+    def working(self) -> Iterator[Callable[[str], None] | None]:
+        """:meth:`progress`, with other libraries silenced unless they are to be debugged."""
+        with silenced(debug=self.debug), self.progress() as progress:
+            yield progress

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json as json_module
 import os
 import platform
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from memest.cli.console import Output, write_out
-from memest.cli.parameters import AsciiFlag, DebugFlag, JsonFlag, NoColorFlag
+from memest.cli.console import Output, write_document
+from memest.cli.flags import shows, switch
 from memest.config.installed import VERIFIED, installed_version, unverified
 from memest.errors import MissingDependencyError
 from memest.files.folders import data_folder
@@ -120,21 +117,18 @@ def environment() -> dict[str, Any]:
     }
 
 
+@shows()
 def env(
     *,
+    output: Output,
     check: Annotated[
         bool,
-        typer.Option(
+        switch(
             "--check",
-            metavar="",
-            help="Run a few small models on the CPU and compare them with their traces: whether "
+            "Run a few small models on the CPU and compare them with their traces: whether "
             "memest still holds with the torch and transformers installed. Minutes.",
         ),
     ] = False,
-    json: JsonFlag = False,
-    no_color: NoColorFlag = False,
-    ascii: AsciiFlag = False,  # noqa: A002 - the same options everywhere
-    debug: DebugFlag = False,
 ) -> int:
     """Versions, GPUs and paths, for a bug report; with --check, whether traces still hold.
 
@@ -143,17 +137,14 @@ def env(
     facts = environment()
     drift = None
     if check:
-        drift = _checked(Output(color=not no_color, ascii_only=ascii, quiet=json), debug=debug)
+        drift = _checked(output)
         facts["check"] = drift.to_dict()
     code = 1 if drift is not None and drift.found else 0
-    if json:
-        write_out(f"{json_module.dumps(facts, indent=2)}\n")
+    if output.as_json:
+        write_document(facts)
         return code
-    from rich.table import Table
-
     from memest.units import format_size
 
-    table = Table.grid(padding=(0, 2, 0, 0))
     rows: list[tuple[str, str]] = [("python", facts["python"]), ("platform", facts["platform"])]
     rows += [(name, version or "not installed") for name, version in facts["packages"].items()]
     for gpu in facts["gpus"]:
@@ -175,15 +166,12 @@ def env(
         rows += drift.lines()
         verdict = "traces differ from what is installed" if drift.found else "traces hold"
         rows.append(("check", f"{verdict}: torch {drift.torch}, transformers {drift.transformers}"))
-    for name, value in rows:
-        table.add_row(name, value)
-    Output(color=not no_color, ascii_only=ascii).show(table)
+    output.table(rows)
     return code
 
 
-def _checked(output: Output, *, debug: bool) -> Drift:
+def _checked(output: Output) -> Drift:
     from memest.calibration.drift import check_drift
-    from memest.cli.answering import silenced
 
     for package in VERIFIED:
         if installed_version(package) is None:
@@ -192,5 +180,5 @@ def _checked(output: Output, *, debug: bool) -> Drift:
                 "pip install 'memest[torch]'"
             )
 
-    with silenced(debug=debug), output.progress() as show:
+    with output.working() as show:
         return check_drift(show or (lambda _: None))

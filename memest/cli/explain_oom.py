@@ -3,20 +3,11 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any
 
-import typer
-
-from memest.cli.answering import silenced
-from memest.cli.console import Output, write_out
-from memest.cli.parameters import (
-    AsciiFlag,
-    DebugFlag,
-    JsonFlag,
-    NoColorFlag,
-    QuietFlag,
-    with_options,
-)
+from memest.cli.console import Output
+from memest.cli.flags import VERDICT_ALONE, argument, shows
+from memest.cli.parameters import with_options
 from memest.errors import ConfigError
 
 __all__ = ["explain_oom"]
@@ -37,32 +28,27 @@ def _text(log: str) -> str:
 
 
 @with_options
+@shows(quiet=VERDICT_ALONE)
 def explain_oom(
     log: Annotated[
         str,
-        typer.Argument(
-            metavar="LOG",
-            help="A log with the message of PyTorch, - for standard input, or the message itself "
+        argument(
+            "LOG",
+            "A log with the message of PyTorch, - for standard input, or the message itself "
             "in quotes.",
-            show_default=False,
         ),
     ] = "-",
     model: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Argument(
-            metavar="MODEL",
-            help="What was trained, as for memest estimate, with the options of the run; left "
+        str | None,
+        argument(
+            "MODEL",
+            "What was trained, as for memest estimate, with the options of the run; left "
             "out, the message is explained alone.",
-            show_default=False,
         ),
     ] = None,
     *,
     options: dict[str, Any],
-    json: JsonFlag = False,
-    quiet: QuietFlag = False,
-    no_color: NoColorFlag = False,
-    ascii: AsciiFlag = False,  # noqa: A002 - the name of the option
-    debug: DebugFlag = False,
+    output: Output,
 ) -> int:
     """Explain an out-of-memory message: whose memory it was, where the run stopped, what fits.
 
@@ -76,17 +62,8 @@ def explain_oom(
             raise ConfigError(
                 f"{flag} has no place here: how much memory there was is what the message tells."
             )
-    text = _text(log)
-    output = Output(color=not no_color, ascii_only=ascii, quiet=quiet or json)
-    with silenced(debug=debug), output.progress() as progress:
-        answer = explain(text, model, progress=progress, **options)
-    if json:
-        write_out(f"{answer.to_json()}\n")
-        return 0
-    if quiet:
-        relation = answer.relation
-        sentences = answer.accounts[0].sentences if relation is None else relation.sentences
-        write_out("".join(f"{sentence}\n" for sentence in sentences))
-        return 0
-    output.report(answer)
+    log_text = _text(log)
+    with output.working() as progress:
+        answer = explain(log_text, model, progress=progress, **options)
+    output.put(answer, lambda: (answer.relation or answer.accounts[0]).sentences)
     return 0

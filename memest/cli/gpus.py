@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import json as json_module
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from memest.cli.console import Output, write_out
-from memest.cli.parameters import AsciiFlag, DebugFlag, JsonFlag, NoColorFlag
+from memest.cli.console import Output, write_document, write_out
+from memest.cli.flags import argument, shows, switch
 from memest.errors import ConfigError, UnknownGpuError
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from memest.catalog.spec import GpuSpec
 
 __all__ = ["gpus"]
@@ -73,22 +68,14 @@ def _size(num_bytes: int | None) -> str:
     return "unknown" if num_bytes is None else format_size(num_bytes)
 
 
-def _list(specs: Sequence[GpuSpec]) -> Table:
-    from rich.table import Table as RichTable
-
-    table = RichTable.grid(padding=(0, 2, 0, 0))
-    for side in ("left", "right", "left", "right", "left"):
-        table.add_column(justify=side, no_wrap=side == "right")
-    table.add_row("name for --gpu", "usable", "architecture", "capability", "card", style="dim")
-    for spec in specs:
-        usable, _ = _usable(spec)
-        table.add_row(spec.slug, _size(usable), spec.architecture, _capability(spec), spec.name)
-    return table
+def _row(spec: GpuSpec) -> Sequence[str]:
+    """A card among others."""
+    usable, _ = _usable(spec)
+    return spec.slug, _size(usable), spec.architecture, _capability(spec), spec.name
 
 
-def _describe(spec: GpuSpec) -> Table:
-    from rich.table import Table as RichTable
-
+def _facts(spec: GpuSpec) -> list[tuple[str, str]]:
+    """A card by itself, fact by fact."""
     usable, basis = _usable(spec)
     threads = spec.max_threads_per_sm
     rows = [
@@ -106,26 +93,21 @@ def _describe(spec: GpuSpec) -> Table:
     ]
     rows += [("source", source) for source in spec.sources]
     rows += [("note", note) for note in (*spec.notes, spec.match_note) if note]
-    table = RichTable.grid(padding=(0, 2, 0, 0))
-    for name, value in rows:
-        table.add_row(name, value)
-    return table
+    return rows
 
 
+@shows()
 def gpus(
     name: Annotated[
-        Optional[str],  # noqa: UP045 - read at run time by every Typer we allow
-        typer.Argument(metavar="NAME", help="A card, or a part of its name.", show_default=False),
+        str | None,
+        argument("NAME", "A card, or a part of its name."),
     ] = None,
     *,
+    output: Output,
     local: Annotated[
         bool,
-        typer.Option("--local", metavar="", help="The GPUs of this machine, read from the driver."),
+        switch("--local", "The GPUs of this machine, read from the driver."),
     ] = False,
-    json: JsonFlag = False,
-    no_color: NoColorFlag = False,
-    ascii: AsciiFlag = False,  # noqa: A002, ARG001 - the same options everywhere
-    debug: DebugFlag = False,  # noqa: ARG001 - read before parsing
 ) -> int:
     """List the GPUs that are known, or describe one."""
     from memest.catalog.gpus import list_gpus
@@ -137,13 +119,16 @@ def gpus(
         gpu_specs = [local_spec(gpu) for gpu in local_gpus()]
     else:
         gpu_specs = list(list_gpus()) if name is None else _search(name)
-    if json:
-        write_out(f"{json_module.dumps(_document(gpu_specs), indent=2)}\n")
+    if output.as_json:
+        write_document(_document(gpu_specs))
         return 0
-    output = Output(color=not no_color)
-    single = len(gpu_specs) == 1 or local
-    for index, part in enumerate(map(_describe, gpu_specs) if single else [_list(gpu_specs)]):
+    if len(gpu_specs) > 1 and not local:
+        head = ("name for --gpu", "usable", "architecture", "capability", "card")
+        sides = ("left", "right", "left", "right", "left")
+        output.table(map(_row, gpu_specs), head, sides)
+        return 0
+    for index, spec in enumerate(gpu_specs):
         if index:
             write_out("\n")
-        output.show(part)
+        output.table(_facts(spec))
     return 0

@@ -6,12 +6,12 @@ Examples of every command stand below its help, and on its page.
 from __future__ import annotations
 
 import inspect
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any
 
 import typer
 
 from memest.cli.console import write_out
-from memest.cli.parameters import DebugFlag
+from memest.cli.flags import argument, debuggable
 from memest.errors import ConfigError, closest
 
 __all__ = ["EXAMPLES", "TOPICS", "completion", "epilog_of", "help_page", "show_help"]
@@ -228,16 +228,13 @@ def _command_page(root: Any, name: str) -> str:
     return "\n".join(parts)
 
 
+@debuggable
 def show_help(
     context: typer.Context,
     topic: Annotated[
-        Optional[str],  # noqa: UP045 - read at run time by every Typer we allow
-        typer.Argument(
-            metavar="TOPIC", help="A command, or a topic; left out, the list.", show_default=False
-        ),
+        str | None,
+        argument("TOPIC", "A command, or a topic; left out, the list."),
     ] = None,
-    *,
-    debug: DebugFlag = False,  # noqa: ARG001 - read before parsing
 ) -> int:
     """Pages on commands and topics, with examples.
 
@@ -247,12 +244,9 @@ def show_help(
     return 0
 
 
+@debuggable
 def completion(
-    shell: Annotated[
-        str, typer.Argument(metavar="SHELL", help="bash, zsh or fish.", show_default=False)
-    ],
-    *,
-    debug: DebugFlag = False,  # noqa: ARG001 - read before parsing
+    shell: Annotated[str, argument("SHELL", "bash, zsh or fish.")],
 ) -> int:
     """Print the completion script of a shell, to be put where it looks for such scripts.
 

@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any
 
-import typer
-
-from memest.cli.answering import silenced
-from memest.cli.console import Output, write_out
-from memest.cli.estimate import ModelArgument
-from memest.cli.parameters import (
-    AsciiFlag,
-    DebugFlag,
-    JsonFlag,
-    NoColorFlag,
-    with_options,
-)
+from memest.cli.console import Output
+from memest.cli.flags import ModelArgument, shows, value_flag
+from memest.cli.parameters import with_options
 
 __all__ = ["max_batch"]
 
@@ -23,46 +14,32 @@ _NONE_FITS = 4
 
 
 @with_options
+@shows(quiet="The number alone, a line for each GPU.")
 def max_batch(
     model: ModelArgument,
     *,
     options: dict[str, Any],
+    output: Output,
     of: Annotated[
         str,
-        typer.Option(
+        value_flag(
             "--of",
-            metavar="SIZE",
-            help="What to look for: batch, seq-len (the longest samples at the batch given) or "
+            "SIZE",
+            "What to look for: batch, seq-len (the longest samples at the batch given) or "
             "image-size. Default: batch.",
-            rich_help_panel="Search",
-            show_default=False,
+            panel="Search",
         ),
     ] = "batch",
     effective_batch: Annotated[
-        Optional[str],  # noqa: UP045 - read at run time by every Typer we allow
-        typer.Option(
-            "--effective-batch",
-            "-n",
-            metavar="N",
-            help="Samples of one optimizer step: say how many micro-steps of which micro-batch "
+        str | None,
+        value_flag(
+            "--effective-batch -n",
+            "N",
+            "Samples of one optimizer step: say how many micro-steps of which micro-batch "
             "reach them.",
-            rich_help_panel="Search",
+            panel="Search",
         ),
     ] = None,
-    json: JsonFlag = False,
-    quiet: Annotated[
-        bool,
-        typer.Option(
-            "--quiet",
-            "-q",
-            metavar="",
-            help="The number alone, a line for each GPU.",
-            rich_help_panel="Output",
-        ),
-    ] = False,
-    no_color: NoColorFlag = False,
-    ascii: AsciiFlag = False,  # noqa: A002 - the name of the option
-    debug: DebugFlag = False,
 ) -> int:
     """The largest batch (or sequence length) that fits a GPU, and memory over sizes.
 
@@ -71,13 +48,7 @@ def max_batch(
     """
     from memest.search.max_batch import max_batch as search
 
-    output = Output(color=not no_color, ascii_only=ascii, quiet=quiet or json)
-    with silenced(debug=debug), output.progress() as progress:
+    with output.working() as progress:
         answer = search(model, of=of, effective_batch=effective_batch, progress=progress, **options)
-    if json:
-        write_out(f"{answer.to_json()}\n")
-    elif quiet:
-        write_out("".join(f"{one.largest}\n" for one in answer.answers))
-    else:
-        output.report(answer)
+    output.put(answer, lambda: (f"{one.largest}" for one in answer.answers))
     return _NONE_FITS if any(one.largest == 0 for one in answer.answers) else 0

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json as json_module
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Optional
+from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from memest.cli.console import Output, write_out
-from memest.cli.parameters import AsciiFlag, DebugFlag, JsonFlag, NoColorFlag
+from memest.cli.console import Output, write_document
+from memest.cli.flags import argument, shows
 from memest.errors import UnknownModelError
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from memest.catalog.models import CatalogueEntry
 
 __all__ = ["models"]
@@ -47,23 +41,8 @@ def _search(query: str) -> list[CatalogueEntry]:
     return matches
 
 
-def _list(entries: Sequence[CatalogueEntry]) -> Table:
-    from rich.table import Table as RichTable
-
-    from memest.report.words import format_count
-
-    table = RichTable.grid(padding=(0, 2, 0, 0))
-    for side in ("left", "right", "left", "left"):
-        table.add_column(justify=side, no_wrap=side == "right", overflow="fold")
-    table.add_row("model", "parameters", "family", "configuration", style="dim")
-    for entry in entries:
-        table.add_row(entry.id, format_count(entry.parameters), entry.model_type, entry.provenance)
-    return table
-
-
-def _describe(entry: CatalogueEntry) -> Table:
-    from rich.table import Table as RichTable
-
+def _facts(entry: CatalogueEntry) -> list[tuple[str, str]]:
+    """A model by itself, fact by fact."""
     from memest.catalog.models import aliases
 
     same = [alias for alias, target in aliases().items() if target == entry.id]
@@ -89,33 +68,35 @@ def _describe(entry: CatalogueEntry) -> Table:
     ]
     if entry.note:
         rows.append(("note", entry.note))
-    table = RichTable.grid(padding=(0, 2, 0, 0))
-    for name, value in rows:
-        table.add_row(name, value)
-    return table
+    return rows
 
 
+@shows()
 def models(
     query: Annotated[
-        Optional[str],  # noqa: UP045 - read at run time by every Typer we allow
-        typer.Argument(metavar="QUERY", help="A model, or words of its name.", show_default=False),
+        str | None,
+        argument("QUERY", "A model, or words of its name."),
     ] = None,
     *,
-    json: JsonFlag = False,
-    no_color: NoColorFlag = False,
-    ascii: AsciiFlag = False,  # noqa: A002, ARG001 - the same options everywhere
-    debug: DebugFlag = False,  # noqa: ARG001 - read before parsing
+    output: Output,
 ) -> int:
     """List the architectures that need no network, or describe one."""
     from memest.catalog.models import catalogue
+    from memest.report.words import format_count
 
     catalogue_entries = list(catalogue()) if query is None else _search(query)
-    if json:
-        rows = [dataclasses.asdict(entry) for entry in catalogue_entries]
-        write_out(f"{json_module.dumps({'schema_version': 1, 'models': rows}, indent=2)}\n")
-        return 0
-    table = (
-        _describe(catalogue_entries[0]) if len(catalogue_entries) == 1 else _list(catalogue_entries)
-    )
-    Output(color=not no_color).show(table)
+    if output.as_json:
+        documents = [dataclasses.asdict(entry) for entry in catalogue_entries]
+        write_document({"schema_version": 1, "models": documents})
+    elif len(catalogue_entries) == 1:
+        output.table(_facts(catalogue_entries[0]))
+    else:
+        output.table(
+            (
+                (e.id, format_count(e.parameters), e.model_type, e.provenance)
+                for e in catalogue_entries
+            ),
+            ("model", "parameters", "family", "configuration"),
+            ("left", "right", "left", "left"),
+        )
     return 0

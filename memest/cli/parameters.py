@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any
 
 import typer
 
 from memest.cli.argv import SWITCHED_OFF
 from memest.cli.console import emit
+from memest.cli.flags import value_flag, with_signature
 from memest.config.option import Kind, Option
 from memest.config.option_table import OPTIONS
 from memest.config.options import find_option
@@ -18,49 +19,11 @@ from memest.errors import ConfigError
 from memest.readers.reading import names_config, read_config
 from memest.readers.run_config import RunConfig, settle
 
-__all__ = [
-    "AsciiFlag",
-    "DebugFlag",
-    "JsonFlag",
-    "NoColorFlag",
-    "QuietFlag",
-    "with_options",
-]
+__all__ = ["with_options"]
 
-_TYPES: dict[Kind, Any] = {
-    Kind.SWITCH: bool,
-    Kind.LIST: Optional[list[str]],  # noqa: UP045 - read at run time by every Typer we allow
-}
-_TEXT = Optional[str]  # noqa: UP045 - numbers too: setup_from_options reads them, and says more
-
-JsonFlag = Annotated[
-    bool,
-    typer.Option(
-        "--json", metavar="", help="One JSON document on stdout.", rich_help_panel="Output"
-    ),
-]
-QuietFlag = Annotated[
-    bool,
-    typer.Option(
-        "--quiet", "-q", metavar="", help="The verdict sentence alone.", rich_help_panel="Output"
-    ),
-]
-NoColorFlag = Annotated[
-    bool,
-    typer.Option(
-        "--no-color", metavar="", help="No colours; NO_COLOR does it too.", rich_help_panel="Output"
-    ),
-]
-AsciiFlag = Annotated[
-    bool,
-    typer.Option("--ascii", metavar="", help="Plain ASCII characters.", rich_help_panel="Output"),
-]
-DebugFlag = Annotated[
-    bool,
-    typer.Option(
-        "--debug", metavar="", help="Show the traceback of an error.", rich_help_panel="Output"
-    ),
-]
+_TYPES: dict[Kind, Any] = {Kind.SWITCH: bool, Kind.LIST: list[str] | None}
+_TEXT = str | None  # numbers too: setup_from_options reads them, and says more
+_FILES = "Configurations of other tools"
 
 
 def _complete_gpu(incomplete: str) -> list[str]:
@@ -76,14 +39,14 @@ def _parameter(option: Option) -> inspect.Parameter:
     first, *others = option.flags
     short = [flag for flag in others if not flag.startswith("--")]
     also = [flag for flag in others if flag.startswith("--")]
-    text = option.help
+    described = option.help
     if also:
-        text += f" Also {', '.join(also)}."
+        described += f" Also {', '.join(also)}."
     info = typer.Option(
         first,
         *short,
         autocompletion=_complete_gpu if option.name == "gpu" else None,
-        help=text,
+        help=described,
         metavar=option.metavar,
         rich_help_panel=option.panel.value,
         show_default=False,
@@ -101,39 +64,36 @@ _DECIDED = {"advise": ("batch", "grad_accum")}
 
 _CONFIGURATIONS: dict[str, Any] = {
     "config": Annotated[
-        Optional[list[str]],  # noqa: UP045 - read at run time by every Typer we allow
-        typer.Option(
+        list[str] | None,
+        value_flag(
             "--config",
-            metavar="FILE",
-            help="Configuration of the run: training arguments (JSON, YAML), TRL, accelerate, "
+            "FILE",
+            "Configuration of the run: training arguments (JSON, YAML), TRL, accelerate, "
             "DeepSpeed, axolotl, LLaMA-Factory, torchtune, torchtitan (TOML, file.py:function), "
             "peft's adapter_config.json. Also in place of MODEL. Repeatable; options named here "
             "come first.",
-            rich_help_panel="Configurations of other tools",
+            panel=_FILES,
         ),
     ],
     "config_format": Annotated[
         _TEXT,
-        typer.Option(
+        value_flag(
             "--config-format",
-            metavar="NAME",
-            help="Its format, where its keys do not tell: transformers, trl, accelerate, "
+            "NAME",
+            "Its format, where its keys do not tell: transformers, trl, accelerate, "
             "deepspeed, axolotl, llama-factory, torchtune, torchtitan, peft.",
-            rich_help_panel="Configurations of other tools",
+            panel=_FILES,
         ),
     ],
-    "switched_off": Annotated[
-        Optional[list[str]],  # noqa: UP045 - read at run time by every Typer we allow
-        typer.Option(SWITCHED_OFF, hidden=True),
-    ],
+    "switched_off": Annotated[list[str] | None, typer.Option(SWITCHED_OFF, hidden=True)],
     "launch": Annotated[
         _TEXT,
-        typer.Option(
+        value_flag(
             "--launch",
-            metavar="COMMAND",
-            help="The launch command of the run, read and never run; the same may be written "
+            "COMMAND",
+            "The launch command of the run, read and never run; the same may be written "
             "after --: memest estimate -- accelerate launch train.py --bf16 True.",
-            rich_help_panel="Configurations of other tools",
+            panel=_FILES,
         ),
     ],
 }
@@ -301,28 +261,22 @@ def with_options(function: Callable[..., int]) -> Callable[..., int]:
                     emit(f"memest: {note}")
         return function(options=question.options, **values)
 
-    kept: Iterable[inspect.Parameter] = (
+    kept = [
         parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
         for parameter in own.parameters.values()
         if parameter.name not in ("options", "run", "runs")
-    )
+    ]
     # arguments first, as a usage line has them; the options of an estimate before a command's own
-    own_parameters = list(kept)
-    # a model may come from a configuration or a launch command
     arguments = [
+        # a model may come from a configuration or a launch command
         p.replace(default=None) if p.name in ("model", "models") else p
-        for p in own_parameters
+        for p in kept
         if _is_argument(p)
     ]
-    rest = [p for p in own_parameters if not _is_argument(p)]
+    rest = [p for p in kept if not _is_argument(p)]
     files = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
         for name, kind in _CONFIGURATIONS.items()
     ]
     parameters = [*arguments, *files, *map(_parameter, OPTIONS), *rest]
-    signature = own.replace(parameters=parameters)
-    command.__signature__ = signature  # type: ignore[attr-defined]
-    command.__annotations__ = {p.name: p.annotation for p in parameters} | {"return": int}
-    command.__name__ = function.__name__
-    command.__doc__ = function.__doc__
-    return command
+    return with_signature(command, function, own.replace(parameters=parameters))

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import json as json_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from memest.cli.console import Output, write_out
-from memest.cli.parameters import AsciiFlag, DebugFlag, JsonFlag, NoColorFlag
+from memest.cli.console import Output, write_document
+from memest.cli.flags import argument, shows, value_flag
 from memest.errors import ConfigError, ReplayError
 
 if TYPE_CHECKING:
@@ -54,29 +51,27 @@ def _document(device: Inspection) -> dict[str, Any]:
     }
 
 
+@shows()
 def replay(
     snapshot: Annotated[
         Path,
-        typer.Argument(
-            metavar="SNAPSHOT",
-            help="A file of torch.cuda.memory._dump_snapshot, or what `memest estimate --snapshot` "
+        argument(
+            "SNAPSHOT",
+            "A file of torch.cuda.memory._dump_snapshot, or what `memest estimate --snapshot` "
             "wrote, as .pickle or .json. Read as data, never executed.",
         ),
     ],
     *,
     alloc_conf: Annotated[
-        Optional[list[str]],  # noqa: UP045 - read at run time by every Typer we allow
-        typer.Option(
+        list[str] | None,
+        value_flag(
             "--alloc-conf",
-            metavar="OPTIONS",
-            help="Play it again with these options of the allocator, as PYTORCH_CUDA_ALLOC_CONF "
+            "OPTIONS",
+            "Play it again with these options of the allocator, as PYTORCH_CUDA_ALLOC_CONF "
             "has them. Repeatable; the other kind of segments is always tried.",
         ),
     ] = None,
-    json: JsonFlag = False,
-    no_color: NoColorFlag = False,
-    ascii: AsciiFlag = False,  # noqa: A002 - the same options everywhere
-    debug: DebugFlag = False,  # noqa: ARG001 - read before parsing
+    output: Output,
 ) -> int:
     """Replay a recorded snapshot: every address compared, timeline, holes, other options.
 
@@ -93,14 +88,12 @@ def replay(
             f"{snapshot} holds no allocator history: record one with "
             "torch.cuda.memory._record_memory_history() before the run."
         )
-    if json:
+    if output.as_json:
         rows = [_document(device) for device in devices]
-        document = {"schema_version": 1, "snapshot": str(snapshot), "devices": rows}
-        write_out(json_module.dumps(document, indent=2) + "\n")
+        write_document({"schema_version": 1, "snapshot": str(snapshot), "devices": rows})
     else:
         from memest.report.snapshot import render_inspections
 
-        output = Output(color=not no_color, ascii_only=ascii)
         width = output.console().width
         output.show(render_inspections(devices, width=width, ascii_only=output.plain))
     return 0 if all(device.comparison.is_exact for device in devices) else 1

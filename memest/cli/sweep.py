@@ -8,19 +8,11 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from memest.cli.answering import silenced
-from memest.cli.console import Output, emit, write_out
-from memest.cli.parameters import (
-    AsciiFlag,
-    DebugFlag,
-    JsonFlag,
-    NoColorFlag,
-    with_options,
-)
+from memest.cli.console import Output, emit, silenced, write_out
+from memest.cli.flags import OUTPUT, argument, shows, switch, value_flag
+from memest.cli.parameters import with_options
 from memest.errors import ConfigError
 from memest.files.texts import check_target
 
@@ -32,12 +24,6 @@ __all__ = ["sweep"]
 
 _SHOW_AFTER_SECONDS = 1.0
 _GRID, _RUN = "Grid", "Processes"
-
-
-def _text_option(flag: str, metavar: str, help_text: str, panel: str) -> Any:
-    return typer.Option(
-        flag, metavar=metavar, help=help_text, rich_help_panel=panel, show_default=False
-    )
 
 
 def _axes(texts: list[str]) -> dict[str, Any]:
@@ -173,7 +159,7 @@ def _bar(output: Output, total: int, *, hidden: bool) -> Iterator[Callable[[Swee
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
-        console=Console(stderr=True, no_color=not output.color),
+        console=Console(stderr=True, no_color=output.colorless),
         transient=True,
         redirect_stdout=False,
         redirect_stderr=False,
@@ -227,96 +213,83 @@ def _one_format(**formats: bool) -> str:
 
 
 @with_options
+@shows(quiet="The summary alone.")
 def sweep(
     models: Annotated[
         list[str],
-        typer.Argument(
-            metavar="MODEL...",
-            help="One model or several, each as for `memest estimate`.",
-            show_default=False,
-        ),
+        argument("MODEL...", "One model or several, each as for `memest estimate`."),
     ],
     *,
     options: dict[str, Any],
+    output: Output,
     over: Annotated[
-        Optional[list[str]],  # noqa: UP045
-        _text_option(
+        list[str] | None,
+        value_flag(
             "--over",
             "OPTION=VALUES",
             "An option and its values: batch=1,2,4. A range is FROM:TO:STEP, both ends included "
             "(seq-len=128:512:128), or FROM:TO:xFACTOR (batch=1:64:x2). A switch alone is off and "
             "on: bf16. Values that hold commas are parted by semicolons. Repeatable: every "
             "combination is answered, the last axis runs fastest. Several --gpu are an axis too.",
-            _GRID,
+            panel=_GRID,
         ),
     ] = None,
     metric: Annotated[
         str,
-        _text_option(
+        value_flag(
             "--metric",
             "NAME",
             "What bars and heat maps show: device, allocated, reserved or headroom. Default: "
             "device.",
-            "Output",
+            panel=OUTPUT,
         ),
     ] = "device",
     csv: Annotated[
         bool,
-        typer.Option("--csv", metavar="", help="CSV on stdout.", rich_help_panel="Output"),
+        switch("--csv", "CSV on stdout.", panel=OUTPUT),
     ] = False,
-    json: JsonFlag = False,
     jsonl: Annotated[
         bool,
-        typer.Option(
+        switch(
             "--jsonl",
-            metavar="",
-            help="A line of JSON for each point on stdout, as soon as it is answered.",
-            rich_help_panel="Output",
+            "A line of JSON for each point on stdout, as soon as it is answered.",
+            panel=OUTPUT,
         ),
     ] = False,
     out: Annotated[
-        Optional[Path],  # noqa: UP045
-        _text_option(
+        Path | None,
+        value_flag(
             "--out",
             "FILE",
             "Write a file; its suffix decides: .csv, .jsonl (line by line, so Ctrl-C keeps what "
             "was answered), .json, .html or .png (a heat map).",
-            "Output",
+            panel=OUTPUT,
         ),
     ] = None,
     heatmap: Annotated[
-        Optional[Path],  # noqa: UP045
-        _text_option("--heatmap", "FILE", "Write a heat map besides: .html or .png.", "Output"),
+        Path | None,
+        value_flag("--heatmap", "FILE", "Write a heat map besides: .html or .png.", panel=OUTPUT),
     ] = None,
     jobs: Annotated[
-        Optional[str],  # noqa: UP045
-        _text_option(
+        str | None,
+        value_flag(
             "--jobs",
             "N",
             "Processes of this machine; left out, one a model as far as there are cores. With "
             "--ray, tasks of the cluster.",
-            _RUN,
+            panel=_RUN,
         ),
     ] = None,
     ray: Annotated[
-        Optional[str],  # noqa: UP045
-        _text_option(
+        str | None,
+        value_flag(
             "--ray",
             "ADDRESS",
             "Answer on a Ray cluster: without an address the one this machine is part of, or "
             "HOST:PORT, or local to start one here. Every node needs memest, torch and ray.",
-            _RUN,
+            panel=_RUN,
         ),
     ] = None,
-    quiet: Annotated[
-        bool,
-        typer.Option(
-            "--quiet", "-q", metavar="", help="The summary alone.", rich_help_panel="Output"
-        ),
-    ] = False,
-    no_color: NoColorFlag = False,
-    ascii: AsciiFlag = False,  # noqa: A002 - the name of the option
-    debug: DebugFlag = False,
 ) -> int:
     """Estimate models over a grid of options: a table, CSV, JSON lines or a heat map.
 
@@ -328,7 +301,7 @@ def sweep(
     from memest.search.sweep import plan as make_plan
     from memest.search.view import check_metric, failure_notes, summary
 
-    shape = _one_format(csv=csv, json=json, jsonl=jsonl)
+    shape = _one_format(csv=csv, json=output.as_json, jsonl=jsonl)
     check_metric(metric, has_gpu=True)
     plan = make_plan(models, _axes(over or []), jobs=jobs, ray=ray, **options)
     if plan.num_points == 1:
@@ -337,12 +310,11 @@ def sweep(
             f"name several models. One answer: memest estimate {models[0]}."
         )
     check_metric(metric, has_gpu=plan.grid.has_gpu)
-    output = Output(color=not no_color, ascii_only=ascii, quiet=quiet)
     files = _Files(out, heatmap, plan, metric)
-    with silenced(debug=debug):
+    with silenced(debug=output.debug):
         answers = _answers(plan, files, output, stream=shape == "jsonl")
     unwritten = files.write(answers)
-    if quiet:
+    if output.quiet:
         write_out(f"{summary(answers)}\n")
     elif shape in ("csv", "json"):
         write_out(answers.to_csv() if shape == "csv" else f"{answers.to_json()}\n")
@@ -351,6 +323,6 @@ def sweep(
     if unwritten is not None:
         raise unwritten
     failures, total = len(answers.failures), len(answers.points)
-    if failures and (not quiet or failures == total):
+    if failures and (not output.quiet or failures == total):
         emit(f"memest: {failures} of {total} points have no answer. {failure_notes(answers)[0]}")
     return 1 if failures == total else 0

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import json as json_module
-import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any
 
-import typer
-
-from memest.cli.answering import silenced
 from memest.cli.console import Output, emit, write_out
-from memest.cli.parameters import AsciiFlag, DebugFlag, JsonFlag, NoColorFlag
+from memest.cli.flags import argument, shows, switch, value_flag
 from memest.errors import ConfigError
 from memest.files.texts import check_target
 
@@ -22,67 +16,50 @@ __all__ = ["validate"]
 _FAILED = 1
 
 
+@shows()
 def validate(
     files: Annotated[
         list[Path],
-        typer.Argument(
-            metavar="FILE...",
-            help="Case records, one JSON object a line; gzip where the name ends in .gz.",
-            show_default=False,
+        argument(
+            "FILE...", "Case records, one JSON object a line; gzip where the name ends in .gz."
         ),
     ],
     *,
     only: Annotated[
         str,
-        typer.Option(
-            "--only",
-            metavar="TEXT",
-            help="Records alone whose id, model, GPU, file or optimizer contains this.",
-            show_default=False,
+        value_flag(
+            "--only", "TEXT", "Records alone whose id, model, GPU, file or optimizer contains this."
         ),
     ] = "",
     assume: Annotated[
-        Optional[list[str]],  # noqa: UP045 - read at run time by every Typer we allow
-        typer.Option(
+        list[str] | None,
+        value_flag(
             "--assume",
-            metavar="FIELD=VALUE",
-            help="Declare what records do not say, for example software.torch=2.1 or "
+            "FIELD=VALUE",
+            "Declare what records do not say, for example software.torch=2.1 or "
             "setup.seq_len=512; repeatable. The report names it.",
-            show_default=False,
         ),
     ] = None,
     profile: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(
+        Path | None,
+        value_flag(
             "--calibration",
-            metavar="FILE",
-            help="Correct predictions with this calibration; else none is taken.",
-            show_default=False,
+            "FILE",
+            "Correct predictions with this calibration; else none is taken.",
         ),
     ] = None,
     trust_code: Annotated[
         bool,
-        typer.Option(
+        switch(
             "--trust-code",
-            metavar="",
-            help="Run the Python that records name for models, steps and losses of their own.",
-            show_default=False,
+            "Run the Python that records name for models, steps and losses of their own.",
         ),
     ] = False,
     out: Annotated[
-        Optional[list[Path]],  # noqa: UP045
-        typer.Option(
-            "--out",
-            "-o",
-            metavar="FILE",
-            help="FILE.html with plots, FILE.md or FILE.json, repeatable.",
-            show_default=False,
-        ),
+        list[Path] | None,
+        value_flag("--out -o", "FILE", "FILE.html with plots, FILE.md or FILE.json, repeatable."),
     ] = None,
-    json: JsonFlag = False,
-    no_color: NoColorFlag = False,
-    ascii: AsciiFlag = False,  # noqa: A002 - the name of the option
-    debug: DebugFlag = False,
+    output: Output,
 ) -> int:
     """Score predictions on measured runs: errors, verdicts, worst cases with likely causes.
 
@@ -96,15 +73,14 @@ def validate(
 
     for path in out or ():
         check_target(path, SUFFIXES)
-    output = Output(color=not no_color, ascii_only=ascii, quiet=json)
-    with silenced(debug=debug), _counter(output) as progress:
+    with output.working() as show:
         validation_result = score(
             files,
             assume=_declared(assume or []),
             only=only,
             profile=None if profile is None else str(profile),
             trust_code=trust_code,
-            progress=progress,
+            progress=show and (lambda number, count, name: show(f"{number} of {count}: {name}")),
         )
     unwritten: OSError | None = None  # told when the scores are out
     for path in out or ():
@@ -114,7 +90,7 @@ def validate(
             unwritten = unwritten or error
         else:
             emit(f"memest: written to {path}.")
-    if json:
+    if output.as_json:
         write_out(f"{validation_result.to_json()}\n")
     elif not out or unwritten is not None:
         console = output.console()
@@ -142,14 +118,3 @@ def _declared(texts: list[str]) -> dict[str, Any]:
         if name.startswith("software."):
             values[name.strip()] = value  # 2.10 is a version, and no number
     return values
-
-
-@contextlib.contextmanager
-def _counter(output: Output) -> Iterator[Callable[[int, int, str], None] | None]:
-    """Says which record is at work, on a terminal."""
-    if output.quiet or not sys.stderr.isatty():
-        yield None
-        return
-    with output.progress() as show:
-        assert show is not None
-        yield lambda number, count, name: show(f"{number} of {count}: {name}")
