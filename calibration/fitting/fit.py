@@ -297,7 +297,7 @@ def _validation(cross: _Crossed, judged: Sequence[Evaluation]) -> CrossValidatio
         folds=len(cross.folds),
         raw_error=_error([pair for pair in raw if pair is not None]),
         error=_error(pairs),
-        allocated_raw_error=_error([(m, c.raw_allocated_bytes) for m, c in tensors]),
+        allocated_raw_error=_error([(m, c.before.allocated_bytes) for m, c in tensors]),
         allocated_error=_error([(m, c.allocated_bytes) for m, c in tensors]),
         coverage=_share([side == 0 for side in sides]),
         above=_share([side > 0 for side in sides]),
@@ -307,12 +307,12 @@ def _validation(cross: _Crossed, judged: Sequence[Evaluation]) -> CrossValidatio
 def _raw(metric: str, judged: Evaluation) -> tuple[int, int] | None:
     row, corrected = judged.row, judged.corrected
     if metric == ALLOCATED:
-        return row.allocated, corrected.raw_allocated_bytes
+        return row.allocated, corrected.before.allocated_bytes
     if metric == RESERVED:
-        return None if row.reserved is None else (row.reserved, corrected.raw_reserved_bytes)
+        return None if row.reserved is None else (row.reserved, corrected.before.reserved_bytes)
     if row.device is None or not row.fits_device:
         return None
-    return row.device, corrected.raw_device_bytes
+    return row.device, corrected.before.device_bytes
 
 
 def _error(pairs: Sequence[tuple[int, int]]) -> float | None:

@@ -143,7 +143,9 @@ class Watch:
         profiled = profiler.with_own_batch(setup, named)
         estimate = self._answer(profiler, profiled)
         if self._keeps_history:
-            target = target_gpus(profiled, self._answered_for[0], self._answered_for[1], None).main
+            target = target_gpus(
+                profiled, gpu=self._answered_for[0], gpu_memory=self._answered_for[1]
+            ).main
             stream = resolve_run(profiler, profiled, target.traits).stream
             self._stream = lambda: stream
         return estimate

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memest.config.compatibility import check_built_dtype
+from memest.config.inputs import ModuleInputs, module_inputs_of
 from memest.config.merging import merge_all, read_bool
 from memest.config.option import Kind, Option, Panel
 from memest.config.option_table import OPTIONS
@@ -35,6 +36,7 @@ __all__ = [
     "read_size",
     "read_whole",
     "setup_from_options",
+    "split_inputs",
 ]
 
 HARMLESS = frozenset(
@@ -170,6 +172,17 @@ def argument(name: str, value: Any, options: dict[str, Any]) -> Any:
             )
         value = other if value is None else value
     return value
+
+
+def split_inputs(options: Mapping[str, Any]) -> tuple[ModuleInputs, dict[str, Any]]:
+    """Options of an estimate as what a module of one's own is fed, and the others.
+
+    Raises:
+        ConfigError: inputs that cannot be.
+    """
+    rest = dict(options)
+    names = ("inputs", "loss", "step_fn", "dims", "model_args")
+    return module_inputs_of(*(argument(name, None, rest) for name in names)), rest
 
 
 def merge_options(setup: Setup | None, options: Mapping[str, Any]) -> Setup:

@@ -12,7 +12,7 @@ import math
 import os
 import stat
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +36,8 @@ from memest.files.texts import write_text
 
 __all__ = [
     "MAX_TEXT",
-    "CalibrationChoice",
+    "ChosenCalibration",
     "calibrations_for",
-    "nearest_calibration",
     "read_calibration",
     "write_calibration",
 ]
@@ -205,176 +204,153 @@ def _versions(node: _Node) -> tuple[tuple[int, int], ...]:
     return tuple(item.version() for item in node.items())
 
 
+def _share(node: _Node) -> float:
+    return node.number(0, 1)
+
+
+def _error(node: _Node) -> float:
+    return node.number(0, 1e6)
+
+
+def _bound(node: _Node) -> float:
+    return node.number(-float(MAX_BYTES), float(MAX_BYTES))
+
+
+def _factor(node: _Node) -> float:
+    return node.number(0, MAX_FACTOR)
+
+
+def _name(node: _Node) -> str:
+    return node.text(empty=False)
+
+
+def _band(node: _Node) -> Band:
+    band: Band = _read(Band, node)
+    if band.low > band.high:
+        raise node.at("low").wrong(f"at most band.high, {band.high:g}")
+    if band.scale == "proportional" and not -MAX_FACTOR <= band.low <= band.high <= MAX_FACTOR:
+        raise node.at("high").wrong(f"parts of the peak, at most {MAX_FACTOR:g} times it")
+    return band
+
+
+_BY_TYPE: dict[str, Callable[[_Node], Any]] = {
+    "str": _Node.text,
+    "int": _Node.whole,
+    "float": _error,
+    "tuple[int, int]": _Node.version,
+    "tuple[str, ...]": _texts,
+    "tuple[tuple[int, int], ...]": _versions,
+    "tuple[ProcessPart, ...]": lambda node: tuple(_read(ProcessPart, i) for i in node.items()),
+    "Mapping[str, int]": lambda node: node.mapping(_Node.whole),
+    "Mapping[str, str]": lambda node: node.mapping(_Node.text),
+    "Mapping[str, tuple[str, ...]]": lambda node: node.mapping(_texts),
+    "Band": _band,
+    "MeasuredOn": lambda node: _read(MeasuredOn, node),
+    "CrossValidation": lambda node: _read(CrossValidation, node),
+    "Provenance": lambda node: _read(Provenance, node),
+}
+"""What a value must be, by the type of its field; where it may be None it may also be missing."""
+_BY_NAME: dict[tuple[type, str], Callable[[_Node], Any]] = {
+    (Calibration, "tensors"): _name,
+    (Calibration, "factors"): lambda node: node.mapping(_factor),
+    (Calibration, "other_factor"): _factor,
+    (Calibration, "gap_bytes"): lambda node: node.whole(-MAX_BYTES),
+    (Calibration, "per_kernel_bytes"): lambda node: node.number(0, float(1 << 40)),
+    (ProcessPart, "gpu"): _name,
+    (ProcessPart, "low_bytes"): lambda node: node.whole(-MAX_BYTES, 0),
+    (ProcessPart, "sm_count"): lambda node: node.whole(1, 1 << 20),
+    (ProcessPart, "total_bytes"): lambda node: node.whole(1),
+    (Band, "metric"): lambda node: node.one_of(METRICS),
+    (Band, "scale"): lambda node: node.one_of(SCALES),
+    (Band, "low"): _bound,
+    (Band, "high"): _bound,
+    (Band, "level"): lambda node: node.number(0, LEVEL),
+    (Band, "draws"): lambda node: node.number(0, float(MAX_BYTES)),
+    (CrossValidation, "coverage"): _share,
+    (CrossValidation, "above"): _share,
+}
+"""The fields of which more is asked than their type says."""
+
+
+def _read(kind: type[Any], node: _Node) -> Any:
+    """An object of the document as what it is of, every field of it checked."""
+    values = {}
+    for each in fields(kind):
+        wanted, optional, _ = str(each.type).partition(" | None")
+        member = node.maybe(each.name) if optional else node.at(each.name)
+        read = _BY_NAME.get((kind, each.name)) or _BY_TYPE[wanted]
+        values[each.name] = None if member is None else read(member)
+    return kind(**values)
+
+
 def _calibration(top: _Node) -> Calibration:
     top.object()
     if top.at("kind").value != KIND:
         raise top.at("kind").wrong(repr(KIND))
     if top.at("schema_version").value != SCHEMA_VERSION or top.at("schema_version").value is True:
         raise top.at("schema_version").wrong(f"{SCHEMA_VERSION}, the version this memest reads")
-
-    def factor(node: _Node) -> float:
-        return node.number(0, MAX_FACTOR)
-
-    return Calibration(
-        tensors=top.at("tensors").text(empty=False),
-        factors=top.at("factors").mapping(factor),
-        other_factor=factor(top.at("other_factor")),
-        gap_bytes=top.at("gap_bytes").whole(-MAX_BYTES),
-        process_model=top.at("process_model").text(),
-        process=tuple(_part(item) for item in top.at("process").items()),
-        per_kernel_bytes=top.at("per_kernel_bytes").number(0, float(1 << 40)),
-        precision_bytes=top.at("precision_bytes").mapping(lambda node: node.whole()),
-        band=_band(top.at("band")),
-        measured=_measured(top.at("measured")),
-        validation=_validation(top.at("validation")),
-        provenance=_provenance(top.at("provenance")),
-    )
-
-
-def _part(node: _Node) -> ProcessPart:
-    capability, sm_count = node.maybe("capability"), node.maybe("sm_count")
-    total = node.maybe("total_bytes")
-    return ProcessPart(
-        gpu=node.at("gpu").text(empty=False),
-        constant_bytes=node.at("constant_bytes").whole(),
-        low_bytes=node.at("low_bytes").whole(-MAX_BYTES, 0),
-        high_bytes=node.at("high_bytes").whole(),
-        cases=node.at("cases").whole(0),
-        capability=None if capability is None else capability.version(),
-        sm_count=None if sm_count is None else sm_count.whole(1, 1 << 20),
-        total_bytes=None if total is None else total.whole(1),
-    )
-
-
-def _band(node: _Node) -> Band:
-    level, limit = node.maybe("level"), float(MAX_BYTES)
-    low, high = node.at("low").number(-limit, limit), node.at("high").number(-limit, limit)
-    if low > high:
-        raise node.at("low").wrong(f"at most band.high, {high:g}")
-    scale = node.at("scale").one_of(SCALES)
-    if scale == "proportional" and not -MAX_FACTOR <= low <= high <= MAX_FACTOR:
-        raise node.at("high").wrong(f"parts of the peak, at most {MAX_FACTOR:g} times it")
-    return Band(
-        metric=node.at("metric").one_of(METRICS),
-        scale=scale,
-        low=low,
-        high=high,
-        level=None if level is None else level.number(0, LEVEL),
-        cases=node.at("cases").whole(0),
-        draws=node.at("draws").number(0, limit),
-    )
-
-
-def _measured(node: _Node) -> MeasuredOn:
-    seen = node.at("seen").mapping(_texts)
-    return MeasuredOn(
-        allocated_bytes=node.at("allocated_bytes").whole(),
-        kernels=node.at("kernels").whole(),
-        slack_bytes=node.at("slack_bytes").whole(),
-        seen={fact: seen[fact] for fact in FACTS if fact in seen},
-        torch=_versions(node.at("torch")),
-        cuda=_versions(node.at("cuda")),
-    )
-
-
-def _validation(node: _Node) -> CrossValidation:
-    def share(name: str, high: float = 1.0) -> float | None:
-        value = node.maybe(name)
-        return None if value is None else value.number(0, high)
-
-    return CrossValidation(
-        cases=node.at("cases").whole(0),
-        models=node.at("models").whole(0),
-        folds=node.at("folds").whole(0),
-        raw_error=share("raw_error", 1e6),
-        error=share("error", 1e6),
-        allocated_raw_error=share("allocated_raw_error", 1e6),
-        allocated_error=share("allocated_error", 1e6),
-        coverage=share("coverage"),
-        above=share("above"),
-    )
-
-
-def _provenance(node: _Node) -> Provenance:
-    return Provenance(
-        gpus=_texts(node.at("gpus")),
-        drivers=_texts(node.at("drivers")),
-        first=node.at("first").text(),
-        last=node.at("last").text(),
-        statuses=node.at("statuses").mapping(lambda count: count.whole()),
-        dataset_sha256=node.at("dataset_sha256").text(),
-        versions=node.at("versions").mapping(lambda version: version.text()),
-        notes=_texts(node.at("notes")),
-    )
+    calibration: Calibration = _read(Calibration, top)
+    measured = calibration.measured
+    seen = {fact: measured.seen[fact] for fact in FACTS if fact in measured.seen}
+    return replace(calibration, measured=replace(measured, seen=seen))
 
 
 # -- which one ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CalibrationChoice:
-    """The calibration that was found for a GPU.
+@dataclass(frozen=True, slots=True)
+class ChosenCalibration:
+    """A calibration, where it is from, and what to say of its choice.
 
     Attributes:
-        path: its file, None where none names the GPU.
         calibration: its content.
+        path: its file.
         notes: files that were passed over, and why.
     """
 
-    path: Path | None = None
-    calibration: Calibration | None = None
+    calibration: Calibration
+    path: Path
     notes: tuple[str, ...] = ()
 
 
-def calibrations_for(gpu: str, folders: Sequence[str | os.PathLike[str]]) -> CalibrationChoice:
-    """Which calibration of some folders was measured on a GPU.
+def calibrations_for(
+    gpu: str,
+    folders: Sequence[str | os.PathLike[str]],
+    like: tuple[tuple[int, int] | str | None, int | None, int | None] | None = None,
+) -> ChosenCalibration | None:
+    """Which calibration of some folders to take for a GPU.
 
-    Of several, one of the first folder; there, the one with most runs on this GPU, then the one
-    measured last.
+    Of those that were measured on it, one of the first folder; there, the one with most runs on
+    it, then the one measured last. Where there is none, the one measured on the GPU most like it.
 
     Args:
         gpu: name as the driver prints it, or ``cpu``.
         folders: their files ``*.json`` are looked at; folders that are not there are passed over.
+        like: the GPU's compute capability, streaming multiprocessors and bytes of memory; None
+            where no other GPU's calibration will do.
     """
     known, notes = _calibrations_in(folders)
-    candidates: list[tuple[int, int, str, Path, Calibration]] = []
+    own: list[tuple[tuple[int, int, str], Path, Calibration]] = []
     for place, file, calibration in known:
-        part = calibration.part_of(gpu)
-        if part is None and not any(same_gpu(gpu, g) for g in calibration.provenance.gpus):
+        part, origin = calibration.part_of(gpu), calibration.provenance
+        if part is None and not any(same_gpu(gpu, other) for other in origin.gpus):
             continue
         cases = part.cases if part is not None else calibration.validation.cases
-        candidates.append((-place, cases, calibration.provenance.last, file, calibration))
-    if not candidates:
-        return CalibrationChoice(notes=notes)
-    best = max(candidates, key=lambda item: item[:3])  # the first one of equals
-    return CalibrationChoice(path=best[3], calibration=best[4], notes=notes)
-
-
-def nearest_calibration(
-    folders: Sequence[str | os.PathLike[str]],
-    *,
-    capability: tuple[int, int] | str | None,
-    sm_count: int | None,
-    total_bytes: int | None,
-) -> CalibrationChoice:
-    """Which calibration of some folders was measured on the GPU most like another one.
-
-    Args:
-        folders: as for :func:`calibrations_for`.
-        capability: compute capability of the other one.
-        sm_count: its streaming multiprocessors.
-        total_bytes: its memory.
-    """
-    known, notes = _calibrations_in(folders)
-    ranked = [
-        (part.distance(capability, sm_count, total_bytes), file, calibration)
+        own.append(((-place, cases, origin.last), file, calibration))
+    if own:
+        _, path, chosen = max(own, key=lambda item: item[0])  # the first one of equals
+        return ChosenCalibration(chosen, path, notes)
+    if like is None:
+        return None
+    near = [
+        (part.distance(*like), file, calibration)
         for _, file, calibration in known
         for part in calibration.process
     ]
-    if not ranked:
-        return CalibrationChoice(notes=notes)
-    _, path, calibration = min(ranked, key=lambda item: item[0])  # the first one of equals
-    return CalibrationChoice(path=path, calibration=calibration, notes=notes)
+    if not near:
+        return None
+    _, path, chosen = min(near, key=lambda item: item[0])  # the first one of equals
+    return ChosenCalibration(chosen, path, notes)
 
 
 def _calibrations_in(

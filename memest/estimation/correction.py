@@ -27,6 +27,7 @@ from memest.estimation.calibration import (
     ProcessPart,
     same_gpu,
 )
+from memest.estimation.run_facts import RunFacts
 from memest.units import format_size
 
 __all__ = ["Correction", "Uncorrected", "correct"]
@@ -48,14 +49,13 @@ MARGIN = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Uncorrected:
-    """An uncalibrated estimate, as far as a correction needs it.
+class Uncorrected(RunFacts):
+    """An uncalibrated estimate, as far as a correction needs it: what kind of run, and its bytes.
 
     Attributes:
         parts: rows of the breakdown at the allocated peak, bytes by category.
         allocated_bytes: their sum.
         reserved_bytes: of the replay.
-        kernels: distinct operators of the run.
         gpu: name as the driver prints it.
         sm_count: streaming multiprocessors of the GPU.
         capability: its (major, minor).
@@ -66,19 +66,12 @@ class Uncorrected:
         context_expected_bytes: what it expects.
         context_high_bytes: the most.
         slack_bytes: how much larger a workspace may be that a library chooses.
-        precision: kind of autocast.
-        dtype: of the weights.
-        attention: implementation.
-        optimizer: by name.
-        loop: whose training loop.
-        checkpointing: ``none``, ``full`` or ``every_n``.
         family: ``model_type`` of the model.
     """
 
     parts: Mapping[str, int]
     allocated_bytes: int
     reserved_bytes: int
-    kernels: int
     gpu: str
     sm_count: int | None = None
     capability: tuple[int, int] | None = None
@@ -89,12 +82,6 @@ class Uncorrected:
     context_expected_bytes: int
     context_high_bytes: int
     slack_bytes: int = 0
-    precision: str
-    dtype: str
-    attention: str
-    optimizer: str
-    loop: str
-    checkpointing: str
     family: str
 
     def __post_init__(self) -> None:
@@ -103,6 +90,21 @@ class Uncorrected:
                 f"the parts sum to {sum(self.parts.values())} bytes, allocated are "
                 f"{self.allocated_bytes}"
             )
+
+    @property
+    def device_bytes(self) -> int:
+        """Reserved, context and kernels as the table expects them."""
+        return self.reserved_bytes + self.context_expected_bytes
+
+    @property
+    def low_bytes(self) -> int:
+        """Lower end of the range of the device peak without a calibration."""
+        return self.reserved_bytes + self.context_low_bytes
+
+    @property
+    def high_bytes(self) -> int:
+        """Upper end of it."""
+        return self.reserved_bytes + self.context_high_bytes + self.slack_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,13 +128,7 @@ class Correction:
         notes: what is extrapolated or borrowed, in sentences.
         distance: how far beyond what was measured; 0 within.
         process_gpu: whose process part was taken; empty for the table's.
-        raw_parts: before correction.
-        raw_allocated_bytes: before correction.
-        raw_reserved_bytes: before correction.
-        raw_process_bytes: as the table expects.
-        raw_device_bytes: before correction.
-        raw_low_bytes: range without calibration.
-        raw_high_bytes: range without calibration.
+        before: what was corrected.
         validation: how right the profile was for models it had not seen.
     """
 
@@ -152,13 +148,7 @@ class Correction:
     notes: tuple[str, ...]
     distance: float
     process_gpu: str
-    raw_parts: Mapping[str, int]
-    raw_allocated_bytes: int
-    raw_reserved_bytes: int
-    raw_process_bytes: int
-    raw_device_bytes: int
-    raw_low_bytes: int
-    raw_high_bytes: int
+    before: Uncorrected
     validation: CrossValidation
 
 
@@ -200,10 +190,8 @@ def correct(calibration: Calibration, question: Uncorrected) -> Correction:
     few = level is None or level < LEVEL
     if distance or not process.gpu or calibration.band.metric != "device":
         level = None
-    raw_low = q.reserved_bytes + q.context_low_bytes
-    raw_high = q.reserved_bytes + q.context_high_bytes + q.slack_bytes
     if few or distance:
-        low, high = min(low, raw_low), max(high, raw_high)
+        low, high = min(low, q.low_bytes), max(high, q.high_bytes)
     low, high = min(low, device), max(high, device)
     if distance:
         more = MARGIN * distance * device
@@ -226,13 +214,7 @@ def correct(calibration: Calibration, question: Uncorrected) -> Correction:
         notes=tuple(notes),
         distance=distance,
         process_gpu=process.gpu,
-        raw_parts=dict(q.parts),
-        raw_allocated_bytes=q.allocated_bytes,
-        raw_reserved_bytes=q.reserved_bytes,
-        raw_process_bytes=q.context_expected_bytes,
-        raw_device_bytes=q.reserved_bytes + q.context_expected_bytes,
-        raw_low_bytes=raw_low,
-        raw_high_bytes=raw_high,
+        before=q,
         validation=calibration.validation,
     )
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from memest.config.inputs import module_inputs_of
 from memest.config.options import argument, merge_options
 from memest.config.setup import Setup
 from memest.errors import MissingDependencyError
 from memest.estimation.breakdown import alive_at_peak, breakdown, layers, moment, timeline
-from memest.estimation.gpu_target import TargetGpu, common_target_gpus, target_gpus
+from memest.estimation.gpu_target import Place, TargetGpu, common_target_gpus, target_gpus
 from memest.estimation.notes import assumptions_of, notes_of
 from memest.estimation.peaks import Peaks, calibration_facts, corrected_rows, peaks_of
 from memest.estimation.pipeline import PipelineRun
@@ -141,30 +141,24 @@ def answer(
     profiler: Profiler,
     request: Setup,
     *,
-    gpu: str | Sequence[str] | None = None,
-    gpu_memory: int | str | None = None,
-    device_context: int | str | None = None,
-    calibration: str | None = None,
     max_batch: bool = True,
     vary: Sequence[str] = (),
     common: bool = True,
     snapshot: Path | None = None,
+    **place: Unpack[Place],
 ) -> Estimate:
     """The estimate of a setup for a model whose traces a tracer keeps.
 
     Args:
         profiler: of the model.
         request: the setup as it was asked for.
-        gpu: as for :func:`estimate`.
-        gpu_memory: likewise.
-        device_context: likewise.
-        calibration: likewise.
         max_batch: look for the largest batch when a GPU is named.
         vary: sizes that further questions will change.
         common: say what it means for the GPUs that people have, where none is named.
         snapshot: a file that the run is written to besides.
+        **place: where the run is to fit.
     """
-    targets = target_gpus(request, gpu, gpu_memory, device_context, calibration)
+    targets = target_gpus(request, **place)
     main, named = targets.main, targets.named
     looks_for_batch = bool(named) and max_batch
     run = resolve_run(profiler, request, main.traits, ("batch", *vary) if looks_for_batch else vary)
@@ -280,27 +274,17 @@ def _ranks(main: TargetGpu, run: Run, replays: ReplayCache) -> tuple[RankPeak, .
 
 
 def spot(
-    profiler: Profiler,
-    request: Setup,
-    *,
-    gpu: str | Sequence[str] | None = None,
-    gpu_memory: int | str | None = None,
-    device_context: int | str | None = None,
-    calibration: str | None = None,
-    vary: Sequence[str] = (),
+    profiler: Profiler, request: Setup, *, vary: Sequence[str] = (), **place: Unpack[Place]
 ) -> Spot:
     """The peaks and the verdict of :func:`answer` alone, in a third of the time.
 
     Args:
         profiler: of the model.
         request: the setup as it was asked for.
-        gpu: as for :func:`estimate`; the first one counts.
-        gpu_memory: likewise.
-        device_context: likewise.
-        calibration: likewise.
         vary: sizes that further questions will change.
+        **place: where the run is to fit; the first GPU counts.
     """
-    targets = target_gpus(request, gpu, gpu_memory, device_context, calibration)
+    targets = target_gpus(request, **place)
     run = resolve_run(profiler, request, targets.main.traits, vary)
     conf = parse_alloc_conf(run.setup.alloc_conf)
     stream = run.short_stream

@@ -8,10 +8,10 @@ package; a file can be named too.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from memest.catalog.capacity import usable_bytes
 from memest.catalog.cuda_context import ContextEstimate, context_estimate, loaded_kernels_later
@@ -19,7 +19,8 @@ from memest.catalog.gpus import common_gpus, find_gpu, traits
 from memest.catalog.nvml import resolve_gpu
 from memest.catalog.spec import GpuSpec
 from memest.config.installed import installed_version
-from memest.config.options import read_size
+from memest.config.option_table import PLACE
+from memest.config.options import argument, find_option, read_size
 from memest.config.setup import Attention, Setup
 from memest.errors import ConfigError, UnknownGpuError
 from memest.files.folders import data_folder, user_folder
@@ -28,18 +29,18 @@ from memest.workspaces.attention_choice import flash_library_runs
 from memest.workspaces.operator_call import GpuTraits
 
 if TYPE_CHECKING:
-    from memest.estimation.calibration import Calibration
+    from memest.estimation.calibration_files import ChosenCalibration
 
 __all__ = [
     "NO_CALIBRATION",
     "REFERENCE_GPU",
-    "ChosenCalibration",
+    "Place",
     "TargetGpu",
     "TargetGpus",
     "calibration_folders",
     "calibration_of",
     "common_target_gpus",
-    "reference_target_gpu",
+    "split_place",
     "target_gpu",
     "target_gpus",
 ]
@@ -49,13 +50,36 @@ NO_CALIBRATION = "none"
 """What ``--calibration`` says to take no profile, also where one would be found."""
 
 
-@dataclass(frozen=True, slots=True)
-class ChosenCalibration:
-    """A calibration, where it is from, and what to say of its choice."""
+class Place(TypedDict, total=False):
+    """Where a run is to fit, as :func:`memest.estimate` takes it; what is left out is not given.
 
-    calibration: Calibration
-    path: Path
-    notes: tuple[str, ...] = ()
+    Attributes:
+        gpu: name of a GPU, or several; the first one decides the verdict.
+        gpu_memory: bytes it has.
+        device_context: CUDA context that was read on it.
+        calibration: file of a calibration, or ``none``.
+    """
+
+    gpu: str | Sequence[str] | None
+    gpu_memory: int | str | None
+    device_context: int | str | None
+    calibration: str | None
+
+
+def split_place(options: Mapping[str, Any]) -> tuple[Place, dict[str, Any]]:
+    """Options of an estimate as where the run is to fit, and those of its setup.
+
+    Raises:
+        ConfigError: one of the place is given by two names, with different values.
+    """
+    rest = dict(options)
+    given: Any = {
+        name: argument(name, None, rest)
+        for name in PLACE
+        if any(spelt in rest for spelt in find_option(name).keywords)
+    }
+    place: Place = given
+    return place, rest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,27 +113,18 @@ def calibration_of(spec: GpuSpec, asked: str | None) -> ChosenCalibration | None
     if asked == NO_CALIBRATION:
         return None
     if asked is not None:
-        from memest.estimation.calibration_files import read_calibration
+        from memest.estimation.calibration_files import ChosenCalibration, read_calibration
 
         path = Path(asked).expanduser()
         return ChosenCalibration(read_calibration(path), path)
     folders = calibration_folders()
     if not any(map(_has_calibrations, folders)):
         return None
-    from memest.estimation.calibration_files import calibrations_for, nearest_calibration
+    from memest.estimation.calibration_files import calibrations_for
 
-    choice = calibrations_for(spec.name, folders)
-    if choice.calibration is None:
-        # what is borrowed of it is said where it is applied
-        choice = nearest_calibration(
-            folders,
-            capability=spec.compute_capability,
-            sm_count=spec.sm_count,
-            total_bytes=spec.torch_total_bytes,
-        )
-    if choice.calibration is None or choice.path is None:
-        return None
-    return ChosenCalibration(choice.calibration, choice.path, choice.notes)
+    # what is borrowed of another GPU is said where it is applied
+    like = spec.compute_capability, spec.sm_count, spec.torch_total_bytes
+    return calibrations_for(spec.name, folders, like)
 
 
 def _has_calibrations(folder: Path) -> bool:
@@ -139,15 +154,15 @@ def target_gpu(
         memory: in place of what the GPU has, bytes.
         profile: a calibration's file, ``none``, or None for what is found.
     """
-    return _target_of(resolve_gpu(name), setup, torch, context, memory, profile)
+    return _target_of(resolve_gpu(name), setup.software.cuda, torch, context, memory, profile)
 
 
-def reference_target_gpu(
-    setup: Setup,
+def _reference(
+    cuda: tuple[int, int] | None,
     torch: tuple[int, int],
     context: int | None,
     memory: int | None,
-    profile: str | None = None,
+    profile: str | None,
 ) -> TargetGpu:
     """The GPU whose kernels are taken where none is named: the calibration's own where one is."""
     spec = find_gpu(REFERENCE_GPU)
@@ -156,7 +171,7 @@ def reference_target_gpu(
         profile = NO_CALIBRATION
     elif profile != NO_CALIBRATION:
         spec = _measured_on(profile) or spec
-    target = _target_of(spec, setup, torch, context, memory, profile)
+    target = _target_of(spec, cuda, torch, context, memory, profile)
     return target if memory is None else replace(target, name="your GPU")
 
 
@@ -174,7 +189,8 @@ def common_target_gpus(
     setup: Setup, torch: tuple[int, int], context: int | None
 ) -> list[TargetGpu]:
     """The GPUs that people have, without those that cannot run what the setup names."""
-    targets = [_target_of(spec, setup, torch, context, None, None) for spec in common_gpus()]
+    cuda = setup.software.cuda
+    targets = [_target_of(spec, cuda, torch, context, None, None) for spec in common_gpus()]
     if setup.attn_implementation is not Attention.FLASH_ATTENTION_2:
         return targets
     return [target for target in targets if flash_library_runs(target.traits.capability)]
@@ -182,7 +198,7 @@ def common_target_gpus(
 
 def _target_of(
     spec: GpuSpec,
-    setup: Setup,
+    cuda: tuple[int, int] | None,
     torch: tuple[int, int],
     context: int | None,
     memory: int | None,
@@ -199,7 +215,7 @@ def _target_of(
         name=name,
         spec=spec,
         traits=traits(spec, torch),
-        context=_context(spec, setup, torch, context),
+        context=_context(spec, cuda, torch, context),
         usable_bytes=usable,
         basis=basis,
         calibration=calibration_of(spec, profile),
@@ -207,11 +223,11 @@ def _target_of(
 
 
 def _context(
-    spec: GpuSpec, setup: Setup, torch: tuple[int, int], given: int | None
+    spec: GpuSpec, cuda: tuple[int, int] | None, torch: tuple[int, int], given: int | None
 ) -> ContextEstimate:
     if given is None:
-        return context_estimate(spec, torch, setup.software.cuda)
-    later = loaded_kernels_later(torch, setup.software.cuda)
+        return context_estimate(spec, torch, cuda)
+    later = loaded_kernels_later(torch, cuda)
     return ContextEstimate(
         expected_bytes=given + later.expected_bytes,
         low_bytes=given + later.low_bytes,
@@ -237,29 +253,26 @@ class TargetGpus:
     context: int | None
 
 
-def target_gpus(
-    setup: Setup,
-    gpu: str | Sequence[str] | None,
-    gpu_memory: int | str | None,
-    device_context: int | str | None,
-    profile: str | None = None,
-) -> TargetGpus:
-    """The GPUs that a question names, by the options of :func:`memest.estimate`.
+def target_gpus(setup: Setup, **place: Unpack[Place]) -> TargetGpus:
+    """The GPUs that a question names.
 
     Raises:
         MemestError: an unknown GPU, a size that is none, or a profile that is none.
     """
-    if device_context is not None and profile not in (None, NO_CALIBRATION):
+    given, profile = place.get("device_context"), place.get("calibration")
+    if given is not None and profile not in (None, NO_CALIBRATION):
         raise ConfigError(
-            f"--device-context {device_context} and --calibration {profile} both say what context "
+            f"--device-context {given} and --calibration {profile} both say what context "
             "and kernels take: drop one."
         )
-    torch_version = setup.software.torch or installed_version("torch") or (2, 13)
-    context = None if device_context is None else read_size("device_context", device_context)
+    cuda = setup.software.cuda
+    torch = setup.software.torch or installed_version("torch") or (2, 13)
+    context = None if given is None else read_size("device_context", given)
+    gpu, size = place.get("gpu"), place.get("gpu_memory")
     names = [gpu] if isinstance(gpu, str) else list(gpu or ())
-    memory = None if gpu_memory is None else read_size("gpu_memory", gpu_memory)
-    named = [target_gpu(name, setup, torch_version, context, memory, profile) for name in names]
+    memory = None if size is None else read_size("gpu_memory", size)
+    named = [target_gpu(name, setup, torch, context, memory, profile) for name in names]
     if not named and memory is not None:
-        named = [reference_target_gpu(setup, torch_version, context, memory, profile)]
-    main = named[0] if named else reference_target_gpu(setup, torch_version, context, None, profile)
-    return TargetGpus(main=main, named=named, torch=torch_version, context=context)
+        named = [_reference(cuda, torch, context, memory, profile)]
+    main = named[0] if named else _reference(cuda, torch, context, None, profile)
+    return TargetGpus(main=main, named=named, torch=torch, context=context)

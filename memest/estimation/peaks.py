@@ -171,20 +171,20 @@ def calibration_facts(target: TargetGpu, peaks: Peaks) -> CalibrationFacts | Non
     answer, calibration = peaks.corrected, target.calibration
     if answer is None or calibration is None:
         return None
-    cross_validation = answer.validation
+    before, cross_validation = answer.before, answer.validation
     return CalibrationFacts(
         path=str(calibration.path),
         gpus=calibration.calibration.provenance.gpus,
         process_gpu=answer.process_gpu,
         factors={part: answer.factors[part] for part in answer.parts},
-        raw_parts=dict(answer.raw_parts),
-        raw_allocated_bytes=answer.raw_allocated_bytes,
-        raw_reserved_bytes=answer.raw_reserved_bytes,
-        raw_device_bytes=answer.raw_device_bytes,
-        raw_low_bytes=answer.raw_low_bytes,
-        raw_high_bytes=answer.raw_high_bytes,
+        raw_parts=dict(before.parts),
+        raw_allocated_bytes=before.allocated_bytes,
+        raw_reserved_bytes=before.reserved_bytes,
+        raw_device_bytes=before.device_bytes,
+        raw_low_bytes=before.low_bytes,
+        raw_high_bytes=before.high_bytes,
         process_bytes=answer.process_expected_bytes,
-        raw_process_bytes=answer.raw_process_bytes,
+        raw_process_bytes=before.context_expected_bytes,
         extrapolates=answer.distance > 0,
         cases=cross_validation.cases,
         models=cross_validation.models,

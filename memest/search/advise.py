@@ -9,13 +9,14 @@ costs less time than it saves or because nothing fits without it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from memest.config.options import argument, find_option, no_gpu, read_effective_batch
 from memest.config.setup import Setup
 from memest.errors import ConfigError, MemestError
+from memest.estimation.gpu_target import Place
 from memest.estimation.notes import one_of_several
 from memest.report.findings import Advice, Plan
 from memest.report.result import Verdict
@@ -46,11 +47,6 @@ def advise(
     device_context: int | str | None = None,
     calibration: str | None = None,
     any_precision: bool = False,
-    inputs: Any = None,
-    loss: Callable[[Any, Any], torch.Tensor] | str | None = None,
-    step_fn: Callable[..., Any] | str | None = None,
-    dims: Mapping[str, int] | Sequence[str] | None = None,
-    model_args: Mapping[str, Any] | Sequence[str] | None = None,
     trust_remote_code: bool = False,
     progress: Progress | None = None,
     **options: Any,
@@ -69,14 +65,10 @@ def advise(
         calibration: as for :func:`memest.estimate`.
         any_precision: other autocast precisions may be used where they are faster. Otherwise the
             one asked for is kept unless nothing fits with it.
-        inputs: as for :func:`memest.estimate`.
-        loss: as for :func:`memest.estimate`.
-        step_fn: as for :func:`memest.estimate`.
-        dims: as for :func:`memest.estimate`.
-        model_args: as for :func:`memest.estimate`.
         trust_remote_code: run code that the model's repository brings.
         progress: called with one line for each longer thing done.
-        **options: what all plans share.
+        **options: what all plans share; ``inputs``, ``loss``, ``step_fn``, ``dims`` and
+            ``model_args`` of a module of one's own among them, as for :func:`memest.estimate`.
 
     Returns:
         The plans, best first; none where nothing fits, and then the closest one.
@@ -85,9 +77,14 @@ def advise(
         ConfigError: no GPU, an impossible effective batch, or an option that is to be found.
         MemestError: as for :func:`memest.estimate`.
     """
-    calibration = argument("calibration", calibration, options)
     wanted = read_effective_batch(effective_batch)
     named = [gpu] if isinstance(gpu, str) else list(gpu or ())
+    place = Place(
+        gpu=named,
+        gpu_memory=gpu_memory,
+        device_context=device_context,
+        calibration=argument("calibration", calibration, options),
+    )
     if not named and gpu_memory is None:
         raise no_gpu("advise")
     if len(named) > 1:
@@ -104,23 +101,11 @@ def advise(
     own = ask(
         model,
         setup,
-        inputs=inputs,
-        loss=loss,
-        step_fn=step_fn,
-        dims=dims,
-        model_args=model_args,
         trust_remote_code=trust_remote_code,
         progress=progress,
         **options,
     )
-    where = {
-        "gpu": named or None,
-        "gpu_memory": gpu_memory,
-        "device_context": device_context,
-        "calibration": calibration,
-    }
-    probe = Probe(own, where, vary=("batch",))
-    finder = Finder(probe, wanted)
+    finder = Finder(Probe(own, place, vary=("batch",)), wanted)
     return _Search(finder, any_precision=any_precision).advice()
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from memest.config.inputs import NOTHING, ModuleInputs
+from memest.config.option_table import PLACE
 from memest.config.options import setup_from_options
 from memest.errors import MemestError, MissingDependencyError
 from memest.search.grid import GridPoint, setup_options
@@ -69,20 +70,13 @@ def answer(unit: WorkUnit, progress: Callable[[str], None] | None = None) -> Ite
     often = _often(unit.questions)
     asked = None
     for question in unit.questions:
-        options = dict(question.options)
         try:
             setup = setup_from_options(**setup_options(question.options))
             if asked is None:
                 asked = Profile(unit.model, setup, unit.feed, unit.trust_remote_code, progress)
             setup = asked.with_own_batch(setup, setup_options(question.options))
-            spot = asked.spot(
-                setup,
-                gpu=options.get("gpu"),
-                gpu_memory=options.get("gpu_memory"),
-                device_context=options.get("device_context"),
-                calibration=options.get("calibration"),
-                vary=often,
-            )
+            place = {name: value for name, value in question.options if name in PLACE}
+            spot = asked.spot(setup, vary=often, **place)
         except MissingDependencyError:
             raise
         except MemestError as error:

@@ -6,12 +6,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from memest.config.option_table import PLACE
-from memest.config.options import argument, find_option
+from memest.config.option_table import OWN_MODULE_NAMES
+from memest.config.options import argument
 from memest.config.setup import Setup
 from memest.config.spelling import read_scenario, write_scenario
 from memest.errors import ConfigError
 from memest.estimation.estimate import read_run
+from memest.estimation.gpu_target import Place, split_place
 from memest.estimation.notes import notes_of_each
 from memest.report.findings import Comparison, Scenario
 from memest.report.result import Estimate
@@ -41,11 +42,6 @@ def compare(
     gpu_memory: int | str | None = None,
     device_context: int | str | None = None,
     calibration: str | None = None,
-    inputs: Any = None,
-    loss: Callable[[Any, Any], torch.Tensor] | str | None = None,
-    step_fn: Callable[..., Any] | str | None = None,
-    dims: Mapping[str, int] | Sequence[str] | None = None,
-    model_args: Mapping[str, Any] | Sequence[str] | None = None,
     trust_remote_code: bool = False,
     max_batch: bool = True,
     progress: Progress | None = None,
@@ -65,15 +61,11 @@ def compare(
         gpu_memory: as for :func:`memest.estimate`.
         device_context: as for :func:`memest.estimate`.
         calibration: as for :func:`memest.estimate`.
-        inputs: as for :func:`memest.estimate`.
-        loss: as for :func:`memest.estimate`.
-        step_fn: as for :func:`memest.estimate`.
-        dims: as for :func:`memest.estimate`.
-        model_args: as for :func:`memest.estimate`.
         trust_remote_code: run code that the model's repository brings.
         max_batch: look for the largest batch of each scenario when a GPU is named.
         progress: called with one line for each longer thing done.
-        **options: what all scenarios share.
+        **options: what all scenarios share; ``inputs``, ``loss``, ``step_fn``, ``dims`` and
+            ``model_args`` of a module of one's own among them, as for :func:`memest.estimate`.
 
     Returns:
         The comparison; the first scenario is what the others are compared with.
@@ -82,7 +74,12 @@ def compare(
         ConfigError: nothing to compare, or a scenario that cannot be.
         MemestError: as for :func:`memest.estimate`.
     """
-    calibration = argument("calibration", calibration, options)
+    place = Place(
+        gpu=gpu or None,
+        gpu_memory=gpu_memory,
+        device_context=device_context,
+        calibration=argument("calibration", calibration, options),
+    )
     models: list[Any] = list(model) if isinstance(model, (list, tuple)) else [model]
     changes = _named_changes(scenarios)
     if not models:
@@ -97,12 +94,7 @@ def compare(
             "nothing to compare with: name a change, for example --vs fp16 or --vs "
             "'grad-accum=4 batch=2', or a second model."
         )
-    where = {
-        "gpu": gpu or None,
-        "gpu_memory": gpu_memory,
-        "device_context": device_context,
-        "calibration": calibration,
-    }
+    fed = {name: options.pop(name) for name in OWN_MODULE_NAMES & options.keys()}
     profiles = []
     for one in models:
         run, own, others = read_run(one), setup, options
@@ -113,29 +105,25 @@ def compare(
             ask(
                 one,
                 own,
-                inputs=inputs,
-                loss=loss,
-                step_fn=step_fn,
-                dims=dims,
-                model_args=model_args,
                 trust_remote_code=trust_remote_code,
                 progress=progress,
+                **fed,
                 **others,
             )
         )
     for change in changes.values():  # what can be wrong with words is said before anything slow
-        profiles[0].setup_for(**_split(change)[0])
+        profiles[0].setup_for(**split_place(change)[1])
     asked: list[tuple[str, Probe, dict[str, Any]]] = []
-    base = Probe(profiles[0], where)
+    base = Probe(profiles[0], place)
     if changes:
         asked.append((BASE, base, {}))
         for name, change in changes.items():
-            differing, place = _split(change)
-            probe = Probe(profiles[0], _moved(where, place)) if place else base
-            asked.append((name, probe, {**differing, **place}))
+            own_place, differing = split_place(change)
+            probe = Probe(profiles[0], {**place, **own_place}) if own_place else base
+            asked.append((name, probe, {**differing, **own_place}))
     else:
         asked += [
-            (name, Probe(own, where), {})
+            (name, Probe(own, place), {})
             for name, own in zip(_told_apart(map(_name, models)), profiles, strict=True)
         ]
     return _compare(asked, max_batch=max_batch)
@@ -160,18 +148,6 @@ def _named_changes(scenarios: Sequence[Change] | Mapping[str, Change]) -> dict[s
     return changed
 
 
-def _split(change: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Changes of the setup, and of the GPU that it is asked for."""
-    named = {find_option(name).name: value for name, value in change.items()}
-    place = {name: value for name, value in named.items() if name in PLACE}
-    own = {name: v for name, v in change.items() if find_option(name).name not in PLACE}
-    return own, place
-
-
-def _moved(where: Mapping[str, Any], place: Mapping[str, Any]) -> dict[str, Any]:
-    return {**where, **place}
-
-
 def _name(model: Any) -> str:
     run = read_run(model)
     if run is not None:
@@ -194,7 +170,7 @@ def _compare(asked: list[tuple[str, Probe, dict[str, Any]]], *, max_batch: bool)
     first: tuple[Estimate, float] | None = None
     notes: dict[str, None] = {}
     for name, probe, change in asked:
-        differing = _split(change)[0]
+        own_place, differing = split_place(change)
         estimate = probe.estimate(max_batch=max_batch, **differing)
         time = probe.seconds_per_sample(**differing)
         total = probe.work(**differing).total
@@ -211,7 +187,7 @@ def _compare(asked: list[tuple[str, Probe, dict[str, Any]]], *, max_batch: bool)
             )
         )
         first = first or (estimate, time)
-        if change and first[0].setup == estimate.setup and not _split(change)[1]:
+        if change and first[0].setup == estimate.setup and not own_place:
             notes[f"{name} changes nothing: it is what the options say already."] = None
     samples = {scenario.effective_batch for scenario in scenarios}
     if len(samples) > 1:

@@ -29,7 +29,7 @@ from memest.catalog.gpus import find_gpu
 from memest.catalog.nvml import resolve_gpu
 from memest.catalog.spec import GpuSpec, list_gpus
 from memest.config.setup import Setup
-from memest.estimation.gpu_target import REFERENCE_GPU
+from memest.estimation.gpu_target import REFERENCE_GPU, Place
 from memest.profiles.work import StepWork, Work
 from memest.report.result import Estimate
 from memest.search.profile import Profile
@@ -87,7 +87,6 @@ _HALF_TO_FULL_OF = {"a10g": 2.0, "l20": 2.0, "l40": 2.0, "h20": 3.4}
 """The cards whose tensor cores are slower than their family's."""
 _TF32 = frozenset({"Ampere", "Ada", "Hopper", "Blackwell", "CDNA3"})
 """Architectures that multiply fp32 as TF32, at half the half rate."""
-_REFERENCE = "a100-80gb"
 _FACTOR = re.compile(r"fp16: (\d+)x FP32 rate")
 _TERA = 10**12
 
@@ -175,7 +174,7 @@ def _half_rate(spec: GpuSpec) -> tuple[GpuSpec, float]:
     alike = [s for s in alike if s.kind == spec.kind] or alike
     processors = spec.sm_count or 0
     if not alike or not processors:
-        near = find_gpu(_REFERENCE)
+        near = find_gpu(REFERENCE_GPU)
         return near, (near.fp16_dense_tflops or 1.0) * _TERA
     near = min(alike, key=lambda s: abs((s.sm_count or 0) - processors))
     return near, (near.fp16_dense_tflops or 1.0) * _TERA * processors / (near.sm_count or 1)
@@ -203,17 +202,15 @@ class Probe:
 
     Args:
         profile: the model under its setup.
-        where: what of ``gpu``, ``gpu_memory``, ``device_context`` and ``calibration`` was given.
+        place: where the runs are to fit.
         vary: sizes that many questions will change.
     """
 
-    def __init__(
-        self, profile: Profile, where: dict[str, Any], *, vary: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, profile: Profile, place: Place, *, vary: Sequence[str] = ()) -> None:
         self.profile = profile
         self._vary = tuple(vary)
-        self.where = {name: value for name, value in where.items() if value is not None}
-        self.spec = spec_of(self.where)
+        self._place = place
+        self.spec = spec_of(place.get("gpu"))
         self._estimates: dict[tuple[Any, ...], Estimate] = {}
         self._works: dict[Setup, StepWork] = {}
 
@@ -224,7 +221,7 @@ class Probe:
         estimate = self._estimates.get(key)
         if estimate is None:
             estimate = self.profile.estimate(
-                setup, max_batch=max_batch, vary=self._vary, common=False, **self.where
+                setup, max_batch=max_batch, vary=self._vary, common=False, **self._place
             )
             self._estimates[key] = estimate
         return estimate
@@ -234,7 +231,7 @@ class Probe:
         setup = self.profile.setup_for(**changes)
         step_work = self._works.get(setup)
         if step_work is None:
-            gpu = self.where.get("gpu")
+            gpu = self._place.get("gpu")
             step_work = self._works[setup] = self.profile.work(setup, gpu=gpu)
         return step_work
 
@@ -250,9 +247,8 @@ class Probe:
         return speed_of(self.spec, tf32=setup.tf32)
 
 
-def spec_of(where: dict[str, Any]) -> GpuSpec:
+def spec_of(gpu: str | Sequence[str] | None) -> GpuSpec:
     """The GPU whose kernels run: the first one named, else the reference."""
-    named = where.get("gpu")
-    if named is None or named == () or named == []:
+    if not gpu:
         return find_gpu(REFERENCE_GPU)
-    return resolve_gpu(named if isinstance(named, str) else named[0])
+    return resolve_gpu(gpu if isinstance(gpu, str) else gpu[0])

@@ -66,8 +66,6 @@ def explain_oom(
     setup: Setup | None = None,
     *,
     gpu: str | Sequence[str] | None = None,
-    inputs: Mapping[str, torch.Tensor] | None = None,
-    loss: Callable[[Any, Any], torch.Tensor] | None = None,
     trust_remote_code: bool = False,
     progress: Progress | None = None,
     **options: Any,
@@ -79,11 +77,10 @@ def explain_oom(
         model: what was trained, as for :func:`memest.estimate`; None to explain the message alone.
         setup: how it was trained; ``options`` are another way to give it.
         gpu: the card; left out, the card of the catalogue with so much memory.
-        inputs: as for :func:`memest.estimate`.
-        loss: as for :func:`memest.estimate`.
         trust_remote_code: run code that the model's repository brings.
         progress: called with one line for each longer thing done.
-        **options: the options that the run was started with.
+        **options: the options that the run was started with, ``inputs`` and ``loss`` of a module
+            of one's own among them.
 
     Raises:
         ConfigError: there is no such message in the text, or options without a model.
@@ -109,8 +106,6 @@ def explain_oom(
     own = ask(
         model,
         setup,
-        inputs=inputs,
-        loss=loss,
         trust_remote_code=trust_remote_code,
         progress=progress,
         **options,

@@ -9,12 +9,17 @@ a trace for each.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from memest.config.inputs import module_inputs_of
-from memest.config.options import argument, merge_options, no_gpu, read_effective_batch
+from memest.config.options import (
+    argument,
+    merge_options,
+    no_gpu,
+    read_effective_batch,
+    split_inputs,
+)
 from memest.config.setup import MAX_BATCH, MAX_GRAD_ACCUM, MAX_IMAGE_SIZE, Setup, choose
 from memest.errors import ConfigError, MemestError
 from memest.estimation.gpu_target import TargetGpu, target_gpus
@@ -61,11 +66,6 @@ def max_batch(
     calibration: str | None = None,
     of: SizeAxis | str = SizeAxis.BATCH,
     effective_batch: int | str | None = None,
-    inputs: Any = None,
-    loss: Callable[[Any, Any], torch.Tensor] | str | None = None,
-    step_fn: Callable[..., Any] | str | None = None,
-    dims: Mapping[str, int] | Sequence[str] | None = None,
-    model_args: Mapping[str, Any] | Sequence[str] | None = None,
     trust_remote_code: bool = False,
     progress: Progress | None = None,
     **options: Any,
@@ -82,14 +82,11 @@ def max_batch(
         calibration: as for :func:`memest.estimate`.
         of: ``batch``, ``seq-len`` or ``image-size``.
         effective_batch: samples of an optimizer step that shall be reached by accumulation.
-        inputs: as for :func:`memest.estimate`.
-        loss: as for :func:`memest.estimate`.
-        step_fn: as for :func:`memest.estimate`.
-        dims: as for :func:`memest.estimate`.
-        model_args: as for :func:`memest.estimate`.
         trust_remote_code: run code that the model's repository brings.
         progress: called with one line for each longer thing done.
-        **options: fields of :class:`Setup` and the spellings of HF ``TrainingArguments``.
+        **options: fields of :class:`Setup` and the spellings of HF ``TrainingArguments``, and
+            ``inputs``, ``loss``, ``step_fn``, ``dims`` and ``model_args`` of a module of one's
+            own, as for :func:`memest.estimate`.
 
     Returns:
         For each GPU the largest size that runs with the CUDA context expected, the largest that
@@ -106,15 +103,22 @@ def max_batch(
         (512, 'model')
     """
     calibration = argument("calibration", calibration, options)
+    module_inputs, options = split_inputs(options)
     wanted: SizeAxis = choose("--of", of, SizeAxis)
     setup = merge_options(setup, options)
     if not gpu and gpu_memory is None:
         raise no_gpu("max-batch")
     samples = None if effective_batch is None else _samples(effective_batch, wanted, setup)
-    targets = target_gpus(setup, gpu, gpu_memory, device_context, calibration).named
+    targets = target_gpus(
+        setup,
+        gpu=gpu,
+        gpu_memory=gpu_memory,
+        device_context=device_context,
+        calibration=calibration,
+    ).named
     profiler = Profiler.of(
         model,
-        module_inputs=module_inputs_of(inputs, loss, step_fn, dims, model_args),
+        module_inputs=module_inputs,
         trust_remote_code=trust_remote_code,
         progress=progress,
     )

@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from memest.config.inputs import NOTHING, ModuleInputs, module_inputs_of
-from memest.config.options import argument, merge_options, setup_from_options
+from memest.config.options import merge_options, setup_from_options
 from memest.config.setup import Setup
 from memest.estimation.estimate import answer, spot
-from memest.estimation.gpu_target import target_gpus
+from memest.estimation.gpu_target import split_place, target_gpus
 from memest.estimation.profiler import Profiler
 from memest.estimation.run import Run
 from memest.estimation.whole_run import resolve_run, steps_run
@@ -103,10 +103,6 @@ class Profile:
         self,
         setup: Setup | None = None,
         *,
-        gpu: str | Sequence[str] | None = None,
-        gpu_memory: int | str | None = None,
-        device_context: int | str | None = None,
-        calibration: str | None = None,
         max_batch: bool = False,
         vary: Sequence[str] = (),
         common: bool = True,
@@ -116,61 +112,30 @@ class Profile:
 
         Args:
             setup: a whole setup in place of the profile's.
-            gpu: as for :func:`memest.estimate`.
-            gpu_memory: as for :func:`memest.estimate`.
-            device_context: as for :func:`memest.estimate`.
-            calibration: as for :func:`memest.estimate`.
             max_batch: look for the largest batch too.
             vary: sizes that further questions will change (``batch``, ``seq_len``, ...): worth a
                 few more traces now.
             common: say what it means for the GPUs that people have, where none is named.
-            **changes: options of an estimate that differ from the profile's setup.
+            **changes: ``gpu``, ``gpu_memory``, ``device_context`` and ``calibration`` as for
+                :func:`memest.estimate`, and options that differ from the profile's setup.
         """
-        calibration = argument("calibration", calibration, changes)
+        place, changes = split_place(changes)
         request = self.setup_for(setup, **changes)
         return answer(
-            self._profiler,
-            request,
-            gpu=gpu,
-            gpu_memory=gpu_memory,
-            device_context=device_context,
-            calibration=calibration,
-            max_batch=max_batch,
-            vary=vary,
-            common=common,
+            self._profiler, request, max_batch=max_batch, vary=vary, common=common, **place
         )
 
-    def spot(
-        self,
-        setup: Setup | None = None,
-        *,
-        gpu: str | Sequence[str] | None = None,
-        gpu_memory: int | str | None = None,
-        device_context: int | str | None = None,
-        calibration: str | None = None,
-        vary: Sequence[str] = (),
-        **changes: Any,
-    ) -> Spot:
+    def spot(self, setup: Setup | None = None, *, vary: Sequence[str] = (), **changes: Any) -> Spot:
         """The peaks and the verdict of :meth:`estimate` alone, for those who ask many times."""
-        calibration = argument("calibration", calibration, changes)
-        return spot(
-            self._profiler,
-            self.setup_for(setup, **changes),
-            gpu=gpu,
-            gpu_memory=gpu_memory,
-            device_context=device_context,
-            calibration=calibration,
-            vary=vary,
-        )
+        place, changes = split_place(changes)
+        return spot(self._profiler, self.setup_for(setup, **changes), vary=vary, **place)
 
     def run(
         self, setup: Setup | None = None, *, gpu: str | Sequence[str] | None = None, **changes: Any
     ) -> Run:
         """What answers a question: the steps, and the stream that the allocator sees."""
         request = self.setup_for(setup, **changes)
-        return resolve_run(
-            self._profiler, request, target_gpus(request, gpu, None, None).main.traits
-        )
+        return resolve_run(self._profiler, request, target_gpus(request, gpu=gpu).main.traits)
 
     def work(
         self, setup: Setup | None = None, *, gpu: str | Sequence[str] | None = None, **changes: Any
@@ -178,7 +143,7 @@ class Profile:
         """Arithmetic, launches and memory written by one optimizer step in the steady state."""
         request = self.setup_for(setup, **changes)
         # a step alone: nothing that comes behind the steps is traced for it
-        run = steps_run(self._profiler, request, target_gpus(request, gpu, None, None).main.traits)
+        run = steps_run(self._profiler, request, target_gpus(request, gpu=gpu).main.traits)
         return step_work(run.program.trace_at(run.point), run.setup.grad_accum)
 
     def allocated(
@@ -201,7 +166,7 @@ class Profile:
         names = sorted({name for point in points for name in point})
         for point in points:
             request = self.setup_for(**point)
-            traits = target_gpus(request, gpu, None, None).main.traits
+            traits = target_gpus(request, gpu=gpu).main.traits
             vary = names if len(points) > 3 else ()
             runs.append(resolve_run(self._profiler, request, traits, vary))
         if not all(f.is_program_alone for f in runs):

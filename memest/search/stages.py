@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from memest.config.options import argument
 from memest.config.parallelism import Distributed
 from memest.config.setup import Setup
 from memest.errors import ConfigError
+from memest.estimation.gpu_target import Place
 from memest.estimation.notes import notes_of_each
 from memest.estimation.run import Run
 from memest.report.stages_result import OfficialRow, StageRow, StageTable
@@ -52,8 +53,6 @@ def stages(
     gpu_memory: int | str | None = None,
     device_context: int | str | None = None,
     calibration: str | None = None,
-    inputs: Mapping[str, torch.Tensor] | None = None,
-    loss: Callable[[Any, Any], torch.Tensor] | None = None,
     trust_remote_code: bool = False,
     progress: Progress | None = None,
     **options: Any,
@@ -68,11 +67,10 @@ def stages(
         gpu_memory: as for :func:`memest.estimate`.
         device_context: as for :func:`memest.estimate`.
         calibration: as for :func:`memest.estimate`.
-        inputs: as for :func:`memest.estimate`.
-        loss: as for :func:`memest.estimate`.
         trust_remote_code: run code that the model's repository brings.
         progress: called with one line for each longer thing done.
-        **options: as for :func:`memest.estimate`; ``num_gpus`` says how many share.
+        **options: as for :func:`memest.estimate`, ``inputs`` and ``loss`` of a module of one's own
+            among them; ``num_gpus`` says how many share.
 
     Raises:
         ConfigError: one GPU, or options that the table varies itself.
@@ -84,15 +82,18 @@ def stages(
             "have nothing of the kind: leave it out, or compare them by memest sweep with "
             "--over zero=1,2,3."
         )
-    calibration = argument("calibration", calibration, options)
+    place = Place(
+        gpu=gpu,
+        gpu_memory=gpu_memory,
+        device_context=device_context,
+        calibration=argument("calibration", calibration, options),
+    )
     of_ddp = {name: options.pop(name) for name in list(options) if name.startswith("ddp_")}
     of_fsdp = {name: options.pop(name) for name in list(options) if name in _OF_FSDP}
     of_several = {name: options.pop(name) for name in list(options) if name == "nccl_memory"}
     base = ask(
         model,
         setup,
-        inputs=inputs,
-        loss=loss,
         trust_remote_code=trust_remote_code,
         progress=progress,
         **options,
@@ -100,13 +101,7 @@ def stages(
     distributed = base.setup.distributed
     _check(distributed, gpus_per_node)
     node = gpus_per_node or distributed.num_gpus
-    where = {
-        "gpu": gpu,
-        "gpu_memory": gpu_memory,
-        "device_context": device_context,
-        "calibration": calibration,
-    }
-    probe = Probe(base, where)
+    probe = Probe(base, place)
     rows: list[StageRow] = []
     run: Run | None = None
     refused: ConfigError | None = None

@@ -7,8 +7,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from memest.config.inputs import module_inputs_of
-from memest.config.options import read_whole
+from memest.config.options import read_whole, split_inputs
 from memest.errors import ConfigError, MemestError, UnknownModelError
 from memest.search.answer import WorkUnit, answer, in_order, units_of
 from memest.search.grid import Grid, gpus_of, read_grid
@@ -28,11 +27,6 @@ def sweep(
     *,
     jobs: int = 1,
     ray: str | bool | None = None,
-    inputs: Any = None,
-    loss: Callable[[Any, Any], torch.Tensor] | str | None = None,
-    step_fn: Callable[..., Any] | str | None = None,
-    dims: Mapping[str, int] | Sequence[str] | None = None,
-    model_args: Mapping[str, Any] | Sequence[str] | None = None,
     trust_remote_code: bool = False,
     progress: Progress | None = None,
     **options: Any,
@@ -47,16 +41,11 @@ def sweep(
             script ``if __name__ == "__main__":`` around the call.
         ray: answer on a Ray cluster: True or ``"auto"`` for the one this machine is part of,
             ``"local"`` to start one, or its address.
-        inputs: what a module of one's own is fed: tensors by name (or in a tuple), specifications
-            (``"x:float32[B,3,224,224]"``), or a function that makes them for a batch size.
-        loss: where the outputs carry none: ``loss(outputs, batch)``, or a name (``"mse"``).
-        step_fn: ``step(model, batch) -> loss`` in place of forward and loss; see
-            ``docs/any-module.md`` for steps with several models and optimizers.
-        dims: what the letters of specifications are; ``B`` is the batch, ``S`` the length.
-        model_args: arguments of a factory.
         trust_remote_code: run code that a model's repository brings.
         progress: called with one line for each longer thing done in this process.
         **options: what is the same at every point, GPU included; several GPUs become an axis.
+            ``inputs``, ``loss``, ``step_fn``, ``dims`` and ``model_args`` of a module of one's own
+            are among them, as for :func:`memest.estimate`.
 
     Returns:
         A point for every combination, in the order of models and axes whatever ran first. A point
@@ -76,19 +65,7 @@ def sweep(
         >>> [point.verdict.value for point in answers.points]
         ['fits', 'fits', 'fits', 'fits']
     """
-    made = plan(
-        models,
-        grid,
-        jobs=jobs,
-        ray=ray,
-        inputs=inputs,
-        loss=loss,
-        step_fn=step_fn,
-        dims=dims,
-        model_args=model_args,
-        trust_remote_code=trust_remote_code,
-        **options,
-    )
+    made = plan(models, grid, jobs=jobs, ray=ray, trust_remote_code=trust_remote_code, **options)
     return made.collect(made.points(progress))
 
 
@@ -145,11 +122,6 @@ def plan(
     *,
     jobs: int | str | None = 1,
     ray: str | bool | None = None,
-    inputs: Any = None,
-    loss: Any = None,
-    step_fn: Any = None,
-    dims: Any = None,
-    model_args: Any = None,
     trust_remote_code: bool = False,
     **options: Any,
 ) -> SweepPlan:
@@ -160,11 +132,6 @@ def plan(
         grid: as for :func:`sweep`.
         jobs: as for :func:`sweep`; None for a process a model, as far as there are cores.
         ray: as for :func:`sweep`.
-        inputs: as for :func:`sweep`.
-        loss: as for :func:`sweep`.
-        step_fn: as for :func:`sweep`.
-        dims: as for :func:`sweep`.
-        model_args: as for :func:`sweep`.
         trust_remote_code: as for :func:`sweep`.
         **options: as for :func:`sweep`.
     """
@@ -175,7 +142,7 @@ def plan(
         if jobs < 1:
             raise ConfigError(f"--jobs {jobs} is out of range: it must be at least 1.")
     cluster = _address(ray)
-    module_inputs = module_inputs_of(inputs, loss, step_fn, dims, model_args)
+    module_inputs, options = split_inputs(options)
     if live or not module_inputs.travels:
         if cluster is not None or (jobs or 1) > 1:
             raise ConfigError(

@@ -134,7 +134,7 @@ def tracer_and(folder, **options):
 
     given = {"bf16": True, "num_gpus": 4, "fsdp": "full_shard", "batch": 2, "seq_len": 256}
     setup = merge_options(None, {**given, **options})
-    return Profiler.of(folder), setup, target_gpus(setup, None, None, None).main.traits
+    return Profiler.of(folder), setup, target_gpus(setup).main.traits
 
 
 def peak_of(stream):

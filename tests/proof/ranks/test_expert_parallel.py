@@ -187,7 +187,7 @@ def test_families_answer_other_batches(folder):
     tracer = Profiler.of(folder)
     given = {"seq_len": 64, "num_gpus": 2, "tp": 2, "ep": 2}
     setups = [merge_options(None, {**given, "batch": batch}) for batch in (4, 6, 9)]
-    traits = target_gpus(setups[0], None, None, None).main.traits
+    traits = target_gpus(setups[0]).main.traits
     for setup in setups[:2]:
         steps_run(tracer, setup, traits, ("batch",))
     made = tracer.traces_made

@@ -241,7 +241,7 @@ def found_by(tracer, *vary, **options):
     from memest.estimation.gpu_target import target_gpus
 
     setup = merge_options(None, {"batch": 2, "seq_len": 64, "num_gpus": 2, "pp": 2, **options})
-    return steps_run(tracer, setup, target_gpus(setup, None, None, None).main.traits, vary)
+    return steps_run(tracer, setup, target_gpus(setup).main.traits, vary)
 
 
 def weights_of(stream):

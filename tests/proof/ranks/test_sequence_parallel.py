@@ -123,7 +123,7 @@ def test_families_answer_other_sizes(folder, axis, values):
     tracer = Profiler.of(folder)
     given = {"seq_len": 256, "batch": 4, "loop": "plain", **SHARED}
     setups = [merge_options(None, {**given, axis: value}) for value in values]
-    traits = target_gpus(setups[0], None, None, None).main.traits
+    traits = target_gpus(setups[0]).main.traits
     for setup in setups[:2]:
         steps_run(tracer, setup, traits, (axis,))
     made = tracer.traces_made

@@ -162,7 +162,7 @@ def found(folder, **options):
     from memest.estimation.whole_run import resolve_run
 
     setup = merge_options(None, {"seq_len": 64, **options})
-    traits = target_gpus(setup, None, None, None).main.traits
+    traits = target_gpus(setup).main.traits
     return resolve_run(Profiler.of(folder), setup, traits).stream
 
 
@@ -177,7 +177,7 @@ def test_families_answer_other_batches(folder):
     tracer = Profiler.of(folder)
     given = {"seq_len": 64, "num_gpus": 2, "tp": 2}
     setups = [merge_options(None, {**given, "batch": batch}) for batch in (4, 6, 9)]
-    traits = target_gpus(setups[0], None, None, None).main.traits
+    traits = target_gpus(setups[0]).main.traits
     for setup in setups[:2]:
         steps_run(tracer, setup, traits, ("batch",))
     made = tracer.traces_made

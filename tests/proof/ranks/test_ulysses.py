@@ -97,7 +97,7 @@ def tracer_and(folder, **options):
 
     given = {"bf16": True, "batch": 2, "seq_len": 256, **SHARED}
     setup = merge_options(None, {**given, **options})
-    return Profiler.of(folder), setup, target_gpus(setup, None, None, None).main.traits
+    return Profiler.of(folder), setup, target_gpus(setup).main.traits
 
 
 def rows(answer):

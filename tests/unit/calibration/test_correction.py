@@ -95,9 +95,9 @@ def test_each_part_is_scaled_and_the_rest_follows():
 
     assert found.parts["activations"] == round(3 * GIB * 1.1)
     assert found.parts["parameters"] == 2 * GIB
-    grown = found.allocated_bytes - found.raw_allocated_bytes
+    grown = found.allocated_bytes - found.before.allocated_bytes
     assert grown == found.parts["activations"] - 3 * GIB
-    assert found.reserved_bytes == found.raw_reserved_bytes + grown + 7 * MIB
+    assert found.reserved_bytes == found.before.reserved_bytes + grown + 7 * MIB
     assert found.process_expected_bytes == (500 + 100 + 40) * MIB
     assert found.device_bytes == found.reserved_bytes + 640 * MIB
     assert (found.low_bytes, found.high_bytes) == (
@@ -117,11 +117,11 @@ def test_each_part_is_scaled_and_the_rest_follows():
 def test_raw_figures_stay_beside_the_corrected_ones():
     found = correct(profile(factors={"activations": 0.5}), question(slack_bytes=MIB))
 
-    assert found.raw_parts == PARTS
-    assert found.raw_reserved_bytes == sum(PARTS.values()) + 100 * MIB
-    assert found.raw_device_bytes == found.raw_reserved_bytes + 575 * MIB
-    assert found.raw_low_bytes == found.raw_reserved_bytes + 300 * MIB
-    assert found.raw_high_bytes == found.raw_reserved_bytes + 801 * MIB
+    assert found.before.parts == PARTS
+    assert found.before.reserved_bytes == sum(PARTS.values()) + 100 * MIB
+    assert found.before.device_bytes == found.before.reserved_bytes + 575 * MIB
+    assert found.before.low_bytes == found.before.reserved_bytes + 300 * MIB
+    assert found.before.high_bytes == found.before.reserved_bytes + 801 * MIB
     assert found.validation.cases == 60
 
 
@@ -129,7 +129,7 @@ def test_identity_changes_no_byte():
     found = correct(profile(), question())
 
     assert found.parts == PARTS
-    assert found.reserved_bytes == found.raw_reserved_bytes
+    assert found.reserved_bytes == found.before.reserved_bytes
 
 
 sizes = st.integers(0, 1 << 45)
@@ -177,8 +177,8 @@ def test_few_cases_claim_what_they_can_and_join_the_uncalibrated_range():
     found = correct(profile(band=band), question())
 
     assert found.level == 0.75
-    assert found.low_bytes == found.raw_low_bytes
-    assert found.high_bytes == found.raw_high_bytes
+    assert found.low_bytes == found.before.low_bytes
+    assert found.high_bytes == found.before.high_bytes
     assert "9 runs, which count as 7 independent ones, are too few for 90%" in found.basis
     assert "the range joins their whole spread" in found.basis
     assert "75% of runs" in found.basis
@@ -215,8 +215,8 @@ def test_beyond_what_was_measured_it_says_so_and_widens(changes, said):
     assert found.distance > 0
     assert any(said in note and "extrapolates because" in note for note in found.notes)
     assert "beyond what was measured" in found.basis
-    assert found.low_bytes < min(found.raw_low_bytes, found.device_bytes - 50 * MIB)
-    assert found.high_bytes > max(found.raw_high_bytes, found.device_bytes + 80 * MIB)
+    assert found.low_bytes < min(found.before.low_bytes, found.device_bytes - 50 * MIB)
+    assert found.high_bytes > max(found.before.high_bytes, found.device_bytes + 80 * MIB)
 
 
 def test_a_little_beyond_is_not_beyond():
@@ -275,8 +275,8 @@ def test_another_gpu_borrows_from_the_nearest_and_says_so():
     assert found.process_low_bytes == 300 * MIB
     assert found.process_high_bytes == 800 * MIB
     assert found.level is None
-    assert found.high_bytes > found.raw_high_bytes
-    assert found.low_bytes < found.raw_low_bytes
+    assert found.high_bytes > found.before.high_bytes
+    assert found.low_bytes < found.before.low_bytes
     assert "No run was measured on NVIDIA Other" in found.notes[0]
     assert "borrowed from NVIDIA Near, of the same compute capability" in found.notes[0]
 
@@ -516,11 +516,11 @@ def test_the_profile_with_most_runs_on_a_gpu_is_taken_then_the_newest(tmp_path):
 
     found = calibrations_for("simulated 1", [tmp_path / "nothing", tmp_path])
 
+    assert found is not None
     assert found.path == newer
-    assert found.calibration is not None
     assert len(found.notes) == 1
     assert "broken.json" in found.notes[0]
-    assert calibrations_for("NVIDIA H100", [tmp_path]).path is None
+    assert calibrations_for("NVIDIA H100", [tmp_path]) is None
 
 
 def test_applying_a_profile_loads_nothing_heavy(tmp_path):

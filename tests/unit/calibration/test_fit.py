@@ -211,7 +211,7 @@ def test_few_runs_claim_less_and_say_so():
 
     assert (found.band.cases, found.band.draws) == (8, 8)
     assert found.band.level == corrected.level == pytest.approx(7 / 9, abs=1e-6)
-    assert corrected.low_bytes == corrected.raw_low_bytes
+    assert corrected.low_bytes == corrected.before.low_bytes
     assert "8 runs, which count as 8 independent ones, are too few for 90%" in corrected.basis
     assert any("a 90% range needs 19" in note for note in found.provenance.notes)
 
@@ -284,7 +284,7 @@ def test_a_single_run_gives_a_constant_and_no_claim():
 
     assert found.part_of(ONE).constant_bytes == 500 * MIB
     assert corrected.level is None
-    assert corrected.low_bytes <= corrected.raw_low_bytes
+    assert corrected.low_bytes <= corrected.before.low_bytes
 
 
 @pytest.mark.slow
