@@ -1,8 +1,7 @@
 """Quantised weights of a frozen base as an input: which format, with which settings. Torch-free.
 
-Source of GPTQ and AWQ: transformers 5.23 ``GPTQConfig``, ``AwqConfig`` (names, legacy names,
-checks), gptqmodel 7.7 ``TorchLinear``, ``TritonV2Linear``, ``AwqGEMMLinear`` (bits and groups that
-train).
+Source of GPTQ: transformers 5.23 ``GPTQConfig`` (names, checks), gptqmodel 7.7 ``TorchLinear``,
+``TritonV2Linear`` (bits and groups that train).
 """
 
 from __future__ import annotations
@@ -30,13 +29,11 @@ class Format(enum.StrEnum):
     """bitsandbytes LLM.int8(): rows of int8 with one scale each."""
     GPTQ = "gptq"
     """GPTQ: int32 words of weights and zero points, float16 scales, a group for each input."""
-    AWQ = "awq"
-    """AWQ (gemm): int32 words of packed weights and zero points, float16 scales."""
 
     @property
     def packed(self) -> bool:
         """Whether weights are packed words of a checkpoint, which are buffers."""
-        return self in (Format.GPTQ, Format.AWQ)
+        return self is Format.GPTQ
 
 
 QUANT_TYPES = ("fp4", "nf4")
@@ -50,14 +47,10 @@ _DTYPES = {
     "bfloat16": "bfloat16",
     "bf16": "bfloat16",
 }
-METHODS = ("gptq", "awq")
-_BITS = {"gptq": (2, 3, 4, 8), "awq": (4,)}
-_GROUPS = {
-    "gptq": (-1, 16, 32, 64, 128, 256, 512, 1024),
-    "awq": (-1, 16, 32, 64, 128),
-}
-_LAYOUTS = {"gptq": ("gptq", "gptq_v2"), "awq": ("gemm",)}
-_DEFAULT_BITS = {"gptq": None, "awq": 4}
+METHODS = ("gptq",)
+_BITS = (2, 3, 4, 8)
+_GROUPS = (-1, 16, 32, 64, 128, 256, 512, 1024)
+_LAYOUTS = ("gptq", "gptq_v2")
 STORAGES = ("uint8", "float16", "bfloat16", "float32")
 
 
@@ -71,8 +64,8 @@ class Quantization:
             the output embedding, what is tied to it, and the last module.
         prepare: ``peft.prepare_model_for_kbit_training`` is called: what is not quantised becomes
             float32; None = wherever adapters are trained.
-        bits: of a weight of GPTQ or AWQ.
-        group_size: inputs that share a scale; -1 = all of them. GPTQ and AWQ.
+        bits: of a weight of GPTQ.
+        group_size: inputs that share a scale; -1 = all of them. GPTQ.
         block_name: under which GPTQ quantises; None = the first that optimum knows.
         only_modules: names of layers under it that are quantised; None = all. GPTQ.
     """
@@ -151,7 +144,7 @@ class Quantization:
         if self.only_modules is not None:
             put(self, "only_modules", tuple(map(str, self.only_modules)))
         if self.format.packed:
-            _check_packed(self.format.value, self.bits, self.group_size)
+            _check_packed(self.bits, self.group_size)
         if not 0 <= self.threshold < float("inf"):
             raise ConfigError(
                 f"--llm-int8-threshold {self.threshold} is out of range: it must be a finite "
@@ -216,7 +209,7 @@ def read_quantization(given: Any, *, option: str = "--quantization-config") -> Q
     method = values.get("quant_method", "bitsandbytes")
     method = str(getattr(method, "value", method))
     if method in METHODS:
-        return Quantization(**_packed_fields(method, values, option))
+        return Quantization(**_packed_fields(values, option))
     if method not in ("bitsandbytes", "bitsandbytes_4bit", "bitsandbytes_8bit"):
         raise ConfigError(
             f"{option}: weights quantised by {method} are not modelled. Legal: bitsandbytes, "
@@ -272,15 +265,14 @@ def _one_of(option: str, value: str, legal: Any) -> str:
     raise ConfigError(f"{option} {value!r} is not known.{hint} Legal: {', '.join(legal)}.")
 
 
-def _packed_fields(method: str, values: Mapping[str, Any], option: str) -> dict[str, Any]:
+def _packed_fields(values: Mapping[str, Any], option: str) -> dict[str, Any]:
     """Fields of a :class:`~memest.config.quantization.Quantization` from a config of transformers.
 
     What changes no size is not kept: ``desc_act`` (``g_idx`` is there with it and without), ``sym``
-    and ``zero_point`` (so are the zero points), and everything that a quantiser needs only while
+    (so are the zero points), and everything that a quantiser needs only while
     it quantises.
 
     Args:
-        method: ``gptq`` or ``awq``.
         values: the mapping with transformers' names.
         option: how messages call it.
 
@@ -288,11 +280,11 @@ def _packed_fields(method: str, values: Mapping[str, Any], option: str) -> dict[
         ConfigError: a layout, width or group that no kernel trains, or settings of single modules.
     """
     layout = values.get("checkpoint_format") or values.get("version") or values.get("format")
-    layout = str(getattr(layout, "value", layout) or _LAYOUTS[method][0]).lower()
-    if layout not in _LAYOUTS[method]:
+    layout = str(getattr(layout, "value", layout) or _LAYOUTS[0]).lower()
+    if layout not in _LAYOUTS:
         raise ConfigError(
-            f"{option}: the layout {layout!r} of {method} is not modelled. Legal: "
-            f"{', '.join(_LAYOUTS[method])}."
+            f"{option}: the layout {layout!r} of gptq is not modelled. Legal: "
+            f"{', '.join(_LAYOUTS)}."
         )
     if values.get("dynamic"):
         raise ConfigError(
@@ -301,36 +293,32 @@ def _packed_fields(method: str, values: Mapping[str, Any], option: str) -> dict[
         )
     if values.get("lm_head"):
         raise ConfigError(f"{option}: a quantised lm_head is not modelled.")
-    bits = values.get("bits", values.get("w_bit", _DEFAULT_BITS[method]))
-    group = values.get("group_size", values.get("q_group_size", 128))
-    fields: dict[str, Any] = {"format": method, "bits": bits, "group_size": group}
-    if method == "awq":
-        kept = values.get("modules_to_not_convert")
-        fields["skip_modules"] = (kept,) if isinstance(kept, str) else kept
-    else:
-        fields["block_name"] = values.get("block_name_to_quantize")
-        lists = values.get("modules_in_block_to_quantize")
-        if lists is not None:
-            fields["only_modules"] = _flat(lists, option)
-    if "prepare" in values:
-        fields["prepare"] = values["prepare"]
+    lists = values.get("modules_in_block_to_quantize")
+    fields: dict[str, Any] = {
+        "format": Format.GPTQ.value,
+        "bits": values.get("bits"),
+        "group_size": values.get("group_size", 128),
+        "block_name": values.get("block_name_to_quantize"),
+        "only_modules": None if lists is None else _flat(lists, option),
+        "prepare": values.get("prepare"),
+    }
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _check_packed(method: str, bits: Any, group_size: Any) -> None:
+def _check_packed(bits: Any, group_size: Any) -> None:
     """Width and group are ones that a kernel which trains takes.
 
     Raises:
         ConfigError: they are not.
     """
     for name, value, legal in (
-        ("bits", bits, _BITS[method]),
-        ("group_size", group_size, _GROUPS[method]),
+        ("bits", bits, _BITS),
+        ("group_size", group_size, _GROUPS),
     ):
         whole = isinstance(value, int) and not isinstance(value, bool)
         if not whole or value not in legal:
             raise ConfigError(
-                f"{name} {value!r} of {method} is not legal: kernels that train take "
+                f"{name} {value!r} of gptq is not legal: kernels that train take "
                 f"{', '.join(map(str, legal))}."
             )
 

@@ -38,7 +38,7 @@ from memest.trace.model.build import (
     put_into_training,
 )
 from memest.trace.model.factories import container
-from memest.trace.model.packed import as_loaded, pack
+from memest.trace.model.packed import pack
 from memest.trace.model.quantization import Loading, own_quantization, quantize
 from memest.trace.model.twins import twin_of
 from memest.trace.own_steps import OWN_SETUP, OwnStep, check_own_step, step_named
@@ -124,9 +124,6 @@ def build(
     setup, own_notes = own_quantization(source.config or {}, setup)
     ready = bool(own_notes) and setup.quantization is not None
     built = build_model(source, setup)
-    as_asked, setup = setup, as_loaded(built.dtype, setup)
-    if setup is not as_asked:
-        built = build_model(source, setup)
     model_as_before(built.model, model_type, setup)
     untied = separate_head(built.model, source.config or {})
     built = replace(built, notes=(*built.notes, *untied, *own_notes))

@@ -1,4 +1,4 @@
-"""Bases of GPTQ and AWQ: real LoRA steps on the CPU with layers that hold numbers."""
+"""Bases of GPTQ: real LoRA steps on the CPU with layers that hold numbers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ pytest.importorskip("peft")
 
 import torch
 
-from memest.trace.model.packed import AwqLinear, GptqLinear
+from memest.trace.model.packed import GptqLinear
 from support.cases import twin
 from support.packed_reference import reference_of
 from support.real_memory import differences
@@ -16,7 +16,6 @@ from support.real_steps import run_both
 
 LORA = {"peft_type": "LORA", "r": 8}
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True}
-AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm"}
 ALL = {**LORA, "target_modules": r".*\.(q_proj|k_proj|v_proj|o_proj|up_proj|down_proj)"}
 
 
@@ -37,11 +36,7 @@ CASES = [
     _case("gptq-biases", "opt", GPTQ, grad_accum=2, loop="trainer"),
     _case("gptq-prompts", "llama-gqa", GPTQ, {"peft_type": "PROMPT_TUNING",
                                               "num_virtual_tokens": 8}),
-    _case("awq", "llama-gqa", AWQ),
-    _case("awq-all", "llama-gqa", AWQ, ALL, loop="trainer"),
-    _case("awq-as-it-is", "llama-gqa", {**AWQ, "prepare": False}, ALL),
-    _case("awq-checkpointing", "llama-gqa", AWQ, checkpointing="full", loop="trainer"),
-    _case("awq-biases", "opt", AWQ, loop="trainer"),
+    _case("gptq-as-it-is", "llama-gqa", {**GPTQ, "prepare": False}, ALL),
 ]  # fmt: skip
 
 
@@ -60,10 +55,8 @@ def test_a_step_allocates_what_a_real_one_does(model, setup):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("model", "setup"), [_case("gptq", "llama-gqa", GPTQ, ALL),
-                                              _case("awq", "llama-gqa", AWQ, ALL)])  # fmt: skip
-def test_every_allocation_is_the_same_and_in_the_same_order(model, setup):
-    real, trace, _ = run_both(model, setup)
+def test_every_allocation_is_the_same_and_in_the_same_order():
+    real, trace, _ = run_both("llama-gqa", _case("gptq", "llama-gqa", GPTQ, ALL).values[1])
 
     # the CPU copies a mask of 9,216 bytes to add it up
     assert len(trace.allocations(at_least=10_000)) > 100
@@ -79,10 +72,9 @@ def test_adapters_around_packed_layers_are_those_of_peft():
     assert trained == {torch.float32}
 
 
-@pytest.mark.parametrize("kind", [GptqLinear, AwqLinear])
-def test_a_reference_layer_multiplies_by_its_unpacked_weight(kind):
+def test_a_reference_layer_multiplies_by_its_unpacked_weight():
     # the reference is no reference if its gradient is not that of x W
-    layer = reference_of(kind(64, 32, bits=4, group_size=32, bias=True))
+    layer = reference_of(GptqLinear(64, 32, bits=4, group_size=32, bias=True))
     x = torch.randn(5, 64, dtype=torch.float16, requires_grad=True)
     weight = torch.from_numpy(layer.numbers()).half()
 

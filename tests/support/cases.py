@@ -15,7 +15,7 @@ from memest.config.setup import Loop, Setup
 from memest.trace.inputs.batch import plan_batch
 from memest.trace.model.adapters import add_adapter
 from memest.trace.model.build import BuiltModel, build_model, freeze
-from memest.trace.model.packed import PackedLinear, adapt_to_packed, pack
+from memest.trace.model.packed import GptqLinear, adapt_to_packed, pack
 from memest.trace.model.quantization import quantize
 from memest.workspaces.operator_call import GpuTraits
 
@@ -339,7 +339,7 @@ def _from_pretrained(built, real, setup):
 
 
 def _packed(built, real, setup):
-    """A base of GPTQ or AWQ as memest makes it on meta, and with numbers on the CPU."""
+    """A base of GPTQ as memest makes it on meta, and with numbers on the CPU."""
     import peft
 
     from support.packed_reference import reference_of
@@ -347,7 +347,7 @@ def _packed(built, real, setup):
     loading, _ = pack(built.model, built.dtype, setup)
     if real is not None:
         for name, layer in built.model.named_modules():
-            if isinstance(layer, PackedLinear):
+            if isinstance(layer, GptqLinear):
                 real.set_submodule(name, reference_of(layer))
         real.quantization_method = setup.quantization.format.value
         if setup.quantization.prepare is not False:

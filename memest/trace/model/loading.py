@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from memest.events import CAST, WARM_UP, Category
 from memest.trace.model.adapters import base_of, kept_dtype
-from memest.trace.model.packed import PackedLinear, packed_layers
+from memest.trace.model.packed import GptqLinear, packed_layers
 from memest.trace.model.quantization import (
     Loading,
     code_tables,
@@ -128,7 +128,7 @@ def _load_quantized(
         for buffer in module._buffers.values():
             if buffer is not None and id(buffer) not in seen:
                 seen.add(id(buffer))
-                packed = isinstance(module, PackedLinear)
+                packed = isinstance(module, GptqLinear)
                 kind = Category.PARAMETERS if packed else Category.BUFFERS
                 recorder.adopt(buffer, kind, path, "load")
     for path, module in base.named_modules():

@@ -15,13 +15,12 @@ from memest.catalog.resolve import ModelSource, resolve_model
 from memest.config.setup import Setup
 from memest.errors import ConfigError
 from memest.trace.model.build import count
-from memest.trace.model.packed import AwqLinear, GptqLinear, packed_layers
+from memest.trace.model.packed import GptqLinear, packed_layers
 from memest.trace.model.quantization import own_quantization
 from memest.trace.session import build
 
 LORA = {"peft_type": "LORA", "r": 8}
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True}
-AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm", "zero_point": True}
 LLAMA_2_7B = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 4096,
     "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32,
@@ -39,21 +38,18 @@ def model_of(config, **setup):
     return build(Setup(**values), source, None, None, None).model
 
 
-@pytest.mark.parametrize(("config", "extra"), [(GPTQ, 4), (AWQ, 0)], ids=["gptq", "awq"])
-def test_a_7b_llama_is_as_large_as_its_published_checkpoints(config, extra):
-    # those of 4 bits in groups of 128 are 3.90 GB (GPTQ) and 3.89 GB (AWQ)
-    model = model_of({**LLAMA_2_7B, "quantization_config": config}, adapter=None)
+def test_a_7b_llama_is_as_large_as_its_published_checkpoint():
+    # that of 4 bits in groups of 128 is 3.90 GB
+    model = model_of({**LLAMA_2_7B, "quantization_config": GPTQ}, adapter=None)
     linear = [(4096, 4096)] * 4 + [(4096, 11008)] * 2 + [(11008, 4096)]
-    packed = sum(
-        k * n // 2 + (k // 128) * (n // 2) + (k // 128) * n * 2 + extra * k for k, n in linear
-    )
+    packed = sum(k * n // 2 + (k // 128) * (n // 2) + (k // 128) * n * 2 + 4 * k for k, n in linear)
     others = 2 * (2 * 32000 * 4096 + 65 * 4096)
     stored = sum(t.nbytes for t in model.state_dict().values())
 
     assert stored == 32 * packed + others
     assert round(stored / 1e9, 1) == 3.9
     assert count(model).parameters == 6_738_415_616
-    assert count(model).parameter_bytes - stored == (32 * 7 * 32 if extra else 0)
+    assert count(model).parameter_bytes - stored == 32 * 7 * 32
 
 
 @given(
@@ -78,41 +74,15 @@ def test_gptq_holds_what_its_formula_says(bits, group, num_in, num_out, bias):
     assert x.grad.shape == x.shape
 
 
-@given(
-    groups=st.integers(1, 9), group=st.sampled_from([16, 32, 64, 128]),
-    words=st.integers(1, 40), rows=st.sampled_from([1, 64, 1024, 1025, 3000]),
-    dtype=st.sampled_from([torch.float16, torch.bfloat16, torch.float32]),
-)  # fmt: skip
-def test_awq_holds_what_its_formula_says_and_gives_back_its_dtype(
-    groups, group, words, rows, dtype
-):
-    num_in, num_out = groups * group, 8 * words
-    layer = AwqLinear(num_in, num_out, bits=4, group_size=group, bias=False)
-
-    held = sum(tensor.nbytes for tensor in layer.state_dict().values())
-
-    assert held == num_in * num_out // 2 + groups * num_out // 2 + 2 * groups * num_out
-    x = torch.empty(rows, num_in, dtype=dtype, device="meta", requires_grad=True)
-    y = layer(x)
-    assert y.shape == (rows, num_out)
-    assert y.dtype == dtype
-    y.sum().backward()
-    assert x.grad.shape == x.shape
-    assert x.grad.dtype == dtype
-
-
-def test_gptq_keeps_the_weight_for_backward_and_awq_the_words():
-    kept = {}
-    for kind in (GptqLinear, AwqLinear):
-        layer = kind(256, 128, bits=4, group_size=64, bias=False)
-        x = torch.empty(2048, 256, dtype=torch.float16, device="meta", requires_grad=True)
-        found = kept.setdefault(kind, [])
-        with torch.autograd.graph.saved_tensors_hooks(
-            lambda t, found=found: found.append(tuple(t.shape)) or t, lambda t: t
-        ):
-            layer(x)
-    assert kept[GptqLinear] == [(256, 128)]
-    assert kept[AwqLinear] == [(256, 16), (4, 16), (4, 128)]
+def test_the_weight_is_kept_for_backward():
+    layer = GptqLinear(256, 128, bits=4, group_size=64, bias=False)
+    x = torch.empty(2048, 256, dtype=torch.float16, device="meta", requires_grad=True)
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda t: kept.append(tuple(t.shape)) or t, lambda t: t
+    ):
+        layer(x)
+    assert kept == [(256, 128)]
 
 
 def _packed_names(model):
@@ -126,22 +96,12 @@ def test_which_layers_are_packed_is_what_the_loaders_say():
     only = {**GPTQ, "modules_in_block_to_quantize": [["self_attn.q_proj"], ["mlp.up_proj"]]}
     names = _packed_names(model_of({**SMALL, "quantization_config": only}, adapter=None))
     assert {name.rpartition(".")[2] for name in names} == {"q_proj", "up_proj"}
-    kept = {**AWQ, "modules_to_not_convert": ["self_attn"]}
-    names = _packed_names(model_of({**SMALL, "quantization_config": kept}, adapter=None))
-    assert len(names) == 14  # a whole name or its end, not a part in the middle
-    kept = {**AWQ, "modules_to_not_convert": ["o_proj", "model.layers.0"]}
-    names = _packed_names(model_of({**SMALL, "quantization_config": kept}, adapter=None))
-    assert len(names) == 6
-    assert all("layers.1." in name for name in names)
 
 
-def test_what_is_not_packed_is_cast_for_awq_and_not_for_gptq():
+def test_what_is_not_packed_stays_in_its_dtype():
     half = {**SMALL, "torch_dtype": "bfloat16"}
-    for config, dtype in ((GPTQ, torch.bfloat16), (AWQ, torch.float32)):
-        model = model_of({**half, "quantization_config": config})
-        assert model.get_input_embeddings().weight.dtype == dtype
-    model = model_of({**half, "quantization_config": AWQ}, adapter=None)
-    assert model.get_input_embeddings().weight.dtype == torch.float16
+    model = model_of({**half, "quantization_config": GPTQ})
+    assert model.get_input_embeddings().weight.dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize(
@@ -151,8 +111,7 @@ def test_what_is_not_packed_is_cast_for_awq_and_not_for_gptq():
         ({**GPTQ, "checkpoint_format": "marlin"}, "marlin"),
         ({**GPTQ, "lm_head": True}, "lm_head"),
         ({**GPTQ, "bits": 5}, "bits 5"),
-        ({**AWQ, "version": "gemv"}, "gemv"),
-        ({**AWQ, "bits": 8}, "bits 8"),
+        ({"quant_method": "awq", "bits": 4, "version": "gemm"}, "awq"),
         ({"quant_method": "hqq"}, "hqq"),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
@@ -191,16 +150,12 @@ def test_what_the_libraries_refuse_is_refused(setup, said):
         ({**GPTQ, "bits": "4"}, "2, 3, 4, 8"),
         ({**GPTQ, "group_size": 100}, "-1, 16, 32"),
         ({**GPTQ, "group_size": 0}, "group_size 0"),
-        ({**AWQ, "format": "llm-awq"}, None),
-        ({"format": "awq"}, "needs bits"),
-        ({"quant_method": "hqq"}, "bitsandbytes, gptq, awq"),
+        ({"format": "gptq"}, "needs bits"),
+        ({"quant_method": "awq"}, "awq are not modelled. Legal: bitsandbytes, gptq"),
         ({**GPTQ, "modules_in_block_to_quantize": 3}, "must be lists"),
     ],
 )
 def test_a_wrong_configuration_is_refused_with_what_is_legal(quantization, said):
-    if said is None:
-        assert Setup(quantization=quantization, adapter=LORA).quantization.bits == 4
-        return
     with pytest.raises(ConfigError, match=said):
         Setup(quantization=quantization, adapter=LORA)
 
@@ -213,12 +168,6 @@ def test_a_configuration_survives_being_written_down():
 
     assert again == quantization
     assert again.words == "4-bit base (GPTQ, groups of 64)"
-
-
-def test_packed_layers_of_awq_must_divide():
-    narrow = {**SMALL, "intermediate_size": 200}
-    with pytest.raises(ConfigError, match="down_proj is 128 x 200"):
-        model_of({**narrow, "quantization_config": AWQ})
 
 
 def test_a_model_that_is_not_quantized_can_be_asked_as_a_checkpoint():
