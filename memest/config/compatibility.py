@@ -121,7 +121,7 @@ def _in_backward(setup: TrainingOptions) -> None:
                 f"--optim-in-backward has no meaning with {name}: "
                 + ("there is no optimizer." if setup.optim == "none" else "it does so anyway.")
             )
-        if facts_of(setup.optim).targets or setup.optim in ("muon", "adam_mini"):
+        if facts_of(setup.optim).targets or setup.optim == "muon":
             raise ConfigError(
                 f"--optim-in-backward is for optimizers that see one parameter at a time, and "
                 f"{name} is none: take galore_adamw_layerwise, apollo_adamw_layerwise, or adamw."

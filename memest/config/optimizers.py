@@ -219,13 +219,6 @@ _LIBRARIES = {
     "schedule_free_adamw": _schedule_free("AdamW"),
     "schedule_free_radam": _schedule_free("RAdam"),
     "schedule_free_sgd": _schedule_free("SGD"),
-    "adam_mini": OptimizerFacts(
-        about="Adam-mini: a second moment for each head, row or tensor",
-        package="adam-mini",
-        module="adam_mini",
-        kind="Adam_mini",
-        by_module=True,
-    ),
     "stable_adamw": OptimizerFacts(
         about="StableAdamW of optimi, with its Triton kernels",
         module="optimi",
@@ -258,6 +251,7 @@ REFUSED = {
     "adamw_anyprecision": _NOT_YET,
     "adamw_apex_fused": _NOT_YET,
     "grokadamw": _NOT_YET,
+    "adam_mini": "modelled no more: its code stops on many models, and few train with it",
     "galore_adamw_8bit": _NOT_YET,
     "galore_adamw_8bit_layerwise": _NOT_YET,
     "galore_adafactor_layerwise": (

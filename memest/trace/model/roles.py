@@ -8,16 +8,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["AttentionSizes", "Roles", "roles_of"]
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionSizes:
-    """The sizes that Adam-mini asks its user for."""
-
-    hidden: int
-    heads: int
-    kv_heads: int
+__all__ = ["Roles", "roles_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,13 +19,11 @@ class Roles:
         embeddings: weights of ``nn.Embedding``, a head tied to one included.
         linear: ``<module>.weight`` of every ``nn.Linear``: what GaLore and APOLLO look at.
         head: weight of the output embeddings.
-        heads: attention of the config, None where it does not say.
     """
 
     embeddings: frozenset[str]
     linear: frozenset[str]
     head: frozenset[str]
-    heads: AttentionSizes | None
 
 
 def roles_of(model: torch.nn.Module) -> Roles:
@@ -57,7 +46,6 @@ def roles_of(model: torch.nn.Module) -> Roles:
         embeddings=frozenset(embeddings),
         linear=frozenset(linear & names),
         head=frozenset(by_identity[id(p)] for p in _head(model) if id(p) in by_identity),
-        heads=_heads(getattr(model, "config", None)),
     )
 
 
@@ -69,13 +57,3 @@ def _head(model: Any) -> Iterator[torch.nn.Parameter]:
         head = None
     if isinstance(head, torch.nn.Module):
         yield from head.parameters()
-
-
-def _heads(config: Any) -> AttentionSizes | None:
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    hidden = getattr(text, "hidden_size", None)
-    heads = getattr(text, "num_attention_heads", None)
-    if not isinstance(hidden, int) or not isinstance(heads, int):
-        return None
-    kv_heads = getattr(text, "num_key_value_heads", None)
-    return AttentionSizes(hidden, heads, kv_heads if isinstance(kv_heads, int) else heads)

@@ -20,7 +20,7 @@ import torch
 from memest.trace.optimizers.stepping import StatesAlone
 from memest.trace.recorder import Recorder
 
-__all__ = ["BlockStates", "Blocks", "blocks_of", "library_optimizer"]
+__all__ = ["Blocks", "block_states", "blocks_of", "library_optimizer"]
 
 MIN_8BIT_SIZE = 4096
 """Parameters with fewer elements have fp32 states."""
@@ -61,7 +61,13 @@ def blocks_of(name: str) -> Blocks:
     return Blocks(algorithm="AdamW", bits=bits, paged=paged)
 
 
-class BlockStates(StatesAlone):
+def block_states(
+    groups: Iterable[Any],
+    blocks: Blocks,
+    full: frozenset[int],
+    recorder: Recorder,
+    version: tuple[int, int],
+) -> StatesAlone:
     """The states and the launches of a bitsandbytes optimizer, on meta tensors.
 
     Args:
@@ -72,61 +78,41 @@ class BlockStates(StatesAlone):
         recorder: told of managed memory.
         version: of bitsandbytes.
     """
+    block_size = 256 if version >= _SMALL_BLOCKS else 2048
+    maps: list[torch.Tensor] = []
 
-    def __init__(
-        self,
-        groups: Iterable[Any],
-        blocks: Blocks,
-        full: frozenset[int],
-        recorder: Recorder,
-        version: tuple[int, int],
-    ) -> None:
-        super().__init__(groups)
-        self._blocks = blocks
-        self._full = full
-        self._recorder = recorder
-        self._block_size = 256 if version >= _SMALL_BLOCKS else 2048
-        self._maps: list[torch.Tensor] = []
-
-    def prepare(self, parameter: torch.Tensor) -> None:
-        """Strides that are not those of a dense tensor make a copy that stays."""
-        parameter.data = parameter.data.contiguous()
-        if parameter.grad is not None:
-            parameter.grad = parameter.grad.contiguous()
-
-    def make_states(self, parameter: torch.Tensor, state: dict[str, Any]) -> None:
-        """As ``init_state`` of the library."""
-        blocks = self._blocks
-        eight = blocks.bits == 8 and id(parameter) not in self._full
-        if not eight or parameter.numel() < MIN_8BIT_SIZE:
-            state["state1"] = self._buffer(parameter, blocks.first, torch.float32)
-            if blocks.second:
-                state["state2"] = self._buffer(parameter, 1, torch.float32)
-            return
-        if not self._maps:
-            # the quantisation maps move to the device with the first 8-bit state, once for all
-            count = 2 if blocks.second else 1
-            self._maps = [parameter.new_zeros(_MAP, dtype=torch.float32) for _ in range(count)]
-        state["qmaps"] = self._maps
-        numbers = -(-parameter.numel() // self._block_size)
-        if blocks.first == 1:
-            state["state1"] = self._buffer(parameter, 1, torch.uint8)
-            if blocks.second:
-                state["state2"] = self._buffer(parameter, 1, torch.uint8)
-        state["absmax1"] = parameter.new_zeros(blocks.first * numbers, dtype=torch.float32)
-        if blocks.second:
-            state["absmax2"] = parameter.new_zeros(numbers, dtype=torch.float32)
-        if blocks.first > 1:  # AdEMAMix makes its states last
-            state["state1"] = self._buffer(parameter, blocks.first, torch.uint8)
-            state["state2"] = self._buffer(parameter, 1, torch.uint8)
-
-    def _buffer(self, parameter: torch.Tensor, copies: int, dtype: torch.dtype) -> Any:
+    def buffer(parameter: torch.Tensor, copies: int, dtype: torch.dtype) -> Any:
         """``get_state_buffer``: zeros, or as many bytes of managed memory."""
-        if self._blocks.paged and parameter.numel() >= PAGED_SIZE:
-            self._recorder.trace.managed_bytes += copies * parameter.numel() * dtype.itemsize
+        if blocks.paged and parameter.numel() >= PAGED_SIZE:
+            recorder.trace.managed_bytes += copies * parameter.numel() * dtype.itemsize
             return "managed"
         shape = parameter.shape if copies == 1 else (copies, *parameter.shape)
         return parameter.new_zeros(shape, dtype=dtype)
+
+    def numbers(parameter: torch.Tensor, dtype: torch.dtype) -> dict[str, Any]:
+        state = {"state1": buffer(parameter, blocks.first, dtype)}
+        if blocks.second:
+            state["state2"] = buffer(parameter, 1, dtype)
+        return state
+
+    def states(parameter: torch.Tensor) -> dict[str, Any]:
+        """As ``init_state`` of the library."""
+        eight = blocks.bits == 8 and id(parameter) not in full
+        if not eight or parameter.numel() < MIN_8BIT_SIZE:
+            return numbers(parameter, torch.float32)
+        if not maps:
+            # the quantisation maps move to the device with the first 8-bit state, once for all
+            count = 2 if blocks.second else 1
+            maps.extend(parameter.new_zeros(_MAP, dtype=torch.float32) for _ in range(count))
+        last = blocks.first > 1  # AdEMAMix makes its states behind their scales
+        state: dict[str, Any] = {"qmaps": maps, **({} if last else numbers(parameter, torch.uint8))}
+        count = -(-parameter.numel() // block_size)
+        state["absmax1"] = parameter.new_zeros(blocks.first * count, dtype=torch.float32)
+        if blocks.second:
+            state["absmax2"] = parameter.new_zeros(count, dtype=torch.float32)
+        return {**state, **numbers(parameter, torch.uint8)} if last else state
+
+    return StatesAlone(groups, states, packs=True)
 
 
 def library_optimizer(groups: list[dict[str, Any]], blocks: Blocks, full: frozenset[int]) -> Any:

@@ -24,29 +24,36 @@ from memest.events import Category
 from memest.trace.optimizers.libraries import library_class
 from memest.trace.recorder import Recorder
 
-__all__ = ["InBackward", "Lomo", "Stepper", "stepper_for"]
+__all__ = ["Stepper", "stepper_for"]
 
 
 class Stepper:
     """What a loop needs of an optimizer that steps in backward; its own ``step`` does nothing.
 
+    Args:
+        states: gives the states of all parameters, by parameter or by kind.
+        backward: of a loss, updates included.
+        handles: of the hooks on the model.
+
     Attributes:
-        state: states of all parameters, by parameter.
         param_groups: empty, as the dummy of the Trainer has nothing to clip or to scale.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        states: Callable[[], dict[Any, Any]],
+        backward: Callable[[torch.Tensor], None],
+        handles: list[Any],
+    ) -> None:
         self.param_groups: list[dict[str, Any]] = []
-        self._handles: list[Any] = []
+        self._states = states
+        self.backward = backward
+        self._handles = handles
 
     @property
     def state(self) -> dict[Any, Any]:
-        """States, by parameter."""
-        return {}
-
-    def backward(self, loss: torch.Tensor) -> None:
-        """Backward, updates included."""
-        loss.backward()
+        """States, by parameter; AdaLomo's by kind."""
+        return self._states()
 
     def step(self, closure: Any = None) -> None:
         """Nothing: everything was done in backward."""
@@ -61,60 +68,28 @@ class Stepper:
         self._handles.clear()
 
 
-class InBackward(Stepper):
-    """One optimizer for each parameter, stepped when its gradient has been accumulated.
+def _one_each(
+    optimizers: dict[Any, Any], updating: Callable[[], AbstractContextManager[Any]]
+) -> Stepper:
+    """One optimizer for each parameter, stepped when its gradient has been accumulated."""
 
-    Args:
-        optimizers: by parameter.
-        updating: entered around every update.
-    """
+    def hook(parameter: torch.Tensor) -> None:
+        if parameter.grad is not None:
+            with updating():
+                optimizers[parameter].step()
+                optimizers[parameter].zero_grad()
 
-    def __init__(
-        self, optimizers: dict[Any, Any], updating: Callable[[], AbstractContextManager[Any]]
-    ) -> None:
-        super().__init__()
-        self._optimizers = optimizers
+    def states() -> dict[Any, Any]:
+        return {p: s for one in optimizers.values() for p, s in one.state.items()}
 
-        def hook(parameter: torch.Tensor) -> None:
-            if parameter.grad is not None:
-                with updating():
-                    optimizers[parameter].step()
-                    optimizers[parameter].zero_grad()
-
-        self._handles = [p.register_post_accumulate_grad_hook(hook) for p in optimizers]
-
-    @property
-    def state(self) -> dict[Any, Any]:
-        """States, by parameter."""
-        return {p: s for one in self._optimizers.values() for p, s in one.state.items()}
-
-
-class Lomo(Stepper):
-    """LOMO or AdaLomo around a model.
-
-    Args:
-        optimizer: of the library.
-    """
-
-    def __init__(self, optimizer: Any) -> None:
-        super().__init__()
-        self._optimizer = optimizer
-
-    @property
-    def state(self) -> dict[Any, Any]:
-        """AdaLomo's, by kind."""
-        kept = ("exp_avg_sq", "exp_avg_sq_row", "exp_avg_sq_col")
-        return {name: dict(getattr(self._optimizer, name, {})) for name in kept}
-
-    def backward(self, loss: torch.Tensor) -> None:
-        """Backward, then the update of the parameter whose gradient came last."""
-        self._optimizer.fused_backward(loss, 1e-4)
+    handles = [p.register_post_accumulate_grad_hook(hook) for p in optimizers]
+    return Stepper(states, torch.Tensor.backward, handles)
 
 
 def _lomo(
     model: torch.nn.Module, setup: Setup, updating: Callable[[], AbstractContextManager[Any]]
-) -> Lomo:
-    """The library's optimizer over a model.
+) -> Stepper:
+    """LOMO or AdaLomo of the library over a model.
 
     AdaLomo puts its states on ``cuda`` by name: they go where the model is.
 
@@ -147,9 +122,17 @@ def _lomo(
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(torch.Tensor, "register_hook", registered))
         stack.enter_context(mock.patch.object(torch.Tensor, "cuda", moved))
-        made = Lomo(Watched(model, lr=1e-4))
-    made._handles = handles
-    return made
+        optimizer = Watched(model, lr=1e-4)
+
+    def states() -> dict[Any, Any]:
+        kept = ("exp_avg_sq", "exp_avg_sq_row", "exp_avg_sq_col")
+        return {name: dict(getattr(optimizer, name, {})) for name in kept}
+
+    def backward(loss: torch.Tensor) -> None:
+        """Backward, then the update of the parameter whose gradient came last."""
+        optimizer.fused_backward(loss, 1e-4)
+
+    return Stepper(states, backward, handles)
 
 
 def stepper_for(
@@ -177,8 +160,8 @@ def stepper_for(
     # tags come before the updates, which drop the gradients
     tags = [n.parameter.register_post_accumulate_grad_hook(arrived) for n in named]
     if setup.optim in ("lomo", "adalomo"):
-        made: Stepper = _lomo(model, setup, recorder.updating)
+        stepper = _lomo(model, setup, recorder.updating)
     else:
-        made = InBackward({n.parameter: make(n) for n in named}, recorder.updating)
-    made._handles = [*tags, *made._handles]
-    return made
+        stepper = _one_each({n.parameter: make(n) for n in named}, recorder.updating)
+    stepper._handles[:0] = tags
+    return stepper

@@ -1,7 +1,7 @@
 """Optimizers of other libraries: their own classes on meta, or their states as they make them.
 
-GaLore, APOLLO, schedule-free and Adam-mini are ordinary Python over torch's operators, so their own
-code is traced. torchao compiles its step and optimi runs Triton kernels on a GPU, neither of which
+GaLore, APOLLO and schedule-free are ordinary Python over torch's operators, so their own code is
+traced. torchao compiles its step and optimi runs Triton kernels on a GPU, neither of which
 runs on meta: their states are made here as their ``step`` makes them.
 """
 
@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -25,7 +24,7 @@ from memest.trace.model.roles import Roles
 from memest.trace.optimizers.stepping import StatesAlone
 from memest.trace.recorder import Recorder
 
-__all__ = ["Several", "adam_mini", "library_class", "low_rank_groups", "make_library"]
+__all__ = ["Several", "library_class", "low_rank_groups", "make_library"]
 
 _HALF = (torch.float16, torch.bfloat16)
 _RANK = 128
@@ -148,30 +147,6 @@ def is_target(wanted: str | tuple[str, ...], module: str) -> bool:
     return any(part in module or re.fullmatch(part, module) for part in wanted)
 
 
-def adam_mini(named: Sequence[tuple[str, Any]], roles: Roles, decay: float) -> Any:
-    """Adam-mini as its authors call it, with the sizes of the model's config.
-
-    Raises:
-        ConfigError: the config does not say how many heads there are.
-    """
-    if roles.heads is None:
-        raise ConfigError(
-            "--optim adam_mini needs hidden_size and num_attention_heads in the model's config, "
-            "and this one has none."
-        )
-    kind = library_class("adam_mini")
-    sizes = roles.heads
-    return kind(
-        iter(named),
-        lr=1e-4,
-        weight_decay=decay,
-        dim=sizes.hidden,
-        n_heads=sizes.heads,
-        n_kv_heads=sizes.kv_heads,
-        verbose=False,
-    )
-
-
 # -- optimizers -----------------------------------------------------------------------------------
 
 
@@ -206,21 +181,15 @@ class _Drawn(Several):
     """APOLLO draws its projections with a generator of the device, which meta has not."""
 
     def step(self) -> None:
-        with _no_generator():
+        def drawn(shape: Any, seed: int, device: Any = None, dtype: Any = torch.float32) -> Any:
+            return torch.randn(shape, device=device, dtype=dtype)
+
+        with mock.patch("apollo_torch.random_projector.stable_randn", drawn):
             super().step()
 
 
-@contextmanager
-def _no_generator() -> Iterator[None]:
-    def drawn(shape: Any, seed: int, device: Any = None, dtype: Any = torch.float32) -> Any:
-        return torch.randn(shape, device=device, dtype=dtype)
-
-    with mock.patch("apollo_torch.random_projector.stable_randn", drawn):
-        yield
-
-
-class _QuantizedStates(StatesAlone):
-    """The states of torchao's ``AdamW8bit`` and ``AdamW4bit``, on meta tensors.
+def _quantized(groups: Iterable[Any], *, bits: int, block_size: int) -> StatesAlone:
+    """``AdamW8bit`` and ``AdamW4bit`` of torchao, on meta tensors.
 
     The step of one parameter is compiled; its states are exact, and that Inductor needs no memory
     of its own for it is assumed. The learning rate and the step counter live on the host.
@@ -230,56 +199,49 @@ class _QuantizedStates(StatesAlone):
     has a map of its own.
     """
 
-    def __init__(self, groups: Iterable[Any], bits: int, block_size: int) -> None:
-        super().__init__(groups)
-        self._bits = bits
-        self._block = block_size
-
-    def make_states(self, parameter: torch.Tensor, state: dict[str, Any]) -> None:
-        state["exp_avg"] = self._buffer(parameter)
-        state["exp_avg_sq"] = self._buffer(parameter)
-
-    def _buffer(self, parameter: torch.Tensor) -> list[torch.Tensor]:
+    def buffer(parameter: torch.Tensor) -> list[torch.Tensor]:
         count = parameter.numel()
-        if count < 4096 or count % self._block:
+        if count < 4096 or count % block_size:
             return [torch.zeros_like(parameter)]
-        codes = count * self._bits // 8
         return [
-            parameter.new_zeros(codes, dtype=torch.uint8),
-            parameter.new_zeros(count // self._block, dtype=torch.float32),
-            parameter.new_zeros(1 << self._bits, dtype=torch.float32),
+            parameter.new_zeros(count * bits // 8, dtype=torch.uint8),
+            parameter.new_zeros(count // block_size, dtype=torch.float32),
+            parameter.new_zeros(1 << bits, dtype=torch.float32),
         ]
 
+    def states(parameter: torch.Tensor) -> dict[str, Any]:
+        return {"exp_avg": buffer(parameter), "exp_avg_sq": buffer(parameter)}
 
-class _TritonStates(StatesAlone):
-    """The states of optimi's ``StableAdamW`` with its Triton kernels, on meta tensors.
+    return StatesAlone(groups, states)
+
+
+def _by_triton(groups: Iterable[Any], *, kahan_sum: bool | None = None) -> StatesAlone:
+    """``StableAdamW`` of optimi with its Triton kernels, on meta tensors.
 
     Source: optimi 0.3 ``stableadamw.py`` (``_init_state``; Triton is its choice on a GPU): moments
     in the dtype of the parameter, a compensation for half weights, and single numbers. The kernels
     update in place.
     """
 
-    launches = 2  # the mean square, then the update
+    def states(parameter: torch.Tensor) -> dict[str, Any]:
+        compensates = kahan_sum is not False and parameter.dtype in _HALF
+        return {
+            "exp_avg": torch.zeros_like(parameter),
+            "exp_avg_sq": torch.zeros_like(parameter),
+            "eps_sq": parameter.new_zeros(()),
+            "kahan_comp": (
+                torch.zeros_like(parameter)
+                if compensates
+                else parameter.new_zeros(1, dtype=torch.uint8)
+            ),
+            "mean_square": parameter.new_zeros(1, dtype=torch.float32),
+        }
 
-    def __init__(self, groups: Iterable[Any], kahan_sum: bool | None = None) -> None:
-        super().__init__(groups)
-        self._kahan = kahan_sum
-
-    def make_states(self, parameter: torch.Tensor, state: dict[str, Any]) -> None:
-        state["exp_avg"] = torch.zeros_like(parameter)
-        state["exp_avg_sq"] = torch.zeros_like(parameter)
-        state["eps_sq"] = parameter.new_zeros(())
-        compensates = self._kahan is not False and parameter.dtype in _HALF
-        state["kahan_comp"] = (
-            torch.zeros_like(parameter)
-            if compensates
-            else parameter.new_zeros(1, dtype=torch.uint8)
-        )
-        state["mean_square"] = parameter.new_zeros(1, dtype=torch.float32)
+    return StatesAlone(groups, states, launches=2)  # the mean square, then the update
 
 
 _STATES: dict[str, Callable[..., StatesAlone]] = {
-    "AdamW8bit": partial(_QuantizedStates, bits=8),
-    "AdamW4bit": partial(_QuantizedStates, bits=4),
-    "StableAdamW": _TritonStates,
+    "AdamW8bit": partial(_quantized, bits=8),
+    "AdamW4bit": partial(_quantized, bits=4),
+    "StableAdamW": _by_triton,
 }

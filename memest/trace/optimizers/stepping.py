@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 
-__all__ = ["StatesAlone", "updated_by"]
+__all__ = ["States", "StatesAlone", "updated_by"]
+
+States = Callable[[torch.Tensor], dict[str, Any]]
+"""Makes the states of a parameter, in the library's order."""
 
 
 def updated_by(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
@@ -21,28 +24,30 @@ def updated_by(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
 class StatesAlone(torch.optim.Optimizer):
     """An optimizer whose kernels do not run on meta: its states, as its first step makes them.
 
-    Attributes:
+    Args:
+        groups: parameters.
+        states: of one parameter.
         launches: kernels that update one parameter in place, without any temporary.
+        packs: whether strides that are not those of a dense tensor make a copy that stays.
     """
 
-    launches = 1
-
-    def __init__(self, groups: Iterable[Any]) -> None:
+    def __init__(
+        self, groups: Iterable[Any], states: States, *, launches: int = 1, packs: bool = False
+    ) -> None:
         super().__init__(groups, {"lr": 1e-4})
-
-    def make_states(self, parameter: torch.Tensor, state: dict[str, Any]) -> None:
-        """Put the states of a parameter into an empty ``state``, in the library's order."""
-        raise NotImplementedError
-
-    def prepare(self, parameter: torch.Tensor) -> None:
-        """What a step does to a parameter first."""
+        self._states = states
+        self._launches = launches
+        self._packs = packs
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """One update."""
         for parameter in updated_by(self):
-            self.prepare(parameter)
+            if self._packs:
+                parameter.data = parameter.data.contiguous()
+                if parameter.grad is not None:
+                    parameter.grad = parameter.grad.contiguous()
             if not self.state[parameter]:
-                self.make_states(parameter, self.state[parameter])
-            for _ in range(self.launches):
+                self.state[parameter].update(self._states(parameter))
+            for _ in range(self._launches):
                 parameter.mul_(1.0)

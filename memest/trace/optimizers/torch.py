@@ -21,14 +21,9 @@ from memest.errors import ConfigError
 from memest.events import Category, Weight
 from memest.trace.model.adapters import kept_dtype, prefix_of
 from memest.trace.model.roles import Roles, roles_of
-from memest.trace.optimizers.bitsandbytes import BlockStates, blocks_of, library_optimizer
+from memest.trace.optimizers.bitsandbytes import block_states, blocks_of, library_optimizer
 from memest.trace.optimizers.in_backward import Stepper, stepper_for
-from memest.trace.optimizers.libraries import (
-    Several,
-    adam_mini,
-    low_rank_groups,
-    make_library,
-)
+from memest.trace.optimizers.libraries import Several, low_rank_groups, make_library
 from memest.trace.optimizers.stepping import updated_by
 from memest.trace.recorder import Recorder, local
 
@@ -55,16 +50,30 @@ _TORCH = {
     "radam": "RAdam",
     "adafactor_torch": "Adafactor",
 }
-_IMPLEMENTATIONS = {"_fused": "fused", "_foreach": "foreach", "_loop": "loop"}
-_TRUE = ("true", "1", "yes")
+_IMPLEMENTATIONS = {
+    "_fused": {"fused": True},
+    "_foreach": {"foreach": True},
+    "_loop": {"foreach": False},
+}
 _KNOWS_BLOCKS = (4, 19)
 """Before, people handed bitsandbytes' optimizers to the Trainer, which then made no exceptions:
 "Add support for bitsandbytes", transformers pull request 15622, is later than 4.18."""
 _MUON_SINCE = (2, 9)
 _POST_HOOKS = (2, 1)
-_SWITCHES = ("nesterov", "centered")
 _HALF = (torch.float16, torch.bfloat16)
 _NO_DECAY = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)", re.IGNORECASE)
+
+
+def _is_true(text: str) -> bool:
+    return text.lower() in ("true", "1", "yes")
+
+
+_READ: dict[str, Callable[[str], Any]] = {
+    "nesterov": _is_true,
+    "centered": _is_true,
+    "ns_steps": int,
+}
+"""How arguments that are no floats are read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +152,9 @@ def optimizer_of(
         return None
     check_trainable([n.parameter.requires_grad for n in parameters], setup)
     trainable = [n for n in parameters if n.parameter.requires_grad]
+    maker = _Maker(setup, recorder, torch_version, roles)
     if not setup.master_weights:
-        return _made(trainable, setup, recorder, torch_version, roles)
+        return maker.over(trainable)
     if not any(n.parameter.dtype in _HALF for n in trainable):
         dtype = str(trainable[0].parameter.dtype).removeprefix("torch.")
         raise ConfigError(
@@ -153,108 +163,10 @@ def optimizer_of(
         )
 
     def over(copies: list[Any]) -> Any:
-        named = [replace(n, parameter=c) for n, c in zip(trainable, copies, strict=True)]
-        return _made(named, setup, recorder, torch_version, roles)
+        pairs = zip(trainable, copies, strict=True)
+        return maker.over([replace(n, parameter=copy) for n, copy in pairs])
 
     return MasterWeights([n.parameter for n in trainable], over, recorder)
-
-
-def _made(
-    trainable: Sequence[NamedParameter],
-    setup: Setup,
-    recorder: Recorder,
-    torch_version: tuple[int, int],
-    roles: Callable[[], Roles],
-) -> Any:
-    """The optimizer over what it updates: the weights, or their fp32 copies."""
-    facts = facts_of(setup.optim)
-    named = [(n.name, n.parameter) for n in trainable]
-    if facts.targets:
-        return make_library(setup, low_rank_groups(named, setup, roles()), recorder)
-    if setup.optim == "adam_mini":
-        return adam_mini(named, roles(), setup.weight_decay or 0.0)
-    if setup.optim == "muon":
-        return _muon(named, setup, torch_version, roles())
-    groups = _groups(trainable, setup)
-    if facts.block_states:
-        return _blocks(named, groups, setup, recorder, roles)
-    return make_library(setup, groups, recorder) or _plain(setup, groups, torch_version)
-
-
-def _groups(trainable: Sequence[NamedParameter], setup: Setup) -> list[dict[str, Any]]:
-    """What decays and what does not, as the Trainer divides it; a script has one group."""
-    decay = setup.weight_decay
-    if setup.loop is not Loop.TRAINER:
-        more = {} if decay is None else {"weight_decay": decay}
-        return [{"params": [n.parameter for n in trainable], **more}]
-    groups = [
-        {"params": [n.parameter for n in trainable if n.decays], "weight_decay": decay or 0.0},
-        {"params": [n.parameter for n in trainable if not n.decays], "weight_decay": 0.0},
-    ]
-    return [group for group in groups if group["params"]]
-
-
-def _blocks(
-    named: Sequence[tuple[str, Any]],
-    groups: list[dict[str, Any]],
-    setup: Setup,
-    recorder: Recorder,
-    roles: Callable[[], Roles],
-) -> Any:
-    """bitsandbytes: its states on meta, the library itself on a real device."""
-    blocks = blocks_of(setup.optim)
-    full: frozenset[int] = frozenset()
-    knows = (setup.software.transformers or _KNOWS_BLOCKS) >= _KNOWS_BLOCKS
-    if blocks.bits == 8 and setup.loop is Loop.TRAINER and knows:
-        embeddings = roles().embeddings
-        kept = [p for name, p in named if name in embeddings]
-        full = frozenset(map(id, kept))
-        if kept:
-            recorder.note(
-                f"{setup.optim}: the Trainer keeps the states of embeddings in fp32, those of "
-                f"{sum(p.numel() for p in kept):,} parameters here."
-            )
-    if any(p.device.type != "meta" for _, p in named):
-        return library_optimizer(groups, blocks, full)
-    return BlockStates(groups, blocks, full, recorder, bitsandbytes_version(setup.software))
-
-
-def _muon(
-    named: Sequence[tuple[str, Any]], setup: Setup, torch_version: tuple[int, int], roles: Roles
-) -> Any:
-    """Muon for the hidden matrices, AdamW for the rest.
-
-    Source: documentation of ``torch.optim.Muon``: "an optimizer for 2D parameters of neural
-    network hidden layers. Other parameters, such as bias, and embedding, should be optimized by a
-    standard method such as AdamW"; the output head counts as the embedding that it often is.
-
-    Raises:
-        ConfigError: this torch has no Muon.
-    """
-    if torch_version < _MUON_SINCE:
-        raise ConfigError(
-            "--optim muon: torch.optim.Muon is there since torch 2.9, and "
-            f"{torch_version[0]}.{torch_version[1]} is asked for."
-        )
-    outside = roles.embeddings | roles.head
-    matrices: list[Any] = []
-    rest: list[Any] = []
-    for name, parameter in named:
-        (matrices if parameter.dim() == 2 and name not in outside else rest).append(parameter)
-    arguments = read_arguments("muon", setup.optim_args)
-    options: dict[str, Any] = {"lr": 1e-4}
-    if "momentum" in arguments:
-        options["momentum"] = float(arguments["momentum"])
-    if "nesterov" in arguments:
-        options["nesterov"] = arguments["nesterov"].lower() in _TRUE
-    if "ns_steps" in arguments:
-        options["ns_steps"] = int(arguments["ns_steps"])
-    made = []
-    if matrices:
-        made.append(torch.optim.Muon(matrices, **options))
-    if rest:
-        made.append(torch.optim.AdamW(rest, lr=1e-4, foreach=True))
-    return Several(made)
 
 
 def in_backward(
@@ -272,23 +184,134 @@ def in_backward(
             f"--optim {setup.optim} in backward needs hooks that torch has since 2.1, and "
             f"{torch_version[0]}.{torch_version[1]} is asked for."
         )
+    maker = _Maker(setup, recorder, torch_version, functools.cache(lambda: roles_of(model)))
     trainable = [n for n in parameters if n.parameter.requires_grad]
-    roles = functools.cache(lambda: roles_of(model))
-    facts = facts_of(setup.optim)
-    options: dict[int, dict[str, Any]] = {}
-    if facts.targets:
+    return stepper_for(model, setup, recorder, lambda one: maker.over([one]), trainable)
+
+
+@dataclass(frozen=True, slots=True)
+class _Maker:
+    """Makes the optimizer of a setup over whatever it updates: the weights, or fp32 copies.
+
+    Attributes: as the arguments of :func:`optimizer_of`.
+    """
+
+    setup: Setup
+    recorder: Recorder
+    torch_version: tuple[int, int]
+    roles: Callable[[], Roles]
+
+    def over(self, trainable: Sequence[NamedParameter]) -> Any:
+        """The optimizer over these parameters."""
+        setup, facts = self.setup, facts_of(self.setup.optim)
         named = [(n.name, n.parameter) for n in trainable]
-        for group in low_rank_groups(named, setup, roles()):
-            rest = {k: v for k, v in group.items() if k != "params"}
-            options.update((id(p), rest) for p in group["params"])
-
-    def make(one: NamedParameter) -> Any:
         if facts.targets:
-            group = {"params": [one.parameter], **options[id(one.parameter)]}
-            return make_library(setup, [group], recorder)
-        return _made([one], setup, recorder, torch_version, roles)
+            groups = low_rank_groups(named, setup, self.roles())
+            return make_library(setup, groups, self.recorder)
+        if setup.optim == "muon":
+            return self._muon(named)
+        groups = self._groups(trainable)
+        if facts.block_states:
+            return self._blocks(named, groups)
+        return make_library(setup, groups, self.recorder) or self._plain(groups)
 
-    return stepper_for(model, setup, recorder, make, trainable)
+    def _groups(self, trainable: Sequence[NamedParameter]) -> list[dict[str, Any]]:
+        """What decays and what does not, as the Trainer divides it; a script has one group."""
+        decay = self.setup.weight_decay
+        if self.setup.loop is not Loop.TRAINER:
+            more = {} if decay is None else {"weight_decay": decay}
+            return [{"params": [n.parameter for n in trainable], **more}]
+        groups = [
+            {"params": [n.parameter for n in trainable if n.decays], "weight_decay": decay or 0.0},
+            {"params": [n.parameter for n in trainable if not n.decays], "weight_decay": 0.0},
+        ]
+        return [group for group in groups if group["params"]]
+
+    def _blocks(self, named: Sequence[tuple[str, Any]], groups: list[dict[str, Any]]) -> Any:
+        """bitsandbytes: its states on meta, the library itself on a real device."""
+        setup, blocks = self.setup, blocks_of(self.setup.optim)
+        full: frozenset[int] = frozenset()
+        knows = (setup.software.transformers or _KNOWS_BLOCKS) >= _KNOWS_BLOCKS
+        if blocks.bits == 8 and setup.loop is Loop.TRAINER and knows:
+            embeddings = self.roles().embeddings
+            kept = [p for name, p in named if name in embeddings]
+            full = frozenset(map(id, kept))
+            if kept:
+                self.recorder.note(
+                    f"{setup.optim}: the Trainer keeps the states of embeddings in fp32, those of "
+                    f"{sum(p.numel() for p in kept):,} parameters here."
+                )
+        if any(p.device.type != "meta" for _, p in named):
+            return library_optimizer(groups, blocks, full)
+        version = bitsandbytes_version(setup.software)
+        return block_states(groups, blocks, full, self.recorder, version)
+
+    def _muon(self, named: Sequence[tuple[str, Any]]) -> Any:
+        """Muon for the hidden matrices, AdamW for the rest.
+
+        Source: documentation of ``torch.optim.Muon``: "an optimizer for 2D parameters of neural
+        network hidden layers. Other parameters, such as bias, and embedding, should be optimized
+        by a standard method such as AdamW"; the output head counts as the embedding that it often
+        is.
+
+        Raises:
+            ConfigError: this torch has no Muon.
+        """
+        if self.torch_version < _MUON_SINCE:
+            raise ConfigError(
+                "--optim muon: torch.optim.Muon is there since torch 2.9, and "
+                f"{self.torch_version[0]}.{self.torch_version[1]} is asked for."
+            )
+        roles = self.roles()
+        outside = roles.embeddings | roles.head
+        matrices: list[Any] = []
+        rest: list[Any] = []
+        for name, parameter in named:
+            (matrices if parameter.dim() == 2 and name not in outside else rest).append(parameter)
+        optimizers: list[Any] = []
+        if matrices:
+            optimizers.append(torch.optim.Muon(matrices, lr=1e-4, **self._arguments()))
+        if rest:
+            optimizers.append(torch.optim.AdamW(rest, lr=1e-4, foreach=True))
+        return Several(optimizers)
+
+    def _plain(self, groups: list[dict[str, Any]]) -> Any:
+        """Torch's own optimizers, and those of transformers."""
+        name = self.setup.optim
+        if name == "adamw_hf":
+            return AdamWOfTransformers(groups, lr=1e-4)
+        if name == "adafactor":
+            from transformers.optimization import Adafactor
+
+            return Adafactor(groups, lr=1e-4, scale_parameter=False, relative_step=False)
+        # foreach is CUDA's default from 2.0 on, but never that of Adafactor, which is there to save
+        loops = self.torch_version < (2, 0) or name == "adafactor_torch"
+        how = {"foreach": not loops}
+        for suffix, chosen in _IMPLEMENTATIONS.items():
+            if name.endswith(suffix):
+                name, how = name.removesuffix(suffix), chosen
+        momentum = {"momentum": 0.9} if name == "sgd_momentum" else {}
+        kwargs = {"lr": 1e-4, **momentum, **self._arguments(), **how}
+        try:
+            return getattr(torch.optim, _TORCH[name])(groups, **kwargs)
+        except ValueError as error:
+            raise ConfigError(
+                f"--optim-args {self.setup.optim_args!r}: torch.optim.{_TORCH[name]} refuses it: "
+                f"{error}."
+            ) from error
+
+    def _arguments(self) -> dict[str, Any]:
+        """What ``--optim-args`` says, as torch's classes take it."""
+        text = self.setup.optim_args
+        arguments: dict[str, Any] = {}
+        for name, value in read_arguments(self.setup.optim, text).items():
+            try:
+                arguments[name] = _READ.get(name, float)(value)
+            except ValueError:
+                raise ConfigError(
+                    f"--optim-args {text!r}: {name} is {value!r}, which is not a number."
+                ) from None
+        return arguments
 
 
 def check_trainable(trains: Sequence[bool], setup: Setup) -> None:
@@ -314,51 +337,6 @@ def _without_decay(model: torch.nn.Module) -> set[str]:
     norms = [n for n, m in model.named_modules() if isinstance(m, torch.nn.LayerNorm)]
     names = [n for n, _ in model.named_parameters()]
     return {n for n in names if n.rpartition(".")[0] in norms or _NO_DECAY.search(n)}
-
-
-def _plain(setup: Setup, groups: list[dict[str, Any]], torch_version: tuple[int, int]) -> Any:
-    """Torch's own optimizers, and those of transformers."""
-    name, arguments = setup.optim, read_arguments(setup.optim, setup.optim_args)
-    if name == "adamw_hf":
-        return AdamWOfTransformers(groups, lr=1e-4)
-    if name == "adafactor":
-        from transformers.optimization import Adafactor
-
-        return Adafactor(groups, lr=1e-4, scale_parameter=False, relative_step=False)
-    implementation = "default"
-    for suffix, meaning in _IMPLEMENTATIONS.items():
-        if name.endswith(suffix):
-            name, implementation = name.removesuffix(suffix), meaning
-    if implementation == "default":
-        # foreach is CUDA's default from 2.0 on, but never that of Adafactor, which is there to save
-        loops = torch_version < (2, 0) or name == "adafactor_torch"
-        implementation = "loop" if loops else "foreach"
-    kwargs: dict[str, Any] = {"lr": 1e-4}
-    if name == "sgd_momentum":
-        kwargs["momentum"] = 0.9
-    for argument, text in arguments.items():
-        kwargs[argument] = (
-            text.lower() in _TRUE if argument in _SWITCHES else _number(setup, argument, text)
-        )
-    kwargs["foreach"] = implementation == "foreach"
-    if implementation == "fused":
-        del kwargs["foreach"]
-        kwargs["fused"] = True
-    try:
-        return getattr(torch.optim, _TORCH[name])(groups, **kwargs)
-    except ValueError as error:
-        raise ConfigError(
-            f"--optim-args {setup.optim_args!r}: torch.optim.{_TORCH[name]} refuses it: {error}."
-        ) from error
-
-
-def _number(setup: Setup, argument: str, text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise ConfigError(
-            f"--optim-args {setup.optim_args!r}: {argument} is {text!r}, which is not a number."
-        ) from None
 
 
 class AdamWOfTransformers(torch.optim.Optimizer):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from memest.config.setup import Setup
-from memest.trace.optimizers.bitsandbytes import BlockStates, blocks_of
+from memest.trace.optimizers.bitsandbytes import block_states, blocks_of
 from memest.trace.optimizers.torch import make_optimizer
 from memest.trace.recorder import Recorder
 
@@ -54,7 +54,7 @@ def _stream(make, **how):
 def _ours(name, version=NEW, full=frozenset()):
     def make(parameters, recorder):
         chosen = frozenset(id(parameters[i]) for i in full)
-        return BlockStates([{"params": parameters}], blocks_of(name), chosen, recorder, version)
+        return block_states([{"params": parameters}], blocks_of(name), chosen, recorder, version)
 
     return make
 

@@ -183,6 +183,7 @@ def test_a_library_that_is_missing_is_named_with_what_to_install():
         ({"optim": "lomoo"}, "Legal: adamw_torch_fused"),
         ({"optim": "adamw_apex_fused"}, "not modelled yet"),
         ({"optim": "adamw_torch_xla"}, "for TPUs"),
+        ({"optim": "adam_mini"}, "modelled no more"),
         ({"weight_decay": -0.1}, "0 or more"),
     ],
 )  # fmt: skip
