@@ -185,17 +185,8 @@ def _check_base(setup: TrainingOptions) -> None:
 def _check_shared_model(setup: TrainingOptions) -> None:
     """A model that is spread over GPUs: its layers, its experts, or stages of it."""
     distributed = setup.distributed
-    schedule = distributed.pipeline_schedule
     if distributed.pp == 1 and not distributed.shares_model:
         return
-    if distributed.pp > 1 and distributed.strategy is Strategy.DDP and schedule.splits_backward:
-        raise ConfigError(
-            f"--pp-schedule {schedule} with {distributed.data_ranks} copies of the pipeline under "
-            "DDP "
-            "does not train: gradients of weights that are computed apart (stage_backward_weight) "
-            "come without the hooks by which DDP reduces them. Use --pp-schedule 1f1b or "
-            "interleaved, or add --fsdp shard_grad_op."
-        )
     if distributed.tp > 1 and distributed.pp == 1 and distributed.strategy is Strategy.DDP:
         # ParallelismConfig.__post_init__ of accelerate 1.15, and its prepare_model
         raise ConfigError(

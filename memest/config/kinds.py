@@ -166,23 +166,11 @@ class Schedule(enum.StrEnum):
     """Stage after stage, each with all micro-batches (``ScheduleLoopedBFS``)."""
     INTERLEAVED = "interleaved"
     """1F1B with several stages on each GPU (``ScheduleInterleaved1F1B``)."""
-    ZB_H1 = "zb-h1"
-    """Gradients of weights apart from those of inputs, one stage on each GPU
-    (``ScheduleInterleavedZeroBubble``)."""
-    INTERLEAVED_ZB = "interleaved-zb"
-    """The same with several stages on each GPU."""
-    ZBV = "zbv"
-    """Two stages on each GPU, the first with the last (``ScheduleZBVZeroBubble``)."""
 
     @property
     def several_stages(self) -> bool:
         """Whether a GPU has more than one stage."""
-        return self not in (Schedule.GPIPE, Schedule.ONE_F_ONE_B, Schedule.ZB_H1)
-
-    @property
-    def splits_backward(self) -> bool:
-        """Whether gradients of inputs and of weights are computed apart."""
-        return self in (Schedule.ZB_H1, Schedule.INTERLEAVED_ZB, Schedule.ZBV)
+        return self in (Schedule.LOOPED_BFS, Schedule.INTERLEAVED)
 
 
 class Rotate(enum.StrEnum):
@@ -198,11 +186,15 @@ _OTHER_NAMES = {
     "1f1b": Schedule.ONE_F_ONE_B,
     "interleaved1f1b": Schedule.INTERLEAVED,
     "loopedbfs": Schedule.LOOPED_BFS,
-    "interleavedzerobubble": Schedule.INTERLEAVED_ZB,
-    "interleavedzb": Schedule.INTERLEAVED_ZB,
-    "zbh1": Schedule.ZB_H1,
-    "zbvzerobubble": Schedule.ZBV,
 }
+_WEIGHTS_APART = (
+    "interleavedzerobubble",
+    "interleavedzb",
+    "zbh1",
+    "zbvzerobubble",
+    "zbv",
+    "dualpipev",
+)
 
 
 def choose(option: str, value: Any, kind: type[enum.StrEnum]) -> Any:
@@ -248,8 +240,12 @@ def read_schedule(value: Any) -> Schedule | None:
     if plain in _OTHER_NAMES:
         return _OTHER_NAMES[plain]
     legal = ", ".join(schedule.value for schedule in Schedule)
-    if plain == "dualpipev":
-        raise ConfigError(f"--pp-schedule {value!r} is not modelled yet. Legal: {legal}.")
+    if plain in _WEIGHTS_APART:
+        raise ConfigError(
+            f"--pp-schedule {value!r} is not modelled: it computes gradients of weights apart from "
+            f"those of inputs. Legal: {legal}; 1f1b, or interleaved with several stages on each "
+            "GPU, comes closest."
+        )
     near = closest(text, [schedule.value for schedule in Schedule])
     hint = f" Did you mean {near[0]!r}?" if near else ""
     raise ConfigError(f"--pp-schedule {value!r} is not known.{hint} Legal: {legal}.")

@@ -44,10 +44,6 @@ def _another_adapter(s: TrainingOptions) -> bool:
     return s.adapter is not None and s.adapter.method != "lora"
 
 
-def _splits_backward(s: TrainingOptions) -> bool:
-    return s.distributed.pipeline_schedule.splits_backward
-
-
 def _asks_for_modules(s: TrainingOptions) -> bool:
     return facts_of(s.optim).by_module
 
@@ -135,18 +131,6 @@ _PAIRS = (
         lambda s: s.master_weights,
         "peft trains float32 adapters beside half-precision weights",
         "Drop --master-weights.",
-    ),
-    # what was gathered for a backward is given back before weights have their gradients
-    Pair(
-        "pp",
-        "--fsdp full_shard with --pp-schedule {s.distributed.pipeline_schedule}",
-        lambda s: s.distributed.fsdp is Fsdp.FULL_SHARD and _splits_backward(s),
-    ),
-    # graphs of stages outlive the gradients of their weights there
-    Pair(
-        "pp",
-        "--pp-schedule {s.distributed.pipeline_schedule} with --tp {s.distributed.tp}",
-        lambda s: s.distributed.tp > 1 and _splits_backward(s),
     ),
     Pair("model", "--zero", lambda s: s.distributed.zero),
     Pair(

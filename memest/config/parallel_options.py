@@ -28,14 +28,12 @@ class StagePart:
         stop: the layer behind its last.
         first: it has what comes before the layers.
         last: it has what comes after them, and the loss.
-        splits: gradients of inputs and of weights are computed apart.
     """
 
     start: int
     stop: int
     first: bool
     last: bool
-    splits: bool = False
 
     @property
     def words(self) -> str:

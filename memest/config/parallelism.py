@@ -248,19 +248,16 @@ def _check_pipeline(run: ParallelOptions) -> None:
     schedule, stages, micro = run.pipeline_schedule, run.stages_per_gpu, run.microbatches
     if not schedule.several_stages and stages != 1:
         raise ConfigError(
-            f"--pp-schedule {schedule} has one stage on each GPU, not {stages}: take interleaved, "
-            "looped-bfs or interleaved-zb."
+            f"--pp-schedule {schedule} has one stage on each GPU, not {stages}: take interleaved "
+            "or looped-bfs."
         )
-    if schedule is Schedule.ZBV and stages != 2:
-        raise ConfigError(f"--pp-schedule zbv has two stages on each GPU, not {stages}.")
     if schedule is Schedule.ONE_F_ONE_B and micro < run.pp:
         raise ConfigError(
             f"--pp-microbatches {micro} is too few for 1f1b, which takes at least as many as there "
             f"are stages: {run.pp}."
         )
     rounds = max(1, micro // run.pp)
-    by_rounds = (Schedule.INTERLEAVED, Schedule.ZB_H1, Schedule.INTERLEAVED_ZB)
-    if schedule in by_rounds and micro % rounds:
+    if schedule is Schedule.INTERLEAVED and micro % rounds:
         raise ConfigError(
             f"--pp-microbatches {micro} is refused by {schedule}: with {run.pp} GPUs it goes in "
             f"{rounds} rounds, and that must divide it, as {micro // rounds * rounds} does."

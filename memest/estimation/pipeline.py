@@ -123,10 +123,9 @@ def parts_of(distributed: Distributed, layers: int) -> tuple[StagePart, ...]:
         raise ConfigError(
             f"--pp-split {given} is {sum(counts)} layers, and the model has {layers}."
         )
-    splits = distributed.pipeline_schedule.splits_backward
     starts = [sum(counts[:number]) for number in range(stages + 1)]
     return tuple(
-        StagePart(start, stop, number == 0, number == stages - 1, splits)
+        StagePart(start, stop, number == 0, number == stages - 1)
         for number, (start, stop) in enumerate(pairwise(starts))
     )
 
@@ -213,7 +212,7 @@ def rank_runs(
     """
     plan, runs = plan_of(setup, gpu.torch), []
     for rank in range(plan.ranks):
-        own = stages_of(plan.schedule, rank, plan.ranks, plan.per_rank)
+        own = stages_of(rank, plan.ranks, plan.per_rank)
         updated = tuple(
             weight
             for number in own

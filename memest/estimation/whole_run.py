@@ -83,7 +83,7 @@ def _pipeline_run(profiler: Profiler, question: Question) -> PipelineRun:
         ranks = setup.distributed.tp
         own = Distributed(num_gpus=ranks, tp=ranks, stage=part)
         stage = replace(setup, distributed=own, grad_accum=1)
-        mark = [part.start, part.stop, part.first, part.last, part.splits]
+        mark = [part.start, part.stop, part.first, part.last]
         profile = profiler.stage_profile(question.profile, stage, mark)
         of_stage = replace(question, setup=stage, profile=profile)
         stages.append(StageFamily(part, *profiler.family(of_stage)))

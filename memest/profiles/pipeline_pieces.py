@@ -26,7 +26,8 @@ REGION_END = 1000
 """Index of the seam at which the region of a step ends."""
 STAGE_END = 1001
 """Index of the seam behind it."""
-_PLACES = {"F": 0, "B": 1, "I": 1, "W": 2}
+_PLACES = {"F": (0, 1), "B": (1, PIECE_END)}
+"""Of the seams around a piece of work."""
 
 
 def piece_seam(number: int, place: int) -> int:
@@ -34,8 +35,7 @@ def piece_seam(number: int, place: int) -> int:
 
     Args:
         number: of the micro-batch in the trace, from 0.
-        place: 0 forward, 1 backward, 2 the gradients of weights where they are computed apart,
-            ``PIECE_END`` behind the last of them.
+        place: 0 forward, 1 backward, ``PIECE_END`` behind it.
     """
     return 10 * number + place
 
@@ -138,9 +138,8 @@ class StagePieces:
 
     def piece(self, work: str, number: int) -> Span:
         """Work on one of the traced micro-batches."""
-        start = self._at[piece_seam(number, _PLACES[work])]
-        behind = (self._at.get(piece_seam(number, p)) for p in range(_PLACES[work] + 1, 10))
-        return self._moved((start, next(at for at in behind if at is not None)))
+        start, end = (self._at[piece_seam(number, place)] for place in _PLACES[work])
+        return self._moved((start, end))
 
     def computed(self, number: int) -> int:
         """Where the output of a micro-batch is there, and its loss is not."""
@@ -168,11 +167,6 @@ class StagePieces:
     def gradients(self) -> list[int]:
         """What the first micro-batch leaves in ``.grad``, in the order of the parameters."""
         return [a for (kind, _), a in sorted(self._cues.items()) if kind is CueKind.KEPT_GRADIENT]
-
-    @property
-    def gradient_of(self) -> dict[int, int]:
-        """The same by the number of the weight."""
-        return {w: a for (kind, w), a in self._cues.items() if kind is CueKind.KEPT_GRADIENT}
 
     def born(self, span: Span, joined: Trace) -> list[int]:
         """The allocations that a piece makes."""

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from memest.events import Category, CueKind, Mark, Phase, Weight
-from memest.sharding.engine import StageWrapper, Wrapper, weight_bytes
+from memest.sharding.engine import Wrapper, weight_bytes
 from memest.units import MIB
 
 __all__ = ["Ddp", "StageDdp", "assign_buckets"]
@@ -252,19 +252,20 @@ class Ddp(Wrapper):
 
 
 @dataclass(slots=True, kw_only=True)
-class StageDdp(StageWrapper):
+class StageDdp(Ddp):
     """DDP around a stage of a pipeline: all but its last backward run under ``no_sync``."""
 
-    inner: Ddp
+    def begins(self, mark: Mark) -> None:
+        """See :meth:`Wrapper.begins`: what the phase of another stage is does not matter."""
 
-    def enter(self) -> None:
-        """See :meth:`StageWrapper.enter`."""
-        self.inner.syncs = False
-        self.inner.enter_forward()
+    def enter_stage(self) -> None:
+        """The forward of the stage begins."""
+        self.syncs = False
+        self.enter_forward()
 
     def cue(self, kind: CueKind, index: int, number: int) -> None:
         """See :meth:`Wrapper.cue`: the schedule says when gradients are reduced."""
         if kind is CueKind.STAGE_SYNC:
-            self.inner.syncs = True
+            self.syncs = True
         elif kind in (CueKind.PLACED, CueKind.READY):
-            self.inner.cue(kind, index, number)
+            Ddp.cue(self, kind, index, number)

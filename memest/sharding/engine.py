@@ -5,14 +5,14 @@ free before it is copied, every phase that begins, and every cue; what it return
 frees decides what comes out: the stream of one rank. Sizes are known by then, so what depends on
 them (buckets, padding, thresholds) is decided as the libraries decide it, by comparing bytes.
 
-FSDP and ZeRO share an engine, :class:`ShardedRank`: it knows where parameters lie, which gradients
-they have, and where in a step the run is. When something is gathered, given back and reduced, and
-in which storages, is the matter of a :class:`ShardingPolicy`, which the engine asks.
+FSDP and ZeRO are kinds of :class:`ShardedRank`: it knows where parameters lie, which gradients they
+have, and where in a step the run is. When something is gathered, given back and reduced, and in
+which storages, is the matter of its subclasses.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -26,8 +26,6 @@ __all__ = [
     "RankStream",
     "Rewriter",
     "ShardedRank",
-    "ShardingPolicy",
-    "StageWrapper",
     "Wrapper",
     "num_elements",
     "rewrite",
@@ -180,29 +178,6 @@ class Wrapper:
         """A cue: see :class:`memest.events.Cue`; ``number`` is -1 where it is about none."""
 
 
-@dataclass(slots=True, kw_only=True)
-class StageWrapper(Wrapper, ABC):
-    """A wrapper around one stage of a pipeline: some of its hooks are the schedule's matter.
-
-    Attributes:
-        inner: the wrapper as it is without a pipeline.
-    """
-
-    inner: Wrapper
-
-    def allocates(self, number: int) -> bool:
-        """See :meth:`Wrapper.allocates`."""
-        return self.inner.allocates(number)
-
-    def frees(self, number: int) -> bool:
-        """See :meth:`Wrapper.frees`."""
-        return self.inner.frees(number)
-
-    @abstractmethod
-    def enter(self) -> None:
-        """The forward of the stage begins."""
-
-
 def rewrite(stream: Stream, to: Rewriter, wrapper: Wrapper) -> RankStream:
     """Copy a stream under the hands of a wrapper.
 
@@ -265,69 +240,18 @@ def weight_bytes(weight: Weight) -> int:
 
 
 @dataclass(slots=True, kw_only=True)
-class ShardingPolicy:
-    """What a library does with the parameters and gradients of a rank; by itself nothing.
-
-    Attributes:
-        rank: the engine that asks it.
-        to: the stream that is written.
-        weights: parameters of the model, as the stream has them.
-    """
-
-    rank: ShardedRank = field(init=False)
-    to: Rewriter = field(init=False)
-    weights: Sequence[Weight] = field(init=False)
-
-    def attach(self, rank: ShardedRank) -> None:
-        """Become the policy of a rank, before anything is copied."""
-        self.rank, self.to, self.weights = rank, rank.to, rank.weights
-
-    def allocates(self, number: int) -> bool:
-        """See :meth:`Wrapper.allocates`."""
-        del number
-        return True
-
-    def frees(self, number: int) -> bool:
-        """See :meth:`Wrapper.frees`; gradients that it knows are the engine's matter."""
-        del number
-        return True
-
-    def leaves(self, phase: Phase) -> None:
-        """See :meth:`Wrapper.leaves`."""
-
-    def begins(self, mark: Mark) -> None:
-        """See :meth:`Wrapper.begins`."""
-
-    def construct(self) -> None:
-        """Every parameter has its place: the wrapper is made, and cuts them."""
-
-    def cue(self, kind: CueKind, index: int) -> None:
-        """A cue about modules or an update."""
-
-    def ready(self, weight: int) -> None:
-        """The gradient of a weight is there."""
-
-    def zeroed(self, weight: int) -> None:
-        """``zero_grad`` drops the gradient of a weight that was taken before."""
-
-    def end_backward(self) -> None:
-        """Autograd is done with a micro-step."""
-
-
-@dataclass(slots=True, kw_only=True)
 class ShardedRank(Wrapper):
-    """The engine of one rank whose parameters or gradients are shared by several.
+    """One rank whose parameters or gradients are shared by several; by itself it shares nothing.
 
-    The stream of one process loads whole parameters. Where a policy partitions them, these storages
-    are left out until every parameter has its place, and shards are constructed then.
+    The stream of one process loads whole parameters. Where a library partitions them, these
+    storages are left out until every parameter has its place, and shards are constructed then.
 
     It also keeps the gradients of a step: the first micro-step hands them over, later ones add to
-    them in place. Where a policy takes them away as they come (a reduction, a shard), every
+    them in place. Where a library takes them away as they come (a reduction, a shard), every
     micro-step finds the parameter without one, so what later ones compute is handed over too.
 
     Attributes:
         weights: parameters of the model, as the stream has them.
-        policy: says what is done with them.
         last_micro_step: number of the last micro-step of a step.
         leaves_out: whole parameters are not on the device when they have been loaded.
         placed: the storage of each parameter as the stream has it.
@@ -337,7 +261,6 @@ class ShardedRank(Wrapper):
     """
 
     weights: Sequence[Weight]
-    policy: ShardingPolicy
     last_micro_step: int
     leaves_out: bool = True
     placed: dict[int, int] = field(default_factory=dict)
@@ -350,15 +273,30 @@ class ShardedRank(Wrapper):
     _dead: set[int] = field(default_factory=set)
     _coming: dict[int, int] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        self.policy.attach(self)
+    # -- what libraries do
+
+    @abstractmethod
+    def construct(self) -> None:
+        """Every parameter has its place: the wrapper is made, and cuts them."""
+
+    @abstractmethod
+    def hook(self, kind: CueKind, index: int) -> None:
+        """A cue about modules or an update."""
+
+    @abstractmethod
+    def end_backward(self) -> None:
+        """Autograd is done with a micro-step."""
+
+    def ready(self, weight: int) -> None:
+        """The gradient of a weight is there."""
+
+    def zeroed(self, weight: int) -> None:
+        """``zero_grad`` drops the gradient of a weight that was taken before."""
 
     # -- what the stream brings
 
     def allocates(self, number: int) -> bool:
         """See :meth:`Wrapper.allocates`."""
-        if not self.policy.allocates(number):
-            return False
         loads = self.leaves_out and self.to.phase is Phase.LOAD
         if loads and self.to.category(number) is Category.PARAMETERS:
             self._left_out.append(number)
@@ -366,53 +304,45 @@ class ShardedRank(Wrapper):
         return True
 
     def frees(self, number: int) -> bool:
-        """See :meth:`Wrapper.frees`."""
+        """See :meth:`Wrapper.frees`; gradients that it knows go when the library drops them."""
         if number not in self._natural:
-            return self.policy.frees(number)
+            return True
         if number in self._taken:
             # zero_grad drops what there is in its place
             self._taken.discard(number)
-            self.policy.zeroed(self._natural.pop(number))
+            self.zeroed(self._natural.pop(number))
         else:
             # added in place by the stream; here it is what the parameter has
             self._dead.add(number)
         return False
-
-    def leaves(self, phase: Phase) -> None:
-        """See :meth:`Wrapper.leaves`."""
-        self.policy.leaves(phase)
 
     def begins(self, mark: Mark) -> None:
         """See :meth:`Wrapper.begins`."""
         self.in_backward = mark.phase is Phase.BACKWARD
         if mark.phase is Phase.FORWARD:
             self.is_boundary = mark.micro_step == self.last_micro_step
-        self.policy.begins(mark)
 
     def cue(self, kind: CueKind, index: int, number: int) -> None:
         """See :meth:`Wrapper.cue`."""
         if kind is CueKind.PLACED:
             self.placed[index] = number
             if index == len(self.weights) - 1:
-                self._construct()
+                # what was left out and is nobody's parameter after all is taken over as it is
+                placed = set(self.placed.values())
+                for left_out in self._left_out:
+                    if left_out not in placed:
+                        self.to.copy(left_out)
+                self.construct()
         elif kind is CueKind.GRADIENT:
             self._computed(index, number)
         elif kind is CueKind.READY:
             self._accumulated(index, number)
         elif kind is CueKind.DONE:
-            self.policy.end_backward()
+            self.end_backward()
         else:
-            self.policy.cue(kind, index)
+            self.hook(kind, index)
 
-    def _construct(self) -> None:
-        """What was left out and is nobody's parameter after all is taken over as it is."""
-        placed = set(self.placed.values())
-        for number in self._left_out:
-            if number not in placed:
-                self.to.copy(number)
-        self.policy.construct()
-
-    # -- what policies ask
+    # -- what libraries ask
 
     def module_of(self, weight: int) -> int:
         """Number of the module whose parameter a weight is, once it has its place."""
@@ -452,7 +382,7 @@ class ShardedRank(Wrapper):
             elif coming is not None:
                 self.gradients[weight] = coming
         if weight in self.gradients:
-            self.policy.ready(weight)
+            self.ready(weight)
 
     def _give_back(self, number: int) -> None:
         """What was kept for nothing."""

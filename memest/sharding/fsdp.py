@@ -7,16 +7,16 @@ in when they are made and let go of: :mod:`memest.sharding.fsdp1`, :mod:`memest.
 from __future__ import annotations
 
 import enum
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from memest.events import CAST, Category, CueKind, Mark, Phase
-from memest.sharding.engine import ShardedRank, ShardingPolicy, num_elements
+from memest.sharding.engine import ShardedRank, num_elements
 from memest.sharding.fsdp_units import ROOT, UnitPlan
 from memest.workspaces.operator_call import DTYPE_BYTES
 
-__all__ = ["ALL_REDUCE_STREAM", "FsdpPolicy", "FsdpUnit", "State", "is_inside"]
+__all__ = ["ALL_REDUCE_STREAM", "FsdpRank", "FsdpUnit", "State", "is_inside"]
 
 ALL_REDUCE_STREAM = 3
 
@@ -62,7 +62,7 @@ class FsdpUnit:
 
 
 @dataclass(slots=True, kw_only=True)
-class FsdpPolicy(ShardingPolicy, ABC):
+class FsdpRank(ShardedRank):
     """One rank of FSDP.
 
     Attributes:
@@ -96,9 +96,7 @@ class FsdpPolicy(ShardingPolicy, ABC):
     _cast: int | None = None
     _uncast: dict[int, int] = field(default_factory=dict)
 
-    def attach(self, rank: ShardedRank) -> None:
-        """See :meth:`ShardingPolicy.attach`."""
-        ShardingPolicy.attach(self, rank)
+    def __post_init__(self) -> None:
         for plan in self.plans:
             unit = FsdpUnit(plan, is_root=plan.modules == (ROOT,))
             self.units.append(unit)
@@ -116,23 +114,24 @@ class FsdpPolicy(ShardingPolicy, ABC):
         if self.on_device and self.to.phase is Phase.LOAD and self.to.label(number) == CAST:
             self._cast = number
             return False
-        return True
+        return ShardedRank.allocates(self, number)
 
     def frees(self, number: int) -> bool:
         """See :meth:`Wrapper.frees`."""
         if self._cast is None:
-            return True
+            return ShardedRank.frees(self, number)
         self._uncast[self._cast], self._cast = number, None
         return False
 
     def begins(self, mark: Mark) -> None:
         """See :meth:`Wrapper.begins`."""
+        ShardedRank.begins(self, mark)
         self.has_begun = False
         if mark.phase is Phase.FORWARD:
-            self.syncs = not self.skips_sync or self.rank.is_boundary
+            self.syncs = not self.skips_sync or self.is_boundary
 
-    def cue(self, kind: CueKind, index: int) -> None:
-        """See :meth:`ShardingPolicy.cue`."""
+    def hook(self, kind: CueKind, index: int) -> None:
+        """See :meth:`ShardedRank.hook`."""
         if kind in (CueKind.ENTER, CueKind.ENTER_FED):
             self.enter(self.name(index), fed=kind is CueKind.ENTER_FED)
         elif kind is CueKind.LEAVE:
@@ -172,7 +171,7 @@ class FsdpPolicy(ShardingPolicy, ABC):
     def whole(self, weight: int) -> int:
         """A weight before it is cut: where it lies, or brought to the device for that."""
         if self.on_device:
-            here = self.rank.placed[weight]
+            here = self.placed[weight]
             return self._uncast.get(here, here)
         nbytes = num_elements(self.weights[weight].shape) * DTYPE_BYTES[self.stored[weight]]
         return self.to.alloc(nbytes, Category.COMMUNICATION, "fsdp: whole parameter")

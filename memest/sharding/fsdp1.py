@@ -16,8 +16,8 @@ from memest.config.parallelism import Fsdp, Prefetch
 from memest.config.setup import Setup
 from memest.errors import ConfigError
 from memest.events import WARM_UP, Category, Landmarks, Phase, Weight
-from memest.sharding.engine import DEFAULT_STREAM, ShardedRank, num_elements
-from memest.sharding.fsdp import ALL_REDUCE_STREAM, FsdpPolicy, FsdpUnit, State, is_inside
+from memest.sharding.engine import DEFAULT_STREAM, num_elements
+from memest.sharding.fsdp import ALL_REDUCE_STREAM, FsdpRank, FsdpUnit, State, is_inside
 from memest.sharding.fsdp_units import ROOT, stored_dtype, units_of
 from memest.workspaces.operator_call import DTYPE_BYTES
 
@@ -143,7 +143,7 @@ def _piece(weight: Weight, elements: int, dtype: str, *, trains: bool) -> Weight
 
 
 @dataclass(slots=True, kw_only=True)
-class Fsdp1(FsdpPolicy):
+class Fsdp1(FsdpRank):
     """One rank of FSDP1.
 
     Attributes:
@@ -170,9 +170,8 @@ class Fsdp1(FsdpPolicy):
     _inner: set[FsdpUnit] = field(default_factory=set)
     _used: set[FsdpUnit] = field(default_factory=set)
 
-    def attach(self, rank: ShardedRank) -> None:
-        """See :meth:`ShardingPolicy.attach`."""
-        FsdpPolicy.attach(self, rank)
+    def __post_init__(self) -> None:
+        FsdpRank.__post_init__(self)
         trained = [weight.name for weight in self.weights if weight.trains and weight.has_grad]
         for unit in self.units:
             if unit.plan.weights:
@@ -185,7 +184,7 @@ class Fsdp1(FsdpPolicy):
             if path == ROOT or any(name.startswith(f"{path}.") for name in trained):
                 self._used.add(unit)
         if self.ranks > 1 and not self.keeps_whole:
-            rank.notes.append(
+            self.notes.append(
                 "FSDP1 records streams: what a kernel still reads is reused when the GPU is done "
                 "with it; reserved is priced as if it were at once."
             )
@@ -213,14 +212,14 @@ class Fsdp1(FsdpPolicy):
         if loads and self.to.label(number) == WARM_UP:
             self._warm_up = number
             return False
-        return FsdpPolicy.allocates(self, number)
+        return FsdpRank.allocates(self, number)
 
     def frees(self, number: int) -> bool:
         """See :meth:`Wrapper.frees`."""
         if number == self._warm_up:
             self._warm_up = None
             return False
-        return FsdpPolicy.frees(self, number)
+        return FsdpRank.frees(self, number)
 
     def construct(self) -> None:
         """Unit by unit: whole, flat, cut, and let go of."""
@@ -229,7 +228,7 @@ class Fsdp1(FsdpPolicy):
             item = self._stored_item(unit)
             whole = [self.whole(weight) for weight in flat.weights]
             label = "fsdp: flat parameter"
-            module = self.rank.module_of(flat.weights[0])
+            module = self.module_of(flat.weights[0])
             if self.keeps_whole:
                 kept = to.alloc(flat.elements * item, Category.PARAMETERS, label, module=module)
             else:
@@ -278,7 +277,7 @@ class Fsdp1(FsdpPolicy):
         for unit in self._units_at.get(module, ()):
             if unit.state is State.PRE_BACKWARD:
                 continue
-            if self.rank.in_backward and unit not in self._inner:
+            if self.in_backward and unit not in self._inner:
                 self._pre_backward(unit)
                 continue
             if unit.is_root:
@@ -306,7 +305,7 @@ class Fsdp1(FsdpPolicy):
                 if not self._place.get(unit):
                     self._place[unit] = len(self._order)
                 self._order.append(unit)
-            hidden = self.reentrant and not self.rank.in_backward and unit in self._inner
+            hidden = self.reentrant and not self.in_backward and unit in self._inner
             if unit in self._used and not hidden:
                 self._hooked.add(unit)
             unit.state = State.IDLE
@@ -344,7 +343,7 @@ class Fsdp1(FsdpPolicy):
     def _is_complete(self, unit: FsdpUnit) -> bool:
         """Whether its flat gradient is there: what is used twice has both."""
         return all(
-            weight in self.rank.gradients
+            weight in self.gradients
             for weight in unit.plan.weights
             if self.weights[weight].trains and self.weights[weight].has_grad
         )
@@ -385,7 +384,7 @@ class Fsdp1(FsdpPolicy):
             self.ranks * elements * computed,
             Category.COMMUNICATION,
             "fsdp: gathered parameters",
-            module=self.rank.module_of(first),
+            module=self.module_of(first),
             stream=_UNSHARD_STREAM,
         )
         if shard is not None:
@@ -409,7 +408,7 @@ class Fsdp1(FsdpPolicy):
     def _post_backward(self, unit: FsdpUnit) -> None:
         """The flat gradient is there (``_post_backward_hook``)."""
         unit.state = State.POST_BACKWARD
-        computed = [w for w in unit.plan.weights if w in self.rank.gradients]
+        computed = [w for w in unit.plan.weights if w in self.gradients]
         added = self._join(unit) if computed else None
         if self._reshards:
             self.reshard(unit)
@@ -432,7 +431,7 @@ class Fsdp1(FsdpPolicy):
         Returns:
             The flat gradient where it is added to one that is there already.
         """
-        flat, item, gradients = self._flats[unit], self._computed_item(unit), self.rank.gradients
+        flat, item, gradients = self._flats[unit], self._computed_item(unit), self.gradients
         zeros, at = [], 0
         for weight, offset in zip(flat.weights, flat.offsets, strict=True):
             elements = num_elements(self.weights[weight].shape)
@@ -451,11 +450,11 @@ class Fsdp1(FsdpPolicy):
             flat.elements * item,
             Category.GRADIENTS,
             "fsdp: flat gradient",
-            module=self.rank.module_of(flat.weights[0]),
+            module=self.module_of(flat.weights[0]),
         )
         self.to.free(*passing)
         for weight in flat.weights:
-            self.rank.take_gradient(weight)
+            self.take_gradient(weight)
         # added to what earlier micro-steps left, or, whole, reduced where it lies after each
         if unit in self._joined or (self.keeps_whole and unit.sharded_gradient is not None):
             return joined
@@ -499,7 +498,7 @@ class Fsdp1(FsdpPolicy):
         self._leaving.clear()
         for unit in self.in_module_order():
             done = unit.state is State.POST_BACKWARD or not unit.plan.weights
-            if not done and any(weight in self.rank.gradients for weight in unit.plan.weights):
+            if not done and any(weight in self.gradients for weight in unit.plan.weights):
                 self._post_backward(unit)
             elif unit.full and self._reshards:
                 self.reshard(unit)

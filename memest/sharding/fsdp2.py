@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from memest.events import Category, CueKind, Mark
-from memest.sharding.engine import DEFAULT_STREAM, StageWrapper, weight_bytes
-from memest.sharding.fsdp import ALL_REDUCE_STREAM, FsdpPolicy, FsdpUnit, State, is_inside
+from memest.events import Category, CueKind
+from memest.sharding.engine import DEFAULT_STREAM, weight_bytes
+from memest.sharding.fsdp import ALL_REDUCE_STREAM, FsdpRank, FsdpUnit, State, is_inside
 from memest.sharding.fsdp_units import ROOT, padded_elements
 from memest.workspaces.operator_call import DTYPE_BYTES
 
@@ -27,7 +27,7 @@ _REDUCE_SCATTER_STREAM = 2
 
 
 @dataclass(slots=True, kw_only=True)
-class Fsdp2(FsdpPolicy):
+class Fsdp2(FsdpRank):
     """One rank of FSDP2.
 
     Attributes:
@@ -82,7 +82,7 @@ class Fsdp2(FsdpPolicy):
             whole = [self.whole(weight) for weight in unit.plan.weights]
             for weight in unit.plan.weights:
                 nbytes = self._stored_bytes(weight)
-                module = self.rank.module_of(weight)
+                module = self.module_of(weight)
                 shard = to.alloc(nbytes, Category.PARAMETERS, "fsdp: shard", module=module)
                 if self.offloads:
                     to.free(shard)
@@ -109,7 +109,7 @@ class Fsdp2(FsdpPolicy):
             self.gather(unit)
             self._wait(unit)
             if first:
-                if fed and self._indices.get(unit) and not self.rank.in_backward:
+                if fed and self._indices.get(unit) and not self.in_backward:
                     self._note_second_call(module)
                 unit.fed_by = module if fed else None
                 self._reached.discard(unit)
@@ -120,8 +120,8 @@ class Fsdp2(FsdpPolicy):
             "call, and are priced as reduced once."
         )
         # under a pipeline every micro-batch calls every module before the last one's backward
-        if self.is_last_backward and note not in self.rank.notes:
-            self.rank.notes.append(note)
+        if self.is_last_backward and note not in self.notes:
+            self.notes.append(note)
 
     def leave(self, module: str) -> None:
         """``post_forward``, once all modules of a group have run."""
@@ -139,7 +139,7 @@ class Fsdp2(FsdpPolicy):
                 self._forward_root = None
 
     def _post_forward(self, unit: FsdpUnit) -> None:
-        if not self.rank.in_backward:
+        if not self.in_backward:
             if unit.plan.reshards:
                 self.reshard(unit)
             if unit.plan.weights:
@@ -264,7 +264,7 @@ class Fsdp2(FsdpPolicy):
             self._full_bytes(weight),
             Category.COMMUNICATION,
             "fsdp: gathered parameter",
-            module=self.rank.module_of(weight),
+            module=self.module_of(weight),
         )
 
     def _drop_copied_out(self) -> None:
@@ -289,7 +289,7 @@ class Fsdp2(FsdpPolicy):
             if self.is_last_backward:
                 self.reshard(unit)
             return
-        gradients = [weight for weight in unit.plan.weights if weight in self.rank.gradients]
+        gradients = [weight for weight in unit.plan.weights if weight in self.gradients]
         self._redistribute(gradients)
         self.reshard(unit)
         while self._reducing:
@@ -306,11 +306,11 @@ class Fsdp2(FsdpPolicy):
             return
         for weight in gradients:
             own = weight_bytes(self.weights[weight])
-            if self.to.out.sizes[self.rank.gradients[weight]] > own:
+            if self.to.out.sizes[self.gradients[weight]] > own:
                 self._rank_parts[weight] = self.to.alloc(
                     own, Category.GRADIENTS, "fsdp: the rank's part of a whole gradient"
                 )
-                self.rank.take_gradient(weight)
+                self.take_gradient(weight)
 
     def _reduce(self, unit: FsdpUnit, gradients: list[int]) -> None:
         """``foreach_reduce``: one input, one output; the shards' gradients are views of it."""
@@ -362,7 +362,7 @@ class Fsdp2(FsdpPolicy):
         if weight in self._rank_parts:
             self.to.free(self._rank_parts.pop(weight))
         else:
-            self.rank.take_gradient(weight)
+            self.take_gradient(weight)
 
     def end_backward(self) -> None:
         """``_root_post_backward_final_callback``, over all units in the order of the modules."""
@@ -390,6 +390,51 @@ class Fsdp2(FsdpPolicy):
             self.to.free(unit.gathered)
             unit.gathered = None
 
+
+@dataclass(slots=True, kw_only=True)
+class StageFsdp2(Fsdp2):
+    """FSDP2 around a stage of a pipeline, some of whose hooks are the schedule's matter.
+
+    No backward reduces gradients or gives parameters back (``set_requires_gradient_sync``,
+    ``set_reshard_after_backward``, ``set_is_last_backward``, all False); gradients stay whole until
+    the schedule asks for them.
+    """
+
+    is_last_backward: bool = False
+    _gathering: bool = False
+
+    def enter_stage(self) -> None:
+        """The forward of the stage begins: its module is the root of the units."""
+        self.enter(ROOT, fed=False)
+
+    def cue(self, kind: CueKind, index: int, number: int) -> None:
+        """See :meth:`Wrapper.cue`; the root is the stage, whatever part of it the trace calls."""
+        if kind is CueKind.STAGE_WORK:
+            if self._gathering:
+                self.wait_for_all()
+            self._gathering = False
+        elif kind is CueKind.STAGE_LEFT:
+            self.leave(ROOT)
+        elif kind is CueKind.STAGE_UNSHARD:
+            self.gather_all()
+            self._gathering = True
+        elif kind is CueKind.STAGE_RESHARD:
+            for unit in self.in_module_order():
+                self.reshard(unit)
+        elif kind is CueKind.STAGE_REDUCE:
+            self.reduce_all()
+        elif kind is CueKind.OUTPUT_REACHED:
+            self.has_begun = True
+            for unit in self.units:
+                if unit.is_root:
+                    self.pre_backward(unit)
+        else:
+            if kind in (CueKind.BACKWARD, CueKind.DONE):
+                self.has_begun = True  # the loss is none of the root's
+            calls = kind in (CueKind.ENTER, CueKind.ENTER_FED, CueKind.LEAVE)
+            if not (calls and self.name(index) == ROOT):
+                Fsdp2.cue(self, kind, index, number)
+
     # -- what schedules of pipelines ask for
 
     def gather_all(self) -> None:
@@ -412,60 +457,3 @@ class Fsdp2(FsdpPolicy):
         self.has_begun = True
         self.end_backward()
         self.syncs = self.is_last_backward = False
-
-
-@dataclass(slots=True, kw_only=True)
-class StageFsdp2(StageWrapper):
-    """FSDP2 around a stage of a pipeline.
-
-    No backward reduces gradients or gives parameters back (``set_requires_gradient_sync``,
-    ``set_reshard_after_backward``, ``set_is_last_backward``, all False); gradients stay whole until
-    the schedule asks for them.
-
-    Attributes:
-        fsdp: the policy of the stage.
-    """
-
-    fsdp: Fsdp2
-    _gathering: bool = False
-
-    def begins(self, mark: Mark) -> None:
-        """See :meth:`Wrapper.begins`."""
-        self.inner.begins(mark)
-
-    def enter(self) -> None:
-        """See :meth:`StageWrapper.enter`: the module of the stage is the root of the units."""
-        self.fsdp.enter(ROOT, fed=False)
-
-    def cue(self, kind: CueKind, index: int, number: int) -> None:
-        """See :meth:`Wrapper.cue`."""
-        fsdp = self.fsdp
-        if kind is CueKind.STAGE_WORK:
-            if self._gathering:
-                fsdp.wait_for_all()
-            self._gathering = False
-        elif kind is CueKind.STAGE_LEFT:
-            fsdp.leave(ROOT)
-        elif kind is CueKind.STAGE_UNSHARD:
-            fsdp.gather_all()
-            self._gathering = True
-        elif kind is CueKind.STAGE_RESHARD:
-            for unit in fsdp.in_module_order():
-                fsdp.reshard(unit)
-        elif kind is CueKind.STAGE_REDUCE:
-            fsdp.reduce_all()
-        elif kind in (CueKind.OUTPUT_REACHED, CueKind.BACKWARD, CueKind.DONE):
-            fsdp.has_begun = True  # the loss is none of the root's
-            if kind is CueKind.OUTPUT_REACHED:
-                for unit in fsdp.units:
-                    if unit.is_root:
-                        fsdp.pre_backward(unit)
-            else:
-                self.inner.cue(kind, index, number)
-        elif not self._is_roots(kind, index):
-            self.inner.cue(kind, index, number)
-
-    def _is_roots(self, kind: CueKind, index: int) -> bool:
-        """The root is the stage, whatever part of it the trace calls."""
-        hooks = (CueKind.ENTER, CueKind.ENTER_FED, CueKind.LEAVE)
-        return kind in hooks and self.fsdp.name(index) == ROOT

@@ -94,7 +94,7 @@ def compose_rank(
     cues = numbered.cues if plan.wrapped else ()
     player = Player(numbered, shape_of(hidden), len(sizes), course, cues)
     table = [*sizes, *(h.nbytes for workspaces in hidden for h in workspaces)]
-    numbers = stages_of(plan.schedule, rank, plan.ranks, plan.per_rank)
+    numbers = stages_of(rank, plan.ranks, plan.per_rank)
     pieces = {
         number: StagePieces(trace, joined.first_events[place], joined.first_allocations[place])
         for place, (number, trace) in enumerate(zip(numbers, stages, strict=True))
@@ -181,7 +181,6 @@ class _Playing:
     losses: list[int] = field(default_factory=list)
     user_losses: list[int] = field(default_factory=list)
     chunks: list[int] = field(default_factory=list)
-    leaf_gradients: dict[int, list[int]] = field(default_factory=dict)
     sent: list[int] = field(default_factory=list)
     sent_back: list[int] = field(default_factory=list)
     names: dict[str, int] = field(default_factory=dict)
@@ -203,7 +202,7 @@ class _Playing:
     def _begins(self, action: Action) -> None:
         """Work on a stage begins, perhaps its last backward (``backward_counter``)."""
         self._cue(CueKind.STAGE_WORK, action.stage)
-        if action.work in "BW":
+        if action.work == "B":
             self.backwards[action.stage] += 1
             if self.backwards[action.stage] == self.plan.micro_batches:
                 self._cue(CueKind.STAGE_SYNC, action.stage)
@@ -295,7 +294,7 @@ class _Playing:
         plan = self.plan
         order = rank_order(plan.schedule, self.rank, plan.ranks, plan.per_rank, plan.micro_batches)
         # whose backward is the first finds no gradients; one micro-batch leads in all stages
-        self.leads = next(action.micro_batch for action in order if action.work in "BI")
+        self.leads = next(action.micro_batch for action in order if action.work == "B")
         self.backwards.clear()
         if plan.wrapped and not self._is_single:
             order = sharded_order(order, plan.micro_batches)
@@ -306,8 +305,6 @@ class _Playing:
             self._begins(action)
             if action.work == "F":
                 self._forward(action)
-            elif action.work == "W":
-                self._weights(action)
             else:
                 self._backward(action)
         if self._is_single:
@@ -342,11 +339,8 @@ class _Playing:
                 self.batch.append(whole)
 
     def _clear(self) -> None:
-        """``clear_runtime_states``, stage after stage; outputs are those of the last one."""
-        for stage in self.stages:
-            if stage == self.plan.ranks * self.plan.per_rank - 1:
-                self._drop(self.chunks)
-            self._drop(self.leaf_gradients.pop(stage, []))
+        """``clear_runtime_states``: outputs are those of the last stage."""
+        self._drop(self.chunks)
         self.chunks = []
 
     def _make_buffers(self) -> None:
@@ -437,8 +431,6 @@ class _Playing:
         number = self.player.number_of(allocation)
         assert number is not None
         self._own(number)
-        if action.work == "I":
-            self.leaf_gradients.setdefault(stage, []).append(self._hold(number))
         if self._is_single:
             self._sends_gradient(micro_batch, number)
         elif stage - 1 in self.stages:
@@ -474,13 +466,6 @@ class _Playing:
     def _ahead(self) -> int:
         """Forwards before the first backward under 1F1B (``warmup_chunks``)."""
         return min(self.plan.micro_batches, self.plan.ranks - self.rank)
-
-    def _weights(self, action: Action) -> None:
-        """Gradients come without the hooks of their parameters (``stage_backward_weight``)."""
-        self._play(action)
-        for weight, index in self.stages[action.stage].gradient_of.items():
-            number = self.player.number_of(index)
-            self._cue(CueKind.READY, weight, -1 if number is None else number)
 
     def _wait(self) -> None:
         """Everything that is being sent is waited for: the last first, or on return.

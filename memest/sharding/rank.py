@@ -10,7 +10,7 @@ does and what the schedule asks of it: ``torch/distributed/pipelining/stage.py``
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from memest.config.parallelism import Fsdp, Prefetch, Strategy
@@ -19,16 +19,7 @@ from memest.config.setup import Loop, Precision, Setup
 from memest.events import CueKind, Landmarks, Mark, Phase, Weight
 from memest.profiles.stream import Stream
 from memest.sharding.ddp import Ddp, StageDdp
-from memest.sharding.engine import (
-    RankStream,
-    Rewriter,
-    ShardedRank,
-    StageWrapper,
-    Wrapper,
-    num_elements,
-    rewrite,
-)
-from memest.sharding.fsdp import FsdpPolicy
+from memest.sharding.engine import RankStream, Rewriter, Wrapper, num_elements, rewrite
 from memest.sharding.fsdp1 import Fsdp1, flat_weights, keeps_whole
 from memest.sharding.fsdp2 import Fsdp2, StageFsdp2
 from memest.sharding.fsdp_units import (
@@ -41,7 +32,7 @@ from memest.sharding.fsdp_units import (
 from memest.sharding.zero import REDUCE_BUCKET_ELEMENTS, Zero
 from memest.sharding.zero3 import Zero3, owned_by_module
 from memest.sharding.zero3_fetch import Fetcher, Limits
-from memest.sharding.zero_groups import groups_of, partition_weights, sub_groups_of
+from memest.sharding.zero_groups import groups_of, partition_weights
 from memest.units import format_size
 
 __all__ = [
@@ -71,14 +62,13 @@ def rank_stream(
     """
     to = Rewriter(stream)
     distributed = setup.distributed
+    common: dict[str, Any] = {"to": to, "weights": weights, "last_micro_step": grad_accum}
     if distributed.strategy is Strategy.DDP:
-        wrapper: Wrapper = _ddp(to, setup, weights, grad_accum)
+        wrapper: Wrapper = Ddp(**common, **_ddp_options(setup))
     elif distributed.strategy is Strategy.FSDP:
-        wrapper = _fsdp(to, setup, weights, landmarks, grad_accum)
-    elif distributed.zero == 3:
-        wrapper = _zero3(to, setup, weights, landmarks, grad_accum)
+        wrapper = _fsdp(common, setup, landmarks)
     else:
-        wrapper = _zero(to, setup, weights, grad_accum)
+        wrapper = _zero(common, setup, landmarks)
     out = rewrite(stream, to, wrapper)
     if out.host_bytes:
         note = f"host memory of each process: {format_size(out.host_bytes)} of {wrapper.on_host}."
@@ -86,28 +76,26 @@ def rank_stream(
     return out
 
 
-def _ddp(to: Rewriter, setup: Setup, weights: Sequence[Weight], last_micro_step: int) -> Ddp:
+def _ddp_options(setup: Setup) -> dict[str, Any]:
+    """What a setup says of DDP."""
     distributed = setup.distributed
-    return Ddp(
-        to=to,
-        weights=weights,
-        bucket_cap_mb=distributed.ddp_bucket_cap_mb,
-        find_unused=setup.finds_unused_parameters,
-        as_views=distributed.ddp_gradient_as_bucket_view,
-        skips_sync=_skips_sync(setup),
-        last_micro_step=last_micro_step,
-    )
+    return {
+        "bucket_cap_mb": distributed.ddp_bucket_cap_mb,
+        "find_unused": setup.finds_unused_parameters,
+        "as_views": distributed.ddp_gradient_as_bucket_view,
+        "skips_sync": _skips_sync(setup),
+    }
 
 
-def _fsdp(
-    to: Rewriter, setup: Setup, weights: Sequence[Weight], landmarks: Landmarks, grad_accum: int
-) -> ShardedRank:
-    distributed = setup.distributed
+def _fsdp(common: dict[str, Any], setup: Setup, landmarks: Landmarks) -> Fsdp1 | Fsdp2:
+    distributed, weights = setup.distributed, common["weights"]
     units = units_of(setup, weights, landmarks)
     check_head_is_gathered(setup, units, weights, landmarks)
     plans, notes = sharded_plans(units, weights, setup)
     on_device = setup.quantization is not None and not distributed.fsdp_cpu_ram_efficient_loading
-    common: dict[str, Any] = {
+    common |= {
+        "leaves_out": not on_device,
+        "notes": notes,
         "stored": [stored_dtype(weight, setup) for weight in weights],
         "plans": plans,
         "ranks": distributed.shard_ranks,
@@ -119,7 +107,7 @@ def _fsdp(
     if distributed.fsdp_version == 1:
         # accelerate's plugin prefetches nothing unless told to, torch's class does
         usual = Prefetch.BACKWARD_PRE if setup.loop is Loop.PLAIN else Prefetch.NO_PREFETCH
-        policy: FsdpPolicy = Fsdp1(
+        rank: Fsdp1 | Fsdp2 = Fsdp1(
             **common,
             original=setup.keeps_parameters,
             full_shard=distributed.fsdp is Fsdp.FULL_SHARD,
@@ -128,15 +116,7 @@ def _fsdp(
             reentrant=setup.recomputes_reentrantly,
         )
     else:
-        policy = Fsdp2(**common, tensor_ranks=distributed.tp)
-    rank = ShardedRank(
-        to=to,
-        weights=weights,
-        policy=policy,
-        last_micro_step=grad_accum,
-        leaves_out=not on_device,
-        notes=notes,
-    )
+        rank = Fsdp2(**common, tensor_ranks=distributed.tp)
     if _skips_sync(setup) and setup.grad_accum > 1:
         rank.notes.append(
             f"accumulation under FSDP{distributed.fsdp_version}: until the last micro-batch of a "
@@ -145,76 +125,46 @@ def _fsdp(
     return rank
 
 
-def _zero(to: Rewriter, setup: Setup, weights: Sequence[Weight], grad_accum: int) -> ShardedRank:
-    distributed = setup.distributed
-    policy = Zero(
-        stage=distributed.zero,
-        groups=groups_of(weights, setup),
-        ranks=distributed.num_gpus,
-        bucket_elements=distributed.zero_setting("reduce_bucket_size", REDUCE_BUCKET_ELEMENTS),
-        overlaps=distributed.zero_setting("overlap_comm", False),
-        offloads=distributed.offload_optimizer,
-        sends_full=distributed.sp > 1,
-    )
-    return ShardedRank(
-        to=to, weights=weights, policy=policy, last_micro_step=grad_accum, leaves_out=False
-    )
-
-
-_LIMITS = {
-    "prefetch_bucket": "stage3_prefetch_bucket_size",
-    "max_live": "stage3_max_live_parameters",
-    "max_reuse_distance": "stage3_max_reuse_distance",
-    "persistence_threshold": "stage3_param_persistence_threshold",
-    "model_persistence": "stage3_model_persistence_threshold",
-}
-
-
-def _zero3(
-    to: Rewriter, setup: Setup, weights: Sequence[Weight], landmarks: Landmarks, grad_accum: int
-) -> ShardedRank:
-    distributed = setup.distributed
-    usual = Limits()
-    limits = Limits(
-        **{
-            name: distributed.zero_setting(key, getattr(usual, name))
-            for name, key in _LIMITS.items()
-        }
-    )
-    # of stage 3, unlike the others, it is the default
-    overlaps = distributed.zero_setting("overlap_comm", True)
+def _zero(common: dict[str, Any], setup: Setup, landmarks: Landmarks) -> Zero | Zero3:
+    distributed, weights = setup.distributed, common["weights"]
+    # of stage 3, unlike the others, overlap is the default
+    overlaps = distributed.zero_setting("overlap_comm", distributed.zero == 3)
+    common |= {
+        "groups": groups_of(weights, setup),
+        "ranks": distributed.num_gpus,
+        "bucket_elements": distributed.zero_setting("reduce_bucket_size", REDUCE_BUCKET_ELEMENTS),
+        "overlaps": overlaps,
+        "offloads_optimizer": distributed.offload_optimizer,
+    }
+    if distributed.zero != 3:
+        sends_full = distributed.sp > 1
+        return Zero(**common, leaves_out=False, stage=distributed.zero, sends_full=sends_full)
+    limits = {
+        limit.name: distributed.zero_setting(f"stage3_{limit.name}", limit.default)
+        for limit in fields(Limits)
+    }
     fetcher = Fetcher(
-        to=to,
+        to=common["to"],
         weights=weights,
-        owned=owned_by_module(weights, to.out.module_names, landmarks),
+        owned=owned_by_module(weights, common["to"].out.module_names, landmarks),
         ranks=distributed.num_gpus,
-        limits=limits,
+        limits=Limits(**limits),
         overlaps=overlaps,
         from_host=distributed.offload_param,
     )
-    groups = sub_groups_of(weights, setup)
     # the engine's dtype, whatever peft made of the parameters
     engine = "float32"
     if setup.computes_in_half:
         engine = "float16" if setup.precision is Precision.FP16 else "bfloat16"
-    policy = Zero3(
+    rank = Zero3(
+        **common,
+        leaves_out=not setup.partitions_whole_model,
         fetcher=fetcher,
-        groups=groups,
-        bucket_elements=distributed.zero_setting("reduce_bucket_size", REDUCE_BUCKET_ELEMENTS),
         contiguous=distributed.zero_setting("contiguous_gradients", True),
-        overlaps=overlaps,
-        offloads_optimizer=distributed.offload_optimizer,
         offloads_params=distributed.offload_param,
         scaled=setup.precision is Precision.FP16,
         wire="float32" if distributed.sp > 1 else engine,
         kept=engine,
-    )
-    rank = ShardedRank(
-        to=to,
-        weights=weights,
-        policy=policy,
-        last_micro_step=grad_accum,
-        leaves_out=not setup.partitions_whole_model,
     )
     if setup.is_built_in_full:
         rank.notes.append(_FULL)
@@ -224,12 +174,7 @@ def _zero3(
         if four and setup.optim != "none" and not setup.recomputes_reentrantly:
             rank.notes.append(_KEPT_BY_GRAPH)
     elif setup.loop is Loop.PLAIN and setup.has_linear_of_stage_3:
-        rank.notes.append(
-            "ZeRO-3: the model is taken to be built under deepspeed.zero.Init. Where it is whole "
-            "when deepspeed.initialize gets it, loading takes more than is told, and releases of "
-            "DeepSpeed before 0.19.4 leave F.linear alone: gathered weights of linear layers stay "
-            'until the backward, which "memory_efficient_linear": false in its file says.'
-        )
+        rank.notes.append(_UNDER_INIT)
     return rank
 
 
@@ -240,6 +185,12 @@ _FULL = (
 _WHOLE = (
     "ZeRO-3 of a quantised base: transformers loads the whole model on every GPU, where DeepSpeed "
     "partitions it; scales stay whole."
+)
+_UNDER_INIT = (
+    "ZeRO-3: the model is taken to be built under deepspeed.zero.Init. Where it is whole "
+    "when deepspeed.initialize gets it, loading takes more than is told, and releases of "
+    "DeepSpeed before 0.19.4 leave F.linear alone: gathered weights of linear layers stay "
+    'until the backward, which "memory_efficient_linear": false in its file says.'
 )
 _KEPT_BY_GRAPH = (
     "ZeRO-3 of 4-bit weights: bitsandbytes keeps a view of what was gathered for a forward as long "
@@ -285,20 +236,20 @@ def staged_stream(stream: RankStream, setup: Setup, stages: Mapping[int, StageFa
     return out
 
 
-def _stage(to: Rewriter, setup: Setup, stage: StageFacts) -> StageWrapper:
-    distributed = setup.distributed
+def _stage(to: Rewriter, setup: Setup, stage: StageFacts) -> StageDdp | StageFsdp2:
+    distributed, weights = setup.distributed, stage.weights
     if distributed.strategy is Strategy.DDP:
-        return StageDdp(to=to, inner=_ddp(to, setup, stage.weights, last_micro_step=0))
-    policy = Fsdp2(
-        stored=[stored_dtype(weight, setup) for weight in stage.weights],
-        plans=units_of(setup, stage.weights, stage.landmarks),
+        return StageDdp(to=to, weights=weights, last_micro_step=0, **_ddp_options(setup))
+    return StageFsdp2(
+        to=to,
+        weights=weights,
+        last_micro_step=0,
+        stored=[stored_dtype(weight, setup) for weight in weights],
+        plans=units_of(setup, weights, stage.landmarks),
         ranks=distributed.shard_ranks,
         skips_sync=True,
         tensor_ranks=distributed.tp,
-        is_last_backward=False,
     )
-    rank = ShardedRank(to=to, weights=stage.weights, policy=policy, last_micro_step=0)
-    return StageFsdp2(to=to, inner=rank, fsdp=policy)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -309,7 +260,7 @@ class _Stages(Wrapper):
         stages: by the number of the stage.
     """
 
-    stages: Mapping[int, StageWrapper]
+    stages: Mapping[int, StageDdp | StageFsdp2]
     _at_work: int = -1
 
     def allocates(self, number: int) -> bool:
@@ -327,7 +278,7 @@ class _Stages(Wrapper):
         for stage in self.stages.values():
             stage.begins(mark)
         if mark.phase is Phase.FORWARD:
-            self.stages[self._at_work].enter()
+            self.stages[self._at_work].enter_stage()
 
     def cue(self, kind: CueKind, index: int, number: int) -> None:
         """See :meth:`Wrapper.cue`."""

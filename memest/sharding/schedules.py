@@ -7,7 +7,6 @@ which a GPU waits: ``tests/unit/sharding/test_schedules.py`` compares them with 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from memest.config.parallelism import Schedule
@@ -15,9 +14,8 @@ from memest.config.parallelism import Schedule
 __all__ = ["Action", "Work", "rank_order", "sharded_order", "stages_of"]
 
 Work = str
-"""``F`` forward, ``B`` backward, ``I`` gradients of inputs, ``W`` gradients of weights; for stages
-whose parameters are sharded also ``U`` they are gathered, ``R`` given back, ``G`` their gradients
-are reduced."""
+"""``F`` forward, ``B`` backward; for stages whose parameters are sharded also ``U`` they are
+gathered, ``R`` given back, ``G`` their gradients are reduced."""
 _ACTIVE_STAGES = 3
 """``max_active_stages`` of ``_add_unshard_reshard``: this many are gathered at a time."""
 
@@ -36,17 +34,14 @@ class Action(NamedTuple):
     micro_batch: int
 
 
-def stages_of(schedule: Schedule, rank: int, ranks: int, per_rank: int) -> tuple[int, ...]:
+def stages_of(rank: int, ranks: int, per_rank: int) -> tuple[int, ...]:
     """The stages that a rank has, in the order of the model.
 
     Args:
-        schedule: whose stages.
         rank: of the pipeline.
         ranks: in the pipeline.
         per_rank: stages on each.
     """
-    if schedule is Schedule.ZBV:
-        return rank, 2 * ranks - 1 - rank
     return tuple(rank + ranks * local for local in range(per_rank))
 
 
@@ -62,7 +57,7 @@ def rank_order(
         per_rank: stages on each.
         micro_batches: of one step.
     """
-    stages = stages_of(schedule, rank, ranks, per_rank)
+    stages = stages_of(rank, ranks, per_rank)
     all_of = range(micro_batches)
     if schedule is Schedule.GPIPE:
         forward = [Action("F", rank, number) for number in all_of]
@@ -74,14 +69,9 @@ def rank_order(
     if schedule is Schedule.ONE_F_ONE_B:
         # the backward of a micro-batch comes after the forward that fills the pipeline
         return _one_forward_one_backward(stages, micro_batches, micro_batches, ranks - 1 - rank)
-    if schedule is Schedule.ZBV:
-        return _zbv(rank, ranks, micro_batches)
     per_round = micro_batches // max(1, micro_batches // ranks)
-    splits = schedule.splits_backward
-    ahead = (per_rank - 1) * per_round + (1 if splits else 2) * (ranks - 1 - rank)
-    return _one_forward_one_backward(
-        stages, micro_batches, per_round, ahead, weights_behind=rank if splits else None
-    )
+    ahead = (per_rank - 1) * per_round + 2 * (ranks - 1 - rank)
+    return _one_forward_one_backward(stages, micro_batches, per_round, ahead)
 
 
 def sharded_order(order: Sequence[Action], micro_batches: int) -> tuple[Action, ...]:
@@ -108,7 +98,7 @@ def sharded_order(order: Sequence[Action], micro_batches: int) -> tuple[Action, 
             active.add(stage)
             out.append(Action("U", stage, -1))
         out.append(action)
-        if action.work in "BW":
+        if action.work == "B":
             done[action.stage] = done.get(action.stage, 0) + 1
             if done[action.stage] == micro_batches:
                 out.append(Action("G", action.stage, -1))
@@ -116,11 +106,7 @@ def sharded_order(order: Sequence[Action], micro_batches: int) -> tuple[Action, 
 
 
 def _one_forward_one_backward(
-    stages: tuple[int, ...],
-    micro_batches: int,
-    per_round: int,
-    ahead: int,
-    weights_behind: int | None = None,
+    stages: tuple[int, ...], micro_batches: int, per_round: int, ahead: int
 ) -> tuple[Action, ...]:
     """Some forwards ahead, then one backward behind each forward, then the rest.
 
@@ -129,22 +115,15 @@ def _one_forward_one_backward(
         micro_batches: of one step.
         per_round: micro-batches that go through a stage before the next stage has its turn.
         ahead: forwards before the first backward's.
-        weights_behind: how many gradients of weights stay behind those of inputs; None where both
-            are computed at once.
     """
     total = len(stages) * micro_batches
     ahead = min(ahead, total)
     forwards = list(_in_rounds("F", stages, micro_batches, per_round))
-    kind = "B" if weights_behind is None else "I"
-    backwards = list(_in_rounds(kind, tuple(reversed(stages)), micro_batches, per_round))
-    weights = iter(a._replace(work="W") for a in backwards)
     out = forwards[:ahead]
-    for number in range(total):
-        out += forwards[ahead + number : ahead + number + 1]
-        out.append(backwards[number])
-        if weights_behind is not None and number >= weights_behind:
-            out.append(next(weights))
-    return (*out, *(weights if weights_behind is not None else ()))
+    backwards = _in_rounds("B", stages[::-1], micro_batches, per_round)
+    for number, backward in enumerate(backwards, ahead):
+        out += [*forwards[number : number + 1], backward]
+    return tuple(out)
 
 
 def _in_rounds(
@@ -154,49 +133,3 @@ def _in_rounds(
         for stage in stages:
             for number in range(start, min(start + per_round, micro_batches)):
                 yield Action(work, stage, number)
-
-
-@dataclass(slots=True)
-class _Plan:
-    """Micro-batches in order for each kind of work of each stage."""
-
-    micro_batches: int
-    actions: list[Action] = field(default_factory=list)
-    counts: dict[tuple[Work, int], int] = field(default_factory=dict)
-
-    def count(self, work: Work, stage: int) -> int:
-        return self.counts.get((work, stage), 0)
-
-    def do(self, stage: int, *works: Work) -> None:
-        for work in works:
-            number = self.counts[work, stage] = self.count(work, stage) + 1
-            if number <= self.micro_batches:
-                self.actions.append(Action(work, stage, number - 1))
-
-
-def _zbv(rank: int, ranks: int, micro_batches: int) -> tuple[Action, ...]:
-    """ZB-V (https://arxiv.org/abs/2401.10241, section 6), as torch fills and drains it."""
-    down, up = rank, 2 * ranks - 1 - rank
-    enough = max(2 * ranks - 1, micro_batches)  # to fill the pipeline; those too many do nothing
-    plan = _Plan(micro_batches)
-    for _ in range(2 * (ranks - rank) - 1):
-        plan.do(down, "F")
-    for _ in range(rank):
-        plan.do(up, "F")
-        plan.do(down, "F")
-    for _ in range(ranks - rank):
-        plan.do(up, "F", "I", "W")
-    while plan.count("F", up) < plan.count("F", down) or plan.count("F", down) < enough:
-        if plan.count("F", down) < enough:
-            plan.do(down, "F")
-        plan.do(down, "I", "W")
-        plan.do(up, "F", "I", "W")
-    for _ in range(rank):
-        plan.do(down, "I")
-        plan.do(up, "I")
-    for _ in range(ranks - rank):
-        plan.do(down, "I", "W")
-    for stage in (up, down):
-        while plan.count("W", stage) < plan.count("I", stage):
-            plan.do(stage, "W")
-    return tuple(plan.actions)

@@ -2,8 +2,7 @@
 
 Source: ``deepspeed/runtime/zero/stage_1_and_2.py`` of DeepSpeed 0.19.8; names here are those there.
 Parameters of each optimizer group become slices of one flat buffer, of which every rank updates a
-partition in float32. Gradients are copied into a bucket (``ipg``) as they come; where it is full,
-it is reduced, and what belongs to the rank is kept.
+partition in float32. Gradients pass through a bucket (``ipg``), with ``overlap_comm`` through two.
 """
 
 from __future__ import annotations
@@ -12,101 +11,61 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
-from memest.events import Category, CueKind, Mark, Phase
-from memest.sharding.engine import (
-    DEFAULT_STREAM,
-    ShardedRank,
-    ShardingPolicy,
-    num_elements,
-    weight_bytes,
-)
-from memest.sharding.zero_groups import MASTER_BYTES, NORM_BYTES, Group, GroupUpdate
+from memest.events import Category, Mark, Phase
+from memest.sharding.engine import weight_bytes
+from memest.sharding.zero_groups import MASTER_BYTES, NORM_BYTES, ZeroRank
 from memest.workspaces.operator_call import DTYPE_BYTES
 
 __all__ = ["REDUCE_BUCKET_ELEMENTS", "Zero"]
 
 REDUCE_BUCKET_ELEMENTS = 500_000_000
 """``reduce_bucket_size`` of DeepSpeed where the file names none."""
-_REDUCTION_STREAM = 2
 
 
 @dataclass(slots=True, kw_only=True)
-class Zero(ShardingPolicy):
+class Zero(ZeroRank):
     """One rank of ZeRO-1 or ZeRO-2: the one with the largest gradients.
 
     Attributes:
         stage: 1 or 2.
-        groups: optimizer groups, flat.
-        ranks: of the data-parallel group.
-        bucket_elements: ``reduce_bucket_size``.
-        overlaps: ``overlap_comm``: two buckets, and reductions on a stream of their own.
-        offloads: optimizer states and master weights are in host memory.
         sends_full: gradients are reduced in float32, as they are where ranks share sequences
             (``allreduce_bucket``).
     """
 
     stage: int
-    groups: Sequence[Group]
-    ranks: int
-    bucket_elements: int
-    overlaps: bool
-    offloads: bool
     sends_full: bool = False
     _slices: dict[int, dict[int, int]] = field(default_factory=dict)
     _number: int = 0
     _touched: list[list[int]] = field(default_factory=list)
     _buffers: list[int] = field(default_factory=list)
-    _bucket: list[int] = field(default_factory=list)
-    _filled: int = 0
     _kept: int | None = None
     _summed: list[int] = field(default_factory=list)
-    _update: GroupUpdate = field(init=False)
 
-    def attach(self, rank: ShardedRank) -> None:
-        """See :meth:`ShardingPolicy.attach`."""
-        ShardingPolicy.attach(self, rank)
-        self._update = GroupUpdate(self.to)
-        rank.on_host = "master weights, gradients, Adam's states and copies on their way"
+    def __post_init__(self) -> None:
+        self.on_host = "master weights, gradients, Adam's states and copies on their way"
         for group in self.groups:
-            for weight, offset in zip(group.weights, group.offsets, strict=True):
-                self._slices[weight] = group.slices(offset, self._elements(weight))
+            self._slices |= group.slices(self.weights)
         # gradients of weights on a border are whole
         most = [0] * self.ranks
         for weight, slices in self._slices.items():
             for number in slices:
-                most[number] += self._elements(weight)
+                most[number] += self.elements(weight)
         self._number = self.to.out.rank = max(range(self.ranks), key=most.__getitem__)
         for group in self.groups:
             self._touched.append([w for w in group.weights if self._number in self._slices[w]])
 
-    def _elements(self, weight: int) -> int:
-        return num_elements(self.weights[weight].shape)
-
     def _bytes(self, weight: int) -> int:
         return weight_bytes(self.weights[weight])
-
-    @property
-    def _stream(self) -> int:
-        return _REDUCTION_STREAM if self.overlaps else DEFAULT_STREAM
 
     # -- what the stream brings
 
     def begins(self, mark: Mark) -> None:
         """See :meth:`Wrapper.begins`: norms come before an update, group by group."""
+        ZeroRank.begins(self, mark)
         if mark.phase is Phase.OPTIMIZER:
             for weight in chain.from_iterable(self._touched):
                 nbytes = self._slices[weight][self._number] * NORM_BYTES
-                self._pass(nbytes, "zero: norm of a gradient")
-
-    def leaves(self, phase: Phase) -> None:
-        """See :meth:`Wrapper.leaves`."""
-        if phase is Phase.OPTIMIZER:
-            self._update.end()
-
-    def cue(self, kind: CueKind, index: int) -> None:
-        """See :meth:`ShardingPolicy.cue`."""
-        if kind is CueKind.UPDATE:
-            self._begin_group(index)
+                self.passing(nbytes, "zero: norm of a gradient")
 
     # -- construction
 
@@ -114,21 +73,21 @@ class Zero(ShardingPolicy):
         """Parameters move into flat buffers; every rank makes a master copy of its part."""
         to = self.to
         for group in self.groups:
-            nbytes = group.padded_elements * DTYPE_BYTES[group.dtype]
+            nbytes = self.ranks * group.partition_elements * DTYPE_BYTES[group.dtype]
             to.empty_cache()
             to.alloc(nbytes, Category.PARAMETERS, "zero: flat parameters")
             for weight in group.weights:
-                to.free(self.rank.placed[weight])
+                to.free(self.placed[weight])
             size = group.partition_elements
             half = to.alloc(
                 size * DTYPE_BYTES[group.dtype], Category.MASTER_WEIGHTS, "zero: part of parameters"
             )
-            if self.offloads:
+            if self.offloads_optimizer:
                 to.free(half)
             elif group.dtype != "float32":
                 to.alloc(size * MASTER_BYTES, Category.MASTER_WEIGHTS, "zero: master weights")
                 to.free(half)
-        if self.offloads:
+        if self.offloads_optimizer:
             self._construct_on_host()
             return
         # a zero gradient for every partition, let go of again
@@ -141,7 +100,7 @@ class Zero(ShardingPolicy):
         to.free(*zeros)
 
     def _construct_on_host(self) -> None:
-        largest = max(self._slices, key=self._elements)
+        largest = max(self._slices, key=self.elements)
         self.to.alloc(
             self._bytes(largest), Category.COMMUNICATION, "zero: gradient on its way to the host"
         )
@@ -149,7 +108,7 @@ class Zero(ShardingPolicy):
             size, half = group.partition_elements, DTYPE_BYTES[group.dtype]
             # master weights, their gradients, Adam's two moments, and what goes back
             self.to.out.host_bytes += size * (4 * MASTER_BYTES + half)
-            if self.rank.last_micro_step > 1:
+            if self.last_micro_step > 1:
                 self.to.out.host_bytes += sum(map(self._bytes, touched))
         self.to.out.host_bytes += self._bytes(largest)
 
@@ -159,7 +118,7 @@ class Zero(ShardingPolicy):
         """``process_gradients``, the hook behind the accumulation."""
         self._setup_buckets()
         if self.stage == 2 or self.overlaps:
-            self._reduce_ready(weight)
+            self._to_bucket(weight)
 
     def _setup_buckets(self) -> None:
         if self._buffers:
@@ -170,38 +129,26 @@ class Zero(ShardingPolicy):
                 self.to.alloc(size, Category.COMMUNICATION, "zero: bucket of gradients")
             )
 
-    def _reduce_ready(self, weight: int) -> None:
-        if self.stage == 1 and not self.rank.is_boundary:
-            return
-        size = self._elements(weight)
-        if self._filled + size > self.bucket_elements:
-            self._flush()
-        if size <= self.bucket_elements:
-            # the gradient is a slice of the bucket from now on
-            self.rank.take_gradient(weight)
-        self._bucket.append(weight)
-        self._filled += size
+    def _to_bucket(self, weight: int) -> None:
+        if self.stage == 2 or self.is_boundary:
+            self.to_bucket(weight)
 
-    def _flush(self) -> None:
-        """Reduce what is in the bucket (``reduce_ipg_grads``)."""
-        if not self._bucket:
-            return
-        self._average()
-        for weight in self._bucket:
+    def reduce(self, members: list[int]) -> None:
+        """``reduce_ipg_grads``."""
+        self._average(members)
+        for weight in members:
             if self._number in self._slices[weight]:
                 self._copy_owned(weight)
             elif self.stage == 2:
-                self.rank.take_gradient(weight)
-        self._bucket.clear()
-        self._filled = 0
+                self.take_gradient(weight)
 
-    def _average(self) -> None:
+    def _average(self, members: Sequence[int]) -> None:
         """``average_tensor``: slices of one bucket for several ranks are joined for the wire.
 
         One slice alone is sent as it is (``flatten_dense_tensors``).
         """
         slices: list[tuple[int, int]] = []
-        for weight in self._bucket:
+        for weight in members:
             for owner, size in self._slices[weight].items():
                 if slices and slices[-1][0] == owner:
                     slices[-1] = owner, slices[-1][1] + size
@@ -222,41 +169,39 @@ class Zero(ShardingPolicy):
         if sizes and self.sends_full and dtype != "float32":
             sent.append((DTYPE_BYTES["float32"], "zero: gradients sent in float32"))
         numbers = [
-            self.to.alloc(sum(sizes) * item, Category.COMMUNICATION, label, stream=self._stream)
+            self.to.alloc(sum(sizes) * item, Category.COMMUNICATION, label, stream=self.stream)
             for item, label in sent
         ]
         self.to.free(*numbers)
 
     def _copy_owned(self, weight: int) -> None:
         """Keep what belongs to the rank (``copy_grads_in_partition``)."""
-        if self.offloads:
-            if self.rank.is_boundary:
+        if self.offloads_optimizer:
+            if self.is_boundary:
                 size = self._slices[weight][self._number]
-                self._pass(size * NORM_BYTES, "zero: norm of a gradient", self._stream)
+                self.passing(size * NORM_BYTES, "zero: norm of a gradient", stream=self.stream)
                 if self.weights[weight].dtype != "float32":
-                    self._pass(size * MASTER_BYTES, "zero: gradient in float32", self._stream)
+                    self.passing(
+                        size * MASTER_BYTES, "zero: gradient in float32", stream=self.stream
+                    )
         elif self._kept is None:
             total = sum(map(self._bytes, chain.from_iterable(self._touched)))
             self._kept = self.to.alloc(
-                total, Category.GRADIENTS, "zero: gradients of the partition", stream=self._stream
+                total, Category.GRADIENTS, "zero: gradients of the partition", stream=self.stream
             )
-        self.rank.take_gradient(weight)
-
-    def _pass(self, nbytes: int, label: str, stream: int = DEFAULT_STREAM) -> None:
-        self.to.free(self.to.alloc(nbytes, Category.TEMPORARIES, label, stream=stream))
+        self.take_gradient(weight)
 
     def end_backward(self) -> None:
         """The epilogue; at the boundary stage 1 begins to reduce here."""
-        if self.stage == 1 and not self.rank.is_boundary and not self.overlaps:
+        if self.stage == 1 and not self.is_boundary and not self.overlaps:
             return
         if self.stage == 1 and not self.overlaps:
             for group in self.groups:
                 for weight in group.weights:
-                    if weight in self.rank.gradients:
-                        self._reduce_ready(weight)
-        self._flush()
-        for weight in list(self.rank.gradients):
-            self.rank.take_gradient(weight)
+                    if weight in self.gradients:
+                        self._to_bucket(weight)
+        self.flush()
+        self.take_gradients(list(self.gradients))
         self.to.free(*self._buffers)
         self._buffers.clear()
         if self._kept is not None:
@@ -266,10 +211,9 @@ class Zero(ShardingPolicy):
                 self.to.free(self._summed.pop())
             self._kept = None
 
-    def _begin_group(self, index: int) -> None:
+    def begin_group(self, index: int) -> None:
         """The averaged gradients of a group flat, and in float32."""
-        group = self.groups[index]
-        self._update.begin(group, len(self._touched[index]), group.dtype)
+        self.flatten(index, len(self._touched[index]), self.groups[index].dtype)
         if index == len(self.groups) - 1:
             # averaged gradients of all groups are parts of the same storage
             while self._summed:

@@ -16,17 +16,14 @@ hang on the parameter objects, which keep them while their data comes and goes: 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from memest.events import Category, CueKind, Landmarks, Mark, Phase, Weight
-from memest.sharding.engine import DEFAULT_STREAM, ShardedRank, ShardingPolicy
 from memest.sharding.zero3_fetch import Fetcher
-from memest.sharding.zero_groups import MASTER_BYTES, NORM_BYTES, GroupUpdate, SubGroup
+from memest.sharding.zero_groups import MASTER_BYTES, NORM_BYTES, ZeroRank
 from memest.workspaces.operator_call import DTYPE_BYTES
 
 __all__ = ["Zero3", "owned_by_module"]
-
-_REDUCE_STREAM = 2
 
 
 def owned_by_module(
@@ -51,16 +48,12 @@ def owned_by_module(
 
 
 @dataclass(slots=True, kw_only=True)
-class Zero3(ShardingPolicy):
+class Zero3(ZeroRank):
     """One rank of ZeRO-3; all of them need the same.
 
     Attributes:
         fetcher: gathers and gives back.
-        groups: sub-groups of the optimizer's groups; empty where nothing trains.
-        bucket_elements: ``reduce_bucket_size``.
         contiguous: ``contiguous_gradients``: gradients are copied into one bucket as they come.
-        overlaps: ``overlap_comm``.
-        offloads_optimizer: states, master weights and gradients are in host memory.
         offloads_params: shards are in host memory.
         scaled: the loss is scaled, so gradients are searched for infinities.
         wire: dtype in which gradients are reduced, and that of the bucket
@@ -70,26 +63,16 @@ class Zero3(ShardingPolicy):
     """
 
     fetcher: Fetcher
-    groups: Sequence[SubGroup]
-    bucket_elements: int
     contiguous: bool
-    overlaps: bool
-    offloads_optimizer: bool
     offloads_params: bool
     scaled: bool
     wire: str
     kept: str
-    _bucket: list[int] = field(default_factory=list)
-    _filled: int = 0
-    _update: GroupUpdate = field(init=False)
 
-    def attach(self, rank: ShardedRank) -> None:
-        """See :meth:`ShardingPolicy.attach`."""
-        ShardingPolicy.attach(self, rank)
-        self._update = GroupUpdate(self.to)
-        rank.on_host = "what is offloaded, pinned where DeepSpeed pins it"
-        if self.overlaps and self.fetcher.ranks > 1:
-            rank.notes.append(
+    def __post_init__(self) -> None:
+        self.on_host = "what is offloaded, pinned where DeepSpeed pins it"
+        if self.overlaps and self.ranks > 1:
+            self.notes.append(
                 "ZeRO-3 with overlap_comm: buffers of gathers that a kernel still reads are reused "
                 "when the GPU is done with them; reserved is priced as if it were at once, and may "
                 "be more where the host runs far ahead."
@@ -99,21 +82,22 @@ class Zero3(ShardingPolicy):
 
     def begins(self, mark: Mark) -> None:
         """See :meth:`Wrapper.begins`."""
+        ZeroRank.begins(self, mark)
         if mark.phase is Phase.OPTIMIZER:
             self._begin_update()
 
     def leaves(self, phase: Phase) -> None:
         """See :meth:`Wrapper.leaves`."""
+        ZeroRank.leaves(self, phase)
         if phase is Phase.OPTIMIZER:
-            self._update.end()
             self.fetcher.gather_persistent()
 
-    def cue(self, kind: CueKind, index: int) -> None:
-        """See :meth:`ShardingPolicy.cue`."""
+    def hook(self, kind: CueKind, index: int) -> None:
+        """See :meth:`ShardedRank.hook`."""
         if kind is CueKind.PRE_FORWARD:
-            if index == 0 and not self.rank.in_backward:
+            if index == 0 and not self.in_backward:
                 self.fetcher.begin()
-            self.fetcher.enter(index, backward=False, recomputing=self.rank.in_backward)
+            self.fetcher.enter(index, backward=False, recomputing=self.in_backward)
         elif kind is CueKind.POST_FORWARD:
             self.fetcher.leave(index, backward=False)
         elif kind is CueKind.PRE_BACKWARD:
@@ -128,16 +112,16 @@ class Zero3(ShardingPolicy):
             self.fetcher.let_go(index)
         elif kind is CueKind.LET_GO_NEWEST:
             self.fetcher.let_go(index, newest=True)
-        elif kind is CueKind.UPDATE:
-            self._begin_group(index)
+        else:
+            ZeroRank.hook(self, kind, index)
 
     # -- construction
 
     def construct(self) -> None:
         """``zero.Init``, the checkpoint, and the optimizer (``_setup_for_real_optimizer``)."""
         to = self.to
-        self.fetcher.homes.update((w, self.rank.module_of(w)) for w in self.rank.placed)
-        if not self.rank.leaves_out:
+        self.fetcher.homes.update((w, self.module_of(w)) for w in self.placed)
+        if not self.leaves_out:
             shards = self._cut()
         else:
             shards = self._build()
@@ -160,7 +144,7 @@ class Zero3(ShardingPolicy):
             to.out.host_bytes += gradients
         else:
             to.alloc(gradients, Category.GRADIENTS, "zero: gradients of the partition")
-        if self.fetcher.ranks > 1:
+        if self.ranks > 1:
             self.fetcher.gather_one_by_one(self._trained)
 
     @property
@@ -176,7 +160,7 @@ class Zero3(ShardingPolicy):
         fetcher = self.fetcher
         elements = fetcher.elements(weight)
         if padded:
-            elements = fetcher.ranks * fetcher.shard_elements(weight)
+            elements = self.ranks * fetcher.shard_elements(weight)
         nbytes = elements * DTYPE_BYTES[self.weights[weight].dtype]
         return self.to.alloc(
             nbytes,
@@ -218,7 +202,7 @@ class Zero3(ShardingPolicy):
                 self.to.out.host_bytes += self.fetcher.shard_bytes(weight)
             else:
                 shards[weight] = self._shard(weight)
-            self.to.free(self.rank.placed[weight])
+            self.to.free(self.placed[weight])
         return shards
 
     def _shard(self, weight: int) -> int:
@@ -268,33 +252,21 @@ class Zero3(ShardingPolicy):
         if converted is not None:
             to.free(converted)
         largest = max(group.partition_elements for group in self.groups)
-        to.free(to.alloc(largest * MASTER_BYTES, Category.TEMPORARIES, "zero: gradients"))
+        self.passing(largest * MASTER_BYTES, "zero: gradients")
 
     # -- gradients
 
     def ready(self, weight: int) -> None:
         """``reduce_independent_p_g_buckets_and_remove_grads``."""
-        size = self.fetcher.elements(weight)
-        if self._bucket and self._filled + size > self.bucket_elements:
-            self._flush()
-        if self.contiguous and self._filled + size <= self.bucket_elements:
-            # the gradient is a slice of the bucket from now on
-            self.rank.take_gradient(weight)
-        self._bucket.append(weight)
-        self._filled += size
+        self.to_bucket(weight, copied=self.contiguous)
 
-    def _flush(self) -> None:
-        """``__reduce_and_partition_ipg_grads``: what is in the bucket is reduced and kept."""
-        if not self._bucket:
-            return
-        members = sorted(self._bucket)
-        self._bucket.clear()
-        self._filled = 0
+    def reduce(self, members: list[int]) -> None:
+        """``__reduce_and_partition_ipg_grads``."""
+        members.sort()
         joined = self._join(members)
         if self.offloads_optimizer:
             self._to_host(members)
-        for weight in members:
-            self.rank.take_gradient(weight)
+        self.take_gradients(members)
         self.to.free(*joined)
 
     def _join(self, members: Sequence[int]) -> list[int]:
@@ -307,10 +279,9 @@ class Zero3(ShardingPolicy):
             self._passing(
                 self.fetcher.elements(weight) * DTYPE_BYTES[self.wire],
                 f"zero: gradient in {self.wire}",
-                self._stream,
             )
             for weight in members
-            if weight in self.rank.gradients and self.weights[weight].dtype != self.wire
+            if weight in self.gradients and self.weights[weight].dtype != self.wire
         ]
         joined = self._side_by_side(members)
         if self.wire == self.kept:
@@ -319,7 +290,7 @@ class Zero3(ShardingPolicy):
             self.to.free(*reversed(whole))
             return joined
         parts = [
-            self._passing(self._kept_bytes(weight), "zero: part of a gradient", self._stream)
+            self._passing(self._kept_bytes(weight), "zero: part of a gradient")
             for weight in members
         ]
         # lists are let go of from their ends
@@ -328,10 +299,9 @@ class Zero3(ShardingPolicy):
 
     def _side_by_side(self, members: Sequence[int]) -> list[int]:
         """``reduce_scatter_coalesced``: parts for the same rank side by side, padded."""
-        ranks, fetcher = self.fetcher.ranks, self.fetcher
+        ranks, fetcher = self.ranks, self.fetcher
         if len(members) == 1 and fetcher.elements(members[0]) % ranks == 0:
             return []
-        stream = self._stream
         out, total, item = [], 0, DTYPE_BYTES[self.wire]
         pads: list[tuple[int, int]] = []
         for weight in members:
@@ -342,45 +312,39 @@ class Zero3(ShardingPolicy):
                 for rank in range(size // part, ranks)
             ]
         for _, nbytes in sorted(pads, key=lambda pad: pad[0]):
-            out.append(self._passing(nbytes, "zero: padding of gradients", stream))
-        joined = self._passing(total, "zero: joined gradients", stream)
+            out.append(self._passing(nbytes, "zero: padding of gradients"))
+        joined = self._passing(total, "zero: joined gradients")
         self.to.free(*out)
         return [joined]
 
-    @property
-    def _stream(self) -> int:
-        return _REDUCE_STREAM if self.overlaps else DEFAULT_STREAM
-
-    def _passing(self, nbytes: int, label: str, stream: int = DEFAULT_STREAM) -> int:
-        return self.to.alloc(nbytes, Category.COMMUNICATION, label, stream=stream)
+    def _passing(self, nbytes: int, label: str) -> int:
+        """A storage of a reduction."""
+        return self.to.alloc(nbytes, Category.COMMUNICATION, label, stream=self.stream)
 
     def _to_host(self, members: Sequence[int]) -> None:
         """``partition_grads`` with a buffer in host memory: copies pass through the device."""
         last = None
         for weight in members:
             size = self.fetcher.shard_elements(weight)
-            copy = self._passing(
-                self._kept_bytes(weight), "zero: gradients from the host", self._stream
-            )
+            copy = self._passing(self._kept_bytes(weight), "zero: gradients from the host")
             if last is not None:
                 self.to.free(last)
             last = copy
-            if self.rank.is_boundary:
+            if self.is_boundary:
                 passing = [(size * NORM_BYTES, "zero: norm")]
                 if self.kept != "float32":
                     passing.append((size * MASTER_BYTES, "zero: gradient in float32"))
                 for nbytes, label in passing:
-                    self.to.free(self._passing(nbytes, label, self._stream))
+                    self.to.free(self._passing(nbytes, label))
         if last is not None:
             self.to.free(last)
 
     def end_backward(self) -> None:
         """What is left is reduced, and nothing stays gathered behind the last micro-step."""
-        self._flush()
-        for weight in list(self.rank.gradients):
-            self.rank.take_gradient(weight)
+        self.flush()
+        self.take_gradients(list(self.gradients))
         self.fetcher.backward_done()
-        if self.rank.is_boundary and self.offloads_optimizer:
+        if self.is_boundary and self.offloads_optimizer:
             self.fetcher.release_all()
             self.fetcher.gather_persistent()
 
@@ -394,12 +358,14 @@ class Zero3(ShardingPolicy):
             item = DTYPE_BYTES[self.kept]
             # isinf compares the absolute values, isnan the values themselves
             for nbytes in (gradients * (item + 1), gradients):
-                self.to.free(self._passing(nbytes, "zero: search for infinities", self._stream))
+                number = self.to.alloc(
+                    nbytes, Category.COMMUNICATION, "zero: search for infinities"
+                )
+                self.to.free(number)
         for weight in self._trained:
             size = self.fetcher.shard_elements(weight) * NORM_BYTES
-            self.to.free(self.to.alloc(size, Category.TEMPORARIES, "zero: norm of a gradient"))
+            self.passing(size, "zero: norm of a gradient")
 
-    def _begin_group(self, index: int) -> None:
-        """``_prepare_fp32_grad_for_sub_group``."""
-        group = self.groups[index]
-        self._update.begin(group, len(group.weights), self.kept)
+    def begin_group(self, index: int) -> None:
+        """See :meth:`ZeroRank.begin_group`."""
+        self.flatten(index, len(self.groups[index].weights), self.kept)

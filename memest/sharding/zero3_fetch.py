@@ -27,22 +27,21 @@ _GATHERED = "zero: gathered parameter"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a configuration says of gathers, in elements.
+    """What a configuration says of gathers, in elements; there with ``stage3_`` before the names.
 
     Attributes:
-        prefetch_bucket: ``stage3_prefetch_bucket_size``: gathered ahead at once.
-        max_live: ``stage3_max_live_parameters``: above so many nothing is gathered ahead.
-        max_reuse_distance: ``stage3_max_reuse_distance``: what is used again within so many is
-            kept.
-        persistence_threshold: ``stage3_param_persistence_threshold``: smaller ones stay.
-        model_persistence: ``stage3_model_persistence_threshold``: so many stay at most.
+        prefetch_bucket_size: gathered ahead at once.
+        max_live_parameters: above so many nothing is gathered ahead.
+        max_reuse_distance: what is used again within so many is kept.
+        param_persistence_threshold: smaller ones stay.
+        model_persistence_threshold: so many stay at most.
     """
 
-    prefetch_bucket: int = 50_000_000
-    max_live: int = 1_000_000_000
+    prefetch_bucket_size: int = 50_000_000
+    max_live_parameters: int = 1_000_000_000
     max_reuse_distance: int = 1_000_000_000
-    persistence_threshold: int = 100_000
-    model_persistence: int = (1 << 63) - 1
+    param_persistence_threshold: int = 100_000
+    model_persistence_threshold: int = (1 << 63) - 1
 
 
 class _Status(enum.Enum):
@@ -134,9 +133,9 @@ class Fetcher:
         out, total = [], 0
         for index in range(len(self.weights)):
             size = self.elements(index)
-            if size + total > self.limits.model_persistence:
+            if size + total > self.limits.model_persistence_threshold:
                 continue
-            if size <= self.limits.persistence_threshold:
+            if size <= self.limits.param_persistence_threshold:
                 out.append(index)
                 total += size
         return tuple(out)
@@ -266,8 +265,10 @@ class Fetcher:
             weight, step = self._queue.popleft()
             self._recent[weight] = step
             passed.add(weight)
-        limit = min(self.limits.max_live - self._available, self.limits.prefetch_bucket)
-        if self.limits.prefetch_bucket <= 0:
+        limit = min(
+            self.limits.max_live_parameters - self._available, self.limits.prefetch_bucket_size
+        )
+        if self.limits.prefetch_bucket_size <= 0:
             return
         chosen: dict[int, None] = {}
         count = 0

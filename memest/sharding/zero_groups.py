@@ -1,30 +1,29 @@
-"""Groups of ZeRO: which parameters lie in which buffer, how it is cut, and how it is updated.
+"""What the stages of ZeRO share: groups of the optimizer, the bucket of gradients, the update.
 
-Source: ``DeepSpeedZeroOptimizer.__init__`` of DeepSpeed 0.19.8 (``stage_1_and_2.py``): one flat
+Sources: ``DeepSpeedZeroOptimizer.__init__`` of DeepSpeed 0.19.8 (``stage_1_and_2.py``): one flat
 buffer for each group of the optimizer, padded to a multiple of ``nccl_start_alignment_factor`` (2)
-times the ranks.
+times the ranks; ``_create_fp16_sub_groups`` of ``stage3.py``: each parameter padded by itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from memest.config.setup import Loop, Setup
 from memest.errors import ConfigError
-from memest.events import Category, Weight
-from memest.sharding.engine import Rewriter, num_elements
+from memest.events import Category, CueKind, Phase, Weight
+from memest.sharding.engine import DEFAULT_STREAM, ShardedRank, num_elements
 from memest.workspaces.operator_call import DTYPE_BYTES
 
 __all__ = [
     "MASTER_BYTES",
     "NORM_BYTES",
     "Group",
-    "GroupUpdate",
-    "SubGroup",
+    "ZeroRank",
     "groups_of",
     "partition_weights",
-    "sub_groups_of",
 ]
 
 MASTER_BYTES = 4
@@ -32,60 +31,20 @@ MASTER_BYTES = 4
 NORM_BYTES = 8
 """Norms are taken of a float64 copy of each gradient (``get_norm_dtype``)."""
 _ALIGNMENT = 2
+_REDUCTION_STREAM = 2
 SUB_GROUP_ELEMENTS = 1_000_000_000
 """``sub_group_size`` of DeepSpeed where the file names none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A group of the optimizer.
+    """What is updated at once: a group of the optimizer; of stage 3 a part of one.
 
     Attributes:
         weights: numbers of its parameters, in order.
-        offsets: first element of each in the flat buffer.
-        padded_elements: of the buffer.
-        ranks: that it is cut for.
-        dtype: of the buffer.
-        decays: whether the group has weight decay.
-    """
-
-    weights: tuple[int, ...]
-    offsets: tuple[int, ...]
-    padded_elements: int
-    ranks: int
-    dtype: str
-    decays: bool
-
-    @property
-    def partition_elements(self) -> int:
-        """Elements of a rank."""
-        return self.padded_elements // self.ranks
-
-    def slices(self, offset: int, elements: int) -> dict[int, int]:
-        """Elements of a weight in each rank's partition, by rank.
-
-        Args:
-            offset: first element of the weight in the buffer.
-            elements: of the weight.
-        """
-        out, at, stop = {}, offset, offset + elements
-        while at < stop:
-            rank = at // self.partition_elements
-            end = min((rank + 1) * self.partition_elements, stop)
-            out[rank] = end - at
-            at = end
-        return out
-
-
-@dataclass(frozen=True, slots=True)
-class SubGroup:
-    """What ZeRO-3 updates at once (``_create_fp16_sub_groups`` of ``stage3.py``).
-
-    Attributes:
-        weights: numbers of its parameters, in order.
-        partition_elements: of a rank, each parameter padded by itself.
+        partition_elements: of a rank.
         dtype: of the parameters.
-        decays: whether the optimizer's group has weight decay.
+        decays: whether the group has weight decay.
     """
 
     weights: tuple[int, ...]
@@ -93,39 +52,66 @@ class SubGroup:
     dtype: str
     decays: bool
 
+    def slices(self, weights: Sequence[Weight]) -> dict[int, dict[int, int]]:
+        """Elements of each weight in each rank's partition of the flat buffer, by rank."""
+        out: dict[int, dict[int, int]] = {}
+        at = 0
+        for weight in self.weights:
+            out[weight] = {}
+            stop = at + num_elements(weights[weight].shape)
+            while at < stop:
+                rank = at // self.partition_elements
+                end = min((rank + 1) * self.partition_elements, stop)
+                out[weight][rank] = end - at
+                at = end
+        return out
 
-def sub_groups_of(weights: Sequence[Weight], setup: Setup) -> tuple[SubGroup, ...]:
-    """The groups of a run under ZeRO-3, cut where a rank's part reaches ``sub_group_size``.
+
+def groups_of(weights: Sequence[Weight], setup: Setup) -> tuple[Group, ...]:
+    """The groups of a run: the Trainer has one with weight decay and one without.
+
+    Under ZeRO-3 they are cut where a rank's part reaches ``sub_group_size``.
 
     Raises:
-        ConfigError: parameters of several dtypes: DeepSpeed joins their shards in one block.
+        ConfigError: nothing trains, or parameters of several dtypes share a group; under ZeRO-3
+            nothing need train, and the shards of all groups are joined in one block.
     """
-    ranks = setup.distributed.num_gpus
-    most = setup.distributed.zero_setting("sub_group_size", SUB_GROUP_ELEMENTS)
-    dtypes = sorted({weight.dtype for weight in weights if weight.trains})
-    if len(dtypes) > 1:
-        raise _mixed(setup, dtypes)
-    out: list[SubGroup] = []
-    for part in _parted(weights, setup):
-        members: list[int] = []
-        filled = 0
-        for index in part:
-            members.append(index)
-            filled += -(-num_elements(weights[index].shape) // ranks)
-            if filled >= most or index == part[-1]:
-                decays = weights[members[0]].decays
-                out.append(SubGroup(tuple(members), filled, dtypes[0], decays))
-                members, filled = [], 0
+    distributed, trained = setup.distributed, [n for n, w in enumerate(weights) if w.trains]
+    ranks = distributed.num_gpus
+    parted = [trained]
+    if setup.loop is Loop.TRAINER:
+        parted = [[n for n in trained if weights[n].decays is decays] for decays in (True, False)]
+    parted = [part for part in parted if part]
+    if not parted and distributed.zero != 3:
+        raise ConfigError(
+            f"--zero {distributed.zero} needs parameters that train: DeepSpeed's stages 1 "
+            "and 2 partition what the optimizer has. Only stage 3 shards a model that does not "
+            "train."
+        )
+    for members in [trained] if distributed.zero == 3 else parted:
+        dtypes = sorted({weights[index].dtype for index in members})
+        if len(dtypes) > 1:
+            raise _mixed(setup, dtypes)
+    most = distributed.zero_setting("sub_group_size", SUB_GROUP_ELEMENTS)
+    out = []
+    for part in parted:
+        sizes = [num_elements(weights[index].shape) for index in part]
+        first, filled = 0, 0
+        if distributed.zero != 3:
+            unit = _ALIGNMENT * ranks
+            out.append(_group(weights, part, -(-sum(sizes) // unit) * unit // ranks))
+            continue
+        for place, size in enumerate(sizes, 1):
+            filled += -(-size // ranks)
+            if filled >= most or place == len(part):
+                out.append(_group(weights, part[first:place], filled))
+                first, filled = place, 0
     return tuple(out)
 
 
-def _parted(weights: Sequence[Weight], setup: Setup) -> list[list[int]]:
-    """What trains, by group of the optimizer: the Trainer has one with decay, one without."""
-    trained = [index for index, weight in enumerate(weights) if weight.trains]
-    if setup.loop is not Loop.TRAINER:
-        return [trained] if trained else []
-    parted = [[i for i in trained if weights[i].decays is decays] for decays in (True, False)]
-    return [part for part in parted if part]
+def _group(weights: Sequence[Weight], members: Sequence[int], partition_elements: int) -> Group:
+    first = weights[members[0]]
+    return Group(tuple(members), partition_elements, first.dtype, first.decays)
 
 
 def _mixed(setup: Setup, dtypes: Sequence[str]) -> ConfigError:
@@ -144,46 +130,8 @@ def _mixed(setup: Setup, dtypes: Sequence[str]) -> ConfigError:
     )
 
 
-def groups_of(weights: Sequence[Weight], setup: Setup) -> tuple[Group, ...]:
-    """The groups of a run: the Trainer has one with weight decay and one without.
-
-    Raises:
-        ConfigError: nothing trains, or parameters of several dtypes share a group.
-    """
-    parted = _parted(weights, setup)
-    if not parted:
-        raise ConfigError(
-            f"--zero {setup.distributed.zero} needs parameters that train: DeepSpeed's stages 1 "
-            "and 2 partition what the optimizer has. Only stage 3 shards a model that does not "
-            "train."
-        )
-    return tuple(_group(weights, part, setup) for part in parted)
-
-
-def _group(weights: Sequence[Weight], members: Sequence[int], setup: Setup) -> Group:
-    dtypes = sorted({weights[index].dtype for index in members})
-    if len(dtypes) > 1:
-        raise _mixed(setup, dtypes)
-    offsets, at = [], 0
-    for index in members:
-        offsets.append(at)
-        at += num_elements(weights[index].shape)
-    unit = _ALIGNMENT * setup.distributed.num_gpus
-    return Group(
-        weights=tuple(members),
-        offsets=tuple(offsets),
-        padded_elements=-(-at // unit) * unit,
-        ranks=setup.distributed.num_gpus,
-        dtype=dtypes[0],
-        decays=weights[members[0]].decays,
-    )
-
-
 def partition_weights(weights: Sequence[Weight], setup: Setup) -> tuple[Weight, ...]:
     """What the optimizer of a rank updates: one flat float32 tensor for each group."""
-    groups: Sequence[Group | SubGroup] = (
-        sub_groups_of(weights, setup) if setup.distributed.zero == 3 else groups_of(weights, setup)
-    )
     return tuple(
         Weight(
             name=f"zero.partition.{place}",
@@ -194,49 +142,108 @@ def partition_weights(weights: Sequence[Weight], setup: Setup) -> tuple[Weight, 
             decays=group.decays,
             has_grad=True,
         )
-        for place, group in enumerate(groups)
+        for place, group in enumerate(groups_of(weights, setup))
     )
 
 
-@dataclass(slots=True)
-class GroupUpdate:
-    """What lives from the beginning of a group's update to the next group's.
+@dataclass(slots=True, kw_only=True)
+class ZeroRank(ShardedRank):
+    """One rank of ZeRO, of any stage.
 
-    Source: DeepSpeed 0.19.8: ``step`` of ``stage_1_and_2.py`` and
-    ``_prepare_fp32_grad_for_sub_group`` of ``stage3.py``; both flatten with
-    ``flatten_dense_tensors``, which gives back one tensor alone as it is.
+    Gradients are copied into a bucket as they come; where it is full, it is reduced, and what
+    belongs to the rank is kept.
 
     Attributes:
-        to: the stream that is written.
+        groups: of the optimizer; empty where nothing trains.
+        ranks: of the data-parallel group.
+        bucket_elements: ``reduce_bucket_size``.
+        overlaps: ``overlap_comm``: reductions on a stream of their own.
+        offloads_optimizer: states, master weights and gradients are in host memory.
     """
 
-    to: Rewriter
-    _alive: list[int] = field(default_factory=list)
+    groups: Sequence[Group]
+    ranks: int
+    bucket_elements: int
+    overlaps: bool
+    offloads_optimizer: bool
+    _bucket: list[int] = field(default_factory=list)
+    _filled: int = 0
+    _of_update: list[int] = field(default_factory=list)
 
-    def begin(self, group: Group | SubGroup, tensors: int, dtype: str) -> None:
-        """The gradients of a group, after those of the group before it have gone.
+    @abstractmethod
+    def reduce(self, members: list[int]) -> None:
+        """The gradients of weights are reduced, and what belongs to the rank is kept."""
+
+    @abstractmethod
+    def begin_group(self, index: int) -> None:
+        """The update of a group begins."""
+
+    def leaves(self, phase: Phase) -> None:
+        """See :meth:`Wrapper.leaves`."""
+        if phase is Phase.OPTIMIZER:
+            self._end_group()
+
+    def hook(self, kind: CueKind, index: int) -> None:
+        """See :meth:`ShardedRank.hook`."""
+        if kind is CueKind.UPDATE:
+            self.begin_group(index)
+
+    def elements(self, weight: int) -> int:
+        """Elements of a weight."""
+        return num_elements(self.weights[weight].shape)
+
+    @property
+    def stream(self) -> int:
+        """On which gradients are reduced."""
+        return _REDUCTION_STREAM if self.overlaps else DEFAULT_STREAM
+
+    def passing(self, nbytes: int, label: str, *, stream: int = DEFAULT_STREAM) -> None:
+        """A storage that is let go of at once."""
+        self.to.free(self.to.alloc(nbytes, Category.TEMPORARIES, label, stream=stream))
+
+    def to_bucket(self, weight: int, *, copied: bool = True) -> None:
+        """A gradient becomes a slice of the bucket, if it finds a place there."""
+        size = self.elements(weight)
+        if self._filled + size > self.bucket_elements:
+            self.flush()
+        if copied and self._filled + size <= self.bucket_elements:
+            self.take_gradient(weight)
+        self._bucket.append(weight)
+        self._filled += size
+
+    def flush(self) -> None:
+        """Reduce what is in the bucket."""
+        members, self._bucket, self._filled = self._bucket, [], 0
+        if members:
+            self.reduce(members)
+
+    def take_gradients(self, weights: Iterable[int]) -> None:
+        """Gradients go, one after the other."""
+        for weight in weights:
+            self.take_gradient(weight)
+
+    def flatten(self, index: int, tensors: int, dtype: str) -> None:
+        """The gradients of a group flat and in float32, after those of the one before have gone.
+
+        Source: DeepSpeed 0.19.8: ``step`` of ``stage_1_and_2.py`` and
+        ``_prepare_fp32_grad_for_sub_group`` of ``stage3.py``; both flatten with
+        ``flatten_dense_tensors``, which gives back one tensor alone as it is.
 
         Args:
-            group: whose turn it is.
+            index: of the group.
             tensors: gradients that are made flat; of one alone there is no copy.
             dtype: of the gradients.
         """
-        self.end()
-        size, flat = group.partition_elements, None
+        self._end_group()
+        size, storages = self.groups[index].partition_elements, []
         if tensors != 1:
-            flat = self.to.alloc(
-                size * DTYPE_BYTES[dtype], Category.GRADIENTS, "zero: flat gradients"
-            )
+            storages.append((size * DTYPE_BYTES[dtype], "zero: flat gradients"))
         if dtype != "float32":
-            self._alive.append(
-                self.to.alloc(size * MASTER_BYTES, Category.GRADIENTS, "zero: gradients in float32")
-            )
-            if flat is not None:
-                self.to.free(flat)
-        elif flat is not None:
-            self._alive.append(flat)
+            storages.append((size * MASTER_BYTES, "zero: gradients in float32"))
+        numbers = [self.to.alloc(n, Category.GRADIENTS, label) for n, label in storages]
+        self.to.free(*numbers[:-1])
+        self._of_update = numbers[-1:]
 
-    def end(self) -> None:
-        """The update of the last group is done."""
-        while self._alive:
-            self.to.free(self._alive.pop())
+    def _end_group(self) -> None:
+        self.to.free(*self._of_update)
+        self._of_update = []

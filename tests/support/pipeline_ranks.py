@@ -92,7 +92,7 @@ def _be_rank(rank: int, case: dict[str, Any], meeting: str) -> Any:
     setup, spread = twins.setup, twins.setup.distributed
     world = world_of(case)
     join_group("gloo", rank, world, meeting)
-    own = stages_of(spread.pipeline_schedule, rank % spread.pp, spread.pp, spread.stages_per_gpu)
+    own = stages_of(rank % spread.pp, spread.pp, spread.stages_per_gpu)
     groups = _groups(rank, spread, world)
     count = spread.microbatches
     batches = list(host_batches(twins.plans, STEPS * setup.grad_accum * count))

@@ -9,7 +9,4 @@ THEIRS = {
     Schedule.ONE_F_ONE_B: schedules.Schedule1F1B,
     Schedule.LOOPED_BFS: schedules.ScheduleLoopedBFS,
     Schedule.INTERLEAVED: schedules.ScheduleInterleaved1F1B,
-    Schedule.ZB_H1: schedules.ScheduleInterleavedZeroBubble,
-    Schedule.INTERLEAVED_ZB: schedules.ScheduleInterleavedZeroBubble,
-    Schedule.ZBV: schedules.ScheduleZBVZeroBubble,
 }

@@ -18,11 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.distributed.pipelining._backward import (
-    stage_backward,
-    stage_backward_input,
-    stage_backward_weight,
-)
+from torch.distributed.pipelining._backward import stage_backward
 
 from memest.config.parallelism import StagePart
 from memest.config.setup import Precision, Setup
@@ -154,7 +150,6 @@ class _Stage:
     forwarded: dict[int, tuple[tuple[torch.Tensor, ...], list[torch.Tensor]]] = field(
         default_factory=dict
     )
-    waiting: dict[int, tuple[Any, ...]] = field(default_factory=dict)
     losses: dict[int, torch.Tensor] = field(default_factory=dict)
     kept: list[Any] = field(default_factory=list)
 
@@ -180,24 +175,11 @@ class _Stage:
             self.run.recorder.cue(CueKind.STAGE_LOSS, number, loss)
 
     def backward(self, number: int, gradient: torch.Tensor | None) -> None:
-        """``backward_one_chunk``: all of it, or what its inputs need."""
+        """``backward_one_chunk``."""
         outputs, inputs = self.forwarded.pop(number)
         root: Any = self.losses[number] if self.part.last else outputs
         gradients = None if gradient is None else (gradient,)
-        input_gradients: tuple[torch.Tensor | None, ...] = ()
-        if not self.part.splits:
-            input_gradients = stage_backward(root, gradients, inputs)
-        else:
-            groups = None
-            root = (root,) if isinstance(root, torch.Tensor) else root
-            if not self.part.first:
-                input_gradients, groups = stage_backward_input(
-                    root,
-                    gradients,
-                    inputs,
-                    self.model.parameters(),  # type: ignore[arg-type]
-                )
-            self.waiting[number] = inputs, groups, root, gradients
+        input_gradients = stage_backward(root, gradients, inputs)
         if self.part.last and not self.part.first:
             for output in outputs:
                 if not output._is_view():
@@ -206,14 +188,6 @@ class _Stage:
             if value is not None:
                 self.kept.append(value)
                 self.run.recorder.cue(CueKind.INPUT_GRADIENT, number, value)
-
-    def weights(self, number: int) -> None:
-        """``backward_weight_one_chunk``."""
-        inputs, groups, root, gradients = self.waiting.pop(number)
-        if self.part.first:
-            stage_backward(root, gradients, inputs)
-        else:
-            stage_backward_weight(self.model.parameters(), groups)
 
 
 def _reached(recorder: Recorder, number: int) -> Callable[[torch.Tensor], None]:
@@ -314,18 +288,6 @@ def _micro_batch(stage: _Stage, number: int) -> None:
     _seam(recorder, number, 1)
     recorder.mark(Phase.BACKWARD, 1, number + 1)
     stage.backward(number, gradient)
-    if not part.splits:
-        _backward_done(stage, number)
-    if part.splits:
-        _seam(recorder, number, 2)
-        recorder.mark(Phase.BACKWARD, 1, number + 1)
-        stage.weights(number)
-        _backward_done(stage, number)
-    _seam(recorder, number, PIECE_END)
-
-
-def _backward_done(stage: _Stage, number: int) -> None:
-    recorder, run = stage.run.recorder, stage.run
     recorder.cue(CueKind.DONE, 0)
     tag_gradients(run)
     if number == 0:
@@ -333,6 +295,7 @@ def _backward_done(stage: _Stage, number: int) -> None:
         for index, (_, parameter) in enumerate(stage.model.named_parameters()):
             if parameter.grad is not None:
                 recorder.cue(CueKind.KEPT_GRADIENT, index, parameter.grad)
+    _seam(recorder, number, PIECE_END)
 
 
 def _seam(recorder: Recorder, number: int, place: int) -> None:

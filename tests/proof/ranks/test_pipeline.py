@@ -30,11 +30,8 @@ CASES = [
     ("llama", {"checkpointing": "full"}, {"pp": 2, "pp_microbatches": 3}),
     ("llama-tied", {"zero_grad": "zero"}, {"pp": 2, "pp_split": [1, 2]}),
     ("gpt_neox", {}, {"pp": 2, "pp_microbatches": 3, "pp_return_outputs": False}),
-    ("llama", {}, {"pp": 2, "pp_schedule": "zb-h1", "pp_microbatches": 4}),
     ("llama6", {}, {"pp": 2, "pp_schedule": "interleaved", "pp_microbatches": 4}),
     ("llama6", {}, {"pp": 2, "pp_schedule": "looped-bfs", "pp_microbatches": 3}),
-    ("llama6", {}, {"pp": 2, "pp_schedule": "interleaved-zb", "pp_microbatches": 2}),
-    ("llama6", {}, {"pp": 2, "pp_schedule": "zbv", "pp_microbatches": 4}),
     ("llama", {"adapter": LORA}, {"pp": 2, "pp_microbatches": 3}),
 ]
 
@@ -42,7 +39,7 @@ CASES = [
 @pytest.mark.slow(
     but=(
         "llama-tied-setup6-spread6",
-        "llama-setup8-spread8",
+        "llama6-setup8-spread8",
     )
 )
 @pytest.mark.parametrize(("model", "setup", "spread"), CASES)
@@ -91,9 +88,6 @@ WRAPPED = [
     ("llama", {"adapter": LORA}, {"num_gpus": 4, "pp": 2, "pp_microbatches": 3}),
     ("llama6", {}, {**SHARDED, "pp_schedule": "interleaved", "pp_microbatches": 4}),
     ("llama6", {}, {**SHARDED, "pp_schedule": "looped-bfs", "fsdp": "full_shard"}),
-    ("llama", {}, {**SHARDED, "pp_schedule": "zb-h1", "pp_microbatches": 4}),
-    ("llama6", {}, {**SHARDED, "pp_schedule": "interleaved-zb", "pp_microbatches": 2}),
-    ("llama6", {}, {**SHARDED, "pp_schedule": "zbv", "pp_microbatches": 4}),
 ]  # fmt: skip
 
 
@@ -300,23 +294,9 @@ def test_more_micro_batches_cost_gpipe_activations_and_1f1b_buffers(folder):
         ({"num_gpus": 3, "pp": 2}, "write --num-gpus 2"),
         ({"num_gpus": 2, "pp_schedule": "gpipe"}, "no meaning without a pipeline"),
         ({"num_gpus": 2, "pp": 2, "peft": "vera"}, "an adapter other than LoRA is not priced"),
-        (
-            {
-                "num_gpus": 4,
-                "pp": 2,
-                "pp_schedule": "zb-h1",
-                "pp_microbatches": 4,
-                "fsdp": "full_shard",
-            },
-            "--fsdp full_shard with --pp-schedule zb-h1 is not priced",
-        ),
         ({"num_gpus": 8, "pp": 2, "tp": 2}, "2 copies of the model, without --fsdp"),
-        (
-            {"num_gpus": 4, "pp": 2, "tp": 2, "pp_schedule": "zb-h1"},
-            "--pp-schedule zb-h1 with --tp 2 is not priced",
-        ),
         ({"num_gpus": 4, "pp": 2, "zero": 1}, "--zero is not priced together with --pp"),
-        ({"num_gpus": 4, "pp": 2, "pp_schedule": "zbv"}, "does not train: gradients of weights"),
+        ({"num_gpus": 4, "pp": 2, "pp_schedule": "zbv"}, "computes gradients of weights apart"),
         (
             {"num_gpus": 4, "pp": 2, "ddp_find_unused_parameters": True},
             "--ddp-find-unused-parameters is not priced",
@@ -335,7 +315,7 @@ def test_more_micro_batches_cost_gpipe_activations_and_1f1b_buffers(folder):
         ({"num_gpus": 2, "pp": 2, "pp_split": "4"}, "names 1 stages, and there are 2"),
         ({"num_gpus": 4, "pp": 4, "pp_microbatches": 3}, "too few for 1f1b"),
         ({"num_gpus": 2, "pp": 2, "pp_schedule": "1f1b", "pp_stages_per_gpu": 2}, "one stage"),
-        ({"num_gpus": 2, "pp": 2, "pp_schedule": "dualpipev"}, "not modelled yet"),
+        ({"num_gpus": 2, "pp": 2, "pp_schedule": "DualPipeV"}, "is not modelled"),
         (
             {"num_gpus": 4, "pp": 4, "pp_schedule": "interleaved", "pp_microbatches": 9},
             "as 8 does",

@@ -16,7 +16,7 @@ from memest.config.setup import Setup
 from memest.errors import ConfigError
 from memest.events import Landmarks, Weight
 from memest.sharding.zero3 import owned_by_module
-from memest.sharding.zero_groups import groups_of, sub_groups_of
+from memest.sharding.zero_groups import groups_of
 from support.ranks import predicted_rank
 from support.recorded import check_recorded
 from support.recorded_ranks import case_of, names_of, recorded_run
@@ -99,7 +99,7 @@ class TestStage3:
                 "sub_group_size": 6,
             }),
         )  # fmt: skip
-        groups = sub_groups_of(weights, setup)
+        groups = groups_of(weights, setup)
         assert [group.weights for group in groups] == [(0, 1), (2, 3), (4,)]
         # each parameter is padded by itself: ceil(10 / 4)
         assert [group.partition_elements for group in groups] == [6, 6, 3]
@@ -117,13 +117,12 @@ def make_setup(ranks, **options):
 def test_groups_are_padded_to_twice_the_ranks():
     weights = [make_weight((7, 3)), make_weight((5,), decays=False), make_weight((4,))]
     (group,) = groups_of(weights, make_setup(4, loop="plain"))
-    assert group.padded_elements == 32
     assert group.partition_elements == 8
-    assert group.offsets == (0, 21, 26)
+    assert group.slices(weights) == {0: {0: 8, 1: 8, 2: 5}, 1: {2: 3, 3: 2}, 2: {3: 4}}
     decay, rest = groups_of(weights, make_setup(4))
     assert decay.weights == (0, 2)
     assert rest.weights == (1,)
-    assert rest.padded_elements == 8
+    assert rest.partition_elements == 2
 
 
 def test_a_model_that_does_not_train_is_refused():

@@ -37,7 +37,7 @@ def make_fetcher(**options):
         Weight(name, (100, 8), (8, 1), "bfloat16", trains=True, decays=True, has_grad=True)
         for name in ("embed.weight", "head.weight")
     ]
-    limits = Limits(prefetch_bucket=0, max_reuse_distance=0, persistence_threshold=0)
+    limits = Limits(prefetch_bucket_size=0, max_reuse_distance=0, param_persistence_threshold=0)
     options = {"limits": limits, "ranks": 3, "overlaps": True, "from_host": False, **options}
     return Fetcher(
         to=Rewriter(Stream(module_names=["", "embed", "head"])), weights=weights,
