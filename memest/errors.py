@@ -32,6 +32,8 @@ __all__ = [
     "UnknownGpuError",
     "UnknownModelError",
     "closest",
+    "hint",
+    "not_legal",
 ]
 
 
@@ -95,3 +97,25 @@ def closest(value: str, legal: Iterable[str], *, limit: int = 3) -> list[str]:
         lowered.setdefault(name.lower(), name)
     matches = difflib.get_close_matches(value.lower(), lowered, n=limit, cutoff=0.5)
     return [lowered[name] for name in matches]
+
+
+def hint(value: object, legal: Iterable[str]) -> str:
+    """What a message says of the legal spelling nearest to ``value``; empty where none is near."""
+    near = closest(str(value), legal, limit=1)
+    return f" Did you mean {str(near[0])!r}?" if near and near[0] else ""
+
+
+def not_legal(
+    what: str, value: object, legal: Iterable[str], *, state: str = "is not known", more: str = ""
+) -> ConfigError:
+    """What to raise for a value that is none of the legal ones.
+
+    Args:
+        what: how the message calls it, with the value as it was given.
+        value: what the nearest legal one is looked for by.
+        legal: the values.
+        state: what is wrong with it.
+        more: what else is legal.
+    """
+    names = list(legal)
+    return ConfigError(f"{what} {state}.{hint(value, names)} Legal: {', '.join(names)}{more}.")

@@ -16,20 +16,10 @@ __all__ = ["MAX_CONFIG_BYTES", "check_config", "guess_auto_class", "read_config"
 MAX_CONFIG_BYTES = 10 * MIB
 """No model configuration comes near this; weights and data sets given by mistake do."""
 
-_AUTO_CLASSES = (
-    ("ForCausalLM", "AutoModelForCausalLM"),
-    ("LMHeadModel", "AutoModelForCausalLM"),
-    ("ForMaskedLM", "AutoModelForMaskedLM"),
-    ("ForPreTraining", "AutoModelForPreTraining"),
-    ("ForSequenceClassification", "AutoModelForSequenceClassification"),
-    ("ForTokenClassification", "AutoModelForTokenClassification"),
-    ("ForQuestionAnswering", "AutoModelForQuestionAnswering"),
-    ("ForMultipleChoice", "AutoModelForMultipleChoice"),
-    ("ForImageClassification", "AutoModelForImageClassification"),
-    ("ForSemanticSegmentation", "AutoModelForSemanticSegmentation"),
-    ("ForAudioClassification", "AutoModelForAudioClassification"),
-    ("ForCTC", "AutoModelForCTC"),
-)
+_HEADS = """ForCausalLM ForMaskedLM ForPreTraining ForSequenceClassification ForTokenClassification
+    ForQuestionAnswering ForMultipleChoice ForImageClassification ForSemanticSegmentation
+    ForAudioClassification ForCTC""".split()
+"""What architectures end with; the auto class has the same ending."""
 _SPEECH_TYPES = frozenset({"whisper", "speech_to_text", "moonshine", "speecht5"})
 
 
@@ -127,9 +117,11 @@ def guess_auto_class(config: dict[str, Any]) -> str | None:
     if not isinstance(architectures, list) or not architectures:
         return None
     name = str(architectures[0])
-    for ending, auto_class in _AUTO_CLASSES:
+    if name.endswith("LMHeadModel"):
+        return "AutoModelForCausalLM"
+    for ending in _HEADS:
         if name.endswith(ending):
-            return auto_class
+            return f"AutoModel{ending}"
     if name.endswith("ForConditionalGeneration"):
         if config.get("model_type") in _SPEECH_TYPES:
             return "AutoModelForSpeechSeq2Seq"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from memest.catalog.spec import GpuSpec
@@ -186,9 +186,4 @@ def loaded_kernels_later(
         f"{format_size(estimate.expected_bytes)} of kernels loaded after the first touch "
         f"({low}-{high} MiB): {first['source']}"
     )
-    return ContextEstimate(
-        expected_bytes=estimate.expected_bytes,
-        low_bytes=estimate.low_bytes,
-        high_bytes=estimate.high_bytes,
-        basis=basis,
-    )
+    return replace(estimate, basis=basis)

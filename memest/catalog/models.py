@@ -20,6 +20,8 @@ from memest.files.folders import data_folder
 
 __all__ = ["CatalogueEntry", "aliases", "catalogue", "closest_models", "lookup", "model_types"]
 
+_TEXTS = "id file model_type auto_class published_basis source provenance license note".split()
+"""Columns of the index that are kept as they are."""
 _SEPARATE_HEAD = re.compile(r"separate lm_head of vocab_size\*d_model=(\d+)")
 
 
@@ -86,17 +88,9 @@ def catalogue() -> tuple[CatalogueEntry, ...]:
     """Every entry, in the order of the index; reads no configuration."""
     return tuple(
         CatalogueEntry(
-            id=row["id"],
-            file=row["file"],
-            model_type=row["model_type"],
-            auto_class=row["auto_class"],
+            **{name: row[name] for name in _TEXTS},
             parameters=int(row["parameters"]),
             published_parameters=int(row["published_parameters"] or 0) or None,
-            published_basis=row["published_basis"],
-            source=row["source"],
-            provenance=row["provenance"],
-            license=row["license"],
-            note=row["note"],
         )
         for row in _rows("index.csv")
     )

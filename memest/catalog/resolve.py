@@ -97,15 +97,22 @@ def _from_file(path: Path, *, ref: str, trust_remote_code: bool) -> ModelSource:
             )
         path = file
     name = shown(str(path))
+    return _from_config("file", shown(ref), path, name, f"config.json at {name}", trust_remote_code)
+
+
+def _from_config(
+    kind: str, id_: str, path: Path, name: str, provenance: str, trust_remote_code: bool
+) -> ModelSource:
+    """A model whose configuration a file holds, which messages call by a name."""
     config, notes = check_config(
         read_config(path, shown=name), shown=name, trust_remote_code=trust_remote_code
     )
     return ModelSource(
-        kind="file",
-        id=shown(ref),
+        kind=kind,
+        id=id_,
         config=config,
         path=path,
-        provenance=f"config.json at {name}",
+        provenance=provenance,
         notes=notes,
         auto_class=guess_auto_class(config),
         trust_remote_code=trust_remote_code,
@@ -171,9 +178,6 @@ def _changed(source: ModelSource, ref: str, changes: dict[str, Any]) -> ModelSou
     """The source with another configuration, under the reference that says so.
 
     Whether the configuration has such a name is checked when the model is built.
-
-    Raises:
-        ConfigError: a factory, which has no configuration.
     """
     if not changes:
         return source
@@ -220,18 +224,6 @@ def _resolve(ref: str, *, trust_remote_code: bool) -> ModelSource:
         )
     if entry is not None:
         return _from_catalogue(entry, ref=ref, notes=notes)
-    found, provenance = fetch_config(ref)
-    shown = f"the {CONFIG_NAME} of {ref}"
-    config, notes = check_config(
-        read_config(found, shown=shown), shown=shown, trust_remote_code=trust_remote_code
-    )
-    return ModelSource(
-        kind="hub",
-        id=ref,
-        config=config,
-        path=found,
-        provenance=provenance,
-        notes=notes,
-        auto_class=guess_auto_class(config),
-        trust_remote_code=trust_remote_code,
-    )
+    path, provenance = fetch_config(ref)
+    name = f"the {CONFIG_NAME} of {ref}"
+    return _from_config("hub", ref, path, name, provenance, trust_remote_code)

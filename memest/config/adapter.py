@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from memest.errors import ConfigError, closest
+from memest.errors import ConfigError, not_legal
 from memest.files.texts import mapping_given
 
 __all__ = ["METHODS", "Adapter", "read_adapter"]
@@ -142,11 +142,7 @@ def read_adapter(given: Any, *, option: str = "--peft-config") -> Adapter:
 
 
 def _canonical(settings: Mapping[str, Any]) -> str:
-    """Settings as :attr:`Adapter.config` holds them.
-
-    Raises:
-        TypeError: they hold what JSON cannot.
-    """
+    """Settings as :attr:`Adapter.config` holds them."""
     return json.dumps(settings, sort_keys=True, separators=(",", ":"))
 
 
@@ -170,11 +166,8 @@ def _method(name: Any, option: str) -> str:
         return text
     if name is None:
         raise ConfigError(f"{option} names no peft_type: add for example peft_type LORA.")
-    near = closest(text, METHODS)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
-    raise ConfigError(
-        f"{option}: the method {str(name)!r} is not modelled.{hint} Legal: {', '.join(METHODS)}."
-    )
+    what = f"{option}: the method {str(name)!r}"
+    raise not_legal(what, text, METHODS, state="is not modelled")
 
 
 def _plain(value: Any) -> Any:

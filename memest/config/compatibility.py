@@ -75,11 +75,7 @@ def _check_loop(setup: TrainingOptions) -> None:
 
 
 def _check_optimizer(setup: TrainingOptions) -> None:
-    """What belongs to the optimizer must be what it takes.
-
-    Raises:
-        ConfigError: an argument that it has not, or targets that it needs or cannot use.
-    """
+    """What belongs to the optimizer must be what it takes."""
     decay = setup.weight_decay
     if decay is not None and not 0 <= decay < math.inf:
         raise ConfigError(
@@ -109,11 +105,7 @@ def _check_optimizer(setup: TrainingOptions) -> None:
 
 
 def _in_backward(setup: TrainingOptions) -> None:
-    """What does not go together with an optimizer that steps in backward.
-
-    Raises:
-        ConfigError: there is such an option.
-    """
+    """What does not go together with an optimizer that steps in backward."""
     name = f"--optim {setup.optim}"
     if setup.optim_in_backward:
         if setup.optim == "none" or facts_of(setup.optim).layerwise:
@@ -142,11 +134,7 @@ def _in_backward(setup: TrainingOptions) -> None:
 
 
 def _check_evaluation(setup: TrainingOptions) -> None:
-    """An evaluation is the Trainer's, and there must be one for what is said of it.
-
-    Raises:
-        ConfigError: it is not, or there is none.
-    """
+    """An evaluation is the Trainer's, and there must be one for what is said of it."""
     for name in ("eval_samples", "eval_accumulation_steps"):
         if getattr(setup, name) is not None and setup.eval_batch is None:
             flag = f"--{name.replace('_', '-')} {getattr(setup, name)}"
@@ -323,9 +311,6 @@ def _check_block_states(setup: TrainingOptions) -> None:
     """Bitsandbytes' optimizers take ordinary tensors on the device, and nothing else.
 
     FSDP1 and DeepSpeed give them such: flat parameters, pieces of them, float32 partitions.
-
-    Raises:
-        ConfigError: the first update would stop.
     """
     distributed = setup.distributed
     if not facts_of(setup.optim).block_states:
@@ -351,11 +336,7 @@ def _check_block_states(setup: TrainingOptions) -> None:
 
 
 def _check_sharded_base(setup: TrainingOptions) -> None:
-    """Quantised bases that the libraries cannot shard, or that are not modelled.
-
-    Raises:
-        ConfigError: such a pair, with whose reason it is.
-    """
+    """Quantised bases that the libraries cannot shard, or that are not modelled."""
     base, distributed = setup.quantization, setup.distributed
     shards = distributed.zero == 3 or distributed.strategy is Strategy.FSDP
     if base is None or not (shards or distributed.zero):
@@ -395,9 +376,6 @@ def _check_storage(setup: TrainingOptions, several: str) -> None:
 
     Source: ``MixedPrecisionPolicy`` of FSDP2; ``DeepSpeedEngine._cast_module_mixed_precision`` of
     DeepSpeed 0.19.8, which casts every parameter of a floating dtype.
-
-    Raises:
-        ConfigError: the storage has another dtype than the run computes in.
     """
     base = setup.quantization
     half = {Precision.BF16: "bfloat16", Precision.FP16: "float16"}.get(setup.precision)
@@ -454,9 +432,6 @@ def _check_losses(setup: TrainingOptions) -> None:
     Sources: ``_find_final_norm`` of accelerate 1.15, torchtune's
     ``recipes/full_finetune_distributed.py`` at April 2026. ZeRO-3 gathers what is read
     (``ZeROOrderedDict`` of DeepSpeed, ``runtime/zero/parameter_offload.py``).
-
-    Raises:
-        ConfigError: such a pair of options.
     """
     distributed, fused = setup.distributed, setup.fused_loss
     if fused:

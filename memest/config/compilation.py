@@ -6,7 +6,7 @@ The names are those of ``TrainingArguments``: ``torch_compile``, ``torch_compile
 
 from __future__ import annotations
 
-from memest.errors import ConfigError, closest
+from memest.errors import ConfigError, hint, not_legal
 
 __all__ = [
     "DEFAULT_CHUNKS",
@@ -56,12 +56,8 @@ def read_mode(value: object) -> str:
             "--torch-compile-mode default."
         )
     legal = ["default", *_REFUSED]
-    near = closest(text, legal)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
-    raise ConfigError(
-        f"--torch-compile-mode {value!r} is not known.{hint} Legal: {', '.join(legal)}; priced is "
-        "default."
-    )
+    what = f"--torch-compile-mode {value!r}"
+    raise not_legal(what, text, legal, more="; priced is default")
 
 
 def read_backend(value: object) -> str:
@@ -88,11 +84,10 @@ def read_fused_loss(value: object) -> str:
     given = str(value or "").strip().lower().replace("_", "-")
     text, colon, chunks = given.partition(":")
     if text not in _LOSSES:
-        near = closest(text, list(_LOSSES))
-        hint = f" Did you mean {near[0]!r}?" if near and near[0] else ""
         legal = ", ".join(f"{name} ({words})" for name, words in FUSED_LOSSES.items())
+        near = hint(text, _LOSSES)
         raise ConfigError(
-            f"--fused-loss {value!r} is not known.{hint} Legal: none, {legal}. Liger's fused loss "
+            f"--fused-loss {value!r} is not known.{near} Legal: none, {legal}. Liger's fused loss "
             "comes with --use-liger-kernel."
         )
     chosen = _LOSSES[text]
@@ -122,11 +117,7 @@ def fused_loss_words(fused_loss: str) -> str:
 
 
 def _chunks(text: str, name: str) -> str:
-    """What follows a loss's name, as it is kept.
-
-    Raises:
-        ConfigError: no such number, or a loss whose pieces are not to be chosen.
-    """
+    """What follows a loss's name, as it is kept."""
     if not name.startswith("torchtune"):
         raise ConfigError(
             f"--fused-loss {name}:{text}: the number is num_output_chunks of torchtune's losses, "

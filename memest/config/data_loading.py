@@ -38,13 +38,15 @@ class DataLoading:
     """
 
     pin_memory: bool = option(
-        True, "Whether batches are copied to page-locked memory; left out, they are.", Kind.EITHER
+        True,
+        "Whether batches are copied to page-locked memory; left out, they are.",
+        kind=Kind.EITHER,
     )
     num_workers: int = option(
         0, "Processes that load batches: the host memory of batches that wait is said."
     )
     prefetch_factor: int | None = option(
-        None, "Batches that each worker has on the way. Default: 2, torch's own.", Kind.WHOLE
+        None, "Batches that each worker has on the way. Default: 2, torch's own."
     )
     persistent_workers: bool = option(
         False, "Workers stay from epoch to epoch; changes no size of batches."

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from memest.config.parallelism import Distributed
-from memest.errors import ConfigError, closest
+from memest.errors import ConfigError, hint
 from memest.files.texts import read_json
 
 __all__ = ["DeepSpeedFile", "read_deepspeed", "with_hidden_size"]
@@ -62,10 +62,10 @@ _ONLY_AS_USUAL = {
 """Keys whose other values are not modelled."""
 _WHY = {
     "zero_hpz_partition_size": "ZeRO++ keeps a second partition on each node",
-    "zero_quantized_weights": "ZeRO++ quantises with kernels that need a GPU to be built",
-    "zero_quantized_nontrainable_weights": "ZeRO++ quantises with kernels that need a GPU to be "
-    "built",
-    "zero_quantized_gradients": "ZeRO++ quantises with kernels that need a GPU to be built",
+    **dict.fromkeys(
+        (each for each in _ONLY_AS_USUAL if each.startswith("zero_quantized")),
+        "ZeRO++ quantises with kernels that need a GPU to be built",
+    ),
 }
 """What to say of some of them."""
 _IN_HALF = (
@@ -75,6 +75,8 @@ _IN_HALF = (
 )
 """Keys of ``bf16`` and ``fp16`` that change in which precision DeepSpeed keeps what it updates."""
 _SEQUENCE_WIRE = "seq_parallel_communication_data_type"
+_OFFLOADED = ("offload_optimizer", "offload_param")
+_EVERY_STAGE = ("overlap_comm", "reduce_bucket_size")
 _OF_BOTH = {"contiguous_gradients", "memory_efficient_linear"}
 """Keys that stage 3 may have otherwise."""
 
@@ -131,27 +133,16 @@ def read_deepspeed(value: Any, *, shares_sequences: bool = True) -> DeepSpeedFil
                     f"{name}: {key} {setting!r} is not modelled{why}, and memest does not guess. "
                     f"DeepSpeed's default is {_ONLY_AS_USUAL[key]!r}."
                 )
-        elif key == "offload_optimizer":
-            options["offload_optimizer"] = _offloads(name, key, setting, stage)
-        elif key == "offload_param":
-            options["offload_param"] = _offloads(name, key, setting, stage)
+        elif key in _OFFLOADED:
+            options[key] = _offloads(name, key, setting, stage)
         elif key == "overlap_comm":
             settings[key] = _switch(name, key, setting)
         elif key == "reduce_bucket_size":
             settings[key] = _elements(name, key, setting)
         else:
-            known = [
-                *_SAME_MEMORY,
-                *_ONLY_AS_USUAL,
-                *_STAGE_3,
-                "overlap_comm",
-                "reduce_bucket_size",
-                "offload_optimizer",
-                "offload_param",
-            ]
-            near = closest(str(key), known)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise ConfigError(f"{name}: zero_optimization.{key} is not known to memest.{hint}")
+            known = (*_SAME_MEMORY, *_ONLY_AS_USUAL, *_STAGE_3, *_OFFLOADED, *_EVERY_STAGE)
+            near = hint(key, known)
+            raise ConfigError(f"{name}: zero_optimization.{key} is not known to memest.{near}")
     return DeepSpeedFile({k: v for k, v in options.items() if v is not None}, settings)
 
 
@@ -213,11 +204,7 @@ def _run_options(name: str, document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_sequence_wire(name: str, document: Mapping[str, Any]) -> None:
-    """In which dtype gradients of shared sequences are reduced.
-
-    Raises:
-        ConfigError: not in DeepSpeed's default.
-    """
+    """In which dtype gradients of shared sequences are reduced."""
     shared = document.get(_SEQUENCE_WIRE, "fp32")
     if str(shared).lower() != "fp32":
         raise ConfigError(

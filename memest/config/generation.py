@@ -6,8 +6,9 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
+from memest.config.kinds import whole
 from memest.config.option import option
-from memest.errors import ConfigError, closest
+from memest.errors import not_legal
 
 __all__ = ["CACHES", "Generation"]
 
@@ -28,28 +29,20 @@ class Generation:
     """
 
     new_tokens: int = 20
-    num_beams: int = option(1, "Beams of the search.", flags="--num-beams --generation-num-beams")
+    num_beams: int = option(1, "Beams of the search.", "--num-beams --generation-num-beams")
     cache: str = option(
         "dynamic",
         "Key/value cache of the generation: dynamic or static.",
+        "NAME",
         name="cache_implementation",
-        metavar="NAME",
     )
 
     def __post_init__(self) -> None:
         for name, flag in (("new_tokens", "--generate"), ("num_beams", "--num-beams")):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise ConfigError(f"{flag} {value!r} is not a whole number.")
-            if not 1 <= value <= _MOST:
-                raise ConfigError(f"{flag} {value} is out of range: it must be 1 to {_MOST:,}.")
+            whole(flag, getattr(self, name), 1, _MOST)
         if self.cache not in CACHES:
-            near = closest(str(self.cache), CACHES)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise ConfigError(
-                f"--cache-implementation {self.cache!r} is not modelled.{hint} Legal: "
-                f"{', '.join(CACHES)}."
-            )
+            what = f"--cache-implementation {self.cache!r}"
+            raise not_legal(what, self.cache, CACHES, state="is not modelled")
 
     @property
     def words(self) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from memest.errors import ConfigError, closest
+from memest.errors import ConfigError, not_legal
 
 __all__ = [
     "DTYPES",
@@ -59,6 +59,16 @@ _SPEC = re.compile(
 _EXAMPLE = "write for example 'x:float32[B,3,224,224]' or 'ids:int64[B,S]'"
 _DIM = re.compile(r"^[A-Za-z_]\w*$")
 _MAX_EXTENT = 1 << 40
+_ARITHMETIC = (
+    ast.BinOp,
+    ast.Name,
+    ast.Constant,
+    ast.Load,
+    ast.Add,
+    ast.Sub,
+    ast.Mult,
+    ast.FloorDiv,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,11 +112,8 @@ def read_spec(text: str) -> InputSpec:
     dtype = match["dtype"].removeprefix("torch.")
     dtype = _SHORT.get(dtype, dtype)
     if dtype not in DTYPES:
-        near = closest(dtype, DTYPES)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise ConfigError(
-            f"--input {text!r}: {dtype!r} is not a dtype.{hint} Legal: {', '.join(DTYPES)}."
-        )
+        what = f"--input {text!r}: {dtype!r}"
+        raise not_legal(what, dtype, DTYPES, state="is not a dtype")
     shape = match["shape"].strip()
     extents = tuple(part.strip() for part in shape.split(",")) if shape else ()
     for part in extents:
@@ -123,18 +130,8 @@ def _parsed(text: str, name: str) -> ast.expr:
             f"--input {name}: the extent {text!r} cannot be read: {_EXAMPLE}."
         ) from None
     for node in ast.walk(tree):
-        legal = (
-            ast.BinOp,
-            ast.Name,
-            ast.Constant,
-            ast.Load,
-            ast.Add,
-            ast.Sub,
-            ast.Mult,
-            ast.FloorDiv,
-        )
         number = not isinstance(node, ast.Constant) or type(node.value) is int
-        if not isinstance(node, legal) or not number:
+        if not isinstance(node, _ARITHMETIC) or not number:
             raise ConfigError(
                 f"--input {name}: the extent {text!r} is no whole number, letter, or sum, product "
                 f"or floor division (H//8) of them: {_EXAMPLE}."
@@ -271,11 +268,11 @@ def _loss_name(text: str) -> str:
     name = _ALSO.get(name, name)
     if name in LOSSES:
         return name
-    near = closest(text, LOSSES)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
-    raise ConfigError(
-        f"--loss {text!r} is not known.{hint} Legal: {', '.join(LOSSES)}, package.module:function, "
-        "or in Python a function, loss=lambda outputs, batch: ..."
+    raise not_legal(
+        f"--loss {text!r}",
+        text,
+        LOSSES,
+        more=", package.module:function, or in Python a function, loss=lambda outputs, batch: ..",
     )
 
 

@@ -6,7 +6,7 @@ import enum
 from collections.abc import Iterable
 from typing import Any
 
-from memest.errors import ConfigError, closest
+from memest.errors import ConfigError, hint, not_legal
 
 __all__ = [
     "SDPA",
@@ -182,10 +182,9 @@ class Rotate(enum.StrEnum):
     """They go round, one neighbour at a time."""
 
 
-_OTHER_NAMES = {
-    "1f1b": Schedule.ONE_F_ONE_B,
+_SCHEDULES = {
+    **{schedule.value.replace("-", ""): schedule for schedule in Schedule},
     "interleaved1f1b": Schedule.INTERLEAVED,
-    "loopedbfs": Schedule.LOOPED_BFS,
 }
 _WEIGHTS_APART = (
     "interleavedzerobubble",
@@ -205,10 +204,7 @@ def choose(option: str, value: Any, kind: type[enum.StrEnum]) -> Any:
     for member in kind:
         if member.value.replace("_", "-") == text:
             return member
-    names = [member.value for member in kind]
-    near = closest(str(value), names)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
-    raise ConfigError(f"{option} {value!r} is not known.{hint} Legal: {', '.join(names)}.")
+    raise not_legal(f"{option} {value!r}", value, list(kind))
 
 
 def whole(option: str, value: Any, low: int, high: int) -> int:
@@ -234,21 +230,15 @@ def read_schedule(value: Any) -> Schedule | None:
         return value
     text = str(value).strip().lower().replace("_", "-").removeprefix("schedule")
     plain = text.replace("-", "")
-    for schedule in Schedule:
-        if text == schedule.value or plain == schedule.value.replace("-", ""):
-            return schedule
-    if plain in _OTHER_NAMES:
-        return _OTHER_NAMES[plain]
-    legal = ", ".join(schedule.value for schedule in Schedule)
+    if plain in _SCHEDULES:
+        return _SCHEDULES[plain]
     if plain in _WEIGHTS_APART:
         raise ConfigError(
             f"--pp-schedule {value!r} is not modelled: it computes gradients of weights apart from "
-            f"those of inputs. Legal: {legal}; 1f1b, or interleaved with several stages on each "
-            "GPU, comes closest."
+            f"those of inputs. Legal: {', '.join(Schedule)}; 1f1b, or interleaved with several "
+            "stages on each GPU, comes closest."
         )
-    near = closest(text, [schedule.value for schedule in Schedule])
-    hint = f" Did you mean {near[0]!r}?" if near else ""
-    raise ConfigError(f"--pp-schedule {value!r} is not known.{hint} Legal: {legal}.")
+    raise not_legal(f"--pp-schedule {value!r}", text, list(Schedule))
 
 
 def read_rotate(value: Any) -> Rotate:
@@ -299,15 +289,12 @@ def read_fsdp(value: Any) -> Fsdp:
     modes = [word for word in words if word != "auto_wrap"]
     if modes in ([], ["no"]):
         return Fsdp.FULL_SHARD if words else Fsdp.NONE
-    if len(modes) == 1:
-        for mode in Fsdp:
-            if modes[0] == mode.value:
-                return mode
-    legal = ", ".join(mode.value for mode in Fsdp)
-    near = closest(modes[0], [mode.value for mode in Fsdp])
-    hint = f" Did you mean {near[0]!r}?" if near else ""
+    if len(modes) == 1 and modes[0] in list(Fsdp):
+        return Fsdp(modes[0])
+    legal = ", ".join(Fsdp)
+    near = hint(modes[0], list(Fsdp))
     extra = " For offloading write --fsdp-offload." if "offload" in modes else ""
     if any(mode.startswith("hybrid_shard") for mode in modes):
         extra = " Hybrid sharding is --fsdp full_shard --fsdp-shard-size GPUS_OF_A_COPY."
-        hint = ""
-    raise ConfigError(f"--fsdp {value!r} is not known.{hint}{extra} Legal: {legal}.")
+        near = ""
+    raise ConfigError(f"--fsdp {value!r} is not known.{near}{extra} Legal: {legal}.")

@@ -19,8 +19,8 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
-from memest.config.option import Kind, option
-from memest.errors import ConfigError, closest
+from memest.config.option import option
+from memest.errors import ConfigError, not_legal
 
 __all__ = ["Batching", "Lengths", "Padding"]
 
@@ -132,15 +132,10 @@ class Batching:
     lengths: Lengths
     max_length: int | None = None
     padding: Padding = option(
-        Padding.LONGEST,
-        "To what rows are filled up: longest (of the batch) or max_length.",
-        metavar="KIND",
+        Padding.LONGEST, "To what rows are filled up: longest (of the batch) or max_length.", "KIND"
     )
     multiple_of: int | None = option(
-        None,
-        "The padded length is rounded up to a multiple of it.",
-        Kind.WHOLE,
-        name="pad_to_multiple_of",
+        None, "The padded length is rounded up to a multiple of it.", name="pad_to_multiple_of"
     )
     flat: bool = False
     group_by_length: bool = option(
@@ -157,12 +152,8 @@ class Batching:
     def __post_init__(self) -> None:
         text = str(self.padding).strip().lower().replace("-", "_")
         text = {"true": "longest"}.get(text, text)
-        if text not in [p.value for p in Padding]:
-            near = closest(text, [p.value for p in Padding])
-            hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise ConfigError(
-                f"--padding {self.padding!r} is not known.{hint} Legal: longest, max_length."
-            )
+        if text not in list(Padding):
+            raise not_legal(f"--padding {self.padding!r}", text, list(Padding))
         object.__setattr__(self, "padding", Padding(text))
         if self.padding is Padding.MAX_LENGTH and self.max_length is None:
             raise ConfigError("--padding max_length needs a length: add --max-length 512.")

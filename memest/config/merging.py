@@ -22,7 +22,7 @@ from memest.config.option_table import OPTIONS
 from memest.config.parallelism import ALONE
 from memest.config.quantization import Format, Quantization, read_quantization
 from memest.config.setup import Setup
-from memest.errors import ConfigError, closest
+from memest.errors import ConfigError, hint
 
 __all__ = ["merge_all", "read_bool"]
 
@@ -305,9 +305,8 @@ def _merge_packing(values: dict[str, Any], base: Setup | None, lengths: bool) ->
     strategy = {"true": "bfd", "false": "none"}.get(strategy, strategy)
     known = [s.replace("-", "_") for s in _STRATEGIES]
     if strategy not in known:
-        near = closest(strategy, known)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise ConfigError(f"--packing {value!r} is not known.{hint} Legal: bfd, wrapped, none.")
+        near = hint(strategy, known)
+        raise ConfigError(f"--packing {value!r} is not known.{near} Legal: bfd, wrapped, none.")
     if strategy == "none":
         return
     if lengths:

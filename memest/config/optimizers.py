@@ -7,8 +7,9 @@ one; torch's own optimizers beyond them have names in the same style.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
-from memest.errors import ConfigError, closest
+from memest.errors import ConfigError, not_legal
 
 __all__ = [
     "ALIASES",
@@ -96,12 +97,12 @@ _TORCH = {
 }
 
 
-def _blocks(about: str, arguments: str = "", *, eight: bool = False) -> OptimizerFacts:
+def _blocks(about: str, arguments: str = "") -> OptimizerFacts:
     return OptimizerFacts(
         about=f"bitsandbytes {about}",
         arguments=tuple(arguments.split()),
         # only 8-bit states make an exception of embeddings
-        by_module=eight,
+        by_module="8-bit" in about,
         block_states=True,
     )
 
@@ -109,64 +110,49 @@ def _blocks(about: str, arguments: str = "", *, eight: bool = False) -> Optimize
 _MIX = "beta1 beta2 beta3 alpha eps t_alpha t_beta3"
 
 _BITSANDBYTES = {
-    "adamw_bnb_8bit": _blocks("AdamW, 8-bit states", eight=True),
-    "adamw_8bit": _blocks("AdamW, 8-bit states: another name of adamw_bnb_8bit", eight=True),
-    "paged_adamw_8bit": _blocks("AdamW, 8-bit states in managed memory", eight=True),
+    "adamw_bnb_8bit": _blocks("AdamW, 8-bit states"),
+    "adamw_8bit": _blocks("AdamW, 8-bit states: another name of adamw_bnb_8bit"),
+    "paged_adamw_8bit": _blocks("AdamW, 8-bit states in managed memory"),
     "paged_adamw_32bit": _blocks("AdamW, fp32 states in managed memory"),
     "lion_32bit": _blocks("Lion, fp32 state"),
-    "lion_8bit": _blocks("Lion, 8-bit state", eight=True),
+    "lion_8bit": _blocks("Lion, 8-bit state"),
     "paged_lion_32bit": _blocks("Lion, fp32 state in managed memory"),
-    "paged_lion_8bit": _blocks("Lion, 8-bit state in managed memory", eight=True),
+    "paged_lion_8bit": _blocks("Lion, 8-bit state in managed memory"),
     "ademamix": _blocks("AdEMAMix, fp32 states", _MIX),
-    "ademamix_8bit": _blocks("AdEMAMix, 8-bit states", _MIX, eight=True),
+    "ademamix_8bit": _blocks("AdEMAMix, 8-bit states", _MIX),
     "paged_ademamix_32bit": _blocks("AdEMAMix, fp32 states in managed memory", _MIX),
-    "paged_ademamix_8bit": _blocks("AdEMAMix, 8-bit states in managed memory", _MIX, eight=True),
+    "paged_ademamix_8bit": _blocks("AdEMAMix, 8-bit states in managed memory", _MIX),
     "rmsprop_bnb": _blocks("RMSprop, fp32 state"),
     "rmsprop_bnb_32bit": _blocks("RMSprop, fp32 state: another name of rmsprop_bnb"),
-    "rmsprop_bnb_8bit": _blocks("RMSprop, 8-bit state", eight=True),
+    "rmsprop_bnb_8bit": _blocks("RMSprop, 8-bit state"),
 }
 
 _GALORE = ("rank", "update_proj_gap", "scale", "proj_type")
 _APOLLO = ("rank", "proj", "scale_type", "update_proj_gap", "scale", "proj_type")
 
 
-def _galore(about: str, kind: str, layerwise: bool = False, **options: bool) -> OptimizerFacts:
-    return OptimizerFacts(
-        about=f"GaLore {about}",
-        package="galore-torch",
-        module="galore_torch",
-        kind=f"GaLore{kind}",
-        options=tuple(options.items()),
-        note="galore: what cuSOLVER takes for a singular value decomposition is not known.",
-        arguments=_GALORE,
-        by_module=True,
-        targets=True,
-        layerwise=layerwise,
-    )
-
-
-def _apollo(about: str, *, layerwise: bool = False) -> OptimizerFacts:
-    return OptimizerFacts(
-        about=f"APOLLO {about}",
-        package="apollo-torch",
-        module="apollo_torch",
-        kind="APOLLOAdamW",
-        arguments=_APOLLO,
-        by_module=True,
-        targets=True,
-        layerwise=layerwise,
-    )
-
-
-def _lomo(about: str, kind: str) -> OptimizerFacts:
-    return OptimizerFacts(
-        about=about,
-        package="lomo-optim",
-        module="lomo_optim",
-        kind=kind,
-        layerwise=True,
-        accumulates=True,
-    )
+_galore = partial(
+    OptimizerFacts,
+    package="galore-torch",
+    module="galore_torch",
+    note="galore: what cuSOLVER takes for a singular value decomposition is not known.",
+    arguments=_GALORE,
+    by_module=True,
+    targets=True,
+)
+_apollo = partial(
+    OptimizerFacts,
+    package="apollo-torch",
+    module="apollo_torch",
+    kind="APOLLOAdamW",
+    arguments=_APOLLO,
+    by_module=True,
+    targets=True,
+)
+_lomo = partial(
+    OptimizerFacts, package="lomo-optim", module="lomo_optim", layerwise=True, accumulates=True
+)
+_QUIET = (("no_deprecation_warning", True),)
 
 
 def _schedule_free(kind: str) -> OptimizerFacts:
@@ -195,26 +181,27 @@ def _torchao(bits: int) -> OptimizerFacts:
 _LIBRARIES = {
     "adamw_torch_8bit": _torchao(8),
     "adamw_torch_4bit": _torchao(4),
-    "galore_adamw": _galore("AdamW on low-rank projections", "AdamW", no_deprecation_warning=True),
+    "galore_adamw": _galore(
+        about="GaLore AdamW on low-rank projections", kind="GaLoreAdamW", options=_QUIET
+    ),
     "galore_adafactor": _galore(
-        "Adafactor on low-rank projections",
-        "Adafactor",
-        scale_parameter=False,
-        relative_step=False,
+        about="GaLore Adafactor on low-rank projections",
+        kind="GaLoreAdafactor",
+        options=(("scale_parameter", False), ("relative_step", False)),
     ),
     "galore_adamw_layerwise": _galore(
-        "AdamW on low-rank projections, in backward",
-        "AdamW",
+        about="GaLore AdamW on low-rank projections, in backward",
+        kind="GaLoreAdamW",
+        options=_QUIET,
         layerwise=True,
-        no_deprecation_warning=True,
     ),
-    "apollo_adamw": _apollo("AdamW, scaled by low-rank states"),
+    "apollo_adamw": _apollo(about="APOLLO AdamW, scaled by low-rank states"),
     "apollo_adamw_layerwise": _apollo(
-        "AdamW, scaled by low-rank states, in backward", layerwise=True
+        about="APOLLO AdamW, scaled by low-rank states, in backward", layerwise=True
     ),
-    "lomo": _lomo("LOMO: SGD in backward", "Lomo"),
+    "lomo": _lomo(about="LOMO: SGD in backward", kind="Lomo"),
     "adalomo": _lomo(
-        "AdaLomo: adaptive learning rates from rows and columns, in backward", "AdaLomo"
+        about="AdaLomo: adaptive learning rates from rows and columns, in backward", kind="AdaLomo"
     ),
     "schedule_free_adamw": _schedule_free("AdamW"),
     "schedule_free_radam": _schedule_free("RAdam"),
@@ -281,9 +268,7 @@ def find_optimizer(name: object) -> str:
         raise ConfigError(
             f"--optim {text} is {REFUSED[text]}. Modelled: {', '.join(OPTIMIZER_FACTS)}."
         )
-    near = closest(text, OPTIMIZER_FACTS)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
-    raise ConfigError(f"--optim {name!r} is not known.{hint} Legal: {', '.join(OPTIMIZER_FACTS)}.")
+    raise not_legal(f"--optim {name!r}", text, OPTIMIZER_FACTS)
 
 
 def read_arguments(optim: str, text: str) -> dict[str, str]:

@@ -10,7 +10,17 @@ from typing import Any, TypeVar
 
 from memest.config.kinds import choose, whole
 
-__all__ = ["Kind", "Option", "Panel", "legal", "option", "options_of", "settle"]
+__all__ = [
+    "Kind",
+    "Option",
+    "Panel",
+    "legal",
+    "named",
+    "option",
+    "options_of",
+    "plain_values",
+    "settle",
+]
 
 _T = TypeVar("_T")
 
@@ -83,49 +93,21 @@ class Option:
         spelt = (flag[2:].replace("-", "_") for flag in self.flags if flag.startswith("--"))
         return tuple(dict.fromkeys((self.name, *spelt, *self.aliases)))
 
-    @classmethod
-    def of(
-        cls,
-        name: str,
-        help_text: str,
-        panel: Panel,
-        kind: Kind = Kind.TEXT,
-        *,
-        flags: str = "",
-        aliases: str = "",
-        **more: Any,
-    ) -> Option:
-        """An option whose names are words in a line.
 
-        Args:
-            name: its keyword in Python.
-            help_text: one or two sentences.
-            panel: heading in the help.
-            kind: what it takes.
-            flags: spellings of the command line; left out, the name with dashes.
-            aliases: further keywords in Python.
-            more: other attributes.
-        """
-        if not flags:
-            dashed = name.replace("_", "-")
-            flags = f"--{dashed} --no-{dashed}" if kind is Kind.EITHER else f"--{dashed}"
-        if kind is Kind.WHOLE:
-            more = {"metavar": "N", **more}
-        return cls(
-            name=name,
-            flags=tuple(flags.split()),
-            help=help_text,
-            panel=panel,
-            kind=kind,
-            aliases=tuple(aliases.split()),
-            **more,
-        )
+_KINDS = {
+    "int": Kind.WHOLE,
+    "float": Kind.NUMBER,
+    "bool": Kind.SWITCH,
+    "bool | None": Kind.EITHER,
+    "tuple[str, ...]": Kind.LIST,
+}
+"""What an option takes, by the type of its field; text for any other."""
 
 
 def option(
     default: _T,
     help_text: str,
-    kind: Kind | None = None,
+    names: str = "",
     *,
     between: tuple[int, int] | None = None,
     traced: bool = True,
@@ -136,45 +118,67 @@ def option(
     Args:
         default: of the field; the help says what it is.
         help_text: one or two sentences.
-        kind: what it takes; left out, what the default is: a switch, a whole number or text.
+        names: words in a line: flags (left out, the name with dashes), the metavar in capitals,
+            further keywords in Python.
         between: the least and the greatest of a whole number.
         traced: it may change the trace of a step.
-        more: arguments of :meth:`Option.of`.
+        more: attributes of :class:`Option`. Left out, the kind is that of the field's type, and
+            the panel is that of the option in front of it.
     """
-    if kind is None:
-        kind = Kind.TEXT
-        if isinstance(default, int):
-            kind = Kind.SWITCH if isinstance(default, bool) else Kind.WHOLE
-    if (
-        kind not in (Kind.SWITCH, Kind.EITHER)
-        and isinstance(default, (int, float, str))
-        and default != ""
-    ):
-        shown = f"{default:g}" if isinstance(default, float) else default
-        help_text += f" Default: {shown}."
-    declared = {"help_text": help_text, "kind": kind, **more}
+    declared = {"help": help_text, "names": names, **more}
     metadata = {"option": declared, "between": between, "traced": traced}
     return dataclasses.field(default=default, metadata=metadata)
 
 
 def options_of(
-    owner: type, *, field: str = "", panel: Panel | None = None, prefix: str = ""
+    owner: type,
+    *,
+    field: str | None = None,
+    parts: bool = True,
+    panel: Panel | None = None,
+    prefix: str = "",
 ) -> list[Option]:
     """The options that the fields of a dataclass declare.
 
     Args:
         owner: the dataclass.
-        field: the field of a setup that holds it; left out, its fields are the setup's own.
-        panel: heading of those that name none.
+        field: the field of a setup that they set; left out, its fields are the setup's own.
+        parts: each sets the part of that field's value that has its name.
+        panel: heading of the first ones.
         prefix: of the keywords.
     """
     made = []
     for each in dataclasses.fields(owner):
         if "option" in each.metadata:
             values: dict[str, Any] = {"name": prefix + each.name, "panel": panel}
-            values |= {"field": field, "key": each.name} if field else {"field": each.name}
-            made.append(Option.of(**values | each.metadata["option"]))
+            values |= {"field": each.name if field is None else field}
+            values |= {"key": each.name if parts and field else ""}
+            made.append(_made(each, values | each.metadata["option"]))
+            panel = made[-1].panel
     return made
+
+
+def _made(each: dataclasses.Field[Any], values: dict[str, Any]) -> Option:
+    """The option that a field declares."""
+    annotation = str(each.type)
+    plain = annotation.removesuffix(" | None")
+    kind = values.setdefault("kind", _KINDS.get(annotation) or _KINDS.get(plain, Kind.TEXT))
+    words = values.pop("names").split()
+    flags = [word for word in words if word.startswith("-")]
+    metavar = "".join(word for word in words if word.isupper())
+    dashed = values["name"].replace("_", "-")
+    usual = [f"--{dashed}", f"--no-{dashed}"] if kind is Kind.EITHER else [f"--{dashed}"]
+    if each.default not in (None, "") and isinstance(each.default, (int, float, str)):
+        shown = f"{each.default:g}" if isinstance(each.default, float) else each.default
+        if kind not in (Kind.SWITCH, Kind.EITHER):
+            values["help"] += f" Default: {shown}."
+    values.setdefault("names_file", metavar in ("FILE", "PATH"))
+    return Option(
+        flags=tuple(flags or usual),
+        metavar=metavar or ("N" if kind is Kind.WHOLE else ""),
+        aliases=tuple(word for word in words if word not in flags and word != metavar),
+        **values,
+    )
 
 
 def settle(owner: object) -> None:
@@ -192,6 +196,16 @@ def settle(owner: object) -> None:
             whole(flag, value, *between)
 
 
+def named(owner: object) -> dict[str, str]:
+    """The flags of a dataclass's options that are not as by default, by field."""
+    declaring: Any = type(owner)
+    return {
+        name: flag.replace("--", "--no-", 1) if default is True else flag
+        for name, flag, default, _ in _settled(declaring)
+        if getattr(owner, name) != default
+    }
+
+
 @functools.cache
 def _settled(owner: Any) -> list[tuple[str, str, Any, tuple[int, int] | None]]:
     flags = {made.key or made.field: made.flags[0] for made in options_of(owner)}
@@ -200,6 +214,19 @@ def _settled(owner: Any) -> list[tuple[str, str, Any, tuple[int, int] | None]]:
         for each in dataclasses.fields(owner)
         if "option" in each.metadata
     ]
+
+
+def plain_values(owner: Any) -> dict[str, Any]:
+    """The fields of a dataclass as plain values for JSON, in their order."""
+    out: dict[str, Any] = {}
+    for each in dataclasses.fields(owner):
+        value = getattr(owner, each.name)
+        if hasattr(value, "to_dict"):
+            value = value.to_dict()
+        elif isinstance(value, enum.StrEnum):
+            value = value.value
+        out[each.name] = list(value) if isinstance(value, tuple) else value
+    return out
 
 
 def legal(kind: type[enum.StrEnum]) -> str:

@@ -62,58 +62,51 @@ class ParallelOptions:
     num_gpus: int = option(
         1,
         "GPUs of the run, one process each: DDP, unless --fsdp or --zero says otherwise.",
-        flags="--num-gpus --num-processes",
-        aliases="world_size nproc_per_node",
+        "--num-gpus --num-processes world_size nproc_per_node",
         between=(1, _MAX_GPUS),
     )
     nccl_memory: int | None = option(
         None,
         "What the communicator takes on each GPU; left out, a range: it depends on the links.",
-        metavar="SIZE",
+        "SIZE",
+        kind=Kind.TEXT,
     )
     ddp_bucket_cap_mb: float | None = option(
         None,
         "Size of DDP's gradient buckets, MiB; left out, 25 and a first one of 1.",
-        Kind.NUMBER,
-        metavar="MIB",
-        aliases="bucket_cap_mb",
+        "MIB bucket_cap_mb",
     )
     ddp_find_unused_parameters: bool | None = option(
         None,
         "DDP looks for parameters that were not used, and copies the outputs; left out, as the "
         "loop does: the Trainer, unless layers are recomputed.",
-        Kind.EITHER,
-        aliases="find_unused_parameters",
+        "find_unused_parameters",
     )
     ddp_gradient_as_bucket_view: bool = option(
-        False, "Gradients are views of DDP's buckets.", aliases="gradient_as_bucket_view"
+        False, "Gradients are views of DDP's buckets.", "gradient_as_bucket_view"
     )
     fsdp: Fsdp = option(
         Fsdp.NONE,
         f"FSDP2 (fully_shard): {legal(Fsdp)}; full_shard gives parameters back after each unit's "
         "forward, shard_grad_op keeps them until its backward, no_shard (FSDP1) cuts nothing.",
-        metavar="MODE",
+        "MODE",
     )
     fsdp_wrap: tuple[str, ...] = option(
         (),
         "Class of the modules that become FSDP units; left out, those the model names as not to be "
         "split. Repeatable.",
-        Kind.LIST,
-        flags="--fsdp-wrap --fsdp-transformer-layer-cls-to-wrap",
-        metavar="CLASS",
-        aliases="transformer_layer_cls_to_wrap",
+        "--fsdp-wrap --fsdp-transformer-layer-cls-to-wrap CLASS transformer_layer_cls_to_wrap",
     )
     fsdp_shard_size: int | None = option(
         None,
         "GPUs that share one copy of the model, the copies being replicas (hybrid sharding); left "
         "out, all.",
-        Kind.WHOLE,
         between=(2, _MAX_GPUS),
     )
     fsdp_offload: bool = option(
         False,
         "FSDP keeps shards, gradients and optimizer states in host memory.",
-        aliases="fsdp_offload_params",
+        "fsdp_offload_params",
     )
     fsdp_version: int = option(
         2,
@@ -124,13 +117,12 @@ class ParallelOptions:
         None,
         "FSDP1 leaves the optimizer the parameters instead of the flat ones; left out, as the loop "
         "does: the Trainer.",
-        Kind.EITHER,
     )
     fsdp_backward_prefetch: Prefetch | None = option(
         None,
         f"When FSDP1 gathers what autograd comes to next: {legal(Prefetch)}; left out, as the loop "
         "does: a script backward_pre, accelerate and the Trainer not at all.",
-        metavar="MODE",
+        "MODE",
     )
     fsdp_cpu_ram_efficient_loading: bool = option(
         False,
@@ -140,18 +132,14 @@ class ParallelOptions:
     zero: int = option(
         0,
         "Stage of DeepSpeed ZeRO, 1 to 3; 0 is no DeepSpeed.",
-        flags="--zero --zero-stage",
-        metavar="STAGE",
+        "--zero --zero-stage STAGE",
         between=(0, 3),
     )
     zero_settings: tuple[tuple[str, Any], ...] = option(
         (),
         "A DeepSpeed configuration, a file or the JSON itself: its stage, buckets and offloading; "
         "`auto` as the Trainer fills it in.",
-        flags="--deepspeed --deepspeed-config",
-        metavar="FILE",
-        names_file=True,
-        aliases="deepspeed_config_file",
+        "--deepspeed --deepspeed-config FILE deepspeed_config_file",
     )
     offload_optimizer: bool = option(
         False, "ZeRO keeps optimizer states and master weights in host memory."
@@ -161,8 +149,7 @@ class ParallelOptions:
         1,
         "Tensor parallelism by transformers' plan of the model: GPUs that share its layers. "
         "--num-gpus is a multiple of it.",
-        flags="--tp --tensor-parallel-degree",
-        aliases="tp_size tensor_model_parallel_size",
+        "--tp --tensor-parallel-degree tp_size tensor_model_parallel_size",
         between=(1, _MAX_WAYS),
     )
     tp_sequence_parallel: bool = option(
@@ -170,37 +157,34 @@ class ParallelOptions:
         "Sequence parallelism beside --tp, by torch's parallel styles in a script's loop: between "
         "the sharded layers each of these GPUs has a part of the tokens. --seq-len is a multiple "
         "of --tp.",
-        Kind.EITHER,
-        aliases="sequence_parallel enable_sequence_parallel",
+        "sequence_parallel enable_sequence_parallel",
+        kind=Kind.EITHER,
     )
     tp_loss_parallel: bool = option(
         True,
         "Under --tp-sequence-parallel each GPU keeps the logits of its part of the vocabulary, and "
         "the loss is computed on them (loss_parallel); otherwise they are gathered. On unless told "
         "otherwise.",
-        Kind.EITHER,
-        aliases="loss_parallel",
+        "loss_parallel",
+        kind=Kind.EITHER,
     )
     cp: int = option(
         1,
         "Context parallelism: GPUs that share every sequence by torch's ring attention, under "
         "--fsdp. --num-gpus is a multiple of it, --seq-len of twice as much.",
-        flags="--cp --context-parallel-degree",
-        aliases="cp_size context_parallel_size",
+        "--cp --context-parallel-degree cp_size context_parallel_size",
         between=(1, _MAX_WAYS),
     )
     cp_rotate: Rotate = option(
         Rotate.ALLGATHER,
         f"How keys and values come to the GPUs of a sequence: {legal(Rotate)}.",
-        metavar="HOW",
-        aliases="cp_comm_strategy",
+        "HOW cp_comm_strategy",
     )
     sp: int = option(
         1,
         "Ulysses sequence parallelism by DeepSpeed: GPUs that share every sequence, and in "
         "attention the heads, under --zero. --num-gpus and --seq-len are multiples of it.",
-        flags="--sp --sequence-parallel-size",
-        aliases="sp_size",
+        "--sp --sequence-parallel-size sp_size",
         between=(1, _MAX_WAYS),
     )
     ep: int = option(
@@ -208,49 +192,41 @@ class ParallelOptions:
         "Expert parallelism by transformers' plan of a mixture of experts: GPUs that share the "
         "experts, each with some of them whole; beside --tp of the same number, or --fsdp "
         "full_shard.",
-        flags="--ep --expert-parallel-degree",
-        aliases="ep_size expert_model_parallel_size",
+        "--ep --expert-parallel-degree ep_size expert_model_parallel_size",
         between=(1, _MAX_WAYS),
     )
     pp: int = option(
         1,
         "Pipeline: GPUs that the layers are split over. --num-gpus is a multiple of it.",
-        flags="--pp --pipeline-parallel-degree",
-        aliases="pipeline_model_parallel_size pp_size",
+        "--pp --pipeline-parallel-degree pipeline_model_parallel_size pp_size",
         between=(1, _MAX_WAYS),
     )
     pp_schedule: Schedule | None = option(
         None,
         f"Who of the pipeline runs what when: {legal(Schedule)}; left out, 1f1b.",
-        flags="--pp-schedule --pipeline-parallel-schedule",
-        metavar="NAME",
+        "--pp-schedule --pipeline-parallel-schedule NAME",
     )
     pp_stages_per_gpu: int | None = option(
         None,
         "Stages that each GPU has; left out, two where the schedule takes several, else one.",
-        Kind.WHOLE,
+        "V",
         between=(1, 64),
-        metavar="V",
     )
     pp_microbatches: int | None = option(
         None,
         "Micro-batches of --batch samples that a step of the schedule takes; left out, as many as "
         "the pipeline has GPUs.",
-        Kind.WHOLE,
+        "M n_microbatches",
         between=(1, _MAX_MICROBATCHES),
-        metavar="M",
-        aliases="n_microbatches",
     )
     pp_split: tuple[int, ...] = option(
-        (),
-        "Layers of each stage, with commas between; left out, as even as can be.",
-        metavar="LIST",
+        (), "Layers of each stage, with commas between; left out, as even as can be.", "LIST"
     )
     pp_return_outputs: bool = option(
         True,
         "The schedule keeps what the last stage returns for all micro-batches, and joins it, as "
         "its step() does unless told return_outputs=False.",
-        Kind.EITHER,
+        kind=Kind.EITHER,
     )
     stage: StagePart | None = None
     in_half: bool = False

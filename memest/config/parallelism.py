@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import enum
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,7 +19,7 @@ from memest.config.kinds import (
     read_schedule,
     read_split,
 )
-from memest.config.option import settle
+from memest.config.option import named, plain_values, settle
 from memest.config.parallel_options import ParallelOptions, StagePart
 from memest.errors import ConfigError
 
@@ -72,27 +70,12 @@ class Distributed(ParallelOptions):
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON, in the order of the fields."""
-        out: dict[str, Any] = {}
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if field.name in _OF_TRACES:
-                continue
-            if isinstance(value, enum.StrEnum):
-                value = value.value
-            elif field.name == "zero_settings":
-                value = dict(value)
-            elif isinstance(value, tuple):
-                value = list(value)
-            out[field.name] = value
-        return out
+        values = plain_values(self) | {"zero_settings": dict(self.zero_settings)}
+        return {name: value for name, value in values.items() if name not in _OF_TRACES}
 
 
 def _check_shape(run: ParallelOptions) -> None:
-    """Whether the GPUs can be laid out so.
-
-    Raises:
-        ConfigError: they cannot.
-    """
+    """Whether the GPUs can be laid out so."""
     ways = run.tp * run.sequence_ranks * run.pp
     if run.num_gpus % ways:
         near = max(run.num_gpus // ways, 1) * ways
@@ -116,9 +99,6 @@ def _check_experts(run: ParallelOptions) -> None:
     Source: ``DistributedConfig._validate_mesh_config`` of transformers 5.23, and its
     ``_resolve_parallel_plans``, which wants a plan of every kind of sharding that is asked for:
     experts are shared beside sharded layers, not alone.
-
-    Raises:
-        ConfigError: they cannot.
     """
     sharded = run.fsdp is not Fsdp.NONE
     if run.tp == 1 and not sharded:
@@ -147,11 +127,7 @@ def _check_experts(run: ParallelOptions) -> None:
 
 
 def _check_meaning(run: ParallelOptions) -> None:
-    """What belongs to one way of spreading a run has no meaning under another.
-
-    Raises:
-        ConfigError: an option that the run would ignore.
-    """
+    """What belongs to one way of spreading a run has no meaning under another."""
     if run.zero and run.fsdp is not Fsdp.NONE:
         raise ConfigError(
             f"--zero {run.zero} and --fsdp {run.fsdp} exclude each other: DeepSpeed and FSDP "
@@ -162,89 +138,52 @@ def _check_meaning(run: ParallelOptions) -> None:
             "--fsdp no_shard is FSDP1's: add --fsdp-version 1. fully_shard always shards; "
             "whole copies are DDP, which is what --num-gpus alone means."
         )
-    shards, pipeline = run.fsdp is not Fsdp.NONE, run.pp > 1
-    for flag, named, holds, needs in (
+    shards, flags = run.fsdp is not Fsdp.NONE, named(run)
+    for holds, needs, names in (
+        (run.tp > 1, "--tp: add --tp 2 or more", "tp_sequence_parallel"),
         (
-            "--tp-sequence-parallel",
-            run.tp_sequence_parallel,
-            run.tp > 1,
-            "--tp: add --tp 2 or more",
-        ),
-        (
-            "--no-tp-loss-parallel",
-            not run.tp_loss_parallel,
             run.tp_sequence_parallel,
             "--tp-sequence-parallel: transformers' plan gathers the logits",
+            "tp_loss_parallel",
         ),
+        (run.cp > 1, "--cp: add --cp 2 or more", "cp_rotate"),
         (
-            "--cp-rotate",
-            run.cp_rotate is not Rotate.ALLGATHER,
-            run.cp > 1,
-            "--cp: add --cp 2 or more",
+            run.pp > 1,
+            "a pipeline: add --pp 2 or more",
+            "pp_schedule pp_microbatches pp_stages_per_gpu pp_split pp_return_outputs",
         ),
-        ("--pp-schedule", run.pp_schedule, pipeline, _PIPELINE),
-        ("--pp-microbatches", run.pp_microbatches is not None, pipeline, _PIPELINE),
-        ("--pp-stages-per-gpu", run.pp_stages_per_gpu is not None, pipeline, _PIPELINE),
-        ("--pp-split", run.pp_split, pipeline, _PIPELINE),
-        ("--no-pp-return-outputs", not run.pp_return_outputs, pipeline, _PIPELINE),
-        ("--offload-optimizer", run.offload_optimizer, run.zero, "--zero 1, 2 or 3"),
-        ("--offload-param", run.offload_param, run.zero == 3, "--zero 3"),
-        ("--deepspeed", run.zero_settings, run.zero, "a stage in the file, or --zero"),
-        ("--fsdp-offload", run.fsdp_offload, shards, "--fsdp full_shard"),
-        ("--fsdp-wrap", run.fsdp_wrap, shards, "--fsdp full_shard"),
-        ("--fsdp-version", run.fsdp_version == 1, shards, "--fsdp full_shard"),
+        (run.zero, "--zero 1, 2 or 3", "offload_optimizer"),
+        (run.zero == 3, "--zero 3", "offload_param"),
+        (run.zero, "a stage in the file, or --zero", "zero_settings"),
+        (shards, "--fsdp full_shard", "fsdp_offload fsdp_wrap fsdp_version"),
         (
-            "--fsdp-backward-prefetch",
-            run.fsdp_backward_prefetch,
             run.fsdp_version == 1,
             "--fsdp-version 1",
+            "fsdp_backward_prefetch fsdp_use_orig_params fsdp_cpu_ram_efficient_loading",
         ),
         (
-            "--fsdp-use-orig-params",
-            run.fsdp_use_orig_params is not None,
-            run.fsdp_version == 1,
-            "--fsdp-version 1",
-        ),
-        (
-            "--fsdp-cpu-ram-efficient-loading",
-            run.fsdp_cpu_ram_efficient_loading,
-            run.fsdp_version == 1,
-            "--fsdp-version 1",
-        ),
-        (
-            "--fsdp-shard-size",
-            run.fsdp_shard_size,
             shards and run.fsdp_version == 2,
             "--fsdp full_shard of --fsdp-version 2",
+            "fsdp_shard_size",
         ),
     ):
-        if named and not holds:
-            raise ConfigError(f"{flag} has no meaning without {needs}.")
+        for name in names.split():
+            if name in flags and not holds:
+                raise ConfigError(f"{flags[name]} has no meaning without {needs}.")
     instead = {
         Strategy.NONE: "one GPU has no DDP: add --num-gpus",
         Strategy.FSDP: f"--fsdp {run.fsdp} takes the place of DDP",
         Strategy.ZERO: f"--zero {run.zero} takes the place of DDP",
     }.get(run.strategy)
-    for flag, is_given in (
-        ("--ddp-bucket-cap-mb", run.ddp_bucket_cap_mb is not None),
-        ("--ddp-find-unused-parameters", run.ddp_find_unused_parameters is not None),
-        ("--ddp-gradient-as-bucket-view", run.ddp_gradient_as_bucket_view),
-    ):
-        if is_given and instead:
+    for name, flag in flags.items():
+        if name.startswith("ddp_") and instead:
             raise ConfigError(f"{flag} has no effect here: {instead}.")
     if run.nccl_memory is not None and run.num_gpus == 1:
         raise ConfigError("--nccl-memory has no effect on one GPU: add --num-gpus.")
 
 
-_PIPELINE = "a pipeline: add --pp 2 or more"
-
-
 def _check_pipeline(run: ParallelOptions) -> None:
-    """Whether torch's schedule takes so many stages and micro-batches.
-
-    Raises:
-        ConfigError: it does not.
-    """
+    """Whether torch's schedule takes so many stages and micro-batches."""
     schedule, stages, micro = run.pipeline_schedule, run.stages_per_gpu, run.microbatches
     if not schedule.several_stages and stages != 1:
         raise ConfigError(

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from memest.config.option import Kind, option
-from memest.errors import ConfigError, closest
+from memest.config.option import option
+from memest.errors import ConfigError, hint, not_legal
 from memest.files.texts import mapping_given
 
 __all__ = ["METHODS", "Format", "Quantization", "read_quantization"]
@@ -72,50 +72,40 @@ class Quantization:
 
     format: Format
     quant_type: str = option(
-        "fp4",
-        "Kind of 4-bit numbers: nf4 or fp4.",
-        name="bnb_4bit_quant_type",
-        metavar="TYPE",
-        aliases="quant_type",
+        "fp4", "Kind of 4-bit numbers: nf4 or fp4.", "TYPE quant_type", name="bnb_4bit_quant_type"
     )
     double_quant: bool = option(
         False,
         "The scales of the blocks are quantised too.",
+        "--bnb-4bit-use-double-quant --double-quant use_bnb_nested_quant use_nested_quant "
+        "double_quantization",
         name="bnb_4bit_use_double_quant",
-        flags="--bnb-4bit-use-double-quant --double-quant",
-        aliases="use_bnb_nested_quant use_nested_quant double_quantization",
     )
     compute_dtype: str = option(
-        "float32",
-        "Dtype of the matmuls of 4-bit layers.",
-        name="bnb_4bit_compute_dtype",
-        metavar="DTYPE",
+        "float32", "Dtype of the matmuls of 4-bit layers.", "DTYPE", name="bnb_4bit_compute_dtype"
     )
     quant_storage: str = option(
         "uint8",
         "Dtype of the tensor that holds 4-bit weights.",
+        "DTYPE",
         name="bnb_4bit_quant_storage",
-        metavar="DTYPE",
     )
     threshold: float = option(
         6.0,
         "Values above it are outliers, multiplied in half precision; 0 looks for none.",
-        Kind.NUMBER,
+        "VALUE",
         name="llm_int8_threshold",
-        metavar="VALUE",
     )
     skip_modules: tuple[str, ...] | None = option(
         None,
         "Modules that are not quantised, in place of the output embedding. Repeatable.",
-        Kind.LIST,
+        "NAMES",
         name="llm_int8_skip_modules",
-        metavar="NAMES",
     )
     prepare: bool | None = option(
         None,
         "Whether peft.prepare_model_for_kbit_training is called: it makes float32 of what is not "
         "quantised; left out, it is wherever adapters are trained.",
-        Kind.EITHER,
         name="prepare_kbit",
     )
     bits: int | None = None
@@ -231,9 +221,8 @@ def read_quantization(given: Any, *, option: str = "--quantization-config") -> Q
         if name in _NO_SAY or value is None:
             continue
         if key not in fields:
-            near = closest(name, [*fields, *_SPELLINGS])
-            hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise ConfigError(f"{option} has the key {name!r}, which is not known.{hint}")
+            near = hint(name, [*fields, *_SPELLINGS])
+            raise ConfigError(f"{option} has the key {name!r}, which is not known.{near}")
         taken[key] = value
     if "format" not in taken:
         taken["format"] = Format.BNB_4BIT if four else Format.BNB_8BIT
@@ -260,9 +249,7 @@ def _mapping_of(given: Any, option: str) -> dict[str, Any]:
 def _one_of(option: str, value: str, legal: Any) -> str:
     if value in legal:
         return value
-    near = closest(value, legal)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
-    raise ConfigError(f"{option} {value!r} is not known.{hint} Legal: {', '.join(legal)}.")
+    raise not_legal(f"{option} {value!r}", value, legal)
 
 
 def _packed_fields(values: Mapping[str, Any], option: str) -> dict[str, Any]:
@@ -271,13 +258,6 @@ def _packed_fields(values: Mapping[str, Any], option: str) -> dict[str, Any]:
     What changes no size is not kept: ``desc_act`` (``g_idx`` is there with it and without), ``sym``
     (so are the zero points), and everything that a quantiser needs only while
     it quantises.
-
-    Args:
-        values: the mapping with transformers' names.
-        option: how messages call it.
-
-    Raises:
-        ConfigError: a layout, width or group that no kernel trains, or settings of single modules.
     """
     layout = values.get("checkpoint_format") or values.get("version") or values.get("format")
     layout = str(getattr(layout, "value", layout) or _LAYOUTS[0]).lower()
@@ -306,11 +286,7 @@ def _packed_fields(values: Mapping[str, Any], option: str) -> dict[str, Any]:
 
 
 def _check_packed(bits: Any, group_size: Any) -> None:
-    """Width and group are ones that a kernel which trains takes.
-
-    Raises:
-        ConfigError: they are not.
-    """
+    """Width and group are ones that a kernel which trains takes."""
     for name, value, legal in (
         ("bits", bits, _BITS),
         ("group_size", group_size, _GROUPS),

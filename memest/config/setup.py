@@ -6,8 +6,6 @@ Its options are declared in :mod:`memest.config.training_options`, what excludes
 
 from __future__ import annotations
 
-import dataclasses
-import enum
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -29,8 +27,7 @@ from memest.config.kinds import (
     whole,
 )
 from memest.config.optimizers import find_optimizer
-from memest.config.option import settle
-from memest.config.parallelism import Distributed
+from memest.config.option import plain_values, settle
 from memest.config.quantization import Quantization, read_quantization
 from memest.config.software import Software
 from memest.config.training_options import (
@@ -113,20 +110,9 @@ class Setup(TrainingOptions):
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON, in the order of the fields."""
-        out: dict[str, Any] = {}
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, Distributed):
-                out.update(value.to_dict())
-                continue
-            if hasattr(value, "to_dict"):
-                value = value.to_dict()
-            elif isinstance(value, enum.StrEnum):
-                value = value.value
-            elif isinstance(value, tuple):
-                value = list(value)
-            out[field.name] = value
-        return out
+        values = plain_values(self)
+        spread: dict[str, Any] = values.pop("distributed")
+        return values | spread
 
 
 def _dtype_name(value: Any) -> Any:

@@ -58,37 +58,19 @@ class Software:
         return {name: ".".join(map(str, v)) for name, v in pairs.items() if v is not None}
 
 
-_TORCH_YEARS = {
+_FIRST_OF_YEAR = {
     (1, 0): 2018,
     (1, 1): 2019,
-    (1, 2): 2019,
-    (1, 3): 2019,
     (1, 4): 2020,
-    (1, 5): 2020,
-    (1, 6): 2020,
-    (1, 7): 2020,
     (1, 8): 2021,
-    (1, 9): 2021,
-    (1, 10): 2021,
     (1, 11): 2022,
-    (1, 12): 2022,
-    (1, 13): 2022,
     (2, 0): 2023,
-    (2, 1): 2023,
     (2, 2): 2024,
-    (2, 3): 2024,
-    (2, 4): 2024,
-    (2, 5): 2024,
     (2, 6): 2025,
-    (2, 7): 2025,
-    (2, 8): 2025,
-    (2, 9): 2025,
     (2, 10): 2026,
-    (2, 11): 2026,
-    (2, 12): 2026,
-    (2, 13): 2026,
 }
-"""Years in which PyTorch's releases came out, by its list of releases."""
+"""The first of PyTorch's releases of each year, by its list of releases."""
+_NEWEST = (2, 13)
 
 
 def torch_release_year(version: str) -> int | None:
@@ -101,6 +83,7 @@ def torch_release_year(version: str) -> int | None:
         2025
     """
     match = re.match(r"(\d+)\.(\d+)", version)
-    if match is None:
+    release = (int(match[1]), int(match[2])) if match else (0, 0)
+    if release > _NEWEST or (2, 0) > release > (1, 13):
         return None
-    return _TORCH_YEARS.get((int(match.group(1)), int(match.group(2))))
+    return max((year for first, year in _FIRST_OF_YEAR.items() if first <= release), default=None)

@@ -62,163 +62,126 @@ class TrainingOptions:
     batch: int = option(
         8,
         "Samples of one micro-batch on one GPU.",
+        "--batch -b --per-device-train-batch-size batch_size micro_batch_size "
+        "train_micro_batch_size_per_gpu per_gpu_train_batch_size per_device_batch_size "
+        "train_batch_size",
         panel=Panel.BATCH,
-        flags="--batch -b --per-device-train-batch-size",
-        aliases="batch_size micro_batch_size train_micro_batch_size_per_gpu "
-        "per_gpu_train_batch_size per_device_batch_size train_batch_size",
         between=(1, MAX_BATCH),
     )
     seq_len: int | None = option(
         None,
         "Tokens of a sample; left out, 512 or what the model allows.",
-        Kind.WHOLE,
-        panel=Panel.BATCH,
-        flags="--seq-len --max-length",
-        metavar="TOKENS",
-        aliases="max_seq_length max_seq_len sequence_len sequence_length seq_length cutoff_len",
+        "--seq-len --max-length TOKENS max_seq_length max_seq_len sequence_len "
+        "sequence_length seq_length cutoff_len",
         between=(1, MAX_SEQ_LEN),
         traced=False,
     )
     target_len: int | None = option(
         None,
         "Tokens of the target of an encoder-decoder; left out, as --seq-len.",
-        Kind.WHOLE,
-        panel=Panel.BATCH,
-        metavar="TOKENS",
-        aliases="max_target_length target_length",
+        "TOKENS max_target_length target_length",
         between=(1, MAX_SEQ_LEN),
         traced=False,
     )
     image_size: int | None = option(
         None,
         "Side of an image; left out, the model's own.",
-        Kind.WHOLE,
-        panel=Panel.BATCH,
-        metavar="PIXELS",
+        "PIXELS",
         between=(1, MAX_IMAGE_SIZE),
         traced=False,
     )
     audio_seconds: float | None = option(
         None,
         "Length of a clip; left out, 5 s or the model's fixed window.",
-        Kind.NUMBER,
-        panel=Panel.BATCH,
-        metavar="SECONDS",
-        aliases="max_length_seconds",
+        "SECONDS max_length_seconds",
         traced=False,
     )
     task: Task = option(
-        Task.AUTO, f"Which head the model gets: {legal(Task)}.", panel=Panel.MODEL, metavar="TASK"
+        Task.AUTO, f"Which head the model gets: {legal(Task)}.", "TASK", panel=Panel.MODEL
     )
     num_labels: int | None = option(
-        None,
-        "Classes of a classification head; left out, the model's own.",
-        Kind.WHOLE,
-        panel=Panel.MODEL,
-        between=(1, 1 << 24),
+        None, "Classes of a classification head; left out, the model's own.", between=(1, 1 << 24)
     )
     grad_accum: int = option(
         1,
         "Micro-batches of one optimizer step.",
+        "--grad-accum --gradient-accumulation-steps",
         panel=Panel.BATCH,
-        flags="--grad-accum --gradient-accumulation-steps",
         between=(1, MAX_GRAD_ACCUM),
     )
     checkpointing: str = option(
         "none",
         "Recompute activations in backward: none, full or every_n:K; without a value full.",
-        Kind.MODE,
+        "--checkpointing --gradient-checkpointing --activation-checkpointing MODE",
+        kind=Kind.MODE,
         panel=Panel.RECOMPUTE,
-        flags="--checkpointing --gradient-checkpointing --activation-checkpointing",
-        metavar="MODE",
     )
     use_reentrant: bool | None = option(
-        None,
-        "Variant of checkpointing; left out, as the software does.",
-        Kind.EITHER,
-        panel=Panel.RECOMPUTE,
+        None, "Variant of checkpointing; left out, as the software does."
     )
     precision: Precision = option(
         Precision.FP32,
         f"Autocast in one word: {legal(Precision)}; fp32 is none.",
+        "--precision --mixed-precision NAME",
         panel=Panel.PRECISION,
-        flags="--precision --mixed-precision",
-        metavar="NAME",
     )
     dtype: Dtype = option(
         Dtype.AUTO,
         f"Dtype of the weights: {legal(Dtype)}; auto is the config's own, as in from_pretrained.",
-        panel=Panel.PRECISION,
-        flags="--dtype --torch-dtype",
-        metavar="DTYPE",
-        aliases="model_dtype weights_dtype",
+        "--dtype --torch-dtype DTYPE model_dtype weights_dtype",
     )
     master_weights: bool = option(
         False,
         "Half-precision weights with an fp32 master copy (Apex O2, DeepSpeed, Megatron).",
-        panel=Panel.PRECISION,
         traced=False,
     )
     tf32: bool = option(
-        False,
-        "TensorFloat-32 matmuls: changes the speed, not the memory.",
-        panel=Panel.PRECISION,
-        traced=False,
+        False, "TensorFloat-32 matmuls: changes the speed, not the memory.", traced=False
     )
     optim: str = option(
         "adamw_torch_fused",
         f"Optimizer: {', '.join(OPTIMIZERS)}.",
+        "NAME optimizer",
         panel=Panel.OPTIMIZER,
-        metavar="NAME",
-        aliases="optimizer",
     )
     optim_args: str = option(
         "",
         "Arguments of the optimizer as the Trainer takes them: rank=64,update_proj_gap=200.",
-        panel=Panel.OPTIMIZER,
-        metavar="NAME=VALUE,...",
+        "NAME=VALUE,...",
         traced=False,
     )
     optim_target_modules: str | tuple[str, ...] = option(
         (),
         "Linear layers that GaLore and APOLLO project: all-linear, a regular expression for "
         "module names, or a JSON list of parts of them.",
-        panel=Panel.OPTIMIZER,
-        metavar="MODULES",
+        "MODULES",
         traced=False,
     )
     optim_in_backward: bool = option(
         False,
         "Each parameter is updated as soon as its gradient is there, which is then dropped "
         "(torch's post-accumulate-grad hooks).",
-        panel=Panel.OPTIMIZER,
-        aliases="optimizer_in_bwd optimizer_in_backward",
+        "optimizer_in_bwd optimizer_in_backward",
         traced=False,
     )
     weight_decay: float | None = option(
         None,
         "Decay of the weights, which costs SGD, Adam and their like a copy of the gradients; left "
         "out, 0 under the Trainer and the optimizer's own default elsewhere.",
-        Kind.NUMBER,
-        panel=Panel.OPTIMIZER,
-        metavar="DECAY",
+        "DECAY",
         traced=False,
     )
     max_grad_norm: float | None = option(
         None,
         "Gradient clipping, 0 for none; left out, 1.0 under the Trainer and none elsewhere.",
-        Kind.NUMBER,
-        panel=Panel.OPTIMIZER,
-        metavar="NORM",
+        "NORM",
         traced=False,
     )
     eval_batch: int | None = option(
         None,
         "Samples of a batch of the Trainer's evaluation; given, one follows the last step.",
-        Kind.WHOLE,
+        "--eval-batch --per-device-eval-batch-size eval_batch_size per_device_eval_batch_size",
         panel=Panel.BATCH,
-        flags="--eval-batch --per-device-eval-batch-size",
-        aliases="eval_batch_size per_device_eval_batch_size",
         between=(1, MAX_BATCH),
         traced=False,
     )
@@ -226,8 +189,6 @@ class TrainingOptions:
         None,
         "Samples whose predictions an evaluation keeps (compute_metrics is given); left out, the "
         "loss alone is kept.",
-        Kind.WHOLE,
-        panel=Panel.BATCH,
         between=(1, 1 << 30),
         traced=False,
     )
@@ -235,8 +196,6 @@ class TrainingOptions:
         None,
         "Evaluation batches after which predictions move to the host; left out, all of them pile "
         "up on the GPU.",
-        Kind.WHOLE,
-        panel=Panel.BATCH,
         between=(1, 1 << 30),
         traced=False,
     )
@@ -246,87 +205,69 @@ class TrainingOptions:
         ZeroGrad.AUTO,
         f"{legal(ZeroGrad)}: after the step gradients are dropped (none) or kept as zeros (zero); "
         "auto follows torch's version.",
+        "NAME",
         panel=Panel.OPTIMIZER,
-        metavar="NAME",
     )
     zero_grad_at: ZeroGradAt = option(
         ZeroGradAt.AFTER_STEP,
         f"Where a script calls zero_grad: {legal(ZeroGradAt)}; until then old gradients live.",
-        panel=Panel.OPTIMIZER,
-        metavar="PLACE",
+        "PLACE",
     )
     del_outputs: bool = option(
         False,
         "A script lets go of outputs and loss before its next batch (del outputs, loss); else they "
         "live until the next forward has made new ones.",
-        panel=Panel.OPTIMIZER,
     )
     attn_implementation: Attention = option(
         Attention.AUTO,
         f"Attention as transformers names it: {legal(Attention)}.",
+        "NAME attn_impl attention_implementation",
         panel=Panel.KERNELS,
-        metavar="NAME",
-        aliases="attn_impl attention_implementation",
     )
     sdpa_backend: SdpaBackend = option(
         SdpaBackend.AUTO,
         f"Kernel behind sdpa: {legal(SdpaBackend)}; auto is PyTorch's own choice.",
-        panel=Panel.KERNELS,
-        metavar="NAME",
+        "NAME",
     )
     use_liger_kernel: bool = option(
         False,
         "Liger's kernels are applied to the model, as the Trainer does: fused norms, rotary "
         "embedding, MLP, and a loss that never holds all logits.",
-        panel=Panel.KERNELS,
     )
     fused_loss: str = option(
         "",
         f"Loss in place of the model's head and cross-entropy: none, {', '.join(FUSED_LOSSES)}. "
         f"torchtune's work in {DEFAULT_CHUNKS} pieces, or in N: torchtune-linear:N.",
-        panel=Panel.KERNELS,
-        metavar="NAME",
+        "NAME",
     )
     torch_compile: bool = option(
         False,
         "The model is compiled by TorchInductor, as the Trainer has it done: what backward keeps "
         "is the compiler's choice, and fused operators leave no results between them.",
-        panel=Panel.KERNELS,
     )
     torch_compile_mode: str = option(
-        "",
-        "Mode of torch.compile, which it switches on; priced is default.",
-        panel=Panel.KERNELS,
-        metavar="MODE",
+        "", "Mode of torch.compile, which it switches on; priced is default.", "MODE"
     )
     torch_compile_backend: str = option(
-        "",
-        "Backend of torch.compile, which it switches on; priced is inductor.",
-        panel=Panel.KERNELS,
-        metavar="NAME",
+        "", "Backend of torch.compile, which it switches on; priced is inductor.", "NAME"
     )
     freeze: tuple[str, ...] = option(
         (),
         "Regular expression; parameters whose name it matches do not train. Repeatable.",
-        Kind.LIST,
+        "PATTERN",
         panel=Panel.MODEL,
-        metavar="PATTERN",
     )
     adapter: Adapter | None = option(
         None,
         "Adapters as peft's adapter_config.json has them; the options below change its values.",
+        "--peft-config FILE adapter_config",
         panel=Panel.ADAPTERS,
-        flags="--peft-config",
-        metavar="FILE",
-        aliases="adapter_config",
-        names_file=True,
     )
     quantization: Quantization | None = option(
         None,
         "transformers' quantization_config as JSON or a file; the options below change its values.",
+        "--quantization-config JSON",
         panel=Panel.QUANTIZATION,
-        flags="--quantization-config",
-        metavar="JSON",
         names_file=True,
     )
     padded: bool = option(
@@ -342,33 +283,23 @@ class TrainingOptions:
     use_cache: bool | None = option(
         None,
         "Whether the model returns its key/value cache in training; left out, as the loop does.",
-        Kind.EITHER,
         panel=Panel.MODEL,
     )
     alloc_conf: str = option(
         "",
         "Value of PYTORCH_CUDA_ALLOC_CONF.",
+        "CONF pytorch_cuda_alloc_conf pytorch_alloc_conf",
         panel=Panel.SOFTWARE,
-        metavar="CONF",
-        aliases="pytorch_cuda_alloc_conf pytorch_alloc_conf",
         traced=False,
     )
-    loop: Loop = option(
-        Loop.TRAINER,
-        f"Whose training loop runs: {legal(Loop)}.",
-        panel=Panel.SOFTWARE,
-        metavar="NAME",
-    )
+    loop: Loop = option(Loop.TRAINER, f"Whose training loop runs: {legal(Loop)}.", "NAME")
     software: Software = option(
         Software(),
         "Versions that will train where they are not the installed ones: "
         "torch=1.10,transformers=4.18.",
-        panel=Panel.SOFTWARE,
-        metavar="VERSIONS",
+        "VERSIONS",
     )
-    num_steps: int = option(
-        3, "Optimizer steps to simulate.", panel=Panel.SOFTWARE, flags="--steps", between=(1, 1000)
-    )
+    num_steps: int = option(3, "Optimizer steps to simulate.", "--steps", between=(1, 1000))
     distributed: Distributed = ALONE
 
     @property

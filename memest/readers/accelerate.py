@@ -7,25 +7,13 @@ Source: accelerate 1.15: ``commands/config/config_args.py``, ``commands/launch.p
 from __future__ import annotations
 
 from memest.errors import ConfigError, closest
-from memest.readers.mapping import DocumentKeys, Key, KeyTable, by_key, read_table
+from memest.readers.mapping import DocumentKeys, Key, KeyTable, by_key
 from memest.readers.sharding import read_deepspeed_value, read_fsdp
 
-__all__ = ["read_accelerate"]
+__all__ = ["ACCELERATE"]
 
-_TYPES = (
-    "NO",
-    "MULTI_GPU",
-    "FSDP",
-    "DEEPSPEED",
-    "MEGATRON_LM",
-    "MULTI_CPU",
-    "MULTI_XPU",
-    "MULTI_NPU",
-    "MULTI_MLU",
-    "MULTI_HPU",
-    "XLA",
-    "TP",
-)
+_TYPES = """NO MULTI_GPU FSDP DEEPSPEED MEGATRON_LM MULTI_CPU MULTI_XPU MULTI_NPU MULTI_MLU
+    MULTI_HPU XLA TP""".split()
 _IGNORED = by_key(
     {
         "how processes are started": """machine_rank main_process_ip main_process_port rdzv_backend
@@ -48,15 +36,6 @@ _NOT_MODELLED = {
     "cpu": "training on the CPU; a GPU is priced",
     "mpirun_config": "several CPUs",
 }
-
-
-def read_accelerate(keys: DocumentKeys) -> None:
-    """Read accelerate's configuration.
-
-    Raises:
-        ConfigError: a value that accelerate would refuse too.
-    """
-    read_table(keys, _TABLE)
 
 
 def _processes(keys: DocumentKeys) -> None:
@@ -215,4 +194,5 @@ def _dynamo(keys: DocumentKeys) -> None:
     keys.absorb(part)
 
 
-_TABLE = KeyTable(odd=(_processes,), ignored=_IGNORED, not_modelled=_NOT_MODELLED)
+ACCELERATE = KeyTable(odd=(_processes,), ignored=_IGNORED, not_modelled=_NOT_MODELLED)
+"""What becomes of the keys of accelerate's configuration."""

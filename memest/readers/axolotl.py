@@ -7,12 +7,16 @@ checkpointing), ``loaders/model.py`` (quantisation), ``core/builders/base.py`` (
 from __future__ import annotations
 
 from memest.errors import ConfigError
-from memest.readers.mapping import DocumentKeys, Key, KeyTable, by_key, read_table
+from memest.readers.mapping import DocumentKeys, Key, KeyTable, by_key
 from memest.readers.sharding import read_deepspeed_value, read_fsdp
-from memest.readers.training_arguments import MATTERS, REASONS, read_checkpointing
-from memest.readers.values import names_of
+from memest.readers.training_arguments import (
+    MATTERS,
+    REASONS,
+    read_checkpointing,
+    set_adapter_value,
+)
 
-__all__ = ["read_axolotl"]
+__all__ = ["AXOLOTL"]
 
 _IGNORED = {
     **REASONS,
@@ -82,15 +86,6 @@ _NOT_MODELLED = {
     "max_memory": "weights are placed on several devices",
     "deepcompile": "compilation",
 }
-
-
-def read_axolotl(keys: DocumentKeys) -> None:
-    """Read axolotl's configuration.
-
-    Raises:
-        ConfigError: a value that axolotl would refuse too.
-    """
-    read_table(keys, _TABLE)
 
 
 def _batch(keys: DocumentKeys) -> None:
@@ -173,10 +168,7 @@ def _adapter(keys: DocumentKeys) -> None:
     four, eight = keys.switch("load_in_4bit"), keys.switch("load_in_8bit")
     linear = keys.switch("lora_target_linear")
     if kind is None:
-        for key in (*_ADAPTER, "lora_target_linear"):
-            keys.take(key)
-            if key in keys.document:
-                keys.ignore(key, "no adapter is named")
+        keys.pass_over((*_ADAPTER, "lora_target_linear"), "no adapter is named")
         for key, on in (("load_in_4bit", four), ("load_in_8bit", eight)):
             if on:
                 raise ConfigError(
@@ -190,10 +182,8 @@ def _adapter(keys: DocumentKeys) -> None:
     keys.set("peft", "lora" if kind == "qlora" else kind, "adapter")
     for key, option in _ADAPTER.items():
         value = keys.take(key)
-        if value in (None, False) or value == []:
-            continue
-        listed = option in ("lora_target_modules", "modules_to_save")
-        keys.set(option, names_of(value, keys.where(key)) if listed else value, key)
+        if value not in (None, False) and value != []:
+            set_adapter_value(keys, option, value, key)
     if linear:
         keys.set("lora_target_modules", ("all-linear",), "lora_target_linear")
         if keys.has("lora_target_modules"):
@@ -254,8 +244,7 @@ def _kernels(keys: DocumentKeys) -> None:
     names = [key for key in keys.document if key.startswith("liger_")]
     on = [key for key in names if keys.switch(key)]
     if not on:
-        for key in names:
-            keys.ignore(key, "off")
+        keys.pass_over(names, "off")
         return
     loss = "liger_fused_linear_cross_entropy" in on
     parts = ("liger_rope", "liger_rms_norm", "liger_glu_activation")
@@ -310,11 +299,9 @@ def _evaluation(keys: DocumentKeys) -> None:
     elif runs:
         keys.default("eval_batch", keys.value_of("batch"), "as in training")
         keys.ignore(key, "an evaluation runs")
-    for name in ("val_set_size", "eval_strategy", "eval_batch_size", "eval_accumulation_steps"):
-        if not runs:
-            keys.take(name)
-            if name in keys.document:
-                keys.ignore(name, "no evaluation runs")
+    else:
+        names = ("val_set_size", "eval_strategy", "eval_batch_size", "eval_accumulation_steps")
+        keys.pass_over(names, "no evaluation runs")
 
 
 def _preference(keys: DocumentKeys) -> None:
@@ -342,7 +329,7 @@ def _packing(keys: DocumentKeys) -> None:
         keys.miss(key, "masks between the samples of a row: priced are full rows without")
 
 
-_TABLE = KeyTable(
+AXOLOTL = KeyTable(
     defaults={
         "loop": "trainer",
         "max_grad_norm": (1.0, "of transformers, which it leaves alone"),
@@ -373,3 +360,4 @@ _TABLE = KeyTable(
     ignored=_IGNORED,
     not_modelled=_NOT_MODELLED,
 )
+"""What becomes of the keys of its configuration."""

@@ -188,8 +188,8 @@ def _accelerate(
     document: dict[str, Any] = {}
     source, folder = "command", None
     if file is not None:
-        path = find_file(str(file), beside=None, origin="command: --config_file")
-        document, source, folder = read_document(path, str(file)), str(file), path.parent
+        source = str(file)
+        document, folder = _open(source, "command: --config_file")
     origins: dict[str, KeyOrigin] = {}
     for key, value in values.items():
         origin = KeyOrigin(f"command: accelerate --{key}", Level.COMMAND)
@@ -293,13 +293,19 @@ def _file_among(named: dict[str, Any], loose: list[str]) -> tuple[str | None, st
     return None, ""
 
 
+def _open(file: str, origin: str) -> tuple[dict[str, Any], Path]:
+    """The document of a file that the command names, and its folder."""
+    path = find_file(file, beside=None, origin=origin)
+    return read_document(path, file), path.parent
+
+
 def _read_named(named: dict[str, Any], loose: list[str]) -> tuple[dict[str, Any], str, Path | None]:
     """The document that the arguments name, what it is called, and its folder; else nothing."""
     file, origin = _file_among(named, loose)
     if file is None:
         return {}, "command", None
-    path = find_file(file, beside=None, origin=origin)
-    return read_document(path, file), file, path.parent
+    document, folder = _open(file, origin)
+    return document, file, folder
 
 
 def _merged(
@@ -382,8 +388,8 @@ def _tune(
             f"the launch command: --config {config} is one that comes with torchtune: copy it, "
             f"tune cp {config} run.yaml, and name the file."
         )
-    path = find_file(config, beside=None, origin="command: --config")
-    document, origins = _merged(read_document(path, config), named, changes)
+    document, folder = _open(config, "command: --config")
+    document, origins = _merged(document, named, changes)
     _loose(keys, loose)
 
     def read(keys: DocumentKeys) -> None:
@@ -391,7 +397,7 @@ def _tune(
         if recipe and not recipe.startswith(("full_finetune", "lora_finetune", "qat")):
             keys.miss_default(f"recipe {recipe}", "priced is fine-tuning")
 
-    return _read(find_format("torchtune"), document, origins, config, path.parent, read)
+    return _read(find_format("torchtune"), document, origins, config, folder, read)
 
 
 def _titan(
@@ -413,8 +419,7 @@ def _titan(
     document: dict[str, Any] = {}
     folder = None
     if file:
-        path = find_file(file, beside=None, origin="command: --job.config_file")
-        document, folder = read_document(path, file), path.parent
+        document, folder = _open(file, "command: --job.config_file")
     document, origins = _merged(document, named, {})
     _loose(keys, loose)
     return _read(find_format("torchtitan"), document, origins, file or "command", folder)
@@ -436,20 +441,18 @@ def _script(
     if isinstance(own, str):
         # DeepSpeed's own arguments (add_config_arguments): a switch, and the file beside it
         named.pop("deepspeed", None)
-        path = find_file(own, beside=None, origin="command: --deepspeed_config")
-        settings = read_document(path, own)
-        out.append(_read(find_format("deepspeed"), settings, {}, own, path.parent))
+        settings, beside = _open(own, "command: --deepspeed_config")
+        out.append(_read(find_format("deepspeed"), settings, {}, own, beside))
     named = _negated(named)
     document: dict[str, Any] = {}
     source, folder, each = "command", None, chosen
     if file is not None:
-        path = find_file(file, beside=None, origin=origin)
-        content = read_document(path, file)
+        content, beside = _open(file, origin)
         kind = chosen or recognise(content, file)
         if kind.name in ("accelerate", "deepspeed", "peft"):
-            out.append(_read(kind, content, {}, file, path.parent))
+            out.append(_read(kind, content, {}, file, beside))
         else:
-            document, source, folder, each = content, file, path.parent, kind
+            document, source, folder, each = content, file, beside, kind
     if each is None:
         each = _format_of(named)
     if each is None:

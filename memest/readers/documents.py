@@ -154,11 +154,7 @@ def _load_yaml(text: str, shown: str) -> Any:
 
 
 def _check_yaml(events: Iterator[Any], shown: str) -> None:
-    """Bounds on what is not built yet.
-
-    Raises:
-        ConfigError: tags, too many aliases, or too deep.
-    """
+    """Bounds on what is not built yet."""
     import yaml
 
     depth = aliases = 0
@@ -190,11 +186,7 @@ def _runs(tag: str | None) -> bool:
 
 
 def _check_size(document: Any, shown: str) -> None:
-    """Bounds on what is there, with what aliases stand for counted each time.
-
-    Raises:
-        ConfigError: too many values, or too deep.
-    """
+    """Bounds on what is there, with what aliases stand for counted each time."""
     waiting, seen = [(document, 0)], 0
     while waiting:
         value, depth = waiting.pop()

@@ -8,23 +8,15 @@ from memest.readers.values import Level, ReadValue, Remark
 
 __all__ = ["OF_4BIT", "OF_LORA", "values_that_act"]
 
-OF_4BIT = (
-    "bnb_4bit_quant_type",
-    "bnb_4bit_compute_dtype",
-    "bnb_4bit_use_double_quant",
-    "bnb_4bit_quant_storage",
+OF_4BIT = tuple(
+    """bnb_4bit_quant_type bnb_4bit_compute_dtype bnb_4bit_use_double_quant
+    bnb_4bit_quant_storage""".split()
 )
 _OF_BASES = (*OF_4BIT, "llm_int8_threshold", "llm_int8_skip_modules", "prepare_kbit")
-OF_LORA = (
-    "lora_r",
-    "lora_alpha",
-    "lora_dropout",
-    "lora_target_modules",
-    "use_dora",
-    "use_rslora",
-    "modules_to_save",
+OF_LORA = tuple(
+    """lora_r lora_alpha lora_dropout lora_target_modules use_dora use_rslora
+    modules_to_save""".split()
 )
-
 _OF_GENERATIONS = ("generation_max_length", "num_beams", "cache_implementation")
 
 

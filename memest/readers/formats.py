@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from memest.errors import ConfigError, closest
-from memest.readers.accelerate import read_accelerate
-from memest.readers.axolotl import read_axolotl
-from memest.readers.llama_factory import read_llama_factory
-from memest.readers.mapping import DocumentKeys
+from memest.readers.accelerate import ACCELERATE
+from memest.readers.axolotl import AXOLOTL
+from memest.readers.llama_factory import LLAMA_FACTORY
+from memest.readers.mapping import DocumentKeys, read_table
 from memest.readers.sharding import read_deepspeed_document
-from memest.readers.torchtitan import read_torchtitan
+from memest.readers.torchtitan import TORCHTITAN
 from memest.readers.torchtune import read_torchtune
 from memest.readers.training_arguments import (
     MATTERS,
@@ -73,7 +74,7 @@ FORMATS: tuple[FileFormat, ...] = (
         num_machines num_processes rdzv_backend same_network tpu_use_cluster tpu_use_sudo tpu_env
         deepspeed_config enable_cpu_affinity dynamo_config main_process_port
         mixed_precision gpu_ids""",
-        read_accelerate,
+        partial(read_table, table=ACCELERATE),
     ),
     _format(
         "deepspeed",
@@ -90,7 +91,7 @@ FORMATS: tuple[FileFormat, ...] = (
         flash_attention sdp_attention eager_attention lora_target_linear dataset_prepared_path
         pad_to_sequence_len evals_per_epoch saves_per_epoch adapter special_tokens optimizer
         lora_model_dir train_on_inputs plugins wandb_entity""",
-        read_axolotl,
+        partial(read_table, table=AXOLOTL),
     ),
     _format(
         "llama-factory",
@@ -99,10 +100,10 @@ FORMATS: tuple[FileFormat, ...] = (
         enable_liger_kernel disable_gradient_checkpointing additional_target pure_bf16
         preprocessing_num_workers max_samples lora_rank lora_target neat_packing
         adapter_name_or_path plot_loss dataset_dir double_quantization""",
-        read_llama_factory,
+        partial(read_table, table=LLAMA_FACTORY),
     ),
     _format("torchtune", "torchtune", "", read_torchtune),
-    _format("torchtitan", "torchtitan", "", read_torchtitan),
+    _format("torchtitan", "torchtitan", "", partial(read_table, table=TORCHTITAN)),
     _format("peft", "peft", "peft_type base_model_name_or_path inference_mode", read_peft_adapter),
 )
 """Every format, by the names of ``--config-format``."""

@@ -8,7 +8,7 @@ Source: LLaMA-Factory at August 2026: ``hparams/`` (fields and defaults), ``hpar
 from __future__ import annotations
 
 from memest.errors import ConfigError
-from memest.readers.mapping import DocumentKeys, Key, KeyTable, by_key, read_table
+from memest.readers.mapping import DocumentKeys, Key, KeyTable, by_key
 from memest.readers.training_arguments import (
     MATTERS,
     MODELS,
@@ -22,7 +22,7 @@ from memest.readers.training_arguments import (
 )
 from memest.readers.values import names_of
 
-__all__ = ["read_llama_factory"]
+__all__ = ["LLAMA_FACTORY"]
 
 _ATTENTION = {"disabled": "eager", "sdpa": "sdpa", "fa2": "flash_attention_2"}
 _IGNORED = {
@@ -76,15 +76,6 @@ _STAGES = {
     "dpo": "pairs of answers, and a reference model",
     "kto": "a reference model",
 }
-
-
-def read_llama_factory(keys: DocumentKeys) -> None:
-    """Read LLaMA-Factory's arguments.
-
-    Raises:
-        ConfigError: a value that LLaMA-Factory would refuse too.
-    """
-    read_table(keys, _TABLE)
 
 
 def _checkpointing(keys: DocumentKeys) -> None:
@@ -168,9 +159,7 @@ _OFT = ("oft_rank", "oft_block_size", "oft_target", "module_dropout")
 def _adapters(keys: DocumentKeys, kind: str) -> None:
     values = {key: keys.take(key) for key in (*_LORA, *_OFT)}
     if kind not in ("lora", "oft"):
-        for key in values:
-            if key in keys.document:
-                keys.ignore(key, f"finetuning_type is {kind}")
+        keys.pass_over(values, f"finetuning_type is {kind}")
         return
     if kind == "oft":
         keys.set("peft", "oft", "finetuning_type")
@@ -248,7 +237,7 @@ def _attention(keys: DocumentKeys) -> None:
         keys.miss("flash_attn", f"{flash}: priced as transformers' own choice")
 
 
-_TABLE = KeyTable(
+LLAMA_FACTORY = KeyTable(
     defaults={**TRAINER, "precision": "fp32"},
     options={
         **MODELS,
@@ -270,3 +259,4 @@ _TABLE = KeyTable(
     ignored=_IGNORED,
     not_modelled=_NOT_MODELLED,
 )
+"""What becomes of the keys of its configuration."""

@@ -6,8 +6,8 @@ Every key is a value of an option, ignored with why, or not modelled with what i
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +37,11 @@ _WORDS = {
 }
 
 
+@dataclass(kw_only=True)
 class DocumentKeys:
     """One document, or the part of one that a reader is given.
 
-    Args:
+    Attributes:
         document: keys and values.
         source: how to call it: a file's name, or ``command``.
         framework: whose format it is.
@@ -48,28 +49,21 @@ class DocumentKeys:
         folder: where the file lies, for files that it names.
         prefix: of the keys, for a part of a document: ``fsdp_config.``.
         level: of keys that ``origins`` does not have.
+        samples_per_step: samples of an optimizer step, and which key says so.
     """
 
-    def __init__(
-        self,
-        document: Mapping[str, Any],
-        *,
-        source: str,
-        framework: str,
-        origins: Mapping[str, KeyOrigin] | None = None,
-        folder: Path | None = None,
-        prefix: str = "",
-        level: Level = Level.FILE,
-    ) -> None:
-        self.document = dict(document)
-        self.source = source
-        self.framework = framework
-        self.folder = folder
-        self.samples_per_step: tuple[int, str] | None = None
-        self._origins = dict(origins or {})
-        self._prefix = prefix
-        self._level = level
-        self._left = dict(document)
+    document: dict[str, Any] = field(kw_only=False)
+    source: str
+    framework: str
+    origins: Mapping[str, KeyOrigin] = field(default_factory=dict)
+    folder: Path | None = None
+    prefix: str = ""
+    level: Level = Level.FILE
+    samples_per_step: tuple[int, str] | None = None
+
+    def __post_init__(self) -> None:
+        self.document = dict(self.document)
+        self._left = dict(self.document)
         self._values: list[ReadValue] = []
         self._ignored: list[Remark] = []
         self._missed: list[Remark] = []
@@ -95,14 +89,14 @@ class DocumentKeys:
 
     def origin(self, key: str) -> KeyOrigin:
         """Where a key stands."""
-        full = f"{self._prefix}{key}"
-        key_origin = self._origins.get(full) or self._origins.get(full.partition(".")[0])
+        full = f"{self.prefix}{key}"
+        key_origin = self.origins.get(full) or self.origins.get(full.partition(".")[0])
         if key_origin is not None:
             return key_origin
         mark = ":"
         if self.source == "command":
             mark = ": " if self.framework == "launch command" else ": --"
-        return KeyOrigin(f"{self.source}{mark}{full}", self._level)
+        return KeyOrigin(f"{self.source}{mark}{full}", self.level)
 
     def where(self, key: str) -> str:
         """Where a key stands, for a message."""
@@ -202,14 +196,12 @@ class DocumentKeys:
             value = {}
         if not isinstance(value, Mapping):
             raise ConfigError(f"{self.where(key)} {value!r} is no mapping of names to values.")
-        return DocumentKeys(
-            {str(k): v for k, v in value.items()},
-            source=self.source,
-            framework=self.framework,
-            origins=self._origins,
-            folder=self.folder,
-            prefix=f"{self._prefix}{key}.",
+        return replace(
+            self,
+            document={str(k): v for k, v in value.items()},
+            prefix=f"{self.prefix}{key}.",
             level=self.origin(key).level,
+            samples_per_step=None,
         )
 
     def without_prefix(self, start: str) -> DocumentKeys:
@@ -218,15 +210,12 @@ class DocumentKeys:
             name if (short := name.removeprefix(start)) in self.document else short: name
             for name in self.document
         }
-        return DocumentKeys(
-            {short: self.document[name] for short, name in names.items()},
-            source=self.source,
-            framework=self.framework,
-            origins=self._origins
-            | {f"{self._prefix}{short}": self.origin(name) for short, name in names.items()},
-            folder=self.folder,
-            prefix=self._prefix,
-            level=self._level,
+        origins = {f"{self.prefix}{short}": self.origin(name) for short, name in names.items()}
+        return replace(
+            self,
+            document={short: self.document[name] for short, name in names.items()},
+            origins={**self.origins, **origins},
+            samples_per_step=None,
         )
 
     # -- what becomes of them
@@ -268,6 +257,13 @@ class DocumentKeys:
     def ignore(self, key: str, why: str) -> None:
         """A key that does not matter."""
         self._ignored.append(Remark(self.where(key), why))
+
+    def pass_over(self, names: Iterable[str], why: str) -> None:
+        """Keys that do not matter, for one reason: those of them that are there."""
+        for key in names:
+            self.take(key)
+            if key in self.document:
+                self.ignore(key, why)
 
     def miss(self, key: str, what: str) -> None:
         """A key that matters and is not modelled."""
@@ -318,9 +314,7 @@ class DocumentKeys:
 
     def ignore_all(self, why: str) -> None:
         """The keys left do not matter, all for one reason."""
-        for key in self.left:
-            self.take(key)
-            self.ignore(key, why)
+        self.pass_over(self.left, why)
 
     def absorb(self, other: DocumentKeys) -> None:
         """Take over what became of a part's keys."""

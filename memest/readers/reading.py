@@ -14,7 +14,6 @@ from memest.readers.documents import read_document
 from memest.readers.formats import FileFormat, find_format, is_model_config, recognise
 from memest.readers.mapping import DocumentKeys
 from memest.readers.run_config import RunConfig, settle
-from memest.readers.torchtitan import read_torchtitan
 from memest.readers.torchtitan_functions import read_function
 from memest.readers.values import DocumentReading
 
@@ -142,6 +141,6 @@ def _titan_function(file: str, name: str | None) -> DocumentReading:
     path = Path(file).expanduser()
     settings, unknown = read_function(path, name, file)
     keys = DocumentKeys(settings, source=path.name, framework="torchtitan", folder=path.parent)
-    read_torchtitan(keys)
+    find_format("torchtitan").read(keys)
     reading = keys.reading()
     return replace(reading, not_modelled=(*reading.not_modelled, *unknown))

@@ -234,11 +234,7 @@ def _text(value: Any) -> str:
 
 
 def _check_deepspeed(values: Sequence[ReadValue], flags: set[str]) -> None:
-    """What DeepSpeed's configuration says of the run must be what the Trainer has.
-
-    Raises:
-        ConfigError: it is not, so the run would stop.
-    """
+    """What DeepSpeed's configuration says of the run must be what the Trainer has."""
     for each in values:
         if not each.checked or each.option in flags:
             continue
@@ -260,11 +256,7 @@ def _check_deepspeed(values: Sequence[ReadValue], flags: set[str]) -> None:
 
 
 def _choose(option: str, values: Sequence[ReadValue]) -> ReadValue:
-    """The value that counts.
-
-    Raises:
-        ConfigError: two places of the same rank differ.
-    """
+    """The value that counts."""
     level = max(each.level for each in values)
     top = [each for each in values if each.level is level]
     if level is Level.DEFAULT:
@@ -285,11 +277,7 @@ def _choose(option: str, values: Sequence[ReadValue]) -> ReadValue:
 
 
 def _samples(readings: Sequence[DocumentReading], chosen: dict[str, ReadValue]) -> None:
-    """DeepSpeed's ``train_batch_size``: what it implies, or whether it can be.
-
-    Raises:
-        ConfigError: it is not the product of batch, accumulation and GPUs.
-    """
+    """DeepSpeed's ``train_batch_size``: what it implies, or whether it can be."""
     for reading in readings:
         if reading.samples_per_step is None:
             continue
@@ -333,11 +321,7 @@ which a refusal is about them."""
 
 
 def _setup(kept: Mapping[str, ReadValue]) -> tuple[Setup, dict[str, str]]:
-    """The setup, and values of files that it cannot have, with why.
-
-    Raises:
-        ConfigError: a value or a combination that cannot be, with where it comes from.
-    """
+    """The setup, and values of files that it cannot have, with why."""
     options = {name: each.value for name, each in kept.items() if name != "model"}
     _check_kinds(kept)
     try:
@@ -354,11 +338,7 @@ def _setup(kept: Mapping[str, ReadValue]) -> tuple[Setup, dict[str, str]]:
 
 
 def _check_kinds(kept: Mapping[str, ReadValue]) -> None:
-    """A value of a wrong kind is refused by its key, not by a flag that nobody wrote.
-
-    Raises:
-        ConfigError: it is one.
-    """
+    """A value of a wrong kind is refused by its key, not by a flag that nobody wrote."""
     for name, each in kept.items():
         if name == "model" or each.level is Level.FLAG:
             continue

@@ -132,11 +132,7 @@ def _first(part: DocumentKeys, *names: str) -> str:
 
 
 def _mode(keys: DocumentKeys, part: DocumentKeys, words: list[str], key: str, version: int) -> bool:
-    """How it shards; False where it does not.
-
-    Raises:
-        ConfigError: no way to shard.
-    """
+    """How it shards; False where it does not."""
     strategy, reshard = part.take("sharding_strategy"), part.take("reshard_after_forward")
     name = _first(part, "reshard_after_forward", "sharding_strategy")
     chosen = strategy if version == 1 and strategy is not None else reshard
@@ -204,7 +200,11 @@ def read_deepspeed_value(keys: DocumentKeys, key: str, value: Any) -> None:
             raise ConfigError(f"{origin.origin} is not JSON: {error}.") from None
     if isinstance(value, Mapping):
         part = DocumentKeys(
-            value, source=keys.source, framework="DeepSpeed", prefix=f"{key}.", level=origin.level
+            dict(value),
+            source=keys.source,
+            framework="DeepSpeed",
+            prefix=f"{key}.",
+            level=origin.level,
         )
     else:
         path = find_file(str(value), beside=keys.folder, origin=origin.origin)

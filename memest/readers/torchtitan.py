@@ -13,7 +13,7 @@ from memest.errors import ConfigError
 from memest.readers.mapping import DocumentKeys, Key, KeyTable, by_key, read_part, read_table
 from memest.readers.values import KeyOrigin, Level
 
-__all__ = ["read_torchtitan"]
+__all__ = ["TORCHTITAN"]
 
 _MODELS = {
     ("llama3", "8B"): "meta-llama/Llama-3.1-8B",
@@ -50,15 +50,6 @@ _OPTIMIZERS = {
     ("Adam", "foreach"): "adam",
     ("Adam", "for-loop"): "adam_loop",
 }
-
-
-def read_torchtitan(keys: DocumentKeys) -> None:
-    """Read torchtitan's sections.
-
-    Raises:
-        ConfigError: a value that torchtitan would refuse too.
-    """
-    read_table(keys, _TABLE)
 
 
 def _parts(keys: DocumentKeys) -> None:
@@ -295,7 +286,7 @@ _OPTIMIZER = KeyTable(
 _CHECKPOINTING = KeyTable(
     defaults={"use_reentrant": False}, odd=(_checkpointing,), rest="how it recomputes"
 )
-_TABLE = KeyTable(
+TORCHTITAN = KeyTable(
     defaults={
         "attn_implementation": "sdpa",
         "alloc_conf": ("expandable_segments:True", "its run_train.sh sets it"),
@@ -310,3 +301,4 @@ _TABLE = KeyTable(
     ),
     not_modelled={"quantize": "fp8 and MX linears", "float8": "fp8", "mx": "MX linears"},
 )
+"""What becomes of the keys of its configuration."""

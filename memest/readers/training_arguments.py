@@ -7,6 +7,8 @@ of the example scripts of both; what frameworks on top of the Trainer share is h
 
 from __future__ import annotations
 
+from typing import Any
+
 from memest.errors import ConfigError
 from memest.readers.documents import find_file, read_document
 from memest.readers.mapping import DocumentKeys, Key, KeyTable, by_key, read_table
@@ -29,6 +31,7 @@ __all__ = [
     "read_precision",
     "read_sharding",
     "read_training_arguments",
+    "set_adapter_value",
 ]
 
 TRAINER = {
@@ -130,6 +133,8 @@ MATTERS = {
 """What of a key is not modelled."""
 
 _EVAL_BATCH = 8
+_OF_EVALUATIONS = """eval_strategy evaluation_strategy per_device_eval_batch_size
+    eval_accumulation_steps prediction_loss_only""".split()
 _TARGETS = ("lora_target_modules", "lora_target", "target_modules")
 _LORA = {
     "lora_r": "lora_r",
@@ -264,16 +269,7 @@ def read_evaluation(keys: DocumentKeys) -> None:
             f"{keys.where(key)} {strategy!r} is no strategy. Legal: no, steps, epoch."
         )
     if not runs and not (generates and after):
-        for name in (
-            "eval_strategy",
-            "evaluation_strategy",
-            "per_device_eval_batch_size",
-            "eval_accumulation_steps",
-            "prediction_loss_only",
-        ):
-            keys.take(name)
-            if name in keys.document:
-                keys.ignore(name, "no evaluation runs")
+        keys.pass_over(_OF_EVALUATIONS, "no evaluation runs")
         return
     if size is None:
         keys.default("eval_batch", _EVAL_BATCH)
@@ -294,9 +290,7 @@ def read_packing(keys: DocumentKeys) -> None:
         key = "packing" if strategy is None else "packing_strategy"
         keys.set("packing", "bfd" if strategy is None else strategy, key)
         return
-    for key in ("packing", "packing_strategy"):
-        if key in keys.document:
-            keys.ignore(key, "samples are not packed")
+    keys.pass_over(("packing", "packing_strategy"), "samples are not packed")
 
 
 def read_adapters(keys: DocumentKeys, *, on: bool) -> None:
@@ -313,8 +307,18 @@ def read_adapters(keys: DocumentKeys, *, on: bool) -> None:
             if value:
                 keys.miss(key, MATTERS[key])
         elif value is not None and value != [] and value is not False:
-            listed = option in ("lora_target_modules", "modules_to_save")
-            keys.set(option, names_of(value, keys.where(key)) if listed else value, key)
+            set_adapter_value(keys, option, value, key)
+
+
+def set_adapter_value(keys: DocumentKeys, option: str, value: Any, key: str) -> None:
+    """A value of an option of adapters, some of which are names.
+
+    Raises:
+        ConfigError: names that are none.
+    """
+    if option in ("lora_target_modules", "modules_to_save"):
+        value = names_of(value, keys.where(key))
+    keys.set(option, value, key)
 
 
 def read_sharding(keys: DocumentKeys, *, fsdp_version: int = 2) -> None:

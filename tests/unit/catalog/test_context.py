@@ -27,27 +27,26 @@ class TestLoading:
         assert expected is loads_lazily(torch, cuda)
 
 
+def mib(estimate):
+    sizes = (estimate.low_bytes, estimate.expected_bytes, estimate.high_bytes)
+    return tuple(size // MIB for size in sizes)
+
+
 class TestContext:
-    def test_modern_default(self):
-        estimate = context_estimate(find_gpu("a100"), (2, 13), (13, 0))
+    @pytest.mark.parametrize(
+        ("gpu", "torch", "cuda", "expected", "words"),
+        [
+            ("a100", (2, 13), (13, 0), 575, "no clean public reading"),
+            ("v100", (1, 10), (11, 2), 1343, "transformers v4.18"),
+            ("rtx 3090", (2, 0), (11, 7), 665 + 452, ""),
+        ],
+    )
+    def test_published_readings(self, gpu, torch, cuda, expected, words):
+        estimate = context_estimate(find_gpu(gpu), torch, cuda)
 
-        assert (
-            estimate.low_bytes // MIB,
-            estimate.expected_bytes // MIB,
-            estimate.high_bytes // MIB,
-        ) == (350, 575, 800)
-        assert "no clean public reading" in estimate.basis
-
-    def test_published_v100(self):
-        estimate = context_estimate(find_gpu("v100"), (1, 10), (11, 2))
-
-        assert estimate.expected_bytes == 1343 * MIB
-        assert "transformers v4.18" in estimate.basis
-
-    def test_published_3090_after_training(self):
-        estimate = context_estimate(find_gpu("rtx 3090"), (2, 0), (11, 7))
-
-        assert estimate.expected_bytes == (665 + 452) * MIB
+        assert mib(estimate)[1] == expected
+        assert gpu != "a100" or mib(estimate) == (350, 575, 800)
+        assert words in estimate.basis
 
     def test_eager_readings_of_one_card_are_averaged(self):
         estimate = context_estimate(find_gpu("rtx 3090"), (1, 7), (11, 0))
@@ -57,10 +56,8 @@ class TestContext:
         assert "49877" in estimate.basis
         assert "54564" in estimate.basis
 
-    def test_eager_without_a_reading_says_so(self):
+    def test_what_has_no_reading_says_so(self):
         assert "no reading for Pascal" in context_estimate(find_gpu("p100"), (1, 10)).basis
-
-    def test_rocm_says_that_it_is_taken_over(self):
         assert "rocm" in context_estimate(find_gpu("mi300x"), (2, 6)).basis
 
     @pytest.mark.parametrize("version", VERSIONS)
@@ -71,24 +68,15 @@ class TestContext:
             assert estimate.basis
 
 
-class TestLater:
-    def test_zero_when_eager(self):
-        later = loaded_kernels_later((1, 10), (11, 2))
-
-        assert (later.low_bytes, later.expected_bytes, later.high_bytes) == (0, 0, 0)
-
-    def test_one_constant_for_the_first_lazy_era(self):
-        later = loaded_kernels_later((1, 13))
-
-        assert later.expected_bytes == 452 * MIB
-        assert (later.low_bytes // MIB, later.high_bytes // MIB) == (413, 491)
-        assert "RTX 3090" in later.basis
-
-    def test_newer_torch_grows_less(self):
-        later = loaded_kernels_later((2, 13))
-
-        assert (
-            later.low_bytes // MIB,
-            later.expected_bytes // MIB,
-            later.high_bytes // MIB,
-        ) == (50, 125, 200)
+@pytest.mark.parametrize(
+    ("torch", "cuda", "sizes"),
+    [
+        ((1, 10), (11, 2), (0, 0, 0)),
+        ((1, 13), None, (413, 452, 491)),
+        ((2, 13), None, (50, 125, 200)),
+    ],
+)
+def test_kernels_that_load_later(torch, cuda, sizes):
+    later = loaded_kernels_later(torch, cuda)
+    assert mib(later) == sizes
+    assert "RTX 3090" in later.basis or torch != (1, 13)

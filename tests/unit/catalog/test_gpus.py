@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections import Counter
 
 import pytest
 
@@ -14,7 +13,6 @@ from memest.catalog.gpus import (
     common_gpus,
     find_gpu,
     list_gpus,
-    normalise,
     traits,
     usable_bytes,
     usable_interval,
@@ -22,6 +20,7 @@ from memest.catalog.gpus import (
 from memest.catalog.spec import GpuSpec, policy
 from memest.errors import ConfigError, UnknownGpuError
 from memest.units import GIB, MIB
+from memest.workspaces.operator_call import GpuTraits
 
 GPUS = list_gpus()
 # ECC on GDDR takes 1/16; the announced 288 GB of B300 and GB300 are not exposed in full
@@ -31,32 +30,6 @@ SMALLER_THAN_THE_BOX = ("T4", "A2", "A10", "A10G", "A16", "A40", "L4", "L20", "L
 class TestData:
     def test_all_rows_are_there(self):
         assert len(GPUS) == 160
-
-    def test_name_and_memory_are_a_key(self):
-        keys = Counter((spec.name, spec.memory_marketing_gb) for spec in GPUS)
-
-        assert not [key for key, count in keys.items() if count > 1]
-
-    def test_aliases_are_unique_after_normalising(self):
-        owners: dict[str, set[int]] = {}
-        for row, spec in enumerate(GPUS):
-            for alias in spec.aliases:
-                owners.setdefault(normalise(alias), set()).add(row)
-
-        assert not {alias: rows for alias, rows in owners.items() if len(rows) > 1}
-
-    def test_no_alias_is_the_name_of_another_card(self):
-        names: dict[str, set[str]] = {}
-        for spec in GPUS:
-            names.setdefault(normalise(spec.name), set()).add(spec.name)
-        clashes = [
-            (alias, spec.name)
-            for spec in GPUS
-            for alias in spec.aliases
-            if names.get(normalise(alias), {spec.name}) != {spec.name}
-        ]
-
-        assert not clashes
 
     def test_torch_never_has_more_than_the_board(self):
         for spec in GPUS:
@@ -195,11 +168,9 @@ class TestFind:
     def test_a_clear_name_has_nothing_to_say(self, text):
         assert find_gpu(text).match_note == ""
 
-    def test_family_names_are_those_of_the_policy(self):
+    def test_families_and_totals_pick_a_variant(self):
         for family, name in policy()["family_names"].items():
             assert name == find_gpu(family).name
-
-    def test_total_picks_the_variant_of_a_short_name(self):
         assert find_gpu("a100", total_bytes=40 * GIB).memory_marketing_gb == 40
         assert find_gpu("rtx 3060", total_bytes=8 * GIB).memory_marketing_gb == 8
 
@@ -278,26 +249,16 @@ class TestUsable:
         assert 0.8 * spec.memory_marketing_gb * 10**9 < size < 1.01 * spec.memory_marketing_gb * GIB
         assert basis
 
-    def test_unified_memory_is_named(self):
+    def test_what_is_said_of_memory_that_is_shared_or_unknown(self):
         assert "CPU shares" in usable_bytes(find_gpu("gb10"))[1]
-
-    def test_nothing_known_is_an_error(self):
         with pytest.raises(ConfigError, match="--gpu-memory"):
             usable_bytes(GpuSpec(name="Mystery"))
 
 
 class TestTraits:
-    def test_cuda(self):
-        found = traits(find_gpu("a100"), (2, 6))
-
-        assert (found.capability, found.sm_count, found.max_threads_per_sm, found.torch) == (
-            (8, 0),
-            108,
-            2048,
-            (2, 6),
-        )
-
     def test_unpublished_sm_count_takes_the_largest_alike(self):
+        a100 = GpuTraits(capability=(8, 0), sm_count=108, max_threads_per_sm=2048, torch=(2, 6))
+        assert traits(find_gpu("a100"), (2, 6)) == a100
         assert traits(find_gpu("b100")).sm_count == traits(find_gpu("gb200")).sm_count == 152
 
     @pytest.mark.parametrize(

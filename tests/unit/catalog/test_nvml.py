@@ -106,15 +106,16 @@ class TestLocalGpus:
 
         assert (gpu.name, gpu.used_bytes, gpu.reserved_bytes) == ("Tesla T4", 620 * MIB, None)
 
-    def test_no_driver(self):
-        with pytest.raises(DeviceError, match="no NVIDIA driver answers"):
-            local_gpus(nvml=FakeNvml(works=False))
-
-    def test_board_without_a_total(self):
-        nvml = FakeNvml(Board(name="NVIDIA GB10", readable=False))
-        with pytest.raises(DeviceError, match="share memory with the CPU"):
+    @pytest.mark.parametrize(
+        ("nvml", "words"),
+        [
+            (FakeNvml(works=False), "no NVIDIA driver answers"),
+            (FakeNvml(Board(name="NVIDIA GB10", readable=False)), "share memory with the CPU"),
+        ],
+    )
+    def test_what_cannot_be_read(self, nvml, words):
+        with pytest.raises(DeviceError, match=words):
             local_gpus(nvml=nvml)
-
         assert nvml.open == 0
 
     def test_no_package(self, monkeypatch):
@@ -169,18 +170,13 @@ class TestLocalSpec:
         assert any("MIG" in note for note in local_spec(gpu).notes)
 
 
-class TestResolve:
-    def test_other_names_are_looked_up(self):
-        assert find_gpu("l4") == resolve_gpu("l4")
-        with pytest.raises(UnknownGpuError):
-            resolve_gpu("localhost")
-
-    def test_index_out_of_range(self):
-        with pytest.raises(DeviceError, match=r"it has local:0 \(NVIDIA GeForce RTX 3090\)"):
-            resolve_gpu("local:3", nvml=FakeNvml(Board()))
-        with pytest.raises(DeviceError, match="none"):
-            resolve_gpu("local", nvml=FakeNvml())
-
-    def test_index_that_is_no_number(self):
-        with pytest.raises(ConfigError, match="local:0"):
-            resolve_gpu("local:first", nvml=FakeNvml(Board()))
+def test_names_and_indices():
+    assert find_gpu("l4") == resolve_gpu("l4")
+    with pytest.raises(UnknownGpuError):
+        resolve_gpu("localhost")
+    with pytest.raises(DeviceError, match=r"it has local:0 \(NVIDIA GeForce RTX 3090\)"):
+        resolve_gpu("local:3", nvml=FakeNvml(Board()))
+    with pytest.raises(DeviceError, match="none"):
+        resolve_gpu("local", nvml=FakeNvml())
+    with pytest.raises(ConfigError, match="local:0"):
+        resolve_gpu("local:first", nvml=FakeNvml(Board()))

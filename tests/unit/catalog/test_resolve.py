@@ -61,25 +61,18 @@ class TestFile:
             assert source.path == path
             assert source.auto_class == "AutoModelForCausalLM"
 
-    def test_relative_name_without_a_slash(self, tmp_path, monkeypatch):
-        (tmp_path / "mine").mkdir()
-        write(tmp_path / "mine" / "config.json", TINY)
+    def test_a_folder_here_goes_before_the_catalogue(self, tmp_path, monkeypatch):
+        """One without a config that has a catalogue's name is passed over."""
         monkeypatch.chdir(tmp_path)
+        for name in ("mine", "gpt2", "bert-base-uncased"):
+            (tmp_path / name).mkdir()
+        write(tmp_path / "mine" / "config.json", TINY)
+        path = write(tmp_path / "gpt2" / "config.json", "")
+        path.write_text(json.dumps(TINY), encoding="utf-8-sig")
 
         assert resolve_model("mine").kind == "file"
-
-    def test_local_folder_goes_before_the_catalogue(self, tmp_path, monkeypatch):
-        (tmp_path / "gpt2").mkdir()
-        write(tmp_path / "gpt2" / "config.json", TINY)
-        monkeypatch.chdir(tmp_path)
-
         assert resolve_model("gpt2").config == TINY
-
-    def test_unrelated_folder_of_a_catalogue_name_is_passed_over(self, tmp_path, monkeypatch):
-        (tmp_path / "gpt2").mkdir()
-        monkeypatch.chdir(tmp_path)
-        source = resolve_model("gpt2")
-
+        source = resolve_model("bert-base-uncased")
         assert source.kind == "catalogue"
         assert "passed over" in source.notes[0]
 
@@ -129,45 +122,26 @@ class TestFile:
         with pytest.raises(ModelLoadError, match="does not exist"):
             resolve_model(ref)
 
-    def test_folder_without_a_config(self, tmp_path):
+    def test_a_folder_without_a_config_names_the_way_out(self, tmp_path):
         with pytest.raises(ModelLoadError, match=r"no config\.json"):
             resolve_model(str(tmp_path))
-
-    def test_adapter_folder_names_the_way_out(self, tmp_path):
         write(tmp_path / "adapter_config.json", {})
-
         with pytest.raises(ModelLoadError, match="base model"):
             resolve_model(str(tmp_path))
 
-    def test_byte_order_mark(self, tmp_path):
-        path = tmp_path / "config.json"
-        path.write_text(json.dumps(TINY), encoding="utf-8-sig")
 
-        assert resolve_model(str(path)).config == TINY
+def test_code_of_the_repository(tmp_path):
+    path = str(write(tmp_path / "config.json", OWN_CODE))
+    with pytest.raises(ModelLoadError, match="--trust-remote-code"):
+        resolve_model(path)
+    source = resolve_model(path, trust_remote_code=True)
+    assert source.trust_remote_code
+    assert source.config == OWN_CODE
 
-
-class TestRemoteCode:
-    def test_refused_with_the_way_out(self, tmp_path):
-        path = write(tmp_path / "config.json", OWN_CODE)
-
-        with pytest.raises(ModelLoadError, match="--trust-remote-code"):
-            resolve_model(str(path))
-
-    def test_trusted(self, tmp_path):
-        source = resolve_model(
-            str(write(tmp_path / "config.json", OWN_CODE)), trust_remote_code=True
-        )
-
-        assert source.trust_remote_code
-        assert source.config == OWN_CODE
-
-    def test_own_class_of_transformers_is_taken(self, tmp_path):
-        source = resolve_model(
-            str(write(tmp_path / "config.json", {**TINY, "auto_map": {"a": "b"}}))
-        )
-
-        assert source.config == TINY
-        assert "auto_map" in source.notes[0]
+    write(tmp_path / "config.json", {**TINY, "auto_map": {"a": "b"}})
+    source = resolve_model(path)
+    assert source.config == TINY
+    assert "auto_map" in source.notes[0]
 
 
 class TestFactory:
@@ -206,8 +180,6 @@ class TestCatalogue:
         assert lookup(source.id).provenance == "reconstructed"
         assert "rebuilt" in source.provenance
         assert any("real config.json" in note for note in source.notes)
-
-    def test_rebuilt_configuration_without_a_dtype_says_what_follows(self):
         assert any("float32" in note for note in resolve_model("adept/persimmon-8b-base").notes)
 
     def test_is_hashable(self):

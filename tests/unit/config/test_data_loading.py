@@ -12,7 +12,6 @@ from memest.config.data_loading import DataLoading
 from memest.config.options import setup_from_options
 from memest.config.setup import Setup
 from memest.errors import ConfigError
-from memest.estimation.notes import host_notes
 
 KEYS = {
     "dataloader_num_workers": 3, "dataloader_prefetch_factor": 4,
@@ -102,13 +101,6 @@ def test_bytes_grow_with_batches_and_are_rounded_as_the_allocators_do(
     assert (loading.pageable_bytes(sizes) > 0) == (workers == 0)
 
 
-def test_an_even_power_is_not_rounded_up():
-    loading = DataLoading(num_workers=2)
-
-    assert loading.pinned_bytes([4096]) == 5 * 4096
-    assert loading.pinned_bytes([4097, 0]) == 5 * 8192
-
-
 def test_training_arguments_names_are_options():
     setup = setup_from_options(**KEYS)
 
@@ -134,10 +126,6 @@ def test_training_arguments_names_are_options():
 def test_what_torch_refuses_is_refused(options, said):
     with pytest.raises(ConfigError, match=said):
         setup_from_options(**options)
-
-
-def test_nothing_is_said_where_nothing_was_asked():
-    assert host_notes(Setup(), None, 1) == []
 
 
 @pytest.mark.parametrize("loop", ["trainer", "accelerate", "plain"])

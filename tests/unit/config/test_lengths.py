@@ -62,21 +62,16 @@ def test_datasets_of_every_format_count_the_same(tmp_path):
         assert found.counts == ((1, 1), (3, 1), (5, 1)), name
 
 
-def test_text_without_a_tokenizer_is_refused_and_the_way_out_named(tmp_path):
+def test_ids_need_no_tokenizer_and_what_does_is_refused(tmp_path):
+    file = tmp_path / "d.jsonl"
+    file.write_text('{"input_ids": [1, 2, 3]}\n{"input_ids": [4]}\n')
+    assert lengths_of_dataset(file, None, None).counts == ((1, 1), (3, 1))
+    file.write_text('{"messages": [{"role": "user", "content": "x"}]}')
+    with pytest.raises(ConfigError, match="chat template"):
+        lengths_of_dataset(file, None, None)
     (tmp_path / "d.txt").write_text("some words\n")
     with pytest.raises(ConfigError, match=r"--tokenizer.*--lengths FILE"):
         lengths_of_dataset(tmp_path / "d.txt", None, None)
-
-
-def test_token_ids_need_no_tokenizer(tmp_path):
-    (tmp_path / "d.jsonl").write_text('{"input_ids": [1, 2, 3]}\n{"input_ids": [4]}\n')
-    assert lengths_of_dataset(tmp_path / "d.jsonl", None, None).counts == ((1, 1), (3, 1))
-
-
-def test_conversations_are_refused(tmp_path):
-    (tmp_path / "d.jsonl").write_text('{"messages": [{"role": "user", "content": "x"}]}')
-    with pytest.raises(ConfigError, match="chat template"):
-        lengths_of_dataset(tmp_path / "d.jsonl", None, None)
 
 
 def every_batch(lengths, batch):

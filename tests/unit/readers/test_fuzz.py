@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 import memest
 from memest.errors import MemestError
-from memest.readers.command_words import read_arguments
 from memest.readers.documents import plain_value
 from memest.readers.formats import FORMATS
 from memest.readers.mapping import DocumentKeys
@@ -124,15 +123,6 @@ def test_any_command(words):
     except MemestError:
         return
     assert memest.read_command(words).values == run.values
-
-
-@given(st.lists(_WORDS, max_size=10))
-def test_no_argument_is_lost(words):
-    """Every word is a name, a value of one, or loose."""
-    named, changes, loose = read_arguments(words)
-    assert len(named) + len(changes) + len(loose) <= len(words)
-    if words:
-        assert named or changes or loose
 
 
 @given(st.one_of(st.integers(), st.booleans(), st.floats(allow_nan=False, allow_infinity=False)))

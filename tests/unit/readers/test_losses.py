@@ -98,18 +98,11 @@ def test_models_that_are_spread_take_all_logits(write, trl_present, flags, reaso
     assert any(reason in remark.why for remark in config.not_modelled)
 
 
-def test_liger_in_its_place(write, trl_present):
+def test_liger_in_its_place_and_a_flag_before_all(write, trl_present):
     config = _read(write, TRL, "use_liger_kernel: true", "loss_type: nll")
-
-    assert config.setup.use_liger_kernel
-    assert config.setup.fused_loss == ""
+    assert (config.setup.use_liger_kernel, config.setup.fused_loss) == (True, "")
     assert any("fused head beside Liger" in remark.why for remark in config.not_modelled)
-
-
-def test_a_flag_wins(write, trl_present):
-    config = _read(write, TRL, options={"fused_loss": "none"})
-
-    assert config.setup.fused_loss == ""
+    assert _read(write, TRL, options={"fused_loss": "none"}).setup.fused_loss == ""
 
 
 @pytest.mark.parametrize(

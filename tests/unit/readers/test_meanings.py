@@ -44,51 +44,36 @@ def test_lengths_named_besides_bring_their_settings_back(options, tmp_path):
     assert found["group_by_length"] is True
 
 
-@pytest.mark.parametrize(
-    ("text", "packing"),
-    [
-        ("packing: true\nmax_length: 128\n", "bfd"),
-        ("packing: true\npacking_strategy: wrapped\nmax_length: 128\n", "wrapped"),
-        ("packing: false\npacking_strategy: bfd\nmax_length: 128\n", None),
-        ("packing_strategy: wrapped\nmax_length: 128\n", None),
-    ],
-)
-def test_trl_packs_only_where_its_switch_is_on(options, text, packing):
-    """``SFTConfig`` has ``packing_strategy`` "bfd" whether it packs or not."""
-    found, _ = options(HEAD + text, config_format="trl")
-    assert found.get("packing") == packing
+FACTORY = "model_name_or_path: gpt2\nfinetuning_type: lora\ncutoff_len: 64\n"
+ROWS = "base_model: gpt2\nsequence_len: 64\nmicro_batch_size: 2\n"
+PACKED = f"{ROWS}sample_packing: true\n"
 
 
 @pytest.mark.parametrize(
-    ("text", "packing"),
+    ("head", "text", "packing"),
     [
-        ("stage: sft\npacking: true\n", "wrapped"),
-        ("stage: sft\npacking: false\n", None),
-        ("stage: pt\n", "wrapped"),
+        (HEAD, "packing: true\nmax_length: 128\n", "bfd"),
+        (HEAD, "packing: true\npacking_strategy: wrapped\nmax_length: 128\n", "wrapped"),
+        (HEAD, "packing: false\npacking_strategy: bfd\nmax_length: 128\n", None),
+        (HEAD, "packing_strategy: wrapped\nmax_length: 128\n", None),
+        (FACTORY, "stage: sft\npacking: true\n", "wrapped"),
+        (FACTORY, "stage: sft\npacking: false\n", None),
+        (FACTORY, "stage: pt\n", "wrapped"),
+        (PACKED, "flash_attention: true\n", "bfd"),
+        (PACKED, "attn_implementation: flash_attention_2\n", "bfd"),
+        (PACKED, "sdp_attention: true\n", "wrapped"),
+        (PACKED, "", "wrapped"),
+        (PACKED, "flash_attention: true\nmultipack_real_batches: true\n", "wrapped"),
+        (ROWS, "flash_attention: true\nsample_packing: false\n", None),
     ],
 )
-def test_llama_factory_fills_rows_one_by_one(write, text, packing):
-    head = "model_name_or_path: gpt2\nfinetuning_type: lora\ncutoff_len: 64\n"
-    run = memest.read_config(write("lf.yaml", head + text))
-    assert run.options.get("packing") == packing
-    assert not run.setup.padding_free
+def test_who_packs_and_how(write, head, text, packing):
+    """TRL has a strategy whether it packs or not; LLaMA-Factory fills rows one by one.
 
-
-@pytest.mark.parametrize(
-    ("text", "packing"),
-    [
-        ("flash_attention: true\n", "bfd"),
-        ("attn_implementation: flash_attention_2\n", "bfd"),
-        ("sdp_attention: true\n", "wrapped"),
-        ("", "wrapped"),
-        ("flash_attention: true\nmultipack_real_batches: true\n", "wrapped"),
-        ("flash_attention: true\nsample_packing: false\n", None),
-    ],
-)
-def test_axolotl_lays_a_batch_in_one_row_where_attention_knows_its_samples(write, text, packing):
-    head = "base_model: gpt2\nsequence_len: 64\nmicro_batch_size: 2\n"
-    head += "" if "sample_packing" in text else "sample_packing: true\n"
-    run = memest.read_config(write("axolotl.yml", head + text))
+    axolotl lays a batch in one row where attention knows its samples.
+    """
+    kind = "trl" if head == HEAD else None
+    run = memest.read_config(write("run.yaml", head + text), config_format=kind)
     assert run.options.get("packing") == packing
     assert run.setup.padding_free is (packing == "bfd")
 

@@ -18,26 +18,22 @@ data_parallel_shard_degree = 4
 """
 
 
-def test_experts_are_shared_by_ranks_that_are_counted_already(options):
-    """torchtitan's world is shards, replicas, tensor, context and pipeline ranks: no experts."""
+@pytest.mark.parametrize(("degree", "told"), [(1, False), (2, True)])
+def test_experts_are_shared_by_ranks_that_are_counted_already(options, degree, told):
+    """torchtitan's world is shards, replicas, tensor, context and pipeline ranks: no experts.
+
+    What is not modelled, experts that are sharded inside or beside FSDP's mixed precision, is
+    priced without, and the reading says so.
+    """
     text = TITAN + "expert_parallel_degree = 2\ntensor_parallel_degree = 2\n"
-    found, _ = options(text, "run.toml")
+    found, missed = options(text + f"expert_tensor_parallel_degree = {degree}\n", "run.toml")
     assert (found["num_gpus"], found["ep"], found["tp"]) == (8, 2, 2)
+    assert any("expert_tensor_parallel_degree" in key for key in missed) is told
 
-
-def test_experts_beside_mixed_precision_of_fsdp_are_reported(options):
-    """It is not modelled with shared experts: the file is priced with whole ones, and says so."""
-    text = TITAN.replace('mixed_precision_param = "float32"\n', "")
-    found, missed = options(text + "expert_parallel_degree = 2\n", "run.toml")
+    mixed = TITAN.replace('mixed_precision_param = "float32"\n', "")
+    found, missed = options(mixed + "expert_parallel_degree = 2\n", "run.toml")
     assert "ep" not in found
     assert any("expert_parallel_degree" in key for key in missed)
-
-
-@pytest.mark.parametrize(("degree", "missed"), [(1, False), (2, True)])
-def test_experts_that_are_sharded_inside_are_reported(options, degree, missed):
-    text = TITAN + f"expert_parallel_degree = 2\nexpert_tensor_parallel_degree = {degree}\n"
-    _, found = options(text, "run.toml")
-    assert any("expert_tensor_parallel_degree" in key for key in found) is missed
 
 
 SHARED = TITAN.replace("shard_degree = 4", "shard_degree = 2") + "tensor_parallel_degree = 2\n"
@@ -46,7 +42,7 @@ SHARED = TITAN.replace("shard_degree = 4", "shard_degree = 2") + "tensor_paralle
 @pytest.mark.parametrize(
     ("text", "shared"),
     [
-        (SHARED, {"tp_sequence_parallel": True}),
+        (SHARED + "enable_async_tensor_parallel = true\n", {"tp_sequence_parallel": True}),
         (SHARED + "enable_sequence_parallel = true\n", {"tp_sequence_parallel": True}),
         (
             SHARED + "disable_loss_parallel = true\n",
@@ -62,6 +58,7 @@ def test_torchtitan_shares_sequences_where_it_shares_layers(options, text, share
     found, missed = options(text, "run.toml")
     assert {name: found[name] for name in found if name.startswith("tp_")} == shared
     told = {key.rpartition("parallelism.")[2] for key in missed}
+    assert ("enable_async_tensor_parallel" in text) == ("enable_async_tensor_parallel" in told)
     if "tp" in found and not shared:
         assert told & {"sequence parallelism", "enable_sequence_parallel"}
 
@@ -82,11 +79,6 @@ def test_torchtitans_mixed_precision_beside_it_takes_a_word(write):
         memest.read_config(name)
     setup = memest.read_config(name, loop="plain").setup
     assert (setup.precision, setup.distributed.tp_sequence_parallel) == ("bf16", True)
-
-
-def test_torchtitans_asynchronous_collectives_are_reported(options):
-    _, missed = options(SHARED + "enable_async_tensor_parallel = true\n", "run.toml")
-    assert any("enable_async_tensor_parallel" in key for key in missed)
 
 
 def test_torchtitan_shards_over_those_of_a_sequence(write):
@@ -118,13 +110,10 @@ def accelerate(write, kind="FSDP", processes=16, **parallel):
     return memest.read_config(write("accelerate.yaml", text), seq_len=512)
 
 
-def test_accelerates_parallelism_is_read(write):
-    assert accelerate(write, "MULTI_GPU", processes=2, tp_size=2).setup.distributed.tp == 2
-
-
 def test_accelerate_names_the_gpus_of_a_ring(write):
     parallel = {"cp_comm_strategy": "alltoall", "cp_size": 4, "dp_shard_size": 4, "sp_size": 1}
     run = accelerate(write, **parallel)
+    assert accelerate(write, "MULTI_GPU", processes=2, tp_size=2).setup.distributed.tp == 2
     distributed = run.setup.distributed
     assert (distributed.num_gpus, distributed.cp, distributed.cp_rotate) == (16, 4, "alltoall")
     assert (distributed.data_ranks, distributed.shard_ranks, distributed.num_copies) == (4, 16, 1)
