@@ -41,10 +41,8 @@ from memest.trace.optimizers.torch import (
     optimizer_of,
 )
 from memest.trace.own_steps import OwnStep, run_own_steps
-from memest.trace.parallel.context_parallel import Split, ring_handlers
-from memest.trace.parallel.expert_parallel import exchange_handlers
-from memest.trace.parallel.sequence_parallel import sequence_handlers
-from memest.trace.parallel.tensor_parallel import collective_handlers
+from memest.trace.parallel.collectives import collective_handlers
+from memest.trace.parallel.context_parallel import Split
 from memest.trace.parallel.ulysses_batches import Shared
 from memest.trace.parallel.zero3 import hooks_of_stage_3, linear_of_stage_3
 from memest.trace.recorder import Recorder
@@ -200,13 +198,8 @@ def tracing(
         **in_place_handlers(),
         **kernel_handlers(),
         **bitsandbytes_handlers(),
-        **collective_handlers(),
-        **exchange_handlers(),
+        **collective_handlers(setup.distributed),
     }
-    if setup.distributed.cp > 1:
-        handlers.update(ring_handlers())
-    if setup.distributed.tp_sequence_parallel:
-        handlers.update(sequence_handlers())
     if operators == "cuda":
         handlers.update(cuda_handlers())
     else:

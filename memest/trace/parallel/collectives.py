@@ -1,25 +1,100 @@
-"""Handlers of collectives whose result is waited for later, and of composites below autograd."""
+"""Collectives as a trace sees them, and batches of several ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from memest.config.parallelism import Distributed
+from memest.trace.cuda.known_values import assume, attach, evaluate, recipe_of
 from memest.trace.recorder import Handler, Recorder
 
-__all__ = ["Gather", "kept_until_waited"]
+__all__ = ["IGNORED", "Gather", "collective_handlers", "with_positions"]
+
+aten = torch.ops.aten
+
+IGNORED = -100
+"""The label of tokens that do not count."""
+_EXCHANGED = (
+    "Experts are shared between GPUs, and each is taken to receive as many routed tokens as it "
+    "sends; routing decides in a real run, and a GPU whose experts are sought needs more."
+)
+_BELOW_RING = (
+    aten.contiguous.default,
+    aten.flatten.using_ints,
+    aten.reshape.default,
+    aten.chunk.default,
+    aten.to.dtype,
+    aten.log_sigmoid.default,
+)
+"""Composites that ``_templated_ring_attention`` and its backward call, below autograd."""
+_BELOW_LOSS = (aten.to.dtype, aten.to.device, aten.flatten.using_ints, aten.where.ScalarOther)
+"""Composites that ``loss_parallel`` calls below autograd."""
 
 
-def kept_until_waited(collectives: Iterable[Any], composites: Iterable[Any]) -> dict[Any, Handler]:
+def collective_handlers(distributed: Distributed) -> dict[Any, Handler]:
+    """Handlers of collectives, and of composites that stand below autograd beside them.
+
+    Waiting for a collective makes no tensor, and what is waited for is wrapped meanwhile. The meta
+    kernels of these operators return new ones. Looking at what is waited for (a slice without
+    padding) is the wrapper's doing, below autograd: no view keeps what it looks at.
+
+    Ring attention, and torch's styles of sequence parallelism (``async_op=True``), wait for a
+    collective when its result is used first.
+
+    Args:
+        distributed: says what ranks share.
+    """
+    from torch.distributed._functional_collectives import AsyncCollectiveTensor
+
+    functional = torch.ops._c10d_functional
+
+    def same(_recorder: Recorder, _func: Any, args: Any, _kwargs: Any) -> Any:
+        return args[0]
+
+    def wrapped(_recorder: Recorder, _func: Any, args: Any, _kwargs: Any) -> Any:
+        return AsyncCollectiveTensor(args[0])
+
+    handlers = {
+        functional._wrap_tensor_autograd.default: wrapped,
+        functional.wait_tensor.default: same,
+        torch.ops.c10d.alltoall_base_.default: _exchange,
+    }
+    gathers = functional.all_gather_into_tensor.default
+    if distributed.cp > 1:
+        sending = gathers, functional.all_to_all_single.default
+        handlers.update(_kept_until_waited(sending, _BELOW_RING))
+    if distributed.tp_sequence_parallel:
+        sending = gathers, functional.reduce_scatter_tensor.default
+        handlers.update(_kept_until_waited(sending, _BELOW_LOSS))
+    return handlers
+
+
+def _exchange(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    """What the others send is taken to be what is sent to them, where that is known.
+
+    Numbers of tokens are exchanged so (``AllToAllEP._dispatch_tokens``), before the tokens are.
+    """
+    out = func(*args, **kwargs)
+    received, sent = args[:2]
+    if received.device.type == "meta" and recipe_of(sent) is not None:
+        value = evaluate(sent)
+        if value is not None:
+            shape = tuple(received.shape)
+            assume(received, lambda: value.reshape(shape), _EXCHANGED)
+    return out
+
+
+def _kept_until_waited(
+    collectives: tuple[Any, ...], composites: tuple[Any, ...]
+) -> dict[Any, Handler]:
     """Collectives that keep what they send until it is waited for, and composites taken apart.
 
     Source: ``TensorShelf`` of ``ProcessGroupNCCL.hpp`` (torch 2.8 and later): asynchronous
     collectives keep their tensors until ``Work.wait``. The operators of torch's functional
-    collectives are asynchronous, and ``AsyncCollectiveTensor`` waits when it is used. They stand
-    beside ``collective_handlers``, which wrap what is waited for.
+    collectives are asynchronous, and ``AsyncCollectiveTensor`` waits when it is used.
 
     Args:
         collectives: of torch's functional collectives, whose first argument is sent.
@@ -47,6 +122,22 @@ def _decomposed(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     """Here are the parts of a composite that arrived whole."""
     with recorder:
         return func.decompose(*args, **kwargs)
+
+
+# -- batches ---------------------------------------------------------------------------------------
+
+
+def with_positions(batch: dict[str, Any]) -> dict[str, Any]:
+    """A collator counts the positions of a batch before anything is cut.
+
+    Args:
+        batch: to which ``position_ids`` are added where it has tokens and no positions.
+    """
+    ids = batch.get("input_ids")
+    if "position_ids" not in batch and isinstance(ids, torch.Tensor) and ids.dim() == 2:
+        positions = torch.empty_like(ids)
+        batch["position_ids"] = attach(positions, torch.arange(ids.shape[1]).expand(ids.shape))
+    return batch
 
 
 # -- an evaluation's -------------------------------------------------------------------------------

@@ -17,28 +17,13 @@ import torch
 
 from memest.config.setup import Attention, Loop, Setup
 from memest.errors import ConfigError
-from memest.trace.cuda.known_values import attach
-from memest.trace.parallel.collectives import kept_until_waited
+from memest.trace.parallel.collectives import IGNORED, with_positions
 from memest.trace.parallel.tensor_parallel import fake_group, quiet_shapes
-from memest.trace.recorder import Handler
 
-__all__ = ["Split", "collated", "ring_handlers", "sequence_split"]
-
-aten = torch.ops.aten
+__all__ = ["Split", "collated", "sequence_split"]
 
 Batch = dict[str, torch.Tensor]
 Split = Callable[[Batch], Any]
-
-_IGNORED = -100
-_COMPOSITES = (
-    aten.contiguous.default,
-    aten.flatten.using_ints,
-    aten.reshape.default,
-    aten.chunk.default,
-    aten.to.dtype,
-    aten.log_sigmoid.default,
-)
-"""Those that ``_templated_ring_attention`` and its backward call, below autograd."""
 
 
 def check_attends_fully(model: Any) -> None:
@@ -67,10 +52,10 @@ def check_attends_fully(model: Any) -> None:
         )
     config = config.get_text_config() if hasattr(config, "get_text_config") else config
     layers = getattr(config, "layer_types", None)
-    if layers is not None:
-        other = sorted({str(kind) for kind in layers} - {"full_attention"})
-    else:
-        other = ["sliding_attention"] if getattr(config, "sliding_window", None) else []
+    slides = ["sliding_attention"] if getattr(config, "sliding_window", None) else []
+    other = (
+        slides if layers is None else sorted({str(kind) for kind in layers} - {"full_attention"})
+    )
     if other:
         raise ConfigError(
             f"--cp: accelerate refuses layers of type {', '.join(other)}, as "
@@ -124,7 +109,7 @@ def split_of(mesh: Any, setup: Setup) -> Split:
 def _prepared(inputs: Batch) -> list[torch.Tensor]:
     """``Trainer._prepare_context_parallel_inputs``: what it adds stays in the batch."""
     if "shift_labels" not in inputs and "labels" in inputs:
-        labels = torch.nn.functional.pad(inputs["labels"], (0, 1), value=_IGNORED)
+        labels = torch.nn.functional.pad(inputs["labels"], (0, 1), value=IGNORED)
         inputs["shift_labels"] = labels[:, 1:].contiguous()
     if "position_ids" not in inputs:
         ids = inputs["input_ids"]
@@ -139,11 +124,7 @@ def collated(batch: Batch) -> Batch:
     """A script's collator shifts the labels and counts the positions before anything is split."""
     if "labels" in batch and "shift_labels" not in batch:
         batch["shift_labels"] = torch.empty_like(batch["labels"])
-    if "position_ids" not in batch:
-        ids = batch["input_ids"]
-        positions = torch.empty_like(ids)
-        batch["position_ids"] = attach(positions, torch.arange(ids.shape[1]).expand(ids.shape))
-    return batch
+    return with_positions(batch)
 
 
 def fullest_rank(ranks: int) -> int:
@@ -172,10 +153,3 @@ def sequence_split(model: Any, setup: Setup) -> Iterator[Split | None]:
     ranks = setup.distributed.cp
     with fake_group(ranks, "--cp", fullest_rank(ranks)), quiet_shapes(), unmasked(model):
         yield split_of(init_device_mesh("cpu", (ranks,), mesh_dim_names=("cp",)), setup)
-
-
-def ring_handlers() -> dict[Any, Handler]:
-    """Collectives that are waited for later, and composites taken apart."""
-    functional = torch.ops._c10d_functional
-    sending = functional.all_gather_into_tensor.default, functional.all_to_all_single.default
-    return kept_until_waited(sending, _COMPOSITES)

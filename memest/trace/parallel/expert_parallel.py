@@ -10,18 +10,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from memest.errors import ConfigError
-from memest.trace.cuda.known_values import assume, evaluate, recipe_of
-from memest.trace.recorder import Handler, Recorder
 
-__all__ = ["check_has_experts", "exchange_handlers", "num_experts", "own_units"]
+__all__ = ["check_has_experts", "num_experts", "own_units"]
 
-_EXCHANGED = (
-    "Experts are shared between GPUs, and each is taken to receive as many routed tokens as it "
-    "sends; routing decides in a real run, and a GPU whose experts are sought needs more."
-)
 _STYLE = "ep_dispatch_experts"
 
 
@@ -81,23 +73,3 @@ def own_units(model: Any, ep_plan: dict[str, str], fsdp_plan: dict[str, str]) ->
     if is_norm_and_head_pair([(name, model.get_submodule(name)) for name in kept], model):
         return (*out, (tuple(kept), False, False))
     return (*out, *(((name,), False, False) for name in kept))
-
-
-def _exchange(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
-    """What the others send is taken to be what is sent to them, where that is known.
-
-    Numbers of tokens are exchanged so (``AllToAllEP._dispatch_tokens``), before the tokens are.
-    """
-    out = func(*args, **kwargs)
-    received, sent = args[:2]
-    if received.device.type == "meta" and recipe_of(sent) is not None:
-        value = evaluate(sent)
-        if value is not None:
-            shape = tuple(received.shape)
-            assume(received, lambda: value.reshape(shape), _EXCHANGED)
-    return out
-
-
-def exchange_handlers() -> dict[Any, Handler]:
-    """Handlers of collectives by which ranks tell each other how many tokens there are."""
-    return {torch.ops.c10d.alltoall_base_.default: _exchange}

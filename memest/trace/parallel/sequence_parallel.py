@@ -21,8 +21,7 @@ import torch
 from memest.config.parallelism import Distributed
 from memest.errors import ConfigError
 from memest.trace.inputs.batch import TensorPlan
-from memest.trace.parallel.collectives import kept_until_waited
-from memest.trace.recorder import Handler, local
+from memest.trace.recorder import local
 from memest.units import format_size
 
 __all__ = [
@@ -30,14 +29,9 @@ __all__ = [
     "fed_without_mask",
     "left_out",
     "losses_shared",
-    "sequence_handlers",
     "shard_sequences",
 ]
 
-aten = torch.ops.aten
-
-_COMPOSITES = (aten.to.dtype, aten.to.device, aten.flatten.using_ints, aten.where.ScalarOther)
-"""Those that ``loss_parallel`` calls below autograd."""
 MODELS = ("llama", "mistral", "qwen2", "qwen3")
 """Families whose layers have the names and the order of the plan."""
 
@@ -216,13 +210,3 @@ def losses_shared(distributed: Distributed) -> AbstractContextManager[None]:
     from torch.distributed.tensor.parallel import loss_parallel
 
     return loss_parallel()
-
-
-def sequence_handlers() -> dict[Any, Handler]:
-    """Collectives that are waited for later, and composites taken apart.
-
-    The styles redistribute with ``async_op=True``: who uses the result first waits.
-    """
-    functional = torch.ops._c10d_functional
-    sending = functional.all_gather_into_tensor.default, functional.reduce_scatter_tensor.default
-    return kept_until_waited(sending, _COMPOSITES)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -20,12 +21,10 @@ from memest.errors import ConfigError
 from memest.trace.cues import OWN_UNITS
 from memest.trace.parallel.expert_parallel import check_has_experts, own_units
 from memest.trace.parallel.sequence_parallel import shard_sequences
-from memest.trace.recorder import Handler, Recorder
 
 __all__ = [
     "Meshes",
     "check_adapted",
-    "collective_handlers",
     "config_of",
     "fake_group",
     "meshes_of",
@@ -212,14 +211,13 @@ def quiet_shapes() -> Iterator[None]:
     from transformers.distributed.tensor_parallel import TensorParallelLayer
 
     name, other = "_propagate_tensor_meta_non_cached", "_from_local_last_dim_shard"
-    real, shaped = getattr(ShardingPropagator, name), getattr(TensorParallelLayer, other)
-    setattr(ShardingPropagator, name, _unwatched(real))
-    setattr(TensorParallelLayer, other, staticmethod(_unwatched(shaped)))
-    try:
+    shapes = _unwatched(getattr(ShardingPropagator, name))
+    strides = staticmethod(_unwatched(getattr(TensorParallelLayer, other)))
+    with (
+        mock.patch.object(ShardingPropagator, name, shapes),
+        mock.patch.object(TensorParallelLayer, other, strides),
+    ):
         yield
-    finally:
-        setattr(ShardingPropagator, name, real)
-        setattr(TensorParallelLayer, other, staticmethod(shaped))
 
 
 def _unwatched(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -230,25 +228,3 @@ def _unwatched(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*args, **kwargs)
 
     return quiet
-
-
-def collective_handlers() -> dict[Any, Handler]:
-    """Waiting for a collective makes no tensor, and what is waited for is wrapped meanwhile.
-
-    The meta kernels of these operators return new ones. Looking at what is waited for (a slice
-    without padding) is the wrapper's doing, below autograd: no view keeps what it looks at.
-    """
-    from torch.distributed._functional_collectives import AsyncCollectiveTensor
-
-    functional = torch.ops._c10d_functional
-
-    def same(_recorder: Recorder, _func: Any, args: Any, _kwargs: Any) -> Any:
-        return args[0]
-
-    def wrapped(_recorder: Recorder, _func: Any, args: Any, _kwargs: Any) -> Any:
-        return AsyncCollectiveTensor(args[0])
-
-    return {
-        functional._wrap_tensor_autograd.default: wrapped,
-        functional.wait_tensor.default: same,
-    }

@@ -15,10 +15,9 @@ import torch
 from memest.config.setup import Loop, Setup
 from memest.errors import ConfigError
 from memest.trace.cuda.known_values import attach, evaluate
+from memest.trace.parallel.collectives import IGNORED, with_positions
 
 __all__ = ["Shared", "collated_for"]
-
-_IGNORED = -100
 
 Batch = dict[str, Any]
 
@@ -69,7 +68,7 @@ class Shared:
             ConfigError: a batch that cannot be cut.
         """
         self._held = None  # accelerate's loader lets go of the last one first
-        batch = _with_positions(make_batch())
+        batch = with_positions(make_batch())
         _check(batch, self.ways)
         self._held = batch if self._keeps else None
         length = batch["input_ids"].shape[1]
@@ -91,7 +90,7 @@ class Shared:
         del batch, value
         for one in whole:
             labels = one.pop("labels")
-            labels = torch.nn.functional.pad(labels, (0, 1), value=_IGNORED)
+            labels = torch.nn.functional.pad(labels, (0, 1), value=IGNORED)
             one["shift_labels"] = labels[..., 1:].contiguous()
             del labels
             for name in list(one):
@@ -143,7 +142,7 @@ class Shared:
     def joined_loss(self, loss: torch.Tensor, shift_labels: torch.Tensor) -> torch.Tensor:
         """The losses of all parts, weighted by the tokens that count in each."""
         losses = _GatherLosses.apply(loss, self.ways)
-        good = (shift_labels != _IGNORED).view(-1).sum()
+        good = (shift_labels != IGNORED).view(-1).sum()
         counts = torch.stack([torch.empty_like(good) for _ in range(self.ways)])
         stacked = torch.stack(losses)
         safe = torch.where(counts > 0, stacked, torch.zeros_like(stacked))
@@ -157,16 +156,7 @@ def collated_for(batch: Batch, setup: Setup) -> Batch:
     ``Trainer.get_eval_dataloader`` has the collator of training, and no adapter on top of its
     loader: every rank evaluates whole sequences.
     """
-    return _with_positions(batch) if setup.distributed.sp > 1 else batch
-
-
-def _with_positions(batch: Batch) -> Batch:
-    """The adapter wants positions from the collator, which counts them before anything is cut."""
-    ids = batch.get("input_ids")
-    if "position_ids" not in batch and isinstance(ids, torch.Tensor) and ids.dim() == 2:
-        positions = torch.empty_like(ids)
-        batch["position_ids"] = attach(positions, torch.arange(ids.shape[1]).expand(ids.shape))
-    return batch
+    return with_positions(batch) if setup.distributed.sp > 1 else batch
 
 
 def _check(batch: Batch, ways: int) -> None:
