@@ -38,32 +38,18 @@ _BERT_LIKE = frozenset(
 )
 # First transformers whose class could use sdpa (training_semantics: model files of each version)
 _SDPA_SINCE = {
-    "llama": (4, 36),
-    "mistral": (4, 36),
-    "gemma": (4, 38),
-    "gemma2": (4, 42),
-    "phi": (4, 39),
+    **dict.fromkeys(
+        "llama mistral falcon whisper bart wav2vec2 hubert gpt_bigcode".split(), (4, 36)
+    ),
     "qwen2": (4, 37),
-    "falcon": (4, 36),
-    "whisper": (4, 36),
-    "bart": (4, 36),
-    "bert": (4, 41),
-    "vit": (4, 41),
-    "deit": (4, 41),
-    "roberta": (4, 48),
-    "xlm-roberta": (4, 48),
-    "camembert": (4, 48),
+    "gemma": (4, 38),
+    **dict.fromkeys("phi starcoder2".split(), (4, 39)),
+    **dict.fromkeys("bert vit deit".split(), (4, 41)),
+    "gemma2": (4, 42),
     "gpt2": (4, 44),
-    "distilbert": (4, 45),
-    "opt": (4, 46),
-    "gpt_neox": (4, 45),
-    "wav2vec2": (4, 36),
-    "hubert": (4, 36),
-    "gpt_bigcode": (4, 36),
-    "starcoder2": (4, 39),
-    "clip": (4, 46),
-    "siglip": (4, 46),
-    "dinov2": (4, 46),
+    **dict.fromkeys("distilbert gpt_neox".split(), (4, 45)),
+    **dict.fromkeys("opt clip siglip dinov2".split(), (4, 46)),
+    **dict.fromkeys("roberta xlm-roberta camembert".split(), (4, 48)),
 }
 # Most families shared one attention function from here on, and could use sdpa ...
 _SHARED_ATTENTION = (4, 48)

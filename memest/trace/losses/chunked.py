@@ -24,7 +24,7 @@ torchtune at April 2026 ``modules/loss/cross_entropy_loss.py``,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -268,8 +268,7 @@ def trl_fused(model: Any) -> Callable[..., Any]:
     Raises:
         ConfigError: SFTTrainer does not train such a model.
     """
-    scales = ("logit_scale", "output_multiplier", "lm_head_multiplier", "logits_scaling")
-    parts = _parts(model, "trl-fused", scales)
+    parts = _parts(model, "trl-fused", _SCALES)
 
     def scored(labels: Any, num_items_in_batch: Any, inputs: dict[str, Any]) -> _Scored:
         """The model's forward, which ``add_fused_lm_head`` replaces."""
@@ -313,6 +312,22 @@ def trl_fused(model: Any) -> Callable[..., Any]:
     return forward
 
 
+def _slices(extent: int, size: int) -> Iterator[slice]:
+    """An extent in pieces of a size, the last one perhaps smaller."""
+    return (slice(start, min(start + size, extent)) for start in range(0, extent, size))
+
+
+def _fill(
+    buffer: torch.Tensor, part: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """The logits of some tokens and some words, in the tile of a buffer that they take."""
+    tile = buffer[: part.shape[0], : weight.shape[0]]
+    torch.mm(part, weight.to(part.dtype).t(), out=tile)
+    if bias is not None:
+        tile.add_(bias.to(part.dtype))
+    return tile
+
+
 def _add_product(total: torch.Tensor, one: torch.Tensor, other: torch.Tensor) -> None:
     """``total += one @ other`` in fp32, without copies of half operands in fp32."""
     if one.dtype in (torch.float16, torch.bfloat16):
@@ -345,14 +360,10 @@ class _TiledLogProbs(torch.autograd.Function):
         tensors = [torch.zeros((rows,), device=device, dtype=torch.float32) for _ in range(7)]
         highest, sum_exp, x_sum_exp, _, _, before, of_target = tensors
         buffer = torch.empty((min(rows, _TILE_TOKENS), _TILE_WORDS), device=device, dtype=dtype)
-        for start in range(0, rows, _TILE_TOKENS):
-            part = hidden[start : start + _TILE_TOKENS].to(dtype)
-            for word in range(0, words, _TILE_WORDS):
-                end = min(word + _TILE_WORDS, words)
-                tile = buffer[: part.shape[0], : end - word]
-                torch.mm(part, weight[word:end].to(dtype).t(), out=tile)
-                if bias is not None:
-                    tile.add_(bias[word:end].to(dtype))
+        for tokens in _slices(rows, _TILE_TOKENS):
+            part = hidden[tokens].to(dtype)
+            for some in _slices(words, _TILE_WORDS):
+                _fill(buffer, part, weight[some], None if bias is None else bias[some])
         log_z = highest + torch.log(sum_exp)
         log_probs = of_target - log_z
         entropy = log_z - x_sum_exp / sum_exp
@@ -375,21 +386,17 @@ class _TiledLogProbs(torch.autograd.Function):
         of_bias = None if bias is None else zeros(bias, needs[2])
         buffer = torch.empty((min(rows, _TILE_TOKENS), _TILE_WORDS), device=device, dtype=dtype)
         kept = [g.float().contiguous() for g in gradients[:2] if g is not None]
-        for start in range(0, rows, _TILE_TOKENS):
-            part = hidden[start : start + _TILE_TOKENS].to(dtype)
-            for word in range(0, words, _TILE_WORDS):
-                end = min(word + _TILE_WORDS, words)
-                some = weight[word:end].to(dtype)
-                tile = buffer[: part.shape[0], : end - word]
-                torch.mm(part, some.t(), out=tile)
-                if bias is not None:
-                    tile.add_(bias[word:end].to(dtype))
+        for tokens in _slices(rows, _TILE_TOKENS):
+            part = hidden[tokens].to(dtype)
+            for some in _slices(words, _TILE_WORDS):
+                cast = weight[some].to(dtype)
+                tile = _fill(buffer, part, cast, None if bias is None else bias[some])
                 if of_hidden is not None:
-                    _add_product(of_hidden[start : start + _TILE_TOKENS], tile, some)
+                    _add_product(of_hidden[tokens], tile, cast)
                 if of_weight is not None:
-                    _add_product(of_weight[word:end], tile.t(), part)
+                    _add_product(of_weight[some], tile.t(), part)
                 if of_bias is not None:
-                    of_bias[word:end] += tile.sum(dim=0, dtype=torch.float32)
+                    of_bias[some] += tile.sum(dim=0, dtype=torch.float32)
         del kept
         return (
             None if of_hidden is None else of_hidden.to(hidden.dtype),

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 import warnings
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -67,8 +69,10 @@ def add_adapter(
         ) from error
     config, notes = _config(adapter, task)
     adapt_to_packed(config, model, adapter.method)
+    # copies of quantised weights begin as an empty tensor, which must not be on the CPU
+    on_meta = nullcontext() if setup.quantization is None else torch.device("meta")
     try:
-        with warnings.catch_warnings(), _device(setup):
+        with warnings.catch_warnings(), on_meta:
             warnings.simplefilter("ignore")
             wrapped = peft.get_peft_model(
                 model,
@@ -96,11 +100,6 @@ def add_adapter(
     active = wrapped.active_peft_config
     words = [f"adapters by peft: {_words(adapter, active)}", *notes]
     return wrapped, tuple(words)
-
-
-def _device(setup: Setup) -> AbstractContextManager[Any]:
-    """Copies of quantised weights begin as an empty tensor, which must not be on the CPU."""
-    return nullcontext() if setup.quantization is None else torch.device("meta")
 
 
 def base_of(model: Any) -> Any:
@@ -168,13 +167,7 @@ def _words(adapter: Adapter, config: Any) -> str:
     settings = adapter.settings
     for name, value in values.items():
         settings[name] = sorted(value) if isinstance(value, (set, list)) else value
-    return dataclasses.replace(adapter, config=_json(settings)).words
-
-
-def _json(settings: dict[str, Any]) -> str:
-    import json
-
-    return json.dumps(settings, sort_keys=True)
+    return dataclasses.replace(adapter, config=json.dumps(settings, sort_keys=True)).words
 
 
 def _refused(adapter: Adapter, model: torch.nn.Module, error: Exception) -> ConfigError:
@@ -235,7 +228,8 @@ def seen_in_full(model: torch.nn.Module, when: str) -> Iterator[None]:
         return
     from peft.tuners.tuners_utils import BaseTunerLayer
 
-    original: Any = BaseTunerLayer._cast_input_dtype
+    name = "_cast_input_dtype"
+    original: Any = getattr(BaseTunerLayer, name)
     full = True
 
     def cast(layer: Any, x: Any, dtype: torch.dtype) -> Any:
@@ -245,13 +239,8 @@ def seen_in_full(model: torch.nn.Module, when: str) -> Iterator[None]:
         nonlocal full
         full = when == "always"
 
-    handle = model.register_forward_hook(done)
-    BaseTunerLayer._cast_input_dtype = cast
-    try:
+    with model.register_forward_hook(done), mock.patch.object(BaseTunerLayer, name, cast):
         yield
-    finally:
-        BaseTunerLayer._cast_input_dtype = original
-        handle.remove()
 
 
 def _cast_to_base(model: Any) -> None:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -191,7 +192,9 @@ def _instantiate(
         check_precision(dtype, setup)
     part = _part_for(config, cls)
     try:
-        with _quiet_hub(), flash_attention_installed(), torch.device("meta"):
+        # building from a config must never fetch anything
+        offline = mock.patch.dict(os.environ, HF_HUB_OFFLINE="1")
+        with offline, flash_attention_installed(), torch.device("meta"):
             if hasattr(cls, "_model_mapping"):
                 # an auto class: the config brings code of its own
                 model: torch.nn.Module = cls.from_config(part, trust_remote_code=True, **kwargs)
@@ -261,20 +264,6 @@ def _cannot_build(source: ModelSource, error: Exception) -> ModelLoadError:
 def _first_line(error: Exception) -> str:
     text = str(error).strip().splitlines()
     return text[0].rstrip(".") + "." if text else type(error).__name__
-
-
-@contextmanager
-def _quiet_hub() -> Iterator[None]:
-    """Building from a config must never fetch anything."""
-    before = os.environ.get("HF_HUB_OFFLINE")
-    os.environ["HF_HUB_OFFLINE"] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["HF_HUB_OFFLINE"]
-        else:
-            os.environ["HF_HUB_OFFLINE"] = before
 
 
 def from_factory(
@@ -371,16 +360,13 @@ def freeze(model: torch.nn.Module, setup: Setup) -> None:
     Raises:
         ConfigError: a pattern that matches nothing.
     """
-    import re
-
+    named = list(model.named_parameters())
     for pattern in setup.freeze:
-        matched = False
-        for name, parameter in model.named_parameters():
-            if re.search(pattern, name):
-                parameter.requires_grad_(requires_grad=False)
-                matched = True
-        if not matched:
-            names = [name for name, _ in model.named_parameters()]
+        matches = [parameter for name, parameter in named if re.search(pattern, name)]
+        for parameter in matches:
+            parameter.requires_grad_(requires_grad=False)
+        if not matches:
+            names = [name for name, _ in named]
             near = closest(pattern, names) or names[:3]
             raise ConfigError(
                 f"--freeze {pattern!r} matches no parameter. Names look like: {', '.join(near)}."
@@ -402,13 +388,14 @@ def count(model: torch.nn.Module) -> Counts:
     parameters = list(model.parameters())
     buffers = list(model.buffers())
     beside = [t for module in model.modules() for t in companions(module)]
-    packed = list(packed_layers(model))
-    words = [buffer for layer in packed for buffer in layer.buffers()]
-    own = {id(word) for word in words}
-    buffers = [buffer for buffer in buffers if id(buffer) not in own]
-    beside += words
-    inside = sum(layer.in_features * layer.out_features for layer in packed)
-    inside += sum(layer.bias.numel() for layer in packed if layer.bias is not None)
+    inside = 0
+    for layer in packed_layers(model):
+        words = list(layer.buffers())
+        beside += words
+        own = {id(word) for word in words}
+        buffers = [buffer for buffer in buffers if id(buffer) not in own]
+        inside += layer.in_features * layer.out_features
+        inside += 0 if layer.bias is None else layer.bias.numel()
     return Counts(
         parameters=sum(num_elements(p) for p in parameters) + inside,
         trainable=sum(p.numel() for p in parameters if p.requires_grad),

@@ -181,8 +181,7 @@ def pack(model: Any, dtype: torch.dtype, setup: Setup) -> tuple[Loading, tuple[s
             "until backward wherever the input needs a gradient; --checkpointing lets go of it"
         ),
     ]
-    if quantization.prepare or (quantization.prepare is None and setup.adapter is not None):
-        notes += prepare_kbit(model, loading)
+    notes += prepare_kbit(model, loading, setup)
     return loading, tuple(notes)
 
 

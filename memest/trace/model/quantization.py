@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -179,9 +180,7 @@ def quantize(
             "4-bit layers compute in float32, transformers' default; QLoRA recipes say "
             "--bnb-4bit-compute-dtype bfloat16"
         )
-    prepare = quantization.prepare
-    if prepare or (prepare is None and setup.adapter is not None):
-        notes += prepare_kbit(model, loading)
+    notes += prepare_kbit(model, loading, setup)
     if quantization.format is Format.BNB_8BIT and quantization.threshold:
         notes.append(
             f"no activation exceeds the outlier threshold of {quantization.threshold:g}: what "
@@ -264,14 +263,8 @@ def quantize_weight(layer: Any, arrived: torch.Tensor) -> None:
 @contextmanager
 def code_tables() -> Iterator[None]:
     """The library keeps its tables of codes for the process, on the device that asked first."""
-    tables = bitsandbytes().functional.name2qmap
-    before = dict(tables)
-    tables.clear()
-    try:
+    with mock.patch.dict(bitsandbytes().functional.name2qmap, clear=True):
         yield
-    finally:
-        tables.clear()
-        tables.update(before)
 
 
 def twins_on_meta(module: torch.nn.Module, memo: dict[int, Any]) -> Loading | None:
@@ -343,8 +336,26 @@ def num_elements(parameter: torch.Tensor) -> int:
     return parameter.numel() if state is None else int(state.shape.numel())
 
 
-def prepare_kbit(model: Any, loading: Loading) -> list[str]:
-    """``prepare_model_for_kbit_training``: all is frozen, what is not quantised becomes float32."""
+def prepare_kbit(model: Any, loading: Loading, setup: Setup) -> list[str]:
+    """``prepare_model_for_kbit_training``: all is frozen, what is not quantised becomes float32.
+
+    It is called where the setup says so, and where it does not say, beside adapters.
+
+    Args:
+        model: quantised; it is changed.
+        loading: told which parameters were cast.
+        setup: of the run.
+
+    Returns:
+        What there is to say.
+
+    Raises:
+        MissingDependencyError: peft is not installed.
+    """
+    assert setup.quantization is not None
+    prepare = setup.quantization.prepare
+    if prepare is False or (prepare is None and setup.adapter is None):
+        return []
     try:
         import peft
     except ImportError as error:

@@ -114,13 +114,23 @@ def choose_head(config: Any, wanted: Task, model_id: str, transformers: Any) -> 
     return _checked(Head(wanted, cls), config, transformers)
 
 
+def _saved_as(config: Any) -> str:
+    """The class that the checkpoint was saved with; "" where it does not say."""
+    return (config.architectures or [""])[0] or ""
+
+
+def _by_ending(name: str) -> Task | None:
+    """The task that the name of a class ends with."""
+    return next((task for ending, task in _ENDINGS.items() if name.endswith(ending)), None)
+
+
 def task_of_class(cls: type, *, encoder_decoder: bool = False) -> Task:
     """The task a class of transformers is made for, by the conventions of its name."""
     for ancestor in cls.__mro__:
         name = ancestor.__name__
-        for ending, task in _ENDINGS.items():
-            if name.endswith(ending):
-                return task
+        task = _by_ending(name)
+        if task is not None:
+            return task
         if name.endswith("ForConditionalGeneration"):
             main = getattr(cls, "main_input_name", "input_ids")
             if main in ("input_features", "input_values"):
@@ -176,10 +186,10 @@ def _speech(config: Any, own: Task) -> Iterator[Task]:
 
 def _own_task(config: Any) -> Task:
     """The task of the class that the checkpoint was saved with."""
-    name = ((config.architectures or [""])[0]) or ""
-    for ending, task in _ENDINGS.items():
-        if name.endswith(ending):
-            return task
+    name = _saved_as(config)
+    task = _by_ending(name)
+    if task is not None:
+        return task
     if name.endswith("ForConditionalGeneration") and (_sees(config) or _is_contrastive(config)):
         return Task.IMAGE_TEXT_TO_TEXT
     return Task.BASE
@@ -204,7 +214,7 @@ def _is_contrastive(config: Any) -> bool:
     """Two towers and a projection each: CLIP, SigLIP, CLAP and their kin."""
     has_text = hasattr(config, "text_config")
     has_other = hasattr(config, "vision_config") or hasattr(config, "audio_config")
-    name = ((config.architectures or [""])[0]) or ""
+    name = _saved_as(config)
     generates = name.endswith(("ForConditionalGeneration", "ForCausalLM", "LMHeadModel"))
     return has_text and has_other and not generates and hasattr(config, "initializer_factor")
 
@@ -215,7 +225,7 @@ def _is_text_encoder(config: Any) -> bool:
 
     if not hasattr(config, "vocab_size") or getattr(config, "is_decoder", False):
         return False
-    name = ((config.architectures or [""])[0]) or ""
+    name = _saved_as(config)
     if name.endswith(("ForCausalLM", "LMHeadModel")):
         return False
     kind = type(config)
@@ -276,7 +286,7 @@ def _checked(head: Head, config: Any, transformers: Any) -> Head:
         if part is not None:
             note = f"{name} has no training forward; its thinker, {thinker}, is what trains"
             return Head(head.task, part, (note,))
-    own = (config.architectures or [""])[0] or ""
+    own = _saved_as(config)
     if "WithTeacher" in own and "WithTeacher" not in name:
         note = f"{own} has no loss; {name} is trained instead"
         return Head(head.task, head.cls, (note,))

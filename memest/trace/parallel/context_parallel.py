@@ -10,7 +10,7 @@ it stands what accelerate (``Accelerator._prepare_cp``, ``maybe_context_parallel
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -74,16 +74,12 @@ def unmasked(model: Any) -> Iterator[None]:
             kwargs["is_causal"] = True
         return args, kwargs
 
-    hooks = [
-        module.register_forward_pre_hook(before, with_kwargs=True, prepend=True)
-        for name, module in model.named_modules()
-        if name.endswith("self_attn")
-    ]
-    try:
+    with ExitStack() as stack:
+        for name, module in model.named_modules():
+            if name.endswith("self_attn"):
+                hook = module.register_forward_pre_hook(before, with_kwargs=True, prepend=True)
+                stack.enter_context(hook)
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def split_of(mesh: Any, setup: Setup) -> Split:

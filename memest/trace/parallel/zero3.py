@@ -24,6 +24,7 @@ import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import torch
 from torch.nn import functional
@@ -92,12 +93,8 @@ def linear_of_stage_3(setup: Setup) -> Iterator[None]:
     if not setup.has_linear_of_stage_3:
         yield
         return
-    kept = functional.linear
-    functional.linear = _linear  # type: ignore[assignment]
-    try:
+    with mock.patch.object(functional, "linear", _linear):
         yield
-    finally:
-        functional.linear = kept
 
 
 class _Running:
