@@ -17,9 +17,6 @@ from unittest import mock
 import pytest
 import torch
 
-from memest.calibration.running.cpu_memory import mark, measure
-from memest.calibration.running.loops import train
-from memest.calibration.running.material import host_batches
 from memest.catalog.resolve import ModelSource
 from memest.config.compilation import loss_and_chunks
 from memest.config.setup import Setup
@@ -27,32 +24,17 @@ from memest.events import ALLOC, FREE, MARK
 from memest.trace import session
 from memest.trace.cuda.known_values import attach
 from memest.trace.cuda.no_triton import Library, without_triton
-from memest.trace.inputs.batch import realise
 from memest.trace.losses.chunked import torchtune_chunked, torchtune_linear, trl_chunked, trl_fused
 from memest.trace.losses.fused_loss import fused_loss_applied
-from memest.trace.losses.loss import loss_for
 from memest.trace.model.adapters import base_of
-from memest.trace.optimizers.torch import make_optimizer
-from memest.trace.recorder import Recorder
-from memest.trace.training import TracePlan, trace_training
-from support.cases import GPU, twin
-from support.real_memory import traced
+from memest.trace.training import TracePlan
+from support.cases import GPU
+from support.real_steps import RNG_STATE, run_both
 
-STEPS = 2
 LOSSES = ("trl-fused", "trl-chunked", "torchtune-linear", "torchtune-chunked:3")
 
 
 # -- real steps -----------------------------------------------------------------------------------
-
-
-class Marks:
-    """Phases as marks in the profiler's stream."""
-
-    def mark(self, phase, step, micro_step):
-        mark(f"{phase} {step} {micro_step}")
-
-    def step_done(self, step):
-        pass
 
 
 def _on_cpu(model, loss):
@@ -91,30 +73,17 @@ def _on_cpu(model, loss):
     ids=["trainer", "tied", "frozen", "checkpointing", "softcap"],
 )
 def test_a_real_step_allocates_the_same(loss, model, options):
-    twins = twin(model, fused_loss=loss, batch=6, **options)
-    setup = twins.setup
-    batches = host_batches(twins.plans, STEPS * setup.grad_accum)
+    @contextmanager
+    def around(twins):
+        with (
+            mock.patch.object(twins.real, "forward", _on_cpu(twins.real, loss)),
+            fused_loss_applied(twins.built.trained, GPU, loss),
+        ):
+            yield
 
-    def make(module):
-        return make_optimizer(module, setup, Recorder(), (2, 13))
-
-    with mock.patch.object(twins.real, "forward", _on_cpu(twins.real, loss)):
-        real = measure(
-            lambda: train(
-                twins.real, setup, batches, make, loss_for(twins.built), torch.device("cpu"),
-                Marks(),
-            )
-        )  # fmt: skip
-    with fused_loss_applied(twins.built.trained, GPU, loss):
-        trace = traced(
-            trace_training(
-                twins.built.trained, setup, make_batch=lambda: realise(twins.plans),
-                loss_of=loss_for(twins.built), gpu=GPU, operators="cpu",
-                loading=twins.built.loading,
-            )
-        )  # fmt: skip
-    # step counters and random states, which a CPU run cannot tell from the device's memory
-    host = 8 * len(list(twins.real.parameters())) + 1024 + 5056 * 2 * 8
+    real, trace, host = run_both(model, {"fused_loss": loss, "batch": 6, **options}, around)
+    # what the losses recompute keeps random states too, whether layers are recomputed or not
+    host += RNG_STATE * (2 * 8 - 2 * 4 * ("checkpointing" in options))
 
     assert abs(trace.peak - real.peak) <= 0.005 * real.peak
     measured = {phase.name: phase for phase in real.phases}

@@ -11,8 +11,7 @@ import torch
 from memest.trace.model.packed import GptqLinear
 from support.cases import twin
 from support.packed_reference import reference_of
-from support.real_memory import differences
-from support.real_steps import run_both
+from support.real_steps import check_order, check_step
 
 LORA = {"peft_type": "LORA", "r": 8}
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True}
@@ -43,24 +42,13 @@ CASES = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("model", "setup"), CASES)
 def test_a_step_allocates_what_a_real_one_does(model, setup):
-    real, trace, host = run_both(model, setup)
-
-    assert abs(trace.peak - real.peak) <= max(0.0025 * real.peak, host)
-    measured = {phase.name: phase for phase in real.phases}
-    assert len(trace.phases) > 5
-    for phase in trace.phases:
-        same = measured[phase.name]
-        assert abs(phase.alive - same.alive) <= host, f"alive when {phase.name} begins"
-        assert abs(phase.peak - same.peak) <= host + 0.005 * real.peak, f"peak in {phase.name}"
+    check_step(model, setup, small=True)
 
 
 @pytest.mark.slow
 def test_every_allocation_is_the_same_and_in_the_same_order():
-    real, trace, _ = run_both("llama-gqa", _case("gptq", "llama-gqa", GPTQ, ALL).values[1])
-
     # the CPU copies a mask of 9,216 bytes to add it up
-    assert len(trace.allocations(at_least=10_000)) > 100
-    assert differences(real, trace, at_least=10_000) == []
+    check_order(*_case("gptq", "llama-gqa", GPTQ, ALL).values, at_least=10_000)
 
 
 def test_adapters_around_packed_layers_are_those_of_peft():

@@ -15,19 +15,18 @@ torch = pytest.importorskip("torch")
 from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 
-from memest.calibration.running.cpu_memory import mark, measure
+from memest.calibration.running.cpu_memory import measure
 from memest.calibration.running.loops import train
 from memest.config.setup import Setup
 from memest.trace.optimizers.torch import make_optimizer
 from memest.trace.recorder import Recorder
 from memest.trace.training import trace_training
-from memest.workspaces.operator_call import GpuTraits
+from support.cases import GPU
 from support.random_nets import NUMBERS, VOCABULARY, Model
 from support.real_memory import differences, traced
+from support.real_steps import RNG_STATE, Marks
 
-GPU = GpuTraits(capability=(8, 0), sm_count=108, max_threads_per_sm=2048)
 SHAPES = {"tokens": (3, 40, 96), "sequence": (3, 40, 96), "image": (3, 8, 16, 16)}
-RNG_STATE = 5056  # bytes of torch.get_rng_state(), which checkpointing keeps on the host
 
 EXAMPLES = 30
 ASKED = os.environ.get("MEMEST_RANDOM_NETS")
@@ -58,16 +57,6 @@ setups = st.fixed_dictionaries(
         "max_grad_norm": st.sampled_from([0.0, 1.0]),
     }
 )
-
-
-class Marks:
-    """Phases as marks in the profiler's stream."""
-
-    def mark(self, phase, step, micro_step):
-        mark(f"{phase} {step} {micro_step}")
-
-    def step_done(self, step):
-        pass
 
 
 def model_of(kind, spec, device):

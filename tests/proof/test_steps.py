@@ -10,118 +10,88 @@ from __future__ import annotations
 import pytest
 import torch
 
-from memest.calibration.running.cpu_memory import CpuRun, mark, measure
+from memest.calibration.running.cpu_memory import mark, measure
 from memest.config.optimizers import OPTIMIZER_FACTS
 from memest.config.setup import Loop
-from support.real_memory import differences
-from support.real_steps import run_both
+from support.real_steps import check_order, check_step
 
 PLAIN, ACCELERATE, TRAINER = (loop.value for loop in (Loop.PLAIN, Loop.ACCELERATE, Loop.TRAINER))
 
 
-def _case(model, **setup):
+def _case(model, slow=False, **setup):
     loop = setup.setdefault("loop", PLAIN)
     words = [f"{k}={v}" for k, v in setup.items() if k != "loop"]
-    return pytest.param(model, setup, id="-".join([model, loop, *words]).replace(" ", ""))
+    name = "-".join([model, loop, *words]).replace(" ", "")
+    return pytest.param(model, setup, id=name, marks=[pytest.mark.slow] if slow else [])
 
 
 CASES = [
     # architectures
     _case("bert"),
     _case("roberta", padded=True),
-    _case("deberta"),
+    _case("deberta", slow=True),
     _case("modernbert"),
     _case("gpt2"),
-    _case("llama-gqa"),
-    _case("llama-tied"),
-    _case("qwen3", loop=TRAINER),
-    _case("gemma2", loop=ACCELERATE),
-    _case("gpt_neox"),
-    _case("bloom"),
-    _case("phi"),
-    _case("t5", loop=TRAINER, grad_accum=2),
-    _case("bart", loop=ACCELERATE),
-    _case("vit", loop=TRAINER),
-    _case("swin", loop=TRAINER),
-    _case("convnext"),
-    _case("resnet", loop=ACCELERATE),
-    _case("segformer", loop=TRAINER),
-    _case("clip"),
-    _case("whisper", loop=TRAINER, grad_accum=2),
-    _case("wav2vec2", loop=TRAINER),
-    _case("mixtral", dtype="bfloat16"),
-    _case("qwen3_moe", dtype="bfloat16", loop=TRAINER),
+    _case("llama-gqa", slow=True),
+    _case("llama-tied", slow=True),
+    _case("qwen3", loop=TRAINER, slow=True),
+    _case("gemma2", loop=ACCELERATE, slow=True),
+    _case("gpt_neox", slow=True),
+    _case("bloom", slow=True),
+    _case("phi", slow=True),
+    _case("t5", loop=TRAINER, grad_accum=2, slow=True),
+    _case("bart", loop=ACCELERATE, slow=True),
+    _case("vit", loop=TRAINER, slow=True),
+    _case("swin", loop=TRAINER, slow=True),
+    _case("convnext", slow=True),
+    _case("resnet", loop=ACCELERATE, slow=True),
+    _case("segformer", loop=TRAINER, slow=True),
+    _case("clip", slow=True),
+    _case("whisper", loop=TRAINER, grad_accum=2, slow=True),
+    _case("wav2vec2", loop=TRAINER, slow=True),
+    _case("mixtral", dtype="bfloat16", slow=True),
+    _case("qwen3_moe", dtype="bfloat16", loop=TRAINER, slow=True),
     # loops, accumulation, clipping, zero_grad
-    _case("bert", loop=TRAINER, grad_accum=3, optim="adamw_torch_fused"),
-    _case("bert", loop=TRAINER, max_grad_norm=0.0),
-    _case("bert", loop=ACCELERATE, grad_accum=3, max_grad_norm=1.0),
-    _case("gpt2", grad_accum=2, zero_grad="zero"),
-    _case("gpt2", loop=ACCELERATE, grad_accum=2),
-    _case("gpt2", grad_accum=2, del_outputs=True),
+    _case("bert", loop=TRAINER, grad_accum=3, optim="adamw_torch_fused", slow=True),
+    _case("bert", loop=TRAINER, max_grad_norm=0.0, slow=True),
+    _case("bert", loop=ACCELERATE, grad_accum=3, max_grad_norm=1.0, slow=True),
+    _case("gpt2", grad_accum=2, zero_grad="zero", slow=True),
+    _case("gpt2", loop=ACCELERATE, grad_accum=2, slow=True),
+    _case("gpt2", grad_accum=2, del_outputs=True, slow=True),
     _case("llama-gqa", loop=ACCELERATE, del_outputs=True),
     # optimizers
     _case("bert", optim="sgd_momentum_loop"),
     _case("bert", optim="adamw_torch_foreach", max_grad_norm=1.0),
     _case("bert", optim="adagrad_loop"),
     _case("bert", optim="nadam"),
-    _case("bert", optim="adafactor_torch"),
-    _case("bert", optim="adafactor", loop=TRAINER),
+    _case("bert", optim="adafactor_torch", slow=True),
+    _case("bert", optim="adafactor", loop=TRAINER, slow=True),
     _case("bert", optim="none"),
     _case("bert", optim="sgd_loop", weight_decay=0.1),
     _case("bert", optim="adam_loop", weight_decay=0.1, loop=TRAINER),
-    _case("llama", optim="muon"),
+    _case("llama", optim="muon", slow=True),
     # checkpointing, frozen weights, half weights, eager attention
     _case("llama", checkpointing="full"),
     _case("llama", checkpointing="full", use_reentrant=True, loop=TRAINER),
-    _case("bert", checkpointing="full", use_reentrant=True),
+    _case("bert", checkpointing="full", use_reentrant=True, slow=True),
     _case("llama", freeze=("embed", "layers.[01]")),
-    _case("bert", dtype="bfloat16"),
-    _case("t5", dtype="bfloat16", loop=TRAINER),
+    _case("bert", dtype="bfloat16", slow=True),
+    _case("t5", dtype="bfloat16", loop=TRAINER, slow=True),
     _case("gpt2", attn_implementation="eager"),
     _case("llama", attn_implementation="eager", padded=True),
     # autocast, with the CPU's lists: casts, cache and recompute are the same code as CUDA's
-    _case("bert", precision="bf16", loop=ACCELERATE),
-    _case("llama-gqa", precision="bf16", checkpointing="full", loop=TRAINER),
-    _case("llama-gqa", precision="bf16", checkpointing="full", use_reentrant=True),
-    _case("llama", precision="bf16", freeze=("layers.0", "embed"), loop=TRAINER),
-    _case("t5", precision="bf16", grad_accum=2, loop=ACCELERATE),
-    _case("clip", precision="bf16"),
+    _case("bert", precision="bf16", loop=ACCELERATE, slow=True),
+    _case("llama-gqa", precision="bf16", checkpointing="full", loop=TRAINER, slow=True),
+    _case("llama-gqa", precision="bf16", checkpointing="full", use_reentrant=True, slow=True),
+    _case("llama", precision="bf16", freeze=("layers.0", "embed"), loop=TRAINER, slow=True),
+    _case("t5", precision="bf16", grad_accum=2, loop=ACCELERATE, slow=True),
+    _case("clip", precision="bf16", slow=True),
 ]
 
 
-@pytest.mark.slow(
-    but=(
-        "bert-plain",
-        "roberta-plain-padded=True",
-        "modernbert-plain",
-        "gpt2-plain",
-        "llama-gqa-accelerate-del_outputs=True",
-        "bert-plain-optim=sgd_momentum_loop",
-        "bert-plain-optim=adamw_torch_foreach-max_grad_norm=1.0",
-        "bert-plain-optim=adagrad_loop",
-        "bert-plain-optim=nadam",
-        "bert-plain-optim=none",
-        "bert-plain-optim=sgd_loop-weight_decay=0.1",
-        "bert-trainer-optim=adam_loop-weight_decay=0.1",
-        "llama-plain-checkpointing=full",
-        "llama-trainer-checkpointing=full-use_reentrant=True",
-        "llama-plain-freeze=('embed','layers.[01]')",
-        "gpt2-plain-attn_implementation=eager",
-        "llama-plain-attn_implementation=eager-padded=True",
-    )
-)
 @pytest.mark.parametrize(("model", "setup"), CASES)
 def test_step_allocates_what_a_real_one_does(model, setup):
-    real, trace, host = run_both(model, setup)
-
-    assert abs(trace.peak - real.peak) <= 0.0025 * real.peak
-
-    measured = {phase.name: phase for phase in real.phases}
-    assert [p.name for p in trace.phases] == [n for n in measured if n in _names(trace)]
-    for phase in trace.phases:
-        same = measured[phase.name]
-        assert abs(phase.alive - same.alive) <= host, f"alive when {phase.name} begins"
-        assert abs(phase.peak - same.peak) <= host + 0.005 * real.peak, f"peak in {phase.name}"
+    check_step(model, setup)
 
 
 LIBRARIES = [
@@ -146,7 +116,7 @@ LIBRARIES = [
 @pytest.mark.parametrize(("library", "optim", "targets"), LIBRARIES)
 def test_step_of_a_library_allocates_what_a_real_one_does(library, optim, targets, dtype):
     pytest.importorskip(library)
-    test_step_allocates_what_a_real_one_does(
+    check_step(
         "llama", {"optim": optim, "optim_target_modules": targets, "dtype": dtype, "loop": PLAIN}
     )
 
@@ -187,11 +157,7 @@ def test_step_in_backward_allocates_what_a_real_one_does(model, setup):
         setup = {**setup, "optim_target_modules": "all-linear"}
     if not facts.layerwise:
         setup = {**setup, "optim_in_backward": True}
-    test_step_allocates_what_a_real_one_does(model, setup)
-
-
-def _names(run: CpuRun) -> set[str]:
-    return {phase.name for phase in run.phases}
+    check_step(model, setup)
 
 
 @pytest.mark.slow("llama-setup4", "gemma2-setup6")
@@ -210,10 +176,7 @@ def _names(run: CpuRun) -> set[str]:
     ],
 )
 def test_every_allocation_is_the_same_and_in_the_same_order(model, setup):
-    real, trace, _ = run_both(model, {"loop": PLAIN, **setup})
-
-    assert len(trace.allocations(at_least=4096)) > 200
-    assert differences(real, trace, at_least=4096) == []
+    check_order(model, {"loop": PLAIN, **setup}, count=200)
 
 
 def test_the_harness_sees_an_allocation_that_lives_for_an_instant():

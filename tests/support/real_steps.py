@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
 import torch
 
 from memest.calibration.running.cpu_memory import CpuRun, mark, measure
@@ -12,8 +16,8 @@ from memest.trace.losses.loss import loss_for
 from memest.trace.optimizers.torch import make_optimizer
 from memest.trace.recorder import Recorder
 from memest.trace.training import trace_training
-from support.cases import GPU, twin
-from support.real_memory import traced
+from support.cases import GPU, Twin, twin
+from support.real_memory import differences, traced
 
 STEPS = 2
 RNG_STATE = 5056  # bytes of torch.get_rng_state(), which checkpointing keeps on the host
@@ -29,8 +33,16 @@ class Marks:
         pass
 
 
-def run_both(model, setup) -> tuple[CpuRun, CpuRun, int]:
-    """The measured run, the traced one, and how much host memory may differ."""
+def run_both(
+    model: str, setup: dict[str, Any], around: Callable[[Twin], Any] = nullcontext
+) -> tuple[CpuRun, CpuRun, int]:
+    """The measured run, the traced one, and how much host memory may differ.
+
+    Args:
+        model: a name of ``CONFIGS``.
+        setup: options of :func:`twin`.
+        around: gives what is entered around both runs.
+    """
     twins = twin(model, **setup)
     setup = twins.setup
     batches = host_batches(twins.plans, STEPS * setup.grad_accum)
@@ -38,22 +50,57 @@ def run_both(model, setup) -> tuple[CpuRun, CpuRun, int]:
     def make(module):
         return make_optimizer(module, setup, Recorder(), (2, 13))
 
-    real = measure(
-        lambda: train(
-            twins.real, setup, batches, make, loss_for(twins.built), torch.device("cpu"), Marks()
-        )
-    )
-    trace = trace_training(
-        twins.built.trained,
-        setup,
-        make_batch=lambda: realise(twins.plans),
-        loss_of=loss_for(twins.built),
-        gpu=GPU,
-        operators="cpu",
-        loading=twins.built.loading,
-    )
+    with around(twins):
+        real = measure(
+            lambda: train(
+                twins.real, setup, batches, make, loss_for(twins.built), torch.device("cpu"),
+                Marks(),
+            )
+        )  # fmt: skip
+        trace = trace_training(
+            twins.built.trained, setup, make_batch=lambda: realise(twins.plans),
+            loss_of=loss_for(twins.built), gpu=GPU, operators="cpu", loading=twins.built.loading,
+        )  # fmt: skip
     # step counters, Python numbers as tensors; random states where layers are recomputed
     host = 8 * len(list(twins.real.parameters())) + 1024
     if setup.checkpointing != "none":
         host += RNG_STATE * 2 * 4
     return real, traced(trace), host
+
+
+def check_step(model: str, setup: dict[str, Any], *, small: bool = False) -> None:
+    """A step allocates what a real one does: at every boundary, in every phase, at its peak.
+
+    Args:
+        model: a name of ``CONFIGS``.
+        setup: options of :func:`twin`.
+        small: next to what trains, what stays on the host is not small.
+    """
+    real, trace, host = run_both(model, setup)
+
+    assert abs(trace.peak - real.peak) <= max(0.0025 * real.peak, host * small)
+    measured = {phase.name: phase for phase in real.phases}
+    names = [phase.name for phase in trace.phases]
+    assert names == [name for name in measured if name in names]
+    assert len(names) > 5
+    for phase in trace.phases:
+        same = measured[phase.name]
+        assert abs(phase.alive - same.alive) <= host, f"alive when {phase.name} begins"
+        assert abs(phase.peak - same.peak) <= host + 0.005 * real.peak, f"peak in {phase.name}"
+
+
+def check_order(
+    model: str, setup: dict[str, Any], *, count: int = 100, at_least: int = 4096
+) -> None:
+    """Every allocation of a step is that of a real one, and comes in the same order.
+
+    Args:
+        model: a name of ``CONFIGS``.
+        setup: options of :func:`twin`.
+        count: how many allocations there are more than.
+        at_least: bytes of those that are compared.
+    """
+    real, trace, _ = run_both(model, setup)
+
+    assert len(trace.allocations(at_least=at_least)) > count
+    assert differences(real, trace, at_least=at_least) == []
