@@ -1,7 +1,8 @@
 """Real steps with adapters of peft against traced ones, as test_steps does it for whole models.
 
 The real model is wrapped by ``peft.get_peft_model`` as a training script does it, the traced one on
-meta; dtypes, gradients, states and every peak follow from peft's own code on both sides.
+meta; dtypes, gradients, states and every peak follow from peft's own code on both sides. Quantised
+bases are what ``from_pretrained`` makes with bitsandbytes, and layers of GPTQ that hold numbers.
 """
 
 from __future__ import annotations
@@ -9,12 +10,27 @@ from __future__ import annotations
 import pytest
 
 pytest.importorskip("peft")
+pytest.importorskip("bitsandbytes")
 
+import torch
+
+from memest.trace.model.packed import GptqLinear
+from memest.trace.model.quantization import companions
 from support.cases import twin
+from support.packed_reference import reference_of
 from support.real_steps import check_order, check_step
 
 PLAIN, ACCELERATE, TRAINER = "plain", "accelerate", "trainer"
 LINEAR = {"target_modules": "all-linear"}
+LORA = {"peft_type": "LORA", "r": 8}
+NF4 = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": "bfloat16"}
+NESTED = {**NF4, "bnb_4bit_use_double_quant": True}
+INT8 = {"load_in_8bit": True}
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True}
+ALL = {**LORA, "target_modules": r".*\.(q_proj|k_proj|v_proj|o_proj|up_proj|down_proj)"}
+HALF = {"dtype": "bfloat16"}
+AUTOCAST = {"precision": "bf16"}
+CHECKPOINTED = {"checkpointing": "full"}
 
 
 def _case(model, peft_type="LORA", loop=PLAIN, cast=True, setup=None, slow=False, **settings):
@@ -29,9 +45,22 @@ def _case(model, peft_type="LORA", loop=PLAIN, cast=True, setup=None, slow=False
     return pytest.param(model, values, id=name, marks=marks)
 
 
-HALF = {"dtype": "bfloat16"}
-AUTOCAST = {"precision": "bf16"}
-CHECKPOINTED = {"checkpointing": "full"}
+def _quantized(model, quantization=NF4, adapter=LORA, loop=PLAIN, slow=True, **setup):
+    values = {"loop": loop, "quantization": quantization, "adapter": adapter, **HALF, **setup}
+    words = ["nested"] if "bnb_4bit_use_double_quant" in quantization else []
+    words += [f"{k}={v}" for k, v in quantization.items() if k not in NESTED or v is False]
+    words += [f"{k}={v}" for k, v in {**adapter, **setup}.items()]
+    name = "-".join([model, loop, *words])
+    for character in " '{}[]":
+        name = name.replace(character, "")
+    return pytest.param(model, values, id=name, marks=[pytest.mark.slow] if slow else [])
+
+
+def _packed(name, model, quantization, adapter=LORA, loop=PLAIN, **setup):
+    base = {"loop": loop, "dtype": "float16", "batch": 12}
+    values = {**base, "quantization": quantization, "adapter": adapter, **setup}
+    return pytest.param(model, values, id=name, marks=pytest.mark.slow)
+
 
 CASES = [
     # families, targets as peft chooses them
@@ -84,25 +113,79 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("model", "setup"), CASES)
+BITSANDBYTES = [
+    _quantized("llama-gqa"),
+    _quantized("llama-gqa", NESTED, loop=TRAINER),
+    _quantized("llama-tied", NESTED),
+    _quantized("llama-gqa", {"load_in_4bit": True}),
+    _quantized("llama-gqa", {**NF4, "bnb_4bit_quant_storage": "bfloat16"}),
+    _quantized("llama-gqa", {**NF4, "prepare": False}, loop=TRAINER),
+    _quantized(
+        "llama-gqa", {**NF4, "prepare": False, "llm_int8_skip_modules": ["o_proj", "lm_head"]}
+    ),
+    _quantized("llama-gqa", NESTED, precision="bf16", loop=TRAINER),
+    _quantized("llama-gqa", NESTED, checkpointing="full", loop=TRAINER),
+    _quantized("llama-gqa", NESTED, {**LORA, "target_modules": "all-linear", "lora_dropout": 0.1}),
+    _quantized("llama-gqa", NESTED, {**LORA, "use_dora": True}),
+    _quantized("llama-gqa", NESTED, {"peft_type": "IA3"}),
+    _quantized("llama-gqa", NESTED, {"peft_type": "PROMPT_TUNING", "num_virtual_tokens": 8}),
+    _quantized("qwen3", NESTED, loop=ACCELERATE, grad_accum=2),
+    _quantized("gpt2", NESTED),
+    _quantized("opt", NESTED),
+    _quantized("gpt_neox", NESTED),
+    _quantized("bert", {**NESTED, "llm_int8_skip_modules": ["classifier"]}, loop=TRAINER),
+    _quantized("t5", NESTED, loop=TRAINER),
+    _quantized("llama-gqa", INT8),
+    _quantized("llama-gqa", INT8, dtype="float16", slow=False),
+    _quantized("llama-gqa", {**INT8, "llm_int8_threshold": 0.0}, loop=TRAINER),
+    _quantized("llama-gqa", {**INT8, "prepare": False}, checkpointing="full", loop=TRAINER),
+    _quantized("gpt2", INT8, {**LORA, "target_modules": "all-linear"}),
+    _quantized("bert", {**INT8, "llm_int8_skip_modules": ["classifier"]}, {"peft_type": "IA3"}),
+    _quantized("qwen3_moe", NESTED, {**LORA, "target_modules": ["q_proj", "v_proj"]}),
+]
+
+
+PACKED = [
+    _packed("gptq", "llama-gqa", GPTQ),
+    _packed("gptq-all", "llama-gqa", GPTQ, ALL, loop=TRAINER),
+    _packed("gptq-8-bits", "llama-gqa", {**GPTQ, "bits": 8, "group_size": -1}, loop=ACCELERATE),
+    _packed("gptq-bfloat16", "llama-gqa", GPTQ, dtype="bfloat16"),
+    _packed("gptq-checkpointing", "llama-gqa", GPTQ, checkpointing="full", loop=TRAINER),
+    _packed("gptq-bf16-autocast", "llama-gqa", GPTQ, precision="bf16", loop=TRAINER),
+    _packed("gptq-conv1d", "gpt2", GPTQ),
+    _packed("gptq-biases", "opt", GPTQ, grad_accum=2, loop=TRAINER),
+    _packed("gptq-prompts", "llama-gqa", GPTQ, {"peft_type": "PROMPT_TUNING",
+                                              "num_virtual_tokens": 8}),
+    _packed("gptq-as-it-is", "llama-gqa", {**GPTQ, "prepare": False}, ALL),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("model", "setup"), [*CASES, *BITSANDBYTES, *PACKED])
 def test_step_allocates_what_a_real_one_does(model, setup):
     # these models are small, and what stays on the host when layers are recomputed is not
     check_step(model, setup, small=True)
 
 
 @pytest.mark.parametrize(
-    ("model", "setup"), [pytest.param(*case.values, id=case.id) for case in CASES]
+    ("model", "setup"),
+    [pytest.param(*case.values, id=case.id) for case in [*CASES, *BITSANDBYTES]],
 )
 def test_parameters_have_the_shapes_and_dtypes_of_a_real_build(model, setup):
     twins = twin(model, **setup)
 
     def facts(module):
         parameters = dict(module.named_parameters()).items()
-        return {n: (tuple(p.shape), p.dtype, p.requires_grad) for n, p in parameters}
+        tensors = {n: (tuple(p.shape), p.dtype, p.requires_grad) for n, p in parameters}
+        for name, part in module.named_modules():
+            for number, tensor in enumerate(companions(part)):
+                tensors[f"{name}#{number}"] = (tuple(tensor.shape), tensor.dtype)
+        return tensors
 
-    assert facts(twins.built.trained) == facts(twins.real)
+    real = facts(twins.real)
+    assert facts(twins.built.trained) == real
     assert any(p.requires_grad for p in twins.real.parameters())
     assert all(b.is_meta for b in twins.built.trained.buffers())
+    assert any("#" in name for name in real) == ("quantization" in setup)
 
 
 @pytest.mark.slow(but=("bert-IA3-plain",))
@@ -113,7 +196,36 @@ def test_parameters_have_the_shapes_and_dtypes_of_a_real_build(model, setup):
         _case("llama-gqa", use_dora=True),
         _case("llama-gqa", lora_dropout=0.1, setup=HALF, **LINEAR),
         _case("bert", "IA3"),
+        _quantized("llama-gqa", NESTED),
+        _quantized("llama-tied"),
     ],
 )
 def test_every_allocation_is_the_same_and_in_the_same_order(model, setup):
     check_order(model, setup)
+
+
+@pytest.mark.slow
+def test_every_allocation_around_packed_layers_is_the_same_and_in_the_same_order():
+    # the CPU copies a mask of 9,216 bytes to add it up
+    check_order(*_packed("gptq", "llama-gqa", GPTQ, ALL).values, at_least=10_000)
+
+
+def test_adapters_around_packed_layers_are_those_of_peft():
+    twins = twin("llama-gqa", quantization=GPTQ, adapter=LORA, dtype="float16", batch=2)
+    kinds = {type(m).__name__ for m in twins.built.trained.modules()}
+    trained = {p.dtype for p in twins.built.trained.parameters() if p.requires_grad}
+
+    assert "GPTQLoraLinear" in kinds
+    assert trained == {torch.float32}
+
+
+def test_a_reference_layer_multiplies_by_its_unpacked_weight():
+    # the reference is no reference if its gradient is not that of x W
+    layer = reference_of(GptqLinear(64, 32, bits=4, group_size=32, bias=True))
+    x = torch.randn(5, 64, dtype=torch.float16, requires_grad=True)
+    weight = torch.from_numpy(layer.numbers()).half()
+
+    layer(x).sum().backward()
+
+    assert torch.equal(layer(x), x @ weight + layer.bias)
+    assert torch.allclose(x.grad, (torch.ones(5, 32).half() @ weight.t()), atol=1e-3)

@@ -312,27 +312,26 @@ class TestInt8:
         assert out.dtype == dtype
         return recorder.trace
 
-    def test_bf16_goes_over_float16_and_int32(self):
-        trace = self.births(torch.bfloat16)
-        m, k, n = 32, 64, 48
-        half = 2 * m * k
-        assert trace.sizes == [half, 4 * m, m * k, half, m * k, 1, 4 * m * n, 2 * m * n, 2 * m * n]
+    @pytest.mark.parametrize(
+        ("dtype", "threshold", "num_in", "sizes"),
+        [
+            (torch.bfloat16, 6.0, 64, "2mk 4m mk 2mk mk 1 4mn 2mn 2mn"),
+            (torch.float16, 6.0, 64, "4m mk 2mk mk 1 4mn 2mn"),
+            (torch.float16, 0.0, 64, "4m mk 4mn 2mn"),
+            # lengths that cuBLAS refuses are multiplied in float32
+            (torch.float16, 0.0, 63, "4m mk 4mn 4mk 4nk 4mn 4mn 2mn"),
+        ],
+        ids=["over float16 and int32", "no copies", "nothing is searched", "in float32"],
+    )
+    def test_what_a_layer_makes(self, dtype, threshold, num_in, sizes):
+        extents = {"m": 32, "k": num_in, "n": 48}
 
-    def test_float16_needs_no_copies(self):
-        trace = self.births(torch.float16)
-        m, k, n = 32, 64, 48
-        assert trace.sizes == [4 * m, m * k, 2 * m * k, m * k, 1, 4 * m * n, 2 * m * n]
+        def size_of(term):
+            factors = [extents[letter] for letter in term if letter.isalpha()]
+            return math.prod(factors, start=int(term.strip("mkn") or 1))
 
-    def test_without_a_threshold_nothing_is_searched(self):
-        trace = self.births(torch.float16, threshold=0.0)
-        m, k, n = 32, 64, 48
-        assert trace.sizes == [4 * m, m * k, 4 * m * n, 2 * m * n]
-
-    def test_lengths_that_cublas_refuses_are_multiplied_in_float32(self):
-        m, k, n = 32, 63, 48
-        trace = self.births(torch.float16, threshold=0.0, num_in=k)
-        product = [4 * m * n, 4 * m * k, 4 * n * k, 4 * m * n, 4 * m * n, 2 * m * n]
-        assert trace.sizes == [4 * m, m * k, *product]
+        trace = self.births(dtype, threshold, num_in)
+        assert trace.sizes == [size_of(term) for term in sizes.split()]
 
 
 class TestRefusals:
