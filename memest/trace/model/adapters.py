@@ -70,7 +70,7 @@ def add_adapter(
     config, notes = _config(adapter, task)
     adapt_to_packed(config, model, adapter.method)
     # copies of quantised weights begin as an empty tensor, which must not be on the CPU
-    on_meta = nullcontext() if setup.quantization is None else torch.device("meta")
+    on_meta: Any = nullcontext() if setup.quantization is None else torch.device("meta")
     try:
         with warnings.catch_warnings(), on_meta:
             warnings.simplefilter("ignore")

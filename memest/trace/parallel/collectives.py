@@ -57,7 +57,7 @@ def collective_handlers(distributed: Distributed) -> dict[Any, Handler]:
     def wrapped(_recorder: Recorder, _func: Any, args: Any, _kwargs: Any) -> Any:
         return AsyncCollectiveTensor(args[0])
 
-    handlers = {
+    handlers: dict[Any, Handler] = {
         functional._wrap_tensor_autograd.default: wrapped,
         functional.wait_tensor.default: same,
         torch.ops.c10d.alltoall_base_.default: _exchange,
