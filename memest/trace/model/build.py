@@ -8,10 +8,10 @@ from __future__ import annotations
 import copy
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
-from unittest import mock
 
 import torch
 
@@ -192,9 +192,7 @@ def _instantiate(
         check_precision(dtype, setup)
     part = _part_for(config, cls)
     try:
-        # building from a config must never fetch anything
-        offline = mock.patch.dict(os.environ, HF_HUB_OFFLINE="1")
-        with offline, flash_attention_installed(), torch.device("meta"):
+        with _quiet_hub(), flash_attention_installed(), torch.device("meta"):
             if hasattr(cls, "_model_mapping"):
                 # an auto class: the config brings code of its own
                 model: torch.nn.Module = cls.from_config(part, trust_remote_code=True, **kwargs)
@@ -264,6 +262,20 @@ def _cannot_build(source: ModelSource, error: Exception) -> ModelLoadError:
 def _first_line(error: Exception) -> str:
     text = str(error).strip().splitlines()
     return text[0].rstrip(".") + "." if text else type(error).__name__
+
+
+@contextmanager
+def _quiet_hub() -> Iterator[None]:
+    """Building from a config must never fetch anything."""
+    before = os.environ.get("HF_HUB_OFFLINE")
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["HF_HUB_OFFLINE"]
+        else:
+            os.environ["HF_HUB_OFFLINE"] = before
 
 
 def from_factory(
