@@ -18,7 +18,10 @@ from memest.trace.cuda.cuda_ops import kernel_handlers
 from memest.trace.cuda.in_place import in_place_handlers
 from memest.trace.cuda.known_values import attach
 from memest.trace.cuda.value_answers import answer_handlers
+from memest.trace.inputs.batch import realise
 from memest.trace.recorder import Recorder
+from memest.trace.training import TracePlan, trace_training
+from support.cases import GPU, twin
 from support.real_memory import differences, traced
 
 N = 32
@@ -169,6 +172,62 @@ def test_without_the_handlers_a_join_would_cost_a_tensor(monkeypatch):
 
     made = [len(run.allocations(at_least=1024)) for run in (real, trace)]
     assert made[1] == made[0] + 1
+
+
+# in place and out of place
+JOINS = {
+    "llama": (28, 6),
+    "llama-tied": (28, 7),
+    "bert": (12, 0),
+    "gpt2": (12, 1),
+    "t5": (31, 6),
+    "gpt_neox": (21, 3),
+}
+
+
+def _real_joins(twins) -> tuple[int, int]:
+    with torch.autograd.profiler.profile(use_kineto=True) as profiler:
+        twins.real(**realise(twins.plans, device="cpu")).loss.backward()
+    counts = {"aten::add_": 0, "aten::add": 0}
+
+    def walk(nodes, parent):
+        for node in nodes:
+            if node.name in counts and parent.startswith("autograd::engine::evaluate_function"):
+                counts[node.name] += not parent.endswith("AccumulateGrad")
+            walk(node.children, node.name)
+
+    walk(profiler.kineto_results.experimental_event_tree(), "")
+    return counts["aten::add_"], counts["aten::add"]
+
+
+@pytest.mark.slow("llama-tied")
+@pytest.mark.parametrize("model", JOINS)
+def test_joins_of_a_model(model, monkeypatch):
+    twins = twin(model, loop="plain", attn_implementation="eager", optim="none")
+    for config in (twins.real.config, twins.built.model.config):
+        config.use_cache = False
+    decided = []
+    accumulate = in_place._accumulate
+
+    def counted(recorder, func, args, kwargs):
+        out = accumulate(recorder, func, args, kwargs)
+        if recorder.in_backward and not torch.is_grad_enabled():
+            decided.append(out is args[0])
+        return out
+
+    monkeypatch.setattr(in_place, "_accumulate", counted)
+    trace_training(
+        twins.built.model,
+        twins.setup,
+        make_batch=lambda: realise(twins.plans),
+        loss_of=lambda outputs, _: outputs["loss"],
+        gpu=GPU,
+        operators="cpu",
+        plan=TracePlan(steps=1),
+    )
+
+    assert _real_joins(twins) == JOINS[model]
+    assert (decided.count(True), decided.count(False)) == JOINS[model]
 
 
 def test_boolean_index_is_scattered_in_place():

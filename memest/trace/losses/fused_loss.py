@@ -18,7 +18,7 @@ import importlib.util
 import logging
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
@@ -29,7 +29,6 @@ from memest.config.compilation import loss_and_chunks
 from memest.errors import ConfigError, MissingDependencyError
 from memest.trace.cuda.no_triton import Library, without_triton
 from memest.trace.losses.chunked import (
-    Parts,
     parts_of,
     torchtune_chunked,
     torchtune_linear,
@@ -55,6 +54,10 @@ def _check_installed(library: Library, option: str, package: str) -> None:
             f"{option} is priced by tracing {package}, which is not installed: pip install "
             f"--no-deps {package}"
         )
+
+
+def _prepare() -> None:
+    importlib.import_module("cut_cross_entropy")
 
 
 @contextmanager
@@ -94,18 +97,26 @@ def _cut_cross_entropy(base: Any, gpu: GpuTraits) -> Iterator[None]:
     ``linear_cross_entropy(..., shift=True)``, with the sum of the losses divided by the number of
     items where the Trainer gives one, as patches of this loss do.
     """
-    from transformers.modeling_outputs import CausalLMOutputWithPast
-
     _check_installed(_CUT, "--fused-loss cce", "cut-cross-entropy")
-    parts = _plain_parts(base)
+    decoder, head, softcap = _parts(base)
+    with (
+        mock.patch.object(torch.cuda, "get_device_capability", return_value=gpu.capability),
+        without_triton(_CUT, _prepare),
+    ):
+        loss: Any = importlib.import_module("cut_cross_entropy").linear_cross_entropy
+        with mock.patch.object(base, "forward", _forward(decoder, head, softcap, loss)):
+            yield
 
-    def load() -> Any:
-        return importlib.import_module("cut_cross_entropy")
+
+def _forward(
+    decoder: Any, head: Any, softcap: float | None, cross_entropy: Callable[..., torch.Tensor]
+) -> Callable[..., Any]:
+    from transformers.modeling_outputs import CausalLMOutputWithPast
 
     def forward(
         input_ids: Any = None, labels: Any = None, num_items_in_batch: Any = None, **kwargs: Any
     ) -> Any:
-        outputs = parts.backbone(input_ids=input_ids, **kwargs)
+        outputs = decoder(input_ids=input_ids, **kwargs)
         dtype = outputs.last_hidden_state.dtype
         if dtype not in (torch.float16, torch.bfloat16) and torch.is_grad_enabled():
             raise ConfigError(
@@ -113,11 +124,11 @@ def _cut_cross_entropy(base: Any, gpu: GpuTraits) -> Iterator[None]:
                 "backward requires them to be bf16 or fp16. Use half-precision weights: --dtype "
                 "bfloat16."
             )
-        loss = load().linear_cross_entropy(
+        loss = cross_entropy(
             outputs.last_hidden_state,
-            parts.head.weight,
+            head.weight,
             labels,
-            softcap=parts.softcap,
+            softcap=softcap,
             shift=True,
             reduction="mean" if num_items_in_batch is None else "sum",
         )
@@ -127,16 +138,11 @@ def _cut_cross_entropy(base: Any, gpu: GpuTraits) -> Iterator[None]:
             loss=loss, past_key_values=getattr(outputs, "past_key_values", None)
         )
 
-    with (
-        mock.patch.object(torch.cuda, "get_device_capability", return_value=gpu.capability),
-        without_triton(_CUT, load),
-        mock.patch.object(base, "forward", forward),
-    ):
-        yield
+    return forward
 
 
-def _plain_parts(model: Any) -> Parts:
-    """A model whose head is what the kernel multiplies by.
+def _parts(model: Any) -> tuple[Any, Any, float | None]:
+    """The decoder, the head and the soft cap of the logits.
 
     Raises:
         ConfigError: the model is no causal language model with a plain linear head.
@@ -153,7 +159,7 @@ def _plain_parts(model: Any) -> Parts:
         raise ConfigError(
             f"--fused-loss cce does not go with {type(model).__name__}: {why}. Leave it out."
         )
-    return parts
+    return parts.backbone, parts.head, parts.softcap
 
 
 # -- Liger -----------------------------------------------------------------------------------------

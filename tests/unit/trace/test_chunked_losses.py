@@ -28,11 +28,6 @@ def _trace(loss, config=(), **options):
     return trace_small({**LLAMA, **dict(config)}, fused_loss=loss, **{"seq_len": LENGTH, **options})
 
 
-def _skip_without_the_library(loss):
-    if loss == "cce":
-        pytest.importorskip("cut_cross_entropy")
-
-
 def _beyond_weights(loss, vocabulary, **options):
     """The peak without the frozen matrix of words that embedding and head share."""
     options = {"freeze": ("embed",), **options}
@@ -92,7 +87,7 @@ def test_gradients_of_the_head_are_summed_in_fp32_by_the_fused_head():
     assert frozen.sizes.count(4 * 40_000 * HIDDEN) == 0
 
 
-@pytest.mark.parametrize("loss", [*TRL, *TORCHTUNE, "cce"])
+@pytest.mark.parametrize("loss", [*TRL, *TORCHTUNE])
 @pytest.mark.parametrize(
     "options",
     [
@@ -102,7 +97,6 @@ def test_gradients_of_the_head_are_summed_in_fp32_by_the_fused_head():
     ids=lambda options: next(iter(options)),
 )  # fmt: skip
 def test_they_go_with(loss, options):
-    _skip_without_the_library(loss)
     # so that logits are what the peak is made of
     config = {"vocab_size": 40_000}
     assert peak_of(_trace(loss, config, batch=8, **options)) < peak_of(
@@ -121,7 +115,6 @@ def test_a_loss_of_routers_is_added_as_sfttrainer_does():
     assert len(with_it.sizes) > len(without.sizes)
 
 
-COHERE = {"model_type": "cohere", "architectures": ["CohereForCausalLM"]}
 HEAD = {"peft_type": "LORA", "r": 8, "target_modules": ["q_proj", "lm_head"]}
 
 
@@ -133,15 +126,11 @@ HEAD = {"peft_type": "LORA", "r": 8, "target_modules": ["q_proj", "lm_head"]}
                               "decoder_start_token_id": 0}, {}, "causal"),
         ("trl-fused", {"tie_word_embeddings": False}, {"adapter": HEAD}, "adapter on the head"),
         ("trl-chunked", {"tie_word_embeddings": False}, {"adapter": HEAD}, "adapter on the head"),
-        ("torchtune-chunked", COHERE, {}, "scaled"),
-        ("cce", {"model_type": "bert", "architectures": None}, {}, "causal language models"),
-        ("cce", COHERE, {}, "logit_scale"),
-        ("cce", {"model_type": "t5", "num_layers": 1, "architectures": None,
-                 "decoder_start_token_id": 0}, {}, "causal language"),
+        ("torchtune-chunked", {"model_type": "cohere", "architectures": ["CohereForCausalLM"]}, {},
+         "scaled"),
     ],
 )  # fmt: skip
 def test_models_that_they_do_not_go_with(loss, config, options, said):
-    _skip_without_the_library(loss)
     with pytest.raises(ConfigError, match=said):
         _trace(loss, config, **options)
 
@@ -155,7 +144,6 @@ def test_torchtune_applies_a_head_with_an_adapter():
     ("value", "said"),
     [
         ("trl", "Legal: none, cce"),
-        ("cse", "Did you mean 'cce'"),
         ("torchtune-liner", "Did you mean 'torchtune-linear'"),
         ("trl-fused:4", "torchtune-linear:N"),
         ("cce:4", "torchtune-linear:N"),

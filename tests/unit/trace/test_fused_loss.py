@@ -19,6 +19,7 @@ from support.small_llama import (
     LLAMA,
     VOCABULARY,
     kept_between,
+    peak_of,
     trace_small,
 )
 
@@ -58,6 +59,31 @@ def test_a_tied_head_gets_one_gradient():
     assert gradients.count(2 * VOCABULARY * HIDDEN) == 1
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"adapter": {"peft_type": "LORA", "r": 8}}, {"checkpointing": "full"},
+        {"loop": "plain"}, {"grad_accum": 2},
+    ],
+    ids=lambda options: next(iter(options)),
+)  # fmt: skip
+def test_it_goes_with(options):
+    assert peak_of(_trace(**options)) < peak_of(_trace(**options, fused_loss=""))
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"model_type": "bert", "num_hidden_layers": 1}, "causal language models"),
+        ({**LLAMA, "model_type": "cohere", "architectures": ["CohereForCausalLM"]}, "logit_scale"),
+        ({"model_type": "t5", "num_layers": 1, "decoder_start_token_id": 0}, "causal language"),
+    ],
+)
+def test_models_with_another_loss_are_refused(config, said):
+    with pytest.raises(ConfigError, match=said):
+        _trace(config)
+
+
 def test_float32_is_refused_as_the_library_does():
     with pytest.raises(ConfigError, match="requires them to be bf16 or fp16"):
         _trace(dtype="float32")
@@ -66,7 +92,10 @@ def test_float32_is_refused_as_the_library_does():
 @pytest.mark.parametrize(
     ("options", "said"),
     [
+        ({"fused_loss": "cse"}, "Did you mean 'cce'"),
+        ({"fused_loss": "cce", "use_liger_kernel": True}, "Liger replaces the loss"),
         ({"fused_loss": "cce", "eval_batch": 2, "eval_samples": 4}, "no logits to keep"),
+        ({"fused_loss": "cce", "torch_compile": True}, "compiled with the graph"),
         ({"fused_loss": "cce", "distributed": Distributed(num_gpus=2)}, "--num-gpus"),
     ],
 )
