@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 from memest.units import KIB, MIB
-from memest.workspaces.layout import is_contiguous, is_dense, kernel_copy, numel, tensor
+from memest.workspaces.layout import is_contiguous, is_dense, kernel_copy, tensor
 from memest.workspaces.operator_call import GpuTraits, Lifetime, OpCall, TensorSpec, Workspace
 from memest.workspaces.registry import rule
 
@@ -55,6 +58,28 @@ def cublaslt_workspace(call: OpCall, gpu: GpuTraits) -> tuple[Workspace, ...]:
     return (Workspace(MIB, "cuBLASLt workspace"), *own)
 
 
+def _product(
+    call: OpCall, first: int, usable: Callable[[TensorSpec], bool]
+) -> tuple[tuple[TensorSpec, TensorSpec, TensorSpec], tuple[Workspace, ...]] | None:
+    """Operands and result of a product that reaches cuBLAS, and copies of operands.
+
+    Args:
+        call: the product.
+        first: position of its first operand.
+        usable: whether cuBLAS takes an operand as it lies.
+    """
+    left, right = tensor(call, first, "mat1"), tensor(call, first + 1, "mat2")
+    out = call.output
+    if left is None or right is None or out is None or out.dtype not in _BLAS_DTYPES:
+        return None
+    if not out.numel or not left.numel:
+        return None
+    # a row-major result makes cuBLAS compute the transposed product: second operand first
+    pair = (right, left) if is_contiguous(out) else (left, right)
+    copies = tuple(kernel_copy(spec, _COPY) for spec in pair if not usable(spec))
+    return (left, right, out), copies
+
+
 @rule("aten.mm", "aten.addmm", "aten.addmm_", "aten._addmm_activation")
 def matrix_product(call: OpCall, gpu: GpuTraits) -> tuple[Workspace, ...]:
     """Copies of operands without a unit stride, then the cuBLAS or (fused bias) Lt workspace.
@@ -65,17 +90,12 @@ def matrix_product(call: OpCall, gpu: GpuTraits) -> tuple[Workspace, ...]:
     Evidence: source; workspaces: recorded.
     """
     shift = 0 if call.op.startswith("aten.mm.") else 1
-    first, second = tensor(call, shift, "mat1"), tensor(call, shift + 1, "mat2")
-    out = call.outputs[0] if call.outputs else None
-    if first is None or second is None or out is None or out.dtype not in _BLAS_DTYPES:
+    product = _product(call, shift, _matrix_usable)
+    if product is None:
         return ()
-    if not out.numel or not first.numel:
-        return ()
-    # a row-major result makes cuBLAS compute the transposed product: second operand first
-    pair = (second, first) if is_contiguous(out) else (first, second)
-    copies = tuple(kernel_copy(spec, _COPY) for spec in pair if not _matrix_usable(spec))
+    operands, copies = product
     bias = tensor(call, 0, "self") if shift else None
-    fused = bias is not None and _lt_fuses(call, bias, first, second, out, gpu)
+    fused = bias is not None and _lt_fuses(call, bias, *operands, gpu)
     return copies + (cublaslt_workspace if fused else cublas_workspace)(call, gpu)
 
 
@@ -87,14 +107,10 @@ def batched_product(call: OpCall, gpu: GpuTraits) -> tuple[Workspace, ...]:
     Evidence: source; workspaces: recorded.
     """
     shift = 0 if call.op.startswith("aten.bmm") else 1
-    first, second = tensor(call, shift, "batch1"), tensor(call, shift + 1, "batch2")
-    out = call.outputs[0] if call.outputs else None
-    if first is None or second is None or out is None or out.dtype not in _BLAS_DTYPES:
+    product = _product(call, shift, _batch_usable)
+    if product is None:
         return ()
-    if not out.numel or not first.numel:
-        return ()
-    pair = (second, first) if is_contiguous(out) else (first, second)
-    copies = tuple(kernel_copy(spec, _COPY) for spec in pair if not _batch_usable(spec))
+    _, copies = product
     return copies + cublas_workspace(call, gpu)
 
 
@@ -118,17 +134,16 @@ def vector_product(call: OpCall, gpu: GpuTraits) -> tuple[Workspace, ...]:
     return copies + cublas_workspace(call, gpu)
 
 
-@rule("aten.linear")
-def linear(call: OpCall, gpu: GpuTraits) -> tuple[Workspace, ...]:
+@rule("aten.linear", needs="input weight")
+def linear(
+    call: OpCall, gpu: GpuTraits, spec: TensorSpec, weight: TensorSpec
+) -> tuple[Workspace, ...]:
     """As mm or addmm on the flattened input, where a trace keeps ``linear`` whole.
 
     Source: ATen/native/Linear.cpp (2.x).
     Evidence: memory.
     """
-    spec, weight = tensor(call, 0, "input"), tensor(call, 1, "weight")
-    if spec is None or weight is None or spec.dtype not in _BLAS_DTYPES:
-        return ()
-    if not spec.numel or not weight.numel or len(weight.shape) != 2:
+    if spec.dtype not in _BLAS_DTYPES or len(weight.shape) != 2:
         return ()
     bias = tensor(call, 2, "bias")
     narrow = min(spec.numel // weight.shape[1], *weight.shape) <= 1
@@ -136,14 +151,14 @@ def linear(call: OpCall, gpu: GpuTraits) -> tuple[Workspace, ...]:
     return (cublaslt_workspace if fused else cublas_workspace)(call, gpu)
 
 
-@rule("aten._int_mm", "aten._scaled_mm")
-def lt_product(call: OpCall, gpu: GpuTraits) -> tuple[Workspace, ...]:
+@rule("aten._int_mm", "aten._scaled_mm", needs="self")
+def lt_product(call: OpCall, gpu: GpuTraits, _spec: TensorSpec) -> tuple[Workspace, ...]:
     """The cuBLASLt workspace.
 
     Source: ATen/cuda/CUDABlas.cpp, scaled_gemm, int8_gemm (2.x).
     Evidence: memory.
     """
-    return cublaslt_workspace(call, gpu) if numel(tensor(call, 0, "self")) else ()
+    return cublaslt_workspace(call, gpu)
 
 
 @rule("aten._grouped_mm")
@@ -209,8 +224,8 @@ def _lt_fuses(
 _ALWAYS_FUSED_ROWS = 4
 
 
-@rule("bitsandbytes.gemm_4bit")
-def dequantized_product(call: OpCall, gpu: GpuTraits) -> tuple[Workspace, ...]:
+@rule("bitsandbytes.gemm_4bit", needs="A")
+def dequantized_product(call: OpCall, gpu: GpuTraits, rows: TensorSpec) -> tuple[Workspace, ...]:
     """The weight in the dtype of the input (N K elements), and its scales where nested.
 
     Up to 4 rows go to a kernel that dequantises as it multiplies, up to 7 in float32 and on GPUs
@@ -223,9 +238,8 @@ def dequantized_product(call: OpCall, gpu: GpuTraits) -> tuple[Workspace, ...]:
     _gemm_4bit_use_custom_cuda; 0.43 to 0.49 dequantise in autograd/_functions.py.
     Evidence: source.
     """
-    rows, shape = tensor(call, 0, "A"), call.args[2] if len(call.args) > 2 else None
-    out = call.outputs[0] if call.outputs else None
-    if rows is None or out is None or not isinstance(shape, tuple) or not rows.numel:
+    shape, out = call.args[2] if len(call.args) > 2 else None, call.output
+    if out is None or not isinstance(shape, tuple):
         return ()
     extents = [extent for extent in shape if isinstance(extent, int) and extent > 0]
     if len(extents) != 2 or rows.dtype not in ("float16", "bfloat16", "float32"):
@@ -245,12 +259,9 @@ def dequantized_product(call: OpCall, gpu: GpuTraits) -> tuple[Workspace, ...]:
         # dequantised, then a copy with the offset added
         nested = (Workspace(4 * scales.numel, "scales of blocks, dequantised"),) * 2
     weight = TensorSpec((num_out, num_in), (num_in, 1), rows.dtype)
-    dense = Workspace(weight.numel * weight.itemsize, "dequantised weight")
+    dense = kernel_copy(weight, "dequantised weight")
     product = OpCall(
         "aten.linear.default", (rows, weight, kwargs.get("bias")), (), (out,), call.thread
     )
-    before = tuple(
-        Workspace(workspace.nbytes, workspace.label, before_outputs=True)
-        for workspace in (*nested, dense)
-    )
+    before = (replace(workspace, before_outputs=True) for workspace in (*nested, dense))
     return (*before, *linear(product, gpu))

@@ -6,6 +6,8 @@ see channels last when the tensors lie channels first: a transposed copy of each
 
 from __future__ import annotations
 
+import math
+
 from memest.units import MIB
 from memest.workspaces.layout import (
     acc_bytes,
@@ -28,8 +30,10 @@ _WORKSPACE = "cuDNN convolution workspace"
 _MOST = 4096 * MIB
 
 
-@rule("aten.convolution", "aten.cudnn_convolution", "aten._convolution")
-def convolution(call: OpCall, gpu: GpuTraits) -> tuple[Workspace, ...]:
+@rule("aten.convolution", "aten.cudnn_convolution", "aten._convolution", needs="input weight out")
+def convolution(
+    call: OpCall, gpu: GpuTraits, spec: TensorSpec, weight: TensorSpec, out: TensorSpec
+) -> tuple[Workspace, ...]:
     """Expected: transposed copies of input, weight and output if channels first; at most 4 x.
 
     Nothing expected for channels last, for fp32 without TF32 and for depthwise convolutions.
@@ -37,16 +41,14 @@ def convolution(call: OpCall, gpu: GpuTraits) -> tuple[Workspace, ...]:
     Source: ATen/native/cudnn/Conv_v8.cpp, Convolution.cpp; the size is cuDNN's (2.x).
     Evidence: memory, no trace of a convolution was at hand.
     """
-    spec, weight = tensor(call, 0, "input"), tensor(call, 1, "weight")
-    out = call.outputs[0] if call.outputs else None
-    if spec is None or weight is None or out is None or not out.numel or not weight.numel:
-        return ()
     groups = integer(call, 5 if "cudnn" in call.op else 8, "groups", 1)
     return (*_layout_copies(spec, weight), _workspace((spec, weight, out), groups, gpu))
 
 
-@rule("aten.convolution_backward")
-def convolution_backward(call: OpCall, gpu: GpuTraits) -> tuple[Workspace, ...]:
+@rule("aten.convolution_backward", needs="grad_output input weight")
+def convolution_backward(
+    call: OpCall, gpu: GpuTraits, grad: TensorSpec, spec: TensorSpec, weight: TensorSpec
+) -> list[Workspace]:
     """A workspace for the input's gradient, one for the weight's, scratch of the bias's sum.
 
     Both as in the forward pass; the weight's may hold an fp32 copy of the weight in addition.
@@ -55,13 +57,6 @@ def convolution_backward(call: OpCall, gpu: GpuTraits) -> tuple[Workspace, ...]:
     Source: ATen/native/Convolution.cpp, cudnn/Conv_v8.cpp; the sizes are cuDNN's (2.x).
     Evidence: memory; sum of the bias: as the rule of sum.
     """
-    grad, spec, weight = (
-        tensor(call, 0, "grad_output"),
-        tensor(call, 1, "input"),
-        tensor(call, 2, "weight"),
-    )
-    if grad is None or spec is None or weight is None or not (grad.numel and weight.numel):
-        return ()
     mask = argument(call, 10, "output_mask")
     groups = integer(call, 9, "groups", 1)
     workspaces = list(_layout_copies(spec, weight))
@@ -79,7 +74,7 @@ def convolution_backward(call: OpCall, gpu: GpuTraits) -> tuple[Workspace, ...]:
         dims = (0, *range(2, len(grad.shape)))
         kernel = ReduceKernel(acc_bytes(grad.dtype), in_place=grad.itemsize != 2)
         workspaces += reduction_scratch(grad, dims, kernel, gpu, out_bytes=grad.itemsize)
-    return tuple(workspaces)
+    return workspaces
 
 
 def _wanted(mask: Value, which: int) -> bool:
@@ -100,9 +95,7 @@ def _layout_copies(spec: TensorSpec, weight: TensorSpec) -> tuple[Workspace, ...
 
 def _one_way(spec: TensorSpec) -> bool:
     """Whether a contiguous tensor lies channels last as well (one channel, or one pixel)."""
-    pixels = 1
-    for extent in spec.shape[2:]:
-        pixels *= extent
+    pixels = math.prod(spec.shape[2:])
     return is_contiguous(spec) and (spec.shape[1] == 1 or pixels == 1)
 
 
@@ -131,26 +124,23 @@ def _alike(spec: TensorSpec | None, image: TensorSpec, label: str) -> tuple[Work
     return () if is_channels_last(spec) else (kernel_copy(spec, label),)
 
 
-@rule("aten.avg_pool2d", "aten.max_pool2d_with_indices")
-def pooling(call: OpCall, gpu: GpuTraits) -> tuple[Workspace, ...]:
+@rule("aten.avg_pool2d", "aten.max_pool2d_with_indices", needs="self")
+def pooling(_call: OpCall, _gpu: GpuTraits, image: TensorSpec) -> tuple[Workspace, ...]:
     """Nothing, unless the image is neither contiguous nor channels last: a copy of it.
 
     Source: ATen/native/cuda/AveragePool2d.cu, DilatedMaxPool2d.cu (1.10 to 2.x).
     Evidence: source.
     """
-    del gpu
-    image = tensor(call, 0, "self")
-    return () if image is None else _alike(image, image, "pooled image, contiguous")
+    return _alike(image, image, "pooled image, contiguous")
 
 
 @rule("aten.avg_pool2d_backward", "aten.max_pool2d_with_indices_backward")
-def pooling_backward(call: OpCall, gpu: GpuTraits) -> tuple[Workspace, ...]:
+def pooling_backward(call: OpCall, _gpu: GpuTraits) -> tuple[Workspace, ...]:
     """Copies of image, gradient and indices that do not lie in the image's format.
 
     Source: ATen/native/cuda/AveragePool2d.cu, DilatedMaxPool2d.cu (1.10 to 2.x).
     Evidence: source.
     """
-    del gpu
     grad, image = tensor(call, 0, "grad_output"), tensor(call, 1, "self")
     if image is None:
         return ()
@@ -174,16 +164,17 @@ _FEWEST_CHANNELS = 4
     "aten._upsample_nearest_exact2d",
     "aten._upsample_nearest_exact2d_backward",
     "aten.upsample_bilinear2d_backward",
+    needs="self out",
 )
-def upsampling(call: OpCall, gpu: GpuTraits) -> tuple[Workspace, ...]:
+def upsampling(
+    _call: OpCall, _gpu: GpuTraits, image: TensorSpec, out: TensorSpec
+) -> tuple[Workspace, ...]:
     """Nothing if all lies row by row, or channels last (4 and more); else copies of what does not.
 
     Source: ATen/native/cuda/UpSampleNearest2d.cu, UpSampleBilinear2d.cu (1.10 to 2.x).
     Evidence: source.
     """
-    del gpu
-    image, out = tensor(call, 0, "self"), call.outputs[0] if call.outputs else None
-    if image is None or out is None or len(image.shape) < 4 or image.shape == out.shape:
+    if len(image.shape) < 4 or image.shape == out.shape:
         return ()
     if image.shape[1] >= _FEWEST_CHANNELS and is_channels_last(image) and is_channels_last(out):
         return ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from memest.workspaces.layout import (
@@ -13,7 +14,6 @@ from memest.workspaces.layout import (
     integer,
     is_contiguous,
     kernel_copy,
-    product,
     round_up,
     tensor,
 )
@@ -150,11 +150,11 @@ def _indexed(target: TensorSpec, indices: tuple[Value, ...], values: TensorSpec)
         else:
             shapes.append(index.shape)
             dim += 1
-    sliced *= product(target.shape[dim:])
+    sliced *= math.prod(target.shape[dim:])
     if masked:
         # how many are set is data: the values say it where they were not broadcast
         return values.numel // max(sliced, 1), sliced
-    return product(_broadcast(shapes)), sliced
+    return math.prod(_broadcast(shapes)), sliced
 
 
 def _broadcast(shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
@@ -180,7 +180,7 @@ def _masks(indices: Value) -> list[Workspace]:
 def _wide_indices(indices: Value) -> list[Workspace]:
     items = indices if isinstance(indices, tuple) else ()
     return [
-        Workspace(index.numel * 8, "index, int64")
+        kernel_copy(index, "index, int64", 8)
         for index in items
         if isinstance(index, TensorSpec) and index.dtype == "int32" and not index.on_host
     ]
@@ -193,16 +193,12 @@ def _alike_indices(indices: tuple[Value, ...]) -> list[Workspace]:
     ]
     shape = _broadcast([index.shape for index in tensor_specs])
     expanded = [_expand(index, shape) for index in tensor_specs]
-    copies = [
-        Workspace(index.numel * 8, "index, from the host") for index in expanded if index.on_host
-    ]
+    copies = [kernel_copy(index, "index, from the host", 8) for index in expanded if index.on_host]
     expanded = [dense(index) if index.on_host else index for index in expanded]
     if len({index.stride for index in expanded}) < 2:
         return copies
     return copies + [
-        Workspace(index.numel * 8, "index, contiguous")
-        for index in expanded
-        if not is_contiguous(index)
+        kernel_copy(index, "index, contiguous", 8) for index in expanded if not is_contiguous(index)
     ]
 
 
@@ -216,7 +212,7 @@ def _expand(spec: TensorSpec, shape: tuple[int, ...]) -> TensorSpec:
 
 
 @rule("aten.index.Tensor", "aten._unsafe_index", "aten.masked_select")
-def look_up(call: OpCall, gpu: GpuTraits) -> tuple[Workspace, ...]:
+def look_up(call: OpCall, _gpu: GpuTraits) -> tuple[Workspace, ...]:
     """Index tensors as int64 n x 8: cast from int32, made alike where they were broadcast.
 
     One int64 index needs nothing, one on the host is copied. A bool mask becomes indices, 8 bytes
@@ -227,7 +223,6 @@ def look_up(call: OpCall, gpu: GpuTraits) -> tuple[Workspace, ...]:
     Evidence: recorded (casts, two broadcast indices, scratch of nonzero: torch 2.8; an index on
     the host: 2.6).
     """
-    del gpu
     if call.op.startswith("aten.masked_select"):
         return tuple(_masks((tensor(call, 1, "mask"),)))
     indices = argument(call, 1, "indices")
@@ -237,25 +232,24 @@ def look_up(call: OpCall, gpu: GpuTraits) -> tuple[Workspace, ...]:
     return tuple(replace(workspace, before_outputs=True) for workspace in workspaces)
 
 
-@rule("aten._embedding_bag_dense_backward")
-def embedding_bag_backward(call: OpCall, gpu: GpuTraits) -> tuple[Workspace, ...]:
+@rule("aten._embedding_bag_dense_backward", needs="grad indices")
+def embedding_bag_backward(
+    call: OpCall, _gpu: GpuTraits, grad: TensorSpec, indices: TensorSpec
+) -> tuple[Workspace, ...]:
     """As the embedding's gradient: sorted indices and fp32 partial rows, for any number of them.
 
     Source: ATen/native/cuda/EmbeddingBag.cu, EmbeddingBackwardKernel.cu (2.x).
     Evidence: memory.
     """
-    del gpu
-    grad, indices = tensor(call, 0, "grad"), tensor(call, 1, "indices")
-    if grad is None or indices is None or not (indices.numel and grad.numel and grad.shape):
+    if not grad.shape:
         return ()
     n, item = indices.numel, indices.itemsize
     segments = min(n, max(integer(call, 5, "num_weights", 0), 0))
     partials = n // _ROWS_PER_THREAD + segments
     size = partials * grad.shape[-1] * acc_bytes(grad.dtype)
     arrays = [Workspace(n * item, "embedding index array")] * 4
-    copy = () if is_contiguous(grad) else (kernel_copy(grad, "embedding gradient, contiguous"),)
     return (
-        *copy,
+        *contiguous_copy(grad, "embedding gradient, contiguous"),
         *arrays,
         radix_sort_scratch(n, item, item, 8 * item),
         Workspace(size, "embedding partial sums"),

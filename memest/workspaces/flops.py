@@ -10,10 +10,11 @@ arithmetic. Bias additions, causal masks and padding are not considered, as in
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Callable
 from functools import partial
 
-from memest.workspaces.layout import argument, product, tensor
+from memest.workspaces.layout import argument, tensor
 from memest.workspaces.operator_call import OpCall, TensorSpec
 
 __all__ = ["Arithmetic", "arithmetic", "counts_flops", "flops"]
@@ -94,13 +95,13 @@ def _convolution_of(grid: TensorSpec, weight: TensorSpec) -> int:
     The grid is the output, or the input of a transposed convolution; the weight is
     [out, in / groups, kernel...], so groups are accounted for.
     """
-    points = grid.shape[0] * product(grid.shape[2:])
+    points = grid.shape[0] * math.prod(grid.shape[2:])
     return 2 * points * weight.numel
 
 
 def _convolution(call: OpCall) -> int:
     weight = tensor(call, 1, "weight")
-    out = call.outputs[0] if call.outputs else None
+    out = call.output
     transposed = call.op.startswith(("aten.convolution", "aten._convolution")) and bool(
         argument(call, 6, "transposed")
     )
@@ -143,7 +144,7 @@ def _heads(call: OpCall, first: int) -> tuple[int, int, int, int] | None:
     keys = key[2] if by_head else key[-3]
     if not by_head:
         keys = _longest_key(call, first) or keys
-    return product(query[:-1]), keys, query[-1], value[-1]
+    return math.prod(query[:-1]), keys, query[-1], value[-1]
 
 
 def _longest_key(call: OpCall, first: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 from memest.workspaces.operator_call import DTYPE_BYTES, OpCall, TensorSpec, Value, Workspace
 
@@ -19,7 +20,6 @@ __all__ = [
     "is_floating",
     "kernel_copy",
     "numel",
-    "product",
     "round_up",
     "tensor",
     "tensors",
@@ -57,14 +57,6 @@ def integer(call: OpCall, position: int, name: str, default: int) -> int:
     """An integer argument (or a flag), with the default of the schema."""
     value = argument(call, position, name)
     return int(value) if isinstance(value, (int, float)) else default
-
-
-def product(extents: tuple[int, ...]) -> int:
-    """Product of a shape."""
-    count = 1
-    for extent in extents:
-        count *= extent
-    return count
 
 
 def numel(spec: TensorSpec | None) -> int:
@@ -140,13 +132,13 @@ def transpose(spec: TensorSpec, first: int, second: int) -> TensorSpec:
 
 def dense(spec: TensorSpec) -> TensorSpec:
     """A tensor of the same shape that lies row by row."""
-    stride = tuple(product(spec.shape[dim + 1 :]) for dim in range(len(spec.shape)))
+    stride = tuple(math.prod(spec.shape[dim + 1 :]) for dim in range(len(spec.shape)))
     return TensorSpec(spec.shape, stride, spec.dtype)
 
 
-def kernel_copy(spec: TensorSpec, label: str) -> Workspace:
-    """A dense copy of a tensor."""
-    return Workspace(spec.numel * spec.itemsize, label)
+def kernel_copy(spec: TensorSpec, label: str, item: int | None = None) -> Workspace:
+    """A dense copy of a tensor, of elements of so many bytes where they are not its own."""
+    return Workspace(spec.numel * (item or spec.itemsize), label)
 
 
 def contiguous_copy(spec: TensorSpec | None, label: str) -> tuple[Workspace, ...]:

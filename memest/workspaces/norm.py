@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from memest.units import MIB
 from memest.workspaces.layout import (
     acc_bytes,
@@ -11,7 +13,7 @@ from memest.workspaces.layout import (
     integer,
     is_channels_last,
     is_contiguous,
-    product,
+    kernel_copy,
     tensor,
     until,
 )
@@ -26,19 +28,20 @@ _MAX_BLOCKS = 32 * 1024
 _MANY_ROWS = 64 * 1024
 
 
-@rule("aten.native_layer_norm", "aten._fused_rms_norm")
-def layer_norm(call: OpCall, gpu: GpuTraits) -> tuple[Workspace, ...]:
+@rule("aten.native_layer_norm", "aten._fused_rms_norm", needs="input")
+def layer_norm(_call: OpCall, _gpu: GpuTraits, spec: TensorSpec) -> tuple[Workspace, ...]:
     """Nothing, unless the input is not contiguous: a copy of it.
 
     Source: ATen/native/cuda/layer_norm_kernel.cu (1.13 to 2.13).
     Evidence: source.
     """
-    del gpu
-    return contiguous_copy(tensor(call, 0, "input"), _COPY)
+    return contiguous_copy(spec, _COPY)
 
 
-@rule("aten.native_layer_norm_backward", "aten._fused_rms_norm_backward")
-def layer_norm_backward(call: OpCall, gpu: GpuTraits) -> tuple[Workspace, ...]:
+@rule("aten.native_layer_norm_backward", "aten._fused_rms_norm_backward", needs="grad_out input")
+def layer_norm_backward(
+    call: OpCall, gpu: GpuTraits, grad: TensorSpec, spec: TensorSpec
+) -> list[Workspace]:
     """M rows over 65536, N / 32 below half the SMs: partial sums of weight and bias, then sums.
 
     Partial rows: min(32768 / ceil(N / 32), ceil(M / 32)) x N each. Otherwise nothing but copies
@@ -47,45 +50,41 @@ def layer_norm_backward(call: OpCall, gpu: GpuTraits) -> tuple[Workspace, ...]:
     Source: ATen/native/cuda/layer_norm_kernel.cu (2.8 to 2.13).
     Evidence: source; before 2.8 and the release that changed it: memory.
     """
-    grad, spec = tensor(call, 0, "grad_out"), tensor(call, 1, "input")
     normalized = argument(call, 2, "normalized_shape")
-    if grad is None or spec is None or not isinstance(normalized, tuple) or not spec.numel:
-        return ()
+    if not isinstance(normalized, tuple):
+        return []
     workspaces = [*contiguous_copy(grad, _COPY), *contiguous_copy(spec, _COPY)]
-    columns = product(tuple(int(n) for n in normalized if isinstance(n, int)))
+    columns = math.prod(int(n) for n in normalized if isinstance(n, int))
     rows = spec.numel // max(columns, 1)
     outputs = [out for out in call.outputs[1:] if out is not None]
     if not outputs:
-        return tuple(workspaces)
+        return workspaces
     dtype = outputs[0].dtype
     if gpu.torch < (1, 13):
-        return (*workspaces, *[Workspace(32 * columns * 4, "norm partial sums")] * len(outputs))
+        return workspaces + [Workspace(32 * columns * 4, "norm partial sums")] * len(outputs)
     if gpu.torch < (2, 8) or rows <= _MANY_ROWS or columns // 32 >= gpu.sm_count // 2:
-        return tuple(workspaces)
+        return workspaces
     parts = min(_MAX_BLOCKS // ceil_div(columns, 32), ceil_div(rows, 32))
     partial = TensorSpec((parts, columns), (columns, 1), dtype)
-    buffers = [Workspace(partial.numel * partial.itemsize, "norm partial sums")] * len(outputs)
-    workspaces += buffers
+    workspaces += [kernel_copy(partial, "norm partial sums")] * len(outputs)
     kernel = ReduceKernel(acc_bytes(dtype))
     for _ in outputs:
         workspaces.append(Workspace(columns * partial.itemsize, "norm weight gradient, summed"))
         scratch = reduction_scratch(partial, (0,), kernel, gpu, out_bytes=partial.itemsize)
         end = len(workspaces) + len(scratch)
         workspaces += [until(h, end) for h in scratch]
-    return tuple(workspaces)
+    return workspaces
 
 
-@rule("aten.native_group_norm")
-def group_norm(call: OpCall, gpu: GpuTraits) -> tuple[Workspace, ...]:
+@rule("aten.native_group_norm", needs="input")
+def group_norm(call: OpCall, _gpu: GpuTraits, spec: TensorSpec) -> list[Workspace]:
     """Fused scale and shift N x C x 4 each; channels last also N x G x H x 24 of statistics.
 
     Source: ATen/native/cuda/group_norm_kernel.cu, ATen/native/group_norm.cpp (2.x).
     Evidence: source; H of the channels-last statistics: memory.
     """
-    del gpu
-    spec = tensor(call, 0, "input")
-    if spec is None or not spec.numel or len(spec.shape) < 2:
-        return ()
+    if len(spec.shape) < 2:
+        return []
     batch, channels = integer(call, 3, "N", spec.shape[0]), integer(call, 4, "C", spec.shape[1])
     pixels, groups = integer(call, 5, "HxW", 1), integer(call, 6, "group", 1)
     workspaces = _group_norm_copies(spec)
@@ -97,20 +96,20 @@ def group_norm(call: OpCall, gpu: GpuTraits) -> tuple[Workspace, ...]:
         workspaces += [
             Workspace(batch * channels * acc_bytes(spec.dtype), "group norm scale, shift")
         ] * 2
-    return tuple(workspaces)
+    return workspaces
 
 
-@rule("aten.native_group_norm_backward")
-def group_norm_backward(call: OpCall, gpu: GpuTraits) -> tuple[Workspace, ...]:
+@rule("aten.native_group_norm_backward", needs="grad_out input")
+def group_norm_backward(
+    call: OpCall, _gpu: GpuTraits, grad: TensorSpec, spec: TensorSpec
+) -> list[Workspace]:
     """Sums ds, db N x C x 4 each, then factors twice N x G x 4 and N x C x 4 (with weight).
 
     Source: ATen/native/cuda/group_norm_kernel.cu (2.x).
     Evidence: source.
     """
-    del gpu
-    grad, spec = tensor(call, 0, "grad_out"), tensor(call, 1, "input")
-    if grad is None or spec is None or not spec.numel or len(spec.shape) < 2:
-        return ()
+    if len(spec.shape) < 2:
+        return []
     batch, channels = integer(call, 5, "N", spec.shape[0]), integer(call, 6, "C", spec.shape[1])
     pixels, groups = integer(call, 7, "HxW", 1), integer(call, 8, "group", 1)
     acc = acc_bytes(spec.dtype)
@@ -119,12 +118,12 @@ def group_norm_backward(call: OpCall, gpu: GpuTraits) -> tuple[Workspace, ...]:
     if is_channels_last(spec) and pixels > 1:
         rows = _closest_factor(pixels)
         workspaces.append(Workspace(batch * channels * rows * 2 * acc, "group norm row sums"))
-    if not call.outputs or call.outputs[0] is None:
-        return tuple(workspaces)
+    if call.output is None:
+        return workspaces
     workspaces += [Workspace(batch * groups * acc, "group norm factors")] * 2
     if pixels > 1 and argument(call, 4, "weight") is not None:
         workspaces.append(Workspace(batch * channels * acc, "group norm factors"))
-    return tuple(workspaces)
+    return workspaces
 
 
 def _group_norm_copies(spec: TensorSpec) -> list[Workspace]:
@@ -144,28 +143,26 @@ def _closest_factor(number: int) -> int:
     "aten.native_batch_norm",
     "aten._native_batch_norm_legit",
     "aten._batch_norm_with_update",
+    needs="input",
 )
-def batch_norm(call: OpCall, gpu: GpuTraits) -> tuple[Workspace, ...]:
+def batch_norm(_call: OpCall, _gpu: GpuTraits, spec: TensorSpec) -> tuple[Workspace, ...]:
     """Nothing expected; channels last up to 2 KiB of partial statistics for each channel.
 
     Source: ATen/native/cuda/Normalization.cuh, cudnn/BatchNorm.cpp (workspace is cuDNN's, 2.x).
     Evidence: memory.
     """
-    del gpu
-    spec = tensor(call, 0, "input")
-    return () if spec is None else _batch_norm_scratch(spec)
+    return _batch_norm_scratch(spec)
 
 
 @rule(
     "aten.cudnn_batch_norm_backward", "aten.native_batch_norm_backward", "aten.batch_norm_backward"
 )
-def batch_norm_backward(call: OpCall, gpu: GpuTraits) -> tuple[Workspace, ...]:
+def batch_norm_backward(call: OpCall, _gpu: GpuTraits) -> tuple[Workspace, ...]:
     """A copy of a gradient that lies otherwise than the input; statistics as in the forward.
 
     Source: ATen/native/cuda/Normalization.cuh, cudnn/BatchNorm.cpp (workspace is cuDNN's, 2.x).
     Evidence: memory.
     """
-    del gpu
     cudnn = call.op.startswith("aten.cudnn")
     first, second = tensor(call, 0, "input"), tensor(call, 1, "grad_output")
     grad, spec = (second, first) if cudnn else (first, second)
@@ -173,16 +170,14 @@ def batch_norm_backward(call: OpCall, gpu: GpuTraits) -> tuple[Workspace, ...]:
         return ()
     copies: tuple[Workspace, ...] = ()
     if grad is not None and grad.numel and is_channels_last(grad) != is_channels_last(spec):
-        size = grad.numel * grad.itemsize
         # a tensor of one pixel lies both ways and is not copied
-        copies = () if is_contiguous(spec) and is_contiguous(grad) else (Workspace(size, _COPY),)
+        both = is_contiguous(spec) and is_contiguous(grad)
+        copies = () if both else (kernel_copy(grad, _COPY),)
     return copies + _batch_norm_scratch(spec)
 
 
 def _batch_norm_scratch(spec: TensorSpec) -> tuple[Workspace, ...]:
-    if not spec.numel or len(spec.shape) < 2:
-        return ()
-    if not is_channels_last(spec):
+    if not spec.numel or not is_channels_last(spec):
         return ()
     high = min(spec.shape[1] * 2048, 64 * MIB)
     return (Workspace(0, "batch norm workspace", high_nbytes=high),)

@@ -7,6 +7,7 @@ GPU is known, so one trace serves every GPU that runs the same operators.
 from __future__ import annotations
 
 import enum
+import math
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -48,10 +49,7 @@ class TensorSpec:
     @property
     def numel(self) -> int:
         """Number of elements."""
-        count = 1
-        for extent in self.shape:
-            count *= extent
-        return count
+        return math.prod(self.shape)
 
     @property
     def itemsize(self) -> int:
@@ -81,6 +79,11 @@ class OpCall:
     kwargs: tuple[tuple[str, Value], ...]
     outputs: tuple[TensorSpec | None, ...]
     thread: str
+
+    @property
+    def output(self) -> TensorSpec | None:
+        """The first tensor returned."""
+        return self.outputs[0] if self.outputs else None
 
 
 class Lifetime(enum.StrEnum):

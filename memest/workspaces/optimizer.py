@@ -12,7 +12,7 @@ _CHUNK = 65536
 
 
 @rule("aten._foreach_norm")
-def foreach_norm(call: OpCall, gpu: GpuTraits) -> tuple[Workspace, ...]:
+def foreach_norm(call: OpCall, _gpu: GpuTraits) -> tuple[Workspace, ...]:
     """Partial norms: number of tensors x chunks (65536 elements) of the largest one x 4 bytes.
 
     The norms themselves, one block each, are outputs. Other orders than 1, 2 and infinity and
@@ -21,7 +21,6 @@ def foreach_norm(call: OpCall, gpu: GpuTraits) -> tuple[Workspace, ...]:
     Source: ATen/native/cuda/ForeachReduceOp.cu (2.1 to 2.13; 2.0 had chunks of the same size).
     Evidence: source.
     """
-    del gpu
     tensor_specs = tensors(argument(call, 0, "self"))
     order = argument(call, 1, "ord")
     fast = order is None or order in (1, 2, float("inf"))
@@ -34,13 +33,12 @@ def foreach_norm(call: OpCall, gpu: GpuTraits) -> tuple[Workspace, ...]:
 
 
 @rule("aten._foreach_max")
-def foreach_max(call: OpCall, gpu: GpuTraits) -> tuple[Workspace, ...]:
+def foreach_max(call: OpCall, _gpu: GpuTraits) -> tuple[Workspace, ...]:
     """Partial maxima: number of tensors x chunks of the largest one x bytes of an element.
 
     Source: ATen/native/cuda/ForeachReduceOp.cu (2.4 on).
     Evidence: source, by analogy with the norm.
     """
-    del gpu
     tensor_specs = tensors(argument(call, 0, "self"))
     if not tensor_specs:
         return ()

@@ -6,6 +6,7 @@ stride), neighbours are merged, and the plan depends on what is left.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from memest.workspaces.layout import (
@@ -14,8 +15,7 @@ from memest.workspaces.layout import (
     ceil_div,
     contiguous_copy,
     is_floating,
-    product,
-    tensor,
+    kernel_copy,
     until,
 )
 from memest.workspaces.operator_call import GpuTraits, OpCall, TensorSpec, Value, Workspace
@@ -77,7 +77,7 @@ def reduction_scratch(
     plan = _plan(spec, dims, keepdim=keepdim)
     workspaces: list[Workspace] = []
     if not _fits_32_bits(plan, spec.itemsize, out_bytes):
-        count = product(tuple(extent for extent, _, out in plan if out))
+        count = math.prod(extent for extent, _, out in plan if out)
         if not kernel.in_place and out_bytes < kernel.acc_bytes:
             workspaces.append(Workspace(count * kernel.acc_bytes, "reduction accumulator"))
         plan = _largest_part(plan, spec.itemsize, out_bytes, kernel, gpu)
@@ -141,7 +141,7 @@ def _merge(dims: list[Dim]) -> list[Dim]:
 
 
 def _fits_32_bits(plan: list[Dim], in_bytes: int, out_bytes: int) -> bool:
-    if product(tuple(extent for extent, _, _ in plan)) > _INT32_MAX:
+    if math.prod(extent for extent, _, _ in plan) > _INT32_MAX:
         return False
     reach_in = 1 + in_bytes * sum((extent - 1) * stride for extent, stride, _ in plan)
     reach_out = 1 + out_bytes * sum((extent - 1) * out for extent, _, out in plan)
@@ -176,8 +176,8 @@ def _pow2_floor(value: int) -> int:
 def _launch(plan: list[Dim], dtype: str, kernel: ReduceKernel, gpu: GpuTraits) -> tuple[int, int]:
     """Bytes of staging buffer and semaphores for a launch plan; zeros when one block suffices."""
     num_reduced = sum(1 for _, _, out in plan if out == 0)
-    outputs = product(tuple(extent for extent, _, out in plan if out))
-    inputs = product(tuple(extent for extent, _, _ in plan)) // outputs
+    outputs = math.prod(extent for extent, _, out in plan if out)
+    inputs = math.prod(extent for extent, _, _ in plan) // outputs
     fast = num_reduced == len(plan) or (num_reduced > 0 and plan[0][1] < plan[num_reduced][1])
     dim0, dim1 = (inputs, outputs) if fast else (outputs, inputs)
     fastest = 1 if not plan else plan[0][1] if fast else plan[num_reduced][1]
@@ -229,16 +229,19 @@ def _block(dim0: int, dim1: int, max_threads: int) -> tuple[int, int]:
 
 
 def _reduced(
-    call: OpCall, gpu: GpuTraits, kernel: ReduceKernel, dim: Value, *, cast: bool = False
+    spec: TensorSpec,
+    out: TensorSpec,
+    gpu: GpuTraits,
+    kernel: ReduceKernel,
+    dim: Value,
+    *,
+    cast: bool = False,
 ) -> tuple[Workspace, ...]:
-    """Scratch of a reduction of the first argument, after the cast that some of them make."""
-    spec, out = tensor(call, 0, "self"), call.outputs[0] if call.outputs else None
-    if spec is None or out is None:
-        return ()
+    """Scratch of a reduction, after the cast that some of them make."""
     workspaces: tuple[Workspace, ...] = ()
     fused = spec.dtype in ("float16", "bfloat16") and out.dtype == "float32"
     if cast and spec.dtype != out.dtype and not fused and not spec.dtype.startswith("complex"):
-        workspaces = (Workspace(spec.numel * out.itemsize, "reduction input, cast"),)
+        workspaces = (kernel_copy(spec, "reduction input, cast", out.itemsize),)
         spec = TensorSpec(spec.shape, spec.stride, out.dtype)
     keepdim = len(out.shape) == len(spec.shape)
     dims = reduce_dims(dim, len(spec.shape))
@@ -247,122 +250,86 @@ def _reduced(
     )
 
 
-@rule("aten.sum", "aten.nansum", "aten.mean", "aten.prod")
-def sum_like(call: OpCall, gpu: GpuTraits) -> tuple[Workspace, ...]:
+_SUMS = ("sum", "nansum", "mean", "prod", "linalg_vector_norm", "norm")
+_WITH_INDEX = ("argmax", "argmin")
+
+
+@rule(
+    *(f"aten.{name}" for name in _SUMS),
+    *("aten.amax", "aten.amin", "aten.max.default", "aten.min.default", "aten.aminmax"),
+    *("aten.max.dim", "aten.min.dim", "aten.argmax", "aten.argmin", "aten.max.dim_max"),
+    *("aten.any", "aten.all", "aten.std", "aten.var", "aten.std_mean", "aten.var_mean"),
+    needs="self out",
+)
+def reduction(
+    call: OpCall, gpu: GpuTraits, spec: TensorSpec, out: TensorSpec
+) -> tuple[Workspace, ...]:
     """Accumulator bytes x outputs x blocks per output (x block width if strided); a cast of ints.
 
-    An integer or bool sum first copies its input to int64 (8 bytes per element).
+    Accumulators: of sums and norms as the result, fp32 for half types; of extreme values the
+    input's own type (two for aminmax), with an index 16 bytes (value, index, padding); 1 byte for
+    any and all, which do not cast; Welford's four fields for deviations, 16 bytes, fp64 32. An
+    integer or bool sum first copies its input to int64 (8 bytes per element); ``argmax`` without a
+    dimension first copies an input that is not contiguous.
 
     Source: ATen/native/cuda/Reduce.cuh, ReduceSumProdKernel.cu, ReduceMomentKernel.cu,
-    ATen/native/ReduceOpsUtils.h (2.13).
-    Evidence: recorded (68 pairs of buffer and semaphores, H100, torch 2.6); casts: source.
+    ReduceNormKernel.cu, ReduceMaxValuesKernel.cu, ReduceAMinMaxKernel.cu, ReduceArgMaxKernel.cu,
+    ReduceLogicKernel.cu, ATen/native/ReduceOpsUtils.h, SharedReduceOps.h, LinearAlgebra.cpp (2.x).
+    Evidence: recorded (68 pairs of buffer and semaphores of sums, and max over 10000 of 512, 1024
+    and 2048 columns: H100, torch 2.6); the rest: source.
     """
-    out = call.outputs[0] if call.outputs else None
-    dtype = "float32" if out is None else out.dtype
-    spec = tensor(call, 0, "self")
-    half_to_half = out is not None and spec is not None and spec.itemsize == out.itemsize == 2
-    kernel = ReduceKernel(acc_bytes(dtype), in_place=not half_to_half)
-    dim = None if call.op.endswith(".default") else argument(call, 1, "dim")
-    return _reduced(call, gpu, kernel, dim, cast=True)
+    _, name, overload = call.op.split(".")
+    dim = argument(call, 2 if "norm" in name else 1, "dim")
+    copies: tuple[Workspace, ...] = ()
+    if name in _SUMS:
+        in_place = not spec.itemsize == out.itemsize == 2
+        kernel = ReduceKernel(acc_bytes(out.dtype), in_place=in_place)
+        if name in ("sum", "nansum", "mean", "prod") and overload == "default":
+            dim = None
+    elif name in ("std", "var", "std_mean", "var_mean"):
+        kernel = ReduceKernel(32 if spec.dtype == "float64" else 16, in_place=False)
+    elif name in ("any", "all"):
+        kernel = ReduceKernel(1)
+    elif name in _WITH_INDEX or overload in ("dim", "dim_max"):
+        kernel = ReduceKernel(16, in_place=False)
+        if name in _WITH_INDEX and dim is None:
+            copies = contiguous_copy(spec, "argmax input, contiguous")
+    else:
+        values = 2 if name == "aminmax" else 1
+        kernel = ReduceKernel(spec.itemsize * values, in_place=spec.itemsize != 2)
+    return copies + _reduced(spec, out, gpu, kernel, dim, cast=name in _SUMS)
 
 
-@rule("aten.linalg_vector_norm", "aten.norm")
-def vector_norm(call: OpCall, gpu: GpuTraits) -> tuple[Workspace, ...]:
-    """As a sum of the same shape.
-
-    Source: ATen/native/cuda/ReduceNormKernel.cu, ATen/native/LinearAlgebra.cpp (2.x).
-    Evidence: source.
-    """
-    out = call.outputs[0] if call.outputs else None
-    spec = tensor(call, 0, "self")
-    half_to_half = out is not None and spec is not None and spec.itemsize == out.itemsize == 2
-    kernel = ReduceKernel(acc_bytes("float32" if out is None else out.dtype), not half_to_half)
-    return _reduced(call, gpu, kernel, argument(call, 2, "dim"), cast=True)
-
-
-@rule("aten.amax", "aten.amin", "aten.max.default", "aten.min.default", "aten.aminmax")
-def extreme_value(call: OpCall, gpu: GpuTraits) -> tuple[Workspace, ...]:
-    """As a sum of the same shape, with the input's own type as accumulator (two for aminmax).
-
-    Source: ATen/native/cuda/ReduceMaxValuesKernel.cu, ReduceAMinMaxKernel.cu (2.x).
-    Evidence: source.
-    """
-    spec = tensor(call, 0, "self")
-    if spec is None:
-        return ()
-    both = call.op.startswith("aten.aminmax")
-    kernel = ReduceKernel(spec.itemsize * (2 if both else 1), in_place=spec.itemsize != 2)
-    return _reduced(call, gpu, kernel, argument(call, 1, "dim"))
-
-
-@rule("aten.max.dim", "aten.min.dim", "aten.argmax", "aten.argmin", "aten.max.dim_max")
-def extreme_with_index(call: OpCall, gpu: GpuTraits) -> tuple[Workspace, ...]:
-    """As a sum of the same shape with an accumulator of 16 bytes (value, index, padding).
-
-    ``argmax`` without a dimension first copies an input that is not contiguous.
-
-    Source: ATen/native/cuda/ReduceMaxValuesKernel.cu, ReduceArgMaxKernel.cu (2.x).
-    Evidence: recorded (max over 10000 of 512, 1024 and 2048 columns, H100, torch 2.6).
-    """
-    spec, dim = tensor(call, 0, "self"), argument(call, 1, "dim")
-    flat = call.op.startswith("aten.arg") and dim is None
-    copies = contiguous_copy(spec, "argmax input, contiguous") if flat else ()
-    return copies + _reduced(call, gpu, ReduceKernel(16, in_place=False), dim)
-
-
-@rule("aten.any", "aten.all")
-def any_all(call: OpCall, gpu: GpuTraits) -> tuple[Workspace, ...]:
-    """As a sum of the same shape with an accumulator of 1 byte; the input is not cast.
-
-    Source: ATen/native/cuda/ReduceLogicKernel.cu (2.x).
-    Evidence: source.
-    """
-    return _reduced(call, gpu, ReduceKernel(1), argument(call, 1, "dim"))
-
-
-@rule("aten.count_nonzero")
-def count_nonzero(call: OpCall, gpu: GpuTraits) -> tuple[Workspace, ...]:
+@rule("aten.count_nonzero", needs="self out")
+def count_nonzero(
+    call: OpCall, gpu: GpuTraits, spec: TensorSpec, _out: TensorSpec
+) -> tuple[Workspace, ...]:
     """A bool and an int64 for each element, then the scratch of an int64 sum.
 
     Source: ATen/native/TensorAdvancedIndexing.cpp, count_nonzero_cuda (1.8 to 2.x).
     Evidence: memory.
     """
-    spec, out = tensor(call, 0, "self"), call.outputs[0] if call.outputs else None
-    if spec is None or out is None or not spec.numel:
-        return ()
-    mask = (Workspace(spec.numel, "nonzero mask"), Workspace(spec.numel * 8, "nonzero mask, cast"))
+    mask = kernel_copy(spec, "nonzero mask", 1), kernel_copy(spec, "nonzero mask, cast", 8)
     dims = reduce_dims(argument(call, 1, "dim"), len(spec.shape))
     wide = TensorSpec(spec.shape, spec.stride, "int64")
     return mask + reduction_scratch(wide, dims, ReduceKernel(8), gpu, out_bytes=8)
 
 
-@rule("aten.std", "aten.var", "aten.std_mean", "aten.var_mean")
-def std_var(call: OpCall, gpu: GpuTraits) -> tuple[Workspace, ...]:
-    """As a sum of the same shape with Welford's four fields as accumulator: 16 bytes, fp64 32.
-
-    Source: ATen/native/SharedReduceOps.h, cuda/ReduceMomentKernel.cu (2.x).
-    Evidence: source.
-    """
-    spec = tensor(call, 0, "self")
-    wide = spec is not None and spec.dtype == "float64"
-    kernel = ReduceKernel(32 if wide else 16, in_place=False)
-    return _reduced(call, gpu, kernel, argument(call, 1, "dim"))
-
-
-@rule("aten.logsumexp")
-def logsumexp(call: OpCall, gpu: GpuTraits) -> tuple[Workspace, ...]:
+@rule("aten.logsumexp", needs="self out")
+def logsumexp(
+    call: OpCall, gpu: GpuTraits, spec: TensorSpec, out: TensorSpec
+) -> tuple[Workspace, ...]:
     """The maxima, a full-sized exp(x - max), and the scratch of one amax and one sum.
 
     Source: ATen/native/ReduceOps.cpp, logsumexp_out_impl (1.8 to 2.x).
     Evidence: source.
     """
-    spec, out = tensor(call, 0, "self"), call.outputs[0] if call.outputs else None
-    if spec is None or out is None or not is_floating(spec) or spec.numel == 0:
+    if not is_floating(spec):
         return ()
     dim = argument(call, 1, "dim")
-    maxima = Workspace(out.numel * spec.itemsize, "logsumexp maxima")
-    shifted = Workspace(spec.numel * spec.itemsize, "logsumexp shifted")
-    first = _reduced(call, gpu, ReduceKernel(spec.itemsize), dim)
-    last = _reduced(call, gpu, ReduceKernel(acc_bytes(spec.dtype)), dim)
+    maxima = kernel_copy(out, "logsumexp maxima", spec.itemsize)
+    shifted = kernel_copy(spec, "logsumexp shifted")
+    first = _reduced(spec, out, gpu, ReduceKernel(spec.itemsize), dim)
+    last = _reduced(spec, out, gpu, ReduceKernel(acc_bytes(spec.dtype)), dim)
     first = tuple(until(h, 1 + len(first)) for h in first)
     return (maxima, *first, shifted, *last)

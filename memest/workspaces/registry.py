@@ -13,10 +13,11 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from memest.workspaces.flops import counts_flops
+from memest.workspaces.layout import tensor
 from memest.workspaces.operator_call import GpuTraits, OpCall, Workspace
 
 __all__ = [
@@ -30,6 +31,8 @@ __all__ = [
 ]
 
 Rule = Callable[[OpCall, GpuTraits], tuple[Workspace, ...]]
+_Formula = Callable[..., Iterable[Workspace]]
+"""What a rule file writes: of a call, a GPU and the tensors that the rule needs."""
 
 _RULES: dict[str, Rule] = {}
 
@@ -66,25 +69,39 @@ class RuleInfo:
     evidence: str
 
 
-def rule(*ops: str) -> Callable[[Rule], Rule]:
+def rule(*ops: str, needs: str = "") -> Callable[[_Formula], Rule]:
     """Register a function as the rule of operators, by packet or by overload.
 
     Args:
         ops: names such as ``aten.sum`` or ``aten.max.dim``.
+        needs: names of the tensors that the schema begins with, and ``out`` for the first one that
+            is returned. The function gets them behind the GPU; where one is missing or has no
+            elements, nothing is allocated.
 
     Raises:
         ValueError: if an operator already has a rule, or its name cannot be one.
     """
+    names = needs.split()
 
-    def register(function: Rule) -> Rule:
+    def register(function: _Formula) -> Rule:
+        @functools.wraps(function)
+        def allocates(call: OpCall, gpu: GpuTraits) -> tuple[Workspace, ...]:
+            operands = [
+                call.output if name == "out" else tensor(call, place, name)
+                for place, name in enumerate(names)
+            ]
+            if any(operand is None or not operand.numel for operand in operands):
+                return ()
+            return tuple(function(call, gpu, *operands))
+
         for op in ops:
             if op.count(".") not in (1, 2):
                 raise ValueError(f"{op!r} names no operator: write aten.sum or aten.max.dim")
             if op in _RULES:
                 taken = f"{_RULES[op].__module__}.{_RULES[op].__name__}"
                 raise ValueError(f"{op} already has a rule: {taken}")
-        _RULES.update(dict.fromkeys(ops, function))
-        return function
+        _RULES.update(dict.fromkeys(ops, allocates))
+        return allocates
 
     return register
 

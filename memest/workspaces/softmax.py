@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memest.workspaces.layout import acc_bytes, contiguous_copy, dense, integer, tensor
+from memest.workspaces.layout import acc_bytes, contiguous_copy, dense, integer, kernel_copy, tensor
 from memest.workspaces.operator_call import GpuTraits, OpCall, TensorSpec, Workspace
 from memest.workspaces.reduce import ReduceKernel, reduction_scratch
 from memest.workspaces.registry import rule
@@ -46,19 +46,18 @@ NO_WORKSPACE = frozenset(
 """Operators whose CUDA kernels were considered and allocate nothing hidden (source, 2.x)."""
 
 
-@rule("aten._softmax", "aten._log_softmax")
-def softmax(call: OpCall, gpu: GpuTraits) -> tuple[Workspace, ...]:
+@rule("aten._softmax", "aten._log_softmax", needs="self")
+def softmax(_call: OpCall, _gpu: GpuTraits, spec: TensorSpec) -> tuple[Workspace, ...]:
     """Nothing, unless the input is not contiguous: a copy of it.
 
     Source: ATen/native/cuda/SoftMax.cu, host_softmax (1.10 to 2.x).
     Evidence: memory.
     """
-    del gpu
-    return contiguous_copy(tensor(call, 0, "self"), "softmax input, contiguous")
+    return contiguous_copy(spec, "softmax input, contiguous")
 
 
 @rule("aten._softmax_backward_data", "aten._log_softmax_backward_data")
-def softmax_backward(call: OpCall, gpu: GpuTraits) -> tuple[Workspace, ...]:
+def softmax_backward(call: OpCall, _gpu: GpuTraits) -> tuple[Workspace, ...]:
     """Softmax: the product of gradient and output, full size; copies of what is not contiguous.
 
     ``log_softmax`` makes no product.
@@ -66,17 +65,18 @@ def softmax_backward(call: OpCall, gpu: GpuTraits) -> tuple[Workspace, ...]:
     Source: ATen/native/cuda/SoftMax.cu, softmax_backward_cuda_out, host_softmax_backward (1.1 on).
     Evidence: source; copies: memory.
     """
-    del gpu
     grad, out = tensor(call, 0, "grad_output"), tensor(call, 1, "output")
     label = "softmax gradient, contiguous"
     copies = contiguous_copy(grad, label) + contiguous_copy(out, label)
     if call.op.startswith("aten._log") or grad is None or not grad.numel:
         return copies
-    return (Workspace(grad.numel * grad.itemsize, "softmax gradient x output"), *copies)
+    return (kernel_copy(grad, "softmax gradient x output"), *copies)
 
 
-@rule("aten._safe_softmax")
-def safe_softmax(call: OpCall, gpu: GpuTraits) -> tuple[Workspace, ...]:
+@rule("aten._safe_softmax", needs="self out")
+def safe_softmax(
+    call: OpCall, _gpu: GpuTraits, spec: TensorSpec, out: TensorSpec
+) -> tuple[Workspace, ...]:
     """The plain softmax, full size, a bool for each element and one for each row.
 
     Math attention calls it: rows that are masked throughout become zero in a second tensor.
@@ -84,14 +84,12 @@ def safe_softmax(call: OpCall, gpu: GpuTraits) -> tuple[Workspace, ...]:
     Source: ATen/native/transformers/attention.cpp, _safe_softmax (2.5 on).
     Evidence: memory.
     """
-    del gpu
-    spec, out = tensor(call, 0, "self"), call.outputs[0] if call.outputs else None
-    if spec is None or out is None or not spec.numel or not spec.shape:
+    if not spec.shape:
         return ()
     rows = spec.numel // spec.shape[integer(call, 1, "dim", -1) % len(spec.shape)]
     return (
         *contiguous_copy(spec, "softmax input, contiguous"),
-        Workspace(out.numel * out.itemsize, "softmax before masking"),
+        kernel_copy(out, "softmax before masking"),
         Workspace(spec.numel, "softmax mask"),
         Workspace(rows, "softmax mask of rows"),
         Workspace(out.itemsize, "softmax zero"),
@@ -99,13 +97,12 @@ def safe_softmax(call: OpCall, gpu: GpuTraits) -> tuple[Workspace, ...]:
 
 
 @rule("aten.nll_loss_forward", "aten.nll_loss2d_forward", "aten.nll_loss_backward")
-def nll_loss(call: OpCall, gpu: GpuTraits) -> tuple[Workspace, ...]:
+def nll_loss(call: OpCall, _gpu: GpuTraits) -> tuple[Workspace, ...]:
     """Nothing, unless log-probabilities or targets are not contiguous: copies of them.
 
     Source: ATen/native/cuda/Loss.cu, NLLLoss2d.cu (1.10 to 2.x).
     Evidence: memory.
     """
-    del gpu
     shift = 1 if call.op.startswith("aten.nll_loss_backward") else 0
     workspaces = contiguous_copy(tensor(call, shift, "self"), "loss input, contiguous")
     return workspaces + contiguous_copy(tensor(call, shift + 1, "target"), "targets, contiguous")
@@ -122,12 +119,17 @@ def _reduced_loss(spec: TensorSpec, copies: int, gpu: GpuTraits) -> tuple[Worksp
     kernel = ReduceKernel(acc_bytes(spec.dtype))
     dims = tuple(range(len(spec.shape)))
     scratch = reduction_scratch(dense(spec), dims, kernel, gpu, out_bytes=spec.itemsize)
-    whole = Workspace(spec.numel * spec.itemsize, "loss before reduction")
-    return (*[whole] * copies, *scratch)
+    return (*[kernel_copy(spec, "loss before reduction")] * copies, *scratch)
 
 
-@rule("aten.mse_loss", "aten.smooth_l1_loss", "aten.huber_loss", "aten.binary_cross_entropy")
-def reduced_loss(call: OpCall, gpu: GpuTraits) -> tuple[Workspace, ...]:
+@rule(
+    "aten.mse_loss",
+    "aten.smooth_l1_loss",
+    "aten.huber_loss",
+    "aten.binary_cross_entropy",
+    needs="self",
+)
+def reduced_loss(call: OpCall, gpu: GpuTraits, spec: TensorSpec) -> tuple[Workspace, ...]:
     """One loss value for each element, then the scratch of the mean or sum over all of them.
 
     ``binary_cross_entropy`` shrinks that tensor to the result without giving its memory back: there
@@ -136,26 +138,19 @@ def reduced_loss(call: OpCall, gpu: GpuTraits) -> tuple[Workspace, ...]:
     Source: ATen/native/Loss.cpp, cuda/Loss.cu (1.10 to 2.x).
     Evidence: source for mse_loss and smooth_l1_loss; the others: memory.
     """
-    spec = tensor(call, 0, "self")
     entropy = call.op.startswith("aten.binary_cross_entropy.")
-    position = 3 if entropy else 2
-    if spec is None or not spec.numel:
-        return ()
-    if integer(call, position, "reduction", _MEAN) == _NO_REDUCTION:
+    if integer(call, 3 if entropy else 2, "reduction", _MEAN) == _NO_REDUCTION:
         return ()
     return _reduced_loss(spec, 0 if entropy else 1, gpu)
 
 
-@rule("aten.binary_cross_entropy_with_logits")
-def logits_loss(call: OpCall, gpu: GpuTraits) -> tuple[Workspace, ...]:
+@rule("aten.binary_cross_entropy_with_logits", needs="self")
+def logits_loss(call: OpCall, gpu: GpuTraits, spec: TensorSpec) -> tuple[Workspace, ...]:
     """Two full-sized temporaries (log-sigmoid and loss), four at most, then the mean's scratch.
 
     Source: ATen/native/Loss.cpp (a composition of operators inside one, 1.10 to 2.x).
     Evidence: memory.
     """
-    spec = tensor(call, 0, "self")
-    if spec is None or not spec.numel:
-        return ()
     size = spec.numel * spec.itemsize
     terms = Workspace(2 * size, "loss terms", high_nbytes=4 * size)
     if integer(call, 4, "reduction", _MEAN) == _NO_REDUCTION:

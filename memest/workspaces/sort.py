@@ -9,9 +9,8 @@ from memest.workspaces.layout import (
     contiguous_copy,
     integer,
     is_contiguous,
-    numel,
+    kernel_copy,
     round_up,
-    tensor,
 )
 from memest.workspaces.operator_call import GpuTraits, OpCall, TensorSpec, Workspace
 from memest.workspaces.registry import rule
@@ -65,20 +64,18 @@ def nonzero_scratch(spec: TensorSpec) -> list[Workspace]:
     ]
 
 
-@rule("aten.nonzero")
-def nonzero(call: OpCall, gpu: GpuTraits) -> tuple[Workspace, ...]:
+@rule("aten.nonzero", needs="self")
+def nonzero(_call: OpCall, _gpu: GpuTraits, spec: TensorSpec) -> list[Workspace]:
     """4 bytes, 1 or 17663 for the count and about 767 for the selection, after a contiguous copy.
 
     Source: ATen/native/cuda/Nonzero.cu (2.x).
     Evidence: recorded (15 calls, torch 2.8, 512 bytes or 17.5 KiB each); limits: memory.
     """
-    del gpu
-    spec = tensor(call, 0, "self")
-    return () if spec is None else tuple(nonzero_scratch(spec))
+    return nonzero_scratch(spec)
 
 
-@rule("aten.sort", "aten.argsort", "aten.msort")
-def sort(call: OpCall, gpu: GpuTraits) -> tuple[Workspace, ...]:
+@rule("aten.sort", "aten.argsort", "aten.msort", needs="self")
+def sort(call: OpCall, _gpu: GpuTraits, spec: TensorSpec) -> tuple[Workspace, ...]:
     """Slices up to 4096: nothing. Longer: n x 8 of indices and one cub sort (n x 24 and less).
 
     One slice or slices of a million: indices of one slice, one sort after the other. Under 128
@@ -87,14 +84,14 @@ def sort(call: OpCall, gpu: GpuTraits) -> tuple[Workspace, ...]:
     Source: ATen/native/cuda/Sort.cpp, SortStable.cu (2.x).
     Evidence: source; cub's scratch: memory.
     """
-    del gpu
-    spec = tensor(call, 0, "self")
-    if spec is None or not spec.numel or not spec.shape:
+    if not spec.shape:
         return ()
-    stable = call.op.endswith(".stable")
-    dim = argument(call, 1, "dim")
-    dim = integer(call, 2 if stable else 1, "dim", -1) if not stable else dim
-    at = (int(dim) if isinstance(dim, int) else -1) % len(spec.shape)
+    if call.op.endswith(".stable"):
+        dim = argument(call, 1, "dim")
+        dim = dim if isinstance(dim, int) else -1
+    else:
+        dim = integer(call, 1, "dim", -1)
+    at = dim % len(spec.shape)
     return _sort_scratch(spec, at)
 
 
@@ -104,14 +101,14 @@ def _sort_scratch(spec: TensorSpec, dim: int) -> tuple[Workspace, ...]:
         return ()
     workspaces: list[Workspace] = []
     if dim != len(spec.shape) - 1 or not is_contiguous(spec):
-        workspaces.append(Workspace(spec.numel * spec.itemsize, "sort input, contiguous"))
+        workspaces.append(kernel_copy(spec, "sort input, contiguous"))
     slices = spec.numel // length
     if slices == 1 or length >= 1_000_000:
         workspaces.append(Workspace(length * 8, "sort positions"))
         workspaces.append(radix_sort_scratch(length, spec.itemsize, 8, 8 * spec.itemsize))
     elif slices < 128:
         pairs = [Workspace(spec.numel * 8, "sort positions and slices")] * 2
-        keys = Workspace(spec.numel * spec.itemsize, "sort keys, discarded")
+        keys = kernel_copy(spec, "sort keys, discarded")
         scratch = radix_sort_scratch(spec.numel, spec.itemsize, 8, 8 * spec.itemsize)
         workspaces += [*pairs, keys, scratch]
     else:
@@ -121,8 +118,8 @@ def _sort_scratch(spec: TensorSpec, dim: int) -> tuple[Workspace, ...]:
     return tuple(workspaces)
 
 
-@rule("aten.topk")
-def topk(call: OpCall, gpu: GpuTraits) -> tuple[Workspace, ...]:
+@rule("aten.topk", needs="self")
+def topk(call: OpCall, gpu: GpuTraits, spec: TensorSpec) -> list[Workspace]:
     """A contiguous copy; for few long slices five arrays of 128 digits; k over 4096 is sorted.
 
     Blocks of one slice: about its length / 4096, kept between 32 and 4 x SMs in all.
@@ -130,13 +127,13 @@ def topk(call: OpCall, gpu: GpuTraits) -> tuple[Workspace, ...]:
     Source: ATen/native/cuda/TensorTopK.cu, TensorTopK.cpp (2.x).
     Evidence: recorded (one call, torch 2.8: 16384 + 2 x 128 + 1279 bytes); limits: memory.
     """
-    spec, k = tensor(call, 0, "self"), integer(call, 1, "k", 0)
-    if spec is None or not spec.numel or not spec.shape or not k:
-        return ()
+    k = integer(call, 1, "k", 0)
+    if not spec.shape or not k:
+        return []
     dim = integer(call, 2, "dim", -1) % len(spec.shape)
     workspaces = list(contiguous_copy(spec, "topk input, contiguous"))
     length = spec.shape[dim]
-    slices = spec.numel // max(length, 1)
+    slices = spec.numel // length
     if length >= 20_000 or (slices > 20 and length >= 3_000):
         blocks = min(max(ceil_div(length, 4096), 1), 4 * gpu.sm_count) * slices
         workspaces += [Workspace(4 * slices, "topk state")] * 4
@@ -144,64 +141,59 @@ def topk(call: OpCall, gpu: GpuTraits) -> tuple[Workspace, ...]:
         workspaces.append(Workspace(blocks * 512, "topk digit counts", high_nbytes=high))
         workspaces += [Workspace(blocks * 4, "topk block counts")] * 2
         workspaces.append(Workspace(1279, "topk scan scratch", high_nbytes=64 * KIB))
-    values = call.outputs[0] if call.outputs else None
+    values = call.output
     if k > _SMALL_SORT and values is not None and integer(call, 4, "sorted", 1):
-        workspaces += [Workspace(values.numel * 8, "topk sorted indices")]
-        workspaces += [Workspace(values.numel * values.itemsize, "topk sorted values")]
+        workspaces.append(kernel_copy(values, "topk sorted indices", 8))
+        workspaces.append(kernel_copy(values, "topk sorted values"))
         workspaces += _sort_scratch(values, dim)
-    return tuple(workspaces)
+    return workspaces
 
 
-@rule("aten.cumsum", "aten.cumprod", "aten.logcumsumexp", "aten.cummax", "aten.cummin")
-def scan(call: OpCall, gpu: GpuTraits) -> tuple[Workspace, ...]:
+@rule(
+    "aten.cumsum",
+    "aten.cumprod",
+    "aten.logcumsumexp",
+    "aten.cummax",
+    "aten.cummin",
+    needs="self out",
+)
+def scan(call: OpCall, _gpu: GpuTraits, spec: TensorSpec, out: TensorSpec) -> list[Workspace]:
     """A contiguous copy, a cast to the output's type; about 1 KiB when one slice is everything.
 
     Source: ATen/native/cuda/ScanUtils.cuh (2.13), ATen/cuda/cub.cuh.
     Evidence: source; size of cub's scratch: recorded once (1023 bytes).
     """
-    del gpu
-    spec, out = tensor(call, 0, "self"), call.outputs[0] if call.outputs else None
-    if spec is None or out is None or not spec.numel:
-        return ()
-    workspaces = []
+    workspaces = list(contiguous_copy(spec, "scan input, contiguous"))
     if spec.dtype != out.dtype:
-        workspaces.append(Workspace(spec.numel * out.itemsize, "scan input, cast"))
-    elif not is_contiguous(spec):
-        workspaces.append(Workspace(spec.numel * spec.itemsize, "scan input, contiguous"))
+        workspaces = [kernel_copy(spec, "scan input, cast", out.itemsize)]
     dim = integer(call, 1, "dim", -1)
     length = spec.shape[dim % len(spec.shape)] if spec.shape else 1
     if length == spec.numel and length > 1:
         size = 1023 + ceil_div(spec.numel, 2048) * 16
         workspaces.append(Workspace(size, "scan scratch", high_nbytes=size + 16 * KIB))
-    return tuple(workspaces)
+    return workspaces
 
 
-@rule("aten._unique2", "aten.unique_dim", "aten.unique_consecutive", "aten.bincount")
-def unique(call: OpCall, gpu: GpuTraits) -> tuple[Workspace, ...]:
+@rule("aten._unique2", "aten.unique_dim", "aten.unique_consecutive", "aten.bincount", needs="self")
+def unique(_call: OpCall, _gpu: GpuTraits, spec: TensorSpec) -> tuple[Workspace, ...]:
     """Sorted copy, order and inverse of n elements and one cub sort; twice that at most.
 
     Source: ATen/native/cuda/Unique.cu, UniqueCub.cu (2.x).
     Evidence: memory.
     """
-    del gpu
-    n = numel(tensor(call, 0, "self"))
-    spec = tensor(call, 0, "self")
-    if not n or spec is None:
-        return ()
-    item = spec.itemsize
+    n, item = spec.numel, spec.itemsize
     arrays = n * (item + 16)
     scratch = radix_sort_scratch(n, item, 8, 8 * item)
     return (Workspace(arrays, "unique, sorted copies", high_nbytes=2 * arrays), scratch)
 
 
 @rule("aten.randperm")
-def randperm(call: OpCall, gpu: GpuTraits) -> tuple[Workspace, ...]:
+def randperm(call: OpCall, _gpu: GpuTraits) -> tuple[Workspace, ...]:
     """Random keys n x 8, their sorted copy, the range n x 8 and one cub sort; n <= 30000 less.
 
     Source: ATen/native/cuda/Randperm.cu (2.x).
     Evidence: memory.
     """
-    del gpu
     n = integer(call, 0, "n", 0)
     if n <= 1:
         return ()
