@@ -213,16 +213,6 @@ def _standard() -> Iterator[dict[str, Any]]:
         yield _case(WAV2VEC, 4, None, PLAIN, *part[:1])
         yield _case(RESNET, 32, None, PLAIN, *part[:1])
     yield _case(MIXTRAL, 1, 1024, PLAIN, HALF)
-    yield from _several()
-
-
-def _several() -> Iterator[dict[str, Any]]:
-    """Runs of two processes; where there is one GPU they are passed over."""
-    for parallel in ("ddp", "fsdp"):
-        together = {"parallel": parallel, "processes": 2}
-        for model, batch, seq in ((BERT, 8, 512), (LLAMA_1B, 1, 1024)):
-            yield _case(model, batch, seq, PLAIN) | together
-            yield _case(model, batch, seq, PLAIN, BF16, CKPT) | together
 
 
 def _full() -> Iterator[dict[str, Any]]:
@@ -352,6 +342,12 @@ def _unique(entries: Iterator[dict[str, Any]], where: str) -> tuple[Case, ...]:
     cases_by_id: dict[str, Case] = {}
     for number, entry in enumerate(entries, start=1):
         case = case_from_dict(entry, where=f"{where}, case {number}")
+        if case.processes > 1:
+            raise ConfigError(
+                f"{where}, case {number} ({case.model}): a campaign runs cases of one process. "
+                "Runs of several are measured where they train, by MemestCallback or "
+                "memest.measure, whose records go to the same store."
+            )
         known = cases_by_id.get(case.id)
         if known is None or (case.record_events and not known.record_events):
             cases_by_id[case.id] = case

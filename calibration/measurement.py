@@ -27,7 +27,7 @@ __all__ = [
     "StepReading",
     "environment_from_dict",
     "measurement_from_dict",
-    "measurements_of",
+    "measurement_of",
     "release_of",
 ]
 
@@ -354,7 +354,7 @@ def _made(kind: Any, document: Mapping[str, Any]) -> Any:
     return kind(**document)
 
 
-def measurements_of(
+def measurement_of(
     run: str,
     case: Case,
     messages: Iterable[dict[str, Any]],
@@ -364,64 +364,26 @@ def measurements_of(
     seconds: float,
     failure: Failure | None = None,
     events: str = "",
-) -> list[Measurement]:
-    """One measurement of each rank that said something; rank 0, which stands for the case, first.
+) -> Measurement:
+    """The measurement that a worker's messages make.
 
     Args:
-        run: of the case; that of rank 1 is ``<run>-r1``.
+        run: identifies it.
         case: what ran.
-        messages: of all ranks,  what its workers sent; those of ranks above 0 name theirs.
-        status: how the case ended, and any rank that did not say how it did itself.
+        messages: what its worker sent; earlier releases had workers of several ranks, and rank 0
+            stands for the case.
+        status: how the case ended.
         started: UTC, ISO 8601.
         seconds: from start to end.
         failure: what ended the case early.
-        events: file of the allocator's history of rank 0.
+        events: file of the allocator's history.
     """
-    ranks: dict[int, list[dict[str, Any]]] = {0: []}
-    for message in messages:
-        ranks.setdefault(int(message.get("rank", 0)), []).append(message)
-    out: list[Measurement] = []
-    for rank, of_rank in sorted(ranks.items()):
-        ending = _own_end(of_rank) if rank else None
-        how, why = ending or (status, failure)
-        values, phase = _values_of(of_rank)
-        if why is not None and not why.phase:
-            why = dataclasses.replace(why, phase=phase)
-        # through the reader: what a worker says is checked as anybody's would be
-        measurement = measurement_from_dict(
-            {
-                "run": f"{run}-r{rank}" if rank else run,
-                "case": case.to_dict(),
-                "status": how,
-                "started": started,
-                "seconds": seconds,
-                "rank": rank,
-                "failure": None if why is None else dataclasses.asdict(why),
-                "events": "" if rank else events,
-                "environment": None,
-                **values,
-            }
-        )
-        if measurement.environment is None and out:
-            measurement = dataclasses.replace(measurement, environment=out[0].environment)
-        out.append(measurement)
-    return out
-
-
-def _own_end(messages: list[dict[str, Any]]) -> tuple[Status, Failure | None] | None:
-    for message in reversed(messages):
-        if message["kind"] == "end":
-            failure = message.get("failure")
-            return Status(message["status"]), None if failure is None else Failure(**failure)
-    return None
-
-
-def _values_of(messages: Iterable[dict[str, Any]]) -> tuple[dict[str, Any], str]:
-    """The parts of a measurement's document that messages tell, and the last phase."""
     values: dict[str, Any] = {"readings": [], "steps": [], "remarks": []}
     phase = ""
     for message in messages:
         kind = message["kind"]
+        if message.get("rank"):
+            continue
         if kind == "environment":
             values["environment"] = message["environment"]
         elif kind == "built":
@@ -430,4 +392,18 @@ def _values_of(messages: Iterable[dict[str, Any]]) -> tuple[dict[str, Any], str]
             values[f"{kind}s"].append(message[kind])
         elif kind == "phase":
             phase = message["phase"]
-    return values, phase
+    if failure is not None and not failure.phase:
+        failure = dataclasses.replace(failure, phase=phase)
+    # through the reader: what a worker says is checked as anybody's would be
+    return measurement_from_dict(
+        {
+            "run": run,
+            "case": case.to_dict(),
+            "status": status,
+            "started": started,
+            "seconds": seconds,
+            "failure": None if failure is None else dataclasses.asdict(failure),
+            "events": events,
+            **values,
+        }
+    )

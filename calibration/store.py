@@ -29,7 +29,7 @@ from memest.calibration.measurement import (
     Measurement,
     Status,
     measurement_from_dict,
-    measurements_of,
+    measurement_of,
 )
 from memest.errors import ConfigError, MemestError
 
@@ -225,16 +225,10 @@ class MeasurementStore:
                 [(opened.run, number, json.dumps(one)) for number, one in enumerate(messages)],
             )
 
-    def keep(self, measurement: Measurement, *ranks: Measurement) -> None:
-        """Store the end of a run in place of its messages.
-
-        Args:
-            measurement: of the run.
-            ranks: of its other processes.
-        """
+    def keep(self, measurement: Measurement) -> None:
+        """Store the end of a run in place of its messages."""
         with _explained(self.path), self._transaction():
-            for one in (measurement, *ranks):
-                self._put(one)
+            self._put(measurement)
             self._db.execute("DELETE FROM messages WHERE run = ?", (measurement.run,))
 
     def recover(self) -> int:
@@ -260,7 +254,7 @@ class MeasurementStore:
         messages = self._db.execute(
             "SELECT document FROM messages WHERE run = ? ORDER BY number", (run,)
         ).fetchall()
-        for measurement in measurements_of(
+        measurement = measurement_of(
             run,
             case_from_dict(json.loads(row[1])),
             [json.loads(document) for (document,) in messages],
@@ -270,8 +264,8 @@ class MeasurementStore:
             failure=Failure(
                 kind="Interrupted", message="the campaign was ended while this case ran"
             ),
-        ):
-            self._put(measurement)
+        )
+        self._put(measurement)
         self._db.execute("DELETE FROM messages WHERE run = ?", (run,))
 
     # -- all measurements
@@ -368,12 +362,12 @@ class Open:
             "environment": dataclasses.asdict(environment),
         }
         self._messages = [self.environment_message]
-        self._phases: dict[int, dict[str, Any]] = {}
+        self._phase: list[dict[str, Any]] = []
 
     def hear(self, message: dict[str, Any]) -> None:
         """Keep what the worker says; of phases, which are many, only the last, and in memory."""
         if message["kind"] == "phase":
-            self._phases[message.get("rank", 0)] = message
+            self._phase = [message]
             return
         self._messages.append(message)
         if not self._store.hear(self.run, len(self._messages) - 1, message):
@@ -389,24 +383,20 @@ class Open:
     def close(
         self, status: Status, failure: Failure | None = None, events: str = ""
     ) -> Measurement:
-        """The run is over: make measurements of what was heard, and keep them.
-
-        Returns:
-            That of the case, which is the one of rank 0 where there are several processes.
-        """
-        measurements = measurements_of(
+        """The run is over: make a measurement of what was heard, and keep it."""
+        measurement = measurement_of(
             self.run,
             self.case,
-            (*self._messages, *self._phases.values()),
+            (*self._messages, *self._phase),
             status,
             started=self.started,
             seconds=round(time.monotonic() - self._began, 3),
             failure=failure,
             events=events,
         )
-        self._store.keep(*measurements)
+        self._store.keep(measurement)
         self._closed = True
-        return measurements[0]
+        return measurement
 
 
 def _answers(case: Case, document: str) -> bool:

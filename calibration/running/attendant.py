@@ -137,7 +137,7 @@ class Attendant:
                     return end if end is not None else crashed(message)
                 if kind == "started":
                     pid = message["pid"]
-                elif kind == "end" and not message.get("rank"):
+                elif kind == "end":
                     end = _end_of(message)
                 else:
                     hear(message)

@@ -46,7 +46,7 @@ class CpuWorker(Worker):
         self._times: list[float] = []
 
         def training() -> None:
-            model = self._placed(material.model)
+            model = material.model
             self._reading(_resident("model", _bytes_of(model)))
             self._began = time.perf_counter()
             # what the optimizer allocates when it is made counts too
@@ -65,10 +65,6 @@ class CpuWorker(Worker):
         self._reading(_resident("end"))
         self._report(run, _bytes_of(material.model))
         return ""
-
-    def _placed(self, model: Any) -> Any:
-        """The model as it is trained."""
-        return model
 
     def mark(self, phase: str, step: int, micro_step: int) -> None:
         """A phase begins: it is marked in the profiler's stream too."""
@@ -109,9 +105,9 @@ def _check_cpu(case: Case) -> None:
 
 
 def _bytes_of(model: Any) -> int:
-    """Storages of parameters and buffers, each once; of what is sharded, this process's part."""
-    local = [getattr(t, "_local_tensor", t) for t in (*model.parameters(), *model.buffers())]
-    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in local}
+    """Storages of parameters and buffers, each once."""
+    tensors = (*model.parameters(), *model.buffers())
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
     return sum(storages.values())
 
 

@@ -68,7 +68,7 @@ class GpuWorker(Worker):
         if case.setup.loop.value == "plain":  # the others move it themselves
             self._enter("load 0 0")
             self._note_mark("load", 0, 0)
-            model = self._placed(model)
+            model = model.to("cuda")
         self._began = time.perf_counter()
         train(
             model,
@@ -84,10 +84,6 @@ class GpuWorker(Worker):
         torch.cuda.synchronize()
         self._reading(meter.read("end"))
         return self._write_history()
-
-    def _placed(self, model: Any) -> Any:
-        """The model on the device, as it is trained."""
-        return model.to("cuda")
 
     def mark(self, phase: str, step: int, micro_step: int) -> None:
         """A phase begins."""

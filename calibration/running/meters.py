@@ -15,7 +15,7 @@ from memest.calibration.measurement import MemoryReading, StepReading
 from memest.catalog.nvml import GpuProcess, LocalGpu, local_gpus
 from memest.errors import MemestError
 
-__all__ = ["DriverReadings", "GpuMeter", "count_devices", "peaks_of", "visible_device"]
+__all__ = ["DriverReadings", "GpuMeter", "peaks_of", "visible_device"]
 
 
 def visible_device(device: str, environment: dict[str, str]) -> str:
@@ -36,24 +36,6 @@ def visible_device(device: str, environment: dict[str, str]) -> str:
     if index >= len(names):
         raise ValueError(f"CUDA_VISIBLE_DEVICES={named!r} leaves no device {index}")
     return names[index]
-
-
-def count_devices(device: str, environment: dict[str, str]) -> int | None:
-    """How many GPUs a process may use; None where that is no question, or nothing tells.
-
-    Args:
-        device: ``cpu``, ``cuda`` or ``cuda:1``.
-        environment: of the process.
-    """
-    if device == "cpu":
-        return None
-    named = environment.get("CUDA_VISIBLE_DEVICES")
-    if named is not None:
-        return sum(1 for name in named.split(",") if name.strip())
-    try:
-        return len(local_gpus())
-    except MemestError:
-        return None
 
 
 @dataclass(slots=True)

@@ -163,9 +163,4 @@ def work(
         events: where to write the allocator's history, if the case wants it.
         command: the command line of the campaign, for the record.
     """
-    if case.processes > 1:
-        from memest.calibration.running.distributed import launch
-
-        launch(case, device, send, events=events, command=command)
-        return
     perform(_worker_of(device)(case, device, send, events, command), send)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from memest.calibration.case import MAX_PROCESSES, Case
+from memest.calibration.case import Case
 from memest.calibration.measurement import (
-    CPU,
     Environment,
     Failure,
     Measurement,
@@ -18,7 +16,6 @@ from memest.calibration.measurement import (
     environment_from_dict,
 )
 from memest.calibration.running.attendant import Attendant
-from memest.calibration.running.meters import count_devices
 from memest.calibration.store import MeasurementStore, Open
 
 __all__ = [
@@ -43,7 +40,7 @@ class Progress:
         total: cases of the campaign.
         case: the one that begins, or has just ended.
         measured: its result; None when it begins.
-        skipped: it was measured before, another campaign is at it, or it needs more GPUs.
+        skipped: it was measured before, or another campaign is at it.
         seconds_left: guessed from the cases so far, None where there is nothing to guess from.
     """
 
@@ -63,7 +60,6 @@ class Summary:
         environment: where it ran.
         measured: results of this campaign, in order.
         skipped: cases that were measured before, or that another campaign is at.
-        passed_over: cases that need more GPUs than there are.
         left: cases that were not begun because the time was spent.
         seconds: wall clock.
     """
@@ -71,7 +67,6 @@ class Summary:
     environment: Environment
     measured: list[Measurement] = field(default_factory=list)
     skipped: int = 0
-    passed_over: int = 0
     left: int = 0
     seconds: float = 0.0
 
@@ -116,18 +111,15 @@ def run_cases(
     began = time.monotonic()
     with Bench(device, store, command=command, timeout=timeout) as bench:
         summary = Summary(bench.environment)
-        devices = count_devices(device, dict(os.environ))
         for number, case in enumerate(cases, start=1):
             spent = time.monotonic() - began
             if budget is not None and spent > budget:
                 summary.left = len(cases) - number + 1
                 break
-            lacking = case.processes > _most(devices, device)
-            opened = None if lacking else store.begin(case, bench.environment)
+            opened = store.begin(case, bench.environment)
             left = _left(summary, len(cases) - number + 1)
             if opened is None:
-                summary.passed_over += lacking
-                summary.skipped += not lacking
+                summary.skipped += 1
                 tell(Progress(number, len(cases), case, skipped=True, seconds_left=left))
                 continue
             tell(Progress(number, len(cases), case, seconds_left=left))
@@ -137,14 +129,6 @@ def run_cases(
             tell(Progress(number, len(cases), case, measured=measured, seconds_left=left))
         summary.seconds = round(time.monotonic() - began, 3)
         return summary
-
-
-def _most(devices: int | None, device: str) -> int:
-    """How many processes can run together, each on its own device."""
-    if devices is None:
-        # a CPU has room for any; of GPUs that nobody can count there is the one that was named
-        return MAX_PROCESSES if device == CPU else 1
-    return max(devices, 1)
 
 
 def _left(summary: Summary, remaining: int) -> float | None:

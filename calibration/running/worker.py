@@ -11,8 +11,6 @@ is with the runner already.
     {"kind": "step", "step": {...}}               an optimizer step is over
     {"kind": "remark", "remark": "..."}           what went wrong and did not end the run
     {"kind": "end", "status": "ok", "failure": {...}, "events": "..."}
-
-Of a case with several processes (``distributed.py``), ranks above 0 name themselves (``rank``).
 """
 
 from __future__ import annotations

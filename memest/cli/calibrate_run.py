@@ -286,8 +286,6 @@ def _sentence(summary: Summary) -> str:
     text += ", ".join(counts) if counts else "nothing new measured"
     if summary.skipped:
         text += f"; {summary.skipped} were measured before, or are being measured"
-    if summary.passed_over:
-        text += f"; {summary.passed_over} need more GPUs than there are"
     if summary.left:
         text += f"; {summary.left} left for another time (--budget)"
     return f"{text}; {summary.seconds:.0f} s"
@@ -339,7 +337,6 @@ def _document(summary: Summary) -> dict[str, Any]:
             for m in summary.measured
         ],
         "skipped": summary.skipped,
-        "passed_over": summary.passed_over,
         "left": summary.left,
         "seconds": summary.seconds,
     }

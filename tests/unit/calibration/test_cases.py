@@ -119,6 +119,7 @@ def test_a_file_of_cases_is_a_campaign_and_lists_are_products(tmp_path, suffix):
         ('[{"model": "gpt2", "setup": {"batch": []}}]', "empty list"),
         ('[{"model": "gpt2"}, 3]', "case 2"),
         ("[" * 100_000, "not valid JSON"),
+        ('[{"model": "gpt2", "parallel": "ddp", "processes": 2}]', "cases of one process"),
     ],
 )
 def test_what_is_no_campaign_is_said(tmp_path, text, said):

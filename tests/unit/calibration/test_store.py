@@ -11,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -185,6 +186,19 @@ def test_kill_at_any_moment_keeps_all_that_was_reported(tmp_path, moment):
         kept = {m.allocated_bytes for m in store.measurements() if m.status is Status.OK}
     assert set(reported) <= kept
     assert len(kept) - len(reported) <= 1, "one may have been kept and not yet reported"
+
+
+def test_of_several_ranks_the_first_stands_for_the_case(store):
+    case = case_from_dict({"model": "gpt2", "parallel": "ddp", "processes": 2})
+    opened = store.begin(case, HERE)
+    opened.hear({"kind": "step", "step": STEP})
+    opened.hear({"kind": "step", "step": STEP | {"allocated_bytes": 7}, "rank": 1})
+    store._db.execute("UPDATE runs SET owner = 'elsewhere:1:', seen = 0")
+    assert store.recover() == 1, "as earlier releases left them"
+    (left,) = store.measurements()
+    assert (left.allocated_bytes, len(left.steps)) == (1000, 1)
+    store.add([replace(left, run="second", status=Status.OK, rank=1)])
+    assert store.result(case, HERE) is None
 
 
 def test_taking_over_is_exact_and_contradictions_are_said(store, tmp_path):
