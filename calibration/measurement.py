@@ -26,6 +26,8 @@ __all__ = [
     "Status",
     "StepReading",
     "environment_from_dict",
+    "failure_of",
+    "is_out_of_memory",
     "measurement_from_dict",
     "measurement_of",
     "release_of",
@@ -33,6 +35,9 @@ __all__ = [
 
 CPU = "cpu"
 """The ``gpu`` of an environment without one: allocations are counted, no allocator caches them."""
+MOST_TEXT = 2000
+"""Characters that are kept of a message."""
+_ALLOC_FAILED = ("CUDA out of memory", "CUDNN_STATUS_ALLOC_FAILED", "CUBLAS_STATUS_ALLOC_FAILED")
 
 
 def release_of(text: str) -> tuple[int, int] | None:
@@ -170,6 +175,21 @@ class Failure:
     kind: str
     message: str
     phase: str = ""
+
+
+def failure_of(error: BaseException, phase: str) -> Failure:
+    """An error as it is kept, with the phase in which it was raised."""
+    text = (str(error).strip() or "no message")[:MOST_TEXT]
+    return Failure(kind=type(error).__name__, message=text, phase=phase)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error is the allocator's, or that of a library that allocates on its own."""
+    if type(error).__name__ == "OutOfMemoryError":
+        return True
+    text = str(error)
+    own = any(message in text for message in _ALLOC_FAILED)
+    return own or "out of memory" in text[:500].lower()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

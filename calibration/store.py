@@ -17,7 +17,7 @@ import sqlite3
 import sys
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -145,23 +145,7 @@ class MeasurementStore:
                 elif status in _DONE and _answers(case, document):
                     return None
             opened = Open(self, case, environment)
-            self._db.execute(
-                "INSERT INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-                (
-                    opened.run,
-                    case.id,
-                    environment.key,
-                    _RUNNING,
-                    opened.started,
-                    _owner(),
-                    time.time(),
-                    json.dumps(case.to_dict()),
-                ),
-            )
-            self._db.execute(
-                "INSERT INTO messages VALUES (?, 0, ?)",
-                (opened.run, json.dumps(opened.environment_message)),
-            )
+            self._put_open(opened)
             return opened
 
     def result(self, case: Case, environment: Environment) -> Measurement | None:
@@ -199,31 +183,10 @@ class MeasurementStore:
         )
         return done.rowcount > 0
 
-    def take_back(self, opened: Open, messages: Sequence[dict[str, Any]]) -> None:
-        """Take up a run again that was ended by somebody who took its owner for gone.
-
-        Args:
-            opened: the run, which goes on.
-            messages: all that was heard of it.
-        """
+    def take_back(self, opened: Open) -> None:
+        """Take up a run again that was ended by somebody who took its owner for gone."""
         with _explained(self.path), self._transaction():
-            self._db.execute(
-                "INSERT OR REPLACE INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-                (
-                    opened.run,
-                    opened.case.id,
-                    opened.environment.key,
-                    _RUNNING,
-                    opened.started,
-                    _owner(),
-                    time.time(),
-                    json.dumps(opened.case.to_dict()),
-                ),
-            )
-            self._db.executemany(
-                "INSERT OR REPLACE INTO messages VALUES (?, ?, ?)",
-                [(opened.run, number, json.dumps(one)) for number, one in enumerate(messages)],
-            )
+            self._put_open(opened)
 
     def keep(self, measurement: Measurement) -> None:
         """Store the end of a run in place of its messages."""
@@ -311,20 +274,25 @@ class MeasurementStore:
                     contradictions.append(measurement.run)
         return new, same, contradictions
 
+    def _put_open(self, opened: Open) -> None:
+        """A run under way, and all that was heard of it."""
+        self._put_row(opened, _RUNNING, _owner(), opened.case.to_dict())
+        self._db.executemany(
+            "INSERT OR REPLACE INTO messages VALUES (?, ?, ?)",
+            [(opened.run, number, json.dumps(one)) for number, one in enumerate(opened.messages)],
+        )
+
     def _put(self, measurement: Measurement) -> None:
-        environment = measurement.environment
+        self._put_row(measurement, measurement.status.value, "", measurement.to_dict())
+
+    def _put_row(
+        self, run: Open | Measurement, status: str, owner: str, document: dict[str, Any]
+    ) -> None:
+        key = run.environment.key if run.environment else ""
+        row = (run.run, run.case.id, key, status, run.started, owner, time.time())
         self._db.execute(
             "INSERT OR REPLACE INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-            (
-                measurement.run,
-                measurement.case.id,
-                environment.key if environment else "",
-                measurement.status.value,
-                measurement.started,
-                "",
-                time.time(),
-                json.dumps(measurement.to_dict()),
-            ),
+            (*row, json.dumps(document)),
         )
 
     @contextlib.contextmanager
@@ -346,7 +314,7 @@ class Open:
         case: what runs.
         environment: where it runs.
         started: UTC.
-        environment_message: the first that is known of it.
+        messages: what was heard of it; the first says where it runs.
     """
 
     def __init__(self, store: MeasurementStore, case: Case, environment: Environment) -> None:
@@ -357,11 +325,9 @@ class Open:
         self._store = store
         self._began = time.monotonic()
         self._closed = False
-        self.environment_message: dict[str, Any] = {
-            "kind": "environment",
-            "environment": dataclasses.asdict(environment),
-        }
-        self._messages = [self.environment_message]
+        self.messages: list[dict[str, Any]] = [
+            {"kind": "environment", "environment": dataclasses.asdict(environment)}
+        ]
         self._phase: list[dict[str, Any]] = []
 
     def hear(self, message: dict[str, Any]) -> None:
@@ -369,16 +335,16 @@ class Open:
         if message["kind"] == "phase":
             self._phase = [message]
             return
-        self._messages.append(message)
-        if not self._store.hear(self.run, len(self._messages) - 1, message):
-            self._store.take_back(self, self._messages)
+        self.messages.append(message)
+        if not self._store.hear(self.run, len(self.messages) - 1, message):
+            self._store.take_back(self)
 
     def still_here(self) -> None:
         """Say that the owner of this run is alive."""
         if self._closed:
             return
         if not self._store.still_here(self.run):
-            self._store.take_back(self, self._messages)
+            self._store.take_back(self)
 
     def close(
         self, status: Status, failure: Failure | None = None, events: str = ""
@@ -387,7 +353,7 @@ class Open:
         measurement = measurement_of(
             self.run,
             self.case,
-            (*self._messages, *self._phase),
+            (*self.messages, *self._phase),
             status,
             started=self.started,
             seconds=round(time.monotonic() - self._began, 3),

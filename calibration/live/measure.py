@@ -9,17 +9,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from memest.calibration.live import counters
-from memest.calibration.live.attribution import Attribution, MeasuredPeak
-from memest.calibration.live.watch import Watch, logger
+from memest.calibration.live.watch import Watch, Watched, logger
 from memest.config.inputs import ModuleInputs, module_inputs_of
 from memest.config.options import setup_from_options
 from memest.errors import ConfigError
-from memest.report.result import Estimate
 
 if TYPE_CHECKING:
     import torch
-
-    from memest.calibration.measurement import Measurement
 
 __all__ = ["Measure", "measure"]
 
@@ -102,7 +98,7 @@ def measure(
     return Measure(watch, module_inputs, optimizer, options)
 
 
-class Measure:
+class Measure(Watched):
     """A loop under watch; a context manager.
 
     A body that raises leaves its record too: out of memory is a result.
@@ -119,39 +115,9 @@ class Measure:
         self._asked = False
 
     @property
-    def prediction(self) -> Estimate | None:
-        """What was predicted, None where that failed; :attr:`problem` says why."""
-        return self._watch.prediction
-
-    @property
-    def problem(self) -> str:
-        """Why there is no prediction, empty if there is one."""
-        return self._watch.problem
-
-    @property
-    def measured(self) -> MeasuredPeak:
-        """The three peaks so far; None each on a machine without a GPU."""
-        return self._watch.measured
-
-    @property
-    def attribution(self) -> Attribution | None:
-        """Where prediction and measurement differ."""
-        return self._watch.attribution
-
-    @property
-    def by_category(self) -> dict[str, int] | None:
-        """The allocated difference by category, bytes; None without a history."""
-        return self._watch.by_category
-
-    @property
     def num_steps(self) -> int:
         """Optimizer steps so far."""
         return self._watch.num_steps
-
-    @property
-    def record(self) -> Measurement | None:
-        """What was kept, once the body is left."""
-        return self._watch.close() if self._watch.closed else None
 
     def logs(self) -> dict[str, int]:
         """All figures under ``memest/...``, for a tracker: ``wandb.log(run.logs())``."""

@@ -9,30 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from memest.calibration.case import Case, Parallel
-from memest.calibration.measurement import Failure, Measurement, Status
-from memest.calibration.store import MeasurementStore, default_store
+from memest.calibration.measurement import Status, is_out_of_memory
 from memest.catalog.models import lookup
 from memest.config.parallelism import ALONE, Strategy
 from memest.config.setup import Setup
-from memest.errors import ConfigError, MemestError
+from memest.errors import ConfigError
 from memest.files.texts import write_text
 
 __all__ = [
     "case_of",
-    "failure_of",
-    "is_out_of_memory",
-    "keep",
     "model_reference",
     "status_of",
-    "store_path",
 ]
-
-_MESSAGE = 2000
-
-
-def store_path(store: str | Path | None) -> Path:
-    """The file of the store: as it was given, else that of ``memest calibrate``."""
-    return default_store() if store is None else Path(store).expanduser()
 
 
 def model_reference(model: Any, folder: Path) -> str:
@@ -102,32 +90,6 @@ def case_of(model: str, setup: Setup, steps: int) -> Case:
         parallel=parallel,
         processes=distributed.num_gpus if parallel is not Parallel.NONE else 1,
     )
-
-
-def is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether an error is the allocator's."""
-    if error is None:
-        return False
-    return type(error).__name__ == "OutOfMemoryError" or "out of memory" in str(error)[:500].lower()
-
-
-def failure_of(error: BaseException, phase: str) -> Failure:
-    """An error as the store keeps it."""
-    text = (str(error).strip() or "no message")[:_MESSAGE]
-    return Failure(kind=type(error).__name__, message=text, phase=phase)
-
-
-def keep(path: Path, *measurements: Measurement) -> None:
-    """Add measurements to a store.
-
-    Raises:
-        MemestError: the store cannot be written.
-    """
-    try:
-        with MeasurementStore(path) as store:
-            store.add(measurements)
-    except OSError as error:
-        raise MemestError(f"the store {path} cannot be written: {error}") from error
 
 
 def status_of(error: BaseException | None) -> Status:

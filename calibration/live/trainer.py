@@ -11,19 +11,18 @@ from transformers import Trainer, TrainerCallback
 
 from memest.calibration.live import counters
 from memest.calibration.live.arguments import first_batch, setup_of_arguments, unseen_of
-from memest.calibration.live.attribution import Attribution, MeasuredPeak
-from memest.calibration.live.watch import Watch, logger
+from memest.calibration.live.attribution import MeasuredPeak
+from memest.calibration.live.watch import Watch, Watched, logger
 from memest.calibration.measurement import Measurement
 from memest.config.inputs import ModuleInputs, module_inputs_of
 from memest.errors import MemestError
-from memest.report.result import Estimate
 
 __all__ = ["MemestCallback"]
 
 _FRAMES = 8
 
 
-class MemestCallback(TrainerCallback):
+class MemestCallback(Watched, TrainerCallback):
     """Predicts a Trainer's run before its first step, and measures it.
 
     Values go into the Trainer's own log under ``memest/...``, so every tracker gets them. A
@@ -63,42 +62,12 @@ class MemestCallback(TrainerCallback):
             "history": history,
         }
         self._inputs, self._seq_len = inputs, seq_len
-        self._watch: Watch | None = None
+        self._watch = Watch(None, None)
+        self._watch.problem = "training has not begun"
         self._rank = 0
         self._ooms = 0
         self._logged: dict[str, int] = {}
         self.unseen: list[str] = []
-
-    @property
-    def prediction(self) -> Estimate | None:
-        """What was predicted, None before and where it failed."""
-        return None if self._watch is None else self._watch.prediction
-
-    @property
-    def problem(self) -> str:
-        """Why there is no prediction, empty if there is one."""
-        return "training has not begun" if self._watch is None else self._watch.problem
-
-    @property
-    def measured(self) -> MeasuredPeak:
-        """The three peaks so far."""
-        return MeasuredPeak() if self._watch is None else self._watch.measured
-
-    @property
-    def attribution(self) -> Attribution | None:
-        """Where prediction and measurement differ."""
-        return None if self._watch is None else self._watch.attribution
-
-    @property
-    def by_category(self) -> dict[str, int] | None:
-        """The allocated difference by category, bytes; None without a history."""
-        return None if self._watch is None else self._watch.by_category
-
-    @property
-    def record(self) -> Measurement | None:
-        """What was kept, once the training is over."""
-        watch = self._watch
-        return watch.close() if watch is not None and watch.closed else None
 
     # -- events of the Trainer
 
@@ -127,7 +96,7 @@ class MemestCallback(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Read the peaks; log them once they are settled, and when they grow."""
         watch = self._watch
-        if watch is None or not watch.step_done() or not watch.settled:
+        if not watch.step_done() or not watch.settled:
             return
         if state.is_world_process_zero:
             self._log(state, watch.logs())
@@ -135,7 +104,7 @@ class MemestCallback(TrainerCallback):
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Keep the record and say what differs."""
         watch = self._watch
-        if watch is None or watch.closed:
+        if watch.closed:
             return
         atexit.unregister(self._given_up)
         readings = _of_all_ranks(watch.measured)
@@ -194,7 +163,7 @@ class MemestCallback(TrainerCallback):
     def _given_up(self) -> None:
         """The process ends and the training did not: out of memory, or another error."""
         watch = self._watch
-        if watch is None or watch.closed or watch.counters is None:
+        if watch.closed or watch.counters is None:
             return
         grown = watch.counters.ooms() > self._ooms
         error: BaseException = KeyboardInterrupt("the process ended before the training did")
@@ -205,7 +174,7 @@ class MemestCallback(TrainerCallback):
     def close(self, error: BaseException | None = None) -> Measurement | None:
         """Keep the record now: for scripts that catch the error of ``trainer.train()``."""
         atexit.unregister(self._given_up)
-        return None if self._watch is None else self._watch.close(error, rank=self._rank)
+        return self._watch.close(error, rank=self._rank)
 
 
 def _calling_trainer() -> Trainer | None:

@@ -19,17 +19,17 @@ from memest.calibration.live.attribution import (
     attribute,
     difference_by_category,
 )
-from memest.calibration.live.counters import Counters
-from memest.calibration.live.records import (
-    case_of,
+from memest.calibration.live.counters import CudaCounters
+from memest.calibration.live.records import case_of, model_reference, status_of
+from memest.calibration.measurement import (
+    Environment,
+    Measurement,
+    MemoryReading,
+    StepReading,
     failure_of,
-    keep,
-    model_reference,
-    status_of,
-    store_path,
 )
-from memest.calibration.measurement import Environment, Measurement, MemoryReading, StepReading
 from memest.calibration.recording import history as recording
+from memest.calibration.store import MeasurementStore, default_store
 from memest.config.inputs import NOTHING, ModuleInputs
 from memest.config.setup import Setup, Task
 from memest.errors import ConfigError, DoesNotFitError, MemestError
@@ -41,7 +41,7 @@ from memest.profiles.stream import Stream
 from memest.report.result import Estimate, Verdict
 from memest.units import format_size
 
-__all__ = ["Watch", "logger"]
+__all__ = ["Watch", "Watched", "logger"]
 
 logger = logging.getLogger("memest")
 
@@ -74,7 +74,7 @@ class Watch:
     def __init__(
         self,
         model: Any,
-        counters: Counters | None,
+        counters: CudaCounters | None,
         *,
         gpu: str | None = None,
         gpu_memory: int | str | None = None,
@@ -210,11 +210,10 @@ class Watch:
         if counters is None:
             return
         self._environment = counters.environment()
-        first = counters.start()
-        if first is not None:
-            self._readings.append(first)
+        if counters.first is not None:
+            self._readings.append(counters.first)
         counters.reset()
-        self._readings.append(counters.now("model"))
+        self._readings.append(counters.read("model"))
         if self._keeps_history and self._stream is not None:
             try:
                 recording.start_history(_HISTORY)
@@ -331,7 +330,8 @@ class Watch:
                     case = case_of(model, setup, self.num_steps)
                     self._record = self._measurement(case, error, rank)
                     if self._store is not False and rank == 0:
-                        keep(self._path, self._record)
+                        with MeasurementStore(self._path) as store:
+                            store.add([self._record])
             except Exception as problem:  # noqa: BLE001 - a record must not end a training
                 logger.warning("memest: no record of this run: %s", problem)
         self.closed = True
@@ -339,11 +339,12 @@ class Watch:
 
     @property
     def _path(self) -> Path:
-        return store_path(self._store if isinstance(self._store, (str, Path)) else None)
+        named = isinstance(self._store, (str, Path))
+        return Path(self._store).expanduser() if named else default_store()
 
     def _ended(self, name: str) -> MemoryReading:
         assert self.counters is not None
-        reading = self.counters.now(name)
+        reading = self.counters.read(name)
         if name != "oom":
             return reading
         peaks = self.counters.step(0.0)  # of the step that was not completed
@@ -377,6 +378,42 @@ class Watch:
             rank=rank,
             remarks=tuple(remarks),
         )
+
+
+class Watched:
+    """What users are told of a run under watch."""
+
+    _watch: Watch
+
+    @property
+    def prediction(self) -> Estimate | None:
+        """What was predicted, None before and where it failed; :attr:`problem` says why."""
+        return self._watch.prediction
+
+    @property
+    def problem(self) -> str:
+        """Why there is no prediction, empty if there is one."""
+        return self._watch.problem
+
+    @property
+    def measured(self) -> MeasuredPeak:
+        """The three peaks so far; None each on a machine without a GPU."""
+        return self._watch.measured
+
+    @property
+    def attribution(self) -> Attribution | None:
+        """Where prediction and measurement differ."""
+        return self._watch.attribution
+
+    @property
+    def by_category(self) -> dict[str, int] | None:
+        """The allocated difference by category, bytes; None without a history."""
+        return self._watch.by_category
+
+    @property
+    def record(self) -> Measurement | None:
+        """What was kept, once the run is over."""
+        return self._watch.close() if self._watch.closed else None
 
 
 def _device() -> int:

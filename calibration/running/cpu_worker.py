@@ -29,7 +29,7 @@ class CpuWorker(Worker):
         from memest.calibration.running.environment import cpu_environment
 
         environment = cpu_environment(self._command)
-        self._send({"kind": "environment", "environment": dataclasses.asdict(environment)})
+        self.send({"kind": "environment", "environment": dataclasses.asdict(environment)})
 
     def run(self) -> str:
         """Train; returns nothing to fetch."""
@@ -39,7 +39,7 @@ class CpuWorker(Worker):
         from memest.calibration.running.loops import train
 
         self.open()
-        case = self._case
+        case = self.case
         _check_cpu(case)
         self._reading(_resident("start"))
         material = self._build()

@@ -39,14 +39,14 @@ class GpuWorker(Worker):
 
         if not torch.cuda.is_available():
             raise ConfigError(_why_no_cuda(torch))
-        if self._case is not None and self._case.setup.alloc_conf:
-            torch.cuda.memory._set_allocator_settings(self._case.setup.alloc_conf)
+        if self.case is not None and self.case.setup.alloc_conf:
+            torch.cuda.memory._set_allocator_settings(self.case.setup.alloc_conf)
         self._enter("context")
         torch.zeros(1, device="cuda")
         torch.cuda.synchronize()
         meter.made_context(str(getattr(torch.cuda.get_device_properties(0), "uuid", "")))
         environment = gpu_environment(meter, self._command)
-        self._send({"kind": "environment", "environment": dataclasses.asdict(environment)})
+        self.send({"kind": "environment", "environment": dataclasses.asdict(environment)})
         self._meter = meter
         return meter
 
@@ -56,7 +56,7 @@ class GpuWorker(Worker):
 
         from memest.calibration.running.loops import train
 
-        case = self._case
+        case = self.case
         meter = self.open()
         self._reading(meter.start())
         self._reading(meter.read("context"))
@@ -137,7 +137,7 @@ class GpuWorker(Worker):
         """Let the allocator reserve no more than the case says."""
         import torch
 
-        cap = self._case.cap_bytes
+        cap = self.case.cap_bytes
         if cap is None:
             return
         total = torch.cuda.mem_get_info()[1]
@@ -149,7 +149,7 @@ class GpuWorker(Worker):
     def _start_history(self) -> None:
         from memest.calibration.recording import history
 
-        if not (self._case.record_events and self._events):
+        if not (self.case.record_events and self._events):
             return
         try:
             history.start_history(_HISTORY_ENTRIES)
@@ -171,7 +171,7 @@ class GpuWorker(Worker):
 
         self._enter("history")
         path = Path(self._events)
-        case = self._case.to_dict() | {"id": self._case.id}
+        case = self.case.to_dict() | {"id": self.case.id}
         try:
             taken = history.take_history(0, self._marks, run=path.name.partition(".")[0], case=case)
             history.write_history(path, taken)

@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 from unittest import mock
 
@@ -92,24 +93,15 @@ def _kernels(setup: Setup, device: torch.device) -> Iterator[None]:
         yield
 
 
+@dataclass(frozen=True, slots=True)
 class _Run:
-    def __init__(
-        self,
-        model: Any,
-        setup: Setup,
-        batches: Sequence[HostBatch],
-        make_optimizer: Any,
-        loss_of: Any,
-        device: torch.device,
-        watch: LoopWatch,
-    ) -> None:
-        self.model = model
-        self.setup = setup
-        self.batches = batches
-        self.make_optimizer = make_optimizer
-        self.loss_of = loss_of
-        self.device = device
-        self.watch = watch
+    model: Any
+    setup: Setup
+    batches: Sequence[HostBatch]
+    make_optimizer: Any
+    loss_of: Any
+    device: torch.device
+    watch: LoopWatch
 
     @property
     def _cpu(self) -> bool:

@@ -8,14 +8,13 @@ device is read, and what was there before the context is taken off; a measuremen
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from typing import Any
 
 from memest.calibration.measurement import MemoryReading, StepReading
 from memest.catalog.nvml import GpuProcess, LocalGpu, local_gpus
 from memest.errors import MemestError
 
-__all__ = ["DriverReadings", "GpuMeter", "peaks_of", "visible_device"]
+__all__ = ["GpuMeter", "peaks_of", "visible_device"]
 
 
 def visible_device(device: str, environment: dict[str, str]) -> str:
@@ -36,38 +35,6 @@ def visible_device(device: str, environment: dict[str, str]) -> str:
     if index >= len(names):
         raise ValueError(f"CUDA_VISIBLE_DEVICES={named!r} leaves no device {index}")
     return names[index]
-
-
-@dataclass(slots=True)
-class DriverReadings:
-    """What NVML says of one device, found by its identifier.
-
-    Attributes:
-        uuid: of the device; empty before the context, when it is not known which one it is.
-        before: processes on the device before this one made its context.
-        problem: why NVML says nothing; empty if it does.
-    """
-
-    uuid: str = ""
-    before: frozenset[int] = frozenset()
-    problem: str = ""
-    nvml: Any = None
-
-    def gpus(self) -> tuple[LocalGpu, ...]:
-        """All devices, none where NVML does not answer."""
-        try:
-            return local_gpus(nvml=self.nvml)
-        except MemestError as error:
-            self.problem = str(error)
-            return ()
-
-    def find(self, gpus: tuple[LocalGpu, ...]) -> LocalGpu | None:
-        """This device among all; a slice of a split board is found by its board alone."""
-        wanted = _bare(self.uuid)
-        for gpu in gpus:
-            if wanted and _bare(gpu.uuid) == wanted:
-                return gpu
-        return gpus[0] if len(gpus) == 1 else None
 
 
 def _bare(uuid: str) -> str:
@@ -91,12 +58,17 @@ class GpuMeter:
 
     Args:
         nvml: the module to ask, ``pynvml`` if None.
+
+    Attributes:
+        problem: why the driver says nothing, empty if it does.
     """
 
     def __init__(self, nvml: Any = None) -> None:
-        self._driver = DriverReadings(nvml=nvml)
-        self._first = {gpu.uuid: gpu for gpu in self._driver.gpus()}
-        self._context = False
+        self.problem = ""
+        self._nvml = nvml
+        self._uuid = ""  # before the context it is not known which device it is
+        self._before: frozenset[int] = frozenset()
+        self._first = self._gpus()
 
     def made_context(self, uuid: str) -> None:
         """The context is there: from now on it is known which device is meant.
@@ -104,24 +76,33 @@ class GpuMeter:
         Args:
             uuid: as torch gives it.
         """
-        self._driver.uuid = uuid
-        self._context = True
-        first = self._driver.find(tuple(self._first.values()))
+        self._uuid = _bare(uuid)
+        first = self._find(self._first)
         if first is not None:
-            self._driver.before = frozenset(p.pid for p in first.processes)
+            self._before = frozenset(p.pid for p in first.processes)
 
-    @property
-    def problem(self) -> str:
-        """Why the driver says nothing, empty if it does."""
-        return self._driver.problem
+    def _gpus(self) -> tuple[LocalGpu, ...]:
+        """All devices, none where NVML does not answer."""
+        try:
+            return local_gpus(nvml=self._nvml)
+        except MemestError as error:
+            self.problem = str(error)
+            return ()
+
+    def _find(self, gpus: tuple[LocalGpu, ...]) -> LocalGpu | None:
+        """This device among all; a slice of a split board is found by its board alone."""
+        for gpu in gpus:
+            if self._uuid and _bare(gpu.uuid) == self._uuid:
+                return gpu
+        return gpus[0] if len(gpus) == 1 else None
 
     def local(self) -> LocalGpu | None:
         """The device as the driver sees it now."""
-        return self._driver.find(self._driver.gpus())
+        return self._find(self._gpus())
 
     def start(self) -> MemoryReading:
         """The device before the context; call after :meth:`made_context`."""
-        first = self._driver.find(tuple(self._first.values()))
+        first = self._find(self._first)
         if first is None:
             return MemoryReading(name="start")
         return MemoryReading(
@@ -144,7 +125,7 @@ class GpuMeter:
         if gpu is None:
             free, total = torch.cuda.mem_get_info()
             return MemoryReading(name=name, device_used_bytes=total - free, **now)
-        mine = own_process(gpu.processes, self._driver.before)
+        mine = own_process(gpu.processes, self._before)
         others = tuple(p for p in gpu.processes if p is not mine)
         return MemoryReading(
             name=name,

@@ -22,9 +22,8 @@ import sys
 import tempfile
 from typing import Any, TextIO
 
-from memest.calibration.case import Case
-from memest.calibration.measurement import Status
-from memest.calibration.running.worker import Send, Worker, die_with_parent, failure_of, perform
+from memest.calibration.case import Case, case_from_dict
+from memest.calibration.running.worker import Send, die_with_parent, perform
 
 __all__ = ["main", "work"]
 
@@ -104,7 +103,14 @@ def _child(request: dict[str, Any], send: Send, log: int) -> None:
         os.dup2(log, 1)
         os.dup2(log, 2)
         os.environ.update(request.get("environment", {}))
-        _run(request, send)
+        case = request.get("case")
+        work(
+            None if case is None else case_from_dict(case),
+            request["device"],
+            send,
+            events=request.get("events", ""),
+            command=request["command"],
+        )
         code = 0
     except BaseException:  # noqa: BLE001 - written to the log, which the runner reads
         import traceback
@@ -118,36 +124,8 @@ def _child(request: dict[str, Any], send: Send, log: int) -> None:
         os._exit(code)
 
 
-def _run(request: dict[str, Any], send: Send) -> None:
-    from memest.calibration.case import case_from_dict
-
-    command = str(request.get("command", ""))
-    if request.get("case") is None:
-        _describe(request["device"], send, command)
-        return
-    case = case_from_dict(request["case"])
-    work(case, request["device"], send, events=request.get("events", ""), command=command)
-
-
-def _describe(device: str, send: Send, command: str) -> None:
-    """Report the environment of a device, and nothing else."""
-    try:
-        _worker_of(device)(None, device, send, "", command).open()
-    except Exception as error:  # noqa: BLE001 - the runner says it to the user
-        send({"kind": "end", "status": Status.FAILED, "failure": failure_of(error, "environment")})
-        return
-    send({"kind": "end", "status": Status.OK})
-
-
-def _worker_of(device: str) -> type[Worker]:
-    from memest.calibration.running.cpu_worker import CpuWorker
-    from memest.calibration.running.gpu_worker import GpuWorker
-
-    return CpuWorker if device == "cpu" else GpuWorker
-
-
 def work(
-    case: Case,
+    case: Case | None,
     device: str,
     send: Send,
     *,
@@ -157,10 +135,14 @@ def work(
     """Run a case and report; every way it can end is a message.
 
     Args:
-        case: what to run.
+        case: what to run; None to report the environment of the device, and nothing else.
         device: ``cpu``, ``cuda`` or ``cuda:1``.
         send: takes messages.
         events: where to write the allocator's history, if the case wants it.
         command: the command line of the campaign, for the record.
     """
-    perform(_worker_of(device)(case, device, send, events, command), send)
+    from memest.calibration.running.cpu_worker import CpuWorker
+    from memest.calibration.running.gpu_worker import GpuWorker
+
+    kind = CpuWorker if device == "cpu" else GpuWorker
+    perform(kind(case, device, send, events, command))

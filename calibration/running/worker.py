@@ -24,19 +24,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
-from memest.calibration.measurement import Failure, MemoryReading, Status, StepReading
+from memest.calibration.measurement import (
+    MOST_TEXT,
+    MemoryReading,
+    Status,
+    StepReading,
+    failure_of,
+    is_out_of_memory,
+)
 
-__all__ = ["Send", "Worker", "die_with_parent", "failure_of", "perform"]
+__all__ = ["Send", "Worker", "die_with_parent", "perform"]
 
 Send = Callable[[dict[str, Any]], None]
-_MESSAGE = 2000
 _PR_SET_PDEATHSIG = 1
-_OUT_OF_MEMORY = (
-    "CUDA out of memory",
-    "CUDNN_STATUS_ALLOC_FAILED",
-    "CUBLAS_STATUS_ALLOC_FAILED",
-    "CUDA error: out of memory",
-)
 
 
 def die_with_parent() -> None:
@@ -45,12 +45,6 @@ def die_with_parent() -> None:
         return
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def failure_of(error: BaseException, phase: str) -> dict[str, Any]:
-    """An error as the message that ends a case."""
-    text = (str(error).strip() or "no message")[:_MESSAGE]
-    return dataclasses.asdict(Failure(kind=type(error).__name__, message=text, phase=phase))
 
 
 class Worker(ABC):
@@ -68,33 +62,33 @@ class Worker(ABC):
     """
 
     def __init__(self, case: Any, device: str, send: Send, events: str, command: str) -> None:
-        self._case = case
+        self.case = case
         self._device = device
-        self._send = send
+        self.send = send
         self._events = events
         self._command = command
         self.phase = "start"
 
     def _enter(self, phase: str) -> None:
         self.phase = phase
-        self._send({"kind": "phase", "phase": phase})
+        self.send({"kind": "phase", "phase": phase})
 
     def _reading(self, reading: MemoryReading) -> None:
-        self._send({"kind": "reading", "reading": _slim(reading)})
+        self.send({"kind": "reading", "reading": _slim(reading)})
 
     def _step(self, reading: StepReading) -> None:
-        self._send({"kind": "step", "step": _slim(reading)})
+        self.send({"kind": "step", "step": _slim(reading)})
 
     def _remark(self, text: str) -> None:
         """Something went wrong that does not end the run."""
-        self._send({"kind": "remark", "remark": text[:_MESSAGE]})
+        self.send({"kind": "remark", "remark": text[:MOST_TEXT]})
 
     def _build(self) -> Any:
         from memest.calibration.running.material import make_material
 
         self._enter("build")
-        material = make_material(self._case.model, self._case.setup)
-        self._send(
+        material = make_material(self.case.model, self.case.setup)
+        self.send(
             {"kind": "built", "parameters": material.parameters, "trainable": material.trainable}
         )
         return material
@@ -112,26 +106,22 @@ class Worker(ABC):
         return ""
 
 
-def perform(worker: Worker, send: Send) -> None:
-    """Have a worker run its case; every way it can end is a message."""
+def perform(worker: Worker) -> None:
+    """Have a worker run its case, or tell of its device; every way it can end is a message."""
     end: dict[str, Any] = {"kind": "end", "status": Status.OK, "events": ""}
     try:
-        end["events"] = worker.run()
+        if worker.case is None:
+            worker.open()
+        else:
+            end["events"] = worker.run()
     except Exception as error:  # noqa: BLE001 - whatever a training script raises is a result
-        out = _out_of_memory(error)
+        out = is_out_of_memory(error)
         end |= {"status": Status.OOM if out else Status.FAILED}
-        end["failure"] = failure_of(error, worker.phase)
+        end["failure"] = dataclasses.asdict(failure_of(error, worker.phase))
         if out:
             with contextlib.suppress(Exception):
                 end["events"] = worker.out_of_memory()
-    send(end)
-
-
-def _out_of_memory(error: BaseException) -> bool:
-    if type(error).__name__ == "OutOfMemoryError":
-        return True
-    # libraries that allocate on their own say it in their way
-    return any(message in str(error) for message in _OUT_OF_MEMORY)
+    worker.send(end)
 
 
 def _slim(reading: Any) -> dict[str, Any]:

@@ -28,10 +28,9 @@ class Fake:
     def reset(self):
         pass
 
-    def start(self):
-        return None
+    first = None
 
-    def now(self, name):
+    def read(self, name):
         return MemoryReading(name=name, process_bytes=(900 + self.rank) << 20)
 
     def step(self, seconds):
