@@ -36,11 +36,11 @@ class Device:
         max_threads_per_sm: resident threads of one of them.
     """
 
-    name: str
-    total_bytes: int | None
-    capability: tuple[int, int] | None
-    sm_count: int | None
-    max_threads_per_sm: int | None
+    name: str = ""
+    total_bytes: int | None = None
+    capability: tuple[int, int] | None = None
+    sm_count: int | None = None
+    max_threads_per_sm: int | None = None
 
     @property
     def spec(self) -> GpuSpec:

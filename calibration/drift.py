@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -83,15 +83,7 @@ class Drift:
             "tolerance": TOLERANCE,
             "drift": self.found,
             "cases": [
-                {
-                    "case": one.case,
-                    "measured_bytes": one.measured_bytes,
-                    "predicted_bytes": one.predicted_bytes,
-                    "error": one.error,
-                    "agrees": one.agrees,
-                    "failure": one.failure,
-                }
-                for one in self.cases
+                asdict(one) | {"error": one.error, "agrees": one.agrees} for one in self.cases
             ],
         }
 

@@ -17,7 +17,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from memest.calibration.case import case_from_dict
-from memest.calibration.device import LATEST_TORCH, Device, software_of
+from memest.calibration.device import LATEST_TORCH, software_of
 from memest.calibration.recording.causes import Difference
 from memest.calibration.recording.conformance import Conformance, compare
 from memest.calibration.recording.differences import Relation
@@ -94,14 +94,7 @@ def predict_stream(history: History, profiler: Profiler | None = None) -> Stream
     software = software_of(device.torch, device.transformers, device.cuda)
     setup = replace(case.setup, software=software)
     profiler = Profiler.of(case.model) if profiler is None else profiler
-    gpu = Device(
-        name=device.name,
-        total_bytes=device.total_bytes,
-        capability=device.capability,
-        sm_count=device.sm_count,
-        max_threads_per_sm=device.max_threads_per_sm,
-    )
-    return steps_run(profiler, setup, gpu.traits(software.torch or LATEST_TORCH), None).stream
+    return steps_run(profiler, setup, device.traits(software.torch or LATEST_TORCH), None).stream
 
 
 def _print(compared: list[Conformance], details: int) -> None:

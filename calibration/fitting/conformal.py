@@ -52,10 +52,12 @@ def effective_count(residuals: Sequence[float], groups: Sequence[str]) -> float:
         residuals: one for each run.
         groups: the model of each.
     """
+    from scipy.stats import rankdata  # type: ignore[import-untyped]
+
     total, sizes = len(residuals), Counter(groups)
     if len(sizes) < 2 or len(sizes) == total:
         return float(len(sizes))
-    ranks = _ranks(residuals)
+    ranks = [float(rank) - 1 for rank in rankdata(residuals)]  # equal values share a mean
     mean = sum(ranks) / total
     sums: dict[str, float] = dict.fromkeys(sizes, 0.0)
     for group, rank in zip(groups, ranks, strict=True):
@@ -73,21 +75,6 @@ def effective_count(residuals: Sequence[float], groups: Sequence[str]) -> float:
     error *= math.sqrt(2 / (each * max(each - 1, 0.5) * (len(sizes) - 1)))
     counts = total / (1 + (squares - 1) * min(alike + error, 1.0))
     return max(counts, float(len(sizes))) if spread > 0 else float(total)
-
-
-def _ranks(values: Sequence[float]) -> list[float]:
-    """Places in order; equal values share the mean of theirs."""
-    order = sorted(range(len(values)), key=lambda i: values[i])
-    ranks = [0.0] * len(values)
-    start = 0
-    while start < len(order):
-        stop = start
-        while stop < len(order) and values[order[stop]] == values[order[start]]:
-            stop += 1
-        for place in order[start:stop]:
-            ranks[place] = (start + stop - 1) / 2
-        start = stop
-    return ranks
 
 
 def band_of(

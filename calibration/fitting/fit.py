@@ -231,7 +231,7 @@ def _fitted(rows: Sequence[ResidualRow], measured: MeasuredOn, band: Band) -> Ca
         tensors=tensors.name,
         factors=tensors.factors,
         other_factor=tensors.other,
-        gap_bytes=gap.bytes,
+        gap_bytes=gap,
         process_model=process.name,
         process=tuple(
             ProcessPart(

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 __all__ = [
     "PROCESS",
     "TENSORS",
-    "Gap",
     "Process",
     "Tensors",
     "fit_gap",
@@ -62,13 +61,6 @@ class Tensors:
 
 
 @dataclass(frozen=True, slots=True)
-class Gap:
-    """Reserved beyond allocated, beyond what the replay says."""
-
-    bytes: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class Process:
     """What the process holds beside its segments."""
 
@@ -97,7 +89,7 @@ def fit_tensors(rows: Sequence[ResidualRow]) -> Tensors:
     folds = group_folds([row.model for row in rows])
     if len({row.gpu for row in rows}) > 1:
         folds += group_folds([row.gpu for row in rows])
-    names = [name for name in TENSORS if _degrees(name, rows) * 2 <= len(rows)]
+    names = [name for name in TENSORS if len(_groups(name, rows)) * 2 <= len(rows)]
 
     def loss(name: str, fit: list[int], out: list[int]) -> float:
         tensors = tensors_of(name, [rows[i] for i in fit])
@@ -147,10 +139,6 @@ def _groups(name: str, rows: Sequence[ResidualRow]) -> list[list[str]]:
     return [[part] for part in parts] if name == TENSORS[3] else []
 
 
-def _degrees(name: str, rows: Sequence[ResidualRow]) -> int:
-    return len(_groups(name, rows))
-
-
 def _relative(row: ResidualRow, tensors: Tensors) -> float:
     """Error of the corrected allocated peak as a part of the measured one."""
     corrected = sum(
@@ -162,11 +150,14 @@ def _relative(row: ResidualRow, tensors: Tensors) -> float:
 # -- the gap --------------------------------------------------------------------------------------
 
 
-def fit_gap(rows: Sequence[ResidualRow]) -> Gap:
-    """Nothing, or the median, where it holds for models left out."""
+def fit_gap(rows: Sequence[ResidualRow]) -> int:
+    """Reserved beyond allocated, beyond the replay, in bytes.
+
+    Nothing, or the median, where it holds for models left out.
+    """
     kept = [(row.model, row.gap) for row in rows if row.gap is not None]
     if len({model for model, _ in kept}) < MIN_GROUPS:
-        return Gap()
+        return 0
     gaps = [float(gap) for _, gap in kept if gap is not None]
 
     def loss(name: str, fit: list[int], out: list[int]) -> float:
@@ -180,7 +171,7 @@ def fit_gap(rows: Sequence[ResidualRow]) -> Gap:
         tolerance=_AS_GOOD_BYTES,
         cautious=True,
     )
-    return Gap(round(robust_centre(gaps)) if name == "constant" else 0)
+    return round(robust_centre(gaps)) if name == "constant" else 0
 
 
 # -- the process part -----------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -134,7 +135,11 @@ def predict(measurement: Measurement, progress: Progress | None = None) -> Predi
 
 
 _predictions: dict[Any, Prediction] = {}
-_profilers: dict[str, Profiler] = {}
+
+
+@functools.lru_cache(_TRACERS)
+def _profiler(model: str) -> Profiler:
+    return Profiler.of(model)
 
 
 def _traits(environment: Environment) -> GpuTraits:
@@ -170,10 +175,7 @@ def _on_gpu(
     cap: int | None,
     progress: Progress | None,
 ) -> Prediction:
-    profiler = _profilers.pop(model, None) or Profiler.of(model)
-    _profilers[model] = profiler  # used last
-    while len(_profilers) > _TRACERS:
-        _profilers.pop(next(iter(_profilers)))
+    profiler = _profiler(model)
     profiler.progress = progress
     run = resolve_run(profiler, setup, gpu)
     conf = parse_alloc_conf(run.setup.alloc_conf)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from memest.errors import MissingDependencyError
@@ -92,9 +93,7 @@ def nonnegative(
 
 def robust_centre(values: Sequence[float]) -> float:
     """The median, which half of the values may not move."""
-    import numpy as np
-
-    return float(np.median(np.asarray(values, dtype=float)))
+    return float(median(values))
 
 
 def group_folds(groups: Sequence[str], most: int = MAX_FOLDS) -> list[tuple[list[int], list[int]]]:

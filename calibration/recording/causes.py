@@ -4,31 +4,17 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
 from memest.calibration.recording.alignment import FOREIGN, Line
 from memest.calibration.recording.differences import EventMatch, Relation
+from memest.calibration.recording.recorded import History
+from memest.profiles.stream import Stream
 from memest.replay.sizes import round_size
 
-__all__ = ["Difference", "Naming", "group"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Naming:
-    """Says what events are.
-
-    Attributes:
-        operator: of a predicted birth, by its number.
-        module: of a predicted birth, by its number.
-        frame: of a recorded birth, by its number; empty where it is not known.
-    """
-
-    operator: Callable[[int], str]
-    module: Callable[[int], str]
-    frame: Callable[[int], str]
+__all__ = ["Difference", "group"]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -66,17 +52,23 @@ class Difference:
     predicted_bytes: int
 
 
-def group(event_match: EventMatch, naming: Naming) -> list[Difference]:
-    """Differences of one cause together, the largest at the peak first."""
-    return _Grouping(event_match, naming).run()
+def group(event_match: EventMatch, history: History, stream: Stream) -> list[Difference]:
+    """Differences of one cause together, the largest at the peak first.
+
+    Args:
+        event_match: what belongs together, and what does not.
+        history: what was recorded; it has the frames.
+        stream: what was predicted; it has operators and modules.
+    """
+    return _Grouping(event_match, history, stream).run()
 
 
 _LAYER = re.compile(r"(?<![^.])\d+(?![^.])")
 
 
 class _Grouping:
-    def __init__(self, event_match: EventMatch, naming: Naming) -> None:
-        self.found, self.naming = event_match, naming
+    def __init__(self, event_match: EventMatch, history: History, stream: Stream) -> None:
+        self.match, self.history, self.stream = event_match, history, stream
         self.mine, self.other = event_match.recorded, event_match.predicted
         aligned_births = [(i, j) for i, j in event_match.pairs if self.mine.born(i)]
         self.before_mine = [i for i, _ in aligned_births]
@@ -92,22 +84,21 @@ class _Grouping:
         (ours, high), (theirs, other_high) = _peak(self.mine), _peak(self.other)
         column = int(other_high > high)
         event = theirs if column else ours
-        beside = bisect_right([pair[column] for pair in self.found.pairs], event) - 1
-        aligned = self.found.pairs[beside][1 - column] if beside >= 0 else -1
+        beside = bisect_right([pair[column] for pair in self.match.pairs], event) - 1
+        aligned = self.match.pairs[beside][1 - column] if beside >= 0 else -1
         return (aligned, event) if column else (event, aligned)
 
     def run(self) -> list[Difference]:
         groups: dict[Any, Difference] = {}
-        for relation, i, j in self.found.found:
+        for relation, i, j in self.match.differences:
             ours = self.mine.numbers[i] if i >= 0 else FOREIGN
             theirs = self.other.numbers[j] if j >= 0 else self._theirs(ours)
             if j < 0 and relation is not Relation.MISSING and theirs != FOREIGN:
                 j = self.other.births[theirs]
             if i < 0 and relation is Relation.DROPPED:
                 ours = self._ours(theirs)
-            operator = self.naming.operator(theirs) if theirs != FOREIGN else ""
-            module = _LAYER.sub("*", self.naming.module(theirs)) if theirs != FOREIGN else ""
-            frame = self.naming.frame(ours) if ours != FOREIGN else ""
+            operator, module = self._named(theirs) if theirs != FOREIGN else ("", "")
+            frame = self.history.frame(self.mine.sources[ours]) if ours != FOREIGN else ""
             near = self._near(i, j)
             sizes = self.mine.size(i) if i >= 0 else 0, self.other.size(j) if j >= 0 else 0
             ratio = round(sizes[1] / sizes[0], 3) if relation is Relation.SIZE else None
@@ -135,11 +126,11 @@ class _Grouping:
         return sorted(groups.values(), key=lambda d: (-abs(d.peak_bytes), -d.bytes, -d.count))
 
     def _theirs(self, ours: int) -> int:
-        return self.found.births.get(ours, FOREIGN)
+        return self.match.births.get(ours, FOREIGN)
 
     def _ours(self, theirs: int) -> int:
         event = self.other.births[theirs] if theirs != FOREIGN else -1
-        return self.mine.numbers[self.found.back[event]] if event >= 0 else FOREIGN
+        return self.mine.numbers[self.match.back[event]] if event >= 0 else FOREIGN
 
     def _near(self, i: int, j: int) -> str:
         """The last birth before an event that both sides have."""
@@ -150,8 +141,13 @@ class _Grouping:
         if place < 0:
             return ""
         number = self.other.numbers[self.before_other[place]]
-        module = _LAYER.sub("*", self.naming.module(number))
-        return f"{self.naming.operator(number)} {module}".strip()
+        return " ".join(self._named(number)).strip()
+
+    def _named(self, number: int) -> tuple[str, str]:
+        """Operator and module of a predicted birth, numbers of layers replaced."""
+        stream, source = self.stream, self.other.sources[number]
+        module = stream.module_names[stream.modules[source]]
+        return stream.label_names[stream.labels[source]], _LAYER.sub("*", module)
 
     def _at_peak(self, relation: Relation, ours: int, theirs: int) -> int:
         """What the prediction has more for this at the peak.

@@ -21,8 +21,8 @@ from memest.calibration.recording.alignment import (
     recorded_line,
     settle,
 )
-from memest.calibration.recording.causes import Difference, Naming, group
-from memest.calibration.recording.differences import MatchCounts, match
+from memest.calibration.recording.causes import Difference, group
+from memest.calibration.recording.differences import EventMatch, MatchCounts
 from memest.calibration.recording.recorded import History, HistoryMark
 from memest.errors import ReplayError
 from memest.profiles.stream import Stream
@@ -128,7 +128,7 @@ def compare(
     if left:
         mine = recorded_line(history.events, mine.places[len(mine) - left])
         notes.append(f"{left} frees after the last event of the prediction are not compared")
-    event_match = match(mine, other, settle(mine, other, pairs))
+    event_match = EventMatch(mine, other, settle(mine, other, pairs))
     if not history.complete:
         notes.append(f"The history is not complete: {history.lost or 'some'} events were lost")
     peaks, exact = _peaks(history, stream, begin, end, notes)
@@ -136,7 +136,7 @@ def compare(
         name=name or history.run or str(history.case.get("id", "")) or "a recorded run",
         counts=event_match.counts,
         peaks=peaks,
-        differences=tuple(group(event_match, _naming(history, stream, mine, other))),
+        differences=tuple(group(event_match, history, stream)),
         begin=begin,
         end=end,
         complete=history.complete,
@@ -209,19 +209,6 @@ def _afterlife(mine: Line, other: Line, pairs: Sequence[tuple[int, int]]) -> int
     if last_other + 1 < len(other) or any(mine.born(i) for i in rest):
         return 0
     return len(rest)
-
-
-def _naming(history: History, stream: Stream, mine: Line, other: Line) -> Naming:
-    def operator(number: int) -> str:
-        return stream.label_names[stream.labels[other.sources[number]]]
-
-    def module(number: int) -> str:
-        return stream.module_names[stream.modules[other.sources[number]]]
-
-    def frame(number: int) -> str:
-        return history.frame(mine.sources[number])
-
-    return Naming(operator=operator, module=module, frame=frame)
 
 
 # -- peaks ----------------------------------------------------------------------------------------

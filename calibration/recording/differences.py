@@ -15,7 +15,7 @@ from math import log2
 
 from memest.calibration.recording.alignment import FOREIGN, Line, Pair
 
-__all__ = ["EventMatch", "MatchCounts", "Relation", "match"]
+__all__ = ["EventMatch", "MatchCounts", "Relation"]
 
 _NEAR = 64  # matched events between the two places of a birth that moved
 _MANY = 60  # births of one gap that are paired by size; more are paired in order
@@ -82,9 +82,13 @@ class MatchCounts:
         return self.matched == self.recorded == self.predicted
 
 
-@dataclass(slots=True)
 class EventMatch:
-    """Two lines and what was found to belong together.
+    """What two aligned lines have in common beyond the alignment.
+
+    Args:
+        recorded: one line.
+        predicted: the other.
+        pairs: equal events, ascending on both sides.
 
     Attributes:
         recorded: one line.
@@ -94,62 +98,23 @@ class EventMatch:
         back: for each predicted event its counterpart, -1 for none.
         births: recorded birth number to predicted one.
         counts: the events counted.
-        found: root differences: relation, recorded event or -1, predicted event or -1.
+        differences: at their roots: relation, recorded event or -1, predicted event or -1.
     """
 
-    recorded: Line
-    predicted: Line
-    pairs: list[Pair]
-    partner: list[int]
-    back: list[int]
-    births: dict[int, int]
-    counts: MatchCounts
-    found: list[tuple[Relation, int, int]]
-
-
-def match(recorded: Line, predicted: Line, pairs: list[Pair]) -> EventMatch:
-    """Find out what aligned lines have in common beyond the alignment.
-
-    Args:
-        recorded: one line.
-        predicted: the other.
-        pairs: equal events, ascending on both sides.
-    """
-    return _Matching(recorded, predicted, pairs).run()
-
-
-class _Matching:
     def __init__(self, recorded: Line, predicted: Line, pairs: list[Pair]) -> None:
-        self.mine, self.other, self.pairs = recorded, predicted, pairs
+        self.recorded, self.predicted, self.pairs = recorded, predicted, pairs
         self.partner = [-1] * len(recorded)
         self.back = [-1] * len(predicted)
-        self.kinds = bytearray(len(recorded))
         self.births: dict[int, int] = {}
-        self.found: list[tuple[Relation, int, int]] = []
-        self.aligned_mine = [i for i, _ in pairs]
-        self.aligned_other = [j for _, j in pairs]
-
-    def run(self) -> EventMatch:
-        for i, j in self.pairs:
-            if self.mine.born(i):
-                self._join(i, j, _Kind.EQUAL)
-        self._moved_births()
-        self._other_sizes()
-        self._lonely_births()
-        deaths = [(i, j) for i, j in self.pairs if not self.mine.born(i)]
-        for i, j in deaths:
-            if self._same_birth(i, j):
-                self._join(i, j, _Kind.EQUAL)
-        self._reordered_deaths()
-        for i, j in deaths:
-            if self.partner[i] < 0 and self.back[j] < 0:
-                self._join(i, j, _Kind.PARTNER)
-                self.found.append((Relation.PARTNER, i, j))
-        self._other_deaths()
-        kinds = [self.kinds.count(kind) for kind in _Kind]
-        counts = MatchCounts(
-            recorded=len(self.mine),
-            predicted=len(self.other),
+        self.differences: list[tuple[Relation, int, int]] = []
+        self._kinds = bytearray(len(recorded))
+        self._aligned_recorded = [i for i, _ in pairs]
+        self._aligned_predicted = [j for _, j in pairs]
+        self._match()
+        kinds = [self._kinds.count(kind) for kind in _Kind]
+        self.counts = MatchCounts(
+            recorded=len(recorded),
+            predicted=len(predicted),
             matched=kinds[_Kind.EQUAL],
             other_size=kinds[_Kind.SIZE],
             other_partner=kinds[_Kind.PARTNER],
@@ -158,27 +123,35 @@ class _Matching:
             only_recorded=kinds[_Kind.ALONE],
             only_predicted=self.back.count(-1),
         )
-        return EventMatch(
-            self.mine,
-            self.other,
-            self.pairs,
-            self.partner,
-            self.back,
-            self.births,
-            counts,
-            self.found,
-        )
+
+    def _match(self) -> None:
+        for i, j in self.pairs:
+            if self.recorded.born(i):
+                self._join(i, j, _Kind.EQUAL)
+        self._moved_births()
+        self._other_sizes()
+        self._lonely_births()
+        deaths = [(i, j) for i, j in self.pairs if not self.recorded.born(i)]
+        for i, j in deaths:
+            if self._same_birth(i, j):
+                self._join(i, j, _Kind.EQUAL)
+        self._reordered_deaths()
+        for i, j in deaths:
+            if self.partner[i] < 0 and self.back[j] < 0:
+                self._join(i, j, _Kind.PARTNER)
+                self.differences.append((Relation.PARTNER, i, j))
+        self._other_deaths()
 
     def _join(self, i: int, j: int, kind: _Kind) -> None:
-        self.partner[i], self.back[j], self.kinds[i] = j, i, kind
-        if self.mine.born(i):
-            self.births[self.mine.numbers[i]] = self.other.numbers[j]
+        self.partner[i], self.back[j], self._kinds[i] = j, i, kind
+        if self.recorded.born(i):
+            self.births[self.recorded.numbers[i]] = self.predicted.numbers[j]
 
     def _gap_mine(self, i: int) -> int:
-        return bisect_left(self.aligned_mine, i)
+        return bisect_left(self._aligned_recorded, i)
 
     def _gap_other(self, j: int) -> int:
-        return bisect_left(self.aligned_other, j)
+        return bisect_left(self._aligned_predicted, j)
 
     def _open_births(self, line: Line, taken: Sequence[int]) -> Iterator[int]:
         return (event for event in line.births if taken[event] < 0)
@@ -186,10 +159,10 @@ class _Matching:
     def _moved_births(self) -> None:
         """Births of one size that are not far apart."""
         waiting: dict[int, list[tuple[int, int]]] = defaultdict(list)
-        for j in self._open_births(self.other, self.back):
-            waiting[self.other.size(j)].append((self._gap_other(j), j))
-        for i in self._open_births(self.mine, self.partner):
-            candidates = waiting.get(self.mine.size(i))
+        for j in self._open_births(self.predicted, self.back):
+            waiting[self.predicted.size(j)].append((self._gap_other(j), j))
+        for i in self._open_births(self.recorded, self.partner):
+            candidates = waiting.get(self.recorded.size(i))
             if not candidates:
                 continue
             gap = self._gap_mine(i)
@@ -197,26 +170,26 @@ class _Matching:
             if abs(nearest[0] - gap) <= _NEAR:
                 candidates.remove(nearest)
                 self._join(i, nearest[1], _Kind.MOVED)
-                self.found.append((Relation.MOVED, i, nearest[1]))
+                self.differences.append((Relation.MOVED, i, nearest[1]))
 
     def _other_sizes(self) -> None:
         """Births between the same neighbours."""
         gaps: dict[int, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
-        for i in self._open_births(self.mine, self.partner):
+        for i in self._open_births(self.recorded, self.partner):
             gaps[self._gap_mine(i)][0].append(i)
-        for j in self._open_births(self.other, self.back):
+        for j in self._open_births(self.predicted, self.back):
             gaps[self._gap_other(j)][1].append(j)
         for mine, others in gaps.values():
             for i, j in self._by_size(mine, others):
                 self._join(i, j, _Kind.SIZE)
-                self.found.append((Relation.SIZE, i, j))
+                self.differences.append((Relation.SIZE, i, j))
 
     def _by_size(self, mine: list[int], others: list[int]) -> list[Pair]:
         """Pairs in order whose sizes are least apart, in bits."""
         if len(mine) > _MANY or len(others) > _MANY:
             return list(zip(mine, others, strict=False))
-        a = [log2(self.mine.size(i) or 1) for i in mine]
-        b = [log2(self.other.size(j) or 1) for j in others]
+        a = [log2(self.recorded.size(i) or 1) for i in mine]
+        b = [log2(self.predicted.size(j) or 1) for j in others]
         cost = [[_SKIP * (x + y) for y in range(len(b) + 1)] for x in range(len(a) + 1)]
         for x, first in enumerate(a, 1):
             for y, second in enumerate(b, 1):
@@ -234,35 +207,35 @@ class _Matching:
         return out
 
     def _lonely_births(self) -> None:
-        lonely = self._open_births(self.mine, self.partner)
-        self.found.extend((Relation.MISSING, i, -1) for i in lonely)
-        extra = self._open_births(self.other, self.back)
-        self.found.extend((Relation.EXTRA, -1, j) for j in extra)
+        lonely = self._open_births(self.recorded, self.partner)
+        self.differences.extend((Relation.MISSING, i, -1) for i in lonely)
+        extra = self._open_births(self.predicted, self.back)
+        self.differences.extend((Relation.EXTRA, -1, j) for j in extra)
 
     def _same_birth(self, i: int, j: int) -> bool:
         """Whether two deaths end births that belong together."""
-        ours, theirs = self.mine.numbers[i], self.other.numbers[j]
+        ours, theirs = self.recorded.numbers[i], self.predicted.numbers[j]
         if FOREIGN in (ours, theirs):
             return ours == theirs
         return self.births.get(ours) == theirs
 
     def _reordered_deaths(self) -> None:
         """Deaths between the same two births, each of the same birth."""
-        last_mine, last_other = _last_births(self.mine), _last_births(self.other)
-        for i, number in enumerate(self.mine.numbers):
+        last_mine, last_other = _last_births(self.recorded), _last_births(self.predicted)
+        for i, number in enumerate(self.recorded.numbers):
             if self.partner[i] >= 0 or number == FOREIGN:
                 continue
             theirs = self.births.get(number, FOREIGN)
-            j = -1 if theirs == FOREIGN else self.other.deaths[theirs]
-            if j < 0 or self.back[j] >= 0 or self.mine.tokens[i] != self.other.tokens[j]:
+            j = -1 if theirs == FOREIGN else self.predicted.deaths[theirs]
+            if j < 0 or self.back[j] >= 0 or self.recorded.tokens[i] != self.predicted.tokens[j]:
                 continue
             if self.births.get(last_mine[i]) == last_other[j]:
                 self._join(i, j, _Kind.ORDER)
-                self.found.append((Relation.ORDER, i, j))
+                self.differences.append((Relation.ORDER, i, j))
 
     def _other_deaths(self) -> None:
         """Deaths that stand alone: most follow from what became of their births."""
-        mine, other = self.mine, self.other
+        mine, other = self.recorded, self.predicted
         for i in range(len(mine)):
             if self.partner[i] >= 0 or mine.born(i):
                 continue
@@ -270,11 +243,11 @@ class _Matching:
             theirs = self.births.get(number)
             if theirs is None:
                 if number == FOREIGN:
-                    self.found.append((Relation.KEPT, i, -1))
+                    self.differences.append((Relation.KEPT, i, -1))
                 continue
             j = other.deaths[theirs]
             if j < 0 or self.back[j] >= 0:
-                self.found.append((Relation.KEPT, i, -1))
+                self.differences.append((Relation.KEPT, i, -1))
                 continue
             resized = mine.size(i) != other.size(j)
             ahead = self._gap_other(j) - self._gap_mine(i)
@@ -283,12 +256,12 @@ class _Matching:
                 continue
             self._join(i, j, _Kind.MOVED)
             relation = Relation.LATER if ahead > 0 or (not ahead and j > i) else Relation.EARLIER
-            self.found.append((relation, i, j))
+            self.differences.append((relation, i, j))
         known = set(self.births.values())
         for j in range(len(other)):
             lonely = self.back[j] < 0 and not other.born(j)
             if lonely and (other.numbers[j] in known or other.numbers[j] == FOREIGN):
-                self.found.append((Relation.DROPPED, -1, j))
+                self.differences.append((Relation.DROPPED, -1, j))
 
 
 def _last_births(line: Line) -> list[int]:

@@ -61,12 +61,9 @@ MarkNote = tuple[str, int, int, HistoryCounters]
 """What is written down where a phase begins: its name, step, micro-step, and the counters."""
 
 
-class _Recording(NamedTuple):
-    begun: dict[int, HistoryCounters]
-    max_entries: int
-
-
-_recording: _Recording | None = None  # torch has one switch for the whole process
+_recording: tuple[dict[int, HistoryCounters], int] | None = None
+"""Counters of each device when it began, and the events that are kept; torch has one switch for
+the whole process."""
 
 
 # -- on a GPU -------------------------------------------------------------------------------------
@@ -96,7 +93,7 @@ def start_history(max_entries: int, *, stacks: str = "python") -> None:
     except RuntimeError as error:
         raise DeviceError(f"the allocator keeps no history: {_line(error)}") from error
     begun = {index: mark_counters(index) for index in range(torch.cuda.device_count())}
-    _recording = _Recording(begun, max_entries)
+    _recording = begun, max_entries
 
 
 def mark_counters(device: int | None = None) -> HistoryCounters:
@@ -133,7 +130,7 @@ def take_history(
 
     torch.cuda.synchronize(device)
     end = mark_counters(device)
-    recording, _recording = _recording, None
+    (begun, max_entries), _recording = _recording or ({}, None), None
     try:
         content = torch.cuda.memory._snapshot()
         torch.cuda.memory._record_memory_history(None)
@@ -143,9 +140,9 @@ def take_history(
         content,
         device,
         marks=marks,
-        begin=None if recording is None else recording.begun.get(device),
+        begin=begun.get(device),
         end=end,
-        max_entries=None if recording is None else recording.max_entries,
+        max_entries=max_entries,
         recorded_on=_described(device),
         run=run,
         case=case,

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from memest.calibration.device import Device
 from memest.replay.conf import AllocatorConf
 from memest.replay.snapshot import RecordedSegment, Snapshot, TraceEvent
 
@@ -23,27 +24,17 @@ class HistoryMark:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecordedDevice:
+class RecordedDevice(Device):
     """Where a history was recorded: what a prediction of it has to know.
 
     Attributes:
         index: of the device in its process.
-        name: as the driver prints it.
-        total_bytes: as torch sees it.
-        capability: compute capability.
-        sm_count: streaming multiprocessors.
-        max_threads_per_sm: resident threads of one of them.
         torch: release.
         transformers: release.
         cuda: CUDA that torch was built for.
     """
 
     index: int = 0
-    name: str = ""
-    total_bytes: int | None = None
-    capability: tuple[int, int] | None = None
-    sm_count: int | None = None
-    max_threads_per_sm: int | None = None
     torch: str = ""
     transformers: str = ""
     cuda: str = ""

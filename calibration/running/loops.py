@@ -187,9 +187,7 @@ class _Run:
         accelerator = Accelerator(
             cpu=self._cpu, gradient_accumulation_steps=accum, mixed_precision=precision
         )
-        loader = torch.utils.data.DataLoader(
-            _Rows(len(self.batches)), batch_size=1, collate_fn=self._collate
-        )
+        loader = torch.utils.data.DataLoader(self._rows, batch_size=1, collate_fn=self._collate)
         optimizer = self.make_optimizer(self.model)
         model, optimizer, loader = accelerator.prepare(self.model, optimizer, loader)
         if optimizer is not None:
@@ -313,7 +311,7 @@ class _Run:
             run = Watched(
                 model=self.model,
                 args=arguments,
-                train_dataset=_Rows(len(self.batches)),
+                train_dataset=self._rows,
                 data_collator=self._collate,
                 callbacks=[Marks()],
                 optimizers=optimizers,
@@ -326,6 +324,11 @@ class _Run:
         if name in _OF_TRAINER or facts_of(name).package:
             return name, (None, None)
         return "adamw_torch", (self.make_optimizer(self.model), None)
+
+    @property
+    def _rows(self) -> list[dict[str, int]]:
+        """Row i of the training data is a number; the collator makes the batch from it."""
+        return [{"row": number} for number in range(len(self.batches))]
 
     def _collate(self, rows: list[dict[str, int]]) -> HostBatch:
         return self.batches[rows[0]["row"]]
@@ -361,16 +364,3 @@ def to_device(batch: HostBatch, device: torch.device) -> HostBatch:
     if device.type == "cpu":
         return {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in batch.items()}
     return {k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in batch.items()}
-
-
-class _Rows(torch.utils.data.Dataset):
-    """Row i of the training data is a number; the collator makes the batch from it."""
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, index: int) -> dict[str, int]:
-        return {"row": index}

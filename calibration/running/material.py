@@ -17,6 +17,8 @@ from unittest import mock
 import numpy as np
 import torch
 
+from memest.calibration.device import LATEST_TORCH
+from memest.calibration.measurement import release_of
 from memest.catalog.resolve import resolve_model
 from memest.config.setup import Loop, Setup, Software, ZeroGrad
 from memest.errors import ConfigError
@@ -91,11 +93,12 @@ def make_material(model: str, setup: Setup) -> Material:
     set_use_cache(real, setup)
     if setup.loop.value != "trainer" or setup.checkpoint_every > 1:
         set_checkpointing(real, setup)
-    version = _torch_version()
+    version = release_of(torch.__version__) or LATEST_TORCH
     batch = _with_words(host_batches(plans, 1)[0], built.config)
     return Material(
         model=real,
-        batches=_Repeated(batch, setup.num_steps * setup.grad_accum),
+        # one batch again and again: every step is fed, and the host holds it once
+        batches=[batch] * (setup.num_steps * setup.grad_accum),
         loss_of=loss_for(built),
         optimizer_for=lambda module: make_optimizer(module, setup, Recorder(), version),
         parameters=sum(p.numel() for p in real.parameters()),
@@ -138,27 +141,6 @@ def _check(setup: Setup) -> None:
         )
 
 
-class _Repeated(Sequence[Any]):
-    """One batch again and again: every step is fed, and the host holds it once."""
-
-    def __init__(self, batch: dict[str, Any], count: int) -> None:
-        self._batch = batch
-        self._count = count
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __getitem__(self, index: Any) -> Any:
-        if index >= self._count:
-            raise IndexError(index)
-        return self._batch
-
-
-def _torch_version() -> tuple[int, int]:
-    major, minor = torch.__version__.split(".")[:2]
-    return int(major), int(minor)
-
-
 def _with_memory(built: BuiltModel) -> torch.nn.Module:
     """The model of the trace once more, with weights."""
     if built.config is None:
@@ -168,16 +150,13 @@ def _with_memory(built: BuiltModel) -> torch.nn.Module:
         )
     with _no_random_draws():
         real: Any = type(built.model)._from_config(
-            built.config, dtype=built.dtype, attn_implementation=_attention(built)
+            built.config,
+            dtype=built.dtype,
+            attn_implementation=getattr(built.config, "_attn_implementation", None),
         )
     real.train()
     _fill(real)
     return real
-
-
-def _attention(built: BuiltModel) -> str | None:
-    attention = getattr(built.config, "_attn_implementation", None)
-    return None if attention is None else str(attention)
 
 
 @contextlib.contextmanager
@@ -249,11 +228,9 @@ def _with_words(batch: dict[str, Any], config: Any) -> dict[str, Any]:
 
 
 def _host(value: Any) -> Any:
-    return _from_numpy(value) if isinstance(value, torch.Tensor) else value
-
-
-def _from_numpy(tensor: torch.Tensor) -> torch.Tensor:
-    if tensor.dtype is torch.bfloat16:
+    if not isinstance(value, torch.Tensor):
+        return value
+    if value.dtype is torch.bfloat16:
         # numpy has no bfloat16: the same bytes as whole numbers
-        return torch.from_numpy(np.array(tensor.view(torch.int16).numpy())).view(torch.bfloat16)
-    return torch.from_numpy(np.array(tensor.numpy()))
+        return torch.from_numpy(np.array(value.view(torch.int16).numpy())).view(torch.bfloat16)
+    return torch.from_numpy(np.array(value.numpy()))

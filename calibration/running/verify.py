@@ -281,14 +281,19 @@ _EXPECTED = {
 }
 
 
-def _at_cards(m: Measurement, model: Profile, options: dict[str, Any]) -> Iterator[Trial]:
-    """The two card sizes next to what the run needs: there a verdict says something."""
+def _card_sizes(m: Measurement) -> tuple[int, ...]:
+    """The two sizes of cards next to what a run needs, the larger one below this device's."""
     device, total = m.device_bytes, m.environment.total_bytes if m.environment else None
     if device is None or total is None:
-        return
+        return ()
     smaller = [size for size in CARD_SIZES if size < device][-1:]
     larger = [size for size in CARD_SIZES if device <= size < total][:1]
-    for memory in (*smaller, *larger):
+    return (*smaller, *larger)
+
+
+def _at_cards(m: Measurement, model: Profile, options: dict[str, Any]) -> Iterator[Trial]:
+    """The two card sizes next to what the run needs: there a verdict says something."""
+    for memory in _card_sizes(m):
         case = _held_to(m, memory)
         if case is not None:
             verdict = model.spot(**options, gpu_memory=memory).verdict
@@ -297,10 +302,7 @@ def _at_cards(m: Measurement, model: Profile, options: dict[str, Any]) -> Iterat
 
 def _at_the_edge(m: Measurement, model: Profile, options: dict[str, Any]) -> Iterator[Trial]:
     """The largest batch for the card next in size, and one more."""
-    device, total = m.device_bytes, m.environment.total_bytes if m.environment else None
-    if device is None or total is None:
-        return
-    memory = next((size for size in CARD_SIZES if device <= size < total), None)
+    memory = next((size for size in _card_sizes(m) if size >= (m.device_bytes or 0)), None)
     if memory is None:
         return
     # what the process holds was measured: what is tried is the batch, not the context

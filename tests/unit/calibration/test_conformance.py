@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from memest.calibration.recording.alignment import align, predicted_line
 from memest.calibration.recording.conformance import Conformance, compare
-from memest.calibration.recording.differences import Relation, match
+from memest.calibration.recording.differences import EventMatch, Relation
 from memest.calibration.recording.history import History, history_of
 from memest.profiles.stream import Stream
 from memest.replay import AllocatorConf
@@ -383,7 +383,7 @@ def test_lines_that_have_nothing_in_common():
     one, other = predicted_line(STREAM), predicted_line(made_up_stream(layers=2))
     other.tokens = [token + (1 << 30) for token in other.tokens]
 
-    counts = match(one, other, align(one.tokens, other.tokens)).counts
+    counts = EventMatch(one, other, align(one.tokens, other.tokens)).counts
 
     assert counts.matched == 0
     assert align(list(range(3000)), list(range(3000, 6000))) == []

@@ -75,17 +75,25 @@ def test_runs_without_a_figure_have_a_line_too():
     assert gone["gpu"] == ""
 
 
-def test_out_of_memory_says_how_far_it_came():
-    reading = MemoryReading(name="oom", allocated_bytes=700, reserved_bytes=800)
-    records = records_of(_run(status=Status.OOM, steps=(), readings=(reading,)))
-    assert [(r["metric"], r["measured_bytes"], r["oom"]) for r in records] == [
-        ("allocated", 700, True), ("reserved", 800, True),
-    ]  # fmt: skip
+@pytest.mark.parametrize(
+    ("steps", "reached", "figures"),
+    [(False, 800, [("allocated", 700), ("reserved", 800)]),
+     (True, 150, [("allocated", 700), ("reserved", 200), ("device", 1000)])],
+    ids=["in the first step", "in a later step"],
+)  # fmt: skip
+def test_out_of_memory_says_how_far_it_came(steps, reached, figures):
+    reading = MemoryReading(name="oom", allocated_bytes=700, reserved_bytes=reached)
+    changes = {} if steps else {"steps": ()}
+    records = records_of(_run(status=Status.OOM, readings=(reading,), **changes))
+    assert [(r["metric"], r["measured_bytes"]) for r in records] == figures
+    assert all(r["oom"] for r in records)
 
 
-def test_a_cap_is_the_limit_of_its_records():
+def test_a_cap_is_the_limit_of_its_records_and_remarks_travel():
     capped = case_from_dict({"model": "gpt2", "setup": {}, "cap_bytes": 12345})
-    assert records_of(_run(case=capped))[0]["limit_bytes"] == 12345
+    (record, *_) = records_of(_run(case=capped, remarks=("no history was kept: OSError: full",)))
+    assert record["limit_bytes"] == 12345
+    assert "no history was kept" in record["notes"]
 
 
 @pytest.mark.parametrize("name", ["runs.jsonl", "runs.jsonl.gz"])
@@ -163,16 +171,3 @@ def test_no_content_of_a_record_is_a_crash(tmp_path, name, value):
     except ConfigError:
         return
     assert found.to_dict() == json.loads(json.dumps(found.to_dict()))
-
-
-def test_out_of_memory_in_a_later_step_counts_what_it_reached():
-    reading = MemoryReading(name="oom", allocated_bytes=700, reserved_bytes=150)
-    records = records_of(_run(status=Status.OOM, readings=(reading,)))
-    assert [(r["metric"], r["measured_bytes"]) for r in records][:2] == [
-        ("allocated", 700), ("reserved", 200),
-    ]  # fmt: skip
-
-
-def test_remarks_travel_with_a_run():
-    run = _run(remarks=("no history was kept: OSError: full",))
-    assert "no history was kept" in records_of(run)[0]["notes"]

@@ -20,61 +20,9 @@ from memest.calibration.running.environment import commit_of, gpu_environment
 from memest.calibration.running.meters import GpuMeter, own_process, peaks_of, visible_device
 from memest.catalog.nvml import GpuProcess
 from memest.units import GIB, MIB
+from support.nvml import FakeNvml, make_board
 
 ME = os.getpid()
-
-
-class NvmlError(Exception):
-    pass
-
-
-class FakeNvml:
-    """Boards whose processes and memory a test changes while it looks."""
-
-    NVMLError = NvmlError
-
-    def __init__(self, *boards):
-        self.boards = boards
-        self.works = True
-
-    def nvmlInit(self):
-        if not self.works:
-            raise NvmlError("Driver Not Loaded")
-
-    def nvmlShutdown(self):
-        pass
-
-    def nvmlSystemGetDriverVersion(self):
-        return "580.159.04"
-
-    def nvmlDeviceGetCount(self):
-        return len(self.boards)
-
-    def nvmlDeviceGetHandleByIndex(self, index):
-        return self.boards[index]
-
-    def nvmlDeviceGetName(self, board):
-        return "NVIDIA H100 80GB HBM3"
-
-    def nvmlDeviceGetUUID(self, board):
-        return board["uuid"]
-
-    def nvmlDeviceGetMemoryInfo(self, board, version=None):
-        used = board["used"]
-        return SimpleNamespace(total=80 * GIB, used=used, free=80 * GIB - used, reserved=0)
-
-    def nvmlDeviceGetCudaComputeCapability(self, board):
-        return 9, 0
-
-    def nvmlDeviceGetMigMode(self, board):
-        return board.get("mig", 0), 0
-
-    def nvmlDeviceGetComputeRunningProcesses(self, board):
-        return [SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in board["processes"]]
-
-
-def _board(uuid="GPU-aa", used=600 * MIB, processes=(), **more):
-    return {"uuid": uuid, "used": used, "processes": list(processes), **more}
 
 
 @pytest.fixture
@@ -98,8 +46,8 @@ def cuda(monkeypatch):
 
 
 def test_the_process_is_found_among_others(cuda):
-    other = _board("GPU-bb", processes=[(1, 5 * GIB)])
-    board = _board("GPU-aa", processes=[(77, 300 * MIB)])
+    other = make_board("GPU-bb", processes=[(1, 5 * GIB)])
+    board = make_board("GPU-aa", processes=[(77, 300 * MIB)])
     meter = GpuMeter(FakeNvml(other, board))
     board["processes"].append((ME, 500 * MIB))
     board["used"] = 1100 * MIB
@@ -115,7 +63,7 @@ def test_the_process_is_found_among_others(cuda):
 
 
 def test_in_a_container_it_is_the_one_that_came(cuda):
-    board = _board(processes=[(77, 300 * MIB)])
+    board = make_board(processes=[(77, 300 * MIB)])
     meter = GpuMeter(FakeNvml(board))
     board["processes"].append((123_456, 500 * MIB))  # as the host numbers it
     meter.made_context("aa")
@@ -127,7 +75,7 @@ def test_in_a_container_it_is_the_one_that_came(cuda):
 
 @pytest.mark.parametrize("hidden", ["no processes", "no sizes"])
 def test_where_the_driver_names_no_process_the_device_is_read(cuda, hidden):
-    board = _board()
+    board = make_board()
     meter = GpuMeter(FakeNvml(board))
     board["used"] = 1200 * MIB
     if hidden == "no sizes":
@@ -146,7 +94,7 @@ def test_where_the_driver_names_no_process_the_device_is_read(cuda, hidden):
 
 
 def test_without_a_driver_the_runtime_is_asked_and_it_is_said(cuda):
-    nvml = FakeNvml(_board())
+    nvml = FakeNvml(make_board())
     nvml.works = False
     meter = GpuMeter(nvml)
     meter.made_context("aa")
@@ -161,14 +109,14 @@ def test_without_a_driver_the_runtime_is_asked_and_it_is_said(cuda):
 
 
 def test_a_slice_of_a_board_is_said(cuda):
-    board = _board("GPU-whole", mig=1)
+    board = make_board("GPU-whole", mig=1)
     meter = GpuMeter(FakeNvml(board))
     meter.made_context("MIG-other")
     assert any("MIG" in note for note in gpu_environment(meter).notes)
 
 
 def test_the_allocators_own_peaks(cuda):
-    step = GpuMeter(FakeNvml(_board())).step(0.5)
+    step = GpuMeter(FakeNvml(make_board())).step(0.5)
     assert (step.allocated_bytes, step.reserved_bytes, step.active_bytes) == (5, 7, None)
     assert (step.ooms, step.retries, step.reserved_now_bytes) == (0, None, 2 * MIB)
     assert peaks_of({})["requested_bytes"] is None

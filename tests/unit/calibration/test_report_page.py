@@ -16,7 +16,6 @@ from memest.calibration.fitting.fit import fit_calibration
 from memest.calibration.fitting.prediction import Pair
 from memest.calibration.fitting.report import html_report, markdown_report
 from memest.calibration.measurement import CPU, Failure, Status
-from memest.calibration.validation import Errors
 from memest.report.page import Heading, Items, Table, Text, as_html, as_markdown
 from memest.units import MIB
 from support.simulated_runs import ended, simulate
@@ -34,18 +33,6 @@ def rows(text, caption):
     body = text.split(f"*{caption}.*", 1)[1].lstrip("\n").split("\n\n", 1)[0]
     lines = [re.split(r"(?<!\\)\|", line)[1:-1] for line in body.splitlines()]
     return [[cell.strip() for cell in line] for line in lines[2:]]
-
-
-def test_errors_are_signed_and_absolute():
-    found = Errors.of([(100, 90), (100, 102), (100, 104)])
-
-    assert found.count == 3
-    assert found.median_signed == pytest.approx(0.02)
-    assert found.mean_signed == pytest.approx(-0.04 / 3)
-    assert found.median == pytest.approx(0.04)
-    assert found.worst == pytest.approx(-0.10)
-    assert found.below == pytest.approx(1 / 3)
-    assert Errors.of([]) is None
 
 
 @pytest.mark.slow

@@ -250,26 +250,6 @@ def test_ended_in_the_middle_a_campaign_goes_on_where_it_stopped(
 
 
 @pytest.mark.slow
-def test_two_campaigns_at_once_share_a_store(tmp_path):
-    campaign, path = tmp_path / "mine.json", tmp_path / "runs.db"
-    campaign.write_text(json.dumps([_case(n).to_dict() for n in range(2, 6)]))
-    both = [
-        subprocess.Popen(
-            _command(campaign, path, "--json"), stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        )
-        for _ in range(2)
-    ]
-    runs = []
-    for process in both:
-        out, err = process.communicate(timeout=120)
-        assert process.returncode == 0, err
-        runs += json.loads(out)["runs"]
-    assert sum(len(run["measured"]) for run in runs) == 4
-    with MeasurementStore(path) as store:
-        assert sorted(m.case.setup.batch for m in store.measurements()) == list(range(2, 6))
-
-
-@pytest.mark.slow
 def test_a_device_that_is_not_there_is_said(attendant):
     from memest.errors import DeviceError
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import logging
+import os
 import random
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from memest.calibration.store import MeasurementStore
 from memest.errors import ConfigError, DoesNotFitError, MemestError
 from memest.report.result import Peak
 from memest.units import MIB
+from support.nvml import FakeNvml, make_board
 
 WORDS = 97
 
@@ -116,33 +118,12 @@ def card(monkeypatch):
     }  # fmt: skip
     for name, fake in fakes.items():
         monkeypatch.setattr(torch.cuda, name, fake)
-    nvml = fake_nvml(state)
+    nvml = FakeNvml(
+        make_board("GPU-1", used=state.used, processes=[(os.getpid(), state.used)], name="Tesla T4",
+              total=16_106_127_360, capability=(7, 5))
+    )  # fmt: skip
     monkeypatch.setattr(counters, "open_counters", lambda: counters.CudaCounters(nvml))
     return state
-
-
-def fake_nvml(state):
-    """The driver: one board, and this process on it with what it uses beside its segments."""
-    import os
-
-    class NVMLError(Exception):
-        pass
-
-    memory = SimpleNamespace(total=16_106_127_360, used=state.used, free=1, reserved=MIB)
-    answers = {
-        "nvmlInit": None, "nvmlShutdown": None, "nvmlSystemGetDriverVersion": "550.1",
-        "nvmlDeviceGetCount": 1, "nvmlDeviceGetHandleByIndex": 0,
-        "nvmlDeviceGetMemoryInfo": memory, "nvmlDeviceGetName": "Tesla T4",
-        "nvmlDeviceGetUUID": "GPU-1", "nvmlDeviceGetCudaComputeCapability": (7, 5),
-        "nvmlDeviceGetMigMode": (0, 0),
-    }  # fmt: skip
-    module = SimpleNamespace(NVMLError=NVMLError, nvmlMemory_v2=2)
-    for name, value in answers.items():
-        setattr(module, name, lambda *_, v=value, **__: v)
-    module.nvmlDeviceGetComputeRunningProcesses = lambda *_: [
-        SimpleNamespace(pid=os.getpid(), usedGpuMemory=state.used)
-    ]
-    return module
 
 
 class TestAttribution:

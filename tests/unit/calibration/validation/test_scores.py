@@ -24,6 +24,7 @@ def test_errors_are_signed_and_absolute():
     assert errors.count == 4
     assert errors.median == pytest.approx(0.015)
     assert errors.median_signed == pytest.approx(0.005)
+    assert errors.mean_signed == pytest.approx(0.0225)
     assert errors.worst == pytest.approx(0.1)
     assert errors.below == 0.25
     assert errors.p90 == pytest.approx(0.1)
