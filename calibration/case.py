@@ -168,30 +168,18 @@ def _check_one_process(setup: Setup) -> None:
 
 def _together(document: Mapping[str, Any]) -> tuple[Parallel, int]:
     """What several processes do, and how many they are."""
-    parallel = _parallel(document.get("parallel", "none"))
-    processes = _count(document.get("processes", 1))
-    if (parallel is Parallel.NONE) is not (processes == 1):
+    parallel, processes = document.get("parallel", "none"), document.get("processes", 1)
+    if parallel not in tuple(Parallel):
+        raise ConfigError(f"parallel {parallel!r} is not known. Legal: {', '.join(Parallel)}.")
+    whole = isinstance(processes, int) and not isinstance(processes, bool)
+    if not whole or not 1 <= processes <= MAX_PROCESSES:
+        raise ConfigError(f"processes {processes!r} must be a whole number, 1 to {MAX_PROCESSES}.")
+    if (parallel == Parallel.NONE) is not (processes == 1):
         raise ConfigError(
             f"parallel {parallel} and processes {processes} contradict each other: give both, for "
             'example "parallel": "ddp", "processes": 2, or neither.'
         )
-    return parallel, processes
-
-
-def _parallel(value: Any) -> Parallel:
-    try:
-        return Parallel(value)
-    except ValueError:
-        raise ConfigError(
-            f"parallel {value!r} is not known. Legal: {', '.join(Parallel)}."
-        ) from None
-
-
-def _count(value: Any) -> int:
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    if not whole or not 1 <= value <= MAX_PROCESSES:
-        raise ConfigError(f"processes {value!r} must be a whole number, 1 to {MAX_PROCESSES}.")
-    return int(value)
+    return Parallel(parallel), processes
 
 
 def _cap(value: Any) -> int | None:

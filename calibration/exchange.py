@@ -43,7 +43,11 @@ def records_of(measurement: Measurement) -> list[dict[str, Any]]:
         "setup": case.to_dict()["setup"],
         "gpu": environment.gpu if environment else "",
         "source": f"memest calibrate, run {measurement.run}, {measurement.started}",
-        "software": _software(measurement),
+        "software": {
+            name: version
+            for name in ("torch", "transformers", "cuda", "driver")
+            if environment and (version := getattr(environment, name))
+        },
         "status": measurement.status.value,
         "notes": _notes(measurement),
     }
@@ -63,19 +67,6 @@ def records_of(measurement: Measurement) -> list[dict[str, Any]]:
     ]
     records[0]["measurement"] = measurement.to_dict()
     return records
-
-
-def _software(measurement: Measurement) -> dict[str, str]:
-    environment = measurement.environment
-    if environment is None:
-        return {}
-    document = {
-        "torch": environment.torch,
-        "transformers": environment.transformers,
-        "cuda": environment.cuda,
-        "driver": environment.driver,
-    }
-    return {name: version for name, version in document.items() if version}
 
 
 def _notes(measurement: Measurement) -> str:

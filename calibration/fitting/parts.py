@@ -96,7 +96,7 @@ def fit_tensors(rows: Sequence[ResidualRow]) -> Tensors:
         errors = [abs(_relative(rows[i], tensors)) for i in out]
         return sum(errors) / len(errors)
 
-    name, _ = choose(names, folds, loss, tolerance=_AS_GOOD, cautious=True)
+    name = choose(names, folds, loss, tolerance=_AS_GOOD, cautious=True)
     return tensors_of(name, rows)
 
 
@@ -164,7 +164,7 @@ def fit_gap(rows: Sequence[ResidualRow]) -> int:
         centre = robust_centre([gaps[i] for i in fit]) if name == "constant" else 0.0
         return sum(abs(gaps[i] - centre) for i in out) / len(out)
 
-    name, _ = choose(
+    name = choose(
         ("identity", "constant"),
         group_folds([model for model, _ in kept]),
         loss,
@@ -198,7 +198,7 @@ def fit_process(rows: Sequence[ResidualRow]) -> Process:
 
         names = [n for n in PROCESS if _columns(n, kept).shape[1] * 2 <= len(kept)] or PROCESS[:1]
         if folds:
-            name, _ = choose(names, folds, loss, tolerance=_AS_GOOD_BYTES)
+            name = choose(names, folds, loss, tolerance=_AS_GOOD_BYTES)
     return process_of(name, kept)
 
 

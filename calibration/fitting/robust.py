@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -121,7 +121,7 @@ def choose(
     *,
     tolerance: float,
     cautious: bool = False,
-) -> tuple[str, Mapping[str, float]]:
+) -> str:
     """The simplest candidate that is not clearly worse than the best.
 
     The one-standard-error rule, on differences from fold to fold: candidates are compared on the
@@ -134,9 +134,6 @@ def choose(
         tolerance: what is no worse than this is as good.
         cautious: the first candidate changes nothing, and only two standard errors speak against
             it.
-
-    Returns:
-        The choice, and the mean loss of each candidate.
     """
     import numpy as np
 
@@ -151,5 +148,5 @@ def choose(
         error = float(worse.std(ddof=1)) / len(worse) ** 0.5 if len(worse) > 1 else 0.0
         errors = 2 if cautious and place == 0 else 1
         if float(worse.mean()) <= max(errors * error, tolerance):
-            return name, means
-    return best, means
+            return name
+    return best

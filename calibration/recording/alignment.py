@@ -11,6 +11,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from memest.calibration.recording.recorded import HistoryMark
 from memest.profiles.stream import Stream
@@ -239,44 +240,42 @@ def _bite(
     (i, end_a), (j, end_b) = span_a, span_b
     n, m = end_a - i, end_b - j
     furthest = {1: 0}
-    history: list[dict[int, int]] = []
+    ways: dict[int, _Way | None] = {1: None}
     for d in range(min(n + m, _BITE) + 1):
-        history.append(furthest)
         now: dict[int, int] = {}
+        ways_now: dict[int, _Way | None] = {}
         for k in range(-d + 2 * max(0, d - m), d - 2 * max(0, d - n) + 1, 2):
-            if k == -d or (k != d and furthest.get(k - 1, -1) < furthest.get(k + 1, -1)):
-                x = furthest[k + 1]
-            else:
-                x = furthest[k - 1] + 1
-            y = x - k
-            while x < n and y < m and a[i + x] == b[j + y]:
-                x, y = x + 1, y + 1
+            down = k == -d or (k != d and furthest.get(k - 1, -1) < furthest.get(k + 1, -1))
+            before = k + 1 if down else k - 1
+            start = x = furthest[before] + (not down)
+            while x < n and x - k < m and a[i + x] == b[j + x - k]:
+                x += 1
             now[k] = x
-            if x >= n and y >= m:
-                pairs.extend(_walk_back(history, k, x, i, j))
+            ways_now[k] = _Way(ways[before], start, x, k) if x > start else ways[before]
+            if x >= n and x - k >= m:
+                pairs.extend(_pairs_along(ways_now[k], i, j))
                 return end_a, end_b
-        furthest = now
+        furthest, ways = now, ways_now
     # too different: what lies furthest ahead is as good as anything
     k = max(furthest, key=lambda k: 2 * furthest[k] - k)
-    x = furthest[k]
-    pairs.extend(_walk_back(history, k, x, i, j))
-    return i + x, j + x - k
+    pairs.extend(_pairs_along(ways[k], i, j))
+    return i + furthest[k], j + furthest[k] - k
 
 
-def _walk_back(history: list[dict[int, int]], k: int, x: int, i: int, j: int) -> list[Pair]:
+class _Way(NamedTuple):
+    """Equal events of ``a`` from ``start`` to ``stop`` on one diagonal, and the way there."""
+
+    before: _Way | None
+    start: int
+    stop: int
+    diagonal: int
+
+
+def _pairs_along(way: _Way | None, i: int, j: int) -> list[Pair]:
     out: list[Pair] = []
-    for d in range(len(history) - 1, -1, -1):
-        before = history[d]
-        if k == -d or (k != d and before.get(k - 1, -1) < before.get(k + 1, -1)):
-            from_k = k + 1
-            start = before[from_k]
-        else:
-            from_k = k - 1
-            start = before[from_k] + 1
-        if d == 0:
-            start = 0
-        out.extend((i + at, j + at - k) for at in range(x - 1, start - 1, -1))
-        x, k = before.get(from_k, 0), from_k
+    while way is not None:
+        out.extend((i + x, j + x - way.diagonal) for x in range(way.stop - 1, way.start - 1, -1))
+        way = way.before
     out.reverse()
     return out
 

@@ -88,15 +88,8 @@ def write_history(path: str | Path, history: History) -> None:
 
 
 def _lines(history: History) -> Iterator[dict[str, Any]]:
-    bases = sorted(
-        {event.address for event in history.events if event.action.startswith("segment_")}
-        | {segment.address for segment in history.segments}
-        | {0}  # what lies in no known segment
-    )
-    sizes, streams = _Table(), _Table()
-    letters = dict(_LETTERS)
-    writer = _Writer(bases, sizes, streams, letters)
-    blocks = list(writer.blocks(history))
+    writer = _Writer(history)
+    blocks = list(writer.blocks())
     yield {
         "format": FORMAT,
         "schema_version": SCHEMA_VERSION,
@@ -113,11 +106,11 @@ def _lines(history: History) -> Iterator[dict[str, Any]]:
     }
     segments = [_segment_row(segment, writer) for segment in history.segments]
     yield {
-        "actions": {letter: list(actions) for letter, actions in letters.items()},
-        "bases": bases,
+        "actions": {letter: list(actions) for letter, actions in writer.letters.items()},
+        "bases": writer.bases,
         "frames": list(history.frames),
-        "sizes": list(sizes.index),
-        "streams": list(streams.index),
+        "sizes": list(writer.sizes.index),
+        "streams": list(writer.streams.index),
         "unit": writer.unit,
     }
     yield from blocks
@@ -125,18 +118,21 @@ def _lines(history: History) -> Iterator[dict[str, Any]]:
 
 
 class _Writer:
-    def __init__(
-        self, bases: list[int], sizes: _Table, streams: _Table, letters: dict[str, tuple[str, ...]]
-    ) -> None:
-        self.bases = bases
-        self.sizes = sizes
-        self.streams = streams
-        self.letters = letters
-        self.letter_of = {actions: letter for letter, actions in letters.items()}
+    def __init__(self, history: History) -> None:
+        self.history = history
+        self.bases = sorted(
+            {event.address for event in history.events if event.action.startswith("segment_")}
+            | {segment.address for segment in history.segments}
+            | {0}  # what lies in no known segment
+        )
+        self.sizes, self.streams = _Table(), _Table()
+        self.letters = dict(_LETTERS)
+        self.letter_of = {actions: letter for letter, actions in _LETTERS.items()}
         self.unit = _UNIT
 
-    def blocks(self, history: History) -> Iterator[dict[str, Any]]:
+    def blocks(self) -> Iterator[dict[str, Any]]:
         """The events in blocks."""
+        history = self.history
         if any(self._offset(event.address)[1] % _UNIT for event in history.events):
             self.unit = 1  # not an address of this allocator: keep it as it is
         block = _empty_block()

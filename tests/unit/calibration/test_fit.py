@@ -419,6 +419,6 @@ def test_the_simplest_candidate_that_is_not_clearly_worse_is_chosen():
     always, at_times = [0.05] * 6, [0.3, -0.2, 0.25, -0.2, 0.2, -0.1]
 
     # what makes a fold hard for both cancels
-    assert robust.choose(["plain", "rich"], folds, loss(always), tolerance=0)[0] == "rich"
-    assert robust.choose(["plain", "rich"], folds, loss(at_times), tolerance=0)[0] == "plain"
-    assert robust.choose(["plain", "rich"], folds, loss(always), tolerance=0.1)[0] == "plain"
+    assert robust.choose(["plain", "rich"], folds, loss(always), tolerance=0) == "rich"
+    assert robust.choose(["plain", "rich"], folds, loss(at_times), tolerance=0) == "plain"
+    assert robust.choose(["plain", "rich"], folds, loss(always), tolerance=0.1) == "plain"
