@@ -159,29 +159,23 @@ class MeasurementStore:
         documents = [document for (document,) in rows if _answers(case, document)]
         return measurement_from_dict(json.loads(documents[-1])) if documents else None
 
-    def hear(self, run: str, number: int, message: dict[str, Any]) -> bool:
-        """Keep one message of a worker; returns what :meth:`still_here` does."""
-        with _explained(self.path):
-            self._db.execute(
-                "INSERT OR REPLACE INTO messages VALUES (?, ?, ?)",
-                (run, number, json.dumps(message)),
-            )
-            return self._seen(run)
-
-    def still_here(self, run: str) -> bool:
-        """Say that the owner of a run is alive.
+    def hear(self, run: str, number: int = 0, message: dict[str, Any] | None = None) -> bool:
+        """Keep one message of a worker; without one, that the owner of the run is alive.
 
         Returns:
             False where somebody whose clock differs took the owner for gone, see :meth:`take_back`.
         """
         with _explained(self.path):
-            return self._seen(run)
-
-    def _seen(self, run: str) -> bool:
-        done = self._db.execute(
-            "UPDATE runs SET seen = ? WHERE run = ? AND status = ?", (time.time(), run, _RUNNING)
-        )
-        return done.rowcount > 0
+            if message is not None:
+                self._db.execute(
+                    "INSERT OR REPLACE INTO messages VALUES (?, ?, ?)",
+                    (run, number, json.dumps(message)),
+                )
+            done = self._db.execute(
+                "UPDATE runs SET seen = ? WHERE run = ? AND status = ?",
+                (time.time(), run, _RUNNING),
+            )
+            return done.rowcount > 0
 
     def take_back(self, opened: Open) -> None:
         """Take up a run again that was ended by somebody who took its owner for gone."""
@@ -343,7 +337,7 @@ class Open:
         """Say that the owner of this run is alive."""
         if self._closed:
             return
-        if not self._store.still_here(self.run):
+        if not self._store.hear(self.run):
             self._store.take_back(self)
 
     def close(

@@ -69,13 +69,11 @@ the whole process."""
 # -- on a GPU -------------------------------------------------------------------------------------
 
 
-def start_history(max_entries: int, *, stacks: str = "python") -> None:
+def start_history(max_entries: int) -> None:
     """Begin to record, on all devices of the process; what was recorded before is dropped.
 
     Args:
         max_entries: events of each device that are kept, the last ones.
-        stacks: ``python``, or ``all`` for the operators of a backward too; those make the
-            snapshot slow.
 
     Raises:
         DeviceError: this allocator does not record.
@@ -85,7 +83,8 @@ def start_history(max_entries: int, *, stacks: str = "python") -> None:
 
     torch.cuda.init()  # there is no allocator to tell before
     record = torch.cuda.memory._record_memory_history
-    options: dict[str, Any] = {"context": "alloc", "stacks": stacks, "max_entries": max_entries}
+    # frames of C++ too would make the snapshot slow
+    options: dict[str, Any] = {"context": "alloc", "stacks": "python", "max_entries": max_entries}
     if "clear_history" in inspect.signature(record).parameters:
         options["clear_history"] = True
     try:

@@ -253,14 +253,17 @@ def _gpu_name(environment: Environment) -> str:
         return "local"
 
 
-def _held_to(m: Measurement, memory: int, **changes: Any) -> Case | None:
-    """The case in so much memory: the allocator gets what the process leaves of it."""
+def _trial(
+    kind: str, m: Measurement, memory: int, expected: Expected, **changes: Any
+) -> Trial | None:
+    """A run in so much memory: the allocator gets what the process leaves of it, if anything."""
     assert m.process_bytes is not None
     cap = memory - m.process_bytes
     if cap <= 0:
         return None
     setup = dataclasses.replace(m.case.setup, **changes) if changes else m.case.setup
-    return dataclasses.replace(m.case, setup=setup, cap_bytes=cap, record_events=False)
+    case = dataclasses.replace(m.case, setup=setup, cap_bytes=cap, record_events=False)
+    return Trial(kind=kind, case=case, memory_bytes=memory, expected=expected)
 
 
 def _upper_bound(m: Measurement, model: Profile, options: dict[str, Any]) -> Trial | None:
@@ -268,10 +271,7 @@ def _upper_bound(m: Measurement, model: Profile, options: dict[str, Any]) -> Tri
     total = m.environment.total_bytes if m.environment else None
     if total is not None and memory > total:
         return None  # the whole card is less than the bound
-    case = _held_to(m, memory)
-    if case is None:
-        return None
-    return Trial(kind="upper bound", case=case, memory_bytes=memory, expected=Expected.COMPLETES)
+    return _trial("upper bound", m, memory, Expected.COMPLETES)
 
 
 _EXPECTED = {
@@ -291,16 +291,14 @@ def _card_sizes(m: Measurement) -> tuple[int, ...]:
     return (*smaller, *larger)
 
 
-def _at_cards(m: Measurement, model: Profile, options: dict[str, Any]) -> Iterator[Trial]:
+def _at_cards(m: Measurement, model: Profile, options: dict[str, Any]) -> Iterator[Trial | None]:
     """The two card sizes next to what the run needs: there a verdict says something."""
     for memory in _card_sizes(m):
-        case = _held_to(m, memory)
-        if case is not None:
-            verdict = model.spot(**options, gpu_memory=memory).verdict
-            yield Trial(kind="card", case=case, memory_bytes=memory, expected=_EXPECTED[verdict])
+        verdict = model.spot(**options, gpu_memory=memory).verdict
+        yield _trial("card", m, memory, _EXPECTED[verdict])
 
 
-def _at_the_edge(m: Measurement, model: Profile, options: dict[str, Any]) -> Iterator[Trial]:
+def _at_the_edge(m: Measurement, model: Profile, options: dict[str, Any]) -> Iterator[Trial | None]:
     """The largest batch for the card next in size, and one more."""
     memory = next((size for size in _card_sizes(m) if size >= (m.device_bytes or 0)), None)
     if memory is None:
@@ -312,10 +310,5 @@ def _at_the_edge(m: Measurement, model: Profile, options: dict[str, Any]) -> Ite
     answer: Estimate = model.estimate(**options, gpu_memory=room, max_batch=True)
     if not answer.max_batch:
         return
-    for kind, batch, expected in (
-        ("largest batch", answer.max_batch, Expected.COMPLETES),
-        ("one more", answer.max_batch + 1, Expected.RUNS_OUT),
-    ):
-        case = _held_to(m, memory, batch=batch)
-        if case is not None:
-            yield Trial(kind=kind, case=case, memory_bytes=memory, expected=expected)
+    yield _trial("largest batch", m, memory, Expected.COMPLETES, batch=answer.max_batch)
+    yield _trial("one more", m, memory, Expected.RUNS_OUT, batch=answer.max_batch + 1)
