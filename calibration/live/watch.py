@@ -339,8 +339,8 @@ class Watch:
 
     @property
     def _path(self) -> Path:
-        named = isinstance(self._store, (str, Path))
-        return Path(self._store).expanduser() if named else default_store()
+        named = self._store
+        return Path(named).expanduser() if isinstance(named, (str, Path)) else default_store()
 
     def _ended(self, name: str) -> MemoryReading:
         assert self.counters is not None
