@@ -34,18 +34,9 @@ class TestData:
         assert entry.source
         assert entry.provenance in {"config.json", "reconstructed"}
         assert entry.file == f"{entry.id.replace('/', '--')}.json"
-
-    def test_ids_and_aliases_are_unique_whatever_their_case(self):
-        names = [entry.id.lower() for entry in ENTRIES] + [alias.lower() for alias in aliases()]
-
-        assert len(names) == len(set(names))
-
-    def test_built_counts_are_near_published_ones(self):
-        """Published sizes may be rounded or count tied weights twice, but not be another model."""
-        for entry in ENTRIES:
-            if entry.published_parameters:
-                ratio = entry.parameters / entry.published_parameters
-                assert 0.85 < ratio < 1.15 or entry.note, (entry.id, ratio)
+        if entry.published_parameters:
+            # may be rounded or count tied weights twice, but not be another model
+            assert 0.85 < entry.parameters / entry.published_parameters < 1.15 or entry.note
 
     def test_what_was_left_out_has_a_reason(self):
         text = (FOLDER / "excluded.csv").read_text(encoding="utf-8")
