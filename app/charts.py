@@ -9,7 +9,6 @@ from typing import Any
 import altair as alt
 from altair.utils import schemapi
 
-from memest.report.heatmap import EDGES, HeatMap, HeatPanel, ink
 from memest.report.layers import LayerBlock, PhaseRow
 from memest.report.max_batch_result import MaxBatch
 from memest.report.parts import PART_COLOURS, parts_of
@@ -22,7 +21,6 @@ __all__ = [
     "breakdown_rows",
     "drawn_as",
     "frontier_chart",
-    "heat_chart",
     "layers_chart",
     "timeline_chart",
     "unchecked",
@@ -311,49 +309,6 @@ def layers_chart(blocks: Sequence[LayerBlock]) -> Chart:
     )
     words = "; ".join(f"{v['layer']} {v['kind']} {v['size']}" for v in values)
     return drawn_as(chart, f"Memory by layer. {words}.")
-
-
-def heat_chart(heat: HeatMap, panel: HeatPanel) -> Chart:
-    """A panel of a heat map: number and verdict in each cell."""
-    bounds = heat.bounds()
-    values = []
-    for row, cells in zip(heat.row_names, panel.cells, strict=True):
-        for column, cell in zip(heat.column_names, cells, strict=True):
-            fill = heat.fill(cell, bounds)
-            values.append(
-                {
-                    "row": row,
-                    "column": column,
-                    "fill": fill,
-                    "ink": ink(fill),
-                    "edge": EDGES.get(cell.mark, fill),
-                    "number": heat.number(cell.value),
-                    "mark": cell.mark.value,
-                    "note": cell.note,
-                }
-            )
-    base = alt.Chart(alt.Data(values=values)).encode(
-        x=alt.X(
-            "column:N",
-            sort=list(heat.column_names),
-            title=heat.column_label or None,
-            axis=alt.Axis(orient="top", labelAngle=0),
-        ),
-        y=alt.Y("row:N", sort=list(heat.row_names), title=heat.row_label or None),
-        tooltip=[alt.Tooltip("note:N", title=" ")],
-    )
-    cells = base.mark_rect(strokeWidth=3, cornerRadius=3).encode(
-        fill=alt.Fill("fill:N", scale=None), stroke=alt.Stroke("edge:N", scale=None)
-    )
-    number = base.mark_text(dy=-7, fontSize=11).encode(
-        text="number:N", color=alt.Color("ink:N", scale=None)
-    )
-    mark = base.mark_text(dy=9, fontSize=10).encode(
-        text="mark:N", color=alt.Color("ink:N", scale=None)
-    )
-    chart = alt.layer(cells, number, mark).properties(height=alt.Step(46))
-    words = "; ".join(value["note"] for value in values)
-    return drawn_as(chart, f"Heat map. {words}.")
 
 
 def frontier_chart(found: Sequence[tuple[float, MaxBatch]], counted: str = "tokens") -> Chart:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import streamlit as st
@@ -133,7 +133,7 @@ def _report(
     return report_blocks(pairs_of(_found, _progress))
 
 
-def draw_blocks(blocks: list[Block]) -> None:
+def draw_blocks(blocks: Sequence[Block]) -> None:
     """A report of the library on the page."""
     for number, block in enumerate(blocks):
         if isinstance(block, Heading):

@@ -14,9 +14,15 @@ from memest.config.option import Kind, Option
 from memest.config.options import find_option
 from memest.config.setup import OPTIMIZERS, Setup
 
-__all__ = ["gpu_names", "label_of", "option_widget"]
+__all__ = ["download", "gpu_names", "label_of", "option_widget"]
 
 _LEFT_OUT = "left out"
+_MEDIA = {
+    "JSON": ("application/json", ":material/download:"),
+    "CSV": ("text/csv", ":material/download:"),
+    "PNG": ("image/png", ":material/image:"),
+}
+"""By the kind of a file: its media type, the icon of its button."""
 _CHECKPOINTING = ["none", "full", "every_n:2", "every_n:4"]
 _BATCH_SIZES = ("batch", "grad_accum", "num_steps")
 _TYPES = typing.get_type_hints(Setup)
@@ -101,3 +107,37 @@ def gpu_names() -> list[str]:
     common = [find_gpu(name) for name in COMMON_GPUS]
     others = [spec for spec in list_gpus() if spec.backend == "cuda" and spec not in common]
     return [spec.slug for spec in (*common, *others)]
+
+
+def download(
+    place: Any,
+    stem: str,
+    kind: str,
+    content: Any,
+    *,
+    key: str,
+    label: str | None = None,
+    help_text: str | None = None,
+) -> None:
+    """A button that gives a file.
+
+    Args:
+        place: of the page.
+        stem: name of the file without its suffix.
+        kind: ``JSON``, ``CSV`` or ``PNG``.
+        content: of the file, or what makes it when it is asked for.
+        key: of the widget.
+        label: what stands on the button; the kind if None.
+        help_text: about it.
+    """
+    media, icon = _MEDIA[kind]
+    place.download_button(
+        label or kind,
+        content,
+        f"{stem}.{kind.lower()}",
+        media,
+        key=key,
+        icon=icon,
+        on_click="ignore",
+        help=help_text,
+    )

@@ -10,12 +10,12 @@ from typing import Any
 import streamlit as st
 
 from memest.app import answers
-from memest.app.accuracy_charts import against_chart, residual_chart
 from memest.app.published import outcomes, stale
 from memest.app.question import ExplorerQuestion
 from memest.app.records import draw_blocks, measurements, report_of, sources
 from memest.calibration.validation import Errors
-from memest.report.page import Block
+from memest.report.error_plots import Point, against_measured, error_plot, error_words
+from memest.report.page import Block, Figure
 from memest.units import format_size
 
 __all__ = ["show"]
@@ -68,11 +68,7 @@ def _published() -> None:
     )
     kept = [run for run in scored if not chosen or run[field] in chosen]
     _summary(kept, [run for run in claims if not chosen or run[field] in chosen])
-    against, residuals = st.columns(2)
-    drawn = against_chart(kept, field)
-    against.vega_lite_chart(spec=drawn.spec, alt=drawn.words, key="against_chart")
-    drawn = residual_chart(kept, field)
-    residuals.vega_lite_chart(spec=drawn.spec, alt=drawn.words, key="residual_chart")
+    _figures(kept)
     st.markdown(f"##### By {kind}")
     st.dataframe(
         [
@@ -87,6 +83,19 @@ def _published() -> None:
     st.dataframe([_row(run) for run in worst], hide_index=True, alt="The worst cases")
     with st.expander(f"All {len(found)} runs, those without a score too"):
         st.dataframe([_row(run) for run in found], hide_index=True, alt="All published runs")
+
+
+def _figures(runs: list[dict[str, Any]]) -> None:
+    """Predicted over measured, and the errors, as reports of the library draw them."""
+    points = [
+        Point(f"{run['model']}, {run['run']}", run["measured_bytes"], run["predicted_bytes"], None)
+        for run in runs
+    ]
+    columns = st.columns(2)
+    plots = (("Predicted against measured", against_measured), ("Errors", error_plot))
+    for column, (caption, plot) in zip(columns, plots, strict=True):
+        with column:
+            draw_blocks([Figure(caption, plot(points, caption), error_words(points))])
 
 
 def _errors_of(runs: list[dict[str, Any]]) -> Errors | None:

@@ -9,6 +9,7 @@ import streamlit as st
 from memest.app import answers
 from memest.app.question import ExplorerQuestion
 from memest.app.theme import VERDICT_COLOURS, VERDICT_ICONS
+from memest.app.widgets import download
 from memest.app.words import plain
 from memest.report.findings import Advice, Plan
 from memest.report.tables import advice_sentence, plan_words
@@ -66,15 +67,7 @@ def show(question: ExplorerQuestion) -> None:
     st.code(
         _command(base, int(wanted), any_precision=any_precision), language="bash", wrap_lines=True
     )
-    st.download_button(
-        "JSON",
-        f"{answer.to_json()}\n",
-        "advice.json",
-        "application/json",
-        key="advice_json",
-        on_click="ignore",
-        icon=":material/download:",
-    )
+    download(st, "advice", "JSON", f"{answer.to_json()}\n", key="advice_json")
 
 
 def _command(asked: ExplorerQuestion, wanted: int, *, any_precision: bool) -> str:

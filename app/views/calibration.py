@@ -15,6 +15,7 @@ from memest.app import answers
 from memest.app.question import ExplorerQuestion
 from memest.app.records import content_of, draw_blocks, measurements, pairs_of, sources, uploaded
 from memest.app.uploads import MAX_EXPORT_BYTES, calibration_files
+from memest.app.widgets import download
 from memest.app.words import plain
 from memest.calibration.fitting.fit import fit_calibration
 from memest.calibration.fitting.report import report_blocks
@@ -187,15 +188,8 @@ def _fitted(some: tuple[Measurement, ...]) -> tuple[Calibration, list[Any]]:
 def _result(calibration: Calibration, blocks: list[Any]) -> None:
     draw_calibration(calibration)
     row = st.container(horizontal=True, vertical_alignment="bottom")
-    row.download_button(
-        "Profile",
-        f"{json.dumps(calibration.to_dict(), indent=2)}\n",
-        "profile.json",
-        "application/json",
-        key="profile_json",
-        on_click="ignore",
-        icon=":material/download:",
-    )
+    document = f"{json.dumps(calibration.to_dict(), indent=2)}\n"
+    download(row, "profile", "JSON", document, key="profile_json", label="Profile")
     name = row.text_input("Keep it as", "explorer", key="keep_as", max_chars=60)
     if row.button("Keep", key="keep", help=f"In {calibration_folders()[0]}: estimates find it."):
         kept = answers.shown(partial(_keep, calibration, name or ""), "Writing")

@@ -1,19 +1,17 @@
-"""Compare: scenarios as rows of a table, what each one buys, and why."""
+"""Compare: scenarios beside each other, what each one buys, and why."""
 
 from __future__ import annotations
 
-import hashlib
 import shlex
 from functools import partial
-from typing import Any
 
 import streamlit as st
 
-from memest.app import answers, scenarios
+from memest.app import answers
 from memest.app.charts import breakdown_chart
 from memest.app.question import ExplorerQuestion
+from memest.app.widgets import download
 from memest.app.words import plain
-from memest.config.setup import OPTIMIZERS, Attention, Precision
 from memest.report.findings import Comparison, Scenario
 from memest.report.tables import change_sentence
 from memest.report.words import batch_count
@@ -28,22 +26,18 @@ def show(question: ExplorerQuestion) -> None:
     """The page."""
     st.markdown("#### Runs side by side")
     st.caption(
-        "The sidebar is the base; each row changes it. Empty cells stay as in the base. Add rows "
-        "at the end of the table."
+        "The sidebar is the base; each scenario changes some of its options, and the others stay."
     )
-    above = st.container()
     text = st.text_input(
-        "Scenarios as text",
+        "Scenarios",
         _FIRST,
         key="vs",
         bind="query-params",
         help="As after --vs of memest compare, parted by semicolons.",
     )
-    with above:
-        _table(text or "")
-    columns = tuple(scenarios.read(text or ""))
+    columns = tuple(filter(None, (part.strip() for part in (text or "").split(";"))))
     if not columns:
-        st.info("Add a row that changes something, for example precision bf16.")
+        st.info("Add a scenario that changes something, for example bf16.")
         return
     comparison = answers.shown(
         partial(answers.comparison, question, columns), f"Comparing {question.model}"
@@ -53,63 +47,7 @@ def show(question: ExplorerQuestion) -> None:
     words = "".join(f" --vs {shlex.quote(one)}" for one in columns)
     st.code(f"{question.command_line('compare')}{words}", language="bash", wrap_lines=True)
     if comparison is not None:
-        st.download_button(
-            "JSON",
-            f"{comparison.to_json()}\n",
-            "comparison.json",
-            "application/json",
-            key="compare_json",
-            on_click="ignore",
-            icon=":material/download:",
-        )
-
-
-def _table(text: str) -> None:
-    """The editable table; a change goes into the text, and the text makes the next table."""
-    rows = scenarios.to_rows(scenarios.read(text))
-    key = f"table_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
-
-    def take() -> None:
-        changed = scenarios.edited(rows, st.session_state[key])
-        st.session_state["vs"] = scenarios.to_text(changed)
-
-    # pixels that the names of the columns need; together no wider than a laptop's page
-    whole = partial(st.column_config.NumberColumn, width=74, min_value=1, step=1, format="%d")
-    choice = partial(st.column_config.SelectboxColumn, width=104)
-    st.data_editor(
-        _frame(rows),
-        key=key,
-        num_rows="dynamic",
-        placeholder="",
-        hide_index=True,
-        on_change=take,
-        column_config={
-            "batch": whole("batch"),
-            "seq_len": whole("tokens"),
-            "grad_accum": whole("accum", help="Micro-batches of one optimizer step"),
-            "precision": choice("precision", options=[p.value for p in Precision]),
-            "checkpointing": st.column_config.TextColumn("checkpointing", width=134),
-            "optim": choice("optim", options=list(OPTIMIZERS), width=84),
-            "attn_implementation": choice("attention", options=[a.value for a in Attention]),
-            "gpu": st.column_config.TextColumn("gpu", width=64),
-            scenarios.OTHERS: st.column_config.TextColumn(
-                "others", help="Any other options: dtype=bfloat16 padded"
-            ),
-        },
-        alt=f"Scenarios: {text}",
-    )
-
-
-def _frame(rows: list[dict[str, Any]]) -> Any:
-    """The rows with the types that their columns are edited as, also where all are empty."""
-    import pandas as pd
-
-    return pd.DataFrame(
-        {
-            name: pd.Series([row[name] for row in rows], dtype=scenarios.dtype_of(name))
-            for name in (*scenarios.COLUMNS, scenarios.OTHERS)
-        }
-    )
+        download(st, "comparison", "JSON", f"{comparison.to_json()}\n", key="compare_json")
 
 
 def _answer(comparison: Comparison) -> None:

@@ -7,11 +7,13 @@ from functools import partial
 import streamlit as st
 
 from memest.app import answers
-from memest.app.charts import frontier_chart, heat_chart
+from memest.app.charts import frontier_chart
 from memest.app.question import ExplorerQuestion
+from memest.app.records import draw_blocks
+from memest.app.widgets import download
 from memest.app.words import plain
 from memest.errors import MemestError
-from memest.report.heatmap import HeatMap, check_picture
+from memest.report.heatmap import HeatMap, check_picture, panel_figure
 from memest.report.max_batch_result import MaxBatch
 from memest.report.max_batch_table import limit_sentence
 from memest.report.result import Estimate
@@ -87,11 +89,7 @@ def _map(sweep: Sweep, metric: str) -> HeatMap | None:
         return None
     st.markdown(f"**{plain(heat.summary)}**")
     st.caption(f"{heat.metric.capitalize()}. {heat.subtitle}")
-    for number, panel in enumerate(heat.panels):
-        if panel.title:
-            st.markdown(f"**{plain(panel.title.removeprefix('gpu '))}**")
-        drawn = heat_chart(heat, panel)
-        st.vega_lite_chart(spec=drawn.spec, alt=drawn.words, key=f"heat_{number}")
+    draw_blocks([panel_figure(heat, panel) for panel in heat.panels])
     for note in heat.notes:
         st.caption(plain(note))
     with st.expander("The same as a table"):
@@ -113,38 +111,14 @@ def _map(sweep: Sweep, metric: str) -> HeatMap | None:
 
 def _files(sweep: Sweep, metric: str) -> None:
     row = st.container(horizontal=True)
-    row.download_button(
-        "CSV",
-        sweep.to_csv(),
-        "fit-map.csv",
-        "text/csv",
-        key="map_csv",
-        on_click="ignore",
-        icon=":material/download:",
-    )
-    row.download_button(
-        "JSON",
-        f"{sweep.to_json()}\n",
-        "fit-map.json",
-        "application/json",
-        key="map_json",
-        on_click="ignore",
-        icon=":material/download:",
-    )
+    download(row, "fit-map", "CSV", sweep.to_csv(), key="map_csv")
+    download(row, "fit-map", "JSON", f"{sweep.to_json()}\n", key="map_json")
     try:
         check_picture(len(sweep.points))
     except MemestError as error:
         st.caption(plain(f"No PNG: {error}"))
     else:
-        row.download_button(
-            "PNG",
-            partial(sweep.to_png, metric),
-            "fit-map.png",
-            "image/png",
-            key="map_png",
-            on_click="ignore",
-            icon=":material/download:",
-        )
+        download(row, "fit-map", "PNG", partial(sweep.to_png, metric), key="map_png")
 
 
 def _frontier(asked: ExplorerQuestion, axis: str, lengths: str) -> None:

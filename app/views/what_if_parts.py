@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import streamlit as st
 
 from memest.app.charts import layers_chart, timeline_chart
 from memest.app.question import ExplorerQuestion
+from memest.app.widgets import download
 from memest.app.words import plain
 from memest.report.layers import biggest, phase_rows, tree, visible
 from memest.report.result import Estimate
@@ -176,34 +179,11 @@ def take_away(question: ExplorerQuestion, whole: Estimate | None) -> None:
         return
     stem = question.model.rpartition("/")[2].removesuffix(".json")
     row = st.container(horizontal=True)
-    row.download_button(
-        "JSON",
-        f"{whole.to_json()}\n",
-        f"{stem}.json",
-        "application/json",
-        key="json",
-        icon=":material/download:",
-        on_click="ignore",
-        help="Byte for byte what memest estimate prints with --json.",
+    files: tuple[tuple[str, Any, str], ...] = (
+        ("JSON", f"{whole.to_json()}\n", "Byte for byte what memest estimate prints with --json."),
+        ("CSV", whole.to_csv(), "The parts of the device peak in bytes: they add up to it."),
+        ("PNG", whole.to_png, "A picture: what fills the card, and memory phase by phase."),
     )
-    row.download_button(
-        "CSV",
-        whole.to_csv(),
-        f"{stem}.csv",
-        "text/csv",
-        key="csv",
-        icon=":material/download:",
-        on_click="ignore",
-        help="The parts of the device peak in bytes: they add up to it.",
-    )
-    row.download_button(
-        "PNG",
-        whole.to_png,
-        f"{stem}.png",
-        "image/png",
-        key="png",
-        icon=":material/image:",
-        on_click="ignore",
-        help="A picture: what fills the card, and memory phase by phase.",
-    )
+    for kind, content, words in files:
+        download(row, stem, kind, content, key=kind.lower(), help_text=words)
     st.caption("The same files on the command line: --out run.json, .csv, .html or .png.")

@@ -105,7 +105,7 @@ def run(
     if record_events:
         cases = [with_events(case) for case in cases]
     with silenced(debug=output.debug), open_store(store, create=True) as kept:
-        with _shown(output, len(cases)) as tell:
+        with _shown(output) as tell:
             summary = run_cases(
                 cases,
                 _device(device),
@@ -163,7 +163,7 @@ def verify(
     command = shlex.join(["memest", *sys.argv[1:]])
     with silenced(debug=output.debug), open_store(store) as kept:
         pattern = _pattern(only)
-        with _shown(output, 0) as tell:
+        with _shown(output) as tell:
             outcome = verify_store(
                 kept,
                 _device(device),
@@ -208,40 +208,21 @@ def _matching(cases: Sequence[Case], only: str | None) -> list[Case]:
 
 
 @contextlib.contextmanager
-def _shown(output: Output, total: int) -> Iterator[Callable[[Progress], None]]:
-    """A bar with the time left on a terminal, else a line for each case; on stderr."""
+def _shown(output: Output) -> Iterator[Callable[[Progress], None]]:
+    """A line for each case, on a terminal also the one under way and the time left; on stderr."""
     if output.silent:
         yield lambda _: None
         return
     if not sys.stderr.isatty():
         yield _line
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
-    from rich.progress import Progress as Bar
-
-    console = Console(stderr=True, no_color=output.colorless, highlight=False)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[left]}"),
-    )
-    with Bar(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("starting", total=total or None, left="")
+    with output.progress() as show:
 
         def tell(progress: Progress) -> None:
-            left = _time(progress.seconds_left)
-            ended = progress.measured is not None or progress.skipped
-            bar.update(
-                task,
-                total=progress.total,
-                completed=progress.number - (not ended),
-                left=left,
-                description=progress.case.id,
-            )
-            if progress.measured is not None:
-                console.print(_ended(progress.measured), markup=False)
+            _line(progress)
+            if show is not None:
+                left = _time(progress.seconds_left)
+                show(" ".join((f"{progress.number}/{progress.total} {progress.case.id}", left)))
 
         yield tell
 

@@ -1,11 +1,10 @@
-"""``memest help`` and ``memest completion``: pages on commands and topics, scripts for shells.
+"""``memest help`` and ``memest completion``: pages on topics, scripts for shells.
 
-Examples of every command stand below its help, and on its page.
+Examples of every command stand below its help, which is its page.
 """
 
 from __future__ import annotations
 
-import inspect
 from typing import Annotated, Any
 
 import typer
@@ -149,23 +148,21 @@ def epilog_of(command: str) -> str | None:
     if not examples:
         return None
     lines = ["Examples:", *(f"{line}   # {what}" for line, what in examples)]
-    return "\n\n".join([*lines, f"More: memest help {command}"])
+    return "\n\n".join(lines)
 
 
 def help_page(root: Any, topic: str | None) -> str:
-    """The page of a command or a topic, or the list of all.
+    """The page of a topic, or the list of all.
 
     Args:
         root: the command line as Typer makes it.
         topic: None for the list.
 
     Raises:
-        ConfigError: neither a command nor a topic.
+        ConfigError: no topic.
     """
     if topic is None:
         return _contents(root)
-    if topic in root.commands:
-        return _command_page(root, topic)
     if topic in TOPICS:
         what, text = TOPICS[topic]
         return f"{_section('NAME', f'{topic} - {what}')}\n{_section('DESCRIPTION', text)}"
@@ -182,17 +179,11 @@ def _section(title: str, text: str) -> str:
     return f"{title}\n{body}"
 
 
-def _paragraphs(command: Any) -> tuple[str, str]:
-    """The first line of a command's help, and the rest without its example."""
-    text = inspect.cleandoc(command.help or "")
-    first, _, rest = text.partition("\n")
-    return first.rstrip("."), rest.partition("For example:")[0].strip()
-
-
 def _contents(root: Any) -> str:
     wide = max(map(len, (*root.commands, *TOPICS))) + 2
     commands = "\n".join(
-        f"{name:<{wide}}{_paragraphs(command)[0]}" for name, command in root.commands.items()
+        f"{name:<{wide}}{(command.help or '').partition(chr(10))[0].strip().rstrip('.')}"
+        for name, command in root.commands.items()
     )
     topics = "\n".join(f"{name:<{wide}}{what}" for name, (what, _) in TOPICS.items())
     return (
@@ -200,32 +191,6 @@ def _contents(root: Any) -> str:
         f"{_section('COMMANDS', commands)}\n{_section('TOPICS', topics)}\n"
         f"{_section('SEE ALSO', 'memest help COMMAND, memest COMMAND --help')}"
     )
-
-
-def _command_page(root: Any, name: str) -> str:
-    command = root.commands[name]
-    what, more = _paragraphs(command)
-    arguments = " ".join(
-        parameter.metavar or parameter.name.upper()
-        if parameter.required
-        else f"[{parameter.metavar or parameter.name.upper()}]"
-        for parameter in command.params
-        if parameter.param_type_name == "argument"
-    )
-    inner = " COMMAND" if hasattr(command, "commands") else ""
-    parts = [
-        _section("NAME", f"memest-{name} - {what[0].lower()}{what[1:]}"),
-        _section("SYNOPSIS", " ".join(f"memest {name}{inner} {arguments} [OPTIONS]".split())),
-    ]
-    if more:
-        parts.append(_section("DESCRIPTION", more))
-    examples = EXAMPLES.get(name, ())
-    if examples:
-        lines = "\n\n".join(f"{what}:\n    {line}" for line, what in examples)
-        parts.append(_section("EXAMPLES", lines))
-    parts.append(_section("EXIT STATUS", _EXIT_CODES))
-    parts.append(_section("SEE ALSO", f"memest {name} --help lists every option."))
-    return "\n".join(parts)
 
 
 @debuggable
@@ -240,7 +205,11 @@ def show_help(
 
     For example: memest help estimate
     """
-    write_out(help_page(context.find_root().command, topic))
+    root: Any = context.find_root().command
+    if topic in root.commands:
+        root.main(args=[topic, "--help"], prog_name="memest", standalone_mode=False)
+    else:
+        write_out(help_page(root, topic))
     return 0
 
 

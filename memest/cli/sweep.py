@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 
 __all__ = ["sweep"]
 
-_SHOW_AFTER_SECONDS = 1.0
 _GRID, _RUN = "Grid", "Processes"
 
 
@@ -139,52 +137,16 @@ class Interruption:
             raise KeyboardInterrupt
 
 
-@contextlib.contextmanager
-def _bar(output: Output, total: int, *, hidden: bool) -> Iterator[Callable[[SweepPoint], None]]:
-    """A progress bar on stderr: on a terminal, after the first second."""
-    if hidden or output.quiet or not sys.stderr.isatty():
-        yield lambda _: None
-        return
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
-
-    progress = Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=Console(stderr=True, no_color=output.colorless),
-        transient=True,
-        redirect_stdout=False,
-        redirect_stderr=False,
-    )
-    task = progress.add_task("sweep", total=total)
-    timer = threading.Timer(_SHOW_AFTER_SECONDS, progress.start)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield lambda point: progress.update(task, advance=1, description=point.model)
-    finally:
-        timer.cancel()
-        timer.join()
-        progress.stop()
-
-
 def _answers(plan: SweepPlan, files: _Files, output: Output, *, stream: bool) -> Sweep:
     """Answer every point, streaming JSON lines on the way."""
     done: list[SweepPoint] = []
-    hidden = stream and sys.stdout.isatty()
     with contextlib.ExitStack() as stack:
         interruption = Interruption()
         stack.enter_context(interruption.noticed())
         keep = stack.enter_context(files.line_by_line())
-        advance = stack.enter_context(_bar(output, plan.num_points, hidden=hidden))
+        # a line for each point shows as much
+        hidden = stream and sys.stdout.isatty()
+        show = None if hidden else stack.enter_context(output.progress())
         points = stack.enter_context(contextlib.closing(plan.points()))
         try:
             for point in points:
@@ -194,7 +156,8 @@ def _answers(plan: SweepPlan, files: _Files, output: Output, *, stream: bool) ->
                     done.append(point)
                 if stream:  # a reader who does not read must not keep Ctrl-C waiting
                     write_out(line)
-                advance(point)
+                if show is not None:
+                    show(f"{len(done)} of {plan.num_points}: {point.model}")
         except KeyboardInterrupt:
             kept = "" if files.lines is None else f"; {files.lines} keeps them"
             emit(f"memest: interrupted after {len(done)} of {plan.num_points} points{kept}.")

@@ -7,14 +7,16 @@ not the other way round: they are imported when something is to be shown.
 from __future__ import annotations
 
 import abc
+import dataclasses
+import enum
 import importlib
 import json
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from memest.errors import ConfigError
 
-__all__ = ["Answer", "register", "renderer"]
+__all__ = ["Answer", "Document", "document", "register", "renderer"]
 
 _ANY = {
     "text": "memest.report.terminal.render",
@@ -88,14 +90,39 @@ def renderer(answer: object, form: str) -> Callable[..., Any]:
     return renders
 
 
-class Answer(abc.ABC):
+def document(value: Any) -> Any:
+    """Plain values for JSON: enumerations by value, tuples as lists, results field by field."""
+    if isinstance(value, Document):
+        return value.to_dict()
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, Mapping):
+        return {key: document(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [document(each) for each in value]
+    return value
+
+
+class Document:
+    """A frozen dataclass that has a part of a JSON document."""
+
+    __slots__ = ()
+    computed: ClassVar[tuple[str, ...]] = ()
+    """Properties that stand in the document after the fields."""
+    left_out: ClassVar[tuple[str, ...]] = ()
+    """Fields that do not."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON; sizes are bytes."""
+        fields = (field.name for field in dataclasses.fields(self))  # type: ignore[arg-type]
+        names = (*(name for name in fields if name not in self.left_out), *self.computed)
+        return {name: document(getattr(self, name)) for name in names}
+
+
+class Answer(Document, abc.ABC):
     """A frozen result that prints itself, also in a notebook."""
 
     __slots__ = ()
-
-    @abc.abstractmethod
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON document; sizes are bytes."""
 
     def to_json(self) -> str:
         """:meth:`to_dict` as text, keys in order, two spaces of indent."""

@@ -5,11 +5,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from memest.events import Category, Phase
-from memest.report.answer import Answer
+from memest.report.answer import Answer, Document, document
 from memest.report.result import SCHEMA_VERSION, Estimate, PeakMoment, Verdict
 
 __all__ = [
@@ -25,45 +25,37 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RowChange:
+class RowChange(Document):
     """One category of the breakdown before and after a change, in bytes."""
 
     category: Category
     before_bytes: int
     after_bytes: int
+    computed: ClassVar[tuple[str, ...]] = ("delta_bytes",)
 
     @property
     def delta_bytes(self) -> int:
         """What the change adds (negative: saves)."""
         return self.after_bytes - self.before_bytes
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        document = asdict(self) | {"delta_bytes": self.delta_bytes}
-        return document | {"category": self.category.value}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PhaseChange:
+class PhaseChange(Document):
     """The highest allocated memory within one phase of the run, before and after, in bytes."""
 
     phase: Phase
     before_bytes: int
     after_bytes: int
+    computed: ClassVar[tuple[str, ...]] = ("delta_bytes",)
 
     @property
     def delta_bytes(self) -> int:
         """What the change adds (negative: saves)."""
         return self.after_bytes - self.before_bytes
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        document = asdict(self) | {"delta_bytes": self.delta_bytes}
-        return document | {"phase": self.phase.value}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reasons:
+class Reasons(Document):
     """Why the allocated peaks of two runs differ.
 
     Attributes:
@@ -87,8 +79,8 @@ class Reasons:
         """Plain values for JSON."""
         return {
             "allocated_delta_bytes": self.delta_bytes,
-            "rows": [row.to_dict() for row in self.rows],
-            "phases": [change.to_dict() for change in self.phases],
+            "rows": document(self.rows),
+            "phases": document(self.phases),
             "peak_moved": (self.before.phase, self.before.micro_step)
             != (self.after.phase, self.after.micro_step),
             "sentences": list(self.sentences),
@@ -96,7 +88,7 @@ class Reasons:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scenario:
+class Scenario(Document):
     """One run of a comparison.
 
     Attributes:
@@ -134,8 +126,8 @@ class Scenario:
             "relative_time_per_sample": _rounded(self.relative_time),
             "flops_per_step": self.flops,
             "launches_per_step": self.launches,
-            "against_first": None if self.reasons is None else self.reasons.to_dict(),
-            "estimate": self.estimate.to_dict(),
+            "against_first": document(self.reasons),
+            "estimate": document(self.estimate),
         }
 
 
@@ -155,16 +147,11 @@ class Comparison(Answer):
 
     def to_dict(self) -> dict[str, Any]:
         """The document that ``memest compare --json`` prints."""
-        return {
-            "schema_version": SCHEMA_VERSION,
-            "scenarios": [scenario.to_dict() for scenario in self.scenarios],
-            "time_basis": self.time_basis,
-            "notes": list(self.notes),
-        }
+        return {"schema_version": SCHEMA_VERSION, **Document.to_dict(self)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlanStep:
+class PlanStep(Document):
     """One decision of a plan: the option, its value, and why it has that value."""
 
     option: str
@@ -173,7 +160,7 @@ class PlanStep:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class Plan(Document):
     """One way to train on the GPU.
 
     Attributes:
@@ -226,7 +213,7 @@ class Plan:
                 "high_bytes": self.estimate.interval.high_bytes,
             },
             "arguments": list(self.arguments),
-            "steps": [asdict(step) for step in self.steps],
+            "steps": document(self.steps),
         }
 
 
@@ -275,8 +262,8 @@ class Advice(Answer):
             "gpu": {"name": self.gpu, "usable_bytes": self.usable_bytes},
             "effective_batch": self.effective_batch,
             "verdict": self.verdict.value,
-            "plans": [plan.to_dict() for plan in self.plans],
-            "closest": None if self.closest is None else self.closest.to_dict(),
+            "plans": document(self.plans),
+            "closest": document(self.closest),
             "miss_bytes": self.miss_bytes,
             "time_basis": self.time_basis,
             "notes": list(self.notes),

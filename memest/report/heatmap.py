@@ -15,7 +15,7 @@ from html import escape
 from typing import Any
 
 from memest.errors import ConfigError
-from memest.report.page import html_document
+from memest.report.page import Figure, html_document
 from memest.report.plots import INK, check_matplotlib, new_figure, plain
 from memest.report.result import Verdict
 from memest.units import format_delta, format_size
@@ -31,6 +31,7 @@ __all__ = [
     "colour",
     "draw_heat_map",
     "ink",
+    "panel_figure",
     "render_fragment",
     "render_page",
 ]
@@ -213,6 +214,11 @@ def render_fragment(heat: HeatMap) -> str:
     return f'<div style="font-family:sans-serif">\n{body}\n</div>'
 
 
+def panel_figure(heat: HeatMap, panel: HeatPanel) -> Figure:
+    """A panel as a picture of a page of blocks."""
+    return Figure(panel.title or heat.metric, _svg(heat, panel), _words(heat, panel))
+
+
 def _text(x: float, y: float, text: str, *, anchor: str = "middle", **style: object) -> str:
     more = "".join(f' {name.replace("_", "-")}="{value}"' for name, value in style.items())
     return f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}"{more}>{escape(text)}</text>'
@@ -354,7 +360,7 @@ MAX_CELLS = 2_000
 _CELL_WIDTH, _CELL_HEIGHT = 0.95, 0.42
 _LETTER_INCHES = 0.078
 """Inches of a letter of 9 points, generously."""
-_LINE, _BETWEEN = 0.2, 0.7
+_LINE, _BETWEEN = 0.2, 0.8
 _PAGE, _NARROWEST = 14.0, 6.0
 _NOTES = 4
 """Reasons for cells without an answer that find room below a picture."""
@@ -384,45 +390,26 @@ def draw_heat_map(heat: HeatMap) -> Any:
     """
     rows, columns = len(heat.row_names), len(heat.column_names)
     check_picture(rows * columns * len(heat.panels))
-    cell_width = max(_CELL_WIDTH, _inches(heat.column_names) + 0.1)
-    left = _inches((*heat.row_names, heat.row_label)) + 0.3
+    cells = max(_CELL_WIDTH, _inches(heat.column_names) + 0.1) * columns
     titles = _inches(f"{panel.title}: {heat.column_label}" for panel in heat.panels)
-    panel_width = left + max(cell_width * columns, titles) + 0.2
-    panel_height = _CELL_HEIGHT * rows + _BETWEEN
-    beside = max(1, min(len(heat.panels), int(_PAGE // panel_width)))
-    width = max(panel_width * beside, _NARROWEST)
+    wide = max(cells, titles) + _inches((*heat.row_names, heat.row_label)) + 0.5
+    beside = max(1, min(len(heat.panels), int(_PAGE // wide)))
+    down = -(-len(heat.panels) // beside)
+    width = max(wide * beside, _NARROWEST)
     heads = [heat.title, heat.summary, heat.subtitle, f"Numbers and colours: {heat.metric}."]
-    lines = _wrapped([text for text in heads if text], width)
+    head = _wrapped([text for text in heads if text], width)
     feet = _wrapped([f"No answer: {note}" for note in heat.notes[:_NOTES]], width)
-    header, footer = _LINE * len(lines) + 0.15, _LINE * len(feet) + 0.2
-    height = header + panel_height * -(-len(heat.panels) // beside) + footer
-    figure = new_figure(width, height)
-    for index, line in enumerate((*lines, *feet)):
-        down = _LINE * index + 0.25
-        if index >= len(lines):
-            down = height - footer + _LINE * (index - len(lines)) + 0.2
-        weight = "normal" if index else "bold"
-        figure.text(
-            0.15 / width,
-            1 - down / height,
-            plain(line),
-            fontsize=9,
-            va="center",
-            color=INK,
-            weight=weight,
-        )
-    for index, panel in enumerate(heat.panels):
-        down, right = divmod(index, beside)
-        bottom = height - header - panel_height * (down + 1)
-        axes: Any = figure.add_axes(
-            (
-                (left + panel_width * right) / width,
-                bottom / height,
-                cell_width * columns / width,
-                _CELL_HEIGHT * rows / height,
-            )
-        )
+    high = (_CELL_HEIGHT * rows + _BETWEEN) * down + _LINE * len((*head, *feet)) + 0.4
+    figure = new_figure(width, high)
+    figure.set_layout_engine("constrained")
+    style = {"x": 0.01, "ha": "left", "fontsize": 9, "color": INK}
+    figure.suptitle(plain("\n".join(head)), **style)
+    figure.supxlabel(plain("\n".join(feet)), **style)
+    grid = figure.subplots(down, beside, squeeze=False).ravel()
+    for axes, panel in zip(grid, heat.panels, strict=False):
         _draw(axes, heat, panel)
+    for axes in grid[len(heat.panels) :]:
+        axes.set_visible(False)
     return figure
 
 

@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from memest.config.setup import Setup
-from memest.report.answer import Answer
+from memest.report.answer import Answer, Document, document
 from memest.report.result import SCHEMA_VERSION, Verdict
 
 __all__ = [
@@ -49,7 +49,7 @@ class CurveEnd(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CurvePoint:
+class CurvePoint(Document):
     """One size and the memory it takes, in bytes.
 
     Attributes:
@@ -68,13 +68,9 @@ class CurvePoint:
     headroom_bytes: int
     verdict: Verdict
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return asdict(self) | {"verdict": self.verdict.value}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Multiple:
+class Multiple(Document):
     """The largest multiples of a number; 0 where none is.
 
     Attributes:
@@ -89,7 +85,7 @@ class Multiple:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EffectiveBatch:
+class EffectiveBatch(Document):
     """One way to make an optimizer step of so many samples.
 
     Attributes:
@@ -111,17 +107,12 @@ class EffectiveBatch:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        return {
-            "micro_batch": self.micro_batch,
-            "num_micro_steps": self.num_micro_steps,
-            "samples": self.samples,
-            "device_bytes": self.device_bytes,
-            "verdict": self.verdict.value,
-        }
+        names = ("micro_batch", "num_micro_steps", "samples", "device_bytes", "verdict")
+        return {name: document(getattr(self, name)) for name in names}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Largest:
+class Largest(Document):
     """The answer for one GPU.
 
     Attributes:
@@ -161,10 +152,10 @@ class Largest:
             "largest": self.largest,
             "safe": self.safe,
             "ended_by": self.end.value,
-            "multiples": [asdict(multiple) for multiple in self.multiples],
+            "multiples": document(self.multiples),
             "unsteady": list(self.unsteady),
-            "effective": [way.to_dict() for way in self.effective],
-            "curve": [point.to_dict() for point in self.curve],
+            "effective": document(self.effective),
+            "curve": document(self.curve),
         }
 
 
@@ -212,7 +203,7 @@ class MaxBatch(Answer):
             "step": self.step,
             "setup": setup,
             "effective_batch": self.effective_batch,
-            "answers": [answer.to_dict() for answer in self.answers],
+            "answers": document(self.answers),
             "assumptions": list(self.assumptions),
             "notes": list(self.notes),
         }

@@ -18,7 +18,9 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, replace
+from typing import Any
 
+from memest.report.answer import Document, document
 from memest.units import GIB, KIB, MIB, format_size
 
 __all__ = ["MessageSize", "OomMessage", "read_oom_messages"]
@@ -36,7 +38,7 @@ _MOST = 2_500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MessageSize:
+class MessageSize(Document):
     """A number of a message, in bytes: it was rounded, so it lies between two.
 
     Attributes:
@@ -71,13 +73,9 @@ class MessageSize:
             high_bytes=max(self.high_bytes - other.low_bytes, 0),
         )
 
-    def to_dict(self) -> dict[str, int]:
-        """Plain values for JSON."""
-        return {"low_bytes": self.low_bytes, "high_bytes": self.high_bytes}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OomMessage:
+class OomMessage(Document):
     """One message. What it does not say is None.
 
     Attributes:
@@ -117,28 +115,12 @@ class OomMessage:
             return None
         return self.allocated + self.unallocated
 
-    def to_dict(self) -> dict[str, object]:
+    def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; figures have a low and a high end."""
-        figures = {
-            name: None if figure is None else figure.to_dict()
-            for name, figure in (
-                ("tried", self.tried),
-                ("total", self.total),
-                ("free", self.free),
-                ("allocated", self.allocated),
-                ("unallocated", self.unallocated),
-                ("reserved", self.reserved),
-                ("private_pools", self.private_pools),
-                ("allowed", self.allowed),
-                ("this_process", self.this_process),
-            )
-        }
+        names = ("backend", "rank", "device", "times", "tried", "total", "free", "allocated")
+        names += ("unallocated", "reserved", "private_pools", "allowed", "this_process")
         return {
-            "backend": self.backend,
-            "rank": self.rank,
-            "device": self.device,
-            "times": self.times,
-            **figures,
+            **{name: document(getattr(self, name)) for name in names},
             "processes": [{"pid": pid, **figure.to_dict()} for pid, figure in self.processes],
         }
 

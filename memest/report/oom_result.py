@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
-from memest.report.answer import Answer
+from memest.report.answer import Answer, Document, document
 from memest.report.oom_account import Account
 from memest.report.result import SCHEMA_VERSION, Peak, PeakMoment
 
@@ -22,7 +22,7 @@ class Match(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class Change(Document):
     """One change of the command, and what the run needs with it.
 
     Attributes:
@@ -43,11 +43,11 @@ class Change:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        return asdict(self) | {"options": dict(self.options)}
+        return Document.to_dict(self) | {"options": dict(self.options)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MessageMatch:
+class MessageMatch(Document):
     """A message beside the prediction of a command.
 
     Attributes:
@@ -94,7 +94,7 @@ class MessageMatch:
             "allocated_reached_at": _moment(self.reached_at, None),
             "out_of_memory_at": _moment(self.out_at, self.out_allocated_bytes),
             "sentences": list(self.sentences),
-            "changes": [change.to_dict() for change in self.changes],
+            "changes": document(self.changes),
             "notes": list(self.notes),
         }
 
@@ -129,14 +129,12 @@ class OomExplanation(Answer):
                         {"name": share.name, **share.size.to_dict()} for share in account.shares
                     ],
                     "gpus": [spec.name for spec in account.cards],
-                    "limit": None if account.limit is None else account.limit.to_dict(),
+                    "limit": document(account.limit),
                     "fragmented": account.fragmented,
-                    "other_processes": (
-                        None if account.others is None else account.others.to_dict()
-                    ),
+                    "other_processes": document(account.others),
                     "sentences": list(account.sentences),
                 }
                 for account in self.accounts
             ],
-            "run": None if self.relation is None else self.relation.to_dict(),
+            "run": document(self.relation),
         }

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import io
+import itertools
 import textwrap
 from collections.abc import Sequence
 from typing import Any
@@ -30,8 +31,9 @@ _WIDTH = 11.0
 _LINE = 0.22
 _LETTERS = 130
 """Letters of a line of 10 points."""
-_LETTER = 0.0078
-"""Width of a letter of 8 points, as part of the bar's."""
+_COLUMNS = 3
+"""Of a legend."""
+_PHASES_INCHES = 4.2
 _MOST_PHASES = 60
 """Phases that find room beside each other."""
 _GREY, _PEAK = "#8a94a0", "#cf222e"
@@ -125,79 +127,31 @@ def plot_estimate(estimate: Estimate) -> Any:
     Raises:
         MissingDependencyError: without matplotlib.
     """
-    heads = textwrap.wrap(verdict_sentence(estimate), _LETTERS - 12)
-    setup = textwrap.wrap(" · ".join(setup_items(estimate.setup)), _LETTERS)
+    head = textwrap.wrap(verdict_sentence(estimate), _LETTERS)
+    head += textwrap.wrap(" · ".join(setup_items(estimate.setup)), _LETTERS)
     parts = [part for part in parts_of(estimate) if part.bytes > 0]
     rows = phase_rows(estimate.timeline, estimate.peak_at)
-    shown = _around_peak(rows)
-    labels = _labels(estimate)
-    head = _LINE * (len(heads) + len(setup)) + 0.3
-    legend = 0.24 * -(-len(parts) // 3)
-    above = 0.18 * (len(labels) - 1)
-    heights = (head, 1.1 + above, legend + 0.2, 3.0 if rows else 0.0, 1.15 if rows else 0.2)
-    height = sum(heights)
-    figure = new_figure(_WIDTH, height)
-    for index, line in enumerate((*heads, *setup)):
-        figure.text(
-            0.03,
-            1 - (_LINE * index + 0.28) / height,
-            plain(line),
-            fontsize=10,
-            va="center",
-            color=INK,
-            weight="bold" if index < len(heads) else "normal",
-        )
-    bottom = height - head - above - 0.75
-    bar: Any = figure.add_axes((0.03, bottom / height, 0.94, 0.42 / height))
-    _draw_bar(bar, estimate, parts)
-    for number, names in enumerate(reversed(labels)):
-        for left, text, ink in names:
-            bar.text(
-                left,
-                1.2 + 0.43 * number,
-                plain(text),
-                transform=bar.transAxes,
-                fontsize=8,
-                color=ink,
-                va="bottom",
-            )
-    _draw_legend(figure, parts, bottom - 0.55, height)
+    bar_inches = 1.5 + _LINE * -(-(len(parts) + len(_cards(estimate)) + 1) // _COLUMNS)
+    inches = [bar_inches, *([_PHASES_INCHES] if rows else [])]
+    figure = new_figure(_WIDTH, sum(inches) + _LINE * len(head))
+    figure.set_layout_engine("constrained")
+    figure.suptitle(plain("\n".join(head)), x=0.01, ha="left", fontsize=10, color=INK)
+    drawn = figure.subplots(len(inches), 1, squeeze=False, height_ratios=inches).ravel()
+    _draw_bar(drawn[0], estimate, parts)
     if rows:
-        lines: Any = figure.add_axes(
-            (0.075, heights[4] / height, 0.895, (heights[3] - 0.5) / height)
-        )
+        shown = _around_peak(rows)
         calibrated = estimate.calibration is not None
         title = "Highest memory in each phase" + (", before calibration" if calibrated else "")
         if len(shown) < len(rows):
             title += f" ({len(shown)} of {len(rows)} phases)"
         title += f"; line: reserved\nAllocated peak {moment_text(estimate)}"
-        _draw_phases(lines, shown, title)
+        _draw_phases(drawn[1], shown, title)
     return figure
 
 
 def _cards(estimate: Estimate) -> list[GpuFit]:
     """The GPUs that were asked about."""
     return [] if estimate.gpu is None else [estimate.gpu, *estimate.common_gpus]
-
-
-def _labels(estimate: Estimate) -> list[list[tuple[float, str, str]]]:
-    """Lines of names above the bar: where each starts (0 to 1), its text, its colour."""
-    cards = _cards(estimate)
-    names = [f"device {format_size(estimate.peak.device_bytes)}, {interval_text(estimate)} (grey)"]
-    names += [
-        f"{fit.name.removeprefix('NVIDIA ')} {format_size(fit.usable_bytes)}" for fit in cards
-    ]
-    inks = [INK, *(_CARDS[number % len(_CARDS)] for number in range(len(cards)))]
-    lines: list[list[tuple[float, str, str]]] = [[]]
-    left = 0.0
-    for text, ink in zip(names, inks, strict=True):
-        wide = len(text) * _LETTER
-        if lines[-1] and left + wide > 1:
-            lines.append([])
-            left = 0.0
-        lines[-1].append((left, text, ink))
-        left += wide + 0.02
-    return lines
 
 
 def _around_peak(rows: list[PhaseRow]) -> list[PhaseRow]:
@@ -210,39 +164,31 @@ def _around_peak(rows: list[PhaseRow]) -> list[PhaseRow]:
 def _draw_bar(axes: Any, estimate: Estimate, parts: Sequence[MemoryPart]) -> None:
     left = 0.0
     for part in parts:
-        axes.barh(0, part.bytes / GIB, left=left, height=0.8, color=part.colour, linewidth=0)
-        left += part.bytes / GIB
+        size = part.bytes / GIB
+        name = f"{part.name} {format_size(part.bytes)}"
+        axes.barh(0, size, left=left, height=0.8, color=part.colour, linewidth=0, label=name)
+        left += size
     low, high = estimate.interval.low_bytes / GIB, estimate.interval.high_bytes / GIB
-    axes.barh(
-        0, high - low, left=low, height=1.0, color=_GREY, alpha=0.35, edgecolor=_GREY, linewidth=1
-    )
+    device = f"device {format_size(estimate.peak.device_bytes)}, {interval_text(estimate)}"
+    style = {"color": _GREY, "alpha": 0.35, "edgecolor": _GREY, "linewidth": 1}
+    axes.barh(0, high - low, left=low, height=1.0, label=device, **style)
     cards = _cards(estimate)
-    for number, fit in enumerate(cards):
-        axes.axvline(fit.usable_bytes / GIB, color=_CARDS[number % len(_CARDS)], linewidth=2.2)
+    for fit, ink in zip(cards, itertools.cycle(_CARDS)):
+        name = f"{fit.name.removeprefix('NVIDIA ')} {format_size(fit.usable_bytes)}"
+        axes.axvline(fit.usable_bytes / GIB, color=ink, linewidth=2.2, label=name)
     axes.set_ylim(-0.55, 0.55)
     axes.set_xlim(0, max([left, high, *(card.usable_bytes / GIB for card in cards)]) * 1.02)
     axes.set_yticks([])
     axes.set_xlabel("GiB", fontsize=8, color=INK, labelpad=1)
     _bare(axes, "top", "right", "left")
-
-
-def _draw_legend(figure: Any, parts: Sequence[MemoryPart], top: float, height: float) -> None:
-    from matplotlib.patches import Rectangle
-
-    for index, part in enumerate(parts):
-        row, column = divmod(index, 3)
-        x, y = 0.03 + 0.32 * column, (top - 0.24 * row) / height
-        figure.add_artist(
-            Rectangle(
-                (x, y - 0.06 / height),
-                0.012,
-                0.12 / height,
-                facecolor=part.colour,
-                transform=figure.transFigure,
-            )
-        )
-        text = f"{part.name} {format_size(part.bytes)}"
-        figure.text(x + 0.018, y, text, fontsize=9, va="center", color=INK)
+    axes.legend(
+        fontsize=9,
+        loc="upper left",
+        bbox_to_anchor=(0, -0.4),
+        ncols=_COLUMNS,
+        frameon=False,
+        borderaxespad=0,
+    )
 
 
 def _draw_phases(axes: Any, rows: Sequence[PhaseRow], title: str) -> None:
@@ -263,12 +209,7 @@ def _draw_phases(axes: Any, rows: Sequence[PhaseRow], title: str) -> None:
     for place, row in enumerate(rows):
         if row.is_peak:
             axes.plot(place, row.allocated_bytes / GIB, marker="D", color=_PEAK, markersize=6)
-    axes.set_title(
-        plain(title),
-        fontsize=9,
-        loc="left",
-        color=INK,
-    )
+    axes.set_title(plain(title), fontsize=9, loc="left", color=INK)
     axes.set_xticks(list(places), [row.label for row in rows], rotation=55, ha="right")
     axes.set_xlim(-0.6, len(rows) - 0.4)
     axes.set_ylabel("GiB", fontsize=8, color=INK)

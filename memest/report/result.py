@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from memest.config.setup import Setup
 from memest.events import Category, Phase
 from memest.files.texts import write_as
-from memest.report.answer import Answer
+from memest.report.answer import Answer, Document, document
 
 __all__ = [
     "SCHEMA_VERSION",
@@ -90,7 +89,7 @@ class Peak:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Interval:
+class Interval(Document):
     """A range for the device peak; ``basis`` says what it covers. ``level`` None = no claim."""
 
     level: float | None
@@ -100,7 +99,7 @@ class Interval:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class Row(Document):
     """One row of the breakdown at the moment of the allocated peak."""
 
     category: Category
@@ -108,7 +107,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PeakMoment:
+class PeakMoment(Document):
     """When the allocated peak is reached."""
 
     phase: Phase
@@ -117,13 +116,9 @@ class PeakMoment:
     module: str
     op: str
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return dataclasses.asdict(self) | {"phase": self.phase.value}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layer:
+class Layer(Document):
     """What one module holds: activations at the peak, and its parameters."""
 
     module: str
@@ -132,7 +127,7 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TimePoint:
+class TimePoint(Document):
     """The highest allocated and reserved memory within one phase.
 
     ``breakdown`` is what was alive at the former, as replayed; no part of the JSON document.
@@ -144,10 +139,11 @@ class TimePoint:
     allocated_bytes: int
     reserved_bytes: int
     breakdown: tuple[Row, ...] = ()
+    left_out: ClassVar[tuple[str, ...]] = ("breakdown",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GpuFit:
+class GpuFit(Document):
     """One GPU and what the estimate means for it."""
 
     name: str
@@ -156,10 +152,6 @@ class GpuFit:
     headroom_bytes: int
     device_bytes: int
     basis: str = ""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return dataclasses.asdict(self) | {"verdict": self.verdict.value}
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +170,7 @@ class Origin:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankPeak:
+class RankPeak(Document):
     """One GPU of several that differ.
 
     Attributes:
@@ -197,7 +189,7 @@ class RankPeak:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CalibrationFacts:
+class CalibrationFacts(Document):
     """The calibration profile that corrected an answer: what it was before, and how good it is.
 
     Attributes:
@@ -279,8 +271,7 @@ class Estimate(Answer):
 
     def to_dict(self) -> dict[str, Any]:
         """The document that ``memest estimate --json`` prints."""
-        gpu = self.gpu
-        document: dict[str, Any] = {
+        whole: dict[str, Any] = {
             "schema_version": SCHEMA_VERSION,
             "model": {
                 "id": self.model.id,
@@ -293,30 +284,21 @@ class Estimate(Answer):
                 "source": self.model.source,
             },
             "setup": self.setup.to_dict(),
-            "gpu": None if gpu is None else gpu.to_dict(),
+            "gpu": document(self.gpu),
             "peak": {
                 **self.peak.to_dict(),
                 "managed_bytes": self.peak.managed_bytes,
                 "device_with_managed_bytes": self.peak.device_with_managed_bytes,
             },
-            "interval": dataclasses.asdict(self.interval),
-            "breakdown": [{"category": r.category.value, "bytes": r.bytes} for r in self.breakdown],
-            "peak_at": self.peak_at.to_dict(),
-            "layers": [dataclasses.asdict(layer) for layer in self.layers],
-            "timeline": [
-                {
-                    "step": t.step,
-                    "micro_step": t.micro_step,
-                    "phase": t.phase.value,
-                    "allocated_bytes": t.allocated_bytes,
-                    "reserved_bytes": t.reserved_bytes,
-                }
-                for t in self.timeline
-            ],
+            "interval": document(self.interval),
+            "breakdown": document(self.breakdown),
+            "peak_at": document(self.peak_at),
+            "layers": document(self.layers),
+            "timeline": document(self.timeline),
             "verdict": self.verdict.value,
             "context_bytes": self.context_bytes,
-            "calibration": _calibration(self.calibration),
-            "common_gpus": [fit.to_dict() for fit in self.common_gpus],
+            "calibration": document(self.calibration),
+            "common_gpus": document(self.common_gpus),
             "assumptions": list(self.assumptions),
             "notes": list(self.notes),
             "origins": [
@@ -324,11 +306,10 @@ class Estimate(Answer):
             ],
         }
         if self.ranks:
-            document["ranks"] = [dataclasses.asdict(rank) for rank in self.ranks]
-        if gpu is not None:
-            document["max_batch"] = self.max_batch
-            document["safe_batch"] = self.safe_batch
-        return document
+            whole["ranks"] = document(self.ranks)
+        if self.gpu is not None:
+            whole |= {"max_batch": self.max_batch, "safe_batch": self.safe_batch}
+        return whole
 
     def to_csv(self) -> str:
         """The parts of the device peak, ``part,bytes``: they add up to it."""
@@ -378,7 +359,3 @@ class Estimate(Answer):
             ".png": self.to_png,
         }
         write_as(path, makers)
-
-
-def _calibration(facts: CalibrationFacts | None) -> dict[str, Any] | None:
-    return None if facts is None else dataclasses.asdict(facts) | {"gpus": list(facts.gpus)}

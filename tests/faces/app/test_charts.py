@@ -8,12 +8,9 @@ from altair.utils import schemapi
 
 import memest
 from memest.app import charts
-from memest.app.accuracy_charts import against_chart, residual_chart
-from memest.app.published import outcomes
 from memest.report.layers import biggest, phase_rows
 from memest.report.result import Estimate
 from memest.report.words import moment_text
-from memest.search.view import heat_map
 from memest.units import format_size
 
 MODEL = "bert-base-uncased"
@@ -67,11 +64,5 @@ def test_bars_of_a_phase_reach_what_is_allocated(answer: Estimate) -> None:
 @pytest.mark.slow
 def test_the_other_charts(answer: Estimate) -> None:
     checked(charts.layers_chart(biggest(answer.layers, 12)[0]))
-    found = [run for run in outcomes() if run["scored"]]
-    checked(against_chart(found, "gpu"))
-    checked(residual_chart(found, "family"))
-    grid = memest.sweep(MODEL, {"batch": "1,2", "seq_len": "32,64"}, gpu="t4")
-    heat = heat_map(grid, "device")
-    checked(charts.heat_chart(heat, heat.panels[0]))
     largest = memest.max_batch(MODEL, gpu="t4", seq_len=64)
     checked(charts.frontier_chart([(64, largest)]))

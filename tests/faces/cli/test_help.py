@@ -18,14 +18,9 @@ from memest.errors import ConfigError
 ROOT = build()
 
 
-def test_every_command_has_examples_and_a_page():
+def test_every_command_has_examples():
     assert set(EXAMPLES) == set(ROOT.commands)
     assert not set(TOPICS) & set(ROOT.commands)
-    for name in ROOT.commands:
-        page = help_page(ROOT, name)
-        assert page.startswith(f"NAME\n    memest-{name} - ")
-        for line, _ in EXAMPLES[name]:
-            assert line in page
 
 
 @pytest.mark.slow("memest explain-oom slurm-123.out")
@@ -57,8 +52,7 @@ def test_the_help_of_a_command_ends_with_examples(cli):
     done = cli("fits", "--help")
     assert done.returncode == 0
     assert "Examples:" in done.stdout
-    assert "memest help fits" in done.stdout
-    assert cli("help", "fits").stdout.startswith("NAME\n    memest-fits - ")
+    assert cli("help", "fits").stdout == done.stdout
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

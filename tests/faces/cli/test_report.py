@@ -47,12 +47,6 @@ def test_golden_ascii(samples, golden):
     golden("ascii.txt", text)
 
 
-def test_golden_depth(samples, golden):
-    golden(
-        "by_layer_depth_5.txt", render(samples["fits"], by=TableChoice.LAYER, depth=5, width=100)
-    )
-
-
 def test_printed_rows_add_up(sample):
     _, estimate = sample
     table = render(estimate, by=TableChoice.CATEGORY, width=100).partition("Alive at")[2]
