@@ -9,7 +9,7 @@ from subprocess import CompletedProcess
 
 from support.forked import WARM, start_apart
 
-__all__ = ["run_command", "run_commands"]
+__all__ = ["check_refused", "run_command", "run_commands"]
 
 WARM.append("support.warm_commands")
 _SECONDS = 300
@@ -69,3 +69,14 @@ def _be_command(
 
     sys.argv = ["memest", *words]
     sys.exit(run())
+
+
+def check_refused(done, code, *words):
+    """A command ended with a code and one paragraph on stderr that has some words."""
+    assert done.returncode == code, done.stderr
+    assert done.stdout == ""
+    assert done.stderr.startswith("memest: ")
+    assert done.stderr.count("\n") == 1, "one paragraph"
+    assert "Traceback" not in done.stderr
+    for word in words:
+        assert word in done.stderr

@@ -120,21 +120,3 @@ def test_only_tight_plans_are_exit_code_3(cli):
     done = cli("advise", *TINY, "--gpu-memory", "620MiB", "-n", "1", "--quiet", "--optim", "sgd")
     assert done.returncode == 3, done.stdout + done.stderr
     assert done.stdout.startswith("Tight: ")
-
-
-@pytest.mark.parametrize(
-    ("args", "code", "words"),
-    [
-        ((*TINY, "--gpu", "t4"), 2, "--effective-batch 64"),
-        ((*TINY, "-n", "8"), 2, "needs a GPU"),
-        ((*TINY, "-n", "x", "--gpu", "t4"), 2, "--effective-batch 'x' is not a whole number"),
-        ((*TINY, "-n", "8", "--gpu", "t4", "--batch", "4"), 2, "what memest advise looks for"),
-        ((*TINY, "-n", "8", "--gpu", "t44"), 5, "t4"),
-        (("prajjwal1/bert-tin", "-n", "8", "--gpu", "t4"), 5, "prajjwal1/bert-tiny"),
-    ],
-)
-def test_errors(cli, args, code, words):
-    done = cli("advise", *args)
-    assert done.returncode == code
-    assert done.stdout == ""
-    assert words in done.stderr

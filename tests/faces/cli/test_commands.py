@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from support.commands import check_refused as check
 from support.paths import TESTS
 
 TINY = {
@@ -22,71 +23,6 @@ def tiny(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tiny")
     (folder / "config.json").write_text(json.dumps(TINY))
     return str(folder)
-
-
-def check(done, code, *words):
-    assert done.returncode == code, done.stderr
-    assert done.stdout == ""
-    assert done.stderr.startswith("memest: ")
-    assert done.stderr.count("\n") == 1, "one paragraph"
-    assert "Traceback" not in done.stderr
-    for word in words:
-        assert word in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("options", "code", "words"),
-    [
-        ("--fp16 --bf16", 2, ["exclude each other"]),
-        ("--fp16 --dtype float16", 2, ["--dtype float32"]),
-        ("--batch 0", 2, ["--batch 0", "1 to 1,048,576"]),
-        ("--batch -1", 2, ["--batch -1"]),
-        ("--batch 99999999999999999999", 2, ["out of range"]),
-        ("--batch abc", 2, ["'abc' is not a whole number"]),
-        ("--batch", 2, ["requires an argument"]),
-        ("--seq-len 99999999999", 2, ["out of range"]),
-        ("--bach 4", 2, ["--bach", "Did you mean --batch"]),
-        ("--per-device-batch-sise 4", 2, ["--per-device-batch-size"]),
-        ("extra", 2, ["extra"]),
-        ("--optim adamm", 2, ["'adam'"]),
-        ("--optim adamw_apex_fused", 2, ["not modelled yet"]),
-        ("--checkpointing ful", 2, ["none, full, every_n:K"]),
-        ("--checkpointing-kwargs {x", 2, ["not valid JSON"]),
-        ("--dtype float8", 2, ["bfloat16"]),
-        ("--software torch=x", 2, ["is no version"]),
-        ("--freeze (", 2, ["not a regular expression"]),
-        ("--fp16=maybe", 2, ["--fp16"]),
-        ("--by foo", 2, ["category, layer, time"]),
-        ("--depth 0 --by layer", 2, ["at least 1"]),
-        ("--depth 3", 2, ["--by layer"]),
-        ("--depth x", 2, ["whole number"]),
-        ("--gpu zzzz", 5, ["zzzz", "memest gpus"]),
-        ("--gpu-memory 12x", 2, ["--gpu-memory", "80GiB"]),
-        ("--gpu-memory 0", 2, ["leaves no memory"]),
-        ("--device-context=-5", 2, ["--device-context"]),
-    ],
-)
-def test_wrong_usage(cli, tiny, options, code, words):
-    check(cli("estimate", tiny, *options.split()), code, *words)
-
-
-@pytest.mark.parametrize(
-    ("line", "code", "words"),
-    [
-        ("estimate", 2, ["MODEL"]),
-        ("estimat x", 2, ["estimate"]),
-        ("--foo", 2, ["--foo"]),
-        ("estimate no-such-model-anywhere", 5, ["memest models"]),
-        ("estimate ./nowhere/config.json", 1, ["does not exist"]),
-        ("fits bert-base-uncased", 2, ["--gpu"]),
-        ("models no-such-model-anywhere", 5, ["memest models"]),
-        ("gpus no-such-gpu", 5, ["memest gpus"]),
-        ("gpus --local h100", 2, ["not both"]),
-        ("gpus --by x", 2, ["--by"]),
-    ],
-)
-def test_wrong_commands(cli, line, code, words):
-    check(cli(*line.split()), code, *words)
 
 
 @pytest.mark.slow

@@ -124,21 +124,3 @@ def test_quiet_is_a_sentence_a_column(cli):
     done = cli("compare", *TINY, "--vs", "optim=sgd", "--vs", "fp16", "--quiet", "--ascii")
     assert len(done.stdout.splitlines()) == 2
     assert done.stdout.isascii()
-
-
-@pytest.mark.parametrize(
-    ("args", "code", "words"),
-    [
-        (TINY, 2, "nothing to compare with"),
-        ((*TINY, "--vs", "chekpointing"), 2, "Did you mean checkpointing"),
-        ((*TINY, "--vs", "fp16", "--bacth", "3"), 2, "Did you mean --batch"),
-        (("prajjwal1/bert-tin", "prajjwal1/bert-mini"), 5, "prajjwal1/bert-tiny"),
-        ((*TINY, "--vs", "fp16", "--gpu", "t44"), 5, "t4"),
-        ((), 2, "Missing argument"),
-    ],
-)
-def test_errors(cli, args, code, words):
-    done = cli("compare", *args)
-    assert done.returncode == code
-    assert done.stdout == ""
-    assert words in done.stderr

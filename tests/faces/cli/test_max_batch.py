@@ -19,6 +19,7 @@ from memest.report.result import Verdict
 from memest.report.terminal import render
 from memest.report.words import batch_sentence
 from memest.units import GIB, MIB
+from support.commands import check_refused
 
 TINY = "prajjwal1/bert-tiny"
 
@@ -168,38 +169,5 @@ def test_not_even_one(cli):
     assert (done.returncode, done.stdout, done.stderr) == (4, "0\n", "")
 
 
-@pytest.mark.parametrize(
-    ("line", "code", "words"),
-    [
-        ("", 2, ["MODEL"]),
-        (TINY, 2, ["needs a GPU", "--gpu rtx-4090", "--gpu-memory 24GiB"]),
-        (f"{TINY} --gpu zzzz", 5, ["zzzz", "memest gpus"]),
-        ("no-such-model-anywhere --gpu t4", 5, ["memest models"]),
-        (f"{TINY} --gpu t4 --of lenght", 2, ["'lenght'", "batch, seq-len, image-size"]),
-        (f"{TINY} --gpu t4 --gpu-memory much", 2, ["--gpu-memory", "'much'"]),
-        (f"{TINY} --gpu t4 -n 0", 2, ["--effective-batch 0"]),
-        (f"{TINY} --gpu t4 -n 8 --grad-accum 2", 2, ["drop one"]),
-        (f"{TINY} --gpu t4 --optimm sgd", 2, ["Did you mean --optim"]),
-    ],
-)
-def test_wrong_usage(cli, line, code, words):
-    refused(cli("max-batch", *line.split()), code, words)
-
-
 def test_a_length_that_the_model_does_not_take(here):
-    refused(here("max-batch", TINY, "--gpu", "t4", "--seq-len", "513"), 2, ["512"])
-
-
-def refused(done, code, words):
-    assert done.returncode == code, done.stderr
-    assert done.stdout == ""
-    assert done.stderr.startswith("memest: ")
-    assert done.stderr.count("\n") == 1, "one paragraph"
-    for word in words:
-        assert word in done.stderr
-
-
-def test_help(cli):
-    text = cli("max-batch", "--help").stdout
-    for word in ("--of", "--effective-batch", "--gpu", "--fp16", "Exit code", "--json"):
-        assert word in text
+    check_refused(here("max-batch", TINY, "--gpu", "t4", "--seq-len", "513"), 2, "512")

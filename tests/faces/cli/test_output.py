@@ -38,14 +38,6 @@ def test_default_report(answer, capsys, golden, monkeypatch):
     assert err == ""
 
 
-@pytest.mark.parametrize("by", ["category", "layer", "time"])
-def test_by(answer, capsys, golden, monkeypatch, by):
-    monkeypatch.setenv("COLUMNS", "60")
-    answer("accum" if by == "time" else "fits")
-    assert run(["estimate", "m", "--by", by]) == 0
-    golden(f"by_{by}_60.txt", capsys.readouterr().out)
-
-
 def test_depth(answer, capsys, golden, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     answer("fits")

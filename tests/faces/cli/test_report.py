@@ -21,7 +21,7 @@ from memest.report.words import (
     moment_text,
     verdict_sentence,
 )
-from memest.units import MIB, format_size
+from memest.units import MIB
 
 SIZE = re.compile(r"([\d,]+) B\b")
 
@@ -62,19 +62,6 @@ def test_no_line_is_wider_than_the_terminal(sample, width, by):
     text = render(estimate, by=by, width=width)
     assert max(map(len, text.splitlines())) <= width
     assert all(line == line.rstrip() for line in text.splitlines())
-
-
-@pytest.mark.parametrize("width", [60, 80, 100])
-def test_the_three_peaks_and_their_meters(sample, width):
-    _, estimate = sample
-    text = render(estimate, width=width)
-    for meter in ("torch.cuda.max_memory_allocated()", "torch.cuda.max_memory_reserved()",
-                  "nvidia-smi"):  # fmt: skip
-        assert meter in text
-    for size in (
-        estimate.peak.allocated_bytes, estimate.peak.reserved_bytes, estimate.peak.device_bytes
-    ):  # fmt: skip
-        assert format_size(size) in text
 
 
 def test_printing_does_not_depend_on_the_environment(samples, monkeypatch):
