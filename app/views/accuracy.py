@@ -68,7 +68,8 @@ def _published() -> None:
     )
     kept = [run for run in scored if not chosen or run[field] in chosen]
     _summary(kept, [run for run in claims if not chosen or run[field] in chosen])
-    _figures(kept)
+    if kept:
+        _figures(kept)
     st.markdown(f"##### By {kind}")
     st.dataframe(
         [

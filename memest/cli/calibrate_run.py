@@ -213,16 +213,13 @@ def _shown(output: Output) -> Iterator[Callable[[Progress], None]]:
     if output.silent:
         yield lambda _: None
         return
-    if not sys.stderr.isatty():
-        yield _line
-        return
     with output.progress() as show:
 
         def tell(progress: Progress) -> None:
             _line(progress)
             if show is not None:
                 left = _time(progress.seconds_left)
-                show(" ".join((f"{progress.number}/{progress.total} {progress.case.id}", left)))
+                show(f"{progress.number}/{progress.total} {progress.case.id} {left}".rstrip())
 
         yield tell
 

@@ -205,24 +205,34 @@ class Output:
             yield None
             return
         from rich.console import Console as RichConsole
+        from rich.live import Live
+        from rich.spinner import Spinner
+        from rich.text import Text
 
-        console = RichConsole(stderr=True, no_color=self.colorless)
-        status = console.status("", spinner="line" if self.plain else "dots")
+        spinner = Spinner("line" if self.plain else "dots", style="status.spinner")
+        # what is written to stdout meanwhile is data, and none of the terminal's
+        live = Live(
+            spinner,
+            console=RichConsole(stderr=True, no_color=self.colorless),
+            refresh_per_second=12.5,
+            transient=True,
+            redirect_stdout=False,
+        )
         started = time.monotonic()
         running = False
 
         def show(text: str) -> None:
             nonlocal running
-            status.update(text)
+            spinner.update(text=Text(text))
             if not running and time.monotonic() - started > _SHOW_AFTER_SECONDS:
-                status.start()
+                live.start()
                 running = True
 
         try:
             yield show
         finally:
             if running:
-                status.stop()
+                live.stop()
 
     @contextlib.contextmanager
     def working(self) -> Iterator[Callable[[str], None] | None]:
