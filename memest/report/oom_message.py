@@ -117,7 +117,16 @@ class OomMessage(Document):
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; figures have a low and a high end."""
-        names = ("backend", "rank", "device", "times", "tried", "total", "free", "allocated")
+        names: tuple[str, ...] = (
+            "backend",
+            "rank",
+            "device",
+            "times",
+            "tried",
+            "total",
+            "free",
+            "allocated",
+        )
         names += ("unallocated", "reserved", "private_pools", "allowed", "this_process")
         return {
             **{name: document(getattr(self, name)) for name in names},
