@@ -27,7 +27,7 @@ from memest.estimation.calibration import (
     ProcessPart,
     same_gpu,
 )
-from memest.estimation.run_facts import RunFacts
+from memest.estimation.run_facts import Peaks, RunFacts
 from memest.units import format_size
 
 __all__ = ["Correction", "Uncorrected", "correct"]
@@ -108,44 +108,24 @@ class Uncorrected(RunFacts):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Correction:
+class Correction(Peaks):
     """An estimate after correction, beside what it was before.
 
     Attributes:
-        parts: corrected rows; they sum to ``allocated_bytes`` exactly.
-        allocated_bytes: corrected.
-        reserved_bytes: corrected.
-        process_low_bytes: the least of context, kernels and libraries.
-        process_expected_bytes: what they are expected to take.
-        process_high_bytes: the most.
-        device_bytes: corrected.
-        low_bytes: of the device peak.
-        high_bytes: of the device peak.
-        level: share of runs that lie in the range; None = no claim.
-        basis: where the range is from, in a sentence.
+        process_bytes: context, kernels and libraries as expected on one GPU.
+        process_high_bytes: the most they may take.
         factors: by part.
         gap_bytes: added to the reserved peak.
-        notes: what is extrapolated or borrowed, in sentences.
         distance: how far beyond what was measured; 0 within.
         process_gpu: whose process part was taken; empty for the table's.
         before: what was corrected.
         validation: how right the profile was for models it had not seen.
     """
 
-    parts: Mapping[str, int]
-    allocated_bytes: int
-    reserved_bytes: int
-    process_low_bytes: int
-    process_expected_bytes: int
+    process_bytes: int
     process_high_bytes: int
-    device_bytes: int
-    low_bytes: int
-    high_bytes: int
-    level: float | None
-    basis: str
     factors: Mapping[str, float]
     gap_bytes: int
-    notes: tuple[str, ...]
     distance: float
     process_gpu: str
     before: Uncorrected
@@ -203,6 +183,7 @@ def correct(calibration: Calibration, question: Uncorrected) -> Correction:
         reserved_bytes=reserved,
         process_low_bytes=process.low,
         process_expected_bytes=process.expected,
+        process_bytes=process.expected,
         process_high_bytes=process.high,
         device_bytes=device,
         low_bytes=max(low, 0),

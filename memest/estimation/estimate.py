@@ -14,11 +14,12 @@ from memest.errors import MissingDependencyError
 from memest.estimation.breakdown import alive_at_peak, breakdown, layers, moment, timeline
 from memest.estimation.gpu_target import Place, TargetGpu, common_target_gpus, target_gpus
 from memest.estimation.notes import assumptions_of, notes_of
-from memest.estimation.peaks import Peaks, calibration_facts, corrected_rows, peaks_of
+from memest.estimation.peaks import calibration_facts, corrected_rows, peaks_of
 from memest.estimation.pipeline import PipelineRun
 from memest.estimation.profiler import Profiler
 from memest.estimation.replay_cache import ReplayCache
 from memest.estimation.run import Run
+from memest.estimation.run_facts import Peaks
 from memest.estimation.verdict import largest_batch, verdict_for
 from memest.estimation.whole_run import resolve_run
 from memest.replay.conf import parse_alloc_conf
@@ -172,8 +173,8 @@ def answer(
     alive = alive_at_peak(stream, result)
     rows = breakdown(stream, result, alive)
     peaks = peaks_of(main, run, stream, result, rows)
-    if peaks.corrected is not None:
-        rows = corrected_rows(rows, peaks.corrected.parts)
+    if peaks.parts:
+        rows = corrected_rows(rows, peaks.parts)
     others: Sequence[TargetGpu] = named[1:]
     if not named and common and not setup.torch_compile:  # each would be compiled for
         others = common_target_gpus(setup, targets.torch, targets.context)

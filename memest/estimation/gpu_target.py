@@ -157,32 +157,15 @@ def target_gpu(
     return _target_of(resolve_gpu(name), setup.software.cuda, torch, context, memory, profile)
 
 
-def _reference(
-    cuda: tuple[int, int] | None,
-    torch: tuple[int, int],
-    context: int | None,
-    memory: int | None,
-    profile: str | None,
-) -> TargetGpu:
+def _reference(profile: str | None) -> GpuSpec:
     """The GPU whose kernels are taken where none is named: the calibration's own where one is."""
-    spec = find_gpu(REFERENCE_GPU)
-    if profile is None:
-        # nobody named a GPU, so none is known better than others
-        profile = NO_CALIBRATION
-    elif profile != NO_CALIBRATION:
-        spec = _measured_on(profile) or spec
-    target = _target_of(spec, cuda, torch, context, memory, profile)
-    return target if memory is None else replace(target, name="your GPU")
+    if profile is not None and profile != NO_CALIBRATION:
+        from memest.estimation.calibration_files import read_calibration
 
-
-def _measured_on(profile: str) -> GpuSpec | None:
-    """The GPU that a calibration was measured on, if the catalogue has it."""
-    from memest.estimation.calibration_files import read_calibration
-
-    for part in read_calibration(Path(profile).expanduser()).process:
-        with contextlib.suppress(UnknownGpuError):
-            return find_gpu(part.gpu, total_bytes=part.total_bytes)
-    return None
+        for part in read_calibration(Path(profile).expanduser()).process:
+            with contextlib.suppress(UnknownGpuError):
+                return find_gpu(part.gpu, total_bytes=part.total_bytes)
+    return find_gpu(REFERENCE_GPU)
 
 
 def common_target_gpus(
@@ -214,8 +197,8 @@ def _target_of(
     return TargetGpu(
         name=name,
         spec=spec,
-        traits=traits(spec, torch),
         context=_context(spec, cuda, torch, context),
+        traits=traits(spec, torch),
         usable_bytes=usable,
         basis=basis,
         calibration=calibration_of(spec, profile),
@@ -265,14 +248,18 @@ def target_gpus(setup: Setup, **place: Unpack[Place]) -> TargetGpus:
             f"--device-context {given} and --calibration {profile} both say what context "
             "and kernels take: drop one."
         )
-    cuda = setup.software.cuda
     torch = setup.software.torch or installed_version("torch") or (2, 13)
     context = None if given is None else read_size("device_context", given)
     gpu, size = place.get("gpu"), place.get("gpu_memory")
     names = [gpu] if isinstance(gpu, str) else list(gpu or ())
     memory = None if size is None else read_size("gpu_memory", size)
-    named = [target_gpu(name, setup, torch, context, memory, profile) for name in names]
-    if not named and memory is not None:
-        named = [_reference(cuda, torch, context, memory, profile)]
-    main = named[0] if named else _reference(cuda, torch, context, None, profile)
-    return TargetGpus(main=main, named=named, torch=torch, context=context)
+    specs = [resolve_gpu(name) for name in names] or [_reference(profile)]
+    if not names and profile is None:
+        profile = NO_CALIBRATION  # nobody named a GPU, so none is known better than others
+    targets = [
+        _target_of(spec, setup.software.cuda, torch, context, memory, profile) for spec in specs
+    ]
+    if not names and memory is not None:
+        targets = [replace(targets[0], name="your GPU")]
+    named = targets if names or memory is not None else []
+    return TargetGpus(main=targets[0], named=named, torch=torch, context=context)

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from memest.config.installed import unverified
 from memest.config.setup import Attention, Loop, Setup
 from memest.estimation.gpu_target import TargetGpu, TargetGpus
-from memest.estimation.peaks import Peaks
 from memest.estimation.run import Run
+from memest.estimation.run_facts import Peaks
 from memest.estimation.whole_run import generation_notes, length_notes
 from memest.events import CATEGORY_ORDER, Category
 from memest.profiles.stream import Stream
@@ -164,8 +164,7 @@ def notes_of(run: Run, main: TargetGpu, rows: tuple[Row, ...], peaks: Peaks) -> 
     notes = run_notes(run)
     if main.spec.match_note:
         notes.append(main.spec.match_note)
-    if peaks.corrected is not None:
-        notes += peaks.corrected.notes
+    notes += peaks.notes
     notes += paged_notes(main, peaks)
     if setup.eval_batch is not None:
         notes += _evaluation(setup, peaks)

@@ -51,8 +51,8 @@ class OptimizerTraces:
         setup: Setup,
         gpu: GpuTraits,
         *,
-        model: str,
-        roles: Callable[[], Any],
+        digest: str,
+        model: Callable[[], Any],
     ) -> Program:
         """Micro-steps and the updates that go with them.
 
@@ -61,14 +61,14 @@ class OptimizerTraces:
             point: of the family.
             setup: names the optimizer.
             gpu: decides versions.
-            model: digest of what the model was built from.
-            roles: tells which modules own the weights (``trace.roles``); builds the model, so it
-                is asked only where an optimizer must know.
+            digest: of what the model was built from.
+            model: builds it, so it is asked only where an optimizer must know which modules own
+                the weights.
         """
         name, updates = "", None
         in_step = setup.optim != "none" and not setup.steps_in_backward
         if in_step and setup.distributed.updates_on_device:
-            name, updates = self._updates_for(family, point, setup, gpu, model, roles)
+            name, updates = self._updates_for(family, point, setup, gpu, digest, model)
         known = self._programs.get((id(family), name))
         if known is None:
             if len(self._programs) >= _MAX_PROGRAMS:
@@ -83,8 +83,8 @@ class OptimizerTraces:
         point: Point,
         setup: Setup,
         gpu: GpuTraits,
-        model: str,
-        roles: Callable[[], Any],
+        digest: str,
+        model: Callable[[], Any],
     ) -> tuple[str, Family]:
         """Clipping and optimizer for these weights."""
         weights, weights_digest = self._weights_of(family, point)
@@ -94,7 +94,7 @@ class OptimizerTraces:
             weights = updated_weights(weights, setup, family.skeleton.landmarks)
             weights_digest = _digest(weights)
             setup = as_updated(setup)
-        return self._traced_for(weights, weights_digest, setup, gpu, model, roles)
+        return self._traced_for(weights, weights_digest, setup, gpu, digest, model)
 
     def of_weights(self, weights: tuple[Weight, ...], setup: Setup, gpu: GpuTraits) -> Family:
         """Clipping and optimizer for some weights, by an optimizer that treats all alike."""
@@ -106,8 +106,8 @@ class OptimizerTraces:
         weights_digest: str,
         setup: Setup,
         gpu: GpuTraits,
-        model: str,
-        roles: Callable[[], Any],
+        digest: str,
+        model: Callable[[], Any],
     ) -> tuple[str, Family]:
         facts = facts_of(setup.optim)
         key: dict[str, Any] = {
@@ -120,7 +120,7 @@ class OptimizerTraces:
         given = {name: getattr(setup, name) for name in _WHERE_GIVEN}
         key["setup"] |= {n: v for n, v in given.items() if v not in (None, "", ())}
         if facts.by_module:
-            key["model"] = model
+            key["model"] = digest
         if facts.block_states:
             key["bitsandbytes"] = list(bitsandbytes_version(setup.software))
             key["for_transformers"] = list(setup.software.transformers or ())
@@ -139,8 +139,13 @@ class OptimizerTraces:
                     "'memest[torch]'."
                 ) from error
             self._say(f"tracing {setup.optim}")
-            module_roles = roles() if facts.by_module else None
-            known = alone(trace_updates(weights, setup, gpu, module_roles), {})
+            roles = None
+            if facts.by_module:
+                from memest.trace.model.roles import roles_of
+
+                roles = roles_of(model())
+            trace = trace_updates(weights, setup, gpu, roles)
+            known = alone(trace, {})
             if self._keeps:
                 self._shelf.write(key, "updates", family_to_json(known))
         self._known[name] = known

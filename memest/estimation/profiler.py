@@ -121,11 +121,11 @@ class Profiler:
         Raises:
             MemestError: the model cannot be built, or not for these sizes, or not run on this GPU.
         """
-        setup = self.resolve(request)
+        profile = self.profile_of(request)
+        setup = self._resolved(profile, request)
         if setup.attn_implementation is Attention.FLASH_ATTENTION_2:
             check_flash_gpu(gpu.capability)
-        wanted = None if vary is None else tuple(vary)
-        return Question(request, setup, gpu, self.profile_of(request), wanted)
+        return Question(request, setup, gpu, profile, None if vary is None else tuple(vary))
 
     def resolve(self, request: Setup) -> Setup:
         """The setup with what the model decides filled in: sizes, task, attention.
@@ -133,7 +133,9 @@ class Profiler:
         Raises:
             MemestError: the model cannot be built, or not for these sizes.
         """
-        profile = self.profile_of(request)
+        return self._resolved(self.profile_of(request), request)
+
+    def _resolved(self, profile: StepProfile, request: Setup) -> Setup:
         answer = self._sizes(profile, request)
         card = profile.model_cards[request.image_size]
         return replace(
@@ -321,7 +323,8 @@ class Profiler:
 
     def _first(self, profile: StepProfile, question: Question) -> tuple[Family, Point]:
         """A family of one trace."""
-        family = alone(self._tracer.steps(question), question.sizes)
+        trace = self._tracer.steps(question)
+        family = alone(trace, question.sizes)
         self._stored.keep(profile, family)
         return family, ()
 
@@ -362,20 +365,13 @@ class Profiler:
 
     def _program(self, question: Question, family: Family, point: Point) -> Program:
         """Micro-steps with the updates that go with them."""
-
-        def roles() -> Any:
-            model = self.meta_model(question).model
-            from memest.trace.model.roles import roles_of
-
-            return roles_of(model)
-
         return self.optimizers.program(
             family,
             point,
             question.setup,
             question.gpu,
-            model=digest_of(question.profile.key),
-            roles=roles,
+            digest=digest_of(question.profile.key),
+            model=lambda: self.meta_model(question).model,
         )
 
     def _evaluation(self, question: Question, what: dict[str, Any]) -> Trace:

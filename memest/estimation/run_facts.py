@@ -1,16 +1,20 @@
-"""The facts of a traced run that corrections ask about, the same for estimates and measurements."""
+"""What kind of run it is and what it takes of a GPU: what corrections ask about, and change.
+
+The kind is told the same for estimates and measurements.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from memest.config.setup import Setup
 from memest.events import Trace
 from memest.profiles.model_card import ModelCard
 from memest.workspaces.operator_call import OpCall, TensorSpec, Value
 
-__all__ = ["RunFacts", "run_facts"]
+__all__ = ["Peaks", "RunFacts", "run_facts"]
 
 _ATTENTION = "attention: "
 
@@ -36,6 +40,42 @@ class RunFacts:
     optimizer: str
     loop: str
     checkpointing: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peaks:
+    """Memory on one GPU, bytes.
+
+    Attributes:
+        allocated_bytes: in tensors.
+        reserved_bytes: in segments.
+        device_bytes: reserved, context and kernels.
+        low_bytes: the least that the device peak may be.
+        high_bytes: the most.
+        level: share of runs that lie between the two, None = no claim.
+        basis: where the range is from, in a sentence.
+        process_low_bytes: the least that context and kernels may take.
+        process_expected_bytes: what they are expected to take.
+        managed_bytes: beside the allocator, in memory that leaves the GPU where room is short.
+        added_bytes: what a correction added to the reserved peak of the replay.
+        parts: corrected rows of the breakdown by category; they sum to ``allocated_bytes``
+            exactly. Empty where nothing was corrected.
+        notes: what a correction extrapolated or borrowed, in sentences.
+    """
+
+    allocated_bytes: int
+    reserved_bytes: int
+    device_bytes: int
+    low_bytes: int
+    high_bytes: int
+    level: float | None
+    basis: str
+    process_low_bytes: int
+    process_expected_bytes: int
+    managed_bytes: int = 0
+    added_bytes: int = 0
+    parts: Mapping[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 def run_facts(setup: Setup, trace: Trace, card: ModelCard) -> RunFacts:

@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 
 from memest.config.setup import MAX_BATCH, Setup
 from memest.estimation.gpu_target import TargetGpu
-from memest.estimation.peaks import Peaks, peaks_of
+from memest.estimation.peaks import peaks_of
 from memest.estimation.profiler import Profiler
 from memest.estimation.replay_cache import ReplayCache
 from memest.estimation.run import Run
+from memest.estimation.run_facts import Peaks
 from memest.estimation.whole_run import resolve_run
 from memest.profiles.stream import Stream
 from memest.replay.conf import AllocatorConf

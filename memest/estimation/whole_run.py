@@ -73,12 +73,12 @@ def _pipeline_run(profiler: Profiler, question: Question) -> PipelineRun:
             f"--pp is priced for language models alone, and --task is {setup.task}: stages pass on "
             "hidden states, and the last one has the labels of the next words."
         )
+    model = profiler.meta_model(question).model
     from memest.trace.model.adapters import base_of
     from memest.trace.parallel.pipeline_stage import layers_of
 
-    layers = layers_of(base_of(profiler.meta_model(question).model))
+    layers = layers_of(base_of(model))
     stages = []
-    layers = layers_of(base_of(profiler.meta_model(question).model))
     for part in parts_of(setup.distributed, layers):
         ranks = setup.distributed.tp
         own = Distributed(num_gpus=ranks, tp=ranks, stage=part)

@@ -49,13 +49,11 @@ def profile(
         model: as for :func:`memest.estimate`.
         setup: the training configuration that questions change; ``options`` are another way to
             give it.
-        inputs: what a module of one's own is fed: tensors by name (or in a tuple), specifications
-            (``"x:float32[B,3,224,224]"``), or a function that makes them for a batch size.
-        loss: where the outputs carry none: ``loss(outputs, batch)``, or a name (``"mse"``).
-        step_fn: ``step(model, batch) -> loss`` in place of forward and loss; see
-            ``docs/any-module.md`` for steps with several models and optimizers.
-        dims: what the letters of specifications are; ``B`` is the batch, ``S`` the length.
-        model_args: arguments of a factory.
+        inputs: as for :func:`memest.estimate`.
+        loss: as for :func:`memest.estimate`.
+        step_fn: as for :func:`memest.estimate`.
+        dims: as for :func:`memest.estimate`.
+        model_args: as for :func:`memest.estimate`.
         trust_remote_code: run code that the model's repository brings.
         progress: called with one line for each longer thing done.
         **options: fields of :class:`Setup` and the spellings of HF ``TrainingArguments``.

@@ -6,7 +6,6 @@ import copy
 import random
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -551,7 +550,7 @@ def test_searches_take_them_too():
     compared = memest.compare(ConvNet(), ["optim=sgd"], gpu="t4", max_batch=False, **options)
     fits = price(ConvNet(), inputs=IMAGES, dims={"H": 16}, loss="cross_entropy", batch=32)
 
-    assert [p.error for p in swept.points] == ["", "", ""] or not any(p.error for p in swept.points)
+    assert not swept.failures
     assert swept.points[2].peak == fits.peak
     assert compared is not None
 
@@ -560,12 +559,3 @@ def test_words_travel_to_other_processes_and_tensors_do_not():
     assert module_inputs_of(["x:float32[B]"], "mse", None, ["H=2"], ["d=1"]).travels
     assert not module_inputs_of({"x": torch.zeros(1)}).travels
     assert not module_inputs_of(loss=lambda o, b: o).travels
-
-
-def test_importing_memest_stays_free_of_torch():
-    code = """
-import sys, memest.config.inputs
-memest.config.inputs.module_inputs_of(['x:float32[B]'])
-assert 'torch' not in sys.modules
-"""
-    assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parent).returncode == 0

@@ -168,18 +168,18 @@ class TestPrecision:
         assert "--bf16" in best.arguments
 
     @pytest.mark.slow
-    def test_only_what_the_gpu_has(self):
-        answer = memest.advise(MODEL, gpu="t4", effective_batch=512, any_precision=True, **COMMON)
-        assert {p.estimate.setup.precision for p in answer.plans} <= {
-            Precision.FP32, Precision.FP16,
-        }  # fmt: skip
-
-    @pytest.mark.slow
-    def test_half_precision_weights_have_no_use_for_it(self):
-        answer = memest.advise(
-            MODEL, gpu="a100", effective_batch=8, seq_len=32, dtype="bfloat16", any_precision=True
-        )
-        assert {p.estimate.setup.precision for p in answer.plans} == {Precision.FP32}
+    @pytest.mark.parametrize(
+        ("asked", "precisions"),
+        [
+            ({"gpu": "t4", "effective_batch": 512, **COMMON}, {Precision.FP32, Precision.FP16}),
+            # half-precision weights have no use for autocast
+            ({"gpu": "a100", "effective_batch": 8, "dtype": "bfloat16"}, {Precision.FP32}),
+        ],
+    )
+    def test_only_what_the_gpu_has_and_weights_can_use(self, asked, precisions):
+        answer = memest.advise(MODEL, any_precision=True, **{"seq_len": 32, **asked})
+        assert answer.plans
+        assert {p.estimate.setup.precision for p in answer.plans} <= precisions
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import pytest
 
 import memest
 from memest.config.setup import MAX_BATCH
-from memest.errors import ConfigError, UnknownGpuError
+from memest.errors import ConfigError
 from memest.report.max_batch_result import CurveEnd, SizeAxis
 from memest.report.result import Verdict
 from memest.units import MIB, parse_size
@@ -155,6 +155,7 @@ def test_the_search_ends():
         torch.nn.Linear(8, 1), gpu_memory="9TiB", inputs={"input": torch.zeros(4, 8)},
         loss=lambda outputs, batch: outputs.mean(), loop="plain",
     )  # fmt: skip
+    assert found.model == "Linear"
     assert found.largest == found.safe == MAX_BATCH
     assert found.answers[0].end is CurveEnd.SEARCH
     assert "is at least 1,048,576, where the search ends" in " ".join(str(found).split())
@@ -231,11 +232,6 @@ def test_wrong_questions(options, words):
         memest.max_batch(TINY, **options)
 
 
-def test_unknown_gpu():
-    with pytest.raises(UnknownGpuError):
-        memest.max_batch(TINY, gpu="zzzz")
-
-
 @pytest.mark.slow
 def test_what_is_known_of_the_run_is_told():
     found = memest.max_batch(TINY, gpu=["t4", "a100"], gpu_memory="2GiB", zero=3, num_gpus=2)
@@ -244,18 +240,6 @@ def test_what_is_known_of_the_run_is_told():
     assert found.notes.count(said) == 1
     paged = memest.max_batch(TINY, gpu="t4", gpu_memory="2GiB", optim="paged_adamw_8bit")
     assert any("pages move between host and GPU in every step" in note for note in paged.notes)
-
-
-def test_a_live_module():
-    torch = pytest.importorskip("torch")
-    module = torch.nn.Sequential(torch.nn.Linear(256, 1024), torch.nn.ReLU(),
-                                 torch.nn.Linear(1024, 1))  # fmt: skip
-    found = memest.max_batch(
-        module, gpu="t4", gpu_memory="700MiB", inputs={"input": torch.zeros(4, 256)},
-        loss=lambda outputs, batch: outputs.mean(), loop="plain",
-    )  # fmt: skip
-    assert found.model == "Sequential"
-    assert found.largest > 4
 
 
 def test_json(answer):
@@ -280,13 +264,6 @@ def test_json(answer):
 
 
 @pytest.mark.slow
-def test_progress_is_told():
-    said = []
-    memest.max_batch(TINY, gpu="t4", seq_len=40, progress=said.append)
-    assert "looking for the largest batch on Tesla T4" in said
-
-
-@pytest.mark.slow
 def test_a_curve_costs_no_traces_where_every_size_takes_one(tmp_path, monkeypatch):
     """TRL's loss works in more pieces with every batch, so nothing but a trace tells a size."""
     monkeypatch.setenv("MEMEST_CACHE", str(tmp_path))
@@ -296,6 +273,7 @@ def test_a_curve_costs_no_traces_where_every_size_takes_one(tmp_path, monkeypatc
         fused_loss="trl-fused", progress=said.append,
     )  # fmt: skip
     answer = found.answers[0]
+    assert "looking for the largest batch on Tesla T4" in said
     lines = [line for line in said if "tracing training" in line]
     traced = {int(line.split("batch ")[1].split(",")[0]) for line in lines}
 

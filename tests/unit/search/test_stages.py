@@ -114,6 +114,7 @@ def test_what_cannot_be_is_said_and_the_rest_is_answered():
         ({"zero_settings": {"zero_optimization": {"stage": 2}}}, "things that memest stages"),
         ({"gpus_per_node": 3}, "does not divide the 8 GPUs"),
         ({"gpus_per_node": 9}, "must be 1 to 8"),
+        ({"sp": 2}, "--over zero=1,2,3"),
     ],
 )
 def test_questions_that_make_no_sense(options, words):
@@ -125,8 +126,3 @@ def test_gpus_that_share_layers_alone_are_called_so():
     model = "meta-llama/Llama-3.2-1B?num_hidden_layers=1"
     table = memest.stages(model, num_gpus=2, tp=2, batch=1, seq_len=32, gpu="t4", loop="plain")
     assert next(row.name for row in table.rows if row.estimate is not None) == "TP 2"
-
-
-def test_sequences_that_deepspeed_shares_have_no_rows():
-    with pytest.raises(ConfigError, match="--over zero=1,2,3"):
-        memest.stages(TINY, sp=2, **RUN)
