@@ -2,6 +2,10 @@
 
 from typing import Any
 
+from memest.replay.replay import check_events
+from support.ranks import as_run, without_updates
+from support.real_memory import differences
+
 __all__ = ["check_phases"]
 
 
@@ -27,3 +31,20 @@ def check_phases(
         copied = copies if phase.name.startswith("optimizer") else 0
         assert abs(phase.alive - same.alive) <= host, f"alive when {phase.name} begins"
         assert abs(phase.peak - same.peak) <= host + copied, f"peak in {phase.name}"
+
+
+def check_rank(
+    real: Any, stream: Any, host: int, copies: int, *, at_least: int, all_told: bool = True
+) -> None:
+    """Every phase, and every allocation and free of the steps but the optimizer's, in order.
+
+    Args:
+        real: a ``CpuRun``.
+        stream: the predicted one.
+        host, copies, all_told: as for :func:`check_phases`.
+        at_least: bytes of the smallest events that are compared.
+    """
+    check_events(stream.events, stream.sizes)
+    run = as_run(stream)
+    check_phases(real, run, host, copies, all_told=all_told)
+    assert differences(without_updates(real), without_updates(run), at_least=at_least) == []

@@ -12,9 +12,8 @@ from memest.estimation.whole_run import steps_run
 from memest.replay.replay import check_events
 from support.context_ranks import predicted, real_rank
 from support.evaluation_ranks import check_evaluation
-from support.phases import check_phases
+from support.phases import check_rank
 from support.ranks import as_run, without_updates
-from support.real_memory import differences
 
 HOST = 8192
 """Step counters, numbers wrapped as tensors, indices: host memory where there is a GPU."""
@@ -37,24 +36,17 @@ CASES = [
 def test_a_rank_allocates_what_a_real_one_does(model, setup, ways, rotate):
     """Cut batches, local queries, keys and values that go round: every event, in order."""
     case = {"model": model, "ways": ways, "rotate": rotate, "setup": setup}
-    stream, real = predicted(case), real_rank(case)
-    check_events(stream.events, stream.sizes)
-    run = as_run(stream)
     host = HOST + (RNG_STATES if "checkpointing" in setup else 0)
     # the Trainer says nothing when it begins to split the batches behind the first
-    check_phases(real, run, host, FOREACH, all_told=setup["loop"] != "trainer")
-    assert differences(without_updates(real), without_updates(run), at_least=6144) == []
+    told = setup["loop"] != "trainer"
+    check_rank(real_rank(case), predicted(case), host, FOREACH, at_least=6144, all_told=told)
 
 
 @pytest.mark.slow
 def test_shards_over_those_who_share_a_sequence():
     """FSDP2 on the same mesh: parameters are gathered from the GPUs of the sequence."""
     case = {"model": "llama", "ways": 2, "shards": True, "setup": {"loop": "plain"}}
-    stream, real = predicted(case), real_rank(case)
-    check_events(stream.events, stream.sizes)
-    run = as_run(stream)
-    check_phases(real, run, HOST, FOREACH)
-    assert differences(without_updates(real), without_updates(run), at_least=6144) == []
+    check_rank(real_rank(case), predicted(case), HOST, FOREACH, at_least=6144)
 
 
 @pytest.mark.slow("allgather")
@@ -89,20 +81,6 @@ def test_ranks_evaluate_their_parts_of_sequences(model, setup, ways, shards, kee
     stream, real = predicted(case), real_rank(case)
     check_events(stream.events, stream.sizes)
     check_evaluation(real, as_run(stream))
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A small decoder."""
-    from transformers import LlamaConfig
-
-    path = tmp_path_factory.mktemp("decoder")
-    config = LlamaConfig(
-        hidden_size=64, intermediate_size=176, num_hidden_layers=2, num_attention_heads=4,
-        vocab_size=512, max_position_embeddings=4096, architectures=["LlamaForCausalLM"],
-    )  # fmt: skip
-    config.save_pretrained(path)
-    return str(path)
 
 
 def run(model, **options):
@@ -170,22 +148,6 @@ def test_the_traced_rank_needs_as_much_as_any(folder, monkeypatch):
     assert max(peaks.values()) <= 1.005 * peaks[traced]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("ways", [2, 3])
-def test_families_answer_other_sizes(folder, ways):
-    """What follows from the family is what a trace at that size has, also where 3 divides."""
-    options = {"cp": ways, "num_gpus": 2 * ways}
-    tracer, setup, traits = tracer_and(folder, batch=4, seq_len=384, **options)
-    steps_run(tracer, setup, traits, ("batch", "seq_len"))
-    made = tracer.traces_made
-    _, other, _ = tracer_and(folder, batch=6, seq_len=768, **options)
-    grown = steps_run(tracer, other, traits, ("batch", "seq_len"))
-    assert tracer.traces_made == made
-    fresh = tracer_and(folder)[0].trace(other, traits)
-    assert list(grown.stream.events) == list(fresh.stream.events)
-    assert grown.stream.sizes == fresh.stream.sizes
-
-
 def test_what_the_trainer_adds_to_its_batches_stays_for_the_step(folder):
     """Shifted labels and positions pile up over the micro-steps: two tensors in each batch."""
     found = {}
@@ -211,35 +173,6 @@ def _inputs():
     from memest.events import CATEGORY_ORDER, Category
 
     return CATEGORY_ORDER.index(Category.INPUTS)
-
-
-@pytest.mark.slow(but=("plain",))
-@pytest.mark.parametrize("loop", ["trainer", "accelerate", "plain"])
-def test_a_composed_run_is_the_run_that_is_traced_whole(folder, loop):
-    """Three micro-steps and two steps put together from pieces, against a trace of all of them."""
-    from memest.trace.session import build, trace_built
-    from memest.trace.training import TracePlan
-
-    tracer, setup, traits = tracer_and(folder, cp=2, grad_accum=3, loop=loop, optim="none")
-    composed = steps_run(tracer, setup, traits).stream
-    from memest.catalog.resolve import resolve_model
-    from memest.profiles.axes import as_traced
-    from memest.profiles.stream import make_stream
-
-    whole = as_traced(tracer.resolve(setup))
-    built = build(whole, resolve_model(folder), None, None, None)
-    steps = setup.num_steps
-    plan = TracePlan(steps=steps, micro_steps=3, updates=False)
-    traced = make_stream(
-        trace_built(built, whole, traits, plan), traits, num_steps=steps, grad_accum=3, cues=True
-    )
-    from memest.sharding.rank import rank_stream
-
-    trace = trace_built(built, whole, traits)
-    rank = rank_stream(traced, setup, trace.weights, trace.landmarks, 3)
-    mine = [composed.sizes[e] if e >= 0 else -composed.sizes[~e] for e in composed.events]
-    theirs = [rank.sizes[e] if e >= 0 else -rank.sizes[~e] for e in rank.events]
-    assert mine == theirs
 
 
 SHARED = {"num_gpus": 4, "fsdp": "full_shard", "cp": 2}

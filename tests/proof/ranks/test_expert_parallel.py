@@ -137,21 +137,6 @@ def test_two_processes_that_exchange_tokens_allocate_the_same(model, setup):
     assert differences(real, run, at_least=LEAST) == []
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A small mixture of eight experts."""
-    from transformers import MixtralConfig
-
-    path = tmp_path_factory.mktemp("mixture")
-    config = MixtralConfig(
-        hidden_size=64, intermediate_size=176, num_hidden_layers=2, num_attention_heads=8,
-        num_key_value_heads=8, num_local_experts=8, vocab_size=512, max_position_embeddings=256,
-        architectures=["MixtralForCausalLM"],
-    )  # fmt: skip
-    config.save_pretrained(path)
-    return str(path)
-
-
 def run(model, **options):
     options = {"batch": 2, "seq_len": 64, "max_batch": False, **options}
     return memest.estimate(model, **options)
@@ -162,10 +147,10 @@ def rows(estimate):
 
 
 @pytest.mark.slow
-def test_experts_are_whole_on_one_rank_and_counted_once(folder):
+def test_experts_are_whole_on_one_rank_and_counted_once(mixture):
     """Weights are shared as under --tp, and what moves is tokens instead of sums."""
-    one, tp = run(folder), run(folder, num_gpus=4, tp=4)
-    ep = run(folder, num_gpus=4, tp=4, ep=4)
+    one, tp = run(mixture), run(mixture, num_gpus=4, tp=4)
+    ep = run(mixture, num_gpus=4, tp=4, ep=4)
     assert rows(ep)["parameters"] == rows(tp)["parameters"] < rows(one)["parameters"] / 2
     assert rows(ep)["optimizer states"] == rows(tp)["optimizer states"]
     assert ep.model.parameters == one.model.parameters
@@ -176,32 +161,10 @@ def test_experts_are_whole_on_one_rank_and_counted_once(folder):
     assert ep.to_dict()["setup"]["ep"] == 4
 
 
-@pytest.mark.slow
-def test_families_answer_other_batches(folder):
-    """What follows from the family is what a trace at that size has."""
-    from memest.config.options import merge_options
-    from memest.estimation.gpu_target import target_gpus
-    from memest.estimation.profiler import Profiler
-    from memest.estimation.whole_run import steps_run
-
-    tracer = Profiler.of(folder)
-    given = {"seq_len": 64, "num_gpus": 2, "tp": 2, "ep": 2}
-    setups = [merge_options(None, {**given, "batch": batch}) for batch in (4, 6, 9)]
-    traits = target_gpus(setups[0]).main.traits
-    for setup in setups[:2]:
-        steps_run(tracer, setup, traits, ("batch",))
-    made = tracer.traces_made
-    grown = steps_run(tracer, setups[2], traits, ("batch",))
-    assert tracer.traces_made == made
-    fresh = Profiler.of(folder).trace(setups[2], traits)
-    assert grown.stream.events == fresh.stream.events
-    assert grown.stream.sizes == fresh.stream.sizes
-
-
-def test_beside_fsdp_every_gpu_has_its_batch(folder):
+def test_beside_fsdp_every_gpu_has_its_batch(mixture):
     """Half the experts of half the layers' shards; what is asked for is what is told."""
-    one = run(folder, loop="plain")
-    two = run(folder, loop="plain", num_gpus=4, ep=2, fsdp="full_shard")
+    one = run(mixture, loop="plain")
+    two = run(mixture, loop="plain", num_gpus=4, ep=2, fsdp="full_shard")
     assert rows(two)["parameters"] == pytest.approx(rows(one)["parameters"] / 4, rel=0.05)
     assert rows(two)["optimizer states"] == pytest.approx(
         rows(one)["optimizer states"] / 4, rel=0.05
@@ -211,12 +174,12 @@ def test_beside_fsdp_every_gpu_has_its_batch(folder):
     assert "FSDP2 full_shard" in str(two)
 
 
-def test_units_of_the_library_survive_the_store(folder, tmp_path, monkeypatch):
+def test_units_of_the_library_survive_the_store(mixture, tmp_path, monkeypatch):
     """What a stored profile answers is what the trace did."""
     monkeypatch.setenv("MEMEST_CACHE", str(tmp_path))
     given = {"loop": "plain", "num_gpus": 4, "ep": 2, "fsdp": "full_shard", "seq_len": 48}
-    first = run(folder, **given)
-    again = run(folder, **given)
+    first = run(mixture, **given)
+    again = run(mixture, **given)
     assert again.peak == first.peak
     assert again.breakdown == first.breakdown
 
@@ -230,9 +193,9 @@ def test_an_all_to_all_connects_every_gpu_with_every_other():
     assert experts.low_bytes > layers.low_bytes
 
 
-def test_indivisible_shares_of_tokens_are_traced_too(folder):
+def test_indivisible_shares_of_tokens_are_traced_too(mixture):
     """65 tokens of one sample, which four ranks cannot cut evenly."""
-    estimate = run(folder, num_gpus=4, tp=4, ep=4, batch=1, seq_len=65)
+    estimate = run(mixture, num_gpus=4, tp=4, ep=4, batch=1, seq_len=65)
     assert estimate.peak.allocated_bytes > 0
 
 
@@ -257,9 +220,9 @@ FSDP = {"num_gpus": 4, "ep": 2, "fsdp": "full_shard", "loop": "plain"}
         ({"num_gpus": 4, "ep": True}, "is not a whole number"),
     ],
 )
-def test_what_cannot_be_is_refused(folder, options, words):
+def test_what_cannot_be_is_refused(mixture, options, words):
     with pytest.raises(ConfigError, match=words):
-        run(folder, **options)
+        run(mixture, **options)
 
 
 def test_counts_that_do_not_divide_are_named(tmp_path):

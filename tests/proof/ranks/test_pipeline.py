@@ -36,6 +36,38 @@ CASES = [
 ]
 
 
+def check_ranks(model, setup, spread, *, fewest=0):
+    """Phase by phase, and every allocation and free of every rank's steps, in order.
+
+    Stages whose layers are shared have their optimizers apart, whose foreach kernels are a CPU's.
+    """
+    case = {"model": model, "setup": {"optim": "adamw_torch", **setup}, "spread": spread}
+    real, streams = real_ranks(case), predicted_ranks(case)
+    assert len(real) == len(streams) == spread["pp"]
+    host = HOST + (RNG_STATES if "checkpointing" in setup else 0)
+    shares = "tp" in spread
+    for rank, (measured, stream) in enumerate(zip(real, streams, strict=True)):
+        check_events(stream.events, stream.sizes)
+        predicted = as_run(stream)
+        if spread.get("num_gpus") and "fsdp" not in spread and not shares:
+            predicted = as_heard(measured, predicted, host)
+        steps, same_steps = (
+            [phase for phase in one.phases if not phase.name.startswith("load")]
+            for one in (predicted, measured)
+        )
+        # gradients that are kept make no event behind the last mark
+        assert [p.name for p in same_steps][: len(steps)] == [p.name for p in steps]
+        if "num_gpus" not in spread:
+            assert len(same_steps) - len(steps) <= (setup.get("zero_grad") == "zero")
+        for same, phase in zip(same_steps, steps, strict=False):
+            copies = FOREACH if shares and phase.name.startswith("optimizer") else 0
+            assert abs(phase.alive - same.alive) <= host, f"rank {rank}: alive at {phase.name}"
+            assert abs(phase.peak - same.peak) <= host + copies, f"rank {rank}: in {phase.name}"
+        assert len(predicted.allocations(at_least=16384)) > fewest
+        steps_of = without_updates if shares else of_steps
+        assert differences(steps_of(measured), steps_of(predicted), at_least=16384) == []
+
+
 @pytest.mark.slow(
     but=(
         "llama-tied-setup6-spread6",
@@ -45,21 +77,7 @@ CASES = [
 @pytest.mark.parametrize(("model", "setup", "spread"), CASES)
 def test_every_rank_allocates_what_a_real_one_does(model, setup, spread):
     """Buffers, pieces in the schedule's order, what is held until it is sent: phase by phase."""
-    case = {"model": model, "setup": {"optim": "adamw_torch", **setup}, "spread": spread}
-    real, streams = real_ranks(case), predicted_ranks(case)
-    assert len(real) == len(streams) == spread["pp"]
-    for rank, (measured, stream) in enumerate(zip(real, streams, strict=True)):
-        check_events(stream.events, stream.sizes)
-        predicted = as_run(stream)
-        steps = [phase for phase in predicted.phases if not phase.name.startswith("load")]
-        # gradients that are kept make no event behind the last mark
-        assert [p.name for p in measured.phases][: len(steps)] == [p.name for p in steps]
-        assert len(measured.phases) - len(steps) <= (setup.get("zero_grad") == "zero")
-        host = HOST + (RNG_STATES if "checkpointing" in setup else 0)
-        for same, phase in zip(measured.phases, steps, strict=False):
-            assert abs(phase.alive - same.alive) <= host, f"rank {rank}: alive at {phase.name}"
-            assert abs(phase.peak - same.peak) <= host, f"rank {rank}: peak in {phase.name}"
-        assert differences(of_steps(measured), of_steps(predicted), at_least=16384) == []
+    check_ranks(model, setup, spread)
 
 
 SHARDED = {"num_gpus": 4, "pp": 2, "fsdp": "shard_grad_op"}
@@ -95,21 +113,7 @@ WRAPPED = [
 @pytest.mark.parametrize(("model", "setup", "spread"), WRAPPED)
 def test_every_rank_of_wrapped_stages_allocates_what_a_real_one_does(model, setup, spread):
     """Buckets and shards of each stage, gathered and reduced when the schedule says so."""
-    case = {"model": model, "setup": {"optim": "adamw_torch", **setup}, "spread": spread}
-    real, streams = real_ranks(case), predicted_ranks(case)
-    assert len(real) == len(streams) == spread["pp"]
-    host = HOST + (RNG_STATES if "checkpointing" in setup else 0)
-    for rank, (measured, stream) in enumerate(zip(real, streams, strict=True)):
-        check_events(stream.events, stream.sizes)
-        predicted = as_run(stream)
-        if "fsdp" not in spread:
-            predicted = as_heard(measured, predicted, host)
-        steps = predicted.phases[1:]
-        assert [p.name for p in measured.phases][1 : len(steps) + 1] == [p.name for p in steps]
-        for same, phase in zip(measured.phases[1:], steps, strict=False):
-            assert abs(phase.alive - same.alive) <= host, f"rank {rank}: alive at {phase.name}"
-            assert abs(phase.peak - same.peak) <= host, f"rank {rank}: peak in {phase.name}"
-        assert differences(of_steps(measured), of_steps(predicted), at_least=16384) == []
+    check_ranks(model, setup, spread)
 
 
 LORA_SHARED = {**LORA, "target_modules": ["q_proj", "v_proj", "up_proj"]}
@@ -133,26 +137,8 @@ SHARED = [
 def test_every_rank_of_stages_whose_layers_are_shared_allocates_what_a_real_one_does(
     model, setup, spread
 ):
-    """Stages sharded by transformers' plan; optimizers apart, whose foreach kernels are a CPU's."""
-    spread = {"num_gpus": 4, "pp": 2, "tp": 2, **spread}
-    case = {"model": model, "setup": {"optim": "adamw_torch", **setup}, "spread": spread}
-    real, streams = real_ranks(case), predicted_ranks(case)
-    host = HOST + (RNG_STATES if "checkpointing" in setup else 0)
-    for rank, (measured, stream) in enumerate(zip(real, streams, strict=True)):
-        check_events(stream.events, stream.sizes)
-        predicted = as_run(stream)
-        steps, same_steps = (
-            [phase for phase in one.phases if not phase.name.startswith("load")]
-            for one in (predicted, measured)
-        )
-        assert [p.name for p in same_steps][: len(steps)] == [p.name for p in steps]
-        for same, phase in zip(same_steps, steps, strict=False):
-            copies = FOREACH if phase.name.startswith("optimizer") else 0
-            assert abs(phase.alive - same.alive) <= host, f"rank {rank}: alive at {phase.name}"
-            assert abs(phase.peak - same.peak) <= host + copies, f"rank {rank}: in {phase.name}"
-        assert len(predicted.allocations(at_least=16384)) > 500
-        found = differences(without_updates(measured), without_updates(predicted), at_least=16384)
-        assert found == []
+    """Stages sharded by transformers' plan, and by FSDP2 again."""
+    check_ranks(model, setup, {"num_gpus": 4, "pp": 2, "tp": 2, **spread}, fewest=500)
 
 
 @pytest.fixture(scope="module")

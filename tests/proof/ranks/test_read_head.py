@@ -1,8 +1,4 @@
-"""Losses that read the head's weight and leave the head uncalled, under FSDP2 and FSDP1.
-
-Real ranks run the losses of TRL as they are written for traces, and Liger's own Python, whose
-kernels launch nothing: everything that they allocate on a CPU they allocate on CUDA.
-"""
+"""Losses that read the head's weight and leave the head uncalled, under FSDP2 and FSDP1."""
 
 from __future__ import annotations
 
@@ -16,59 +12,11 @@ from memest.config.setup import Setup
 from memest.config.software import Software
 from memest.errors import ConfigError
 from memest.events import Landmarks, Weight
-from memest.replay.replay import check_events
 from memest.sharding.fsdp_units import check_head_is_gathered, units_of
-from support.phases import check_phases
-from support.ranks import as_run, of_steps, predicted_rank, real_rank
-from support.real_memory import differences
 
-HOST = 6144
-"""Step counters and numbers wrapped as tensors, which a CPU run cannot tell from the device's."""
-RNG_STATES = 8 * 5056
 FULL, ONE = {"fsdp": "full_shard"}, {"fsdp": "full_shard", "fsdp_version": 1}
-LORA = {"peft_type": "LORA", "r": 8, "target_modules": ["q_proj", "v_proj", "down_proj"]}
-HALF = {"loop": "accelerate", "precision": "bf16", "batch": 2}
-"""Few samples: a CPU's products in bfloat16 take twenty times as long."""
 LIGER = {"use_liger_kernel": True}
-CHUNKED, FUSED = {"fused_loss": "trl-chunked"}, {"fused_loss": "trl-fused"}
-AGAIN = {"checkpointing": "full"}
-
-CASES = [
-    ("llama", {**HALF, **CHUNKED, "grad_accum": 2}, FULL, 4),
-    ("llama-tied", {"loop": "accelerate", **FUSED, **AGAIN}, {"fsdp": "shard_grad_op"}, 2),
-    ("llama", {"loop": "plain", **CHUNKED}, FULL, 3),
-    ("llama", {"loop": "plain", **FUSED, "adapter": LORA}, FULL, 2),
-    ("llama", {**HALF, **LIGER, "grad_accum": 2}, FULL, 2),
-    ("llama", {"loop": "accelerate", **LIGER}, {**FULL, "fsdp_shard_size": 2}, 4),
-    ("llama", {"loop": "plain", **LIGER}, FULL, 3),
-    ("llama", {**HALF, **CHUNKED, "grad_accum": 2}, ONE, 2),
-    ("llama", {**HALF, **LIGER, "dtype": "bfloat16", "adapter": {**LORA, "r": 16}}, ONE, 2),
-    ("llama-tied", {**HALF, **LIGER}, ONE, 3),
-    ("llama-gqa", {"loop": "plain", **LIGER, **AGAIN, "grad_accum": 2},
-     {"fsdp": "shard_grad_op", "fsdp_version": 1}, 2),
-]  # fmt: skip
-
-
-@pytest.mark.slow("loss0", "loss1", "loss2", "loss4", "loss3")
-@pytest.mark.parametrize(
-    ("model", "setup", "spread", "ranks"),
-    CASES,
-    ids=["liger" if "use_liger_kernel" in setup else "loss" for _, setup, *_ in CASES],
-)
-def test_a_rank_allocates_what_a_real_one_does(model, setup, spread, ranks):
-    """Every allocation and free of the steps from 8 KiB on, in order; every phase."""
-    if setup.get("use_liger_kernel"):
-        pytest.importorskip("liger_kernel.utils")
-    case = {"model": model, "ranks": ranks, "setup": setup, "spread": spread}
-    real, stream = real_rank(case), predicted_rank(case)
-    predicted = as_run(stream)
-    check_events(stream.events, stream.sizes)
-
-    recomputes = "checkpointing" in setup or setup.get("fused_loss") == "trl-chunked"
-    check_phases(real, predicted, HOST + (RNG_STATES if recomputes else 0), 0)
-    assert len(predicted.allocations(at_least=8192)) > 200
-    assert differences(of_steps(real), of_steps(predicted), at_least=8192) == []
-
+FUSED = {"fused_loss": "trl-fused"}
 
 KINDS = {
     "": "Model", "embed": "Embedding", "layers": "ModuleList", "layers.0": "Layer",

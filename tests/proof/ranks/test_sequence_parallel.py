@@ -76,20 +76,6 @@ def test_two_processes_that_talk():
     assert found[0] == found[1]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A small decoder of four heads."""
-    from transformers import LlamaConfig
-
-    path = tmp_path_factory.mktemp("decoder")
-    config = LlamaConfig(
-        hidden_size=64, intermediate_size=176, num_hidden_layers=2, num_attention_heads=4,
-        vocab_size=512, max_position_embeddings=4096, architectures=["LlamaForCausalLM"],
-    )  # fmt: skip
-    config.save_pretrained(path)
-    return str(path)
-
-
 def run(model, **options):
     options = {
         "batch": 2, "seq_len": 256, "max_batch": False, "num_gpus": 4, "tp": 4, "loop": "plain",
@@ -109,29 +95,6 @@ def test_activations_between_layers_and_logits_are_shared(folder):
     assert "whole logits" in str(gathered)
     # 512 x 64 elements of float32, over four
     assert any("embedding table is whole on each GPU" in n and "32 KiB" in n for n in shared.notes)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("axis", "values"), [("batch", (4, 6, 9)), ("seq_len", (256, 512, 384))])
-def test_families_answer_other_sizes(folder, axis, values):
-    """What follows from the family is what a trace at that size has."""
-    from memest.config.options import merge_options
-    from memest.estimation.gpu_target import target_gpus
-    from memest.estimation.profiler import Profiler
-    from memest.estimation.whole_run import steps_run
-
-    tracer = Profiler.of(folder)
-    given = {"seq_len": 256, "batch": 4, "loop": "plain", **SHARED}
-    setups = [merge_options(None, {**given, axis: value}) for value in values]
-    traits = target_gpus(setups[0]).main.traits
-    for setup in setups[:2]:
-        steps_run(tracer, setup, traits, (axis,))
-    made = tracer.traces_made
-    grown = steps_run(tracer, setups[2], traits, (axis,))
-    assert tracer.traces_made == made
-    fresh = Profiler.of(folder).trace(setups[2], traits)
-    assert grown.stream.events == fresh.stream.events
-    assert grown.stream.sizes == fresh.stream.sizes
 
 
 @pytest.mark.parametrize(

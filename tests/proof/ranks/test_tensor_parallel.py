@@ -8,8 +8,8 @@ import memest
 from memest.errors import ConfigError
 from memest.replay.replay import check_events
 from support.evaluation_ranks import check_evaluation
-from support.phases import check_phases
-from support.ranks import as_run, without_updates
+from support.phases import check_rank
+from support.ranks import as_run
 from support.real_memory import differences
 from support.tensor_ranks import predicted, real_rank
 
@@ -37,12 +37,8 @@ CASES = [
 def test_a_rank_allocates_what_a_real_one_does(model, setup, ranks):
     """Shards, copies for collectives, gathered logits: every allocation and free, in order."""
     case = {"model": model, "ranks": ranks, "setup": {"optim": "adamw_torch", **setup}}
-    stream, real = predicted(case), real_rank(case)
-    check_events(stream.events, stream.sizes)
-    run = as_run(stream)
     host = HOST + (RNG_STATES if "checkpointing" in setup else 0)
-    check_phases(real, run, host, FOREACH)
-    assert differences(without_updates(real), without_updates(run), at_least=16384) == []
+    check_rank(real_rank(case), predicted(case), host, FOREACH, at_least=16384)
 
 
 @pytest.mark.slow
@@ -54,11 +50,7 @@ def test_shards_that_fsdp_shards_again(setup, ranks, copies):
     """Units gather and reduce what a rank has of their weights, embeddings' gradients among it."""
     setup = {"optim": "adamw_torch", "loop": "plain", **setup}
     case = {"model": "llama", "ranks": ranks, "copies": copies, "setup": setup}
-    stream, real = predicted(case), real_rank(case)
-    check_events(stream.events, stream.sizes)
-    run = as_run(stream)
-    check_phases(real, run, HOST, FOREACH)
-    assert differences(without_updates(real), without_updates(run), at_least=16384) == []
+    check_rank(real_rank(case), predicted(case), HOST, FOREACH, at_least=16384)
 
 
 @pytest.mark.slow
@@ -95,20 +87,6 @@ def test_ranks_that_share_layers_generate(generation):
         one.events = [event for event in one.events if event.phase.startswith("generation")]
     assert len(run.allocations(at_least=2048)) > 100
     assert differences(real, run, at_least=2048) == []
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A small decoder of four heads."""
-    from transformers import LlamaConfig
-
-    path = tmp_path_factory.mktemp("decoder")
-    config = LlamaConfig(
-        hidden_size=64, intermediate_size=176, num_hidden_layers=2, num_attention_heads=4,
-        vocab_size=512, max_position_embeddings=256, architectures=["LlamaForCausalLM"],
-    )  # fmt: skip
-    config.save_pretrained(path)
-    return str(path)
 
 
 def run(model, **options):
@@ -164,28 +142,6 @@ def found(folder, **options):
     setup = merge_options(None, {"seq_len": 64, **options})
     traits = target_gpus(setup).main.traits
     return resolve_run(Profiler.of(folder), setup, traits).stream
-
-
-@pytest.mark.slow
-def test_families_answer_other_batches(folder):
-    """What follows from the family is what a trace at that size has."""
-    from memest.config.options import merge_options
-    from memest.estimation.gpu_target import target_gpus
-    from memest.estimation.profiler import Profiler
-    from memest.estimation.whole_run import steps_run
-
-    tracer = Profiler.of(folder)
-    given = {"seq_len": 64, "num_gpus": 2, "tp": 2}
-    setups = [merge_options(None, {**given, "batch": batch}) for batch in (4, 6, 9)]
-    traits = target_gpus(setups[0]).main.traits
-    for setup in setups[:2]:
-        steps_run(tracer, setup, traits, ("batch",))
-    made = tracer.traces_made
-    grown = steps_run(tracer, setups[2], traits, ("batch",))
-    assert tracer.traces_made == made
-    fresh = Profiler.of(folder).trace(setups[2], traits)
-    assert grown.stream.events == fresh.stream.events
-    assert grown.stream.sizes == fresh.stream.sizes
 
 
 @pytest.mark.parametrize(

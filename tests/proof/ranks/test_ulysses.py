@@ -8,7 +8,6 @@ import pytest
 
 import memest
 from memest.errors import ConfigError
-from memest.estimation.whole_run import steps_run
 from memest.events import Phase
 from support.ranks import as_run, predicted_rank
 from support.recorded import check_recorded
@@ -150,46 +149,6 @@ def test_the_kernel_sees_all_tokens_and_some_heads(folder, kernel, op, dims, way
     tokens, heads = dims
     assert [value.shape[tokens] for value in call.args[:3]] == [256] * 3
     assert [value.shape[heads] for value in call.args[:3]] == [4 // ways, 1, 1]
-
-
-@pytest.mark.slow("2")
-@pytest.mark.parametrize("stage", [2, 3])
-def test_families_answer_other_sizes(folder, stage):
-    """What follows from the family is what a trace at that size has."""
-    tracer, setup, traits = tracer_and(folder, batch=4, seq_len=384, zero=stage)
-    steps_run(tracer, setup, traits, ("batch", "seq_len"))
-    made = tracer.traces_made
-    _, other, _ = tracer_and(folder, batch=6, seq_len=768, zero=stage)
-    grown = steps_run(tracer, other, traits, ("batch", "seq_len"))
-    assert tracer.traces_made == made
-    fresh = tracer_and(folder)[0].trace(other, traits)
-    assert list(grown.stream.events) == list(fresh.stream.events)
-    assert grown.stream.sizes == fresh.stream.sizes
-
-
-@pytest.mark.slow(but=("accelerate",))
-@pytest.mark.parametrize("loop", ["trainer", "accelerate", "plain"])
-def test_a_composed_run_is_the_run_that_is_traced_whole(folder, loop):
-    """Three micro-steps and two steps put together from pieces, against a trace of all of them."""
-    from memest.catalog.resolve import resolve_model
-    from memest.profiles.axes import as_traced
-    from memest.profiles.stream import make_stream
-    from memest.sharding.rank import rank_stream
-    from memest.trace.session import build, trace_built
-    from memest.trace.training import TracePlan
-
-    tracer, setup, traits = tracer_and(folder, grad_accum=3, loop=loop, optim="none")
-    composed = steps_run(tracer, setup, traits).stream
-    whole = as_traced(tracer.resolve(setup))
-    built = build(whole, resolve_model(folder), None, None, None)
-    plan = TracePlan(steps=setup.num_steps, micro_steps=3, updates=False)
-    trace = trace_built(built, whole, traits, plan)
-    traced = make_stream(trace, traits, num_steps=setup.num_steps, grad_accum=3, cues=True)
-    trace = trace_built(built, whole, traits)
-    rank = rank_stream(traced, setup, trace.weights, trace.landmarks, 3)
-    mine = [composed.sizes[e] if e >= 0 else -composed.sizes[~e] for e in composed.events]
-    theirs = [rank.sizes[e] if e >= 0 else -rank.sizes[~e] for e in rank.events]
-    assert mine == theirs
 
 
 @pytest.mark.parametrize(

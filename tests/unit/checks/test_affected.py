@@ -461,7 +461,7 @@ def graph():
          ("unit/replay/test_chains.py", "unit/workspaces/test_blas.py")),
         ("memest/report/text.py",
          ("faces/cli/test_report.py", "proof/ranks/test_fsdp.py"),
-         ("proof/ranks/test_fsdp.py::test_a_rank_allocates_what_a_real_one_does",)),
+         ("proof/ranks/test_fsdp_ranks.py::test_a_rank_allocates_what_fully_shard_does",)),
         ("memest/workspaces/blas.py",
          ("unit/workspaces/test_blas.py",), ("unit/replay/test_conf.py",)),
         ("memest/search/advise.py",

@@ -1,7 +1,7 @@
 """bitsandbytes' optimizers on several GPUs: which libraries give them tensors that they take.
 
 FSDP1 and DeepSpeed hand an optimizer ordinary flat tensors, of which the library's own states are
-compared with what is predicted; whole ranks are in ``test_fsdp1.py``. FSDP2 hands it DTensors.
+compared with what is predicted; whole ranks are in ``test_fsdp_ranks.py``. FSDP2 hands it DTensors.
 """
 
 from __future__ import annotations

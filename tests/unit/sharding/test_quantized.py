@@ -1,6 +1,7 @@
 """Adapters and quantized bases on several GPUs: what is refused, what is whole, what is divided.
 
-Real ranks are in ``test_fsdp.py`` (accelerate's own preparation) and ``test_zero.py`` (DeepSpeed).
+Real ranks are in ``test_fsdp_ranks.py`` (accelerate's own preparation) and ``test_zero.py``
+(DeepSpeed).
 """
 
 from __future__ import annotations
