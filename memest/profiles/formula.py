@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations, product
-from math import gcd
+from math import gcd, lcm
 
 __all__ = ["Formula", "NoFormulaError", "constant", "find", "monomials"]
 
@@ -63,11 +63,6 @@ class Formula:
         if rest:
             raise NoFormulaError(open=False)
         return value
-
-    @property
-    def is_constant(self) -> bool:
-        """Whether no size matters."""
-        return not any(any(exponents) for _, exponents in self.terms)
 
 
 def constant(value: int, num_axes: int) -> Formula:
@@ -126,16 +121,10 @@ def _tested(columns: Sequence[Sequence[int]]) -> bool:
     terms are of one degree, those of two traces of which one is twice the other in every size.
     """
     rows = list(zip(*columns, strict=True))
-    return all(_rank([*rows[:i], *rows[i + 1 :]]) == len(columns) for i in range(len(rows)))
-
-
-def _rank(rows: Iterable[Sequence[int]]) -> int:
-    pivots: list[list[int]] = []
-    for row in rows:
-        reduced = _reduced(list(row), pivots)
-        if any(reduced):
-            pivots.append(reduced)
-    return len(pivots)
+    return all(
+        len(_eliminated([*rows[:i], *rows[i + 1 :]], len(columns))) == len(columns)
+        for i in range(len(rows))
+    )
 
 
 def _power(point: Point, exponents: Exponents) -> int:
@@ -149,56 +138,42 @@ def _solve(
     columns: Sequence[Sequence[int]], values: Sequence[int]
 ) -> tuple[tuple[int, ...], int] | None:
     """Coefficients over a common divisor, none of them 0; None where the values do not fit."""
-    rows = [[*(column[i] for column in columns), value] for i, value in enumerate(values)]
     size = len(columns)
-    pivots: list[list[int]] = []
-    for row in rows:
-        reduced = _reduced(row, pivots)
-        lead = next((i for i, entry in enumerate(reduced[:size]) if entry), None)
-        if lead is None:
-            if reduced[size]:
-                return None
-            continue
-        pivots.append(reduced)
-    if len(pivots) < size:
+    rows = [[*(column[i] for column in columns), value] for i, value in enumerate(values)]
+    pivots = _eliminated(rows, size)
+    if len(pivots) < size or size in pivots:
         return None
-    return _back(pivots, size)
-
-
-def _reduced(row: list[int], pivots: Iterable[list[int]]) -> list[int]:
-    """The row without the leading columns of the pivots (whole numbers throughout)."""
-    for pivot in pivots:
-        lead = next(i for i, entry in enumerate(pivot) if entry)
-        if row[lead]:
-            a, b = pivot[lead], row[lead]
-            row = [a * x - b * y for x, y in zip(row, pivot, strict=True)]
-            common = gcd(*row)
-            if common > 1:
-                row = [x // common for x in row]
-    return row
-
-
-def _back(pivots: list[list[int]], size: int) -> tuple[tuple[int, ...], int] | None:
-    for index in range(len(pivots)):
-        others = [p for i, p in enumerate(pivots) if i != index]
-        # each pivot loses the leading columns of all others
-        row = pivots[index]
-        for other in others:
-            lead = next(i for i, entry in enumerate(other) if entry)
-            own = next(i for i, entry in enumerate(row) if entry)
-            if lead != own and row[lead]:
-                a, b = other[lead], row[lead]
-                row = [a * x - b * y for x, y in zip(row, other, strict=True)]
-        pivots[index] = row
-    numerators, denominators = [0] * size, [1] * size
-    for row in pivots:
-        leads = [i for i, entry in enumerate(row[:size]) if entry]
-        if len(leads) != 1:
-            return None
-        numerators[leads[0]], denominators[leads[0]] = row[size], row[leads[0]]
-    divisor = 1
-    for n, d in zip(numerators, denominators, strict=True):
-        d = abs(d) // gcd(n, d)
-        divisor = divisor * d // gcd(divisor, d)
-    coefficients = tuple(n * divisor // d for n, d in zip(numerators, denominators, strict=True))
+    # the last row has one column of its own alone: from there on upwards, so has each
+    pivots = _eliminated(reversed(pivots.values()), size)
+    numbers = [(pivots[lead][size], pivots[lead][lead]) for lead in range(size)]
+    divisor = lcm(*(d // gcd(n, d) for n, d in numbers))
+    coefficients = tuple(n * divisor // d for n, d in numbers)
     return None if 0 in coefficients else (coefficients, divisor)
+
+
+def _eliminated(rows: Iterable[Sequence[int]], size: int) -> dict[int, list[int]]:
+    """Rows that span the same, by their leading column, which is 0 in all rows behind it.
+
+    Whole numbers throughout. A leading column at ``size`` is a contradiction, and the last one.
+    """
+    pivots: dict[int, list[int]] = {}
+    for row in rows:
+        rest = list(row)
+        for lead, pivot in pivots.items():
+            rest = _without(rest, pivot, lead)
+        column = next((i for i, entry in enumerate(rest) if entry), None)
+        if column is not None:
+            pivots[column] = rest
+            if column == size:
+                break
+    return pivots
+
+
+def _without(row: list[int], pivot: list[int], lead: int) -> list[int]:
+    """The row with 0 in the leading column of a pivot."""
+    if not row[lead]:
+        return row
+    a, b = pivot[lead], row[lead]
+    row = [a * x - b * y for x, y in zip(row, pivot, strict=True)]
+    common = gcd(*row)
+    return [x // common for x in row] if common > 1 else row

@@ -17,9 +17,20 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from memest.errors import TraceError
-from memest.events import ALLOC, CALL, FREE, MARK, Cue, Seam, SeamKind, Trace
+from memest.events import (
+    ALLOC,
+    CALL,
+    FREE,
+    MARK,
+    OF_MODULES,
+    Cue,
+    CueKind,
+    Seam,
+    SeamKind,
+    Trace,
+)
 
-__all__ = ["MAX_REPEATS", "Pieces", "Span", "paired", "splice"]
+__all__ = ["MAX_REPEATS", "JoinedTraces", "Pieces", "Span", "join", "paired", "splice"]
 
 MAX_REPEATS = 3
 """Repetitions of a micro-step that are played. The allocator is deterministic: once a repetition
@@ -47,51 +58,53 @@ def splice(micro_steps: Trace, updates: Trace | None, place_offset: int = 0) -> 
         return micro_steps
     at = {(s.kind, s.step): s.position for s in updates.seams}
     begin = at[SeamKind.OPTIMIZER_MADE, 0]
-    renumber = _Renumber(micro_steps, updates, begin)
     first = at[SeamKind.UPDATE, 1]
-    inserts = {(SeamKind.OPTIMIZER_MADE, 0): renumber.events(begin, first)}
     spans = {(SeamKind.OPTIMIZER_MADE, 0): (begin, first)}
     for step in (1, 2):
-        span = at[SeamKind.UPDATE, step], at[SeamKind.UPDATED, step]
-        inserts[SeamKind.UPDATE, step] = renumber.events(*span)
-        spans[SeamKind.UPDATE, step] = span
-    out = replace(micro_steps)
-    out.events, out.seams = array("q"), []
+        spans[SeamKind.UPDATE, step] = at[SeamKind.UPDATE, step], at[SeamKind.UPDATED, step]
+    _check_kept(updates, begin, spans.values())
+    both = join([micro_steps, updates]).trace
+    out = replace(
+        both,
+        events=array("q"),
+        seams=[],
+        sizes=micro_steps.sizes + [size + place_offset for size in updates.sizes],
+        weights=micro_steps.weights,
+        attention_choices=micro_steps.attention_choices,
+        micro_steps=micro_steps.micro_steps,
+        landmarks=micro_steps.landmarks,
+        counts=micro_steps.counts,
+    )
+    behind = len(micro_steps.events)
     last, moves = 0, [(0, 0)]
     more: list[Cue] = []
     for seam in micro_steps.seams:
         out.events.extend(micro_steps.events[last : seam.position])
         last = seam.position
         out.seams.append(Seam(len(out.events), seam.kind, seam.step, seam.index))
-        inserted = inserts.get((seam.kind, seam.step))
-        if inserted:
-            start, stop = spans[seam.kind, seam.step]
+        start, stop = spans.get((seam.kind, seam.step), (0, 0))
+        if start < stop:
             more += [
                 replace(cue, position=cue.position - start + len(out.events))
                 for cue in updates.cues
                 if start <= cue.position <= stop
             ]
-            out.events.extend(inserted)
-            moves.append((seam.position, moves[-1][1] + len(inserted)))
+            out.events.extend(both.events[behind + start : behind + stop])
+            moves.append((seam.position, moves[-1][1] + stop - start))
     out.events.extend(micro_steps.events[last:])
     out.cues = sorted([*_moved(micro_steps.cues, moves), *more], key=lambda cue: cue.position)
-    out.sizes = micro_steps.sizes + [size + place_offset for size in updates.sizes]
-    out.categories = micro_steps.categories + updates.categories
-    out.modules = micro_steps.modules + renumber.modules(updates.modules)
-    out.ops = micro_steps.ops + renumber.ops(updates.ops)
-    calls = len(micro_steps.calls)
-    out.call_of_site = micro_steps.call_of_site + array(
-        "l", [call + calls for call in updates.call_of_site]
-    )
-    out.site_modules = micro_steps.site_modules + renumber.modules(updates.site_modules)
-    out.calls = micro_steps.calls + updates.calls
-    out.marks = micro_steps.marks + updates.marks
-    out.launches = micro_steps.launches + updates.launches
-    out.module_names, out.op_names = renumber.module_names, renumber.op_names
-    out.managed_bytes = micro_steps.managed_bytes + updates.managed_bytes
-    out.notes = [*micro_steps.notes, *(n for n in updates.notes if n not in micro_steps.notes)]
-    out.unnoted = list(dict.fromkeys([*micro_steps.unnoted, *updates.unnoted]))
     return out
+
+
+def _check_kept(updates: Trace, begin: int, spans: Iterable[Span]) -> None:
+    """Refuse an optimizer that lets go of what it was given, which is made before ``begin``."""
+    given = {value >> 2 for value in updates.events[:begin] if value & 3 == ALLOC}
+    for span in spans:
+        if any(v & 3 == FREE and v >> 2 in given for v in updates.events[slice(*span)]):
+            raise TraceError(
+                "The optimizer lets go of weights or gradients during its step, which memest "
+                "cannot compose. Please report it with the output of `memest env`."
+            )
 
 
 def _moved(cues: list[Cue], moves: list[tuple[int, int]]) -> list[Cue]:
@@ -110,45 +123,72 @@ def _moved(cues: list[Cue], moves: list[tuple[int, int]]) -> list[Cue]:
     return out
 
 
-class _Renumber:
-    """The updates' numbers behind those of the micro-steps."""
+@dataclass(slots=True)
+class JoinedTraces:
+    """Several traces as one.
 
-    def __init__(self, micro_steps: Trace, updates: Trace, begin: int) -> None:
-        self._updates = updates
-        self._offsets = {
-            ALLOC: len(micro_steps.sizes),
-            FREE: len(micro_steps.sizes),
-            CALL: len(micro_steps.call_of_site),
-            MARK: len(micro_steps.marks),
+    Attributes:
+        trace: all events, one trace after the other.
+        first_events: of each trace.
+        first_allocations: likewise.
+        first_modules: for each trace, where its module names are in the joint list.
+    """
+
+    trace: Trace
+    first_events: list[int]
+    first_allocations: list[int]
+    first_modules: list[list[int]]
+
+
+def join(traces: list[Trace]) -> JoinedTraces:
+    """Put traces one behind the other: events, allocations, calls and marks are numbered on.
+
+    Cues are those of wrappers; their weights keep the numbers that they have in their own trace.
+    """
+    out = JoinedTraces(Trace(), [], [], [])
+    into = out.trace
+    modules: dict[str, int] = {}
+    ops: dict[str, int] = {}
+    for trace in traces:
+        offsets = {
+            ALLOC: len(into.sizes),
+            FREE: len(into.sizes),
+            CALL: len(into.call_of_site),
+            MARK: len(into.marks),
         }
-        self._given = {value >> 2 for value in updates.events[:begin] if value & 3 == ALLOC}
-        self.module_names, self._modules = _joined(micro_steps.module_names, updates.module_names)
-        self.op_names, self._ops = _joined(micro_steps.op_names, updates.op_names)
-
-    def events(self, start: int, stop: int) -> array[int]:
-        out = array("q")
-        for value in self._updates.events[start:stop]:
-            kind, index = value & 3, value >> 2
-            if kind == FREE and index in self._given:
-                raise TraceError(
-                    "The optimizer lets go of weights or gradients during its step, which memest "
-                    "cannot compose. Please report it with the output of `memest env`."
-                )
-            out.append((index + self._offsets[kind]) << 2 | kind)
-        return out
-
-    def modules(self, numbers: Iterable[int]) -> array[int]:
-        return array("l", [self._modules[number] for number in numbers])
-
-    def ops(self, numbers: Iterable[int]) -> array[int]:
-        return array("l", [self._ops[number] for number in numbers])
-
-
-def _joined(first: list[str], second: list[str]) -> tuple[list[str], list[int]]:
-    """Both lists of names as one, and where each name of the second is now."""
-    known = {name: index for index, name in enumerate(first)}
-    where = [known.setdefault(name, len(known)) for name in second]
-    return list(known), where
+        out.first_events.append(len(into.events))
+        out.first_allocations.append(len(into.sizes))
+        names = [modules.setdefault(name, len(modules)) for name in trace.module_names]
+        made = [ops.setdefault(name, len(ops)) for name in trace.op_names]
+        out.first_modules.append(names)
+        calls = len(into.calls)
+        into.events.extend((((v >> 2) + offsets[v & 3]) << 2) | (v & 3) for v in trace.events)
+        into.sizes.extend(trace.sizes)
+        into.categories.extend(trace.categories)
+        into.modules.extend(names[number] for number in trace.modules)
+        into.ops.extend(made[number] for number in trace.ops)
+        into.call_of_site.extend(call + calls for call in trace.call_of_site)
+        into.site_modules.extend(names[number] for number in trace.site_modules)
+        into.calls.extend(trace.calls)
+        into.marks.extend(trace.marks)
+        into.cues.extend(
+            replace(
+                cue,
+                position=cue.position + out.first_events[-1],
+                index=names[cue.index] if cue.kind in OF_MODULES else cue.index,
+                allocation=cue.allocation + (offsets[ALLOC] if cue.allocation >= 0 else 0),
+            )
+            for cue in trace.cues
+            if cue.kind < CueKind.STAGE_INPUT or cue.kind is CueKind.OUTPUT_REACHED
+        )
+        into.launches.extend(trace.launches)
+        into.attention_choices.extend(trace.attention_choices)
+        into.weights += trace.weights
+        into.managed_bytes += trace.managed_bytes
+        into.notes.extend(note for note in trace.notes if note not in into.notes)
+        into.unnoted.extend(op for op in trace.unnoted if op not in into.unnoted)
+    into.module_names, into.op_names = list(modules), list(ops)
+    return out
 
 
 @dataclass(slots=True)
@@ -180,9 +220,9 @@ class Pieces:
             raise ValueError(f"a trace of {self.trace.micro_steps} micro-steps has no pieces")
         if self.prefetches:
             self.samples = (
-                list(self._born(self.sample(1, 1))),
-                list(self._born(self.sample(1, 2))) if self.repeats else [],
-                list(self._born(self.sample(2, 1))),
+                list(self._born(self.piece(SeamKind.SAMPLE, 1, 1))),
+                list(self._born(self.piece(SeamKind.SAMPLE, 1, 2))) if self.repeats else [],
+                list(self._born(self.piece(SeamKind.SAMPLE, 2, 1))),
             )
         if self.repeats:
             if self.prefetches:
@@ -225,44 +265,11 @@ class Pieces:
         kind = SeamKind.SAMPLE if self.prefetches else SeamKind.MICRO_STEP
         return self.position(SeamKind.STEP, step), self.position(kind, step, 1)
 
-    def sample(self, step: int, index: int) -> Span:
-        """One prefetched batch."""
-        start = self.position(SeamKind.SAMPLE, step, index)
-        for kind, number in (
-            (SeamKind.SAMPLE, index + 1),
-            (SeamKind.COUNT, 1),
-            (SeamKind.FETCHED, 0),
-        ):
-            if self.has(kind, step, number):
-                return start, self.position(kind, step, number)
-        raise AssertionError
-
-    def count(self, step: int, index: int) -> Span:
-        """The labels of one batch counted."""
-        start = self.position(SeamKind.COUNT, step, index)
-        if self.has(SeamKind.COUNT, step, index + 1):
-            return start, self.position(SeamKind.COUNT, step, index + 1)
-        return start, self.position(SeamKind.COUNTED, step)
-
-    def counted(self, step: int) -> Span:
-        """What is done with the count."""
-        return self.position(SeamKind.COUNTED, step), self.position(SeamKind.FETCHED, step)
-
-    def release(self, step: int) -> Span:
-        """One old batch let go of."""
-        return self.position(SeamKind.FETCHED, step), self.position(SeamKind.RELEASED, step)
-
-    def released(self, step: int) -> Span:
-        """From there to the first micro-step."""
-        start = self.position(SeamKind.RELEASED, step)
-        return start, self.position(SeamKind.MICRO_STEP, step, 1)
-
-    def micro_step(self, step: int, index: int) -> Span:
-        """Forward and backward of one micro-batch."""
-        start = self.position(SeamKind.MICRO_STEP, step, index)
-        if self.has(SeamKind.MICRO_STEP, step, index + 1):
-            return start, self.position(SeamKind.MICRO_STEP, step, index + 1)
-        return start, self.position(SeamKind.UPDATE, step)
+    def piece(self, kind: SeamKind, step: int, index: int = 0) -> Span:
+        """From a seam inside a step to the one behind it: a batch, its count, a micro-step."""
+        seams = list(self._at)
+        following = seams[seams.index((kind, step, index)) + 1]
+        return self.position(kind, step, index), self._at[following]
 
     def ending(self, step: int) -> Span:
         """Clipping, optimizer, zero_grad."""
@@ -287,9 +294,9 @@ class Pieces:
     def _match_added(self) -> None:
         """What a micro-step puts into its batch goes with it, when the next batches are there."""
         trace, sampled = self.trace, self._of_batches()
-        released = set(self._freed(self.release(2)))
-        first = [i for i in self._left(self.micro_step(1, 1)) if i in released]
-        others = (self._left(self.micro_step(*at)) for at in ((1, 2), (2, 1)))
+        released = set(self._freed(self.piece(SeamKind.FETCHED, 2)))
+        first = [i for i in self._left(self.piece(SeamKind.MICRO_STEP, 1, 1)) if i in released]
+        others = (self._left(self.piece(SeamKind.MICRO_STEP, *at)) for at in ((1, 2), (2, 1)))
         second, again = (_found(trace, first, left, sampled) for left in others)
         self.added = first, second, again
 
@@ -299,17 +306,19 @@ class Pieces:
 
     def _match_micro_steps(self) -> None:
         """What every micro-step takes over from the one before it."""
-        trace, later = self.trace, self.micro_step(1, 2)
+        trace, later = self.trace, self.piece(SeamKind.MICRO_STEP, 1, 2)
         sampled = self._of_batches()
         dropped = [i for i in self._dropped(later) if i not in sampled]
         left = [i for i in self._left(later) if i not in sampled]
         pairs = paired(trace, dropped, left)
-        again = _found(trace, dropped, self._left(self.micro_step(2, 1)), sampled)
+        again = _found(trace, dropped, self._left(self.piece(SeamKind.MICRO_STEP, 2, 1)), sampled)
         self.slots = [(d, n, a) for (d, n), a in zip(pairs, again, strict=True)]
         if self.counts:
-            earlier = self._dropped(self.count(1, 2))
-            total = paired(trace, earlier, self._left(self.count(1, 2)))
-            first = _found(trace, earlier, self._left(self.count(2, 1)), set())
+            counted = self.piece(SeamKind.COUNT, 1, 2)
+            earlier = self._dropped(counted)
+            total = paired(trace, earlier, self._left(counted))
+            again = self._left(self.piece(SeamKind.COUNT, 2, 1))
+            first = _found(trace, earlier, again, set())
             self.totals = [(d, n, a) for (d, n), a in zip(total, first, strict=True)]
 
     def _match_steps(self) -> None:

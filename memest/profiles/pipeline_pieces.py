@@ -7,16 +7,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from memest.events import ALLOC, CALL, FREE, MARK, OF_MODULES, CueKind, SeamKind, Trace
-from memest.profiles.pieces import Span
+from memest.events import ALLOC, CueKind, SeamKind, Trace
+from memest.profiles.pieces import JoinedTraces, Span
 
 __all__ = [
     "PIECE_END",
     "REGION_END",
     "STAGE_END",
-    "JoinedStages",
     "StagePieces",
-    "join",
     "piece_seam",
     "with_places",
 ]
@@ -38,74 +36,6 @@ def piece_seam(number: int, place: int) -> int:
         place: 0 forward, 1 backward, ``PIECE_END`` behind it.
     """
     return 10 * number + place
-
-
-@dataclass(slots=True)
-class JoinedStages:
-    """Several traces as one.
-
-    Attributes:
-        trace: all events, one trace after the other.
-        first_events: of each trace.
-        first_allocations: likewise.
-        first_modules: for each trace, where its module names are in the joint list.
-    """
-
-    trace: Trace
-    first_events: list[int]
-    first_allocations: list[int]
-    first_modules: list[list[int]]
-
-
-def join(traces: list[Trace]) -> JoinedStages:
-    """Put traces one behind the other: events, allocations, calls and marks are numbered on.
-
-    Cues are those of wrappers; their weights keep the numbers that they have in their own trace.
-    """
-    out = JoinedStages(Trace(), [], [], [])
-    into = out.trace
-    modules: dict[str, int] = {}
-    ops: dict[str, int] = {}
-    for trace in traces:
-        offsets = {
-            ALLOC: len(into.sizes),
-            FREE: len(into.sizes),
-            CALL: len(into.call_of_site),
-            MARK: len(into.marks),
-        }
-        out.first_events.append(len(into.events))
-        out.first_allocations.append(len(into.sizes))
-        names = [modules.setdefault(name, len(modules)) for name in trace.module_names]
-        made = [ops.setdefault(name, len(ops)) for name in trace.op_names]
-        out.first_modules.append(names)
-        calls = len(into.calls)
-        into.events.extend((((v >> 2) + offsets[v & 3]) << 2) | (v & 3) for v in trace.events)
-        into.sizes.extend(trace.sizes)
-        into.categories.extend(trace.categories)
-        into.modules.extend(names[number] for number in trace.modules)
-        into.ops.extend(made[number] for number in trace.ops)
-        into.call_of_site.extend(call + calls for call in trace.call_of_site)
-        into.site_modules.extend(names[number] for number in trace.site_modules)
-        into.calls.extend(trace.calls)
-        into.marks.extend(trace.marks)
-        into.cues.extend(
-            replace(
-                cue,
-                position=cue.position + out.first_events[-1],
-                index=names[cue.index] if cue.kind in OF_MODULES else cue.index,
-                allocation=cue.allocation + (offsets[ALLOC] if cue.allocation >= 0 else 0),
-            )
-            for cue in trace.cues
-            if cue.kind < CueKind.STAGE_INPUT or cue.kind is CueKind.OUTPUT_REACHED
-        )
-        into.launches.extend(trace.launches)
-        into.attention_choices.extend(trace.attention_choices)
-        into.weights += trace.weights
-        into.managed_bytes += trace.managed_bytes
-        into.notes.extend(note for note in trace.notes if note not in into.notes)
-        into.unnoted.extend(op for op in trace.unnoted if op not in into.unnoted)
-    into.module_names, into.op_names = list(modules), list(ops)
-    return out
 
 
 @dataclass(slots=True)
@@ -176,7 +106,7 @@ class StagePieces:
         return span[0] + self.event, span[1] + self.event
 
 
-def with_places(joined: JoinedStages) -> tuple[Trace, list[int]]:
+def with_places(joined: JoinedTraces) -> tuple[Trace, list[int]]:
     """The joined trace with places in a table for sizes, and the table."""
     places: dict[int, int] = {}
     numbered = replace(joined.trace)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import accumulate
 
 from memest.events import (
@@ -25,6 +25,7 @@ from memest.events import (
     CueKind,
     Mark,
     Part,
+    SeamKind,
     Trace,
 )
 from memest.profiles.pieces import MAX_REPEATS, Pieces, Span
@@ -123,21 +124,8 @@ class Stream(Course):
     @classmethod
     def of(cls, course: Course, sizes: list[int], slack: int) -> Stream:
         """Fill in the sizes."""
-        return cls(
-            course.events,
-            course.places,
-            course.categories,
-            course.modules,
-            course.labels,
-            course.label_names,
-            course.mark_positions,
-            course.marks,
-            course.module_names,
-            course.chains,
-            course.cues,
-            sizes,
-            slack,
-        )
+        laid_out = {each.name: getattr(course, each.name) for each in fields(Course)}
+        return cls(**laid_out, sizes=sizes, workspace_slack_bytes=slack)
 
 
 def shape_of(hidden: Sequence[tuple[Workspace, ...]]) -> Shape:
@@ -255,14 +243,14 @@ class _Run:
         player.play(pieces.opening(source), step, 0)
         if pieces.prefetches:
             self._fetch(step, source, which)
-        player.play(pieces.micro_step(source, 1), step, 1)
+        player.play(pieces.piece(SeamKind.MICRO_STEP, source, 1), step, 1)
         player.bind_row(pieces.slots, which)
         self._keep(0, which)
         # batches that are added to grow with every micro-step: none is like the one before
         played = count if pieces.added[0] else min(count, MAX_REPEATS + 1)
         for number in range(2, played + 1):
             last = number == played
-            player.play(pieces.micro_step(1, 2), step, count if last else number)
+            player.play(pieces.piece(SeamKind.MICRO_STEP, 1, 2), step, count if last else number)
             player.bind_row(pieces.slots, 1)
             self._keep(number - 1, 1)
         player.play(pieces.ending(source), step, count)
@@ -280,22 +268,22 @@ class _Run:
         """All batches of a step, before the first of them is used."""
         player, pieces, count = self._player, self._pieces, self._grad_accum
         old = self._samples
-        self._samples = [player.play(pieces.sample(source, 1), step, 0)]
+        self._samples = [player.play(pieces.piece(SeamKind.SAMPLE, source, 1), step, 0)]
         for _ in range(count - 1):
-            self._samples.append(player.play(pieces.sample(1, 2), step, 0))
+            self._samples.append(player.play(pieces.piece(SeamKind.SAMPLE, 1, 2), step, 0))
         if pieces.counts:
-            player.play(pieces.count(source, 1), step, 0)
+            player.play(pieces.piece(SeamKind.COUNT, source, 1), step, 0)
             player.bind_row(pieces.totals, which)
             for _ in range(count - 1):
-                player.play(pieces.count(1, 2), step, 0)
+                player.play(pieces.piece(SeamKind.COUNT, 1, 2), step, 0)
                 player.bind_row(pieces.totals, 1)
-            player.play(pieces.counted(source), step, 0)
+            player.play(pieces.piece(SeamKind.COUNTED, source), step, 0)
         # a list lets go of its last item first; the very last is still bound to the loop's name
         first, second, _ = (s + a for s, a in zip(pieces.samples, pieces.added, strict=True))
         for sample in reversed(old[:-1]):
             player.assign(first, sample)
-            player.play(pieces.release(2), step, 0)
-        player.play(pieces.released(source), step, 0)
+            player.play(pieces.piece(SeamKind.FETCHED, 2), step, 0)
+        player.play(pieces.piece(SeamKind.RELEASED, source), step, 0)
         if old:
             player.assign(second if pieces.repeats else first, old[-1])
 

@@ -181,10 +181,7 @@ class CachingAllocator:
         if should_split(self.heap.conf, block, size):
             rest = block
             block = Block(rest.address, size, rest.stream, pool, rest.expandable)
-            block.prev, block.next = rest.prev, rest
-            if rest.prev is not None:
-                rest.prev.next = block
-            rest.prev = block
+            rest.insert_before(block)
             rest.address += size
             rest.size -= size
             pool.insert_free(rest)

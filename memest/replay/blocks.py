@@ -149,6 +149,13 @@ class Block:
             return self.size + self.next.size
         return self.size
 
+    def insert_before(self, other: Block) -> None:
+        """Link ``other`` between this block and the one below."""
+        other.prev, other.next = self.prev, self
+        if self.prev is not None:
+            self.prev.next = other
+        self.prev = other
+
     def insert_after(self, other: Block) -> None:
         """Link ``other`` between this block and the one above."""
         other.prev, other.next = self, self.next

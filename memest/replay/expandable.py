@@ -92,10 +92,7 @@ def release(heap: Heap, block: Block) -> None:
     before, after = begin - block.address, block.address + block.size - end
     if before:
         front = Block(block.address, before, block.stream, pool, segment)
-        front.prev, front.next = block.prev, block
-        if block.prev is not None:
-            block.prev.next = front
-        block.prev = front
+        block.insert_before(front)
         pool.insert_free(front)
     if after:
         back = Block(end, after, block.stream, pool, segment)

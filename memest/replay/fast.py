@@ -28,7 +28,7 @@ from memest.replay.sizes import (
     SMALL_SIZE,
 )
 
-__all__ = ["MAX_FAST_BYTES", "Placement", "place_default", "place_expandable"]
+__all__ = ["MAX_FAST_BYTES", "Placement", "place"]
 
 _SHIFT = 48
 _MASK = (1 << _SHIFT) - 1
@@ -249,42 +249,58 @@ def _placement(pools: tuple[list[_Pool], list[_Pool]], limit_bytes: int) -> Plac
     return Placement(got, growth)
 
 
-def place_default(
+def place(
     events: Sequence[int],
     rounded: list[int],
     limit_bytes: int,
     large_segment_size: int,
     chains: Chains | None = None,
     streams: bytes = b"",
+    *,
+    range_bytes: int | None = None,
 ) -> Placement | None:
-    """Place every allocation with fixed segments.
+    """Place every allocation: with fixed segments, or with one growing segment per pool.
 
     Args:
         events: as for :func:`memest.replay.replay.replay`.
         rounded: the rounded size of each allocation number, 0 for one that is never made.
         limit_bytes: the most that may be reserved.
-        large_segment_size: segment for large requests below 10 MiB.
+        large_segment_size: segment for large requests below 10 MiB, or page of the large pool.
         chains: parts of the events that are copies of each other.
         streams: CUDA stream of each allocation number; empty where all are on one.
+        range_bytes: addresses that a growing segment can grow over; None for fixed ones.
 
     Returns:
-        The placement, or None when the limit would be exceeded.
+        The placement, or None when the limit would be exceeded, or might be by growing segments,
+        or when a free block is so large that the allocator might not take it for smaller than the
+        tail with its room to grow.
 
     Raises:
         TypeError, IndexError: when an event frees what was not allocated (left to the caller, so
             that the loop need not look).
     """
     small, large = pools = _pools(events, rounded, chains, streams)
-    for members, rules in (
-        (small, (MIN_BLOCK_SIZE, SMALL_SEGMENT_SIZE, _NO_OWN_SEGMENT)),
-        (large, (SMALL_SIZE + 1, large_segment_size, MIN_LARGE_ALLOC)),
-    ):
+    if range_bytes is None:
+        put: Callable[..., bool] = _place_in_segments
+        of_small: tuple[int, ...] = MIN_BLOCK_SIZE, SMALL_SEGMENT_SIZE, _NO_OWN_SEGMENT
+        of_large: tuple[int, ...] = SMALL_SIZE + 1, large_segment_size, MIN_LARGE_ALLOC
+    else:
+        put, too_large = _place_in_pages, max(range_bytes - limit_bytes, 0)
+        of_small, of_large = (SMALL_SEGMENT_SIZE, too_large), (large_segment_size, too_large)
+    for members, rules in ((small, of_small), (large, of_large)):
         for pool in members:
-            _placed(pool, chains, rules, partial(_place_in_segments, pool, rounded, *rules))
-    placement = _placement(pools, limit_bytes)
-    if placement is not None:
-        placement.num_segments = len(placement.growth)
-    return placement
+            if not _placed(pool, chains, rules, partial(put, pool, rounded, *rules)):
+                return None
+    if range_bytes is None:
+        placement = _placement(pools, limit_bytes)
+        if placement is not None:
+            placement.num_segments = len(placement.growth)
+        return placement
+    # The allocator compares the size of a fixed segment with its limit (7.4): where that might
+    # tell, the full model decides.
+    margin = max(max(rounded, default=0) + ROUND_LARGE, large_segment_size)
+    grows = any(pool.growth for pool in large)
+    return _placement(pools, limit_bytes - margin if grows else limit_bytes)
 
 
 def _place_in_segments(
@@ -354,47 +370,6 @@ def _place_in_segments(
                 start_of[end] = start
                 insort(keys, (end - start) << _SHIFT | start)
     return True
-
-
-def place_expandable(
-    events: Sequence[int],
-    rounded: list[int],
-    limit_bytes: int,
-    large_segment_size: int,
-    range_bytes: int,
-    chains: Chains | None = None,
-    streams: bytes = b"",
-) -> Placement | None:
-    """Place every allocation with one growing segment per pool.
-
-    Args:
-        events: as for :func:`place_default`.
-        rounded: the rounded size of each allocation number.
-        limit_bytes: the most that may be reserved.
-        large_segment_size: page of the large pool.
-        range_bytes: addresses that one segment can grow over.
-        chains: as for :func:`place_default`.
-        streams: likewise.
-
-    Returns:
-        The placement, or None when the limit might be exceeded, or when a free block is so large
-        that the allocator might not take it for smaller than the tail with its room to grow.
-
-    Raises:
-        TypeError, IndexError: as :func:`place_default`.
-    """
-    small, large = pools = _pools(events, rounded, chains, streams)
-    too_large = max(range_bytes - limit_bytes, 0)
-    for members, page in ((small, SMALL_SEGMENT_SIZE), (large, large_segment_size)):
-        rules = page, too_large
-        for pool in members:
-            if not _placed(pool, chains, rules, partial(_place_in_pages, pool, rounded, *rules)):
-                return None
-    # The allocator compares the size of a fixed segment with its limit (7.4): where that might
-    # tell, the full model decides.
-    margin = max(max(rounded, default=0) + ROUND_LARGE, large_segment_size)
-    grows = any(pool.growth for pool in large)
-    return _placement(pools, limit_bytes - margin if grows else limit_bytes)
 
 
 def _place_in_pages(pool: _Pool, rounded: Sequence[int], page: int, too_large: int) -> bool:

@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 
 from memest.errors import ConfigError
 from memest.replay.allocator import CachingAllocator
-from memest.replay.blocks import Block
+from memest.replay.blocks import Block, SimpleDriver
 from memest.replay.conf import AllocatorConf
 from memest.replay.replay import Replay, replay_reference
 from memest.replay.retrace import SnapshotReplay, replay_snapshot
+from memest.replay.rewind import rewind
 from memest.replay.snapshot import Snapshot, TraceEvent
 
 __all__ = ["CachePicture", "Inspection", "OtherOptions", "TimelinePoint", "inspect"]
@@ -270,9 +271,11 @@ def _stream(
         sizes.append(size)
         streams.append(names.setdefault(stream, len(names)))
 
-    earlier = _alive_before(snapshot, device)
-    for address, size, stream in earlier:
-        allocate(address, size, stream)
+    segments = [segment for segment in snapshot.segments if segment.device == device]
+    _, alive = rewind(trace, segments, snapshot.conf, SimpleDriver())
+    for address, block in sorted(alive.items()):
+        allocate(address, block.requested, block.stream)
+    earlier = sum(sizes)
     for index, event in enumerate(trace):
         if index == end:
             allocate(-1, event.size, event.stream)
@@ -281,22 +284,4 @@ def _stream(
             allocate(event.address, event.size, event.stream)
         elif event.action == "free_completed" and event.address in known:
             events.append(~known.pop(event.address))
-    total = sum(size for _, size, _ in earlier)
-    return events, sizes, bytes(streams) if len(names) > 1 else b"", total
-
-
-def _alive_before(snapshot: Snapshot, device: int) -> list[tuple[int, int, int]]:
-    """Address, requested size and stream of what was alive before the first event, by address."""
-    alive = {
-        block.address: (block.requested, segment.stream)
-        for segment in snapshot.segments
-        if segment.device == device
-        for block in segment.blocks
-        if block.state != "inactive"
-    }
-    for event in reversed(snapshot.traces[device]):
-        if event.action == "alloc":
-            alive.pop(event.address, None)
-        elif event.action == "free_completed":
-            alive[event.address] = (event.size, event.stream)
-    return [(address, *alive[address]) for address in sorted(alive)]
+    return events, sizes, bytes(streams) if len(names) > 1 else b"", earlier

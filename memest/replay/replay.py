@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from memest.errors import ReplayError
 from memest.events import Chains
 from memest.replay.conf import AllocatorConf
-from memest.replay.fast import MAX_FAST_BYTES, Placement, place_default, place_expandable
+from memest.replay.fast import MAX_FAST_BYTES, Placement, place
 from memest.replay.sizes import NO_DIVISIONS, UNBOUNDED_RANGE, expandable_range, round_size
 
 if TYPE_CHECKING:
@@ -182,15 +182,13 @@ def _place(
     # allocation or free of the same number, and the loops stumble over a free that comes first.
     if chains is None and (len(set(events)) != len(events) or 0 in sizes):
         check_events(events, sizes)
+    span = None
+    if conf.expandable_segments:
+        span = UNBOUNDED_RANGE if total_bytes is None else expandable_range(total_bytes)
+        bound = bound if total_bytes is None else min(bound, total_bytes)
     large = conf.large_segment_size
     try:
-        if conf.expandable_segments:
-            span = UNBOUNDED_RANGE
-            if total_bytes is not None:
-                span = expandable_range(total_bytes)
-                bound = min(bound, total_bytes)
-            return place_expandable(events, rounded, bound, large, span, chains, streams)
-        return place_default(events, rounded, bound, large, chains, streams)
+        return place(events, rounded, bound, large, chains, streams, range_bytes=span)
     except (TypeError, IndexError):
         check_events(events, sizes)
         raise

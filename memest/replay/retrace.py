@@ -371,10 +371,8 @@ _Layout = set[tuple[int, int, str, int]]
 
 
 def _layout(allocator: CachingAllocator) -> _Layout:
-    layout: _Layout = set()
-    for block in allocator.blocks():
-        layout.add((block.address, block.size, _state(block), block.requested))
-    return layout
+    blocks = allocator.blocks()
+    return {(block.address, block.size, _state(block), block.requested) for block in blocks}
 
 
 def _state(block: Block) -> str:

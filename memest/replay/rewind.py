@@ -82,17 +82,14 @@ def rewind(
             # its release.
             allocator.begin_pool(segment.pool)
             allocator.end_pool(segment.pool)
-    live: dict[int, Block] = {}
-    starts = state.starts
+    restoration = _Restoration(allocator, state)
     for address, (size, key) in sorted(state.fixed.items()):
-        inside = _between(starts, address, address + size)
-        chain = list(_fill(state, inside, address, address + size, key, conf))
-        _link(allocator, chain, key, live, None)
+        restoration.link(address, address + size, key)
         allocator.stats.segment.increase(1, small=key[1])
     for key, runs in state.mapped.items():
         if runs:
-            base = _lowest_page(state, trace, key)
-            _restore_expandable(allocator, state, key, base, live)
+            restoration.grow(key, _lowest_page(state, trace, key))
+    live = restoration.live
     if len(live) != len(state.alive):
         lost = min(set(state.alive) - set(live))
         raise ReplayError(f"the snapshot has a block at {lost:#x}, but no segment around it")
@@ -215,17 +212,13 @@ def _remove(runs: list[tuple[int, int]], begin: int, end: int) -> None:
             return
 
 
-def _between(starts: list[int], begin: int, end: int) -> list[int]:
-    return starts[bisect_left(starts, begin) : bisect_left(starts, end)]
-
-
 _Piece = tuple[int, int, _Alive | None]  # address, size, None when free
 
 
-def _fill(
-    state: _State, inside: list[int], begin: int, end: int, key: PoolKey, conf: AllocatorConf
-) -> Iterator[_Piece]:
+def _fill(state: _State, begin: int, end: int, key: PoolKey) -> Iterator[_Piece]:
     """The blocks of a range of mapped addresses, live and free, in order."""
+    conf, starts = state.conf, state.starts
+    inside = starts[bisect_left(starts, begin) : bisect_left(starts, end)]
     at = begin
     for place, address in enumerate(inside):
         alive = state.alive[address]
@@ -250,78 +243,68 @@ def _fill(
         yield at, end - at, None
 
 
-def _link(
-    allocator: CachingAllocator,
-    pieces: list[_Piece],
-    key: PoolKey,
-    live: dict[int, Block],
-    segment: ExpandableSegment | None,
-    before: Block | None = None,
-) -> Block | None:
-    """Make the blocks of one range, count them, and hang them behind ``before``."""
-    stream, small, pool = key[0], key[1], _pool(allocator, key)
-    stats = allocator.stats
-    for address, size, alive in pieces:
-        block = Block(address, size, stream, pool, segment, prev=before)
-        if before is not None:
-            before.next = block
-        before = block
-        stats.reserved_bytes.increase(size, small=small)
-        if alive is None:
-            pool.insert_free(block)
-            if segment is None and len(pieces) > 1:
-                stats.inactive_split.increase(1, small=small)
-                stats.inactive_split_bytes.increase(size, small=small)
-            continue
-        live[address] = block
-        block.requested = alive.requested
-        allocator.adopt(block, pending_on=RECORDED_STREAM if alive.pending else None)
-    return before
+@dataclass(slots=True)
+class _Restoration:
+    """The allocator as it is filled again, and its live blocks by address."""
+
+    allocator: CachingAllocator
+    state: _State
+    live: dict[int, Block] = field(default_factory=dict)
+
+    def link(
+        self,
+        begin: int,
+        end: int,
+        key: PoolKey,
+        segment: ExpandableSegment | None = None,
+        before: Block | None = None,
+    ) -> Block | None:
+        """Make the blocks of mapped addresses, count them, and hang them behind ``before``."""
+        stream, small, pool = key[0], key[1], self.pool(key)
+        stats = self.allocator.stats
+        pieces = list(_fill(self.state, begin, end, key))
+        for address, size, alive in pieces:
+            block = before = _hung(Block(address, size, stream, pool, segment), before)
+            stats.reserved_bytes.increase(size, small=small)
+            if alive is None:
+                pool.insert_free(block)
+                if segment is None and len(pieces) > 1:
+                    stats.inactive_split.increase(1, small=small)
+                    stats.inactive_split_bytes.increase(size, small=small)
+                continue
+            self.live[address] = block
+            block.requested = alive.requested
+            self.allocator.adopt(block, pending_on=RECORDED_STREAM if alive.pending else None)
+        return before
+
+    def grow(self, key: PoolKey, base: int) -> None:
+        """The growing segments of a pool: one, or more where pages are too far apart for that."""
+        runs, pool = self.state.mapped[key], self.pool(key)
+        while runs:
+            segment = self.allocator.heap.new_expandable_segment(pool, base)
+            limit = base + segment.size
+            inside = [run for run in runs if run[1] <= limit] or runs[:1]
+            runs = runs[len(inside) :]
+            at, last = base, None
+            for begin, end in [*inside, (limit, limit)]:
+                if begin > at:
+                    gap = Block(at, begin - at, key[0], pool, segment, mapped=False)
+                    last = _hung(gap, last)
+                    pool.insert_unmapped(gap)
+                last = self.link(begin, end, key, segment, last)
+                at = end
+            base = runs[0][0] if runs else 0
+
+    def pool(self, key: PoolKey) -> BlockPool:
+        """The pool of this kind."""
+        _, small, name = key
+        heap = self.allocator.heap
+        pair = heap if name == DEFAULT_POOL else heap.private[name]
+        return pair.small if small else pair.large
 
 
-def _restore_expandable(
-    allocator: CachingAllocator,
-    state: _State,
-    key: PoolKey,
-    base: int,
-    live: dict[int, Block],
-) -> None:
-    """The growing segments of a pool: one, or more where the pages are too far apart for that."""
-    runs, pool = state.mapped[key], _pool(allocator, key)
-    while runs:
-        segment = allocator.heap.new_expandable_segment(pool, base)
-        limit = base + segment.size
-        inside = [run for run in runs if run[1] <= limit] or runs[:1]
-        runs = runs[len(inside) :]
-        _restore_segment(allocator, state, key, segment, [*inside, (limit, limit)], live)
-        base = runs[0][0] if runs else 0
-
-
-def _restore_segment(
-    allocator: CachingAllocator,
-    state: _State,
-    key: PoolKey,
-    segment: ExpandableSegment,
-    runs: list[tuple[int, int]],
-    live: dict[int, Block],
-) -> None:
-    conf, pool, starts = allocator.conf, _pool(allocator, key), state.starts
-    at, last = segment.address, None
-    for begin, end in runs:
-        if begin > at:
-            gap = Block(at, begin - at, key[0], pool, segment, mapped=False, prev=last)
-            if last is not None:
-                last.next = gap
-            last = gap
-            pool.insert_unmapped(gap)
-        pieces = list(_fill(state, _between(starts, begin, end), begin, end, key, conf))
-        last = _link(allocator, pieces, key, live, segment, last)
-        at = end
-
-
-def _pool(allocator: CachingAllocator, key: PoolKey) -> BlockPool:
-    _, small, name = key
-    if name == DEFAULT_POOL:
-        return allocator.heap.small if small else allocator.heap.large
-    pair = allocator.heap.private[name]
-    return pair.small if small else pair.large
+def _hung(block: Block, before: Block | None) -> Block:
+    block.prev = before
+    if before is not None:
+        before.next = block
+    return block

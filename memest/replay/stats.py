@@ -6,6 +6,7 @@ Source: ``c10/core/CachingDeviceAllocator.h`` (``Stat``, ``DeviceStats``), torch
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
+from typing import Any
 
 __all__ = ["AllocatorStats", "PoolStat", "Stat"]
 
@@ -90,19 +91,12 @@ class AllocatorStats:
 
     def as_dict(self) -> dict[str, int]:
         """Flat, with the keys of ``torch.cuda.memory_stats``: ``allocated_bytes.all.peak``."""
-        flat: dict[str, int] = {}
-        for entry in fields(self):
-            value = getattr(self, entry.name)
-            if isinstance(value, PoolStat):
-                for pool in ("all", "small_pool", "large_pool"):
-                    _flatten(flat, f"{entry.name}.{pool}", getattr(value, pool))
-            elif isinstance(value, Stat):
-                _flatten(flat, entry.name, value)
-            else:
-                flat[entry.name] = value
-        return flat
+        return _flattened("", self)
 
 
-def _flatten(flat: dict[str, int], prefix: str, stat: Stat) -> None:
-    for name in ("current", "peak", "allocated", "freed"):
-        flat[f"{prefix}.{name}"] = getattr(stat, name)
+def _flattened(prefix: str, stats: Any) -> dict[str, int]:
+    flat: dict[str, int] = {}
+    for entry in fields(stats):
+        name, value = f"{prefix}{entry.name}", getattr(stats, entry.name)
+        flat.update({name: value} if isinstance(value, int) else _flattened(f"{name}.", value))
+    return flat

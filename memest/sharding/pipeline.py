@@ -30,8 +30,8 @@ from memest.events import (
     SeamKind,
     Trace,
 )
-from memest.profiles.pieces import MAX_REPEATS, Span, paired
-from memest.profiles.pipeline_pieces import JoinedStages, StagePieces, join, with_places
+from memest.profiles.pieces import MAX_REPEATS, JoinedTraces, Span, join, paired
+from memest.profiles.pipeline_pieces import StagePieces, with_places
 from memest.profiles.stream import Course, PlacedCue, Player, shape_of, slack_of
 from memest.sharding.engine import RankStream
 from memest.sharding.schedules import Action, rank_order, sharded_order, stages_of
@@ -129,7 +129,7 @@ class _Update:
     inherited: list[tuple[int, int]]
 
     @classmethod
-    def of(cls, updates: Trace, joined: JoinedStages, place: int) -> _Update:
+    def of(cls, updates: Trace, joined: JoinedTraces, place: int) -> _Update:
         at = {(s.kind, s.step): s.position for s in updates.seams}
         event, allocation = joined.first_events[place], joined.first_allocations[place]
 
@@ -164,7 +164,7 @@ class _Playing:
     plan: PipelinePlan
     rank: int
     stages: dict[int, StagePieces]
-    joined: JoinedStages
+    joined: JoinedTraces
     player: Player
     course: Course
     table: list[int]

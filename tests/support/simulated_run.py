@@ -14,6 +14,7 @@ from typing import Any
 from memest.calibration.recording.history import HistoryCounters, MarkNote
 from memest.profiles.stream import Stream
 from memest.replay import AllocatorConf, CachingAllocator
+from support.snapshots import content_of
 
 FAR = 0x7F00_0000_0000
 SITE = "/usr/lib/python3.11/site-packages"
@@ -167,11 +168,7 @@ def record(
     trace.append(_entry("snapshot", 0, 0))
     if max_entries is not None:
         del trace[: max(len(trace) - max_entries, 0)]
-    content = {
-        "segments": _segments(allocator, conf),
-        "device_traces": [trace],
-        "allocator_settings": {"expandable_segments": conf.expandable_segments},
-    }
+    content = content_of(allocator, [trace])
     return Recording(copy.deepcopy(content), marks, started, counters)
 
 
@@ -197,30 +194,4 @@ def _frames(stream: Stream, number: int) -> list[dict[str, Any]]:
         {"filename": f"{SITE}/transformers/modeling_tiny.py", "line": line, "name": name},
         {"filename": f"{SITE}/torch/nn/modules/module.py", "line": 1700, "name": "_call_impl"},
         {"filename": f"{SITE}/transformers/trainer.py", "line": 4000, "name": "compute_loss"},
-    ]
-
-
-def _segments(allocator: CachingAllocator, conf: AllocatorConf) -> list[dict[str, Any]]:
-    """As a snapshot lists them."""
-    return [
-        {
-            "device": 0,
-            "address": run[0].address,
-            "total_size": sum(block.size for block in run),
-            "stream": 0,
-            "segment_type": "small" if run[0].pool is allocator.heap.small else "large",
-            "segment_pool_id": (0, 0),
-            "is_expandable": conf.expandable_segments,
-            "blocks": [
-                {
-                    "address": block.address,
-                    "size": block.size,
-                    "requested_size": block.requested,
-                    "state": "active_allocated" if block.allocated else "inactive",
-                    "frames": [],
-                }
-                for block in run
-            ],
-        }
-        for run in allocator.segments()
     ]

@@ -8,12 +8,8 @@ they show is written up in ``docs/conformance.md``.
 from __future__ import annotations
 
 import functools
-import os
-from pathlib import Path
 
 import pytest
-
-from support.paths import SHARED
 
 pytest.importorskip("torch")
 
@@ -22,8 +18,7 @@ from memest.replay.blocks import Block, SimpleDriver
 from memest.replay.rewind import rewind
 from support.recorded_events import Event, predicted_events, recorded_events
 from support.recorded_runs import CASES, Case, predict
-
-FOLDER = Path(os.environ.get("MEMEST_SNAPSHOTS", SHARED / "snapshots"))
+from support.snapshots import FOLDER
 
 pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason="no recorded snapshots at hand")
 

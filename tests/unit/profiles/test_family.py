@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-from array import array
 
 import pytest
 from hypothesis import given, settings
@@ -334,7 +333,3 @@ def test_a_damaged_sizing_is_none_or_can_be_asked(data):
 
     for asked in ((("seq_len", 77),), (("seq_len", 512),), (("audio_seconds", 1.5),), ()):
         assert found.find(asked) is None or isinstance(found.find(asked), SizeAnswer)
-
-
-def test_events_are_arrays_again(family):
-    assert isinstance(read(family_to_json(family)).skeleton.events, array)

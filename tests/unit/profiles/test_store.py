@@ -170,65 +170,47 @@ def test_what_killed_processes_left_is_swept_up(tmp_path, monkeypatch):
 # -- damage ---------------------------------------------------------------------------------------
 
 
-def cut(path, others):
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-
-
-def flipped(path, others):
-    raw = bytearray(path.read_bytes())
+def flipped(raw):
+    raw = bytearray(raw)
     raw[len(raw) // 2] ^= 0x10
-    path.write_bytes(raw)
+    return bytes(raw)
 
 
-def of_another_key(path, others):
-    path.write_bytes(next(o for name, o in others.items() if name.parent != path.parent))
-
-
-def of_another_name(path, others):
-    path.write_bytes(
-        next(o for name, o in others.items() if name.parent == path.parent and name != path)
-        if sum(name.parent == path.parent for name in others) > 1
-        else b""
-    )
-
-
-def foreign(path, others):
-    path.write_bytes(gzip.compress(json.dumps({"kind": "something else"}).encode()))
-
-
-def foreign_list(path, others):
-    path.write_bytes(gzip.compress(b"[]\n[]"))
-
-
-def pickled(path, others):
-    path.write_bytes(pickle.dumps({"axes": []}))
-
-
-def emptied(path, others):
-    path.write_bytes(b"")
-
-
-def nested(path, others):
-    path.write_bytes(gzip.compress(b"[" * 100_000))
-
-
-def forged(path, others):
+def forged(raw):
     """Content that was changed, under the old head."""
-    head, _, body = gzip.decompress(path.read_bytes()).partition(b"\n")
-    path.write_bytes(gzip.compress(head + b"\n" + body.replace(b"1", b"2")))
+    head, _, body = gzip.decompress(raw).partition(b"\n")
+    return gzip.compress(head + b"\n" + body.replace(b"1", b"2"))
+
+
+def of_another(path, others, *, same_key):
+    """A whole document, in the place of another one."""
+    return next(
+        (raw for name, raw in others.items()
+         if (name.parent == path.parent) is same_key and name != path), b"",
+    )  # fmt: skip
+
+
+DAMAGE = {
+    "cut": lambda path, others: others[path][: len(others[path]) // 2],
+    "flipped": lambda path, others: flipped(others[path]),
+    "of_another_key": lambda path, others: of_another(path, others, same_key=False),
+    "of_another_name": lambda path, others: of_another(path, others, same_key=True),
+    "foreign": lambda *_: gzip.compress(json.dumps({"kind": "something else"}).encode()),
+    "foreign_list": lambda *_: gzip.compress(b"[]\n[]"),
+    "pickled": lambda *_: pickle.dumps({"axes": []}),
+    "emptied": lambda *_: b"",
+    "nested": lambda *_: gzip.compress(b"[" * 100_000),
+    "forged": lambda path, others: forged(others[path]),
+}
 
 
 @pytest.mark.slow("cut", "flipped", "of_another_key")
-@pytest.mark.parametrize(
-    "damage",
-    [cut, flipped, of_another_key, of_another_name, foreign, foreign_list, pickled, emptied, nested,
-     forged],
-)  # fmt: skip
+@pytest.mark.parametrize("damage", DAMAGE)
 def test_damaged_files_are_made_anew_and_never_believed(damage, tmp_path, small, expected):
     folder = copy_of(small, tmp_path / "cache")
     before = {path: path.read_bytes() for path in documents(folder)}
     for path in before:
-        damage(path, before)
+        path.write_bytes(DAMAGE[damage](path, before))
 
     assert in_process(folder, QUESTIONS[0]) == json.loads(expected[QUESTIONS[0]])
 

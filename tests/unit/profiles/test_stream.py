@@ -67,15 +67,7 @@ def peaks(trace_, setup: Setup):
 @pytest.mark.parametrize("grad_accum", [1, 2, 3, 4])
 @pytest.mark.parametrize("optim", ["adamw_torch", "sgd", "adamw_torch_loop"])
 def test_a_composed_run_equals_a_fully_traced_one(loop, grad_accum, optim):
-    setup = Setup(loop=loop, grad_accum=grad_accum, optim=optim, num_steps=4)
-
-    full = trace(setup, TracePlan(steps=4, micro_steps=grad_accum))
-    short = trace(setup, plan_to_compose(setup))
-
-    whole = make_stream(full, GPU, num_steps=4, grad_accum=grad_accum)
-    composed = make_stream(short, GPU, num_steps=4, grad_accum=grad_accum)
-    assert course(whole) == course(composed)
-    assert whole.marks == composed.marks
+    assert_composed(Setup(loop=loop, grad_accum=grad_accum, optim=optim, num_steps=4))
 
 
 @pytest.mark.slow(
@@ -102,13 +94,15 @@ def test_a_composed_run_equals_a_fully_traced_one(loop, grad_accum, optim):
     ids=str,
 )
 def test_so_it_does_with_other_options(options, grad_accum):
-    setup = setup_from_options(grad_accum=grad_accum, num_steps=3, **options)
+    assert_composed(setup_from_options(grad_accum=grad_accum, num_steps=3, **options))
 
-    full = trace(setup, TracePlan(steps=3, micro_steps=grad_accum))
-    short = trace(setup, plan_to_compose(setup))
 
-    whole = make_stream(full, GPU, num_steps=3, grad_accum=grad_accum)
-    composed = make_stream(short, GPU, num_steps=3, grad_accum=grad_accum)
+def assert_composed(setup: Setup):
+    """A run put together is, event by event, the one that was traced in one go."""
+    run = {"num_steps": setup.num_steps, "grad_accum": setup.grad_accum}
+    full = trace(setup, TracePlan(steps=setup.num_steps, micro_steps=setup.grad_accum))
+    whole = make_stream(full, GPU, **run)
+    composed = make_stream(trace(setup, plan_to_compose(setup)), GPU, **run)
     assert course(whole) == course(composed)
     assert whole.marks == composed.marks
 
