@@ -31,6 +31,7 @@ __all__ = [
     "line_of",
     "own_code",
     "same_draws",
+    "same_masks",
     "undisturbed",
 ]
 
@@ -156,6 +157,11 @@ def same_draws() -> None:
     random.seed(_SEED)
     # of the CPU alone: torch.manual_seed would leave a seed for CUDA behind
     torch.default_generator.manual_seed(_SEED)
+
+
+def same_masks() -> None:
+    """The same for NumPy's generator, by which SpecAugment draws its masks."""
+    sys.modules["numpy"].random.seed(_SEED)
 
 
 # -- whose code runs -------------------------------------------------------------------------------

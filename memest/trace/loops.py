@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from memest.config.setup import Loop, Precision, ZeroGradAt
+from memest.config.setup import Loop, Precision, Setup, ZeroGradAt
 from memest.events import Category, CueKind, Phase, SeamKind, Weight
 from memest.trace.optimizers.in_backward import Stepper
 from memest.trace.optimizers.torch import weights_of
@@ -51,9 +51,8 @@ class TrainingLoop:
         make_batch: makes the tensors of one micro-batch on the device.
         loss_of: takes the loss out of the model's outputs (and the batch).
         recorder: told of the phases.
-        accumulates: whether a step has more than one micro-batch: a script then divides its loss.
+        setup: the run.
         micro_steps: how many micro-steps each step has.
-        max_grad_norm: 0 = no clipping.
         set_to_none: what zero_grad does.
         scaler: gradient scaler, fp16 only.
         outputs_to_fp32: accelerate runs the forward in its region and returns fp32 outputs
@@ -63,8 +62,6 @@ class TrainingLoop:
         shifts_labels: the model's loss is the causal one, which shifts the labels.
         prefetches: the Trainer moves all micro-batches of a step to the device first (since
             transformers 4.46).
-        zero_grad_at: where a script calls zero_grad; the Trainer does after the step.
-        del_outputs: a script lets go of outputs and loss before its next batch.
         stepper: the optimizer where it steps in backward; ``optimizer`` is None then.
         clones_outputs: DDP copies the model's outputs, to find parameters that were not used.
         call: how the model is called with a batch; None = ``model(**batch)``.
@@ -80,19 +77,14 @@ class TrainingLoop:
     make_batch: Callable[[], Batch]
     loss_of: Callable[[Any, Batch], torch.Tensor]
     recorder: Recorder
-    loop: Loop
-    precision: Precision
-    accumulates: bool
+    setup: Setup
     micro_steps: tuple[int, ...]
-    max_grad_norm: float
     set_to_none: bool
     scaler: Any = None
     outputs_to_fp32: bool = False
     counts_items: bool = False
     shifts_labels: bool = False
     prefetches: bool = True
-    zero_grad_at: ZeroGradAt = ZeroGradAt.AFTER_STEP
-    del_outputs: bool = False
     stepper: Stepper | None = None
     clones_outputs: bool = False
     call: Callable[[Any, Batch], Any] | None = None
@@ -110,10 +102,7 @@ class TrainingLoop:
 
 def run_steps(run: TrainingLoop) -> None:
     """Train as many optimizer steps as ``run.micro_steps`` has."""
-    if run.loop is Loop.TRAINER:
-        _trainer(run)
-    else:
-        _script(run)
+    (_trainer if run.setup.loop is Loop.TRAINER else _script)(run)
 
 
 def run_updates(run: TrainingLoop) -> None:
@@ -174,8 +163,7 @@ def _batch_samples(run: TrainingLoop, step: int, micro_steps: int) -> tuple[list
     if run.shared is not None:
         # parts of batches wait in host memory
         run.shared.refill(run.make_batch)
-        return [], None
-    if not run.prefetches:
+    if run.shared is not None or not run.prefetches:
         return [], None
     samples = []
     for number in range(1, micro_steps + 1):
@@ -188,7 +176,7 @@ def count_items(run: TrainingLoop, samples: list[Batch], step: int) -> torch.Ten
     """``_get_num_items_in_batch``: one bool mask at a time, then a 0-dim number."""
     if not run.counts_items or "labels" not in samples[0]:
         return None
-    labels = [b["labels"][..., 1:] if run.shifts_labels else b["labels"] for b in samples]
+    labels = _counted_labels(run, samples)
 
     def counts() -> Iterator[torch.Tensor]:
         for number, label in enumerate(labels, start=1):
@@ -202,10 +190,12 @@ def count_items(run: TrainingLoop, samples: list[Batch], step: int) -> torch.Ten
 
 def to_items(run: TrainingLoop, samples: list[Batch]) -> torch.Tensor:
     """The same number, where nobody records how it is made."""
-    shifts = run.shifts_labels
-    labels = [b["labels"][..., 1:] if shifts else b["labels"] for b in samples]
-    items: Any = sum(label.ne(-100).sum() for label in labels)
+    items: Any = sum(label.ne(-100).sum() for label in _counted_labels(run, samples))
     return items / 1
+
+
+def _counted_labels(run: TrainingLoop, samples: list[Batch]) -> list[torch.Tensor]:
+    return [b["labels"][..., 1:] if run.shifts_labels else b["labels"] for b in samples]
 
 
 def _training_step(
@@ -266,21 +256,22 @@ def _compute_loss(run: TrainingLoop, inputs: Batch, items: Any) -> torch.Tensor:
 def _script(run: TrainingLoop) -> None:
     """``outputs = model(**batch); outputs.loss.backward()``: outputs live until rebound."""
     seam = run.recorder.seam
-    plain = run.loop is Loop.PLAIN
+    setup = run.setup
+    plain = setup.loop is Loop.PLAIN
     outputs = loss = batch = shift_labels = None
     norm: list[torch.Tensor | None] = [None]
     for step, micro_steps in enumerate(run.micro_steps, start=1):
         seam(SeamKind.STEP, step)
         for micro_step in range(1, micro_steps + 1):
             seam(SeamKind.MICRO_STEP, step, micro_step)
-            if run.del_outputs:
+            if setup.del_outputs:
                 outputs = loss = None  # the last line of the iteration before
             run.recorder.mark(Phase.BATCH, step, micro_step)
             if plain and run.shared is None:
                 # "for batch in loader" rebinds the name to the next batch on the host;
                 # accelerate's loader moves the next batch while the name still holds the last
                 batch = None
-            if run.zero_grad_at is ZeroGradAt.BEFORE_FORWARD and micro_step == 1:
+            if setup.zero_grad_at is ZeroGradAt.BEFORE_FORWARD and micro_step == 1:
                 _zero_grad(run)
             if run.shared is not None:
                 if micro_step == 1:
@@ -301,9 +292,9 @@ def _script(run: TrainingLoop) -> None:
                         shift_labels = batch["shift_labels"]  # a name in the guides' loop
                         loss = run.shared.own_loss(outputs, shift_labels)
                         loss = run.shared.joined_loss(loss, shift_labels)
-                if run.zero_grad_at is ZeroGradAt.BEFORE_BACKWARD and micro_step == 1:
+                if setup.zero_grad_at is ZeroGradAt.BEFORE_BACKWARD and micro_step == 1:
                     _zero_grad(run)
-                if plain and run.accumulates:
+                if plain and setup.grad_accum > 1:
                     loss = loss / 1  # as above
                 run.recorder.mark(Phase.BACKWARD, step, micro_step)
                 if plain:
@@ -313,7 +304,7 @@ def _script(run: TrainingLoop) -> None:
         seam(SeamKind.UPDATE, step)
         _update(run, step, norm)
         seam(SeamKind.UPDATED, step)
-        if run.zero_grad_at is ZeroGradAt.AFTER_STEP:
+        if setup.zero_grad_at is ZeroGradAt.AFTER_STEP:
             run.recorder.mark(Phase.ZERO_GRAD, step)
             _zero_grad(run)
         seam(SeamKind.END, step)
@@ -325,7 +316,7 @@ def _script(run: TrainingLoop) -> None:
 
 
 def _autocast(run: TrainingLoop) -> AbstractContextManager[Any]:
-    dtype = _AUTOCAST_DTYPES.get(run.precision)
+    dtype = _AUTOCAST_DTYPES.get(run.setup.precision)
     return nullcontext() if dtype is None else torch.autocast("cuda", dtype=dtype)
 
 
@@ -336,7 +327,7 @@ def loss_region(run: TrainingLoop) -> AbstractContextManager[Any]:
 
 def forward(run: TrainingLoop, inputs: Mapping[str, Any]) -> Any:
     """The model's forward, and what DDP makes of the outputs."""
-    outputs = _forward(run, inputs)
+    outputs = (prepared(run) if run.compiled is None else run.compiled)(**inputs)
     return _cloned(outputs) if run.clones_outputs else outputs
 
 
@@ -368,20 +359,13 @@ class _Sink(torch.autograd.Function):
         return gradients
 
 
-def _forward(run: TrainingLoop, inputs: Mapping[str, Any]) -> Any:
-    """The model's forward; accelerate puts it into a region and returns outputs in fp32."""
-    if run.compiled is not None:
-        return run.compiled(**inputs)
-    return prepared(run)(**inputs)
-
-
 def prepared(run: TrainingLoop) -> Any:
     """What ``Accelerator.prepare`` makes of the model, and compiles last of all."""
 
     def called(**inputs: Any) -> Any:
         return run.model(**inputs) if run.call is None else run.call(run.model, dict(inputs))
 
-    if not run.outputs_to_fp32 or run.precision is Precision.FP32:
+    if not run.outputs_to_fp32 or run.setup.precision is Precision.FP32:
         return run.model if run.call is None else called
 
     def call(**inputs: Any) -> Any:
@@ -437,8 +421,13 @@ def _zero_grad(run: TrainingLoop) -> None:
     run.model.zero_grad(set_to_none=run.set_to_none)
 
 
-def _trained(run: TrainingLoop) -> list[torch.nn.Parameter]:
-    return [p for p in run.model.parameters() if p.requires_grad]
+def clip_norm(setup: Setup) -> float:
+    """The Trainer clips at 1.0 unless told otherwise; scripts do not clip unless told to."""
+    if setup.optim == "none":
+        return 0.0
+    if setup.max_grad_norm is not None:
+        return setup.max_grad_norm
+    return 1.0 if setup.loop is Loop.TRAINER else 0.0
 
 
 def _update(run: TrainingLoop, step: int, norm: list[torch.Tensor | None]) -> None:
@@ -451,25 +440,18 @@ def _update(run: TrainingLoop, step: int, norm: list[torch.Tensor | None]) -> No
     """
     if run.optimizer is None:
         return
-    micro_steps = run.micro_steps[step - 1]
-    if run.loop is Loop.TRAINER:
-        run.recorder.mark(Phase.CLIP, step, micro_steps)
+    trainer, bound = run.setup.loop is Loop.TRAINER, clip_norm(run.setup)
+    if trainer or bound:
+        run.recorder.mark(Phase.CLIP, step, run.micro_steps[step - 1])
         norm[0] = None
         if run.scaler is not None:
             run.scaler.unscale_(run.optimizer)
-        # ``_clip_grad_norm``, or with ``max_grad_norm=0`` the norm alone, for the log
-        norm[0] = torch.nn.utils.clip_grad_norm_(_trained(run), run.max_grad_norm or math.inf)
-    elif run.max_grad_norm:
-        run.recorder.mark(Phase.CLIP, step, micro_steps)
-        if run.scaler is not None:
-            run.scaler.unscale_(run.optimizer)
-        torch.nn.utils.clip_grad_norm_(_trained(run), run.max_grad_norm)
-    _optimizer_step(run, step)
-
-
-def _optimizer_step(run: TrainingLoop, step: int) -> None:
-    if run.optimizer is None:
-        return
+        trained = [p for p in run.model.parameters() if p.requires_grad]
+        # ``_clip_grad_norm``, or with ``max_grad_norm=0`` the norm alone, for the Trainer's log
+        total = torch.nn.utils.clip_grad_norm_(trained, bound or math.inf)
+        if trainer:
+            norm[0] = total
+        del trained, total
     run.recorder.mark(Phase.OPTIMIZER, step)
     if run.scaler is not None:
         run.scaler.step(run.optimizer)

@@ -7,7 +7,6 @@ backward passes, gradient penalties).
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -16,7 +15,6 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch.utils import _foreach_utils
 
 from memest.config.setup import Loop, Setup
 from memest.errors import ConfigError
@@ -151,7 +149,6 @@ def run_own_steps(run: Any, step: OwnStep) -> None:
     recorder: Recorder = run.recorder
     assert step.optimizers is not None
     with ExitStack() as stack:
-        stack.enter_context(_kernels_as_on_cuda())
         optimizers = step.optimizers(run.model)
         each = _each(optimizers, step)
         names = ", ".join(type(one).__name__ for one in each)
@@ -190,22 +187,6 @@ def _each(optimizers: Any, step: OwnStep) -> list[torch.optim.Optimizer]:
                 "torch optimizer, or a dict or list of them."
             )
     return each
-
-
-@contextmanager
-def _kernels_as_on_cuda() -> Iterator[None]:
-    """Torch takes foreach for CUDA's tensors (``_default_to_fused_or_foreach``): for meta's too."""
-    owners = importlib.import_module("torch.optim.optimizer"), _foreach_utils
-    with ExitStack() as stack:
-        for name in (
-            "_get_foreach_kernels_supported_devices",
-            "_get_fused_kernels_supported_devices",
-        ):
-            for owner in owners:
-                if hasattr(owner, name):
-                    devices = [*getattr(owner, name)(), "meta"]
-                    stack.enter_context(mock.patch.object(owner, name, lambda d=devices: list(d)))
-        yield
 
 
 @contextmanager

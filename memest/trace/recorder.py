@@ -397,6 +397,11 @@ class Recorder(TorchDispatchMode):
         if launches and (not isinstance(first, torch.Tensor) or first.device.type == self._device):
             launches[-1] += 1
 
+    def made(self, tensor: torch.Tensor, func: Any) -> torch.Tensor:
+        """The tensor, its storage recorded: a handler's on the way to an operator's result."""
+        self.born(tensor, func)
+        return tensor
+
     def born(self, tensor: torch.Tensor, func: Any) -> None:
         """Record a storage that an operator, or its handler on the way to the result, made."""
         tensor = local(tensor)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,11 +16,11 @@ from memest.config.setup import Attention, Precision, Setup
 from memest.errors import ConfigError
 from memest.events import Trace
 from memest.profiles.model_card import ModelCard
-from memest.profiles.sizing import SIZES, SizeAnswer
+from memest.profiles.sizing import SizeAnswer
 from memest.trace.cuda.devices import cuda_is_meta
 from memest.trace.evaluation import trace_evaluation
 from memest.trace.generation import trace_generation
-from memest.trace.inputs.batch import BatchSizes, TensorPlan, plan_batch, realise
+from memest.trace.inputs.batch import PlannedBatch, TensorPlan, realise
 from memest.trace.inputs.example import ExampleBatch
 from memest.trace.isolation import as_built, in_turn, own_code, same_draws, undisturbed
 from memest.trace.legacy.transformers import attention_of, masks_as_before, model_as_before
@@ -145,11 +145,26 @@ def _from_factory(setup: Setup, source: ModelSource, module_inputs: ModuleInputs
 
 def _fed_run(setup: Setup, built: BuiltModel, module_inputs: ModuleInputs) -> MetaModel:
     """A run of a model with the batch that the user gave, else with what its config says."""
-    meta_model = (
-        _planned(setup, built, module_inputs)
-        if module_inputs.inputs is None
-        else _given(setup, built, ExampleBatch(module_inputs))
-    )
+    has_inputs = module_inputs.inputs is not None
+    if module_inputs.dims and not has_inputs:
+        raise ConfigError(
+            f"--dim {module_inputs.dims[0][0]}: no --input has it: name the inputs too."
+        )
+    batch = ExampleBatch(module_inputs) if has_inputs else PlannedBatch(built)
+    # what cannot be taken or read is said before anything else is done
+    sizes = batch.answer(setup).taken
+    if has_inputs:
+        batch.plan(replace(setup, **sizes))
+    if module_inputs.step_fn is not None:
+        step = step_named(module_inputs.step_fn, batch.whole)
+        meta_model = _stepped(setup, built, batch, step)
+    else:
+        call, left = batch.caller(built.trained)
+        loss = None if module_inputs.loss is None else loss_named(module_inputs.loss)
+        usual = loss_for(built)
+        of_batch = has_inputs or loss is not None
+        loss_of = OwnLoss(loss, batch.whole, left, usual) if of_batch else usual
+        meta_model = replace(_run(setup, built, batch, loss_of), call=call)
     own = (
         own_code(built.model) or module_inputs.step_fn is not None or module_inputs.loss is not None
     )
@@ -173,99 +188,34 @@ def _finetuned(built: BuiltModel, setup: Setup, *, ready: bool = False) -> Built
     return built
 
 
-def _given(setup: Setup, built: BuiltModel, batch: ExampleBatch) -> MetaModel:
-    """A run whose batch is what the user gave.
-
-    Raises:
-        ConfigError: the inputs are no tensors, or name sizes that nothing says.
-    """
-    module_inputs = batch.inputs
-    setup = replace(setup, **batch.answer(setup).taken)
-    batch.plan(setup)  # what cannot be read is said before anything else is done
-    step = None if module_inputs.step_fn is None else step_named(module_inputs.step_fn, batch.whole)
-    if step is not None:
-        return _stepped(setup, built, batch.plan, batch.answer, step, batch.batch)
-    call, left = batch.caller(built.trained)
-    loss = None if module_inputs.loss is None else loss_named(module_inputs.loss)
-    whole = batch.whole
-    own = OwnLoss(loss, whole, left, loss_for(built))
-    meta_model = _run(setup, built, batch.plan, batch.answer, own, batch=batch.batch)
-    return replace(meta_model, call=call)
-
-
 def _stepped(
-    setup: Setup, built: BuiltModel, plan: Any, answer: Any, step: OwnStep, batch: int | None
+    setup: Setup, built: BuiltModel, batch: ExampleBatch | PlannedBatch, step: OwnStep
 ) -> MetaModel:
     """A run by a step of the user's own."""
     check_own_step(setup, step)
     note = f"a step is {step.name}(model, batch), which returns the loss"
     if setup.precision is not Precision.FP32:
         note += "; autocast covers all of it"
-    answers = answer
     if step.optimizers is not None:
         note = f"a step is {step.name}(models, batch, optimizers), which does everything itself"
 
-        def answers(for_setup: Setup) -> SizeAnswer:
-            check_own_step(for_setup, step)
-            usual = answer(for_setup)
-            return SizeAnswer({**usual.taken, **OWN_SETUP}, usual.notes)
-
-    meta_model = _run(
-        setup, replace(built, notes=(*built.notes, note)), plan, answers, step.loss_of, batch=batch
-    )
-    return replace(meta_model, call=step.call, own_step=step)
-
-
-def _planned(setup: Setup, built: BuiltModel, module_inputs: ModuleInputs) -> MetaModel:
-    """A run whose batch follows from the model's config."""
-    if module_inputs.dims:
-        raise ConfigError(
-            f"--dim {module_inputs.dims[0][0]}: no --input has it: name the inputs too."
-        )
-
     def answer(for_setup: Setup) -> SizeAnswer:
-        _, sizes, notes = plan_batch(built, for_setup)
-        taken = {name: value for name in SIZES if (value := getattr(sizes, name)) is not None}
-        return SizeAnswer(taken, (*notes, *_without_effect(for_setup, sizes)))
+        usual = batch.answer(for_setup)
+        if step.optimizers is None:
+            return usual
+        check_own_step(for_setup, step)
+        return SizeAnswer({**usual.taken, **OWN_SETUP}, usual.notes)
 
-    def plan(for_setup: Setup) -> tuple[TensorPlan, ...]:
-        return plan_batch(built, for_setup)[0]
-
-    answer(setup)  # what cannot be taken is said before anything else is done
-    if module_inputs.step_fn is not None:
-        return _stepped(setup, built, plan, answer, step_named(module_inputs.step_fn, dict), None)
-    usual = loss_for(built)
-    loss = None if module_inputs.loss is None else loss_named(module_inputs.loss)
-    own = usual if loss is None else OwnLoss(loss, dict, _labels, usual)
-    return _run(setup, built, plan, answer, own)
-
-
-def _labels(batch: Mapping[str, Any]) -> list[Any]:
-    """The target in a batch that memest planned."""
-    return [value for name, value in batch.items() if name == "labels"]
-
-
-def _without_effect(setup: Setup, sizes: BatchSizes) -> tuple[str, ...]:
-    """What to say of sizes that were asked for and that this model's batch does not have."""
-    notes = []
-    for name in SIZES:
-        value, taken = getattr(setup, name), getattr(sizes, name)
-        flag = f"--{name.replace('_', '-')} {value:g}" if value is not None else ""
-        if value is not None and taken is None:
-            notes.append(f"{flag} has no effect on this model's inputs")
-        elif value is not None and taken != value:
-            notes.append(f"{flag} has no effect: this model always takes {taken:g}")
-    return tuple(notes)
+    built = replace(built, notes=(*built.notes, note))
+    meta_model = _run(setup, built, batch, step.loss_of)
+    return replace(meta_model, answer=answer, call=step.call, own_step=step)
 
 
 def _run(
     setup: Setup,
     built: BuiltModel,
-    plan: Any,
-    answer: Callable[[Setup], SizeAnswer],
-    loss_of: Any,
-    *,
-    batch: int | None = None,
+    batch: ExampleBatch | PlannedBatch,
+    loss_of: Callable[[Any, Any], torch.Tensor],
 ) -> MetaModel:
     counts = count(built.trained)
     kind = type(built.model).__name__
@@ -274,7 +224,7 @@ def _run(
         task=built.task,
         attention=setup.attn_implementation,
         checkpointing=setup.checkpointing,
-        batch=batch,
+        batch=batch.batch,
         about=(
             f"{kind} with {str(built.dtype).removeprefix('torch.')} weights",
             f"attention: {built.attention}",
@@ -283,8 +233,8 @@ def _run(
     )
     return MetaModel(
         model=built.trained,
-        plan=plan,
-        answer=answer,
+        plan=batch.plan,
+        answer=batch.answer,
         loss_of=loss_of,
         card=card,
         counts=(counts.parameters, counts.trainable, counts.buffers, counts.parameter_bytes),

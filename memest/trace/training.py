@@ -200,19 +200,15 @@ def tracing(
         **bitsandbytes_handlers(),
         **collective_handlers(setup.distributed),
     }
-    if operators == "cuda":
-        handlers.update(cuda_handlers())
-    else:
-        handlers.update(cpu_handlers(handlers))
+    on_cuda = operators == "cuda"
+    handlers.update(cuda_handlers() if on_cuda else cpu_handlers(handlers))
     recorder = Recorder(handlers, prefix=prefix_of(model))
     choices = recorder.trace.attention_choices
+    kernels = cuda_operators(gpu, setup.sdpa_backend, choices) if on_cuda else cpu_operators()
     stack.enter_context(TURN)
     stack.enter_context(_no_garbage_collection())
-    if operators == "cuda":
-        stack.enter_context(cuda_operators(gpu, setup.sdpa_backend, choices))
-    else:
-        stack.enter_context(cpu_operators())
-    lists = CUDA if operators == "cuda" else CPU_LISTS
+    stack.enter_context(kernels)
+    lists = CUDA if on_cuda else CPU_LISTS
     stack.enter_context(autocast_on_meta(recorder, gpu.torch, lists))
     stack.enter_context(transformers_on_meta(recorder, model, gpu, compiled=setup.torch_compile))
     stack.enter_context(transformers_as_before(recorder, family_of(model), setup))
@@ -291,11 +287,8 @@ def trace_updates(
             make_batch=dict,
             loss_of=lambda *_: None,
             recorder=recorder,
-            loop=setup.loop,
-            precision=setup.precision,
-            accumulates=False,
+            setup=setup,
             micro_steps=(1, 1),
-            max_grad_norm=clip_norm(setup),
             set_to_none=True,
             scaler=scaler,
             apart=setup.distributed.strategy is Strategy.ZERO,
@@ -383,11 +376,8 @@ def make_run(
         make_batch=make_batch,
         loss_of=loss_of,
         recorder=recorder,
-        loop=setup.loop,
-        precision=setup.precision,
-        accumulates=setup.grad_accum > 1,
+        setup=setup,
         micro_steps=plan.each,
-        max_grad_norm=clip_norm(setup),
         set_to_none=sets_to_none(setup, gpu.torch),
         scaler=torch.amp.GradScaler("cuda") if scales(setup) else None,
         outputs_to_fp32=setup.loop is not Loop.PLAIN and transformers >= (4, 31),
@@ -395,8 +385,6 @@ def make_run(
         counts_items=trainer and setup.distributed.sp == 1 and _takes_loss_kwargs(base_of(model)),
         shifts_labels=_shifts_labels(base_of(model)),
         prefetches=transformers >= (4, 46),
-        zero_grad_at=setup.zero_grad_at,
-        del_outputs=setup.del_outputs,
         clones_outputs=setup.finds_unused_parameters,
     )
 
@@ -408,15 +396,6 @@ def scales(setup: Setup) -> bool:
     """
     halves = setup.distributed.in_half
     return setup.precision is Precision.FP16 and setup.optim != "none" and not halves
-
-
-def clip_norm(setup: Setup) -> float:
-    """The Trainer clips at 1.0 unless told otherwise; scripts do not clip unless told to."""
-    if setup.optim == "none":
-        return 0.0
-    if setup.max_grad_norm is not None:
-        return setup.max_grad_norm
-    return 1.0 if setup.loop is Loop.TRAINER else 0.0
 
 
 def sets_to_none(setup: Setup, torch_version: tuple[int, int]) -> bool:

@@ -121,7 +121,7 @@ def ids(length: int, *batches: int) -> torch.Tensor:
 
 
 def _region(run: TrainingLoop) -> torch.autocast:
-    enabled = run.precision is Precision.BF16
+    enabled = run.setup.precision is Precision.BF16
     return torch.autocast("cuda", dtype=torch.bfloat16, enabled=enabled)
 
 

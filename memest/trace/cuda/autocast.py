@@ -13,16 +13,15 @@ against ``_dispatch_get_registrations_for_dispatch_key("AutocastCUDA")`` when th
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
-from unittest import mock
 
 import torch
 
 from memest.events import Category
+from memest.trace.cuda.patching import patched, registered
 from memest.trace.recorder import Recorder
 
 __all__ = ["CUDA", "Lists", "autocast_on_meta"]
@@ -103,7 +102,6 @@ def autocast_on_meta(
     """
     cache: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
     caster = _Caster(recorder, cache, lists)
-    library = torch.library.Library("aten", "IMPL")
     original_clear = torch.clear_autocast_cache
     original_init = torch.autocast.__init__
 
@@ -116,44 +114,42 @@ def autocast_on_meta(
         # models ask for autocast on "the device of my input"
         original_init(self, "cuda" if device_type == "meta" else device_type, *args, **kwargs)
 
+    changes = (
+        (torch, "clear_autocast_cache", clear),
+        (torch.autocast, "__init__", init),
+        ("torch.cuda.amp.common", "amp_definitely_not_available", lambda: False),
+        (torch.cuda, "is_bf16_supported", lambda *_, **__: True),
+        # checkpointing enters autocast again for the device of its inputs (no mock, which would
+        # keep the arguments of its calls, here the inputs, alive)
+        ("torch.utils.checkpoint", "_infer_device_type", lambda *_: "cuda"),
+    )
+    kernels = _kernels(caster, torch_version)
     try:
-        with warnings.catch_warnings():
-            # replacing kernels is the purpose here
-            warnings.simplefilter("ignore", UserWarning)
-            _install(library, caster, torch_version)
         with (
-            mock.patch.object(torch, "clear_autocast_cache", clear),
-            mock.patch.object(torch.autocast, "__init__", init),
-            mock.patch("torch.cuda.amp.common.amp_definitely_not_available", return_value=False),
-            mock.patch("torch.cuda.is_bf16_supported", return_value=True),
-            # checkpointing enters autocast again for the device of its inputs (a function, not a
-            # mock's return_value: mocks keep the arguments of their calls, here the inputs, alive)
-            mock.patch("torch.utils.checkpoint._infer_device_type", lambda *_: "cuda"),  # noqa: PT008
+            registered(kernels, "AutocastCUDA"),
+            patched(*changes),
             torch._C._IncludeDispatchKeyGuard(_KEY),
         ):
             yield
     finally:
         cache.clear()
-        with suppress(AttributeError):
-            library._destroy()
 
 
-def _install(library: Any, caster: _Caster, torch_version: tuple[int, int]) -> None:
+def _kernels(caster: _Caster, torch_version: tuple[int, int]) -> dict[str, Callable[..., Any]]:
     lists = caster.lists
     own = lists.registered()
+    kernels = {}
     for name in {*own, *CUDA.registered()}:
-        since = lists.fp32_since.get(name, (0, 0))
         packet, _, overload = name.partition(".")
-        if name in own and torch_version >= since:
+        if name in own and torch_version >= lists.fp32_since.get(name, (0, 0)):
             op = getattr(getattr(torch.ops.aten, packet), overload or "default")
-            kernel = caster.kernel(name, op)
+            kernels[name] = caster.kernel(name, op)
         else:
-            kernel = torch.library.fallthrough_kernel
-        library.impl(name, kernel, "AutocastCUDA", allow_override=True)
+            kernels[name] = torch.library.fallthrough_kernel
     for name, until in lists.fp32_before.items():
         if torch_version < until:
-            kernel = caster.kernel(name, getattr(torch.ops.aten, name).default)
-            library.impl(name, kernel, "AutocastCUDA", allow_override=True)
+            kernels[name] = caster.kernel(name, getattr(torch.ops.aten, name).default)
+    return kernels
 
 
 class _Caster:
@@ -172,99 +168,34 @@ class _Caster:
 
     def kernel(self, name: str, op: Any) -> Callable[..., Any]:
         """The autocast kernel of one overload."""
-        lists = self.lists
-        if name in lists.lower:
-            return self._casting(op, self._lower)
-        if name in lists.optional_dtype:
-            return self._with_dtype(op)
-        if name in lists.append_dtype:
-            return self._appending(op)
-        if name in lists.promote:
-            return self._promoting(op)
-        if name in lists.banned:
-            return self._banned(name)
-        return self._casting(op, self._float)
-
-    def _casting(self, op: Any, cast: Callable[[Any], Any]) -> Callable[..., Any]:
-        keys = self._keys
+        lists, keys = self.lists, self._keys
+        run: Callable[..., Any] = functools.partial(self._casting, _float32)
+        for names, treatment in (
+            (lists.lower, functools.partial(self._casting, _lower)),
+            (lists.optional_dtype, _with_dtype),
+            (lists.append_dtype, _appending),
+            (lists.promote, functools.partial(self._casting, _widest)),
+            (lists.banned, _banned),
+        ):
+            if name in names:
+                run = treatment
 
         def kernel(*args: Any, **kwargs: Any) -> Any:
             with torch._C._ExcludeDispatchKeyGuard(keys):
-                # compilers evaluate C++ arguments from the last to the first: weights come first
-                kwargs = {k: cast(v) for k, v in reversed(kwargs.items())}
-                cast_args = [cast(a) for a in reversed(args)]
-                out = op(*reversed(cast_args), **kwargs)
-                _drop_lists(cast_args)
-                return out
+                return run(op, args, kwargs)
 
         return kernel
 
-    def _with_dtype(self, op: Any) -> Callable[..., Any]:
-        keys = self._keys
-        names = [a.name for a in op._schema.arguments]
-        position = names.index("dtype")
-
-        def kernel(*args: Any, **kwargs: Any) -> Any:
-            with torch._C._ExcludeDispatchKeyGuard(keys):
-                dtype = args[position] if len(args) > position else kwargs.get("dtype")
-                if dtype is None and _eligible(args[0]):
-                    args = args[:position]
-                    kwargs["dtype"] = torch.float32
-                    arguments = op._schema.arguments[: position + 1]
-                    if not arguments[position].kwarg_only and len(args) == position:
-                        args = (*args, kwargs.pop("dtype"))
-                return op(*args, **kwargs)
-
-        return kernel
-
-    def _appending(self, op: Any) -> Callable[..., Any]:
-        keys = self._keys
-        wider = torch.ops.aten.norm.ScalarOpt_dtype
-        wider_dim = torch.ops.aten.norm.ScalarOpt_dim_dtype
-
-        def kernel(x: Any, p: Any = 2, *rest: Any, **kwargs: Any) -> Any:
-            with torch._C._ExcludeDispatchKeyGuard(keys):
-                if not _eligible(x):
-                    return op(x, p, *rest, **kwargs)
-                if rest or kwargs:
-                    dim = rest[0] if rest else kwargs["dim"]
-                    keepdim = rest[1] if len(rest) > 1 else kwargs.get("keepdim", False)
-                    return wider_dim(x, p, dim, keepdim, dtype=torch.float32)
-                return wider(x, p, dtype=torch.float32)
-
-        return kernel
-
-    def _promoting(self, op: Any) -> Callable[..., Any]:
-        keys = self._keys
-
-        def kernel(*args: Any, **kwargs: Any) -> Any:
-            with torch._C._ExcludeDispatchKeyGuard(keys):
-                tensors = [a for a in _flat((*args, *kwargs.values())) if _eligible(a)]
-                widest = torch.get_autocast_dtype("cuda")
-                if any(t.dtype == torch.float32 for t in tensors):
-                    widest = torch.float32
-                kwargs = {k: self._cast(v, widest) for k, v in reversed(kwargs.items())}
-                cast_args = [self._cast(a, widest) for a in reversed(args)]
-                out = op(*reversed(cast_args), **kwargs)
-                _drop_lists(cast_args)
-                return out
-
-        return kernel
-
-    def _banned(self, name: str) -> Callable[..., Any]:
-        def kernel(*_: Any, **__: Any) -> Any:
-            raise RuntimeError(
-                f"torch.nn.functional.{name} is unsafe to autocast, and CUDA's autocast refuses "
-                "it: use binary_cross_entropy_with_logits"
-            )
-
-        return kernel
-
-    def _lower(self, value: Any) -> Any:
-        return self._cast(value, torch.get_autocast_dtype("cuda"))
-
-    def _float(self, value: Any) -> Any:
-        return self._cast(value, torch.float32)
+    def _casting(
+        self, dtype_of: Callable[[Any], torch.dtype], op: Any, args: Any, kwargs: Any
+    ) -> Any:
+        dtype = dtype_of((*args, *kwargs.values()))
+        # compilers evaluate C++ arguments from the last to the first: weights come first
+        kwargs = {k: self._cast(v, dtype) for k, v in reversed(kwargs.items())}
+        cast_args = [self._cast(a, dtype) for a in reversed(args)]
+        out = op(*reversed(cast_args), **kwargs)
+        _drop_lists(cast_args)
+        return out
 
     def _cast(self, value: Any, dtype: torch.dtype) -> Any:
         """``cached_cast``: fp32 leaves that train are cast once a region."""
@@ -290,6 +221,55 @@ class _Caster:
         if isinstance(value, (list, tuple)):
             return type(value)(self._cast(item, dtype) for item in value)
         return value
+
+
+def _float32(_: Any) -> torch.dtype:
+    return torch.float32
+
+
+def _lower(_: Any) -> torch.dtype:
+    return torch.get_autocast_dtype("cuda")
+
+
+def _widest(values: Any) -> torch.dtype:
+    """The widest dtype of what an operator is given."""
+    if any(v.dtype == torch.float32 for v in _flat(values) if _eligible(v)):
+        return torch.float32
+    return torch.get_autocast_dtype("cuda")
+
+
+def _with_dtype(op: Any, args: Any, kwargs: Any) -> Any:
+    """Told to compute in fp32 by the argument that the operator has for it."""
+    arguments = op._schema.arguments
+    position = [a.name for a in arguments].index("dtype")
+    dtype = args[position] if len(args) > position else kwargs.get("dtype")
+    if dtype is None and _eligible(args[0]):
+        args = args[:position]
+        if arguments[position].kwarg_only or len(args) != position:
+            kwargs["dtype"] = torch.float32
+        else:
+            args = (*args, torch.float32)
+    return op(*args, **kwargs)
+
+
+def _appending(op: Any, args: Any, kwargs: Any) -> Any:
+    """``norm``, told so through the overload that has such an argument."""
+    x, p, *rest = args if len(args) > 1 else (args[0], kwargs.pop("p", 2))
+    if not _eligible(x):
+        return op(x, p, *rest, **kwargs)
+    if not rest and not kwargs:
+        return torch.ops.aten.norm.ScalarOpt_dtype(x, p, dtype=torch.float32)
+    dim = rest[0] if rest else kwargs["dim"]
+    keepdim = rest[1] if len(rest) > 1 else kwargs.get("keepdim", False)
+    return torch.ops.aten.norm.ScalarOpt_dim_dtype(x, p, dim, keepdim, dtype=torch.float32)
+
+
+def _banned(op: Any, args: Any, kwargs: Any) -> Any:
+    name = op._schema.name.removeprefix("aten::")
+    raise RuntimeError(
+        f"torch.nn.functional.{name} is unsafe to autocast, and CUDA's autocast refuses "
+        "it: use binary_cross_entropy_with_logits"
+    )
 
 
 def _eligible(value: Any) -> bool:

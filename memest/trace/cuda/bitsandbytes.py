@@ -25,17 +25,13 @@ def _vectorwise_quant(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> 
     threshold = args[1] if len(args) > 1 else kwargs.get("threshold", 0.0)
     scales = torch.empty(x.numel() // x.shape[-1], dtype=torch.float32, device=x.device)
     recorder.born(scales, func)
-    rows = torch.empty(x.shape, dtype=torch.int8, device=x.device)
-    recorder.born(rows, func)
+    rows = recorder.made(torch.empty(x.shape, dtype=torch.int8, device=x.device), func)
     if threshold == 0.0:
         return rows, scales, None
-    sizes = torch.empty_like(x)
-    recorder.born(sizes, func)
-    outliers = torch.empty_like(x, dtype=torch.bool)
-    recorder.born(outliers, func)
+    sizes = recorder.made(torch.empty_like(x), func)
+    _outliers = recorder.made(torch.empty_like(x, dtype=torch.bool), func)
     del sizes
-    tensor = torch.empty((), dtype=torch.bool, device=x.device)
-    recorder.born(tensor, func)
+    _tensor = recorder.made(torch.empty((), dtype=torch.bool, device=x.device), func)
     return rows, scales, torch.empty(0, dtype=torch.int64, device=x.device)
 
 
@@ -57,24 +53,23 @@ def _mixed_scaled_mm(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> A
 def _product(
     recorder: Recorder, func: Any, rows: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype
 ) -> torch.Tensor:
-    shape = (*rows.shape[:-1], weight.shape[0])
-    whole = torch.empty(shape, dtype=torch.int32, device=rows.device)
-    recorder.born(whole, func)
+    def result(of: torch.dtype) -> torch.Tensor:
+        shape = (*rows.shape[:-1], weight.shape[0])
+        return recorder.made(torch.empty(shape, dtype=of, device=rows.device), func)
+
+    _whole = result(torch.int32)
     if weight.shape[-1] % 4:
         # cuBLASLt takes no such matrices: both are made fp32, and their product int32
         copies = [torch.empty_like(t, dtype=torch.float32) for t in (rows, weight)]
         for copy in copies:
             recorder.born(copy, func)
-        product = torch.empty(shape, dtype=torch.float32, device=rows.device)
-        recorder.born(product, func)
+        product = result(torch.float32)
         del copies, copy
-        cast = torch.empty(shape, dtype=torch.int32, device=rows.device)
-        recorder.born(cast, func)
+        cast = result(torch.int32)
         del product, cast
-    out = torch.empty(shape, dtype=torch.float16, device=rows.device)
-    recorder.born(out, func)
+    out = result(torch.float16)
     if dtype is not torch.float16:
-        out = torch.empty(shape, dtype=dtype, device=rows.device)
+        out = torch.empty_like(out, dtype=dtype)  # the float16 one goes as this one comes
         recorder.born(out, func)
     return out
 

@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import functools
 import sys
-import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
-from unittest import mock
 
 import torch
 
 from memest.trace.cuda import sdpa
 from memest.trace.cuda.autocast import Lists
 from memest.trace.cuda.cuda_ops import mish_backward
+from memest.trace.cuda.patching import Change, optimizers_on, patched, registered
 from memest.trace.recorder import Handler, Recorder
 
 __all__ = ["CPU_LISTS", "cpu_handlers", "cpu_operators", "flash_runs_on_cpu"]
@@ -38,14 +37,6 @@ CPU_LISTS = Lists(
     promote=frozenset(("cat", "index_copy", "stack")),
 )
 
-# On the CPU, optimizers take fused kernels where asked to, and one parameter after the other by
-# default; clip_grad_norm_ takes foreach (``_has_foreach_support``).
-_MULTI_TENSOR = (
-    "torch.utils._foreach_utils._get_foreach_kernels_supported_devices",
-    "torch.utils._foreach_utils._get_fused_kernels_supported_devices",
-    "torch.optim.optimizer._get_fused_kernels_supported_devices",
-)
-
 
 @contextmanager
 def cpu_operators() -> Iterator[None]:
@@ -54,25 +45,18 @@ def cpu_operators() -> Iterator[None]:
     Dropout needs nothing: the CPU takes the same unfused path as meta (a noise tensor in the
     input's dtype).
     """
-    library = torch.library.Library("aten", "IMPL")
-    with ExitStack() as stack:
-        for where in _MULTI_TENSOR:
-            stack.enter_context(mock.patch(where, return_value=["cpu", "meta"]))
-        if "bitsandbytes" in sys.modules:
-            stack.enter_context(_int8_in_floats())
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)
-            library.impl("scaled_dot_product_attention", _attention, "AutogradMeta")
-            library.impl("mish_backward", mish_backward, "AutogradMeta", allow_override=True)
-        try:
-            yield
-        finally:
-            with suppress(AttributeError):
-                library._destroy()
+    kernels: dict[str, Any] = {
+        "scaled_dot_product_attention": _attention,
+        "mish_backward": mish_backward,
+    }
+    int8 = _int8_in_floats() if "bitsandbytes" in sys.modules else ()
+    # Optimizers take fused kernels where they are told to, and one parameter after the other by
+    # default; clip_grad_norm_ takes foreach (``_has_foreach_support``).
+    with optimizers_on("cpu", "meta", default_foreach=False), registered(kernels), patched(*int8):
+        yield
 
 
-@contextmanager
-def _int8_in_floats() -> Iterator[None]:
+def _int8_in_floats() -> tuple[Change, ...]:
     """``bitsandbytes.matmul``: the CPU dequantises the weight instead of multiplying int8."""
     import bitsandbytes
 
@@ -85,8 +69,7 @@ def _int8_in_floats() -> Iterator[None]:
             state.threshold = threshold
         return functions.MatMul8bitFp.apply(a, b, out, bias, state)
 
-    with mock.patch.object(bitsandbytes, "matmul", matmul):
-        yield
+    return ((bitsandbytes, "matmul", matmul),)
 
 
 def flash_runs_on_cpu(
@@ -146,9 +129,7 @@ def _roll(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     for _ in dims[1:]:
         x = aten.cat.default([x])
         recorder.born(x, func)
-    out = aten.cat.default([x])
-    recorder.born(out, func)
-    return out
+    return recorder.made(aten.cat.default([x]), func)
 
 
 def _copies_strided(*positions: int) -> Handler:
@@ -160,8 +141,7 @@ def _copies_strided(*positions: int) -> Handler:
     """
 
     def handle(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
-        out = func(*args, **kwargs)
-        recorder.born(out, func)
+        out = recorder.made(func(*args, **kwargs), func)
         copies = [args[at].contiguous() for at in positions if not args[at].is_contiguous()]
         for copy in copies:
             recorder.born(copy, func)
@@ -173,8 +153,7 @@ def _copies_strided(*positions: int) -> Handler:
 def _average_pool_backward(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     """``avg_pool2d_backward_kernel_impl`` (``cpu/AvgPoolKernel.cpp``): in the gradient's format."""
     grad = args[0]
-    out = func(*args, **kwargs)
-    recorder.born(out, func)
+    out = recorder.made(func(*args, **kwargs), func)
     last = torch.channels_last
     alike = last if grad.is_contiguous(memory_format=last) else torch.contiguous_format
     if grad.is_contiguous():
@@ -238,16 +217,11 @@ def _gemm_4bit(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     rows, shape = args[0], args[2]
     scales = kwargs.get("absmax_8bit")
     if scales is not None:
-        dequantized = torch.empty_like(scales, dtype=torch.float32)
-        recorder.born(dequantized, func)
-        moved = torch.empty_like(dequantized)
-        recorder.born(moved, func)
+        dequantized = recorder.made(torch.empty_like(scales, dtype=torch.float32), func)
+        _moved = recorder.made(torch.empty_like(dequantized), func)
         del dequantized
-    weight = torch.empty(shape, dtype=rows.dtype, device=rows.device)
-    recorder.born(weight, func)
-    out = func(*args, **kwargs)
-    recorder.born(out, func)
-    return out
+    _weight = recorder.made(torch.empty(shape, dtype=rows.dtype, device=rows.device), func)
+    return recorder.made(func(*args, **kwargs), func)
 
 
 def cpu_handlers(others: Mapping[Any, Handler]) -> dict[Any, Handler]:

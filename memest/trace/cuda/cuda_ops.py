@@ -7,17 +7,16 @@ in recomputation and inside other composites alike.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
-from unittest import mock
 
 import torch
 from torch._prims_common import suggest_memory_format
 
 from memest.config.setup import SdpaBackend
+from memest.trace.cuda.patching import optimizers_on, registered
 from memest.trace.cuda.sdpa import scaled_dot_product_attention
 from memest.trace.legacy.torch import kernels_as_before
 from memest.trace.recorder import Handler, Recorder
@@ -33,7 +32,6 @@ def cuda_operators(
     gpu: GpuTraits, sdpa_backend: SdpaBackend, choices: list[tuple[Any, str]] | None = None
 ) -> Iterator[None]:
     """Run composites and optimizers on meta tensors as they run on this GPU with this torch."""
-    library = torch.library.Library("aten", "IMPL")
     kernels: dict[str, Callable[..., Any]] = {
         "dropout": _dropout,
         "softmax.int": _softmax_with(aten._softmax.default),
@@ -45,31 +43,8 @@ def cuda_operators(
         "mish_backward": mish_backward,
         **kernels_as_before(gpu.torch),
     }
-    with ExitStack() as stack:
-        stack.enter_context(_optimizers_as_on_cuda())
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)
-            for name, kernel in kernels.items():
-                library.impl(name, kernel, "AutogradMeta", allow_override=True)
-        try:
-            yield
-        finally:
-            with suppress(AttributeError):
-                library._destroy()
-
-
-@contextmanager
-def _optimizers_as_on_cuda() -> Iterator[None]:
-    """``foreach`` and ``fused`` are chosen by device type; meta stands for cuda here."""
-    devices = ["cuda", "meta"]
-    with ExitStack() as stack:
-        for where in ("torch.utils._foreach_utils", "torch.optim.optimizer"):
-            for kind in ("foreach", "fused"):
-                stack.enter_context(
-                    mock.patch(
-                        f"{where}._get_{kind}_kernels_supported_devices", return_value=devices
-                    )
-                )
+    # ``foreach`` and ``fused`` are chosen by device type; meta stands for cuda here
+    with optimizers_on("cuda", "meta", default_foreach=True), registered(kernels):
         yield
 
 
@@ -140,11 +115,9 @@ def _roll(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     keep = []
     for _ in range(len(shifts) if isinstance(shifts, (list, tuple)) else 1):
         if not x.is_contiguous():
-            keep.append(x.new_empty(x.shape))
-            recorder.born(keep[-1], aten.clone.default)
-        x = x.new_empty(x.shape)
+            keep.append(recorder.made(x.new_empty(x.shape), aten.clone.default))
+        x = recorder.made(x.new_empty(x.shape), func)
         keep.append(x)
-        recorder.born(x, func)
     return x
 
 
@@ -203,10 +176,8 @@ def _safe_softmax(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     ``isneginf`` of the input is a bool tensor of its size, made while the softmax exists.
     """
     x, dim = args[0], args[1]
-    out = func(*args, **kwargs)
-    recorder.born(out, func)
-    masked = torch.empty_like(x, dtype=torch.bool)
-    recorder.born(masked, aten.isneginf.default)
+    out = recorder.made(func(*args, **kwargs), func)
+    masked = recorder.made(torch.empty_like(x, dtype=torch.bool), aten.isneginf.default)
     recorder.born(masked.new_empty(masked.select(dim, 0).shape), aten.all.dim)
     return out
 

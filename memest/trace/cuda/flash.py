@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -19,6 +19,7 @@ import torch
 
 from memest.config.setup import Precision, Setup
 from memest.errors import ConfigError
+from memest.trace.cuda.patching import patched
 
 __all__ = ["check_precision", "flash_attention_installed"]
 
@@ -65,18 +66,13 @@ def flash_attention_installed() -> Iterator[None]:
     }
     # 5.17 does not have all of these names yet
     functions = {name: value for name, value in functions.items() if hasattr(utils, name)}
-    with ExitStack() as stack:
-        stack.enter_context(mock.patch.multiple(utils, **functions))
-        if hasattr(utils, "FLASH_ATTENTION_COMPATIBILITY_MATRIX"):
-            matrix = utils.FLASH_ATTENTION_COMPATIBILITY_MATRIX
-            known = {**matrix[2], "general_availability_check": lambda *_, **__: True}
-            stack.enter_context(mock.patch.dict(matrix, {2: known}))
-        if hasattr(modeling.PreTrainedModel, "_flash_attn_import_error"):
-            stack.enter_context(
-                mock.patch.object(
-                    modeling.PreTrainedModel, "_flash_attn_import_error", return_value=None
-                )
-            )
+    changes = [(utils, name, value) for name, value in functions.items()]
+    model = modeling.PreTrainedModel
+    if hasattr(model, "_flash_attn_import_error"):
+        changes.append((model, "_flash_attn_import_error", lambda *_, **__: None))
+    matrix = getattr(utils, "FLASH_ATTENTION_COMPATIBILITY_MATRIX", {2: {}})
+    known = {**matrix[2], "general_availability_check": lambda *_, **__: True}
+    with patched(*changes), mock.patch.dict(matrix, {2: known}):
         yield
 
 
@@ -116,18 +112,8 @@ def flash_attn_varlen_func(
     block_table: Any = None,
 ) -> torch.Tensor:
     """``flash_attn.flash_attn_varlen_func``."""
-    return _run(
-        q,
-        k,
-        v,
-        cu_seqlens_q,
-        cu_seqlens_k,
-        int(max_seqlen_q),
-        int(max_seqlen_k),
-        dropout_p,
-        softmax_scale,
-        causal,
-    )
+    lengths = cu_seqlens_q, cu_seqlens_k, int(max_seqlen_q), int(max_seqlen_k)
+    return _run(q, k, v, *lengths, dropout_p, softmax_scale, causal)
 
 
 def _run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any) -> torch.Tensor:

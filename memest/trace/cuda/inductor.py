@@ -23,15 +23,15 @@ import contextlib
 import types
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
-from unittest import mock
 
 import torch
 from torch.fx.node import map_aggregate
 from torch.utils._pytree import tree_leaves, tree_map
 
 from memest.trace.cuda.inductor_code import Code
+from memest.trace.cuda.patching import patched
 from memest.workspaces.operator_call import GpuTraits
 
 __all__ = ["inductor_without_gpu"]
@@ -70,6 +70,7 @@ def inductor_without_gpu(
     """
     import torch._functorch.partitioners as partitioners
     import torch._inductor.compile_fx as compile_fx
+    import torch._inductor.fx_passes.reinplace as reinplace
     from torch._inductor import config
     from torch._inductor.graph import GraphLowering
     from torch._subclasses import FakeTensorMode
@@ -102,25 +103,24 @@ def inductor_without_gpu(
     def backend(gm: Any, example_inputs: Any) -> Any:
         return compile_fx.compile_fx(gm, example_inputs, inner_compile=compile_inner)
 
-    import torch._inductor.fx_passes.reinplace as reinplace
-
-    with ExitStack() as stack:
-        stack.enter_context(_device(gpu))
-        stack.enter_context(_composites_differentiable())
-        scatter = reinplace._inplace_generalized_scatter
-        for owner, name, value in (
-            (compile_fx, "_recursive_joint_graph_passes", joint_passes),
-            (compile_fx, "fake_tensor_prop", _values_are_there),
-            (compile_fx, "get_cuda_device_context", lambda _: contextlib.nullcontext()),
-            (GraphLowering, "compile_to_module", to_module),
-            (reinplace, "_inplace_generalized_scatter", _on_meta(scatter)),
-            (partitioners, "functionalize_rng_ops", _without_rng_states),
-            (FakeTensorMode, "dispatch", _dispatch_on_meta(FakeTensorMode.dispatch)),
-        ):
-            stack.enter_context(mock.patch.object(owner, name, value))
+    scatter = reinplace._inplace_generalized_scatter
+    changes = (
+        (compile_fx, "_recursive_joint_graph_passes", joint_passes),
+        (compile_fx, "fake_tensor_prop", _values_are_there),
+        (compile_fx, "get_cuda_device_context", lambda _: contextlib.nullcontext()),
+        (GraphLowering, "compile_to_module", to_module),
+        (reinplace, "_inplace_generalized_scatter", _on_meta(scatter)),
+        (partitioners, "functionalize_rng_ops", _without_rng_states),
+        (FakeTensorMode, "dispatch", _dispatch_on_meta(FakeTensorMode.dispatch)),
+    )
+    with (
+        _device(gpu),
+        _composites_differentiable(),
+        patched(*changes),
         # code that was written for another GPU must not be found, nor ours by others
-        stack.enter_context(config.patch(force_disable_caches=True))
-        stack.enter_context(warnings.catch_warnings())
+        config.patch(force_disable_caches=True),
+        warnings.catch_warnings(),
+    ):
         warnings.simplefilter("ignore")
         yield backend
 
@@ -257,8 +257,7 @@ def _on_meta(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-@contextmanager
-def _device(gpu: GpuTraits) -> Iterator[None]:
+def _device(gpu: GpuTraits) -> AbstractContextManager[None]:
     """Answer Inductor's questions about the GPU and about Triton."""
     import torch._inductor.scheduler as scheduler
     import torch.utils._triton as triton
@@ -266,29 +265,22 @@ def _device(gpu: GpuTraits) -> Iterator[None]:
     from torch._inductor.runtime.hints import DeviceProperties
 
     major, minor = gpu.capability
+    common = {
+        "major": major,
+        "multi_processor_count": gpu.sm_count,
+        "regs_per_multiprocessor": _REGISTERS,
+        "max_threads_per_multi_processor": gpu.max_threads_per_sm,
+        "max_threads_per_block": 1024,
+        "warp_size": 32,
+    }
     properties = types.SimpleNamespace(
         name="GPU",
-        major=major,
         minor=minor,
-        multi_processor_count=gpu.sm_count,
-        max_threads_per_multi_processor=gpu.max_threads_per_sm,
-        warp_size=32,
-        regs_per_multiprocessor=_REGISTERS,
-        max_threads_per_block=1024,
         shared_memory_per_block_optin=_shared(gpu.capability),
         gcnArchName="",
+        **common,
     )
-    hints = DeviceProperties(
-        type="cuda",
-        index=0,
-        multi_processor_count=gpu.sm_count,
-        cc=10 * major + minor,
-        major=major,
-        regs_per_multiprocessor=_REGISTERS,
-        max_threads_per_multi_processor=gpu.max_threads_per_sm,
-        max_threads_per_block=1024,
-        warp_size=32,
-    )
+    hints = DeviceProperties(type="cuda", index=0, cc=10 * major + minor, **common)
 
     def cpu_or_gpu(device: Any) -> Any:
         return made(device) if device.type == "cpu" else hints
@@ -298,28 +290,25 @@ def _device(gpu: GpuTraits) -> Iterator[None]:
     def says(value: Any) -> Any:
         return lambda *_, **__: value
 
-    with ExitStack() as stack:
-        for owner, name, value in (
-            (torch.cuda, "get_device_properties", says(properties)),
-            (torch.cuda, "get_device_capability", says(gpu.capability)),
-            (torch.cuda, "current_device", says(0)),
-            (torch.cuda, "device_count", says(1)),
-            (torch.cuda, "set_device", says(None)),
-            (torch.cuda, "_DeviceGuard", says(contextlib.nullcontext())),
-            (scheduler, "has_triton", says(True)),
-            (triton, "triton_hash_with_backend", says("")),
-            (DeviceProperties, "create", cpu_or_gpu),
-        ):
-            stack.enter_context(mock.patch.object(owner, name, value))
-        for owner, name, value in (
-            (CudaInterface, "get_device_properties", properties),
-            (CudaInterface.Worker, "get_device_properties", properties),
-            (CudaInterface, "current_device", 0),
-            (CudaInterface, "is_bf16_supported", gpu.capability >= (8, 0)),
-            (CudaInterface, "raise_if_triton_unavailable", None),
-        ):
-            stack.enter_context(mock.patch.object(owner, name, staticmethod(says(value))))
-        yield
+    def static(value: Any) -> Any:
+        return staticmethod(says(value))
+
+    return patched(
+        (torch.cuda, "get_device_properties", says(properties)),
+        (torch.cuda, "get_device_capability", says(gpu.capability)),
+        (torch.cuda, "current_device", says(0)),
+        (torch.cuda, "device_count", says(1)),
+        (torch.cuda, "set_device", says(None)),
+        (torch.cuda, "_DeviceGuard", says(contextlib.nullcontext())),
+        (scheduler, "has_triton", says(True)),
+        (triton, "triton_hash_with_backend", says("")),
+        (DeviceProperties, "create", cpu_or_gpu),
+        (CudaInterface, "get_device_properties", static(properties)),
+        (CudaInterface.Worker, "get_device_properties", static(properties)),
+        (CudaInterface, "current_device", static(0)),
+        (CudaInterface, "is_bf16_supported", static(gpu.capability >= (8, 0))),
+        (CudaInterface, "raise_if_triton_unavailable", static(None)),
+    )
 
 
 def _shared(capability: tuple[int, int]) -> int:

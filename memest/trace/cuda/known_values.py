@@ -10,9 +10,11 @@ may begin with an assumption, and :func:`assumptions_of` tells which ones an ans
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 __all__ = ["Recipe", "assume", "assumptions_of", "attach", "evaluate", "recipe_of", "track"]
 
@@ -33,33 +35,22 @@ _FACTORIES = frozenset(
 )
 
 
+@dataclass(slots=True, eq=False)
 class Recipe:
     """How to compute a tensor's value: an operator over other recipes and constants."""
 
-    __slots__ = ("args", "assumption", "func", "index", "kwargs", "make", "value")
-
-    def __init__(
-        self,
-        func: Any,
-        args: Any,
-        kwargs: Any,
-        index: int | None = None,
-        value: torch.Tensor | None = None,
-        assumption: str = "",
-        make: Callable[[], torch.Tensor] | None = None,
-    ) -> None:
-        self.make = make
-        self.assumption = assumption
-        self.func = func
-        self.args = args
-        self.kwargs = kwargs
-        self.index = index
-        self.value = value
+    func: Any = None
+    args: Any = ()
+    kwargs: Any = field(default_factory=dict)
+    index: int | None = None
+    value: torch.Tensor | None = None
+    assumption: str = ""
+    make: Callable[[], torch.Tensor] | None = None
 
 
 def attach(tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     """Give a meta tensor a known value (a CPU tensor of the same shape, or one to expand)."""
-    _know(tensor, Recipe(None, (), {}, value=value))
+    _know(tensor, Recipe(value=value))
     return tensor
 
 
@@ -79,7 +70,7 @@ def _know(
 
 def assume(tensor: torch.Tensor, make: Callable[[], torch.Tensor], why: str) -> torch.Tensor:
     """Give a tensor the value that is assumed where weights decide; ``why`` is for the user."""
-    _know(tensor, Recipe(None, (), {}, assumption=why, make=make))
+    _know(tensor, Recipe(assumption=why, make=make))
     return tensor
 
 
@@ -95,7 +86,7 @@ def assumptions_of(tensor: torch.Tensor) -> set[str]:
         seen.add(id(recipe))
         if recipe.assumption:
             assumptions.add(recipe.assumption)
-        waiting += [a for a in _leaves((recipe.args, recipe.kwargs)) if isinstance(a, Recipe)]
+        waiting += _recipes((recipe.args, recipe.kwargs))
     return assumptions
 
 
@@ -145,18 +136,17 @@ def _track_one(func: Any, args: Any, kwargs: Any, out: torch.Tensor, index: int 
         frozen_args, frozen_kwargs = _freeze(args), _freeze(kwargs)
     except _UnknownValueError:
         return
-    name = str(func)
-    has_tensor = any(isinstance(a, Recipe) for a in _leaves((frozen_args, frozen_kwargs)))
-    if not has_tensor and (name not in _FACTORIES or out.device.type == "cpu"):
+    made_here = str(func) in _FACTORIES and out.device.type != "cpu"
+    if not made_here and not _recipes((frozen_args, frozen_kwargs)):
         return
+    recipe = Recipe(func, frozen_args, frozen_kwargs, index)
     returns = func._schema.returns
     if returns and returns[0].alias_info is not None and isinstance(args[0], torch.Tensor):
         # a new view shares its origin's count of writes, but only once the operator is done
         origin = getattr(args[0], _ATTRIBUTE, _UNKNOWN)[2] or recipe_of(args[0])
-        recipe = Recipe(func, frozen_args, frozen_kwargs, index)
         _know(out, recipe, args[0]._version, origin)
     else:
-        _know(out, Recipe(func, frozen_args, frozen_kwargs, index))
+        _know(out, recipe)
 
 
 def _may_be_known(args: Any) -> bool:
@@ -243,28 +233,30 @@ class _UnknownValueError(Exception):
 
 
 def _freeze(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        if value.device.type == "cpu":
-            return value
-        recipe = recipe_of(value)
-        if recipe is None:
-            raise _UnknownValueError
-        return recipe
-    if isinstance(value, (list, tuple)):
-        return type(value)(_freeze(v) for v in value)
-    if isinstance(value, dict):
-        return {k: _freeze(v) for k, v in value.items()}
-    return value
+    """Arguments with a recipe in place of each tensor on meta.
+
+    Raises:
+        _UnknownValueError: one of them has none.
+    """
+    return tree_map_only(torch.Tensor, _frozen, value)
 
 
-def _leaves(value: Any) -> Any:
-    if isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _leaves(item)
-    elif isinstance(value, dict):
-        yield from _leaves(list(value.values()))
-    else:
-        yield value
+def _frozen(tensor: torch.Tensor) -> torch.Tensor | Recipe:
+    if tensor.device.type == "cpu":
+        return tensor
+    recipe = recipe_of(tensor)
+    if recipe is None:
+        raise _UnknownValueError
+    return recipe
+
+
+def _thaw(value: Any) -> Any:
+    """Arguments with their values in place of recipes."""
+    return tree_map_only(Recipe, _compute, value)
+
+
+def _recipes(value: Any) -> list[Recipe]:
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Recipe)]
 
 
 def evaluate(tensor: torch.Tensor) -> torch.Tensor | None:
@@ -292,13 +284,3 @@ def _compute(recipe: Recipe) -> torch.Tensor:
         out = recipe.func(*args, **kwargs)
         recipe.value = out if recipe.index is None else out[recipe.index]
     return recipe.value
-
-
-def _thaw(value: Any) -> Any:
-    if isinstance(value, Recipe):
-        return _compute(value)
-    if isinstance(value, (list, tuple)):
-        return type(value)(_thaw(v) for v in value)
-    if isinstance(value, dict):
-        return {k: _thaw(v) for k, v in value.items()}
-    return value

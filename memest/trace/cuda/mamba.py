@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
-from unittest import mock
 
 import torch
 from torch.nn import functional
 
+from memest.trace.cuda.patching import patched
 from memest.trace.recorder import Recorder
 
 __all__ = ["scans_fused"]
@@ -47,12 +47,10 @@ def scans_fused(recorder: Recorder) -> Iterator[None]:
         "mamba_selective_scan": noted(_selective_scan_fn),
         "mamba_inner_fn": noted(_mamba_inner_fn),
     }
-    with ExitStack() as stack:
-        for family in _FAMILIES:
-            module = sys.modules.get(f"transformers.models.{family}.modeling_{family}")
-            for name, function in functions.items():
-                if module is not None and name in vars(module):
-                    stack.enter_context(mock.patch.object(module, name, function))
+    names = (f"transformers.models.{family}.modeling_{family}" for family in _FAMILIES)
+    modules = [sys.modules[name] for name in names if name in sys.modules]
+    changes = ((m, name, f) for m in modules for name, f in functions.items() if name in vars(m))
+    with patched(*changes):
         yield
 
 
@@ -150,17 +148,8 @@ class _SelectiveScan(torch.autograd.Function):
     """Keeps all its inputs, the states at the chunk borders and, with a gate, the output."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        u: torch.Tensor,
-        delta: torch.Tensor,
-        a: torch.Tensor,
-        b: torch.Tensor,
-        c: torch.Tensor,
-        d: Any,
-        z: Any,
-        delta_bias: Any,
-    ) -> Any:
+    def forward(ctx: Any, *inputs: Any) -> Any:
+        u, delta, a, b, c, d, z, delta_bias = inputs
         u, delta, b, c = (_rows(part) for part in (u, delta, b, c))
         z = None if z is None else _rows(z)
         out, states, gated = _scan(u, delta, a, z)
@@ -198,19 +187,8 @@ class _Mixer(torch.autograd.Function):
 
     @staticmethod
     @_fwd
-    def forward(
-        ctx: Any,
-        xz: torch.Tensor,
-        conv_weight: torch.Tensor,
-        conv_bias: Any,
-        x_proj: torch.Tensor,
-        delta_proj: torch.Tensor,
-        out_proj: torch.Tensor,
-        out_bias: Any,
-        a: torch.Tensor,
-        d: Any,
-        delta_bias: Any,
-    ) -> torch.Tensor:
+    def forward(ctx: Any, xz: torch.Tensor, *weights: Any) -> torch.Tensor:
+        conv_weight, conv_bias, x_proj, delta_proj, out_proj, out_bias, a, d, delta_bias = weights
         if torch.is_autocast_enabled():
             dtype = torch.get_autocast_dtype("cuda")
             x_proj, delta_proj, out_proj = (w.to(dtype) for w in (x_proj, delta_proj, out_proj))
@@ -230,21 +208,9 @@ class _Mixer(torch.autograd.Function):
             for part in (x_dbl[:, rank : rank + size], x_dbl[:, -size:])
         ]
         out, states, gated = _scan(convolved, delta, a, z)
-        ctx.save_for_backward(
-            xz,
-            conv_weight,
-            conv_bias,
-            x_dbl,
-            x_proj,
-            delta_proj,
-            out_proj,
-            a,
-            *parts,
-            d,
-            delta_bias,
-            states,
-            out,
-        )
+        convolution = xz, conv_weight, conv_bias
+        projections = x_dbl, x_proj, delta_proj, out_proj
+        ctx.save_for_backward(*convolution, *projections, a, *parts, d, delta_bias, states, out)
         ctx.has_out_bias = out_bias is not None
         del convolved, delta
         return functional.linear(gated.transpose(1, 2), out_proj, out_bias)  # type: ignore[union-attr]
@@ -252,22 +218,9 @@ class _Mixer(torch.autograd.Function):
     @staticmethod
     @_bwd
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        (
-            xz,
-            conv_weight,
-            conv_bias,
-            x_dbl,
-            x_proj,
-            delta_proj,
-            out_proj,
-            a,
-            b,
-            c,
-            d,
-            bias,
-            _,
-            _,
-        ) = ctx.saved_tensors
+        xz, conv_weight, conv_bias, *saved = ctx.saved_tensors
+        x_dbl, x_proj, delta_proj, out_proj, *scanned = saved
+        a, b, c, d, bias, _, _ = scanned
         batch, rank, size = xz.shape[0], delta_proj.shape[1], a.shape[-1]
         x, _ = xz.chunk(2, dim=1)
         grad = _rows(grads[0])
@@ -295,15 +248,5 @@ class _Mixer(torch.autograd.Function):
         del again
         torch.addmm(flat_conv, x_proj.t(), dx_dbl.t(), out=flat_conv)
         _, dconv_weight, dconv_bias = _conv_backward(x, conv_weight, conv_bias, dx)
-        return (
-            dxz,
-            dconv_weight.unsqueeze(1),
-            dconv_bias,
-            dx_proj,
-            ddelta_proj,
-            dout_proj,
-            dout_bias,
-            da,
-            dd,
-            dbias,
-        )
+        projections = dx_proj, ddelta_proj, dout_proj, dout_bias
+        return (dxz, dconv_weight.unsqueeze(1), dconv_bias, *projections, da, dd, dbias)

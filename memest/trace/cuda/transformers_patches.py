@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
-from unittest import mock
 
 import torch
 
@@ -14,6 +13,8 @@ from memest.config.setup import Attention
 from memest.trace.cuda.flash import flash_attention_installed
 from memest.trace.cuda.known_values import attach, recipe_of
 from memest.trace.cuda.mamba import scans_fused
+from memest.trace.cuda.patching import Change, patched
+from memest.trace.isolation import same_masks
 from memest.trace.recorder import Recorder
 from memest.workspaces.attention_choice import check_flash_gpu
 from memest.workspaces.operator_call import GpuTraits
@@ -22,7 +23,6 @@ __all__ = ["transformers_on_meta"]
 
 _tensor = torch.tensor
 _composite_weight_norm = torch._weight_norm
-_SEED = 20_241_121
 _FALLS_BACK = "is falling back to its reference PyTorch implementation"
 
 
@@ -38,38 +38,37 @@ def transformers_on_meta(
     attention = getattr(getattr(model, "config", None), "_attn_implementation", None)
     if attention == Attention.FLASH_ATTENTION_2:
         check_flash_gpu(gpu.capability)
+    changes = [*_autocast_questions(), (torch, "_weight_norm", _weight_norm)]
+    if not compiled:  # Dynamo keeps them itself, where it knows the function that makes them
+        changes += _constants()
     with ExitStack() as stack:
-        _autocast_questions(stack)
-        if not compiled:  # Dynamo keeps them itself, where it knows the function that makes them
-            _constants(stack)
-        stack.enter_context(mock.patch.object(torch, "_weight_norm", _weight_norm))
+        stack.enter_context(patched(*changes))
         if "transformers" not in sys.modules:
             # a plain module needs no more
             yield
             return
         stack.enter_context(flash_attention_installed())
         stack.enter_context(scans_fused(recorder))
-        stack.enter_context(_same_attention_type(model))
-        stack.enter_context(_same_random_masks())
+        if "numpy" in sys.modules:
+            same_masks()
         stack.enter_context(_missing_kernels(recorder))
         yield
 
 
-def _autocast_questions(stack: ExitStack) -> None:
+def _autocast_questions() -> Iterator[Change]:
     """Models ask about autocast on "the device of my input", which stands for cuda here.
 
     ``maybe_autocast`` of transformers 5 even skips its region on meta: rotary embeddings and
     routers would be cast where CUDA computes them in fp32.
     """
     for name in ("is_autocast_enabled", "get_autocast_dtype"):
-        original = getattr(torch, name)
-        stack.enter_context(mock.patch.object(torch, name, _for_cuda(original)))
+        yield torch, name, _for_cuda(getattr(torch, name))
     for module_name, module in list(sys.modules.items()):
         if not module_name.startswith(("transformers.", "transformers_modules.")):
             continue
         region = vars(module).get("maybe_autocast") if module is not None else None
         if region is not None:
-            stack.enter_context(mock.patch.object(module, "maybe_autocast", _for_cuda(region)))
+            yield module, "maybe_autocast", _for_cuda(region)
 
 
 def _for_cuda(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -91,11 +90,10 @@ def _weight_norm(v: torch.Tensor, g: torch.Tensor, dim: int = 0) -> torch.Tensor
     return _composite_weight_norm(v, g, dim)
 
 
-def _constants(stack: ExitStack) -> None:
+def _constants() -> Iterator[Change]:
     """``torch.tensor([2, 3], device=meta)`` drops its values out of sight: keep them."""
     for owner, name in ((torch, "tensor"), (torch, "as_tensor"), (torch.Tensor, "new_tensor")):
-        original = getattr(owner, name)
-        stack.enter_context(mock.patch.object(owner, name, _remembering(original)))
+        yield owner, name, _remembering(getattr(owner, name))
 
 
 def _remembering(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -126,38 +124,6 @@ def _plain(data: Any) -> Any:
 
 
 @contextmanager
-def _same_random_masks() -> Iterator[None]:
-    """SpecAugment draws its masks with numpy: the same draws in every trace of a model."""
-    try:
-        import numpy as np
-    except ImportError:
-        yield
-        return
-    before = np.random.get_state()
-    np.random.seed(_SEED)
-    try:
-        yield
-    finally:
-        np.random.set_state(before)
-
-
-@contextmanager
-def _same_attention_type(model: torch.nn.Module) -> Iterator[None]:
-    """BigBird gives its sparse attention up for good when one sequence is short: undo that."""
-    types = [
-        (module, module.attention_type)
-        for module in model.modules()
-        if hasattr(module, "set_attention_type") and hasattr(module, "attention_type")
-    ]
-    try:
-        yield
-    finally:
-        # the outermost module changes all inside
-        for module, kind in types[:1]:
-            module.set_attention_type(kind)
-
-
-@contextmanager
 def _missing_kernels(recorder: Recorder) -> Iterator[None]:
     """Say what transformers says once: when a fused kernel's package is absent."""
     hub = sys.modules.get("transformers.integrations.hub_kernels")
@@ -174,5 +140,5 @@ def _missing_kernels(recorder: Recorder) -> Iterator[None]:
                 "package installed the run needs less memory"
             )
 
-    with mock.patch.object(hub.logger, "warning_once", warn):
+    with patched((hub.logger, "warning_once", warn)):
         yield

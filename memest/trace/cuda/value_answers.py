@@ -7,9 +7,10 @@ stated rule.
 from __future__ import annotations
 
 import math
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 from memest.errors import TraceError
 from memest.trace.cuda.known_values import assume, assumptions_of, attach, evaluate
@@ -30,6 +31,22 @@ def _value_of(recorder: Recorder, tensor: torch.Tensor) -> torch.Tensor | None:
     if value is not None:
         for assumption in assumptions_of(tensor):
             recorder.note(assumption)
+    return value
+
+
+def _known_value(recorder: Recorder, tensor: torch.Tensor, what: str) -> torch.Tensor:
+    """The value that decides the shape of a result.
+
+    Raises:
+        TraceError: no trace can know it.
+    """
+    value = _value_of(recorder, tensor)
+    if value is None:
+        raise TraceError(
+            f"{recorder.current_module or 'the model'}: {what} on a tensor made by "
+            f"{recorder.origin_of(tensor) or 'an unknown operator'} has a shape that depends on "
+            f"weights or data, which no trace can know{_at()}. {_STATIC}"
+        )
     return value
 
 
@@ -73,8 +90,6 @@ def _asked_by_own_code(recorder: Recorder, *, quietly: bool = False) -> None:
 
 def _item(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     tensor = args[0]
-    if tensor.device.type != "meta":
-        return func(*args, **kwargs)
     value = _value_of(recorder, tensor)
     if value is not None:
         return value.item()
@@ -101,61 +116,38 @@ def _item(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
 
 def _to_copy(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     device = kwargs.get("device")
-    if args[0].device.type == "meta" and device is not None and torch.device(device).type == "cpu":
-        value = _value_of(recorder, args[0])
-        if value is None:
-            value = torch.zeros(args[0].shape, dtype=args[0].dtype)
-            recorder.note(
-                f"{recorder.current_module or 'The model'} copies a computed tensor to the "
-                f"CPU{_at()}: taken as zeros."
-            )
-        dtype = kwargs.get("dtype")
-        return value.to(dtype, copy=True) if dtype is not None else value.clone()
-    return func(*args, **kwargs)
-
-
-def _nonzero(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
-    tensor = args[0]
-    if tensor.device.type != "meta":
+    if device is None or torch.device(device).type != "cpu":
         return func(*args, **kwargs)
-    value = _value_of(recorder, tensor)
+    value = _value_of(recorder, args[0])
     if value is None:
-        _unknown_shape(recorder, "nonzero", tensor)
-    positions = torch.nonzero(value)
-    return attach(torch.empty(positions.shape, dtype=torch.int64, device="meta"), positions)
+        value = torch.zeros(args[0].shape, dtype=args[0].dtype)
+        recorder.note(
+            f"{recorder.current_module or 'The model'} copies a computed tensor to the "
+            f"CPU{_at()}: taken as zeros."
+        )
+    return value.to(kwargs.get("dtype") or value.dtype, copy=True)
 
 
 def _masked_select(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     tensor, mask = args
-    if tensor.device.type != "meta":
-        return func(*args, **kwargs)
-    value = _value_of(recorder, mask)
-    if value is None:
-        _unknown_shape(recorder, "masked_select", mask)
+    value = _known_value(recorder, mask, "masked_select")
     count = int(value.expand(torch.broadcast_shapes(tensor.shape, mask.shape)).sum())
     return torch.empty((count,), dtype=tensor.dtype, device="meta")
 
 
 def _index(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     tensor, indices = args
-    if tensor.device.type == "meta" and any(
-        isinstance(i, torch.Tensor) and i.dtype in (torch.bool, torch.uint8) for i in indices
-    ):
-        expanded: list[Any] = []
-        for index in indices:
-            if isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8):
-                value = _value_of(recorder, index)
-                if value is None:
-                    _unknown_shape(recorder, "boolean indexing", index)
-                rows = value.nonzero()
-                expanded.extend(
-                    torch.empty((rows.shape[0],), dtype=torch.int64, device="meta")
-                    for _ in range(rows.shape[1])
-                )
-            else:
-                expanded.append(index)
-        return func(tensor, expanded)
-    return func(*args, **kwargs)
+    expanded: list[Any] = []
+    for index in indices:
+        if not isinstance(index, torch.Tensor) or index.dtype not in (torch.bool, torch.uint8):
+            expanded.append(index)
+            continue
+        rows = _known_value(recorder, index, "boolean indexing").nonzero()
+        expanded += (
+            torch.empty((rows.shape[0],), dtype=torch.int64, device="meta")
+            for _ in range(rows.shape[1])
+        )
+    return func(tensor, expanded, **kwargs)
 
 
 def _equal(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
@@ -167,22 +159,18 @@ def _equal(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
 
 def _by_value(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     """Operators whose result shape depends on their (known) values."""
-    tensors = [a for a in args if isinstance(a, torch.Tensor)]
-    if all(t.device.type != "meta" for t in tensors):
-        return func(*args, **kwargs)
-    real = []
-    for argument in args:
-        if isinstance(argument, torch.Tensor) and argument.device.type == "meta":
-            value = _value_of(recorder, argument)
-            if value is None:
-                _unknown_shape(recorder, str(func), argument)
-            real.append(value)
-        else:
-            real.append(argument)
-    out = func(*real, **kwargs)
-    if isinstance(out, torch.Tensor):
-        return attach(torch.empty(out.shape, dtype=out.dtype, device="meta"), out)
-    return tuple(attach(torch.empty(o.shape, dtype=o.dtype, device="meta"), o) for o in out)
+    what = "nonzero" if func is aten.nonzero.default else str(func)
+    real = [
+        _known_value(recorder, a, what)
+        if isinstance(a, torch.Tensor) and a.device.type == "meta"
+        else a
+        for a in args
+    ]
+    return tree_map_only(torch.Tensor, _on_meta, func(*real, **kwargs))
+
+
+def _on_meta(value: torch.Tensor) -> torch.Tensor:
+    return attach(torch.empty(value.shape, dtype=value.dtype, device="meta"), value)
 
 
 _BALANCED = (
@@ -196,7 +184,7 @@ def _topk(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     out = func(*args, **kwargs)
     choices, indices = args[0], out[1]
     dim = args[2] if len(args) > 2 else kwargs.get("dim", -1)
-    if indices.device.type == "meta" and dim in (-1, choices.dim() - 1):
+    if dim in (-1, choices.dim() - 1):
         shape, count = tuple(indices.shape), choices.shape[-1]
         assume(
             indices,
@@ -212,8 +200,6 @@ def _topk(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
 def _ctc_loss(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     """``ATen/native/cuda/LossCTC.cu``: the loss of each sample, and all alphas in log space."""
     log_probs, targets, _, target_lengths = args[:4]
-    if log_probs.device.type != "meta":
-        return func(*args, **kwargs)
     batch = log_probs.shape[1] if log_probs.dim() == 3 else 1
     if isinstance(target_lengths, torch.Tensor):
         lengths = _value_of(recorder, target_lengths)
@@ -225,10 +211,7 @@ def _ctc_loss(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _ctc_loss_backward(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
-    log_probs = args[1]
-    if log_probs.device.type != "meta":
-        return func(*args, **kwargs)
-    return torch.empty_like(log_probs, memory_format=torch.contiguous_format)
+    return torch.empty_like(args[1], memory_format=torch.contiguous_format)
 
 
 def _grouped_mm(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
@@ -238,7 +221,7 @@ def _grouped_mm(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     the output are padded to 16 bytes (``create_grouped_gemm_output_tensor``).
     """
     left, right = args[:2]
-    if left.device.type != "meta" or left.dtype == torch.bfloat16:
+    if left.dtype == torch.bfloat16:
         return func(*args, **kwargs)
     if left.dtype != right.dtype:
         raise RuntimeError(f"grouped_mm of {left.dtype} and {right.dtype}")
@@ -263,33 +246,42 @@ def _unscale(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     attach(args[1], torch.zeros(args[1].shape, dtype=args[1].dtype))
 
 
-def _unknown_shape(recorder: Recorder, what: str, tensor: torch.Tensor) -> NoReturn:
-    raise TraceError(
-        f"{recorder.current_module or 'the model'}: {what} on a tensor made by "
-        f"{recorder.origin_of(tensor) or 'an unknown operator'} has a shape that depends on "
-        f"weights or data, which no trace can know{_at()}. {_STATIC}"
-    )
+def _for_meta(handler: Handler) -> Handler:
+    """A handler for tensors on meta: others have their values."""
+
+    def handle(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+        if args[0].device.type != "meta":
+            return func(*args, **kwargs)
+        return handler(recorder, func, args, kwargs)
+
+    return handle
 
 
 def answer_handlers() -> dict[Any, Handler]:
     """Handlers that answer data-dependent operators."""
-    return {
+    by_value = (
+        aten.nonzero.default,
+        aten.repeat_interleave.Tensor,
+        aten.unique_consecutive.default,
+        aten._unique2.default,
+        aten.unique_dim.default,
+        aten.bincount.default,
+    )
+    of_meta = {
         aten._local_scalar_dense.default: _item,
         aten._to_copy.default: _to_copy,
-        aten.nonzero.default: _nonzero,
         aten.masked_select.default: _masked_select,
         aten.index.Tensor: _index,
-        aten.equal.default: _equal,
-        aten.repeat_interleave.Tensor: _by_value,
-        aten.unique_consecutive.default: _by_value,
-        aten._unique2.default: _by_value,
-        aten.unique_dim.default: _by_value,
-        aten.bincount.default: _by_value,
+        **dict.fromkeys(by_value, _by_value),
         aten.topk.default: _topk,
-        aten._amp_foreach_non_finite_check_and_unscale_.default: _unscale,
         aten._ctc_loss.default: _ctc_loss,
         aten._ctc_loss.Tensor: _ctc_loss,
         aten._ctc_loss_backward.default: _ctc_loss_backward,
         aten._ctc_loss_backward.Tensor: _ctc_loss_backward,
         aten._grouped_mm.default: _grouped_mm,
+    }
+    return {
+        **{op: _for_meta(handler) for op, handler in of_meta.items()},
+        aten.equal.default: _equal,
+        aten._amp_foreach_non_finite_check_and_unscale_.default: _unscale,
     }

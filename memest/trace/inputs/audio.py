@@ -8,13 +8,14 @@ from typing import Any
 import torch
 
 from memest.config.setup import Setup, Task
-from memest.errors import ConfigError
 from memest.trace.inputs.tensors import (
     BatchSizes,
     Planned,
     TensorPlan,
     attention_mask,
+    check_length,
     class_labels,
+    floats,
     labels,
     target_length,
     tokens,
@@ -43,11 +44,7 @@ def seconds_of(setup: Setup, *, window: float | None = None) -> tuple[float, lis
         ConfigError: longer than the model's fixed window.
     """
     if window is not None:
-        if setup.audio_seconds is not None and setup.audio_seconds > window:
-            raise ConfigError(
-                f"--audio-seconds {setup.audio_seconds:g} is longer than the {window:g} s window "
-                f"of this model. Use --audio-seconds {window:g} or less."
-            )
+        check_length("audio-seconds", setup.audio_seconds or 0, window, "s window of this model")
         return window, [f"clips are padded to the {window:g} s window of the model"]
     if setup.audio_seconds is not None:
         return setup.audio_seconds, []
@@ -93,7 +90,7 @@ def _waveform(built: BuiltModel, setup: Setup) -> tuple[list[TensorPlan], float,
     """Raw samples; the mask only where the feature extractor returns one."""
     seconds, notes = seconds_of(setup)
     shape = (setup.batch, max(400, round(seconds * SAMPLE_RATE)))
-    plans = [TensorPlan(name="input_values", shape=shape, dtype=torch.float32)]
+    plans = [floats("input_values", *shape)]
     if getattr(built.config, "feat_extract_norm", "") == "layer" or setup.padded:
         plans.append(attention_mask(shape, padded=setup.padded))
     return plans, seconds, notes
@@ -107,11 +104,7 @@ def _frames(built: BuiltModel, setup: Setup) -> tuple[list[TensorPlan], float, l
         # two frames make one position: the second convolution has stride 2
         seconds, notes = seconds_of(setup, window=2 * positions / FRAME_RATE)
         shape: tuple[int, ...] = (setup.batch, config.num_mel_bins, 2 * positions)
-        return (
-            [TensorPlan(name="input_features", shape=shape, dtype=torch.float32)],
-            seconds,
-            notes,
-        )
+        return [floats("input_features", *shape)], seconds, notes
     seconds, notes = seconds_of(setup)
     frames = round(seconds * FRAME_RATE)
     if hasattr(config, "feature_projection_input_dim"):
@@ -120,29 +113,22 @@ def _frames(built: BuiltModel, setup: Setup) -> tuple[list[TensorPlan], float, l
     else:
         encoder = getattr(config, "encoder_config", config)
         shape = (setup.batch, frames + 1, getattr(encoder, "num_mel_bins", 80))
-    plans = [
-        TensorPlan(name="input_features", shape=shape, dtype=torch.float32),
-        attention_mask(shape[:2], padded=setup.padded),
-    ]
-    return plans, seconds, notes
+    mask = attention_mask(shape[:2], padded=setup.padded)
+    return [floats("input_features", *shape), mask], seconds, notes
 
 
 def _spectrogram(built: BuiltModel, setup: Setup) -> tuple[list[TensorPlan], float, list[str]]:
     config = built.config
     seconds, notes = seconds_of(setup, window=config.max_length / FRAME_RATE)
     shape = (setup.batch, config.max_length, config.num_mel_bins)
-    return [TensorPlan(name="input_values", shape=shape, dtype=torch.float32)], seconds, notes
+    return [floats("input_values", *shape)], seconds, notes
 
 
 def _speaking(built: BuiltModel, setup: Setup) -> Planned:
     """Text to speech: text in, a spectrogram as the target."""
     config, batch = built.config, setup.batch
     limit = getattr(config, "max_text_positions", None)
-    if setup.seq_len is not None and limit and setup.seq_len > limit:
-        raise ConfigError(
-            f"--seq-len {setup.seq_len} is longer than the {limit} text positions of this model. "
-            f"Use --seq-len {limit} or less."
-        )
+    check_length("seq-len", setup.seq_len or 0, limit, "text positions of this model")
     seconds, notes = seconds_of(setup)
     length = setup.seq_len or max(1, round(CHARACTERS_PER_SECOND * seconds))
     if setup.seq_len is None:
@@ -153,11 +139,7 @@ def _speaking(built: BuiltModel, setup: Setup) -> Planned:
     plans = (
         TensorPlan(name="input_ids", shape=(batch, length), value=tokens((batch, length), config)),
         attention_mask((batch, length), padded=setup.padded),
-        TensorPlan(
-            name="speaker_embeddings",
-            shape=(batch, getattr(config, "speaker_embedding_dim", 512)),
-            dtype=torch.float32,
-        ),
+        floats("speaker_embeddings", batch, getattr(config, "speaker_embedding_dim", 512)),
         TensorPlan(name="labels", shape=(batch, frames, bins), dtype=torch.float32, fill=0),
     )
     return plans, BatchSizes(seq_len=length, audio_seconds=seconds), notes

@@ -5,14 +5,15 @@ Sizes come from the setup, else from the model's config; whatever was assumed is
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from memest.config.setup import Precision, Setup, Task
 from memest.errors import ConfigError
+from memest.profiles.sizing import SIZES, SizeAnswer
 from memest.trace.inputs.audio import audio
 from memest.trace.inputs.image import image
 from memest.trace.inputs.multimodal import contrastive, media_and_text
@@ -21,7 +22,7 @@ from memest.trace.inputs.text import text
 from memest.trace.losses.loss import loss_note
 from memest.trace.model.build import BuiltModel
 
-__all__ = ["BatchSizes", "Planned", "TensorPlan", "plan_batch", "realise"]
+__all__ = ["BatchSizes", "Planned", "PlannedBatch", "TensorPlan", "plan_batch", "realise"]
 
 _SPEECH = (Task.CTC, Task.AUDIO_CLASSIFICATION, Task.SPEECH_SEQ2SEQ)
 # these do not cast their input to the dtype of their first layer: a script has to
@@ -30,6 +31,50 @@ _TAKES_ITS_OWN_DTYPE = frozenset(
     swinv2 wavlm audio-spectrogram-transformer parakeet_ctc segformer moonshine""".split()
 )
 _SOUND = ("input_values", "input_features")
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedBatch:
+    """The batch that a model's config says, as :class:`ExampleBatch` is what a user says.
+
+    Attributes:
+        built: the model.
+        batch: None: it takes any number of samples.
+    """
+
+    built: BuiltModel
+    batch: int | None = None
+
+    def plan(self, setup: Setup) -> tuple[TensorPlan, ...]:
+        """The tensors of a batch of this setup."""
+        return plan_batch(self.built, setup)[0]
+
+    def answer(self, setup: Setup) -> SizeAnswer:
+        """The sizes that the batch takes of a setup, and what there is to say of them."""
+        _, sizes, notes = plan_batch(self.built, setup)
+        taken = {name: value for name in SIZES if (value := getattr(sizes, name)) is not None}
+        return SizeAnswer(taken, (*notes, *_without_effect(setup, sizes)))
+
+    def whole(self, batch: Mapping[str, Any]) -> Any:
+        """The batch as the model takes it."""
+        return dict(batch)
+
+    def caller(self, _: torch.nn.Module) -> tuple[None, Callable[[Any], list[Any]]]:
+        """The model is called as ``model(**batch)``; the labels are the target."""
+        return None, lambda batch: [v for name, v in batch.items() if name == "labels"]
+
+
+def _without_effect(setup: Setup, sizes: BatchSizes) -> tuple[str, ...]:
+    """What to say of sizes that were asked for and that this model's batch does not have."""
+    notes = []
+    for name in SIZES:
+        value, taken = getattr(setup, name), getattr(sizes, name)
+        flag = f"--{name.replace('_', '-')} {value:g}" if value is not None else ""
+        if value is not None and taken is None:
+            notes.append(f"{flag} has no effect on this model's inputs")
+        elif value is not None and taken != value:
+            notes.append(f"{flag} has no effect: this model always takes {taken:g}")
+    return tuple(notes)
 
 
 def plan_batch(built: BuiltModel, setup: Setup) -> Planned:

@@ -9,7 +9,15 @@ import torch
 
 from memest.config.setup import Setup, Task
 from memest.errors import ConfigError
-from memest.trace.inputs.tensors import BatchSizes, Planned, TensorPlan, class_labels, labels
+from memest.trace.inputs.tensors import (
+    BatchSizes,
+    Planned,
+    TensorPlan,
+    class_labels,
+    floats,
+    labels,
+    pixels,
+)
 from memest.trace.model.build import BuiltModel
 
 __all__ = ["image", "image_size_of"]
@@ -60,11 +68,9 @@ def image(built: BuiltModel, setup: Setup, parameters: Mapping[str, Any]) -> Pla
         size = _DEFAULT_SEGMENTATION
         notes = [f"image size {size} x {size} (--image-size sets it)"]
     channels = getattr(config, "num_channels", None) or 3
-    plans = [
-        TensorPlan(name="pixel_values", shape=(batch, channels, size, size), dtype=torch.float32)
-    ]
+    plans = [pixels(batch, channels, size, size)]
     if "input_boxes" in parameters:
-        plans.append(TensorPlan(name="input_boxes", shape=(batch, 1, 4), dtype=torch.float32))
+        plans.append(floats("input_boxes", batch, 1, 4))
         notes.append("one box prompt for each image")
     if "labels" in parameters:
         if built.task is Task.IMAGE_SEGMENTATION:
@@ -76,7 +82,5 @@ def image(built: BuiltModel, setup: Setup, parameters: Mapping[str, Any]) -> Pla
     patch = _side(getattr(config, "patch_size", None))
     if built.task is Task.MASKED_IMAGE_MODELING and "bool_masked_pos" in parameters and patch:
         patches = (size // patch) ** 2
-        plans.append(
-            TensorPlan(name="bool_masked_pos", shape=(batch, patches), dtype=torch.bool, fill=1)
-        )
+        plans.append(TensorPlan("bool_masked_pos", (batch, patches), torch.bool, fill=1))
     return tuple(plans), BatchSizes(image_size=size), notes

@@ -7,7 +7,7 @@ placeholder tokens one image takes in the text. Each family has one function for
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ from memest.trace.inputs.tensors import (
     Planned,
     TensorPlan,
     attention_mask,
+    floats,
     labels,
     max_positions,
     pixels,
@@ -56,7 +57,7 @@ class Media:
     placeholders: int
     image_size: int | None = None
     seconds: float | None = None
-    notes: tuple[str, ...] = ()
+    notes: Sequence[str] = ()
 
 
 # -- text around it --------------------------------------------------------------------------------
@@ -162,12 +163,10 @@ def _fixed_grid(built: BuiltModel, setup: Setup) -> Media:
     """One square image at the vision tower's size (LLaVA, PaliGemma, Gemma 3, BLIP-2 …)."""
     config = built.config
     size, notes = image_size_of(config, setup)
-    return Media(
-        plans=(pixels(setup.batch, 3, size, size),),
-        placeholders=_fixed_tokens(config, size),
-        image_size=size,
-        notes=tuple(notes),
-    )
+    # BLIP reads the image by cross-attention: no placeholder
+    tokens = 0 if config.model_type == "blip" else _fixed_tokens(config, size)
+    plans = (pixels(setup.batch, 3, size, size),)
+    return Media(plans=plans, placeholders=tokens, image_size=size, notes=notes)
 
 
 def _fixed_tokens(config: Any, size: int) -> int:
@@ -179,13 +178,6 @@ def _fixed_tokens(config: Any, size: int) -> int:
     whole = getattr(config, "vision_feature_select_strategy", "default") == "full"
     has_class = getattr(config.vision_config, "model_type", "").startswith("clip")
     return grid + 1 if whole and has_class else grid
-
-
-def _captioning(built: BuiltModel, setup: Setup) -> Media:
-    """BLIP reads the image by cross-attention: no placeholder."""
-    size, notes = image_size_of(built.config, setup)
-    plans = (pixels(setup.batch, 3, size, size),)
-    return Media(plans=plans, placeholders=0, image_size=size, notes=tuple(notes))
 
 
 def _tiles_and_thumbnail(built: BuiltModel, setup: Setup) -> Media:
@@ -325,9 +317,7 @@ def _padded_patches(built: BuiltModel, setup: Setup) -> Media:
     return Media(
         plans=(
             pixels(setup.batch, budget, 3 * vision.patch_size**2),
-            TensorPlan(
-                name="image_position_ids", shape=shape, value=lambda: positions.expand(shape)
-            ),
+            TensorPlan("image_position_ids", shape, value=lambda: positions.expand(shape)),
         ),
         placeholders=tokens,
         image_size=side * vision.patch_size,
@@ -343,26 +333,20 @@ def _audio_clip(built: BuiltModel, setup: Setup) -> Media:
     config, batch = built.config, setup.batch
     bins = config.audio_config.num_mel_bins
     frames = round(WINDOW_SECONDS * FRAME_RATE)
-    features = TensorPlan(name="input_features", shape=(batch, bins, frames), dtype=torch.float32)
+    features = floats("input_features", batch, bins, frames)
     if config.model_type != "qwen2_audio":
         seconds, notes = seconds_of(setup, window=WINDOW_SECONDS)
-        return Media(
-            plans=(features,), placeholders=frames // 8, seconds=seconds, notes=tuple(notes)
-        )
+        return Media(plans=(features,), placeholders=frames // 8, seconds=seconds, notes=notes)
     seconds, notes = seconds_of(setup)
     used = min(frames, round(seconds * FRAME_RATE))
     mask = torch.zeros((batch, frames), dtype=torch.int64)
     mask[:, :used] = 1
-    plans = (
-        features,
-        TensorPlan(name="feature_attention_mask", shape=(batch, frames), value=lambda: mask),
-    )
+    plans = features, TensorPlan("feature_attention_mask", (batch, frames), value=lambda: mask)
     tokens = ((used - 1) // 2 + 1 - 2) // 2 + 1
-    return Media(plans=plans, placeholders=tokens, seconds=seconds, notes=tuple(notes))
+    return Media(plans=plans, placeholders=tokens, seconds=seconds, notes=notes)
 
 
 _FAMILIES: dict[str, Callable[[BuiltModel, Setup], Media]] = {
-    "blip": _captioning,
     "llava_next": _tiles_and_thumbnail,
     "llama4": _tiles,
     "mllama": _padded_tiles,
@@ -414,7 +398,7 @@ def _sound(config: Any, setup: Setup, plans: list[TensorPlan]) -> tuple[float, l
     seconds, notes = seconds_of(setup, window=_CLAP_SECONDS)
     fused = getattr(config.audio_config, "enable_fusion", False)
     bins = getattr(config.audio_config, "num_mel_bins", 64)
-    shape = (setup.batch, 4 if fused else 1, _CLAP_FRAMES, bins)
-    plans.append(TensorPlan(name="input_features", shape=shape, dtype=torch.float32))
-    plans.append(TensorPlan(name="is_longer", shape=(setup.batch, 1), dtype=torch.bool, fill=0))
+    channels = 4 if fused else 1
+    plans.append(floats("input_features", setup.batch, channels, _CLAP_FRAMES, bins))
+    plans.append(TensorPlan("is_longer", (setup.batch, 1), torch.bool, fill=0))
     return seconds, notes

@@ -20,7 +20,9 @@ __all__ = [
     "Planned",
     "TensorPlan",
     "attention_mask",
+    "check_length",
     "class_labels",
+    "floats",
     "forward_parameters",
     "labels",
     "max_positions",
@@ -57,7 +59,7 @@ _TARGET_LIMITS = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class TensorPlan:
     """One argument of the model's forward.
 
@@ -152,11 +154,7 @@ def target_length(config: Any, setup: Setup, default: int, *, why: str) -> tuple
     if setup.target_len is None:
         length = min(default, limit) if limit else default
         return length, [f"target length {length}, {why} (--target-len sets it)"]
-    if limit and setup.target_len > limit:
-        raise ConfigError(
-            f"--target-len {setup.target_len} is longer than the {limit} target positions of this "
-            f"model. Use --target-len {limit} or less."
-        )
+    check_length("target-len", setup.target_len, limit, "target positions of this model")
     return setup.target_len, []
 
 
@@ -198,9 +196,27 @@ def labels(shape: tuple[int, ...]) -> TensorPlan:
     return TensorPlan(name="labels", shape=shape, fill=WORD)
 
 
+def floats(name: str, *shape: int) -> TensorPlan:
+    """Numbers that nobody knows, in fp32 as collators make them."""
+    return TensorPlan(name, shape, torch.float32)
+
+
 def pixels(*shape: int) -> TensorPlan:
     """Images as processors return them."""
-    return TensorPlan(name="pixel_values", shape=shape, dtype=torch.float32)
+    return floats("pixel_values", *shape)
+
+
+def check_length(option: str, length: float, limit: float | None, what: str) -> None:
+    """Refuse what is longer than a model takes.
+
+    Raises:
+        ConfigError: it is longer than the limit.
+    """
+    if limit and length > limit:
+        raise ConfigError(
+            f"--{option} {length:g} is longer than the {limit:g} {what}. Use --{option} {limit:g} "
+            "or less."
+        )
 
 
 def class_labels(built: BuiltModel, batch: int) -> TensorPlan:
@@ -208,7 +224,7 @@ def class_labels(built: BuiltModel, batch: int) -> TensorPlan:
     kind = getattr(built.config, "problem_type", None)
     classes = getattr(built.config, "num_labels", 2)
     if kind == "multi_label_classification":
-        return TensorPlan(name="labels", shape=(batch, classes), dtype=torch.float32)
+        return floats("labels", batch, classes)
     if kind == "regression" or classes == 1:
-        return TensorPlan(name="labels", shape=(batch,), dtype=torch.float32)
+        return floats("labels", batch)
     return TensorPlan(name="labels", shape=(batch,), fill=0)

@@ -15,9 +15,11 @@ from memest.trace.inputs.tensors import (
     Planned,
     TensorPlan,
     attention_mask,
+    check_length,
     class_labels,
     labels,
     max_positions,
+    pixels,
     target_length,
     tokens,
 )
@@ -48,12 +50,8 @@ def seq_len_of(built: BuiltModel, setup: Setup) -> tuple[int, list[str]]:
     if setup.seq_len is None:
         length = min(DEFAULT_SEQ_LEN, limit) if limit else DEFAULT_SEQ_LEN
         return length, [f"sequence length {length} (not given; --seq-len sets it)"]
-    if limit and setup.seq_len > limit:
-        raise ConfigError(
-            f"--seq-len {setup.seq_len} is longer than the {limit} positions of this model"
-            f"{f' beside {virtual} virtual tokens' if virtual else ''}. Use --seq-len {limit} or "
-            "less."
-        )
+    beside = f" beside {virtual} virtual tokens" if virtual else ""
+    check_length("seq-len", setup.seq_len, limit, f"positions of this model{beside}")
     return setup.seq_len, []
 
 
@@ -150,7 +148,6 @@ def _page(
     if "pixel_values" not in parameters or not getattr(config, "visual_embed", False):
         return None
     size = setup.image_size or getattr(config, "input_size", None) or _DOCUMENT_IMAGE
-    shape = (setup.batch, getattr(config, "num_channels", 3), size, size)
-    plans.append(TensorPlan(name="pixel_values", shape=shape, dtype=torch.float32))
+    plans.append(pixels(setup.batch, getattr(config, "num_channels", 3), size, size))
     notes.append(f"one page image of {size} x {size} pixels for each sample")
     return int(size)

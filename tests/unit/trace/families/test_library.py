@@ -11,6 +11,7 @@ from memest.trace.cuda.autocast import autocast_on_meta
 from memest.trace.cuda.known_values import evaluate
 from memest.trace.cuda.transformers_patches import transformers_on_meta
 from memest.trace.cuda.value_answers import answer_handlers
+from memest.trace.isolation import as_built
 from memest.trace.recorder import Recorder
 from memest.workspaces.operator_call import GpuTraits
 
@@ -236,9 +237,8 @@ def test_a_short_sequence_does_not_change_the_model(build):
     """BigBird gives its sparse attention up when a sequence is short: only for that trace."""
     built, _ = build("google/bigbird-roberta-base")
     encoder = built.model.bert.encoder
-    from memest.trace.cuda.transformers_patches import _same_attention_type
 
-    with _same_attention_type(built.model):
+    with as_built(built.model):
         built.model.bert.set_attention_type("original_full")
         assert encoder.attention_type == "original_full"
 
