@@ -48,7 +48,7 @@ class ExplorerQuestion:
 
     @property
     def where(self) -> dict[str, Any]:
-        """GPU, memory, context and calibration profile, as far as they were given."""
+        """GPU, memory, context and calibration, as far as they were given."""
         return {name: value for name, value in self.options if name in PLACE}
 
     @property

@@ -134,7 +134,7 @@ def _advanced(options: dict[str, Any]) -> None:
 
 def _chosen_calibration() -> str | None:
     return st.selectbox(
-        "Calibration profile",
+        "Calibration",
         [NO_CALIBRATION, *map(str, calibration_files())],
         index=None,
         placeholder="one of this GPU, if there is any",

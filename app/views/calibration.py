@@ -33,7 +33,7 @@ UPLOAD = "an uploaded export"
 
 def show(question: ExplorerQuestion) -> None:  # noqa: ARG001 - pages share one signature
     """The page."""
-    st.markdown("#### Calibration profiles")
+    st.markdown("#### Calibrations")
     st.caption(
         "What theory leaves open is measured: a profile corrects the parts of an estimate, adds "
         "what a process holds on a GPU, and gives a range with a level."

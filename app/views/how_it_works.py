@@ -147,7 +147,7 @@ def _categories(answer: Estimate) -> None:
         )
     st.markdown(
         f"Together **{format_size(total)}** ({total:,} bytes): the allocated peak, exactly"
-        + ("." if answer.calibration is None else ", as the calibration profile corrects it.")
+        + ("." if answer.calibration is None else ", as the calibration corrects it.")
     )
 
 

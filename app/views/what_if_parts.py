@@ -62,7 +62,7 @@ def timeline_tab(answer: Estimate) -> None:
     drawn = timeline_chart(rows, where)
     st.vega_lite_chart(spec=drawn.spec, alt=drawn.words, key="timeline_chart")
     if answer.calibration is not None:
-        st.caption("As replayed, before the calibration profile corrects the peaks.")
+        st.caption("As replayed, before the calibration corrects the peaks.")
     st.caption(
         "Step.micro-step and phase. Bars: what is alive when the most is allocated in that phase, "
         "by category; line: what the allocator has reserved."
@@ -104,11 +104,11 @@ def layers_tab(answer: Estimate) -> None:
 
 
 def calibration_tab(answer: Estimate) -> None:
-    """What a calibration profile changed, part by part, and how right it is."""
+    """What a calibration changed, part by part, and how right it is."""
     facts = answer.calibration
     if facts is None:
         st.caption(
-            "No calibration profile was applied: these are the figures of trace and replay, and "
+            "No calibration was applied: these are the figures of trace and replay, and "
             "the range is that of the built-in table. `memest calibrate run` and `memest calibrate "
             "fit` make a profile of a GPU; it is then found by itself."
         )

@@ -64,7 +64,7 @@ def _opening(validation_result: Validation) -> Text:
     how = (
         "no calibration"
         if validation_result.profile is None
-        else f"calibration profile {validation_result.profile}"
+        else f"calibration {validation_result.profile}"
     )
     return Text(f"{summary} Predictions with {how}.")
 

@@ -47,7 +47,7 @@ def fit(
         ),
     ] = None,
 ) -> int:
-    """Fit what predictions leave open to what was measured, and write a calibration profile.
+    """Fit what predictions leave open to what was measured, and write a calibration.
 
     For example: memest calibrate fit --out calibration.json, then
     memest estimate gpt2 --gpu local --calibration calibration.json

@@ -35,7 +35,7 @@ TOPICS: dict[str, tuple[str, str]] = {
         "variables that are read",
         """\
 MEMEST_CACHE       folder of step profiles (memest cache says where)
-MEMEST_HOME        folder of calibration profiles and measurements
+MEMEST_HOME        folder of calibrations and measurements
 HF_HOME, HF_TOKEN, HF_HUB_OFFLINE
                    as the Hugging Face hub takes them
 COLUMNS, NO_COLOR  width and colours of reports""",

@@ -235,8 +235,7 @@ def read_schedule(value: Any) -> Schedule | None:
     if plain in _WEIGHTS_APART:
         raise ConfigError(
             f"--pp-schedule {value!r} is not modelled: it computes gradients of weights apart from "
-            f"those of inputs. Legal: {', '.join(Schedule)}; 1f1b, or interleaved with several "
-            "stages on each GPU, comes closest."
+            f"those of inputs. Legal: {', '.join(Schedule)}."
         )
     raise not_legal(f"--pp-schedule {value!r}", text, list(Schedule))
 

@@ -63,7 +63,7 @@ def write_calibration(calibration: Calibration, path: str | os.PathLike[str]) ->
         write_text(target, text)
     except OSError as error:
         raise ConfigError(
-            f"The calibration profile {target} cannot be written ({error.strerror or error}): give "
+            f"The calibration {target} cannot be written ({error.strerror or error}): give "
             "a folder that you may write to."
         ) from None
 
@@ -79,7 +79,7 @@ def read_calibration(path: str | os.PathLike[str]) -> Calibration:
         return _calibration(_Node(_document(Path(path), shown), ""))
     except _Wrong as wrong:
         raise ConfigError(
-            f"The calibration profile {shown} cannot be used: {wrong}. Fit it anew with `memest "
+            f"The calibration {shown} cannot be used: {wrong}. Fit it anew with `memest "
             "calibrate fit`, or leave it out to get the uncalibrated estimate."
         ) from None
 
@@ -92,13 +92,13 @@ def _document(path: Path, shown: str) -> Any:
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):
-            raise ConfigError(f"The calibration profile {shown} is not a file: name its .json.")
+            raise ConfigError(f"The calibration {shown} is not a file: name its .json.")
         with path.open("rb") as file:
             raw = file.read(MAX_FILE_BYTES + 1)
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
         raise ConfigError(
-            f"The calibration profile {shown} cannot be read ({why}): name a file that `memest "
+            f"The calibration {shown} cannot be read ({why}): name a file that `memest "
             "calibrate fit` wrote."
         ) from None
     if len(raw) > MAX_FILE_BYTES:

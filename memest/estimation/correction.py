@@ -1,4 +1,4 @@
-"""Apply a calibration profile to an estimate: corrected figures and an honest range.
+"""Apply a calibration to an estimate: corrected figures and an honest range.
 
 With parts ``p`` of the breakdown, factors ``c``, allocated ``A``, reserved ``R``::
 

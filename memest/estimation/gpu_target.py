@@ -1,6 +1,6 @@
 """The GPUs of a question: how much of them a run can have, and what is known of them.
 
-What is known may be a calibration profile that was measured on the GPU, or, where none was, on
+What is known may be a calibration that was measured on the GPU, or, where none was, on
 the GPU nearest to it. Profiles that are found by themselves lie in the user's folder and in the
 package; a file can be named too.
 """

@@ -190,7 +190,7 @@ class RankPeak(Document):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationFacts(Document):
-    """The calibration profile that corrected an answer: what it was before, and how good it is.
+    """The calibration that corrected an answer: what it was before, and how good it is.
 
     Attributes:
         path: file of the profile.

@@ -138,8 +138,8 @@ def test_a_profile_is_shown_part_by_part(open_page: Open) -> None:
     assert "1.0200" in list(app.dataframe[0].value["factor"])
     app = open_page(tab="Calibration")
     assert metrics(app)["Runs measured"] == "40"
-    assert "before the calibration profile corrects" in texts(app)
-    assert "as the calibration profile corrects it" in texts(open_page("how-it-works"))
+    assert "before the calibration corrects" in texts(app)
+    assert "as the calibration corrects it" in texts(open_page("how-it-works"))
     tables = [frame.value for frame in app.dataframe if "raw" in frame.value]
     factors = dict(zip(tables[0]["part"], tables[0]["factor"], strict=True))
     assert factors["activations"] == "× 1.0200"
@@ -207,7 +207,7 @@ def test_a_link_names_no_profile_but_this_machines(where: str, tmp_path: Path) -
     question = (
         ExplorerQuestion("gpt2", (("calibration", str(path)),)) if where == "options" else None
     )
-    with pytest.raises(ConfigError, match="no calibration profile that the explorer knows"):
+    with pytest.raises(ConfigError, match="no calibration that the explorer knows"):
         check_question(question or ExplorerQuestion("gpt2"), () if question else (text,))
     kept = calibration_folders()[0] / "own.json"
     kept.parent.mkdir(parents=True)

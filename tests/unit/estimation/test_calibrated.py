@@ -1,4 +1,4 @@
-"""Estimates under a calibration profile: found by itself, named, borrowed, switched off."""
+"""Estimates under a calibration: found by itself, named, borrowed, switched off."""
 
 from __future__ import annotations
 
