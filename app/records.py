@@ -151,5 +151,9 @@ def draw_blocks(blocks: Sequence[Block]) -> None:
                 alt=block.caption,
             )
         elif isinstance(block, Figure):
-            st.image(block.svg, caption=block.caption)
+            # the library draws on white paper: its ink is black in a dark theme, too
+            st.image(
+                block.svg.replace("<svg ", '<svg style="background:#fff" ', 1),
+                caption=block.caption,
+            )
             st.caption(block.words)
