@@ -152,6 +152,20 @@ def test_states_are_divided_and_parameters_are_not():
     assert two["master weights"] * 2 == pytest.approx(2 * two["parameters"], rel=0.001)
 
 
+def test_states_are_what_deepspeeds_own_estimator_counts_of_them():
+    """``estimate_zero2_model_states_mem_needs``: 2 B a parameter, 18 B of a partition's states.
+
+    Of the 18, 4 are gradients in float32 that live only in the update; buckets, activations,
+    buffers and fragmentation are not in it.
+    """
+    answer = tiny(zero_settings=SMALL, num_gpus=4)
+    parameters, parts = answer.model.parameters, rows(answer)
+    states = sum(parts[part] for part in ("parameters", "master weights", "optimizer states"))
+    # parameters 2, master weights 4 / n, Adam's moments 8 / n
+    assert states == pytest.approx(2 * parameters + 12 * parameters / 4, rel=0.01)
+    assert states < 2 * parameters + 18 * parameters / 4
+
+
 def test_offloading_takes_states_and_master_weights_to_the_host():
     away = tiny(zero_settings=SMALL, num_gpus=2, offload_optimizer=True)
     assert not {"optimizer states", "master weights"} & set(rows(away))

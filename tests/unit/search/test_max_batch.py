@@ -242,6 +242,23 @@ def test_what_is_known_of_the_run_is_told():
     assert any("pages move between host and GPU in every step" in note for note in paged.notes)
 
 
+def test_a_live_module():
+    torch = pytest.importorskip("torch")
+    module = torch.nn.Sequential(
+        torch.nn.Linear(256, 1024), torch.nn.ReLU(), torch.nn.Linear(1024, 1)
+    )
+    answer = memest.max_batch(
+        module,
+        gpu="t4",
+        gpu_memory="700MiB",
+        inputs={"input": torch.zeros(4, 256)},
+        loss=lambda outputs, batch: outputs.mean(),
+        loop="plain",
+    )
+    assert answer.model == "Sequential"
+    assert answer.largest > 4
+
+
 def test_json(answer):
     document = json.loads(answer.to_json())
     assert document == answer.to_dict()
