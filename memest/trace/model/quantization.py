@@ -106,7 +106,8 @@ def own_quantization(config: Mapping[str, Any], setup: Setup) -> tuple[Setup, tu
         The setup with it, and what there is to say.
 
     Raises:
-        ConfigError: the setup asks for another quantisation of packed weights.
+        ConfigError: the setup asks for another quantisation of packed weights, or the checkpoint
+            has one whose layers take other memory than is known.
     """
     settings = config.get("quantization_config")
     if not isinstance(settings, Mapping):
@@ -117,6 +118,11 @@ def own_quantization(config: Mapping[str, Any], setup: Setup) -> tuple[Setup, tu
         raise ConfigError(
             f"The checkpoint is quantised by {method} already, and transformers quantises no "
             f"{request.words} of it: drop that option, or name the model it was made of."
+        )
+    if method == "awq":
+        raise ConfigError(
+            "The checkpoint is quantised by awq, whose layers are not modelled: name the model it "
+            "was made of, with --load-in-4bit for a base of 4 bits, or a checkpoint of gptq."
         )
     if request is not None and not packed:
         return setup, ()

@@ -111,7 +111,6 @@ def test_what_is_not_packed_stays_in_its_dtype():
         ({**GPTQ, "checkpoint_format": "marlin"}, "marlin"),
         ({**GPTQ, "lm_head": True}, "lm_head"),
         ({**GPTQ, "bits": 5}, "bits 5"),
-        ({"quant_method": "awq", "bits": 4, "version": "gemm"}, "awq"),
         ({"quant_method": "hqq"}, "hqq"),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
@@ -126,6 +125,12 @@ def test_a_checkpoint_in_another_way_is_named_as_not_modelled(config, said):
     assert len(notes) == 1
     assert said in notes[0]
     assert not list(packed_layers(build(setup, source, None, None, None).model))
+
+
+def test_a_checkpoint_of_awq_is_refused_with_what_to_ask_instead():
+    config = {**SMALL, "quantization_config": {"quant_method": "awq", "bits": 4, "version": "gemm"}}
+    with pytest.raises(ConfigError, match=r"by awq.*the model it was made of.*--load-in-4bit"):
+        model_of(config)
 
 
 @pytest.mark.parametrize(
