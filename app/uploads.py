@@ -83,7 +83,7 @@ def keep_config(name: str, content: bytes) -> str:
         MemestError: too large, not JSON, not a model's configuration, or with code of its own.
     """
     with temporary(name, content, MAX_CONFIG_BYTES) as path:
-        config, _ = check_config(read_config(path, shown=name), shown=name, trust_remote_code=False)
+        config, _ = check_config(read_config(path, label=name), label=name, trust_remote_code=False)
     text = json.dumps(config, indent=2, sort_keys=True)
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
     kind = re.sub(r"[^A-Za-z0-9_-]", "", str(config["model_type"]))[:40]

@@ -92,11 +92,11 @@ class MissingDependencyError(MemestError, ImportError):
 def closest(value: str, legal: Iterable[str], *, limit: int = 3) -> list[str]:
     """The legal spellings nearest to ``value``, best first (may be empty)."""
     candidates = list(dict.fromkeys(legal))
-    lowered: dict[str, str] = {}
+    by_lower_case: dict[str, str] = {}
     for name in candidates:
-        lowered.setdefault(name.lower(), name)
-    matches = difflib.get_close_matches(value.lower(), lowered, n=limit, cutoff=0.5)
-    return [lowered[name] for name in matches]
+        by_lower_case.setdefault(name.lower(), name)
+    matches = difflib.get_close_matches(value.lower(), by_lower_case, n=limit, cutoff=0.5)
+    return [by_lower_case[name] for name in matches]
 
 
 def hint(value: object, legal: Iterable[str]) -> str:

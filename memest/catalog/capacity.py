@@ -120,11 +120,11 @@ def _known_sizes(spec: GpuSpec) -> tuple[int, int, int, str]:
             "--gpu-memory 24GiB"
         )
     if spec.backend == "rocm":
-        kept = policy()["rocm_gap"]["high_mib"] * MIB
-        total = spec.memory_marketing_gb * (1 << 30) - kept
+        rocm_gap = policy()["rocm_gap"]["high_mib"] * MIB
+        total = spec.memory_marketing_gb * (1 << 30) - rocm_gap
         basis = (
-            f"{spec.memory_marketing_gb} GiB on the box minus {kept // MIB} MiB, as on the four "
-            "AMD cards with a known total; no total of this card is known"
+            f"{spec.memory_marketing_gb} GiB on the box minus {rocm_gap // MIB} MiB, as on the "
+            "four AMD cards with a known total; no total of this card is known"
         )
         return total, int(total * 0.98), total, basis
     # decimal gigabytes: within half a per cent of the two unified-memory boards with a reading,

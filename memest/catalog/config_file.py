@@ -23,12 +23,12 @@ _HEADS = """ForCausalLM ForMaskedLM ForPreTraining ForSequenceClassification For
 _SPEECH_TYPES = frozenset({"whisper", "speech_to_text", "moonshine", "speecht5"})
 
 
-def read_config(path: Path, *, shown: str) -> dict[str, Any]:
+def read_config(path: Path, *, label: str) -> dict[str, Any]:
     """Parse one file.
 
     Args:
         path: the file.
-        shown: how messages call it.
+        label: how messages call it.
 
     Raises:
         ModelLoadError: unreadable, larger than 10 MiB, not JSON, or not a JSON object.
@@ -36,30 +36,30 @@ def read_config(path: Path, *, shown: str) -> dict[str, Any]:
     try:
         if path.is_file() and path.stat().st_size > MAX_CONFIG_BYTES:
             raise ModelLoadError(
-                f"{shown} has {format_size(path.stat().st_size)}, a model's config.json at most "
+                f"{label} has {format_size(path.stat().st_size)}, a model's config.json at most "
                 f"{format_size(MAX_CONFIG_BYTES)}: give the config.json, not weights or data"
             )
         text = read_small(path, MAX_CONFIG_BYTES)
     except UnicodeDecodeError as error:
         raise ModelLoadError(
-            f"{shown} is not text ({error.reason} at byte {error.start}): give the model's "
+            f"{label} is not text ({error.reason} at byte {error.start}): give the model's "
             "config.json, not its weights"
         ) from error
     except OSError as error:
-        raise ModelLoadError(f"{shown} cannot be read: {error.strerror or error}") from error
+        raise ModelLoadError(f"{label} cannot be read: {error.strerror or error}") from error
     try:
         data = json.loads(text)
     except json.JSONDecodeError as error:
         raise ModelLoadError(
-            f"{shown} is not valid JSON: {error.msg} in line {error.lineno}, column {error.colno}"
+            f"{label} is not valid JSON: {error.msg} in line {error.lineno}, column {error.colno}"
         ) from error
     except ValueError as error:  # a number that is too long to be one
-        raise ModelLoadError(f"{shown} is not valid JSON: {error}") from error
+        raise ModelLoadError(f"{label} is not valid JSON: {error}") from error
     except RecursionError as error:
-        raise ModelLoadError(f"{shown} is nested too deeply for a model's config.json") from error
+        raise ModelLoadError(f"{label} is nested too deeply for a model's config.json") from error
     if not isinstance(data, dict):
         raise ModelLoadError(
-            f"{shown} holds a JSON {_kind(data)}, a model's config.json is an object with a "
+            f"{label} holds a JSON {_kind(data)}, a model's config.json is an object with a "
             "model_type"
         )
     return data
@@ -74,7 +74,7 @@ def _kind(data: object) -> str:
 
 
 def check_config(
-    config: dict[str, Any], *, shown: str, trust_remote_code: bool
+    config: dict[str, Any], *, label: str, trust_remote_code: bool
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Make sure that transformers can build the configuration.
 
@@ -87,13 +87,13 @@ def check_config(
     """
     if "_class_name" in config and "model_type" not in config:
         raise ModelLoadError(
-            f"{shown} describes a {config['_class_name']} of diffusers, which memest does not "
+            f"{label} describes a {config['_class_name']} of diffusers, which memest does not "
             "build: give a factory of your own instead, package.module:function"
         )
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or not model_type:
         raise ModelLoadError(
-            f"{shown} has no model_type, so transformers cannot know what to build: add one, for "
+            f"{label} has no model_type, so transformers cannot know what to build: add one, for "
             'example "model_type": "llama", or give a factory, package.module:function'
         )
     if not config.get("auto_map") or trust_remote_code:
@@ -101,12 +101,12 @@ def check_config(
     if model_type in model_types():
         own = {key: value for key, value in config.items() if key != "auto_map"}
         note = (
-            f"{shown} names code of its own (auto_map); transformers' own {model_type} was taken. "
+            f"{label} names code of its own (auto_map); transformers' own {model_type} was taken. "
             "--trust-remote-code takes the other"
         )
         return own, (note,)
     raise ModelLoadError(
-        f"{shown} names code of its own (auto_map, model_type {model_type!r}), which runs when the "
+        f"{label} names code of its own (auto_map, model_type {model_type!r}), which runs when the "
         "model is built: read that code, then add --trust-remote-code"
     )
 

@@ -76,9 +76,9 @@ def _variants(key: str, spec: GpuSpec | None, drop: tuple[str, ...]) -> tuple[Gp
     keys = _keys(drop)
     rows: set[int] = set()
     for size in {other.memory_marketing_gb for other in gpus}:
-        for sized in (f"{key}{size}g", f"{key}{size}gb"):
+        for spelling in (f"{key}{size}g", f"{key}{size}gb"):
             # the card's own size: "a10" + "040gb" would otherwise make an A10 of an A100
-            rows |= {row for row in keys.get(sized, ()) if gpus[row].memory_marketing_gb == size}
+            rows |= {row for row in keys.get(spelling, ()) if gpus[row].memory_marketing_gb == size}
     if spec is not None:
         rows |= {row for row, other in enumerate(gpus) if other.name == spec.name}
         rows.add(gpus.index(spec))
@@ -87,9 +87,9 @@ def _variants(key: str, spec: GpuSpec | None, drop: tuple[str, ...]) -> tuple[Gp
 
 def _closest_by_total(specs: tuple[GpuSpec, ...], total_bytes: int) -> GpuSpec:
     def distance(spec: GpuSpec) -> int:
-        known = [size for size in (spec.torch_total_bytes, spec.nvml_total_bytes) if size]
-        known = known or [(spec.memory_marketing_gb or 0) * 10**9]
-        return min(abs(size - total_bytes) for size in known)
+        totals = [size for size in (spec.torch_total_bytes, spec.nvml_total_bytes) if size]
+        totals = totals or [(spec.memory_marketing_gb or 0) * 10**9]
+        return min(abs(size - total_bytes) for size in totals)
 
     return min(specs, key=distance)
 
@@ -122,8 +122,8 @@ def _match(name: str, total_bytes: int | None, drop: tuple[str, ...]) -> GpuSpec
             )
         spec = default[0]
     others = tuple(other for other in variants if other != spec)
-    sized = key.endswith((f"{spec.memory_marketing_gb}g", f"{spec.memory_marketing_gb}gb"))
-    if (others and not sized) or key in policy()["family_names"]:
+    names_size = key.endswith((f"{spec.memory_marketing_gb}g", f"{spec.memory_marketing_gb}gb"))
+    if (others and not names_size) or key in policy()["family_names"]:
         note = f"{name!r} was taken as {spec.name} with {spec.memory_marketing_gb} GB"
         if others:
             note += f"; other sizes: {_sizes(others)}"

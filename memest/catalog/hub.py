@@ -23,8 +23,8 @@ TIMEOUT_SECONDS = 5.0
 
 def _suggestion(ref: str) -> str:
     near = closest_models(ref)
-    known = f"Nearest in memest's own catalogue: {', '.join(near)}. " if near else ""
-    return f"{known}`memest models` lists the catalogue; the path of a config.json works too."
+    nearest = f"Nearest in memest's own catalogue: {', '.join(near)}. " if near else ""
+    return f"{nearest}`memest models` lists the catalogue; the path of a config.json works too."
 
 
 def _unknown(ref: str, why: str) -> UnknownModelError:
@@ -33,7 +33,7 @@ def _unknown(ref: str, why: str) -> UnknownModelError:
     )
 
 
-def _cached(hub: Any, ref: str) -> Path | None:
+def _cached_path(hub: Any, ref: str) -> Path | None:
     path = hub.try_to_load_from_cache(ref, CONFIG_NAME)
     # the cache answers with a marker object where it knows that the file does not exist
     return Path(path) if isinstance(path, str) else None
@@ -109,7 +109,7 @@ def fetch_config(ref: str) -> tuple[Path, str]:
             "(pip install 'memest[torch]')",
         ) from error
     try:
-        path = _cached(hub, ref)
+        path = _cached_path(hub, ref)
     except ValueError as error:  # HFValidationError: the name cannot be an id
         raise _unknown(ref, "it cannot be an id of the Hugging Face hub either") from error
     if path is not None:
@@ -118,13 +118,13 @@ def fetch_config(ref: str) -> tuple[Path, str]:
         # a bare HEAD first: unlike the download it does not retry for half a minute
         url = hub.hf_hub_url(ref, CONFIG_NAME)
         size = hub.get_hf_file_metadata(url, timeout=TIMEOUT_SECONDS).size or 0
-        found = "" if size > MAX_CONFIG_BYTES else _download(hub, ref)
+        config_file = "" if size > MAX_CONFIG_BYTES else _download(hub, ref)
     except Exception as error:
         # the client raises errors of its own, of its HTTP library and OSError: all mean "not got"
         raise _explain(errors, ref, error) from error
-    if not found:
+    if not config_file:
         raise ModelLoadError(
             f"the {CONFIG_NAME} of {ref!r} on the hub has {format_size(size)}, a configuration at "
             f"most {format_size(MAX_CONFIG_BYTES)}: name another model"
         )
-    return Path(found), "config.json from the Hugging Face hub"
+    return Path(config_file), "config.json from the Hugging Face hub"

@@ -146,13 +146,13 @@ def closest_models(name: str, *, limit: int = 3) -> tuple[str, ...]:
     by_tail = {each.rpartition("/")[2]: each for each in reversed(ids)}
     nearest: list[str] = []
     if len(tail) > 2:
-        wanted = tail.lower()
+        fragment = tail.lower()
         # the right name under another organisation, or only a part of it, is the commonest slip
-        nearest = [each for short, each in by_tail.items() if wanted in short.lower()]
+        nearest = [each for short, each in by_tail.items() if fragment in short.lower()]
         nearest.sort(
             key=lambda each: (
-                not each.rpartition("/")[2].lower().startswith(wanted),
-                not each.lower().endswith(wanted),
+                not each.rpartition("/")[2].lower().startswith(fragment),
+                not each.lower().endswith(fragment),
                 len(each),
             )
         )

@@ -184,29 +184,29 @@ def local_spec(gpu: LocalGpu) -> GpuSpec:
     (same ECC state, no slice of a shared board).
     """
     try:
-        known = find_gpu(gpu.name, total_bytes=gpu.total_bytes)
+        entry = find_gpu(gpu.name, total_bytes=gpu.total_bytes)
     except UnknownGpuError:
-        known = GpuSpec(name=gpu.name)
-    notes = [*known.notes, f"read from GPU {gpu.index} of this machine, driver {gpu.driver}"]
-    torch_total, precision = known.torch_total_bytes, known.torch_total_precision
+        entry = GpuSpec(name=gpu.name)
+    notes = [*entry.notes, f"read from GPU {gpu.index} of this machine, driver {gpu.driver}"]
+    torch_total, precision = entry.torch_total_bytes, entry.torch_total_precision
     if _driver_major(gpu.driver) < _RESERVED_LEFT_OUT_BEFORE:
         torch_total, precision = gpu.total_bytes, None
-    elif abs((known.nvml_total_bytes or 0) - gpu.total_bytes) > _SAME_TOTAL_BYTES:
+    elif abs((entry.nvml_total_bytes or 0) - gpu.total_bytes) > _SAME_TOTAL_BYTES:
         torch_total, precision = None, None
-        if known.nvml_total_bytes is not None:
+        if entry.nvml_total_bytes is not None:
             notes.append(
-                f"the catalogue has {format_size(known.nvml_total_bytes)} for this name, the "
+                f"the catalogue has {format_size(entry.nvml_total_bytes)} for this name, the "
                 f"driver reports {format_size(gpu.total_bytes)}; the driver is believed"
             )
     if gpu.mig:
         notes.append("the board is split (MIG): give the memory of your slice with --gpu-memory")
     return dataclasses.replace(
-        known,
-        compute_capability=gpu.compute_capability or known.compute_capability,
+        entry,
+        compute_capability=gpu.compute_capability or entry.compute_capability,
         nvml_total_bytes=gpu.total_bytes,
         torch_total_bytes=torch_total,
         torch_total_precision=precision,
-        sources=(*known.sources, f"nvml: live reading, driver {gpu.driver}"),
+        sources=(*entry.sources, f"nvml: live reading, driver {gpu.driver}"),
         confidence="live",
         notes=tuple(notes),
         match_note="",
@@ -233,8 +233,8 @@ def resolve_gpu(name: str, *, total_bytes: int | None = None, nvml: Any = None) 
     if index and not index.isdigit():
         raise ConfigError(f"--gpu {name}: after local: comes a number, for example local:0")
     gpus = local_gpus(nvml=nvml)
-    wanted = int(index or 0)
-    if wanted >= len(gpus):
+    number = int(index or 0)
+    if number >= len(gpus):
         have = ", ".join(f"local:{gpu.index} ({gpu.name})" for gpu in gpus) or "none"
         raise DeviceError(f"--gpu {name}: this machine has no such NVIDIA GPU; it has {have}")
-    return local_spec(gpus[wanted])
+    return local_spec(gpus[number])

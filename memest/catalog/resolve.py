@@ -17,7 +17,7 @@ from memest.catalog.config_file import check_config, guess_auto_class, read_conf
 from memest.catalog.hub import CONFIG_NAME, fetch_config
 from memest.catalog.models import CatalogueEntry, lookup
 from memest.errors import ConfigError, ModelLoadError, UnknownModelError
-from memest.files.texts import of_windows, shown
+from memest.files.texts import of_windows, printable
 
 __all__ = ["ModelSource", "leads_to_file", "looks_like_path", "resolve_model"]
 
@@ -96,8 +96,10 @@ def _from_file(path: Path, *, ref: str, trust_remote_code: bool) -> ModelSource:
                 "wrote, or the file itself" + _adapter_hint(path)
             )
         path = file
-    name = shown(str(path))
-    return _from_config("file", shown(ref), path, name, f"config.json at {name}", trust_remote_code)
+    name = printable(str(path))
+    return _from_config(
+        "file", printable(ref), path, name, f"config.json at {name}", trust_remote_code
+    )
 
 
 def _from_config(
@@ -105,7 +107,7 @@ def _from_config(
 ) -> ModelSource:
     """A model whose configuration a file holds, which messages call by a name."""
     config, notes = check_config(
-        read_config(path, shown=name), shown=name, trust_remote_code=trust_remote_code
+        read_config(path, label=name), label=name, trust_remote_code=trust_remote_code
     )
     return ModelSource(
         kind=kind,
@@ -171,10 +173,10 @@ def resolve_model(ref: str, *, trust_remote_code: bool = False) -> ModelSource:
     ref = ref.strip()
     whole = ref
     ref, changes = split_changes(ref)
-    return _changed(_resolve(ref, trust_remote_code=trust_remote_code), whole, changes)
+    return _with_changes(_resolve(ref, trust_remote_code=trust_remote_code), whole, changes)
 
 
-def _changed(source: ModelSource, ref: str, changes: dict[str, Any]) -> ModelSource:
+def _with_changes(source: ModelSource, ref: str, changes: dict[str, Any]) -> ModelSource:
     """The source with another configuration, under the reference that says so.
 
     Whether the configuration has such a name is checked when the model is built.
@@ -186,13 +188,13 @@ def _changed(source: ModelSource, ref: str, changes: dict[str, Any]) -> ModelSou
             f"{ref!r}: a factory has no configuration to change: let it build what you mean."
         )
     _, _, text = ref.partition("?")
-    said = f"its configuration was changed: {text.replace('&', ', ')}"
+    note = f"its configuration was changed: {text.replace('&', ', ')}"
     return replace(
         source,
         id=f"{source.id}?{text}",
         config={**source.config, **changes},
         changes=tuple(changes),
-        notes=(*source.notes, said),
+        notes=(*source.notes, note),
     )
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from memest.errors import MemestError
-from memest.files.texts import shown
+from memest.files.texts import printable
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -36,7 +36,7 @@ class PipeClosedError(Exception):
 def emit(message: str) -> None:
     """Write one paragraph to stderr, where there is one."""
     with contextlib.suppress(OSError, AttributeError):
-        sys.stderr.write(f"{shown(' '.join(message.split()))}\n")
+        sys.stderr.write(f"{printable(' '.join(message.split()))}\n")
 
 
 def write_out(text: str) -> None:

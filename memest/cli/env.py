@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from memest.cli.console import Output, write_document
 from memest.cli.flags import shows, switch
-from memest.config.installed import VERIFIED, installed_version, unverified
+from memest.config.installed import VERIFIED, installed_version, unverified_note
 from memest.errors import MissingDependencyError
 from memest.files.folders import data_folder
 
@@ -103,7 +103,7 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "packages": {name: _version(name) for name in PACKAGES},
-        "releases": {"verified": VERIFIED, "note": unverified()},
+        "releases": {"verified": VERIFIED, "note": unverified_note()},
         "gpus": gpus,
         "gpus_note": why_none,
         "paths": {

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from memest.errors import ConfigError, not_legal
-from memest.files.texts import mapping_given
+from memest.files.texts import read_mapping
 
 __all__ = ["METHODS", "Adapter", "read_adapter"]
 
@@ -91,18 +91,18 @@ class Adapter:
         if self.method == "lora":
             name = "DoRA" if settings.get("use_dora") else name
             name = "rank-stabilised " + name if settings.get("use_rslora") else name
-        said = [name]
+        details = [name]
         rank = settings.get("r", settings.get("init_r"))
         if rank is not None:
-            said.append(f"r {rank}")
+            details.append(f"r {rank}")
         if settings.get("num_virtual_tokens"):
-            said.append(f"{settings['num_virtual_tokens']} virtual tokens")
-        text = ", ".join(said)
+            details.append(f"{settings['num_virtual_tokens']} virtual tokens")
+        text = ", ".join(details)
         targets = settings.get("target_modules")
         if targets:
             text += f" on {targets if isinstance(targets, str) else ', '.join(targets)}"
-        kept = settings.get("modules_to_save")
-        return f"{text}, and {', '.join(kept)} as a whole" if kept else text
+        whole_modules = settings.get("modules_to_save")
+        return f"{text}, and {', '.join(whole_modules)} as a whole" if whole_modules else text
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as :func:`read_adapter` takes them."""
@@ -110,20 +110,20 @@ class Adapter:
         return out if self.autocast_adapter_dtype else {**out, _CAST: False}
 
 
-def read_adapter(given: Any, *, option: str = "--peft-config") -> Adapter:
+def read_adapter(source: Any, *, option: str = "--peft-config") -> Adapter:
     """An adapter from what people have of it.
 
     Args:
-        given: a mapping as peft writes it to ``adapter_config.json``, the path of such a file or
+        source: a mapping as peft writes it to ``adapter_config.json``, the path of such a file or
             of its folder, one of peft's own configuration objects, or an :class:`Adapter`.
         option: how messages call it.
 
     Raises:
         ConfigError: it is none of these, or names a method or a value that cannot be.
     """
-    if isinstance(given, Adapter):
-        return given
-    values = _mapping_of(given, option)
+    if isinstance(source, Adapter):
+        return source
+    values = _mapping_of(source, option)
     cast = values.pop(_CAST, True)
     if not isinstance(cast, bool):
         raise ConfigError(f"{option}: {_CAST} {cast!r} is neither true nor false.")
@@ -146,12 +146,12 @@ def _canonical(settings: Mapping[str, Any]) -> str:
     return json.dumps(settings, sort_keys=True, separators=(",", ":"))
 
 
-def _mapping_of(given: Any, option: str) -> dict[str, Any]:
-    if isinstance(given, (str, Path)) and not str(given).lstrip().startswith("{"):
-        path = Path(given).expanduser()
-        given = path / "adapter_config.json" if path.is_dir() else given
-    return mapping_given(
-        given,
+def _mapping_of(source: Any, option: str) -> dict[str, Any]:
+    if isinstance(source, (str, Path)) and not str(source).lstrip().startswith("{"):
+        path = Path(source).expanduser()
+        source = path / "adapter_config.json" if path.is_dir() else source
+    return read_mapping(
+        source,
         option,
         takes="give the path of an adapter_config.json, a mapping, or a configuration of peft",
         instead="give the path of an adapter_config.json, as peft saves it beside the adapter's "

@@ -84,13 +84,13 @@ def _check_optimizer(setup: TrainingOptions) -> None:
     read_arguments(setup.optim, setup.optim_args)
     if setup.steps_in_backward:
         _in_backward(setup)
-    targets, needed = setup.optim_target_modules, facts_of(setup.optim).targets
-    if needed and not targets:
+    targets, needs_targets = setup.optim_target_modules, facts_of(setup.optim).targets
+    if needs_targets and not targets:
         raise ConfigError(
             f"--optim {setup.optim} needs to know which linear layers it projects: add "
             "--optim-target-modules all-linear, or a regular expression for their names."
         )
-    if targets and not needed:
+    if targets and not needs_targets:
         raise ConfigError(
             f"--optim-target-modules has no meaning with --optim {setup.optim}: it belongs to "
             "GaLore and APOLLO."
@@ -186,8 +186,8 @@ def _check_shared_model(setup: TrainingOptions) -> None:
         )
     degrees = {"pp": distributed.pp, "tp": distributed.tp, "ep": distributed.ep}
     ways = [way for way, degree in degrees.items() if degree > 1]
-    shared = ["shared-model"] if distributed.shares_model else []
-    refuse_pairs(setup, f"--{ways[0]}", "model", *ways, *shared)
+    sharing = ["shared-model"] if distributed.shares_model else []
+    refuse_pairs(setup, f"--{ways[0]}", "model", *ways, *sharing)
 
 
 def _check_ulysses(setup: TrainingOptions) -> None:
@@ -228,12 +228,12 @@ def _check_context_parallel(setup: TrainingOptions) -> None:
             "(dp_shard_cp): add --fsdp full_shard."
         )
     if size is not None and (size % ways or (size == ways and distributed.num_copies > 1)):
-        wanted = max(2, -(-size // ways)) * ways
+        shard_size = max(2, -(-size // ways)) * ways
         why = "is no multiple of it" if size % ways else "leaves nothing to dp_shard"
         raise ConfigError(
             f"--cp {ways} and --fsdp-shard-size {size}: that {why}, and accelerate refuses copies "
-            f"that are not sharded over --cp and more GPUs: write --fsdp-shard-size {wanted}, or "
-            "leave it out."
+            f"that are not sharded over --cp and more GPUs: write --fsdp-shard-size {shard_size}, "
+            "or leave it out."
         )
     refuse_pairs(setup, "--cp", "cp")
     pieces = 2 * ways
@@ -433,12 +433,12 @@ def _check_losses(setup: TrainingOptions) -> None:
     ``recipes/full_finetune_distributed.py`` at April 2026. ZeRO-3 gathers what is read
     (``ZeROOrderedDict`` of DeepSpeed, ``runtime/zero/parameter_offload.py``).
     """
-    distributed, fused = setup.distributed, setup.fused_loss
-    if fused:
+    distributed, fused_loss = setup.distributed, setup.fused_loss
+    if fused_loss:
         refuse_pairs(setup, "--fused-loss", "fused")
     reads = reader_of_head(setup)
-    flag = reads or f"--fused-loss {fused}"
-    if not (reads or fused):
+    flag = reads or f"--fused-loss {fused_loss}"
+    if not (reads or fused_loss):
         return
     if distributed.zero == 3 and not reads:
         raise ConfigError(
@@ -446,7 +446,7 @@ def _check_losses(setup: TrainingOptions) -> None:
             "have no DeepSpeed. Leave one of them out: without --fused-loss all logits are priced, "
             "and the losses of TRL, --fused-loss trl-fused, go with --zero 3."
         )
-    if fused and (distributed.pp > 1 or distributed.shares_model):
+    if fused_loss and (distributed.pp > 1 or distributed.shares_model):
         several = "--pp" if distributed.pp > 1 else "--tp" if distributed.tp > 1 else "--ep"
         raise ConfigError(
             f"{flag} is not priced together with {several}, whose ranks have parts of the model, "
@@ -454,7 +454,7 @@ def _check_losses(setup: TrainingOptions) -> None:
         )
     if distributed.strategy is not Strategy.FSDP:
         return
-    if fused and not reads:
+    if fused_loss and not reads:
         raise ConfigError(
             f"{flag} and --fsdp {distributed.fsdp} are not priced together yet: "
             "torchtune's recipes compute the loss behind the model's forward, where FSDP's hooks "
@@ -464,7 +464,7 @@ def _check_losses(setup: TrainingOptions) -> None:
         happens = "the loss has a DTensor of shards, which is not priced"
         if setup.use_liger_kernel:
             happens = "Liger multiplies by shards, and torch stops (mixed Tensor and DTensor)"
-        elif fused.startswith("trl"):
+        elif fused_loss.startswith("trl"):
             happens = "SFTTrainer gathers it for the loss (full_tensor), which is not priced yet"
         raise ConfigError(
             f"{flag} does not go with an adapter under FSDP2 of accelerate and the Trainer: "

@@ -81,8 +81,8 @@ def read_fused_loss(value: object) -> str:
     Raises:
         ConfigError: an unknown one.
     """
-    given = str(value or "").strip().lower().replace("_", "-")
-    text, colon, chunks = given.partition(":")
+    spelling = str(value or "").strip().lower().replace("_", "-")
+    text, colon, chunks = spelling.partition(":")
     if text not in _LOSSES:
         legal = ", ".join(f"{name} ({words})" for name, words in FUSED_LOSSES.items())
         near = hint(text, _LOSSES)
@@ -90,8 +90,8 @@ def read_fused_loss(value: object) -> str:
             f"--fused-loss {value!r} is not known.{near} Legal: none, {legal}. Liger's fused loss "
             "comes with --use-liger-kernel."
         )
-    chosen = _LOSSES[text]
-    return chosen + (_chunks(chunks, chosen) if colon else "")
+    loss = _LOSSES[text]
+    return loss + (_chunks(chunks, loss) if colon else "")
 
 
 def loss_and_chunks(fused_loss: str) -> tuple[str, int]:

@@ -16,7 +16,7 @@ from typing import Any
 
 from memest.config.option import Kind, option
 from memest.errors import ConfigError
-from memest.files.texts import mapping_given
+from memest.files.texts import read_mapping
 
 __all__ = ["DataLoading", "read_data_loading"]
 
@@ -65,11 +65,11 @@ class DataLoading:
                 )
         if self.num_workers:
             return
-        for name, said in (
+        for name, is_set in (
             ("prefetch-factor", self.prefetch_factor is not None),
             ("persistent-workers", self.persistent_workers),
         ):
-            if said:
+            if is_set:
                 raise ConfigError(
                     f"--dataloader-{name} needs workers, and torch refuses it without: add "
                     "--dataloader-num-workers 2, or drop it."
@@ -81,7 +81,7 @@ class DataLoading:
         return self.num_workers * (self.prefetch_factor or _PREFETCH)
 
     @property
-    def held(self) -> int:
+    def num_loaded(self) -> int:
         """The same with the batch that the training process holds: the next, or the current."""
         return self.waiting + 1
 
@@ -93,7 +93,7 @@ class DataLoading:
         """
         if not self.pin_memory:
             return 0
-        return self.held * sum(1 << (size - 1).bit_length() for size in sizes if size)
+        return self.num_loaded * sum(1 << (size - 1).bit_length() for size in sizes if size)
 
     def shared_bytes(self, sizes: Sequence[int]) -> int:
         """Bytes of shared memory (``/dev/shm``) that batches of workers take, in whole pages.
@@ -104,7 +104,7 @@ class DataLoading:
         if not self.num_workers:
             return 0
         batch = sum(-(-size // _PAGE) * _PAGE for size in sizes if size)
-        return batch if self.pin_memory else batch * self.held
+        return batch if self.pin_memory else batch * self.num_loaded
 
     def pageable_bytes(self, sizes: Sequence[int]) -> int:
         """Ordinary bytes of the training process: the batch that it makes itself."""
@@ -119,24 +119,24 @@ class DataLoading:
         }
 
 
-def read_data_loading(given: Any) -> DataLoading | None:
+def read_data_loading(source: Any) -> DataLoading | None:
     """Data loading from a mapping of its names, or itself; None where nothing is said of it.
 
     Raises:
         ConfigError: another kind of value, or names that there are not.
     """
-    if given is None or isinstance(given, DataLoading):
-        return given
-    values = mapping_given(
-        given,
+    if source is None or isinstance(source, DataLoading):
+        return source
+    values = read_mapping(
+        source,
         "data_loading",
         takes="give a mapping of num_workers and the like",
         instead="use --dataloader-num-workers and its neighbours",
     )
-    known = [field.name for field in dataclasses.fields(DataLoading)]
+    names = [field.name for field in dataclasses.fields(DataLoading)]
     for name in values:
-        if name not in known:
+        if name not in names:
             raise ConfigError(
-                f"data_loading has the key {name!r}, which is not known. Legal: {', '.join(known)}."
+                f"data_loading has the key {name!r}, which is not known. Legal: {', '.join(names)}."
             )
     return DataLoading(**values)

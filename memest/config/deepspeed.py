@@ -116,8 +116,8 @@ def read_deepspeed(value: Any, *, shares_sequences: bool = True) -> DeepSpeedFil
     stage = zero.get("stage", 0)
     options["zero"] = stage
     settings: dict[str, Any] = {}
-    for written, setting in zero.items():
-        key = _ALIASES.get(written, written)
+    for spelling, setting in zero.items():
+        key = _ALIASES.get(spelling, spelling)
         if key == "stage" or key in _SAME_MEMORY:
             continue
         if key in _STAGE_3:
@@ -140,8 +140,8 @@ def read_deepspeed(value: Any, *, shares_sequences: bool = True) -> DeepSpeedFil
         elif key == "reduce_bucket_size":
             settings[key] = _elements(name, key, setting)
         else:
-            known = (*_SAME_MEMORY, *_ONLY_AS_USUAL, *_STAGE_3, *_OFFLOADED, *_EVERY_STAGE)
-            near = hint(key, known)
+            legal_keys = (*_SAME_MEMORY, *_ONLY_AS_USUAL, *_STAGE_3, *_OFFLOADED, *_EVERY_STAGE)
+            near = hint(key, legal_keys)
             raise ConfigError(f"{name}: zero_optimization.{key} is not known to memest.{near}")
     return DeepSpeedFile({k: v for k, v in options.items() if v is not None}, settings)
 
@@ -205,10 +205,10 @@ def _run_options(name: str, document: Mapping[str, Any]) -> dict[str, Any]:
 
 def _check_sequence_wire(name: str, document: Mapping[str, Any]) -> None:
     """In which dtype gradients of shared sequences are reduced."""
-    shared = document.get(_SEQUENCE_WIRE, "fp32")
-    if str(shared).lower() != "fp32":
+    dtype = document.get(_SEQUENCE_WIRE, "fp32")
+    if str(dtype).lower() != "fp32":
         raise ConfigError(
-            f"{name}: {_SEQUENCE_WIRE} {shared!r} is not modelled: leave it out, and gradients of "
+            f"{name}: {_SEQUENCE_WIRE} {dtype!r} is not modelled: leave it out, and gradients of "
             "shared sequences are reduced in fp32, DeepSpeed's default."
         )
 

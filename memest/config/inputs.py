@@ -117,12 +117,12 @@ def read_spec(text: str) -> InputSpec:
     shape = match["shape"].strip()
     extents = tuple(part.strip() for part in shape.split(",")) if shape else ()
     for part in extents:
-        _parsed(part, match["name"])
+        _parse(part, match["name"])
     fill = None if match["fill"] is None else int(match["fill"])
     return InputSpec(name=match["name"], dtype=dtype, extents=extents, fill=fill)
 
 
-def _parsed(text: str, name: str) -> ast.expr:
+def _parse(text: str, name: str) -> ast.expr:
     try:
         tree = ast.parse(text, mode="eval").body
     except (SyntaxError, ValueError):
@@ -163,12 +163,14 @@ def extent(text: str, dims: Mapping[str, int], name: str) -> int:
             f"Python dims={{{missing[0]!r}: N}}). B is --batch, S is --seq-len."
         )
     try:
-        value = _value(_parsed(text, name), dims)
+        value = _value(_parse(text, name), dims)
     except ZeroDivisionError:
         value = -1
     if not 0 <= value <= _MAX_EXTENT:
-        said = ", ".join(f"{n}={dims[n]}" for n in sorted(names_in(text)))
-        raise ConfigError(f"--input {name}: the extent {text} is {value} at {said}: not a size.")
+        bindings = ", ".join(f"{n}={dims[n]}" for n in sorted(names_in(text)))
+        raise ConfigError(
+            f"--input {name}: the extent {text} is {value} at {bindings}: not a size."
+        )
     return value
 
 
@@ -238,12 +240,12 @@ def module_inputs_of(
     if isinstance(inputs, str):
         inputs = (inputs,)
     if isinstance(inputs, (list, tuple)) and inputs and all(isinstance(i, str) for i in inputs):
-        seen: set[str] = set()
+        names: set[str] = set()
         for text in inputs:
             name = read_spec(text).name
-            if name in seen:
+            if name in names:
                 raise ConfigError(f"--input {name} is given twice: drop one.")
-            seen.add(name)
+            names.add(name)
         inputs = tuple(inputs)
     if isinstance(inputs, Mapping) and any(isinstance(v, str) for v in inputs.values()):
         inputs = {  # the name in front of the colon may be left out where a dict names it
@@ -276,13 +278,13 @@ def _loss_name(text: str) -> str:
     )
 
 
-def _pairs(given: Any, flag: str, example: str) -> list[tuple[str, Any]]:
+def _pairs(values: Any, flag: str, example: str) -> list[tuple[str, Any]]:
     """``NAME=VALUE`` words or a mapping, as pairs."""
-    if given is None:
+    if values is None:
         return []
-    if isinstance(given, Mapping):
-        return list(given.items())
-    words: Sequence[Any] = [given] if isinstance(given, str) else list(given)
+    if isinstance(values, Mapping):
+        return list(values.items())
+    words: Sequence[Any] = [values] if isinstance(values, str) else list(values)
     out: list[tuple[str, Any]] = []
     for word in words:
         if isinstance(word, (tuple, list)) and len(word) == 2:
@@ -295,9 +297,9 @@ def _pairs(given: Any, flag: str, example: str) -> list[tuple[str, Any]]:
     return out
 
 
-def _dims(given: Any) -> tuple[tuple[str, int], ...]:
+def _dims(dims: Any) -> tuple[tuple[str, int], ...]:
     numbers: dict[str, int] = {}
-    for name, value in _pairs(given, "--dim", "H=224"):
+    for name, value in _pairs(dims, "--dim", "H=224"):
         if not isinstance(name, str) or not _DIM.match(name):
             raise ConfigError(f"--dim {name!r} is no name: write for example --dim H=224.")
         if name in ("B", "S"):
@@ -316,9 +318,9 @@ def _dims(given: Any) -> tuple[tuple[str, int], ...]:
     return tuple(sorted(numbers.items()))
 
 
-def _arguments(given: Any) -> tuple[tuple[str, Any], ...]:
+def _arguments(model_args: Any) -> tuple[tuple[str, Any], ...]:
     arguments: dict[str, Any] = {}
-    for name, value in _pairs(given, "--model-arg", "depth=12"):
+    for name, value in _pairs(model_args, "--model-arg", "depth=12"):
         if not isinstance(name, str) or not name.isidentifier():
             raise ConfigError(
                 f"--model-arg {name!r} is no name of an argument: write for example --model-arg "

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from memest.config.software import Software
 
-__all__ = ["VERIFIED", "bitsandbytes_version", "installed_version", "release", "unverified"]
+__all__ = ["VERIFIED", "bitsandbytes_version", "installed_version", "release", "unverified_note"]
 
 _NEWEST_BITSANDBYTES = (0, 50)
 VERIFIED: dict[str, tuple[str, ...]] = {
@@ -59,15 +59,13 @@ def bitsandbytes_version(software: Software) -> tuple[int, int]:
     return software.bitsandbytes or installed_version("bitsandbytes") or _NEWEST_BITSANDBYTES
 
 
-def unverified() -> str:
+def unverified_note() -> str:
     """What to say where an installed release was not compared with its traces; empty otherwise."""
     others = []
     for package, releases in VERIFIED.items():
-        installed = installed_version(package)
-        if installed is not None and ".".join(map(str, installed)) not in releases:
-            others.append(
-                f"{package} {installed[0]}.{installed[1]} (verified: {', '.join(releases)})"
-            )
+        version = installed_version(package)
+        if version is not None and ".".join(map(str, version)) not in releases:
+            others.append(f"{package} {version[0]}.{version[1]} (verified: {', '.join(releases)})")
     if not others:
         return ""
     return (

@@ -50,7 +50,7 @@ def read_lengths(path: str | Path) -> Lengths:
                 "a count 0 or more."
             )
         counts[length] += count
-    return _checked(counts, path)
+    return _lengths_of(counts, path)
 
 
 def _from_json(text: str, path: str | Path) -> Lengths:
@@ -76,7 +76,7 @@ def _from_json(text: str, path: str | Path) -> Lengths:
             f"--lengths {str(path)!r} holds {json.dumps(item)[:60]}, which is no length: write "
             '{"128": 40, "512": 3}, [128, 512] or [[128, 40], [512, 3]].'
         ) from None
-    return _checked(counts, path)
+    return _lengths_of(counts, path)
 
 
 def _whole(value: Any) -> int:
@@ -85,8 +85,8 @@ def _whole(value: Any) -> int:
     return int(value)
 
 
-def _checked(found: Counter[int], path: str | Path) -> Lengths:
-    counts = tuple(sorted((n, c) for n, c in found.items() if c))
+def _lengths_of(histogram: Counter[int], path: str | Path) -> Lengths:
+    counts = tuple(sorted((n, c) for n, c in histogram.items() if c))
     if not counts:
         raise ConfigError(f"--lengths {str(path)!r} has no samples: write one length a line.")
     return Lengths(counts)
@@ -195,9 +195,9 @@ def _column(row: Any, column: str | None, path: str | Path) -> str:
     default = next((name for name in _TEXT_COLUMNS if name in row), None)
     if column is not None or default is None:
         has = ", ".join(map(repr, row))
-        asked = f"no column {column!r}" if column else "no column of text by a usual name"
+        lack = f"no column {column!r}" if column else "no column of text by a usual name"
         raise ConfigError(
-            f"--dataset {str(path)!r} has {asked}, it has {has}: say --dataset-column NAME."
+            f"--dataset {str(path)!r} has {lack}, it has {has}: say --dataset-column NAME."
         )
     return default
 
@@ -231,9 +231,9 @@ def _counter(sample: Any, tokenizer: str | None, path: str | Path) -> Any:
             "of a model that holds one."
         )
     try:
-        made = Tokenizer.from_file(str(file))
+        encoder = Tokenizer.from_file(str(file))
     except Exception as error:  # noqa: BLE001 - the library raises a bare one
         raise ConfigError(f"--tokenizer {tokenizer!r} cannot be read: {error}") from None
-    made.no_truncation()
-    made.no_padding()
-    return lambda text: len(made.encode(str(text)).ids)
+    encoder.no_truncation()
+    encoder.no_padding()
+    return lambda text: len(encoder.encode(str(text)).ids)

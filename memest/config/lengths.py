@@ -99,18 +99,18 @@ class Lengths:
         """The same truncated to a greatest length."""
         if length is None or self.longest <= length:
             return self
-        kept: Counter[int] = Counter()
+        counts: Counter[int] = Counter()
         for value, count in self.counts:
-            kept[min(value, length)] += count
-        return Lengths(tuple(sorted(kept.items())))
+            counts[min(value, length)] += count
+        return Lengths(tuple(sorted(counts.items())))
 
     def sum_of_longest(self, number: int) -> int:
         """Tokens of so many samples, the longest there are; beyond all of them, of all."""
         total = 0
         for length, count in reversed(self.counts):
-            taken = min(count, number)
-            total += taken * length
-            number -= taken
+            samples = min(count, number)
+            total += samples * length
+            number -= samples
             if not number:
                 break
         return total
@@ -169,7 +169,7 @@ class Batching:
         """The lengths after truncation."""
         return self.lengths.cut(self.max_length)
 
-    def padded(self, longest: int) -> int:
+    def padded_length(self, longest: int) -> int:
         """Tokens of every row of a batch whose longest sample has so many."""
         if self.padding is Padding.MAX_LENGTH and self.max_length is not None:
             longest = self.max_length
@@ -181,7 +181,7 @@ class Batching:
         The mean is rounded up: the batch then has up to ``batch`` - 1 tokens more than it can have.
         """
         if not self.flat:
-            return self.padded(self.cut.longest)
+            return self.padded_length(self.cut.longest)
         batch = min(batch, self.cut.samples)
         return -(-self.cut.sum_of_longest(batch) // batch)
 
@@ -190,7 +190,7 @@ class Batching:
         if self.flat:
             return False
         longest = self.cut.longest
-        if self.padded(longest) > longest:
+        if self.padded_length(longest) > longest:
             return True
         return batch > 1 and self.cut.counts[-1][1] < batch
 
@@ -206,10 +206,10 @@ class Batching:
         ``C(n, b) / C(N, b)``, n of N samples being that short. Exact.
         """
         cut, batch = self.cut, min(batch, self.cut.samples)
-        if self.padded(cut.longest) <= tokens:
+        if self.padded_length(cut.longest) <= tokens:
             return 1.0
-        reach = max((n for n, _ in cut.counts if self.padded(n) <= tokens), default=0)
-        return _chosen(cut.at_most(reach), cut.samples, batch)
+        reach = max((n for n, _ in cut.counts if self.padded_length(n) <= tokens), default=0)
+        return _chance_of_all(cut.at_most(reach), cut.samples, batch)
 
     def chance_above(self, batch: int, tokens: int, steps: int) -> float:
         """The chance that one of the first ``steps`` batches of an epoch is padded to more.
@@ -218,17 +218,17 @@ class Batching:
         epoch it is 0 or 1, because every sample is seen.
         """
         cut = self.cut
-        reach = max((n for n, _ in cut.counts if self.padded(n) <= tokens), default=0)
-        drawn = min(steps * batch, cut.samples)
-        return 1 - _chosen(cut.at_most(reach), cut.samples, drawn)
+        reach = max((n for n, _ in cut.counts if self.padded_length(n) <= tokens), default=0)
+        samples = min(steps * batch, cut.samples)
+        return 1 - _chance_of_all(cut.at_most(reach), cut.samples, samples)
 
-    def mean_padded(self, batch: int) -> float:
+    def mean_padded_length(self, batch: int) -> float:
         """Tokens that batches are padded to, on average. Exact."""
         cut, batch = self.cut, min(batch, self.cut.samples)
         before, total = 0.0, 0.0
         for length, _ in cut.counts:
-            until = _chosen(cut.at_most(length), cut.samples, batch)
-            total += (until - before) * self.padded(length)
+            until = _chance_of_all(cut.at_most(length), cut.samples, batch)
+            total += (until - before) * self.padded_length(length)
             before = until
         return total
 
@@ -246,19 +246,19 @@ class Batching:
             one[-(-length // step)] += -(-count * _CERTAIN // cut.samples)
         law = [_CERTAIN]
         for bit in f"{batch:b}":
-            law = _convolved(law, law)
+            law = _convolve(law, law)
             if bit == "1":
-                law = _convolved(law, one)
-        allowed, above = share / self.batches(batch) * _CERTAIN, 0
+                law = _convolve(law, one)
+        limit, above = share / self.batches(batch) * _CERTAIN, 0
         for place in range(len(law) - 1, -1, -1):
             above += law[place]
-            if above > allowed:
+            if above > limit:
                 return min(place * step, cut.sum_of_longest(batch))
         return 0
 
     # -- one order
 
-    def drawn(self, batch: int, steps: int) -> list[int]:
+    def draw(self, batch: int, steps: int) -> list[int]:
         """Tokens of a row of the batches of some steps, in an order drawn with the seed.
 
         Laid flat, the mean of the batch's samples, rounded up. The largest batch comes last,
@@ -272,7 +272,7 @@ class Batching:
         out = []
         for _ in range(max(steps - 1, 0)):
             rows = source.choices(values, weights, k=batch)
-            out.append(-(-sum(rows) // batch) if self.flat else self.padded(max(rows)))
+            out.append(-(-sum(rows) // batch) if self.flat else self.padded_length(max(rows)))
         worst = self.worst(batch)
         return [worst, *out] if self.group_by_length else [*out, worst]
 
@@ -289,7 +289,7 @@ class Batching:
         return out
 
 
-def _chosen(good: int, of: int, number: int) -> float:
+def _chance_of_all(good: int, of: int, number: int) -> float:
     """``C(good, number) / C(of, number)``: the chance that all of a draw are good."""
     if number > good:
         return 0.0
@@ -299,7 +299,7 @@ def _chosen(good: int, of: int, number: int) -> float:
     return math.exp(log(good + 1) - log(good - number + 1) - log(of + 1) + log(of - number + 1))
 
 
-def _convolved(a: list[int], b: list[int]) -> list[int]:
+def _convolve(a: list[int], b: list[int]) -> list[int]:
     """The law of a sum of two, from their laws; chances are parts of ``_CERTAIN``, rounded up.
 
     Both are written as one decimal number each, a chance in every group of digits, and multiplied:

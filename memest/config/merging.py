@@ -56,9 +56,9 @@ def merge_all(values: dict[str, Any], base: Setup | None) -> None:
     if loading := _take_parts(values, "data_loading"):
         old = None if base is None else base.data_loading
         values["data_loading"] = dataclasses.replace(old or DataLoading(), **loading)
-    if spread := _take_parts(values, "distributed"):
+    if parts := _take_parts(values, "distributed"):
         values["distributed"] = dataclasses.replace(
-            ALONE if base is None else base.distributed, **spread
+            ALONE if base is None else base.distributed, **parts
         )
 
 
@@ -83,12 +83,12 @@ def read_bool(option: str, value: Any) -> bool:
 
 def _merge_precision(values: dict[str, Any]) -> None:
     """Replace the switches fp16 and bf16 by the field they stand for."""
-    wanted = {name for name in ("fp16", "bf16") if values.pop(name, False)}
-    if len(wanted) == 2:
+    switches = {name for name in ("fp16", "bf16") if values.pop(name, False)}
+    if len(switches) == 2:
         raise ConfigError(
             "--fp16 and --bf16 exclude each other: autocast has one dtype. Drop one of them."
         )
-    for name in wanted:
+    for name in switches:
         if str(values.get("precision", name)) != name:
             raise ConfigError(
                 f"--{name} and --precision {values['precision']} contradict each other: drop one."
@@ -121,17 +121,17 @@ def _merge_checkpointing(values: dict[str, Any]) -> None:
     value = values.pop("gradient_checkpointing_kwargs", None)
     if value is None:
         return
-    shown = "--checkpointing-kwargs"
+    flag = "--checkpointing-kwargs"
     if not isinstance(value, Mapping):
         try:
             value = json.loads(str(value))
         except json.JSONDecodeError as error:
             raise ConfigError(
-                f"{shown} {value!r} is not valid JSON ({error.msg} in column {error.colno}): write "
+                f"{flag} {value!r} is not valid JSON ({error.msg} in column {error.colno}): write "
                 "for example '{\"use_reentrant\": false}'"
             ) from None
         if not isinstance(value, dict):
-            raise ConfigError(f'{shown} takes a JSON object, for example {{"use_reentrant": true}}')
+            raise ConfigError(f'{flag} takes a JSON object, for example {{"use_reentrant": true}}')
     if "use_reentrant" in value and value["use_reentrant"] is not None:
         values.setdefault("use_reentrant", read_bool("use_reentrant", value["use_reentrant"]))
     every = value.get("every_n_layers")
@@ -145,48 +145,52 @@ def _merge_adapter(values: dict[str, Any], base: Setup | None) -> None:
     parts |= _take_parts(values, "adapter")
     adapter = values.pop("adapter", None)
     # a switch that is off says nothing where there is nothing to switch
-    named = {name: v for name, v in parts.items() if v is not False or name.startswith("auto")}
+    given_parts = {
+        name: v for name, v in parts.items() if v is not False or name.startswith("auto")
+    }
     if adapter is None and base is not None and base.adapter is not None:
-        adapter, named = base.adapter, parts
-    if adapter is None and not named:
+        adapter, given_parts = base.adapter, parts
+    if adapter is None and not given_parts:
         return
     if adapter is not None:
         config = read_adapter(adapter).to_dict()
-        wanted = str(named.get("peft", config["peft_type"])).strip().upper().replace("-", "_")
-        if wanted != config["peft_type"]:
+        peft_type = (
+            str(given_parts.get("peft", config["peft_type"])).strip().upper().replace("-", "_")
+        )
+        if peft_type != config["peft_type"]:
             raise ConfigError(
-                f"--peft {named['peft']} and the adapters given ({config['peft_type']}) contradict "
-                "each other: drop one."
+                f"--peft {given_parts['peft']} and the adapters given ({config['peft_type']}) "
+                "contradict each other: drop one."
             )
     else:
         # LoRA is what everybody means who names none
-        meant = any(name in named for name in ("lora_r", "target_modules", *_LORA_ONLY))
-        method = named.get("peft") or ("LORA" if meant else None)
+        means_lora = any(name in given_parts for name in ("lora_r", "target_modules", *_LORA_ONLY))
+        method = given_parts.get("peft") or ("LORA" if means_lora else None)
         if method is None:
             raise ConfigError(
-                f"{_FLAGS[next(iter(named))]} says nothing without adapters: add --lora-r 16, or "
-                "--peft with a method."
+                f"{_FLAGS[next(iter(given_parts))]} says nothing without adapters: add --lora-r "
+                "16, or --peft with a method."
             )
         config = {"peft_type": str(method)}
-    config |= _adapter_config(named, str(config["peft_type"]))
+    config |= _adapter_config(given_parts, str(config["peft_type"]))
     values["adapter"] = read_adapter(config, option="--peft")
 
 
-def _adapter_config(named: dict[str, Any], peft_type: str) -> dict[str, Any]:
+def _adapter_config(parts: dict[str, Any], peft_type: str) -> dict[str, Any]:
     """What the options say, by the names of the method's configuration class."""
     method = peft_type.lower().replace("-", "_")
     dora, method = method == "dora", "lora" if method == "dora" else method
     for name in _LORA_ONLY:
-        if named.get(name) and method not in ("lora", "adalora"):
+        if parts.get(name) and method not in ("lora", "adalora"):
             raise ConfigError(f"{_FLAGS[name]} is an option of LoRA, not of {method}: drop it.")
-    out = {name: value for name, value in named.items() if name not in ("peft", "lora_r")}
+    out = {name: value for name, value in parts.items() if name not in ("peft", "lora_r")}
     if dora:
         out = {"peft_type": "LORA", "use_dora": True, **out}
-    if "lora_r" in named:
+    if "lora_r" in parts:
         if method in _WITHOUT_RANK:
             raise ConfigError(f"--lora-r is a rank, and {method} has none: drop it.")
-        out["init_r" if method == "adalora" else "r"] = named["lora_r"]
-    if "num_virtual_tokens" in named and not method.endswith(
+        out["init_r" if method == "adalora" else "r"] = parts["lora_r"]
+    if "num_virtual_tokens" in parts and not method.endswith(
         ("prompt_tuning", "p_tuning", "prefix_tuning", "prompt", "prefix")
     ):
         raise ConfigError(
@@ -219,36 +223,36 @@ def _merge_quantization(values: dict[str, Any], base: Setup | None) -> None:
     config = values.pop("quantization", None)
     parts = _take_parts(values, "quantization")
     # a switch that is off says nothing where there is nothing to switch
-    named = [name for name, value in parts.items() if value is not False]
+    given_names = [name for name, value in parts.items() if value is not False]
     if four and eight:
         raise ConfigError("--load-in-4bit and --load-in-8bit exclude each other: drop one.")
-    wanted = Format.BNB_4BIT if four else Format.BNB_8BIT if eight else None
+    requested_format = Format.BNB_4BIT if four else Format.BNB_8BIT if eight else None
     now = None if config is None else read_quantization(config)
     if now is None and base is not None:
         now = base.quantization
-        if False in (four, eight) and now is not None and not wanted:
+        if False in (four, eight) and now is not None and not requested_format:
             off = Format.BNB_4BIT if four is False else Format.BNB_8BIT
             now = None if now.format is off else now
             values["quantization"] = now
-    if wanted is not None and now is None:
-        now = Quantization(format=wanted)
-    elif wanted is not None and now is not None:
-        if (config is not None or now.format.packed) and now.format is not wanted:
+    if requested_format is not None and now is None:
+        now = Quantization(format=requested_format)
+    elif requested_format is not None and now is not None:
+        if (config is not None or now.format.packed) and now.format is not requested_format:
             raise ConfigError(
                 f"--load-in-{4 if four else 8}bit and --quantization-config contradict each other: "
                 "drop one."
             )
-        now = dataclasses.replace(now, format=wanted)
+        now = dataclasses.replace(now, format=requested_format)
     if now is None:
-        if named and four is None and eight is None:
+        if given_names and four is None and eight is None:
             raise ConfigError(
-                f"{_FLAGS[named[0]]} says nothing without a quantised base: add --load-in-4bit or "
-                "--load-in-8bit."
+                f"{_FLAGS[given_names[0]]} says nothing without a quantised base: add "
+                "--load-in-4bit or --load-in-8bit."
             )
         return
     if now.format.packed:
         parts = {name: value for name, value in parts.items() if name == "prepare"}
-        if others := [name for name in named if name != "prepare"]:
+        if others := [name for name in given_names if name != "prepare"]:
             raise ConfigError(
                 f"{_FLAGS[others[0]]} is an option of bitsandbytes, and the base is quantised by "
                 f"{now.format.value.upper()}: drop it."
@@ -280,20 +284,20 @@ def _merge_lengths(values: dict[str, Any], base: Setup | None) -> None:
         lengths = read_lengths(file)
     elif dataset is not None:
         lengths = lengths_of_dataset(dataset, tokenizer, column)
-    named = {name: v for name, v in parts.items() if v is not False or old is not None}
+    given_parts = {name: v for name, v in parts.items() if v is not False or old is not None}
     if lengths is None and old is None:
-        if named:
+        if given_parts:
             raise ConfigError(
-                f"{_FLAGS[next(iter(named))]} says nothing where every sample has the same length: "
-                "add --lengths FILE (one length a line, or length,count) or --dataset FILE."
+                f"{_FLAGS[next(iter(given_parts))]} says nothing where every sample has the same "
+                "length: add --lengths FILE (one length a line, or length,count) or --dataset FILE."
             )
         return
     flat = bool(values.get("padding_free", base.padding_free if base is not None else False))
     cap = values.pop("seq_len", None if old is None else old.max_length)
-    named |= {"max_length": cap, "flat": flat}
+    given_parts |= {"max_length": cap, "flat": flat}
     if lengths is not None:
-        named["lengths"] = lengths
-    values["batching"] = dataclasses.replace(old, **named) if old else Batching(**named)
+        given_parts["lengths"] = lengths
+    values["batching"] = dataclasses.replace(old, **given_parts) if old else Batching(**given_parts)
 
 
 def _merge_packing(values: dict[str, Any], base: Setup | None, lengths: bool) -> None:
@@ -303,9 +307,9 @@ def _merge_packing(values: dict[str, Any], base: Setup | None, lengths: bool) ->
         return
     strategy = "bfd" if value is True else str(value).strip().lower().replace("-", "_")
     strategy = {"true": "bfd", "false": "none"}.get(strategy, strategy)
-    known = [s.replace("-", "_") for s in _STRATEGIES]
-    if strategy not in known:
-        near = hint(strategy, known)
+    strategies = [s.replace("-", "_") for s in _STRATEGIES]
+    if strategy not in strategies:
+        near = hint(strategy, strategies)
         raise ConfigError(f"--packing {value!r} is not known.{near} Legal: bfd, wrapped, none.")
     if strategy == "none":
         return

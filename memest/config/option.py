@@ -14,8 +14,8 @@ __all__ = [
     "Kind",
     "Option",
     "Panel",
+    "changed_flags",
     "legal",
-    "named",
     "option",
     "options_of",
     "plain_values",
@@ -125,8 +125,8 @@ def option(
         more: attributes of :class:`Option`. Left out, the kind is that of the field's type, and
             the panel is that of the option in front of it.
     """
-    declared = {"help": help_text, "names": names, **more}
-    metadata = {"option": declared, "between": between, "traced": traced}
+    declaration = {"help": help_text, "names": names, **more}
+    metadata = {"option": declaration, "between": between, "traced": traced}
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -147,18 +147,18 @@ def options_of(
         panel: heading of the first ones.
         prefix: of the keywords.
     """
-    made = []
+    options = []
     for each in dataclasses.fields(owner):
         if "option" in each.metadata:
             values: dict[str, Any] = {"name": prefix + each.name, "panel": panel}
             values |= {"field": each.name if field is None else field}
             values |= {"key": each.name if parts and field else ""}
-            made.append(_made(each, values | each.metadata["option"]))
-            panel = made[-1].panel
-    return made
+            options.append(_option_of(each, values | each.metadata["option"]))
+            panel = options[-1].panel
+    return options
 
 
-def _made(each: dataclasses.Field[Any], values: dict[str, Any]) -> Option:
+def _option_of(each: dataclasses.Field[Any], values: dict[str, Any]) -> Option:
     """The option that a field declares."""
     annotation = str(each.type)
     plain = annotation.removesuffix(" | None")
@@ -166,12 +166,14 @@ def _made(each: dataclasses.Field[Any], values: dict[str, Any]) -> Option:
     words = values.pop("names").split()
     flags = [word for word in words if word.startswith("-")]
     metavar = "".join(word for word in words if word.isupper())
-    dashed = values["name"].replace("_", "-")
-    usual = [f"--{dashed}", f"--no-{dashed}"] if kind is Kind.EITHER else [f"--{dashed}"]
+    dashed_name = values["name"].replace("_", "-")
+    usual = (
+        [f"--{dashed_name}", f"--no-{dashed_name}"] if kind is Kind.EITHER else [f"--{dashed_name}"]
+    )
     if each.default not in (None, "") and isinstance(each.default, (int, float, str)):
-        shown = f"{each.default:g}" if isinstance(each.default, float) else each.default
+        default = f"{each.default:g}" if isinstance(each.default, float) else each.default
         if kind not in (Kind.SWITCH, Kind.EITHER):
-            values["help"] += f" Default: {shown}."
+            values["help"] += f" Default: {default}."
     values.setdefault("names_file", metavar in ("FILE", "PATH"))
     return Option(
         flags=tuple(flags or usual),
@@ -188,7 +190,7 @@ def settle(owner: object) -> None:
         ConfigError: a value that is not legal.
     """
     declaring: Any = type(owner)
-    for name, flag, default, between in _settled(declaring):
+    for name, flag, default, between in _option_rows(declaring):
         value = getattr(owner, name)
         if isinstance(default, enum.StrEnum):
             object.__setattr__(owner, name, choose(flag, value, type(default)))
@@ -196,19 +198,19 @@ def settle(owner: object) -> None:
             whole(flag, value, *between)
 
 
-def named(owner: object) -> dict[str, str]:
+def changed_flags(owner: object) -> dict[str, str]:
     """The flags of a dataclass's options that are not as by default, by field."""
     declaring: Any = type(owner)
     return {
         name: flag.replace("--", "--no-", 1) if default is True else flag
-        for name, flag, default, _ in _settled(declaring)
+        for name, flag, default, _ in _option_rows(declaring)
         if getattr(owner, name) != default
     }
 
 
 @functools.cache
-def _settled(owner: Any) -> list[tuple[str, str, Any, tuple[int, int] | None]]:
-    flags = {made.key or made.field: made.flags[0] for made in options_of(owner)}
+def _option_rows(owner: Any) -> list[tuple[str, str, Any, tuple[int, int] | None]]:
+    flags = {entry.key or entry.field: entry.flags[0] for entry in options_of(owner)}
     return [
         (each.name, flags[each.name], each.default, each.metadata["between"])
         for each in dataclasses.fields(owner)

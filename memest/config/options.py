@@ -62,10 +62,10 @@ def find_option(name: str) -> Option:
     Raises:
         ConfigError: for an unknown name; the message has the closest legal ones.
     """
-    known = _by_keyword()
-    if name in known:
-        return known[name]
-    near = closest(name, known)
+    by_keyword = _by_keyword()
+    if name in by_keyword:
+        return by_keyword[name]
+    near = closest(name, by_keyword)
     hint = f" Did you mean {' or '.join(near)}?" if near else ""
     raise ConfigError(
         f"{name!r} is not an option of an estimate.{hint} `memest estimate --help` lists them all."
@@ -101,16 +101,16 @@ def read_size(name: str, value: int | str) -> int:
 
 def _coerce(option: Option, value: Any) -> Any:
     """The value in the type its field has; ranges and choices are Setup's business."""
-    shown = option.flags[0]
+    flag = option.flags[0]
     if option.kind in (Kind.SWITCH, Kind.EITHER):
-        return read_bool(shown, value)
+        return read_bool(flag, value)
     if option.kind is Kind.WHOLE:
-        return read_whole(shown, value)
+        return read_whole(flag, value)
     if option.kind is Kind.NUMBER:
         try:
             return float(value)
         except (TypeError, ValueError):
-            raise ConfigError(f"{shown} {value!r} is not a number.") from None
+            raise ConfigError(f"{flag} {value!r} is not a number.") from None
     if option.kind is Kind.LIST:
         return (value,) if isinstance(value, str) else tuple(value)
     if option.name == "software":
@@ -204,12 +204,12 @@ def read_effective_batch(value: Any) -> int:
     Raises:
         ConfigError: not a whole number, or one that no run has.
     """
-    wanted = read_whole("--effective-batch", value)
-    if not 1 <= wanted <= MAX_BATCH:
+    samples = read_whole("--effective-batch", value)
+    if not 1 <= samples <= MAX_BATCH:
         raise ConfigError(
-            f"--effective-batch {wanted} is out of range: it must be 1 to {MAX_BATCH:,}."
+            f"--effective-batch {samples} is out of range: it must be 1 to {MAX_BATCH:,}."
         )
-    return wanted
+    return samples
 
 
 def no_gpu(command: str) -> ConfigError:

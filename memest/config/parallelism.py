@@ -19,7 +19,7 @@ from memest.config.kinds import (
     read_schedule,
     read_split,
 )
-from memest.config.option import named, plain_values, settle
+from memest.config.option import changed_flags, plain_values, settle
 from memest.config.parallel_options import ParallelOptions, StagePart
 from memest.errors import ConfigError
 
@@ -138,7 +138,7 @@ def _check_meaning(run: ParallelOptions) -> None:
             "--fsdp no_shard is FSDP1's: add --fsdp-version 1. fully_shard always shards; "
             "whole copies are DDP, which is what --num-gpus alone means."
         )
-    shards, flags = run.fsdp is not Fsdp.NONE, named(run)
+    shards, flags = run.fsdp is not Fsdp.NONE, changed_flags(run)
     for holds, needs, names in (
         (run.tp > 1, "--tp: add --tp 2 or more", "tp_sequence_parallel"),
         (

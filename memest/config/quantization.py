@@ -15,7 +15,7 @@ from typing import Any
 
 from memest.config.option import option
 from memest.errors import ConfigError, hint, not_legal
-from memest.files.texts import mapping_given
+from memest.files.texts import read_mapping
 
 __all__ = ["METHODS", "Format", "Quantization", "read_quantization"]
 
@@ -149,10 +149,10 @@ class Quantization:
             return f"{self.bits}-bit base ({self.format.value.upper()}, {group})"
         if self.format is Format.BNB_8BIT:
             return f"8-bit base (LLM.int8, threshold {self.threshold:g})"
-        said = [self.quant_type, f"{self.compute_dtype} compute"]
+        details = [self.quant_type, f"{self.compute_dtype} compute"]
         if self.double_quant:
-            said.insert(1, "double quantisation")
-        return f"4-bit base ({', '.join(said)})"
+            details.insert(1, "double quantisation")
+        return f"4-bit base ({', '.join(details)})"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values of what is not as by default, as :func:`read_quantization` takes them."""
@@ -178,11 +178,11 @@ _NO_SAY = frozenset(
 )
 
 
-def read_quantization(given: Any, *, option: str = "--quantization-config") -> Quantization | None:
+def read_quantization(source: Any, *, option: str = "--quantization-config") -> Quantization | None:
     """A quantisation from what people have of it.
 
     Args:
-        given: a mapping with our names or those of transformers' ``quantization_config``, its
+        source: a mapping with our names or those of transformers' ``quantization_config``, its
             JSON, the path of a file that holds it, transformers' own object, or a
             :class:`Quantization`.
         option: how messages call it.
@@ -193,9 +193,9 @@ def read_quantization(given: Any, *, option: str = "--quantization-config") -> Q
     Raises:
         ConfigError: it is none of these, or of a format that is not modelled.
     """
-    if isinstance(given, Quantization):
-        return given
-    values = _mapping_of(given, option)
+    if isinstance(source, Quantization):
+        return source
+    values = _mapping_of(source, option)
     method = values.get("quant_method", "bitsandbytes")
     method = str(getattr(method, "value", method))
     if method in METHODS:
@@ -215,7 +215,7 @@ def read_quantization(given: Any, *, option: str = "--quantization-config") -> Q
     if not four and not eight and "format" not in values:
         return None
     fields = {field.name for field in dataclasses.fields(Quantization)}
-    taken: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     for name, value in values.items():
         key = _SPELLINGS.get(name, name)
         if name in _NO_SAY or value is None:
@@ -223,26 +223,26 @@ def read_quantization(given: Any, *, option: str = "--quantization-config") -> Q
         if key not in fields:
             near = hint(name, [*fields, *_SPELLINGS])
             raise ConfigError(f"{option} has the key {name!r}, which is not known.{near}")
-        taken[key] = value
-    if "format" not in taken:
-        taken["format"] = Format.BNB_4BIT if four else Format.BNB_8BIT
-    if not four and not eight and "bits" not in taken and taken["format"] in METHODS:
-        raise ConfigError(f"{option}: {taken['format']} needs bits, for example 4.")
-    if isinstance(taken.get("skip_modules"), str):
-        taken["skip_modules"] = (taken["skip_modules"],)
-    return Quantization(**taken)
+        arguments[key] = value
+    if "format" not in arguments:
+        arguments["format"] = Format.BNB_4BIT if four else Format.BNB_8BIT
+    if not four and not eight and "bits" not in arguments and arguments["format"] in METHODS:
+        raise ConfigError(f"{option}: {arguments['format']} needs bits, for example 4.")
+    if isinstance(arguments.get("skip_modules"), str):
+        arguments["skip_modules"] = (arguments["skip_modules"],)
+    return Quantization(**arguments)
 
 
-def _mapping_of(given: Any, option: str) -> dict[str, Any]:
-    values = mapping_given(
-        given,
+def _mapping_of(source: Any, option: str) -> dict[str, Any]:
+    values = read_mapping(
+        source,
         option,
         takes="give a mapping, JSON, or a BitsAndBytesConfig",
         instead="give JSON, for example '{\"load_in_4bit\": true}', or the path of a file that "
         "holds it",
     )
     # a file may be the model's whole config.json
-    whole = isinstance(given, (str, Path)) and values.get("quantization_config")
+    whole = isinstance(source, (str, Path)) and values.get("quantization_config")
     return dict(whole or values)
 
 

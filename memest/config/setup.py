@@ -111,8 +111,8 @@ class Setup(TrainingOptions):
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON, in the order of the fields."""
         values = plain_values(self)
-        spread: dict[str, Any] = values.pop("distributed")
-        return values | spread
+        distributed: dict[str, Any] = values.pop("distributed")
+        return values | distributed
 
 
 def _dtype_name(value: Any) -> Any:

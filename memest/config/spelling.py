@@ -123,8 +123,8 @@ def python_snippet(model: str, options: Mapping[str, Any]) -> str:
     """The Python that asks the same of ``memest.estimate``."""
     lines = [f"    {model!r},"]
     for name, value in options.items():
-        shown = list(value) if isinstance(value, tuple) else value
-        lines.append(f"    {name}={shown!r},")
+        literal = list(value) if isinstance(value, tuple) else value
+        lines.append(f"    {name}={literal!r},")
     body = "\n".join(lines)
     return (
         f"import memest\n\nanswer = memest.estimate(\n{body}\n)\n"

@@ -332,11 +332,11 @@ class TrainingOptions:
         activation checkpointing; elsewhere, and around stages of a pipeline, which are a script's,
         DDP's own default, which is not to.
         """
-        asked = self.distributed.ddp_find_unused_parameters
+        setting = self.distributed.ddp_find_unused_parameters
         if self.distributed.strategy is not Strategy.DDP or self.distributed.pp > 1:
             return False
-        if asked is not None:
-            return asked
+        if setting is not None:
+            return setting
         return self.loop is Loop.TRAINER and self.checkpointing == "none"
 
     @property
@@ -367,8 +367,8 @@ class TrainingOptions:
     @property
     def keeps_parameters(self) -> bool:
         """``use_orig_params`` of FSDP1: the Trainer says yes, accelerate and torch no."""
-        asked = self.distributed.fsdp_use_orig_params
-        return self.loop is Loop.TRAINER if asked is None else asked
+        setting = self.distributed.fsdp_use_orig_params
+        return self.loop is Loop.TRAINER if setting is None else setting
 
     @property
     def partitions_parameters(self) -> bool:

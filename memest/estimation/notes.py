@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from memest.config.installed import unverified
+from memest.config.installed import unverified_note
 from memest.config.setup import Attention, Loop, Setup
 from memest.estimation.gpu_target import TargetGpu, TargetGpus
 from memest.estimation.run import Run
@@ -59,7 +59,7 @@ def assumptions_of(said: Sequence[str], setup: Setup, targets: TargetGpus) -> li
     """
     main = targets.main
     out = list(said)
-    if other := unverified():
+    if other := unverified_note():
         out.append(other)
     if not targets.named or main.name != main.spec.name:
         out.append(f"kernels and workspaces as on {main.spec.name} (name a GPU with --gpu)")
@@ -238,7 +238,7 @@ def host_notes(setup: Setup, stream: Stream, num_batches: int) -> list[str]:
         )
         if nbytes
     ]
-    count = "1 batch" if loading.held == 1 else f"{loading.held} batches"
+    count = "1 batch" if loading.num_loaded == 1 else f"{loading.num_loaded} batches"
     each = format_size(sum(sizes))
     said = f"host memory of each process: {count} of {each} loaded ahead: {', '.join(parts)}"
     return [f"{said}; {uncounted}."]

@@ -123,7 +123,7 @@ def _with_varied_lengths(profiler: Profiler, request: Setup, run: Run, gpu: GpuT
     batching = request.batching
     if batching is None or batching.steps < 2 or _alone(request):
         return run
-    drawn = batching.drawn(request.batch, batching.steps)
+    drawn = batching.draw(request.batch, batching.steps)
     if len(set(drawn)) == 1:
         return run
     streams = {}
@@ -158,7 +158,7 @@ def length_notes(request: Setup) -> Iterator[str]:
             f"{_SHARE:.0%} at most; the usual batch has {batch * cut.mean:,.0f}."
         )
     else:
-        usual = batching.mean_padded(batch)
+        usual = batching.mean_padded_length(batch)
         worst = batching.worst(batch)
         yield (
             f"the largest batch is padded to {worst:,} tokens, and every epoch has one, because "

@@ -34,11 +34,11 @@ def user_folder() -> Path:
     Raises:
         ConfigError: there is no such folder, for this user has no home that is known.
     """
-    chosen = os.environ.get("MEMEST_HOME")
+    home = os.environ.get("MEMEST_HOME")
     try:
-        return Path(chosen).expanduser() if chosen else platform_folder("data")
+        return Path(home).expanduser() if home else platform_folder("data")
     except RuntimeError:
-        whose = f"MEMEST_HOME={chosen}: the" if chosen else "the"
+        whose = f"MEMEST_HOME={home}: the" if home else "the"
         raise ConfigError(
             f"{whose} home folder of this user is not known: set MEMEST_HOME to a folder, written "
             "out, in which memest may keep measurements and profiles."

@@ -17,11 +17,11 @@ from memest.units import MIB, format_size
 __all__ = [
     "check_suffix",
     "check_target",
-    "mapping_given",
     "of_windows",
+    "printable",
     "read_json",
+    "read_mapping",
     "read_small",
-    "shown",
     "write_as",
     "write_text",
 ]
@@ -29,11 +29,11 @@ __all__ = [
 _JOINERS = "\u200c\u200d"  # parts of emoji and of scripts, which Python does not call printable
 
 
-def shown(text: str) -> str:
-    r"""A name as it may be shown: line ends, control characters, broken text by their escapes.
+def printable(text: str) -> str:
+    r"""A name that can be printed: line ends, control characters, broken text by their escapes.
 
     Example:
-        >>> shown("größe\n\x1b[31m")
+        >>> printable("größe\n\x1b[31m")
         'größe\\n\\x1b[31m'
     """
     return "".join(
@@ -112,14 +112,14 @@ def write_text(path: Path, text: str) -> None:
     write_whole(path, text.encode("utf-8", errors="backslashreplace"))
 
 
-def read_json(given: str | Path) -> Any:
+def read_json(source: str | Path) -> Any:
     """A document: the text of a JSON object itself, or what a file holds.
 
     Raises:
         OSError: the file cannot be read, see :func:`read_small`.
         ValueError: it is no JSON.
     """
-    text = str(given)
+    text = str(source)
     if not text.lstrip().startswith("{"):
         text = read_small(Path(text).expanduser())
     try:
@@ -148,11 +148,11 @@ def read_small(path: Path, most: int = 10 * MIB) -> str:
     return raw.decode("utf-8-sig")
 
 
-def mapping_given(given: Any, option: str, *, takes: str, instead: str) -> dict[str, Any]:
+def read_mapping(source: Any, option: str, *, takes: str, instead: str) -> dict[str, Any]:
     """The values of a mapping, of an object with ``to_dict``, of JSON, or of a file that holds it.
 
     Args:
-        given: any of these.
+        source: any of these.
         option: how messages call it.
         takes: what to give, said of anything else.
         instead: what to give, said where a file cannot be read.
@@ -160,25 +160,25 @@ def mapping_given(given: Any, option: str, *, takes: str, instead: str) -> dict[
     Raises:
         ConfigError: it is none of these, or holds no JSON object.
     """
-    if isinstance(given, Mapping):
-        return dict(given)
-    as_dict = getattr(given, "to_dict", None)
+    if isinstance(source, Mapping):
+        return dict(source)
+    as_dict = getattr(source, "to_dict", None)
     if callable(as_dict):
         mapping = as_dict()
         if isinstance(mapping, Mapping):
             return dict(mapping)
-    if not isinstance(given, (str, Path)):
-        raise ConfigError(f"{option} is a {type(given).__name__}: {takes}.")
+    if not isinstance(source, (str, Path)):
+        raise ConfigError(f"{option} is a {type(source).__name__}: {takes}.")
     try:
-        values = read_json(given)
+        values = read_json(source)
     except OSError as error:
         raise ConfigError(
-            f"{option} {str(given)!r} cannot be read ({error.strerror}): {instead}."
+            f"{option} {str(source)!r} cannot be read ({error.strerror}): {instead}."
         ) from None
     except UnicodeDecodeError:
-        raise ConfigError(f"{option} {str(given)!r} is not text.") from None
+        raise ConfigError(f"{option} {str(source)!r} is not text.") from None
     except ValueError as error:
-        raise ConfigError(f"{option} {str(given)!r} is not JSON: {error}.") from None
+        raise ConfigError(f"{option} {str(source)!r} is not JSON: {error}.") from None
     if not isinstance(values, dict):
-        raise ConfigError(f"{option} {str(given)!r} holds no JSON object.")
+        raise ConfigError(f"{option} {str(source)!r} holds no JSON object.")
     return values

@@ -99,13 +99,13 @@ def _new_part(folder: Path) -> tuple[Path, BinaryIO]:
         part = folder / f"{OURS}{os.urandom(8).hex()}{PART}"
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0)
         handle = os.open(part, flags | getattr(os, "O_BINARY", 0), 0o666)
-        if _locked(handle):
+        if _take_lock(handle):
             return part, os.fdopen(handle, "wb")
         os.close(handle)  # somebody swept it away between its birth and its lock
     raise OSError(errno.EBUSY, "parts are swept away as soon as they are made")
 
 
-def _locked(handle: int) -> bool:
+def _take_lock(handle: int) -> bool:
     """Take the lock of a part that was just made; False if it is gone."""
     if _LOCKS is None:
         return True

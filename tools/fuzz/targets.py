@@ -227,8 +227,8 @@ def _model(content: bytes, folder: Path) -> object:
     from memest.catalog.config_file import check_config, read_config
 
     path = _written(folder, "config.json", content)
-    config = read_config(path, shown="config.json")
-    return check_config(config, shown="config.json", trust_remote_code=False)
+    config = read_config(path, label="config.json")
+    return check_config(config, label="config.json", trust_remote_code=False)
 
 
 def _deepspeed(content: bytes, folder: Path) -> object:

@@ -76,12 +76,12 @@ def test_a_model_that_cannot_run_is_told_and_is_drift(monkeypatch, capsys):
 
 
 def test_other_releases_are_told_in_the_estimate(monkeypatch):
-    assert installed.unverified() == ""
+    assert installed.unverified_note() == ""
     real = installed.installed_version
     monkeypatch.setattr(
         installed, "installed_version", lambda name: (9, 1) if name == "torch" else real(name)
     )
-    assert installed.unverified() == (
+    assert installed.unverified_note() == (
         "traces were not verified with torch 9.1 (verified: 2.11, 2.13): `memest env --check` "
         "compares them with real steps here"
     )

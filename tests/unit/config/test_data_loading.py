@@ -74,7 +74,7 @@ def test_accelerate_asks_for_the_next_batch_before_it_hands_out_one():
     batches = iter(accelerate.data_loader.prepare_data_loader(usual, put_on_device=False))
     next(batches)
 
-    assert len(made) == 4 * (1 + DataLoading().held)
+    assert len(made) == 4 * (1 + DataLoading().num_loaded)
 
 
 @given(
@@ -89,10 +89,10 @@ def test_bytes_grow_with_batches_and_are_rounded_as_the_allocators_do(
     )
     pinned, shared = loading.pinned_bytes(sizes), loading.shared_bytes(sizes)
 
-    assert loading.held == workers * prefetch + 1
+    assert loading.num_loaded == workers * prefetch + 1
     if pins:
-        assert loading.held * sum(sizes) <= pinned < 2 * loading.held * sum(sizes)
-        powers = pinned // loading.held
+        assert loading.num_loaded * sum(sizes) <= pinned < 2 * loading.num_loaded * sum(sizes)
+        powers = pinned // loading.num_loaded
         assert powers == sum(2 ** (size - 1).bit_length() for size in sizes)
     else:
         assert pinned == 0
@@ -110,7 +110,7 @@ def test_training_arguments_names_are_options():
     again = Setup(data_loading=setup.to_dict()["data_loading"])
     assert again.data_loading == setup.data_loading
     more = setup_from_options(setup, dataloader_num_workers=5)
-    assert more.data_loading.held == 21
+    assert more.data_loading.num_loaded == 21
 
 
 @pytest.mark.parametrize(

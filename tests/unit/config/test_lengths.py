@@ -86,12 +86,12 @@ def every_batch(lengths, batch):
 def test_chances_are_those_of_counting_all_batches(samples, batch, tokens, multiple, steps):
     batching = Batching(lengths=Lengths.of(samples), multiple_of=multiple)
     rows = every_batch(batching.lengths, min(batch, len(samples)))
-    short = [max(r) for r in rows if batching.padded(max(r)) <= tokens]
+    short = [max(r) for r in rows if batching.padded_length(max(r)) <= tokens]
     assert batching.chance_of_one(batch, tokens) == pytest.approx(len(short) / len(rows))
-    mean = sum(batching.padded(max(r)) for r in rows) / len(rows)
-    assert batching.mean_padded(batch) == pytest.approx(mean)
+    mean = sum(batching.padded_length(max(r)) for r in rows) / len(rows)
+    assert batching.mean_padded_length(batch) == pytest.approx(mean)
     first = every_batch(batching.lengths, min(batch * steps, len(samples)))
-    above = sum(batching.padded(max(r)) > tokens for r in first) / len(first)
+    above = sum(batching.padded_length(max(r)) > tokens for r in first) / len(first)
     assert batching.chance_above(batch, tokens, steps) == pytest.approx(above, abs=1e-9)
 
 
@@ -119,12 +119,12 @@ def test_largest_batch_holds_the_longest_sample():
 @pytest.mark.parametrize("grouped", [False, True])
 def test_an_order_is_the_seed_s_and_holds_the_largest(grouped):
     batching = Batching(lengths=SMALL, group_by_length=grouped)
-    drawn = batching.drawn(2, 9)
-    assert drawn == batching.drawn(2, 9)
+    drawn = batching.draw(2, 9)
+    assert drawn == batching.draw(2, 9)
     assert len(drawn) == 9
     assert drawn[0 if grouped else -1] == max(drawn) == 9
     other = Batching(lengths=SMALL, seed=7, group_by_length=grouped)
-    assert drawn != other.drawn(2, 9)
+    assert drawn != other.draw(2, 9)
 
 
 def test_setup_takes_the_largest_batch_for_every_batch_size(tmp_path):
