@@ -123,73 +123,75 @@ def build(
     setup = replace(setup, attn_implementation=attention_of(model_type, setup))
     setup, own_notes = own_quantization(source.config or {}, setup)
     ready = bool(own_notes) and setup.quantization is not None
-    built = build_model(source, setup)
-    model_as_before(built.model, model_type, setup)
-    untied = separate_head(built.model, source.config or {})
-    built = replace(built, notes=(*built.notes, *untied, *own_notes))
-    return _fed_run(setup, _finetuned(built, setup, ready=ready), module_inputs)
+    built_model = build_model(source, setup)
+    model_as_before(built_model.model, model_type, setup)
+    untied = separate_head(built_model.model, source.config or {})
+    built_model = replace(built_model, notes=(*built_model.notes, *untied, *own_notes))
+    return _fed_run(setup, _finetuned(built_model, setup, ready=ready), module_inputs)
 
 
 def _from_factory(setup: Setup, source: ModelSource, module_inputs: ModuleInputs) -> MetaModel:
     """The run of a model that the user's own code builds."""
-    built = from_factory(source, setup, dict(module_inputs.model_args))
-    _same_attention(built.model, setup)
-    built = _finetuned(built, setup)
+    built_model = from_factory(source, setup, dict(module_inputs.model_args))
+    _same_attention(built_model.model, setup)
+    built_model = _finetuned(built_model, setup)
     if module_inputs.loss is None and module_inputs.step_fn is None:
-        module_inputs = replace(module_inputs, loss=built.loss)
+        module_inputs = replace(module_inputs, loss=built_model.loss)
         check_own_loss(setup, module_inputs)
-    if module_inputs.inputs is None and built.inputs is not None:
-        module_inputs = replace(module_inputs, inputs=built.inputs)
-    return _fed_run(setup, built, module_inputs)
+    if module_inputs.inputs is None and built_model.inputs is not None:
+        module_inputs = replace(module_inputs, inputs=built_model.inputs)
+    return _fed_run(setup, built_model, module_inputs)
 
 
-def _fed_run(setup: Setup, built: BuiltModel, module_inputs: ModuleInputs) -> MetaModel:
+def _fed_run(setup: Setup, built_model: BuiltModel, module_inputs: ModuleInputs) -> MetaModel:
     """A run of a model with the batch that the user gave, else with what its config says."""
     has_inputs = module_inputs.inputs is not None
     if module_inputs.dims and not has_inputs:
         raise ConfigError(
             f"--dim {module_inputs.dims[0][0]}: no --input has it: name the inputs too."
         )
-    batch = ExampleBatch(module_inputs) if has_inputs else PlannedBatch(built)
+    batch = ExampleBatch(module_inputs) if has_inputs else PlannedBatch(built_model)
     # what cannot be taken or read is said before anything else is done
     sizes = batch.answer(setup).taken
     if has_inputs:
         batch.plan(replace(setup, **sizes))
     if module_inputs.step_fn is not None:
         step = step_named(module_inputs.step_fn, batch.whole)
-        meta_model = _stepped(setup, built, batch, step)
+        meta_model = _stepped(setup, built_model, batch, step)
     else:
-        call, left = batch.caller(built.trained)
+        call, left = batch.caller(built_model.trained)
         loss = None if module_inputs.loss is None else loss_named(module_inputs.loss)
-        usual = loss_for(built)
+        usual = loss_for(built_model)
         of_batch = has_inputs or loss is not None
         loss_of = OwnLoss(loss, batch.whole, left, usual) if of_batch else usual
-        meta_model = replace(_run(setup, built, batch, loss_of), call=call)
+        meta_model = replace(_run(setup, built_model, batch, loss_of), call=call)
     own = (
-        own_code(built.model) or module_inputs.step_fn is not None or module_inputs.loss is not None
+        own_code(built_model.model)
+        or module_inputs.step_fn is not None
+        or module_inputs.loss is not None
     )
     return replace(meta_model, own_code=own)
 
 
-def _finetuned(built: BuiltModel, setup: Setup, *, ready: bool = False) -> BuiltModel:
+def _finetuned(built_model: BuiltModel, setup: Setup, *, ready: bool = False) -> BuiltModel:
     """The model quantised, with adapters and frozen parameters, as the setup has them."""
     if setup.quantization is not None:
         if setup.quantization.format.packed:
-            loading, more = pack(built.model, built.dtype, setup)
+            loading, more = pack(built_model.model, built_model.dtype, setup)
         else:
-            loading, more = quantize(built.model, built.dtype, setup, ready=ready)
-        built = replace(built, loading=loading, notes=(*built.notes, *more))
+            loading, more = quantize(built_model.model, built_model.dtype, setup, ready=ready)
+        built_model = replace(built_model, loading=loading, notes=(*built_model.notes, *more))
     if setup.adapter is not None:
-        wrapper, own_notes = add_adapter(built.model, built.task, setup)
-        built = replace(built, wrapper=wrapper, notes=(*built.notes, *own_notes))
-    freeze(built.trained, setup)
+        wrapper, own_notes = add_adapter(built_model.model, built_model.task, setup)
+        built_model = replace(built_model, wrapper=wrapper, notes=(*built_model.notes, *own_notes))
+    freeze(built_model.trained, setup)
     if setup.distributed.in_half:
-        cast_parameters(built.trained, built.dtype)
-    return built
+        cast_parameters(built_model.trained, built_model.dtype)
+    return built_model
 
 
 def _stepped(
-    setup: Setup, built: BuiltModel, batch: ExampleBatch | PlannedBatch, step: OwnStep
+    setup: Setup, built_model: BuiltModel, batch: ExampleBatch | PlannedBatch, step: OwnStep
 ) -> MetaModel:
     """A run by a step of the user's own."""
     check_own_step(setup, step)
@@ -206,39 +208,39 @@ def _stepped(
         check_own_step(for_setup, step)
         return SizeAnswer({**usual.taken, **OWN_SETUP}, usual.notes)
 
-    built = replace(built, notes=(*built.notes, note))
-    meta_model = _run(setup, built, batch, step.loss_of)
+    built_model = replace(built_model, notes=(*built_model.notes, note))
+    meta_model = _run(setup, built_model, batch, step.loss_of)
     return replace(meta_model, answer=answer, call=step.call, own_step=step)
 
 
 def _run(
     setup: Setup,
-    built: BuiltModel,
+    built_model: BuiltModel,
     batch: ExampleBatch | PlannedBatch,
     loss_of: Callable[[Any, Any], torch.Tensor],
 ) -> MetaModel:
-    counts = count(built.trained)
-    kind = type(built.model).__name__
+    counts = count(built_model.trained)
+    kind = type(built_model.model).__name__
     card = ModelCard(
         class_name=kind,
-        task=built.task,
+        task=built_model.task,
         attention=setup.attn_implementation,
         checkpointing=setup.checkpointing,
         batch=batch.batch,
         about=(
-            f"{kind} with {str(built.dtype).removeprefix('torch.')} weights",
-            f"attention: {built.attention}",
+            f"{kind} with {str(built_model.dtype).removeprefix('torch.')} weights",
+            f"attention: {built_model.attention}",
         ),
-        remarks=built.notes,
+        remarks=built_model.notes,
     )
     return MetaModel(
-        model=built.trained,
+        model=built_model.trained,
         plan=batch.plan,
         answer=batch.answer,
         loss_of=loss_of,
         card=card,
         counts=(counts.parameters, counts.trainable, counts.buffers, counts.parameter_bytes),
-        loading=built.loading,
+        loading=built_model.loading,
     )
 
 
@@ -421,22 +423,22 @@ def _from_module(setup: Setup, module: Any, module_inputs: ModuleInputs) -> Meta
     _same_attention(module, setup)
     twin, loading = twin_of(module)
     base = base_of(twin)
-    built_model = of_module(base, setup, loading=loading)
-    built = replace(built_model, wrapper=None if base is twin else twin)
+    base_model = of_module(base, setup, loading=loading)
+    built_model = replace(base_model, wrapper=None if base is twin else twin)
     put_into_training(twin)
     if setup.adapter is not None and base is not twin:
         raise ConfigError(
             "The model has adapters already: leave --peft and its options out, or give the model "
             "without them."
         )
-    if module_inputs.inputs is None and built.config is None:
+    if module_inputs.inputs is None and built_model.config is None:
         raise ConfigError(
             f"A torch.nn.Module needs example inputs, and {type(module).__name__} has no "
             "transformers config to make them from: memest.estimate(model, "
             "inputs={'x': torch.empty(8, 3)}) or inputs='x:float32[B,3]', with loss='mse' or "
             "loss=lambda outputs, batch: ..."
         )
-    return _kept(_fed_run(setup, _finetuned(built, setup), module_inputs))
+    return _kept(_fed_run(setup, _finetuned(built_model, setup), module_inputs))
 
 
 def _kept(meta_model: MetaModel) -> MetaModel:

@@ -52,28 +52,28 @@ def seconds_of(setup: Setup, *, window: float | None = None) -> tuple[float, lis
     return seconds, [f"clips of {seconds:g} s (not given; --audio-seconds sets it)"]
 
 
-def audio(built: BuiltModel, setup: Setup, parameters: Mapping[str, Any]) -> Planned:
+def audio(built_model: BuiltModel, setup: Setup, parameters: Mapping[str, Any]) -> Planned:
     """Sound and the labels of the task."""
-    main = getattr(built.model, "main_input_name", "input_values")
+    main = getattr(built_model.model, "main_input_name", "input_values")
     if main == "input_ids":
-        return _speaking(built, setup)
-    if built.config.model_type == "audio-spectrogram-transformer":
-        sound, seconds, notes = _spectrogram(built, setup)
+        return _speaking(built_model, setup)
+    if built_model.config.model_type == "audio-spectrogram-transformer":
+        sound, seconds, notes = _spectrogram(built_model, setup)
     elif main == "input_features":
-        sound, seconds, notes = _frames(built, setup)
+        sound, seconds, notes = _frames(built_model, setup)
     else:
-        sound, seconds, notes = _waveform(built, setup)
+        sound, seconds, notes = _waveform(built_model, setup)
     target = None
-    if built.task is Task.CTC:
+    if built_model.task is Task.CTC:
         target, more = _transcript(setup, seconds)
         notes += more
         sound.append(labels((setup.batch, target)))
-    elif built.task is Task.AUDIO_CLASSIFICATION:
+    elif built_model.task is Task.AUDIO_CLASSIFICATION:
         if "labels" in parameters:
-            sound.append(class_labels(built, setup.batch))
+            sound.append(class_labels(built_model, setup.batch))
     elif "labels" in parameters:
         default = setup.seq_len or _SEQ2SEQ_TARGET
-        target, more = target_length(built.config, setup, default, why="a sentence or two")
+        target, more = target_length(built_model.config, setup, default, why="a sentence or two")
         notes += more
         sound.append(labels((setup.batch, target)))
     return tuple(sound), BatchSizes(target_len=target, audio_seconds=seconds), notes
@@ -86,19 +86,19 @@ def _transcript(setup: Setup, seconds: float) -> tuple[int, list[str]]:
     return length, [f"transcripts of {length} characters (--target-len sets it)"]
 
 
-def _waveform(built: BuiltModel, setup: Setup) -> tuple[list[TensorPlan], float, list[str]]:
+def _waveform(built_model: BuiltModel, setup: Setup) -> tuple[list[TensorPlan], float, list[str]]:
     """Raw samples; the mask only where the feature extractor returns one."""
     seconds, notes = seconds_of(setup)
     shape = (setup.batch, max(400, round(seconds * SAMPLE_RATE)))
     plans = [floats("input_values", *shape)]
-    if getattr(built.config, "feat_extract_norm", "") == "layer" or setup.padded:
+    if getattr(built_model.config, "feat_extract_norm", "") == "layer" or setup.padded:
         plans.append(attention_mask(shape, padded=setup.padded))
     return plans, seconds, notes
 
 
-def _frames(built: BuiltModel, setup: Setup) -> tuple[list[TensorPlan], float, list[str]]:
+def _frames(built_model: BuiltModel, setup: Setup) -> tuple[list[TensorPlan], float, list[str]]:
     """Mel frames: Whisper's fixed window, or as long as the clip."""
-    config = built.config
+    config = built_model.config
     positions = getattr(config, "max_source_positions", None)
     if positions is not None and hasattr(config, "num_mel_bins"):
         # two frames make one position: the second convolution has stride 2
@@ -117,16 +117,18 @@ def _frames(built: BuiltModel, setup: Setup) -> tuple[list[TensorPlan], float, l
     return [floats("input_features", *shape), mask], seconds, notes
 
 
-def _spectrogram(built: BuiltModel, setup: Setup) -> tuple[list[TensorPlan], float, list[str]]:
-    config = built.config
+def _spectrogram(
+    built_model: BuiltModel, setup: Setup
+) -> tuple[list[TensorPlan], float, list[str]]:
+    config = built_model.config
     seconds, notes = seconds_of(setup, window=config.max_length / FRAME_RATE)
     shape = (setup.batch, config.max_length, config.num_mel_bins)
     return [floats("input_values", *shape)], seconds, notes
 
 
-def _speaking(built: BuiltModel, setup: Setup) -> Planned:
+def _speaking(built_model: BuiltModel, setup: Setup) -> Planned:
     """Text to speech: text in, a spectrogram as the target."""
-    config, batch = built.config, setup.batch
+    config, batch = built_model.config, setup.batch
     limit = getattr(config, "max_text_positions", None)
     check_length("seq-len", setup.seq_len or 0, limit, "text positions of this model")
     seconds, notes = seconds_of(setup)

@@ -38,20 +38,20 @@ class PlannedBatch:
     """The batch that a model's config says, as :class:`ExampleBatch` is what a user says.
 
     Attributes:
-        built: the model.
+        built_model: the model.
         batch: None: it takes any number of samples.
     """
 
-    built: BuiltModel
+    built_model: BuiltModel
     batch: int | None = None
 
     def plan(self, setup: Setup) -> tuple[TensorPlan, ...]:
         """The tensors of a batch of this setup."""
-        return plan_batch(self.built, setup)[0]
+        return plan_batch(self.built_model, setup)[0]
 
     def answer(self, setup: Setup) -> SizeAnswer:
         """The sizes that the batch takes of a setup, and what there is to say of them."""
-        _, sizes, notes = plan_batch(self.built, setup)
+        _, sizes, notes = plan_batch(self.built_model, setup)
         taken = {name: value for name in SIZES if (value := getattr(sizes, name)) is not None}
         return SizeAnswer(taken, (*notes, *_without_effect(setup, sizes)))
 
@@ -77,7 +77,7 @@ def _without_effect(setup: Setup, sizes: BatchSizes) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def plan_batch(built: BuiltModel, setup: Setup) -> Planned:
+def plan_batch(built_model: BuiltModel, setup: Setup) -> Planned:
     """The tensors of one micro-batch for this model.
 
     Returns:
@@ -86,20 +86,20 @@ def plan_batch(built: BuiltModel, setup: Setup) -> Planned:
     Raises:
         ConfigError: a size the model cannot take, or a model of unknown inputs.
     """
-    parameters = forward_parameters(built.model)
-    plans, sizes, notes = _planned(built, setup, parameters)
+    parameters = forward_parameters(built_model.model)
+    plans, sizes, notes = _planned(built_model, setup, parameters)
     notes = list(notes)
-    if _needs_cast(built, setup):
-        plans = tuple(_cast(plan, built.dtype) for plan in plans)
-        name = str(built.dtype).removeprefix("torch.")
+    if _needs_cast(built_model, setup):
+        plans = tuple(_cast(plan, built_model.dtype) for plan in plans)
+        name = str(built_model.dtype).removeprefix("torch.")
         notes.append(f"the model takes its input in the dtype of its weights: it is cast to {name}")
-    note = loss_note(built)
+    note = loss_note(built_model)
     return plans, sizes, [*notes, note] if note else notes
 
 
-def _needs_cast(built: BuiltModel, setup: Setup) -> bool:
-    half = built.dtype in (torch.float16, torch.bfloat16)
-    casts_itself = built.config.model_type not in _TAKES_ITS_OWN_DTYPE
+def _needs_cast(built_model: BuiltModel, setup: Setup) -> bool:
+    half = built_model.dtype in (torch.float16, torch.bfloat16)
+    casts_itself = built_model.config.model_type not in _TAKES_ITS_OWN_DTYPE
     return half and setup.precision is Precision.FP32 and not casts_itself
 
 
@@ -109,31 +109,31 @@ def _cast(plan: TensorPlan, dtype: torch.dtype) -> TensorPlan:
     return replace(plan, dtype=dtype)
 
 
-def _planned(built: BuiltModel, setup: Setup, parameters: Mapping[str, Any]) -> Planned:
-    if built.config is None or not hasattr(built.config, "model_type"):
+def _planned(built_model: BuiltModel, setup: Setup, parameters: Mapping[str, Any]) -> Planned:
+    if built_model.config is None or not hasattr(built_model.config, "model_type"):
         names = ", ".join(parameters) or "nothing by name"
         raise ConfigError(
-            f"{type(built.model).__name__} has no transformers config, so its inputs are not "
+            f"{type(built_model.model).__name__} has no transformers config, so its inputs are not "
             f"known; its forward takes {names}. Give example inputs: --input "
             "'x:float32[B,3,224,224]' (memest.estimate(module, inputs={...}, loss=lambda outputs, "
             "batch: ...) in Python), or let the factory return (module, inputs)."
         )
-    if built.task is Task.CONTRASTIVE or "return_loss" in parameters:
-        return contrastive(built, setup, parameters)
-    if built.task is Task.IMAGE_TEXT_TO_TEXT:
-        return media_and_text(built, setup, parameters)
-    if built.task is Task.SPEECH_SEQ2SEQ and hasattr(built.config, "audio_config"):
-        return media_and_text(built, setup, parameters)
-    main = getattr(built.model, "main_input_name", "input_ids")
-    if main in _SOUND or built.task in _SPEECH or "speaker_embeddings" in parameters:
-        return audio(built, setup, parameters)
+    if built_model.task is Task.CONTRASTIVE or "return_loss" in parameters:
+        return contrastive(built_model, setup, parameters)
+    if built_model.task is Task.IMAGE_TEXT_TO_TEXT:
+        return media_and_text(built_model, setup, parameters)
+    if built_model.task is Task.SPEECH_SEQ2SEQ and hasattr(built_model.config, "audio_config"):
+        return media_and_text(built_model, setup, parameters)
+    main = getattr(built_model.model, "main_input_name", "input_ids")
+    if main in _SOUND or built_model.task in _SPEECH or "speaker_embeddings" in parameters:
+        return audio(built_model, setup, parameters)
     if "pixel_values" in parameters and "input_ids" not in parameters:
-        return image(built, setup, parameters)
+        return image(built_model, setup, parameters)
     if "input_ids" in parameters:
-        return text(built, setup, parameters)
+        return text(built_model, setup, parameters)
     raise ConfigError(
-        f"The inputs of {type(built.model).__name__} ({', '.join(parameters)}) are not modelled. "
-        "Let the factory return (module, inputs), or give example inputs from Python: "
+        f"The inputs of {type(built_model.model).__name__} ({', '.join(parameters)}) are not "
+        "modelled. Let the factory return (module, inputs), or give example inputs from Python: "
         "memest.estimate(module, inputs={...}, "
         "loss=lambda outputs, batch: ...)."
     )

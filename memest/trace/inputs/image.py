@@ -54,12 +54,12 @@ def _side(value: Any) -> int | None:
     return value if isinstance(value, int) else None
 
 
-def image(built: BuiltModel, setup: Setup, parameters: Mapping[str, Any]) -> Planned:
+def image(built_model: BuiltModel, setup: Setup, parameters: Mapping[str, Any]) -> Planned:
     """Pixels and the labels of the task."""
-    config, batch = built.config, setup.batch
+    config, batch = built_model.config, setup.batch
     size, notes = image_size_of(config, setup)
     if (
-        built.task is Task.IMAGE_SEGMENTATION
+        built_model.task is Task.IMAGE_SEGMENTATION
         and setup.image_size is None
         and getattr(config, "image_size", None) in (None, _DEFAULT)
         and not hasattr(config, "vision_config")
@@ -73,14 +73,14 @@ def image(built: BuiltModel, setup: Setup, parameters: Mapping[str, Any]) -> Pla
         plans.append(floats("input_boxes", batch, 1, 4))
         notes.append("one box prompt for each image")
     if "labels" in parameters:
-        if built.task is Task.IMAGE_SEGMENTATION:
+        if built_model.task is Task.IMAGE_SEGMENTATION:
             plans.append(TensorPlan(name="labels", shape=(batch, size, size), fill=0))
-        elif built.task is Task.IMAGE_CLASSIFICATION:
-            plans.append(class_labels(built, batch))
+        elif built_model.task is Task.IMAGE_CLASSIFICATION:
+            plans.append(class_labels(built_model, batch))
         else:
             plans.append(labels((batch,)))
     patch = _side(getattr(config, "patch_size", None))
-    if built.task is Task.MASKED_IMAGE_MODELING and "bool_masked_pos" in parameters and patch:
+    if built_model.task is Task.MASKED_IMAGE_MODELING and "bool_masked_pos" in parameters and patch:
         patches = (size // patch) ** 2
         plans.append(TensorPlan("bool_masked_pos", (batch, patches), torch.bool, fill=1))
     return tuple(plans), BatchSizes(image_size=size), notes

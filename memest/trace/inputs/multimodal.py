@@ -63,14 +63,14 @@ class Media:
 # -- text around it --------------------------------------------------------------------------------
 
 
-def media_and_text(built: BuiltModel, setup: Setup, parameters: Mapping[str, Any]) -> Planned:
+def media_and_text(built_model: BuiltModel, setup: Setup, parameters: Mapping[str, Any]) -> Planned:
     """One image or clip for each sample, its placeholders in the text, labels for every token."""
-    config, batch = built.config, setup.batch
+    config, batch = built_model.config, setup.batch
     make = _FAMILIES.get(config.model_type)
     if make is None:
         make = _audio_clip if hasattr(config, "audio_config") else _fixed_grid
-    media = make(built, setup)
-    length, notes = _length(built, setup, media)
+    media = make(built_model, setup)
+    length, notes = _length(built_model, setup, media)
     ids = (batch, length)
     plans = [
         TensorPlan(name="input_ids", shape=ids, value=_with_placeholders(ids, config, media)),
@@ -101,16 +101,16 @@ def _text_is_seq2seq(config: Any) -> bool:
     return bool(getattr(part, "is_encoder_decoder", False))
 
 
-def _length(built: BuiltModel, setup: Setup, media: Media) -> tuple[int, list[str]]:
+def _length(built_model: BuiltModel, setup: Setup, media: Media) -> tuple[int, list[str]]:
     """The text's length in all, placeholders included."""
     least = media.placeholders + _LEAST_TEXT
-    limit = max_positions(built.config)
+    limit = max_positions(built_model.config)
     if setup.seq_len is None:
         length = max(DEFAULT_SEQ_LEN, 64 * math.ceil((media.placeholders + _ROOM_FOR_TEXT) / 64))
         length = min(length, limit) if limit else length
         note = f"sequence length {length}, placeholders included (--seq-len sets it)"
         return length, [note]
-    length, notes = seq_len_of(built, setup)
+    length, notes = seq_len_of(built_model, setup)
     if length < least:
         what = "image" if media.image_size else "clip"
         raise ConfigError(
@@ -159,9 +159,9 @@ def _known(name: str, rows: list[Any]) -> TensorPlan:
     return TensorPlan(name=name, shape=tuple(value.shape), value=lambda: value)
 
 
-def _fixed_grid(built: BuiltModel, setup: Setup) -> Media:
+def _fixed_grid(built_model: BuiltModel, setup: Setup) -> Media:
     """One square image at the vision tower's size (LLaVA, PaliGemma, Gemma 3, BLIP-2 …)."""
-    config = built.config
+    config = built_model.config
     size, notes = image_size_of(config, setup)
     # BLIP reads the image by cross-attention: no placeholder
     tokens = 0 if config.model_type == "blip" else _fixed_tokens(config, size)
@@ -180,9 +180,9 @@ def _fixed_tokens(config: Any, size: int) -> int:
     return grid + 1 if whole and has_class else grid
 
 
-def _tiles_and_thumbnail(built: BuiltModel, setup: Setup) -> Media:
+def _tiles_and_thumbnail(built_model: BuiltModel, setup: Setup) -> Media:
     """LLaVA-NeXT: the image in tiles of the tower's size, and once as a whole."""
-    config = built.config
+    config = built_model.config
     tile = config.vision_config.image_size
     side = tile // config.vision_config.patch_size
     size = setup.image_size or 2 * tile
@@ -209,9 +209,9 @@ def _tiles_and_thumbnail(built: BuiltModel, setup: Setup) -> Media:
     )
 
 
-def _tiles(built: BuiltModel, setup: Setup) -> Media:
+def _tiles(built_model: BuiltModel, setup: Setup) -> Media:
     """Llama 4: tiles of the tower's size, shuffled to fewer tokens; a thumbnail beside several."""
-    vision = built.config.vision_config
+    vision = built_model.config.vision_config
     tile = vision.image_size
     size = setup.image_size or tile
     count = math.ceil(size / tile) ** 2
@@ -225,9 +225,9 @@ def _tiles(built: BuiltModel, setup: Setup) -> Media:
     )
 
 
-def _padded_tiles(built: BuiltModel, setup: Setup) -> Media:
+def _padded_tiles(built_model: BuiltModel, setup: Setup) -> Media:
     """Llama 3.2 vision: always padded to four tiles, read by cross-attention."""
-    vision = built.config.vision_config
+    vision = built_model.config.vision_config
     tile, count = vision.image_size, vision.max_num_tiles
     if setup.image_size is not None and setup.image_size > 2 * tile:
         raise ConfigError(
@@ -258,9 +258,9 @@ def _rounded(setup: Setup, unit: int) -> tuple[int, tuple[str, ...]]:
     return size, (() if size == wanted else (f"images are resized to {size} x {size}",))
 
 
-def _row_of_patches(built: BuiltModel, setup: Setup) -> Media:
+def _row_of_patches(built_model: BuiltModel, setup: Setup) -> Media:
     """Qwen-VL and GLM-V: all patches of the batch in one row, with their grid."""
-    config = getattr(built.config, "thinker_config", built.config)
+    config = getattr(built_model.config, "thinker_config", built_model.config)
     vision = config.vision_config
     merge = vision.spatial_merge_size
     size, notes = _rounded(setup, vision.patch_size * merge)
@@ -278,9 +278,9 @@ def _row_of_patches(built: BuiltModel, setup: Setup) -> Media:
     )
 
 
-def _merged_patches(built: BuiltModel, setup: Setup) -> Media:
+def _merged_patches(built_model: BuiltModel, setup: Setup) -> Media:
     """Pixtral's tower: any size, patches merged two by two."""
-    config = built.config
+    config = built_model.config
     unit = config.vision_config.patch_size * config.spatial_merge_size
     size, notes = _rounded(setup, unit)
     largest = config.vision_config.image_size
@@ -303,9 +303,9 @@ def _merged_patches(built: BuiltModel, setup: Setup) -> Media:
 _GEMMA4_SOFT_TOKENS = 280
 
 
-def _padded_patches(built: BuiltModel, setup: Setup) -> Media:
+def _padded_patches(built_model: BuiltModel, setup: Setup) -> Media:
     """Gemma 4: a fixed budget of patches; what a square image leaves of it is padding."""
-    vision = built.config.vision_config
+    vision = built_model.config.vision_config
     pool = vision.pooling_kernel_size
     budget = _GEMMA4_SOFT_TOKENS * pool**2
     side = math.isqrt(budget) // pool * pool
@@ -328,9 +328,9 @@ def _padded_patches(built: BuiltModel, setup: Setup) -> Media:
 # -- sound -----------------------------------------------------------------------------------------
 
 
-def _audio_clip(built: BuiltModel, setup: Setup) -> Media:
+def _audio_clip(built_model: BuiltModel, setup: Setup) -> Media:
     """Whisper's encoder before a language model: 30 s windows."""
-    config, batch = built.config, setup.batch
+    config, batch = built_model.config, setup.batch
     bins = config.audio_config.num_mel_bins
     frames = round(WINDOW_SECONDS * FRAME_RATE)
     features = floats("input_features", batch, bins, frames)
@@ -363,12 +363,12 @@ _FAMILIES: dict[str, Callable[[BuiltModel, Setup], Media]] = {
 # -- two towers: pairs of text and image, or of text and sound -------------------------------------
 
 
-def contrastive(built: BuiltModel, setup: Setup, parameters: Mapping[str, Any]) -> Planned:
+def contrastive(built_model: BuiltModel, setup: Setup, parameters: Mapping[str, Any]) -> Planned:
     """Pairs of text and image (or sound), and the model's own contrastive loss."""
-    config, batch = built.config, setup.batch
+    config, batch = built_model.config, setup.batch
     limit = max_positions(config.text_config)
     if setup.seq_len is not None:
-        length, notes = seq_len_of(built, setup)
+        length, notes = seq_len_of(built_model, setup)
     else:
         length = min(limit or DEFAULT_SEQ_LEN, 77)
         notes = [f"texts of {length} tokens (--seq-len sets it)"]

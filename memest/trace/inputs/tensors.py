@@ -219,10 +219,10 @@ def check_length(option: str, length: float, limit: float | None, what: str) -> 
         )
 
 
-def class_labels(built: BuiltModel, batch: int) -> TensorPlan:
+def class_labels(built_model: BuiltModel, batch: int) -> TensorPlan:
     """One class for each sample, or whatever the config's problem type asks for."""
-    kind = getattr(built.config, "problem_type", None)
-    classes = getattr(built.config, "num_labels", 2)
+    kind = getattr(built_model.config, "problem_type", None)
+    classes = getattr(built_model.config, "num_labels", 2)
     if kind == "multi_label_classification":
         return floats("labels", batch, classes)
     if kind == "regression" or classes == 1:

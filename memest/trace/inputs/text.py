@@ -37,13 +37,13 @@ _TOKEN_TYPES = frozenset(
 _DOCUMENT_IMAGE = 224
 
 
-def seq_len_of(built: BuiltModel, setup: Setup) -> tuple[int, list[str]]:
+def seq_len_of(built_model: BuiltModel, setup: Setup) -> tuple[int, list[str]]:
     """The sequence length: as asked, else 512 capped by the model.
 
     Raises:
         ConfigError: longer than the position table.
     """
-    limit = max_positions(built.config)
+    limit = max_positions(built_model.config)
     virtual = 0 if setup.adapter is None else setup.adapter.virtual_tokens
     if limit and virtual:
         limit = max(limit - virtual, 1)
@@ -55,16 +55,16 @@ def seq_len_of(built: BuiltModel, setup: Setup) -> tuple[int, list[str]]:
     return setup.seq_len, []
 
 
-def text(built: BuiltModel, setup: Setup, parameters: Mapping[str, Any]) -> Planned:
+def text(built_model: BuiltModel, setup: Setup, parameters: Mapping[str, Any]) -> Planned:
     """Token ids, masks and the labels of the task."""
-    length, notes = seq_len_of(built, setup)
-    batch, config = setup.batch, built.config
+    length, notes = seq_len_of(built_model, setup)
+    batch, config = setup.batch, built_model.config
     ids: tuple[int, ...] = (batch, length)
-    if built.task is Task.MULTIPLE_CHOICE:
+    if built_model.task is Task.MULTIPLE_CHOICE:
         ids = (batch, NUM_CHOICES, length)
         notes.append(f"{NUM_CHOICES} choices for each sample")
     if setup.padding_free:
-        return _end_to_end(built, setup, parameters, length, notes)
+        return _end_to_end(built_model, setup, parameters, length, notes)
     plans = [TensorPlan(name="input_ids", shape=ids, value=tokens(ids, config))]
     kind = config.model_type
     if kind in _TOKEN_TYPES and "token_type_ids" in parameters:
@@ -73,24 +73,24 @@ def text(built: BuiltModel, setup: Setup, parameters: Mapping[str, Any]) -> Plan
         plans.append(attention_mask(ids, padded=setup.padded))
     if "bbox" in parameters:
         plans.append(TensorPlan(name="bbox", shape=(*ids, 4), fill=0))
-    image_size = _page(built, setup, parameters, plans, notes)
+    image_size = _page(built_model, setup, parameters, plans, notes)
     target = None
-    if config.is_encoder_decoder and built.task is Task.SEQ2SEQ_LM:
+    if config.is_encoder_decoder and built_model.task is Task.SEQ2SEQ_LM:
         target, more = target_length(config, setup, length, why="like the source")
         notes += more
         plans.append(labels((batch, target)))
-    elif built.task is Task.BASE and "decoder_input_ids" in parameters:
+    elif built_model.task is Task.BASE and "decoder_input_ids" in parameters:
         target, more = target_length(config, setup, length, why="like the source")
         notes += more
         plans.append(TensorPlan(name="decoder_input_ids", shape=(batch, target), fill=WORD))
-    elif built.task is Task.QUESTION_ANSWERING:
+    elif built_model.task is Task.QUESTION_ANSWERING:
         plans += [
             TensorPlan(name=name, shape=(batch,), fill=1)
             for name in ("start_positions", "end_positions")
         ]
-    elif built.task in (Task.SEQUENCE_CLASSIFICATION, Task.MULTIPLE_CHOICE):
-        plans.append(class_labels(built, batch))
-    elif built.task is Task.TOKEN_CLASSIFICATION:
+    elif built_model.task in (Task.SEQUENCE_CLASSIFICATION, Task.MULTIPLE_CHOICE):
+        plans.append(class_labels(built_model, batch))
+    elif built_model.task is Task.TOKEN_CLASSIFICATION:
         plans.append(TensorPlan(name="labels", shape=(batch, length), fill=0))
     elif "labels" in parameters:
         plans.append(labels((batch, length)))
@@ -103,17 +103,21 @@ def text(built: BuiltModel, setup: Setup, parameters: Mapping[str, Any]) -> Plan
 
 
 def _end_to_end(
-    built: BuiltModel, setup: Setup, parameters: Mapping[str, Any], length: int, notes: list[str]
+    built_model: BuiltModel,
+    setup: Setup,
+    parameters: Mapping[str, Any],
+    length: int,
+    notes: list[str],
 ) -> Planned:
     """``DataCollatorWithFlattening``: one row, positions that start anew with every sample.
 
     No mask: kernels for sequences of any length find their ends in the positions, and other
     attention gets a mask of blocks from them.
     """
-    if built.task is not Task.CAUSAL_LM or "position_ids" not in parameters:
+    if built_model.task is not Task.CAUSAL_LM or "position_ids" not in parameters:
         raise ConfigError(
-            f"--padding-free lays samples end to end, which {type(built.model).__name__} for "
-            f"{built.task} does not train on: it is for causal language models that take "
+            f"--padding-free lays samples end to end, which {type(built_model.model).__name__} for "
+            f"{built_model.task} does not train on: it is for causal language models that take "
             "position_ids. Drop it."
         )
     ids = (1, setup.batch * length)
@@ -123,12 +127,12 @@ def _end_to_end(
         return torch.arange(length).repeat(samples)[None]
 
     plans = (
-        TensorPlan(name="input_ids", shape=ids, value=tokens(ids, built.config)),
+        TensorPlan(name="input_ids", shape=ids, value=tokens(ids, built_model.config)),
         labels(ids),
         TensorPlan(name="position_ids", shape=ids, value=positions),
     )
     notes.append(f"padding-free: one row of {ids[1]:,} tokens, {samples} samples end to end")
-    if "flash" not in built.attention:
+    if "flash" not in built_model.attention:
         notes.append(
             "without a kernel for sequences end to end, attention gets a mask of blocks over the "
             "whole row; --attn-implementation flash_attention_2 needs none"
@@ -137,14 +141,14 @@ def _end_to_end(
 
 
 def _page(
-    built: BuiltModel,
+    built_model: BuiltModel,
     setup: Setup,
     parameters: Mapping[str, Any],
     plans: list[TensorPlan],
     notes: list[str],
 ) -> int | None:
     """Document models look at the page too."""
-    config = built.config
+    config = built_model.config
     if "pixel_values" not in parameters or not getattr(config, "visual_embed", False):
         return None
     size = setup.image_size or getattr(config, "input_size", None) or _DOCUMENT_IMAGE

@@ -23,28 +23,29 @@ _LABELS = ("labels", "return_loss", "start_positions", "next_sentence_label")
 _SELF_SUPERVISED = ("ForPreTraining", "ForMaskedImageModeling")
 
 
-def loss_for(built: BuiltModel) -> Callable[[Any, Mapping[str, Any]], torch.Tensor]:
+def loss_for(built_model: BuiltModel) -> Callable[[Any, Mapping[str, Any]], torch.Tensor]:
     """The function that takes (or makes) the loss from the outputs of this model."""
-    return _own_loss if _has_loss(built) else _mean_of_outputs
+    return _own_loss if _has_loss(built_model) else _mean_of_outputs
 
 
-def loss_note(built: BuiltModel) -> str | None:
+def loss_note(built_model: BuiltModel) -> str | None:
     """What to tell the user about the loss, None if it is the model's own."""
-    if _has_loss(built):
+    if _has_loss(built_model):
         return None
     return (
-        f"{type(built.model).__name__} returns no loss: the sum of its outputs' means is minimised"
+        f"{type(built_model.model).__name__} returns no loss: the sum of its outputs' means is "
+        "minimised"
     )
 
 
-def _has_loss(built: BuiltModel) -> bool:
-    names = forward_parameters(built.model)
+def _has_loss(built_model: BuiltModel) -> bool:
+    names = forward_parameters(built_model.model)
     if any(name in names for name in _LABELS):
         return True
-    if getattr(built.config, "model_type", None) is None:
+    if getattr(built_model.config, "model_type", None) is None:
         # an unknown model: asked when its outputs are there
         return True
-    return type(built.model).__name__.endswith(_SELF_SUPERVISED)
+    return type(built_model.model).__name__.endswith(_SELF_SUPERVISED)
 
 
 def _own_loss(outputs: Any, batch: Mapping[str, Any]) -> torch.Tensor:
