@@ -90,8 +90,8 @@ _NOT_MODELLED = {
 
 def _batch(keys: DocumentKeys) -> None:
     micro, total = keys.value_of("batch"), keys.whole("batch_size")
-    accumulated = Key("grad_accum", "whole", 1)
-    if keys.set_from("gradient_accumulation_steps", accumulated) is not None:
+    grad_accum = Key("grad_accum", "whole", 1)
+    if keys.set_from("gradient_accumulation_steps", grad_accum) is not None:
         if total is not None:
             keys.ignore("batch_size", "gradient_accumulation_steps says it")
     elif total is not None:
@@ -104,12 +104,12 @@ def _batch(keys: DocumentKeys) -> None:
 def _precision(keys: DocumentKeys) -> None:
     """Autocast and the dtype of the weights (``resolve_dtype``)."""
     bf16, fp16 = keys.scalar("bf16"), keys.switch("fp16")
-    key, named = "bf16", bf16 is not None
+    key, is_set = "bf16", bf16 is not None
     full = str(bf16).lower() == "full"
     auto = "bf16" not in keys.document or bf16 == "auto"
     on = full or (auto and not fp16) or str(bf16).lower() == "true"
     pure_bf16, pure_fp16 = keys.switch("bfloat16"), keys.switch("float16")
-    if on and named:
+    if on and is_set:
         keys.set("precision", "bf16", key)
         keys.set("dtype", "bfloat16", key)
         if full:
@@ -121,7 +121,7 @@ def _precision(keys: DocumentKeys) -> None:
         keys.set("precision", "fp16", "fp16")
         keys.set("dtype", "float16", "fp16")
     else:
-        if named:
+        if is_set:
             keys.set("precision", "fp32", key)
         else:
             keys.default("precision", "fp32")
@@ -319,8 +319,10 @@ def _packing(keys: DocumentKeys) -> None:
     rows, key = keys.switch("multipack_real_batches"), "sample_packing"
     if not keys.on(key):
         return
-    named = str(keys.document.get("attn_implementation") or keys.value_of("attn_implementation"))
-    flat = named.startswith(("flash_attention", "flex")) or any(
+    attention = str(
+        keys.document.get("attn_implementation") or keys.value_of("attn_implementation")
+    )
+    flat = attention.startswith(("flash_attention", "flex")) or any(
         keys.document.get(each) is True for each in ("flex_attention", "xformers_attention")
     )
     flat = flat if rows is None else not rows

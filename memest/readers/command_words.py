@@ -74,14 +74,14 @@ class Command:
         launchers: from the outside in.
         program: a script, a module, or a framework's command: ``trl sft``.
         words: arguments of the program.
-        skipped: words before all that and behind it, of schedulers and shells.
+        skipped_words: words before all that and behind it, of schedulers and shells.
     """
 
     environment: dict[str, str] = field(default_factory=dict)
     launchers: tuple[Launcher, ...] = ()
     program: str
     words: tuple[str, ...] = ()
-    skipped: tuple[str, ...] = ()
+    skipped_words: tuple[str, ...] = ()
 
 
 def words_of(command: str | Sequence[str]) -> list[str]:
@@ -109,7 +109,7 @@ def split_command(words: Sequence[str]) -> Command:
         ConfigError: it starts no training that memest knows how to read.
     """
     environment: dict[str, str] = {}
-    skipped: list[str] = []
+    skipped_words: list[str] = []
     waiting = list(words)
     while waiting and not _starts(waiting[0]):
         word = waiting.pop(0)
@@ -117,17 +117,17 @@ def split_command(words: Sequence[str]) -> Command:
             name, _, value = word.partition("=")
             environment[name] = value
         else:
-            skipped.append(word)
+            skipped_words.append(word)
     if not waiting:
-        shown = shlex.join(words)
-        shown = shown if len(shown) < 100 else f"{shown[:97]}..."
+        text = shlex.join(words)
+        text = text if len(text) < 100 else f"{text[:97]}..."
         raise ConfigError(
-            f"the launch command {shown!r} names no script (train.py) and no launcher that memest "
+            f"the launch command {text!r} names no script (train.py) and no launcher that memest "
             "knows: python, accelerate launch, torchrun, deepspeed, trl, llamafactory-cli, "
             "axolotl, tune."
         )
     waiting, beyond = _before_shell(waiting)
-    skipped += beyond
+    skipped_words += beyond
     launchers: list[Launcher] = []
     program, rest = _follow(waiting, launchers)
     return Command(
@@ -135,7 +135,7 @@ def split_command(words: Sequence[str]) -> Command:
         launchers=tuple(launchers),
         program=program,
         words=tuple(rest),
-        skipped=tuple(skipped),
+        skipped_words=tuple(skipped_words),
     )
 
 
@@ -156,8 +156,8 @@ def _before_shell(words: list[str]) -> tuple[list[str], list[str]]:
 
 def _starts(word: str) -> bool:
     name = word.rpartition("/")[2]
-    known = name in _LAUNCHERS or name in _PROGRAMS or _PYTHON.fullmatch(name)
-    return bool(known) or word.endswith((".py", ".sh"))
+    is_program = name in _LAUNCHERS or name in _PROGRAMS or _PYTHON.fullmatch(name)
+    return bool(is_program) or word.endswith((".py", ".sh"))
 
 
 def _follow(words: list[str], launchers: list[Launcher]) -> tuple[str, list[str]]:
@@ -222,10 +222,10 @@ def _framework(name: str, words: list[str], launchers: list[Launcher]) -> tuple[
 def _launcher_arguments(name: str, words: list[str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     while words and words[0].startswith("-"):
-        flag, equals, attached = words.pop(0).partition("=")
+        flag, equals, text = words.pop(0).partition("=")
         key = flag.lstrip("-").replace("-", "_")
         if equals:
-            values[key] = plain_value(attached)
+            values[key] = plain_value(text)
         elif key in _SWITCHES[name]:
             values[key] = True
         elif words:
@@ -243,17 +243,17 @@ def read_arguments(words: Iterable[str]) -> tuple[dict[str, Any], dict[str, Any]
         >>> read_arguments(["--bf16", "--lora-r=8", "a.yaml", "lr=1", "--x", "a", "b"])
         ({'bf16': True, 'lora_r': 8, 'x': ['a', 'b']}, {'lr': 1}, ['a.yaml'])
     """
-    named: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     changes: dict[str, Any] = {}
     loose: list[str] = []
     waiting = list(words)
     while waiting:
         word = waiting.pop(0)
         if word.startswith("--") and len(word) > 2:
-            flag, equals, attached = word[2:].partition("=")
+            flag, equals, text = word[2:].partition("=")
             key = flag.replace("-", "_")
             if equals:
-                named[key] = plain_value(attached)
+                arguments[key] = plain_value(text)
                 continue
             values: list[str] = []
             while waiting and not waiting[0].startswith("--") and not _short(waiting[0]):
@@ -261,15 +261,15 @@ def read_arguments(words: Iterable[str]) -> tuple[dict[str, Any], dict[str, Any]
                     break
                 values.append(waiting.pop(0))
             plain = [plain_value(value) for value in values]
-            named[key] = True if not plain else plain[0] if len(plain) == 1 else plain
+            arguments[key] = True if not plain else plain[0] if len(plain) == 1 else plain
         elif word.startswith("-") and len(word) > 1:
-            named[word.lstrip("-")] = True
+            arguments[word.lstrip("-")] = True
         elif re.match(r"[A-Za-z_+~][\w./@+]*=", word):
             key, _, value = word.partition("=")
             changes[key.lstrip("+~")] = plain_value(value)
         else:
             loose.append(word)
-    return named, changes, loose
+    return arguments, changes, loose
 
 
 def _short(word: str) -> bool:

@@ -50,28 +50,30 @@ _ALL_GPUS = "as many processes as the machine has GPUs: 1 is taken; --num-gpus s
 _OF_ACCELERATE = ("accelerate_config", "num_processes", "num_machines", "mixed_precision")
 
 
-def read_launch(command: Command, *, chosen: FileFormat | None = None) -> list[DocumentReading]:
+def read_launch(
+    command: Command, *, file_format: FileFormat | None = None
+) -> list[DocumentReading]:
     """The readings of a command, and of the files that it names.
 
     Args:
         command: taken apart.
-        chosen: the format of the program's own arguments, where the user says it.
+        file_format: the format of the program's own arguments, where the user says it.
 
     Raises:
         ConfigError: a file that is not there, or a value that cannot be.
     """
     keys = DocumentKeys({}, source="command", framework="launch command", level=Level.COMMAND)
     _environment(keys, command)
-    named, changes, loose = read_arguments(command.words)
+    arguments, changes, loose = read_arguments(command.words)
     launchers = list(command.launchers)
-    launchers += _hidden_launcher(command, named)
+    launchers += _hidden_launcher(command, arguments)
     readings: list[DocumentReading] = []
     for launcher in launchers:
         readings += _launcher(keys, launcher, command.environment)
     if not launchers:
         _program_alone(keys, command)
-    readings += _program(keys, command, named, changes, loose, chosen)
-    for word in command.skipped:
+    readings += _program(keys, command, arguments, changes, loose, file_format)
+    for word in command.skipped_words:
         keys.ignore(word, "not of the launcher and its program")
     return [*readings, keys.reading()]
 
@@ -118,14 +120,14 @@ def _number(value: Any, where: str) -> int | None:
     raise ConfigError(f"command: {where} {value!r} is not a whole number.")
 
 
-def _hidden_launcher(command: Command, named: dict[str, Any]) -> list[Launcher]:
+def _hidden_launcher(command: Command, arguments: dict[str, Any]) -> list[Launcher]:
     """Frameworks whose command starts a launcher by itself."""
     program = command.program
     if command.launchers:
         return []
     if program.startswith("trl ") or program == "axolotl train":
-        values = {key: named.pop(key) for key in _OF_ACCELERATE if key in named}
-        if program == "axolotl train" and named.pop("launcher", "accelerate") == "python":
+        values = {key: arguments.pop(key) for key in _OF_ACCELERATE if key in arguments}
+        if program == "axolotl train" and arguments.pop("launcher", "accelerate") == "python":
             return []
         config = values.pop("accelerate_config", None) if program != "axolotl train" else None
         if config is not None:
@@ -158,7 +160,7 @@ def _launcher(
         nodes = values.pop("num_nodes", 1)
         include = values.pop("include", None)
         if include is not None and each is None:
-            key, each = "include", _included(str(include))
+            key, each = "include", _count_slots(str(include))
     per_node = "gpu" if each is None else each
     count = _number(per_node, f"--{key}")
     if count is None:
@@ -174,7 +176,7 @@ def _launcher(
     return []
 
 
-def _included(text: str) -> Any:
+def _count_slots(text: str) -> Any:
     """``host1:0,1@host2:0`` of DeepSpeed's launcher."""
     slots = [part.partition(":")[2] for part in text.split("@")]
     return sum(len(each.split(",")) for each in slots) if all(slots) else "gpu"
@@ -235,43 +237,47 @@ def _program_alone(keys: DocumentKeys, command: Command) -> None:
 def _program(
     keys: DocumentKeys,
     command: Command,
-    named: dict[str, Any],
+    arguments: dict[str, Any],
     changes: dict[str, Any],
     loose: list[str],
-    chosen: FileFormat | None,
+    file_format: FileFormat | None,
 ) -> list[DocumentReading]:
     program = command.program
     framework, _, method = program.partition(" ")
     if framework == "trl":
         read = partial(read_trl, method=method)
-        return [_with_file(keys, find_format("trl"), named, {}, loose, read)]
+        return [_with_file(keys, find_format("trl"), arguments, {}, loose, read)]
     if framework in ("llamafactory-cli", "axolotl"):
         each = find_format("llama-factory" if framework == "llamafactory-cli" else "axolotl")
         if framework == "llamafactory-cli":
             _expandable(keys, command)
-        if not named and not changes and not any(word.lower().endswith(_FILES) for word in loose):
+        if (
+            not arguments
+            and not changes
+            and not any(word.lower().endswith(_FILES) for word in loose)
+        ):
             raise ConfigError(f"the launch command: {program} names no configuration, run.yaml.")
-        return [_with_file(keys, each, named, changes, loose)]
+        return [_with_file(keys, each, arguments, changes, loose)]
     if framework == "tune":
-        return [_tune(keys, named, changes, loose)]
-    if program.endswith(".sh") or any(key.startswith(("job.", "training.")) for key in named):
-        return [_titan(keys, command, named, loose)]
-    return _script(keys, command, named, changes, loose, chosen)
+        return [_tune(keys, arguments, changes, loose)]
+    if program.endswith(".sh") or any(key.startswith(("job.", "training.")) for key in arguments):
+        return [_titan(keys, command, arguments, loose)]
+    return _script(keys, command, arguments, changes, loose, file_format)
 
 
 def _starts_torchrun(environment: Mapping[str, str]) -> bool:
     """Whether LLaMA-Factory's command starts torchrun itself."""
-    return _switched(environment, "FORCE_TORCHRUN", "0") or (_visible(environment) or 1) > 1
+    return _is_on(environment, "FORCE_TORCHRUN", "0") or (_visible(environment) or 1) > 1
 
 
-def _switched(environment: Mapping[str, str], name: str, default: str) -> bool:
+def _is_on(environment: Mapping[str, str], name: str, default: str) -> bool:
     return environment.get(name, default).lower() in ("1", "true", "y")
 
 
 def _expandable(keys: DocumentKeys, command: Command) -> None:
     """Where it starts torchrun itself, it switches expandable segments on (``launcher.py``)."""
     environment = command.environment
-    if _starts_torchrun(environment) and _switched(environment, "OPTIM_TORCH", "1"):
+    if _starts_torchrun(environment) and _is_on(environment, "OPTIM_TORCH", "1"):
         keys.set_at(
             "alloc_conf",
             "expandable_segments:True",
@@ -279,12 +285,12 @@ def _expandable(keys: DocumentKeys, command: Command) -> None:
         )
 
 
-def _file_among(named: dict[str, Any], loose: list[str]) -> tuple[str | None, str]:
+def _file_among(arguments: dict[str, Any], loose: list[str]) -> tuple[str | None, str]:
     """The configuration file among a program's arguments."""
     for key in _CONFIGS:
-        value = named.get(key)
+        value = arguments.get(key)
         if isinstance(value, str) and value.lower().endswith(_FILES):
-            named.pop(key)
+            arguments.pop(key)
             return value, f"command: --{key}"
     for word in loose:
         if word.lower().endswith(_FILES):
@@ -299,22 +305,24 @@ def _open(file: str, origin: str) -> tuple[dict[str, Any], Path]:
     return read_document(path, file), path.parent
 
 
-def _read_named(named: dict[str, Any], loose: list[str]) -> tuple[dict[str, Any], str, Path | None]:
+def _document_among(
+    arguments: dict[str, Any], loose: list[str]
+) -> tuple[dict[str, Any], str, Path | None]:
     """The document that the arguments name, what it is called, and its folder; else nothing."""
-    file, origin = _file_among(named, loose)
+    file, origin = _file_among(arguments, loose)
     if file is None:
         return {}, "command", None
     document, folder = _open(file, origin)
     return document, file, folder
 
 
-def _merged(
-    document: Mapping[str, Any], named: Mapping[str, Any], changes: Mapping[str, Any]
+def _merge(
+    document: Mapping[str, Any], arguments: Mapping[str, Any], changes: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, KeyOrigin]]:
     """A file's document with what the command line changes, and where that stands."""
     out = dict(document)
     origins: dict[str, KeyOrigin] = {}
-    for values, mark in ((named, "--"), (changes, "")):
+    for values, mark in ((arguments, "--"), (changes, "")):
         for key, value in values.items():
             origins[key] = KeyOrigin(f"command: {mark}{key}", Level.COMMAND)
             if "." not in key:
@@ -329,14 +337,14 @@ def _merged(
     return out, origins
 
 
-def _negated(named: dict[str, Any]) -> dict[str, Any]:
+def _read_negations(arguments: dict[str, Any]) -> dict[str, Any]:
     """``--no_flag`` of HfArgumentParser."""
     out: dict[str, Any] = {}
-    for key, value in named.items():
+    for key, value in arguments.items():
         name = key.removeprefix("no_")
-        known = option_called(name) or name in REASONS or name in MATTERS
-        out[name if name != key and known and value is True else key] = (
-            False if name != key and known and value is True else value
+        is_option = option_called(name) or name in REASONS or name in MATTERS
+        out[name if name != key and is_option and value is True else key] = (
+            False if name != key and is_option and value is True else value
         )
     return out
 
@@ -365,22 +373,22 @@ def _read(
 def _with_file(
     keys: DocumentKeys,
     each: FileFormat,
-    named: dict[str, Any],
+    arguments: dict[str, Any],
     changes: dict[str, Any],
     loose: list[str],
     read: Callable[[DocumentKeys], None] | None = None,
 ) -> DocumentReading:
-    document, source, folder = _read_named(named, loose)
-    document, origins = _merged(document, _negated(named), changes)
+    document, source, folder = _document_among(arguments, loose)
+    document, origins = _merge(document, _read_negations(arguments), changes)
     _loose(keys, loose)
     return _read(each, document, origins, source, folder, read)
 
 
 def _tune(
-    keys: DocumentKeys, named: dict[str, Any], changes: dict[str, Any], loose: list[str]
+    keys: DocumentKeys, arguments: dict[str, Any], changes: dict[str, Any], loose: list[str]
 ) -> DocumentReading:
     recipe = loose.pop(0) if loose else ""
-    config = named.pop("config", None)
+    config = arguments.pop("config", None)
     if not isinstance(config, str):
         raise ConfigError(f"the launch command: tune run {recipe} names no --config.")
     if not config.lower().endswith((".yaml", ".yml")):
@@ -389,7 +397,7 @@ def _tune(
             f"tune cp {config} run.yaml, and name the file."
         )
     document, folder = _open(config, "command: --config")
-    document, origins = _merged(document, named, changes)
+    document, origins = _merge(document, arguments, changes)
     _loose(keys, loose)
 
     def read(keys: DocumentKeys) -> None:
@@ -401,9 +409,9 @@ def _tune(
 
 
 def _titan(
-    keys: DocumentKeys, command: Command, named: dict[str, Any], loose: list[str]
+    keys: DocumentKeys, command: Command, arguments: dict[str, Any], loose: list[str]
 ) -> DocumentReading:
-    file = named.pop("job.config_file", None) or command.environment.get("CONFIG_FILE")
+    file = arguments.pop("job.config_file", None) or command.environment.get("CONFIG_FILE")
     gpus = command.environment.get("NGPU", "")
     if gpus.isdigit() and 0 < int(gpus[:6]) <= 1 << 16:
         _say_at(keys, "num_gpus", int(gpus), "NGPU")
@@ -420,7 +428,7 @@ def _titan(
     folder = None
     if file:
         document, folder = _open(file, "command: --job.config_file")
-    document, origins = _merged(document, named, {})
+    document, origins = _merge(document, arguments, {})
     _loose(keys, loose)
     return _read(find_format("torchtitan"), document, origins, file or "command", folder)
 
@@ -428,38 +436,38 @@ def _titan(
 def _script(
     keys: DocumentKeys,
     command: Command,
-    named: dict[str, Any],
+    arguments: dict[str, Any],
     changes: dict[str, Any],
     loose: list[str],
-    chosen: FileFormat | None,
+    file_format: FileFormat | None,
 ) -> list[DocumentReading]:
     """A training script: its arguments are taken for what their names say."""
     program = command.program
-    file, origin = _file_among(named, loose)
+    file, origin = _file_among(arguments, loose)
     out: list[DocumentReading] = []
-    own = named.pop("deepspeed_config", None)
+    own = arguments.pop("deepspeed_config", None)
     if isinstance(own, str):
         # DeepSpeed's own arguments (add_config_arguments): a switch, and the file beside it
-        named.pop("deepspeed", None)
+        arguments.pop("deepspeed", None)
         settings, beside = _open(own, "command: --deepspeed_config")
         out.append(_read(find_format("deepspeed"), settings, {}, own, beside))
-    named = _negated(named)
+    arguments = _read_negations(arguments)
     document: dict[str, Any] = {}
-    source, folder, each = "command", None, chosen
+    source, folder, each = "command", None, file_format
     if file is not None:
         content, beside = _open(file, origin)
-        kind = chosen or recognise(content, file)
+        kind = file_format or recognise(content, file)
         if kind.name in ("accelerate", "deepspeed", "peft"):
             out.append(_read(kind, content, {}, file, beside))
         else:
             document, source, folder, each = content, file, beside, kind
     if each is None:
-        each = _format_of(named)
+        each = _format_of(arguments)
     if each is None:
-        for key in (*named, *changes):
-            keys.ignore(f"--{key}" if key in named else key, "memest does not know it")
+        for key in (*arguments, *changes):
+            keys.ignore(f"--{key}" if key in arguments else key, "memest does not know it")
     else:
-        document, origins = _merged(document, named, changes)
+        document, origins = _merge(document, arguments, changes)
         out.append(_read(each, document, origins, source, folder))
     what = (
         "its arguments say nothing that memest knows"
@@ -471,9 +479,9 @@ def _script(
     return out
 
 
-def _format_of(named: Mapping[str, Any]) -> FileFormat | None:
+def _format_of(arguments: Mapping[str, Any]) -> FileFormat | None:
     """Training arguments, or those of a framework whose marks are among them."""
-    keys = set(named)
+    keys = set(arguments)
     scores = {
         each: len(each.marks & keys)
         for each in FORMATS
@@ -482,7 +490,7 @@ def _format_of(named: Mapping[str, Any]) -> FileFormat | None:
     best = max(scores, key=lambda each: scores[each])
     if scores[best] and (best.name != "axolotl" or "base_model" in keys):
         return best
-    known = {"model_name_or_path", "model_name", "output_dir", "deepspeed", "fsdp", *SIZES}
-    if any(key in known or option_called(key) for key in keys):
+    names = {"model_name_or_path", "model_name", "output_dir", "deepspeed", "fsdp", *SIZES}
+    if any(key in names or option_called(key) for key in keys):
         return FORMATS[0]
     return None

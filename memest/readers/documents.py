@@ -28,11 +28,11 @@ _SUFFIXES = (".yaml", ".yml", ".json", ".toml")
 _NUMBER = re.compile(r"[+-]?(\d[\d_]*)?\.?\d+([eE][+-]?\d+)?|[+-]?\d+\.")
 
 
-def find_file(named: str, *, beside: Path | None, origin: str) -> Path:
+def find_file(name: str, *, beside: Path | None, origin: str) -> Path:
     """A configuration file that another one names.
 
     Args:
-        named: as written.
+        name: as written.
         beside: folder of the file that names it. Frameworks look in the working directory, so
             that comes first; the folder is for those who ask from elsewhere.
         origin: who names it.
@@ -41,21 +41,21 @@ def find_file(named: str, *, beside: Path | None, origin: str) -> Path:
         ConfigError: it is in neither.
     """
     try:
-        path = Path(named).expanduser()
+        path = Path(name).expanduser()
         paths = [path] if beside is None or path.is_absolute() else [path, beside / path]
         for candidate in paths:
             if candidate.is_file():
                 return candidate
     except (OSError, RuntimeError, ValueError) as error:
-        raise ConfigError(f"{origin} names {named!r}, which is no path: {error}.") from None
+        raise ConfigError(f"{origin} names {name!r}, which is no path: {error}.") from None
     where = " and ".join(str(each.parent.absolute()) for each in paths)
     raise ConfigError(
-        f"{origin} names the file {named!r}, which is not there (looked in {where}). Run memest "
+        f"{origin} names the file {name!r}, which is not there (looked in {where}). Run memest "
         "where the training is launched, or give the file with --config."
     )
 
 
-def read_source(path: Path, shown: str) -> str:
+def read_source(path: Path, label: str) -> str:
     """The text of a configuration file.
 
     Raises:
@@ -63,7 +63,7 @@ def read_source(path: Path, shown: str) -> str:
     """
     if path.suffix.lower() in _PICKLES:
         raise ConfigError(
-            f"{shown} is a pickle: loading one runs code, so memest does not. Export it in the "
+            f"{label} is a pickle: loading one runs code, so memest does not. Export it in the "
             "environment of the training: python -c \"import torch; open('training_args.json', "
             f"'w').write(torch.load('{path.name}', weights_only=False).to_json_string())\" and "
             "give training_args.json."
@@ -71,42 +71,42 @@ def read_source(path: Path, shown: str) -> str:
     try:
         return read_small(path, MOST_BYTES)
     except OSError as error:
-        raise ConfigError(f"{shown} cannot be read: {error.strerror or error}.") from None
+        raise ConfigError(f"{label} cannot be read: {error.strerror or error}.") from None
     except UnicodeDecodeError:
-        raise ConfigError(f"{shown} is not text: configurations are YAML, JSON or TOML.") from None
+        raise ConfigError(f"{label} is not text: configurations are YAML, JSON or TOML.") from None
     except ValueError as error:
-        raise ConfigError(f"{shown!r} is no path: {error}.") from None
+        raise ConfigError(f"{label!r} is no path: {error}.") from None
 
 
-def read_document(path: Path, shown: str) -> dict[str, Any]:
+def read_document(path: Path, label: str) -> dict[str, Any]:
     """The mapping that a file holds.
 
     Raises:
         ConfigError: it cannot be read, is not in its format, or holds something else.
     """
     suffix = path.suffix.lower()
-    text = read_source(path, shown)
+    text = read_source(path, label)
     if suffix not in _SUFFIXES:
         legal = ", ".join((*_SUFFIXES, ".py (torchtitan)"))
-        raise ConfigError(f"{shown}: the suffix {suffix!r} says no format. Legal: {legal}.")
+        raise ConfigError(f"{label}: the suffix {suffix!r} says no format. Legal: {legal}.")
     try:
         if suffix == ".json":
             document = json.loads(text)
         elif suffix == ".toml":
             document = tomllib.loads(text)
         else:
-            document = _load_yaml(text, shown)
-        _check_size(document, shown)
+            document = _load_yaml(text, label)
+        _check_size(document, label)
     except RecursionError:
-        raise ConfigError(_too_deep(shown)) from None
+        raise ConfigError(_too_deep(label)) from None
     except ConfigError:
         raise
     except ValueError as error:
         kind = suffix[1:].upper().replace("YML", "YAML")
-        raise ConfigError(f"{shown} is not {kind}: {error}.") from None
+        raise ConfigError(f"{label} is not {kind}: {error}.") from None
     if not isinstance(document, dict):
         raise ConfigError(
-            f"{shown} holds {_kind(document)}: a configuration is a mapping of names to values."
+            f"{label} holds {_kind(document)}: a configuration is a mapping of names to values."
         )
     return {str(key): value for key, value in document.items()}
 
@@ -118,16 +118,16 @@ def plain_value(text: str) -> Any:
         >>> [plain_value(word) for word in ("True", "8", "1e-4", "none", "bf16")]
         [True, 8, 0.0001, None, 'bf16']
     """
-    lowered = text.strip().lower()
-    if lowered in ("true", "yes", "on"):
+    word = text.strip().lower()
+    if word in ("true", "yes", "on"):
         return True
-    if lowered in ("false", "no", "off"):
+    if word in ("false", "no", "off"):
         return False
-    if lowered in ("none", "null", "~", ""):
+    if word in ("none", "null", "~", ""):
         return None
-    if _NUMBER.fullmatch(lowered) and len(lowered) < 40:
-        return float(lowered) if any(c in lowered for c in ".e") else int(lowered)
-    if lowered[0] in "[{":
+    if _NUMBER.fullmatch(word) and len(word) < 40:
+        return float(word) if any(c in word for c in ".e") else int(word)
+    if word[0] in "[{":
         try:
             value = json.loads(text)
             _check_size(value, text)
@@ -137,23 +137,23 @@ def plain_value(text: str) -> Any:
     return text
 
 
-def _load_yaml(text: str, shown: str) -> Any:
+def _load_yaml(text: str, label: str) -> Any:
     import yaml
 
     try:
-        _check_yaml(yaml.parse(text, Loader=yaml.SafeLoader), shown)
+        _check_yaml(yaml.parse(text, Loader=yaml.SafeLoader), label)
         return yaml.safe_load(text)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f" in line {mark.line + 1}" if mark is not None else ""
         problem = getattr(error, "problem", None) or str(error).partition("\n")[0]
-        raise ConfigError(f"{shown} is not YAML{where}: {problem}.") from None
+        raise ConfigError(f"{label} is not YAML{where}: {problem}.") from None
     except (TypeError, OverflowError) as error:
         # a mapping as a key, a date that no calendar has
-        raise ConfigError(f"{shown} is not YAML of plain values: {error}.") from None
+        raise ConfigError(f"{label} is not YAML of plain values: {error}.") from None
 
 
-def _check_yaml(events: Iterator[Any], shown: str) -> None:
+def _check_yaml(events: Iterator[Any], label: str) -> None:
     """Bounds on what is not built yet."""
     import yaml
 
@@ -163,14 +163,14 @@ def _check_yaml(events: Iterator[Any], shown: str) -> None:
             aliases += 1
             if aliases > MOST_ALIASES:
                 raise ConfigError(
-                    f"{shown} has more than {MOST_ALIASES} YAML aliases: write the values out."
+                    f"{label} has more than {MOST_ALIASES} YAML aliases: write the values out."
                 )
             continue
         tag = getattr(event, "tag", None)
         if (tag is not None and not tag.startswith("tag:yaml.org,2002:")) or _runs(tag):
             line = event.start_mark.line + 1
             raise ConfigError(
-                f"{shown} has the YAML tag {tag!r} in line {line}: configurations are plain "
+                f"{label} has the YAML tag {tag!r} in line {line}: configurations are plain "
                 "values, and memest makes no objects from a file. Drop the tag."
             )
         if isinstance(event, yaml.CollectionStartEvent):
@@ -178,31 +178,31 @@ def _check_yaml(events: Iterator[Any], shown: str) -> None:
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
         if depth > MOST_DEPTH:
-            raise ConfigError(_too_deep(shown))
+            raise ConfigError(_too_deep(label))
 
 
 def _runs(tag: str | None) -> bool:
     return tag is not None and "python" in tag
 
 
-def _check_size(document: Any, shown: str) -> None:
+def _check_size(document: Any, label: str) -> None:
     """Bounds on what is there, with what aliases stand for counted each time."""
-    waiting, seen = [(document, 0)], 0
+    waiting, count = [(document, 0)], 0
     while waiting:
         value, depth = waiting.pop()
-        seen += 1
-        if seen > MOST_NODES:
-            raise ConfigError(f"{shown} has more than {MOST_NODES:,} values (aliases counted).")
+        count += 1
+        if count > MOST_NODES:
+            raise ConfigError(f"{label} has more than {MOST_NODES:,} values (aliases counted).")
         if depth > MOST_DEPTH:
-            raise ConfigError(_too_deep(shown))
+            raise ConfigError(_too_deep(label))
         if isinstance(value, dict):
             waiting += [(each, depth + 1) for each in value.values()]
         elif isinstance(value, (list, tuple, set)):
             waiting += [(each, depth + 1) for each in value]
 
 
-def _too_deep(shown: str) -> str:
-    return f"{shown} is nested more than {MOST_DEPTH} deep: no configuration is."
+def _too_deep(label: str) -> str:
+    return f"{label} is nested more than {MOST_DEPTH} deep: no configuration is."
 
 
 def _kind(value: Any) -> str:

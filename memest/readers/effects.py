@@ -20,81 +20,82 @@ OF_LORA = tuple(
 _OF_GENERATIONS = ("generation_max_length", "num_beams", "cache_implementation")
 
 
-def values_that_act(chosen: Mapping[str, ReadValue]) -> tuple[dict[str, ReadValue], list[Remark]]:
+def values_that_act(values: Mapping[str, ReadValue]) -> tuple[dict[str, ReadValue], list[Remark]]:
     """Values that act, and remarks on those that do not and were not named by flags.
 
     Args:
-        chosen: one value for each option.
+        values: one value for each option.
     """
-    kept = dict(chosen)
-    dropped: list[Remark] = []
+    acting = dict(values)
+    remarks: list[Remark] = []
 
     def drop(option: str, why: str) -> None:
-        if option not in kept or kept[option].level is Level.FLAG:
+        if option not in acting or acting[option].level is Level.FLAG:
             return
-        each = kept.pop(option)
+        each = acting.pop(option)
         if each.level is not Level.DEFAULT:
-            dropped.append(Remark(each.origin, why))
+            remarks.append(Remark(each.origin, why))
 
-    zero = _number(kept, "zero") or 0
-    fsdp = "fsdp" in kept and str(kept["fsdp"].value) not in ("none", "no", "False", "")
-    several = (_number(kept, "num_gpus") or 1) > 1
+    zero = _number(acting, "zero") or 0
+    fsdp = "fsdp" in acting and str(acting["fsdp"].value) not in ("none", "no", "False", "")
+    several = (_number(acting, "num_gpus") or 1) > 1
     if not zero:
         for option in ("zero_settings", "offload_optimizer", "offload_param"):
-            if not (option != "zero_settings" and "zero_settings" in kept):
+            if not (option != "zero_settings" and "zero_settings" in acting):
                 drop(option, "ZeRO is off")
     if not fsdp:
-        for option in [name for name in kept if name.startswith("fsdp_")]:
+        for option in [name for name in acting if name.startswith("fsdp_")]:
             drop(option, "FSDP is off")
     if zero or fsdp or not several:
         why = "ZeRO takes the place of DDP" if zero else "FSDP takes the place of DDP"
         why = why if zero or fsdp else "one GPU has no DDP"
-        for option in [name for name in kept if name.startswith("ddp_")]:
+        for option in [name for name in acting if name.startswith("ddp_")]:
             drop(option, why)
-    quantised = any(_on(kept, name) for name in ("load_in_4bit", "load_in_8bit", "quantization"))
+    quantised = any(_on(acting, name) for name in ("load_in_4bit", "load_in_8bit", "quantization"))
     if not quantised:
         for option in _OF_BASES:
             drop(option, "no quantised base")
-    elif _on(kept, "load_in_8bit"):
+    elif _on(acting, "load_in_8bit"):
         for option in OF_4BIT:
             drop(option, "an 8-bit base")
-    if "peft" in kept and str(kept["peft"].value).lower() not in ("lora", "dora", "adalora"):
+    if "peft" in acting and str(acting["peft"].value).lower() not in ("lora", "dora", "adalora"):
         for option in ("lora_alpha", "lora_dropout", "use_dora", "use_rslora"):
-            drop(option, f"{kept['peft'].value} has no such setting")
-    if not any(name in kept for name in ("peft", "adapter", "lora_r", "lora_target_modules")):
+            drop(option, f"{acting['peft'].value} has no such setting")
+    if not any(name in acting for name in ("peft", "adapter", "lora_r", "lora_target_modules")):
         for option in (*OF_LORA, "autocast_adapter_dtype"):
             drop(option, "no adapters are trained")
-    if str(kept["checkpointing"].value if "checkpointing" in kept else "none") == "none":
+    if str(acting["checkpointing"].value if "checkpointing" in acting else "none") == "none":
         drop("use_reentrant", "nothing is recomputed")
-    if "lengths" not in kept and "dataset" not in kept:
+    if "lengths" not in acting and "dataset" not in acting:
         drop("group_by_length", "no lengths are named: all samples are as long as each other")
         drop("pad_to_multiple_of", "not priced: without --lengths the length is taken as it is")
-    if not any(name in kept for name in ("seq_len", "lengths", "dataset")):
+    if not any(name in acting for name in ("seq_len", "lengths", "dataset")):
         drop("packing", "not priced: nothing names the length of packed rows; --seq-len says it")
-    if not any(name in kept for name in ("generate", "predict_with_generate")):
+    if not any(name in acting for name in ("generate", "predict_with_generate")):
         for option in _OF_GENERATIONS:
             drop(option, "nothing is generated")
-    if fsdp and "predict_with_generate" in kept and _number(kept, "fsdp_version") == 1:
+    if fsdp and "predict_with_generate" in acting and _number(acting, "fsdp_version") == 1:
         for option in ("predict_with_generate", *_OF_GENERATIONS):
             drop(option, "not priced: a generation under FSDP1")
-    if "eval_batch" not in kept and "eval_strategy" not in kept:
+    if "eval_batch" not in acting and "eval_strategy" not in acting:
         for option in ("eval_samples", "eval_accumulation_steps"):
             drop(option, "no evaluation runs")
-    if "loop" in kept and str(kept["loop"].value) != "trainer":
+    if "loop" in acting and str(acting["loop"].value) != "trainer":
         for option in ("eval_batch", "eval_samples", "eval_accumulation_steps"):
             drop(option, "the loop is no Trainer's")
     compiled = any(
-        _on(kept, name) for name in ("torch_compile", "torch_compile_mode", "torch_compile_backend")
+        _on(acting, name)
+        for name in ("torch_compile", "torch_compile_mode", "torch_compile_backend")
     )
-    adapts = any(name in kept for name in ("peft", "adapter", "lora_r", "lora_target_modules"))
-    own_loop = "loop" in kept and str(kept["loop"].value) == "plain"
-    two = fsdp and _number(kept, "fsdp_version") != 1
-    loss = str(kept["fused_loss"].value) if "fused_loss" in kept else ""
-    shared = next(
-        (name for name in ("cp", "sp", "tp", "ep", "pp") if (_number(kept, name) or 1) > 1), ""
+    adapts = any(name in acting for name in ("peft", "adapter", "lora_r", "lora_target_modules"))
+    own_loop = "loop" in acting and str(acting["loop"].value) == "plain"
+    two = fsdp and _number(acting, "fsdp_version") != 1
+    loss = str(acting["fused_loss"].value) if "fused_loss" in acting else ""
+    sharing = next(
+        (name for name in ("cp", "sp", "tp", "ep", "pp") if (_number(acting, name) or 1) > 1), ""
     )
     for there, what in (
-        (shared, f"beside --{shared}"),
+        (sharing, f"beside --{sharing}"),
         (zero == 3 and loss.startswith("torchtune"), "under ZeRO-3, which torchtune does not have"),
         (fsdp and loss.startswith("torchtune"), "behind a forward of several GPUs' FSDP"),
         (
@@ -102,18 +103,18 @@ def values_that_act(chosen: Mapping[str, ReadValue]) -> tuple[dict[str, ReadValu
             "where several GPUs have the head in an FSDP unit of its own, beside adapters",
         ),
         (compiled, "together with torch.compile"),
-        (_on(kept, "use_liger_kernel"), "beside Liger's"),
-        ("eval_samples" in kept, "with predictions that an evaluation keeps"),
+        (_on(acting, "use_liger_kernel"), "beside Liger's"),
+        ("eval_samples" in acting, "with predictions that an evaluation keeps"),
     ):
         if there:
             drop("fused_loss", f"not priced {what}: a cross entropy of all logits at once is taken")
-    return kept, dropped
+    return acting, remarks
 
 
-def _on(kept: Mapping[str, ReadValue], option: str) -> bool:
-    return option in kept and str(kept[option].value).lower() not in ("false", "none", "")
+def _on(values: Mapping[str, ReadValue], option: str) -> bool:
+    return option in values and str(values[option].value).lower() not in ("false", "none", "")
 
 
-def _number(kept: Mapping[str, ReadValue], option: str) -> int | None:
-    text = str(kept[option].value).strip() if option in kept else ""
+def _number(values: Mapping[str, ReadValue], option: str) -> int | None:
+    text = str(values[option].value).strip() if option in values else ""
     return int(text) if text.isdigit() and len(text) < 10 else None

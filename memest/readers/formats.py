@@ -139,7 +139,7 @@ def find_format(name: str) -> FileFormat:
     raise ConfigError(f"--config-format {name!r} is not known.{hint} Legal: {', '.join(names)}.")
 
 
-def recognise(document: Mapping[str, Any], shown: str) -> FileFormat:
+def recognise(document: Mapping[str, Any], label: str) -> FileFormat:
     """The format of a document.
 
     What sits on transformers' training arguments (TRL, LLaMA-Factory) has their keys too, so with
@@ -151,8 +151,8 @@ def recognise(document: Mapping[str, Any], shown: str) -> FileFormat:
     keys = set(document)
     if is_model_config(document):
         raise ConfigError(
-            f"{shown} is a model's config.json, no configuration of a run: give it in place of the "
-            f"model, memest estimate {shown}."
+            f"{label} is a model's config.json, no configuration of a run: give it in place of the "
+            f"model, memest estimate {label}."
         )
     general = FORMATS[0]
     scores = {each: len(each.marks & keys) for each in FORMATS}
@@ -165,13 +165,19 @@ def recognise(document: Mapping[str, Any], shown: str) -> FileFormat:
     if best and len(file_formats) == 1:
         return file_formats[0]
     if best == 0:
-        known = [key for key in keys if key in REASONS or key in MATTERS or option_called(key)]
-        near = f" Closest: {general.title} ({', '.join(sorted(known)[:5])})." if known else ""
-        raise _unclear(f"{shown} has the marks of no format that memest knows.{near}", general)
+        option_keys = [
+            key for key in keys if key in REASONS or key in MATTERS or option_called(key)
+        ]
+        near = (
+            f" Closest: {general.title} ({', '.join(sorted(option_keys)[:5])})."
+            if option_keys
+            else ""
+        )
+        raise _unclear(f"{label} has the marks of no format that memest knows.{near}", general)
     names = " or ".join(
         f"{each.title} ({', '.join(sorted(each.marks & keys)[:3])})" for each in file_formats
     )
-    raise _unclear(f"{shown} may be {names}.", file_formats[0])
+    raise _unclear(f"{label} may be {names}.", file_formats[0])
 
 
 def _unclear(what: str, near: FileFormat) -> ConfigError:

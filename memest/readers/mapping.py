@@ -66,7 +66,7 @@ class DocumentKeys:
         self._left = dict(self.document)
         self._values: list[ReadValue] = []
         self._ignored: list[Remark] = []
-        self._missed: list[Remark] = []
+        self._not_modelled: list[Remark] = []
 
     # -- what is there
 
@@ -252,7 +252,7 @@ class DocumentKeys:
     def has_missed(self, key: str) -> bool:
         """Whether a key was noted as not modelled."""
         origin = self.where(key)
-        return any(remark.key == origin for remark in self._missed)
+        return any(remark.key == origin for remark in self._not_modelled)
 
     def ignore(self, key: str, why: str) -> None:
         """A key that does not matter."""
@@ -267,11 +267,11 @@ class DocumentKeys:
 
     def miss(self, key: str, what: str) -> None:
         """A key that matters and is not modelled."""
-        self._missed.append(Remark(self.where(key), what))
+        self._not_modelled.append(Remark(self.where(key), what))
 
     def miss_default(self, key: str, what: str) -> None:
         """Something that a framework does unasked, and that is not modelled."""
-        self._missed.append(Remark(f"default of {self.framework}: {key}", what))
+        self._not_modelled.append(Remark(f"default of {self.framework}: {key}", what))
 
     def offer(self, keyword: str, value: Any, key: str, otherwise: str) -> None:
         """A value for an option that memest may have; without it, what that means is noted."""
@@ -320,7 +320,7 @@ class DocumentKeys:
         """Take over what became of a part's keys."""
         self._values += other._values
         self._ignored += other._ignored
-        self._missed += other._missed
+        self._not_modelled += other._not_modelled
         self.samples_per_step = self.samples_per_step or other.samples_per_step
 
     def reading(self) -> DocumentReading:
@@ -330,7 +330,7 @@ class DocumentKeys:
             format=self.framework,
             values=tuple(self._values),
             ignored=tuple(self._ignored),
-            not_modelled=tuple(self._missed),
+            not_modelled=tuple(self._not_modelled),
             samples_per_step=self.samples_per_step,
         )
 

@@ -53,12 +53,12 @@ def read_config(
     """
     if not files and command is None:
         raise ConfigError("read_config was given no file.")
-    chosen = None if config_format is None else find_format(config_format)
+    file_format = None if config_format is None else find_format(config_format)
     readings: list[DocumentReading] = []
     if command is not None:
-        readings += read_launch(split_command(words_of(command)), chosen=chosen)
+        readings += read_launch(split_command(words_of(command)), file_format=file_format)
     for file in files:
-        readings.append(_read_file(str(file), chosen))
+        readings.append(_read_file(str(file), file_format))
     return settle(readings, options, model=model)
 
 
@@ -113,28 +113,28 @@ def names_config(reference: str) -> bool:
     return True
 
 
-def _read_file(named: str, chosen: FileFormat | None) -> DocumentReading:
-    file, _, function = named.partition(".py:")
-    if function or named.endswith(".py"):
-        return _titan_function(f"{file}.py" if function else named, function or None)
-    path = Path(named).expanduser()
-    document = read_document(path, named)
-    each = chosen or recognise(document, named)
-    if chosen is not None:
+def _read_file(name: str, file_format: FileFormat | None) -> DocumentReading:
+    file, _, function = name.partition(".py:")
+    if function or name.endswith(".py"):
+        return _titan_function(f"{file}.py" if function else name, function or None)
+    path = Path(name).expanduser()
+    document = read_document(path, name)
+    each = file_format or recognise(document, name)
+    if file_format is not None:
         # several files and one format named: those that are clearly of another keep theirs
-        each = _clear_other(document, named, chosen)
+        each = _clear_other(document, name, file_format)
     keys = DocumentKeys(document, source=path.name, framework=each.title, folder=path.parent)
     each.read(keys)
     return keys.reading()
 
 
-def _clear_other(document: dict[str, Any], named: str, chosen: FileFormat) -> FileFormat:
+def _clear_other(document: dict[str, Any], name: str, file_format: FileFormat) -> FileFormat:
     try:
-        file_format = recognise(document, named)
+        own_format = recognise(document, name)
     except ConfigError:
-        return chosen
+        return file_format
     apart = ("accelerate", "deepspeed", "peft")
-    return file_format if file_format.name in apart and chosen.name not in apart else chosen
+    return own_format if own_format.name in apart and file_format.name not in apart else file_format
 
 
 def _titan_function(file: str, name: str | None) -> DocumentReading:

@@ -41,7 +41,7 @@ class RunConfig:
         not_modelled: what matters, or may, and is left out of an estimate.
         sources: files and commands with their formats.
         readings: what was read, as it was.
-        named: options that were named to memest itself, by keyword; ``model`` among them.
+        named_options: options that were named to memest itself, by keyword; ``model`` among them.
         setup: the setup that the values make.
     """
 
@@ -52,7 +52,7 @@ class RunConfig:
     sources: tuple[str, ...]
     setup: Setup
     readings: tuple[DocumentReading, ...] = field(default=(), repr=False)
-    named: tuple[tuple[str, Any], ...] = field(default=(), repr=False)
+    named_options: tuple[tuple[str, Any], ...] = field(default=(), repr=False)
 
     @property
     def options(self) -> dict[str, Any]:
@@ -71,8 +71,8 @@ class RunConfig:
             return ""
         read = f"read: {', '.join(dict.fromkeys(self.sources))}"
         count = len(self.ignored)
-        ignored = "1 key was ignored" if count == 1 else f"{count} keys were ignored"
-        return read + (f"; {ignored} (memest estimate --explain lists them)" if count else "")
+        ignored_keys = "1 key was ignored" if count == 1 else f"{count} keys were ignored"
+        return read + (f"; {ignored_keys} (memest estimate --explain lists them)" if count else "")
 
     def with_options(self, model: str | None = None, /, **options: Any) -> RunConfig:
         """The same with a model or options named besides, which come before all else.
@@ -80,10 +80,10 @@ class RunConfig:
         Raises:
             ConfigError: an option that is none, or a value that cannot be.
         """
-        before = dict(self.named)
-        typed = before.pop("model", None)
+        before = dict(self.named_options)
+        named_model = before.pop("model", None)
         return settle(
-            self.readings, _over(before, options), model=typed if model is None else model
+            self.readings, _over(before, options), model=named_model if model is None else model
         )
 
     def with_model(self, setup: Setup | None, options: Mapping[str, Any]) -> RunConfig:
@@ -123,40 +123,44 @@ def settle(
     Raises:
         ConfigError: two places contradict each other, or a value cannot be.
     """
-    named = _flags(flags or {})
+    flag_values = _flags(flags or {})
     if model is not None:
-        named.append(ReadValue("model", model, "MODEL", Level.FLAG))
+        flag_values.append(ReadValue("model", model, "MODEL", Level.FLAG))
     values = [each for reading in readings for each in reading.values]
-    values = _without_overridden(values, named)
-    _check_deepspeed(values, {each.option for each in named})
+    values = _without_overridden(values, flag_values)
+    _check_deepspeed(values, {each.option for each in flag_values})
     by_option: dict[str, list[ReadValue]] = {}
-    for each in (*values, *named):
+    for each in (*values, *flag_values):
         by_option.setdefault(each.option, []).append(each)
-    chosen = {option: _choose(option, each) for option, each in by_option.items()}
-    _samples(readings, chosen)
-    kept, dropped = values_that_act(chosen)
-    setup, lost = _setup(kept)
-    for option in lost:
-        dropped.append(Remark(kept.pop(option).origin, lost[option]))
+    value_by_option = {option: _choose(option, each) for option, each in by_option.items()}
+    _samples(readings, value_by_option)
+    acting, remarks = values_that_act(value_by_option)
+    setup, reasons = _setup(acting)
+    for option in reasons:
+        remarks.append(Remark(acting.pop(option).origin, reasons[option]))
     ignored = [remark for reading in readings for remark in reading.ignored]
-    missed = [remark for reading in readings for remark in reading.not_modelled]
-    ignored += [remark for remark in dropped if not remark.why.startswith("not priced")]
-    missed += [remark for remark in dropped if remark.why.startswith("not priced")]
-    if any(option in kept for option in ("seq_len", "image_size", "audio_seconds")):
-        missed = [remark for remark in missed if not remark.key.endswith(_LENGTH)]
-    sharded = kept.get("fsdp") or kept.get("zero")
-    if sharded and "num_gpus" not in kept:
-        missed.append(Remark("number of GPUs", "nothing names it: 1 is taken; --num-gpus says it"))
-    named_model = kept.get("model")
+    not_modelled = [remark for reading in readings for remark in reading.not_modelled]
+    ignored += [remark for remark in remarks if not remark.why.startswith("not priced")]
+    not_modelled += [remark for remark in remarks if remark.why.startswith("not priced")]
+    if any(option in acting for option in ("seq_len", "image_size", "audio_seconds")):
+        not_modelled = [remark for remark in not_modelled if not remark.key.endswith(_LENGTH)]
+    sharded = acting.get("fsdp") or acting.get("zero")
+    if sharded and "num_gpus" not in acting:
+        not_modelled.append(
+            Remark("number of GPUs", "nothing names it: 1 is taken; --num-gpus says it")
+        )
+    named_model = acting.get("model")
     return RunConfig(
         model=None if named_model is None else str(named_model.value),
-        values=tuple(kept[name] for name in sorted(kept, key=_place_in_table)),
+        values=tuple(acting[name] for name in sorted(acting, key=_place_in_table)),
         ignored=tuple(dict.fromkeys(ignored)),
-        not_modelled=tuple(dict.fromkeys(missed)),
+        not_modelled=tuple(dict.fromkeys(not_modelled)),
         sources=tuple(f"{reading.source} ({reading.format})" for reading in readings),
         setup=setup,
         readings=tuple(readings),
-        named=tuple({**(flags or {}), **({} if model is None else {"model": model})}.items()),
+        named_options=tuple(
+            {**(flags or {}), **({} if model is None else {"model": model})}.items()
+        ),
     )
 
 
@@ -164,9 +168,13 @@ def _over(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
     """Options with later ones over them; the two words for a precision take each other's place."""
     fields = {find_option(name).name for name, value in now.items() if value is not None}
     words = {"fp16", "bf16", "precision"}
-    gone = fields | (words if fields & words else set())
-    kept = {name: value for name, value in before.items() if find_option(name).name not in gone}
-    return {**kept, **{name: value for name, value in now.items() if value is not None}}
+    replaced_names = fields | (words if fields & words else set())
+    earlier = {
+        name: value
+        for name, value in before.items()
+        if find_option(name).name not in replaced_names
+    }
+    return {**earlier, **{name: value for name, value in now.items() if value is not None}}
 
 
 def _place_in_table(option: str) -> int:
@@ -215,10 +223,12 @@ _REPLACED: dict[str, tuple[str, ...]] = {
 """What a flag takes back of files, being another way to say it."""
 
 
-def _without_overridden(values: Iterable[ReadValue], named: Iterable[ReadValue]) -> list[ReadValue]:
-    flags = {each.option for each in named}
-    gone = {option for flag in flags for option in _REPLACED.get(flag, ())} - flags
-    return [each for each in values if each.option not in gone]
+def _without_overridden(
+    values: Iterable[ReadValue], flag_values: Iterable[ReadValue]
+) -> list[ReadValue]:
+    flags = {each.option for each in flag_values}
+    overridden_options = {option for flag in flags for option in _REPLACED.get(flag, ())} - flags
+    return [each for each in values if each.option not in overridden_options]
 
 
 def _same(first: Any, second: Any) -> bool:
@@ -267,30 +277,30 @@ def _choose(option: str, values: Sequence[ReadValue]) -> ReadValue:
     for each in top:
         apart = each.origin.partition(":")[0] != last.origin.partition(":")[0]
         if apart and not _same(each.value, last.value):
-            shown = "the model" if option == "model" else find_option(option).flags[0]
+            label = "the model" if option == "model" else find_option(option).flags[0]
             raise ConfigError(
-                f"{shown}: {each.origin} says {each.value!r}, and {last.origin} says "
+                f"{label}: {each.origin} says {each.value!r}, and {last.origin} says "
                 f"{last.value!r}. Drop one, or say it on memest's own command line, which comes "
                 "first."
             )
     return last
 
 
-def _samples(readings: Sequence[DocumentReading], chosen: dict[str, ReadValue]) -> None:
+def _samples(readings: Sequence[DocumentReading], values: dict[str, ReadValue]) -> None:
     """DeepSpeed's ``train_batch_size``: what it implies, or whether it can be."""
     for reading in readings:
         if reading.samples_per_step is None:
             continue
         total, origin = reading.samples_per_step
         numbers = {
-            name: int(str(chosen[name].value))
+            name: int(str(values[name].value))
             for name in ("batch", "grad_accum", "num_gpus")
-            if name in chosen and str(chosen[name].value).isdigit()
+            if name in values and str(values[name].value).isdigit()
         }
         gpus = numbers.get("num_gpus", 1)
         if len(numbers) == 3:
             product = numbers["batch"] * numbers["grad_accum"] * gpus
-            by_flag = any(chosen[name].level is Level.FLAG for name in numbers)
+            by_flag = any(values[name].level is Level.FLAG for name in numbers)
             if product != total and not by_flag:
                 raise ConfigError(
                     f"{origin} says {total}, and batch {numbers['batch']} x accumulation "
@@ -304,7 +314,7 @@ def _samples(readings: Sequence[DocumentReading], chosen: dict[str, ReadValue]) 
             if missing not in numbers and other in numbers:
                 share, rest = divmod(total, numbers[other] * gpus)
                 if rest == 0 and share:
-                    chosen[missing] = ReadValue(missing, share, origin, Level.FILE, "DeepSpeed")
+                    values[missing] = ReadValue(missing, share, origin, Level.FILE, "DeepSpeed")
                 break
 
 
@@ -320,26 +330,26 @@ _EXPENDABLE = (
 which a refusal is about them."""
 
 
-def _setup(kept: Mapping[str, ReadValue]) -> tuple[Setup, dict[str, str]]:
+def _setup(values: Mapping[str, ReadValue]) -> tuple[Setup, dict[str, str]]:
     """The setup, and values of files that it cannot have, with why."""
-    options = {name: each.value for name, each in kept.items() if name != "model"}
-    _check_kinds(kept)
+    options = {name: each.value for name, each in values.items() if name != "model"}
+    _check_kinds(values)
     try:
         return setup_from_options(**options), {}
     except ConfigError as error:
         for group, marks in _EXPENDABLE:
-            named = [name for name in group if name in kept]
+            names = [name for name in group if name in values]
             about = any(mark in str(error) for mark in marks)
-            if named and about and all(kept[name].level is not Level.FLAG for name in named):
-                fewer = {name: each for name, each in kept.items() if name not in named}
-                setup, lost = _setup(fewer)
-                return setup, lost | dict.fromkeys(named, f"not priced: {error}")
-        raise ConfigError(_with_origins(str(error), kept)) from None
+            if names and about and all(values[name].level is not Level.FLAG for name in names):
+                fewer = {name: each for name, each in values.items() if name not in names}
+                setup, reasons = _setup(fewer)
+                return setup, reasons | dict.fromkeys(names, f"not priced: {error}")
+        raise ConfigError(_with_origins(str(error), values)) from None
 
 
-def _check_kinds(kept: Mapping[str, ReadValue]) -> None:
+def _check_kinds(values: Mapping[str, ReadValue]) -> None:
     """A value of a wrong kind is refused by its key, not by a flag that nobody wrote."""
-    for name, each in kept.items():
+    for name, each in values.items():
         if name == "model" or each.level is Level.FLAG:
             continue
         option, value = find_option(name), each.value
@@ -356,10 +366,10 @@ def _check_kinds(kept: Mapping[str, ReadValue]) -> None:
             names_of(value, each.origin)
 
 
-def _with_origins(message: str, kept: Mapping[str, ReadValue]) -> str:
+def _with_origins(message: str, values: Mapping[str, ReadValue]) -> str:
     """A message with the places that the options it names come from."""
     origins = []
-    for name, each in kept.items():
+    for name, each in values.items():
         if name == "model" or each.level is Level.FLAG:
             continue
         flags = [flag for flag in find_option(name).flags if f"{flag} " in f"{message} "]
@@ -370,22 +380,27 @@ def _with_origins(message: str, kept: Mapping[str, ReadValue]) -> str:
     return message + (f" ({'; '.join(origins)}.)" if origins else "")
 
 
-def origins_of(run: RunConfig, resolved: Setup) -> tuple[Origin, ...]:
+def origins_of(run: RunConfig, resolved_setup: Setup) -> tuple[Origin, ...]:
     """One row for each option that was named, then those that nobody named.
 
     Args:
         run: the configuration that was estimated.
-        resolved: the setup of the answer, with what the model decides filled in.
+        resolved_setup: the setup of the answer, with what the model decides filled in.
     """
     rows = [Origin(each.option, _plain(each.value), each.origin) for each in run.values]
-    named = {each.option for each in run.values}
+    named_options = {each.option for each in run.values}
     parts = {option.name: option.field for option in OPTIONS if option.field}
-    touched = {parts[name] for name in named if name in parts}
-    before, filled, plain = run.setup.to_dict(), resolved.to_dict(), Setup().to_dict()
-    for name, value in filled.items():
-        if name in named:
+    touched_fields = {parts[name] for name in named_options if name in parts}
+    before, after, plain = run.setup.to_dict(), resolved_setup.to_dict(), Setup().to_dict()
+    for name, value in after.items():
+        if name in named_options:
             continue
-        if name in touched and name in ("adapter", "quantization", "eval_batch", "precision"):
+        if name in touched_fields and name in (
+            "adapter",
+            "quantization",
+            "eval_batch",
+            "precision",
+        ):
             continue
         if value == plain[name]:
             origin = "default"

@@ -135,12 +135,12 @@ def _mode(keys: DocumentKeys, part: DocumentKeys, words: list[str], key: str, ve
     """How it shards; False where it does not."""
     strategy, reshard = part.take("sharding_strategy"), part.take("reshard_after_forward")
     name = _first(part, "reshard_after_forward", "sharding_strategy")
-    chosen = strategy if version == 1 and strategy is not None else reshard
-    chosen = strategy if chosen is None else chosen
+    choice = strategy if version == 1 and strategy is not None else reshard
+    choice = strategy if choice is None else choice
     modes = [word for word in words if word not in ("auto_wrap", "offload", "true")]
-    if chosen is None and modes:
-        chosen, name = modes[0], ""
-    text = str(True if chosen is None else chosen).strip().lower()
+    if choice is None and modes:
+        choice, name = modes[0], ""
+    text = str(True if choice is None else choice).strip().lower()
     mode = _STRATEGIES.get(text, text)
     origin = part.origin(name) if name else keys.origin(key)
     if mode in ("full_shard", "shard_grad_op") or (mode == "no_shard" and version == 1):
@@ -153,7 +153,7 @@ def _mode(keys: DocumentKeys, part: DocumentKeys, words: list[str], key: str, ve
         return False
     else:
         raise ConfigError(
-            f"{origin.origin} {chosen!r} is no way to shard. Legal: true, false, full_shard, "
+            f"{origin.origin} {choice!r} is no way to shard. Legal: true, false, full_shard, "
             "shard_grad_op, hybrid_shard, no_shard."
         )
     return True

@@ -69,7 +69,7 @@ def _parts(keys: DocumentKeys) -> None:
         KeyTable(odd=(parallel,), rest="how parallel parts are scheduled"),
     )
     keys.absorb(training)
-    read_part(keys, "compile", KeyTable(odd=(_compiled,), rest="how it compiles"))
+    read_part(keys, "compile", KeyTable(odd=(_compilation,), rest="how it compiles"))
 
 
 def _model(part: DocumentKeys) -> None:
@@ -91,7 +91,7 @@ def _model(part: DocumentKeys) -> None:
         part.miss("converters", f"{converters}: linears are replaced")
 
 
-def _compiled(part: DocumentKeys) -> None:
+def _compilation(part: DocumentKeys) -> None:
     if part.switch("enable"):
         part.offer("torch_compile", True, "enable", "compilation fuses operators; eager is priced")
 
@@ -131,11 +131,11 @@ def _sizes(training: DocumentKeys) -> None:
 
 def _precision(training: DocumentKeys) -> None:
     words = {"bfloat16": "bf16", "float32": "fp32"}
-    mixed = training.set_from(
+    dtype = training.set_from(
         "mixed_precision_param",
         Key("precision", "text", "bf16", "mixed_precision_param bfloat16", words),
     )
-    if mixed is not None and mixed not in words:
+    if dtype is not None and dtype not in words:
         raise ConfigError(
             f"{training.where('mixed_precision_param')} "
             f"{training.document['mixed_precision_param']!r} is not known. Legal: "

@@ -31,38 +31,38 @@ _UNKNOWN = object()
 
 
 def read_function(
-    path: Path, name: str | None, shown: str
+    path: Path, name: str | None, label: str
 ) -> tuple[dict[str, Any], tuple[Remark, ...]]:
     """The settings that a function returns, by section, and what is unknown.
 
     Args:
         path: of the file.
         name: of the function; None where the file has one alone.
-        shown: how to call the file.
+        label: how to call the file.
 
     Raises:
         ConfigError: no Python, no such function, or several and none named.
     """
-    text = read_source(path, shown)
+    text = read_source(path, label)
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise ConfigError(f"{shown} is not Python: {error}.") from None
+        raise ConfigError(f"{label} is not Python: {error}.") from None
     functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
-    made = {key: node for key, node in functions.items() if _returns_config(node)}
+    makers = {key: node for key, node in functions.items() if _returns_config(node)}
     if name is None:
-        if len(made) != 1:
-            names = ", ".join(made) or "none"
+        if len(makers) != 1:
+            names = ", ".join(makers) or "none"
             raise ConfigError(
-                f"{shown} has {len(made)} functions that make a configuration ({names}): name one, "
-                f"for example {shown}:{next(iter(made), 'llama3_8b')}."
+                f"{label} has {len(makers)} functions that make a configuration ({names}): name "
+                f"one, for example {label}:{next(iter(makers), 'llama3_8b')}."
             )
-        name = next(iter(made))
+        name = next(iter(makers))
     if name not in functions:
         near = closest(name, functions)
         hint = f" Did you mean {near[0]}?" if near else ""
-        raise ConfigError(f"{shown} has no function {name}.{hint}")
-    reader = _Function(functions, shown)
+        raise ConfigError(f"{label} has no function {name}.{hint}")
+    reader = _Function(functions, label)
     settings = reader.settings_of(name, 0)
     return settings, tuple(reader.unknown)
 
@@ -72,41 +72,41 @@ def _returns_config(node: ast.FunctionDef) -> bool:
 
 
 class _Function:
-    def __init__(self, functions: dict[str, ast.FunctionDef], shown: str) -> None:
+    def __init__(self, functions: dict[str, ast.FunctionDef], label: str) -> None:
         self._functions = functions
-        self._shown = shown
+        self._label = label
         self.unknown: list[Remark] = []
 
     def settings_of(self, name: str, depth: int) -> dict[str, Any]:
         if depth > _MOST_DEPTH:
-            raise ConfigError(f"{self._shown}: {name} is made of itself.")
+            raise ConfigError(f"{self._label}: {name} is made of itself.")
         settings: dict[str, Any] = {}
-        known: dict[str, Any] = {}
+        bindings: dict[str, Any] = {}
         bases: set[str] = set()
         for statement in self._functions[name].body:
             if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
                 target, value = statement.targets[0], statement.value
                 if isinstance(target, ast.Attribute):
-                    self._assign(settings, target, value, known, bases)
+                    self._assign(settings, target, value, bindings, bases)
                 elif isinstance(target, ast.Name):
-                    made = self._made_by(value, known, depth)
-                    if made is None:
-                        known[target.id] = value
+                    new_settings = self._settings_by_call(value, bindings, depth)
+                    if new_settings is None:
+                        bindings[target.id] = value
                     else:
-                        settings = made
+                        settings = new_settings
                         bases.add(target.id)
             elif isinstance(statement, ast.Return):
-                made = self._made_by(statement.value, known, depth)
-                settings = settings if made is None else made
+                new_settings = self._settings_by_call(statement.value, bindings, depth)
+                settings = settings if new_settings is None else new_settings
             elif not isinstance(statement, (ast.Expr, ast.Assert, ast.Pass)):
                 line = getattr(statement, "lineno", 0)
                 self.unknown.append(
-                    Remark(f"{self._shown}:{line}", "a statement that is not read: no literal")
+                    Remark(f"{self._label}:{line}", "a statement that is not read: no literal")
                 )
         return settings
 
-    def _made_by(
-        self, value: ast.expr | None, known: dict[str, Any], depth: int
+    def _settings_by_call(
+        self, value: ast.expr | None, bindings: dict[str, Any], depth: int
     ) -> dict[str, Any] | None:
         """The settings that a call makes, None for anything else."""
         path = _path(value.func) if isinstance(value, ast.Call) else None
@@ -116,48 +116,48 @@ class _Function:
         if len(path) == 1:
             name = path[0]
             return self.settings_of(name, depth + 1) if name in self._functions else None
-        return self._config(value, known) if path[-1] == "Config" else None
+        return self._config(value, bindings) if path[-1] == "Config" else None
 
     def _assign(
         self,
         settings: dict[str, Any],
         target: ast.Attribute,
         value: ast.expr,
-        known: dict[str, Any],
+        bindings: dict[str, Any],
         bases: set[str],
     ) -> None:
         path = _path(target)
         if path is None or path[0] not in bases:
             return
         if path[1:] == ["model_spec"]:
-            settings["model"] = self._model(value, known, settings.get("model", {}))
+            settings["model"] = self._model(value, bindings, settings.get("model", {}))
         elif len(path) == 3:
-            literal = self._literal(value, known)
+            literal = self._literal(value, bindings)
             if literal is _UNKNOWN:
                 self._miss(".".join(path[1:]), value)
                 settings.setdefault(path[1], {}).pop(path[2], None)
             else:
                 settings.setdefault(path[1], {})[path[2]] = literal
         elif len(path) == 2 and path[1] in _SECTIONS and isinstance(value, ast.Call):
-            settings[path[1]] = self._section(path[1], value, known)
+            settings[path[1]] = self._section(path[1], value, bindings)
         elif len(path) == 2:
             self._miss(path[1], value)
 
-    def _config(self, call: ast.Call, known: dict[str, Any]) -> dict[str, Any]:
+    def _config(self, call: ast.Call, bindings: dict[str, Any]) -> dict[str, Any]:
         settings: dict[str, Any] = {}
         for keyword in call.keywords:
             name, value = keyword.arg, keyword.value
             if name is None:
                 self._miss("**", value)
             elif name == "model_spec":
-                settings["model"] = self._model(value, known, settings.get("model", {}))
+                settings["model"] = self._model(value, bindings, settings.get("model", {}))
             elif name == "hf_assets_path":
-                literal = self._literal(value, known)
+                literal = self._literal(value, bindings)
                 if literal is not _UNKNOWN:
                     settings.setdefault("model", {})["hf_assets_path"] = literal
             elif name in _SECTIONS:
                 if isinstance(value, ast.Call):
-                    settings[name] = self._section(name, value, known)
+                    settings[name] = self._section(name, value, bindings)
                 elif not (isinstance(value, ast.Constant) and value.value is None):
                     self._miss(name, value)
                 elif name == "activation_checkpoint":
@@ -166,15 +166,15 @@ class _Function:
         return settings
 
     def _model(
-        self, value: ast.expr, known: dict[str, Any], before: dict[str, Any]
+        self, value: ast.expr, bindings: dict[str, Any], before: dict[str, Any]
     ) -> dict[str, Any]:
-        if isinstance(value, ast.Name) and isinstance(known.get(value.id), ast.expr):
-            value = known[value.id]
+        if isinstance(value, ast.Name) and isinstance(bindings.get(value.id), ast.expr):
+            value = bindings[value.id]
         model = dict(before)
         # torchtitan keeps each family's functions in a folder of its name
-        model["name"] = Path(self._shown).expanduser().absolute().parent.name
+        model["name"] = Path(self._label).expanduser().absolute().parent.name
         if isinstance(value, ast.Call) and value.args:
-            flavor = self._literal(value.args[0], known)
+            flavor = self._literal(value.args[0], bindings)
             if flavor is not _UNKNOWN:
                 model["flavor"] = flavor
             extra = [word.arg for word in value.keywords if word.arg]
@@ -184,7 +184,7 @@ class _Function:
             self._miss("model_spec", value)
         return model
 
-    def _section(self, name: str, call: ast.Call, known: dict[str, Any]) -> dict[str, Any]:
+    def _section(self, name: str, call: ast.Call, bindings: dict[str, Any]) -> dict[str, Any]:
         settings: dict[str, Any] = {}
         if name == "activation_checkpoint":
             path = _path(call.func) or [""]
@@ -199,21 +199,21 @@ class _Function:
             if keyword.arg is None:
                 self._miss(f"{name}.**", keyword.value)
                 continue
-            value = self._literal(keyword.value, known)
+            value = self._literal(keyword.value, bindings)
             if value is _UNKNOWN:
                 self._miss(f"{name}.{keyword.arg}", keyword.value)
             else:
                 settings[keyword.arg] = value
         return settings
 
-    def _literal(self, value: ast.expr, known: dict[str, Any], depth: int = 0) -> Any:
+    def _literal(self, value: ast.expr, bindings: dict[str, Any], depth: int = 0) -> Any:
         if depth > _MOST_DEPTH:
             return _UNKNOWN
-        if isinstance(value, ast.Name) and isinstance(known.get(value.id), ast.expr):
-            return self._literal(known[value.id], {}, depth + 1)
+        if isinstance(value, ast.Name) and isinstance(bindings.get(value.id), ast.expr):
+            return self._literal(bindings[value.id], {}, depth + 1)
         if isinstance(value, ast.BinOp) and type(value.op) in _OPERATORS:
-            left = self._literal(value.left, known, depth + 1)
-            right = self._literal(value.right, known, depth + 1)
+            left = self._literal(value.left, bindings, depth + 1)
+            right = self._literal(value.right, bindings, depth + 1)
             numbers = all(isinstance(n, (int, float)) and abs(n) < 2**40 for n in (left, right))
             if not numbers or (isinstance(value.op, ast.FloorDiv) and right == 0):
                 return _UNKNOWN
@@ -226,7 +226,7 @@ class _Function:
     def _miss(self, key: str, value: ast.expr) -> None:
         text = ast.unparse(value)
         text = text if len(text) < 60 else f"{text[:57]}..."
-        self.unknown.append(Remark(f"{self._shown}:{key}", f"no literal, so unknown: {text}"))
+        self.unknown.append(Remark(f"{self._label}:{key}", f"no literal, so unknown: {text}"))
 
 
 def _path(node: ast.expr) -> list[str] | None:

@@ -181,8 +181,8 @@ def _lora(part: DocumentKeys, name: str) -> None:
     for key, row in _LORA.items():
         part.set_from(key, row)
     names = part.take("lora_attn_modules")
-    listed = names if isinstance(names, (list, tuple)) else []
-    targets = [_MODULES.get(str(each), str(each)) for each in listed]
+    module_names = names if isinstance(names, (list, tuple)) else []
+    targets = [_MODULES.get(str(each), str(each)) for each in module_names]
     if part.switch("apply_lora_to_mlp"):
         targets += _MLP
     if part.switch("apply_lora_to_output"):
@@ -260,9 +260,9 @@ def _loss(keys: DocumentKeys) -> None:
     part = keys.part("loss")
     name = str(part.scalar("_component_") or "").rpartition(".")[2]
     chunks = part.whole("num_output_chunks")
-    fused = _LOSSES.get(name)
-    if fused is not None:
-        keys.set("fused_loss", fused if chunks is None else f"{fused}:{chunks}", "loss")
+    fused_loss = _LOSSES.get(name)
+    if fused_loss is not None:
+        keys.set("fused_loss", fused_loss if chunks is None else f"{fused_loss}:{chunks}", "loss")
     elif "Chunked" in name or "Linear" in name:
         keys.miss("loss", f"{name} works in chunks; priced is cross entropy of all logits at once")
     else:

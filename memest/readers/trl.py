@@ -96,25 +96,25 @@ def _loss(keys: DocumentKeys) -> None:
             keys.ignore("loss_type", "Liger's loss is priced in its place")
         keys.miss_default("SFTTrainer", "TRL 1.15 and later keep their own fused head beside Liger")
         return
-    installed = release("trl") or ""
-    version = tuple(int(part) for part in re.findall(r"\d+", installed)[:2]) or _PRESENT
+    installed_release = release("trl") or ""
+    version = tuple(int(part) for part in re.findall(r"\d+", installed_release)[:2]) or _PRESENT
     if version >= (1, 15):
-        fused, what = "trl-fused", "1.15 and later"
+        fused_loss, what = "trl-fused", "1.15 and later"
     elif loss == "chunked_nll" or (loss is None and version >= (1, 6)):
-        fused, what = "trl-chunked", "1.4 to 1.14"
+        fused_loss, what = "trl-chunked", "1.4 to 1.14"
     elif loss == "dft":
         keys.miss("loss_type", "the loss dft: priced as nll, with all logits")
         return
     else:
         if loss is not None:
-            keys.ignore("loss_type", f"{loss} of TRL {installed} makes all logits")
+            keys.ignore("loss_type", f"{loss} of TRL {installed_release} makes all logits")
         return
     if loss is None:
         # in force like a word of the file: what excludes it is told
         origin = f"default of {keys.framework} (SFTTrainer of TRL {what})"
-        keys.set_at("fused_loss", fused, KeyOrigin(origin, Level.FILE))
+        keys.set_at("fused_loss", fused_loss, KeyOrigin(origin, Level.FILE))
     else:
-        keys.set("fused_loss", fused, "loss_type")
+        keys.set("fused_loss", fused_loss, "loss_type")
         if loss == "dft":
             keys.miss("loss_type", "the weights of dft, one number a token: priced as nll")
 

@@ -194,7 +194,7 @@ def test_dpo_says_what_is_missing(examples):
 def test_the_pieces_of_a_command():
     taken = split_command(words_of("A=1 srun -n 2 torchrun --standalone --nproc-per-node 2 a.py x"))
     assert taken.environment == {"A": "1"}
-    assert taken.skipped == ("srun", "-n", "2")
+    assert taken.skipped_words == ("srun", "-n", "2")
     assert taken.launchers[0].values == {"standalone": True, "nproc_per_node": 2}
     assert (taken.program, taken.words) == ("a.py", ("x",))
     named, changes, loose = read_arguments(["--a", "-1", "--b", "1", "2", "--c=x=y", "-f", "d=e"])
