@@ -8,7 +8,7 @@ from typing import Any
 from memest.config.options import setup_from_options
 from memest.config.setup import Setup
 from memest.errors import ConfigError
-from memest.trace.isolation import undisturbed
+from memest.trace.isolation import keep_random_states
 
 __all__ = ["first_batch", "setup_of_arguments", "unseen_of"]
 
@@ -104,7 +104,7 @@ def unseen_of(args: Any, trainer: Any = None) -> list[str]:
     return unpriced
 
 
-@undisturbed
+@keep_random_states
 def first_batch(loader: Any) -> dict[str, Any] | None:
     """The first batch of a loader as its collator makes it, without moving the loader.
 

@@ -24,20 +24,20 @@ import torch
 
 __all__ = [
     "TURN",
-    "as_built",
     "in_turn",
     "is_own",
+    "keep_random_states",
     "line_here",
     "line_of",
     "own_code",
-    "same_draws",
-    "same_masks",
-    "undisturbed",
+    "restore_model",
+    "seed_generators",
+    "seed_numpy",
 ]
 
 
 @contextmanager
-def as_built(model: torch.nn.Module) -> Iterator[None]:
+def restore_model(model: torch.nn.Module) -> Iterator[None]:
     """Forget what was cached for a model, and leave the model as it is found."""
     for name in sorted({type(module).__module__ for module in model.modules()}):
         for clear in _caches(name):
@@ -141,7 +141,7 @@ def _kept() -> Iterator[None]:
             numpy.random.set_state(theirs)
 
 
-def undisturbed(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+def keep_random_states(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
     """Leave the generators of the process as a function finds them."""
 
     @functools.wraps(function)
@@ -152,14 +152,14 @@ def undisturbed(function: Callable[_Arguments, _Result]) -> Callable[_Arguments,
     return call
 
 
-def same_draws() -> None:
+def seed_generators() -> None:
     """Begin at the same place in every trace, so that traces at two sizes can be compared."""
     random.seed(_SEED)
     # of the CPU alone: torch.manual_seed would leave a seed for CUDA behind
     torch.default_generator.manual_seed(_SEED)
 
 
-def same_masks() -> None:
+def seed_numpy() -> None:
     """The same for NumPy's generator, by which SpecAugment draws its masks."""
     sys.modules["numpy"].random.seed(_SEED)
 

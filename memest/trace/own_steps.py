@@ -21,11 +21,11 @@ from memest.errors import ConfigError
 from memest.events import Category, CueKind, Phase, SeamKind
 from memest.trace.loops import state_tensors, tag_gradients
 from memest.trace.losses.loss import checked_loss
-from memest.trace.model.factories import import_named
+from memest.trace.model.factories import import_reference
 from memest.trace.optimizers.torch import weights_of
 from memest.trace.recorder import Recorder
 
-__all__ = ["OWN_SETUP", "OwnStep", "check_own_step", "run_own_steps", "step_named"]
+__all__ = ["OWN_SETUP", "OwnStep", "check_own_step", "resolve_step", "run_own_steps"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class OwnStep:
         return checked_loss(outputs, f"{self.name}(model, batch)")
 
 
-def step_named(step: Any, whole: Callable[[Any], Any]) -> OwnStep:
+def resolve_step(step: Any, whole: Callable[[Any], Any]) -> OwnStep:
     """A step that was given, or named ``package.module:name``; a class is made an instance of.
 
     Raises:
@@ -66,7 +66,7 @@ def step_named(step: Any, whole: Callable[[Any], Any]) -> OwnStep:
     """
     name = step if isinstance(step, str) else getattr(step, "__name__", type(step).__name__)
     if isinstance(step, str):
-        step = import_named(step, "--step")
+        step = import_reference(step, "--step")
     if isinstance(step, type):
         step = step()
     if not callable(step):

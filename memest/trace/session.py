@@ -22,10 +22,16 @@ from memest.trace.evaluation import trace_evaluation
 from memest.trace.generation import trace_generation
 from memest.trace.inputs.batch import PlannedBatch, TensorPlan, realise
 from memest.trace.inputs.example import ExampleBatch
-from memest.trace.isolation import as_built, in_turn, own_code, same_draws, undisturbed
+from memest.trace.isolation import (
+    in_turn,
+    keep_random_states,
+    own_code,
+    restore_model,
+    seed_generators,
+)
 from memest.trace.legacy.transformers import attention_of, masks_as_before, model_as_before
-from memest.trace.losses.fused_loss import fused_loss_applied, liger_applied
-from memest.trace.losses.loss import OwnLoss, loss_for, loss_named
+from memest.trace.losses.fused_loss import apply_fused_loss, apply_liger
+from memest.trace.losses.loss import OwnLoss, loss_for, resolve_loss
 from memest.trace.model.adapters import add_adapter, base_of, cast_parameters
 from memest.trace.model.adjust import separate_head, set_checkpointing, set_use_cache
 from memest.trace.model.build import (
@@ -41,11 +47,16 @@ from memest.trace.model.factories import container
 from memest.trace.model.packed import pack
 from memest.trace.model.quantization import Loading, own_quantization, quantize
 from memest.trace.model.twins import twin_of
-from memest.trace.own_steps import OWN_SETUP, OwnStep, check_own_step, step_named
+from memest.trace.own_steps import OWN_SETUP, OwnStep, check_own_step, resolve_step
 from memest.trace.parallel.context_parallel import sequence_split
 from memest.trace.parallel.pipeline_stage import trace_stage
-from memest.trace.parallel.sequence_parallel import fed_without_mask, left_out, losses_shared
-from memest.trace.parallel.tensor_parallel import check_adapted, on_ranks, quiet_shapes, shard_model
+from memest.trace.parallel.sequence_parallel import drop_attention_mask, left_out, loss_parallelism
+from memest.trace.parallel.tensor_parallel import (
+    check_adapters,
+    on_ranks,
+    quiet_shapes,
+    shard_model,
+)
 from memest.trace.parallel.ulysses import check_evaluates, check_own_loss, shared_sequence
 from memest.trace.parallel.ulysses_batches import collated_for
 from memest.trace.training import TracePlan, plan_to_compose, trace_training
@@ -79,7 +90,7 @@ class MetaModel:
 
 
 @in_turn
-@undisturbed
+@keep_random_states
 def build(
     setup: Setup,
     source: ModelSource | None,
@@ -156,11 +167,11 @@ def _fed_run(setup: Setup, built_model: BuiltModel, module_inputs: ModuleInputs)
     if has_inputs:
         batch.plan(replace(setup, **sizes))
     if module_inputs.step_fn is not None:
-        step = step_named(module_inputs.step_fn, batch.whole)
+        step = resolve_step(module_inputs.step_fn, batch.whole)
         meta_model = _stepped(setup, built_model, batch, step)
     else:
         call, left = batch.caller(built_model.trained)
-        loss = None if module_inputs.loss is None else loss_named(module_inputs.loss)
+        loss = None if module_inputs.loss is None else resolve_loss(module_inputs.loss)
         usual = loss_for(built_model)
         of_batch = has_inputs or loss is not None
         loss_of = OwnLoss(loss, batch.whole, left, usual) if of_batch else usual
@@ -245,7 +256,7 @@ def _run(
 
 
 @in_turn
-@undisturbed
+@keep_random_states
 def trace_built(
     meta_model: MetaModel,
     setup: Setup,
@@ -268,7 +279,7 @@ def trace_built(
         set_checkpointing(meta_model.model, setup)
     plans = _fed(meta_model, setup)
     if setup.distributed.stage is not None:
-        with rank_model(meta_model.model, setup) as whole, as_built(model := base_of(whole)):
+        with rank_model(meta_model.model, setup) as whole, restore_model(model := base_of(whole)):
             trace = trace_stage(
                 model,
                 setup,
@@ -281,7 +292,7 @@ def trace_built(
         return trace
     with (
         rank_model(meta_model.model, setup) as model,
-        as_built(model),
+        restore_model(model),
         sequence_split(model, setup) as split,
         shared_sequence(base_of(model), setup) as shared,
         _kernels(model, setup, gpu),
@@ -310,7 +321,7 @@ def trace_built(
 
 def _fed(meta_model: MetaModel, setup: Setup) -> tuple[TensorPlan, ...]:
     """What a model is fed."""
-    plans = fed_without_mask(meta_model.plan(setup), setup.distributed)
+    plans = drop_attention_mask(meta_model.plan(setup), setup.distributed)
     return masks_as_before(plans, meta_model.model, setup)
 
 
@@ -318,7 +329,7 @@ def _fed(meta_model: MetaModel, setup: Setup) -> tuple[TensorPlan, ...]:
 def _code(meta_model: MetaModel) -> Iterator[None]:
     """What code of the user's own may do: name ``cuda``, draw random numbers."""
     if meta_model.own_code:
-        same_draws()
+        seed_generators()
     with cuda_is_meta(wanted=meta_model.own_code):
         yield
 
@@ -330,7 +341,7 @@ def rank_model(model: Any, setup: Setup) -> Iterator[Any]:
     if not distributed.shares_model:
         yield model
         return
-    with on_ranks(distributed) as meshes, quiet_shapes(), losses_shared(distributed):
+    with on_ranks(distributed) as meshes, quiet_shapes(), loss_parallelism(distributed):
         twin = copy.deepcopy(model)
         if setup.adapter is None:
             shard_model(twin, meshes, distributed)
@@ -339,19 +350,19 @@ def rank_model(model: Any, setup: Setup) -> Iterator[Any]:
             twin = twin.unload()
             shard_model(twin, meshes, distributed)
             twin, _ = add_adapter(twin, setup.task, setup)
-            check_adapted(twin, distributed.tp)
+            check_adapters(twin, distributed.tp)
         yield twin
 
 
 def _kernels(model: torch.nn.Module, setup: Setup, gpu: GpuTraits) -> AbstractContextManager[None]:
     """Other people's kernels in place of the model's own operators."""
     if setup.fused_loss:
-        return fused_loss_applied(model, gpu, setup.fused_loss)
-    return liger_applied(model, gpu) if setup.use_liger_kernel else nullcontext()
+        return apply_fused_loss(model, gpu, setup.fused_loss)
+    return apply_liger(model, gpu) if setup.use_liger_kernel else nullcontext()
 
 
 @in_turn
-@undisturbed
+@keep_random_states
 def evaluate_built(
     meta_model: MetaModel,
     setup: Setup,
@@ -370,7 +381,7 @@ def evaluate_built(
     plans = _fed(meta_model, setup)
     with (
         rank_model(meta_model.model, setup) as model,
-        as_built(model),
+        restore_model(model),
         sequence_split(model, setup) as split,
         _kernels(model, setup, gpu),
         _code(meta_model),

@@ -29,9 +29,9 @@ from memest.trace.isolation import TURN, line_of
 from memest.trace.legacy.bitsandbytes import bitsandbytes_as_before
 from memest.trace.legacy.transformers import family_of, transformers_as_before
 from memest.trace.loops import TrainingLoop, run_steps, run_updates
-from memest.trace.model.adapters import base_of, prefix_of, seen_in_full
+from memest.trace.model.adapters import adapter_inputs_in_fp32, base_of, prefix_of
 from memest.trace.model.loading import load
-from memest.trace.model.quantization import Loading, biases_as_loaded
+from memest.trace.model.quantization import Loading, restore_biases
 from memest.trace.model.roles import Roles
 from memest.trace.optimizers.torch import (
     NamedParameter,
@@ -213,10 +213,10 @@ def tracing(
     stack.enter_context(transformers_on_meta(recorder, model, gpu, compiled=setup.torch_compile))
     stack.enter_context(transformers_as_before(recorder, family_of(model), setup))
     stack.enter_context(bitsandbytes_as_before(setup))
-    stack.enter_context(biases_as_loaded(model))
+    stack.enter_context(restore_biases(model))
     stack.enter_context(linear_of_stage_3(setup))
     stack.enter_context(hooks_of_stage_3(model, recorder, setup))
-    stack.enter_context(seen_in_full(model, setup.distributed.adapters_in_full))
+    stack.enter_context(adapter_inputs_in_fp32(model, setup.distributed.adapters_in_full))
     if not setup.torch_compile:  # compiled code knows no modules
         stack.enter_context(recorder.modules(model))
     stack.enter_context(recorder)

@@ -35,9 +35,9 @@ upsample_nearest2d upsample_nearest3d upsample_trilinear3d""".split()
 def test_our_lists_are_the_installed_torch_s():
     named = CUDA.lower | CUDA.optional_dtype | CUDA.append_dtype | CUDA.promote | CUDA.banned
 
-    assert named | set(FP32) == set(CUDA.registered())
+    assert named | set(FP32) == set(CUDA.registered_operators())
     assert not named & set(FP32)
-    assert CPU_LISTS.lower | CPU_LISTS.promote <= set(CPU_LISTS.registered())
+    assert CPU_LISTS.lower | CPU_LISTS.promote <= set(CPU_LISTS.registered_operators())
 
 
 @pytest.mark.parametrize(
@@ -329,7 +329,7 @@ def test_operators_that_other_libraries_register_are_left_to_them():
     library.impl("double", lambda x: x * 2, "CompositeExplicitAutograd")
     library.impl("double", torch.library.fallthrough_kernel, "AutocastCUDA")
     try:
-        assert not [name for name in CUDA.registered() if "double" in name]
+        assert not [name for name in CUDA.registered_operators() if "double" in name]
         with autocast_on_meta(Recorder(), (2, 13)), torch.autocast("cuda", dtype=torch.float16):
             made = torch.ops.memest_other.double(torch.empty(3, device="meta"))
             product = torch.empty(3, 3, device="meta") @ torch.empty(3, 3, device="meta")

@@ -25,7 +25,7 @@ from memest.trace import session
 from memest.trace.cuda.known_values import attach
 from memest.trace.cuda.no_triton import Library, without_triton
 from memest.trace.losses.chunked import torchtune_chunked, torchtune_linear, trl_chunked, trl_fused
-from memest.trace.losses.fused_loss import fused_loss_applied
+from memest.trace.losses.fused_loss import apply_fused_loss
 from memest.trace.model.adapters import base_of
 from memest.trace.training import TracePlan
 from support.cases import GPU
@@ -77,7 +77,7 @@ def test_a_real_step_allocates_the_same(loss, model, options):
     def around(twins):
         with (
             mock.patch.object(twins.real, "forward", _on_cpu(twins.real, loss)),
-            fused_loss_applied(twins.built.trained, GPU, loss),
+            apply_fused_loss(twins.built.trained, GPU, loss),
         ):
             yield
 
@@ -211,7 +211,7 @@ def test_trl_does_the_same(config, options):
     if importlib.util.find_spec("trl") is None:
         pytest.skip("trl is not installed")
     ours = _events(config, options, "trl-fused")
-    with mock.patch.object(session, "fused_loss_applied", _trl):
+    with mock.patch.object(session, "apply_fused_loss", _trl):
         try:
             theirs = _events(config, options, "trl-fused")
         except (ImportError, AttributeError) as error:
@@ -229,7 +229,7 @@ def test_trl_does_the_same(config, options):
 )
 def test_torchtune_does_the_same(config, options, loss, real):
     ours = _events(config, options, loss)
-    with mock.patch.object(session, "fused_loss_applied", real):
+    with mock.patch.object(session, "apply_fused_loss", real):
         theirs = _events(config, options, loss)
 
     assert ours == theirs

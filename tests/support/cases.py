@@ -15,7 +15,7 @@ from memest.config.setup import Loop, Setup
 from memest.trace.inputs.batch import plan_batch
 from memest.trace.model.adapters import add_adapter
 from memest.trace.model.build import BuiltModel, build_model, freeze
-from memest.trace.model.packed import GptqLinear, adapt_to_packed, pack
+from memest.trace.model.packed import GptqLinear, pack, register_packed_layers
 from memest.trace.model.quantization import quantize
 from memest.workspaces.operator_call import GpuTraits
 
@@ -371,7 +371,7 @@ def adapted(real, setup, task_type):
     cast = values.pop("autocast_adapter_dtype", True)
     kind = peft.PeftType(values.pop("peft_type"))
     config = peft.mapping.PEFT_TYPE_TO_CONFIG_MAPPING[kind](**values)
-    adapt_to_packed(config, real, setup.adapter.method)
+    register_packed_layers(config, real, setup.adapter.method)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return peft.get_peft_model(real, config, autocast_adapter_dtype=cast)

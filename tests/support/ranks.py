@@ -162,14 +162,14 @@ def asked_of(case: dict[str, Any]) -> Any:
 
 def loss_of_setup(model: Any, setup: Any) -> Any:
     """Another library's loss or kernels in place of the model's own, where a setup names them."""
-    from memest.trace.losses.fused_loss import fused_loss_applied, liger_applied
+    from memest.trace.losses.fused_loss import apply_fused_loss, apply_liger
     from support.cases import GPU
 
     if setup.use_liger_kernel:
-        return liger_applied(model, GPU)
+        return apply_liger(model, GPU)
     if not setup.fused_loss:
         return nullcontext()
-    return fused_loss_applied(model, GPU, setup.fused_loss)
+    return apply_fused_loss(model, GPU, setup.fused_loss)
 
 
 def launch_nothing_on_the_cpu() -> None:

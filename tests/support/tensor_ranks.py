@@ -67,14 +67,14 @@ def predicted(case: dict[str, Any]) -> Any:
 
 def twins_of(case: dict[str, Any], *, runs: bool = True) -> Any:
     from memest.config.parallelism import Distributed
-    from memest.trace.parallel.sequence_parallel import fed_without_mask
+    from memest.trace.parallel.sequence_parallel import drop_attention_mask
     from support.cases import twin
 
     copies = case.get("copies", 0)
     if "spread" in case:
         spread = Distributed(**case["spread"])
         twins = twin(case["model"], runs=runs, distributed=spread, **case.get("setup", {}))
-        return replace(twins, plans=fed_without_mask(twins.plans, spread))
+        return replace(twins, plans=drop_attention_mask(twins.plans, spread))
     spread = Distributed(
         num_gpus=case["ranks"] * max(copies, 1), tp=case["ranks"],
         fsdp="full_shard" if copies else "none",

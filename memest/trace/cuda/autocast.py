@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from memest.events import Category
-from memest.trace.cuda.patching import patched, registered
+from memest.trace.cuda.patching import patch_attributes, register_kernels
 from memest.trace.recorder import Recorder
 
 __all__ = ["CUDA", "Lists", "autocast_on_meta"]
@@ -53,7 +53,7 @@ class Lists:
     fp32_since: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     fp32_before: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
-    def registered(self) -> list[str]:
+    def registered_operators(self) -> list[str]:
         """The operators PyTorch itself registers, without their namespace.
 
         Libraries register theirs under the same key as soon as they are imported: torchvision six.
@@ -126,8 +126,8 @@ def autocast_on_meta(
     kernels = _kernels(caster, torch_version)
     try:
         with (
-            registered(kernels, "AutocastCUDA"),
-            patched(*changes),
+            register_kernels(kernels, "AutocastCUDA"),
+            patch_attributes(*changes),
             torch._C._IncludeDispatchKeyGuard(_KEY),
         ):
             yield
@@ -137,9 +137,9 @@ def autocast_on_meta(
 
 def _kernels(caster: _Caster, torch_version: tuple[int, int]) -> dict[str, Callable[..., Any]]:
     lists = caster.lists
-    own = lists.registered()
+    own = lists.registered_operators()
     kernels = {}
-    for name in {*own, *CUDA.registered()}:
+    for name in {*own, *CUDA.registered_operators()}:
         packet, _, overload = name.partition(".")
         if name in own and torch_version >= lists.fp32_since.get(name, (0, 0)):
             op = getattr(getattr(torch.ops.aten, packet), overload or "default")

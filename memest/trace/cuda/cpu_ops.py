@@ -18,7 +18,7 @@ import torch
 from memest.trace.cuda import sdpa
 from memest.trace.cuda.autocast import Lists
 from memest.trace.cuda.cuda_ops import mish_backward
-from memest.trace.cuda.patching import Change, optimizers_on, patched, registered
+from memest.trace.cuda.patching import Change, optimizers_on, patch_attributes, register_kernels
 from memest.trace.recorder import Handler, Recorder
 
 __all__ = ["CPU_LISTS", "cpu_handlers", "cpu_operators", "flash_runs_on_cpu"]
@@ -52,7 +52,11 @@ def cpu_operators() -> Iterator[None]:
     int8 = _int8_in_floats() if "bitsandbytes" in sys.modules else ()
     # Optimizers take fused kernels where they are told to, and one parameter after the other by
     # default; clip_grad_norm_ takes foreach (``_has_foreach_support``).
-    with optimizers_on("cpu", "meta", default_foreach=False), registered(kernels), patched(*int8):
+    with (
+        optimizers_on("cpu", "meta", default_foreach=False),
+        register_kernels(kernels),
+        patch_attributes(*int8),
+    ):
         yield
 
 

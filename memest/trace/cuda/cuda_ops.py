@@ -16,7 +16,7 @@ import torch
 from torch._prims_common import suggest_memory_format
 
 from memest.config.setup import SdpaBackend
-from memest.trace.cuda.patching import optimizers_on, registered
+from memest.trace.cuda.patching import optimizers_on, register_kernels
 from memest.trace.cuda.sdpa import scaled_dot_product_attention
 from memest.trace.legacy.torch import kernels_as_before
 from memest.trace.recorder import Handler, Recorder
@@ -44,7 +44,7 @@ def cuda_operators(
         **kernels_as_before(gpu.torch),
     }
     # ``foreach`` and ``fused`` are chosen by device type; meta stands for cuda here
-    with optimizers_on("cuda", "meta", default_foreach=True), registered(kernels):
+    with optimizers_on("cuda", "meta", default_foreach=True), register_kernels(kernels):
         yield
 
 

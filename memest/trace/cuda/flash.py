@@ -19,9 +19,9 @@ import torch
 
 from memest.config.setup import Precision, Setup
 from memest.errors import ConfigError
-from memest.trace.cuda.patching import patched
+from memest.trace.cuda.patching import patch_attributes
 
-__all__ = ["check_precision", "flash_attention_installed"]
+__all__ = ["check_precision", "provide_flash_attention"]
 
 aten = torch.ops.aten
 
@@ -45,7 +45,7 @@ def check_precision(dtype: torch.dtype, setup: Setup) -> None:
 
 
 @contextmanager
-def flash_attention_installed() -> Iterator[None]:
+def provide_flash_attention() -> Iterator[None]:
     """Let transformers find FlashAttention 2 and call the functions below."""
     try:
         utils = importlib.import_module(_UTILS)
@@ -72,7 +72,7 @@ def flash_attention_installed() -> Iterator[None]:
         changes.append((model, "_flash_attn_import_error", lambda *_, **__: None))
     matrix = getattr(utils, "FLASH_ATTENTION_COMPATIBILITY_MATRIX", {2: {}})
     known = {**matrix[2], "general_availability_check": lambda *_, **__: True}
-    with patched(*changes), mock.patch.dict(matrix, {2: known}):
+    with patch_attributes(*changes), mock.patch.dict(matrix, {2: known}):
         yield
 
 

@@ -31,7 +31,7 @@ from torch.fx.node import map_aggregate
 from torch.utils._pytree import tree_leaves, tree_map
 
 from memest.trace.cuda.inductor_code import Code
-from memest.trace.cuda.patching import patched
+from memest.trace.cuda.patching import patch_attributes
 from memest.workspaces.operator_call import GpuTraits
 
 __all__ = ["inductor_without_gpu"]
@@ -116,7 +116,7 @@ def inductor_without_gpu(
     with (
         _device(gpu),
         _composites_differentiable(),
-        patched(*changes),
+        patch_attributes(*changes),
         # code that was written for another GPU must not be found, nor ours by others
         config.patch(force_disable_caches=True),
         warnings.catch_warnings(),
@@ -293,7 +293,7 @@ def _device(gpu: GpuTraits) -> AbstractContextManager[None]:
     def static(value: Any) -> Any:
         return staticmethod(says(value))
 
-    return patched(
+    return patch_attributes(
         (torch.cuda, "get_device_properties", says(properties)),
         (torch.cuda, "get_device_capability", says(gpu.capability)),
         (torch.cuda, "current_device", says(0)),

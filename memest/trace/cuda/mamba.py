@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from memest.trace.cuda.patching import patched
+from memest.trace.cuda.patching import patch_attributes
 from memest.trace.recorder import Recorder
 
-__all__ = ["scans_fused"]
+__all__ = ["provide_fused_scans"]
 
 # states at the chunk borders are kept, one chunk of this many positions at a time
 _CHUNK = 2048
@@ -32,7 +32,7 @@ _bwd = torch.amp.custom_bwd(device_type="cuda")
 
 
 @contextmanager
-def scans_fused(recorder: Recorder) -> Iterator[None]:
+def provide_fused_scans(recorder: Recorder) -> Iterator[None]:
     """Let the Mamba families of transformers call the functions below."""
 
     def noted(function: Any) -> Any:
@@ -50,7 +50,7 @@ def scans_fused(recorder: Recorder) -> Iterator[None]:
     names = (f"transformers.models.{family}.modeling_{family}" for family in _FAMILIES)
     modules = [sys.modules[name] for name in names if name in sys.modules]
     changes = ((m, name, f) for m in modules for name, f in functions.items() if name in vars(m))
-    with patched(*changes):
+    with patch_attributes(*changes):
         yield
 
 

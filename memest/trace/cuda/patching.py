@@ -11,14 +11,14 @@ from unittest import mock
 
 import torch
 
-__all__ = ["Change", "optimizers_on", "patched", "registered"]
+__all__ = ["Change", "optimizers_on", "patch_attributes", "register_kernels"]
 
 Change = tuple[Any, str, Any]
 """An attribute's owner (a module may be named), its name and its value."""
 
 
 @contextmanager
-def patched(*changes: Change) -> Iterator[None]:
+def patch_attributes(*changes: Change) -> Iterator[None]:
     """Attributes have other values while this is open."""
     with ExitStack() as stack:
         for owner, name, value in changes:
@@ -28,7 +28,7 @@ def patched(*changes: Change) -> Iterator[None]:
 
 
 @contextmanager
-def registered(
+def register_kernels(
     kernels: Mapping[str, Callable[..., Any]], key: str = "AutogradMeta"
 ) -> Iterator[None]:
     """Operators of aten have these kernels for a dispatch key while this is open."""
@@ -57,4 +57,4 @@ def optimizers_on(*devices: str, default_foreach: bool) -> Any:
     places = [(utils, foreach), (utils, fused), (optimizer, fused)]
     if default_foreach:
         places.append((optimizer, foreach))
-    return patched(*((owner, name, lambda: list(devices)) for owner, name in places))
+    return patch_attributes(*((owner, name, lambda: list(devices)) for owner, name in places))

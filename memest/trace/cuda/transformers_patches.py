@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from memest.config.setup import Attention
-from memest.trace.cuda.flash import flash_attention_installed
+from memest.trace.cuda.flash import provide_flash_attention
 from memest.trace.cuda.known_values import attach, recipe_of
-from memest.trace.cuda.mamba import scans_fused
-from memest.trace.cuda.patching import Change, patched
-from memest.trace.isolation import same_masks
+from memest.trace.cuda.mamba import provide_fused_scans
+from memest.trace.cuda.patching import Change, patch_attributes
+from memest.trace.isolation import seed_numpy
 from memest.trace.recorder import Recorder
 from memest.workspaces.attention_choice import check_flash_gpu
 from memest.workspaces.operator_call import GpuTraits
@@ -42,15 +42,15 @@ def transformers_on_meta(
     if not compiled:  # Dynamo keeps them itself, where it knows the function that makes them
         changes += _constants()
     with ExitStack() as stack:
-        stack.enter_context(patched(*changes))
+        stack.enter_context(patch_attributes(*changes))
         if "transformers" not in sys.modules:
             # a plain module needs no more
             yield
             return
-        stack.enter_context(flash_attention_installed())
-        stack.enter_context(scans_fused(recorder))
+        stack.enter_context(provide_flash_attention())
+        stack.enter_context(provide_fused_scans(recorder))
         if "numpy" in sys.modules:
-            same_masks()
+            seed_numpy()
         stack.enter_context(_missing_kernels(recorder))
         yield
 
@@ -140,5 +140,5 @@ def _missing_kernels(recorder: Recorder) -> Iterator[None]:
                 "package installed the run needs less memory"
             )
 
-    with patched((hub.logger, "warning_once", warn)):
+    with patch_attributes((hub.logger, "warning_once", warn)):
         yield

@@ -11,7 +11,7 @@ import torch
 
 from memest.trace.legacy.changes import Change, Release, changes_of
 
-__all__ = ["FLASH_2", "einsum_unswapped", "kernels_as_before", "packed_flash"]
+__all__ = ["FLASH_2", "einsum_without_swap", "kernels_as_before", "packed_flash"]
 
 aten = torch.ops.aten
 FLASH_2 = (2, 2)
@@ -121,7 +121,7 @@ def _rms_norm_parts(
     return out.to(x.dtype)
 
 
-def einsum_unswapped(equation: str, tensors: list[torch.Tensor], *, path: Any = None) -> Any:
+def einsum_without_swap(equation: str, tensors: list[torch.Tensor], *, path: Any = None) -> Any:
     """``einsum`` of two operands as older versions compute it: a kernel for the dispatcher.
 
     Newer versions swap the operands of a pair where that gives the result its final memory order;
@@ -286,7 +286,7 @@ class _PackedFlash(torch.autograd.Function):
 
 _CHANGES = (
     Change(_rms_norm_parts, {"": (2, 9)}, name="rms_norm"),
-    Change(einsum_unswapped, {"": (2, 9)}, name="einsum"),
+    Change(einsum_without_swap, {"": (2, 9)}, name="einsum"),
     Change(_softmax_of(aten._softmax.default), {"": (1, 11)}, name="_softmax"),
     Change(_softmax_of(aten._log_softmax.default), {"": (1, 11)}, name="_log_softmax"),
     Change(_mean_of_dims, {"": (2, 2)}, {"": (1, 13)}, name="mean.dim"),

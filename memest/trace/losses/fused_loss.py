@@ -38,7 +38,7 @@ from memest.trace.losses.chunked import (
 from memest.trace.model.adapters import base_of
 from memest.workspaces.operator_call import GpuTraits
 
-__all__ = ["fused_loss_applied", "liger_applied"]
+__all__ = ["apply_fused_loss", "apply_liger"]
 
 _CUT = Library(
     "cut_cross_entropy",
@@ -61,7 +61,7 @@ def _prepare() -> None:
 
 
 @contextmanager
-def fused_loss_applied(model: torch.nn.Module, gpu: GpuTraits, fused_loss: str) -> Iterator[None]:
+def apply_fused_loss(model: torch.nn.Module, gpu: GpuTraits, fused_loss: str) -> Iterator[None]:
     """Compute the loss of a causal language model by another library, for the time of a trace.
 
     Args:
@@ -184,7 +184,7 @@ def _prepare_liger() -> None:
 
 
 @contextmanager
-def liger_applied(model: torch.nn.Module, gpu: GpuTraits) -> Iterator[None]:
+def apply_liger(model: torch.nn.Module, gpu: GpuTraits) -> Iterator[None]:
     """Apply Liger's kernels to a model as the Trainer does, for the time of a trace.
 
     Args:

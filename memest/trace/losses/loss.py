@@ -14,9 +14,9 @@ import torch
 from memest.errors import ConfigError, TraceError
 from memest.trace.inputs.tensors import forward_parameters
 from memest.trace.model.build import BuiltModel
-from memest.trace.model.factories import import_named
+from memest.trace.model.factories import import_reference
 
-__all__ = ["OwnLoss", "checked_loss", "loss_for", "loss_named", "loss_note"]
+__all__ = ["OwnLoss", "checked_loss", "loss_for", "loss_note", "resolve_loss"]
 
 _LABELS = ("labels", "return_loss", "start_positions", "next_sentence_label")
 # their forward computes a loss from nothing but the inputs
@@ -137,14 +137,14 @@ def checked_loss(value: Any, what: str) -> torch.Tensor:
     )
 
 
-def loss_named(loss: Any) -> Any:
+def resolve_loss(loss: Any) -> Any:
     """The function of a loss that is named ``package.module:function``, else what was given.
 
     Raises:
         ConfigError: it is no function.
     """
     if isinstance(loss, str) and ":" in loss:
-        loss = import_named(loss, "--loss")
+        loss = import_reference(loss, "--loss")
         if isinstance(loss, type):
             loss = loss()
     if not callable(loss) and not isinstance(loss, str):

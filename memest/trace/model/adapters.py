@@ -23,10 +23,17 @@ from memest.config.adapter import Adapter
 from memest.config.setup import Setup, Task
 from memest.errors import ConfigError, MemestError, MissingDependencyError, closest
 from memest.trace.model.build import move_to_meta
-from memest.trace.model.packed import adapt_to_packed
+from memest.trace.model.packed import register_packed_layers
 from memest.trace.model.quantization import quiet
 
-__all__ = ["add_adapter", "base_of", "cast_parameters", "kept_dtype", "prefix_of", "seen_in_full"]
+__all__ = [
+    "adapter_inputs_in_fp32",
+    "add_adapter",
+    "base_of",
+    "cast_parameters",
+    "kept_dtype",
+    "prefix_of",
+]
 
 _TASK_TYPES = {
     Task.SEQUENCE_CLASSIFICATION: "SEQ_CLS",
@@ -68,7 +75,7 @@ def add_adapter(
             "'memest[peft]'."
         ) from error
     config, notes = _config(adapter, task)
-    adapt_to_packed(config, model, adapter.method)
+    register_packed_layers(config, model, adapter.method)
     # copies of quantised weights begin as an empty tensor, which must not be on the CPU
     on_meta: Any = nullcontext() if setup.quantization is None else torch.device("meta")
     try:
@@ -216,7 +223,7 @@ def kept_dtype(parameter: torch.Tensor) -> str:
 
 
 @contextmanager
-def seen_in_full(model: torch.nn.Module, when: str) -> Iterator[None]:
+def adapter_inputs_in_fp32(model: torch.nn.Module, when: str) -> Iterator[None]:
     """Adapters in half precision are taken for float32 ones by peft, which casts their inputs.
 
     Args:

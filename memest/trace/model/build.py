@@ -24,10 +24,10 @@ from memest.errors import (
     ModelLoadError,
     closest,
 )
-from memest.trace.cuda.flash import check_precision, flash_attention_installed
+from memest.trace.cuda.flash import check_precision, provide_flash_attention
 from memest.trace.cuda.known_values import attach
 from memest.trace.model.adjust import adjust_config
-from memest.trace.model.factories import container, import_named, made
+from memest.trace.model.factories import container, import_reference, made
 from memest.trace.model.packed import packed_layers
 from memest.trace.model.quantization import companions, num_elements
 from memest.trace.model.tasks import choose_head, task_of_class
@@ -192,7 +192,7 @@ def _instantiate(
         check_precision(dtype, setup)
     part = _part_for(config, cls)
     try:
-        with _quiet_hub(), flash_attention_installed(), torch.device("meta"):
+        with _quiet_hub(), provide_flash_attention(), torch.device("meta"):
             if hasattr(cls, "_model_mapping"):
                 # an auto class: the config brings code of its own
                 model: torch.nn.Module = cls.from_config(part, trust_remote_code=True, **kwargs)
@@ -288,7 +288,7 @@ def from_factory(
         ModelLoadError: its code fails, or makes no model.
     """
     reference = source.factory or ""
-    model = made(import_named(reference), reference, arguments or {})
+    model = made(import_reference(reference), reference, arguments or {})
     inputs = loss = None
     if isinstance(model, tuple):
         model, inputs, loss = (*model, None, None)[:3] if model else (None, None, None)

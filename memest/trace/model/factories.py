@@ -16,10 +16,10 @@ from memest.errors import ConfigError, MemestError, ModelLoadError, closest
 from memest.trace.cuda.devices import cuda_is_meta
 from memest.trace.isolation import line_of
 
-__all__ = ["container", "import_named", "made"]
+__all__ = ["container", "import_reference", "made"]
 
 
-def import_named(reference: str, flag: str = "") -> Any:
+def import_reference(reference: str, flag: str = "") -> Any:
     """What a name leads to; the current directory counts as a place of modules.
 
     Args:

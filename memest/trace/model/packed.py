@@ -28,9 +28,9 @@ from memest.trace.model.quantization import Loading, prepare_kbit
 
 __all__ = [
     "GptqLinear",
-    "adapt_to_packed",
     "pack",
     "packed_layers",
+    "register_packed_layers",
 ]
 
 _WORD_BITS = 32
@@ -214,7 +214,7 @@ def _gptq_layers(model: Any, quantization: Quantization) -> Iterator[tuple[str, 
             yield name, module
 
 
-def adapt_to_packed(config: Any, model: torch.nn.Module, method: str) -> None:
+def register_packed_layers(config: Any, model: torch.nn.Module, method: str) -> None:
     """Tell peft which of its layers goes around a packed one; it knows them by gptqmodel's classes.
 
     Raises:

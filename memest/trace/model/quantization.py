@@ -24,7 +24,6 @@ from memest.errors import ConfigError, MissingDependencyError
 
 __all__ = [
     "Loading",
-    "biases_as_loaded",
     "bitsandbytes",
     "code_tables",
     "companions",
@@ -35,6 +34,7 @@ __all__ = [
     "quantize",
     "quantize_weight",
     "quiet",
+    "restore_biases",
     "twins_on_meta",
 ]
 
@@ -383,7 +383,7 @@ def prepare_kbit(model: Any, loading: Loading, setup: Setup) -> list[str]:
 
 
 @contextmanager
-def biases_as_loaded(model: torch.nn.Module) -> Iterator[None]:
+def restore_biases(model: torch.nn.Module) -> Iterator[None]:
     """``Linear4bit.forward`` casts its bias for good; the first step of a run finds it uncast."""
     kept = [
         (module.bias, module.bias.data)

@@ -65,7 +65,7 @@ def check_attends_fully(model: Any) -> None:
 
 
 @contextmanager
-def unmasked(model: Any) -> Iterator[None]:
+def remove_masks(model: Any) -> Iterator[None]:
     """The hooks of ``_attach_context_parallel_hooks``: attention gets no mask and is causal."""
 
     def before(_module: Any, args: Any, kwargs: Any) -> Any:
@@ -147,5 +147,5 @@ def sequence_split(model: Any, setup: Setup) -> Iterator[Split | None]:
 
     check_attends_fully(model)
     ranks = setup.distributed.cp
-    with fake_group(ranks, "--cp", fullest_rank(ranks)), quiet_shapes(), unmasked(model):
+    with fake_group(ranks, "--cp", fullest_rank(ranks)), quiet_shapes(), remove_masks(model):
         yield split_of(init_device_mesh("cpu", (ranks,), mesh_dim_names=("cp",)), setup)

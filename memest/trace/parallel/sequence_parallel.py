@@ -26,9 +26,9 @@ from memest.units import format_size
 
 __all__ = [
     "MODELS",
-    "fed_without_mask",
+    "drop_attention_mask",
     "left_out",
-    "losses_shared",
+    "loss_parallelism",
     "shard_sequences",
 ]
 
@@ -36,7 +36,7 @@ MODELS = ("llama", "mistral", "qwen2", "qwen3")
 """Families whose layers have the names and the order of the plan."""
 
 
-def fed_without_mask(
+def drop_attention_mask(
     plans: Sequence[TensorPlan], distributed: Distributed
 ) -> tuple[TensorPlan, ...]:
     """What the model is fed: no mask, which it would make for a rank's part of the tokens.
@@ -203,7 +203,7 @@ def left_out(model: Any) -> list[str]:
     return [note]
 
 
-def losses_shared(distributed: Distributed) -> AbstractContextManager[None]:
+def loss_parallelism(distributed: Distributed) -> AbstractContextManager[None]:
     """``loss_parallel`` around forward and backward, where logits stay shards of the vocabulary."""
     if not (distributed.tp_sequence_parallel and distributed.tp_loss_parallel):
         return nullcontext()

@@ -24,7 +24,7 @@ from memest.trace.parallel.sequence_parallel import shard_sequences
 
 __all__ = [
     "Meshes",
-    "check_adapted",
+    "check_adapters",
     "config_of",
     "fake_group",
     "meshes_of",
@@ -174,7 +174,7 @@ def _check_divides(config: Any, ranks: int) -> None:
             )
 
 
-def check_adapted(model: Any, ranks: int) -> None:
+def check_adapters(model: Any, ranks: int) -> None:
     """Adapters on layers whose input is sharded do not run, where the library makes them so.
 
     peft (0.21) makes ``lora_A`` of such a layer as wide as a rank's part and says so in its

@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 
 from memest.config.setup import SdpaBackend
 from memest.trace.cuda.cuda_ops import cuda_operators
-from memest.trace.legacy.torch import einsum_unswapped
+from memest.trace.legacy.torch import einsum_without_swap
 from memest.workspaces.operator_call import GpuTraits
 
 OLD = [
@@ -43,7 +43,7 @@ OLD = [
 def test_layout_before_2_9(equation, left, right, strides):
     operands = torch.randn(left), torch.randn(right)
 
-    result = einsum_unswapped(equation, list(operands))
+    result = einsum_without_swap(equation, list(operands))
 
     assert result.stride() == strides
     torch.testing.assert_close(result, torch.einsum(equation, *operands))

@@ -11,7 +11,7 @@ from memest.trace.cuda.autocast import autocast_on_meta
 from memest.trace.cuda.known_values import evaluate
 from memest.trace.cuda.transformers_patches import transformers_on_meta
 from memest.trace.cuda.value_answers import answer_handlers
-from memest.trace.isolation import as_built
+from memest.trace.isolation import restore_model
 from memest.trace.recorder import Recorder
 from memest.workspaces.operator_call import GpuTraits
 
@@ -238,7 +238,7 @@ def test_a_short_sequence_does_not_change_the_model(build):
     built, _ = build("google/bigbird-roberta-base")
     encoder = built.model.bert.encoder
 
-    with as_built(built.model):
+    with restore_model(built.model):
         built.model.bert.set_attention_type("original_full")
         assert encoder.attention_type == "original_full"
 
