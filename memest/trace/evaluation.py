@@ -15,7 +15,7 @@ import torch
 
 from memest.config.setup import Setup
 from memest.events import Phase, SeamKind, Trace
-from memest.trace.cuda.compiled import compiled
+from memest.trace.cuda.compiled import compile_model
 from memest.trace.loops import TrainingLoop, count_items, forward, loss_region
 from memest.trace.model.adapters import base_of
 from memest.trace.model.loading import load
@@ -75,7 +75,7 @@ def trace_evaluation(
         run.call, run.split = call, split
         # the Trainer evaluates the model itself, not the DDP around it
         run.clones_outputs = False
-        stack.enter_context(compiled(run, setup, gpu, training=False))
+        stack.enter_context(compile_model(run, setup, gpu, training=False))
         _evaluate(run, setup, Gather(ranks))
     trace = recorder.trace
     if setup.partitions_parameters:

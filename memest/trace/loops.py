@@ -21,7 +21,7 @@ from memest.events import Category, CueKind, Phase, SeamKind, Weight
 from memest.trace.optimizers.in_backward import Stepper
 from memest.trace.optimizers.torch import weights_of
 from memest.trace.parallel.context_parallel import Split, collated
-from memest.trace.parallel.ulysses_batches import Shared
+from memest.trace.parallel.ulysses_batches import UlyssesBatches
 from memest.trace.recorder import Recorder
 
 __all__ = [
@@ -68,8 +68,9 @@ class TrainingLoop:
         apart: parameters are updated one after the other, as DeepSpeed updates its groups.
         weights: the parameters, noted when the first backward has given them gradients.
         split: entered around forward and backward where a sequence is shared: cuts a batch.
-        shared: gives the parts of batches and joins losses where a sequence is shared by Ulysses.
-        compiled: the model as ``torch.compile`` made it; None where it runs eagerly.
+        ulysses_batches: gives the parts of batches and joins losses where a sequence is shared by
+            Ulysses.
+        compiled_model: the model as ``torch.compile`` made it; None where it runs eagerly.
     """
 
     model: Any
@@ -90,9 +91,9 @@ class TrainingLoop:
     call: Callable[[Any, Batch], Any] | None = None
     apart: bool = False
     weights: tuple[Weight, ...] = ()
-    compiled: Any = None
+    compiled_model: Any = None
     split: Split | None = None
-    shared: Shared | None = None
+    ulysses_batches: UlyssesBatches | None = None
 
     @property
     def device(self) -> torch.device:
@@ -137,11 +138,11 @@ def _trainer(run: TrainingLoop) -> None:
         del fetched
         for micro_step in range(1, micro_steps + 1):
             seam(SeamKind.MICRO_STEP, step, micro_step)
-            fetches = run.prefetches and run.shared is None
+            fetches = run.prefetches and run.ulysses_batches is None
             if micro_step > 1 and (not fetches or run.split is not None):
                 run.recorder.mark(Phase.BATCH, step, micro_step)
-            if run.shared is not None:
-                loss = _shared_step(run, run.shared, step, micro_step)
+            if run.ulysses_batches is not None:
+                loss = _shared_step(run, run.ulysses_batches, step, micro_step)
             else:
                 inputs = samples[micro_step - 1] if fetches else run.make_batch()
                 loss = _training_step(run, inputs, items, step, micro_step)
@@ -160,10 +161,10 @@ def _trainer(run: TrainingLoop) -> None:
 
 def _batch_samples(run: TrainingLoop, step: int, micro_steps: int) -> tuple[list[Batch], Any]:
     """``get_batch_samples``, since transformers 4.46."""
-    if run.shared is not None:
+    if run.ulysses_batches is not None:
         # parts of batches wait in host memory
-        run.shared.refill(run.make_batch)
-    if run.shared is not None or not run.prefetches:
+        run.ulysses_batches.refill(run.make_batch)
+    if run.ulysses_batches is not None or not run.prefetches:
         return [], None
     samples = []
     for number in range(1, micro_steps + 1):
@@ -211,14 +212,16 @@ def _training_step(
         return loss.detach()
 
 
-def _shared_step(run: TrainingLoop, shared: Shared, step: int, micro_step: int) -> torch.Tensor:
+def _shared_step(
+    run: TrainingLoop, ulysses_batches: UlyssesBatches, step: int, micro_step: int
+) -> torch.Tensor:
     """``training_step`` where sequences are shared by Ulysses.
 
     The part of the batch comes from the host and is let go of before backward begins.
     """
-    inputs = shared.part()
+    inputs = ulysses_batches.part()
     run.recorder.mark(Phase.FORWARD, step, micro_step)
-    loss = _shared_loss(run, shared, inputs)
+    loss = _shared_loss(run, ulysses_batches, inputs)
     del inputs
     run.recorder.mark(Phase.BACKWARD, step, micro_step)
     loss = loss / 1  # by the number of micro-steps; no size depends on it
@@ -226,11 +229,11 @@ def _shared_step(run: TrainingLoop, shared: Shared, step: int, micro_step: int) 
     return loss.detach()
 
 
-def _shared_loss(run: TrainingLoop, shared: Shared, inputs: Batch) -> torch.Tensor:
+def _shared_loss(run: TrainingLoop, ulysses_batches: UlyssesBatches, inputs: Batch) -> torch.Tensor:
     """``deepspeed_sp_compute_loss``: ``outputs`` is a local here."""
     inputs["labels"] = inputs["shift_labels"]
     outputs = forward(run, inputs)
-    return shared.joined_loss(run.loss_of(outputs, inputs), inputs["shift_labels"])
+    return ulysses_batches.joined_loss(run.loss_of(outputs, inputs), inputs["shift_labels"])
 
 
 def _split(run: TrainingLoop, inputs: Batch) -> AbstractContextManager[Any]:
@@ -267,17 +270,17 @@ def _script(run: TrainingLoop) -> None:
             if setup.del_outputs:
                 outputs = loss = None  # the last line of the iteration before
             run.recorder.mark(Phase.BATCH, step, micro_step)
-            if plain and run.shared is None:
+            if plain and run.ulysses_batches is None:
                 # "for batch in loader" rebinds the name to the next batch on the host;
                 # accelerate's loader moves the next batch while the name still holds the last
                 batch = None
             if setup.zero_grad_at is ZeroGradAt.BEFORE_FORWARD and micro_step == 1:
                 _zero_grad(run)
-            if run.shared is not None:
+            if run.ulysses_batches is not None:
                 if micro_step == 1:
-                    run.shared.refill(run.make_batch)
+                    run.ulysses_batches.refill(run.make_batch)
                 batch = None  # the loader gives the next one in host memory
-                batch = run.shared.part()
+                batch = run.ulysses_batches.part()
             else:
                 batch = run.make_batch()
             if run.split is not None:
@@ -286,12 +289,12 @@ def _script(run: TrainingLoop) -> None:
                 run.recorder.mark(Phase.FORWARD, step, micro_step)
                 with loss_region(run):
                     outputs = forward(run, batch)
-                    if run.shared is None:
+                    if run.ulysses_batches is None:
                         loss = run.loss_of(outputs, batch)
                     else:
                         shift_labels = batch["shift_labels"]  # a name in the guides' loop
-                        loss = run.shared.own_loss(outputs, shift_labels)
-                        loss = run.shared.joined_loss(loss, shift_labels)
+                        loss = run.ulysses_batches.own_loss(outputs, shift_labels)
+                        loss = run.ulysses_batches.joined_loss(loss, shift_labels)
                 if setup.zero_grad_at is ZeroGradAt.BEFORE_BACKWARD and micro_step == 1:
                     _zero_grad(run)
                 if plain and setup.grad_accum > 1:
@@ -327,7 +330,7 @@ def loss_region(run: TrainingLoop) -> AbstractContextManager[Any]:
 
 def forward(run: TrainingLoop, inputs: Mapping[str, Any]) -> Any:
     """The model's forward, and what DDP makes of the outputs."""
-    outputs = (prepared(run) if run.compiled is None else run.compiled)(**inputs)
+    outputs = (prepared(run) if run.compiled_model is None else run.compiled_model)(**inputs)
     return _cloned(outputs) if run.clones_outputs else outputs
 
 

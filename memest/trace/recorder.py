@@ -102,7 +102,7 @@ class Recorder(TorchDispatchMode):
         self._names: dict[int, int] = {}
         self._node_starts: list[int] = []
         self._node_modules: list[int] = []
-        self._recomputed: list[int] = []
+        self._recompute_allocations: list[int] = []
         self._references: list[list[torch.Tensor]] = [[]]
         self._birth = _TEMPORARY
         self._in_backward = False
@@ -162,13 +162,13 @@ class Recorder(TorchDispatchMode):
 
     def _settle_recompute(self) -> None:
         """What a recompute leaves behind when autograd takes over again is an activation."""
-        if self._recomputed:
+        if self._recompute_allocations:
             alive = set(self._live.values())
             categories = self.trace.categories
-            for allocation in self._recomputed:
+            for allocation in self._recompute_allocations:
                 if allocation in alive and categories[allocation] == _TEMPORARY:
                     categories[allocation] = _ACTIVATION
-            self._recomputed.clear()
+            self._recompute_allocations.clear()
 
     @property
     def in_backward(self) -> bool:
@@ -220,7 +220,7 @@ class Recorder(TorchDispatchMode):
     def adopt(self, tensor: torch.Tensor, category: Category, module: str, op: str) -> None:
         """Record a storage that exists already: model weights as they move to the GPU."""
         before = len(self.trace.sizes)
-        self.born(tensor, op)
+        self.record_storage(tensor, op)
         if len(self.trace.sizes) > before:
             self.trace.categories[before] = _CODE[category]
             self.trace.modules[before] = self.module_number(module)
@@ -234,7 +234,7 @@ class Recorder(TorchDispatchMode):
         """The sentences kept so far."""
         return list(self._notes)
 
-    def launched(self) -> None:
+    def count_launch(self) -> None:
         """Count a kernel that no operator stands for."""
         if self.trace.launches:
             self.trace.launches[-1] += 1
@@ -364,15 +364,15 @@ class Recorder(TorchDispatchMode):
         if kind == _VIEW:
             return out
         if kind != _MEMORY:
-            self._launched(out)
+            self._count_launch_of(out)
         if kind == _ALIASES:
             return out
         if isinstance(out, torch.Tensor):
-            self.born(out, func)
+            self.record_storage(out, func)
         elif isinstance(out, (tuple, list)):
             for item in out:
                 if isinstance(item, torch.Tensor):
-                    self.born(item, func)
+                    self.record_storage(item, func)
         if kind == _SITE:
             self._site(func, args, kwargs, out)
         return out
@@ -390,28 +390,28 @@ class Recorder(TorchDispatchMode):
             return _ALIASES if any(r.alias_info.is_write for r in returns) else _VIEW
         return _PLAIN if returns else _ALIASES
 
-    def _launched(self, out: Any) -> None:
+    def _count_launch_of(self, out: Any) -> None:
         """Count an operator that launches a kernel on the device."""
         launches = self.trace.launches
         first = out[0] if isinstance(out, (tuple, list)) and out else out
         if launches and (not isinstance(first, torch.Tensor) or first.device.type == self._device):
             launches[-1] += 1
 
-    def made(self, tensor: torch.Tensor, func: Any) -> torch.Tensor:
-        """The tensor, its storage recorded: a handler's on the way to an operator's result."""
-        self.born(tensor, func)
+    def record(self, tensor: torch.Tensor, func: Any) -> torch.Tensor:
+        """Record a tensor's storage and return the tensor: what a handler makes on the way."""
+        self.record_storage(tensor, func)
         return tensor
 
-    def born(self, tensor: torch.Tensor, func: Any) -> None:
-        """Record a storage that an operator, or its handler on the way to the result, made."""
+    def record_storage(self, tensor: torch.Tensor, func: Any) -> None:
+        """Record the storage of a tensor that an operator, or its handler, has just made."""
         tensor = local(tensor)
         storage = tensor.untyped_storage()
         key = storage._cdata
         size = storage.nbytes()
-        known = self._live.get(key)
-        if known is not None:
-            if size > self.trace.sizes[known]:
-                self._grown(tensor, func, known)
+        allocation = self._live.get(key)
+        if allocation is not None:
+            if size > self.trace.sizes[allocation]:
+                self._record_growth(tensor, func, allocation)
             return
         if size == 0 or tensor.device.type != self._device:
             return
@@ -430,17 +430,17 @@ class Recorder(TorchDispatchMode):
         self._watch[key] = weakref.ref(storage, self._gravedigger(key))
         if self._in_backward:
             if torch.is_grad_enabled():
-                self._recomputed.append(number)
-            elif self._recomputed:
+                self._recompute_allocations.append(number)
+            elif self._recompute_allocations:
                 self._settle_recompute()
 
-    def _grown(self, tensor: torch.Tensor, func: Any, known: int) -> None:
+    def _record_growth(self, tensor: torch.Tensor, func: Any, allocation: int) -> None:
         """A storage grew in place: new memory is taken, then the old given back."""
         key = tensor.untyped_storage()._cdata
         del self._live[key]
-        self.born(tensor, func)
-        self.trace.categories[self._live[key]] = self.trace.categories[known]
-        self.trace.events.append(known << 2 | FREE)
+        self.record_storage(tensor, func)
+        self.trace.categories[self._live[key]] = self.trace.categories[allocation]
+        self.trace.events.append(allocation << 2 | FREE)
 
     def _gravedigger(self, key: int) -> Callable[[Any], None]:
         live, watch, events = self._live, self._watch, self.trace.events

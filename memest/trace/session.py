@@ -170,7 +170,7 @@ def _fed_run(setup: Setup, built_model: BuiltModel, module_inputs: ModuleInputs)
         step = resolve_step(module_inputs.step_fn, batch.whole)
         meta_model = _stepped(setup, built_model, batch, step)
     else:
-        call, left = batch.caller(built_model.trained)
+        call, left = batch.caller(built_model.trained_model)
         loss = None if module_inputs.loss is None else resolve_loss(module_inputs.loss)
         usual = loss_for(built_model)
         of_batch = has_inputs or loss is not None
@@ -195,9 +195,9 @@ def _finetuned(built_model: BuiltModel, setup: Setup, *, ready: bool = False) ->
     if setup.adapter is not None:
         wrapper, own_notes = add_adapter(built_model.model, built_model.task, setup)
         built_model = replace(built_model, wrapper=wrapper, notes=(*built_model.notes, *own_notes))
-    freeze(built_model.trained, setup)
+    freeze(built_model.trained_model, setup)
     if setup.distributed.in_half:
-        cast_parameters(built_model.trained, built_model.dtype)
+        cast_parameters(built_model.trained_model, built_model.dtype)
     return built_model
 
 
@@ -230,7 +230,7 @@ def _run(
     batch: ExampleBatch | PlannedBatch,
     loss_of: Callable[[Any, Any], torch.Tensor],
 ) -> MetaModel:
-    counts = count(built_model.trained)
+    counts = count(built_model.trained_model)
     kind = type(built_model.model).__name__
     card = ModelCard(
         class_name=kind,
@@ -245,7 +245,7 @@ def _run(
         remarks=built_model.notes,
     )
     return MetaModel(
-        model=built_model.trained,
+        model=built_model.trained_model,
         plan=batch.plan,
         answer=batch.answer,
         loss_of=loss_of,
@@ -294,7 +294,7 @@ def trace_built(
         rank_model(meta_model.model, setup) as model,
         restore_model(model),
         sequence_split(model, setup) as split,
-        shared_sequence(base_of(model), setup) as shared,
+        shared_sequence(base_of(model), setup) as ulysses_batches,
         _kernels(model, setup, gpu),
         _code(meta_model),
     ):
@@ -310,7 +310,7 @@ def trace_built(
             call=meta_model.call,
             own_step=meta_model.own_step,
             split=split,
-            shared=shared,
+            ulysses_batches=ulysses_batches,
         )
         if setup.distributed.tp_sequence_parallel:
             trace.notes.extend(left_out(model))

@@ -18,7 +18,7 @@ from memest.errors import ConfigError, MemestError, TraceError
 from memest.events import Category, Phase, SeamKind, Trace, Weight
 from memest.trace.cuda.autocast import CUDA, autocast_on_meta
 from memest.trace.cuda.bitsandbytes import bitsandbytes_handlers
-from memest.trace.cuda.compiled import compiled
+from memest.trace.cuda.compiled import compile_model
 from memest.trace.cuda.cpu_ops import CPU_LISTS, cpu_handlers, cpu_operators
 from memest.trace.cuda.cuda_ops import cuda_handlers, cuda_operators, kernel_handlers
 from memest.trace.cuda.in_place import in_place_handlers
@@ -43,7 +43,7 @@ from memest.trace.optimizers.torch import (
 from memest.trace.own_steps import OwnStep, run_own_steps
 from memest.trace.parallel.collectives import collective_handlers
 from memest.trace.parallel.context_parallel import Split
-from memest.trace.parallel.ulysses_batches import Shared
+from memest.trace.parallel.ulysses_batches import UlyssesBatches
 from memest.trace.parallel.zero3 import hooks_of_stage_3, linear_of_stage_3
 from memest.trace.recorder import Recorder
 from memest.workspaces.operator_call import GpuTraits
@@ -113,7 +113,7 @@ def trace_training(
     call: Any = None,
     own_step: OwnStep | None = None,
     split: Split | None = None,
-    shared: Shared | None = None,
+    ulysses_batches: UlyssesBatches | None = None,
 ) -> Trace:
     """Trace the training steps of ``setup`` on a model whose parameters are on meta.
 
@@ -129,7 +129,7 @@ def trace_training(
         call: how the model is called with a batch; None = ``model(**batch)``.
         own_step: a step that does everything itself, in place of a loop.
         split: entered around forward and backward where a sequence is shared by ring attention.
-        shared: batches and loss where a sequence is shared by Ulysses.
+        ulysses_batches: batches and loss where a sequence is shared by Ulysses.
 
     Raises:
         TraceError: the model does something a trace cannot follow; names module and operator.
@@ -141,7 +141,7 @@ def trace_training(
         load(model, recorder, loading)
         stack.enter_context(follow_weights(model, recorder))
         run = make_run(model, setup, recorder, make_batch, loss_of, gpu, plan)
-        run.call, run.split, run.shared = call, split, shared
+        run.call, run.split, run.ulysses_batches = call, split, ulysses_batches
         if run.stepper is not None:
             stack.callback(run.stepper.remove)
         if own_step is not None and setup.torch_compile:
@@ -149,7 +149,7 @@ def trace_training(
                 "--torch-compile compiles the model that a loop calls, and a step of one's own "
                 "calls what it likes: leave --torch-compile out, or give inputs and a loss."
             )
-        stack.enter_context(compiled(run, setup, gpu))
+        stack.enter_context(compile_model(run, setup, gpu))
         if own_step is not None and own_step.optimizers is not None:
             run_own_steps(run, own_step)
         else:

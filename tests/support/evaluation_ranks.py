@@ -39,7 +39,7 @@ def predicted_evaluation(case: dict[str, Any]) -> Any:
 
 def evaluated(stream: Any, twins: Any, case: dict[str, Any]) -> Any:
     """A stream of training with the evaluation of a case behind it."""
-    return with_tail(stream, traced_evaluation(twins.built.trained, twins, case))
+    return with_tail(stream, traced_evaluation(twins.built.trained_model, twins, case))
 
 
 def with_tail(stream: Any, trace: Any, batches: int | None = None) -> Any:

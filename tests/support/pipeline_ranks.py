@@ -39,7 +39,7 @@ def predicted_ranks(case: dict[str, Any]) -> list[Any]:
     from support.cases import GPU
 
     twins = twins_of(case, runs=False)
-    setup, model = twins.setup, twins.built.trained
+    setup, model = twins.setup, twins.built.trained_model
     parts = parts_of(setup.distributed, layers_of(base_of(model)))
     with rank_model(model, setup) as sharded:
         traces = [

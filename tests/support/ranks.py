@@ -46,13 +46,13 @@ def predicted_rank(case: dict[str, Any], behind: Any = None) -> Any:
     options = {**case.get("setup", {}), "precision": traced.precision, "dtype": traced.dtype}
     twins = twin(case["model"], runs=False, distributed=traced.distributed, **options)
     if traced.distributed.in_half:
-        cast_parameters(twins.built.trained, twins.built.dtype)
+        cast_parameters(twins.built.trained_model, twins.built.dtype)
     with (
         loss_of_setup(twins.built.model, asked),
         shared_sequence(twins.built.model, twins.setup, nccl=False) as shared,
     ):
         trace = trace_training(
-            twins.built.trained,
+            twins.built.trained_model,
             twins.setup,
             make_batch=lambda: realise(twins.plans),
             loss_of=loss_for(twins.built),
@@ -60,7 +60,7 @@ def predicted_rank(case: dict[str, Any], behind: Any = None) -> Any:
             operators="cpu",
             plan=plan_to_compose(asked),
             loading=twins.built.loading,
-            shared=shared,
+            ulysses_batches=shared,
         )
     # the Trainer's groups, where a case has them
     whose = replace(asked, loop="trainer") if case.get("two_groups") else asked

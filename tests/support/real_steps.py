@@ -58,7 +58,7 @@ def run_both(
             )
         )  # fmt: skip
         trace = trace_training(
-            twins.built.trained, setup, make_batch=lambda: realise(twins.plans),
+            twins.built.trained_model, setup, make_batch=lambda: realise(twins.plans),
             loss_of=loss_for(twins.built), gpu=GPU, operators="cpu", loading=twins.built.loading,
         )  # fmt: skip
     # step counters, Python numbers as tensors; random states where layers are recomputed

@@ -41,7 +41,7 @@ def predicted(case: dict[str, Any]) -> Any:
 
     twins = twins_of(case, runs=False)
     setup = twins.setup
-    with rank_model(twins.built.trained, setup) as model:
+    with rank_model(twins.built.trained_model, setup) as model:
         trace = trace_training(
             model, setup, make_batch=lambda: realise(twins.plans),
             loss_of=loss_for(twins.built), gpu=GPU, operators="cpu",
@@ -50,7 +50,7 @@ def predicted(case: dict[str, Any]) -> Any:
     tail = None
     if "evaluation" in case or "generation" in case:
         trace_tail = traced_evaluation if "evaluation" in case else _traced_generation
-        with rank_model(twins.built.trained, setup) as model:
+        with rank_model(twins.built.trained_model, setup) as model:
             tail = trace_tail(model, twins, _evaluated(case))
     weights = updated_weights(trace.weights, setup, trace.landmarks)
     spliced = splice(trace, trace_updates(weights, as_updated(setup), GPU))

@@ -24,14 +24,14 @@ def _vectorwise_quant(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> 
     x = args[0]
     threshold = args[1] if len(args) > 1 else kwargs.get("threshold", 0.0)
     scales = torch.empty(x.numel() // x.shape[-1], dtype=torch.float32, device=x.device)
-    recorder.born(scales, func)
-    rows = recorder.made(torch.empty(x.shape, dtype=torch.int8, device=x.device), func)
+    recorder.record_storage(scales, func)
+    rows = recorder.record(torch.empty(x.shape, dtype=torch.int8, device=x.device), func)
     if threshold == 0.0:
         return rows, scales, None
-    sizes = recorder.made(torch.empty_like(x), func)
-    _outliers = recorder.made(torch.empty_like(x, dtype=torch.bool), func)
+    sizes = recorder.record(torch.empty_like(x), func)
+    _outliers = recorder.record(torch.empty_like(x, dtype=torch.bool), func)
     del sizes
-    _tensor = recorder.made(torch.empty((), dtype=torch.bool, device=x.device), func)
+    _tensor = recorder.record(torch.empty((), dtype=torch.bool, device=x.device), func)
     return rows, scales, torch.empty(0, dtype=torch.int64, device=x.device)
 
 
@@ -55,14 +55,14 @@ def _product(
 ) -> torch.Tensor:
     def result(of: torch.dtype) -> torch.Tensor:
         shape = (*rows.shape[:-1], weight.shape[0])
-        return recorder.made(torch.empty(shape, dtype=of, device=rows.device), func)
+        return recorder.record(torch.empty(shape, dtype=of, device=rows.device), func)
 
     _whole = result(torch.int32)
     if weight.shape[-1] % 4:
         # cuBLASLt takes no such matrices: both are made fp32, and their product int32
         copies = [torch.empty_like(t, dtype=torch.float32) for t in (rows, weight)]
         for copy in copies:
-            recorder.born(copy, func)
+            recorder.record_storage(copy, func)
         product = result(torch.float32)
         del copies, copy
         cast = result(torch.int32)
@@ -70,7 +70,7 @@ def _product(
     out = result(torch.float16)
     if dtype is not torch.float16:
         out = torch.empty_like(out, dtype=dtype)  # the float16 one goes as this one comes
-        recorder.born(out, func)
+        recorder.record_storage(out, func)
     return out
 
 

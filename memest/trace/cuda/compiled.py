@@ -24,17 +24,17 @@ from memest.trace.cuda.inductor_code import Code, CodeWatch
 from memest.trace.loops import TrainingLoop, loss_region, prepared, to_items
 from memest.workspaces.operator_call import GpuTraits
 
-__all__ = ["compiled"]
+__all__ = ["compile_model"]
 
 
 @contextmanager
-def compiled(
+def compile_model(
     run: TrainingLoop, setup: Setup, gpu: GpuTraits, *, training: bool = True
 ) -> Iterator[None]:
     """Have a run call its model compiled, where the setup says so.
 
     Args:
-        run: what the loops run; its ``compiled`` is set while this is open.
+        run: what the loops run; its ``compiled_model`` is set while this is open.
         setup: the run's options.
         gpu: for which Inductor writes code.
         training: False for an evaluation, which has no backward.
@@ -52,15 +52,15 @@ def compiled(
     watch = CodeWatch()
     codes: list[Code] = []
 
-    def written(code: Code) -> None:
+    def add_code(code: Code) -> None:
         code.watch = watch
         codes.append(code)
 
     dynamo.reset()
     dynamo.utils.counters["graph_break"].clear()
-    with inductor_without_gpu(gpu, written) as backend:
-        made = torch.compile(prepared(run), backend=backend, dynamic=False)
-        run.compiled = without_modes(made)
+    with inductor_without_gpu(gpu, add_code) as backend:
+        model = torch.compile(prepared(run), backend=backend, dynamic=False)
+        run.compiled_model = without_modes(model)
         try:
             with _disable_current_modes():
                 _compile(lambda: _step(run, training=training))
@@ -75,7 +75,7 @@ def compiled(
             with torch.compiler.set_stance("fail_on_recompile"):
                 yield
         finally:
-            run.compiled = None
+            run.compiled_model = None
             dynamo.reset()
 
 
@@ -85,9 +85,9 @@ def _same_release(setup: Setup) -> None:
     Raises:
         ConfigError: another release is said to train.
     """
-    declared, installed = setup.software.torch, installed_version("torch")
-    if declared is not None and declared != installed:
-        text = ".".join(map(str, declared))
+    declared_release, installed_release = setup.software.torch, installed_version("torch")
+    if declared_release is not None and declared_release != installed_release:
+        text = ".".join(map(str, declared_release))
         raise ConfigError(
             f"--software torch={text} and --torch-compile exclude each other here: the graphs are "
             f"those of the installed torch {torch.__version__}. Install the release that trains, "
@@ -97,8 +97,8 @@ def _same_release(setup: Setup) -> None:
 
 def _compile(step: Callable[[], None]) -> None:
     """Compile by running, until a run compiles nothing more."""
-    heard = logging.root.manager.disable
-    logging.disable(max(heard, logging.WARNING))  # what compilers say of their work
+    log_level = logging.root.manager.disable
+    logging.disable(max(log_level, logging.WARNING))  # what compilers say of their work
     try:
         step()
         step()
@@ -117,7 +117,7 @@ def _compile(step: Callable[[], None]) -> None:
             f"{type(cause).__name__}: {text}. Leave --torch-compile out."
         ) from error
     finally:
-        logging.disable(heard)
+        logging.disable(log_level)
 
 
 def _step(run: TrainingLoop, *, training: bool) -> None:
@@ -127,8 +127,8 @@ def _step(run: TrainingLoop, *, training: bool) -> None:
     if run.counts_items and "labels" in batch:
         inputs["num_items_in_batch"] = to_items(run, [batch])
     with torch.set_grad_enabled(training), loss_region(run):
-        assert run.compiled is not None
-        outputs = run.compiled(**inputs)
+        assert run.compiled_model is not None
+        outputs = run.compiled_model(**inputs)
         loss = run.loss_of(outputs, inputs)
     del outputs
     if training:

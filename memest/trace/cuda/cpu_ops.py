@@ -132,8 +132,8 @@ def _roll(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     dims = args[2] if len(args) > 2 else kwargs.get("dims", ())
     for _ in dims[1:]:
         x = aten.cat.default([x])
-        recorder.born(x, func)
-    return recorder.made(aten.cat.default([x]), func)
+        recorder.record_storage(x, func)
+    return recorder.record(aten.cat.default([x]), func)
 
 
 def _copies_strided(*positions: int) -> Handler:
@@ -145,10 +145,10 @@ def _copies_strided(*positions: int) -> Handler:
     """
 
     def handle(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
-        out = recorder.made(func(*args, **kwargs), func)
+        out = recorder.record(func(*args, **kwargs), func)
         copies = [args[at].contiguous() for at in positions if not args[at].is_contiguous()]
         for copy in copies:
-            recorder.born(copy, func)
+            recorder.record_storage(copy, func)
         return out
 
     return handle
@@ -157,7 +157,7 @@ def _copies_strided(*positions: int) -> Handler:
 def _average_pool_backward(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     """``avg_pool2d_backward_kernel_impl`` (``cpu/AvgPoolKernel.cpp``): in the gradient's format."""
     grad = args[0]
-    out = recorder.made(func(*args, **kwargs), func)
+    out = recorder.record(func(*args, **kwargs), func)
     last = torch.channels_last
     alike = last if grad.is_contiguous(memory_format=last) else torch.contiguous_format
     if grad.is_contiguous():
@@ -168,7 +168,7 @@ def _average_pool_backward(recorder: Recorder, func: Any, args: Any, kwargs: Any
         if not x.is_contiguous(memory_format=alike)
     ]
     for copy in copies:
-        recorder.born(copy, func)
+        recorder.record_storage(copy, func)
     return out
 
 
@@ -201,10 +201,10 @@ def _promotes(otherwise: Handler | None, operands: int = 2, *, in_place: bool = 
             copies.append(torch.empty_like(tensors[0], dtype=common))
         copies += [x.to(common) for x in tensors if x.dtype != common]
         for copy in copies:
-            recorder.born(copy, func)
+            recorder.record_storage(copy, func)
         out = func(*args, **kwargs)
         if not in_place:
-            recorder.born(out, func)
+            recorder.record_storage(out, func)
         return out
 
     return handle
@@ -221,11 +221,11 @@ def _gemm_4bit(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     rows, shape = args[0], args[2]
     scales = kwargs.get("absmax_8bit")
     if scales is not None:
-        dequantized = recorder.made(torch.empty_like(scales, dtype=torch.float32), func)
-        _moved = recorder.made(torch.empty_like(dequantized), func)
+        dequantized = recorder.record(torch.empty_like(scales, dtype=torch.float32), func)
+        _moved = recorder.record(torch.empty_like(dequantized), func)
         del dequantized
-    _weight = recorder.made(torch.empty(shape, dtype=rows.dtype, device=rows.device), func)
-    return recorder.made(func(*args, **kwargs), func)
+    _weight = recorder.record(torch.empty(shape, dtype=rows.dtype, device=rows.device), func)
+    return recorder.record(func(*args, **kwargs), func)
 
 
 def cpu_handlers(others: Mapping[Any, Handler]) -> dict[Any, Handler]:

@@ -115,8 +115,8 @@ def _roll(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     keep = []
     for _ in range(len(shifts) if isinstance(shifts, (list, tuple)) else 1):
         if not x.is_contiguous():
-            keep.append(recorder.made(x.new_empty(x.shape), aten.clone.default))
-        x = recorder.made(x.new_empty(x.shape), func)
+            keep.append(recorder.record(x.new_empty(x.shape), aten.clone.default))
+        x = recorder.record(x.new_empty(x.shape), func)
         keep.append(x)
     return x
 
@@ -176,9 +176,9 @@ def _safe_softmax(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     ``isneginf`` of the input is a bool tensor of its size, made while the softmax exists.
     """
     x, dim = args[0], args[1]
-    out = recorder.made(func(*args, **kwargs), func)
-    masked = recorder.made(torch.empty_like(x, dtype=torch.bool), aten.isneginf.default)
-    recorder.born(masked.new_empty(masked.select(dim, 0).shape), aten.all.dim)
+    out = recorder.record(func(*args, **kwargs), func)
+    masked = recorder.record(torch.empty_like(x, dtype=torch.bool), aten.isneginf.default)
+    recorder.record_storage(masked.new_empty(masked.select(dim, 0).shape), aten.all.dim)
     return out
 
 

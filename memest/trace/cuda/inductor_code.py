@@ -130,7 +130,7 @@ class _Kernel:
         """A launch: counted, and a place where the first one may measure configurations."""
         recorder = self._code.watch.recorder
         if recorder is not None:
-            recorder.launched()
+            recorder.count_launch()
             recorder.site("inductor.triton", (), ())
 
 

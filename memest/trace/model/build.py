@@ -72,7 +72,7 @@ class BuiltModel:
     copied there as they are."""
 
     @property
-    def trained(self) -> Any:
+    def trained_model(self) -> Any:
         """What the training loop calls."""
         return self.model if self.wrapper is None else self.wrapper
 

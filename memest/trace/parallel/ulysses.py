@@ -20,7 +20,7 @@ from memest.config.inputs import ModuleInputs
 from memest.config.setup import Setup
 from memest.errors import ConfigError
 from memest.trace.cuda.known_values import attach
-from memest.trace.parallel.ulysses_batches import Shared
+from memest.trace.parallel.ulysses_batches import UlyssesBatches
 
 __all__ = [
     "SharedHeads",
@@ -297,7 +297,9 @@ def _registered(model: Any, heads: SharedHeads, *, nccl: bool) -> Iterator[None]
 
 
 @contextmanager
-def shared_sequence(model: Any, setup: Setup, *, nccl: bool = True) -> Iterator[Shared | None]:
+def shared_sequence(
+    model: Any, setup: Setup, *, nccl: bool = True
+) -> Iterator[UlyssesBatches | None]:
     """What a loop asks where GPUs share sequences by Ulysses; None where they do not.
 
     Args:
@@ -313,4 +315,4 @@ def shared_sequence(model: Any, setup: Setup, *, nccl: bool = True) -> Iterator[
         yield None
         return
     with _registered(model, check_shares_heads(model, ways), nccl=nccl):
-        yield Shared(model, setup, nccl=nccl)
+        yield UlyssesBatches(model, setup, nccl=nccl)

@@ -17,7 +17,7 @@ from memest.errors import ConfigError
 from memest.trace.cuda.known_values import attach, evaluate
 from memest.trace.parallel.collectives import IGNORED, with_positions
 
-__all__ = ["Shared", "collated_for"]
+__all__ = ["UlyssesBatches", "collated_for"]
 
 Batch = dict[str, Any]
 
@@ -35,7 +35,7 @@ class _GatherLosses(torch.autograd.Function):
         return torch.empty_like(gradients[0]), None
 
 
-class Shared:
+class UlyssesBatches:
     """What a loop asks: the loader's batches, the part of one, and the loss of all parts.
 
     The loader gathers a batch of every rank at once, cuts them, and keeps the parts in host memory:
@@ -57,7 +57,7 @@ class Shared:
         self._nccl = nccl
         self._parts: list[tuple[str, torch.Size, torch.dtype, torch.Tensor | None]] = []
         self._others: Batch = {}
-        self._held: Batch | None = None
+        self._held_batch: Batch | None = None
 
     # -- batches
 
@@ -67,25 +67,25 @@ class Shared:
         Raises:
             ConfigError: a batch that cannot be cut.
         """
-        self._held = None  # accelerate's loader lets go of the last one first
+        self._held_batch = None  # accelerate's loader lets go of the last one first
         batch = with_positions(make_batch())
         _check(batch, self.ways)
-        self._held = batch if self._keeps else None
+        self._held_batch = batch if self._keeps else None
         length = batch["input_ids"].shape[1]
         device = batch["input_ids"].device
-        counted = torch.full((1,), length, dtype=torch.int64, device=device)
-        lengths = [torch.zeros_like(counted) for _ in range(self.ways)]
-        self._through_one(counted)
+        length_tensor = torch.full((1,), length, dtype=torch.int64, device=device)
+        lengths = [torch.zeros_like(length_tensor) for _ in range(self.ways)]
+        self._through_one(length_tensor)
         del lengths
         whole: list[Batch] = [{} for _ in range(self.ways)]
         for name, value in batch.items():
             if not isinstance(value, torch.Tensor):
                 continue
-            gathered = [torch.zeros_like(value) for _ in range(self.ways)]
+            copies = [torch.zeros_like(value) for _ in range(self.ways)]
             self._through_one(value)
-            for one, tensor in zip(whole, gathered, strict=True):
+            for one, tensor in zip(whole, copies, strict=True):
                 one[name] = tensor
-            del gathered, tensor
+            del copies, tensor
         self._note_parts(batch)
         del batch, value
         for one in whole:
@@ -112,17 +112,19 @@ class Shared:
                 continue
             length = value.shape[1] // self.ways
             shape = torch.Size((value.shape[0], length))
-            known = evaluate(value)
-            called = "shift_labels" if name == "labels" else name
-            part = None if known is None or name == "labels" else known[:, :length].clone()
-            self._parts.append((called, shape, value.dtype, part))
+            known_value = evaluate(value)
+            part_name = "shift_labels" if name == "labels" else name
+            part = (
+                None if known_value is None or name == "labels" else known_value[:, :length].clone()
+            )
+            self._parts.append((part_name, shape, value.dtype, part))
 
     def part(self) -> Batch:
         """The part of a batch that the rank computes with, moved to the device."""
         out: Batch = dict(self._others)
-        for name, shape, dtype, known in self._parts:
+        for name, shape, dtype, known_value in self._parts:
             tensor = torch.empty(shape, dtype=dtype, device="meta")
-            out[name] = tensor if known is None else attach(tensor, known)
+            out[name] = tensor if known_value is None else attach(tensor, known_value)
         return out
 
     # -- loss
@@ -144,8 +146,8 @@ class Shared:
         losses = _GatherLosses.apply(loss, self.ways)
         good = (shift_labels != IGNORED).view(-1).sum()
         counts = torch.stack([torch.empty_like(good) for _ in range(self.ways)])
-        stacked = torch.stack(losses)
-        safe = torch.where(counts > 0, stacked, torch.zeros_like(stacked))
+        stacked_losses = torch.stack(losses)
+        safe = torch.where(counts > 0, stacked_losses, torch.zeros_like(stacked_losses))
         total = (safe * counts).sum()
         return total / counts.sum().clamp(min=1)
 

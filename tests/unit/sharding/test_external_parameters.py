@@ -117,10 +117,10 @@ def traced(**setup):
     twins = twin("llama", distributed=ranks, dtype="bfloat16", loop="plain", **setup)
     with loss_of_setup(twins.built.model, twins.setup):
         trace = trace_training(
-            twins.built.trained, twins.setup, make_batch=lambda: realise(twins.plans),
+            twins.built.trained_model, twins.setup, make_batch=lambda: realise(twins.plans),
             loss_of=loss_for(twins.built), gpu=GPU, operators="cpu", loading=twins.built.loading,
         )  # fmt: skip
-    return trace, twins.built.trained
+    return trace, twins.built.trained_model
 
 
 def read_in(trace, model):
