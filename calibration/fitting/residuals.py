@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 
 from memest.calibration.fitting.prediction import Pair, Prediction
 from memest.calibration.measurement import CPU, Environment, Measurement, Status, release_of
-from memest.estimation.correction import Uncorrected
+from memest.estimation.correction import UncorrectedEstimate
 from memest.estimation.run_facts import RunFacts
 
 __all__ = ["ResidualRow", "Residuals", "residuals", "uncorrected_of"]
@@ -178,11 +178,11 @@ def _process(measurement: Measurement) -> int | None:
     return process if process is not None and process >= 0 else None
 
 
-def uncorrected_of(row: ResidualRow) -> Uncorrected:
+def uncorrected_of(row: ResidualRow) -> UncorrectedEstimate:
     """The uncalibrated estimate of a run, as corrections take it."""
     prediction, environment, facts = row.prediction, row.environment, row.facts
     reserved = prediction.reserved_bytes
-    return Uncorrected(
+    return UncorrectedEstimate(
         parts=prediction.parts,
         allocated_bytes=prediction.allocated_bytes,
         reserved_bytes=prediction.allocated_bytes if reserved is None else reserved,

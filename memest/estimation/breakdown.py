@@ -55,7 +55,7 @@ def layers(stream: Stream, alive: Alive) -> tuple[Layer, ...]:
         category = CATEGORY_ORDER[stream.categories[number]]
         if category is Category.ACTIVATIONS:
             activations[stream.modules[number]] += stream.sizes[number]
-    for number in _loaded(stream):
+    for number in _load_allocations(stream):
         if CATEGORY_ORDER[stream.categories[number]] is Category.PARAMETERS:
             parameters[stream.modules[number]] += stream.sizes[number]
     rows = []
@@ -71,7 +71,7 @@ def layers(stream: Stream, alive: Alive) -> tuple[Layer, ...]:
     return tuple(rows)
 
 
-def _loaded(stream: Stream) -> list[int]:
+def _load_allocations(stream: Stream) -> list[int]:
     """The allocations that the load phase makes."""
     end = stream.mark_positions[1] if len(stream.mark_positions) > 1 else len(stream.events)
     return [event for event in stream.events[:end] if event >= 0]
@@ -127,10 +127,12 @@ def timeline(stream: Stream, replay: Replay) -> tuple[TimePoint, ...]:
             micro_step=mark.micro_step,
             phase=mark.phase,
             allocated_bytes=most,
-            reserved_bytes=held,
+            reserved_bytes=most_reserved,
             breakdown=rows,
         )
-        for (mark, most, held), rows in zip(phases, _rows_at(stream, replay, highest), strict=True)
+        for (mark, most, most_reserved), rows in zip(
+            phases, _rows_at(stream, replay, highest), strict=True
+        )
     )
 
 
@@ -138,16 +140,16 @@ def _rows_at(stream: Stream, replay: Replay, indices: Sequence[int]) -> Iterator
     """The rows of what is alive after each of some events, which come in order."""
     sizes, categories, blocks = stream.sizes, stream.categories, replay.block_bytes
     requested = [0] * len(CATEGORY_ORDER)
-    handed_out = done = 0
+    handed_out = position = 0
     for index in indices:
-        for event in stream.events[done : index + 1]:
+        for event in stream.events[position : index + 1]:
             if event >= 0:
                 requested[categories[event]] += sizes[event]
                 handed_out += blocks[event]
             else:
                 requested[categories[~event]] -= sizes[~event]
                 handed_out -= blocks[~event]
-        done = max(done, index + 1)
+        position = max(position, index + 1)
         rows = dict(zip(CATEGORY_ORDER, requested, strict=True))
         rows[Category.ROUNDING] = handed_out - sum(requested)
         yield tuple(Row(category=category, bytes=size) for category, size in rows.items() if size)

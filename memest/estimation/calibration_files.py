@@ -74,12 +74,12 @@ def read_calibration(path: str | os.PathLike[str]) -> Calibration:
     Raises:
         ConfigError: there is none, or it is not what it should be; the message says what to do.
     """
-    shown = str(path) if str(path).isprintable() else repr(str(path))
+    label = str(path) if str(path).isprintable() else repr(str(path))
     try:
-        return _calibration(_Node(_document(Path(path), shown), ""))
+        return _calibration(_Node(_document(Path(path), label), ""))
     except _Wrong as wrong:
         raise ConfigError(
-            f"The calibration {shown} cannot be used: {wrong}. Fit it anew with `memest "
+            f"The calibration {label} cannot be used: {wrong}. Fit it anew with `memest "
             "calibrate fit`, or leave it out to get the uncalibrated estimate."
         ) from None
 
@@ -88,17 +88,17 @@ class _Wrong(Exception):  # noqa: N818 - never leaves this module
     """What is wrong with a document, in words."""
 
 
-def _document(path: Path, shown: str) -> Any:
+def _document(path: Path, label: str) -> Any:
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):
-            raise ConfigError(f"The calibration {shown} is not a file: name its .json.")
+            raise ConfigError(f"The calibration {label} is not a file: name its .json.")
         with path.open("rb") as file:
             raw = file.read(MAX_FILE_BYTES + 1)
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
         raise ConfigError(
-            f"The calibration {shown} cannot be read ({why}): name a file that `memest "
+            f"The calibration {label} cannot be read ({why}): name a file that `memest "
             "calibrate fit` wrote."
         ) from None
     if len(raw) > MAX_FILE_BYTES:
@@ -140,11 +140,11 @@ class _Node:
     def wrong(self, legal: str) -> _Wrong:
         value = self.value
         if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > 128:
-            shown = f"a number of {value.bit_length()} bits"
+            text = f"a number of {value.bit_length()} bits"
         else:
-            shown = ascii(value)
-        shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
-        return _Wrong(f"{self.path or 'the document'} is {shown}, and must be {legal}")
+            text = ascii(value)
+        text = text if len(text) <= 60 else f"{text[:57]}..."
+        return _Wrong(f"{self.path or 'the document'} is {text}, and must be {legal}")
 
     def object(self) -> dict[str, Any]:
         if not isinstance(self.value, dict) or len(self.value) > MAX_ITEMS:
@@ -276,9 +276,9 @@ def _read(kind: type[Any], node: _Node) -> Any:
     """An object of the document as what it is of, every field of it checked."""
     values = {}
     for each in fields(kind):
-        wanted, optional, _ = str(each.type).partition(" | None")
+        type_name, optional, _ = str(each.type).partition(" | None")
         member = node.maybe(each.name) if optional else node.at(each.name)
-        read = _BY_NAME.get((kind, each.name)) or _BY_TYPE[wanted]
+        read = _BY_NAME.get((kind, each.name)) or _BY_TYPE[type_name]
         values[each.name] = None if member is None else read(member)
     return kind(**values)
 
@@ -329,28 +329,28 @@ def calibrations_for(
         like: the GPU's compute capability, streaming multiprocessors and bytes of memory; None
             where no other GPU's calibration will do.
     """
-    known, notes = _calibrations_in(folders)
+    calibrations, notes = _calibrations_in(folders)
     own: list[tuple[tuple[int, int, str], Path, Calibration]] = []
-    for place, file, calibration in known:
+    for place, file, calibration in calibrations:
         part, origin = calibration.part_of(gpu), calibration.provenance
         if part is None and not any(same_gpu(gpu, other) for other in origin.gpus):
             continue
         cases = part.cases if part is not None else calibration.validation.cases
         own.append(((-place, cases, origin.last), file, calibration))
     if own:
-        _, path, chosen = max(own, key=lambda item: item[0])  # the first one of equals
-        return ChosenCalibration(chosen, path, notes)
+        _, path, match = max(own, key=lambda item: item[0])  # the first one of equals
+        return ChosenCalibration(match, path, notes)
     if like is None:
         return None
     near = [
         (part.distance(*like), file, calibration)
-        for _, file, calibration in known
+        for _, file, calibration in calibrations
         for part in calibration.process
     ]
     if not near:
         return None
-    _, path, chosen = min(near, key=lambda item: item[0])  # the first one of equals
-    return ChosenCalibration(chosen, path, notes)
+    _, path, match = min(near, key=lambda item: item[0])  # the first one of equals
+    return ChosenCalibration(match, path, notes)
 
 
 def _calibrations_in(

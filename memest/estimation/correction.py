@@ -30,7 +30,7 @@ from memest.estimation.calibration import (
 from memest.estimation.run_facts import Peaks, RunFacts
 from memest.units import format_size
 
-__all__ = ["Correction", "Uncorrected", "correct"]
+__all__ = ["Correction", "UncorrectedEstimate", "correct"]
 
 MORE = 1.1
 """Sizes up to so many times the largest measured one count as measured."""
@@ -49,7 +49,7 @@ MARGIN = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Uncorrected(RunFacts):
+class UncorrectedEstimate(RunFacts):
     """An uncalibrated estimate, as far as a correction needs it: what kind of run, and its bytes.
 
     Attributes:
@@ -128,7 +128,7 @@ class Correction(Peaks):
     gap_bytes: int
     distance: float
     process_gpu: str
-    before: Uncorrected
+    before: UncorrectedEstimate
     validation: CrossValidation
 
 
@@ -140,12 +140,12 @@ class _Process:
     gpu: str
 
 
-def correct(calibration: Calibration, question: Uncorrected) -> Correction:
+def correct(calibration: Calibration, estimate: UncorrectedEstimate) -> Correction:
     """Correct an estimate by a profile.
 
     Args:
         calibration: the profile.
-        question: the estimate.
+        estimate: before the correction.
 
     Returns:
         The corrected figures. Outside what was measured the range is widened: it then contains
@@ -154,16 +154,16 @@ def correct(calibration: Calibration, question: Uncorrected) -> Correction:
         release of torch, log2 of the ratio for sizes, 0.25 or 0.5 for a process part that is
         borrowed, 0.25 for one of several GPUs with hardly a run.
     """
-    q = question
+    q = estimate
     factors = {part: calibration.factors.get(part, calibration.other_factor) for part in q.parts}
-    parts = _scaled(q.parts, factors)
+    parts = _scale(q.parts, factors)
     allocated = sum(parts.values())
     gap = 0 if calibration.on_cpu else calibration.gap_bytes
     reserved = max(q.reserved_bytes + allocated - q.allocated_bytes + gap, allocated)
     process, far, notes = _process(calibration, q)
-    distance, said = _beyond(calibration.measured, q)
+    distance, more_notes = _beyond(calibration.measured, q)
     distance += far
-    notes += said
+    notes += more_notes
     device = reserved + process.expected
     low, high = _range(calibration, q, allocated, reserved, process)
     level = calibration.band.level
@@ -200,7 +200,7 @@ def correct(calibration: Calibration, question: Uncorrected) -> Correction:
     )
 
 
-def _scaled(parts: Mapping[str, int], factors: Mapping[str, float]) -> dict[str, int]:
+def _scale(parts: Mapping[str, int], factors: Mapping[str, float]) -> dict[str, int]:
     """Parts times their factors, whole bytes whose sum is the rounded sum."""
     exact = {name: size * factors[name] for name, size in parts.items()}
     floors = {name: math.floor(value) for name, value in exact.items()}
@@ -214,7 +214,7 @@ def _scaled(parts: Mapping[str, int], factors: Mapping[str, float]) -> dict[str,
 # -- the process part -----------------------------------------------------------------------------
 
 
-def _process(calibration: Calibration, q: Uncorrected) -> tuple[_Process, float, list[str]]:
+def _process(calibration: Calibration, q: UncorrectedEstimate) -> tuple[_Process, float, list[str]]:
     """What the process holds beside its segments, how far that is fetched, and what to say."""
     table = _Process(q.context_low_bytes, q.context_expected_bytes, q.context_high_bytes, "")
     if calibration.on_cpu or not calibration.process:
@@ -226,39 +226,44 @@ def _process(calibration: Calibration, q: Uncorrected) -> tuple[_Process, float,
         return table, 0.0, [note]
     own = calibration.part_of(q.gpu)
     if own is not None and (own.cases >= FEW_CASES or len(calibration.process) == 1):
-        return _fitted(calibration, own, q), 0.0, []
+        return _process_of(calibration, own, q), 0.0, []
     if own is not None:
         # the range is that of all GPUs together, and this one is hardly among them
-        fitted = _fitted(calibration, own, q)
-        wide = replace(fitted, low=min(fitted.low, table.low), high=max(fitted.high, table.high))
+        own_process = _process_of(calibration, own, q)
+        wide = replace(
+            own_process, low=min(own_process.low, table.low), high=max(own_process.high, table.high)
+        )
         note = (
             f"Only {_count(own.cases, 'run')} of the calibration had device memory of {own.gpu} "
             "read, so the range is widened."
         )
         return wide, BORROWED[True], [note]
     lender = _nearest(calibration.process, q)
-    lent = _fitted(calibration, lender, q)
+    borrowed_process = _process_of(calibration, lender, q)
     alike = lender.capability is not None and lender.capability == q.capability
     process = _Process(
-        min(lent.low, table.low), lent.expected, max(lent.high, table.high), lender.gpu
+        min(borrowed_process.low, table.low),
+        borrowed_process.expected,
+        max(borrowed_process.high, table.high),
+        lender.gpu,
     )
     why = "of the same compute capability" if alike else "the nearest that was measured"
     note = (
         f"No run was measured on {q.gpu}: context and kernels "
-        f"({format_size(lent.expected)}) are borrowed from {lender.gpu}, {why}, and the range is "
-        "widened."
+        f"({format_size(borrowed_process.expected)}) are borrowed from {lender.gpu}, {why}, and "
+        "the range is widened."
     )
     return process, BORROWED[alike], [note]
 
 
-def _fitted(calibration: Calibration, part: ProcessPart, q: Uncorrected) -> _Process:
+def _process_of(calibration: Calibration, part: ProcessPart, q: UncorrectedEstimate) -> _Process:
     expected = part.constant_bytes + round(calibration.per_kernel_bytes * q.kernels)
     expected += calibration.precision_bytes.get(q.precision, 0)
     low, high = max(expected + part.low_bytes, 0), expected + part.high_bytes
     return _Process(low, expected, high, part.gpu)
 
 
-def _nearest(parts: tuple[ProcessPart, ...], q: Uncorrected) -> ProcessPart:
+def _nearest(parts: tuple[ProcessPart, ...], q: UncorrectedEstimate) -> ProcessPart:
     return min(parts, key=lambda part: part.distance(q.capability, q.sm_count, q.total_bytes))
 
 
@@ -266,7 +271,11 @@ def _nearest(parts: tuple[ProcessPart, ...], q: Uncorrected) -> ProcessPart:
 
 
 def _range(
-    calibration: Calibration, q: Uncorrected, allocated: int, reserved: int, process: _Process
+    calibration: Calibration,
+    q: UncorrectedEstimate,
+    allocated: int,
+    reserved: int,
+    process: _Process,
 ) -> tuple[int, int]:
     """The range of the device peak before anything is widened."""
     band = calibration.band
@@ -286,50 +295,50 @@ def _range(
     return low, high + slack
 
 
-def _beyond(measured: MeasuredOn, q: Uncorrected) -> tuple[float, list[str]]:
+def _beyond(measured: MeasuredOn, q: UncorrectedEstimate) -> tuple[float, list[str]]:
     """How far a question lies beyond what was measured, and in what."""
     distance, notes = 0.0, []
     sizes = (
         ("allocated memory", q.allocated_bytes, measured.allocated_bytes, format_size),
         ("number of operators", q.kernels, measured.kernels, str),
     )
-    for name, asked, largest, words in sizes:
-        if largest and asked > MORE * largest:
-            distance += math.log2(asked / largest)
+    for name, size, largest, words in sizes:
+        if largest and size > MORE * largest:
+            distance += math.log2(size / largest)
             notes.append(
-                f"The calibration extrapolates because the {name} ({words(asked)}) is beyond the "
+                f"The calibration extrapolates because the {name} ({words(size)}) is beyond the "
                 f"largest measured ({words(largest)})."
             )
     for fact in FACTS:
-        value, seen = str(getattr(q, fact)), measured.seen.get(fact, ())
-        if value not in seen:
+        value, values = str(getattr(q, fact)), measured.seen.get(fact, ())
+        if value not in values:
             distance += UNSEEN
-            known = ", ".join(seen) if 0 < len(seen) <= 8 else f"{len(seen)} others"
+            listing = ", ".join(values) if 0 < len(values) <= 8 else f"{len(values)} others"
             notes.append(
                 f"The calibration extrapolates because no run with {fact} {value or 'unknown'} was "
-                f"measured (measured: {known})."
+                f"measured (measured: {listing})."
             )
     if q.torch not in measured.torch:
         distance += min(_releases(q.torch, measured.torch), MAX_RELEASES) * RELEASE
-        known = ", ".join(_release(version) for version in measured.torch) or "none"
+        listing = ", ".join(_release(version) for version in measured.torch) or "none"
         notes.append(
             f"The calibration extrapolates because torch {_release(q.torch)} was not measured "
-            f"(measured: {known})."
+            f"(measured: {listing})."
         )
     majors = {major for major, _ in measured.cuda}
     if q.cuda is not None and majors and q.cuda[0] not in majors:
         distance += UNSEEN
-        known = ", ".join(str(major) for major in sorted(majors))
+        listing = ", ".join(str(major) for major in sorted(majors))
         notes.append(
             f"The calibration extrapolates because CUDA {q.cuda[0]} was not measured (measured: "
-            f"{known})."
+            f"{listing})."
         )
     return distance, notes
 
 
-def _releases(asked: tuple[int, int], known: tuple[tuple[int, int], ...]) -> int:
+def _releases(release: tuple[int, int], releases: tuple[tuple[int, int], ...]) -> int:
     """Minor releases to the nearest one known."""
-    apart = [abs(a - asked[0]) * MAX_RELEASES + abs(b - asked[1]) for a, b in known]
+    apart = [abs(a - release[0]) * MAX_RELEASES + abs(b - release[1]) for a, b in releases]
     return min(apart, default=MAX_RELEASES)
 
 

@@ -91,10 +91,10 @@ def estimate(
         MemestError: with one paragraph that says what to do; see :mod:`memest.errors`.
     """
     calibration = argument("calibration", calibration, options)
-    configured = read_run(model)
-    if configured is not None:
-        configured = configured.with_model(setup, options)
-        model, setup, options = str(configured.model), configured.setup, {}
+    run_config = read_run(model)
+    if run_config is not None:
+        run_config = run_config.with_model(setup, options)
+        model, setup, options = str(run_config.model), run_config.setup, {}
     setup = merge_options(setup, options)
     target = None
     if snapshot is not None:
@@ -118,14 +118,14 @@ def estimate(
         max_batch=max_batch,
         snapshot=target,
     )
-    if configured is None:
+    if run_config is None:
         return result
     from memest.readers.run_config import origins_of
 
     return replace(
         result,
-        notes=(*result.notes, *configured.notes),
-        origins=origins_of(configured, result.setup),
+        notes=(*result.notes, *run_config.notes),
+        origins=origins_of(run_config, result.setup),
     )
 
 
@@ -160,8 +160,8 @@ def answer(
         **place: where the run is to fit.
     """
     targets = target_gpus(request, **place)
-    main, named = targets.main, targets.named
-    looks_for_batch = bool(named) and max_batch
+    main, named_gpus = targets.main, targets.named_gpus
+    looks_for_batch = bool(named_gpus) and max_batch
     run = resolve_run(profiler, request, main.traits, ("batch", *vary) if looks_for_batch else vary)
     setup, stream = run.setup, run.stream
     if snapshot is not None:
@@ -175,29 +175,29 @@ def answer(
     peaks = peaks_of(main, run, stream, result, rows)
     if peaks.parts:
         rows = corrected_rows(rows, peaks.parts)
-    others: Sequence[TargetGpu] = named[1:]
-    if not named and common and not setup.torch_compile:  # each would be compiled for
+    others: Sequence[TargetGpu] = named_gpus[1:]
+    if not named_gpus and common and not setup.torch_compile:  # each would be compiled for
         others = common_target_gpus(setup, targets.torch, targets.context)
-    fits, left_out = _fits_others(profiler, request, others, replays, named=bool(named))
-    chosen = verdict_for(main, peaks, stream, result, replays.conf) if named else None
+    fits, left_out = _fits_others(profiler, request, others, replays, named=bool(named_gpus))
+    fit = verdict_for(main, peaks, stream, result, replays.conf) if named_gpus else None
     batch = safe = None
     if looks_for_batch:
-        resized = replace(request, batch=setup.batch)
+        batch_request = replace(request, batch=setup.batch)
         try:
-            batch, safe = largest_batch(main, profiler, resized, replays.conf)
+            batch, safe = largest_batch(main, profiler, batch_request, replays.conf)
         except MissingDependencyError:
             left_out.append(_NO_LARGEST)
     return Estimate(
         model=profiler.facts(run),
         setup=setup,
-        gpu=chosen,
+        gpu=fit,
         peak=_peak(peaks),
         interval=_interval(peaks),
         breakdown=rows,
         peak_at=moment(stream, result),
         layers=layers(stream, alive),
         timeline=timeline(stream, result),
-        verdict=chosen.verdict if chosen else Verdict.UNKNOWN,
+        verdict=fit.verdict if fit else Verdict.UNKNOWN,
         context_bytes=peaks.process_expected_bytes,
         calibration=calibration_facts(main, peaks),
         ranks=_ranks(main, run, replays),
@@ -223,7 +223,7 @@ def _fits_others(
         MemestError: a GPU that was named has no answer.
     """
     fits: list[GpuFit] = []
-    unanswered: dict[str, list[str]] = {_NO_RING: [], _NO_TRACE: []}
+    names_by_reason: dict[str, list[str]] = {_NO_RING: [], _NO_TRACE: []}
     for target in targets:
         try:
             run = resolve_run(profiler, request, target.traits)
@@ -231,14 +231,16 @@ def _fits_others(
             if named:
                 raise
             why = _NO_RING if isinstance(error, RingKernelError) else _NO_TRACE
-            unanswered[why].append(target.name)
+            names_by_reason[why].append(target.name)
             continue
         stream = run.stream
         result = replays.of(stream)
         peaks = peaks_of(target, run, stream, result)
         fits.append(verdict_for(target, peaks, stream, result, replays.conf))
     left_out = [
-        f"left out, because {why}: {', '.join(names)}" for why, names in unanswered.items() if names
+        f"left out, because {why}: {', '.join(names)}"
+        for why, names in names_by_reason.items()
+        if names
     ]
     return fits, left_out
 
@@ -294,7 +296,7 @@ def spot(
     peaks = peaks_of(main, run, stream, result)
     return Spot(
         setup=run.setup,
-        gpu=verdict_for(main, peaks, stream, result, conf) if targets.named else None,
+        gpu=verdict_for(main, peaks, stream, result, conf) if targets.named_gpus else None,
         peak=_peak(peaks),
         interval=_interval(peaks),
     )

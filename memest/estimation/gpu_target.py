@@ -73,12 +73,12 @@ def split_place(options: Mapping[str, Any]) -> tuple[Place, dict[str, Any]]:
         ConfigError: one of the place is given by two names, with different values.
     """
     rest = dict(options)
-    given: Any = {
+    values: Any = {
         name: argument(name, None, rest)
         for name in PLACE
         if any(spelt in rest for spelt in find_option(name).keywords)
     }
-    place: Place = given
+    place: Place = values
     return place, rest
 
 
@@ -100,22 +100,22 @@ def calibration_folders() -> tuple[Path, ...]:
     return user_folder() / "profiles", data_folder() / "profiles"
 
 
-def calibration_of(spec: GpuSpec, asked: str | None) -> ChosenCalibration | None:
+def calibration_of(spec: GpuSpec, profile: str | None) -> ChosenCalibration | None:
     """The calibration that applies to a GPU.
 
     Args:
         spec: the GPU.
-        asked: a calibration's file, ``none`` for none at all, None for what is found.
+        profile: a calibration's file, ``none`` for none at all, None for what is found.
 
     Raises:
         ConfigError: the file is no calibration.
     """
-    if asked == NO_CALIBRATION:
+    if profile == NO_CALIBRATION:
         return None
-    if asked is not None:
+    if profile is not None:
         from memest.estimation.calibration_files import ChosenCalibration, read_calibration
 
-        path = Path(asked).expanduser()
+        path = Path(profile).expanduser()
         return ChosenCalibration(read_calibration(path), path)
     folders = calibration_folders()
     if not any(map(_has_calibrations, folders)):
@@ -206,15 +206,15 @@ def _target_of(
 
 
 def _context(
-    spec: GpuSpec, cuda: tuple[int, int] | None, torch: tuple[int, int], given: int | None
+    spec: GpuSpec, cuda: tuple[int, int] | None, torch: tuple[int, int], context_bytes: int | None
 ) -> ContextEstimate:
-    if given is None:
+    if context_bytes is None:
         return context_estimate(spec, torch, cuda)
     later = loaded_kernels_later(torch, cuda)
     return ContextEstimate(
-        expected_bytes=given + later.expected_bytes,
-        low_bytes=given + later.low_bytes,
-        high_bytes=given + later.high_bytes,
+        expected_bytes=context_bytes + later.expected_bytes,
+        low_bytes=context_bytes + later.low_bytes,
+        high_bytes=context_bytes + later.high_bytes,
         basis=f"context as given, {later.basis}",
     )
 
@@ -225,13 +225,13 @@ class TargetGpus:
 
     Attributes:
         main: decides kernels and, where one is named, the verdict.
-        named: those that were named; empty where none was.
+        named_gpus: those that were named; empty where none was.
         torch: (major, minor) of PyTorch.
         context: that was given, in bytes; None for the table.
     """
 
     main: TargetGpu
-    named: list[TargetGpu]
+    named_gpus: list[TargetGpu]
     torch: tuple[int, int]
     context: int | None
 
@@ -242,14 +242,14 @@ def target_gpus(setup: Setup, **place: Unpack[Place]) -> TargetGpus:
     Raises:
         MemestError: an unknown GPU, a size that is none, or a profile that is none.
     """
-    given, profile = place.get("device_context"), place.get("calibration")
-    if given is not None and profile not in (None, NO_CALIBRATION):
+    device_context, profile = place.get("device_context"), place.get("calibration")
+    if device_context is not None and profile not in (None, NO_CALIBRATION):
         raise ConfigError(
-            f"--device-context {given} and --calibration {profile} both say what context "
+            f"--device-context {device_context} and --calibration {profile} both say what context "
             "and kernels take: drop one."
         )
     torch = setup.software.torch or installed_version("torch") or (2, 13)
-    context = None if given is None else read_size("device_context", given)
+    context = None if device_context is None else read_size("device_context", device_context)
     gpu, size = place.get("gpu"), place.get("gpu_memory")
     names = [gpu] if isinstance(gpu, str) else list(gpu or ())
     memory = None if size is None else read_size("gpu_memory", size)
@@ -261,5 +261,5 @@ def target_gpus(setup: Setup, **place: Unpack[Place]) -> TargetGpus:
     ]
     if not names and memory is not None:
         targets = [replace(targets[0], name="your GPU")]
-    named = targets if names or memory is not None else []
-    return TargetGpus(main=targets[0], named=named, torch=torch, context=context)
+    named_gpus = targets if names or memory is not None else []
+    return TargetGpus(main=targets[0], named_gpus=named_gpus, torch=torch, context=context)

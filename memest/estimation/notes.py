@@ -18,12 +18,12 @@ from memest.units import format_size
 __all__ = [
     "assumptions_of",
     "host_notes",
-    "not_modelled",
     "notes_of",
     "notes_of_each",
     "one_of_several",
     "paged_notes",
     "run_notes",
+    "scope_note",
 ]
 
 
@@ -31,7 +31,7 @@ _ARRIVAL = "aten.empty"
 """How a batch comes to a device; what is counted or cast from it is made by other operators."""
 
 
-def not_modelled(setup: Setup) -> str:
+def scope_note(setup: Setup) -> str:
     """What no answer covers; a communicator is part of one on several GPUs."""
     nccl = "of NCCL, " if setup.distributed.num_gpus == 1 else ""
     return (
@@ -45,25 +45,25 @@ def one_of_several(setup: Setup) -> list[str]:
     count = setup.distributed.data_ranks
     if count == 1:
         return []
-    said = f"sizes are those of one GPU: with {count}, an optimizer step has {count} times as many"
-    return [f"{said} samples."]
+    text = f"sizes are those of one GPU: with {count}, an optimizer step has {count} times as many"
+    return [f"{text} samples."]
 
 
-def assumptions_of(said: Sequence[str], setup: Setup, targets: TargetGpus) -> list[str]:
+def assumptions_of(notes: Sequence[str], setup: Setup, targets: TargetGpus) -> list[str]:
     """What was decided in the user's place, in sentences.
 
     Args:
-        said: what the model's side decided.
+        notes: what the model's side decided.
         setup: the run.
         targets: the GPUs of the question.
     """
     main = targets.main
-    out = list(said)
+    out = list(notes)
     if other := unverified_note():
         out.append(other)
-    if not targets.named or main.name != main.spec.name:
+    if not targets.named_gpus or main.name != main.spec.name:
         out.append(f"kernels and workspaces as on {main.spec.name} (name a GPU with --gpu)")
-    if not targets.named and setup.attn_implementation is Attention.FLASH_ATTENTION_2:
+    if not targets.named_gpus and setup.attn_implementation is Attention.FLASH_ATTENTION_2:
         out.append("GPUs before compute capability 8.0 are left out: FlashAttention 2 needs it")
     out.append(
         f"loop: {setup.loop}, optimizer {setup.optim}, {setup.num_steps} steps simulated, "
@@ -104,7 +104,7 @@ def paged_notes(main: TargetGpu, peaks: Peaks) -> list[str]:
     if not peaks.managed_bytes:
         return []
     size, both = format_size(peaks.managed_bytes), peaks.device_bytes + peaks.managed_bytes
-    said = (
+    text = (
         f"{size} of optimizer states are in managed memory, which no counter of torch shows. On a "
         f"GPU with room the device holds them too, {format_size(both)} in all"
     )
@@ -115,7 +115,7 @@ def paged_notes(main: TargetGpu, peaks: Peaks) -> list[str]:
             f"{main.name} has {short} less than that, so pages move between host and GPU in every "
             f"step, which costs time. {left.capitalize()}"
         )
-    return [f"{said}; {left}"]
+    return [f"{text}; {left}"]
 
 
 def notes_of_each(notes: Mapping[str, Sequence[str]]) -> list[str]:
@@ -194,7 +194,7 @@ def notes_of(run: Run, main: TargetGpu, rows: tuple[Row, ...], peaks: Peaks) -> 
             "gradient accumulation keeps the gradients alive during the next forward, so it is not "
             "free: the peak moves from the first micro-step to the second."
         )
-    notes.append(not_modelled(setup))
+    notes.append(scope_note(setup))
     return notes
 
 
@@ -226,9 +226,9 @@ def host_notes(setup: Setup, stream: Stream, num_batches: int) -> list[str]:
     if loading is None:
         return []
     sizes = _batch_sizes(stream, num_batches)
-    uncounted = "the dataset, and workers' own processes, are not counted"
+    exclusions = "the dataset, and workers' own processes, are not counted"
     if sizes is None:
-        return [f"host memory of batches is unknown: the step makes inputs itself; {uncounted}."]
+        return [f"host memory of batches is unknown: the step makes inputs itself; {exclusions}."]
     parts = [
         f"{format_size(nbytes)} {where}"
         for nbytes, where in (
@@ -240,5 +240,5 @@ def host_notes(setup: Setup, stream: Stream, num_batches: int) -> list[str]:
     ]
     count = "1 batch" if loading.num_loaded == 1 else f"{loading.num_loaded} batches"
     each = format_size(sum(sizes))
-    said = f"host memory of each process: {count} of {each} loaded ahead: {', '.join(parts)}"
-    return [f"{said}; {uncounted}."]
+    text = f"host memory of each process: {count} of {each} loaded ahead: {', '.join(parts)}"
+    return [f"{text}; {exclusions}."]

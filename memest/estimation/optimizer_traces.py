@@ -37,10 +37,10 @@ class OptimizerTraces:
     def __init__(
         self, known_profiles: KnownProfiles, keeps: bool, say: Callable[[str], None]
     ) -> None:
-        self._shelf = known_profiles
+        self._known_profiles = known_profiles
         self._keeps = keeps
         self._say = say
-        self._known: dict[str, Family] = {}
+        self._families: dict[str, Family] = {}
         self._weights: dict[tuple[int, Point | None], tuple[Family, tuple[Weight, ...], str]] = {}
         self._programs: dict[tuple[int, str], tuple[Family, Program]] = {}
 
@@ -69,13 +69,13 @@ class OptimizerTraces:
         in_step = setup.optim != "none" and not setup.steps_in_backward
         if in_step and setup.distributed.updates_on_device:
             name, updates = self._updates_for(family, point, setup, gpu, digest, model)
-        known = self._programs.get((id(family), name))
-        if known is None:
+        entry = self._programs.get((id(family), name))
+        if entry is None:
             if len(self._programs) >= _MAX_PROGRAMS:
                 self._programs.pop(next(iter(self._programs)))
-            known = family, Program(family, updates)
-            self._programs[id(family), name] = known
-        return known[1]
+            entry = family, Program(family, updates)
+            self._programs[id(family), name] = entry
+        return entry[1]
 
     def _updates_for(
         self,
@@ -94,13 +94,13 @@ class OptimizerTraces:
             weights = updated_weights(weights, setup, family.skeleton.landmarks)
             weights_digest = _digest(weights)
             setup = as_updated(setup)
-        return self._traced_for(weights, weights_digest, setup, gpu, digest, model)
+        return self._family_for(weights, weights_digest, setup, gpu, digest, model)
 
     def of_weights(self, weights: tuple[Weight, ...], setup: Setup, gpu: GpuTraits) -> Family:
         """Clipping and optimizer for some weights, by an optimizer that treats all alike."""
-        return self._traced_for(weights, _digest(weights), setup, gpu, "", lambda: None)[1]
+        return self._family_for(weights, _digest(weights), setup, gpu, "", lambda: None)[1]
 
-    def _traced_for(
+    def _family_for(
         self,
         weights: tuple[Weight, ...],
         weights_digest: str,
@@ -117,8 +117,8 @@ class OptimizerTraces:
             "scaled": setup.precision == "fp16",
             "for_torch": list(gpu.torch),
         }
-        given = {name: getattr(setup, name) for name in _WHERE_GIVEN}
-        key["setup"] |= {n: v for n, v in given.items() if v not in (None, "", ())}
+        extra_settings = {name: getattr(setup, name) for name in _WHERE_GIVEN}
+        key["setup"] |= {n: v for n, v in extra_settings.items() if v not in (None, "", ())}
         if facts.by_module:
             key["model"] = digest
         if facts.block_states:
@@ -127,10 +127,10 @@ class OptimizerTraces:
         if facts.package:
             key["library"] = [facts.package, release(facts.package.replace("-", "_"))]
         name = digest_of(key)
-        known = self._known.get(name)
-        if known is None:
-            known = self._shelf.stored(key, "updates") if self._keeps else None
-        if known is None:
+        updates = self._families.get(name)
+        if updates is None:
+            updates = self._known_profiles.stored(key, "updates") if self._keeps else None
+        if updates is None:
             try:
                 from memest.trace.training import trace_updates
             except ImportError as error:
@@ -145,21 +145,21 @@ class OptimizerTraces:
 
                 roles = roles_of(model())
             trace = trace_updates(weights, setup, gpu, roles)
-            known = alone(trace, {})
+            updates = alone(trace, {})
             if self._keeps:
-                self._shelf.write(key, "updates", family_to_json(known))
-        self._known[name] = known
-        return name, known
+                self._known_profiles.write(key, "updates", family_to_json(updates))
+        self._families[name] = updates
+        return name, updates
 
     def _weights_of(self, family: Family, point: Point) -> tuple[tuple[Weight, ...], str]:
         """The weights at a point, and a digest of them."""
         # mostly no size of the batch changes them, and one digest serves all points
         key = id(family), point if family.weights_vary else None
-        known = self._weights.get(key)
-        if known is None:
+        entry = self._weights.get(key)
+        if entry is None:
             weights = family.weights_at(family.numbers_at(point))
-            known = self._weights[key] = family, weights, _digest(weights)
-        return known[1], known[2]
+            entry = self._weights[key] = family, weights, _digest(weights)
+        return entry[1], entry[2]
 
 
 def _digest(weights: tuple[Weight, ...]) -> str:

@@ -38,13 +38,13 @@ def peaks_of(
         rows: the breakdown where it is known; it is made where a correction needs it.
     """
     if target.calibration is not None:
-        peaks = _corrected(target, target.calibration.calibration, run, stream, result, rows)
+        peaks = _corrected_peaks(target, target.calibration.calibration, run, stream, result, rows)
     else:
-        peaks = _as_predicted(target, run, stream, result)
+        peaks = _predicted_peaks(target, run, stream, result)
     return _with_nccl(peaks, target.spec.compute_capability, run.setup.distributed)
 
 
-def _as_predicted(target: TargetGpu, run: Run, stream: Stream, result: Replay) -> Peaks:
+def _predicted_peaks(target: TargetGpu, run: Run, stream: Stream, result: Replay) -> Peaks:
     context, slack = target.context, stream.workspace_slack_bytes
     basis = context.basis
     if slack >= MIB:
@@ -82,7 +82,7 @@ def _with_nccl(
     )
 
 
-def _corrected(
+def _corrected_peaks(
     target: TargetGpu,
     calibration: Calibration,
     run: Run,
@@ -90,7 +90,7 @@ def _corrected(
     result: Replay,
     rows: tuple[Row, ...] | None,
 ) -> Peaks:
-    from memest.estimation.correction import Uncorrected, correct
+    from memest.estimation.correction import UncorrectedEstimate, correct
     from memest.estimation.run_facts import run_facts
 
     parts = {_WHOLE: result.peak_allocated_bytes}
@@ -101,9 +101,9 @@ def _corrected(
     facts = run_facts(run.setup, run.program.trace, run.card)
     spec, context = target.spec, target.context
     capability = spec.compute_capability
-    corrected = correct(
+    correction = correct(
         calibration,
-        Uncorrected(
+        UncorrectedEstimate(
             parts=parts,
             allocated_bytes=result.peak_allocated_bytes,
             reserved_bytes=result.peak_reserved_bytes,
@@ -122,9 +122,9 @@ def _corrected(
         ),
     )
     return replace(
-        corrected,
+        correction,
         managed_bytes=run.program.trace.managed_bytes,
-        added_bytes=corrected.reserved_bytes - result.peak_reserved_bytes,
+        added_bytes=correction.reserved_bytes - result.peak_reserved_bytes,
     )
 
 

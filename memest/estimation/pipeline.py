@@ -119,9 +119,9 @@ def parts_of(distributed: Distributed, layers: int) -> tuple[StagePart, ...]:
             )
         counts = [layers // stages + (number < layers % stages) for number in range(stages)]
     if sum(counts) != layers:
-        given = ",".join(map(str, counts))
+        counts_text = ",".join(map(str, counts))
         raise ConfigError(
-            f"--pp-split {given} is {sum(counts)} layers, and the model has {layers}."
+            f"--pp-split {counts_text} is {sum(counts)} layers, and the model has {layers}."
         )
     starts = [sum(counts[:number]) for number in range(stages + 1)]
     return tuple(
@@ -213,13 +213,13 @@ def rank_runs(
     plan, runs = plan_of(setup, gpu.torch), []
     for rank in range(plan.ranks):
         own = stages_of(rank, plan.ranks, plan.per_rank)
-        updated = tuple(
+        rank_weights = tuple(
             weight
             for number in own
             for weight in updated_weights(weights[number], setup, traces[number].landmarks)
         )
         stream = compose_rank(
-            plan, rank, [traces[number] for number in own], updates_of(updated), gpu
+            plan, rank, [traces[number] for number in own], updates_of(rank_weights), gpu
         )
         if plan.wrapped:
             facts = {n: StageFacts(weights[n], traces[n].landmarks) for n in own}
@@ -249,10 +249,10 @@ def _notes(setup: Setup, traces: Sequence[Trace]) -> list[str]:
         if cue.kind is CueKind.STAGE_OUTPUT and cue.index == 0
     ]
     if distributed.pp_return_outputs and outputs:
-        kept = format_size(2 * outputs[0] * distributed.microbatches)
+        size = format_size(2 * outputs[0] * distributed.microbatches)
         out.append(
             f"pipeline: schedule.step() keeps the last stage's outputs of all {count} "
-            f"micro-batches and joins them, {kept} in all; step(..., return_outputs=False) does "
+            f"micro-batches and joins them, {size} in all; step(..., return_outputs=False) does "
             "not: --no-pp-return-outputs."
         )
     return out

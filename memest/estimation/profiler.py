@@ -78,13 +78,13 @@ class Profiler:
         stores: Sequence[Store] | None = None,
     ) -> None:
         self._tracer = Tracer(source, module, module_inputs, progress)
-        self._stored = KnownProfiles(stores)
+        self._known_profiles = KnownProfiles(stores)
         self._profiles: dict[Setup, StepProfile] = {}
         self._replays: dict[AllocatorConf, ReplayCache] = {}
         self._evaluations: dict[str, Trace] = {}
         self.progress = progress
         self.optimizers = OptimizerTraces(
-            self._stored, self._tracer.is_reproducible, self._tracer.say
+            self._known_profiles, self._tracer.is_reproducible, self._tracer.say
         )
 
     @classmethod
@@ -122,7 +122,7 @@ class Profiler:
             MemestError: the model cannot be built, or not for these sizes, or not run on this GPU.
         """
         profile = self.profile_of(request)
-        setup = self._resolved(profile, request)
+        setup = self._resolve(profile, request)
         if setup.attn_implementation is Attention.FLASH_ATTENTION_2:
             check_flash_gpu(gpu.capability)
         return Question(request, setup, gpu, profile, None if vary is None else tuple(vary))
@@ -133,9 +133,9 @@ class Profiler:
         Raises:
             MemestError: the model cannot be built, or not for these sizes.
         """
-        return self._resolved(self.profile_of(request), request)
+        return self._resolve(self.profile_of(request), request)
 
-    def _resolved(self, profile: StepProfile, request: Setup) -> Setup:
+    def _resolve(self, profile: StepProfile, request: Setup) -> Setup:
         answer = self._sizes(profile, request)
         card = profile.model_cards[request.image_size]
         return replace(
@@ -169,8 +169,10 @@ class Profiler:
         card, source = profile.model_cards[request.image_size], self._tracer.source
         source_notes = source.notes if source is not None else ()
         releases = [f"{name} {number}" for name, number in shipped_from(profile.key).items()]
-        shipped = (f"traced with {', '.join(releases)}, when memest was made",) if releases else ()
-        return (*card.about, *answer.notes, *card.remarks, *source_notes, *shipped)
+        shipping_notes = (
+            (f"traced with {', '.join(releases)}, when memest was made",) if releases else ()
+        )
+        return (*card.about, *answer.notes, *card.remarks, *source_notes, *shipping_notes)
 
     def limit(self, request: Setup, axis: str) -> int | None:
         """The greatest length that the model takes.
@@ -208,15 +210,15 @@ class Profiler:
             # nothing else follows from a trace for these sizes on this GPU: Liger's loss goes in
             # chunks whose number jumps with the batch, and its Python asks for the GPU's
             # properties, as Inductor does to split and to fuse
-            profile = self._stored.of_gpu(question.profile, question.gpu)
-            return self._known(profile, question) or self._first(profile, question)
+            profile = self._known_profiles.of_gpu(question.profile, question.gpu)
+            return self._known_family(profile, question) or self._first(profile, question)
         profile = question.profile
-        known = self._known(profile, question)
-        family = known or self._first(profile, question)
+        known_family = self._known_family(profile, question)
+        family = known_family or self._first(profile, question)
         vary, sizes = question.vary, question.sizes
-        if vary is None or (known and answers_for(known[0], vary, sizes)):
+        if vary is None or (known_family and answers_for(known_family[0], vary, sizes)):
             return family
-        return self._grown(question, family)
+        return self._grow(question, family)
 
     def run_of(
         self, question: Question, family: Family, point: Point, program: Program | None = None
@@ -291,7 +293,7 @@ class Profiler:
             profile = StepProfile(structure, self._tracer.key(structure))
             self._profiles[structure] = profile
             if profile.key:
-                self._stored.load(profile)
+                self._known_profiles.load(profile)
         return profile
 
     def stage_profile(self, whole: StepProfile, stage: Setup, mark: Any) -> StepProfile:
@@ -308,7 +310,7 @@ class Profiler:
             key = {**whole.key, "stage": mark} if whole.key else {}
             profile = self._profiles[structure] = StepProfile(structure, key)
             if key:
-                self._stored.load(profile)
+                self._known_profiles.load(profile)
             profile.model_cards, profile.meta_models = whole.model_cards, whole.meta_models
         return profile
 
@@ -316,29 +318,31 @@ class Profiler:
         """The model on the meta device, built once."""
         return self._tracer.meta_model(question.profile, question.request)
 
-    def _known(self, profile: StepProfile, question: Question) -> tuple[Family, Point] | None:
+    def _known_family(
+        self, profile: StepProfile, question: Question
+    ) -> tuple[Family, Point] | None:
         """The family that answers already."""
         cues = question.setup.distributed != ALONE
-        return self._stored.find(profile, question.sizes, question.gpu, cues=cues)
+        return self._known_profiles.find(profile, question.sizes, question.gpu, cues=cues)
 
     def _first(self, profile: StepProfile, question: Question) -> tuple[Family, Point]:
         """A family of one trace."""
         trace = self._tracer.steps(question)
         family = alone(trace, question.sizes)
-        self._stored.keep(profile, family)
+        self._known_profiles.keep(profile, family)
         return family, ()
 
-    def _grown(self, question: Question, family: tuple[Family, Point]) -> tuple[Family, Point]:
+    def _grow(self, question: Question, family: tuple[Family, Point]) -> tuple[Family, Point]:
         """A family around the sizes of a question, where one is to be had, else what is there."""
         profile, setup = question.profile, question.setup
-        self._stored.take(profile, lambda _: True)
+        self._known_profiles.take(profile, lambda _: True)
 
         def trace_at(sizes: Sizes) -> Trace:
-            resized = replace(setup, **fields_of(sizes))
+            resized_setup = replace(setup, **fields_of(sizes))
             request = question.request
             if sizes.get("image_size") != question.sizes.get("image_size"):
-                request = replace(request, image_size=resized.image_size)
-            return self._tracer.steps(replace(question, request=request, setup=resized))
+                request = replace(request, image_size=resized_setup.image_size)
+            return self._tracer.steps(replace(question, request=request, setup=resized_setup))
 
         search = FamilySearch(
             families=profile.families,
@@ -351,14 +355,14 @@ class Profiler:
             trace_at=trace_at,
         )
         try:
-            for grown in search.around(*family):
-                if grown is None:
-                    self._stored.save_model(profile)  # it is not looked for there again
+            for new_family in search.around(*family):
+                if new_family is None:
+                    self._known_profiles.save_model(profile)  # it is not looked for there again
                     continue
-                self._stored.keep(profile, grown)
-                point = grown.point_of(question.sizes)
+                self._known_profiles.keep(profile, new_family)
+                point = new_family.point_of(question.sizes)
                 if point is not None:
-                    return grown, point
+                    return new_family, point
         except MissingDependencyError:
             pass  # what is asked has its answer; more is not to be had here
         return family
@@ -383,28 +387,28 @@ class Profiler:
         if ranks is not None and not generates:
             about["ranks"] = ranks
         key = digest_of([profile.setup.to_dict(), about])
-        known = self._evaluations.get(key) or self._stored.evaluation(profile, about)
-        if known is None:
-            known = self._tracer.evaluation(question, generates=generates, ranks=ranks)
+        trace = self._evaluations.get(key) or self._known_profiles.evaluation(profile, about)
+        if trace is None:
+            trace = self._tracer.evaluation(question, generates=generates, ranks=ranks)
             if len(self._evaluations) >= _MAX_EVALUATIONS:
                 self._evaluations.pop(next(iter(self._evaluations)))
-            self._stored.keep_evaluation(profile, about, known)
-        self._evaluations[key] = known
-        return known
+            self._known_profiles.keep_evaluation(profile, about, trace)
+        self._evaluations[key] = trace
+        return trace
 
     # -- sizes that the model takes
 
     def _sizes(self, profile: StepProfile, request: Setup) -> SizeAnswer:
-        wanted = asked_sizes(request)
-        known = profile.sizing.find(wanted)
-        if known is not None and request.image_size in profile.model_cards:
-            return known
+        sizes = asked_sizes(request)
+        known_answer = profile.sizing.find(sizes)
+        if known_answer is not None and request.image_size in profile.model_cards:
+            return known_answer
         meta_model = self._tracer.meta_model(profile, request)
         answer: SizeAnswer = meta_model.answer(request)
         profile.model_cards[request.image_size] = meta_model.card
-        profile.sizing.exact[wanted] = answer
+        profile.sizing.exact[sizes] = answer
         _learn_lengths(profile, request, meta_model)
-        self._stored.save_model(profile)
+        self._known_profiles.save_model(profile)
         return answer
 
 

@@ -22,7 +22,7 @@ class ReplayCache:
     """
 
     conf: AllocatorConf
-    _done: dict[tuple[int, tuple[int, ...]], tuple[Replay, Stream]] = field(default_factory=dict)
+    _replays: dict[tuple[int, tuple[int, ...]], tuple[Replay, Stream]] = field(default_factory=dict)
 
     def of(self, stream: Stream, *, curve: bool = False) -> Replay:
         """The replay of a stream.
@@ -34,9 +34,9 @@ class ReplayCache:
         # the events are those of a course, which all its streams share; keeping the stream keeps
         # its identity from being used again
         key = id(stream.events), tuple(stream.sizes)
-        known = self._done.get(key)
-        if known is not None and (not curve or known[0].allocated_curve is not None):
-            return known[0]
+        entry = self._replays.get(key)
+        if entry is not None and (not curve or entry[0].allocated_curve is not None):
+            return entry[0]
         result = replay(
             stream.events,
             stream.sizes,
@@ -47,7 +47,7 @@ class ReplayCache:
             streams=stream.on_streams,
             emptied=stream.emptied,
         )
-        if len(self._done) >= _KEPT:
-            self._done.pop(next(iter(self._done)))
-        self._done[key] = result, stream
+        if len(self._replays) >= _KEPT:
+            self._replays.pop(next(iter(self._replays)))
+        self._replays[key] = result, stream
         return result

@@ -56,12 +56,16 @@ class Run:
         return self._stream(self.program.enough(self.setup.grad_accum))
 
     def _stream(self, grad_accum: int) -> Stream:
-        spread = self._is_spread
+        is_spread = self._is_spread
         stream = self.program.stream(
-            self.point, self.gpu, num_steps=self.setup.num_steps, grad_accum=grad_accum, cues=spread
+            self.point,
+            self.gpu,
+            num_steps=self.setup.num_steps,
+            grad_accum=grad_accum,
+            cues=is_spread,
         )
         stream = self.with_tails(stream)
-        if not spread:
+        if not is_spread:
             return stream
         from memest.sharding.rank import rank_stream
 
@@ -70,21 +74,21 @@ class Run:
 
     def with_tails(self, stream: Stream) -> Stream:
         """A run with the evaluation and the generation that follow its last step."""
-        setup, spread = self.setup, self._is_spread
+        setup, is_spread = self.setup, self._is_spread
         tails = [(self.evaluation, eval_batches(setup))]
         if setup.generation is not None:
             tails.append((self.generation, setup.generation.new_tokens + _STEPS_BESIDE))
         for tail, batches in tails:
             if tail is not None:
-                _, known = self.program.numbers_at(self.point, self.gpu)
+                _, numbers = self.program.numbers_at(self.point, self.gpu)
                 stream = with_evaluation(
                     stream,
                     tail,
                     self.gpu,
-                    tuple(known),
+                    tuple(numbers),
                     batches=batches,
                     step=setup.num_steps,
-                    cues=spread,
+                    cues=is_spread,
                 )
         return stream
 

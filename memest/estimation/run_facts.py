@@ -103,9 +103,9 @@ def count_kernels(trace: Trace) -> int:
     Calls that differ in shapes alone run the same kernels, so shapes do not count; a figure that
     counted them would also depend on how many sizes were traced.
     """
-    called = {(call.op, _dtypes(call)) for call in trace.calls}
-    names = {op for op, _ in called}
-    return len(called) + len(set(trace.op_names) - names)
+    signatures = {(call.op, _dtypes(call)) for call in trace.calls}
+    names = {op for op, _ in signatures}
+    return len(signatures) + len(set(trace.op_names) - names)
 
 
 def _dtypes(call: OpCall) -> tuple[str, ...]:
@@ -132,12 +132,12 @@ def _dtype(setup: Setup, trace: Trace, card: ModelCard) -> str:
         sizes[weight.dtype] += count
     if sizes:
         return sizes.most_common(1)[0][0]
-    said = card.about[0].split(" with ")[-1].removesuffix(" weights") if card.about else ""
-    return said or setup.dtype.value
+    name = card.about[0].split(" with ")[-1].removesuffix(" weights") if card.about else ""
+    return name or setup.dtype.value
 
 
 def _attention(setup: Setup, card: ModelCard) -> str:
-    for said in card.about:
-        if said.startswith(_ATTENTION):
-            return said.removeprefix(_ATTENTION)
+    for note in card.about:
+        if note.startswith(_ATTENTION):
+            return note.removeprefix(_ATTENTION)
     return setup.attn_implementation.value

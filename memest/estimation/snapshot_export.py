@@ -100,7 +100,7 @@ class _Words:
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
-        self._known: dict[tuple[int, int, int, int], AllocationLabel] = {}
+        self._labels: dict[tuple[int, int, int, int], AllocationLabel] = {}
         self._frames: dict[tuple[int, int], Frames] = {}
         self._at = 0
 
@@ -111,12 +111,12 @@ class _Words:
         module, label = stream.modules[number], stream.labels[number]
         category = stream.categories[number]
         key = mark, module, label, category
-        allocation_label = self._known.get(key)
+        allocation_label = self._labels.get(key)
         if allocation_label is None:
             op = stream.label_names[label] or CATEGORY_ORDER[category].value
             place = stream.module_names[module] or _TOP
             frames = [{"name": op, "filename": place, "line": 0}, *self._around(mark, module)]
-            allocation_label = self._known[key] = AllocationLabel(
+            allocation_label = self._labels[key] = AllocationLabel(
                 frames, CATEGORY_ORDER[category].value
             )
         return allocation_label

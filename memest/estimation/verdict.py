@@ -62,15 +62,15 @@ def _survives(
     process: int,
     stream: Stream,
     conf: AllocatorConf,
-    unlimited: Replay,
+    unlimited_replay: Replay,
 ) -> bool:
     """Whether the run completes in what the process part leaves, retries included."""
     limit = target.usable_bytes - process - peaks.added_bytes
-    if limit <= 0 or unlimited.peak_allocated_bytes > limit:
+    if limit <= 0 or unlimited_replay.peak_allocated_bytes > limit:
         return False
-    if unlimited.peak_reserved_bytes <= limit:
+    if unlimited_replay.peak_reserved_bytes <= limit:
         return True
-    limited = replay(
+    limited_replay = replay(
         stream.events,
         stream.sizes,
         conf,
@@ -78,7 +78,7 @@ def _survives(
         streams=stream.on_streams,
         emptied=stream.emptied,
     )
-    return limited.num_ooms == 0
+    return limited_replay.num_ooms == 0
 
 
 @dataclass(slots=True)
@@ -104,35 +104,35 @@ class LargestSizeSearch:
     Args:
         target: the GPU.
         replays: under the configuration of its allocator.
-        found_at: the run for a size.
+        run_at: the run for a size.
         highest: the largest size that can be asked for.
     """
 
     def __init__(
-        self, target: TargetGpu, replays: ReplayCache, found_at: Callable[[int], Run], highest: int
+        self, target: TargetGpu, replays: ReplayCache, run_at: Callable[[int], Run], highest: int
     ) -> None:
         self._target = target
         self._replays = replays
-        self._found_at = found_at
+        self._run_at = run_at
         self._highest = highest
-        self.tried: dict[int, SizeTrial] = {}
+        self.trials: dict[int, SizeTrial] = {}
 
     def at(self, size: int) -> SizeTrial:
         """What becomes of one size."""
-        known = self.tried.get(size)
-        if known is None:
-            target, run = self._target, self._found_at(size)
+        trial = self.trials.get(size)
+        if trial is None:
+            target, run = self._target, self._run_at(size)
             stream = run.stream
             result = self._replays.of(stream)
             peaks = peaks_of(target, run, stream, result)
             expected = peaks.process_expected_bytes
-            known = self.tried[size] = SizeTrial(
+            trial = self.trials[size] = SizeTrial(
                 size=size,
                 needs=peaks,
                 runs=_survives(target, peaks, expected, stream, self._replays.conf, result),
                 fits=peaks.high_bytes <= target.usable_bytes,
             )
-        return known
+        return trial
 
     def largest(self, start: int) -> tuple[int, int]:
         """(the largest that runs, the largest that surely fits), 0 where not even 1 does.
@@ -142,9 +142,9 @@ class LargestSizeSearch:
         """
         first = self.at(min(max(start, 1), self._highest)).needs
         room = self._target.usable_bytes - first.process_expected_bytes
-        largest = self._last(lambda tried: tried.runs, start, room)
+        largest = self._last(lambda trial: trial.runs, start, room)
         room -= first.high_bytes - first.device_bytes
-        return largest, self._last(lambda tried: tried.fits, max(largest, 1), room)
+        return largest, self._last(lambda trial: trial.fits, max(largest, 1), room)
 
     def _last(self, holds: Callable[[SizeTrial], bool], start: int, room: int) -> int:
         """The largest size for which ``holds``, by secants, then by halves.
@@ -155,8 +155,8 @@ class LargestSizeSearch:
         low, high = 0, self._highest + 1
         size = min(max(start, 1), self._highest)
         for attempt in range(_TRIES):
-            tried = self.at(size)
-            if holds(tried):
+            trial = self.at(size)
+            if holds(trial):
                 low = size
             else:
                 high = size
@@ -176,7 +176,7 @@ class LargestSizeSearch:
 
     def _guess(self, room: int) -> int | None:
         """Where the line through the two sizes nearest to the limit meets it."""
-        near = sorted(self.tried.values(), key=lambda t: abs(t.needs.reserved_bytes - room))[:2]
+        near = sorted(self.trials.values(), key=lambda t: abs(t.needs.reserved_bytes - room))[:2]
         if len(near) < 2:
             return max(near[0].size * room // max(near[0].needs.reserved_bytes, 1), 1)
         one, other = near
@@ -196,9 +196,7 @@ def largest_batch(
         (largest, largest safe); 0 where not even batch 1 does.
     """
 
-    def found_at(batch: int) -> Run:
+    def run_at(batch: int) -> Run:
         return resolve_run(profiler, replace(setup, batch=batch), target.traits, ("batch",))
 
-    return LargestSizeSearch(target, profiler.replays(conf), found_at, MAX_BATCH).largest(
-        setup.batch
-    )
+    return LargestSizeSearch(target, profiler.replays(conf), run_at, MAX_BATCH).largest(setup.batch)

@@ -123,14 +123,14 @@ def _with_varied_lengths(profiler: Profiler, request: Setup, run: Run, gpu: GpuT
     batching = request.batching
     if batching is None or batching.steps < 2 or _alone(request):
         return run
-    drawn = batching.draw(request.batch, batching.steps)
-    if len(set(drawn)) == 1:
+    lengths = batching.draw(request.batch, batching.steps)
+    if len(set(lengths)) == 1:
         return run
     streams = {}
-    for length in sorted(set(drawn)):
+    for length in sorted(set(lengths)):
         own = replace(request, batching=None, seq_len=length, num_steps=STEPS_NEEDED)
         streams[length] = steps_run(profiler, own, gpu).short_stream
-    runs = (drawn[0], *drawn)  # the first two steps of a run are its own
+    runs = (lengths[0], *lengths)  # the first two steps of a run are its own
     values = {field.name: getattr(run, field.name) for field in fields(Run)}
     return _RunOfLengths(**values, steps=tuple(streams[length] for length in runs))
 
@@ -230,15 +230,15 @@ def _check_generates_spread(setup: Setup) -> None:
 
 def generation_notes(setup: Setup) -> Iterator[str]:
     """What there is to know of the generation."""
-    asked = setup.generation
-    if asked is None:
+    generation = setup.generation
+    if generation is None:
         return
     batch = setup.eval_batch or setup.batch
     yield (
         f"generation: {batch} prompts of {setup.seq_len} tokens (dense: padding changes the mask "
-        f"alone), {asked.words}, until the end: sequences that finish early are carried along."
+        f"alone), {generation.words}, until the end: sequences that finish early are carried along."
     )
-    if asked.cache == "dynamic":
+    if generation.cache == "dynamic":
         yield (
             "generation: a dynamic cache is concatenated anew at every step, layer by layer, into "
             "blocks that grow, so the allocator keeps smaller ones that nothing fits; "

@@ -23,7 +23,7 @@ from memest.config.options import (
 from memest.config.setup import MAX_BATCH, MAX_GRAD_ACCUM, MAX_IMAGE_SIZE, Setup, choose
 from memest.errors import ConfigError, MemestError
 from memest.estimation.gpu_target import TargetGpu, target_gpus
-from memest.estimation.notes import not_modelled, notes_of_each, one_of_several
+from memest.estimation.notes import notes_of_each, one_of_several, scope_note
 from memest.estimation.profiler import Profiler
 from memest.estimation.verdict import SizeTrial
 from memest.profiles.axes import last
@@ -115,7 +115,7 @@ def max_batch(
         gpu_memory=gpu_memory,
         device_context=device_context,
         calibration=calibration,
-    ).named
+    ).named_gpus
     profiler = Profiler.of(
         model,
         module_inputs=module_inputs,
@@ -182,7 +182,7 @@ def _notes(
         notes.append(f"image sizes that are multiples of {hunt.step} were looked at.")
     notes += of_runs
     notes += one_of_several(setup)
-    notes.append(not_modelled(setup))
+    notes.append(scope_note(setup))
     return notes
 
 

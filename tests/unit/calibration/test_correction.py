@@ -26,7 +26,7 @@ from memest.estimation.calibration_files import (
     read_calibration,
     write_calibration,
 )
-from memest.estimation.correction import Uncorrected, correct
+from memest.estimation.correction import UncorrectedEstimate, correct
 from memest.units import GIB, MIB
 
 GPU = "NVIDIA Simulated 1"
@@ -79,7 +79,7 @@ def question(parts=PARTS, **changes):
         "optimizer": "adamw_torch_fused", "loop": "trainer", "checkpointing": "none",
         "family": "bert",
     }  # fmt: skip
-    return Uncorrected(**{**values, **changes})
+    return UncorrectedEstimate(**{**values, **changes})
 
 
 # -- figures --------------------------------------------------------------------------------------
