@@ -77,20 +77,20 @@ def advise(
         ConfigError: no GPU, an impossible effective batch, or an option that is to be found.
         MemestError: as for :func:`memest.estimate`.
     """
-    wanted = read_effective_batch(effective_batch)
-    named = [gpu] if isinstance(gpu, str) else list(gpu or ())
+    samples = read_effective_batch(effective_batch)
+    gpus = [gpu] if isinstance(gpu, str) else list(gpu or ())
     place = Place(
-        gpu=named,
+        gpu=gpus,
         gpu_memory=gpu_memory,
         device_context=device_context,
         calibration=argument("calibration", calibration, options),
     )
-    if not named and gpu_memory is None:
+    if not gpus and gpu_memory is None:
         raise no_gpu("advise")
-    if len(named) > 1:
+    if len(gpus) > 1:
         raise ConfigError(
-            f"memest advise plans for one GPU, not {len(named)}: ask once for each of "
-            f"{', '.join(named)}."
+            f"memest advise plans for one GPU, not {len(gpus)}: ask once for each of "
+            f"{', '.join(gpus)}."
         )
     for name in options:
         if find_option(name).name in _DECIDED:
@@ -98,14 +98,14 @@ def advise(
                 f"{name} is what memest advise looks for: give --effective-batch, the samples of "
                 "one optimizer step, in its place."
             )
-    own = ask(
+    profile = ask(
         model,
         setup,
         trust_remote_code=trust_remote_code,
         progress=progress,
         **options,
     )
-    finder = Finder(Probe(own, place, vary=("batch",)), wanted)
+    finder = Finder(Probe(profile, place, vary=("batch",)), samples)
     return _Search(finder, any_precision=any_precision).advice()
 
 
@@ -120,39 +120,39 @@ class _Search:
 
     def advice(self) -> Advice:
         """All plans, ranked."""
-        asked, others = combos(self._probe, any_precision=self._any_precision)
-        candidates = self._try(asked)
+        combinations, others = combos(self._probe, any_precision=self._any_precision)
+        candidates = self._try(combinations)
         if others and not any(c.verdict is Verdict.FITS for c in candidates):
             candidates += self._try(others)
-            asked = [*asked, *others]
+            combinations = [*combinations, *others]
         if not self._is_whole(candidates):
-            candidates += self._try(lighter(asked))
+            candidates += self._try(lighter(combinations))
         fitting = [c for c in candidates if c.verdict is not Verdict.DOES_NOT_FIT]
-        kept = [c for c in fitting if not any(self._beats(d, c) for d in fitting)]
-        kept.sort(key=self._rank)
-        closest = None if kept else max(candidates, key=lambda c: c.headroom_bytes)
-        fastest = self._seconds(kept[0] if closest is None else closest)
-        plans = tuple(self._plan(c, fastest, candidates) for c in kept)
+        best = [c for c in fitting if not any(self._beats(d, c) for d in fitting)]
+        best.sort(key=self._rank)
+        closest = None if best else max(candidates, key=lambda c: c.headroom_bytes)
+        fastest = self._seconds(best[0] if closest is None else closest)
+        plans = tuple(self._plan(c, fastest, candidates) for c in best)
         miss = None if closest is None else self._plan(closest, fastest, candidates)
         return self._answer(plans, miss)
 
-    def _try(self, wanted: Sequence[Combo]) -> list[Candidate]:
+    def _try(self, combinations: Sequence[Combo]) -> list[Candidate]:
         """What each combination offers; those that a model or software refuses are noted."""
         candidates: list[Candidate] = []
-        for combo in wanted:
+        for combo in combinations:
             if combo.checkpointing != "none" and self._is_whole(candidates, combo):
                 continue  # the whole batch fits without recomputing
-            if self._is_whole(candidates) and not self._as_asked(combo):
+            if self._is_whole(candidates) and not self._is_as_requested(combo):
                 continue  # nor is another implementation of the same needed
             try:
                 candidates += self._finder.candidates(combo)
             except MemestError as error:
-                if combo == wanted[0]:
+                if combo == combinations[0]:
                     raise
                 self._notes[f"left out {combo.words()}: {error}"] = None
         return candidates
 
-    def _as_asked(self, combo: Combo) -> bool:
+    def _is_as_requested(self, combo: Combo) -> bool:
         """Whether optimizer and attention are those asked for."""
         request = self._probe.profile.setup
         return (combo.optim, combo.attention) == (request.optim, request.attn_implementation)
@@ -199,7 +199,7 @@ class _Search:
 
     def _rank(self, candidate: Candidate) -> tuple[bool, int, float, int]:
         # samples beyond those asked for change a step a little: they must be worth it, too
-        patience = 1.0 if candidate.samples == self._finder.wanted else WORTH
+        patience = 1.0 if candidate.samples == self._finder.samples else WORTH
         return (
             candidate.verdict is not Verdict.FITS,
             self._distance(candidate),
@@ -211,7 +211,7 @@ class _Search:
         return self._probe.seconds_per_sample(**candidate.changes())
 
     def _plan(
-        self, candidate: Candidate, fastest: float | None, all_found: Sequence[Candidate]
+        self, candidate: Candidate, fastest: float | None, candidates: Sequence[Candidate]
     ) -> Plan:
         return Plan(
             batch=candidate.batch,
@@ -221,19 +221,19 @@ class _Search:
             changes_training=changed_training(
                 candidate, self._finder, any_precision=self._any_precision
             ),
-            steps=steps_of(candidate, self._finder, all_found),
+            steps=steps_of(candidate, self._finder, candidates),
             arguments=arguments_of(candidate),
         )
 
     def _answer(self, plans: tuple[Plan, ...], closest: Plan | None) -> Advice:
-        shown = plans[0] if plans else closest
-        assert shown is not None
-        estimate = shown.estimate
+        best_plan = plans[0] if plans else closest
+        assert best_plan is not None
+        estimate = best_plan.estimate
         assert estimate.gpu is not None
-        wanted = self._finder.wanted
-        if any(plan.effective_batch != wanted for plan in plans):
+        samples = self._finder.samples
+        if any(plan.effective_batch != samples for plan in plans):
             self._notes[
-                f"where {wanted} samples cannot be cut into micro-batches of one size without "
+                f"where {samples} samples cannot be cut into micro-batches of one size without "
                 "waste, the nearest number above is taken."
             ] = None
         if any(plan.changes_training for plan in plans):
@@ -241,8 +241,8 @@ class _Search:
                 "plans that change the training may converge differently: memory and time are the "
                 "smaller part of that decision."
             ] = None
-        for said in one_of_several(estimate.setup):
-            self._notes[said] = None
+        for note in one_of_several(estimate.setup):
+            self._notes[note] = None
         match = self._probe.spec.match_note
         if match:
             self._notes[match] = None
@@ -251,7 +251,7 @@ class _Search:
             model=estimate.model.id,
             gpu=estimate.gpu.name,
             usable_bytes=estimate.gpu.usable_bytes,
-            effective_batch=wanted,
+            effective_batch=samples,
             plans=plans,
             closest=closest,
             time_basis=TIME_BASIS.format(rates=rates),

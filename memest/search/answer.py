@@ -13,7 +13,7 @@ from memest.errors import MemestError, MissingDependencyError
 from memest.search.grid import GridPoint, setup_options
 from memest.search.points import SweepPoint
 
-__all__ = ["WorkUnit", "answer", "failed", "in_order", "units_of"]
+__all__ = ["WorkUnit", "answer", "failed_point", "in_order", "units_of"]
 
 _WORTH_A_FORMULA = 4
 """Values of an option from which on its formula is asked for."""
@@ -42,17 +42,17 @@ def units_of(units: Iterable[WorkUnit], pieces: int) -> list[WorkUnit]:
     """The same work in at least ``pieces`` units, where there are as many points."""
     whole = list(units)
     parts = max(1, -(-pieces // max(1, len(whole))))
-    done: list[WorkUnit] = []
+    smaller_units: list[WorkUnit] = []
     for unit in whole:
         size = -(-len(unit.questions) // parts)
-        done += [
+        smaller_units += [
             replace(unit, questions=unit.questions[start : start + size])
             for start in range(0, len(unit.questions), size)
         ]
-    return done
+    return smaller_units
 
 
-def failed(unit: WorkUnit, question: GridPoint, reason: str) -> SweepPoint:
+def failed_point(unit: WorkUnit, question: GridPoint, reason: str) -> SweepPoint:
     """The point of a question that has no answer."""
     return SweepPoint(
         index=question.index, model=unit.label, options=question.options, error=reason
@@ -68,22 +68,22 @@ def answer(unit: WorkUnit, progress: Callable[[str], None] | None = None) -> Ite
     from memest.search.profile import Profile
 
     often = _often(unit.questions)
-    asked = None
+    profile = None
     for question in unit.questions:
         try:
             setup = setup_from_options(**setup_options(question.options))
-            if asked is None:
-                asked = Profile(unit.model, setup, unit.feed, unit.trust_remote_code, progress)
-            setup = asked.with_own_batch(setup, setup_options(question.options))
+            if profile is None:
+                profile = Profile(unit.model, setup, unit.feed, unit.trust_remote_code, progress)
+            setup = profile.with_own_batch(setup, setup_options(question.options))
             place = {name: value for name, value in question.options if name in PLACE}
-            spot = asked.spot(setup, vary=often, **place)
+            spot = profile.spot(setup, vary=often, **place)
         except MissingDependencyError:
             raise
         except MemestError as error:
-            yield failed(unit, question, str(error))
+            yield failed_point(unit, question, str(error))
         except Exception as error:  # noqa: BLE001 - one point must not take the others with it
             reason = f"unexpected {type(error).__name__}: {error}"
-            yield failed(unit, question, " ".join(reason.split()))
+            yield failed_point(unit, question, " ".join(reason.split()))
         else:
             yield SweepPoint.of(question.index, unit.label, question.options, spot)
 
@@ -94,7 +94,7 @@ def _often(questions: Iterable[GridPoint]) -> tuple[str, ...]:
     for question in questions:
         for name, value in question.options:
             values.setdefault(name, set()).add(repr(value))
-    return tuple(name for name, seen in values.items() if len(seen) >= _WORTH_A_FORMULA)
+    return tuple(name for name, distinct in values.items() if len(distinct) >= _WORTH_A_FORMULA)
 
 
 def in_order(
@@ -102,10 +102,10 @@ def in_order(
 ) -> Generator[SweepPoint, None, None]:
     """Points that come in any order, in the order of ``indices``, each as soon as it can be."""
     early: dict[int, SweepPoint] = {}
-    wanted = iter(indices)
-    following = next(wanted, None)
+    order = iter(indices)
+    following = next(order, None)
     for point in points:
         early[point.index] = point
         while following is not None and following in early:
             yield early.pop(following)
-            following = next(wanted, None)
+            following = next(order, None)

@@ -60,16 +60,16 @@ class Axis:
 def axis_option(name: str) -> Option:
     """The option of an axis, by any spelling of the command line or of Python."""
     flags = {flag.lstrip("-"): option for option in OPTIONS for flag in option.flags}
-    written = name.strip().lstrip("-")
-    if written in flags:
+    spelling = name.strip().lstrip("-")
+    if spelling in flags:
         # -b has no keyword
-        option = flags[written]
+        option = flags[spelling]
     else:
         try:
-            option = find_option(written.replace("-", "_"))
+            option = find_option(spelling.replace("-", "_"))
         except ConfigError:
             keywords = (k for o in OPTIONS if o.name not in _NO_AXIS for k in o.keywords)
-            near = closest(written.replace("-", "_"), keywords)
+            near = closest(spelling.replace("-", "_"), keywords)
             hint = f" Did you mean {' or '.join(near)}?" if near else ""
             raise ConfigError(
                 f"{name!r} is not an option to sweep over.{hint} Every option of "
@@ -173,23 +173,23 @@ def read_value(option: Option, value: Any) -> Any:
     return value
 
 
-def axis_values(option: Option, given: Any) -> tuple[Any, ...]:
+def axis_values(option: Option, source: Any) -> tuple[Any, ...]:
     """The values of an axis, each once, in the order given.
 
     Args:
         option: what is swept over.
-        given: text as on the command line, one value, or any iterable of values.
+        source: text as on the command line, one value, or any iterable of values.
 
     Raises:
         ConfigError: for no values, or one of the wrong type.
     """
     # a mapping is one value: versions of software, or the keywords of checkpointing
-    if isinstance(given, str):
-        values = _from_text(option, given)
-    elif not isinstance(given, Iterable) or isinstance(given, (Mapping, Software)):
-        values = [read_value(option, given)]
+    if isinstance(source, str):
+        values = _from_text(option, source)
+    elif not isinstance(source, Iterable) or isinstance(source, (Mapping, Software)):
+        values = [read_value(option, source)]
     else:
-        values = [read_value(option, value) for value in given]
+        values = [read_value(option, value) for value in source]
     if not values:
         raise ConfigError(f"{option.flags[0]} has no values to sweep over: {_SYNTAX}.")
     # True and 1 are equal and not the same value

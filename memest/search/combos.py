@@ -90,9 +90,9 @@ def combos(probe: Probe, *, any_precision: bool) -> tuple[list[Combo], list[Comb
     """
     setup = probe.profile.setup
     precisions = _precisions(probe, setup)
-    kept = [setup.precision, *(precisions if any_precision else ())]
+    choices = [setup.precision, *(precisions if any_precision else ())]
     others = [] if any_precision else precisions
-    return list(_product(setup, kept)), list(_product(setup, others))
+    return list(_product(setup, choices)), list(_product(setup, others))
 
 
 def _product(setup: Setup, precisions: Sequence[Precision]) -> Iterator[Combo]:
@@ -112,12 +112,12 @@ def _product(setup: Setup, precisions: Sequence[Precision]) -> Iterator[Combo]:
                     yield Combo(every, precision, optim, kind)
 
 
-def lighter(tried: Sequence[Combo]) -> list[Combo]:
+def lighter(combinations: Sequence[Combo]) -> list[Combo]:
     """The same combinations with lighter optimizers; what they train is not the same."""
-    first = tried[0]
+    first = combinations[0]
     has = STATES_OF.get(first.optim, 2)
     names = [name for name in LIGHTER if STATES_OF[name] < has]
-    same = [combo for combo in tried if combo.optim == first.optim]
+    same = [combo for combo in combinations if combo.optim == first.optim]
     return [replace(combo, optim=name) for name in names for combo in same]
 
 
@@ -157,16 +157,16 @@ class Finder:
 
     Args:
         probe: answers single points.
-        wanted: samples of one optimizer step.
+        samples: samples of one optimizer step.
     """
 
-    def __init__(self, probe: Probe, wanted: int) -> None:
+    def __init__(self, probe: Probe, samples: int) -> None:
         self.probe = probe
-        self.wanted = wanted
+        self.samples = samples
 
     def at(self, combo: Combo, batch: int, grad_accum: int | None = None) -> Candidate:
         """A combination with a micro-batch; accumulation makes up the rest, rounded up."""
-        accum = -(-self.wanted // batch) if grad_accum is None else grad_accum
+        accum = -(-self.samples // batch) if grad_accum is None else grad_accum
         estimate = self.probe.estimate(**combo.changes(), batch=batch, grad_accum=accum)
         return Candidate(combo, batch, accum, estimate)
 
@@ -180,29 +180,29 @@ class Finder:
         surely = self._largest(combo, lambda c: c.verdict is Verdict.FITS)
         maybe = self._largest(combo, lambda c: c.verdict is not Verdict.DOES_NOT_FIT, surely)
         candidates = self._plans(combo, surely) if surely else []
-        steps = -(-self.wanted // surely) if surely else self.wanted + 1
-        if maybe > surely and -(-self.wanted // maybe) < steps:
+        steps = -(-self.samples // surely) if surely else self.samples + 1
+        if maybe > surely and -(-self.samples // maybe) < steps:
             candidates += self._plans(combo, maybe)[:1]
         return candidates or [self.at(combo, 1)]
 
     def _plans(self, combo: Combo, largest: int) -> list[Candidate]:
-        steps = -(-self.wanted // largest)
-        batch = -(-self.wanted // steps)
+        steps = -(-self.samples // largest)
+        batch = -(-self.samples // steps)
         candidates = [self.at(combo, batch, steps)]
-        if batch * steps != self.wanted:
-            exact = max(d for d in range(1, largest + 1) if self.wanted % d == 0)
+        if batch * steps != self.samples:
+            exact = max(d for d in range(1, largest + 1) if self.samples % d == 0)
             candidates.append(self.at(combo, exact))
         return candidates
 
-    def _largest(self, combo: Combo, holds: Callable[[Candidate], bool], known: int = 0) -> int:
+    def _largest(self, combo: Combo, holds: Callable[[Candidate], bool], floor: int = 0) -> int:
         """The largest micro-batch up to the effective batch for which something holds; 0 if none.
 
         The whole batch is asked for on its own: without accumulation no gradients are alive in
         the forward, so it may fit where a smaller one with two steps does not.
         """
-        if known >= self.wanted or holds(self.at(combo, self.wanted)):
-            return self.wanted
-        low, high = known, self.wanted
+        if floor >= self.samples or holds(self.at(combo, self.samples)):
+            return self.samples
+        low, high = floor, self.samples
         while high - low > 1:
             middle = (low + high) // 2
             if holds(self.at(combo, middle)):

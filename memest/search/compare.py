@@ -94,7 +94,7 @@ def compare(
             "nothing to compare with: name a change, for example --vs fp16 or --vs "
             "'grad-accum=4 batch=2', or a second model."
         )
-    fed = {name: options.pop(name) for name in OWN_MODULE_NAMES & options.keys()}
+    module_options = {name: options.pop(name) for name in OWN_MODULE_NAMES & options.keys()}
     profiles = []
     for one in models:
         run, own, others = read_run(one), setup, options
@@ -107,26 +107,26 @@ def compare(
                 own,
                 trust_remote_code=trust_remote_code,
                 progress=progress,
-                **fed,
+                **module_options,
                 **others,
             )
         )
     for change in changes.values():  # what can be wrong with words is said before anything slow
         profiles[0].setup_for(**split_place(change)[1])
-    asked: list[tuple[str, Probe, dict[str, Any]]] = []
+    probes: list[tuple[str, Probe, dict[str, Any]]] = []
     base = Probe(profiles[0], place)
     if changes:
-        asked.append((BASE, base, {}))
+        probes.append((BASE, base, {}))
         for name, change in changes.items():
             own_place, differing = split_place(change)
             probe = Probe(profiles[0], {**place, **own_place}) if own_place else base
-            asked.append((name, probe, {**differing, **own_place}))
+            probes.append((name, probe, {**differing, **own_place}))
     else:
-        asked += [
+        probes += [
             (name, Probe(own, place), {})
-            for name, own in zip(_told_apart(map(_name, models)), profiles, strict=True)
+            for name, own in zip(_unique_names(map(_name, models)), profiles, strict=True)
         ]
-    return _compare(asked, max_batch=max_batch)
+    return _compare(probes, max_batch=max_batch)
 
 
 def _named_changes(scenarios: Sequence[Change] | Mapping[str, Change]) -> dict[str, dict[str, Any]]:
@@ -138,14 +138,14 @@ def _named_changes(scenarios: Sequence[Change] | Mapping[str, Change]) -> dict[s
         pairs = list(scenarios.items())
     else:
         pairs = [(one if isinstance(one, str) else write_scenario(one), one) for one in scenarios]
-    changed: dict[str, dict[str, Any]] = {}
+    changes: dict[str, dict[str, Any]] = {}
     for name, change in pairs:
-        if name in changed or name == BASE:
+        if name in changes or name == BASE:
             raise ConfigError(f"the scenario {name!r} is there twice: drop one.")
-        changed[name] = read_scenario(change) if isinstance(change, str) else dict(change)
-        if not changed[name]:
+        changes[name] = read_scenario(change) if isinstance(change, str) else dict(change)
+        if not changes[name]:
             raise ConfigError(f"the scenario {name!r} changes nothing.")
-    return changed
+    return changes
 
 
 def _name(model: Any) -> str:
@@ -155,21 +155,21 @@ def _name(model: Any) -> str:
     return model if isinstance(model, str) else type(model).__name__
 
 
-def _told_apart(names: Iterable[str]) -> list[str]:
+def _unique_names(names: Iterable[str]) -> list[str]:
     """Names of which none is there twice: files of two folders may have one name."""
-    seen: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     labels = []
     for name in names:
-        seen[name] += 1
-        labels.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
+        counts[name] += 1
+        labels.append(name if counts[name] == 1 else f"{name} ({counts[name]})")
     return labels
 
 
-def _compare(asked: list[tuple[str, Probe, dict[str, Any]]], *, max_batch: bool) -> Comparison:
+def _compare(probes: list[tuple[str, Probe, dict[str, Any]]], *, max_batch: bool) -> Comparison:
     scenarios: list[Scenario] = []
     first: tuple[Estimate, float] | None = None
     notes: dict[str, None] = {}
-    for name, probe, change in asked:
+    for name, probe, change in probes:
         own_place, differing = split_place(change)
         estimate = probe.estimate(max_batch=max_batch, **differing)
         time = probe.seconds_per_sample(**differing)
@@ -193,6 +193,6 @@ def _compare(asked: list[tuple[str, Probe, dict[str, Any]]], *, max_batch: bool)
     if len(samples) > 1:
         notes["scenarios differ in samples per optimizer step: time is compared by sample."] = None
     notes.update(dict.fromkeys(notes_of_each({s.name: s.estimate.notes for s in scenarios})))
-    probe = asked[0][1]
+    probe = probes[0][1]
     basis = TIME_BASIS.format(rates=probe.speed(scenarios[0].estimate.setup).basis)
     return Comparison(scenarios=tuple(scenarios), time_basis=basis, notes=tuple(notes))

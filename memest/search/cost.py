@@ -125,8 +125,8 @@ class Speed:
 def seconds(work: Work, speed: Speed) -> float:
     """Time of some work; meaningful only against the time of other work."""
     arithmetic = sum(count / speed.rate(kind) for kind, count in work.flops_by.items())
-    moved = PASSES * work.bytes_made / speed.bandwidth
-    return arithmetic + moved + work.launches * LAUNCH_SECONDS
+    transfer = PASSES * work.bytes_made / speed.bandwidth
+    return arithmetic + transfer + work.launches * LAUNCH_SECONDS
 
 
 def step_seconds(work: StepWork, speed: Speed) -> float:
@@ -169,8 +169,8 @@ def _half_rate(spec: GpuSpec) -> tuple[GpuSpec, float]:
     """Half-precision operations a second, and the GPU they were taken from."""
     if spec.fp16_dense_tflops:
         return spec, spec.fp16_dense_tflops * _TERA
-    known = [s for s in list_gpus() if s.fp16_dense_tflops and s.sm_count]
-    alike = [s for s in known if s.architecture == spec.architecture]
+    references = [s for s in list_gpus() if s.fp16_dense_tflops and s.sm_count]
+    alike = [s for s in references if s.architecture == spec.architecture]
     alike = [s for s in alike if s.kind == spec.kind] or alike
     processors = spec.sm_count or 0
     if not alike or not processors:

@@ -25,7 +25,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from memest.errors import ConfigError, MemestError, MissingDependencyError
-from memest.search.answer import WorkUnit, answer, failed, units_of
+from memest.search.answer import WorkUnit, answer, failed_point, units_of
 from memest.search.points import SweepPoint
 
 __all__ = ["answer_in_processes", "answer_on_ray", "check_ray", "connect"]
@@ -51,13 +51,13 @@ def answer_in_processes(units: Sequence[WorkUnit], jobs: int) -> Iterator[SweepP
                 try:
                     message = worker.connection.recv()
                 except (EOFError, OSError):
-                    yield from _lost(worker)
+                    yield from _lost_points(worker)
                     workers.remove(worker)
                     if waiting:
                         workers.append(_start())
                     continue
                 if isinstance(message, SweepPoint):
-                    worker.answered.add(message.index)
+                    worker.answered_indices.add(message.index)
                     yield message
                 elif isinstance(message, MissingDependencyError):
                     raise message
@@ -76,7 +76,7 @@ class _Worker:
     process: BaseProcess
     connection: Connection
     unit: WorkUnit | None = None
-    answered: set[int] = field(default_factory=set)
+    answered_indices: set[int] = field(default_factory=set)
     ready: bool = False
 
     def give(self, waiting: deque[WorkUnit]) -> bool:
@@ -118,7 +118,7 @@ def _start() -> _Worker:
     return _Worker(process=process, connection=ours)
 
 
-def _lost(worker: _Worker) -> Iterator[SweepPoint]:
+def _lost_points(worker: _Worker) -> Iterator[SweepPoint]:
     """The points that a dead process leaves behind."""
     worker.stop()
     code = worker.process.exitcode
@@ -136,8 +136,8 @@ def _lost(worker: _Worker) -> Iterator[SweepPoint]:
     if worker.unit is None:
         return
     for question in worker.unit.questions:
-        if question.index not in worker.answered:
-            yield failed(worker.unit, question, f"the process at this point ended {how}.")
+        if question.index not in worker.answered_indices:
+            yield failed_point(worker.unit, question, f"the process at this point ended {how}.")
 
 
 def _serve(connection: Connection) -> None:
@@ -223,10 +223,10 @@ def connect(address: str) -> None:
 
 def _answer(unit: WorkUnit, expected: str) -> list[SweepPoint] | str:
     """What runs on the cluster; text is a reason why the whole sweep cannot be."""
-    installed = version("memest")
-    if installed != expected:
+    own_version = version("memest")
+    if own_version != expected:
         return (
-            f"{socket.gethostname()} of the Ray cluster has memest {installed} and this machine "
+            f"{socket.gethostname()} of the Ray cluster has memest {own_version} and this machine "
             f"has {expected}: install the same version everywhere."
         )
     logging.disable(logging.WARNING)
@@ -268,8 +268,8 @@ def answer_on_ray(
         expected = version("memest")
         pending = {task.remote(unit, expected): unit for unit in units_of(units, jobs)}
         while pending:
-            done, _ = ray.wait(list(pending), num_returns=1)
-            for reference in done:
+            ready, _ = ray.wait(list(pending), num_returns=1)
+            for reference in ready:
                 yield from _fetch(reference, pending.pop(reference))
     finally:
         for reference in pending:
@@ -288,7 +288,7 @@ def _fetch(reference: Any, unit: WorkUnit) -> Iterator[SweepPoint]:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         reason = f"the Ray task of this point failed: {type(error).__name__}: {lines[-1].strip()}"
         for question in unit.questions:
-            yield failed(unit, question, reason)
+            yield failed_point(unit, question, reason)
         return
     if isinstance(answer, str):
         missing = "pip install" in answer

@@ -96,21 +96,23 @@ def explain_oom(
     accounts = tuple(map(account_of, messages))
     if model is None:
         if setup is not None or options or gpu:
-            given = ", ".join([*options, *(["gpu"] if gpu else [])]) or "a setup"
+            names = ", ".join([*options, *(["gpu"] if gpu else [])]) or "a setup"
             raise ConfigError(
-                f"{given} without a model: name what was trained, for example memest explain-oom "
+                f"{names} without a model: name what was trained, for example memest explain-oom "
                 "run.log gpt2 --batch 8."
             )
         return OomExplanation(accounts=accounts, relation=None)
     card = _card(accounts[0], gpu)
-    own = ask(
+    profile = ask(
         model,
         setup,
         trust_remote_code=trust_remote_code,
         progress=progress,
         **options,
     )
-    return OomExplanation(accounts=accounts, relation=_Relating(accounts[0], own, card).relation())
+    return OomExplanation(
+        accounts=accounts, relation=_Relating(accounts[0], profile, card).relation()
+    )
 
 
 def _card(account: Account, gpu: str | Sequence[str] | None) -> str:
@@ -118,8 +120,8 @@ def _card(account: Account, gpu: str | Sequence[str] | None) -> str:
     names = [gpu] if isinstance(gpu, str) else list(gpu or ())
     if names:
         return names[0]
-    known = [spec.slug for spec in account.cards if spec.backend == "cuda"]
-    return known[0] if known else REFERENCE_GPU
+    slugs = [spec.slug for spec in account.cards if spec.backend == "cuda"]
+    return slugs[0] if slugs else REFERENCE_GPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +146,7 @@ class _Run:
             streams=self.stream.on_streams,
         )
 
-    def asked_of_driver(self, number: int) -> int:
+    def driver_request(self, number: int) -> int:
         """What the allocator asks the driver for, for an allocation that no free block serves."""
         size = round_size(self.stream.sizes[number], self.conf.roundup_power2_divisions)
         return alloc_size(size, self.conf.large_segment_size)
@@ -153,23 +155,23 @@ class _Run:
 class _Relating:
     """Sets one message beside one command."""
 
-    def __init__(self, account: Account, own: Profile, card: str) -> None:
+    def __init__(self, account: Account, profile: Profile, card: str) -> None:
         self._account = account
         self._message: OomMessage = account.message
-        self._own = own
+        self._profile = profile
         self._card = card
         self._notes: dict[str, None] = {}
 
     def relation(self) -> MessageMatch:
         """The relation of the message to the prediction."""
         run = self._run()
-        spot = self._own.spot(gpu=self._card)
+        spot = self._profile.spot(gpu=self._card)
         limit = None if self._account.limit is None else self._account.limit.low_bytes
-        stopped = self._nearest_request(run)
-        reached = self._reached(run)
-        limited = None if limit is None else run.under(limit)
-        out = None if limited is None else limited.oom_index
-        belongs, sentences = self._judge(run, stopped, limited)
+        stop = self._nearest_request(run)
+        crossing = self._first_crossing(run)
+        limited_replay = None if limit is None else run.under(limit)
+        out = None if limited_replay is None else limited_replay.oom_index
+        belongs, sentences = self._judge(run, stop, limited_replay)
         changes: tuple[Change, ...] = ()
         if limit is not None and belongs is not Match.NO:
             gains = list(self._changes(run, limit))
@@ -183,15 +185,15 @@ class _Relating:
                     f"{limit // MIB}MiB --effective-batch {samples} looks for several together."
                 ] = None
         return MessageMatch(
-            model=self._own.estimate(common=False).model.id,
+            model=self._profile.estimate(common=False).model.id,
             gpu=self._card,
             peak=spot.peak,
             limit_bytes=limit,
-            stopped_at=None if stopped is None else moment_at(run.stream, stopped[0]),
-            stopped_allocated_bytes=0 if stopped is None else stopped[1],
-            reached_at=None if reached is None else moment_at(run.stream, reached),
+            stopped_at=None if stop is None else moment_at(run.stream, stop[0]),
+            stopped_allocated_bytes=0 if stop is None else stop[1],
+            reached_at=None if crossing is None else moment_at(run.stream, crossing),
             out_at=None if out is None else moment_at(run.stream, out),
-            out_allocated_bytes=_allocated_before(limited, out),
+            out_allocated_bytes=_allocated_before(limited_replay, out),
             belongs=belongs,
             sentences=tuple(sentences),
             changes=changes,
@@ -199,7 +201,7 @@ class _Relating:
         )
 
     def _run(self, **changes: Any) -> _Run:
-        run = self._own.run(gpu=self._card, **changes)
+        run = self._profile.run(gpu=self._card, **changes)
         conf = parse_alloc_conf(run.setup.alloc_conf)
         stream = run.stream
         result = replay(
@@ -227,7 +229,7 @@ class _Relating:
         for index, event in enumerate(run.stream.events):
             if event < 0 or not run.stream.sizes[event]:
                 continue
-            if not tried.low_bytes <= run.asked_of_driver(event) <= tried.high_bytes:
+            if not tried.low_bytes <= run.driver_request(event) <= tried.high_bytes:
                 continue
             before = curve[index - 1] if index else 0
             far = max(allocated.low_bytes - before, before - allocated.high_bytes, 0)
@@ -235,7 +237,7 @@ class _Relating:
                 best = far, index, before
         return None if best is None else (best[1], best[2])
 
-    def _reached(self, run: _Run) -> int | None:
+    def _first_crossing(self, run: _Run) -> int | None:
         """The first event after which as much is allocated as the message says."""
         allocated, curve = self._message.allocated, run.result.allocated_curve
         if allocated is None or curve is None:
@@ -243,65 +245,65 @@ class _Relating:
         return next((i for i, size in enumerate(curve) if size >= allocated.low_bytes), None)
 
     def _judge(
-        self, run: _Run, stopped: tuple[int, int] | None, limited: Replay | None
+        self, run: _Run, stop: tuple[int, int] | None, limited_replay: Replay | None
     ) -> tuple[Match, list[str]]:
         """Whether message and command are of one run, and what is to be said of them."""
         allocated, tried = self._message.allocated, self._message.tried
         if allocated is None:
             return Match.UNCLEAR, ["the message does not say how much was allocated."]
         peak, accum = run.result.peak_allocated_bytes, run.setup.grad_accum
-        said = []
+        sentences = []
         if allocated.low_bytes > peak * (1 + _NEAR):
-            said.append(
+            sentences.append(
                 f"this run does not look like that command: {allocated.text} were allocated when "
                 f"memory ran out, and the command never allocates more than {format_size(peak)}. "
                 "Look for what is not in the command: a larger batch or length, a second model, "
                 "other weights' dtype, tensors that a loop keeps."
             )
-            return Match.NO, said
-        near = stopped is not None and _is_near(stopped[1], allocated.bytes)
-        if stopped is not None and near:
-            at = moment_at(run.stream, stopped[0])
-            said.append(
-                f"the prediction asks for {tried.text} with {format_size(stopped[1])} allocated "
+            return Match.NO, sentences
+        near = stop is not None and _is_near(stop[1], allocated.bytes)
+        if stop is not None and near:
+            at = moment_at(run.stream, stop[0])
+            sentences.append(
+                f"the prediction asks for {tried.text} with {format_size(stop[1])} allocated "
                 f"{place_text(at, accum)}: that is where the run stopped."
             )
-        out = None if limited is None else limited.oom_index
-        if limited is not None and out is not None:
-            before = _allocated_before(limited, out)
+        out = None if limited_replay is None else limited_replay.oom_index
+        if limited_replay is not None and out is not None:
+            before = _allocated_before(limited_replay, out)
             at = moment_at(run.stream, out)
-            said.append(
+            sentences.append(
                 f"with what the allocator had, the prediction runs out of memory "
                 f"{place_text(at, accum)}, with {format_size(before)} allocated (the message: "
                 f"{allocated.text})."
             )
             if near or _is_near(before, allocated.bytes):
-                return Match.YES, said
-        elif limited is not None:
-            said.append(
-                f"the prediction needs {format_size(limited.peak_reserved_bytes)} reserved at most "
-                "and completes in what the allocator had: the run used more than the command "
-                "says. Look for what is not in the command, or for longer inputs than predicted."
+                return Match.YES, sentences
+        elif limited_replay is not None:
+            sentences.append(
+                f"the prediction needs {format_size(limited_replay.peak_reserved_bytes)} reserved "
+                "at most and completes in what the allocator had: the run used more than the "
+                "command says. Look for what is not in the command, or for longer inputs than predicted."
             )
         if near:
-            return Match.UNCLEAR if out is None else Match.YES, said
-        if stopped is None:
-            said.append(
+            return Match.UNCLEAR if out is None else Match.YES, sentences
+        if stop is None:
+            sentences.append(
                 f"this run does not look like that command: nothing in it asks the driver for "
                 f"{tried.text}."
             )
-            return Match.NO, said
-        said.append(
+            return Match.NO, sentences
+        sentences.append(
             f"nothing in the command asks for {tried.text} with about {allocated.text} allocated "
-            f"(the nearest has {format_size(stopped[1])}): its options may not be all of the run's."
+            f"(the nearest has {format_size(stop[1])}): its options may not be all of the run's."
         )
-        return Match.UNCLEAR, said
+        return Match.UNCLEAR, sentences
 
     def _changes(self, run: _Run, limit: int) -> Iterator[Change]:
         """Single changes, as far as they were possible, the smallest first."""
         for options, training in self._candidates(run, limit):
             try:
-                changed = self._run(**options)
+                variant = self._run(**options)
             except MemestError as error:
                 self._notes[f"left out {_words(options)}: {error}"] = None
                 continue
@@ -309,9 +311,9 @@ class _Relating:
                 options=tuple(options.items()),
                 words=_words(options),
                 changes_training=training,
-                allocated_bytes=changed.result.peak_allocated_bytes,
-                reserved_bytes=changed.result.peak_reserved_bytes,
-                fits=changed.under(limit).num_ooms == 0,
+                allocated_bytes=variant.result.peak_allocated_bytes,
+                reserved_bytes=variant.result.peak_reserved_bytes,
+                fits=variant.under(limit).num_ooms == 0,
             )
 
     def _candidates(self, run: _Run, limit: int) -> Iterator[tuple[dict[str, Any], str]]:
@@ -349,7 +351,9 @@ class _Relating:
         """The largest divisor of the batch, below it, that completes; 0 where none does."""
         divisors = [size for size in range(setup.batch - 1, 0, -1) if setup.batch % size == 0]
         if len(divisors) > 2:
-            self._own.spot(gpu=self._card, vary=("batch",))  # formulas for the sizes that follow
+            self._profile.spot(
+                gpu=self._card, vary=("batch",)
+            )  # formulas for the sizes that follow
         for size in divisors:
             accum = setup.grad_accum * (setup.batch // size)
             if self._run(batch=size, grad_accum=accum).under(limit).num_ooms == 0:
@@ -369,5 +373,5 @@ def _words(options: Mapping[str, Any]) -> str:
     return " ".join(command_words("estimate", "MODEL", options)[3:])
 
 
-def _is_near(predicted: int, said: int) -> bool:
-    return abs(predicted - said) <= _NEAR * said
+def _is_near(predicted: int, actual: int) -> bool:
+    return abs(predicted - actual) <= _NEAR * actual

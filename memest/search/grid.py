@@ -15,7 +15,7 @@ from memest.config.setup import Software
 from memest.errors import ConfigError
 from memest.search.axes import MAX_POINTS, Axis, axis_option, axis_values, read_value
 
-__all__ = ["Grid", "GridPoint", "gpus_of", "read_grid", "setup_options", "shown"]
+__all__ = ["Grid", "GridPoint", "gpus_of", "json_value", "read_grid", "setup_options"]
 
 _APART = frozenset({*PLACE, *OWN_MODULE_NAMES, "trust_remote_code"})
 """Options that are arguments of an estimate and no part of the training setup."""
@@ -51,24 +51,24 @@ class Grid:
     @property
     def has_gpu(self) -> bool:
         """Whether the grid names a GPU, or its memory."""
-        named = {name for name, _ in self.fixed} | {axis.name for axis in self.axes}
-        return bool(named & {"gpu", "gpu_memory"})
+        names = {name for name, _ in self.fixed} | {axis.name for axis in self.axes}
+        return bool(names & {"gpu", "gpu_memory"})
 
     def questions(self, num_models: int = 1) -> Iterator[GridPoint]:
         """Every point: models one after the other, the last axis runs fastest."""
         names = [axis.name for axis in self.axes]
         values = [axis.values for axis in self.axes]
         points = itertools.product(range(num_models), itertools.product(*values))
-        for index, (model, chosen) in enumerate(points):
-            options = (*zip(names, chosen, strict=True), *self.fixed)
+        for index, (model, combination) in enumerate(points):
+            options = (*zip(names, combination, strict=True), *self.fixed)
             yield GridPoint(index=index, model=model, options=options)
 
 
 def gpus_of(grid: Grid) -> tuple[str, ...]:
     """Every GPU that the grid names."""
-    named = [value for axis in grid.axes if axis.name == "gpu" for value in axis.values]
-    named += [value for name, value in grid.fixed if name == "gpu"]
-    return tuple(name for name in named if name is not None)
+    names = [value for axis in grid.axes if axis.name == "gpu" for value in axis.values]
+    names += [value for name, value in grid.fixed if name == "gpu"]
+    return tuple(name for name in names if name is not None)
 
 
 def setup_options(options: Iterable[tuple[str, Any]]) -> dict[str, Any]:
@@ -76,22 +76,22 @@ def setup_options(options: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     return {name: value for name, value in options if name not in _APART}
 
 
-def shown(value: Any) -> Any:
+def json_value(value: Any) -> Any:
     """A value as JSON has it: numbers, text, booleans, null, and lists of text."""
     if isinstance(value, enum.Enum):
         return value.value
     if isinstance(value, Software):
         value = value.to_dict()
     if isinstance(value, Mapping):
-        return ",".join(f"{name}={shown(each)}" for name, each in value.items())
+        return ",".join(f"{name}={json_value(each)}" for name, each in value.items())
     if isinstance(value, tuple):
-        return [shown(each) for each in value]
+        return [json_value(each) for each in value]
     return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
 
 
-def _read_fixed(options: Mapping[str, Any]) -> tuple[dict[str, Any], list[Any]]:
+def _read_fixed_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], list[Any]]:
     """The fixed options by their keywords, and the GPUs if there are several."""
-    fixed: dict[str, Any] = {}
+    fixed_options: dict[str, Any] = {}
     spelt: dict[str, str] = {}
     gpus: list[Any] = []
     for name, value in options.items():
@@ -102,15 +102,15 @@ def _read_fixed(options: Mapping[str, Any]) -> tuple[dict[str, Any], list[Any]]:
             gpus = list(value)
             continue
         value = read_value(option, value)
-        if option.name in fixed and fixed[option.name] != value:
+        if option.name in fixed_options and fixed_options[option.name] != value:
             raise ConfigError(
                 f"{spelt[option.name]} and {name} are the same option, given as "
-                f"{fixed[option.name]} and {value}: drop one."
+                f"{fixed_options[option.name]} and {value}: drop one."
             )
-        fixed[option.name], spelt[option.name] = value, name
+        fixed_options[option.name], spelt[option.name] = value, name
     if len(gpus) == 1:
-        fixed["gpu"] = gpus.pop()
-    return fixed, gpus
+        fixed_options["gpu"] = gpus.pop()
+    return fixed_options, gpus
 
 
 def read_grid(grid: Mapping[str, Any], options: Mapping[str, Any], *, num_models: int = 1) -> Grid:
@@ -126,36 +126,36 @@ def read_grid(grid: Mapping[str, Any], options: Mapping[str, Any], *, num_models
         ConfigError: for an unknown option or one that is given twice, a value that no point can
             have, or too many points.
     """
-    fixed, gpus = _read_fixed(options)
+    fixed_options, gpus = _read_fixed_options(options)
     axes: dict[str, Axis] = {}
-    for name, given in grid.items():
+    for name, source in grid.items():
         option = axis_option(str(name))
         if option.name in axes:
             raise ConfigError(f"{option.flags[0]} is swept over twice: put its values together.")
-        axes[option.name] = Axis(name=option.name, values=axis_values(option, given))
+        axes[option.name] = Axis(name=option.name, values=axis_values(option, source))
     if gpus:
         if "gpu" in axes:
             raise ConfigError("--gpu is given and swept over: drop one of the two.")
         axes["gpu"] = Axis(name="gpu", values=axis_values(find_option("gpu"), gpus))
-    _check_twice(axes, fixed)
-    made = Grid(axes=tuple(axes.values()), fixed=tuple(fixed.items()))
-    total = made.num_points * num_models
+    _check_twice(axes, fixed_options)
+    sweep_grid = Grid(axes=tuple(axes.values()), fixed=tuple(fixed_options.items()))
+    total = sweep_grid.num_points * num_models
     if total > MAX_POINTS:
-        sizes = [f"{len(axis.values):,} x {axis.label}" for axis in made.axes]
+        sizes = [f"{len(axis.values):,} x {axis.label}" for axis in sweep_grid.axes]
         models = [f"{num_models} models"] if num_models > 1 else []
         raise ConfigError(
             f"the grid has {total:,} points ({', '.join(models + sizes)}), more than "
             f"{MAX_POINTS:,}: take fewer values, for example by a factor as in batch=1:64:x2."
         )
-    _check_values(made)
-    return made
+    _check_values(sweep_grid)
+    return sweep_grid
 
 
-def _check_twice(axes: Mapping[str, Axis], fixed: Mapping[str, Any]) -> None:
+def _check_twice(axes: Mapping[str, Axis], fixed_options: Mapping[str, Any]) -> None:
     """Refuse an option that is fixed and swept over, precision under its three names too."""
     for name in axes:
         option = find_option(name)
-        for other in fixed:
+        for other in fixed_options:
             same = find_option(other)
             if same is option or (option.field == same.field == "precision"):
                 raise ConfigError(
@@ -171,20 +171,20 @@ def _check_values(grid: Grid) -> None:
     """
     axes = [axis for axis in grid.axes if axis.name not in _APART]
     possible: list[set[int]] = [set() for _ in axes]
-    refused: dict[tuple[int, int], ConfigError] = {}
-    fixed = setup_options(grid.fixed)
+    refusals: dict[tuple[int, int], ConfigError] = {}
+    fixed_options = setup_options(grid.fixed)
     for places in itertools.product(*(range(len(axis.values)) for axis in axes)):
-        chosen = {axis.name: axis.values[place] for axis, place in zip(axes, places, strict=True)}
+        options = {axis.name: axis.values[place] for axis, place in zip(axes, places, strict=True)}
         try:
-            setup_from_options(**chosen, **fixed)
+            setup_from_options(**options, **fixed_options)
         except ConfigError as problem:
             if not axes:
                 raise
             for at in enumerate(places):
-                refused.setdefault(at, problem)
+                refusals.setdefault(at, problem)
         else:
-            for seen, place in zip(possible, places, strict=True):
-                seen.add(place)
-    for (axis, place), error in refused.items():
+            for possible_places, place in zip(possible, places, strict=True):
+                possible_places.add(place)
+    for (axis, place), error in refusals.items():
         if place not in possible[axis]:
             raise error

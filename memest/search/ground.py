@@ -26,8 +26,8 @@ _NEAR = 32
 
 def with_size(setup: Setup, of: SizeAxis, size: int) -> Setup:
     """A setup with another size."""
-    changed: dict[str, Any] = {of.field: size}
-    return replace(setup, **changed)
+    change: dict[str, Any] = {of.field: size}
+    return replace(setup, **change)
 
 
 class SizeTrials:
@@ -45,17 +45,17 @@ class SizeTrials:
         self, profiler: Profiler, request: Setup, of: SizeAxis, step: int, target: TargetGpu
     ) -> None:
         self._profiler = profiler
-        self._asked = request
+        self._request = request
         self._of = of
         self._step = step
         self._target = target
         self._replays = profiler.replays(parse_alloc_conf(request.alloc_conf))
         self._sizes: set[int] = set()
-        self._fine = LargestSizeSearch(target, self._replays, self._found_at, 1)
+        self._fine = LargestSizeSearch(target, self._replays, self._run_at, 1)
 
-    def _found_at(self, size: int) -> Run:
+    def _run_at(self, size: int) -> Run:
         self._sizes.add(size)
-        request = with_size(self._asked, self._of, size)
+        request = with_size(self._request, self._of, size)
         if self._of is SizeAxis.BATCH or (self._of is SizeAxis.SEQ_LEN and size % self._step == 0):
             return resolve_run(self._profiler, request, self._target.traits, (self._of.field,))
         return resolve_run(self._profiler, request, self._target.traits, None)
@@ -64,14 +64,14 @@ class SizeTrials:
         """A search over multiples of the step."""
         step = self._step
         if step == 1:
-            self._fine = LargestSizeSearch(self._target, self._replays, self._found_at, highest)
+            self._fine = LargestSizeSearch(self._target, self._replays, self._run_at, highest)
             return self._fine
         return LargestSizeSearch(
-            self._target, self._replays, lambda k: self._found_at(k * step), highest
+            self._target, self._replays, lambda k: self._run_at(k * step), highest
         )
 
     @property
-    def tried(self) -> frozenset[int]:
+    def tried_sizes(self) -> frozenset[int]:
         """The sizes that were looked at so far."""
         return frozenset(self._sizes)
 
@@ -105,7 +105,7 @@ class SizeTrials:
 
     def point(self, size: int) -> CurvePoint:
         """The memory that a size takes, and the verdict that an estimate gives."""
-        run = self._found_at(size)
+        run = self._run_at(size)
         stream = run.stream
         result = self._replays.of(stream)
         peaks = peaks_of(self._target, run, stream, result)
@@ -121,25 +121,25 @@ class SizeTrials:
 
     def notes(self, size: int) -> list[str]:
         """What there is to know of the run of a size."""
-        run = self._found_at(size)
+        run = self._run_at(size)
         stream = run.stream
         peaks = peaks_of(self._target, run, stream, self._replays.of(stream))
         return [*run_notes(run), *paged_notes(self._target, peaks)]
 
     def curve(
-        self, tried: Iterable[int], largest: int, safe: int, highest: int
+        self, tried_sizes: Iterable[int], largest: int, safe: int, highest: int
     ) -> tuple[CurvePoint, ...]:
         """Memory over sizes: those that were tried, both answers, and some evenly spread.
 
         Where every size takes a trace of its own, the ones that were tried are enough of a curve.
         """
         top = min(largest + max(largest // 8, self._step), highest)
-        sizes = {n for n in tried if n <= top}
+        sizes = {n for n in tried_sizes if n <= top}
         sizes |= {n for n in (safe, largest) if n > 0}
         if self._of is SizeAxis.BATCH and largest < highest:
             sizes.add(largest + 1)
-        if self._of is not SizeAxis.IMAGE_SIZE and not asks_for_gpu(self._asked):
-            sizes |= set(_spread(top, self._step))
+        if self._of is not SizeAxis.IMAGE_SIZE and not asks_for_gpu(self._request):
+            sizes |= set(_even_sizes(top, self._step))
         return tuple(self.point(size) for size in sorted(sizes))
 
 
@@ -148,7 +148,7 @@ def _near(size: int) -> int:
     return min(max(size // _NEAR, 1), _NEAR)
 
 
-def _spread(top: int, step: int) -> range:
+def _even_sizes(top: int, step: int) -> range:
     """Five to ten round sizes up to ``top``."""
     stride = step
     while stride * 10 < top:

@@ -104,11 +104,11 @@ def max_batch(
     """
     calibration = argument("calibration", calibration, options)
     module_inputs, options = split_inputs(options)
-    wanted: SizeAxis = choose("--of", of, SizeAxis)
+    axis: SizeAxis = choose("--of", of, SizeAxis)
     setup = merge_options(setup, options)
     if not gpu and gpu_memory is None:
         raise no_gpu("max-batch")
-    samples = None if effective_batch is None else _samples(effective_batch, wanted, setup)
+    samples = None if effective_batch is None else _samples(effective_batch, axis, setup)
     targets = target_gpus(
         setup,
         gpu=gpu,
@@ -123,25 +123,25 @@ def max_batch(
         progress=progress,
     )
     setup = profiler.with_own_batch(setup, options)
-    hunt = _hunt(profiler, setup, wanted)
-    answers, notes = zip(*(hunt.on(target, samples) for target in targets), strict=True)
+    search = _size_search(profiler, setup, axis)
+    answers, notes = zip(*(search.on(target, samples) for target in targets), strict=True)
     of_runs = notes_of_each(dict(zip((card.name for card in targets), notes, strict=True)))
-    typical = with_size(hunt.asked, wanted, max(answers[0].largest, hunt.smallest))
+    typical = with_size(search.request, axis, max(answers[0].largest, search.smallest))
     return MaxBatch(
         model=profiler.name,
-        of=wanted,
-        step=1 if wanted is not SizeAxis.IMAGE_SIZE else hunt.step,
+        of=axis,
+        step=1 if axis is not SizeAxis.IMAGE_SIZE else search.step,
         setup=profiler.resolve(typical),
         effective_batch=samples,
         answers=answers,
         assumptions=(*profiler.assumptions(typical), *_ranges(targets, setup)),
-        notes=tuple(_notes(targets, wanted, hunt, setup, of_runs)),
+        notes=tuple(_notes(targets, axis, search, setup, of_runs)),
     )
 
 
 def _samples(effective_batch: int | str, of: SizeAxis, setup: Setup) -> int:
     """The effective batch, where one can be asked for."""
-    wanted = read_effective_batch(effective_batch)
+    samples = read_effective_batch(effective_batch)
     if of is not SizeAxis.BATCH:
         raise ConfigError(
             f"--effective-batch is reached by micro-batches, and --of {of} keeps the batch: drop "
@@ -152,7 +152,7 @@ def _samples(effective_batch: int | str, of: SizeAxis, setup: Setup) -> int:
             f"--effective-batch finds the number of micro-steps, and --grad-accum "
             f"{setup.grad_accum} gives it: drop one of the two."
         )
-    return wanted
+    return samples
 
 
 def _ranges(targets: Sequence[TargetGpu], setup: Setup) -> list[str]:
@@ -175,11 +175,15 @@ def _basis(target: TargetGpu, setup: Setup) -> str:
 
 
 def _notes(
-    targets: Sequence[TargetGpu], of: SizeAxis, hunt: _Hunt, setup: Setup, of_runs: Sequence[str]
+    targets: Sequence[TargetGpu],
+    of: SizeAxis,
+    search: _SizeSearch,
+    setup: Setup,
+    of_runs: Sequence[str],
 ) -> list[str]:
     notes = [target.spec.match_note for target in targets if target.spec.match_note]
     if of is SizeAxis.IMAGE_SIZE:
-        notes.append(f"image sizes that are multiples of {hunt.step} were looked at.")
+        notes.append(f"image sizes that are multiples of {search.step} were looked at.")
     notes += of_runs
     notes += one_of_several(setup)
     notes.append(scope_note(setup))
@@ -189,11 +193,11 @@ def _notes(
 # -- the search -----------------------------------------------------------------------------------
 
 
-def _hunt(profiler: Profiler, request: Setup, of: SizeAxis) -> _Hunt:
+def _size_search(profiler: Profiler, request: Setup, of: SizeAxis) -> _SizeSearch:
     """What there is to know of a model before the search on a GPU."""
     field = of.field
-    resolved = profiler.resolve(request)
-    start = getattr(resolved, field)
+    resolved_setup = profiler.resolve(request)
+    start = getattr(resolved_setup, field)
     distributed = request.distributed
     pieces = distributed.sequence_pieces
     if of is SizeAxis.SEQ_LEN and pieces > 1:
@@ -206,7 +210,7 @@ def _hunt(profiler: Profiler, request: Setup, of: SizeAxis) -> _Hunt:
             f"seq_len={64 * pieces},{128 * pieces},{256 * pieces}."
         )
     if of is SizeAxis.BATCH:
-        return _Hunt(
+        return _SizeSearch(
             profiler, replace(request, batch=start), of, 1, start, MAX_BATCH, CurveEnd.SEARCH
         )
     if start is None:
@@ -215,10 +219,10 @@ def _hunt(profiler: Profiler, request: Setup, of: SizeAxis) -> _Hunt:
 
     def takes(size: int) -> bool:
         try:
-            taken: bool = getattr(profiler.resolve(with_size(request, of, size)), field) == size
+            same: bool = getattr(profiler.resolve(with_size(request, of, size)), field) == size
         except MemestError:
             return False
-        return taken
+        return same
 
     step, end = _STEPS[of], CurveEnd.MODEL
     highest = profiler.limit(request, field)
@@ -230,13 +234,13 @@ def _hunt(profiler: Profiler, request: Setup, of: SizeAxis) -> _Hunt:
         )
     if highest < step:
         step = 1
-    return _Hunt(profiler, request, of, step, start, highest, end)
+    return _SizeSearch(profiler, request, of, step, start, highest, end)
 
 
 def _check_has_effect(profiler: Profiler, request: Setup, of: SizeAxis, size: int) -> None:
     """Refuse to vary what the model's inputs do not have."""
-    for said in profiler.assumptions(request):
-        if said.startswith(f"--{of} ") and "has no effect" in said:
+    for assumption in profiler.assumptions(request):
+        if assumption.startswith(f"--{of} ") and "has no effect" in assumption:
             raise ConfigError(
                 f"--of {of}: the model's inputs have no such size (--{of} {size} has no effect on "
                 "them). Look for the largest batch, --of batch."
@@ -244,12 +248,12 @@ def _check_has_effect(profiler: Profiler, request: Setup, of: SizeAxis, size: in
 
 
 @dataclass(frozen=True, slots=True)
-class _Hunt:
+class _SizeSearch:
     """A search that can be made on any GPU.
 
     Attributes:
-        tracer: of the model.
-        asked: the setup whose size is looked for.
+        profiler: of the model.
+        request: the setup whose size is looked for.
         of: the size.
         step: multiples of it are cheap to ask for.
         start: where to begin.
@@ -257,8 +261,8 @@ class _Hunt:
         end: why there.
     """
 
-    tracer: Profiler
-    asked: Setup
+    profiler: Profiler
+    request: Setup
     of: SizeAxis
     step: int
     start: int
@@ -277,20 +281,20 @@ class _Hunt:
             target: the GPU.
             samples: the effective batch that was asked for, None if there is none.
         """
-        say = self.tracer.progress
+        say = self.profiler.progress
         if say is not None:
             say(f"looking for the largest {self.of} on {target.name}")
-        ground = SizeTrials(self.tracer, self.asked, self.of, self.step, target)
-        largest, safe = self._largest(ground)
-        tried = ground.tried
+        trials = SizeTrials(self.profiler, self.request, self.of, self.step, target)
+        largest, safe = self._largest(trials)
+        tried_sizes = trials.tried_sizes
         if self.of is SizeAxis.BATCH:
-            largest, safe = self._climbed(ground, largest, safe)
-            ground.look_below(largest, safe)
+            largest, safe = self._climb(trials, largest, safe)
+            trials.look_below(largest, safe)
         multiples = tuple(
             Multiple(
                 of=number,
-                largest=ground.multiple(number, largest, lambda tried: tried.runs),
-                safe=ground.multiple(number, safe, lambda tried: tried.fits),
+                largest=trials.multiple(number, largest, lambda trial: trial.runs),
+                safe=trials.multiple(number, safe, lambda trial: trial.fits),
             )
             for number in _ROUND[self.of]
             if largest >= number
@@ -304,35 +308,35 @@ class _Hunt:
             largest=largest,
             safe=safe,
             end=CurveEnd.GPU if largest < self.highest else self.end,
-            curve=ground.curve(tried, largest, safe, self.highest),
+            curve=trials.curve(tried_sizes, largest, safe, self.highest),
             multiples=multiples,
-            unsteady=ground.failed_below(largest),
+            unsteady=trials.failed_below(largest),
             effective=effective,
         )
-        return answer, ground.notes(max(largest, self.smallest))
+        return answer, trials.notes(max(largest, self.smallest))
 
-    def _largest(self, ground: SizeTrials) -> tuple[int, int]:
+    def _largest(self, trials: SizeTrials) -> tuple[int, int]:
         """(the largest that runs, the largest that surely fits)."""
-        step, search = self.step, ground.coarse(self.highest // self.step)
+        step, search = self.step, trials.coarse(self.highest // self.step)
         runs, fits = (k * step for k in search.largest(max(self.start // step, 1)))
         if step == 1 or self.of is SizeAxis.IMAGE_SIZE:
             return runs, fits
 
         def exact(low: int, holds: Callable[[SizeTrial], bool], highest: int) -> int:
             top = min(low + step - 1, highest)
-            return last(lambda size: holds(ground.at(size)), top, low)
+            return last(lambda size: holds(trials.at(size)), top, low)
 
-        runs = exact(runs, lambda tried: tried.runs, self.highest)
-        return runs, exact(fits, lambda tried: tried.fits, runs)
+        runs = exact(runs, lambda trial: trial.runs, self.highest)
+        return runs, exact(fits, lambda trial: trial.fits, runs)
 
-    def _climbed(self, ground: SizeTrials, largest: int, safe: int) -> tuple[int, int]:
+    def _climb(self, trials: SizeTrials, largest: int, safe: int) -> tuple[int, int]:
         """The same, where sizes just above do not run but larger ones next to them do.
 
         Where blocks hardly fit, memory does not grow evenly with the size, and where the search
         ends would depend on where it began.
         """
-        largest = ground.climb(largest, lambda tried: tried.runs, self.highest)
-        return largest, ground.climb(safe, lambda tried: tried.fits, largest)
+        largest = trials.climb(largest, lambda trial: trial.runs, self.highest)
+        return largest, trials.climb(safe, lambda trial: trial.fits, largest)
 
     # -- an effective batch
 
@@ -345,22 +349,22 @@ class _Hunt:
             yield self._way(target, samples, 1)
             return
         # gradients that are kept between micro-steps leave less for a micro-batch
-        request = replace(self.asked, grad_accum=2)
-        hunt = replace(self, asked=request, start=max(safe or largest, 1), highest=samples)
-        runs, fits = hunt._largest(SizeTrials(self.tracer, request, self.of, 1, target))
+        request = replace(self.request, grad_accum=2)
+        search = replace(self, request=request, start=max(safe or largest, 1), highest=samples)
+        runs, fits = search._largest(SizeTrials(self.profiler, request, self.of, 1, target))
         most = fits or runs
         sizes = [n for n in range(most, 0, -1) if samples % n == 0]
         exact = self._first(target, ((n, samples // n) for n in sizes), surely=fits > 0)
         if exact is not None:
             yield exact
         fewest = range(-(-samples // most), samples + 1) if most else range(0)
-        rounded = self._first(
+        rounded_way = self._first(
             target, ((-(-samples // k), k) for k in fewest[:_ATTEMPTS]), surely=fits > 0
         )
-        if rounded is not None and (
-            exact is None or rounded.num_micro_steps < exact.num_micro_steps
+        if rounded_way is not None and (
+            exact is None or rounded_way.num_micro_steps < exact.num_micro_steps
         ):
-            yield rounded
+            yield rounded_way
 
     def _first(
         self, target: TargetGpu, ways: Iterable[tuple[int, int]], *, surely: bool
@@ -376,8 +380,8 @@ class _Hunt:
         return None
 
     def _way(self, target: TargetGpu, micro_batch: int, num_micro_steps: int) -> EffectiveBatch:
-        request = replace(self.asked, grad_accum=min(num_micro_steps, _PRICED_STEPS))
-        point = SizeTrials(self.tracer, request, self.of, 1, target).point(micro_batch)
+        request = replace(self.request, grad_accum=min(num_micro_steps, _PRICED_STEPS))
+        point = SizeTrials(self.profiler, request, self.of, 1, target).point(micro_batch)
         return EffectiveBatch(
             micro_batch=micro_batch,
             num_micro_steps=num_micro_steps,

@@ -88,9 +88,9 @@ def _micro_batch(candidate: Candidate, finder: Finder) -> PlanStep:
         why = f"the whole effective batch at once {_need(candidate)}"
         return PlanStep(option="micro-batch", value=value, why=why)
     # what would fill the GPU better: one accumulation step less
-    more = finder.at(candidate.combo, -(-finder.wanted // (steps - 1)), steps - 1)
-    if batch * steps == finder.wanted and more.verdict is Verdict.FITS:
-        why = f"the largest that fits and divides {finder.wanted} exactly; it {_need(candidate)}"
+    more = finder.at(candidate.combo, -(-finder.samples // (steps - 1)), steps - 1)
+    if batch * steps == finder.samples and more.verdict is Verdict.FITS:
+        why = f"the largest that fits and divides {finder.samples} exactly; it {_need(candidate)}"
     else:
         why = (
             f"fills the card: it {_need(candidate)}; one accumulation step less means "
@@ -100,20 +100,20 @@ def _micro_batch(candidate: Candidate, finder: Finder) -> PlanStep:
 
 
 def _accumulation(candidate: Candidate, finder: Finder) -> PlanStep:
-    steps, wanted = candidate.grad_accum, finder.wanted
+    steps, samples = candidate.grad_accum, finder.samples
     if steps == 1:
         return PlanStep(option="accumulation", value="1", why="not needed")
     product = candidate.batch * steps
-    reached = f"{steps} x {candidate.batch} = {product} samples"
-    if product != wanted:
-        reached += f", {product - wanted} above the {wanted} asked for"
+    text = f"{steps} x {candidate.batch} = {product} samples"
+    if product != samples:
+        text += f", {product - samples} above the {samples} asked for"
     work = finder.probe.work(**candidate.changes()).total
     once = finder.probe.work(**{**candidate.changes(), "grad_accum": 1}).total
     launches = work.launches / max(once.launches, 1)
-    why = f"{reached}; {launches:.1f} times the launches of a step with one"
-    kept = _gradients(candidate)
-    if kept:
-        why += f", {format_size(kept)} of gradients alive at the peak"
+    why = f"{text}; {launches:.1f} times the launches of a step with one"
+    gradient_bytes = _gradients(candidate)
+    if gradient_bytes:
+        why += f", {format_size(gradient_bytes)} of gradients alive at the peak"
     return PlanStep(option="accumulation", value=str(steps), why=why)
 
 
@@ -147,43 +147,43 @@ def _checkpointing(
 
 
 def _precision(candidate: Candidate, finder: Finder, candidates: Sequence[Candidate]) -> PlanStep:
-    asked = finder.probe.profile.setup.precision
+    precision = finder.probe.profile.setup.precision
     combo = candidate.combo
-    if combo.precision is asked:
-        return PlanStep(option="precision", value=asked.value, why="as asked for")
-    same = replace(combo, precision=asked)
-    kept = [c for c in candidates if c.combo == same and c.verdict is Verdict.FITS]
-    if kept:
-        best = max(c.batch for c in kept)
-        why = f"any precision was allowed; with {asked.value} the largest micro-batch is {best}"
+    if combo.precision is precision:
+        return PlanStep(option="precision", value=precision.value, why="as asked for")
+    same = replace(combo, precision=precision)
+    rivals = [c for c in candidates if c.combo == same and c.verdict is Verdict.FITS]
+    if rivals:
+        best = max(c.batch for c in rivals)
+        why = f"any precision was allowed; with {precision.value} the largest micro-batch is {best}"
     else:
-        why = f"changes the training; with {asked.value} even 1 {_need(finder.at(same, 1))}"
+        why = f"changes the training; with {precision.value} even 1 {_need(finder.at(same, 1))}"
     return PlanStep(option="precision", value=combo.precision.value, why=why)
 
 
 def _optimizer(candidate: Candidate, finder: Finder) -> PlanStep:
-    asked = finder.probe.profile.setup.optim
+    optim = finder.probe.profile.setup.optim
     combo = candidate.combo
-    other = finder.at(replace(combo, optim=asked), candidate.batch, candidate.grad_accum)
+    other = finder.at(replace(combo, optim=optim), candidate.batch, candidate.grad_accum)
     states = {
         name: sum(
             row.bytes for row in c.estimate.breakdown if row.category is Category.OPTIMIZER_STATES
         )
-        for name, c in ((combo.optim, candidate), (asked, other))
+        for name, c in ((combo.optim, candidate), (optim, other))
     }
-    same = SAME_TRAINING.get(asked) == combo.optim
+    same = SAME_TRAINING.get(optim) == combo.optim
     why = "computes the same" if same else "changes the training"
-    own, its = format_size(states[combo.optim]), format_size(states[asked])
+    own, its = format_size(states[combo.optim]), format_size(states[optim])
     if own != its:
         why += f"; {own} of states in place of {its}"
-    why += f"; with {asked} this plan {_need(other)}"
+    why += f"; with {optim} this plan {_need(other)}"
     return PlanStep(option="optimizer", value=combo.optim, why=why)
 
 
 def _attention(candidate: Candidate, finder: Finder) -> PlanStep:
-    asked = finder.probe.profile.setup.attn_implementation
+    attention = finder.probe.profile.setup.attn_implementation
     combo = candidate.combo
-    other = finder.at(replace(combo, attention=asked), candidate.batch, candidate.grad_accum)
-    why = f"computes the same without keeping the scores; with {asked.value} this plan "
+    other = finder.at(replace(combo, attention=attention), candidate.batch, candidate.grad_accum)
+    why = f"computes the same without keeping the scores; with {attention.value} this plan "
     why += _need(other)
     return PlanStep(option="attention", value=combo.attention.value, why=why)

@@ -13,7 +13,7 @@ from memest.files.texts import write_as
 from memest.report.answer import Answer, register
 from memest.report.result import Peak, Spot, Verdict
 from memest.search.axes import Axis
-from memest.search.grid import shown
+from memest.search.grid import json_value
 
 __all__ = [
     "METRICS",
@@ -127,7 +127,7 @@ class SweepPoint:
         peak = self.peak
         return {
             "model": self.model,
-            "options": {name: shown(value) for name, value in self.options},
+            "options": {name: json_value(value) for name, value in self.options},
             "peak": None if peak is None else peak.to_dict(),
             "interval": None
             if peak is None
@@ -148,7 +148,7 @@ class SweepPoint:
         """The cells under :attr:`Sweep.columns`; empty where there is nothing."""
         peak = self.peak
         peaks = (None, None, None) if peak is None else peak.to_dict().values()
-        options = [shown(value) for _, value in self.options]
+        options = [json_value(value) for _, value in self.options]
         return [
             self.model,
             *(";".join(value) if isinstance(value, list) else value for value in options),
@@ -196,10 +196,10 @@ class Sweep(Answer):
             "schema_version": SCHEMA_VERSION,
             "models": list(self.models),
             "axes": [
-                {"name": axis.name, "values": [shown(value) for value in axis.values]}
+                {"name": axis.name, "values": [json_value(value) for value in axis.values]}
                 for axis in self.axes
             ],
-            "options": {name: shown(value) for name, value in self.fixed},
+            "options": {name: json_value(value) for name, value in self.fixed},
             "points": [point.to_dict() for point in self.points],
         }
 

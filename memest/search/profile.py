@@ -62,9 +62,11 @@ def profile(
         ConfigError: options or inputs that cannot be; a model is looked at when it is first asked.
     """
     module_inputs = module_inputs_of(inputs, loss, step_fn, dims, model_args)
-    made = Profile(model, merge_options(setup, options), module_inputs, trust_remote_code, progress)
-    made.named = options
-    return made
+    model_profile = Profile(
+        model, merge_options(setup, options), module_inputs, trust_remote_code, progress
+    )
+    model_profile.pending_options = options
+    return model_profile
 
 
 class Profile:
@@ -72,7 +74,7 @@ class Profile:
 
     Attributes:
         setup: what holds where a question says nothing.
-        named: the options that made it, until the batch of example inputs is known.
+        pending_options: the options that made it, until the batch of example inputs is known.
     """
 
     def __init__(
@@ -84,7 +86,7 @@ class Profile:
         progress: Progress | None = None,
     ) -> None:
         self.setup = setup
-        self.named: Mapping[str, Any] | None = None
+        self.pending_options: Mapping[str, Any] | None = None
         self._profiler = Profiler.of(
             model,
             module_inputs=module_inputs,
@@ -188,7 +190,10 @@ class Profile:
 
     def setup_for(self, setup: Setup | None = None, **changes: Any) -> Setup:
         """The setup of a question."""
-        if self.named is not None:
-            self.setup, self.named = self._profiler.with_own_batch(self.setup, self.named), None
+        if self.pending_options is not None:
+            self.setup, self.pending_options = (
+                self._profiler.with_own_batch(self.setup, self.pending_options),
+                None,
+            )
         base = self.setup if setup is None else setup
         return setup_from_options(base, **changes) if changes else base

@@ -52,7 +52,7 @@ def explain(before: Estimate, after: Estimate) -> Reasons:
         _headline(before, after, rows),
         *_moments(before, after),
         *_unseen_gain(before, after, phases),
-        *_untouched(before, after, rows),
+        *_untouched_share(before, after, rows),
         *_what_rows_mean(before, after, rows),
         *_what_is_left(before, after, rows),
     ]
@@ -74,10 +74,12 @@ def row_changes(before: Estimate, after: Estimate) -> tuple[RowChange, ...]:
         RowChange(category=c, before_bytes=first.get(c, 0), after_bytes=second.get(c, 0))
         for c in CATEGORY_ORDER
     ]
-    moved = tuple(sorted((c for c in changes if c.delta_bytes), key=lambda c: -abs(c.delta_bytes)))
+    nonzero = tuple(
+        sorted((c for c in changes if c.delta_bytes), key=lambda c: -abs(c.delta_bytes))
+    )
     delta = after.peak.allocated_bytes - before.peak.allocated_bytes
-    assert sum(change.delta_bytes for change in moved) == delta
-    return moved
+    assert sum(change.delta_bytes for change in nonzero) == delta
+    return nonzero
 
 
 def _phase_changes(before: Estimate, after: Estimate) -> tuple[PhaseChange, ...]:
@@ -103,25 +105,25 @@ def _headline(before: Estimate, after: Estimate, rows: Sequence[RowChange]) -> s
     """What grew and what shrank, and which of the two decides."""
     first, second = before.peak.allocated_bytes, after.peak.allocated_bytes
     delta = second - first
-    grown = [row for row in rows if row.delta_bytes > 0]
-    shrunk = [row for row in rows if row.delta_bytes < 0]
+    increases = [row for row in rows if row.delta_bytes > 0]
+    decreases = [row for row in rows if row.delta_bytes < 0]
     if not rows:
         return f"The allocated peak stays at {format_size(second)}, row by row."
     if abs(delta) < NEGLIGIBLE * first:
-        sides = " against ".join(_named(side) for side in (grown, shrunk) if side)
+        sides = " against ".join(_rows_text(side) for side in (increases, decreases) if side)
         return f"The allocated peak stays at {format_size(second)} ({sides})."
     word = "more" if delta > 0 else "less"
     head = (
         f"The allocated peak is {format_size(second)}, {format_size(abs(delta))} {word} than "
         f"{format_size(first)}"
     )
-    decides, other = (grown, shrunk) if delta > 0 else (shrunk, grown)
+    decides, other = (increases, decreases) if delta > 0 else (decreases, increases)
     if not other:
-        return f"{head}: {_named(decides)}."
+        return f"{head}: {_rows_text(decides)}."
     against = sum(abs(row.delta_bytes) for row in other)
     if against < NOTABLE * sum(abs(row.delta_bytes) for row in decides):
-        return f"{head}: {_named(decides)}; {_named(other)}."
-    return f"{head}: {_named(decides)} outweigh{_s(decides)} {_named(other)}."
+        return f"{head}: {_rows_text(decides)}; {_rows_text(other)}."
+    return f"{head}: {_rows_text(decides)} outweigh{_s(decides)} {_rows_text(other)}."
 
 
 def _s(rows: Sequence[RowChange]) -> str:
@@ -129,21 +131,21 @@ def _s(rows: Sequence[RowChange]) -> str:
     return "s" if len(rows) == 1 and rows[0].category is Category.ROUNDING else ""
 
 
-def _named(rows: Sequence[RowChange]) -> str:
+def _rows_text(rows: Sequence[RowChange]) -> str:
     """The rows that make up nearly all of their sum by name, the others together."""
     whole = sum(abs(row.delta_bytes) for row in rows)
-    named: list[RowChange] = []
-    covered = 0
+    leading: list[RowChange] = []
+    covered_bytes = 0
     for row in rows:
-        last = len(named) == len(rows) - 1  # a rest of one has a name of its own
-        if named and covered >= NAMED_SHARE * whole and not last:
+        last = len(leading) == len(rows) - 1  # a rest of one has a name of its own
+        if leading and covered_bytes >= NAMED_SHARE * whole and not last:
             break
-        named.append(row)
-        covered += abs(row.delta_bytes)
-    texts = [f"{row.category.value} {_signed(row.delta_bytes)}" for row in named]
-    rest = sum(row.delta_bytes for row in rows) - sum(row.delta_bytes for row in named)
+        leading.append(row)
+        covered_bytes += abs(row.delta_bytes)
+    texts = [f"{row.category.value} {_signed_size(row.delta_bytes)}" for row in leading]
+    rest = sum(row.delta_bytes for row in rows) - sum(row.delta_bytes for row in leading)
     if rest:
-        texts.append(f"the rest {_signed(rest)}")
+        texts.append(f"the rest {_signed_size(rest)}")
     return _list(texts)
 
 
@@ -199,18 +201,22 @@ def _unseen_gain(before: Estimate, after: Estimate, phases: Iterable[PhaseChange
     return [text]
 
 
-def _untouched(before: Estimate, after: Estimate, rows: Sequence[RowChange]) -> list[str]:
+def _untouched_share(before: Estimate, after: Estimate, rows: Sequence[RowChange]) -> list[str]:
     """What the peak consists of, when a change hardly moves it."""
     peak = after.peak.allocated_bytes
     if abs(peak - before.peak.allocated_bytes) >= NOTABLE * before.peak.allocated_bytes:
         return []
-    moved = {row.category for row in rows if abs(row.delta_bytes) >= NOTABLE * row.before_bytes}
-    kept = sorted((r for r in after.breakdown if r.category not in moved), key=lambda r: -r.bytes)
-    named = [row for row in kept if row.bytes >= NOTABLE * peak]
-    whole = sum(row.bytes for row in named)
+    moved_categories = {
+        row.category for row in rows if abs(row.delta_bytes) >= NOTABLE * row.before_bytes
+    }
+    remaining = sorted(
+        (r for r in after.breakdown if r.category not in moved_categories), key=lambda r: -r.bytes
+    )
+    large = [row for row in remaining if row.bytes >= NOTABLE * peak]
+    whole = sum(row.bytes for row in large)
     if whole < peak / 2:
         return []
-    texts = [f"{row.category.value} {format_size(row.bytes)}" for row in named]
+    texts = [f"{row.category.value} {format_size(row.bytes)}" for row in large]
     sentences = [f"{whole / peak:.0%} of the peak is not touched by the change: {_list(texts)}."]
     activations = _bytes(after, Category.ACTIVATIONS)
     largest = max(blocks(after.layers), key=lambda b: b.activation_bytes, default=None)
@@ -247,9 +253,9 @@ def _who_trains(before: Estimate, after: Estimate, rows: Mapping[Category, RowCh
     """How many parameters gradients and states belong to, where that changed."""
     then, now = before.model.trainable_parameters, after.model.trainable_parameters
     theirs = [rows[c] for c in (Category.GRADIENTS, Category.OPTIMIZER_STATES) if c in rows]
-    moved = sum(row.delta_bytes for row in theirs)
+    delta = sum(row.delta_bytes for row in theirs)
     notable = NOTABLE * before.peak.allocated_bytes
-    if then == now or abs(moved) < notable or (moved > 0) is not (now > then):
+    if then == now or abs(delta) < notable or (delta > 0) is not (now > then):
         return []
     text = (
         f"{format_count(now)} of {format_count(after.model.parameters)} parameters train, "
@@ -287,14 +293,14 @@ def _copies(
         f"Autocast keeps half-precision copies of the fp32 weights ({size} at the peak) while a "
         "forward and its backward need them. Their size is that of the weights, whatever the batch"
     )
-    saved = 0 if activations is None else -activations.delta_bytes
-    if before.setup.precision is not Precision.FP32 or saved <= 0:
+    savings = 0 if activations is None else -activations.delta_bytes
+    if before.setup.precision is not Precision.FP32 or savings <= 0:
         return f"{text}."
     batch = after.setup.batch
-    if saved >= copies.delta_bytes:
-        return f"{text}; smaller activations save {format_size(saved)} at batch {batch}."
+    if savings >= copies.delta_bytes:
+        return f"{text}; smaller activations save {format_size(savings)} at batch {batch}."
     return (
-        f"{text}; smaller activations save only {format_size(saved)} at batch {batch}, and that "
+        f"{text}; smaller activations save only {format_size(savings)} at batch {batch}, and that "
         "grows with the batch."
     )
 
@@ -327,7 +333,7 @@ def _bytes(estimate: Estimate, category: Category) -> int:
     return sum(row.bytes for row in estimate.breakdown if row.category is category)
 
 
-def _signed(delta: int) -> str:
+def _signed_size(delta: int) -> str:
     return f"+{format_size(delta)}" if delta >= 0 else format_size(delta)
 
 

@@ -104,7 +104,7 @@ def stages(
     probe = Probe(base, place)
     rows: list[StageRow] = []
     run: Run | None = None
-    refused: ConfigError | None = None
+    refusal: ConfigError | None = None
     for name, changes in _ways(distributed, node):
         more = {} if changes == _ALONE else dict(of_several)
         if "fsdp" in changes:
@@ -116,7 +116,7 @@ def stages(
             estimate = probe.estimate(**changes)
             own = base.run(base.setup_for(**changes), gpu=gpu)
         except ConfigError as error:
-            refused = error
+            refusal = error
             rows.append(
                 StageRow(
                     name=name, options=tuple(changes.items()), estimate=None, refused=str(error)
@@ -130,8 +130,8 @@ def stages(
             StageRow(name=name, options=tuple(changes.items()), estimate=estimate, host_bytes=host)
         )
     if run is None:
-        assert refused is not None
-        raise refused
+        assert refusal is not None
+        raise refusal
     whole, largest = _counts(run)
     notes = notes_of_each({row.name: row.estimate.notes for row in rows if row.estimate})
     return StageTable(
@@ -147,9 +147,9 @@ def stages(
 def _check(distributed: Distributed, gpus_per_node: int | None) -> None:
     if distributed.num_gpus == 1:
         raise ConfigError("memest stages shares a run among GPUs: add --num-gpus 8.")
-    given = [name for name in _VARIED if getattr(distributed, name) != getattr(Distributed(), name)]
-    if given:
-        flag = {"zero_settings": "deepspeed"}.get(given[0], given[0]).replace("_", "-")
+    names = [name for name in _VARIED if getattr(distributed, name) != getattr(Distributed(), name)]
+    if names:
+        flag = {"zero_settings": "deepspeed"}.get(names[0], names[0]).replace("_", "-")
         raise ConfigError(
             f"--{flag} is one of the things that memest stages varies: leave it out, or ask "
             "`memest estimate` for that run alone."
@@ -169,9 +169,9 @@ def _check(distributed: Distributed, gpus_per_node: int | None) -> None:
 
 def _ways(distributed: Distributed, node: int) -> Iterator[tuple[str, dict[str, Any]]]:
     degrees = {"TP": distributed.tp, "EP": distributed.ep, "PP": distributed.pp}
-    shared = " x ".join(f"{name} {ways}" for name, ways in degrees.items() if ways > 1)
+    label = " x ".join(f"{name} {ways}" for name, ways in degrees.items() if ways > 1)
     yield "one GPU", dict(_ALONE)
-    yield shared if shared and distributed.data_ranks == 1 else "DDP", {}
+    yield label if label and distributed.data_ranks == 1 else "DDP", {}
     yield "ZeRO-1", {"zero": 1}
     yield "ZeRO-2", {"zero": 2}
     yield "ZeRO-2, optim. off", {"zero": 2, "offload_optimizer": True}
@@ -229,9 +229,9 @@ def _difference(row: StageRow, states: ModelStates) -> str:
     if row.estimate is None:
         return ""
     columns = row.columns
-    kept = sum(columns[name] for name in ("parameters", "gradients", "optimizer"))
-    beside = row.estimate.peak.device_bytes - kept
-    delta = kept - states.gpu_bytes
+    state_bytes = sum(columns[name] for name in ("parameters", "gradients", "optimizer"))
+    beside = row.estimate.peak.device_bytes - state_bytes
+    delta = state_bytes - states.gpu_bytes
     more = "more" if delta >= 0 else "less"
     phase = row.estimate.peak_at.phase.value
     return (

@@ -65,8 +65,10 @@ def sweep(
         >>> [point.verdict.value for point in answers.points]
         ['fits', 'fits', 'fits', 'fits']
     """
-    made = plan(models, grid, jobs=jobs, ray=ray, trust_remote_code=trust_remote_code, **options)
-    return made.collect(made.points(progress))
+    sweep_plan = plan(
+        models, grid, jobs=jobs, ray=ray, trust_remote_code=trust_remote_code, **options
+    )
+    return sweep_plan.collect(sweep_plan.points(progress))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,8 +137,8 @@ def plan(
         trust_remote_code: as for :func:`sweep`.
         **options: as for :func:`sweep`.
     """
-    named = _models(models)
-    live = any(not isinstance(model, str) for model in named)
+    unique_models = _models(models)
+    live = any(not isinstance(model, str) for model in unique_models)
     if jobs is not None:
         jobs = read_whole("--jobs", jobs)
         if jobs < 1:
@@ -150,37 +152,39 @@ def plan(
                 "or name them: package.module:factory, and inputs as x:float32[B,8]."
             )
         jobs = 1
-    spanned = read_grid(grid or {}, options, num_models=len(named))
-    _check_gpus(spanned, on_cluster=cluster is not None)
-    for model in named:
+    sweep_grid = read_grid(grid or {}, options, num_models=len(unique_models))
+    _check_gpus(sweep_grid, on_cluster=cluster is not None)
+    for model in unique_models:
         if isinstance(model, str):
             _check_model(model, trust_remote_code=trust_remote_code)
     if cluster is not None:
         from memest.search.executors import check_ray
 
         check_ray(cluster)
-    labels = tuple(model if isinstance(model, str) else type(model).__name__ for model in named)
-    questions: list[list[Any]] = [[] for _ in named]
-    for question in spanned.questions(len(named)):
+    labels = tuple(
+        model if isinstance(model, str) else type(model).__name__ for model in unique_models
+    )
+    questions: list[list[Any]] = [[] for _ in unique_models]
+    for question in sweep_grid.questions(len(unique_models)):
         questions[question.model].append(question)
     units = tuple(
         WorkUnit(
             model=model,
             label=label,
             trust_remote_code=trust_remote_code,
-            questions=tuple(asked),
+            questions=tuple(model_questions),
             feed=module_inputs,
         )
-        for model, label, asked in zip(named, labels, questions, strict=True)
+        for model, label, model_questions in zip(unique_models, labels, questions, strict=True)
     )
-    return SweepPlan(labels=labels, grid=spanned, units=units, jobs=jobs, ray=cluster)
+    return SweepPlan(labels=labels, grid=sweep_grid, units=units, jobs=jobs, ray=cluster)
 
 
 def _models(models: Any) -> list[Any]:
     # a module may be iterable too (torch.nn.Sequential)
-    given = list(models) if isinstance(models, (list, tuple)) else [models]
+    model_list = list(models) if isinstance(models, (list, tuple)) else [models]
     once: list[Any] = []
-    for model in given:
+    for model in model_list:
         if not any(model is other or (isinstance(model, str) and model == other) for other in once):
             once.append(model)
     if not once:

@@ -34,7 +34,7 @@ from memest.report.terminal import (
     room_for_bar,
     section,
 )
-from memest.search.grid import Grid, shown
+from memest.search.grid import Grid, json_value
 from memest.search.points import METRICS, Sweep, SweepPoint
 from memest.units import format_delta, format_size
 
@@ -76,7 +76,7 @@ def _label(name: str) -> str:
 
 def _text(value: Any) -> str:
     """A value as people write it."""
-    plain = shown(value)
+    plain = json_value(value)
     if plain is None:
         return "left out"
     if isinstance(plain, bool):
@@ -97,8 +97,8 @@ def _where(sweep: Sweep, point: SweepPoint) -> str:
     """What tells a point from the others."""
     names = {axis.name for axis in sweep.axes}
     model = [point.model] if len(sweep.models) > 1 or not names else []
-    chosen = (_phrase(name, value) for name, value in point.options if name in names)
-    return ", ".join([*model, *chosen])
+    phrases = (_phrase(name, value) for name, value in point.options if name in names)
+    return ", ".join([*model, *phrases])
 
 
 def failure_notes(sweep: Sweep) -> tuple[str, ...]:
@@ -134,9 +134,9 @@ def summary(sweep: Sweep) -> str:
         count = sum(point.verdict is verdict for point in sweep.points)
         if count:
             parts.append(f"{count} {one if count == 1 else many}")
-    answered = [p.peak.device_bytes for p in sweep.points if p.peak is not None]
-    if not parts and answered:
-        low, high = format_size(min(answered)), format_size(max(answered))
+    device_peaks = [p.peak.device_bytes for p in sweep.points if p.peak is not None]
+    if not parts and device_peaks:
+        low, high = format_size(min(device_peaks)), format_size(max(device_peaks))
         parts.append(f"{low} of GPU memory" if low == high else f"{low} to {high} of GPU memory")
     if sweep.failures:
         parts.append(f"{len(sweep.failures)} without an answer")
@@ -174,11 +174,11 @@ def sweep_parts(sweep: Sweep, page: Page, *, metric: str = "device") -> Iterator
 
 
 def _table(sweep: Sweep, page: Page, metric: str) -> Table:
-    varied = [axis for axis in sweep.axes if len(axis.values) > 1]
-    names = {axis.name for axis in varied}
-    several = len(sweep.models) > 1 or not varied
+    axes = [axis for axis in sweep.axes if len(axis.values) > 1]
+    names = {axis.name for axis in axes}
+    several = len(sweep.models) > 1 or not axes
     with_gpu = any(point.verdict not in (None, Verdict.UNKNOWN) for point in sweep.points)
-    labels = ["model"] * several + [axis.label for axis in varied]
+    labels = ["model"] * several + [axis.label for axis in axes]
     head = [*labels, "allocated", "reserved", "device"]
     head += ["headroom", "verdict"] * with_gpu
     cells = []
@@ -203,13 +203,13 @@ def _table(sweep: Sweep, page: Page, metric: str) -> Table:
         sides.insert(bar_at, "left")
     out = grid(*sides, head=head, folds=True)
     for line, point in zip(cells, sweep.points, strict=True):
-        shown = [Text(cell) for cell in line]
+        texts = [Text(cell) for cell in line]
         if with_gpu and point.verdict is not None:
-            shown[-1].stylize(VERDICT_STYLES[point.verdict])
+            texts[-1].stylize(VERDICT_STYLES[point.verdict])
         if room:
             bar = page.glyphs.bar(point.measure(metric) or 0, largest, room)
-            shown.insert(bar_at, Text(bar, style="cyan"))
-        out.add_row(*shown)
+            texts.insert(bar_at, Text(bar, style="cyan"))
+        out.add_row(*texts)
     return out
 
 
@@ -318,9 +318,9 @@ def heat_map(sweep: Sweep, metric: str = "device") -> HeatMap:
     outer = [way for way in ways if way not in (row, column)]
     panels = []
     for places in itertools.product(*(range(len(way.names)) for way in outer)):
-        chosen = list(zip(outer, places, strict=True))
-        start = sum(way.stride * place for way, place in chosen)
-        title = ", ".join(f"{way.label} {way.names[place]}" for way, place in chosen)
+        coordinates = list(zip(outer, places, strict=True))
+        start = sum(way.stride * place for way, place in coordinates)
+        title = ", ".join(f"{way.label} {way.names[place]}" for way, place in coordinates)
         cells = tuple(
             tuple(
                 _cell(sweep, sweep.points[start + y * row.stride + x * column.stride], metric)

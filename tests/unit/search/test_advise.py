@@ -206,12 +206,12 @@ class FakeFinder(Finder):
     """Fits as a table says."""
 
     def __init__(self, wanted, largest, tight=0):
-        self.wanted, self._largest_fit, self._tight = wanted, largest, tight
+        self.samples, self._largest_fit, self._tight = wanted, largest, tight
         self.asked = []
 
     def at(self, combo, batch, grad_accum=None):
         self.asked.append(batch)
-        accum = -(-self.wanted // batch) if grad_accum is None else grad_accum
+        accum = -(-self.samples // batch) if grad_accum is None else grad_accum
         verdict = Verdict.FITS if batch <= self._largest_fit else Verdict.DOES_NOT_FIT
         if verdict is Verdict.DOES_NOT_FIT and batch <= self._tight:
             verdict = Verdict.TIGHT

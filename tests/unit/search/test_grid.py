@@ -9,7 +9,7 @@ from memest.config.option_table import OPTIONS
 from memest.config.setup import Precision, Software
 from memest.errors import ConfigError
 from memest.search.axes import MAX_POINTS, parse_axis
-from memest.search.grid import gpus_of, read_grid, setup_options, shown
+from memest.search.grid import gpus_of, json_value, read_grid, setup_options
 
 
 @pytest.mark.parametrize(
@@ -183,4 +183,4 @@ def test_options_that_are_no_part_of_the_setup():
     ],
 )  # fmt: skip
 def test_values_as_json_has_them(value, plain):
-    assert shown(value) == plain
+    assert json_value(value) == plain
