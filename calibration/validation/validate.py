@@ -88,14 +88,14 @@ class Validation(Answer):
 
     def to_html(self) -> str:
         """One page of HTML with plots that needs nothing else."""
-        return as_html(self._shown("blocks"))
+        return as_html(self._render("blocks"))
 
     def to_markdown(self) -> str:
         """The page as Markdown."""
-        return as_markdown(self._shown("blocks"))
+        return as_markdown(self._render("blocks"))
 
     def __str__(self) -> str:
-        return as_text(self._shown("blocks"))
+        return as_text(self._render("blocks"))
 
     def save(self, path: str | Path) -> None:
         """Write FILE.json, FILE.html or FILE.md.

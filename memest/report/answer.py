@@ -135,7 +135,7 @@ class Answer(Document, abc.ABC):
             MissingDependencyError: without pandas.
             ConfigError: where there is no table of this answer.
         """
-        return self._shown("frame")
+        return self._render("frame")
 
     def plot(self) -> Any:
         """A ``matplotlib.figure.Figure``.
@@ -144,15 +144,15 @@ class Answer(Document, abc.ABC):
             MissingDependencyError: without matplotlib.
             ConfigError: where there is no plot of this answer.
         """
-        return self._shown("plot")
+        return self._render("plot")
 
     def __str__(self) -> str:
-        text: str = self._shown("text")
+        text: str = self._render("text")
         return text
 
     def _repr_html_(self) -> str:
-        html: str = self._shown("html")
+        html: str = self._render("html")
         return html
 
-    def _shown(self, form: str, *options: Any) -> Any:
+    def _render(self, form: str, *options: Any) -> Any:
         return renderer(self, form)(self, *options)

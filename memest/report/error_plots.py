@@ -71,16 +71,16 @@ def error_plot(points: Sequence[Point], title: str) -> str:
     x = _sizes([p.measured for p in points])
     y = _Axis(-far, far, _HEIGHT - _BOTTOM, _TOP)
     step = _nice(far / 3)
-    drawn = [
+    shapes = [
         _line_at(y.at(k * step), f"{k * step:+.1%}" if k else "0 %", strong=k == 0)
         for k in range(-int(far / step), int(far / step) + 1)
     ]
-    drawn += _size_ticks(x)
+    shapes += _size_ticks(x)
     for p in points:
         heights = [y.at(v / p.measured - 1) for v in (p.raw, p.best)]
-        drawn += _marks(p, x.at(math.log2(p.measured)), *heights)
-    drawn += _labels("measured peak", "predicted / measured - 1")
-    return _svg(title, error_words(points), drawn)
+        shapes += _marks(p, x.at(math.log2(p.measured)), *heights)
+    shapes += _labels("measured peak", "predicted / measured - 1")
+    return _svg(title, error_words(points), shapes)
 
 
 def against_measured(points: Sequence[Point], title: str) -> str:
@@ -89,17 +89,17 @@ def against_measured(points: Sequence[Point], title: str) -> str:
         return ""
     x = _sizes([v for p in points for v in (p.measured, p.raw, p.corrected) if v])
     y = _Axis(x.low, x.high, _HEIGHT - _BOTTOM, _TOP)
-    drawn = _size_ticks(x)
-    drawn += [_line_at(y.at(math.log2(tick)), format_size(tick)) for tick in _ticks(x)]
-    drawn.append(
+    shapes = _size_ticks(x)
+    shapes += [_line_at(y.at(math.log2(tick)), format_size(tick)) for tick in _ticks(x)]
+    shapes.append(
         f'<line x1="{x.start:.1f}" y1="{y.start:.1f}" x2="{x.stop:.1f}" y2="{y.stop:.1f}" '
         f'stroke="{_INK}" stroke-dasharray="4 3"/>'
     )
     for p in points:
         heights = [y.at(math.log2(max(v, 1))) for v in (p.raw, p.best)]
-        drawn += _marks(p, x.at(math.log2(p.measured)), *heights)
-    drawn += _labels("measured peak", "predicted peak")
-    return _svg(title, error_words(points), drawn)
+        shapes += _marks(p, x.at(math.log2(p.measured)), *heights)
+    shapes += _labels("measured peak", "predicted peak")
+    return _svg(title, error_words(points), shapes)
 
 
 def _errors(points: Sequence[Point], field: str) -> list[float]:
@@ -184,9 +184,9 @@ def _labels(across: str, up: str) -> list[str]:
     ]
 
 
-def _svg(title: str, words: str, drawn: Sequence[str]) -> str:
+def _svg(title: str, words: str, shapes: Sequence[str]) -> str:
     return (
         f'<svg role="img" aria-label="{escape(f"{title}. {words}")}" '
         f'xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" '
-        f'font-family="system-ui,sans-serif">{"".join(drawn)}</svg>'
+        f'font-family="system-ui,sans-serif">{"".join(shapes)}</svg>'
     )

@@ -123,7 +123,7 @@ class Scenario(Document):
             "model": self.model,
             "changes": dict(self.changes),
             "effective_batch": self.effective_batch,
-            "relative_time_per_sample": _rounded(self.relative_time),
+            "relative_time_per_sample": _round_ratio(self.relative_time),
             "flops_per_step": self.flops,
             "launches_per_step": self.launches,
             "against_first": document(self.reasons),
@@ -205,7 +205,7 @@ class Plan(Document):
             "optim": setup.optim,
             "attn_implementation": setup.attn_implementation.value,
             "changes_training": list(self.changes_training),
-            "relative_time_per_sample": _rounded(self.relative_time),
+            "relative_time_per_sample": _round_ratio(self.relative_time),
             **self.estimate.peak.to_dict(),
             "headroom_bytes": None if gpu is None else gpu.headroom_bytes,
             "interval": {
@@ -270,6 +270,6 @@ class Advice(Answer):
         }
 
 
-def _rounded(ratio: float | None) -> float | None:
+def _round_ratio(ratio: float | None) -> float | None:
     """A ratio with the digits that mean something."""
     return None if ratio is None else round(ratio, 3)

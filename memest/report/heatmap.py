@@ -148,8 +148,8 @@ def _mix(stops: tuple[str, ...], part: float) -> str:
     first, second = (
         [int(stop[i : i + 2], 16) for i in (1, 3, 5)] for stop in stops[index : index + 2]
     )
-    mixed = (round(a + (b - a) * rest) for a, b in zip(first, second, strict=True))
-    return "#" + "".join(f"{part:02x}" for part in mixed)
+    channels = (round(a + (b - a) * rest) for a, b in zip(first, second, strict=True))
+    return "#" + "".join(f"{part:02x}" for part in channels)
 
 
 def colour(value: int, bounds: tuple[int, int], signed: bool) -> str:
@@ -240,23 +240,23 @@ def _svg(heat: HeatMap, panel: HeatPanel) -> str:
     left, wide, bounds = _left(heat), _width(heat), heat.bounds()
     width = left + wide * len(heat.column_names) + _GAP
     height = _HEAD + _HIGH * len(heat.row_names) + _GAP
-    drawn = [
+    shapes = [
         _text(left + wide * len(heat.column_names) / 2, 14, heat.column_label, font_weight="bold"),
         _text(left - 8, _HEAD - 8, heat.row_label, anchor="end", font_weight="bold"),
     ]
     for column, name in enumerate(heat.column_names):
-        drawn.append(_text(left + wide * (column + 0.5), _HEAD - 8, name))
+        shapes.append(_text(left + wide * (column + 0.5), _HEAD - 8, name))
     for row, name in enumerate(heat.row_names):
-        drawn.append(_text(left - 8, _HEAD + _HIGH * (row + 0.5) + 4, name, anchor="end"))
+        shapes.append(_text(left - 8, _HEAD + _HIGH * (row + 0.5) + 4, name, anchor="end"))
         for column, cell in enumerate(panel.cells[row]):
             x, y, fill = left + wide * column, _HEAD + _HIGH * row, heat.fill(cell, bounds)
-            drawn.append(_svg_cell(heat, cell, x, y, wide, fill))
+            shapes.append(_svg_cell(heat, cell, x, y, wide, fill))
     name = ", ".join(filter(None, (f"{heat.metric} of {heat.title}", panel.title)))
     return (
         f'<svg role="img" aria-label="{escape(name)}" xmlns="http://www.w3.org/2000/svg" '
         f'viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
         f'font-family="sans-serif" font-size="12" fill="#1f2328"><title>{escape(name)}</title>'
-        f"<desc>{escape(_words(heat, panel))}</desc>{''.join(drawn)}</svg>"
+        f"<desc>{escape(_words(heat, panel))}</desc>{''.join(shapes)}</svg>"
     )
 
 
@@ -312,12 +312,12 @@ def _scale(heat: HeatMap) -> str:
     steps, width = 48, 360
     if low == high:
         return ""
-    drawn = []
+    shapes = []
     for step in range(steps):
         value = low + (high - low) * step // (steps - 1)
         fill = colour(value, (low, high), heat.signed)
         x = width * step / steps
-        drawn.append(
+        shapes.append(
             f'<rect x="{x:g}" y="0" width="{width / steps + 0.5:g}" height="14" fill="{fill}"/>'
         )
     ends = (
@@ -328,7 +328,7 @@ def _scale(heat: HeatMap) -> str:
     return (
         f'<svg role="img" aria-label="{escape(label)}" xmlns="http://www.w3.org/2000/svg" '
         f'viewBox="0 0 {width} 34" width="{width}" height="34" font-family="sans-serif" '
-        f'font-size="12" fill="#1f2328"><title>{escape(label)}</title>{"".join((*drawn, *ends))}'
+        f'font-size="12" fill="#1f2328"><title>{escape(label)}</title>{"".join((*shapes, *ends))}'
         "</svg>"
     )
 
@@ -397,8 +397,8 @@ def draw_heat_map(heat: HeatMap) -> Any:
     down = -(-len(heat.panels) // beside)
     width = max(wide * beside, _NARROWEST)
     heads = [heat.title, heat.summary, heat.subtitle, f"Numbers and colours: {heat.metric}."]
-    head = _wrapped([text for text in heads if text], width)
-    feet = _wrapped([f"No answer: {note}" for note in heat.notes[:_NOTES]], width)
+    head = _wrap([text for text in heads if text], width)
+    feet = _wrap([f"No answer: {note}" for note in heat.notes[:_NOTES]], width)
     high = (_CELL_HEIGHT * rows + _BETWEEN) * down + _LINE * len((*head, *feet)) + 0.4
     figure = new_figure(width, high)
     figure.set_layout_engine("constrained")
@@ -418,7 +418,7 @@ def _inches(texts: Iterable[str]) -> float:
     return max(map(len, texts), default=0) * _LETTER_INCHES
 
 
-def _wrapped(texts: list[str], width: float) -> list[str]:
+def _wrap(texts: list[str], width: float) -> list[str]:
     """Lines of at most ``width`` inches."""
     letters = max(20, int(width / _LETTER_INCHES))
     return [line for text in texts for line in textwrap.wrap(text, letters) or [""]]

@@ -35,11 +35,11 @@ def stacked_bar(estimate: Estimate) -> str:
     """An SVG bar: what is alive at the allocated peak, then the way up to the device peak."""
     parts = [part for part in parts_of(estimate) if part.bytes > 0]
     whole = max(1, sum(part.bytes for part in parts))
-    drawn, start = [], 0
+    shapes, start = [], 0
     for part in parts:
         left, right = _WIDTH * start / whole, _WIDTH * (start + part.bytes) / whole
         start += part.bytes
-        drawn.append(
+        shapes.append(
             f'<rect x="{left:.2f}" y="0" width="{right - left:.2f}" height="{_HEIGHT}" '
             f'fill="{part.colour}"><title>{escape(part.name)}: {format_size(part.bytes)}</title>'
             "</rect>"
@@ -47,7 +47,7 @@ def stacked_bar(estimate: Estimate) -> str:
     return (
         f'<svg role="img" aria-label="memory by category" viewBox="0 0 {_WIDTH} {_HEIGHT}" '
         f'width="100%" style="max-width:{_WIDTH}px;height:{_HEIGHT}px" '
-        f'preserveAspectRatio="none">{"".join(drawn)}</svg>'
+        f'preserveAspectRatio="none">{"".join(shapes)}</svg>'
     )
 
 

@@ -106,10 +106,12 @@ def _by_size(node: Node) -> tuple[int, int, str]:
 
 def _fold(nodes: list[Node]) -> Iterator[Node]:
     """Neighbours by number that are equal in all but their name, as one."""
-    numbered = sorted((node for node in nodes if node.name.isdigit()), key=lambda n: int(n.name))
+    numbered_nodes = sorted(
+        (node for node in nodes if node.name.isdigit()), key=lambda n: int(n.name)
+    )
     yield from (node for node in nodes if not node.name.isdigit())
     group: list[Node] = []
-    for node in numbered:
+    for node in numbered_nodes:
         if group and (
             int(node.name) != int(group[-1].name) + 1
             or replace(node, name="") != replace(group[0], name="")
@@ -189,9 +191,9 @@ def blocks(layers: Iterable[Layer]) -> list[LayerBlock]:
         block = LayerBlock(
             name=name, count=1, activation_bytes=activations, parameter_bytes=parameters
         )
-        merged = _extend(layer_blocks[-1], block) if layer_blocks else None
-        if merged is not None:
-            layer_blocks[-1] = merged
+        larger_block = _extend(layer_blocks[-1], block) if layer_blocks else None
+        if larger_block is not None:
+            layer_blocks[-1] = larger_block
         else:
             layer_blocks.append(block)
     return layer_blocks

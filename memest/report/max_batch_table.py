@@ -68,15 +68,15 @@ def limit_sentence(answer: Largest, model: str, of: SizeAxis, smallest: int = 1)
     return f"{first}; {safe} is safe."
 
 
-def effective_sentence(way: EffectiveBatch, asked: int) -> str:
+def effective_sentence(way: EffectiveBatch, samples: int) -> str:
     """How an effective batch is reached, in one sentence."""
     need = f"{format_size(way.device_bytes)}, {way.verdict.value}"
     if way.num_micro_steps == 1:
-        return f"{asked:,} samples a step: one batch of {way.micro_batch:,} ({need})."
+        return f"{samples:,} samples a step: one batch of {way.micro_batch:,} ({need})."
     steps = f"{way.num_micro_steps:,} micro-steps of {way.micro_batch:,}"
-    if way.samples == asked:
-        return f"{asked:,} samples a step: {steps} ({need})."
-    return f"{asked:,} samples a step, rounded up to {way.samples:,}: {steps} ({need})."
+    if way.samples == samples:
+        return f"{samples:,} samples a step: {steps} ({need})."
+    return f"{samples:,} samples a step, rounded up to {way.samples:,}: {steps} ({need})."
 
 
 def max_batch_parts(result: MaxBatch, page: Page) -> Iterator[RenderableType]:
@@ -102,15 +102,15 @@ def max_batch_parts(result: MaxBatch, page: Page) -> Iterator[RenderableType]:
 def _setup_words(result: MaxBatch, glyphs: Glyphs) -> list[str]:
     """The setup without the size that was looked for."""
     first, *rest = setup_items(result.setup, times=glyphs.times)
-    gone = {
+    searched_size = {
         SizeAxis.BATCH: f"batch {result.setup.batch}",
         SizeAxis.SEQ_LEN: f"{result.setup.seq_len} tokens",
         SizeAxis.IMAGE_SIZE: f"{result.setup.image_size} px",
     }[result.of]
-    sizes = [size for size in first.split(f" {glyphs.times} ") if size != gone]
+    sizes = [size for size in first.split(f" {glyphs.times} ") if size != searched_size]
     same = f"target {result.setup.target_len} tokens"
-    joined = f" {glyphs.times} ".join(sizes)
-    return [item for item in (joined, *rest) if item and item != same]
+    first_item = f" {glyphs.times} ".join(sizes)
+    return [item for item in (first_item, *rest) if item and item != same]
 
 
 def _besides(result: MaxBatch, answer: Largest) -> list[str]:
@@ -130,10 +130,10 @@ def _besides(result: MaxBatch, answer: Largest) -> list[str]:
             "evenly with the size."
         )
     if result.effective_batch is not None:
-        asked = result.effective_batch
-        sentences += [effective_sentence(way, asked) for way in answer.effective]
+        samples = result.effective_batch
+        sentences += [effective_sentence(way, samples) for way in answer.effective]
         if not answer.effective:
-            sentences.append(f"{asked:,} samples a step: no micro-batch fits.")
+            sentences.append(f"{samples:,} samples a step: no micro-batch fits.")
     return sentences
 
 
@@ -149,8 +149,8 @@ def _rows(answer: Largest, smallest: int) -> list[CurvePoint]:
     rest = [size for size in sizes if size not in near]
     # round sizes first: people know their way among them
     rest.sort(key=lambda size: -(size & -size))
-    shown = near | set(rest[:room])
-    return [point for point in answer.curve if point.size in shown]
+    shown_sizes = near | set(rest[:room])
+    return [point for point in answer.curve if point.size in shown_sizes]
 
 
 def _curve(result: MaxBatch, answer: Largest, page: Page) -> Table:
@@ -184,13 +184,13 @@ def _curve(result: MaxBatch, answer: Largest, page: Page) -> Table:
         sides.insert(at, "left")
     out = grid(*sides, head=head, folds=True)
     for line, point in zip(cells, rows, strict=True):
-        shown = [Text(cell) for cell in line]
+        texts = [Text(cell) for cell in line]
         if point.size in (answer.largest, answer.safe):
-            shown[0].stylize("bold")
-        shown[-1].stylize(VERDICT_STYLES[point.verdict])
+            texts[0].stylize("bold")
+        texts[-1].stylize(VERDICT_STYLES[point.verdict])
         if room:
-            shown.insert(at, _bar(point.device_bytes, whole, room, limit, page.glyphs))
-        out.add_row(*shown)
+            texts.insert(at, _bar(point.device_bytes, whole, room, limit, page.glyphs))
+        out.add_row(*texts)
     return out
 
 

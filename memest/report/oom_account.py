@@ -75,8 +75,8 @@ def account_of(message: OomMessage) -> Account:
         fragmented = message.unallocated.high_bytes >= message.tried.low_bytes
     limit = None if reserved is None or free is None else reserved + free
     if message.allowed is not None:
-        allowed = message.allowed
-        limit = allowed if limit is None or allowed.bytes < limit.bytes else limit
+        memory_limit = message.allowed
+        limit = memory_limit if limit is None or memory_limit.bytes < limit.bytes else limit
     return Account(
         message=message,
         shares=tuple(shares),
@@ -90,11 +90,11 @@ def account_of(message: OomMessage) -> Account:
 
 def _processes(message: OomMessage) -> tuple[MessageSize | None, MessageSize | None]:
     """What this process had, and what others had, as far as the message tells."""
-    listed, total, free = message.processes, message.total, message.free
+    processes, total, free = message.processes, message.total, message.free
     own = message.this_process
-    if own is None and len(listed) == 1 and message.reserved is not None:
+    if own is None and len(processes) == 1 and message.reserved is not None:
         # torch 2.1 in a container names the process by the number it has outside
-        (_, only), reserved = listed[0], message.reserved
+        (_, only), reserved = processes[0], message.reserved
         own = only if only.high_bytes >= reserved.low_bytes else None
     if own is None or total is None or free is None:
         return own, None
@@ -117,12 +117,12 @@ def cards_of_size(total: MessageSize, backend: str = "CUDA") -> tuple[GpuSpec, .
 
     Totals of one card differ between drivers, by up to 1.5 %.
     """
-    wanted = _BACKENDS.get(backend)
+    backend_slug = _BACKENDS.get(backend)
     tolerance = int(total.bytes * DRIVER_SPREAD_RATIO)
     near = [
         (abs(spec.torch_total_bytes - total.bytes), index, spec)
         for index, spec in enumerate(list_gpus())
-        if spec.backend == wanted
+        if spec.backend == backend_slug
         and spec.torch_total_bytes is not None
         and total.low_bytes - tolerance <= spec.torch_total_bytes <= total.high_bytes + tolerance
     ]
@@ -132,7 +132,7 @@ def cards_of_size(total: MessageSize, backend: str = "CUDA") -> tuple[GpuSpec, .
 def _sentences(
     message: OomMessage, fragmented: bool | None, others: MessageSize | None
 ) -> Iterator[str]:
-    tried, free, cached = message.tried, message.free, message.unallocated
+    tried, free, cache = message.tried, message.free, message.unallocated
     if message.allowed is not None:
         yield (
             f"this process was limited to {message.allowed.text} of the card "
@@ -144,33 +144,33 @@ def _sentences(
             "the driver that refused. A MIG slice, a limit of the system or container, or another "
             "process that took and gave back memory meanwhile can do that."
         )
-    if cached is not None and fragmented:
+    if cache is not None and fragmented:
         yield (
-            f"{cached.text} were free in PyTorch's own segments, at least as much as the "
+            f"{cache.text} were free in PyTorch's own segments, at least as much as the "
             f"{tried.text} asked for, but in no block large enough that could be used or given "
             f"back: fragmentation. {_EXPANDABLE} is the first thing to try."
         )
     elif (
-        cached is not None
+        cache is not None
         and free is not None
-        and (cached.high_bytes + free.high_bytes >= tried.low_bytes)
+        and (cache.high_bytes + free.high_bytes >= tried.low_bytes)
     ):
         yield (
-            f"the {cached.text} free in PyTorch's segments and the {free.text} free on the card "
+            f"the {cache.text} free in PyTorch's segments and the {free.text} free on the card "
             f"together would hold the {tried.text} asked for: without fragmentation it might just "
             f"have fitted. {_EXPANDABLE} is worth a try."
         )
-    elif cached is not None:
+    elif cache is not None:
         missing = (
             ""
             if free is None
             else (
-                f"; with both, {format_size(max(tried.bytes - cached.bytes - free.bytes, 0))} were "
+                f"; with both, {format_size(max(tried.bytes - cache.bytes - free.bytes, 0))} were "
                 "missing"
             )
         )
         yield (
-            f"fragmentation is not to blame: only {cached.text} were free in PyTorch's segments, "
+            f"fragmentation is not to blame: only {cache.text} were free in PyTorch's segments, "
             f"{tried.text} were asked for{missing}."
         )
     if others is not None and others.low_bytes > 64 * MIB:

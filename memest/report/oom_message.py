@@ -141,7 +141,7 @@ def read_oom_messages(text: str) -> tuple[OomMessage, ...]:
         text: a log, a traceback, or the message alone.
     """
     starts = list(_BEGIN.finditer(text))
-    known: dict[object, int] = {}
+    index_by_key: dict[object, int] = {}
     messages: list[OomMessage] = []
     for at, start in enumerate(starts):
         end = starts[at + 1].start() if at + 1 < len(starts) else len(text)
@@ -150,11 +150,11 @@ def read_oom_messages(text: str) -> tuple[OomMessage, ...]:
         if message is None:
             continue
         key = (message.rank, message.device, message.tried, message.allocated, message.free)
-        if key in known:
-            index = known[key]
+        if key in index_by_key:
+            index = index_by_key[key]
             messages[index] = replace(messages[index], times=messages[index].times + 1)
         else:
-            known[key] = len(messages)
+            index_by_key[key] = len(messages)
             messages.append(message)
     return tuple(messages)
 

@@ -99,11 +99,11 @@ class MessageMatch(Document):
         }
 
 
-def _moment(at: PeakMoment | None, allocated: int | None) -> dict[str, Any] | None:
+def _moment(at: PeakMoment | None, allocated_bytes: int | None) -> dict[str, Any] | None:
     if at is None:
         return None
-    known = {} if allocated is None else {"allocated_bytes": allocated}
-    return at.to_dict() | known
+    figures = {} if allocated_bytes is None else {"allocated_bytes": allocated_bytes}
+    return at.to_dict() | figures
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -136,16 +136,16 @@ def plot_estimate(estimate: Estimate) -> Any:
     figure = new_figure(_WIDTH, sum(inches) + _LINE * len(head))
     figure.set_layout_engine("constrained")
     figure.suptitle(plain("\n".join(head)), x=0.01, ha="left", fontsize=10, color=INK)
-    drawn = figure.subplots(len(inches), 1, squeeze=False, height_ratios=inches).ravel()
-    _draw_bar(drawn[0], estimate, parts)
+    axes = figure.subplots(len(inches), 1, squeeze=False, height_ratios=inches).ravel()
+    _draw_bar(axes[0], estimate, parts)
     if rows:
-        shown = _around_peak(rows)
+        visible_rows = _around_peak(rows)
         calibrated = estimate.calibration is not None
         title = "Highest memory in each phase" + (", before calibration" if calibrated else "")
-        if len(shown) < len(rows):
-            title += f" ({len(shown)} of {len(rows)} phases)"
+        if len(visible_rows) < len(rows):
+            title += f" ({len(visible_rows)} of {len(rows)} phases)"
         title += f"; line: reserved\nAllocated peak {moment_text(estimate)}"
-        _draw_phases(drawn[1], shown, title)
+        _draw_phases(axes[1], visible_rows, title)
     return figure
 
 
@@ -249,7 +249,7 @@ def plot_max_batch(max_batch: MaxBatch) -> Any:
 def plot_comparison(comparison: Comparison) -> Any:
     """What fills the device in each scenario."""
     runs = [(scenario.name, scenario.estimate) for scenario in comparison.scenarios]
-    return _stacked(runs, "What fills the device", None)
+    return _stack_bars(runs, "What fills the device", None)
 
 
 def plot_advice(advice: Advice) -> Any:
@@ -257,34 +257,36 @@ def plot_advice(advice: Advice) -> Any:
     plans = advice.plans or ((advice.closest,) if advice.closest is not None else ())
     runs = [(_plan_name(plan), plan.estimate) for plan in plans]
     title = f"{advice.model} on {advice.gpu}: {advice.effective_batch} samples a step"
-    return _stacked(runs, title, advice.usable_bytes)
+    return _stack_bars(runs, title, advice.usable_bytes)
 
 
 def _plan_name(plan: Plan) -> str:
     setup = plan.estimate.setup
-    kept = "" if setup.checkpointing == "none" else f", checkpointing {setup.checkpointing}"
-    return f"{plan.batch} x {plan.grad_accum}, {setup.precision.value}{kept}"
+    checkpointing = (
+        "" if setup.checkpointing == "none" else f", checkpointing {setup.checkpointing}"
+    )
+    return f"{plan.batch} x {plan.grad_accum}, {setup.precision.value}{checkpointing}"
 
 
 def plot_stages(table: StageTable) -> Any:
     """What fills the device at each stage."""
     runs = [(row.name, row.estimate) for row in table.rows if row.estimate is not None]
-    return _stacked(runs, f"{table.model} on {table.num_gpus} GPUs", None)
+    return _stack_bars(runs, f"{table.model} on {table.num_gpus} GPUs", None)
 
 
-def _stacked(runs: Sequence[tuple[str, Estimate]], title: str, usable: int | None) -> Any:
+def _stack_bars(runs: Sequence[tuple[str, Estimate]], title: str, usable: int | None) -> Any:
     """Bars of the parts of device peaks, the first run on top."""
     height = 1.6 + _BAR_INCHES * len(runs)
     figure = new_figure(_BARS_WIDTH, max(height, 3.2))
     axes = figure.add_axes((0.26, 0.16, 0.5, 0.7))
-    known: dict[str, Any] = {}
+    bars: dict[str, Any] = {}
     for place, (_, estimate) in enumerate(runs):
         left = 0.0
         for part in parts_of(estimate):
             if part.bytes <= 0:
                 continue
             wide = part.bytes / GIB
-            known[part.name] = axes.barh(
+            bars[part.name] = axes.barh(
                 place, wide, left=left, height=0.7, color=PART_COLOURS[part.name]
             )
             left += wide
@@ -307,8 +309,8 @@ def _stacked(runs: Sequence[tuple[str, Estimate]], title: str, usable: int | Non
     axes.set_xlabel("GiB", fontsize=9)
     _finish(axes, title, "", y=False)
     axes.legend(
-        list(known.values()),
-        list(known),
+        list(bars.values()),
+        list(bars),
         fontsize=8,
         loc="upper left",
         bbox_to_anchor=(1.01, 1.0),

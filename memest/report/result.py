@@ -313,7 +313,7 @@ class Estimate(Answer):
 
     def to_csv(self) -> str:
         """The parts of the device peak, ``part,bytes``: they add up to it."""
-        text: str = self._shown("csv", "part")
+        text: str = self._render("csv", "part")
         return text
 
     def to_frame(self, by: str = "part") -> Any:
@@ -326,11 +326,11 @@ class Estimate(Answer):
             ConfigError: for any other table.
             MissingDependencyError: without pandas.
         """
-        return self._shown("frame", by)
+        return self._render("frame", by)
 
     def to_html(self) -> str:
         """The report as a page."""
-        page: str = self._shown("page")
+        page: str = self._render("page")
         return page
 
     def to_png(self) -> bytes:
@@ -339,7 +339,7 @@ class Estimate(Answer):
         Raises:
             MissingDependencyError: without matplotlib.
         """
-        picture: bytes = self._shown("png")
+        picture: bytes = self._render("png")
         return picture
 
     def save(self, path: str | Path) -> None:

@@ -238,8 +238,8 @@ def render_stages(table: StageTable) -> str:
 
 
 def _stage_lines(table: StageTable) -> Iterator[str]:
-    known = [row for row in table.rows if row.estimate is not None]
-    most = max(row.estimate.peak.device_bytes for row in known if row.estimate is not None)
+    estimated_rows = [row for row in table.rows if row.estimate is not None]
+    most = max(row.estimate.peak.device_bytes for row in estimated_rows if row.estimate is not None)
     unit = MIB if most <= _WIDE else GIB
     unit_name = "MiB" if unit == MIB else "GiB"
     yield (
@@ -257,12 +257,12 @@ def _stage_lines(table: StageTable) -> Iterator[str]:
         cells = [_cell(value, unit) for value in values] + [_cell(row.host_bytes, unit)]
         yield f"{row.name:<{_NAME}}" + "".join(f"{cell:>{_CELL}}" for cell in cells)
     yield ""
-    yield from _wrapped(
+    yield from _wrap(
         "param to other: alive at the allocated peak of each, which is not at the same moment in "
         "all of them; optim: states and master weights; comm: buckets and gathered parameters; "
         "cached: what the allocator holds beyond it; proc: CUDA context, kernels, NCCL."
     )
-    yield from _stage_verdicts(known)
+    yield from _stage_verdicts(estimated_rows)
     if table.official:
         yield ""
         yield "DeepSpeed's own estimator (model states alone)"
@@ -273,19 +273,19 @@ def _stage_lines(table: StageTable) -> Iterator[str]:
                 f"{_cell(host, unit):>{_CELL + 2}} host of a node"
             )
             if official.difference:
-                yield from _wrapped(f"{official.difference}.", "    ")
-    refused = [row for row in table.rows if row.estimate is None]
-    if refused:
+                yield from _wrap(f"{official.difference}.", "    ")
+    refused_rows = [row for row in table.rows if row.estimate is None]
+    if refused_rows:
         yield ""
         same: dict[str, list[str]] = {}
-        for row in refused:
+        for row in refused_rows:
             same.setdefault(row.refused, []).append(row.name)
         for why, names in same.items():
-            yield from _wrapped(f"{'; '.join(names)}: {why}")
+            yield from _wrap(f"{'; '.join(names)}: {why}")
     if table.notes:
         yield ""
         for note in table.notes:
-            yield from _wrapped(f"- {note}")
+            yield from _wrap(f"- {note}")
 
 
 def _cell(nbytes: int, unit: int) -> str:
@@ -303,8 +303,8 @@ def _stage_verdicts(rows: list[StageRow]) -> Iterator[str]:
             gpu = row.estimate.gpu.name
             by_verdict.setdefault(row.estimate.verdict, []).append(row.name)
     for verdict, names in by_verdict.items():
-        yield from _wrapped(f"{verdict.value} on {gpu}: {'; '.join(names)}.")
+        yield from _wrap(f"{verdict.value} on {gpu}: {'; '.join(names)}.")
 
 
-def _wrapped(text: str, indent: str = "") -> list[str]:
+def _wrap(text: str, indent: str = "") -> list[str]:
     return textwrap.wrap(text, _TEXT, initial_indent=indent, subsequent_indent=indent)

@@ -179,8 +179,8 @@ def room_for_bar(page: Page, lines: Sequence[Sequence[str]], longest: int) -> in
         lines: its cells.
         longest: columns of a bar that are enough.
     """
-    taken = sum(max(map(len, column)) + 2 for column in zip(*lines, strict=True))
-    room = min(longest, page.width - taken - 2)
+    table_width = sum(max(map(len, column)) + 2 for column in zip(*lines, strict=True))
+    room = min(longest, page.width - table_width - 2)
     return 0 if page.narrow or room < _SHORTEST_BAR else room
 
 

@@ -90,17 +90,17 @@ def _subtitle(estimate: Estimate, page: Page) -> Text:
     phrases = [item.replace(" ", "\u00a0") for item in items if item]
     lines = [""]
     for phrase in phrases:
-        joined = f"{lines[-1]} {page.glyphs.dot} {phrase}" if lines[-1] else phrase
-        if len(joined) > page.width and lines[-1]:
+        longer_line = f"{lines[-1]} {page.glyphs.dot} {phrase}" if lines[-1] else phrase
+        if len(longer_line) > page.width and lines[-1]:
             lines.append(phrase)
         else:
-            lines[-1] = joined
+            lines[-1] = longer_line
     return Text("\n".join(lines).replace("\u00a0", " "), style="dim")
 
 
 def _peaks(estimate: Estimate, page: Page) -> RenderableType:
     peak = estimate.peak
-    cached = format_delta(peak.reserved_bytes - peak.allocated_bytes)
+    cache = format_delta(peak.reserved_bytes - peak.allocated_bytes)
     context = format_delta(peak.device_bytes - peak.reserved_bytes)
     rows: tuple[tuple[str, int, str, str], ...] = (
         ("allocated", peak.allocated_bytes, "torch.cuda.max_memory_allocated()", ""),
@@ -108,7 +108,7 @@ def _peaks(estimate: Estimate, page: Page) -> RenderableType:
             "reserved",
             peak.reserved_bytes,
             "torch.cuda.max_memory_reserved()",
-            f"{cached} cached or fragmented",
+            f"{cache} cached or fragmented",
         ),
         (
             "device",
@@ -118,9 +118,11 @@ def _peaks(estimate: Estimate, page: Page) -> RenderableType:
         ),
     )
     if peak.managed_bytes:
-        paged = peak.managed_bytes
+        managed = peak.managed_bytes
         whole = format_size(peak.device_with_managed_bytes)
-        rows += (("paged", paged, "managed memory, no counter", f"device {whole} with all of it"),)
+        rows += (
+            ("paged", managed, "managed memory, no counter", f"device {whole} with all of it"),
+        )
     beside = page.width >= WIDE
     table = grid("left", "right", "left", *(["left"] if beside else []))
     for name, size, meter, why in rows:

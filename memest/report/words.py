@@ -107,7 +107,7 @@ def verdict_sentence(estimate: Estimate) -> str:
     return f"{estimate.model.id} needs {need} of GPU memory to train ({_range(estimate)})."
 
 
-def budget_sentence(estimate: Estimate, allowed: int, verdict: Verdict) -> str:
+def budget_sentence(estimate: Estimate, budget: int, verdict: Verdict) -> str:
     """Whether a run keeps to the memory it may take."""
     keeps = {
         Verdict.FITS: "keeps to",
@@ -116,7 +116,7 @@ def budget_sentence(estimate: Estimate, allowed: int, verdict: Verdict) -> str:
     }[verdict]
     need = format_size(estimate.peak.device_bytes)
     return (
-        f"{estimate.model.id} {keeps} the {format_size(allowed)} allowed: it needs {need} "
+        f"{estimate.model.id} {keeps} the {format_size(budget)} allowed: it needs {need} "
         f"({_range(estimate)})."
     )
 
@@ -185,10 +185,10 @@ def _parallelism_items(setup: Setup) -> list[str]:
     """How the run is shared among GPUs."""
     distributed = setup.distributed
     if distributed.strategy is Strategy.NONE and distributed.pp > 1:
-        shared = [f"tensor parallel over {distributed.tp}"] if distributed.tp > 1 else []
-        return [*_of_pipeline(distributed), *shared]
+        tensor_items = [f"tensor parallel over {distributed.tp}"] if distributed.tp > 1 else []
+        return [*_of_pipeline(distributed), *tensor_items]
     if distributed.strategy is Strategy.NONE and distributed.tp > 1:
-        return [f"each of {distributed.num_gpus} GPUs", *_shared(distributed)]
+        return [f"each of {distributed.num_gpus} GPUs", *_sharing_items(distributed)]
     if distributed.strategy is Strategy.NONE:
         return []
     names = {
@@ -200,7 +200,7 @@ def _parallelism_items(setup: Setup) -> list[str]:
     if distributed.pp > 1:
         items = _of_pipeline(distributed)
     items.append(names[distributed.strategy])
-    items += _shared(distributed)
+    items += _sharing_items(distributed)
     if distributed.cp > 1:
         part = "" if setup.seq_len is None else f", {setup.seq_len // distributed.cp} tokens each"
         items.append(f"sequences shared by {distributed.cp}{part}")
@@ -211,7 +211,7 @@ def _parallelism_items(setup: Setup) -> list[str]:
         items.append(f"{distributed.num_copies} copies of {distributed.shard_ranks} shards")
     if distributed.fsdp_offload:
         items.append("offloaded to host memory")
-    offloaded = [
+    offloads = [
         what
         for what, on in (
             ("optimizer", distributed.offload_optimizer),
@@ -219,8 +219,8 @@ def _parallelism_items(setup: Setup) -> list[str]:
         )
         if on
     ]
-    if offloaded:
-        items.append(f"{' and '.join(offloaded)} offloaded")
+    if offloads:
+        items.append(f"{' and '.join(offloads)} offloaded")
     return items
 
 
@@ -232,7 +232,7 @@ def _of_pipeline(distributed: Distributed) -> list[str]:
     ]
 
 
-def _shared(distributed: Distributed) -> list[str]:
+def _sharing_items(distributed: Distributed) -> list[str]:
     """What of the model GPUs share, each with its part."""
     what = "tensor and sequence" if distributed.tp_sequence_parallel else "tensor"
     items = [f"{what} parallel over {distributed.tp}"] * (distributed.tp > 1)
@@ -268,8 +268,10 @@ def setup_items(setup: Setup, *, times: str = "×") -> list[str]:
         items.append("fp32 master weights")
     items.append("no optimizer" if setup.optim == "none" else _optimizer(setup))
     if setup.eval_batch is not None:
-        kept = "" if setup.eval_samples is None else f", {setup.eval_samples:,} predictions kept"
-        items.append(f"evaluation in batches of {setup.eval_batch}{kept}")
+        predictions = (
+            "" if setup.eval_samples is None else f", {setup.eval_samples:,} predictions kept"
+        )
+        items.append(f"evaluation in batches of {setup.eval_batch}{predictions}")
     if setup.generation is not None:
         items.append(setup.generation.words)
     items.append(
@@ -289,8 +291,8 @@ def setup_items(setup: Setup, *, times: str = "×") -> list[str]:
         items.append(f"frozen: {', '.join(setup.freeze)}")
     items.append(_LOOPS[setup.loop])
     items.extend(_parallelism_items(setup))
-    declared = setup.software.to_dict()
-    items.extend(f"{name} {version}" for name, version in declared.items())
+    versions = setup.software.to_dict()
+    items.extend(f"{name} {version}" for name, version in versions.items())
     return items
 
 

@@ -283,7 +283,8 @@ class _Relating:
             sentences.append(
                 f"the prediction needs {format_size(limited_replay.peak_reserved_bytes)} reserved "
                 "at most and completes in what the allocator had: the run used more than the "
-                "command says. Look for what is not in the command, or for longer inputs than predicted."
+                "command says. Look for what is not in the command, or for longer inputs than "
+                "predicted."
             )
         if near:
             return Match.UNCLEAR if out is None else Match.YES, sentences

@@ -209,7 +209,7 @@ class Sweep(Answer):
 
     def to_csv(self) -> str:
         """A header and one row a point, in order; sizes in bytes."""
-        text: str = self._shown("csv")
+        text: str = self._render("csv")
         return text
 
     def plot(self, metric: str = "device") -> Any:
@@ -221,11 +221,11 @@ class Sweep(Answer):
         Raises:
             MissingDependencyError: without matplotlib.
         """
-        return self._shown("plot", metric)
+        return self._render("plot", metric)
 
     def to_html(self, metric: str = "device") -> str:
         """A page with a heat map of ``device``, ``allocated``, ``reserved`` or ``headroom``."""
-        page: str = self._shown("page", metric)
+        page: str = self._render("page", metric)
         return page
 
     def to_png(self, metric: str = "device") -> bytes:
@@ -234,7 +234,7 @@ class Sweep(Answer):
         Raises:
             MissingDependencyError: without matplotlib.
         """
-        picture: bytes = self._shown("png", metric)
+        picture: bytes = self._render("png", metric)
         return picture
 
     def save(self, path: str | Path, metric: str = "device") -> None:
