@@ -33,14 +33,14 @@ def follow_weights(model: torch.nn.Module, recorder: Recorder) -> Iterator[None]
     for number, (_, parameter) in enumerate(model.named_parameters()):
         recorder.cue(CueKind.PLACED, number, parameter)
         if parameter.requires_grad:
-            handles.append(parameter.register_hook(_computed(recorder, number)))
+            handles.append(parameter.register_hook(_gradient_hook(recorder, number)))
             handles.append(
-                parameter.register_post_accumulate_grad_hook(_accumulated(recorder, number))
+                parameter.register_post_accumulate_grad_hook(_ready_hook(recorder, number))
             )
     embeddings = _module_of(model, "get_input_embeddings")
     if embeddings is not None:
         path = next((n for n, m in model.named_modules() if m is embeddings), "")
-        handles.append(embeddings.register_forward_hook(_made_a_leaf(recorder, path)))
+        handles.append(embeddings.register_forward_hook(_leaf_hook(recorder, path)))
     try:
         yield
     finally:
@@ -48,30 +48,30 @@ def follow_weights(model: torch.nn.Module, recorder: Recorder) -> Iterator[None]
             handle.remove()
 
 
-def _made_a_leaf(recorder: Recorder, path: str) -> Any:
+def _leaf_hook(recorder: Recorder, path: str) -> Any:
     """Frozen embeddings whose output was told to require gradients: autograd comes to them too.
 
     No operator shows it (``enable_input_require_grads``); a wrapper has a hook on that output.
     """
 
-    def reached(gradient: torch.Tensor) -> None:
+    def cue_backward(gradient: torch.Tensor) -> None:
         recorder.cue(CueKind.BACKWARD, recorder.module_number(path))
 
     def hook(module: torch.nn.Module, inputs: Any, output: Any) -> None:
         if isinstance(output, torch.Tensor) and output.requires_grad and output.is_leaf:
-            output.register_hook(reached)
+            output.register_hook(cue_backward)
 
     return hook
 
 
-def _computed(recorder: Recorder, number: int) -> Any:
+def _gradient_hook(recorder: Recorder, number: int) -> Any:
     def hook(gradient: torch.Tensor) -> None:
         recorder.cue(CueKind.GRADIENT, number, gradient)
 
     return hook
 
 
-def _accumulated(recorder: Recorder, number: int) -> Any:
+def _ready_hook(recorder: Recorder, number: int) -> Any:
     def hook(parameter: torch.Tensor) -> None:
         recorder.cue(CueKind.READY, number, parameter.grad)
 
@@ -102,21 +102,21 @@ def landmarks_of(model: torch.nn.Module) -> Landmarks:
         embeddings=names.get(id(_module_of(model, "get_input_embeddings"))),
         head=names.get(id(_module_of(model, "get_output_embeddings"))),
         norm=names.get(id(norms[-1])) if norms else None,
-        shared=_shared(model),
+        shared=_shared_paths(model),
         units=getattr(model, OWN_UNITS, ()),
     )
 
 
-def _shared(model: torch.nn.Module) -> dict[str, str]:
+def _shared_paths(model: torch.nn.Module) -> dict[str, str]:
     """Other paths of parameters that several modules have, each with the first one."""
     first: dict[int, str] = {}
     out: dict[str, str] = {}
     outer = prefix_of(model)
     for path, parameter in model.named_parameters(remove_duplicate=False):
         name = path.removeprefix(outer)
-        known = first.setdefault(id(parameter), name)
-        if known != name:
-            out[name] = known
+        first_name = first.setdefault(id(parameter), name)
+        if first_name != name:
+            out[name] = first_name
     return out
 
 

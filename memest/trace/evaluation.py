@@ -96,9 +96,11 @@ def _evaluate(run: TrainingLoop, setup: Setup, gather: Gather) -> None:
         # accelerate's loader moves the next batch while the name still holds the last
         inputs = run.make_batch()
         # with Liger, and where the loss alone is kept, the logits are not even made
-        fed = {**inputs, "skip_logits": True} if setup.use_liger_kernel and not keeps else inputs
-        losses, logits, labels = _prediction_step(run, fed, keeps)
-        del fed
+        model_inputs = (
+            {**inputs, "skip_logits": True} if setup.use_liger_kernel and not keeps else inputs
+        )
+        losses, logits, labels = _prediction_step(run, model_inputs, keeps)
+        del model_inputs
         if losses is not None:
             losses = gather(losses.repeat(setup.batch))
             all_losses.add(losses)
@@ -124,7 +126,7 @@ def _prediction_step(run: TrainingLoop, inputs: Any, keeps: bool) -> tuple[Any, 
     names = find_labels(kind)
     has_labels = bool(names) and all(inputs.get(name) is not None for name in names)
     config = getattr(run.model, "config", None)
-    ignored = list(getattr(config, "keys_to_ignore_at_inference", ["past_key_values"]))
+    ignored_keys = list(getattr(config, "keys_to_ignore_at_inference", ["past_key_values"]))
     labels = None
     if has_labels:
         labels = nested_detach(tuple(inputs.get(name) for name in names))
@@ -135,12 +137,12 @@ def _prediction_step(run: TrainingLoop, inputs: Any, keeps: bool) -> tuple[Any, 
             # what is put into it for ranks that share a sequence goes on return
             inputs = dict(inputs)
             loss, outputs = _loss(run, inputs)
-            ignored.append("loss")
+            ignored_keys.append("loss")
         else:
             with loss_region(run):
                 outputs = forward(run, inputs)
         if isinstance(outputs, dict):
-            logits: Any = tuple(v for k, v in outputs.items() if k not in ignored)
+            logits: Any = tuple(v for k, v in outputs.items() if k not in ignored_keys)
         else:
             logits = outputs[1:] if loss is not None else outputs
     if not keeps:

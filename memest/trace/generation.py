@@ -121,16 +121,16 @@ def _generate(
 ) -> None:
     from transformers.generation.utils import GenerationMixin
 
-    begun = 0
+    step = 0
 
     def begin() -> None:
-        nonlocal begun
-        begun += 1
-        recorder.seam(SeamKind.EVALUATED, 0, begun)
-        recorder.mark(Phase.GENERATION, 0, begun)
+        nonlocal step
+        step += 1
+        recorder.seam(SeamKind.EVALUATED, 0, step)
+        recorder.mark(Phase.GENERATION, 0, step)
 
-    def unfinished(_self: Any, *_: Any, **__: Any) -> bool:
-        if begun >= TRACED_STEPS:
+    def has_unfinished_sequences(_self: Any, *_: Any, **__: Any) -> bool:
+        if step >= TRACED_STEPS:
             recorder.seam(SeamKind.END, 0)
             recorder.forget()
             raise _Enough
@@ -141,7 +141,7 @@ def _generate(
     inputs = {name: t for name, t in make_batch().items() if name not in _LABELS}
     options = options_of(generation)
     own = type(model) if hasattr(type(model), "_has_unfinished_sequences") else GenerationMixin
-    with mock.patch.object(own, "_has_unfinished_sequences", unfinished):
+    with mock.patch.object(own, "_has_unfinished_sequences", has_unfinished_sequences):
         try:
             model.generate(**inputs, **options)
         except _Enough:

@@ -42,11 +42,11 @@ def restore_model(model: torch.nn.Module) -> Iterator[None]:
     for name in sorted({type(module).__module__ for module in model.modules()}):
         for clear in _caches(name):
             clear()
-    kept = [(module, _contents(vars(module))) for module in model.modules()]
+    contents = [(module, _contents(vars(module))) for module in model.modules()]
     try:
         yield
     finally:
-        for module, (values, copies) in kept:
+        for module, (values, copies) in contents:
             for value, copy in copies:
                 _put_back(value, copy)
             _put_back(vars(module), values)
@@ -127,7 +127,7 @@ _SEED = 20_241_121
 
 
 @contextmanager
-def _kept() -> Iterator[None]:
+def _restore_random_states() -> Iterator[None]:
     """Generators of this process as they were: Python's, NumPy's where it is loaded, torch's."""
     numpy = sys.modules.get("numpy")
     python, own = random.getstate(), torch.default_generator.get_state()
@@ -146,7 +146,7 @@ def keep_random_states(function: Callable[_Arguments, _Result]) -> Callable[_Arg
 
     @functools.wraps(function)
     def call(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
-        with _kept():
+        with _restore_random_states():
             return function(*args, **kwargs)
 
     return call
@@ -192,7 +192,7 @@ def _rank(file: str) -> int:
     return 2 if file.startswith(_standard()) else 0
 
 
-def _shown(frames: Iterable[tuple[str, int, str]], *, own: bool = False) -> str:
+def _innermost_line(frames: Iterable[tuple[str, int, str]], *, own: bool = False) -> str:
     best: tuple[int, str, int, str] | None = None
     for file, line, function in frames:  # the innermost comes first
         rank = _rank(file)
@@ -216,7 +216,7 @@ def line_of(trace: TracebackType | None) -> str:
         Of a library's line where none is the user's; empty where there is neither.
     """
     frames = [(f.f_code.co_filename, n, f.f_code.co_name) for f, n in traceback.walk_tb(trace)]
-    return _shown(reversed(frames))
+    return _innermost_line(reversed(frames))
 
 
 def line_here(*, own: bool = False) -> str:
@@ -230,7 +230,7 @@ def line_here(*, own: bool = False) -> str:
     while frame is not None:
         frames.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
         frame = frame.f_back
-    return _shown(frames, own=own)
+    return _innermost_line(frames, own=own)
 
 
 def is_own(kind: type) -> bool:

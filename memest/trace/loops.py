@@ -20,7 +20,7 @@ from memest.config.setup import Loop, Precision, Setup, ZeroGradAt
 from memest.events import Category, CueKind, Phase, SeamKind, Weight
 from memest.trace.optimizers.in_backward import Stepper
 from memest.trace.optimizers.torch import weights_of
-from memest.trace.parallel.context_parallel import Split, collated
+from memest.trace.parallel.context_parallel import Split, collate
 from memest.trace.parallel.ulysses_batches import UlyssesBatches
 from memest.trace.recorder import Recorder
 
@@ -29,7 +29,7 @@ __all__ = [
     "count_items",
     "forward",
     "loss_region",
-    "prepared",
+    "prepare_model",
     "run_steps",
     "run_updates",
     "state_tensors",
@@ -130,12 +130,12 @@ def _trainer(run: TrainingLoop) -> None:
         seam(SeamKind.STEP, step)
         run.recorder.mark(Phase.BATCH, step)
         # the old list, and the last inputs, stay bound while the new list is filled
-        fetched = _batch_samples(run, step, micro_steps)
+        batch_samples = _batch_samples(run, step, micro_steps)
         seam(SeamKind.FETCHED, step)
-        samples = fetched[0]
+        samples = batch_samples[0]
         seam(SeamKind.RELEASED, step)
-        items = fetched[1]
-        del fetched
+        items = batch_samples[1]
+        del batch_samples
         for micro_step in range(1, micro_steps + 1):
             seam(SeamKind.MICRO_STEP, step, micro_step)
             fetches = run.prefetches and run.ulysses_batches is None
@@ -284,7 +284,7 @@ def _script(run: TrainingLoop) -> None:
             else:
                 batch = run.make_batch()
             if run.split is not None:
-                batch = collated(batch)
+                batch = collate(batch)
             with _split(run, batch):
                 run.recorder.mark(Phase.FORWARD, step, micro_step)
                 with loss_region(run):
@@ -330,23 +330,23 @@ def loss_region(run: TrainingLoop) -> AbstractContextManager[Any]:
 
 def forward(run: TrainingLoop, inputs: Mapping[str, Any]) -> Any:
     """The model's forward, and what DDP makes of the outputs."""
-    outputs = (prepared(run) if run.compiled_model is None else run.compiled_model)(**inputs)
-    return _cloned(outputs) if run.clones_outputs else outputs
+    outputs = (prepare_model(run) if run.compiled_model is None else run.compiled_model)(**inputs)
+    return _clone_outputs(outputs) if run.clones_outputs else outputs
 
 
-def _cloned(outputs: Any) -> Any:
+def _clone_outputs(outputs: Any) -> Any:
     """``DistributedDataParallel._post_forward``: every output goes through ``_DDPSink``.
 
     All are copied; of those without a gradient the copy is dropped again.
     """
     flat, spec = tree_flatten(outputs)
     copies = _Sink.apply(*flat)
-    kept = [
+    new_outputs = [
         value if isinstance(value, torch.Tensor) and value.grad_fn is None else copy
         for value, copy in zip(flat, copies, strict=True)
     ]
     del flat, copies
-    return tree_unflatten(kept, spec)
+    return tree_unflatten(new_outputs, spec)
 
 
 class _Sink(torch.autograd.Function):
@@ -362,18 +362,18 @@ class _Sink(torch.autograd.Function):
         return gradients
 
 
-def prepared(run: TrainingLoop) -> Any:
+def prepare_model(run: TrainingLoop) -> Any:
     """What ``Accelerator.prepare`` makes of the model, and compiles last of all."""
 
-    def called(**inputs: Any) -> Any:
+    def call_model(**inputs: Any) -> Any:
         return run.model(**inputs) if run.call is None else run.call(run.model, dict(inputs))
 
     if not run.outputs_to_fp32 or run.setup.precision is Precision.FP32:
-        return run.model if run.call is None else called
+        return run.model if run.call is None else call_model
 
     def call(**inputs: Any) -> Any:
         with _autocast(run):
-            outputs = called(**inputs)
+            outputs = call_model(**inputs)
         return to_fp32(outputs)
 
     return call
@@ -443,18 +443,18 @@ def _update(run: TrainingLoop, step: int, norm: list[torch.Tensor | None]) -> No
     """
     if run.optimizer is None:
         return
-    trainer, bound = run.setup.loop is Loop.TRAINER, clip_norm(run.setup)
-    if trainer or bound:
+    trainer, max_norm = run.setup.loop is Loop.TRAINER, clip_norm(run.setup)
+    if trainer or max_norm:
         run.recorder.mark(Phase.CLIP, step, run.micro_steps[step - 1])
         norm[0] = None
         if run.scaler is not None:
             run.scaler.unscale_(run.optimizer)
-        trained = [p for p in run.model.parameters() if p.requires_grad]
+        parameters = [p for p in run.model.parameters() if p.requires_grad]
         # ``_clip_grad_norm``, or with ``max_grad_norm=0`` the norm alone, for the Trainer's log
-        total = torch.nn.utils.clip_grad_norm_(trained, bound or math.inf)
+        total = torch.nn.utils.clip_grad_norm_(parameters, max_norm or math.inf)
         if trainer:
             norm[0] = total
-        del trained, total
+        del parameters, total
     run.recorder.mark(Phase.OPTIMIZER, step)
     if run.scaler is not None:
         run.scaler.step(run.optimizer)

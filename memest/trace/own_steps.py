@@ -75,8 +75,8 @@ def resolve_step(step: Any, whole: Callable[[Any], Any]) -> OwnStep:
             "returns the loss."
         )
     optimizers = getattr(step, "optimizers", None)
-    wanted = 2 if optimizers is None else 3
-    _check_signature(step, str(name), wanted)
+    num_arguments = 2 if optimizers is None else 3
+    _check_signature(step, str(name), num_arguments)
     if optimizers is not None and not callable(optimizers):
         raise ConfigError(
             f"{name}.optimizers is a {type(optimizers).__name__}: it must be a function of the "
@@ -85,20 +85,20 @@ def resolve_step(step: Any, whole: Callable[[Any], Any]) -> OwnStep:
     return OwnStep(step, optimizers, str(name), whole)
 
 
-def _check_signature(step: Any, name: str, wanted: int) -> None:
+def _check_signature(step: Any, name: str, num_arguments: int) -> None:
     try:
         signature = inspect.signature(step)
     except (TypeError, ValueError):
         return
     try:
-        signature.bind(*range(wanted))
+        signature.bind(*range(num_arguments))
     except TypeError:
-        with_what = "(model, batch)" if wanted == 2 else "(models, batch, optimizers)"
+        with_what = "(model, batch)" if num_arguments == 2 else "(models, batch, optimizers)"
         raise ConfigError(
             f"{name}{signature} cannot be called as a step, {name}{with_what}."
             + (
                 " A third argument needs optimizers(models), a function of the step."
-                if wanted == 2 and len(signature.parameters) == 3
+                if num_arguments == 2 and len(signature.parameters) == 3
                 else ""
             )
         ) from None
@@ -206,10 +206,10 @@ def _phases(run: Any, optimizers: list[torch.optim.Optimizer]) -> Iterator[list[
             recorder.mark(Phase.FORWARD, now[0], 1)
             run.weights = weights_of(run.model)
 
-    def began(*_: Any) -> None:
+    def before_step(*_: Any) -> None:
         recorder.mark(Phase.OPTIMIZER, now[0], 1)
 
-    def ended(optimizer: Any, *_: Any) -> None:
+    def after_step(optimizer: Any, *_: Any) -> None:
         for tensor in state_tensors(optimizer):
             recorder.tag(tensor, Category.OPTIMIZER_STATES)
         recorder.mark(Phase.FORWARD, now[0], 1)
@@ -217,6 +217,9 @@ def _phases(run: Any, optimizers: list[torch.optim.Optimizer]) -> Iterator[list[
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(torch.autograd, "backward", backward))
         for one in optimizers:
-            for handle in (one.register_step_pre_hook(began), one.register_step_post_hook(ended)):
+            for handle in (
+                one.register_step_pre_hook(before_step),
+                one.register_step_post_hook(after_step),
+            ):
                 stack.callback(handle.remove)
         yield now

@@ -50,7 +50,11 @@ from memest.trace.model.twins import twin_of
 from memest.trace.own_steps import OWN_SETUP, OwnStep, check_own_step, resolve_step
 from memest.trace.parallel.context_parallel import sequence_split
 from memest.trace.parallel.pipeline_stage import trace_stage
-from memest.trace.parallel.sequence_parallel import drop_attention_mask, left_out, loss_parallelism
+from memest.trace.parallel.sequence_parallel import (
+    drop_attention_mask,
+    loss_parallelism,
+    uncounted_notes,
+)
 from memest.trace.parallel.tensor_parallel import (
     check_adapters,
     on_ranks,
@@ -136,25 +140,27 @@ def build(
     ready = bool(own_notes) and setup.quantization is not None
     built_model = build_model(source, setup)
     model_as_before(built_model.model, model_type, setup)
-    untied = separate_head(built_model.model, source.config or {})
-    built_model = replace(built_model, notes=(*built_model.notes, *untied, *own_notes))
-    return _fed_run(setup, _finetuned(built_model, setup, ready=ready), module_inputs)
+    head_notes = separate_head(built_model.model, source.config or {})
+    built_model = replace(built_model, notes=(*built_model.notes, *head_notes, *own_notes))
+    return _run_with_batch(setup, _adapt_model(built_model, setup, ready=ready), module_inputs)
 
 
 def _from_factory(setup: Setup, source: ModelSource, module_inputs: ModuleInputs) -> MetaModel:
     """The run of a model that the user's own code builds."""
     built_model = from_factory(source, setup, dict(module_inputs.model_args))
     _same_attention(built_model.model, setup)
-    built_model = _finetuned(built_model, setup)
+    built_model = _adapt_model(built_model, setup)
     if module_inputs.loss is None and module_inputs.step_fn is None:
         module_inputs = replace(module_inputs, loss=built_model.loss)
         check_own_loss(setup, module_inputs)
     if module_inputs.inputs is None and built_model.inputs is not None:
         module_inputs = replace(module_inputs, inputs=built_model.inputs)
-    return _fed_run(setup, built_model, module_inputs)
+    return _run_with_batch(setup, built_model, module_inputs)
 
 
-def _fed_run(setup: Setup, built_model: BuiltModel, module_inputs: ModuleInputs) -> MetaModel:
+def _run_with_batch(
+    setup: Setup, built_model: BuiltModel, module_inputs: ModuleInputs
+) -> MetaModel:
     """A run of a model with the batch that the user gave, else with what its config says."""
     has_inputs = module_inputs.inputs is not None
     if module_inputs.dims and not has_inputs:
@@ -168,7 +174,7 @@ def _fed_run(setup: Setup, built_model: BuiltModel, module_inputs: ModuleInputs)
         batch.plan(replace(setup, **sizes))
     if module_inputs.step_fn is not None:
         step = resolve_step(module_inputs.step_fn, batch.whole)
-        meta_model = _stepped(setup, built_model, batch, step)
+        meta_model = _run_by_step(setup, built_model, batch, step)
     else:
         call, left = batch.caller(built_model.trained_model)
         loss = None if module_inputs.loss is None else resolve_loss(module_inputs.loss)
@@ -184,7 +190,7 @@ def _fed_run(setup: Setup, built_model: BuiltModel, module_inputs: ModuleInputs)
     return replace(meta_model, own_code=own)
 
 
-def _finetuned(built_model: BuiltModel, setup: Setup, *, ready: bool = False) -> BuiltModel:
+def _adapt_model(built_model: BuiltModel, setup: Setup, *, ready: bool = False) -> BuiltModel:
     """The model quantised, with adapters and frozen parameters, as the setup has them."""
     if setup.quantization is not None:
         if setup.quantization.format.packed:
@@ -201,7 +207,7 @@ def _finetuned(built_model: BuiltModel, setup: Setup, *, ready: bool = False) ->
     return built_model
 
 
-def _stepped(
+def _run_by_step(
     setup: Setup, built_model: BuiltModel, batch: ExampleBatch | PlannedBatch, step: OwnStep
 ) -> MetaModel:
     """A run by a step of the user's own."""
@@ -277,7 +283,7 @@ def trace_built(
     set_use_cache(meta_model.model, setup)
     if not meta_model.keeps_checkpointing:
         set_checkpointing(meta_model.model, setup)
-    plans = _fed(meta_model, setup)
+    plans = _plan_batch(meta_model, setup)
     if setup.distributed.stage is not None:
         with rank_model(meta_model.model, setup) as whole, restore_model(model := base_of(whole)):
             trace = trace_stage(
@@ -313,13 +319,13 @@ def trace_built(
             ulysses_batches=ulysses_batches,
         )
         if setup.distributed.tp_sequence_parallel:
-            trace.notes.extend(left_out(model))
+            trace.notes.extend(uncounted_notes(model))
     trace.counts = meta_model.counts
     trace.notes.extend(n for n in getattr(meta_model.loss_of, "notes", ()) if n not in trace.notes)
     return trace
 
 
-def _fed(meta_model: MetaModel, setup: Setup) -> tuple[TensorPlan, ...]:
+def _plan_batch(meta_model: MetaModel, setup: Setup) -> tuple[TensorPlan, ...]:
     """What a model is fed."""
     plans = drop_attention_mask(meta_model.plan(setup), setup.distributed)
     return masks_as_before(plans, meta_model.model, setup)
@@ -330,7 +336,7 @@ def _code(meta_model: MetaModel) -> Iterator[None]:
     """What code of the user's own may do: name ``cuda``, draw random numbers."""
     if meta_model.own_code:
         seed_generators()
-    with cuda_is_meta(wanted=meta_model.own_code):
+    with cuda_is_meta(enabled=meta_model.own_code):
         yield
 
 
@@ -378,7 +384,7 @@ def evaluate_built(
     gather what they predict.
     """
     set_use_cache(meta_model.model, setup)
-    plans = _fed(meta_model, setup)
+    plans = _plan_batch(meta_model, setup)
     with (
         rank_model(meta_model.model, setup) as model,
         restore_model(model),
@@ -449,10 +455,12 @@ def _from_module(setup: Setup, module: Any, module_inputs: ModuleInputs) -> Meta
             "inputs={'x': torch.empty(8, 3)}) or inputs='x:float32[B,3]', with loss='mse' or "
             "loss=lambda outputs, batch: ..."
         )
-    return _kept(_fed_run(setup, _finetuned(built_model, setup), module_inputs))
+    return _keep_checkpointing(
+        _run_with_batch(setup, _adapt_model(built_model, setup), module_inputs)
+    )
 
 
-def _kept(meta_model: MetaModel) -> MetaModel:
+def _keep_checkpointing(meta_model: MetaModel) -> MetaModel:
     """Leave activation checkpointing that is on already as it is, and say so."""
     on = any(
         getattr(m, "gradient_checkpointing", False) is True for m in meta_model.model.modules()
@@ -470,12 +478,12 @@ def _same_attention(model: torch.nn.Module, setup: Setup) -> None:
     Raises:
         ConfigError: another one is asked for.
     """
-    wanted = setup.attn_implementation
+    requested_attention = setup.attn_implementation
     own = getattr(getattr(model, "config", None), "_attn_implementation", None)
-    if wanted is Attention.AUTO or wanted == own:
+    if requested_attention is Attention.AUTO or requested_attention == own:
         return
     has = f"this one has {own}" if own else "this one chooses none by that name"
     raise ConfigError(
-        f"--attn-implementation {wanted} is for models that memest builds, and {has}: build it "
-        f"with attn_implementation={wanted.value!r} and ask again."
+        f"--attn-implementation {requested_attention} is for models that memest builds, and {has}: "
+        f"build it with attn_implementation={requested_attention.value!r} and ask again."
     )

@@ -160,7 +160,7 @@ def trace_training(
     trace.micro_steps = plan.each
     trace.landmarks = landmarks_of(model)
     trace.notes.extend(recorder.notes)
-    trace.notes.extend(_unforced(setup, trace.attention_choices))
+    trace.notes.extend(_unmet_backend_notes(setup, trace.attention_choices))
     trace.notes.extend(_step_by_step(model))
     return trace
 
@@ -220,12 +220,12 @@ def tracing(
     if not setup.torch_compile:  # compiled code knows no modules
         stack.enter_context(recorder.modules(model))
     stack.enter_context(recorder)
-    stack.enter_context(_ended(model, recorder, setup))
+    stack.enter_context(_explain_errors(model, recorder, setup))
     return recorder
 
 
 @contextmanager
-def _ended(model: Any, recorder: Recorder, setup: Setup) -> Iterator[None]:
+def _explain_errors(model: Any, recorder: Recorder, setup: Setup) -> Iterator[None]:
     """Errors are told as the user can use them, and nothing of the trace is left on the model."""
     try:
         yield
@@ -269,7 +269,7 @@ def trace_updates(
         )
         stack.enter_context(autocast_on_meta(recorder, gpu.torch, CUDA))
         stack.enter_context(recorder)
-        stack.enter_context(_ended(_Parameters([]), recorder, setup))
+        stack.enter_context(_explain_errors(_Parameters([]), recorder, setup))
         stack.enter_context(recorder.updating())
         recorder.mark(Phase.LOAD, 0)
         parameters = [_on_device(weight, recorder) for weight in weights]
@@ -282,7 +282,7 @@ def trace_updates(
             parameters, setup, recorder, gpu.torch, lambda: _known_roles(roles)
         )
         run = TrainingLoop(
-            model=_Parameters([named.parameter for named in parameters]),
+            model=_Parameters([entry.parameter for entry in parameters]),
             optimizer=optimizer,
             make_batch=dict,
             loss_of=lambda *_: None,
@@ -330,20 +330,20 @@ def _on_device(weight: Weight, recorder: Recorder) -> NamedParameter:
     return NamedParameter(weight.name, parameter, weight.decays)
 
 
-def _unforced(setup: Setup, choices: Sequence[tuple[Any, str]]) -> list[str]:
+def _unmet_backend_notes(setup: Setup, choices: Sequence[tuple[Any, str]]) -> list[str]:
     """What became of ``--sdpa-backend`` where it could not be had."""
-    forced = setup.sdpa_backend
-    if forced is SdpaBackend.AUTO:
+    backend = setup.sdpa_backend
+    if backend is SdpaBackend.AUTO:
         return []
     if not choices:
-        return [f"--sdpa-backend {forced} has no effect: no attention of this model goes by sdpa."]
-    refused = [call for call, taken in choices if taken != forced]
-    if not refused:
+        return [f"--sdpa-backend {backend} has no effect: no attention of this model goes by sdpa."]
+    refused_calls = [call for call, choice in choices if choice != backend]
+    if not refused_calls:
         return []
-    call = refused[0]
+    call = refused_calls[0]
     what = f"{call.dtype}, head size {call.head_dim}, dropout {call.dropout:g}"
     what += ", a mask" if call.has_mask else ""
-    text = f"--sdpa-backend {forced} cannot run this model's attention ({what}) on this GPU"
+    text = f"--sdpa-backend {backend} cannot run this model's attention ({what}) on this GPU"
     return [f"{text}: PyTorch would stop with 'No available kernel'. The math kernel is priced."]
 
 
@@ -407,9 +407,9 @@ def sets_to_none(setup: Setup, torch_version: tuple[int, int]) -> bool:
 
 def _takes_loss_kwargs(model: torch.nn.Module) -> bool:
     """``Trainer.model_accepts_loss_kwargs``: the forward takes arbitrary keyword arguments."""
-    declared = getattr(model, "accepts_loss_kwargs", None)
-    if declared is not None:
-        return bool(declared)
+    declaration = getattr(model, "accepts_loss_kwargs", None)
+    if declaration is not None:
+        return bool(declaration)
     parameters = inspect.signature(model.forward).parameters.values()
     return any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
 

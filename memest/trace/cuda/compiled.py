@@ -21,7 +21,7 @@ from memest.errors import ConfigError, MemestError, TraceError
 from memest.trace.cuda.devices import without_modes
 from memest.trace.cuda.inductor import inductor_without_gpu
 from memest.trace.cuda.inductor_code import Code, CodeWatch
-from memest.trace.loops import TrainingLoop, loss_region, prepared, to_items
+from memest.trace.loops import TrainingLoop, loss_region, prepare_model, to_items
 from memest.workspaces.operator_call import GpuTraits
 
 __all__ = ["compile_model"]
@@ -59,7 +59,7 @@ def compile_model(
     dynamo.reset()
     dynamo.utils.counters["graph_break"].clear()
     with inductor_without_gpu(gpu, add_code) as backend:
-        model = torch.compile(prepared(run), backend=backend, dynamic=False)
+        model = torch.compile(prepare_model(run), backend=backend, dynamic=False)
         run.compiled_model = without_modes(model)
         try:
             with _disable_current_modes():

@@ -14,7 +14,7 @@ from torch.utils._device import _device_constructors
 __all__ = ["cuda_is_meta", "without_modes"]
 
 
-def _meant(device: Any) -> Any:
+def _trace_device(device: Any) -> Any:
     """The device on a trace: meta for any GPU."""
     if isinstance(device, bool) or device is None:
         return device
@@ -47,18 +47,18 @@ class _CudaIsMeta(TorchFunctionMode):
         if func is torch.Tensor.pin_memory:
             return args[0]
         if "device" in kwargs:
-            kwargs = {**kwargs, "device": _meant(kwargs["device"])}
+            kwargs = {**kwargs, "device": _trace_device(kwargs["device"])}
         elif func is torch.Tensor.to and len(args) > 1 and not isinstance(args[1], torch.Tensor):
-            args = (args[0], _meant(args[1]), *args[2:])
+            args = (args[0], _trace_device(args[1]), *args[2:])
         if func in self._makes and kwargs.get("pin_memory"):
             kwargs = {**kwargs, "pin_memory": False}
         return func(*args, **kwargs)
 
 
 @contextmanager
-def cuda_is_meta(*, wanted: bool = True) -> Iterator[None]:
+def cuda_is_meta(*, enabled: bool = True) -> Iterator[None]:
     """While it holds, tensors made on or moved to ``cuda`` are on meta."""
-    if not wanted:
+    if not enabled:
         yield
         return
     mode = _CudaIsMeta()
@@ -81,10 +81,10 @@ def without_modes(function: Callable[..., Any]) -> Callable[..., Any]:
     devices in the graph.
     """
 
-    def called(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: Any, **kwargs: Any) -> Any:
         with ExitStack() as stack:
             for _ in range(torch._C._len_torch_function_stack()):
                 stack.enter_context(_pop_mode_temporarily())
             return function(*args, **kwargs)
 
-    return called
+    return call

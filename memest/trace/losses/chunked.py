@@ -80,8 +80,8 @@ def parts_of(
     why = ""
     if not name.endswith(tuple(kinds)) or getattr(config, "is_encoder_decoder", False):
         why = "it replaces head and loss of causal language models"
-    seen = len(kinds) > 1 and hasattr(config, "vision_config")
-    backbone = None if why else model.base_model if seen else model.get_decoder()
+    has_vision = len(kinds) > 1 and hasattr(config, "vision_config")
+    backbone = None if why else model.base_model if has_vision else model.get_decoder()
     head: Any = None if why else model.get_output_embeddings()
     scale = next((s for s in _SCALES if getattr(text, s, None) not in (None, 1, 1.0)), "")
     if not why and (backbone is None or backbone is model):
@@ -103,12 +103,12 @@ _IGNORED = -100
 
 def _outputs(parts: Parts, inputs: dict[str, Any]) -> torch.Tensor:
     """The last hidden states; torchtune caps them, and not the logits, where a model caps."""
-    hidden: torch.Tensor = parts.backbone(**{**inputs, "use_cache": False}).last_hidden_state
+    hidden_states: torch.Tensor = parts.backbone(**{**inputs, "use_cache": False}).last_hidden_state
     if parts.softcap is not None:
-        hidden = hidden / parts.softcap
-        hidden = torch.tanh(hidden)
-        hidden = hidden * parts.softcap
-    return hidden
+        hidden_states = hidden_states / parts.softcap
+        hidden_states = torch.tanh(hidden_states)
+        hidden_states = hidden_states * parts.softcap
+    return hidden_states
 
 
 def _cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -130,8 +130,8 @@ def torchtune_chunked(model: Any, chunks: int) -> Callable[..., Any]:
     parts = parts_of(model, "torchtune-chunked")
 
     def unembed(inputs: dict[str, Any]) -> list[torch.Tensor]:
-        hidden = _outputs(parts, inputs)
-        return [parts.head(piece) for piece in hidden.chunk(chunks, dim=1)]
+        hidden_states = _outputs(parts, inputs)
+        return [parts.head(piece) for piece in hidden_states.chunk(chunks, dim=1)]
 
     def loss_of(logits: list[torch.Tensor], labels: torch.Tensor) -> torch.Tensor:
         count = (labels != _IGNORED).sum()
@@ -145,9 +145,9 @@ def torchtune_chunked(model: Any, chunks: int) -> Callable[..., Any]:
 
     def forward(labels: Any = None, num_items_in_batch: Any = None, **inputs: Any) -> Any:
         logits = unembed(inputs)
-        ignored = (labels.shape[0], 1)
+        ignored_shape = (labels.shape[0], 1)
         labels = torch.hstack(
-            (labels[..., 1:], torch.full(ignored, _IGNORED, device=labels.device))
+            (labels[..., 1:], torch.full(ignored_shape, _IGNORED, device=labels.device))
         )
         return CausalLMOutputWithPast(loss=loss_of(logits, labels))
 
@@ -166,17 +166,19 @@ def torchtune_linear(model: Any, chunks: int) -> Callable[..., Any]:
     """
     parts = parts_of(model, "torchtune-linear")
 
-    def counted(hidden: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def drop_ignored(
+        hidden_states: torch.Tensor, labels: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         indices = torch.where(labels != _IGNORED)[0]
-        hidden = hidden.index_select(0, indices)
-        return hidden, labels.index_select(0, indices)
+        hidden_states = hidden_states.index_select(0, indices)
+        return hidden_states, labels.index_select(0, indices)
 
-    def loss_of(hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    def loss_of(hidden_states: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         count = torch.where(labels != _IGNORED)[0].numel()
         labels = labels.reshape(-1)
-        hidden = hidden.reshape(-1, hidden.shape[-1])
-        hidden, labels = counted(hidden, labels)
-        pieces = hidden.tensor_split(chunks, dim=0)
+        hidden_states = hidden_states.reshape(-1, hidden_states.shape[-1])
+        hidden_states, labels = drop_ignored(hidden_states, labels)
+        pieces = hidden_states.tensor_split(chunks, dim=0)
         targets = labels.tensor_split(chunks, dim=0)
         total = torch.tensor(0.0, device=labels.device)
         for piece, target in zip(pieces, targets, strict=True):
@@ -185,12 +187,12 @@ def torchtune_linear(model: Any, chunks: int) -> Callable[..., Any]:
         return total / count
 
     def forward(labels: Any = None, num_items_in_batch: Any = None, **inputs: Any) -> Any:
-        hidden = _outputs(parts, inputs)
+        hidden_states = _outputs(parts, inputs)
         # the host has shifted them: the last of each sample counts no more
-        shifted = torch.zeros(labels.shape, dtype=labels.dtype)
-        shifted[:, -1] = _IGNORED
-        attach(labels, shifted)
-        return CausalLMOutputWithPast(loss=loss_of(hidden, labels))
+        shifted_labels = torch.zeros(labels.shape, dtype=labels.dtype)
+        shifted_labels[:, -1] = _IGNORED
+        attach(labels, shifted_labels)
+        return CausalLMOutputWithPast(loss=loss_of(hidden_states, labels))
 
     return forward
 
@@ -205,7 +207,7 @@ _CHUNK_TOKENS = 256  # _CHUNKED_LM_HEAD_CHUNK_SIZE
 
 
 @dataclass
-class _Scored(ModelOutput):  # type: ignore[misc]
+class _LossOutput(ModelOutput):  # type: ignore[misc]
     """What is alive until SFTTrainer's ``compute_loss`` returns."""
 
     loss: torch.Tensor | None = None
@@ -270,13 +272,13 @@ def trl_fused(model: Any) -> Callable[..., Any]:
     """
     parts = _parts(model, "trl-fused", _SCALES)
 
-    def scored(labels: Any, num_items_in_batch: Any, inputs: dict[str, Any]) -> _Scored:
+    def score(labels: Any, num_items_in_batch: Any, inputs: dict[str, Any]) -> _LossOutput:
         """The model's forward, which ``add_fused_lm_head`` replaces."""
         outputs, balances = _backbone(parts, inputs)
-        hidden, labels = outputs.last_hidden_state[:, :-1], labels[:, 1:]
+        hidden_states, labels = outputs.last_hidden_state[:, :-1], labels[:, 1:]
         mask = labels != _IGNORED
         scores: Any = _TiledLogProbs.apply(  # type: ignore[no-untyped-call]
-            hidden[mask], parts.head.weight, getattr(parts.head, "bias", None), labels[mask]
+            hidden_states[mask], parts.head.weight, getattr(parts.head, "bias", None), labels[mask]
         )
         scores = (x.new_zeros(mask.shape).masked_scatter(mask, x) for x in scores)
         log_probs, entropy, hits = scores
@@ -286,7 +288,7 @@ def trl_fused(model: Any) -> Callable[..., Any]:
         if balances:
             aux = _balance(parts, outputs, inputs.get("attention_mask"))
             loss = loss + parts.config.router_aux_loss_coef * aux
-        return _Scored(
+        return _LossOutput(
             loss=loss,
             log_probs=log_probs,
             entropy=entropy,
@@ -297,15 +299,15 @@ def trl_fused(model: Any) -> Callable[..., Any]:
 
     def forward(labels: Any = None, num_items_in_batch: Any = None, **inputs: Any) -> Any:
         """As ``SFTTrainer.compute_loss``, whose loss comes from the values of the tokens."""
-        outputs = scored(labels, num_items_in_batch, inputs)
+        outputs = score(labels, num_items_in_batch, inputs)
         assert outputs.log_probs is not None
         assert outputs.label_mask is not None
         losses = -outputs.log_probs
         items = outputs.label_mask.sum() if num_items_in_batch is None else num_items_in_batch
         loss = losses.sum() / torch.as_tensor(items).clamp(min=1)
         if outputs.aux_loss is not None:
-            weighted = parts.config.router_aux_loss_coef * outputs.aux_loss
-            loss = loss + weighted / 1  # by the number of micro-steps; no size depends on it
+            weighted_aux = parts.config.router_aux_loss_coef * outputs.aux_loss
+            loss = loss + weighted_aux / 1  # by the number of micro-steps; no size depends on it
         outputs.own_loss, outputs.loss = outputs.loss, loss
         return outputs
 
@@ -339,55 +341,57 @@ def _add_product(total: torch.Tensor, one: torch.Tensor, other: torch.Tensor) ->
 class _TiledLogProbs(torch.autograd.Function):
     """Log-probabilities, entropies and hits of N tokens, tile by tile.
 
-    ``forward(hidden (N, H), weight (V, H), bias (V) or None, targets (N))`` gives three vectors of
-    N, of which the first has a gradient that is used.
+    ``forward(hidden_states (N, H), weight (V, H), bias (V) or None, targets (N))`` gives three
+    vectors of N, of which the first has a gradient that is used.
     """
 
     @staticmethod
     def forward(
         ctx: Any,
-        hidden: torch.Tensor,
+        hidden_states: torch.Tensor,
         weight: torch.Tensor,
         bias: torch.Tensor | None,
         targets: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
         ctx.set_materialize_grads(False)
-        rows, words, device = hidden.shape[0], weight.shape[0], hidden.device
+        rows, words, device = hidden_states.shape[0], weight.shape[0], hidden_states.device
         half = torch.is_autocast_enabled("cuda")
-        dtype = torch.get_autocast_dtype("cuda") if half else hidden.dtype
+        dtype = torch.get_autocast_dtype("cuda") if half else hidden_states.dtype
         # maximum, sum of exponentials, sum of x exp(x), of squares, of logits, best before the
         # target, the target's logit
         tensors = [torch.zeros((rows,), device=device, dtype=torch.float32) for _ in range(7)]
         highest, sum_exp, x_sum_exp, _, _, before, of_target = tensors
         buffer = torch.empty((min(rows, _TILE_TOKENS), _TILE_WORDS), device=device, dtype=dtype)
         for tokens in _slices(rows, _TILE_TOKENS):
-            part = hidden[tokens].to(dtype)
+            part = hidden_states[tokens].to(dtype)
             for some in _slices(words, _TILE_WORDS):
                 _fill(buffer, part, weight[some], None if bias is None else bias[some])
         log_z = highest + torch.log(sum_exp)
         log_probs = of_target - log_z
         entropy = log_z - x_sum_exp / sum_exp
         hits = (of_target >= highest) & (of_target > before)
-        ctx.save_for_backward(hidden, weight, bias, targets, log_z, entropy)
+        ctx.save_for_backward(hidden_states, weight, bias, targets, log_z, entropy)
         ctx.dtype = dtype
         ctx.mark_non_differentiable(hits)
         return log_probs, entropy, hits
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        hidden, weight, bias, _, _, _ = ctx.saved_tensors
+        hidden_states, weight, bias, _, _, _ = ctx.saved_tensors
         dtype, needs = ctx.dtype, ctx.needs_input_grad
-        rows, words, device = hidden.shape[0], weight.shape[0], hidden.device
+        rows, words, device = hidden_states.shape[0], weight.shape[0], hidden_states.device
 
-        def zeros(like: torch.Tensor, wanted: bool) -> torch.Tensor | None:
-            return torch.zeros(like.shape, device=device, dtype=torch.float32) if wanted else None
+        def zeros(like: torch.Tensor, needs_grad: bool) -> torch.Tensor | None:
+            return (
+                torch.zeros(like.shape, device=device, dtype=torch.float32) if needs_grad else None
+            )
 
-        of_hidden, of_weight = zeros(hidden, needs[0]), zeros(weight, needs[1])
+        of_hidden, of_weight = zeros(hidden_states, needs[0]), zeros(weight, needs[1])
         of_bias = None if bias is None else zeros(bias, needs[2])
         buffer = torch.empty((min(rows, _TILE_TOKENS), _TILE_WORDS), device=device, dtype=dtype)
-        kept = [g.float().contiguous() for g in gradients[:2] if g is not None]
+        float_gradients = [g.float().contiguous() for g in gradients[:2] if g is not None]
         for tokens in _slices(rows, _TILE_TOKENS):
-            part = hidden[tokens].to(dtype)
+            part = hidden_states[tokens].to(dtype)
             for some in _slices(words, _TILE_WORDS):
                 cast = weight[some].to(dtype)
                 tile = _fill(buffer, part, cast, None if bias is None else bias[some])
@@ -397,9 +401,9 @@ class _TiledLogProbs(torch.autograd.Function):
                     _add_product(of_weight[some], tile.t(), part)
                 if of_bias is not None:
                     of_bias[some] += tile.sum(dim=0, dtype=torch.float32)
-        del kept
+        del float_gradients
         return (
-            None if of_hidden is None else of_hidden.to(hidden.dtype),
+            None if of_hidden is None else of_hidden.to(hidden_states.dtype),
             None if of_weight is None else of_weight.to(weight.dtype),
             None if of_bias is None else of_bias.to(bias.dtype),
             None,
@@ -416,16 +420,19 @@ def trl_chunked(model: Any) -> Callable[..., Any]:
         ConfigError: SFTTrainer does not train such a model.
     """
     parts = _parts(model, "trl-chunked", ("logit_scale", "output_multiplier"))
-    scaled, softcap = bool(parts.scale), parts.softcap
+    scales_logits, softcap = bool(parts.scale), parts.softcap
 
     def chunk(
-        hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, labels: torch.Tensor
+        hidden_states: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        labels: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
         """Loss, hits and entropy of some tokens."""
-        logits = (hidden @ weight.to(hidden.dtype).t()).float()
+        logits = (hidden_states @ weight.to(hidden_states.dtype).t()).float()
         if bias is not None:
             logits = logits + bias.float()
-        if scaled:
+        if scales_logits:
             logits = logits * 1.5  # any number but 1: no size depends on it
         if softcap is not None:
             logits = softcap * torch.tanh(logits / softcap)
@@ -437,29 +444,29 @@ def trl_chunked(model: Any) -> Callable[..., Any]:
         return loss, hits, entropy
 
     def cross_entropy(
-        hidden: torch.Tensor,
+        hidden_states: torch.Tensor,
         weight: torch.Tensor,
         bias: torch.Tensor | None,
         labels: torch.Tensor,
         items: Any,
     ) -> tuple[torch.Tensor, ...]:
         """Loss, hits, entropy and number of the tokens that count."""
-        hidden = hidden[..., :-1, :].reshape(-1, hidden.size(-1))
+        hidden_states = hidden_states[..., :-1, :].reshape(-1, hidden_states.size(-1))
         labels = labels[..., 1:].reshape(-1)
         valid = labels != _IGNORED
         count = valid.sum()
-        hits = hidden.new_zeros((), dtype=torch.float32)
-        entropy = hidden.new_zeros((), dtype=torch.float32)
+        hits = hidden_states.new_zeros((), dtype=torch.float32)
+        entropy = hidden_states.new_zeros((), dtype=torch.float32)
         # tokens that count come first; chunks of others are left out
         order = valid.to(torch.int8).argsort(descending=True, stable=True)
-        hidden = hidden[order]
+        hidden_states = hidden_states[order]
         labels = labels[order]
-        padded = (count / _CHUNK_TOKENS).ceil().clamp(min=1).to(torch.int64) * _CHUNK_TOKENS
-        loss = hidden.new_zeros((), dtype=torch.float32)
-        for start in range(0, int(padded), _CHUNK_TOKENS):
+        padded_count = (count / _CHUNK_TOKENS).ceil().clamp(min=1).to(torch.int64) * _CHUNK_TOKENS
+        loss = hidden_states.new_zeros((), dtype=torch.float32)
+        for start in range(0, int(padded_count), _CHUNK_TOKENS):
             of_some, hits_of_some, entropy_of_some = torch.utils.checkpoint.checkpoint(
                 chunk,
-                hidden[start : start + _CHUNK_TOKENS],
+                hidden_states[start : start + _CHUNK_TOKENS],
                 weight,
                 bias,
                 labels[start : start + _CHUNK_TOKENS],
@@ -473,14 +480,14 @@ def trl_chunked(model: Any) -> Callable[..., Any]:
 
     def forward(labels: Any = None, num_items_in_batch: Any = None, **inputs: Any) -> Any:
         outputs, balances = _backbone(parts, inputs)
-        hidden, bias = outputs.last_hidden_state, getattr(parts.head, "bias", None)
+        hidden_states, bias = outputs.last_hidden_state, getattr(parts.head, "bias", None)
         loss, hits, entropy, count = cross_entropy(
-            hidden, parts.head.weight, bias, labels, num_items_in_batch
+            hidden_states, parts.head.weight, bias, labels, num_items_in_batch
         )
         aux = None
         if balances:
             aux = _balance(parts, outputs, inputs.get("attention_mask"))
             loss = loss + parts.config.router_aux_loss_coef * aux
-        return _Scored(loss=loss, entropy=entropy, hits=hits, label_mask=count, aux_loss=aux)
+        return _LossOutput(loss=loss, entropy=entropy, hits=hits, label_mask=count, aux_loss=aux)
 
     return forward

@@ -207,7 +207,7 @@ def apply_liger(model: torch.nn.Module, gpu: GpuTraits) -> Iterator[None]:
         ):
             stack.enter_context(mock.patch.object(torch.cuda, name, return_value=value))
         stack.enter_context(without_triton(_LIGER, _prepare_liger))
-        stack.enter_context(_put_back(model))
+        stack.enter_context(_restore_modules(model))
         apply = importlib.import_module("liger_kernel.transformers.monkey_patch")
         # apply_liger_kernel of transformers takes what adapters are put around
         model = base_of(model)
@@ -222,7 +222,7 @@ def apply_liger(model: torch.nn.Module, gpu: GpuTraits) -> Iterator[None]:
 
 
 @contextmanager
-def _put_back(model: torch.nn.Module) -> Iterator[None]:
+def _restore_modules(model: torch.nn.Module) -> Iterator[None]:
     """What Liger replaces in transformers' modules and in torch is as before afterwards."""
     owners = {
         type(part).__module__
@@ -231,14 +231,14 @@ def _put_back(model: torch.nn.Module) -> Iterator[None]:
     }
     spaces = [sys.modules[name].__dict__ for name in sorted(owners)]
     classes = {type(part) for part in model.modules() if type(part).__module__ in owners}
-    kept = [(space, dict(space)) for space in spaces]
+    namespaces = [(space, dict(space)) for space in spaces]
     forwards = [(kind, kind.__dict__.get("forward")) for kind in classes]
     cross_entropy = torch.nn.functional.cross_entropy
     try:
         yield
     finally:
         torch.nn.functional.cross_entropy = cross_entropy
-        for space, values in kept:
+        for space, values in namespaces:
             space.update(values)
         for kind, forward in forwards:
             if forward is not None and kind.__dict__.get("forward") is not forward:

@@ -74,11 +74,11 @@ def _scalar(value: Any) -> bool:
 
 def _mean_of_outputs(outputs: Any, _batch: Mapping[str, Any]) -> torch.Tensor:
     """Every output that leads back to a parameter takes part: all parameters get gradients."""
-    seen: set[int] = set()
+    seen_ids: set[int] = set()
     total: torch.Tensor | None = None
     for tensor in _tensors(outputs):
-        if tensor.requires_grad and tensor.is_floating_point() and id(tensor) not in seen:
-            seen.add(id(tensor))
+        if tensor.requires_grad and tensor.is_floating_point() and id(tensor) not in seen_ids:
+            seen_ids.add(id(tensor))
             mean = tensor.mean(dtype=torch.float32)
             total = mean if total is None else total + mean
     if total is None:
@@ -186,7 +186,7 @@ class OwnLoss:
         if callable(self._loss):
             return checked_loss(self._loss(outputs, self._whole(batch)), "loss(outputs, batch)")
         if isinstance(self._loss, str):
-            return self._named(self._loss, outputs, self._left(batch))
+            return self._named_loss(self._loss, outputs, self._left(batch))
         if _find(outputs) is not None:
             return self._usual(outputs, batch)
         left = self._left(batch)
@@ -196,14 +196,14 @@ class OwnLoss:
                 f"the model returns no loss and is not called with the last input: taken as target "
                 f"of {name} (--loss sets it)"
             )
-            return self._named(name, outputs, left)
+            return self._named_loss(name, outputs, left)
         self._say("the model returns no loss: the sum of its outputs' means is minimised")
         return self._usual(outputs, batch)
 
     def _say(self, text: str) -> None:
         self.notes[text] = None
 
-    def _named(self, name: str, outputs: Any, left: list[Any]) -> torch.Tensor:
+    def _named_loss(self, name: str, outputs: Any, left: list[Any]) -> torch.Tensor:
         output = _main(outputs)
         if output is None:
             raise ConfigError(

@@ -81,7 +81,7 @@ def add_adapter(
     try:
         with warnings.catch_warnings(), on_meta:
             warnings.simplefilter("ignore")
-            wrapped = peft.get_peft_model(
+            peft_model = peft.get_peft_model(
                 model,
                 config,
                 low_cpu_mem_usage=not real,
@@ -91,22 +91,22 @@ def add_adapter(
         raise
     except Exception as error:
         if setup.quantization is not None and "can require gradients" in str(error):
-            kept = ", ".join(config.modules_to_save or ()) or "what adapters copy"
+            names = ", ".join(config.modules_to_save or ()) or "what adapters copy"
             raise ConfigError(
-                f"peft trains {kept} as a whole, which transformers quantises here, and quantised "
-                f"weights cannot train: add --llm-int8-skip-modules {kept.partition(',')[0]}."
+                f"peft trains {names} as a whole, which transformers quantises here, and quantised "
+                f"weights cannot train: add --llm-int8-skip-modules {names.partition(',')[0]}."
             ) from error
-        raise _refused(adapter, model, error) from error
+        raise _refusal(adapter, model, error) from error
     if not real:
-        move_to_meta(wrapped)
+        move_to_meta(peft_model)
         if not adapter.autocast_adapter_dtype:
-            _cast_to_base(wrapped)
+            _cast_to_base(peft_model)
         if setup.quantization is None:
-            _freeze_ranks(wrapped)
-    wrapped.train()
-    active = wrapped.active_peft_config
+            _freeze_ranks(peft_model)
+    peft_model.train()
+    active = peft_model.active_peft_config
     words = [f"adapters by peft: {_words(adapter, active)}", *notes]
-    return wrapped, tuple(words)
+    return peft_model, tuple(words)
 
 
 def base_of(model: Any) -> Any:
@@ -134,20 +134,20 @@ def _config(adapter: Adapter, task: Task) -> tuple[Any, list[str]]:
     kind: Any = peft.PeftType(adapter.method.upper())
     cls = peft.mapping.PEFT_TYPE_TO_CONFIG_MAPPING[kind]
     settings = adapter.settings
-    known = set(inspect.signature(cls).parameters)
+    parameter_names = set(inspect.signature(cls).parameters)
     for name, value in list(settings.items()):
-        if name not in known and not value:
+        if name not in parameter_names and not value:
             # of another release, and said to be off
             del settings[name]
-        elif name not in known:
-            near = closest(name, known)
+        elif name not in parameter_names:
+            near = closest(name, parameter_names)
             hint = f" Did you mean {near[0]!r}?" if near else ""
             raise ConfigError(
                 f"{cls.__name__} of the installed peft {peft.__version__} has no {name!r}.{hint} "
                 "Remove it, or install the peft that knows it."
             )
     notes = []
-    if "task_type" not in settings and "task_type" in known:
+    if "task_type" not in settings and "task_type" in parameter_names:
         settings["task_type"] = _TASK_TYPES.get(task)
     try:
         with warnings.catch_warnings():
@@ -177,7 +177,7 @@ def _words(adapter: Adapter, config: Any) -> str:
     return dataclasses.replace(adapter, config=json.dumps(settings, sort_keys=True)).words
 
 
-def _refused(adapter: Adapter, model: torch.nn.Module, error: Exception) -> ConfigError:
+def _refusal(adapter: Adapter, model: torch.nn.Module, error: Exception) -> ConfigError:
     """Why peft does not put the adapters into this model."""
     text = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
     linear = (torch.nn.Linear, torch.nn.Conv1d, torch.nn.Conv2d)
@@ -242,11 +242,11 @@ def adapter_inputs_in_fp32(model: torch.nn.Module, when: str) -> Iterator[None]:
     def cast(layer: Any, x: Any, dtype: torch.dtype) -> Any:
         return original(layer, x, torch.float32 if full else dtype)
 
-    def done(*_: Any) -> None:
+    def after_forward(*_: Any) -> None:
         nonlocal full
         full = when == "always"
 
-    with model.register_forward_hook(done), mock.patch.object(BaseTunerLayer, name, cast):
+    with model.register_forward_hook(after_forward), mock.patch.object(BaseTunerLayer, name, cast):
         yield
 
 

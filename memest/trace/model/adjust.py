@@ -87,13 +87,13 @@ def _vocabulary(config: Any, task: Task, notes: list[str]) -> None:
 def _layer_drop(config: Any, notes: list[str]) -> None:
     """Layers dropped at random make steps differ; the one that drops none needs most."""
     parts = (getattr(config, name, None) for name in _PARTS)
-    dropped = False
+    drops_layers = False
     for part in (config, *parts):
         for name in _LAYER_DROP:
             if getattr(part, name, None):
                 setattr(part, name, 0.0)
-                dropped = True
-    if dropped:
+                drops_layers = True
+    if drops_layers:
         notes.append("layers are dropped at random (layerdrop); a step that keeps all is shown")
 
 

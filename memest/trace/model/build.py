@@ -27,7 +27,7 @@ from memest.errors import (
 from memest.trace.cuda.flash import check_precision, provide_flash_attention
 from memest.trace.cuda.known_values import attach
 from memest.trace.model.adjust import adjust_config
-from memest.trace.model.factories import container, import_reference, made
+from memest.trace.model.factories import call_factory, container, import_reference
 from memest.trace.model.packed import packed_layers
 from memest.trace.model.quantization import companions, num_elements
 from memest.trace.model.tasks import choose_head, task_of_class
@@ -129,9 +129,9 @@ def _config(source: ModelSource, transformers: Any) -> Any:
                 f"{source.id}: its own code cannot be loaded: {type(error).__name__}: "
                 f"{_first_line(error)}"
             ) from error
-    known = transformers.models.auto.configuration_auto.CONFIG_MAPPING
-    if model_type not in known:
-        near = closest(str(model_type), list(known.keys()))
+    config_classes = transformers.models.auto.configuration_auto.CONFIG_MAPPING
+    if model_type not in config_classes:
+        near = closest(str(model_type), list(config_classes.keys()))
         hint = f" Nearest: {', '.join(near)}." if near else ""
         raise ModelLoadError(
             f"{source.id}: model_type {model_type!r} is not an architecture of the installed "
@@ -139,9 +139,9 @@ def _config(source: ModelSource, transformers: Any) -> Any:
             "models with code of their own need --trust-remote-code."
         )
     values.pop("quantization_config", None)
-    _check_changes(source, known[model_type], values)
+    _check_changes(source, config_classes[model_type], values)
     try:
-        return known[model_type].from_dict(values)
+        return config_classes[model_type].from_dict(values)
     except Exception as error:
         raise ModelLoadError(
             f"{source.id}: its config is not a valid {model_type} config: {error}"
@@ -183,12 +183,12 @@ def _config_dtype(config: Any) -> torch.dtype:
 def _instantiate(
     source: ModelSource, config: Any, cls: Any, dtype: torch.dtype, setup: Setup
 ) -> torch.nn.Module:
-    wanted = setup.attn_implementation
-    attention: str | None = None if wanted is Attention.AUTO else wanted.value
+    implementation = setup.attn_implementation
+    attention: str | None = None if implementation is Attention.AUTO else implementation.value
     kwargs: dict[str, Any] = {"dtype": dtype}
     if attention is not None:
         kwargs["attn_implementation"] = attention
-    if wanted is Attention.FLASH_ATTENTION_2:
+    if implementation is Attention.FLASH_ATTENTION_2:
         check_precision(dtype, setup)
     part = _part_for(config, cls)
     try:
@@ -227,27 +227,27 @@ def move_to_meta(model: torch.nn.Module) -> None:
 
     Buffers keep their values, as masks and indices may be asked for them.
     """
-    moved: dict[int, torch.Tensor] = {}
+    meta_tensors: dict[int, torch.Tensor] = {}
     for module in model.modules():
         for name, parameter in module._parameters.items():
             if parameter is not None and parameter.device.type == "cpu":
                 empty = torch.empty_like(parameter, device="meta")
                 twin = torch.nn.Parameter(empty, requires_grad=parameter.requires_grad)
-                module._parameters[name] = moved.setdefault(id(parameter), twin)  # type: ignore[assignment]
+                module._parameters[name] = meta_tensors.setdefault(id(parameter), twin)  # type: ignore[assignment]
         for name, buffer in module._buffers.items():
             if buffer is not None and buffer.device.type == "cpu":
                 copy = attach(torch.empty_like(buffer, device="meta"), buffer)
-                module._buffers[name] = moved.setdefault(id(buffer), copy)
+                module._buffers[name] = meta_tensors.setdefault(id(buffer), copy)
 
 
 def _part_for(config: Any, cls: Any) -> Any:
     """The part of a composite config that the class is made for."""
-    wanted = getattr(cls, "config_class", None)
-    if wanted is None or isinstance(config, wanted):
+    config_class = getattr(cls, "config_class", None)
+    if config_class is None or isinstance(config, config_class):
         return config
     for name in ("thinker_config", "text_config", "vision_config"):
         part = getattr(config, name, None)
-        if isinstance(part, wanted):
+        if isinstance(part, config_class):
             return part
     return config
 
@@ -288,7 +288,7 @@ def from_factory(
         ModelLoadError: its code fails, or makes no model.
     """
     reference = source.factory or ""
-    model = made(import_reference(reference), reference, arguments or {})
+    model = call_factory(import_reference(reference), reference, arguments or {})
     inputs = loss = None
     if isinstance(model, tuple):
         model, inputs, loss = (*model, None, None)[:3] if model else (None, None, None)
@@ -372,13 +372,13 @@ def freeze(model: torch.nn.Module, setup: Setup) -> None:
     Raises:
         ConfigError: a pattern that matches nothing.
     """
-    named = list(model.named_parameters())
+    parameters = list(model.named_parameters())
     for pattern in setup.freeze:
-        matches = [parameter for name, parameter in named if re.search(pattern, name)]
+        matches = [parameter for name, parameter in parameters if re.search(pattern, name)]
         for parameter in matches:
             parameter.requires_grad_(requires_grad=False)
         if not matches:
-            names = [name for name, _ in named]
+            names = [name for name, _ in parameters]
             near = closest(pattern, names) or names[:3]
             raise ConfigError(
                 f"--freeze {pattern!r} matches no parameter. Names look like: {', '.join(near)}."

@@ -16,7 +16,7 @@ from memest.errors import ConfigError, MemestError, ModelLoadError, closest
 from memest.trace.cuda.devices import cuda_is_meta
 from memest.trace.isolation import line_of
 
-__all__ = ["container", "import_reference", "made"]
+__all__ = ["call_factory", "container", "import_reference"]
 
 
 def import_reference(reference: str, flag: str = "") -> Any:
@@ -29,24 +29,24 @@ def import_reference(reference: str, flag: str = "") -> Any:
     Raises:
         ModelLoadError: there is no such module or name, or importing it failed.
     """
-    shown = f"{flag} {reference}".strip()
+    label = f"{flag} {reference}".strip()
     module_name, colon, attribute = reference.partition(":")
     if not colon or not module_name or not attribute:
-        raise ConfigError(f"{shown} is no package.module:name: write for example train:build.")
+        raise ConfigError(f"{label} is no package.module:name: write for example train:build.")
     with _current_directory():
         try:
             module = importlib.import_module(module_name)
         except ModuleNotFoundError as error:
             root = module_name.partition(".")[0]
             if error.name is not None and error.name not in (module_name, root):
-                raise _theirs(shown, "while it was imported", error) from error
+                raise _theirs(label, "while it was imported", error) from error
             raise ModelLoadError(
-                f"{shown!r} cannot be imported: there is no module {error.name} in {_cwd()} nor "
+                f"{label!r} cannot be imported: there is no module {error.name} in {_cwd()} nor "
                 "among the installed packages. Write package.module:factory from the directory in "
                 "which python -c 'import package.module' works."
             ) from error
         except (Exception, SystemExit) as error:
-            raise _theirs(shown, "while it was imported", error) from error
+            raise _theirs(label, "while it was imported", error) from error
     value = module
     for part in attribute.split("."):
         try:
@@ -80,7 +80,7 @@ def _cwd() -> str:
         return "."
 
 
-def made(factory: Any, reference: str, arguments: Mapping[str, Any]) -> Any:
+def call_factory(factory: Any, reference: str, arguments: Mapping[str, Any]) -> Any:
     """What a factory returns: a function or class is called on meta, an instance is taken.
 
     Args:
@@ -117,19 +117,19 @@ def _check_arguments(factory: Any, reference: str, arguments: Mapping[str, Any])
         signature = inspect.signature(factory)
     except (TypeError, ValueError):
         return
-    taken = signature.parameters
-    loose = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in taken.values())
+    parameters = signature.parameters
+    loose = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
     for name in arguments:
-        if name not in taken and not loose:
-            near = closest(name, taken)
+        if name not in parameters and not loose:
+            near = closest(name, parameters)
             hint = f" Did you mean {near[0]!r}?" if near else ""
             raise ConfigError(
                 f"--model-arg {name}: {reference} has no such argument.{hint} It takes "
-                f"{', '.join(taken) or 'none'}."
+                f"{', '.join(parameters) or 'none'}."
             )
     missing = [
         p.name
-        for p in taken.values()
+        for p in parameters.values()
         if p.default is p.empty
         and p.name not in arguments
         and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)

@@ -31,38 +31,38 @@ def load(model: torch.nn.Module, recorder: Recorder, loading: Loading | None = N
         recorder: at work.
         loading: where it is not ``model.to(device)``.
     """
-    seen: set[int] = set()
+    loaded_ids: set[int] = set()
     if loading is not None and loading.quantized:
         base = base_of(model)
         later = {id(p) for p in model.parameters() if p.requires_grad} if base is not model else ()
         with code_tables():
-            _cast(recorder, _load_quantized(base, recorder, loading, seen, later))
-    there: list[tuple[str, torch.nn.Parameter, torch.Tensor]] = []
+            _cast(recorder, _load_quantized(base, recorder, loading, loaded_ids, later))
+    to_cast: list[tuple[str, torch.nn.Parameter, torch.Tensor]] = []
     for path, tensor, category in _tensors(model):
-        if id(tensor) not in seen:
-            seen.add(id(tensor))
-            kept = loading is not None and loading.quantized and _kept(tensor)
-            first = torch.empty_like(tensor, dtype=kept) if kept else tensor
-            if kept:
-                there.append((path, tensor, first))
+        if id(tensor) not in loaded_ids:
+            loaded_ids.add(id(tensor))
+            first_dtype = loading is not None and loading.quantized and _dtype_before_cast(tensor)
+            first = torch.empty_like(tensor, dtype=first_dtype) if first_dtype else tensor
+            if first_dtype:
+                to_cast.append((path, tensor, first))
             recorder.adopt(first, category, path, "load")
             del first
-    _cast(recorder, there)
+    _cast(recorder, to_cast)
 
 
-def _kept(parameter: torch.Tensor) -> torch.dtype | None:
+def _dtype_before_cast(parameter: torch.Tensor) -> torch.dtype | None:
     """The dtype that a parameter has before a library casts it; None where none does."""
     name = kept_dtype(parameter)
     dtype: torch.dtype | None = getattr(torch, name) if name else None
     return None if dtype == parameter.dtype else dtype
 
 
-def _cast(recorder: Recorder, there: list[tuple[str, torch.nn.Parameter, torch.Tensor]]) -> None:
+def _cast(recorder: Recorder, to_cast: list[tuple[str, torch.nn.Parameter, torch.Tensor]]) -> None:
     """What lies on the device is cast there, one parameter after the other (:data:`CAST`)."""
-    while there:
-        path, parameter = there[0][:2]
+    while to_cast:
+        path, parameter = to_cast[0][:2]
         recorder.adopt(parameter, Category.PARAMETERS, path, CAST)
-        del there[0]
+        del to_cast[0]
 
 
 def _tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor, Category]]:
@@ -86,7 +86,7 @@ def _load_quantized(
     base: torch.nn.Module,
     recorder: Recorder,
     loading: Loading,
-    seen: set[int],
+    loaded_ids: set[int],
     later: Collection[int],
 ) -> list[tuple[str, torch.nn.Parameter, torch.Tensor]]:
     """``from_pretrained`` with a quantiser, then ``prepare_model_for_kbit_training``.
@@ -99,10 +99,10 @@ def _load_quantized(
     """
     _warm_up(base, recorder, loading, later)
     waiting: dict[int, torch.Tensor] = {}
-    there: list[tuple[str, torch.nn.Parameter, torch.Tensor]] = []
+    to_cast: list[tuple[str, torch.nn.Parameter, torch.Tensor]] = []
     for path, module in base.named_modules():
-        quantized = is_quantized(module)
-        if quantized:
+        has_quantized_weight = is_quantized(module)
+        if has_quantized_weight:
             layer: Any = module
             shape = (layer.out_features, layer.in_features)
             if not loading.ready:
@@ -111,36 +111,40 @@ def _load_quantized(
                 # the table of codes is made without an operator
                 recorder.adopt(tensor, Category.PARAMETERS, path, "load")
                 recorder.tag(tensor, Category.PARAMETERS, path)
-            seen.add(id(layer.weight))
+            loaded_ids.add(id(layer.weight))
         for parameter in module._parameters.values():
-            if parameter is None or id(parameter) in seen or id(parameter) in later:
+            if parameter is None or id(parameter) in loaded_ids or id(parameter) in later:
                 continue
-            seen.add(id(parameter))
+            loaded_ids.add(id(parameter))
             first = loading.cast_from.get(id(parameter))
-            kept = _kept(parameter)
-            if first is None and kept is None:
+            first_dtype = _dtype_before_cast(parameter)
+            if first is None and first_dtype is None:
                 recorder.adopt(parameter, Category.PARAMETERS, path, "load")
             elif first is None:
-                there.append((path, parameter, torch.empty_like(parameter, dtype=kept)))
-                recorder.adopt(there[-1][2], Category.PARAMETERS, path, "load")
+                to_cast.append((path, parameter, torch.empty_like(parameter, dtype=first_dtype)))
+                recorder.adopt(to_cast[-1][2], Category.PARAMETERS, path, "load")
             else:
                 waiting[id(parameter)] = torch.empty_like(parameter, dtype=first)
         for buffer in module._buffers.values():
-            if buffer is not None and id(buffer) not in seen:
-                seen.add(id(buffer))
-                packed = isinstance(module, GptqLinear)
-                kind = Category.PARAMETERS if packed else Category.BUFFERS
+            if buffer is not None and id(buffer) not in loaded_ids:
+                loaded_ids.add(id(buffer))
+                is_packed = isinstance(module, GptqLinear)
+                kind = Category.PARAMETERS if is_packed else Category.BUFFERS
                 recorder.adopt(buffer, kind, path, "load")
     for path, module in base.named_modules():
         for parameter in module._parameters.values():
             if parameter is not None and id(parameter) in waiting:
-                kept = _kept(parameter)
-                made = parameter if kept is None else torch.empty_like(parameter, dtype=kept)
-                if kept is not None:
-                    there.append((path, parameter, made))
-                recorder.adopt(made, Category.PARAMETERS, path, "load")
-                del waiting[id(parameter)], made
-    return there
+                first_dtype = _dtype_before_cast(parameter)
+                loaded_tensor = (
+                    parameter
+                    if first_dtype is None
+                    else torch.empty_like(parameter, dtype=first_dtype)
+                )
+                if first_dtype is not None:
+                    to_cast.append((path, parameter, loaded_tensor))
+                recorder.adopt(loaded_tensor, Category.PARAMETERS, path, "load")
+                del waiting[id(parameter)], loaded_tensor
+    return to_cast
 
 
 def _warm_up(

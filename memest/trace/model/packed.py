@@ -48,7 +48,7 @@ _BLOCKS = (
 
 
 @dataclass(frozen=True, slots=True)
-class _Described:
+class _WeightStub:
     """What gptqmodel's GPTQ layers answer when they are asked for a ``weight``."""
 
     shape: tuple[int, int]
@@ -95,10 +95,10 @@ class GptqLinear(torch.nn.Module):
         return f"{self.in_features}, {self.out_features}, bits={self.bits}, group={self.group_size}"
 
     @property
-    def weight(self) -> _Described:
+    def weight(self) -> _WeightStub:
         """Its form alone; adapters ask for the dtype."""
         shape = (self.out_features, self.in_features)
-        return _Described(shape, self.scales.dtype, self.qweight.device)
+        return _WeightStub(shape, self.scales.dtype, self.qweight.device)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(…, in) to (…, out); the dequantised weight is what autograd keeps."""
@@ -160,14 +160,14 @@ def pack(model: Any, dtype: torch.dtype, setup: Setup) -> tuple[Loading, tuple[s
         )
     for path, layer in layers:
         num_in, num_out = _extents(layer)
-        packed = GptqLinear(
+        packed_layer = GptqLinear(
             num_in,
             num_out,
             bits=quantization.bits,
             group_size=quantization.group_size,
             bias=layer.bias is not None,
         )
-        model.set_submodule(path, packed.train(layer.training))
+        model.set_submodule(path, packed_layer.train(layer.training))
     model.is_quantized = True
     model.quantization_method = quantization.format.value
     loading = Loading(dtype, quantized=True, ready=True)

@@ -113,8 +113,8 @@ def own_quantization(config: Mapping[str, Any], setup: Setup) -> tuple[Setup, tu
     if not isinstance(settings, Mapping):
         return setup, ()
     method = str(settings.get("quant_method", "bitsandbytes"))
-    packed, request = method in METHODS, setup.quantization
-    if request is not None and packed and request.format.value != method:
+    is_packed, request = method in METHODS, setup.quantization
+    if request is not None and is_packed and request.format.value != method:
         raise ConfigError(
             f"The checkpoint is quantised by {method} already, and transformers quantises no "
             f"{request.words} of it: drop that option, or name the model it was made of."
@@ -124,19 +124,19 @@ def own_quantization(config: Mapping[str, Any], setup: Setup) -> tuple[Setup, tu
             "The checkpoint is quantised by awq, whose layers are not modelled: name the model it "
             "was made of, with --load-in-4bit for a base of 4 bits, or a checkpoint of gptq."
         )
-    if request is not None and not packed:
+    if request is not None and not is_packed:
         return setup, ()
-    if not packed and not method.startswith("bitsandbytes"):
+    if not is_packed and not method.startswith("bitsandbytes"):
         return setup, (_NOT_MODELLED.format(f"by {method}, which is not modelled"),)
     try:
         quantization = read_quantization(settings, option="quantization_config of the checkpoint")
     except ConfigError as error:
-        if not packed:
+        if not is_packed:
             raise
         return setup, (
             _NOT_MODELLED.format(f"by {method} in a way that is not modelled ({error})"),
         )
-    if packed and request is not None and quantization is not None:
+    if is_packed and request is not None and quantization is not None:
         quantization = replace(quantization, prepare=request.prepare)
     return replace(setup, quantization=quantization), ("the checkpoint is quantised already",)
 
@@ -212,7 +212,7 @@ def _replace(model: Any, dtype: torch.dtype, quantization: Quantization) -> list
         bnb_4bit_quant_storage=getattr(torch, quantization.quant_storage),
     )
     skip = quantization.skip_modules
-    kept = HfQuantizer.get_modules_to_not_convert(
+    skip_names = HfQuantizer.get_modules_to_not_convert(
         model, None if skip is None else list(skip), getattr(model, "_keep_in_fp32_modules", None)
     )
     model.is_quantized = True
@@ -220,14 +220,16 @@ def _replace(model: Any, dtype: torch.dtype, quantization: Quantization) -> list
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
-        replace_with_bnb_linear(model, modules_to_not_convert=kept, quantization_config=config)
+        replace_with_bnb_linear(
+            model, modules_to_not_convert=skip_names, quantization_config=config
+        )
     finally:
         torch.set_default_dtype(before)
     layers = [module for module in model.modules() if is_quantized(module)]
     if not layers:
         raise ConfigError(
             f"--load-in-{4 if four else 8}bit finds no linear layer in {type(model).__name__} to "
-            f"quantise; it leaves out {', '.join(sorted(kept)) or 'nothing'}."
+            f"quantise; it leaves out {', '.join(sorted(skip_names)) or 'nothing'}."
         )
     for layer in layers:
         layer.train(model.training)
@@ -240,21 +242,21 @@ def is_quantized(module: torch.nn.Module) -> bool:
     return type(weight).__name__ in ("Params4bit", "Int8Params")
 
 
-def quantize_weight(layer: Any, arrived: torch.Tensor) -> None:
+def quantize_weight(layer: Any, arrived_weight: torch.Tensor) -> None:
     """Quantise a weight that arrived on the device, as transformers' ``convert`` does it.
 
     LLM.int8 goes over the host: the weight that arrived waits until its float16 copy is quantised.
     """
-    original = arrived
+    original = arrived_weight
     attributes = {k: v for k, v in vars(layer.weight).items() if k not in ("CB", "SCB")}
     attributes = {**attributes, "bnb_quantized": False, "quant_state": None}
     kind = type(layer.weight)
     if kind.__name__ == "Int8Params":
-        arrived = arrived.to(torch.float16, copy=True)
+        arrived_weight = arrived_weight.to(torch.float16, copy=True)
     else:
         del original
-    weight = kind(arrived, requires_grad=False, **attributes)
-    del arrived
+    weight = kind(arrived_weight, requires_grad=False, **attributes)
+    del arrived_weight
     weight._quantize("meta")
     if kind.__name__ == "Params4bit":
         # the parameter stays the one that hooks of modules were given
@@ -385,7 +387,7 @@ def prepare_kbit(model: Any, loading: Loading, setup: Setup) -> list[str]:
 @contextmanager
 def restore_biases(model: torch.nn.Module) -> Iterator[None]:
     """``Linear4bit.forward`` casts its bias for good; the first step of a run finds it uncast."""
-    kept = [
+    bias_data = [
         (module.bias, module.bias.data)
         for module in model.modules()
         if is_quantized(module) and isinstance(getattr(module, "bias", None), torch.nn.Parameter)
@@ -393,5 +395,5 @@ def restore_biases(model: torch.nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        for bias, data in kept:
+        for bias, data in bias_data:
             bias.data = data

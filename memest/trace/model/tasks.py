@@ -51,7 +51,7 @@ _ENDINGS = {
     "ForSpeechSeq2Seq": Task.SPEECH_SEQ2SEQ,
 }
 # a checkpoint that was saved with one of these heads is trained with it
-_KEPT = (
+_SAVED_HEADS = (
     Task.SEQUENCE_CLASSIFICATION,
     Task.TOKEN_CLASSIFICATION,
     Task.QUESTION_ANSWERING,
@@ -75,32 +75,32 @@ class Head:
     notes: tuple[str, ...] = ()
 
 
-def choose_head(config: Any, wanted: Task, model_id: str, transformers: Any) -> Head:
+def choose_head(config: Any, requested_task: Task, model_id: str, transformers: Any) -> Head:
     """Pick the class of transformers for a config and a task.
 
     Args:
         config: a config of transformers.
-        wanted: the task, or ``auto`` for what people train this kind of model for.
+        requested_task: the task, or ``auto`` for what people train this kind of model for.
         model_id: how messages call the model.
         transformers: the package.
 
     Raises:
         ConfigError: the task does not exist for this model.
     """
-    if wanted is Task.AUTO:
+    if requested_task is Task.AUTO:
         for task in _by_preference(config):
             cls = _class_for(config, task, transformers)
             if cls is not None:
-                return _checked(Head(task, cls), config, transformers)
+                return _replace_wrapper(Head(task, cls), config, transformers)
         cls = _own_class(config, transformers)
         if cls is not None:
-            return _checked(Head(Task.BASE, cls), config, transformers)
+            return _replace_wrapper(Head(Task.BASE, cls), config, transformers)
         raise ConfigError(
             f"transformers has no class for {model_id} ({config.model_type}); give a factory of "
             "your own instead, package.module:function."
         )
-    cls = _class_for(config, wanted, transformers)
-    if cls is None or (wanted is Task.CONTRASTIVE and not _is_contrastive(config)):
+    cls = _class_for(config, requested_task, transformers)
+    if cls is None or (requested_task is Task.CONTRASTIVE and not _is_contrastive(config)):
         legal = [
             task.value
             for task in _AUTO_CLASSES
@@ -108,10 +108,10 @@ def choose_head(config: Any, wanted: Task, model_id: str, transformers: Any) -> 
             and (task is not Task.CONTRASTIVE or _is_contrastive(config))
         ]
         raise ConfigError(
-            f"--task {wanted} does not exist for {model_id} ({config.model_type}). "
+            f"--task {requested_task} does not exist for {model_id} ({config.model_type}). "
             f"Legal: {', '.join(legal)}."
         )
-    return _checked(Head(wanted, cls), config, transformers)
+    return _replace_wrapper(Head(requested_task, cls), config, transformers)
 
 
 def _saved_as(config: Any) -> str:
@@ -143,7 +143,7 @@ def _by_preference(config: Any) -> Iterator[Task]:
     """Tasks in the order in which people would train them, for this config."""
     own = _own_task(config)
     kind = config.model_type
-    if own in _KEPT and not (own is Task.SEQUENCE_CLASSIFICATION and kind in _DOCUMENTS):
+    if own in _SAVED_HEADS and not (own is Task.SEQUENCE_CLASSIFICATION and kind in _DOCUMENTS):
         yield own
     if kind in _DOCUMENTS:
         yield Task.TOKEN_CLASSIFICATION
@@ -229,8 +229,8 @@ def _is_text_encoder(config: Any) -> bool:
     if name.endswith(("ForCausalLM", "LMHeadModel")):
         return False
     kind = type(config)
-    masked = kind in transformers.AutoModelForMaskedLM._model_mapping
-    return masked or kind not in transformers.AutoModelForCausalLM._model_mapping
+    has_masked_lm = kind in transformers.AutoModelForMaskedLM._model_mapping
+    return has_masked_lm or kind not in transformers.AutoModelForCausalLM._model_mapping
 
 
 def _class_for(config: Any, task: Task, transformers: Any) -> Any:
@@ -277,7 +277,7 @@ def _own_class(config: Any, transformers: Any) -> Any:
     return _class_for(config, Task.BASE, transformers)
 
 
-def _checked(head: Head, config: Any, transformers: Any) -> Head:
+def _replace_wrapper(head: Head, config: Any, transformers: Any) -> Head:
     """Replace wrappers that have no training forward by the part that trains."""
     name = head.cls.__name__
     if name.endswith(("OmniForConditionalGeneration", "OmniMoeForConditionalGeneration")):

@@ -49,7 +49,7 @@ def twin_of(module: torch.nn.Module) -> tuple[torch.nn.Module, Loading | None]:
                 )
     loading = twins_on_meta(module, memo)
     try:
-        return _unwrapped(copy.deepcopy(module, memo)), loading
+        return _unwrap(copy.deepcopy(module, memo)), loading
     except Exception as error:
         text = (str(error).strip().splitlines() or ["no message"])[0]
         raise ModelLoadError(
@@ -59,7 +59,7 @@ def twin_of(module: torch.nn.Module) -> tuple[torch.nn.Module, Loading | None]:
         ) from error
 
 
-def _unwrapped(twin: torch.nn.Module) -> torch.nn.Module:
+def _unwrap(twin: torch.nn.Module) -> torch.nn.Module:
     """The copy without what ``Accelerator.prepare`` put around its forward.
 
     That is a region of autocast and outputs in fp32 (``prepare_model`` keeps the original beside

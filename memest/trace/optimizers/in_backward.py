@@ -100,33 +100,33 @@ def _lomo(
     handles: list[Any] = []
     device = next(model.parameters()).device
 
-    class Watched(kind):
+    class WatchedOptimizer(kind):
         def fuse_update(self) -> Any:
             update = super().fuse_update()
 
-            def watched(gradient: Any) -> Any:
+            def update_watched(gradient: Any) -> Any:
                 with updating():
                     return update(gradient)
 
-            return watched
+            return update_watched
 
     register = torch.Tensor.register_hook
 
-    def registered(tensor: torch.Tensor, hook: Any) -> Any:
+    def register_hook(tensor: torch.Tensor, hook: Any) -> Any:
         handles.append(register(tensor, hook))
         return handles[-1]
 
-    def moved(tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    def move(tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
         return tensor.to(device)
 
     with ExitStack() as stack:
-        stack.enter_context(mock.patch.object(torch.Tensor, "register_hook", registered))
-        stack.enter_context(mock.patch.object(torch.Tensor, "cuda", moved))
-        optimizer = Watched(model, lr=1e-4)
+        stack.enter_context(mock.patch.object(torch.Tensor, "register_hook", register_hook))
+        stack.enter_context(mock.patch.object(torch.Tensor, "cuda", move))
+        optimizer = WatchedOptimizer(model, lr=1e-4)
 
     def states() -> dict[Any, Any]:
-        kept = ("exp_avg_sq", "exp_avg_sq_row", "exp_avg_sq_col")
-        return {name: dict(getattr(optimizer, name, {})) for name in kept}
+        names = ("exp_avg_sq", "exp_avg_sq_row", "exp_avg_sq_col")
+        return {name: dict(getattr(optimizer, name, {})) for name in names}
 
     def backward(loss: torch.Tensor) -> None:
         """Backward, then the update of the parameter whose gradient came last."""
@@ -140,7 +140,7 @@ def stepper_for(
     setup: Setup,
     recorder: Recorder,
     make: Callable[[Any], Any],
-    named: Sequence[Any],
+    parameters: Sequence[Any],
 ) -> Stepper:
     """The optimizer of a setup that steps in backward, hooked to a model.
 
@@ -149,19 +149,19 @@ def stepper_for(
         setup: names the optimizer.
         recorder: told when gradients are there and when updates run.
         make: makes the optimizer of one named parameter.
-        named: parameters that train.
+        parameters: parameters that train.
     """
-    owners = {id(n.parameter): n.name.rpartition(".")[0] for n in named}
+    owners = {id(n.parameter): n.name.rpartition(".")[0] for n in parameters}
 
-    def arrived(parameter: torch.Tensor) -> None:
+    def tag_gradient(parameter: torch.Tensor) -> None:
         if parameter.grad is not None:
             recorder.tag(parameter.grad, Category.GRADIENTS, owners[id(parameter)])
 
     # tags come before the updates, which drop the gradients
-    tags = [n.parameter.register_post_accumulate_grad_hook(arrived) for n in named]
+    tags = [n.parameter.register_post_accumulate_grad_hook(tag_gradient) for n in parameters]
     if setup.optim in ("lomo", "adalomo"):
         stepper = _lomo(model, setup, recorder.updating)
     else:
-        stepper = _one_each({n.parameter: make(n) for n in named}, recorder.updating)
+        stepper = _one_each({n.parameter: make(n) for n in parameters}, recorder.updating)
     stepper._handles[:0] = tags
     return stepper

@@ -81,35 +81,35 @@ def make_library(setup: Setup, groups: list[dict[str, Any]], recorder: Recorder)
         optimizer = kind(groups, lr=1e-4, **options)
     if hasattr(optimizer, "train"):
         optimizer.train()  # schedule-free: weights as training has them
-    return _Drawn([optimizer]) if on_meta and facts.kind == "APOLLOAdamW" else optimizer
+    return _Apollo([optimizer]) if on_meta and facts.kind == "APOLLOAdamW" else optimizer
 
 
 # -- groups ---------------------------------------------------------------------------------------
 
 
 def low_rank_groups(
-    named: Sequence[tuple[str, Any]], setup: Setup, roles: Roles
+    named_weights: Sequence[tuple[str, Any]], setup: Setup, roles: Roles
 ) -> list[dict[str, Any]]:
     """What is projected, and the rest: ``_setup_low_rank_optimizer`` of transformers.
 
     Args:
-        named: name and tensor of all parameters that train.
+        named_weights: name and tensor of all parameters that train.
         setup: names the targets and the arguments.
         roles: which weights are those of linear layers.
 
     Raises:
         ConfigError: no linear layer has such a name.
     """
-    wanted = setup.optim_target_modules
-    everything = isinstance(wanted, str) and wanted.replace("_", "-") == "all-linear"
+    patterns = setup.optim_target_modules
+    everything = isinstance(patterns, str) and patterns.replace("_", "-") == "all-linear"
     targets = {
         name
         for name in roles.linear
-        if everything or is_target(wanted, name.removesuffix(".weight"))
+        if everything or is_target(patterns, name.removesuffix(".weight"))
     }
     if not targets:
         raise ConfigError(
-            f"--optim-target-modules {wanted!r} names no linear layer of this model: legal are "
+            f"--optim-target-modules {patterns!r} names no linear layer of this model: legal are "
             "all-linear, or for example '.*(attn|mlp).*'. Linear layers of this model: "
             f"{', '.join(sorted(n.removesuffix('.weight') for n in roles.linear)[:4]) or 'none'}."
         )
@@ -123,9 +123,9 @@ def low_rank_groups(
     if "apollo" in setup.optim:
         options["proj"] = arguments.get("proj", "random")
         options["scale_type"] = arguments.get("scale_type", "channel")
-    rest = [p for name, p in named if name not in targets]
-    projected = [p for name, p in named if name in targets]
-    groups = [{"params": rest}, {"params": projected, **options}]
+    rest = [p for name, p in named_weights if name not in targets]
+    projected_weights = [p for name, p in named_weights if name in targets]
+    groups = [{"params": rest}, {"params": projected_weights, **options}]
     return [group for group in groups if group["params"]]
 
 
@@ -140,11 +140,11 @@ def _whole(setup: Setup, argument: str, default: int) -> int:
     return int(text)
 
 
-def is_target(wanted: str | tuple[str, ...], module: str) -> bool:
+def is_target(patterns: str | tuple[str, ...], module: str) -> bool:
     """``check_target_module_exists`` of transformers."""
-    if isinstance(wanted, str):
-        return bool(re.fullmatch(wanted, module))
-    return any(part in module or re.fullmatch(part, module) for part in wanted)
+    if isinstance(patterns, str):
+        return bool(re.fullmatch(patterns, module))
+    return any(part in module or re.fullmatch(part, module) for part in patterns)
 
 
 # -- optimizers -----------------------------------------------------------------------------------
@@ -177,18 +177,20 @@ class Several:
             one.zero_grad(set_to_none=set_to_none)
 
 
-class _Drawn(Several):
+class _Apollo(Several):
     """APOLLO draws its projections with a generator of the device, which meta has not."""
 
     def step(self) -> None:
-        def drawn(shape: Any, seed: int, device: Any = None, dtype: Any = torch.float32) -> Any:
+        def stable_randn(
+            shape: Any, seed: int, device: Any = None, dtype: Any = torch.float32
+        ) -> Any:
             return torch.randn(shape, device=device, dtype=dtype)
 
-        with mock.patch("apollo_torch.random_projector.stable_randn", drawn):
+        with mock.patch("apollo_torch.random_projector.stable_randn", stable_randn):
             super().step()
 
 
-def _quantized(groups: Iterable[Any], *, bits: int, block_size: int) -> StatesAlone:
+def _torchao_states(groups: Iterable[Any], *, bits: int, block_size: int) -> StatesAlone:
     """``AdamW8bit`` and ``AdamW4bit`` of torchao, on meta tensors.
 
     The step of one parameter is compiled; its states are exact, and that Inductor needs no memory
@@ -215,7 +217,7 @@ def _quantized(groups: Iterable[Any], *, bits: int, block_size: int) -> StatesAl
     return StatesAlone(groups, states)
 
 
-def _by_triton(groups: Iterable[Any], *, kahan_sum: bool | None = None) -> StatesAlone:
+def _optimi_states(groups: Iterable[Any], *, kahan_sum: bool | None = None) -> StatesAlone:
     """``StableAdamW`` of optimi with its Triton kernels, on meta tensors.
 
     Source: optimi 0.3 ``stableadamw.py`` (``_init_state``; Triton is its choice on a GPU): moments
@@ -241,7 +243,7 @@ def _by_triton(groups: Iterable[Any], *, kahan_sum: bool | None = None) -> State
 
 
 _STATES: dict[str, Callable[..., StatesAlone]] = {
-    "AdamW8bit": partial(_quantized, bits=8),
-    "AdamW4bit": partial(_quantized, bits=4),
-    "StableAdamW": _by_triton,
+    "AdamW8bit": partial(_torchao_states, bits=8),
+    "AdamW4bit": partial(_torchao_states, bits=4),
+    "StableAdamW": _optimi_states,
 }

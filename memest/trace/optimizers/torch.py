@@ -99,16 +99,16 @@ def weights_of(model: torch.nn.Module) -> tuple[Weight, ...]:
     prefix = prefix_of(model)
     return tuple(
         Weight(
-            name=named.name.removeprefix(prefix),
-            shape=tuple(local(named.parameter).shape),
-            stride=local(named.parameter).stride(),
-            dtype=str(named.parameter.dtype).removeprefix("torch."),
-            trains=named.parameter.requires_grad,
-            decays=named.decays,
-            has_grad=named.parameter.grad is not None,
-            kept_dtype=kept_dtype(named.parameter),
+            name=entry.name.removeprefix(prefix),
+            shape=tuple(local(entry.parameter).shape),
+            stride=local(entry.parameter).stride(),
+            dtype=str(entry.parameter.dtype).removeprefix("torch."),
+            trains=entry.parameter.requires_grad,
+            decays=entry.decays,
+            has_grad=entry.parameter.grad is not None,
+            kept_dtype=kept_dtype(entry.parameter),
         )
-        for named in named_parameters(model)
+        for entry in named_parameters(model)
     )
 
 
@@ -204,15 +204,15 @@ class _Maker:
     def over(self, trainable: Sequence[NamedParameter]) -> Any:
         """The optimizer over these parameters."""
         setup, facts = self.setup, facts_of(self.setup.optim)
-        named = [(n.name, n.parameter) for n in trainable]
+        named_weights = [(n.name, n.parameter) for n in trainable]
         if facts.targets:
-            groups = low_rank_groups(named, setup, self.roles())
+            groups = low_rank_groups(named_weights, setup, self.roles())
             return make_library(setup, groups, self.recorder)
         if setup.optim == "muon":
-            return self._muon(named)
+            return self._muon(named_weights)
         groups = self._groups(trainable)
         if facts.block_states:
-            return self._blocks(named, groups)
+            return self._blocks(named_weights, groups)
         return make_library(setup, groups, self.recorder) or self._plain(groups)
 
     def _groups(self, trainable: Sequence[NamedParameter]) -> list[dict[str, Any]]:
@@ -227,26 +227,28 @@ class _Maker:
         ]
         return [group for group in groups if group["params"]]
 
-    def _blocks(self, named: Sequence[tuple[str, Any]], groups: list[dict[str, Any]]) -> Any:
+    def _blocks(
+        self, named_weights: Sequence[tuple[str, Any]], groups: list[dict[str, Any]]
+    ) -> Any:
         """bitsandbytes: its states on meta, the library itself on a real device."""
         setup, blocks = self.setup, blocks_of(self.setup.optim)
         full: frozenset[int] = frozenset()
         knows = (setup.software.transformers or _KNOWS_BLOCKS) >= _KNOWS_BLOCKS
         if blocks.bits == 8 and setup.loop is Loop.TRAINER and knows:
             embeddings = self.roles().embeddings
-            kept = [p for name, p in named if name in embeddings]
-            full = frozenset(map(id, kept))
-            if kept:
+            embedding_weights = [p for name, p in named_weights if name in embeddings]
+            full = frozenset(map(id, embedding_weights))
+            if embedding_weights:
                 self.recorder.note(
                     f"{setup.optim}: the Trainer keeps the states of embeddings in fp32, those of "
-                    f"{sum(p.numel() for p in kept):,} parameters here."
+                    f"{sum(p.numel() for p in embedding_weights):,} parameters here."
                 )
-        if any(p.device.type != "meta" for _, p in named):
+        if any(p.device.type != "meta" for _, p in named_weights):
             return library_optimizer(groups, blocks, full)
         version = bitsandbytes_version(setup.software)
         return block_states(groups, blocks, full, self.recorder, version)
 
-    def _muon(self, named: Sequence[tuple[str, Any]]) -> Any:
+    def _muon(self, named_weights: Sequence[tuple[str, Any]]) -> Any:
         """Muon for the hidden matrices, AdamW for the rest.
 
         Source: documentation of ``torch.optim.Muon``: "an optimizer for 2D parameters of neural
@@ -266,7 +268,7 @@ class _Maker:
         outside = roles.embeddings | roles.head
         matrices: list[Any] = []
         rest: list[Any] = []
-        for name, parameter in named:
+        for name, parameter in named_weights:
             (matrices if parameter.dim() == 2 and name not in outside else rest).append(parameter)
         optimizers: list[Any] = []
         if matrices:
@@ -286,12 +288,12 @@ class _Maker:
             return Adafactor(groups, lr=1e-4, scale_parameter=False, relative_step=False)
         # foreach is CUDA's default from 2.0 on, but never that of Adafactor, which is there to save
         loops = self.torch_version < (2, 0) or name == "adafactor_torch"
-        how = {"foreach": not loops}
-        for suffix, chosen in _IMPLEMENTATIONS.items():
+        implementation = {"foreach": not loops}
+        for suffix, choice in _IMPLEMENTATIONS.items():
             if name.endswith(suffix):
-                name, how = name.removesuffix(suffix), chosen
+                name, implementation = name.removesuffix(suffix), choice
         momentum = {"momentum": 0.9} if name == "sgd_momentum" else {}
-        kwargs = {"lr": 1e-4, **momentum, **self._arguments(), **how}
+        kwargs = {"lr": 1e-4, **momentum, **self._arguments(), **implementation}
         try:
             return getattr(torch.optim, _TORCH[name])(groups, **kwargs)
         except ValueError as error:

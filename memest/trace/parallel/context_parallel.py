@@ -20,7 +20,7 @@ from memest.errors import ConfigError
 from memest.trace.parallel.collectives import IGNORED, with_positions
 from memest.trace.parallel.tensor_parallel import fake_group, quiet_shapes
 
-__all__ = ["Split", "collated", "sequence_split"]
+__all__ = ["Split", "collate", "sequence_split"]
 
 Batch = dict[str, torch.Tensor]
 Split = Callable[[Batch], Any]
@@ -91,7 +91,7 @@ def split_of(mesh: Any, setup: Setup) -> Split:
 
     def split(inputs: Batch) -> Any:
         # a script's are all of its batch, as accelerate's example has it
-        buffers = _prepared(inputs) if adds else list(inputs.values())
+        buffers = _prepare_buffers(inputs) if adds else list(inputs.values())
         return _attention.context_parallel(
             mesh,
             buffers=buffers,
@@ -102,7 +102,7 @@ def split_of(mesh: Any, setup: Setup) -> Split:
     return split
 
 
-def _prepared(inputs: Batch) -> list[torch.Tensor]:
+def _prepare_buffers(inputs: Batch) -> list[torch.Tensor]:
     """``Trainer._prepare_context_parallel_inputs``: what it adds stays in the batch."""
     if "shift_labels" not in inputs and "labels" in inputs:
         labels = torch.nn.functional.pad(inputs["labels"], (0, 1), value=IGNORED)
@@ -116,7 +116,7 @@ def _prepared(inputs: Batch) -> list[torch.Tensor]:
     return [inputs[name] for name in names if name in inputs]
 
 
-def collated(batch: Batch) -> Batch:
+def collate(batch: Batch) -> Batch:
     """A script's collator shifts the labels and counts the positions before anything is split."""
     if "labels" in batch and "shift_labels" not in batch:
         batch["shift_labels"] = torch.empty_like(batch["labels"])

@@ -27,9 +27,9 @@ from memest.units import format_size
 __all__ = [
     "MODELS",
     "drop_attention_mask",
-    "left_out",
     "loss_parallelism",
     "shard_sequences",
+    "uncounted_notes",
 ]
 
 MODELS = ("llama", "mistral", "qwen2", "qwen3")
@@ -68,7 +68,7 @@ def shard_sequences(model: Any, mesh: Any, distributed: Distributed) -> None:
     for block in model.model.layers:
         norms = {name: style for name, style in _head_norms().items() if _has(block, name)}
         parallelize_module(block, mesh, {**layer(), **norms})
-    model.register_forward_pre_hook(partial(_counted, mesh.size()), with_kwargs=True)
+    model.register_forward_pre_hook(partial(_add_positions, mesh.size()), with_kwargs=True)
 
 
 def _plans(*, shares_loss: bool) -> tuple[dict[str, Any], Any]:
@@ -128,7 +128,7 @@ def _has(module: torch.nn.Module, name: str) -> bool:
     return any(own == name for own, _ in module.named_modules())
 
 
-def _counted(ranks: int, _model: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+def _add_positions(ranks: int, _model: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """``HFTransformerModel.forward`` of torchtitan: positions are those of the whole sequence.
 
     Left to itself the model would count the tokens that a rank has.
@@ -179,7 +179,7 @@ def _check_fits(model: Any, ranks: int) -> None:
         )
 
 
-def left_out(model: Any) -> list[str]:
+def uncounted_notes(model: Any) -> list[str]:
     """What of such a run is not counted, in sentences.
 
     A lookup's gradient is replicated (``embedding_dense_backward`` of DTensor's strategies) and
