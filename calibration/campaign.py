@@ -84,12 +84,12 @@ def _case(
     events: bool = False,
     **setup: Any,
 ) -> dict[str, Any]:
-    merged: dict[str, Any] = {"batch": batch, **FP32}
+    options: dict[str, Any] = {"batch": batch, **FP32}
     if seq is not None:
-        merged["seq_len"] = seq
+        options["seq_len"] = seq
     for part in (*parts, setup):
-        merged |= part
-    return {"model": model, "setup": merged, "record_events": events}
+        options |= part
+    return {"model": model, "setup": options, "record_events": events}
 
 
 def _smoke() -> Iterator[dict[str, Any]]:
@@ -141,7 +141,7 @@ def _quick() -> Iterator[dict[str, Any]]:
     yield _case(BERT_BASE, 64, 128, FP16)
 
 
-def _recorded() -> Iterator[dict[str, Any]]:
+def _recorded_cases() -> Iterator[dict[str, Any]]:
     """Cases whose allocator history is kept, for a comparison event by event."""
     for part in (
         (FP32,),
@@ -170,7 +170,7 @@ def _standard() -> Iterator[dict[str, Any]]:
     yield from _quick()
     for model in FAMILIES:
         yield _case(model, 4, None, BF16)
-    yield from _recorded()
+    yield from _recorded_cases()
     for optim in (
         "adamw_torch_foreach",
         "adamw_torch_loop",
@@ -271,12 +271,12 @@ def read_campaign(name: str) -> Campaign:
             f"--campaign {name!r} is no campaign and no file.{hint} Legal: {', '.join(CAMPAIGNS)}, "
             "or the path of a file with cases (JSON, JSON lines or TOML)."
         )
-    listed, about = _from_file(path)
-    expanded = itertools.chain.from_iterable(
-        _expanded(entry, f"{path.name}, case {number}")
-        for number, entry in enumerate(listed, start=1)
+    entries, about = _from_file(path)
+    documents = itertools.chain.from_iterable(
+        _combinations(entry, f"{path.name}, case {number}")
+        for number, entry in enumerate(entries, start=1)
     )
-    cases = _unique(expanded, path.name)
+    cases = _unique(documents, path.name)
     if not cases:
         raise ConfigError(f"{path} has no case: write at least a model and a setup.")
     return Campaign(name=path.stem, cases=cases, about=about)
@@ -310,7 +310,7 @@ def _from_file(path: Path) -> tuple[list[Any], str]:
     return document, about
 
 
-def _expanded(entry: Any, where: str) -> Iterator[dict[str, Any]]:
+def _combinations(entry: Any, where: str) -> Iterator[dict[str, Any]]:
     """Lists in a case stand for one case of every combination."""
     if not isinstance(entry, Mapping):
         raise ConfigError(f"{where} is a {type(entry).__name__}, not an object with a model.")
@@ -348,8 +348,8 @@ def _unique(entries: Iterator[dict[str, Any]], where: str) -> tuple[Case, ...]:
                 "Runs of several are measured where they train, by MemestCallback or "
                 "memest.measure, whose records go to the same store."
             )
-        known = cases_by_id.get(case.id)
-        if known is None or (case.record_events and not known.record_events):
+        earlier_case = cases_by_id.get(case.id)
+        if earlier_case is None or (case.record_events and not earlier_case.record_events):
             cases_by_id[case.id] = case
         if len(cases_by_id) > MAX_CASES:
             raise ConfigError(f"{where} has more than {MAX_CASES:,} cases.")

@@ -95,8 +95,12 @@ class Drift:
                 rows.append((one.case, f"not compared: {one.failure}"))
                 continue
             verdict = "agrees" if one.agrees else "DIFFERS"
-            traced, run = (format_size(n or 0) for n in (one.predicted_bytes, one.measured_bytes))
-            rows.append((one.case, f"{verdict}: {traced} traced, {run} run, {one.error:+.3%}"))
+            trace_size, run_size = (
+                format_size(n or 0) for n in (one.predicted_bytes, one.measured_bytes)
+            )
+            rows.append(
+                (one.case, f"{verdict}: {trace_size} traced, {run_size} run, {one.error:+.3%}")
+            )
         return rows
 
 
@@ -111,7 +115,7 @@ def check_drift(tell: Callable[[str], None] = lambda _: None) -> Drift:
     """
     cases = read_campaign("check").cases
 
-    def heard(progress: Progress) -> None:
+    def report_progress(progress: Progress) -> None:
         if progress.measured is None:
             tell(f"{progress.number} of {progress.total}: {progress.case.model}")
 
@@ -119,22 +123,26 @@ def check_drift(tell: Callable[[str], None] = lambda _: None) -> Drift:
         tempfile.TemporaryDirectory(prefix="memest-check-") as folder,
         MeasurementStore(Path(folder) / "check.db") as store,
     ):
-        summary = run_cases(cases, CPU, store, command="memest env --check", tell=heard)
-        checked = tuple(map(_compared, summary.measured))
+        summary = run_cases(cases, CPU, store, command="memest env --check", tell=report_progress)
+        checked_cases = tuple(map(_checked_case, summary.measured))
         environment = summary.environment
-    return Drift(torch=environment.torch, transformers=environment.transformers, cases=checked)
+    return Drift(
+        torch=environment.torch, transformers=environment.transformers, cases=checked_cases
+    )
 
 
-def _compared(run: Measurement) -> CheckedCase:
+def _checked_case(run: Measurement) -> CheckedCase:
     """A run beside its trace."""
-    predicted = pair(run)
-    failure = predicted.failure
+    prediction_pair = pair(run)
+    failure = prediction_pair.failure
     if run.status is not Status.OK:
         reason = f"{run.failure.kind}: {run.failure.message}" if run.failure else str(run.status)
         failure = " ".join(reason.split())[:200]
     return CheckedCase(
         case=run.case.id,
         measured_bytes=run.allocated_bytes if run.status is Status.OK else None,
-        predicted_bytes=predicted.prediction.allocated_bytes if predicted.prediction else None,
+        predicted_bytes=prediction_pair.prediction.allocated_bytes
+        if prediction_pair.prediction
+        else None,
         failure=failure,
     )

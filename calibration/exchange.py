@@ -35,8 +35,8 @@ def records_of(measurement: Measurement) -> list[dict[str, Any]]:
     if measurement.status is Status.OOM and last is not None:
         # how far it came is a lower bound, and said to be no more
         for name in ("allocated", "reserved"):
-            reached = (figures[name], getattr(last, f"{name}_bytes"))
-            figures[name] = max((n for n in reached if n is not None), default=None)
+            readings = (figures[name], getattr(last, f"{name}_bytes"))
+            figures[name] = max((n for n in readings if n is not None), default=None)
     base: dict[str, Any] = {
         "model": case.model,
         "task": case.setup.task.value,
@@ -55,7 +55,7 @@ def records_of(measurement: Measurement) -> list[dict[str, Any]]:
         base["oom"] = True
     if case.cap_bytes is not None:
         base["limit_bytes"] = case.cap_bytes
-    known = [name for name in _METRICS if figures[name] is not None] or ["allocated"]
+    metrics = [name for name in _METRICS if figures[name] is not None] or ["allocated"]
     records = [
         {
             "id": f"{case.id}-{measurement.run[:8]}-{name}",
@@ -63,7 +63,7 @@ def records_of(measurement: Measurement) -> list[dict[str, Any]]:
             "metric": name,
             "measured_bytes": figures[name],
         }
-        for name in known
+        for name in metrics
     ]
     records[0]["measurement"] = measurement.to_dict()
     return records
@@ -101,13 +101,13 @@ def write_lines(path: Path, lines: Iterable[str]) -> int:
 
     def write(file: BinaryIO) -> None:
         nonlocal count
-        packed = gzip.GzipFile("", "wb", 9, file, 0) if path.suffix == ".gz" else None
+        gzip_file = gzip.GzipFile("", "wb", 9, file, 0) if path.suffix == ".gz" else None
         count = 0
         for line in lines:
-            (packed or file).write(line.encode("utf-8", errors="backslashreplace") + b"\n")
+            (gzip_file or file).write(line.encode("utf-8", errors="backslashreplace") + b"\n")
             count += 1
-        if packed is not None:
-            packed.close()
+        if gzip_file is not None:
+            gzip_file.close()
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -329,16 +329,16 @@ def measurement_from_dict(document: Any, *, where: str = "measurement") -> Measu
             values["environment"] = environment_from_dict(values["environment"])
         else:
             values["environment"] = None
-        values["readings"] = tuple(_made(MemoryReading, r) for r in values.get("readings", ()))
+        values["readings"] = tuple(_instance(MemoryReading, r) for r in values.get("readings", ()))
         values["remarks"] = tuple(map(str, values.get("remarks", ())))
-        values["steps"] = tuple(_made(StepReading, s) for s in values.get("steps", ()))
+        values["steps"] = tuple(_instance(StepReading, s) for s in values.get("steps", ()))
         if values.get("failure") is not None:
-            values["failure"] = _made(Failure, values["failure"])
-        made: Measurement = _made(Measurement, values)
+            values["failure"] = _instance(Failure, values["failure"])
+        measurement: Measurement = _instance(Measurement, values)
     except (KeyError, TypeError, ValueError) as error:
         reason = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
         raise ConfigError(f"{where} is not a measurement: {reason}") from None
-    return made
+    return measurement
 
 
 def environment_from_dict(document: Mapping[str, Any]) -> Environment:
@@ -352,14 +352,14 @@ def environment_from_dict(document: Mapping[str, Any]) -> Environment:
         major, minor = values["capability"]
         values["capability"] = (int(major), int(minor))
     values["notes"] = tuple(values.get("notes", ()))
-    made: Environment = _made(Environment, values)
-    return made
+    environment: Environment = _instance(Environment, values)
+    return environment
 
 
 _NUMBERS = {"int | None": int, "float": (int, float), "int": int, "str": str}
 
 
-def _made(kind: Any, document: Mapping[str, Any]) -> Any:
+def _instance(kind: Any, document: Mapping[str, Any]) -> Any:
     """An instance of a dataclass, its numbers checked; names it does not have are an error."""
     if not isinstance(document, Mapping):
         raise TypeError(f"{kind.__name__} is {document!r:.40}, not an object")
@@ -367,8 +367,8 @@ def _made(kind: Any, document: Mapping[str, Any]) -> Any:
     for name, value in document.items():
         if name not in types:
             raise ValueError(f"{kind.__name__} has no {name!r}")
-        wanted = _NUMBERS.get(types[name])
-        right = wanted is None or (isinstance(value, wanted) and not isinstance(value, bool))  # type: ignore[arg-type]
+        py_types = _NUMBERS.get(types[name])
+        right = py_types is None or (isinstance(value, py_types) and not isinstance(value, bool))  # type: ignore[arg-type]
         if not right and not (value is None and types[name].endswith("None")):
             raise ValueError(f"{name} is {value!r}, not {types[name]}")
     return kind(**document)

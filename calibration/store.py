@@ -33,7 +33,7 @@ from memest.calibration.measurement import (
 )
 from memest.errors import ConfigError, MemestError
 
-__all__ = ["MeasurementStore", "Open", "default_store"]
+__all__ = ["MeasurementStore", "OpenRun", "default_store"]
 
 _VERSION = 1
 _APPLICATION = 0x6D656D65  # "meme": tells our files from other people's
@@ -56,9 +56,9 @@ _DONE = (Status.OK.value, Status.OOM.value)
 
 def default_store() -> Path:
     """``MEMEST_STORE``, else ``calibration.db`` in the user's own folder."""
-    chosen = os.environ.get("MEMEST_STORE")
-    if chosen:
-        return Path(chosen).expanduser()
+    path_text = os.environ.get("MEMEST_STORE")
+    if path_text:
+        return Path(path_text).expanduser()
     from memest.files.folders import user_folder
 
     return user_folder() / "calibration.db"
@@ -82,7 +82,7 @@ class MeasurementStore:
                 f"there is no store at {path}: `memest calibrate run` makes one, and --store names "
                 "another."
             )
-        with _explained(path):
+        with _readable_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._db = sqlite3.connect(
                 path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
@@ -121,7 +121,7 @@ class MeasurementStore:
 
     # -- running cases
 
-    def begin(self, case: Case, environment: Environment) -> Open | None:
+    def begin(self, case: Case, environment: Environment) -> OpenRun | None:
         """Take a case, unless it is measured already or somebody is at it.
 
         Args:
@@ -131,26 +131,26 @@ class MeasurementStore:
         Returns:
             The run that was begun, None where there is nothing to do.
         """
-        with _explained(self.path), self._transaction():
+        with _readable_errors(self.path), self._transaction():
             rows = self._db.execute(
                 "SELECT run, status, owner, seen, document FROM runs "
                 "WHERE case_id = ? AND environment = ?",
                 (case.id, environment.key),
             ).fetchall()
-            for run, status, owner, seen, document in rows:
+            for run, status, owner, seen_at, document in rows:
                 if status == _RUNNING:
-                    if _alive(owner, seen):
+                    if _alive(owner, seen_at):
                         return None
                     self._abandon(run)
                 elif status in _DONE and _answers(case, document):
                     return None
-            opened = Open(self, case, environment)
-            self._put_open(opened)
-            return opened
+            open_run = OpenRun(self, case, environment)
+            self._put_open_run(open_run)
+            return open_run
 
     def result(self, case: Case, environment: Environment) -> Measurement | None:
         """The result of a case (out of memory is one), None if there is none yet."""
-        with _explained(self.path):
+        with _readable_errors(self.path):
             rows = self._db.execute(
                 "SELECT document FROM runs WHERE case_id = ? AND environment = ? "
                 "AND status IN (?, ?) ORDER BY started",
@@ -165,26 +165,26 @@ class MeasurementStore:
         Returns:
             False where somebody whose clock differs took the owner for gone, see :meth:`take_back`.
         """
-        with _explained(self.path):
+        with _readable_errors(self.path):
             if message is not None:
                 self._db.execute(
                     "INSERT OR REPLACE INTO messages VALUES (?, ?, ?)",
                     (run, number, json.dumps(message)),
                 )
-            done = self._db.execute(
+            cursor = self._db.execute(
                 "UPDATE runs SET seen = ? WHERE run = ? AND status = ?",
                 (time.time(), run, _RUNNING),
             )
-            return done.rowcount > 0
+            return cursor.rowcount > 0
 
-    def take_back(self, opened: Open) -> None:
+    def take_back(self, open_run: OpenRun) -> None:
         """Take up a run again that was ended by somebody who took its owner for gone."""
-        with _explained(self.path), self._transaction():
-            self._put_open(opened)
+        with _readable_errors(self.path), self._transaction():
+            self._put_open_run(open_run)
 
     def keep(self, measurement: Measurement) -> None:
         """Store the end of a run in place of its messages."""
-        with _explained(self.path), self._transaction():
+        with _readable_errors(self.path), self._transaction():
             self._put(measurement)
             self._db.execute("DELETE FROM messages WHERE run = ?", (measurement.run,))
 
@@ -194,14 +194,14 @@ class MeasurementStore:
         Returns:
             How many there were.
         """
-        with _explained(self.path), self._transaction():
+        with _readable_errors(self.path), self._transaction():
             rows = self._db.execute(
                 "SELECT run, owner, seen FROM runs WHERE status = ?", (_RUNNING,)
             ).fetchall()
-            gone = [run for run, owner, seen in rows if not _alive(owner, seen)]
-            for run in gone:
+            orphaned_runs = [run for run, owner, seen_at in rows if not _alive(owner, seen_at)]
+            for run in orphaned_runs:
                 self._abandon(run)
-        return len(gone)
+        return len(orphaned_runs)
 
     def _abandon(self, run: str) -> None:
         """What was heard of a run whose owner is gone becomes its measurement."""
@@ -229,7 +229,7 @@ class MeasurementStore:
 
     def measurements(self) -> list[Measurement]:
         """Everything that is not under way, oldest first."""
-        with _explained(self.path):
+        with _readable_errors(self.path):
             rows = self._db.execute(
                 "SELECT run, document FROM runs WHERE status != ? ORDER BY started, run",
                 (_RUNNING,),
@@ -241,7 +241,7 @@ class MeasurementStore:
 
     def running(self) -> int:
         """How many runs are under way."""
-        with _explained(self.path):
+        with _readable_errors(self.path):
             row = self._db.execute("SELECT count(*) FROM runs WHERE status = ?", (_RUNNING,))
             return int(row.fetchone()[0])
 
@@ -254,7 +254,7 @@ class MeasurementStore:
         """
         new = same = 0
         contradictions = []
-        with _explained(self.path), self._transaction():
+        with _readable_errors(self.path), self._transaction():
             for measurement in measurements:
                 row = self._db.execute(
                     "SELECT document FROM runs WHERE run = ?", (measurement.run,)
@@ -268,19 +268,22 @@ class MeasurementStore:
                     contradictions.append(measurement.run)
         return new, same, contradictions
 
-    def _put_open(self, opened: Open) -> None:
+    def _put_open_run(self, open_run: OpenRun) -> None:
         """A run under way, and all that was heard of it."""
-        self._put_row(opened, _RUNNING, _owner(), opened.case.to_dict())
+        self._put_row(open_run, _RUNNING, _owner(), open_run.case.to_dict())
         self._db.executemany(
             "INSERT OR REPLACE INTO messages VALUES (?, ?, ?)",
-            [(opened.run, number, json.dumps(one)) for number, one in enumerate(opened.messages)],
+            [
+                (open_run.run, number, json.dumps(one))
+                for number, one in enumerate(open_run.messages)
+            ],
         )
 
     def _put(self, measurement: Measurement) -> None:
         self._put_row(measurement, measurement.status.value, "", measurement.to_dict())
 
     def _put_row(
-        self, run: Open | Measurement, status: str, owner: str, document: dict[str, Any]
+        self, run: OpenRun | Measurement, status: str, owner: str, document: dict[str, Any]
     ) -> None:
         key = run.environment.key if run.environment else ""
         row = (run.run, run.case.id, key, status, run.started, owner, time.time())
@@ -300,7 +303,7 @@ class MeasurementStore:
         self._db.execute("COMMIT")
 
 
-class Open:
+class OpenRun:
     """A run under way.
 
     Attributes:
@@ -363,15 +366,15 @@ def _answers(case: Case, document: str) -> bool:
     """Whether a result is that of the case: of its rank 0, and with the history if it is asked."""
     values = json.loads(document)
     # a history that could not be kept will not be kept the next time either
-    recorded = values.get("events") or values.get("remarks")
-    return not values.get("rank") and (not case.record_events or bool(recorded))
+    history_or_remark = values.get("events") or values.get("remarks")
+    return not values.get("rank") and (not case.record_events or bool(history_or_remark))
 
 
 def _owner() -> str:
-    return f"{socket.gethostname()}:{os.getpid()}:{_born(os.getpid())}"
+    return f"{socket.gethostname()}:{os.getpid()}:{_start_time(os.getpid())}"
 
 
-def _born(pid: int) -> str:
+def _start_time(pid: int) -> str:
     """When a process began: numbers of processes are used again."""
     if sys.platform != "linux":
         return ""
@@ -381,17 +384,17 @@ def _born(pid: int) -> str:
     return "gone"
 
 
-def _alive(owner: str, seen: float) -> bool:
-    host, pid, born = (*owner.split(":"), "", "", "")[:3]
+def _alive(owner: str, seen_at: float) -> bool:
+    host, pid, start_time = (*owner.split(":"), "", "", "")[:3]
     if host == socket.gethostname() and pid.isdigit() and sys.platform == "linux":
-        return _born(int(pid)) == born
+        return _start_time(int(pid)) == start_time
     # a stamp from the future tells as little as an old one: a clock was set. Whoever is taken for
     # gone by mistake takes his run back with his next word
-    return abs(time.time() - seen) < _SILENT_SECONDS
+    return abs(time.time() - seen_at) < _SILENT_SECONDS
 
 
 @contextlib.contextmanager
-def _explained(path: Path) -> Iterator[None]:
+def _readable_errors(path: Path) -> Iterator[None]:
     """Errors of the database in words that help."""
     try:
         yield

@@ -34,13 +34,13 @@ def bounds(
         level: of the two-sided range.
         count: how many independent draws they count for; None = all of them.
     """
-    ordered = sorted(residuals)
-    real = len(ordered)
+    ordered_residuals = sorted(residuals)
+    real = len(ordered_residuals)
     draws = real if count is None else min(count, real)
     rank = math.ceil((1 + level) / 2 * (draws + 1) * real / draws - 1e-9)
     if rank <= real:
-        return ordered[real - rank], ordered[rank - 1], level
-    return ordered[0], ordered[-1], (draws - 1) / (draws + 1)
+        return ordered_residuals[real - rank], ordered_residuals[rank - 1], level
+    return ordered_residuals[0], ordered_residuals[-1], (draws - 1) / (draws + 1)
 
 
 def effective_count(residuals: Sequence[float], groups: Sequence[str]) -> float:
@@ -69,12 +69,12 @@ def effective_count(residuals: Sequence[float], groups: Sequence[str]) -> float:
     )
     squares = sum(size * size for size in sizes.values()) / total
     each = (total - squares) / (len(sizes) - 1)
-    spread = between + (each - 1) * within
-    alike = min(max((between - within) / spread, 0.0), 1.0) if spread > 0 else 0.0
+    variance = between + (each - 1) * within
+    alike = min(max((between - within) / variance, 0.0), 1.0) if variance > 0 else 0.0
     error = (1 - alike) * (1 + (each - 1) * alike)
     error *= math.sqrt(2 / (each * max(each - 1, 0.5) * (len(sizes) - 1)))
     counts = total / (1 + (squares - 1) * min(alike + error, 1.0))
-    return max(counts, float(len(sizes))) if spread > 0 else float(total)
+    return max(counts, float(len(sizes))) if variance > 0 else float(total)
 
 
 def band_of(

@@ -43,13 +43,13 @@ class Evaluation:
 
     Attributes:
         row: the run.
-        corrected: figures and range.
+        correction: figures and range.
         side: -1 where the measured peak lies below the range, 0 inside, 1 above; None where it
             was not measured or there was no other model to make a range from.
     """
 
     row: ResidualRow
-    corrected: Correction
+    correction: Correction
     side: int | None
 
 
@@ -67,14 +67,14 @@ def fit_calibration(pairs: Iterable[Pair]) -> Calibration:
     pairs = tuple(pairs)
     data = residuals(pairs)
     rows, notes = _rows_to_fit(data)
-    cross = _crossed(rows)
+    cross = _cross_fit(rows)
     band = cross.band(range(len(rows)))
-    calibration = _fitted(rows, _measured(rows), band)
-    judged = _judged(cross)
+    calibration = _calibration(rows, _measured_on(rows), band)
+    evaluations = _evaluations(cross)
     return replace(
         calibration,
         process=tuple(_with_spread(part, cross) for part in calibration.process),
-        validation=_validation(cross, judged),
+        validation=_validation(cross, evaluations),
         provenance=_provenance(pairs, data, rows, [*notes, *_notes(data, cross, band)]),
     )
 
@@ -88,7 +88,7 @@ def evaluate(pairs: Iterable[Pair]) -> tuple[Evaluation, ...]:
     """
     need_sklearn()
     rows, _ = _rows_to_fit(residuals(pairs))
-    return tuple(_judged(_crossed(rows)))
+    return tuple(_evaluations(_cross_fit(rows)))
 
 
 def dataset_digest(measurements: Iterable[Measurement]) -> str:
@@ -110,10 +110,10 @@ def _rows_to_fit(data: Residuals) -> tuple[list[ResidualRow], list[str]]:
         count = len(data.rows) - len(rows)
         notes.append(f"{count} runs on a CPU are left out: there are runs on GPUs.")
     if not rows:
-        ended = ", ".join(f"{count} {status}" for status, count in data.statuses.items())
-        why = f" The first: {data.unpredicted[0].failure}" if data.unpredicted else ""
+        statuses = ", ".join(f"{count} {status}" for status, count in data.statuses.items())
+        why = f" The first: {data.unpredicted_runs[0].failure}" if data.unpredicted_runs else ""
         raise ConfigError(
-            f"There is nothing to fit: of the measured runs ({ended or 'none'}), none was "
+            f"There is nothing to fit: of the measured runs ({statuses or 'none'}), none was "
             f"completed and can be predicted.{why} Measure some cases with `memest calibrate run`."
         )
     return rows, notes
@@ -123,14 +123,14 @@ def _rows_to_fit(data: Residuals) -> tuple[list[ResidualRow], list[str]]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Crossed:
+class _CrossFit:
     """Runs corrected by fits that have not seen their models.
 
     Attributes:
         rows: the runs.
         folds: rows left out together, by index.
         calibrations: fitted to the others, without a range.
-        corrected: of each row, by the calibration of its fold; None without any fold.
+        corrections: of each row, by the calibration of its fold; None without any fold.
         metric: the highest peak that was measured.
         grouped: whether models were left out, and enough of them; else single cases were.
     """
@@ -138,25 +138,25 @@ class _Crossed:
     rows: Sequence[ResidualRow]
     folds: Sequence[Sequence[int]]
     calibrations: Sequence[Calibration]
-    corrected: Sequence[Correction | None]
+    corrections: Sequence[Correction | None]
     metric: str
     grouped: bool
 
     def peaks(self, index: int) -> tuple[int, int] | None:
         """(measured, corrected) of a row, None where they cannot be compared."""
-        row, corrected = self.rows[index], self.corrected[index]
-        if corrected is None:
+        row, correction = self.rows[index], self.corrections[index]
+        if correction is None:
             return None
         if self.metric == ALLOCATED:
-            return row.allocated, corrected.allocated_bytes
+            return row.allocated, correction.allocated_bytes
         if row.gap is None or row.reserved is None:
             return None
         if self.metric == RESERVED:
-            return row.reserved, corrected.reserved_bytes
+            return row.reserved, correction.reserved_bytes
         # a GPU that only the left-out models ran on has a borrowed process part: no residual
-        if row.device is None or not row.fits_device or corrected.process_gpu != row.gpu:
+        if row.device is None or not row.fits_device or correction.process_gpu != row.gpu:
             return None
-        return row.device, corrected.device_bytes
+        return row.device, correction.device_bytes
 
     def band(self, indices: Iterable[int]) -> Band:
         """How far off these rows are."""
@@ -169,24 +169,24 @@ class _Crossed:
         )
 
 
-def _crossed(rows: Sequence[ResidualRow]) -> _Crossed:
+def _cross_fit(rows: Sequence[ResidualRow]) -> _CrossFit:
     models = [row.model for row in rows]
     by_model = len(set(models)) > 1
     folds = group_folds(models if by_model else [row.case for row in rows])
-    measured = _measured(rows)
+    measured_on = _measured_on(rows)
     empty = band_of(DEVICE, (), ())
     calibrations = []
-    corrected: list[Correction | None] = [None] * len(rows)
+    corrections: list[Correction | None] = [None] * len(rows)
     for fit, out in folds:
-        calibration = _fitted([rows[i] for i in fit], measured, empty)
+        calibration = _calibration([rows[i] for i in fit], measured_on, empty)
         calibrations.append(calibration)
         for i in out:
-            corrected[i] = correct(calibration, uncorrected_of(rows[i]))
-    return _Crossed(
+            corrections[i] = correct(calibration, uncorrected_of(rows[i]))
+    return _CrossFit(
         rows=rows,
         folds=[out for _, out in folds],
         calibrations=calibrations,
-        corrected=corrected,
+        corrections=corrections,
         metric=_metric(rows),
         grouped=len(set(models)) >= MIN_GROUPS,
     )
@@ -198,7 +198,7 @@ def _metric(rows: Sequence[ResidualRow]) -> str:
     return RESERVED if any(row.gap is not None for row in rows) else ALLOCATED
 
 
-def _judged(cross: _Crossed) -> list[Evaluation]:
+def _evaluations(cross: _CrossFit) -> list[Evaluation]:
     """Ranges made without the models they are for, and where the measured peaks lie."""
     out = []
     for fold, calibration in zip(cross.folds, cross.calibrations, strict=True):
@@ -206,24 +206,24 @@ def _judged(cross: _Crossed) -> list[Evaluation]:
         band = cross.band(i for i in range(len(cross.rows)) if i not in left_out)
         for i in fold:
             row = cross.rows[i]
-            corrected = correct(replace(calibration, band=band), uncorrected_of(row))
-            out.append(Evaluation(row, corrected, _side(cross, i, band, corrected)))
+            correction = correct(replace(calibration, band=band), uncorrected_of(row))
+            out.append(Evaluation(row, correction, _side(cross, i, band, correction)))
     return sorted(out, key=lambda e: (e.row.gpu, e.row.model, e.row.case, e.row.run))
 
 
-def _side(cross: _Crossed, index: int, band: Band, corrected: Correction) -> int | None:
+def _side(cross: _CrossFit, index: int, band: Band, correction: Correction) -> int | None:
     peaks = cross.peaks(index)
     if peaks is None or not cross.grouped or not band.cases:
         return None
     if cross.metric == DEVICE:
-        return (peaks[0] > corrected.high_bytes) - (peaks[0] < corrected.low_bytes)
+        return (peaks[0] > correction.high_bytes) - (peaks[0] < correction.low_bytes)
     return covers(band, peaks[0] - peaks[1], peaks[1])
 
 
 # -- the calibration ------------------------------------------------------------------------------
 
 
-def _fitted(rows: Sequence[ResidualRow], measured: MeasuredOn, band: Band) -> Calibration:
+def _calibration(rows: Sequence[ResidualRow], measured_on: MeasuredOn, band: Band) -> Calibration:
     """The models fitted to rows; where they are from is not said yet."""
     tensors, gap, process = fit_tensors(rows), fit_gap(rows), fit_process(rows)
     of = {row.gpu: row.environment for row in rows}
@@ -249,13 +249,13 @@ def _fitted(rows: Sequence[ResidualRow], measured: MeasuredOn, band: Band) -> Ca
         per_kernel_bytes=process.per_kernel,
         precision_bytes=process.precision,
         band=band,
-        measured=measured,
+        measured=measured_on,
         validation=CrossValidation(),
         provenance=Provenance(gpus=tuple(sorted({_clean(row.gpu) for row in rows}))),
     )
 
 
-def _measured(rows: Sequence[ResidualRow]) -> MeasuredOn:
+def _measured_on(rows: Sequence[ResidualRow]) -> MeasuredOn:
     questions = [uncorrected_of(row) for row in rows]
     return MeasuredOn(
         allocated_bytes=max(q.allocated_bytes for q in questions),
@@ -270,15 +270,15 @@ def _measured(rows: Sequence[ResidualRow]) -> MeasuredOn:
     )
 
 
-def _with_spread(part: ProcessPart, cross: _Crossed) -> ProcessPart:
+def _with_spread(part: ProcessPart, cross: _CrossFit) -> ProcessPart:
     """How far readings of a GPU lie from what models left out were given."""
     rest = [
-        float(row.process - corrected.process_expected_bytes)
-        for row, corrected in zip(cross.rows, cross.corrected, strict=True)
-        if corrected is not None
+        float(row.process - correction.process_expected_bytes)
+        for row, correction in zip(cross.rows, cross.corrections, strict=True)
+        if correction is not None
         and row.process is not None
         and row.fits_process
-        and _clean(row.gpu) == part.gpu == corrected.process_gpu
+        and _clean(row.gpu) == part.gpu == correction.process_gpu
     ]
     if not rest:
         return part
@@ -286,11 +286,11 @@ def _with_spread(part: ProcessPart, cross: _Crossed) -> ProcessPart:
     return replace(part, low_bytes=round(min(low, 0.0)), high_bytes=round(max(high, 0.0)))
 
 
-def _validation(cross: _Crossed, judged: Sequence[Evaluation]) -> CrossValidation:
+def _validation(cross: _CrossFit, evaluations: Sequence[Evaluation]) -> CrossValidation:
     pairs = [peaks for i in range(len(cross.rows)) if (peaks := cross.peaks(i)) is not None]
-    raw = [_raw(cross.metric, e) for e in judged]
-    sides = [e.side for e in judged if e.side is not None]
-    tensors = [(e.row.allocated, e.corrected) for e in judged]
+    raw = [_raw(cross.metric, e) for e in evaluations]
+    sides = [e.side for e in evaluations if e.side is not None]
+    tensors = [(e.row.allocated, e.correction) for e in evaluations]
     return CrossValidation(
         cases=len(cross.rows),
         models=len({row.model for row in cross.rows}),
@@ -304,20 +304,20 @@ def _validation(cross: _Crossed, judged: Sequence[Evaluation]) -> CrossValidatio
     )
 
 
-def _raw(metric: str, judged: Evaluation) -> tuple[int, int] | None:
-    row, corrected = judged.row, judged.corrected
+def _raw(metric: str, evaluation: Evaluation) -> tuple[int, int] | None:
+    row, correction = evaluation.row, evaluation.correction
     if metric == ALLOCATED:
-        return row.allocated, corrected.before.allocated_bytes
+        return row.allocated, correction.before.allocated_bytes
     if metric == RESERVED:
-        return None if row.reserved is None else (row.reserved, corrected.before.reserved_bytes)
+        return None if row.reserved is None else (row.reserved, correction.before.reserved_bytes)
     if row.device is None or not row.fits_device:
         return None
-    return row.device, corrected.before.device_bytes
+    return row.device, correction.before.device_bytes
 
 
 def _error(pairs: Sequence[tuple[int, int]]) -> float | None:
     """Median absolute relative error of (measured, said)."""
-    errors = [abs(said / measured - 1) for measured, said in pairs]
+    errors = [abs(predicted / measured - 1) for measured, predicted in pairs]
     return round(median(errors), 6) if errors else None
 
 
@@ -328,7 +328,7 @@ def _share(true: Sequence[bool]) -> float | None:
 # -- where it is from -----------------------------------------------------------------------------
 
 
-def _notes(data: Residuals, cross: _Crossed, band: Band) -> list[str]:
+def _notes(data: Residuals, cross: _CrossFit, band: Band) -> list[str]:
     out = []
     cases, models = len(cross.rows), len({row.model for row in cross.rows})
     if models < MIN_GROUPS:
@@ -348,29 +348,31 @@ def _notes(data: Residuals, cross: _Crossed, band: Band) -> list[str]:
             f"The {band.cases} residuals count as {band.draws:.0f} independent ones, for runs of "
             f"one model are alike: a {LEVEL:.0%} range needs 19. More models help most."
         )
-    unshared = sum(row.fits_process for row in cross.rows)
-    if data.shared:
+    num_readings = sum(row.fits_process for row in cross.rows)
+    if data.shared_cases:
         out.append(
-            f"{len(data.shared)} of {cases} runs shared their GPU with other processes and are "
-            "left out of the process part."
+            f"{len(data.shared_cases)} of {cases} runs shared their GPU with other processes and "
+            "are left out of the process part."
         )
-    if not unshared and not data.shared and cross.rows[0].gpu != CPU:
+    if not num_readings and not data.shared_cases and cross.rows[0].gpu != CPU:
         out.append("No run has a reading of device memory: there is no process part.")
-    limited = sum(row.limited for row in cross.rows)
-    if limited:
-        out.append(f"{limited} runs were short of memory: their reserved peaks are the limit's.")
+    num_limited = sum(row.limited for row in cross.rows)
+    if num_limited:
+        out.append(
+            f"{num_limited} runs were short of memory: their reserved peaks are the limit's."
+        )
     if data.repeats:
         out.append(f"{data.repeats} earlier runs of the same cases are left out.")
-    if data.unpredicted:
-        out.append(f"{len(data.unpredicted)} completed runs have no prediction.")
+    if data.unpredicted_runs:
+        out.append(f"{len(data.unpredicted_runs)} completed runs have no prediction.")
     return out
 
 
 def _provenance(
     pairs: Sequence[Pair], data: Residuals, rows: Sequence[ResidualRow], notes: Sequence[str]
 ) -> Provenance:
-    started = {pair.measurement.run: pair.measurement.started for pair in pairs}
-    dates = sorted(_clean(started[row.run][:10]) for row in rows)
+    start_times = {pair.measurement.run: pair.measurement.started for pair in pairs}
+    dates = sorted(_clean(start_times[row.run][:10]) for row in rows)
     environments = [row.environment for row in rows]
     return Provenance(
         gpus=tuple(sorted({_clean(row.gpu) for row in rows})),

@@ -111,10 +111,10 @@ def tensors_of(name: str, rows: Sequence[ResidualRow]) -> Tensors:
         [[sum(row.parts.get(p, 0) for p in g) / row.allocated for g in groups] for row in rows]
     )
     ones = np.ones(len(groups))
-    fitted = nonnegative(columns, np.ones(len(rows)), prior=ones, ridge=_PULL * ones)
+    coefficients = nonnegative(columns, np.ones(len(rows)), prior=ones, ridge=_PULL * ones)
     factors = {
         part: round(float(factor), 6)
-        for group, factor in zip(groups, fitted, strict=True)
+        for group, factor in zip(groups, coefficients, strict=True)
         for part in group
     }
     rest = [factors[p] for p in sorted(factors) if p not in _MOVING]
@@ -141,10 +141,10 @@ def _groups(name: str, rows: Sequence[ResidualRow]) -> list[list[str]]:
 
 def _relative(row: ResidualRow, tensors: Tensors) -> float:
     """Error of the corrected allocated peak as a part of the measured one."""
-    corrected = sum(
+    corrected_peak = sum(
         size * tensors.factors.get(part, tensors.other) for part, size in row.parts.items()
     )
-    return corrected / row.allocated - 1
+    return corrected_peak / row.allocated - 1
 
 
 # -- the gap --------------------------------------------------------------------------------------
@@ -155,10 +155,10 @@ def fit_gap(rows: Sequence[ResidualRow]) -> int:
 
     Nothing, or the median, where it holds for models left out.
     """
-    kept = [(row.model, row.gap) for row in rows if row.gap is not None]
-    if len({model for model, _ in kept}) < MIN_GROUPS:
+    model_gaps = [(row.model, row.gap) for row in rows if row.gap is not None]
+    if len({model for model, _ in model_gaps}) < MIN_GROUPS:
         return 0
-    gaps = [float(gap) for _, gap in kept if gap is not None]
+    gaps = [float(gap) for _, gap in model_gaps if gap is not None]
 
     def loss(name: str, fit: list[int], out: list[int]) -> float:
         centre = robust_centre([gaps[i] for i in fit]) if name == "constant" else 0.0
@@ -166,7 +166,7 @@ def fit_gap(rows: Sequence[ResidualRow]) -> int:
 
     name = choose(
         ("identity", "constant"),
-        group_folds([model for model, _ in kept]),
+        group_folds([model for model, _ in model_gaps]),
         loss,
         tolerance=_AS_GOOD_BYTES,
         cautious=True,
@@ -179,27 +179,33 @@ def fit_gap(rows: Sequence[ResidualRow]) -> int:
 
 def fit_process(rows: Sequence[ResidualRow]) -> Process:
     """Choose a variant on models left out, and fit it to all rows that have a reading."""
-    kept = [row for row in rows if row.fits_process]
-    if not kept:
+    rows_to_fit = [row for row in rows if row.fits_process]
+    if not rows_to_fit:
         return Process()
     name = PROCESS[0]
-    if len({row.model for row in kept}) >= MIN_GROUPS:
-        # a GPU whose rows are all left out has no constant, so its rows are not judged
+    if len({row.model for row in rows_to_fit}) >= MIN_GROUPS:
+        # a GPU whose rows are all left out has no constant, so its rows are no test
         folds = [
-            (fit, judged)
-            for fit, out in group_folds([row.model for row in kept])
-            if (judged := [i for i in out if kept[i].gpu in {kept[f].gpu for f in fit}])
+            (fit, test_rows)
+            for fit, out in group_folds([row.model for row in rows_to_fit])
+            if (
+                test_rows := [
+                    i for i in out if rows_to_fit[i].gpu in {rows_to_fit[f].gpu for f in fit}
+                ]
+            )
         ]
 
         def loss(name: str, fit: list[int], out: list[int]) -> float:
-            process = process_of(name, [kept[i] for i in fit])
-            errors = [abs(process.of(kept[i]) - (kept[i].process or 0)) for i in out]
+            process = process_of(name, [rows_to_fit[i] for i in fit])
+            errors = [abs(process.of(rows_to_fit[i]) - (rows_to_fit[i].process or 0)) for i in out]
             return sum(errors) / len(errors)
 
-        names = [n for n in PROCESS if _columns(n, kept).shape[1] * 2 <= len(kept)] or PROCESS[:1]
+        names = [
+            n for n in PROCESS if _columns(n, rows_to_fit).shape[1] * 2 <= len(rows_to_fit)
+        ] or PROCESS[:1]
         if folds:
             name = choose(names, folds, loss, tolerance=_AS_GOOD_BYTES)
-    return process_of(name, kept)
+    return process_of(name, rows_to_fit)
 
 
 def process_of(name: str, rows: Sequence[ResidualRow]) -> Process:

@@ -116,13 +116,13 @@ def predict(measurement: Measurement, progress: Progress | None = None) -> Predi
     gpu = _traits(environment)
     # what changes the table of context and kernels is part of the question too
     key = case.model, setup, gpu, environment.gpu, environment.total_bytes, case.cap_bytes
-    known = _predictions.get(key)
-    if known is None:
+    prediction = _predictions.get(key)
+    if prediction is None:
         try:
             if environment.gpu == CPU:
-                known = _on_cpu(case.model, setup, gpu, progress)
+                prediction = _on_cpu(case.model, setup, gpu, progress)
             else:
-                known = _on_gpu(case.model, setup, gpu, environment, case.cap_bytes, progress)
+                prediction = _on_gpu(case.model, setup, gpu, environment, case.cap_bytes, progress)
         except MemestError:
             raise
         except (Exception, RecursionError) as error:
@@ -130,8 +130,8 @@ def predict(measurement: Measurement, progress: Progress | None = None) -> Predi
             raise TraceError(
                 f"{case.model} cannot be predicted ({type(error).__name__}: {reason})"
             ) from error
-        _predictions[key] = known
-    return known
+        _predictions[key] = prediction
+    return prediction
 
 
 _predictions: dict[Any, Prediction] = {}
@@ -186,8 +186,8 @@ def _on_gpu(
     context = context_estimate(_device(environment).spec, gpu.torch, setup.software.cuda)
     oom = None
     if cap is not None:
-        limited = replay(stream.events, stream.sizes, conf, limit_bytes=cap)
-        oom = bool(limited.num_ooms)
+        capped_replay = replay(stream.events, stream.sizes, conf, limit_bytes=cap)
+        oom = bool(capped_replay.num_ooms)
     return Prediction(
         allocated_bytes=result.peak_allocated_bytes,
         reserved_bytes=result.peak_reserved_bytes,

@@ -50,24 +50,24 @@ class _Case:
     """A run with all figures."""
 
     row: ResidualRow
-    corrected: Correction | None
+    correction: Correction | None
     side: int | None
 
     def figures(self, metric: str) -> tuple[int, int, int | None] | None:
         """(measured, predicted, corrected), None where it was not measured."""
-        row, prediction, corrected = self.row, self.row.prediction, self.corrected
+        row, prediction, correction = self.row, self.row.prediction, self.correction
         if metric == "allocated":
             raw = prediction.allocated_bytes
-            return row.allocated, raw, None if corrected is None else corrected.allocated_bytes
+            return row.allocated, raw, None if correction is None else correction.allocated_bytes
         if row.reserved is None or prediction.reserved_bytes is None or row.limited:
             return None
         if metric == "reserved":
             raw = prediction.reserved_bytes
-            return row.reserved, raw, None if corrected is None else corrected.reserved_bytes
+            return row.reserved, raw, None if correction is None else correction.reserved_bytes
         if not row.fits_device or row.device is None:
             return None
         raw = prediction.reserved_bytes + prediction.context_expected_bytes
-        return row.device, raw, None if corrected is None else corrected.device_bytes
+        return row.device, raw, None if correction is None else correction.device_bytes
 
 
 def markdown_report(pairs: Iterable[Pair], calibration: Calibration | None = None) -> str:
@@ -101,7 +101,7 @@ def report_blocks(pairs: Iterable[Pair], calibration: Calibration | None = None)
         blocks += _plots(cases, top)
         blocks += _by_fact(cases, top)
         blocks += _worst(cases, top)
-    blocks += _not_completed(data)
+    blocks += _incomplete_runs(data)
     return blocks + _origin(pairs, data, calibration)
 
 
@@ -113,10 +113,10 @@ def _cases(
         return [_Case(row, None, None) for row in data.rows], "No profile: nothing is corrected."
     if calibration.provenance.dataset_sha256 == dataset_digest(p.measurement for p in pairs):
         try:
-            known = {e.row.run: e for e in evaluate(pairs)}
+            evaluations = {e.row.run: e for e in evaluate(pairs)}
             return [
-                _Case(row, known[row.run].corrected, known[row.run].side)
-                if row.run in known
+                _Case(row, evaluations[row.run].correction, evaluations[row.run].side)
+                if row.run in evaluations
                 else _Case(row, None, None)
                 for row in data.rows
             ], (
@@ -124,17 +124,17 @@ def _cases(
                 "without its model, so the errors are those of models not seen."
             )
         except MissingDependencyError:
-            seen = " These runs are the ones it was fitted to: errors of other runs are larger."
+            caution = " These runs are the ones it was fitted to: errors of other runs are larger."
     else:
-        seen = ""
+        caution = ""
     cases = []
     for row in data.rows:
-        corrected = correct(calibration, uncorrected_of(row))
+        correction = correct(calibration, uncorrected_of(row))
         side = None
         if row.fits_device and row.device is not None:
-            side = (row.device > corrected.high_bytes) - (row.device < corrected.low_bytes)
-        cases.append(_Case(row, corrected, side))
-    return cases, f"Corrected figures are those of the profile given.{seen}"
+            side = (row.device > correction.high_bytes) - (row.device < correction.low_bytes)
+        cases.append(_Case(row, correction, side))
+    return cases, f"Corrected figures are those of the profile given.{caution}"
 
 
 # -- parts of the page ----------------------------------------------------------------------------
@@ -188,36 +188,36 @@ def _errors(cases: Sequence[_Case]) -> list[Block]:
 def _both(cases: Sequence[_Case], metric: str) -> list[tuple[str, Errors]]:
     """Errors of the uncalibrated and of the corrected figures."""
     figures = [f for case in cases if (f := case.figures(metric)) is not None]
-    raw = Errors.of((measured, said) for measured, said, _ in figures)
-    corrected = Errors.of((m, said) for m, _, said in figures if said is not None)
-    named = (("uncalibrated", raw), ("corrected", corrected))
-    return [(name, errors) for name, errors in named if errors is not None]
+    raw = Errors.of((measured, figure) for measured, figure, _ in figures)
+    corrected = Errors.of((m, figure) for m, _, figure in figures if figure is not None)
+    named_errors = (("uncalibrated", raw), ("corrected", corrected))
+    return [(name, errors) for name, errors in named_errors if errors is not None]
 
 
 def _ranges(cases: Sequence[_Case], calibration: Calibration | None, metric: str) -> list[Block]:
     if calibration is None:
         return []
-    judged = [case for case in cases if case.side is not None]
+    ranges = [case for case in cases if case.side is not None]
     blocks: list[Block] = [Heading("Ranges")]
-    if not judged:
+    if not ranges:
         return [*blocks, Text("No range could be compared with a measured device peak.")]
     level = calibration.band.level
     nominal = "no level is claimed" if level is None else f"{level:.0%} are claimed"
-    below, inside, above = (sum(c.side == side for c in judged) for side in (-1, 0, 1))
+    below, inside, above = (sum(c.side == side for c in ranges) for side in (-1, 0, 1))
     blocks.append(
         Text(
-            f"Of {_count(len(judged), 'measured peak')} ({metric}), {inside} "
-            f"({inside / len(judged):.1%}) lie in the range ({nominal}), {below} below it and "
-            f"{above} ({above / len(judged):.1%}) above it; {_band_words(calibration)}."
+            f"Of {_count(len(ranges), 'measured peak')} ({metric}), {inside} "
+            f"({inside / len(ranges):.1%}) lie in the range ({nominal}), {below} below it and "
+            f"{above} ({above / len(ranges):.1%}) above it; {_band_words(calibration)}."
         )
     )
-    claimed = [c for c in judged if c.corrected is not None and c.corrected.level is not None]
-    if metric == METRICS[-1] and len(claimed) < len(judged):
-        inside = sum(c.side == 0 for c in claimed)
+    claims = [c for c in ranges if c.correction is not None and c.correction.level is not None]
+    if metric == METRICS[-1] and len(claims) < len(ranges):
+        inside = sum(c.side == 0 for c in claims)
         blocks.append(
             Text(
-                f"{len(judged) - len(claimed)} of them lie beyond what was measured, where ranges "
-                f"are widened and claim no level; of the other {len(claimed)}, {inside} lie inside."
+                f"{len(ranges) - len(claims)} of them lie beyond what was measured, where ranges "
+                f"are widened and claim no level; of the other {len(claims)}, {inside} lie inside."
             )
         )
     return blocks
@@ -275,10 +275,10 @@ def _by_fact(cases: Sequence[_Case], metric: str) -> list[Block]:
         rows = []
         for name in sorted(groups):
             cells = [name, str(len(groups[name]))]
-            for wanted in metrics:
-                known = dict(_both(groups[name], wanted))
+            for peak_name in metrics:
+                errors_by_figure = dict(_both(groups[name], peak_name))
                 for which in ("uncalibrated", "corrected"):
-                    errors = known.get(which)
+                    errors = errors_by_figure.get(which)
                     cells += (
                         ["-", "-"]
                         if errors is None
@@ -300,8 +300,8 @@ def _worst(cases: Sequence[_Case], metric: str) -> list[Block]:
     sentences.sort(key=lambda item: (-item[0], item[1].row.case, item[1].row.run))
     rows = []
     for _, case, (measured, raw, corrected) in sentences[:WORST]:
-        said = case.corrected
-        ranged = said is not None and metric == METRICS[-1]
+        correction = case.correction
+        has_range = correction is not None and metric == METRICS[-1]
         rows.append(
             (
                 case.row.case,
@@ -311,8 +311,8 @@ def _worst(cases: Sequence[_Case], metric: str) -> list[Block]:
                 f"{raw / measured - 1:+.2%}",
                 "-" if corrected is None else format_size(corrected),
                 "-" if corrected is None else f"{corrected / measured - 1:+.2%}",
-                f"{format_size(said.low_bytes)} to {format_size(said.high_bytes)}"
-                if said is not None and ranged
+                f"{format_size(correction.low_bytes)} to {format_size(correction.high_bytes)}"
+                if correction is not None and has_range
                 else "-",
                 _INSIDE[case.side],
             )
@@ -331,19 +331,19 @@ def _worst(cases: Sequence[_Case], metric: str) -> list[Block]:
     return [Heading("Worst cases"), Table(f"The {len(rows)} worst of {metric}", head, rows, 2)]
 
 
-def _not_completed(data: Residuals) -> list[Block]:
+def _incomplete_runs(data: Residuals) -> list[Block]:
     blocks: list[Block] = []
-    if data.ended:
+    if data.incomplete_runs:
         rows = []
-        for pair in data.ended:
+        for pair in data.incomplete_runs:
             m, failure = pair.measurement, pair.measurement.failure
-            expected = ""
+            predicted_text = ""
             if pair.prediction is not None:
-                expected = format_size(
+                predicted_text = format_size(
                     pair.prediction.reserved_bytes or pair.prediction.allocated_bytes
                 )
                 if pair.prediction.oom is not None:
-                    expected += ", out of memory" if pair.prediction.oom else ", fits its cap"
+                    predicted_text += ", out of memory" if pair.prediction.oom else ", fits its cap"
             rows.append(
                 (
                     m.case.id,
@@ -351,7 +351,7 @@ def _not_completed(data: Residuals) -> list[Block]:
                     str(m.status),
                     "" if failure is None else failure.phase,
                     "" if failure is None else f"{failure.kind}: {failure.message}"[:200],
-                    expected or "-",
+                    predicted_text or "-",
                 )
             )
         head = ("case", "GPU", "status", "phase", "message", "predicted")
@@ -360,10 +360,10 @@ def _not_completed(data: Residuals) -> list[Block]:
             Text("They are results too: none of them is fitted."),
             Table("Out of memory and failed", head, rows, 6),
         ]
-    if data.unpredicted:
+    if data.unpredicted_runs:
         blocks += [
             Heading("Runs without a prediction"),
-            Items([f"{p.measurement.case.id}: {p.failure}" for p in data.unpredicted]),
+            Items([f"{p.measurement.case.id}: {p.failure}" for p in data.unpredicted_runs]),
         ]
     return blocks
 
@@ -391,9 +391,10 @@ def _origin(pairs: Sequence[Pair], data: Residuals, calibration: Calibration | N
         sentences.append(f"Measured {' to '.join(dict.fromkeys((dates[0], dates[-1])))}.")
     if data.repeats:
         sentences.append(f"{data.repeats} earlier runs of the same cases count once.")
-    if data.shared:
+    if data.shared_cases:
         sentences.append(
-            f"Beside other processes, so not used for the process part: {', '.join(data.shared)}."
+            "Beside other processes, so not used for the process part: "
+            f"{', '.join(data.shared_cases)}."
         )
     sentences.append(f"Measurements: SHA-256 {dataset_digest(p.measurement for p in pairs)}.")
     blocks: list[Block] = [Heading("Where this is from"), Items(sentences)]

@@ -93,18 +93,19 @@ class Residuals:
     Attributes:
         rows: completed runs with a prediction, the last run of each case in each environment.
         statuses: all measurements by how they ended.
-        ended: those that were not completed.
-        unpredicted: completed runs without a prediction.
+        incomplete_runs: those that were not completed.
+        unpredicted_runs: completed runs without a prediction.
         repeats: earlier runs of a case, which count once.
-        shared: ids of cases that ran beside other processes which the driver did not tell apart.
+        shared_cases: ids of cases that ran beside other processes which the driver did not tell
+            apart.
     """
 
     rows: tuple[ResidualRow, ...]
     statuses: Mapping[str, int]
-    ended: tuple[Pair, ...]
-    unpredicted: tuple[Pair, ...]
+    incomplete_runs: tuple[Pair, ...]
+    unpredicted_runs: tuple[Pair, ...]
     repeats: int
-    shared: tuple[str, ...]
+    shared_cases: tuple[str, ...]
 
 
 def residuals(pairs: Iterable[Pair]) -> Residuals:
@@ -116,30 +117,30 @@ def residuals(pairs: Iterable[Pair]) -> Residuals:
     Args:
         pairs: measurements and predictions, in any order.
     """
-    ordered = sorted(pairs, key=lambda p: (p.measurement.started, p.measurement.run))
-    statuses = Counter(str(p.measurement.status) for p in ordered)
-    ended, unpredicted, seen = [], [], 0
+    pairs_by_time = sorted(pairs, key=lambda p: (p.measurement.started, p.measurement.run))
+    statuses = Counter(str(p.measurement.status) for p in pairs_by_time)
+    incomplete_runs, unpredicted_runs, num_runs = [], [], 0
     rows: dict[tuple[str, str, int], ResidualRow] = {}
-    for pair in ordered:
+    for pair in pairs_by_time:
         if pair.measurement.status is not Status.OK:
-            ended.append(pair)
+            incomplete_runs.append(pair)
             continue
         if pair.measurement.case.cap_bytes is not None:
             continue
         row = _row(pair)
         if row is None:
-            unpredicted.append(pair if pair.failure else replace(pair, failure=_UNREAD))
+            unpredicted_runs.append(pair if pair.failure else replace(pair, failure=_UNREAD))
             continue
-        seen += 1
+        num_runs += 1
         rows[row.case, row.environment.key, pair.measurement.rank] = row
-    kept = sorted(rows.values(), key=lambda r: (r.gpu, r.model, r.case, r.run))
+    last_rows = sorted(rows.values(), key=lambda r: (r.gpu, r.model, r.case, r.run))
     return Residuals(
-        rows=tuple(kept),
+        rows=tuple(last_rows),
         statuses=dict(sorted(statuses.items())),
-        ended=tuple(ended),
-        unpredicted=tuple(unpredicted),
-        repeats=seen - len(kept),
-        shared=tuple(row.case for row in kept if row.shared and not row.fits_process),
+        incomplete_runs=tuple(incomplete_runs),
+        unpredicted_runs=tuple(unpredicted_runs),
+        repeats=num_runs - len(last_rows),
+        shared_cases=tuple(row.case for row in last_rows if row.shared and not row.fits_process),
     )
 
 

@@ -66,11 +66,11 @@ def nonnegative(
     count = columns.shape[1]
     pull = np.sqrt(ridge)
     matrix = np.vstack([columns, np.diag(pull)])
-    wanted = np.concatenate([target, pull * prior])
+    extended_target = np.concatenate([target, pull * prior])
 
-    def fitted(weights: np.ndarray) -> np.ndarray:
+    def solve(weights: np.ndarray) -> np.ndarray:
         model = LinearRegression(positive=True, fit_intercept=False)
-        model.fit(matrix, wanted, sample_weight=np.concatenate([weights, np.ones(count)]))
+        model.fit(matrix, extended_target, sample_weight=np.concatenate([weights, np.ones(count)]))
         return np.asarray(model.coef_)
 
     def huber(rest: np.ndarray) -> np.ndarray:
@@ -80,12 +80,12 @@ def nonnegative(
         return np.asarray(np.clip(1 - (rest / TUKEY) ** 2, 0, 1) ** 2)
 
     with config_context(assume_finite=True, skip_parameter_validation=True):
-        solution = fitted(np.ones(len(target)))
+        solution = solve(np.ones(len(target)))
         for weigh in (huber, tukey):
             for _ in range(_ROUNDS):
                 rest = np.abs(target - columns @ solution)
                 scale = max(_NORMAL * float(np.median(rest)), _EXACT)
-                before, solution = solution, fitted(weigh(rest / scale))
+                before, solution = solution, solve(weigh(rest / scale))
                 if np.abs(solution - before).max() <= _STILL:
                     break
     return np.maximum(solution, 0.0)

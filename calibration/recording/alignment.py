@@ -64,7 +64,7 @@ class Line:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def born(self, event: int) -> bool:
+    def is_birth(self, event: int) -> bool:
         """Whether an event is a birth."""
         return bool(self.tokens[event] & 1)
 
@@ -125,7 +125,7 @@ def predicted_line(
     """
     line = Line()
     numbers: dict[int, int] = {}
-    skipped = {
+    skipped_labels = {
         index
         for index, label in enumerate(stream.label_names)
         if label.rpartition(": ")[2] in without
@@ -134,7 +134,7 @@ def predicted_line(
         value = stream.events[place]
         source = value if value >= 0 else ~value
         size = stream.sizes[source]
-        if not size or stream.labels[source] in skipped:
+        if not size or stream.labels[source] in skipped_labels:
             continue  # a request for nothing never reaches the allocator
         if value >= 0:
             numbers[source] = line.add_birth(place, size, source)
@@ -294,20 +294,20 @@ def settle(mine: Line, other: Line, pairs: Sequence[Pair]) -> list[Pair]:
         other: the other.
         pairs: as aligned.
     """
-    matched, before = dict(pairs), None
+    partners, before = dict(pairs), None
     for _ in range(_ROUNDS):
         for births in (True, False):
-            _Settling(mine, other, matched).settle(births=births)
-        if matched == before:
+            _Settling(mine, other, partners).settle(births=births)
+        if partners == before:
             break
-        before = dict(matched)
-    return sorted(matched.items())
+        before = dict(partners)
+    return sorted(partners.items())
 
 
 class _Settling:
-    def __init__(self, mine: Line, other: Line, matched: dict[int, int]) -> None:
-        self.mine, self.other, self.matched = mine, other, matched
-        self.before = sorted(matched.items())
+    def __init__(self, mine: Line, other: Line, partners: dict[int, int]) -> None:
+        self.mine, self.other, self.partners = mine, other, partners
+        self.before = sorted(partners.items())
 
     def settle(self, *, births: bool) -> None:
         """Go through all runs of births, or of deaths."""
@@ -319,7 +319,7 @@ class _Settling:
             first = place
             while place < len(self.before) and self.before[place][0] < end:
                 place += 1
-            if self.mine.born(start) is births and place > first:
+            if self.mine.is_birth(start) is births and place > first:
                 low = self.before[first - 1][1] + 1 if first else 0
                 after = place < len(self.before)
                 high = self.before[place][1] if after else len(self.other)
@@ -348,19 +348,19 @@ class _Settling:
                 row.append(most + agree(x, x + s))
             best.append(row)
         for i in run:
-            self.matched.pop(i, None)
+            self.partners.pop(i, None)
         s = spare
         for x in range(few, 0, -1):
             s = max(range(s + 1), key=lambda left: (best[x][left], -left))
             one, two = short[x - 1], long[x - 1 + s]
             i, j = (two, one) if swap else (one, two)
-            self.matched[i] = j
+            self.partners[i] = j
 
     def _agree(self, i: int, j: int) -> bool:
         ours, theirs = self.mine.numbers[i], self.other.numbers[j]
         if FOREIGN in (ours, theirs):
             return ours == theirs
-        if self.mine.born(i):
-            death, expected = self.mine.deaths[ours], self.other.deaths[theirs]
-            return death == expected if death < 0 else self.matched.get(death) == expected
-        return self.matched.get(self.mine.births[ours]) == self.other.births[theirs]
+        if self.mine.is_birth(i):
+            death, their_death = self.mine.deaths[ours], self.other.deaths[theirs]
+            return death == their_death if death < 0 else self.partners.get(death) == their_death
+        return self.partners.get(self.mine.births[ours]) == self.other.births[theirs]

@@ -70,7 +70,7 @@ class _Grouping:
     def __init__(self, event_match: EventMatch, history: History, stream: Stream) -> None:
         self.match, self.history, self.stream = event_match, history, stream
         self.mine, self.other = event_match.recorded, event_match.predicted
-        aligned_births = [(i, j) for i, j in event_match.pairs if self.mine.born(i)]
+        aligned_births = [(i, j) for i, j in event_match.pairs if self.mine.is_birth(i)]
         self.before_mine = [i for i, _ in aligned_births]
         self.before_other = [j for _, j in aligned_births]
         self.peak, self.peak_other = self._peaks()
@@ -85,8 +85,8 @@ class _Grouping:
         column = int(other_high > high)
         event = theirs if column else ours
         beside = bisect_right([pair[column] for pair in self.match.pairs], event) - 1
-        aligned = self.match.pairs[beside][1 - column] if beside >= 0 else -1
-        return (aligned, event) if column else (event, aligned)
+        counterpart = self.match.pairs[beside][1 - column] if beside >= 0 else -1
+        return (counterpart, event) if column else (event, counterpart)
 
     def run(self) -> list[Difference]:
         groups: dict[Any, Difference] = {}
@@ -97,7 +97,7 @@ class _Grouping:
                 j = self.other.births[theirs]
             if i < 0 and relation is Relation.DROPPED:
                 ours = self._ours(theirs)
-            operator, module = self._named(theirs) if theirs != FOREIGN else ("", "")
+            operator, module = self._operator_and_module(theirs) if theirs != FOREIGN else ("", "")
             frame = self.history.frame(self.mine.sources[ours]) if ours != FOREIGN else ""
             near = self._near(i, j)
             sizes = self.mine.size(i) if i >= 0 else 0, self.other.size(j) if j >= 0 else 0
@@ -141,9 +141,9 @@ class _Grouping:
         if place < 0:
             return ""
         number = self.other.numbers[self.before_other[place]]
-        return " ".join(self._named(number)).strip()
+        return " ".join(self._operator_and_module(number)).strip()
 
-    def _named(self, number: int) -> tuple[str, str]:
+    def _operator_and_module(self, number: int) -> tuple[str, str]:
         """Operator and module of a predicted birth, numbers of layers replaced."""
         stream, source = self.stream, self.other.sources[number]
         module = stream.module_names[stream.modules[source]]

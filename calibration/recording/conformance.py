@@ -124,10 +124,10 @@ def compare(
         end = other.places[pairs[-1][1] + 1]
         other = predicted_line(stream, begin, end, without=without)
         notes.append(f"The run was out of memory at event {_ooms(history)[0]} of the history")
-    left = _afterlife(mine, other, pairs)
-    if left:
-        mine = recorded_line(history.events, mine.places[len(mine) - left])
-        notes.append(f"{left} frees after the last event of the prediction are not compared")
+    late_frees = _afterlife(mine, other, pairs)
+    if late_frees:
+        mine = recorded_line(history.events, mine.places[len(mine) - late_frees])
+        notes.append(f"{late_frees} frees after the last event of the prediction are not compared")
     event_match = EventMatch(mine, other, settle(mine, other, pairs))
     if not history.complete:
         notes.append(f"The history is not complete: {history.lost or 'some'} events were lost")
@@ -206,7 +206,7 @@ def _afterlife(mine: Line, other: Line, pairs: Sequence[tuple[int, int]]) -> int
     """
     last_mine, last_other = pairs[-1] if pairs else (-1, -1)
     rest = range(last_mine + 1, len(mine))
-    if last_other + 1 < len(other) or any(mine.born(i) for i in rest):
+    if last_other + 1 < len(other) or any(mine.is_birth(i) for i in rest):
         return 0
     return len(rest)
 
@@ -230,15 +230,15 @@ def _peaks(
         allocated = max(result.allocated_curve[begin - 1 :], default=0)
         reserved = max(result.reserved_curve[begin - 1 :], default=0)
     try:
-        (recorded,) = replay_snapshot(
+        (recording,) = replay_snapshot(
             history.snapshot(), total_bytes=history.device.total_bytes
         ) or (None,)
     except ReplayError as error:
         notes.append(f"The recording does not replay: {error}")
-        recorded = None
+        recording = None
     return RecordedPeaks(
-        recorded_allocated=None if recorded is None else recorded.peak_allocated_bytes,
+        recorded_allocated=None if recording is None else recording.peak_allocated_bytes,
         predicted_allocated=allocated,
-        recorded_reserved=None if recorded is None else recorded.peak_reserved_bytes,
+        recorded_reserved=None if recording is None else recording.peak_reserved_bytes,
         predicted_reserved=reserved,
-    ), None if recorded is None else recorded.is_exact
+    ), None if recording is None else recording.is_exact

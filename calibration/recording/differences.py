@@ -126,12 +126,12 @@ class EventMatch:
 
     def _match(self) -> None:
         for i, j in self.pairs:
-            if self.recorded.born(i):
+            if self.recorded.is_birth(i):
                 self._join(i, j, _Kind.EQUAL)
         self._moved_births()
         self._other_sizes()
         self._lonely_births()
-        deaths = [(i, j) for i, j in self.pairs if not self.recorded.born(i)]
+        deaths = [(i, j) for i, j in self.pairs if not self.recorded.is_birth(i)]
         for i, j in deaths:
             if self._same_birth(i, j):
                 self._join(i, j, _Kind.EQUAL)
@@ -144,7 +144,7 @@ class EventMatch:
 
     def _join(self, i: int, j: int, kind: _Kind) -> None:
         self.partner[i], self.back[j], self._kinds[i] = j, i, kind
-        if self.recorded.born(i):
+        if self.recorded.is_birth(i):
             self.births[self.recorded.numbers[i]] = self.predicted.numbers[j]
 
     def _gap_mine(self, i: int) -> int:
@@ -153,8 +153,8 @@ class EventMatch:
     def _gap_other(self, j: int) -> int:
         return bisect_left(self._aligned_predicted, j)
 
-    def _open_births(self, line: Line, taken: Sequence[int]) -> Iterator[int]:
-        return (event for event in line.births if taken[event] < 0)
+    def _open_births(self, line: Line, partners: Sequence[int]) -> Iterator[int]:
+        return (event for event in line.births if partners[event] < 0)
 
     def _moved_births(self) -> None:
         """Births of one size that are not far apart."""
@@ -193,8 +193,8 @@ class EventMatch:
         cost = [[_SKIP * (x + y) for y in range(len(b) + 1)] for x in range(len(a) + 1)]
         for x, first in enumerate(a, 1):
             for y, second in enumerate(b, 1):
-                skipped = min(cost[x - 1][y], cost[x][y - 1]) + _SKIP
-                cost[x][y] = min(cost[x - 1][y - 1] + abs(first - second), skipped)
+                skip_cost = min(cost[x - 1][y], cost[x][y - 1]) + _SKIP
+                cost[x][y] = min(cost[x - 1][y - 1] + abs(first - second), skip_cost)
         out, x, y = [], len(a), len(b)
         while x and y:
             if cost[x][y] == cost[x - 1][y - 1] + abs(a[x - 1] - b[y - 1]):
@@ -237,7 +237,7 @@ class EventMatch:
         """Deaths that stand alone: most follow from what became of their births."""
         mine, other = self.recorded, self.predicted
         for i in range(len(mine)):
-            if self.partner[i] >= 0 or mine.born(i):
+            if self.partner[i] >= 0 or mine.is_birth(i):
                 continue
             number = mine.numbers[i]
             theirs = self.births.get(number)
@@ -257,10 +257,10 @@ class EventMatch:
             self._join(i, j, _Kind.MOVED)
             relation = Relation.LATER if ahead > 0 or (not ahead and j > i) else Relation.EARLIER
             self.differences.append((relation, i, j))
-        known = set(self.births.values())
+        matched_births = set(self.births.values())
         for j in range(len(other)):
-            lonely = self.back[j] < 0 and not other.born(j)
-            if lonely and (other.numbers[j] in known or other.numbers[j] == FOREIGN):
+            lonely = self.back[j] < 0 and not other.is_birth(j)
+            if lonely and (other.numbers[j] in matched_births or other.numbers[j] == FOREIGN):
                 self.differences.append((Relation.DROPPED, -1, j))
 
 
@@ -268,7 +268,7 @@ def _last_births(line: Line) -> list[int]:
     """For each event the number of the last birth up to it."""
     out, last = [], FOREIGN
     for event, number in enumerate(line.numbers):
-        if line.born(event):
+        if line.is_birth(event):
             last = number
         out.append(last)
     return out

@@ -91,8 +91,8 @@ def start_history(max_entries: int) -> None:
         record("all", **options)
     except RuntimeError as error:
         raise DeviceError(f"the allocator keeps no history: {_line(error)}") from error
-    begun = {index: mark_counters(index) for index in range(torch.cuda.device_count())}
-    _recording = begun, max_entries
+    begin_counters = {index: mark_counters(index) for index in range(torch.cuda.device_count())}
+    _recording = begin_counters, max_entries
 
 
 def mark_counters(device: int | None = None) -> HistoryCounters:
@@ -106,8 +106,8 @@ def mark_counters(device: int | None = None) -> HistoryCounters:
     stats = torch.cuda.memory.memory_stats_as_nested_dict(device)
     if not stats:
         return HistoryCounters(0, 0)
-    counted = stats["allocation"]["all"]
-    return HistoryCounters(int(counted["allocated"]), int(counted["freed"]))
+    allocations = stats["allocation"]["all"]
+    return HistoryCounters(int(allocations["allocated"]), int(allocations["freed"]))
 
 
 def take_history(
@@ -129,7 +129,7 @@ def take_history(
 
     torch.cuda.synchronize(device)
     end = mark_counters(device)
-    (begun, max_entries), _recording = _recording or ({}, None), None
+    (begin_counters, max_entries), _recording = _recording or ({}, None), None
     try:
         content = torch.cuda.memory._snapshot()
         torch.cuda.memory._record_memory_history(None)
@@ -139,16 +139,16 @@ def take_history(
         content,
         device,
         marks=marks,
-        begin=begun.get(device),
+        begin=begin_counters.get(device),
         end=end,
         max_entries=max_entries,
-        recorded_on=_described(device),
+        recorded_on=_recorded_device(device),
         run=run,
         case=case,
     )
 
 
-def _described(index: int) -> RecordedDevice:
+def _recorded_device(index: int) -> RecordedDevice:
     import torch
 
     properties = torch.cuda.get_device_properties(index)
@@ -214,7 +214,7 @@ def history_of(
             f"this is no snapshot of the allocator ({type(error).__name__}: {error})"
         ) from error
     events = snapshot.traces[device]
-    lost = _num_lost(events, begin, end)
+    num_lost = _num_lost(events, begin, end)
     full = max_entries is not None and len(events) >= max_entries
     return History(
         events=events,
@@ -225,8 +225,8 @@ def history_of(
         conf=snapshot.conf,
         settings=settings,
         device=recorded_on or RecordedDevice(index=device),
-        lost=lost,
-        complete=not lost and not full,
+        lost=num_lost,
+        complete=not num_lost and not full,
         run=run,
         case=dict(case or {}),
     )
@@ -238,9 +238,9 @@ def _num_lost(
     """Allocations and frees that were counted and are not among the events."""
     if begin is None or end is None:
         return 0
-    recorded = sum(event.action in (BIRTH, DEATH) for event in events)
+    num_recorded = sum(event.action in (BIRTH, DEATH) for event in events)
     # below 0 after a reset of the statistics: then nothing is known
-    return max(end.total - begin.total - recorded, 0)
+    return max(end.total - begin.total - num_recorded, 0)
 
 
 def place_marks(
@@ -265,12 +265,12 @@ def place_marks(
         elif event.action == DONE and behind[-1] == index:
             behind[-1] = index + 1
     total = len(behind) - 1
-    placed = []
+    placed_marks = []
     for phase, step, micro_step, counters in marks:
         before = total - (end.total - counters.total)
         if 0 <= before <= total:
-            placed.append(HistoryMark(behind[before], phase, step, micro_step))
-    return tuple(placed)
+            placed_marks.append(HistoryMark(behind[before], phase, step, micro_step))
+    return tuple(placed_marks)
 
 
 # -- frames ---------------------------------------------------------------------------------------
@@ -310,27 +310,27 @@ def site_of(frames: Iterable[Mapping[str, Any]]) -> str:
                 short = re.split(r"[/\\]", filename)[-1]
                 python.append(f"{short}:{frame['line']} {name}")
         elif not (operator or python):
-            named = _OPERATOR.search(name) or _NODE.search(name)
-            operator = named[1] if named else ""
-    called = " < ".join(python)
+            match = _OPERATOR.search(name) or _NODE.search(name)
+            operator = match[1] if match else ""
+    call_path = " < ".join(python)
     if not operator:
-        return called
-    return f"{called} [{operator}]" if called else f"[{operator}]"
+        return call_path
+    return f"{call_path} [{operator}]" if call_path else f"[{operator}]"
 
 
 def _sites(trace: Sequence[Mapping[str, Any]]) -> tuple[array[int], tuple[str, ...]]:
     """For each event the index of its frame, and the frames."""
     table: dict[str, int] = {}
-    known: dict[tuple[tuple[str, int, str], ...], str] = {}
+    sites_by_frames: dict[tuple[tuple[str, int, str], ...], str] = {}
     sites = array("l", [-1]) * len(trace)
     for index, entry in enumerate(trace):
         frames = entry.get("frames")
         if not frames or entry["action"] not in (BIRTH, "oom"):
             continue
         key = tuple((f["filename"], f["line"], f["name"]) for f in frames)
-        site = known.get(key)
+        site = sites_by_frames.get(key)
         if site is None:
-            site = known[key] = sys.intern(site_of(frames))
+            site = sites_by_frames[key] = sys.intern(site_of(frames))
         if site:
             sites[index] = table.setdefault(site, len(table))
     return sites, tuple(table)

@@ -145,13 +145,13 @@ class _Writer:
             block["actions"].append(letter)
             if event.action in _FREED:
                 birth = alive.get(event.address)
-                known = birth is not None and birth[1:] == (event.size, event.stream)
-                block["ages"].append(births - birth[0] if known and birth else 0)
+                birth_known = birth is not None and birth[1:] == (event.size, event.stream)
+                block["ages"].append(births - birth[0] if birth_known and birth else 0)
                 if letter != "r":
                     alive.pop(event.address, None)
             else:
-                known = False
-            if not known:
+                birth_known = False
+            if not birth_known:
                 self._write_out(block, event)
             if event.action == "alloc":
                 alive[event.address] = (births, event.size, event.stream)
@@ -160,10 +160,10 @@ class _Writer:
                 block["frames"].append(history.sites[index] + 1)
             index += length
             if len(block["actions"]) == _BLOCK:
-                yield _closed(block)
+                yield _block_line(block)
                 block = _empty_block()
         if block["actions"]:
-            yield _closed(block)
+            yield _block_line(block)
 
     def place(self, address: int) -> tuple[int, int]:
         """Base and offset of an address in units."""
@@ -202,7 +202,7 @@ def _empty_block() -> dict[str, list[Any]]:
     return {name: [] for name in names}
 
 
-def _closed(block: dict[str, list[Any]]) -> dict[str, Any]:
+def _block_line(block: dict[str, list[Any]]) -> dict[str, Any]:
     out: dict[str, Any] = {name: column for name, column in block.items() if any(column)}
     out["actions"] = "".join(block["actions"])
     return out

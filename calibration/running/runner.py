@@ -16,7 +16,7 @@ from memest.calibration.measurement import (
     environment_from_dict,
 )
 from memest.calibration.running.attendant import Attendant
-from memest.calibration.store import MeasurementStore, Open
+from memest.calibration.store import MeasurementStore, OpenRun
 
 __all__ = [
     "CASE_SECONDS",
@@ -185,7 +185,7 @@ class Bench:
             return self._store.result(case, self.environment)
         return self.run(opened)
 
-    def run(self, opened: Open) -> Measurement:
+    def run(self, opened: OpenRun) -> Measurement:
         """Run a case that was taken from the store."""
         case, events = opened.case, ""
         if case.record_events:

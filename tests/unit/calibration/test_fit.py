@@ -307,7 +307,7 @@ def test_every_run_is_judged_by_a_fit_without_its_model():
     ]  # fmt: skip
     (first, *_) = [e for e in evaluate(odd) if e.row.model == "simulated-003"]
     (same, *_) = [e for e in judged if e.row.model == "simulated-003"]
-    assert first.corrected.allocated_bytes == same.corrected.allocated_bytes
+    assert first.correction.allocated_bytes == same.correction.allocated_bytes
 
 
 # -- CPUs, missing readings -----------------------------------------------------------------------

@@ -46,18 +46,18 @@ def test_runs_that_did_not_complete_are_counted_not_fitted():
 
     assert len(found.rows) == 1
     assert found.statuses == {"failed": 1, "ok": 1, "oom": 1, "timeout": 1}
-    assert len(found.ended) == 3
+    assert len(found.incomplete_runs) == 3
 
 
 def test_a_completed_run_without_a_prediction_is_kept_apart():
     found = residuals([Pair(one().measurement, None, "no such model")])
 
     assert found.rows == ()
-    assert [p.failure for p in found.unpredicted] == ["no such model"]
+    assert [p.failure for p in found.unpredicted_runs] == ["no such model"]
 
 
 def test_a_run_without_readings_is_told():
-    (found,) = residuals([with_steps(one(), allocated_bytes=None)]).unpredicted
+    (found,) = residuals([with_steps(one(), allocated_bytes=None)]).unpredicted_runs
 
     assert found.failure == "the run has no reading of allocated memory"
 
@@ -66,7 +66,7 @@ def test_other_processes_on_the_card_are_flagged():
     found = residuals(simulate(models=2, each=1, shared=1))
 
     alone, beside = sorted(found.rows, key=lambda row: row.shared)
-    assert found.shared == (beside.case,)
+    assert found.shared_cases == (beside.case,)
     assert (alone.fits_process, beside.fits_process, beside.fits_device) == (True, False, False)
     named = replace(beside, environment=replace(beside.environment, meter="process"))
     assert (named.fits_process, named.fits_device) == (True, True), "the driver tells them apart"
