@@ -116,7 +116,7 @@ def check_drift(tell: Callable[[str], None] = lambda _: None) -> Drift:
     cases = read_campaign("check").cases
 
     def report_progress(progress: Progress) -> None:
-        if progress.measured is None:
+        if progress.measurement is None:
             tell(f"{progress.number} of {progress.total}: {progress.case.model}")
 
     with (
@@ -124,7 +124,7 @@ def check_drift(tell: Callable[[str], None] = lambda _: None) -> Drift:
         MeasurementStore(Path(folder) / "check.db") as store,
     ):
         summary = run_cases(cases, CPU, store, command="memest env --check", tell=report_progress)
-        checked_cases = tuple(map(_checked_case, summary.measured))
+        checked_cases = tuple(map(_checked_case, summary.measurements))
         environment = summary.environment
     return Drift(
         torch=environment.torch, transformers=environment.transformers, cases=checked_cases

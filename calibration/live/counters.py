@@ -35,7 +35,7 @@ class CudaCounters(GpuMeter):
         properties = torch.cuda.get_device_properties(torch.cuda.current_device())
         self.gpu = str(properties.name)
         self.total_bytes = int(properties.total_memory)
-        self.made_context(str(getattr(properties, "uuid", "")))
+        self.note_context(str(getattr(properties, "uuid", "")))
         self.first = None if began else self.start()
 
     def environment(self) -> Environment:

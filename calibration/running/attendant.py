@@ -20,7 +20,7 @@ from memest.calibration.case import Case
 from memest.calibration.measurement import Failure, Status
 from memest.errors import DeviceError, MemestError, MissingDependencyError
 
-__all__ = ["Attendant", "WorkerEnd", "crashed"]
+__all__ = ["Attendant", "WorkerEnd", "end_of_crash"]
 
 _PROGRAM = Path(__file__).parents[1] / "__main__.py"
 _IMPORTS_SECONDS = 300.0
@@ -134,7 +134,7 @@ class Attendant:
             if message is not None:
                 kind = message["kind"]
                 if kind == "gone":
-                    return end if end is not None else crashed(message)
+                    return end if end is not None else end_of_crash(message)
                 if kind == "started":
                     pid = message["pid"]
                 elif kind == "end":
@@ -266,7 +266,7 @@ def _end_of(message: dict[str, Any]) -> WorkerEnd:
     )
 
 
-def crashed(message: dict[str, Any]) -> WorkerEnd:
+def end_of_crash(message: dict[str, Any]) -> WorkerEnd:
     """The end of a process that is gone without a word: by which signal, or with which code."""
     log = message.get("log", "").strip()[-_LAST_WORDS:]
     number = message.get("signal")

@@ -147,10 +147,12 @@ def _flat(
         elif node.name.startswith(MARK_PREFIX):
             yield node.start_time_ns, node.name.removeprefix(MARK_PREFIX)
         if node.children:
-            yield from _flat(node.children, f"{path}/{node.name}", _given_back(node, scratch_until))
+            yield from _flat(
+                node.children, f"{path}/{node.name}", _scratch_end(node, scratch_until)
+            )
 
 
-def _given_back(node: Any, scratch_until: int) -> int:
+def _scratch_end(node: Any, scratch_until: int) -> int:
     """Until when what is allocated in an operator and freed again counts as its scratch."""
     if node.name.startswith(_COLLECTIVE):
         return _WHENEVER
@@ -169,9 +171,9 @@ def _without_scratch(records: list[Any]) -> Iterator[Any]:
             if record.scratch_until == _WHENEVER:
                 scratch.add(index)  # the profiler does not see what another thread frees
         elif record.key in alive:
-            made, until = alive.pop(record.key)
+            birth, until = alive.pop(record.key)
             if record.start <= until:
-                scratch |= {made, index}
+                scratch |= {birth, index}
     return (record for index, record in enumerate(records) if index not in scratch)
 
 

@@ -111,10 +111,12 @@ def _bytes_of(model: Any) -> int:
     return sum(storages.values())
 
 
-def _resident(name: str, allocated: int | None = None) -> MemoryReading:
+def _resident(name: str, allocated_bytes: int | None = None) -> MemoryReading:
     """The process's own resident memory, where the system tells."""
     with contextlib.suppress(OSError, IndexError, ValueError):
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-        resident = pages * os.sysconf("SC_PAGE_SIZE")
-        return MemoryReading(name=name, process_bytes=resident, allocated_bytes=allocated)
-    return MemoryReading(name=name, allocated_bytes=allocated)
+        resident_bytes = pages * os.sysconf("SC_PAGE_SIZE")
+        return MemoryReading(
+            name=name, process_bytes=resident_bytes, allocated_bytes=allocated_bytes
+        )
+    return MemoryReading(name=name, allocated_bytes=allocated_bytes)

@@ -41,14 +41,14 @@ def commit_of(folder: Path = _CHECKOUT) -> str:
 
 
 def _git(folder: Path, *words: str) -> str:
-    done = subprocess.run(  # noqa: S603 - fixed words
+    process = subprocess.run(  # noqa: S603 - fixed words
         ["git", "-C", str(folder), *words],  # noqa: S607
         capture_output=True,
         text=True,
         check=True,
         timeout=10,
     )
-    return done.stdout.strip()
+    return process.stdout.strip()
 
 
 def remarks(*, mig: bool = False) -> list[str]:

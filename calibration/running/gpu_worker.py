@@ -44,7 +44,7 @@ class GpuWorker(Worker):
         self._enter("context")
         torch.zeros(1, device="cuda")
         torch.cuda.synchronize()
-        meter.made_context(str(getattr(torch.cuda.get_device_properties(0), "uuid", "")))
+        meter.note_context(str(getattr(torch.cuda.get_device_properties(0), "uuid", "")))
         environment = gpu_environment(meter, self._command)
         self.send({"kind": "environment", "environment": dataclasses.asdict(environment)})
         self._meter = meter
@@ -173,8 +173,10 @@ class GpuWorker(Worker):
         path = Path(self._events)
         case = self.case.to_dict() | {"id": self.case.id}
         try:
-            taken = history.take_history(0, self._marks, run=path.name.partition(".")[0], case=case)
-            history.write_history(path, taken)
+            allocator_history = history.take_history(
+                0, self._marks, run=path.name.partition(".")[0], case=case
+            )
+            history.write_history(path, allocator_history)
         except Exception as error:  # noqa: BLE001 - the measurement is worth more than its history
             self._remark(f"no history was kept: {type(error).__name__}: {error}")
             return ""

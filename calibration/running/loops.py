@@ -111,7 +111,7 @@ class _Run:
     def _sets_to_none(self) -> bool:
         return self.setup.zero_grad is not ZeroGrad.ZERO
 
-    def _moved(self, batch: HostBatch) -> HostBatch:
+    def _on_device(self, batch: HostBatch) -> HostBatch:
         return to_device(batch, self.device)
 
     def plain(self) -> None:
@@ -137,7 +137,7 @@ class _Run:
             step, micro = index // accum + 1, index % accum + 1
             if micro == 1 and setup.zero_grad_at is ZeroGradAt.BEFORE_FORWARD:
                 zero_grad(step)
-            batch = self._moved(batch)
+            batch = self._on_device(batch)
             mark("forward", step, micro)
             with torch.autocast(kind, dtype=dtype, enabled=dtype is not None):
                 outputs = model(**batch)
@@ -252,7 +252,7 @@ class _Run:
             def on_train_end(self, *_: Any, **__: Any) -> None:
                 watch.mark("end", 0, 0)
 
-        class Watched(Trainer):
+        class WatchedTrainer(Trainer):
             def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
                 at["step"] += 1
                 at["micro"] = 0
@@ -301,14 +301,14 @@ class _Run:
                 save_strategy="no",
                 dataloader_pin_memory=not self._cpu,
                 remove_unused_columns=False,
-                **_known(
+                **_supported_arguments(
                     TrainingArguments,
                     train_sampling_strategy="sequential",
                     use_cache=setup.use_cache,
                     tf32=True if setup.tf32 else None,
                 ),
             )
-            run = Watched(
+            run = WatchedTrainer(
                 model=self.model,
                 args=arguments,
                 train_dataset=self._rows,
@@ -341,7 +341,7 @@ class _Run:
             return
 
         def send(batch: Any, device: Any, non_blocking: bool = False, **_: Any) -> Any:
-            return self._moved(batch)
+            return self._on_device(batch)
 
         with mock.patch("accelerate.data_loader.send_to_device", send):
             yield
@@ -349,11 +349,11 @@ class _Run:
 
 def _targets(setup: Setup) -> str | list[str] | None:
     """As the Trainer takes them."""
-    wanted = setup.optim_target_modules
-    return (wanted if isinstance(wanted, str) else list(wanted)) or None
+    modules = setup.optim_target_modules
+    return (modules if isinstance(modules, str) else list(modules)) or None
 
 
-def _known(arguments: Any, **values: Any) -> dict[str, Any]:
+def _supported_arguments(arguments: Any, **values: Any) -> dict[str, Any]:
     """Those of the arguments that this release has, and that were given."""
     names = {field.name for field in dataclasses.fields(arguments)}
     return {name: v for name, v in values.items() if name in names and v is not None}

@@ -84,22 +84,22 @@ def make_material(model: str, setup: Setup) -> Material:
     """
     _check(setup)
     source = resolve_model(model)
-    built = build_model(source, setup)
-    plans, _, _ = plan_batch(built, setup)
-    real: Any = _with_memory(built)
+    meta_model = build_model(source, setup)
+    plans, _, _ = plan_batch(meta_model, setup)
+    real: Any = _with_memory(meta_model)
     if setup.adapter is not None:
-        real, _ = add_adapter(real, built.task, setup, real=True)
+        real, _ = add_adapter(real, meta_model.task, setup, real=True)
     freeze(real, setup)
     set_use_cache(real, setup)
     if setup.loop.value != "trainer" or setup.checkpoint_every > 1:
         set_checkpointing(real, setup)
     version = release_of(torch.__version__) or LATEST_TORCH
-    batch = _with_words(host_batches(plans, 1)[0], built.config)
+    batch = _with_words(host_batches(plans, 1)[0], meta_model.config)
     return Material(
         model=real,
         # one batch again and again: every step is fed, and the host holds it once
         batches=[batch] * (setup.num_steps * setup.grad_accum),
-        loss_of=loss_for(built),
+        loss_of=loss_for(meta_model),
         optimizer_for=lambda module: make_optimizer(module, setup, Recorder(), version),
         parameters=sum(p.numel() for p in real.parameters()),
         trainable=sum(p.numel() for p in real.parameters() if p.requires_grad),
@@ -118,20 +118,20 @@ def _check(setup: Setup) -> None:
         "--optim none": setup.optim == "none" and trainer,
         "--zero-grad zero": setup.zero_grad is ZeroGrad.ZERO and trainer,
     }
-    for option, given in problems.items():
-        if given:
+    for option, is_set in problems.items():
+        if is_set:
             raise ConfigError(f"{option} is not what the {setup.loop} loop does: use --loop plain.")
     if setup.quantization is not None:
         raise ConfigError(
             "--load-in-4bit and --load-in-8bit are for predictions: a case builds its weights at "
             "random, and quantised ones come from a checkpoint."
         )
-    for there, flag in (
+    for is_set, flag in (
         (setup.use_liger_kernel, "--use-liger-kernel"),
         (setup.torch_compile, "--torch-compile"),
         (bool(setup.fused_loss), "--fused-loss"),
     ):
-        if there:
+        if is_set:
             raise ConfigError(f"{flag}: cases run without it. Leave it out.")
     if setup.eval_batch is not None:
         raise ConfigError("--eval-batch: cases train and do not evaluate. Leave it out.")
@@ -141,18 +141,18 @@ def _check(setup: Setup) -> None:
         )
 
 
-def _with_memory(built: BuiltModel) -> torch.nn.Module:
+def _with_memory(meta_model: BuiltModel) -> torch.nn.Module:
     """The model of the trace once more, with weights."""
-    if built.config is None:
+    if meta_model.config is None:
         raise ConfigError(
-            f"{type(built.model).__name__} comes from a factory of its own, without a config: "
+            f"{type(meta_model.model).__name__} comes from a factory of its own, without a config: "
             "cases are models of transformers."
         )
     with _no_random_draws():
-        real: Any = type(built.model)._from_config(
-            built.config,
-            dtype=built.dtype,
-            attn_implementation=getattr(built.config, "_attn_implementation", None),
+        real: Any = type(meta_model.model)._from_config(
+            meta_model.config,
+            dtype=meta_model.dtype,
+            attn_implementation=getattr(meta_model.config, "_attn_implementation", None),
         )
     real.train()
     _fill(real)
@@ -163,7 +163,7 @@ def _with_memory(built: BuiltModel) -> torch.nn.Module:
 def _no_random_draws() -> Iterator[None]:
     """Constructors that draw random numbers leave the memory as it is; constants are set."""
 
-    def untouched(tensor: Any, *_: Any, **__: Any) -> Any:
+    def skip_init(tensor: Any, *_: Any, **__: Any) -> Any:
         return tensor
 
     owners = [torch.nn.init, sys.modules.get("transformers.initialization")]
@@ -171,7 +171,7 @@ def _no_random_draws() -> Iterator[None]:
         for owner in owners:
             for name in _RANDOM:
                 if owner is not None and hasattr(owner, name):
-                    stack.enter_context(mock.patch.object(owner, name, untouched))
+                    stack.enter_context(mock.patch.object(owner, name, skip_init))
         yield
 
 
@@ -222,8 +222,8 @@ def _with_words(batch: dict[str, Any], config: Any) -> dict[str, Any]:
     for value in batch.values():
         if isinstance(value, torch.Tensor) and value.dtype is torch.int64 and value.dim() > 1:
             here = value == WORD
-            drawn = torch.randint(len(words), (int(here.sum()),), generator=generator)
-            value[here] = words[drawn]
+            picks = torch.randint(len(words), (int(here.sum()),), generator=generator)
+            value[here] = words[picks]
     return batch
 
 

@@ -28,12 +28,12 @@ def visible_device(device: str, environment: dict[str, str]) -> str:
         ValueError: there is no such device among those named.
     """
     index = int(device.partition(":")[2] or 0)
-    named = environment.get("CUDA_VISIBLE_DEVICES")
-    if named is None:
+    listing = environment.get("CUDA_VISIBLE_DEVICES")
+    if listing is None:
         return str(index)
-    names = [name.strip() for name in named.split(",") if name.strip()]
+    names = [name.strip() for name in listing.split(",") if name.strip()]
     if index >= len(names):
-        raise ValueError(f"CUDA_VISIBLE_DEVICES={named!r} leaves no device {index}")
+        raise ValueError(f"CUDA_VISIBLE_DEVICES={listing!r} leaves no device {index}")
     return names[index]
 
 
@@ -70,7 +70,7 @@ class GpuMeter:
         self._before: frozenset[int] = frozenset()
         self._first = self._gpus()
 
-    def made_context(self, uuid: str) -> None:
+    def note_context(self, uuid: str) -> None:
         """The context is there: from now on it is known which device is meant.
 
         Args:
@@ -101,7 +101,7 @@ class GpuMeter:
         return self._find(self._gpus())
 
     def start(self) -> MemoryReading:
-        """The device before the context; call after :meth:`made_context`."""
+        """The device before the context; call after :meth:`note_context`."""
         first = self._find(self._first)
         if first is None:
             return MemoryReading(name="start")
@@ -161,5 +161,5 @@ def peaks_of(stats: dict[str, Any]) -> dict[str, int | None]:
 
 def _sum(processes: tuple[GpuProcess, ...]) -> int | None:
     sizes = [p.used_bytes for p in processes]
-    known = [size for size in sizes if size is not None]
-    return None if len(known) < len(sizes) else sum(known)
+    known_sizes = [size for size in sizes if size is not None]
+    return None if len(known_sizes) < len(sizes) else sum(known_sizes)

@@ -87,9 +87,9 @@ def _serve(request: dict[str, Any], send: Send) -> None:
         size = log.seek(0, os.SEEK_END)
         log.seek(max(size - _LOG_BYTES, 0))
         text = log.read().decode(errors="replace")
-    killed = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
+    signal_number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
     code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
-    send({"kind": "gone", "signal": killed, "code": code, "log": text})
+    send({"kind": "gone", "signal": signal_number, "code": code, "log": text})
 
 
 def _child(request: dict[str, Any], send: Send, log: int) -> None:

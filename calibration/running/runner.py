@@ -39,7 +39,7 @@ class Progress:
         number: of the case, from 1.
         total: cases of the campaign.
         case: the one that begins, or has just ended.
-        measured: its result; None when it begins.
+        measurement: its result; None when it begins.
         skipped: it was measured before, or another campaign is at it.
         seconds_left: guessed from the cases so far, None where there is nothing to guess from.
     """
@@ -47,7 +47,7 @@ class Progress:
     number: int
     total: int
     case: Case
-    measured: Measurement | None = None
+    measurement: Measurement | None = None
     skipped: bool = False
     seconds_left: float | None = None
 
@@ -58,21 +58,21 @@ class Summary:
 
     Attributes:
         environment: where it ran.
-        measured: results of this campaign, in order.
-        skipped: cases that were measured before, or that another campaign is at.
-        left: cases that were not begun because the time was spent.
+        measurements: results of this campaign, in order.
+        num_skipped: cases that were measured before, or that another campaign is at.
+        num_left: cases that were not begun because the time was spent.
         seconds: wall clock.
     """
 
     environment: Environment
-    measured: list[Measurement] = field(default_factory=list)
-    skipped: int = 0
-    left: int = 0
+    measurements: list[Measurement] = field(default_factory=list)
+    num_skipped: int = 0
+    num_left: int = 0
     seconds: float = 0.0
 
     def count_good(self) -> int:
         """How many cases have a result: they completed, or ran out of memory."""
-        return sum(1 for m in self.measured if m.status in (Status.OK, Status.OOM))
+        return sum(1 for m in self.measurements if m.status in (Status.OK, Status.OOM))
 
 
 def events_folder(store: Path) -> Path:
@@ -112,29 +112,33 @@ def run_cases(
     with Bench(device, store, command=command, timeout=timeout) as bench:
         summary = Summary(bench.environment)
         for number, case in enumerate(cases, start=1):
-            spent = time.monotonic() - began
-            if budget is not None and spent > budget:
-                summary.left = len(cases) - number + 1
+            elapsed = time.monotonic() - began
+            if budget is not None and elapsed > budget:
+                summary.num_left = len(cases) - number + 1
                 break
-            opened = store.begin(case, bench.environment)
-            left = _left(summary, len(cases) - number + 1)
-            if opened is None:
-                summary.skipped += 1
-                tell(Progress(number, len(cases), case, skipped=True, seconds_left=left))
+            open_run = store.begin(case, bench.environment)
+            seconds_left = _seconds_left(summary, len(cases) - number + 1)
+            if open_run is None:
+                summary.num_skipped += 1
+                tell(Progress(number, len(cases), case, skipped=True, seconds_left=seconds_left))
                 continue
-            tell(Progress(number, len(cases), case, seconds_left=left))
-            measured = bench.run(opened)
-            summary.measured.append(measured)
-            left = _left(summary, len(cases) - number)
-            tell(Progress(number, len(cases), case, measured=measured, seconds_left=left))
+            tell(Progress(number, len(cases), case, seconds_left=seconds_left))
+            measurement = bench.run(open_run)
+            summary.measurements.append(measurement)
+            seconds_left = _seconds_left(summary, len(cases) - number)
+            tell(
+                Progress(
+                    number, len(cases), case, measurement=measurement, seconds_left=seconds_left
+                )
+            )
         summary.seconds = round(time.monotonic() - began, 3)
         return summary
 
 
-def _left(summary: Summary, remaining: int) -> float | None:
+def _seconds_left(summary: Summary, remaining: int) -> float | None:
     """Seconds to go, if the cases to come take as long as those that are done."""
-    done = [m.seconds for m in summary.measured]
-    return sum(done) / len(done) * remaining if done else None
+    case_seconds = [m.seconds for m in summary.measurements]
+    return sum(case_seconds) / len(case_seconds) * remaining if case_seconds else None
 
 
 class Bench:
@@ -180,30 +184,30 @@ class Bench:
 
     def measure(self, case: Case) -> Measurement | None:
         """The result of a case, from the store or made now; None if another campaign is at it."""
-        opened = self._store.begin(case, self.environment)
-        if opened is None:
+        open_run = self._store.begin(case, self.environment)
+        if open_run is None:
             return self._store.result(case, self.environment)
-        return self.run(opened)
+        return self.run(open_run)
 
-    def run(self, opened: OpenRun) -> Measurement:
+    def run(self, open_run: OpenRun) -> Measurement:
         """Run a case that was taken from the store."""
-        case, events = opened.case, ""
+        case, events = open_run.case, ""
         if case.record_events:
             folder = events_folder(self._store.path)
             folder.mkdir(parents=True, exist_ok=True)
-            events = str(folder.resolve() / f"{opened.run}.jsonl.gz")
+            events = str(folder.resolve() / f"{open_run.run}.jsonl.gz")
         try:
             end = self._attendant.run(
                 case,
                 self._device,
-                opened.hear,
+                open_run.hear,
                 timeout=self._timeout,
                 events=events,
-                alive=opened.still_here,
+                alive=open_run.still_here,
             )
         except BaseException as error:
             kind = type(error).__name__
             reason = "the campaign was ended by hand" if kind == "KeyboardInterrupt" else str(error)
-            opened.close(Status.INTERRUPTED, Failure(kind=kind, message=reason or kind))
+            open_run.close(Status.INTERRUPTED, Failure(kind=kind, message=reason or kind))
             raise
-        return opened.close(end.status, end.failure, end.events)
+        return open_run.close(end.status, end.failure, end.events)

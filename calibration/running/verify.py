@@ -26,13 +26,13 @@ from memest.report.result import Estimate, Verdict
 from memest.search.profile import Profile, profile
 from memest.units import GIB, format_size
 
-__all__ = ["CARD_SIZES", "Expected", "Trial", "VerifyOutcome", "trials_of", "verify_store"]
+__all__ = ["CARD_SIZES", "Expectation", "Trial", "VerifyOutcome", "trials_of", "verify_store"]
 
 CARD_SIZES = tuple(size * GIB for size in (8, 12, 16, 24, 40, 80))
 """Memory of the cards that people have, bytes."""
 
 
-class Expected(enum.StrEnum):
+class Expectation(enum.StrEnum):
     """What must become of a trial."""
 
     COMPLETES = "completes"
@@ -55,7 +55,7 @@ class Trial:
     kind: str
     case: Case
     memory_bytes: int
-    expected: Expected
+    expected: Expectation
 
 
 @dataclass(slots=True)
@@ -64,25 +64,25 @@ class VerifyOutcome:
 
     Attributes:
         environment: where.
-        done: trials with their measurements.
-        skipped: why measured cases were not tried, by case.
-        left: measured runs that were not tried because the time was spent.
+        trials: trials with their measurements.
+        skip_reasons: why measured cases were not tried, by case.
+        num_left: measured runs that were not tried because the time was spent.
     """
 
     environment: Environment
-    done: list[tuple[Trial, Measurement]] = field(default_factory=list)
-    skipped: dict[str, str] = field(default_factory=dict)
-    left: int = 0
+    trials: list[tuple[Trial, Measurement]] = field(default_factory=list)
+    skip_reasons: dict[str, str] = field(default_factory=dict)
+    num_left: int = 0
 
     @property
-    def broken(self) -> list[tuple[Trial, Measurement]]:
+    def wrong_trials(self) -> list[tuple[Trial, Measurement]]:
         """Trials that went otherwise than memest said."""
-        return [(t, m) for t, m in self.done if judge(t, m) is False]
+        return [(t, m) for t, m in self.trials if judge(t, m) is False]
 
     @property
     def kept_its_word(self) -> bool:
         """Whether something was tried and nothing went otherwise."""
-        return bool(self.done) and not self.broken
+        return bool(self.trials) and not self.wrong_trials
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -100,47 +100,47 @@ class VerifyOutcome:
                     "right": judge(t, m),
                     "run": m.run,
                 }
-                for t, m in self.done
+                for t, m in self.trials
             ],
-            "skipped": self.skipped,
-            "left": self.left,
+            "skipped": self.skip_reasons,
+            "left": self.num_left,
         }
 
     def text(self) -> str:
         """A paragraph for each kind of trial, and a line for each that went otherwise."""
         lines = [f"{self.environment.gpu}, torch {self.environment.torch}"]
-        for kind in dict.fromkeys(t.kind for t, _ in self.done):
-            judged = [(t, m, judge(t, m)) for t, m in self.done if t.kind == kind]
-            right = sum(1 for *_, ok in judged if ok)
-            wrong = sum(1 for *_, ok in judged if ok is False)
+        for kind in dict.fromkeys(t.kind for t, _ in self.trials):
+            judgements = [(t, m, judge(t, m)) for t, m in self.trials if t.kind == kind]
+            right = sum(1 for *_, ok in judgements if ok)
+            wrong = sum(1 for *_, ok in judgements if ok is False)
             text = f"{kind}: {right} of {right + wrong} as predicted"
-            if open_ := len(judged) - right - wrong:
+            if open_ := len(judgements) - right - wrong:
                 text += f", {open_} without a verdict (too close to call, or the worker failed)"
             lines.append(text)
-        for t, m in self.broken:
+        for t, m in self.wrong_trials:
             lines.append(
                 f"  {t.kind}, {t.case.id} in {format_size(t.memory_bytes)}: {t.expected} was "
-                f"predicted, {_happened(m)}"
+                f"predicted, {_status_words(m)}"
             )
-        for case, why in self.skipped.items():
+        for case, why in self.skip_reasons.items():
             lines.append(f"  not tried: {case}: {why}")
-        if self.left:
-            lines.append(f"{self.left} measured runs left for another time")
-        if not self.done:
+        if self.num_left:
+            lines.append(f"{self.num_left} measured runs left for another time")
+        if not self.trials:
             lines.append("nothing was tried")
         return "\n".join(lines)
 
 
-def _happened(measured: Measurement) -> str:
+def _status_words(measurement: Measurement) -> str:
     words = {Status.OK: "it completed", Status.OOM: "it ran out of memory"}
-    return words.get(measured.status, f"it {measured.status.value}")
+    return words.get(measurement.status, f"it {measurement.status.value}")
 
 
-def judge(trial: Trial, measured: Measurement) -> bool | None:
+def judge(trial: Trial, measurement: Measurement) -> bool | None:
     """Whether a trial went as predicted; None where that cannot be said."""
-    if measured.status not in (Status.OK, Status.OOM) or trial.expected is Expected.EITHER:
+    if measurement.status not in (Status.OK, Status.OOM) or trial.expected is Expectation.EITHER:
         return None
-    return (measured.status is Status.OK) == (trial.expected is Expected.COMPLETES)
+    return (measurement.status is Status.OK) == (trial.expected is Expectation.COMPLETES)
 
 
 def verify_store(
@@ -178,59 +178,65 @@ def verify_store(
     began = time.monotonic()
     with Bench(device, store, command=command, timeout=timeout) as bench:
         outcome = VerifyOutcome(bench.environment)
-        taken = _measured(store, bench.environment, pattern)
-        if not taken:
+        measurements = _latest_measurements(store, bench.environment, pattern)
+        if not measurements:
             raise ConfigError(
                 f"{store.path} has no measurement of {bench.environment.gpu} with this software "
                 "to verify: run `memest calibrate run` first."
             )
         # made one after the other: predictions take time too, and time may be short
-        for number, m in enumerate(taken):
+        for number, m in enumerate(measurements):
             if budget is not None and time.monotonic() - began > budget:
-                outcome.left = len(taken) - number
+                outcome.num_left = len(measurements) - number
                 break
-            for trial in trials_of(m, outcome.skipped, profile=profile, edge=number < boundaries):
-                tell(Progress(number + 1, len(taken), trial.case))
-                measured = bench.measure(trial.case)
-                if measured is not None:
-                    outcome.done.append((trial, measured))
-                skipped = measured is None
-                tell(Progress(number + 1, len(taken), trial.case, measured, skipped=skipped))
+            for trial in trials_of(
+                m, outcome.skip_reasons, profile=profile, edge=number < boundaries
+            ):
+                tell(Progress(number + 1, len(measurements), trial.case))
+                measurement = bench.measure(trial.case)
+                if measurement is not None:
+                    outcome.trials.append((trial, measurement))
+                skipped = measurement is None
+                tell(
+                    Progress(
+                        number + 1, len(measurements), trial.case, measurement, skipped=skipped
+                    )
+                )
         return outcome
 
 
-def _measured(
+def _latest_measurements(
     store: MeasurementStore, environment: Environment, pattern: re.Pattern[str]
 ) -> list[Measurement]:
     latest: dict[str, Measurement] = {}
     for m in store.measurements():
         same = m.environment is not None and m.environment.key == environment.key
         plain = m.case.cap_bytes is None and m.case.parallel is Parallel.NONE
-        named = pattern.search(m.case.id) or pattern.search(m.case.model)
-        if same and plain and named and m.status is Status.OK:
+        matches = pattern.search(m.case.id) or pattern.search(m.case.model)
+        if same and plain and matches and m.status is Status.OK:
             latest[m.case.id] = m
     return list(latest.values())
 
 
 def trials_of(
-    m: Measurement, skipped: dict[str, str], *, profile: str | None = None, edge: bool = True
+    m: Measurement, skip_reasons: dict[str, str], *, profile: str | None = None, edge: bool = True
 ) -> Iterator[Trial]:
     """What to try of a measured run: its upper bound, cards next to its size, their largest batch.
 
     Args:
         m: a run that completed on this device.
-        skipped: takes the reason where it cannot be tried.
+        skip_reasons: takes the reason where it cannot be tried.
         profile: file of a calibration.
         edge: try the largest batch too.
     """
     try:
         model, options = _question(m, profile)
-        bound = _upper_bound(m, model, options)
+        bound_trial = _upper_bound(m, model, options)
         rest = [*_at_cards(m, model, options), *(_at_the_edge(m, model, options) if edge else ())]
     except MemestError as error:
-        skipped[m.case.id] = str(error)
+        skip_reasons[m.case.id] = str(error)
         return
-    yield from (trial for trial in (bound, *rest) if trial is not None)
+    yield from (trial for trial in (bound_trial, *rest) if trial is not None)
 
 
 def _question(m: Measurement, path: str | None) -> tuple[Profile, dict[str, Any]]:
@@ -254,7 +260,7 @@ def _gpu_name(environment: Environment) -> str:
 
 
 def _trial(
-    kind: str, m: Measurement, memory: int, expected: Expected, **changes: Any
+    kind: str, m: Measurement, memory: int, expected: Expectation, **changes: Any
 ) -> Trial | None:
     """A run in so much memory: the allocator gets what the process leaves of it, if anything."""
     assert m.process_bytes is not None
@@ -271,13 +277,13 @@ def _upper_bound(m: Measurement, model: Profile, options: dict[str, Any]) -> Tri
     total = m.environment.total_bytes if m.environment else None
     if total is not None and memory > total:
         return None  # the whole card is less than the bound
-    return _trial("upper bound", m, memory, Expected.COMPLETES)
+    return _trial("upper bound", m, memory, Expectation.COMPLETES)
 
 
 _EXPECTED = {
-    Verdict.FITS: Expected.COMPLETES,
-    Verdict.TIGHT: Expected.EITHER,
-    Verdict.DOES_NOT_FIT: Expected.RUNS_OUT,
+    Verdict.FITS: Expectation.COMPLETES,
+    Verdict.TIGHT: Expectation.EITHER,
+    Verdict.DOES_NOT_FIT: Expectation.RUNS_OUT,
 }
 
 
@@ -310,5 +316,5 @@ def _at_the_edge(m: Measurement, model: Profile, options: dict[str, Any]) -> Ite
     answer: Estimate = model.estimate(**options, gpu_memory=room, max_batch=True)
     if not answer.max_batch:
         return
-    yield _trial("largest batch", m, memory, Expected.COMPLETES, batch=answer.max_batch)
-    yield _trial("one more", m, memory, Expected.RUNS_OUT, batch=answer.max_batch + 1)
+    yield _trial("largest batch", m, memory, Expectation.COMPLETES, batch=answer.max_batch)
+    yield _trial("one more", m, memory, Expectation.RUNS_OUT, batch=answer.max_batch + 1)

@@ -125,7 +125,7 @@ def run(
         for remark in _remarks(summary):
             emit(f"memest: {remark}.")
         write_out(f"kept in {path}\n")
-    return 0 if len(summary.measured) == summary.count_good() else _FAILED
+    return 0 if len(summary.measurements) == summary.count_good() else _FAILED
 
 
 @shows(without=("ascii_only",))
@@ -225,9 +225,9 @@ def _shown(output: Output) -> Iterator[Callable[[Progress], None]]:
 
 
 def _line(progress: Progress) -> None:
-    if progress.measured is not None:
+    if progress.measurement is not None:
         left = f", {text}" if (text := _time(progress.seconds_left)) else ""
-        emit(f"{progress.number}/{progress.total} {_ended(progress.measured)}{left}")
+        emit(f"{progress.number}/{progress.total} {_ended(progress.measurement)}{left}")
 
 
 def _ended(measured: Measurement) -> str:
@@ -258,14 +258,14 @@ def _sentence(summary: Summary) -> str:
     counts = [
         f"{number} {word}"
         for status, word in _STATUS_WORDS
-        if (number := sum(1 for m in summary.measured if m.status.value == status))
+        if (number := sum(1 for m in summary.measurements if m.status.value == status))
     ]
     text = f"{environment.gpu}, torch {environment.torch}: "
     text += ", ".join(counts) if counts else "nothing new measured"
-    if summary.skipped:
-        text += f"; {summary.skipped} were measured before, or are being measured"
-    if summary.left:
-        text += f"; {summary.left} left for another time (--budget)"
+    if summary.num_skipped:
+        text += f"; {summary.num_skipped} were measured before, or are being measured"
+    if summary.num_left:
+        text += f"; {summary.num_left} left for another time (--budget)"
     return f"{text}; {summary.seconds:.0f} s"
 
 
@@ -274,7 +274,7 @@ def _remarks(summary: Summary) -> list[str]:
     out = [note.rstrip(".") for note in summary.environment.notes]
     beside = [
         (m, reading)
-        for m in summary.measured
+        for m in summary.measurements
         for reading in m.readings[-1:]
         if reading.other_processes
     ]
@@ -312,9 +312,9 @@ def _document(summary: Summary) -> dict[str, Any]:
                 "reserved_bytes": m.reserved_bytes,
                 "device_bytes": m.device_bytes,
             }
-            for m in summary.measured
+            for m in summary.measurements
         ],
-        "skipped": summary.skipped,
-        "left": summary.left,
+        "skipped": summary.num_skipped,
+        "left": summary.num_left,
         "seconds": summary.seconds,
     }

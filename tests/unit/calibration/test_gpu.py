@@ -40,7 +40,7 @@ def store(tmp_path_factory):
 def test_peaks_are_measured_and_predicted(store):
     summary = run_cases(read_campaign("smoke").cases, "cuda", store)
 
-    for measured in summary.measured:
+    for measured in summary.measurements:
         assert measured.status is Status.OK, measured.failure
         names = [r.name for r in measured.readings]
         assert names == ["start", "context", "matmul", "model", "end"]
@@ -53,7 +53,7 @@ def test_peaks_are_measured_and_predicted(store):
             assert abs(said - real) <= max(0.03 * real, 4 * MIB), (measured.case.id, name)
         if measured.device_bytes is not None:
             assert measured.process_bytes > 100 * MIB
-    assert fit_calibration([pair(m) for m in summary.measured]).provenance.gpus
+    assert fit_calibration([pair(m) for m in summary.measurements]).provenance.gpus
 
 
 def test_out_of_memory_is_a_result(store):

@@ -51,7 +51,7 @@ def test_the_process_is_found_among_others(cuda):
     meter = GpuMeter(FakeNvml(other, board))
     board["processes"].append((ME, 500 * MIB))
     board["used"] = 1100 * MIB
-    meter.made_context("aa")
+    meter.note_context("aa")
 
     start, now = meter.start(), meter.read("context")
 
@@ -66,7 +66,7 @@ def test_in_a_container_it_is_the_one_that_came(cuda):
     board = make_board(processes=[(77, 300 * MIB)])
     meter = GpuMeter(FakeNvml(board))
     board["processes"].append((123_456, 500 * MIB))  # as the host numbers it
-    meter.made_context("aa")
+    meter.note_context("aa")
     assert meter.read("x").process_bytes == 500 * MIB
 
     board["processes"].append((123_457, 900 * MIB))
@@ -80,7 +80,7 @@ def test_where_the_driver_names_no_process_the_device_is_read(cuda, hidden):
     board["used"] = 1200 * MIB
     if hidden == "no sizes":
         board["processes"].append((ME, None))
-    meter.made_context("aa")
+    meter.note_context("aa")
 
     reading = meter.step(1.0)
     environment = gpu_environment(meter)
@@ -97,7 +97,7 @@ def test_without_a_driver_the_runtime_is_asked_and_it_is_said(cuda):
     nvml = FakeNvml(make_board())
     nvml.works = False
     meter = GpuMeter(nvml)
-    meter.made_context("aa")
+    meter.note_context("aa")
 
     assert meter.start() == MemoryReading(name="start")
     assert meter.read("context").device_used_bytes == 10 * GIB
@@ -111,7 +111,7 @@ def test_without_a_driver_the_runtime_is_asked_and_it_is_said(cuda):
 def test_a_slice_of_a_board_is_said(cuda):
     board = make_board("GPU-whole", mig=1)
     meter = GpuMeter(FakeNvml(board))
-    meter.made_context("MIG-other")
+    meter.note_context("MIG-other")
     assert any("MIG" in note for note in gpu_environment(meter).notes)
 
 

@@ -56,9 +56,9 @@ def test_what_is_measured_is_what_is_predicted(store, shared_workers):
 
     summary = run_cases(cases, "cpu", store, command="memest calibrate run", tell=told.append)
 
-    assert [m.status for m in summary.measured] == [Status.OK] * 6, summary.measured
-    assert store.measurements() == summary.measured
-    for measured in summary.measured:
+    assert [m.status for m in summary.measurements] == [Status.OK] * 6, summary.measurements
+    assert store.measurements() == summary.measurements
+    for measured in summary.measurements:
         assert len(measured.steps) == 4
         assert measured.environment.gpu == CPU
         assert measured.environment.command == "memest calibrate run"
@@ -68,11 +68,11 @@ def test_what_is_measured_is_what_is_predicted(store, shared_workers):
         assert measured.device_bytes is None
         predicted = predict(measured).allocated_bytes
         assert abs(predicted - measured.allocated_bytes) < 0.003 * measured.allocated_bytes
-    assert [p.number for p in told if p.measured] == [1, 2, 3, 4, 5, 6]
+    assert [p.number for p in told if p.measurement] == [1, 2, 3, 4, 5, 6]
     assert told[-1].seconds_left == 0
 
     again = run_cases(cases, "cpu", store)
-    assert (again.skipped, again.measured) == (6, [])
+    assert (again.num_skipped, again.measurements) == (6, [])
 
 
 @pytest.mark.slow
@@ -86,12 +86,12 @@ def test_errors_of_a_case_are_its_result(store, shared_workers):
     ]
     summary = run_cases(cases, "cpu", store)
 
-    assert [m.status for m in summary.measured] == [Status.FAILED] * 4 + [Status.OK]
-    said = [m.failure.message for m in summary.measured[:4]]
+    assert [m.status for m in summary.measurements] == [Status.FAILED] * 4 + [Status.OK]
+    said = [m.failure.message for m in summary.measurements[:4]]
     assert "fp16 autocast is not measured on a CPU" in said[0]
     assert "nobody/knows-this" in said[1]
     assert "100000" in said[2].replace(",", "")
-    assert [m.failure.phase for m in summary.measured[:2]] == ["start", "build"]
+    assert [m.failure.phase for m in summary.measurements[:2]] == ["start", "build"]
 
 
 @pytest.mark.slow
@@ -177,8 +177,8 @@ def _parent(pid):
 def test_a_budget_leaves_the_rest_for_another_time(store, shared_workers):
     cases = [_case(n) for n in (2, 3, 4)]
     summary = run_cases(cases, "cpu", store, budget=0.0)
-    assert (len(summary.measured), summary.left) == (0, 3)
-    assert len(run_cases(cases, "cpu", store, budget=600.0).measured) == 3
+    assert (len(summary.measurements), summary.num_left) == (0, 3)
+    assert len(run_cases(cases, "cpu", store, budget=600.0).measurements) == 3
 
 
 @pytest.fixture

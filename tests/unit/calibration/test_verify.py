@@ -17,7 +17,7 @@ from memest.calibration.measurement import Environment, Measurement, Status, Ste
 from memest.calibration.running import verify
 from memest.calibration.running.verify import (
     CARD_SIZES,
-    Expected,
+    Expectation,
     Trial,
     judge,
     trials_of,
@@ -116,7 +116,7 @@ def test_a_model_that_is_right_keeps_its_word(store):
     outcome = verify_store(store, "cuda", pattern=re.compile("."))
 
     assert outcome.kept_its_word, outcome.text()
-    assert [m.status for _, m in outcome.done] == [
+    assert [m.status for _, m in outcome.trials] == [
         Status.OK, Status.OOM, Status.OK, Status.OK, Status.OOM,
     ]  # fmt: skip
     assert "upper bound: 1 of 1 as predicted" in outcome.text()
@@ -135,7 +135,7 @@ def test_a_model_that_is_wrong_is_said_to_be(store, monkeypatch):
 
 def test_time_that_is_spent_leaves_trials(store):
     outcome = verify_store(store, "cuda", pattern=re.compile("."), budget=0.0)
-    assert (outcome.done, outcome.left) == ([], 1)
+    assert (outcome.trials, outcome.num_left) == ([], 1)
     assert not outcome.kept_its_word
     assert "nothing was tried" in outcome.text()
 
@@ -161,5 +161,5 @@ def test_what_cannot_be_verified_is_said(store, tmp_path):
      ("either", Status.OOM, None), ("completes", Status.CRASHED, None)],
 )  # fmt: skip
 def test_judgement(measured, expected, status, right):
-    trial = Trial(kind="card", case=CASE, memory_bytes=1, expected=Expected(expected))
+    trial = Trial(kind="card", case=CASE, memory_bytes=1, expected=Expectation(expected))
     assert judge(trial, replace(measured, status=status)) is right
