@@ -165,7 +165,7 @@ def _row(scores: Scores) -> str:
         f"| {scores.name} | {errors.count} | {errors.median:.2%} | {errors.p90:.2%} | "
         f"{abs(errors.worst):.2%} | {errors.median_signed:+.2%} | "
         f"{round(errors.below * errors.count)} | "
-        f"{f'{scores.inside} of {scores.ranged}' if scores.ranged else '-'} |"
+        f"{f'{scores.inside} of {scores.num_ranged}' if scores.num_ranged else '-'} |"
     ).replace("%", " %")
 
 
@@ -227,7 +227,7 @@ def targets(outcomes: list[RecordOutcome]) -> Iterator[str]:
         if test.least > _MOST_FAILURES:
             reached += " **missed**"
         what = f"xMem's runs whose verdict is wrong | <= {100 * _MOST_FAILURES:g} %"
-        yield f"| {what} | {reached} | {test.tried} | | |"
+        yield f"| {what} | {reached} | {test.num_tried} | | |"
 
 
 def made(outcomes: list[RecordOutcome]) -> Iterator[str]:

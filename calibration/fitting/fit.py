@@ -316,7 +316,7 @@ def _raw(metric: str, evaluation: Evaluation) -> tuple[int, int] | None:
 
 
 def _error(pairs: Sequence[tuple[int, int]]) -> float | None:
-    """Median absolute relative error of (measured, said)."""
+    """Median absolute relative error of (measured, predicted)."""
     errors = [abs(predicted / measured - 1) for measured, predicted in pairs]
     return round(median(errors), 6) if errors else None
 

@@ -89,7 +89,7 @@ def _text(value: Any) -> str:
 
 def unseen_of(args: Any, trainer: Any = None) -> list[str]:
     """What of a Trainer's run no prediction covers, in words."""
-    unpriced = []
+    remarks = []
     for name, text in (
         ("torch_compile", "torch_compile: eager execution is priced"),
         ("label_smoothing_factor", "label smoothing: the model's own loss is priced"),
@@ -98,10 +98,10 @@ def unseen_of(args: Any, trainer: Any = None) -> list[str]:
         ("torch_empty_cache_steps", "torch_empty_cache_steps is not priced"),
     ):
         if getattr(args, name, None):
-            unpriced.append(text)
+            remarks.append(text)
     if getattr(trainer, "compute_loss_func", None) is not None:
-        unpriced.append("compute_loss_func: the model's own loss is priced")
-    return unpriced
+        remarks.append("compute_loss_func: the model's own loss is priced")
+    return remarks
 
 
 @keep_random_states

@@ -79,8 +79,8 @@ class Attribution:
     @property
     def difference_bytes(self) -> int | None:
         """Of the largest peak that was read: the sum of the parts that are known."""
-        known = [d for part in self.parts if (d := part.difference_bytes) is not None]
-        return sum(known) if known else None
+        known_differences = [d for part in self.parts if (d := part.difference_bytes) is not None]
+        return sum(known_differences) if known_differences else None
 
     @property
     def complete(self) -> bool:
@@ -99,8 +99,11 @@ class Attribution:
         }
 
     def __str__(self) -> str:
-        differences = [f"{part.name} {_signed(part.difference_bytes)}" for part in self.parts]
-        return f"measured less predicted {_signed(self.difference_bytes)}: {', '.join(differences)}"
+        differences = [f"{part.name} {_signed_text(part.difference_bytes)}" for part in self.parts]
+        return (
+            f"measured less predicted {_signed_text(self.difference_bytes)}: "
+            f"{', '.join(differences)}"
+        )
 
 
 def attribute(predicted: Any, measured: MeasuredPeak) -> Attribution:
@@ -155,7 +158,7 @@ def difference_by_category(
     return {name: size for name, size in sizes.items() if size}
 
 
-def _signed(size: int | None) -> str:
+def _signed_text(size: int | None) -> str:
     if size is None:
         return "unknown"
     return f"{'+' if size >= 0 else '-'}{format_size(abs(size))}"

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from memest.calibration.live import counters
-from memest.calibration.live.watch import Watch, Watched, logger
+from memest.calibration.live.watch import Watch, WatchedRun, logger
 from memest.config.inputs import ModuleInputs, module_inputs_of
 from memest.config.options import setup_from_options
 from memest.errors import ConfigError
@@ -98,7 +98,7 @@ def measure(
     return Measure(watch, module_inputs, optimizer, options)
 
 
-class Measure(Watched):
+class Measure(WatchedRun):
     """A loop under watch; a context manager.
 
     A body that raises leaves its record too: out of memory is a result.
@@ -112,7 +112,7 @@ class Measure(Watched):
         self._optimizer = optimizer
         self._options = options
         self._handles: list[Any] = []
-        self._asked = False
+        self._has_predicted = False
 
     @property
     def num_steps(self) -> int:
@@ -129,8 +129,8 @@ class Measure(Watched):
 
     def __enter__(self) -> Measure:
         module = self._module
-        known = hasattr(getattr(module, "config", None), "model_type")
-        if self._feed.inputs is not None or (known and "seq_len" in self._options):
+        has_config = hasattr(getattr(module, "config", None), "model_type")
+        if self._feed.inputs is not None or (has_config and "seq_len" in self._options):
             self._predict(self._feed)
         elif hasattr(module, "register_forward_pre_hook"):
             self._handles.append(
@@ -172,7 +172,7 @@ class Measure(Watched):
 
     def _first_call(self, module: Any, args: Any, kwargs: Any) -> None:
         """The shapes that the model is called with first; it runs right after this."""
-        if self._asked or not module.training:
+        if self._has_predicted or not module.training:
             return
         self._handles.pop(0).remove()
         names = list(inspect.signature(module.forward).parameters)
@@ -184,7 +184,7 @@ class Measure(Watched):
         self._predict(ModuleInputs(inputs=inputs, loss=self._feed.loss, step_fn=self._feed.step_fn))
 
     def _predict(self, module_inputs: ModuleInputs) -> None:
-        self._asked = True
+        self._has_predicted = True
         try:
             options = dict(self._options)
             if self._optimizer is not None and "optim" not in options:
@@ -234,22 +234,22 @@ def _options_of_optimizer(optimizer: Any) -> dict[str, Any]:
     wrapped = type(optimizer).__name__ == "AcceleratedOptimizer"
     inner = optimizer.optimizer if wrapped else optimizer
     kind = type(inner)
-    known = _OPTIMIZERS.get(kind.__name__) if kind.__module__.startswith("torch.") else None
+    names = _OPTIMIZERS.get(kind.__name__) if kind.__module__.startswith("torch.") else None
     group = getattr(inner, "defaults", {})
-    if known is None:
+    if names is None:
         raise ConfigError(
             f"the optimizer {kind.__module__}.{kind.__name__} is none that memest knows by its "
             "class: name it with optim=, for example optim='adamw_8bit'."
         )
-    usual, fused, loop = known
+    usual, fused, loop = names
     name = fused if group.get("fused") else loop if group.get("foreach") is False else usual
     if kind.__name__ == "SGD" and group.get("momentum"):
         name = name.replace("sgd", "sgd_momentum")
-    unpriced = [n for n in ("amsgrad", "centered", "differentiable") if group.get(n)]
+    unpriced_settings = [n for n in ("amsgrad", "centered", "differentiable") if group.get(n)]
     if kind.__name__ == "RMSprop" and group.get("momentum"):
-        unpriced.append("momentum")
-    if not name or unpriced:
-        what = ", ".join(unpriced) or ("fused" if group.get("fused") else "foreach=False")
+        unpriced_settings.append("momentum")
+    if not name or unpriced_settings:
+        what = ", ".join(unpriced_settings) or ("fused" if group.get("fused") else "foreach=False")
         raise ConfigError(
             f"{kind.__name__} with {what} is not priced: leave measure's prediction "
             "out, or name the nearest one with optim=."

@@ -41,8 +41,10 @@ def model_reference(model: Any, folder: Path) -> str:
     document["architectures"] = [type(model).__name__]
     name = str(getattr(config, "_name_or_path", "") or "")
     entry = lookup(name) if name else None
-    known = None if entry is None else entry.config()
-    if known is not None and all(document.get(k) == v for k, v in known.items() if _shapes(k)):
+    catalog_config = None if entry is None else entry.config()
+    if catalog_config is not None and all(
+        document.get(k) == v for k, v in catalog_config.items() if _shapes(k)
+    ):
         return name
     text = json.dumps(document, indent=1, sort_keys=True)
     digest = hashlib.sha256(text.encode()).hexdigest()[:12]

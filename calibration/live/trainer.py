@@ -12,7 +12,7 @@ from transformers import Trainer, TrainerCallback
 from memest.calibration.live import counters
 from memest.calibration.live.arguments import first_batch, setup_of_arguments, unseen_of
 from memest.calibration.live.attribution import MeasuredPeak
-from memest.calibration.live.watch import Watch, Watched, logger
+from memest.calibration.live.watch import Watch, WatchedRun, logger
 from memest.calibration.measurement import Measurement
 from memest.config.inputs import ModuleInputs, module_inputs_of
 from memest.errors import MemestError
@@ -22,7 +22,7 @@ __all__ = ["MemestCallback"]
 _FRAMES = 8
 
 
-class MemestCallback(Watched, TrainerCallback):
+class MemestCallback(WatchedRun, TrainerCallback):
     """Predicts a Trainer's run before its first step, and measures it.
 
     Values go into the Trainer's own log under ``memest/...``, so every tracker gets them. A
@@ -66,7 +66,7 @@ class MemestCallback(Watched, TrainerCallback):
         self._watch.problem = "training has not begun"
         self._rank = 0
         self._ooms = 0
-        self._logged: dict[str, int] = {}
+        self._logged_values: dict[str, int] = {}
         self.unseen: list[str] = []
 
     # -- events of the Trainer
@@ -91,7 +91,7 @@ class MemestCallback(Watched, TrainerCallback):
         elif watch.counters is not None:
             self._ooms = watch.counters.ooms()
             # a training that ends by an error calls nobody
-            atexit.register(self._given_up)
+            atexit.register(self._at_exit)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Read the peaks; log them once they are settled, and when they grow."""
@@ -106,16 +106,16 @@ class MemestCallback(Watched, TrainerCallback):
         watch = self._watch
         if watch.closed:
             return
-        atexit.unregister(self._given_up)
+        atexit.unregister(self._at_exit)
         readings = _of_all_ranks(watch.measured)
         watch.close(rank=self._rank)
         if not state.is_world_process_zero:
             return
         logs = watch.logs()
         for name in ("allocated", "reserved", "device"):
-            known = [v for one in readings if (v := getattr(one, f"{name}_bytes")) is not None]
-            if len(readings) > 1 and known:
-                logs[f"memest/measured_{name}_bytes_max_over_ranks"] = max(known)
+            peaks = [v for one in readings if (v := getattr(one, f"{name}_bytes")) is not None]
+            if len(readings) > 1 and peaks:
+                logs[f"memest/measured_{name}_bytes_max_over_ranks"] = max(peaks)
         if watch.counters is not None:
             self._log(state, logs)
         if watch.attribution is not None:
@@ -125,7 +125,7 @@ class MemestCallback(Watched, TrainerCallback):
 
     def _predict(self, watch: Watch, args: Any, loader: Any) -> None:
         try:
-            module_inputs, batch = self._fed(loader)
+            module_inputs, batch = self._module_inputs(loader)
             setup = setup_of_arguments(args, batch=batch, seq_len=self._seq_len)
             self.unseen = unseen_of(args, self._trainer)
         except Exception as error:  # noqa: BLE001 - a prediction must not end a training
@@ -135,7 +135,7 @@ class MemestCallback(Watched, TrainerCallback):
         if self.unseen and self._rank == 0 and watch.prediction is not None:
             logger.warning("memest: not in the prediction: %s.", "; ".join(self.unseen))
 
-    def _fed(self, loader: Any) -> tuple[ModuleInputs, int | None]:
+    def _module_inputs(self, loader: Any) -> tuple[ModuleInputs, int | None]:
         """What the model is fed, and the batch where a real one says it."""
         if self._inputs is not None:
             return module_inputs_of(self._inputs), None
@@ -151,29 +151,29 @@ class MemestCallback(Watched, TrainerCallback):
 
     def _log(self, state: Any, values: dict[str, int]) -> None:
         """Log what is new, by the Trainer where there is one."""
-        new = {name: v for name, v in values.items() if self._logged.get(name) != v}
+        new = {name: v for name, v in values.items() if self._logged_values.get(name) != v}
         if not new:
             return
-        self._logged |= new
+        self._logged_values |= new
         if self._trainer is not None:
             self._trainer.log(dict(new))
             return
         state.log_history.append({**new, "step": state.global_step})
 
-    def _given_up(self) -> None:
+    def _at_exit(self) -> None:
         """The process ends and the training did not: out of memory, or another error."""
         watch = self._watch
         if watch.closed or watch.counters is None:
             return
-        grown = watch.counters.ooms() > self._ooms
+        out_of_memory = watch.counters.ooms() > self._ooms
         error: BaseException = KeyboardInterrupt("the process ended before the training did")
-        if grown:
+        if out_of_memory:
             error = MemoryError("CUDA out of memory (counted by the allocator)")
         watch.close(error, rank=self._rank)
 
     def close(self, error: BaseException | None = None) -> Measurement | None:
         """Keep the record now: for scripts that catch the error of ``trainer.train()``."""
-        atexit.unregister(self._given_up)
+        atexit.unregister(self._at_exit)
         return self._watch.close(error, rank=self._rank)
 
 
@@ -196,6 +196,6 @@ def _of_all_ranks(own: MeasuredPeak) -> list[MeasuredPeak]:
 
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return [own]
-    gathered: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(gathered, own)
-    return list(gathered)
+    peaks_by_rank: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(peaks_by_rank, own)
+    return list(peaks_by_rank)

@@ -41,7 +41,7 @@ from memest.profiles.stream import Stream
 from memest.report.result import Estimate, Verdict
 from memest.units import format_size
 
-__all__ = ["Watch", "Watched", "logger"]
+__all__ = ["Watch", "WatchedRun", "logger"]
 
 logger = logging.getLogger("memest")
 
@@ -98,7 +98,7 @@ class Watch:
         self._readings: list[MemoryReading] = []
         self._environment: Environment | None = None
         self._began = self._last = time.monotonic()
-        self._started = datetime.now(UTC).isoformat(timespec="milliseconds")
+        self._start_time = datetime.now(UTC).isoformat(timespec="milliseconds")
         self._setup: Setup | None = None
         self._record: Measurement | None = None
         self.closed = False
@@ -127,9 +127,7 @@ class Watch:
             # in a thread of its own: regions of autocast, modes and grad mode are the thread's, and
             # none of the loop's must hold for the trace
             with ThreadPoolExecutor(1, thread_name_prefix="memest") as apart:
-                self.prediction = apart.submit(
-                    self._predicted, setup, module_inputs, model
-                ).result()
+                self.prediction = apart.submit(self._estimate, setup, module_inputs, model).result()
             self.problem, self._setup = "", self.prediction.setup
         except Exception as error:  # noqa: BLE001 - a prediction must not end a training
             self.cannot_predict(error)
@@ -137,16 +135,16 @@ class Watch:
         self._judge(self.prediction)
         return self.prediction
 
-    def _predicted(self, setup: Setup, module_inputs: ModuleInputs, model: Any) -> Estimate:
+    def _estimate(self, setup: Setup, module_inputs: ModuleInputs, model: Any) -> Estimate:
         profiler = Profiler.of(self.model if model is None else model, module_inputs=module_inputs)
-        named = {"batch": None} if setup.batch != Setup().batch else {}
-        profiled = profiler.with_own_batch(setup, named)
-        estimate = self._answer(profiler, profiled)
+        named_options = {"batch": None} if setup.batch != Setup().batch else {}
+        profiled_setup = profiler.with_own_batch(setup, named_options)
+        estimate = self._answer(profiler, profiled_setup)
         if self._keeps_history:
             target = target_gpus(
-                profiled, gpu=self._answered_for[0], gpu_memory=self._answered_for[1]
+                profiled_setup, gpu=self._answered_for[0], gpu_memory=self._answered_for[1]
             ).main
-            stream = resolve_run(profiler, profiled, target.traits).stream
+            stream = resolve_run(profiler, profiled_setup, target.traits).stream
             self._stream = lambda: stream
         return estimate
 
@@ -248,10 +246,10 @@ class Watch:
         if not self._keeps_history or stream is None:
             return
         try:
-            taken = recording.take_history(_device())
+            allocator_history = recording.take_history(_device())
             if self.attribution is not None:
                 tensors = self.attribution.parts[0].difference_bytes or 0
-                self.by_category = difference_by_category(taken, stream(), tensors)
+                self.by_category = difference_by_category(allocator_history, stream(), tensors)
         except Exception as error:  # noqa: BLE001 - a history must not end a training
             logger.warning("memest: no difference by category: %s", error)
 
@@ -321,7 +319,7 @@ class Watch:
             self._take_history()  # of a run that ended before its first steps were made
             try:
                 name = "oom" if status_of(error) == "oom" else "end"
-                self._readings.append(self._ended(name))
+                self._readings.append(self._last_reading(name))
                 if self._setup is not None:
                     model = model_reference(self.model, self._path.parent)
                     setup = self._setup
@@ -339,10 +337,10 @@ class Watch:
 
     @property
     def _path(self) -> Path:
-        named = self._store
-        return Path(named).expanduser() if isinstance(named, (str, Path)) else default_store()
+        store = self._store
+        return Path(store).expanduser() if isinstance(store, (str, Path)) else default_store()
 
-    def _ended(self, name: str) -> MemoryReading:
+    def _last_reading(self, name: str) -> MemoryReading:
         assert self.counters is not None
         reading = self.counters.read(name)
         if name != "oom":
@@ -368,7 +366,7 @@ class Watch:
             case=case,
             status=status_of(error),
             environment=self._environment,
-            started=self._started,
+            started=self._start_time,
             seconds=round(time.monotonic() - self._began, 3),
             parameters=sum(p.numel() for p in parameters) or None,
             trainable=sum(p.numel() for p in parameters if p.requires_grad) or None,
@@ -380,7 +378,7 @@ class Watch:
         )
 
 
-class Watched:
+class WatchedRun:
     """What users are told of a run under watch."""
 
     _watch: Watch

@@ -161,26 +161,26 @@ class Predictor:
             ConfigError: an option of it cannot be.
         """
         versions = {k: v for k, v in record.software.items() if k not in _NOT_VERSIONS}
-        known = [f"{k}={v}" for k, v in versions.items() if k in Software.__dataclass_fields__]
+        entries = [f"{k}={v}" for k, v in versions.items() if k in Software.__dataclass_fields__]
         return setup_from_options(
-            **{**record.setup, "software": Software.parse(",".join(known)), **changes}
+            **{**record.setup, "software": Software.parse(",".join(entries)), **changes}
         )
 
-    def card_of(self, record: CaseRecord, setup: Setup, *, told: bool) -> TargetGpu:
+    def card_of(self, record: CaseRecord, setup: Setup, *, with_context: bool) -> TargetGpu:
         """The record's GPU.
 
         Args:
             record: the record.
             setup: of it.
-            told: with the context that was read on it, where there is one.
+            with_context: with the context that was read on it, where there is one.
         """
         torch = setup.software.torch or (2, 0)
-        context = record.context_bytes if told else None
+        context = record.context_bytes if with_context else None
         return target_gpu(record.gpu, setup, torch, context, None, self._profile)
 
     def _predict(self, record: CaseRecord, **changes: Any) -> RecordOutcome:
         setup = self.setup_of(record, **changes)
-        target = self.card_of(record, setup, told=True)
+        target = self.card_of(record, setup, with_context=True)
         run = resolve_run(self._tracer(record), setup, target.traits)
         stream = run.stream
         if record.metric == "forward":
@@ -191,7 +191,7 @@ class Predictor:
         )
         at = moment(stream, result)
         needs = peaks_of(target, run, stream, result)
-        untold = peaks_of(self.card_of(record, setup, told=False), run, stream, result)
+        table_peaks = peaks_of(self.card_of(record, setup, with_context=False), run, stream, result)
         peaks = {
             "allocated": needs.allocated_bytes,
             "reserved": needs.reserved_bytes,
@@ -201,24 +201,27 @@ class Predictor:
         slack = stream.workspace_slack_bytes
         bounds: dict[str, tuple[int, int]] = {
             "reserved": (needs.reserved_bytes, needs.reserved_bytes + slack),
-            "device": (untold.low_bytes, untold.high_bytes),
+            "device": (table_peaks.low_bytes, table_peaks.high_bytes),
         }
         floor, bound = bounds.get(record.metric, (None, None))
         peak, limit = peaks[record.metric], record.limit_bytes
         exact = limit is not None or record.context_bytes is not None
         if limit is None and record.metric in bounds:
             limit = target.usable_bytes - needs.process_expected_bytes
-        spread = (
+        margins = (
             (0, slack)
             if exact
-            else (untold.device_bytes - untold.low_bytes, untold.high_bytes - untold.device_bytes)
+            else (
+                table_peaks.device_bytes - table_peaks.low_bytes,
+                table_peaks.high_bytes - table_peaks.device_bytes,
+            )
         )
         runs_out, retries = None, 0
         if limit is not None:
-            runs_out, held = _in_limit(stream, result, conf, limit, spread)
-            retries = held.num_alloc_retries
-            if not held.num_ooms and record.metric in bounds:
-                peak += held.peak_reserved_bytes - result.peak_reserved_bytes
+            runs_out, limited_replay = _in_limit(stream, result, conf, limit, margins)
+            retries = limited_replay.num_alloc_retries
+            if not limited_replay.num_ooms and record.metric in bounds:
+                peak += limited_replay.peak_reserved_bytes - result.peak_reserved_bytes
         return RecordOutcome(
             record=record,
             predicted_bytes=peak,
@@ -288,7 +291,7 @@ def _forward_only(stream: Stream) -> Stream:
 
 
 def _in_limit(
-    stream: Stream, free: Replay, conf: AllocatorConf, limit: int, spread: tuple[int, int]
+    stream: Stream, free: Replay, conf: AllocatorConf, limit: int, margins: tuple[int, int]
 ) -> tuple[bool | None, Replay]:
     """Whether a run goes out of memory in a limit, and its replay there.
 
@@ -297,13 +300,13 @@ def _in_limit(
         free: its replay without a limit.
         conf: of the allocator.
         limit: bytes that the allocator can have.
-        spread: bytes by which the limit may be larger, and smaller.
+        margins: bytes by which the limit may be larger, and smaller.
 
     Returns:
         None for the first where both may happen.
     """
 
-    def held(most: int) -> Replay:
+    def replay_within(most: int) -> Replay:
         if free.peak_reserved_bytes <= most:
             return free
         return replay(
@@ -315,9 +318,9 @@ def _in_limit(
             streams=stream.on_streams,
         )
 
-    result = held(limit)
+    result = replay_within(limit)
     runs_out = bool(result.num_ooms)
-    other = held(limit + spread[0] if runs_out else max(limit - spread[1], 0))
+    other = replay_within(limit + margins[0] if runs_out else max(limit - margins[1], 0))
     return (runs_out if bool(other.num_ooms) == runs_out else None), result
 
 

@@ -46,7 +46,7 @@ _LENGTH = re.compile(r"\[.*\bS\b")
 """An input whose shape has the length in it."""
 _SIZES = ("seq_len", "image_size", "audio_seconds")
 _NEEDED_SOFTWARE = ("torch", "transformers")
-_TAKEN = ("grad_accum", "dtype", "attn_implementation", "zero_grad", "loop")
+_DEFAULTS = ("grad_accum", "dtype", "attn_implementation", "zero_grad", "loop")
 """Options whose defaults are those of the software; where a record is silent they are taken, and
 the report counts it."""
 
@@ -73,8 +73,8 @@ class CaseRecord:
         oom: whether the run went out of memory; the figure is then how far it came.
         lengths: (shortest, longest) where sequences differ from batch to batch and only their
             bounds are known; then the prediction is a range too.
-        taken: options that the record does not name and whose defaults are taken.
-        declared: what was declared for it from outside, as written.
+        defaults: options that the record does not name and whose defaults are taken.
+        declarations: what was declared for it from outside, as written.
         inputs: what the script feeds the model, where it is not what its head is fed by itself:
             specifications as ``--input`` takes them.
         loss: of the script, where it is not the model's own: a name as ``--loss`` takes it.
@@ -99,8 +99,8 @@ class CaseRecord:
     limit_bytes: int | None = None
     oom: bool = False
     lengths: tuple[int, int] | None = None
-    taken: tuple[str, ...] = ()
-    declared: tuple[str, ...] = ()
+    defaults: tuple[str, ...] = ()
+    declarations: tuple[str, ...] = ()
     inputs: tuple[str, ...] = ()
     loss: str | None = None
     step: str | None = None
@@ -111,8 +111,8 @@ class CaseRecord:
     @property
     def named_code(self) -> tuple[str, ...]:
         """Functions that the record names by their modules: model, step and loss."""
-        named = (self.model, self.step, self.loss)
-        return tuple(name for name in named if name and ":" in name)
+        references = (self.model, self.step, self.loss)
+        return tuple(name for name in references if name and ":" in name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,8 +177,8 @@ def read_records(
     Raises:
         ConfigError: a file cannot be read, or what is declared is no field.
     """
-    records, seen = Records(), set()
-    declared = _checked(assume or {})
+    records, ids = Records(), set()
+    declarations = _declarations(assume or {})
     for path in map(Path, paths):
         for number, line in enumerate(_lines(path), start=1):
             if not line.strip():
@@ -186,15 +186,15 @@ def read_records(
             where = f"{path.name}:{number}"
             try:
                 document = _beside(_document(line), path.parent)
-                one = parse_record(document, where, path.name.partition(".")[0], declared)
+                one = parse_record(document, where, path.name.partition(".")[0], declarations)
             except _NoRecordError as error:
                 records.problems.append(f"{where}: {error}")
                 continue
-            if one is None or one.id in seen:
+            if one is None or one.id in ids:
                 continue
             if only and only.lower() not in _words_of(one):
                 continue
-            seen.add(one.id)
+            ids.add(one.id)
             if isinstance(one, Incomplete):
                 records.incomplete.append(one)
             elif one.measured_bytes is None:
@@ -205,7 +205,10 @@ def read_records(
 
 
 def parse_record(
-    document: Mapping[str, Any], where: str, group: str, declared: Mapping[str, Any] | None = None
+    document: Mapping[str, Any],
+    where: str,
+    group: str,
+    declarations: Mapping[str, Any] | None = None,
 ) -> CaseRecord | Incomplete:
     """One record.
 
@@ -213,12 +216,12 @@ def parse_record(
         document: as JSON has it.
         where: names it where it has no id.
         group: it is part of, where it names none itself.
-        declared: see :func:`read_records`.
+        declarations: see :func:`read_records`.
 
     Raises:
         _NoRecordError: a value cannot be what it says it is.
     """
-    document, used = _with(document, declared or {})
+    document, used = _with(document, declarations or {})
     name = str(document.get("id") or where)
     setup = _mapping(document, "setup")
     software = {k: str(v) for k, v in _mapping(document, "software").items() if v}
@@ -238,13 +241,13 @@ def parse_record(
         measured -= _bytes(document, "device_offset_bytes") or 0
         if measured <= 0:
             raise _NoRecordError("nothing is left of measured_bytes without device_offset_bytes")
-    kept = {k: v for k, v in setup.items() if not (v is None and k in _SIZES)}
-    kept.setdefault("task", document.get("task") or "auto")
+    options = {k: v for k, v in setup.items() if not (v is None and k in _SIZES)}
+    options.setdefault("task", document.get("task") or "auto")
     return CaseRecord(
         id=name,
         group=str(document.get("set") or group),
         model=str(document["model"]),
-        setup=kept,
+        setup=options,
         software=software,
         gpu=str(document["gpu"]),
         metric=metric,
@@ -255,8 +258,8 @@ def parse_record(
         limit_bytes=_bytes(document, "limit_bytes"),
         oom=oom,
         lengths=lengths,
-        taken=tuple(name for name in _TAKEN if name not in setup),
-        declared=used,
+        defaults=tuple(name for name in _DEFAULTS if name not in setup),
+        declarations=used,
         inputs=_texts(document, "inputs"),
         loss=None if document.get("loss") is None else str(document["loss"]),
         step=None if document.get("step") is None else str(document["step"]),
@@ -282,10 +285,14 @@ def _missing(
     if document.get("measured_bytes") is None and not failed:
         yield "measured_bytes"
     for names in _NEEDED_SETUP:
-        if not any(_said(setup, name) for name in names):
+        if not any(_has_option(setup, name) for name in names):
             yield f"setup.{names[0]}"
     # a model of images or sound has its size in its config; a record that names neither is of text
-    if lengths is None and not any(_said(setup, name) for name in _SIZES) and not _sized(document):
+    if (
+        lengths is None
+        and not any(_has_option(setup, name) for name in _SIZES)
+        and not _has_size(document)
+    ):
         yield "setup.seq_len"
     own = _own_code(document)
     for name in _NEEDED_SOFTWARE:
@@ -293,11 +300,11 @@ def _missing(
             yield f"software.{name}"
 
 
-def _said(setup: Mapping[str, Any], name: str) -> bool:
+def _has_option(setup: Mapping[str, Any], name: str) -> bool:
     return any(setup.get(one) is not None for one in (name, *_SPELLINGS.get(name, ())))
 
 
-def _sized(document: Mapping[str, Any]) -> bool:
+def _has_size(document: Mapping[str, Any]) -> bool:
     """Whether the model's own config, or what its script feeds, says how large a sample is."""
     if _own_code(document):
         inputs = _texts(document, "inputs")
@@ -356,7 +363,7 @@ def _mapping(document: Mapping[str, Any], name: str) -> dict[str, Any]:
 # -- what is declared from outside ----------------------------------------------------------------
 
 
-def _checked(assume: Mapping[str, Any]) -> dict[str, Any]:
+def _declarations(assume: Mapping[str, Any]) -> dict[str, Any]:
     """Declared fields, if they are fields."""
     for path in assume:
         head, dot, rest = path.partition(".")
@@ -374,11 +381,11 @@ def _checked(assume: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with(
-    document: Mapping[str, Any], declared: Mapping[str, Any]
+    document: Mapping[str, Any], declarations: Mapping[str, Any]
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """A record with what was declared where it is silent, and what of it was used."""
     whole, used = dict(document), []
-    for path, value in declared.items():
+    for path, value in declarations.items():
         head, _, rest = path.partition(".")
         if not rest:
             if not whole.get(head):
@@ -386,7 +393,7 @@ def _with(
                 used.append(f"{path}={value}")
             continue
         inner = _mapping(whole, head)
-        if not _said(inner, rest):
+        if not _has_option(inner, rest):
             whole[head] = {**inner, rest: value}
             used.append(f"{path}={value}")
     return whole, tuple(used)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from memest.calibration.validation.predict import RecordOutcome
-from memest.calibration.validation.scores import Scores, VerdictTest, grouped, likely_cause
+from memest.calibration.validation.scores import Scores, VerdictTest, likely_cause, scores_by_group
 from memest.calibration.validation.validate import Validation
 from memest.report.error_plots import Point, against_measured, error_plot, error_words
 from memest.report.page import Block, Figure, Heading, Items, Table, Text
@@ -37,7 +37,7 @@ def blocks(validation_result: Validation) -> list[Block]:
         out += [Heading("Errors"), _table("Each counter against its own meter", "peak", scores)]
     out += _verdicts(validation_result.verdicts())
     out += _plots(validation_result)
-    for name, groups in grouped(validation_result.outcomes):
+    for name, groups in scores_by_group(validation_result.outcomes):
         out.append(_table(f"By {name}", name, groups))
     out += _worst(validation_result)
     out += _ranges(validation_result.outcomes)
@@ -45,21 +45,23 @@ def blocks(validation_result: Validation) -> list[Block]:
 
 
 def _opening(validation_result: Validation) -> Text:
-    scored = sum(one.error is not None for one in validation_result.outcomes)
+    num_scored = sum(one.error is not None for one in validation_result.outcomes)
     summary = (
-        f"{len(validation_result.outcomes)} complete records, {scored} of them with a number to "
-        "be hit; "
+        f"{len(validation_result.outcomes)} complete records, {num_scored} of them with a "
+        "number to be hit; "
         f"{len(validation_result.incomplete)} incomplete ones and "
         f"{len(validation_result.without_figure)} failed runs "
         "without a figure are listed and not scored."
     )
-    taken = Counter(name for one in validation_result.outcomes for name in one.record.taken)
-    if taken:
-        names = ", ".join(f"{name} ({count})" for name, count in taken.most_common())
+    defaults = Counter(name for one in validation_result.outcomes for name in one.record.defaults)
+    if defaults:
+        names = ", ".join(f"{name} ({count})" for name, count in defaults.most_common())
         summary += f" Defaults of the software were taken where records are silent: {names}."
-    declared = Counter(item for one in validation_result.outcomes for item in one.record.declared)
-    if declared:
-        names = ", ".join(f"{item} ({count})" for item, count in declared.most_common())
+    declarations = Counter(
+        item for one in validation_result.outcomes for item in one.record.declarations
+    )
+    if declarations:
+        names = ", ".join(f"{item} ({count})" for item, count in declarations.most_common())
         summary += f" Declared from outside: {names}."
     how = (
         "no calibration"
@@ -82,22 +84,22 @@ def _table(caption: str, name: str, groups: Sequence[Scores]) -> Table:
                 f"{errors.worst:+.2%}",
                 f"{errors.median_signed:+.2%}",
                 f"{errors.below:.0%}",
-                f"{one.inside} of {one.ranged}" if one.ranged else "-",
+                f"{one.inside} of {one.num_ranged}" if one.num_ranged else "-",
             )
         )
     return Table(caption, (name, *_HEAD), rows)
 
 
 def _verdicts(test: VerdictTest) -> list[Block]:
-    if not test.tried and not test.close:
+    if not test.num_tried and not test.close:
         return []
     one = (
-        f"Step one: of {test.tried} verdicts {test.right} were right; for {len(test.close)} more "
-        "runs none was given, because what is left open of context and workspaces decides them."
+        f"Step one: of {test.num_tried} verdicts {test.right} were right; for {len(test.close)} "
+        "more runs none was given, because what is left open of context and workspaces decides them."
     )
     two = (
-        f"Step two: {test.bounded} runs lie below the upper bound that was promised and live when "
-        f"they are capped there; {len(test.unproven)} lie above it: whether they live, the "
+        f"Step two: {test.num_bounded} runs lie below the upper bound that was promised and live "
+        f"when they are capped there; {len(test.unproven)} lie above it: whether they live, the "
         "allocator giving cache back, only another run would show."
     )
     sentences = [one, two]
@@ -173,23 +175,23 @@ def _ranges(outcomes: Sequence[RecordOutcome]) -> list[Block]:
 
 def _left_out(validation_result: Validation) -> list[Block]:
     out: list[Block] = []
-    failed = validation_result.unpredicted()
-    if failed:
+    unpredicted_outcomes = validation_result.unpredicted()
+    if unpredicted_outcomes:
         out += [
             Heading("Without a prediction"),
-            Items([f"{one.record.id}: {one.failure}" for one in failed[:_SHOWN]]),
+            Items([f"{one.record.id}: {one.failure}" for one in unpredicted_outcomes[:_SHOWN]]),
         ]
-    ended = [one for one in validation_result.outcomes if one.record.oom and not one.failure]
-    if ended:
+    oom_outcomes = [one for one in validation_result.outcomes if one.record.oom and not one.failure]
+    if oom_outcomes:
         words = {True: "out of memory", False: "fits", None: "too close to say"}
         out += [
             Heading("Runs that went out of memory"),
-            Items([f"{one.record.id}: predicted: {words[one.runs_out]}" for one in ended]),
+            Items([f"{one.record.id}: predicted: {words[one.runs_out]}" for one in oom_outcomes]),
         ]
     if validation_result.incomplete:
         sets = Counter(one.missing for one in validation_result.incomplete)
         rows = [
-            (", ".join(missing), ", ".join(_named(validation_result, missing)), str(count))
+            (", ".join(missing), ", ".join(_record_names(validation_result, missing)), str(count))
             for missing, count in sets.most_common()
         ]
         out += [
@@ -212,6 +214,6 @@ def _left_out(validation_result: Validation) -> list[Block]:
     return out
 
 
-def _named(validation_result: Validation, missing: tuple[str, ...]) -> list[str]:
+def _record_names(validation_result: Validation, missing: tuple[str, ...]) -> list[str]:
     names = [one.id for one in validation_result.incomplete if one.missing == missing]
     return [*names[:5], f"and {len(names) - 5} more"] if len(names) > 5 else names

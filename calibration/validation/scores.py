@@ -15,7 +15,7 @@ from memest.calibration.validation.predict import RecordOutcome
 from memest.config.software import torch_release_year
 from memest.units import MIB, format_size
 
-__all__ = ["GROUPINGS", "Errors", "Scores", "VerdictTest", "grouped", "likely_cause"]
+__all__ = ["GROUPINGS", "Errors", "Scores", "VerdictTest", "likely_cause", "scores_by_group"]
 
 _SMALL_BATCH = 10
 """Batches of texts from which on the longest row surely has the full length."""
@@ -49,8 +49,8 @@ class Errors:
 
     @classmethod
     def of(cls, pairs: Iterable[tuple[int, int]]) -> Errors | None:
-        """Of (measured, said), None where there are none."""
-        return cls.of_signed([said / measured - 1 for measured, said in pairs])
+        """Of (measured, predicted), None where there are none."""
+        return cls.of_signed([predicted / measured - 1 for measured, predicted in pairs])
 
     @classmethod
     def of_signed(cls, errors: Sequence[float]) -> Errors | None:
@@ -78,13 +78,13 @@ class Scores:
         name: of the group.
         errors: of those with a number to be hit.
         inside: figures that lie in the range told.
-        ranged: figures for which a range was told.
+        num_ranged: figures for which a range was told.
     """
 
     name: str
     errors: Errors
     inside: int
-    ranged: int
+    num_ranged: int
 
     @classmethod
     def of(cls, name: str, outcomes: Iterable[RecordOutcome]) -> Scores | None:
@@ -105,8 +105,8 @@ class VerdictTest:
         right: verdicts that were right: runs that went out of memory were said to, others not.
         wrong: verdicts that were not, by id with what was said.
         close: runs for which no verdict was given, because context or workspaces decide it.
-        bounded: runs with a right verdict whose figure lies below the upper bound that was told:
-            capped there, they live.
+        num_bounded: runs with a right verdict whose figure lies below the upper bound that was
+            told: capped there, they live.
         unproven: ids of those whose figure lies above: capped at the bound they might still live,
             by giving cache back, and only another run would tell.
     """
@@ -114,13 +114,13 @@ class VerdictTest:
     right: int
     wrong: tuple[tuple[str, str], ...]
     close: tuple[str, ...]
-    bounded: int
+    num_bounded: int
     unproven: tuple[str, ...]
 
     @classmethod
     def of(cls, outcomes: Iterable[RecordOutcome]) -> VerdictTest:
         """The test of outcomes; those without a limit or a prediction take no part."""
-        right, bounded = 0, 0
+        right, num_bounded = 0, 0
         wrong: list[tuple[str, str]] = []
         close: list[str] = []
         unproven: list[str] = []
@@ -141,26 +141,26 @@ class VerdictTest:
             if record.oom or one.bound_bytes is None or record.measured_bytes is None:
                 continue
             if record.measured_bytes <= one.bound_bytes:
-                bounded += 1
+                num_bounded += 1
             else:
                 unproven.append(record.id)
-        return cls(right, tuple(wrong), tuple(close), bounded, tuple(unproven))
+        return cls(right, tuple(wrong), tuple(close), num_bounded, tuple(unproven))
 
     @property
-    def tried(self) -> int:
+    def num_tried(self) -> int:
         """Runs with a verdict."""
         return self.right + len(self.wrong)
 
     @property
     def least(self) -> float | None:
         """Share that fails if all unproven ones live; None where nothing was tried."""
-        return len(self.wrong) / self.tried if self.tried else None
+        return len(self.wrong) / self.num_tried if self.num_tried else None
 
     @property
     def most(self) -> float | None:
         """Share that fails if none of the unproven ones lives."""
-        failed = len(self.wrong) + len(self.unproven)
-        return failed / self.tried if self.tried else None
+        num_failures = len(self.wrong) + len(self.unproven)
+        return num_failures / self.num_tried if self.num_tried else None
 
 
 def _software(outcome: RecordOutcome) -> str:
@@ -187,7 +187,7 @@ GROUPINGS: tuple[tuple[str, Callable[[RecordOutcome], str]], ...] = (
 """What outcomes are grouped by: a name and its value."""
 
 
-def grouped(outcomes: Sequence[RecordOutcome]) -> Iterator[tuple[str, list[Scores]]]:
+def scores_by_group(outcomes: Sequence[RecordOutcome]) -> Iterator[tuple[str, list[Scores]]]:
     """The scores by each grouping that has more than one group."""
     for name, value in GROUPINGS:
         groups: dict[str, list[RecordOutcome]] = {}
@@ -211,7 +211,7 @@ def likely_cause(outcome: RecordOutcome) -> str:
     return "not known"
 
 
-def _missed(outcome: RecordOutcome) -> int:
+def _error_bytes(outcome: RecordOutcome) -> int:
     return (outcome.predicted_bytes or 0) - (outcome.record.measured_bytes or 0)
 
 
@@ -259,7 +259,7 @@ def _lengths(outcome: RecordOutcome) -> str:
 
 def _workspaces(outcome: RecordOutcome) -> str:
     slack = outcome.slack_bytes
-    if slack >= MIB and -slack <= _missed(outcome) < 0:
+    if slack >= MIB and -slack <= _error_bytes(outcome) < 0:
         return f"libraries pick their own workspace: up to {format_size(slack)} are left open"
     return ""
 
@@ -269,7 +269,7 @@ def _fragments(outcome: RecordOutcome) -> str:
     share = outcome.fragmentation_bytes / max(outcome.predicted_bytes or 1, 1)
     if outcome.record.metric == "allocated":
         return ""
-    if pad and _missed(outcome) < 0:
+    if pad and _error_bytes(outcome) < 0:
         return (
             "batches of several lengths: segments made for one do not always serve the next, and "
             "the prediction has batches of one length"
@@ -282,10 +282,10 @@ def _fragments(outcome: RecordOutcome) -> str:
     return ""
 
 
-def _taken(outcome: RecordOutcome) -> str:
-    named = [name for name in ("attn_implementation", "loop") if name in outcome.record.taken]
-    if named:
-        return f"the record does not say {' and '.join(named)}: defaults were taken"
+def _default_options(outcome: RecordOutcome) -> str:
+    options = [name for name in ("attn_implementation", "loop") if name in outcome.record.defaults]
+    if options:
+        return f"the record does not say {' and '.join(options)}: defaults were taken"
     return ""
 
 
@@ -296,5 +296,5 @@ _RULES: tuple[Callable[[RecordOutcome], str], ...] = (
     _lengths,
     _workspaces,
     _fragments,
-    _taken,
+    _default_options,
 )

@@ -9,7 +9,7 @@ from typing import Any
 
 from memest.calibration.validation.predict import Predictor, RecordOutcome
 from memest.calibration.validation.records import METRICS, Incomplete, read_records
-from memest.calibration.validation.scores import Scores, VerdictTest, grouped, likely_cause
+from memest.calibration.validation.scores import Scores, VerdictTest, likely_cause, scores_by_group
 from memest.files.texts import write_as
 from memest.report.answer import Answer, register
 from memest.report.page import as_html, as_markdown, as_text
@@ -57,8 +57,8 @@ class Validation(Answer):
 
     def worst(self, count: int = 10) -> list[RecordOutcome]:
         """The outcomes farthest off, the worst first."""
-        scored = [one for one in self.outcomes if one.error is not None]
-        return sorted(scored, key=lambda o: (-abs(o.error or 0), o.record.id))[:count]
+        scored_outcomes = [one for one in self.outcomes if one.error is not None]
+        return sorted(scored_outcomes, key=lambda o: (-abs(o.error or 0), o.record.id))[:count]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -68,14 +68,15 @@ class Validation(Answer):
             "profile": self.profile,
             "scores": [_scores(one) for one in self.scores()],
             "groups": {
-                name: [_scores(one) for one in scores] for name, scores in grouped(self.outcomes)
+                name: [_scores(one) for one in scores]
+                for name, scores in scores_by_group(self.outcomes)
             },
             "verdict_test": {
-                "tried": test.tried,
+                "tried": test.num_tried,
                 "right": test.right,
-                "wrong": [{"id": name, "said": said} for name, said in test.wrong],
+                "wrong": [{"id": name, "said": verdict} for name, verdict in test.wrong],
                 "too_close": list(test.close),
-                "below_bound": test.bounded,
+                "below_bound": test.num_bounded,
                 "unproven": list(test.unproven),
                 "failure_least": test.least,
                 "failure_most": test.most,
@@ -183,7 +184,7 @@ def _scores(one: Scores) -> dict[str, Any]:
         "median_signed_error": errors.median_signed,
         "share_too_low": errors.below,
         "in_range": one.inside,
-        "ranged": one.ranged,
+        "ranged": one.num_ranged,
     }
 
 
@@ -207,8 +208,8 @@ def _record(one: RecordOutcome) -> dict[str, Any]:
         "oom": record.oom,
         "predicted_oom": one.runs_out,
         "peak_at": one.where,
-        "taken": list(record.taken),
-        "declared": list(record.declared),
+        "taken": list(record.defaults),
+        "declared": list(record.declarations),
         "cause": likely_cause(one),
         "failure": one.failure,
     }

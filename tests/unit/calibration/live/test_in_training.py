@@ -457,7 +457,7 @@ class TestCallback:
         trainer.training_step = fails
         with pytest.raises(torch.OutOfMemoryError):
             trainer.train()
-        callback._given_up()  # what the end of the process does
+        callback._at_exit()  # what the end of the process does
 
         with MeasurementStore(store) as kept:
             (found,) = kept.measurements()

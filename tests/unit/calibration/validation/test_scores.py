@@ -6,11 +6,17 @@ import pytest
 
 from memest.calibration.validation.predict import RecordOutcome
 from memest.calibration.validation.records import CaseRecord
-from memest.calibration.validation.scores import Errors, Scores, VerdictTest, grouped, likely_cause
+from memest.calibration.validation.scores import (
+    Errors,
+    Scores,
+    VerdictTest,
+    likely_cause,
+    scores_by_group,
+)
 
 
 def outcome(name="a", *, measured=100, predicted=100, metric="reserved", oom=False, **more):
-    names = ("context_bytes", "setup", "taken", "software", "gpu", "group")
+    names = ("context_bytes", "setup", "defaults", "software", "gpu", "group")
     taken = {key: more.pop(key) for key in names if key in more}
     base = {"group": "set", "setup": {}, "software": {"torch": "2.6"}, "gpu": "A100"}
     record = CaseRecord(
@@ -48,7 +54,7 @@ def test_ranges_are_judged_by_device_peaks_and_by_bounds_of_lengths():
     scores = Scores.of(
         "all", [outcome(measured=m, **ranged) for m in (89, 90, 110, 111)] + [outcome()]
     )
-    assert (scores.inside, scores.ranged) == (2, 4)
+    assert (scores.inside, scores.num_ranged) == (2, 4)
     assert outcome(measured=95, low_bytes=90).inside is True
     assert outcome(measured=101, low_bytes=90).inside is False
 
@@ -68,16 +74,16 @@ def test_the_two_steps_of_the_verdict():
     assert test.right == 3
     assert test.wrong == (("ran", "out of memory"), ("missed", "fits"))
     assert test.close == ("close",)
-    assert test.bounded == 1
+    assert test.num_bounded == 1
     assert test.unproven == ("above",)
     assert (test.least, test.most) == (2 / 5, 3 / 5)
 
 
 def test_groups_that_are_all_alike_are_left_out():
     one, two = outcome("a", gpu="A100", family="bert"), outcome("b", gpu="V100", family="bert")
-    assert [name for name, _ in grouped([one, two])] == ["GPU"]
+    assert [name for name, _ in scores_by_group([one, two])] == ["GPU"]
     old = outcome("c", software={"torch": "1.10"})
-    names = [s.name for s in dict(grouped([one, old]))["software"]]
+    names = [s.name for s in dict(scores_by_group([one, old]))["software"]]
     assert names == ["2021: torch 1.10", "2025: torch 2.6"]
 
 
@@ -92,7 +98,7 @@ def test_groups_that_are_all_alike_are_left_out():
         (outcome(predicted=90, metric="device", floor_bytes=80, bound_bytes=105), "were not read"),
         (outcome(predicted=90, setup={"padded": True, "batch": 4}), "few samples padded"),
         (outcome(predicted=90, setup={"padded": True, "batch": 40}), "several lengths"),
-        (outcome(predicted=90, taken=("loop",)), "does not say loop"),
+        (outcome(predicted=90, defaults=("loop",)), "does not say loop"),
         (outcome(predicted=90), "not known"),
     ],
 )

@@ -59,7 +59,7 @@ def test_verdicts_by_the_limit_of_the_record(written, truth):
     test = found.verdicts()
     assert test.right == 2
     assert test.wrong == (("lied", "out of memory"),)
-    assert (test.bounded, test.unproven) == (1, ())
+    assert (test.num_bounded, test.unproven) == (1, ())
     assert "predicted to go out of memory" in found.to_dict()["records"][2]["cause"]
 
 
