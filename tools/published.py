@@ -68,7 +68,7 @@ def batch_that_fits(record: CaseRecord) -> tuple[int, int]:
     predictor = Predictor(trust_code=True)
     setup = predictor.setup_of(record)
     tracer = Profiler(source=resolve_model(record.model))
-    card = predictor.card_of(record, setup, told=True)
+    card = predictor.card_of(record, setup, with_context=True)
     return largest_batch(card, tracer, setup, parse_alloc_conf(setup.alloc_conf))
 
 

@@ -73,8 +73,8 @@ class CaseRecord:
         oom: whether the run went out of memory; the figure is then how far it came.
         lengths: (shortest, longest) where sequences differ from batch to batch and only their
             bounds are known; then the prediction is a range too.
-        defaults: options that the record does not name and whose defaults are taken.
-        declarations: what was declared for it from outside, as written.
+        taken: options that the record does not name and whose defaults are taken.
+        declared: what was declared for it from outside, as written.
         inputs: what the script feeds the model, where it is not what its head is fed by itself:
             specifications as ``--input`` takes them.
         loss: of the script, where it is not the model's own: a name as ``--loss`` takes it.
@@ -99,8 +99,8 @@ class CaseRecord:
     limit_bytes: int | None = None
     oom: bool = False
     lengths: tuple[int, int] | None = None
-    defaults: tuple[str, ...] = ()
-    declarations: tuple[str, ...] = ()
+    taken: tuple[str, ...] = ()
+    declared: tuple[str, ...] = ()
     inputs: tuple[str, ...] = ()
     loss: str | None = None
     step: str | None = None
@@ -258,8 +258,8 @@ def parse_record(
         limit_bytes=_bytes(document, "limit_bytes"),
         oom=oom,
         lengths=lengths,
-        defaults=tuple(name for name in _DEFAULTS if name not in setup),
-        declarations=used,
+        taken=tuple(name for name in _DEFAULTS if name not in setup),
+        declared=used,
         inputs=_texts(document, "inputs"),
         loss=None if document.get("loss") is None else str(document["loss"]),
         step=None if document.get("step") is None else str(document["step"]),

@@ -53,12 +53,12 @@ def _opening(validation_result: Validation) -> Text:
         f"{len(validation_result.without_figure)} failed runs "
         "without a figure are listed and not scored."
     )
-    defaults = Counter(name for one in validation_result.outcomes for name in one.record.defaults)
+    defaults = Counter(name for one in validation_result.outcomes for name in one.record.taken)
     if defaults:
         names = ", ".join(f"{name} ({count})" for name, count in defaults.most_common())
         summary += f" Defaults of the software were taken where records are silent: {names}."
     declarations = Counter(
-        item for one in validation_result.outcomes for item in one.record.declarations
+        item for one in validation_result.outcomes for item in one.record.declared
     )
     if declarations:
         names = ", ".join(f"{item} ({count})" for item, count in declarations.most_common())
@@ -95,7 +95,8 @@ def _verdicts(test: VerdictTest) -> list[Block]:
         return []
     one = (
         f"Step one: of {test.num_tried} verdicts {test.right} were right; for {len(test.close)} "
-        "more runs none was given, because what is left open of context and workspaces decides them."
+        "more runs none was given, because what is left open of context and workspaces decides "
+        "them."
     )
     two = (
         f"Step two: {test.num_bounded} runs lie below the upper bound that was promised and live "

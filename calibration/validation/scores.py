@@ -283,7 +283,7 @@ def _fragments(outcome: RecordOutcome) -> str:
 
 
 def _default_options(outcome: RecordOutcome) -> str:
-    options = [name for name in ("attn_implementation", "loop") if name in outcome.record.defaults]
+    options = [name for name in ("attn_implementation", "loop") if name in outcome.record.taken]
     if options:
         return f"the record does not say {' and '.join(options)}: defaults were taken"
     return ""

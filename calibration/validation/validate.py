@@ -208,8 +208,8 @@ def _record(one: RecordOutcome) -> dict[str, Any]:
         "oom": record.oom,
         "predicted_oom": one.runs_out,
         "peak_at": one.where,
-        "taken": list(record.defaults),
-        "declared": list(record.declarations),
+        "taken": list(record.taken),
+        "declared": list(record.declared),
         "cause": likely_cause(one),
         "failure": one.failure,
     }

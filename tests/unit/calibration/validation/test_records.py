@@ -20,7 +20,7 @@ def test_a_complete_record_is_taken_with_what_it_says(written):
     assert one.measured_bytes == 99 << 20, "what is not this run's is taken off"
     assert one.limit_bytes == 5 << 30
     assert one.group == "runs"
-    assert one.defaults == ("grad_accum", "dtype", "attn_implementation", "zero_grad")
+    assert one.taken == ("grad_accum", "dtype", "attn_implementation", "zero_grad")
     assert not found.incomplete
     assert not found.problems
 
@@ -61,7 +61,7 @@ def test_an_image_model_needs_no_length(written):
 def test_what_is_declared_fills_gaps_and_nothing_else(written):
     path = written(record(software_={"torch": None}), record(id="two"))
     found = read_records([path], assume={"software.torch": "2.1"})
-    assert [(r.id, r.software["torch"], r.declarations) for r in found.complete] == [
+    assert [(r.id, r.software["torch"], r.declared) for r in found.complete] == [
         ("one", "2.1", ("software.torch=2.1",)), ("two", "2.6", ()),
     ]  # fmt: skip
 

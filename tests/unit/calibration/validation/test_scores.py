@@ -16,7 +16,7 @@ from memest.calibration.validation.scores import (
 
 
 def outcome(name="a", *, measured=100, predicted=100, metric="reserved", oom=False, **more):
-    names = ("context_bytes", "setup", "defaults", "software", "gpu", "group")
+    names = ("context_bytes", "setup", "taken", "software", "gpu", "group")
     taken = {key: more.pop(key) for key in names if key in more}
     base = {"group": "set", "setup": {}, "software": {"torch": "2.6"}, "gpu": "A100"}
     record = CaseRecord(
@@ -98,7 +98,7 @@ def test_groups_that_are_all_alike_are_left_out():
         (outcome(predicted=90, metric="device", floor_bytes=80, bound_bytes=105), "were not read"),
         (outcome(predicted=90, setup={"padded": True, "batch": 4}), "few samples padded"),
         (outcome(predicted=90, setup={"padded": True, "batch": 40}), "several lengths"),
-        (outcome(predicted=90, defaults=("loop",)), "does not say loop"),
+        (outcome(predicted=90, taken=("loop",)), "does not say loop"),
         (outcome(predicted=90), "not known"),
     ],
 )
