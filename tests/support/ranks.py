@@ -182,7 +182,7 @@ def launch_nothing_on_the_cpu() -> None:
 
     said = tuple(
         (theirs, meant.replace('"meta"', '"cpu"'))
-        for theirs, meant in fused_loss._LIGER.said_otherwise
+        for theirs, meant in fused_loss._LIGER.replacements
     )
     fused_loss._LIGER = Library(fused_loss._LIGER.name, fused_loss._LIGER.rewritten, said)
 

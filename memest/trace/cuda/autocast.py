@@ -175,7 +175,7 @@ class _Caster:
             (lists.optional_dtype, _with_dtype),
             (lists.append_dtype, _appending),
             (lists.promote, functools.partial(self._casting, _widest)),
-            (lists.banned, _banned),
+            (lists.banned, _refuse),
         ):
             if name in names:
                 run = treatment
@@ -264,7 +264,7 @@ def _appending(op: Any, args: Any, kwargs: Any) -> Any:
     return torch.ops.aten.norm.ScalarOpt_dim_dtype(x, p, dim, keepdim, dtype=torch.float32)
 
 
-def _banned(op: Any, args: Any, kwargs: Any) -> Any:
+def _refuse(op: Any, args: Any, kwargs: Any) -> Any:
     name = op._schema.name.removeprefix("aten::")
     raise RuntimeError(
         f"torch.nn.functional.{name} is unsafe to autocast, and CUDA's autocast refuses "

@@ -136,7 +136,7 @@ def _roll(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     return recorder.record(aten.cat.default([x]), func)
 
 
-def _copies_strided(*positions: int) -> Handler:
+def _copy_strided(*positions: int) -> Handler:
     """Kernels that call ``contiguous`` on inputs when their result is there.
 
     ``softmax_cpu_out`` and its like (``ATen/native/SoftMax.cpp``), and
@@ -221,9 +221,9 @@ def _gemm_4bit(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     rows, shape = args[0], args[2]
     scales = kwargs.get("absmax_8bit")
     if scales is not None:
-        dequantized = recorder.record(torch.empty_like(scales, dtype=torch.float32), func)
-        _moved = recorder.record(torch.empty_like(dequantized), func)
-        del dequantized
+        dequantized_scales = recorder.record(torch.empty_like(scales, dtype=torch.float32), func)
+        _offset_scales = recorder.record(torch.empty_like(dequantized_scales), func)
+        del dequantized_scales
     _weight = recorder.record(torch.empty(shape, dtype=rows.dtype, device=rows.device), func)
     return recorder.record(func(*args, **kwargs), func)
 
@@ -243,11 +243,11 @@ def cpu_handlers(others: Mapping[Any, Handler]) -> dict[Any, Handler]:
     return {
         aten.native_layer_norm.default: _native_layer_norm,
         aten.roll.default: _roll,
-        aten.embedding_dense_backward.default: _copies_strided(1, 0),
+        aten.embedding_dense_backward.default: _copy_strided(1, 0),
         aten.avg_pool2d_backward.default: _average_pool_backward,
-        aten._softmax.default: _copies_strided(0),
-        aten._log_softmax.default: _copies_strided(0),
-        aten._softmax_backward_data.default: _copies_strided(0, 1),
+        aten._softmax.default: _copy_strided(0),
+        aten._log_softmax.default: _copy_strided(0),
+        aten._softmax_backward_data.default: _copy_strided(0, 1),
         **{op: _promotes(others.get(op)) for op in mixing},
         **{op: _promotes(others.get(op), in_place=True) for op in onto},
         **{op: _promotes(others.get(op), 3) for op in of_three},

@@ -38,7 +38,7 @@ def cuda_operators(
         "log_softmax.int": _softmax_with(aten._log_softmax.default),
         "rms_norm": _rms_norm,
         "scaled_dot_product_attention": partial(
-            scaled_dot_product_attention, gpu=gpu, forced=sdpa_backend, choices=choices
+            scaled_dot_product_attention, gpu=gpu, forced_backend=sdpa_backend, choices=choices
         ),
         "mish_backward": mish_backward,
         **kernels_as_before(gpu.torch),
@@ -177,8 +177,8 @@ def _safe_softmax(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     """
     x, dim = args[0], args[1]
     out = recorder.record(func(*args, **kwargs), func)
-    masked = recorder.record(torch.empty_like(x, dtype=torch.bool), aten.isneginf.default)
-    recorder.record_storage(masked.new_empty(masked.select(dim, 0).shape), aten.all.dim)
+    mask = recorder.record(torch.empty_like(x, dtype=torch.bool), aten.isneginf.default)
+    recorder.record_storage(mask.new_empty(mask.select(dim, 0).shape), aten.all.dim)
     return out
 
 

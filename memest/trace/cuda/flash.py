@@ -71,8 +71,8 @@ def provide_flash_attention() -> Iterator[None]:
     if hasattr(model, "_flash_attn_import_error"):
         changes.append((model, "_flash_attn_import_error", lambda *_, **__: None))
     matrix = getattr(utils, "FLASH_ATTENTION_COMPATIBILITY_MATRIX", {2: {}})
-    known = {**matrix[2], "general_availability_check": lambda *_, **__: True}
-    with patch_attributes(*changes), mock.patch.dict(matrix, {2: known}):
+    entry = {**matrix[2], "general_availability_check": lambda *_, **__: True}
+    with patch_attributes(*changes), mock.patch.dict(matrix, {2: entry}):
         yield
 
 

@@ -21,7 +21,7 @@ from memest.trace.recorder import Handler, Recorder
 __all__ = ["in_place_handlers"]
 
 aten = torch.ops.aten
-_Seen = TypeVar("_Seen")
+_Observation = TypeVar("_Observation")
 
 # derivatives that add two tensors of their own, out of place, before the engine sees them
 # (``var_std_mean_backward`` and ``aminmax_backward`` in ``FunctionsManual.cpp``)
@@ -55,21 +55,21 @@ def _sole_owner() -> tuple[int, int]:
     return _at_addition(join, lambda args: _references(args[0]))
 
 
-def _at_addition(run: Callable[[], Any], look: Callable[[Any], _Seen]) -> _Seen:
-    """What is seen of the arguments of the first addition that something makes."""
-    seen: list[_Seen] = []
+def _at_addition(run: Callable[[], Any], look: Callable[[Any], _Observation]) -> _Observation:
+    """What ``look`` observes of the arguments of the first addition that ``run`` makes."""
+    observations: list[_Observation] = []
 
     class Watch(TorchDispatchMode):
         def __torch_dispatch__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
             if func is aten.add.Tensor:
-                seen.append(look(args))
+                observations.append(look(args))
             return func(*args, **(kwargs or {}))
 
     with Watch():
         run()
-    return seen[0]
+    return observations[0]
 
 
 def _dense(tensor: torch.Tensor) -> bool:

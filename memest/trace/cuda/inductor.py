@@ -40,7 +40,7 @@ _CUDA = torch.device("cuda", 0)
 _CPU = torch.device("cpu")
 _META = torch.device("meta")
 _REGISTERS = 65536  # of a multiprocessor, every architecture since Kepler
-_SHARED = {
+_SHARED_MEMORY = {
     (7, 0): 98304,
     (7, 5): 65536,
     (8, 0): 166912,
@@ -56,13 +56,13 @@ capabilities); it bounds persistent kernels."""
 
 @contextmanager
 def inductor_without_gpu(
-    gpu: GpuTraits, written: Callable[[Code], None]
+    gpu: GpuTraits, on_code: Callable[[Code], None]
 ) -> Iterator[Callable[..., Any]]:
     """Inductor as a backend of ``torch.compile`` for a GPU that is not there.
 
     Args:
         gpu: for which code is written.
-        written: told of each piece of code as it is written.
+        on_code: told of each piece of code as it is written.
 
     Yields:
         A backend for ``torch.compile``. Graphs that are compiled while this is open, those of
@@ -83,9 +83,9 @@ def inductor_without_gpu(
         skip_invoke_subgraph: bool = False,
         input_device: Any = None,
     ) -> Any:
-        kept = _relabel(gm, _META, _CPU)
+        cpu_nodes = _relabel(gm, _META, _CPU)
         out = passes(gm, skip_invoke_subgraph, _CPU)
-        _relabel(out, _CPU, _META, kept)
+        _relabel(out, _CPU, _META, cpu_nodes)
         return out
 
     def compile_inner(gm: Any, example_inputs: Any, **options: Any) -> Any:
@@ -97,7 +97,7 @@ def inductor_without_gpu(
     def to_module(graph: Any) -> Any:
         wrapper, _ = graph.codegen()
         code = Code(wrapper.value, {**graph.constants, **graph.torchbind_constants})
-        written(code)
+        on_code(code)
         return code
 
     def backend(gm: Any, example_inputs: Any) -> Any:
@@ -144,7 +144,7 @@ def _values_are_there(
 
 
 def _relabel(
-    gm: Any, source: torch.device, target: torch.device, kept: frozenset[str] = frozenset()
+    gm: Any, source: torch.device, target: torch.device, skip: frozenset[str] = frozenset()
 ) -> frozenset[str]:
     """Move a graph, its values and its constants' devices, from one device to another.
 
@@ -152,7 +152,7 @@ def _relabel(
         gm: the graph; its subgraphs move too.
         source: type of the device.
         target: the device.
-        kept: names of nodes that stay where they are.
+        skip: names of nodes that stay where they are.
 
     Returns:
         Names of the nodes that were on the target's type before.
@@ -163,23 +163,23 @@ def _relabel(
         same = isinstance(value, torch.device) and value.type == source.type
         return target if same else value
 
-    def moved(value: Any) -> Any:
-        return _moved(value, source, target)
+    def move(value: Any) -> Any:
+        return _move_fake(value, source, target)
 
     for node in gm.graph.nodes:
         value = node.meta.get("val")
         if isinstance(value, torch.Tensor) and value.device.type == target.type:
             before.add(node.name)
-        if node.name in kept:
+        if node.name in skip:
             continue
         node.args = map_aggregate(node.args, device)
         node.kwargs = map_aggregate(node.kwargs, device)
         for key in ("val", "example_value", "eager_input_vals"):
             if key in node.meta:
-                node.meta[key] = tree_map(moved, node.meta[key])
+                node.meta[key] = tree_map(move, node.meta[key])
     for _, child in gm.named_children():
         if isinstance(child, torch.fx.GraphModule):
-            before |= _relabel(child, source, target, kept)
+            before |= _relabel(child, source, target, skip)
     gm.recompile()
     return frozenset(before)
 
@@ -193,23 +193,23 @@ def _composites_differentiable() -> Iterator[None]:
     """
     from torch._decomp import global_decomposition_table
 
-    meta, composed = torch._C.DispatchKey.Meta, "CompositeImplicitAutograd"
+    meta, composite_key = torch._C.DispatchKey.Meta, "CompositeImplicitAutograd"
     has = torch._C._dispatch_has_kernel_for_dispatch_key
-    taken = []
+    removed_kernels = []
     for op in {op for table in global_decomposition_table.values() for op in table}:
         kernels = getattr(op, "py_kernels", {})
-        if meta in kernels and has(op.name(), composed) and not has(op.name(), "AutogradMeta"):
-            taken.append((op, kernels.pop(meta)))
+        if meta in kernels and has(op.name(), composite_key) and not has(op.name(), "AutogradMeta"):
+            removed_kernels.append((op, kernels.pop(meta)))
             op._dispatch_cache.clear()
     try:
         yield
     finally:
-        for op, kernel in taken:
+        for op, kernel in removed_kernels:
             op.py_kernels[meta] = kernel
             op._dispatch_cache.clear()
 
 
-def _moved(value: Any, source: torch.device, target: torch.device) -> Any:
+def _move_fake(value: Any, source: torch.device, target: torch.device) -> Any:
     """A fake tensor of the same layout on another device; anything else as it is."""
     if not isinstance(value, torch.Tensor) or value.device.type != source.type:
         return value
@@ -251,8 +251,8 @@ def _on_meta(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function of fake tensors that writes into them, which fake CUDA tensors do not allow."""
 
     def call(*args: Any) -> Any:
-        on_meta = tree_map(lambda value: _moved(value, _CUDA, _META), args)
-        return tree_map(lambda value: _moved(value, _META, _CUDA), function(*on_meta))
+        on_meta = tree_map(lambda value: _move_fake(value, _CUDA, _META), args)
+        return tree_map(lambda value: _move_fake(value, _META, _CUDA), function(*on_meta))
 
     return call
 
@@ -276,16 +276,16 @@ def _device(gpu: GpuTraits) -> AbstractContextManager[None]:
     properties = types.SimpleNamespace(
         name="GPU",
         minor=minor,
-        shared_memory_per_block_optin=_shared(gpu.capability),
+        shared_memory_per_block_optin=_shared_memory(gpu.capability),
         gcnArchName="",
         **common,
     )
     hints = DeviceProperties(type="cuda", index=0, cc=10 * major + minor, **common)
 
     def cpu_or_gpu(device: Any) -> Any:
-        return made(device) if device.type == "cpu" else hints
+        return create(device) if device.type == "cpu" else hints
 
-    made = DeviceProperties.create
+    create = DeviceProperties.create
 
     def says(value: Any) -> Any:
         return lambda *_, **__: value
@@ -311,6 +311,6 @@ def _device(gpu: GpuTraits) -> AbstractContextManager[None]:
     )
 
 
-def _shared(capability: tuple[int, int]) -> int:
-    known = [size for at_least, size in sorted(_SHARED.items()) if at_least <= capability]
-    return known[-1] if known else 49152
+def _shared_memory(capability: tuple[int, int]) -> int:
+    sizes = [size for at_least, size in sorted(_SHARED_MEMORY.items()) if at_least <= capability]
+    return sizes[-1] if sizes else 49152

@@ -79,7 +79,7 @@ class Code:
         def empty(size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
             return torch.empty_strided(size, stride, dtype=dtype, device="meta")
 
-        def unchecked(*_: Any) -> None:
+        def do_nothing(*_: Any) -> None:
             """Layouts are Inductor's own; a fallback's meta kernel may lay out otherwise."""
 
         space: dict[str, Any] = {
@@ -98,12 +98,12 @@ class Code:
             "empty_strided_cpu_pinned": guards._empty_strided_cpu,
             "reinterpret_tensor": guards._reinterpret_tensor,
             "alloc_from_pool": torch.ops.inductor._alloc_from_pool,
-            "assert_size_stride": unchecked,
-            "assert_alignment": unchecked,
+            "assert_size_stride": do_nothing,
+            "assert_alignment": do_nothing,
             "copy_if_misaligned": lambda tensor: tensor,
             "extern_kernels": _Extern(self),
             "get_raw_stream": lambda _: 0,
-            "run_intermediate_hooks": unchecked,
+            "run_intermediate_hooks": do_nothing,
             "maybe_profile": lambda *_: contextlib.nullcontext(),
         }
         for name, language in _KERNEL.findall(source):
@@ -111,7 +111,7 @@ class Code:
                 self.kernels += 1
                 space[name] = _Kernel(self)
             else:  # computes on the host, which takes nothing from the GPU
-                space[name] = unchecked
+                space[name] = do_nothing
         return space
 
 

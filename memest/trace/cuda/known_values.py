@@ -77,13 +77,13 @@ def assume(tensor: torch.Tensor, make: Callable[[], torch.Tensor], why: str) -> 
 def assumptions_of(tensor: torch.Tensor) -> set[str]:
     """The assumptions that the value of a tensor rests on."""
     assumptions: set[str] = set()
-    seen: set[int] = set()
+    seen_ids: set[int] = set()
     waiting = [recipe_of(tensor)]
     while waiting:
         recipe = waiting.pop()
-        if recipe is None or id(recipe) in seen:
+        if recipe is None or id(recipe) in seen_ids:
             continue
-        seen.add(id(recipe))
+        seen_ids.add(id(recipe))
         if recipe.assumption:
             assumptions.add(recipe.assumption)
         waiting += _recipes((recipe.args, recipe.kwargs))
@@ -98,12 +98,12 @@ def recipe_of(tensor: Any) -> Recipe | None:
     if origin is None or tensor._base is None:
         return None
     # written since, through this or another view
-    changed = recipe_of(tensor._base)
-    if changed is None or not _leads_to(recipe, origin):
+    base_recipe = recipe_of(tensor._base)
+    if base_recipe is None or not _leads_to(recipe, origin):
         return None
-    again = _rebased(recipe, origin, changed)
-    _know(tensor, again, origin=changed)
-    return again
+    view_recipe = _rebase(recipe, origin, base_recipe)
+    _know(tensor, view_recipe, origin=base_recipe)
+    return view_recipe
 
 
 def track(func: Any, args: Any, kwargs: Any, out: Any) -> None:
@@ -122,7 +122,7 @@ def track(func: Any, args: Any, kwargs: Any, out: Any) -> None:
 
 def _track_one(func: Any, args: Any, kwargs: Any, out: torch.Tensor, index: int | None) -> None:
     if any(out is a for a in args):
-        _written(func, args, kwargs, out)
+        _track_write(func, args, kwargs, out)
         return
     if out.dtype not in _DISCRETE and not _may_be_known(args):
         return
@@ -156,11 +156,11 @@ def _may_be_known(args: Any) -> bool:
     return not tensors or any(a.device.type == "cpu" or recipe_of(a) is not None for a in tensors)
 
 
-def _written(func: Any, args: Any, kwargs: Any, out: torch.Tensor) -> None:
+def _track_write(func: Any, args: Any, kwargs: Any, out: torch.Tensor) -> None:
     """An in-place write: the new value is known if the old one and the operands are."""
     base = out._base
     if base is not None and base is not out:
-        _written_through(func, args, kwargs, out, base)
+        _track_view_write(func, args, kwargs, out, base)
         return
     try:
         recipe = Recipe(func, _freeze(args), _freeze(kwargs))
@@ -170,31 +170,31 @@ def _written(func: Any, args: Any, kwargs: Any, out: torch.Tensor) -> None:
     _know(out, recipe, out._version + 1)
 
 
-def _written_through(
+def _track_view_write(
     func: Any, args: Any, kwargs: Any, view: torch.Tensor, base: torch.Tensor
 ) -> None:
     """``mask[:, 0] = 1`` writes into a view: the tensor behind it changes."""
-    old, seen_as = recipe_of(base), recipe_of(view)
+    base_recipe, view_recipe = recipe_of(base), recipe_of(view)
     _forget(base)
     _forget(view)
     try:
         operands, options = _freeze(tuple(args[1:])), _freeze(kwargs)
     except _UnknownValueError:
         return
-    if seen_as is None:
+    if view_recipe is None:
         return
-    if old is None or not _leads_to(seen_as, old):
-        _know(view, Recipe(func, (seen_as, *operands), options), view._version + 1)
+    if base_recipe is None or not _leads_to(view_recipe, base_recipe):
+        _know(view, Recipe(func, (view_recipe, *operands), options), view._version + 1)
         return
 
     def make() -> torch.Tensor:
-        value = _compute(old).clone()
-        func(_view_again(seen_as, old, value), *_thaw(operands), **_thaw(options))
+        value = _compute(base_recipe).clone()
+        func(_view_again(view_recipe, base_recipe, value), *_thaw(operands), **_thaw(options))
         return value
 
-    changed = Recipe(func, (old, operands), options, make=make)
-    _know(base, changed, base._version + 1)
-    _know(view, _rebased(seen_as, old, changed), view._version + 1, changed)
+    new_recipe = Recipe(func, (base_recipe, operands), options, make=make)
+    _know(base, new_recipe, base._version + 1)
+    _know(view, _rebase(view_recipe, base_recipe, new_recipe), view._version + 1, new_recipe)
 
 
 def _leads_to(recipe: Recipe, origin: Recipe) -> bool:
@@ -206,11 +206,11 @@ def _leads_to(recipe: Recipe, origin: Recipe) -> bool:
     return True
 
 
-def _rebased(recipe: Recipe, origin: Recipe, changed: Recipe) -> Recipe:
+def _rebase(recipe: Recipe, origin: Recipe, new_origin: Recipe) -> Recipe:
     """The same chain of views over another tensor."""
     if recipe is origin:
-        return changed
-    parent = _rebased(recipe.args[0], origin, changed)
+        return new_origin
+    parent = _rebase(recipe.args[0], origin, new_origin)
     return Recipe(recipe.func, (parent, *recipe.args[1:]), recipe.kwargs, recipe.index)
 
 
@@ -238,10 +238,10 @@ def _freeze(value: Any) -> Any:
     Raises:
         _UnknownValueError: one of them has none.
     """
-    return tree_map_only(torch.Tensor, _frozen, value)
+    return tree_map_only(torch.Tensor, _freeze_tensor, value)
 
 
-def _frozen(tensor: torch.Tensor) -> torch.Tensor | Recipe:
+def _freeze_tensor(tensor: torch.Tensor) -> torch.Tensor | Recipe:
     if tensor.device.type == "cpu":
         return tensor
     recipe = recipe_of(tensor)

@@ -35,7 +35,7 @@ _bwd = torch.amp.custom_bwd(device_type="cuda")
 def provide_fused_scans(recorder: Recorder) -> Iterator[None]:
     """Let the Mamba families of transformers call the functions below."""
 
-    def noted(function: Any) -> Any:
+    def with_note(function: Any) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
             recorder.note(_NOTE)
             return function(*args, **kwargs)
@@ -43,9 +43,9 @@ def provide_fused_scans(recorder: Recorder) -> Iterator[None]:
         return call
 
     functions = {
-        "causal_conv1d_fn": noted(_causal_conv1d_fn),
-        "mamba_selective_scan": noted(_selective_scan_fn),
-        "mamba_inner_fn": noted(_mamba_inner_fn),
+        "causal_conv1d_fn": with_note(_causal_conv1d_fn),
+        "mamba_selective_scan": with_note(_selective_scan_fn),
+        "mamba_inner_fn": with_note(_mamba_inner_fn),
     }
     names = (f"transformers.models.{family}.modeling_{family}" for family in _FAMILIES)
     modules = [sys.modules[name] for name in names if name in sys.modules]
@@ -152,11 +152,11 @@ class _SelectiveScan(torch.autograd.Function):
         u, delta, a, b, c, d, z, delta_bias = inputs
         u, delta, b, c = (_rows(part) for part in (u, delta, b, c))
         z = None if z is None else _rows(z)
-        out, states, gated = _scan(u, delta, a, z)
-        kept = None if z is None else out
-        ctx.save_for_backward(u, delta, a, b, c, d, z, delta_bias, states, kept)
+        out, states, gated_out = _scan(u, delta, a, z)
+        saved_out = None if z is None else out
+        ctx.save_for_backward(u, delta, a, b, c, d, z, delta_bias, states, saved_out)
         ctx.mark_non_differentiable(states)
-        return (out if gated is None else gated), states
+        return (out if gated_out is None else gated_out), states
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
@@ -178,8 +178,8 @@ def _mamba_inner_fn(xz: torch.Tensor, *weights: Any, **rest: Any) -> torch.Tenso
 
 def _delta(delta_proj: torch.Tensor, x_dbl: torch.Tensor, batch: int) -> torch.Tensor:
     """[inner, batch * length] as [batch, inner, length], positions next to each other."""
-    made = delta_proj @ x_dbl[:, : delta_proj.shape[1]].t()
-    return made.view(made.shape[0], batch, -1).transpose(0, 1)
+    product = delta_proj @ x_dbl[:, : delta_proj.shape[1]].t()
+    return product.view(product.shape[0], batch, -1).transpose(0, 1)
 
 
 class _Mixer(torch.autograd.Function):
@@ -197,8 +197,8 @@ class _Mixer(torch.autograd.Function):
         conv_weight = conv_weight.squeeze(1)
         x, z = xz.chunk(2, dim=1)
         size, batch = a.shape[-1], xz.shape[0]
-        convolved = torch.empty_like(x)
-        flat = convolved.transpose(1, 2).reshape(-1, x.shape[1])
+        conv_out = torch.empty_like(x)
+        flat = conv_out.transpose(1, 2).reshape(-1, x.shape[1])
         x_dbl = functional.linear(flat, x_proj)
         del flat
         delta = _delta(delta_proj, x_dbl, batch)
@@ -207,43 +207,43 @@ class _Mixer(torch.autograd.Function):
             part.view(batch, -1, 1, size).permute(0, 2, 3, 1).contiguous()
             for part in (x_dbl[:, rank : rank + size], x_dbl[:, -size:])
         ]
-        out, states, gated = _scan(convolved, delta, a, z)
+        out, states, gated_out = _scan(conv_out, delta, a, z)
         convolution = xz, conv_weight, conv_bias
         projections = x_dbl, x_proj, delta_proj, out_proj
         ctx.save_for_backward(*convolution, *projections, a, *parts, d, delta_bias, states, out)
         ctx.has_out_bias = out_bias is not None
-        del convolved, delta
-        return functional.linear(gated.transpose(1, 2), out_proj, out_bias)  # type: ignore[union-attr]
+        del conv_out, delta
+        return functional.linear(gated_out.transpose(1, 2), out_proj, out_bias)  # type: ignore[union-attr]
 
     @staticmethod
     @_bwd
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        xz, conv_weight, conv_bias, *saved = ctx.saved_tensors
-        x_dbl, x_proj, delta_proj, out_proj, *scanned = saved
-        a, b, c, d, bias, _, _ = scanned
+        xz, conv_weight, conv_bias, *rest = ctx.saved_tensors
+        x_dbl, x_proj, delta_proj, out_proj, *scan_tensors = rest
+        a, b, c, d, bias, _, _ = scan_tensors
         batch, rank, size = xz.shape[0], delta_proj.shape[1], a.shape[-1]
         x, _ = xz.chunk(2, dim=1)
         grad = _rows(grads[0])
-        convolved = torch.empty_like(x)
+        conv_out = torch.empty_like(x)
         delta = _delta(delta_proj, x_dbl, batch)
         dxz = torch.empty_like(xz)
         dx, dz = dxz.chunk(2, dim=1)
         flat_grad = grad.permute(2, 0, 1).reshape(grad.shape[2], -1)
         _dy = (out_proj.t() @ flat_grad).view(out_proj.shape[1], batch, -1).transpose(0, 1)
-        dconv, ddelta, da, db, dc, dd, dbias = _scan_backward(convolved, delta, a, b, c, d, bias)
-        gated = torch.empty_like(dz)
+        dconv, ddelta, da, db, dc, dd, dbias = _scan_backward(conv_out, delta, a, b, c, d, bias)
+        gated_out = torch.empty_like(dz)
         dout_proj = torch.einsum(
-            "eB,dB->ed", flat_grad, gated.transpose(0, 1).reshape(x.shape[1], -1)
+            "eB,dB->ed", flat_grad, gated_out.transpose(0, 1).reshape(x.shape[1], -1)
         )
         dout_bias = grad.sum(dim=(0, 1)) if ctx.has_out_bias else None
         dx_dbl = torch.empty_like(x_dbl)
-        for made, target in ((db, dx_dbl[:, rank : rank + size]), (dc, dx_dbl[:, -size:])):
-            target.copy_(made.permute(0, 3, 1, 2).reshape(-1, size))
+        for gradient, target in ((db, dx_dbl[:, rank : rank + size]), (dc, dx_dbl[:, -size:])):
+            target.copy_(gradient.permute(0, 3, 1, 2).reshape(-1, size))
         flat_delta = ddelta.transpose(0, 1).reshape(ddelta.shape[1], -1)
         ddelta_proj = torch.einsum("dB,Br->dr", flat_delta, x_dbl[:, :rank])
         dx_dbl[:, :rank].copy_(torch.einsum("dB,dr->Br", flat_delta, delta_proj))
         flat_conv = dconv.transpose(0, 1).reshape(dconv.shape[1], -1)
-        again = convolved.transpose(1, 2).reshape(-1, x.shape[1])
+        again = conv_out.transpose(1, 2).reshape(-1, x.shape[1])
         dx_proj = torch.einsum("Br,Bd->rd", dx_dbl, again)
         del again
         torch.addmm(flat_conv, x_proj.t(), dx_dbl.t(), out=flat_conv)

@@ -26,15 +26,15 @@ class Library:
 
     Attributes:
         name: its package.
-        rewritten: how the names of its modules begin in which something is said otherwise.
-        said_otherwise: what is said there, and what is read in its place.
-        loaded: the library as it was loaded for traces.
+        rewritten_prefix: how the names of its modules begin whose source is changed.
+        replacements: texts of that source, each with what is read in its place.
+        modules: the library as it was loaded for traces, by module name.
     """
 
     name: str
-    rewritten: str
-    said_otherwise: tuple[tuple[str, str], ...]
-    loaded: dict[str, types.ModuleType] = field(default_factory=dict)
+    rewritten_prefix: str
+    replacements: tuple[tuple[str, str], ...]
+    modules: dict[str, types.ModuleType] = field(default_factory=dict)
 
 
 class _Nothing:
@@ -108,7 +108,7 @@ class _Finder(MetaPathFinder):
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         if name == "triton" or name.startswith("triton."):
             return ModuleSpec(name, self, is_package=True)  # type: ignore[arg-type]
-        if name.startswith(self._library.rewritten):
+        if name.startswith(self._library.rewritten_prefix):
             spec = PathFinder.find_spec(name, path, target)
             if spec is not None and isinstance(spec.loader, SourceFileLoader):
                 loader = spec.loader
@@ -130,8 +130,8 @@ class _Rewriting(SourceFileLoader):
 
     def get_code(self, fullname: str) -> Any:
         source = self.get_source(fullname) or ""
-        for said, meant in self._library.said_otherwise:
-            source = source.replace(said, meant)
+        for old, new in self._library.replacements:
+            source = source.replace(old, new)
         return compile(source, self.path, "exec")
 
 
@@ -148,26 +148,26 @@ def without_triton(library: Library, prepare: Callable[[], None]) -> Iterator[No
     def theirs() -> dict[str, types.ModuleType]:
         return {n: m for n, m in sys.modules.items() if n.partition(".")[0] in names}
 
-    _asked_before()
+    _look_for_triton()
     before = theirs()
     for name in before:
         del sys.modules[name]
-    sys.modules.update(library.loaded)
+    sys.modules.update(library.modules)
     finder = _Finder(library)
     sys.meta_path.insert(0, finder)
     try:
-        if not library.loaded:
+        if not library.modules:
             prepare()
         yield
     finally:
         sys.meta_path.remove(finder)
-        library.loaded.update(theirs())
+        library.modules.update(theirs())
         for name in theirs():
             del sys.modules[name]
         sys.modules.update(before)
 
 
-def _asked_before() -> None:
+def _look_for_triton() -> None:
     """Whether there is a real Triton is asked once in a process: before there is another one."""
     has_triton_package: Any = importlib.import_module("torch.utils._triton").has_triton_package
     imports: Any = importlib.import_module("transformers.utils.import_utils")

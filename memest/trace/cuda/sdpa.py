@@ -35,7 +35,7 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
     gpu: GpuTraits,
-    forced: SdpaBackend = SdpaBackend.AUTO,
+    forced_backend: SdpaBackend = SdpaBackend.AUTO,
     choices: list[tuple[SdpaCall, str]] | None = None,
 ) -> torch.Tensor:
     """What ``aten::scaled_dot_product_attention`` runs on a CUDA tensor, operator by operator."""
@@ -52,7 +52,7 @@ def scaled_dot_product_attention(
         grouped=enable_gqa and query.shape[-3] != key.shape[-3],
         needs_grad=needs_grad,
     )
-    backend = choose_backend(call, gpu, forced)
+    backend = choose_backend(call, gpu, forced_backend)
     if choices is not None:
         choices.append((call, backend.value))
     if query.dim() != 4 or len({query.dtype, key.dtype, value.dtype}) > 1:
@@ -66,7 +66,7 @@ def scaled_dot_product_attention(
     if backend is SdpaBackend.FLASH:
         return _flash(query, key, value, dropout_p, is_causal, scale, gpu.torch)
     if backend is SdpaBackend.EFFICIENT:
-        mask = None if attn_mask is None else _aligned(attn_mask, query, key)
+        mask = None if attn_mask is None else _align_mask(attn_mask, query, key)
         return aten._scaled_dot_product_efficient_attention(
             query, key, value, mask, needs_grad, dropout_p, is_causal, scale=scale
         )[0]
@@ -96,12 +96,12 @@ def additive_mask(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return aten.where.ScalarOther(mask, zero, -math.inf)
 
 
-def _aligned(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+def _align_mask(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
     """``preprocess_mask``: rows padded to multiples of 8 elements, expanded to all heads."""
     length = mask.shape[-1]
     if length % 8 and length > 1:
-        padded = torch.nn.functional.pad(mask, (0, 8 - length % 8))
-        mask = padded[..., :length]
+        padded_mask = torch.nn.functional.pad(mask, (0, 8 - length % 8))
+        mask = padded_mask[..., :length]
     return mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
 
 
@@ -161,17 +161,17 @@ def math_attention(
     half = origin in (torch.float16, torch.bfloat16)
     query_acc, key_acc, value_acc = (t.float() if half else t for t in (query, key, value))
     factor = math.sqrt(1.0 / math.sqrt(query.shape[-1]) if scale is None else abs(scale))
-    scaled = query_acc * factor
+    scaled_query = query_acc * factor
     if is_causal:
-        allowed = torch.ones(
+        causal_mask = torch.ones(
             query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device
         ).tril()
-        mask = additive_mask(allowed, scaled.dtype)
-        del allowed
+        mask = additive_mask(causal_mask, scaled_query.dtype)
+        del causal_mask
     if enable_gqa and query.shape[-3] != key.shape[-3]:
         key_acc = key_acc.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
         value_acc = value_acc.repeat_interleave(query.shape[-3] // value.shape[-3], -3)
-    attention = torch.matmul(scaled, key_acc.transpose(-2, -1) * factor)
+    attention = torch.matmul(scaled_query, key_acc.transpose(-2, -1) * factor)
     if mask is not None:
         attention.add_(mask)
     attention = aten._safe_softmax(attention, -1) if safe else torch.softmax(attention, -1)

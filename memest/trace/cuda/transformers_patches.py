@@ -107,8 +107,8 @@ def _remembering(function: Callable[..., Any]) -> Callable[..., Any]:
             else:
                 kwargs["data"] = data
         out = function(*args, **kwargs)
-        known = isinstance(data, torch.Tensor) or recipe_of(out) is not None
-        if out.device.type == "meta" and not known:
+        has_value = isinstance(data, torch.Tensor) or recipe_of(out) is not None
+        if out.device.type == "meta" and not has_value:
             attach(out, _tensor(data, dtype=out.dtype))
         return out
 

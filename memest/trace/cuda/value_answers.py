@@ -65,7 +65,7 @@ def _at() -> str:
     return f" at {line}" if line else ""
 
 
-def _asked_by_own_code(recorder: Recorder, *, quietly: bool = False) -> None:
+def _note_own_question(recorder: Recorder, *, quietly: bool = False) -> None:
     """A value that no trace knows, asked for by a line of the user's: said, and not for ever.
 
     Raises:
@@ -101,11 +101,11 @@ def _item(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
             f"{recorder.current_module or 'the model'}{_at()}): taken as {answer}, as for finite, "
             "dense data."
         )
-        _asked_by_own_code(recorder, quietly=True)
+        _note_own_question(recorder, quietly=True)
         return answer
     if tensor.is_floating_point():
         # scales, norms and learning rates
-        _asked_by_own_code(recorder)
+        _note_own_question(recorder)
         return 0.0 if recorder.origin_of(tensor).startswith(("aten.full", "aten.zeros")) else 1.0
     raise TraceError(
         f"{recorder.current_module or 'the model'} asks for the value of an integer tensor that "
@@ -137,17 +137,17 @@ def _masked_select(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any
 
 def _index(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     tensor, indices = args
-    expanded: list[Any] = []
+    new_indices: list[Any] = []
     for index in indices:
         if not isinstance(index, torch.Tensor) or index.dtype not in (torch.bool, torch.uint8):
-            expanded.append(index)
+            new_indices.append(index)
             continue
         rows = _known_value(recorder, index, "boolean indexing").nonzero()
-        expanded += (
+        new_indices += (
             torch.empty((rows.shape[0],), dtype=torch.int64, device="meta")
             for _ in range(rows.shape[1])
         )
-    return func(tensor, expanded, **kwargs)
+    return func(tensor, new_indices, **kwargs)
 
 
 def _equal(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:

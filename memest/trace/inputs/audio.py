@@ -9,8 +9,8 @@ import torch
 
 from memest.config.setup import Setup, Task
 from memest.trace.inputs.tensors import (
+    BatchPlan,
     BatchSizes,
-    Planned,
     TensorPlan,
     attention_mask,
     check_length,
@@ -52,7 +52,7 @@ def seconds_of(setup: Setup, *, window: float | None = None) -> tuple[float, lis
     return seconds, [f"clips of {seconds:g} s (not given; --audio-seconds sets it)"]
 
 
-def audio(built_model: BuiltModel, setup: Setup, parameters: Mapping[str, Any]) -> Planned:
+def audio(built_model: BuiltModel, setup: Setup, parameters: Mapping[str, Any]) -> BatchPlan:
     """Sound and the labels of the task."""
     main = getattr(built_model.model, "main_input_name", "input_values")
     if main == "input_ids":
@@ -126,7 +126,7 @@ def _spectrogram(
     return [floats("input_values", *shape)], seconds, notes
 
 
-def _speaking(built_model: BuiltModel, setup: Setup) -> Planned:
+def _speaking(built_model: BuiltModel, setup: Setup) -> BatchPlan:
     """Text to speech: text in, a spectrogram as the target."""
     config, batch = built_model.config, setup.batch
     limit = getattr(config, "max_text_positions", None)

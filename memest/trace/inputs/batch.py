@@ -17,12 +17,18 @@ from memest.profiles.sizing import SIZES, SizeAnswer
 from memest.trace.inputs.audio import audio
 from memest.trace.inputs.image import image
 from memest.trace.inputs.multimodal import contrastive, media_and_text
-from memest.trace.inputs.tensors import BatchSizes, Planned, TensorPlan, forward_parameters, realise
+from memest.trace.inputs.tensors import (
+    BatchPlan,
+    BatchSizes,
+    TensorPlan,
+    forward_parameters,
+    realise,
+)
 from memest.trace.inputs.text import text
 from memest.trace.losses.loss import loss_note
 from memest.trace.model.build import BuiltModel
 
-__all__ = ["BatchSizes", "Planned", "PlannedBatch", "TensorPlan", "plan_batch", "realise"]
+__all__ = ["BatchPlan", "BatchSizes", "PlannedBatch", "TensorPlan", "plan_batch", "realise"]
 
 _SPEECH = (Task.CTC, Task.AUDIO_CLASSIFICATION, Task.SPEECH_SEQ2SEQ)
 # these do not cast their input to the dtype of their first layer: a script has to
@@ -52,8 +58,8 @@ class PlannedBatch:
     def answer(self, setup: Setup) -> SizeAnswer:
         """The sizes that the batch takes of a setup, and what there is to say of them."""
         _, sizes, notes = plan_batch(self.built_model, setup)
-        taken = {name: value for name in SIZES if (value := getattr(sizes, name)) is not None}
-        return SizeAnswer(taken, (*notes, *_without_effect(setup, sizes)))
+        taken_sizes = {name: value for name in SIZES if (value := getattr(sizes, name)) is not None}
+        return SizeAnswer(taken_sizes, (*notes, *_without_effect(setup, sizes)))
 
     def whole(self, batch: Mapping[str, Any]) -> Any:
         """The batch as the model takes it."""
@@ -68,16 +74,16 @@ def _without_effect(setup: Setup, sizes: BatchSizes) -> tuple[str, ...]:
     """What to say of sizes that were asked for and that this model's batch does not have."""
     notes = []
     for name in SIZES:
-        value, taken = getattr(setup, name), getattr(sizes, name)
+        value, batch_value = getattr(setup, name), getattr(sizes, name)
         flag = f"--{name.replace('_', '-')} {value:g}" if value is not None else ""
-        if value is not None and taken is None:
+        if value is not None and batch_value is None:
             notes.append(f"{flag} has no effect on this model's inputs")
-        elif value is not None and taken != value:
-            notes.append(f"{flag} has no effect: this model always takes {taken:g}")
+        elif value is not None and batch_value != value:
+            notes.append(f"{flag} has no effect: this model always takes {batch_value:g}")
     return tuple(notes)
 
 
-def plan_batch(built_model: BuiltModel, setup: Setup) -> Planned:
+def plan_batch(built_model: BuiltModel, setup: Setup) -> BatchPlan:
     """The tensors of one micro-batch for this model.
 
     Returns:
@@ -87,7 +93,7 @@ def plan_batch(built_model: BuiltModel, setup: Setup) -> Planned:
         ConfigError: a size the model cannot take, or a model of unknown inputs.
     """
     parameters = forward_parameters(built_model.model)
-    plans, sizes, notes = _planned(built_model, setup, parameters)
+    plans, sizes, notes = _plan(built_model, setup, parameters)
     notes = list(notes)
     if _needs_cast(built_model, setup):
         plans = tuple(_cast(plan, built_model.dtype) for plan in plans)
@@ -109,7 +115,7 @@ def _cast(plan: TensorPlan, dtype: torch.dtype) -> TensorPlan:
     return replace(plan, dtype=dtype)
 
 
-def _planned(built_model: BuiltModel, setup: Setup, parameters: Mapping[str, Any]) -> Planned:
+def _plan(built_model: BuiltModel, setup: Setup, parameters: Mapping[str, Any]) -> BatchPlan:
     if built_model.config is None or not hasattr(built_model.config, "model_type"):
         names = ", ".join(parameters) or "nothing by name"
         raise ConfigError(

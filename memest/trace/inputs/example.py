@@ -42,22 +42,22 @@ class ExampleBatch:
     _spec: TreeSpec | None = None
     _names: tuple[str, ...] = ()
     _leaves: tuple[Any, ...] = ()
-    _made: dict[tuple[int, int | None], tuple[tuple[str, ...], tuple[Any, ...], TreeSpec]] = field(
+    _parts: dict[tuple[int, int | None], tuple[tuple[str, ...], tuple[Any, ...], TreeSpec]] = field(
         default_factory=dict
     )
     _forms: dict[tuple[str, ...], tuple[tuple[str, ...], TreeSpec]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not callable(self.inputs.inputs):
-            self._names, self._leaves, self._spec = _taken_apart(_read(self.inputs.inputs))
+            self._names, self._leaves, self._spec = _take_apart(_read(self.inputs.inputs))
             self.batch = _example_batch(self._leaves)
         self._check_dims()
 
     def _check_dims(self) -> None:
         """A letter that stands nowhere is a slip of the pen."""
-        bound = {name for name, _ in self.inputs.dims}
+        dim_names = {name for name, _ in self.inputs.dims}
         used = self._letters
-        for name in sorted(bound - used):
+        for name in sorted(dim_names - used):
             near = closest(name, used)
             hint = f" Did you mean {near[0]}?" if near else ""
             letters = ", ".join(sorted(used)) or "none"
@@ -75,23 +75,23 @@ class ExampleBatch:
 
     def answer(self, setup: Setup) -> SizeAnswer:
         """The sizes that the batch takes of a setup, and what there is to say of them."""
-        taken: dict[str, Any] = {}
+        taken_sizes: dict[str, Any] = {}
         notes = []
         takes_length = "S" in self._letters or _takes_length(self.inputs.inputs)
         if takes_length:
-            taken["seq_len"] = setup.seq_len or _LENGTH
+            taken_sizes["seq_len"] = setup.seq_len or _LENGTH
             if setup.seq_len is None:
                 notes.append(f"S, the length, is {_LENGTH} (--seq-len sets it)")
-        for name, asked in (
+        for name, value in (
             ("seq_len", None if takes_length else setup.seq_len),
             ("target_len", setup.target_len),
             ("image_size", setup.image_size),
             ("audio_seconds", setup.audio_seconds),
         ):
-            if asked is not None:
-                flag = f"--{name.replace('_', '-')} {asked:g}"
+            if value is not None:
+                flag = f"--{name.replace('_', '-')} {value:g}"
                 notes.append(f"{flag} has no effect on the inputs that were given")
-        return SizeAnswer(taken, tuple(notes))
+        return SizeAnswer(taken_sizes, tuple(notes))
 
     def plan(self, setup: Setup) -> tuple[TensorPlan, ...]:
         """The tensors of a batch of this setup.
@@ -125,9 +125,9 @@ class ExampleBatch:
         if self._spec is not None:
             return self._names, self._leaves, self._spec
         key = setup.batch, setup.seq_len
-        parts = self._made.get(key)
+        parts = self._parts.get(key)
         if parts is None:
-            parts = self._made[key] = _taken_apart(_read(_called(self.inputs.inputs, setup)))
+            parts = self._parts[key] = _take_apart(_read(_call_function(self.inputs.inputs, setup)))
         return parts
 
     def whole(self, batch: Mapping[str, Any]) -> Any:
@@ -159,13 +159,13 @@ class ExampleBatch:
         def split(batch: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any], list[Any]]:
             whole = self.whole(batch)
             if isinstance(whole, Mapping):
-                taken = {k: v for k, v in whole.items() if loose or k in parameters}
-                rest = [v for k, v in whole.items() if k not in taken]
-                if taken or not parameters:
-                    return [], taken, rest
+                arguments = {k: v for k, v in whole.items() if loose or k in parameters}
+                rest = [v for k, v in whole.items() if k not in arguments]
+                if arguments or not parameters:
+                    return [], arguments, rest
                 whole = tuple(whole.values())  # named otherwise than the forward names them
-                needed = max(sum(parameters.values()), 1)
-                return list(whole[:needed]), {}, list(whole[needed:])
+                num_required = max(sum(parameters.values()), 1)
+                return list(whole[:num_required]), {}, list(whole[num_required:])
             items = list(whole) if isinstance(whole, (tuple, list)) else [whole]
             count = len(items) if variadic else len(parameters)
             return items[:count], {}, items[count:]
@@ -185,13 +185,13 @@ def _parameters(model: torch.nn.Module) -> tuple[dict[str, bool], bool, bool]:
         parameters = inspect.signature(base.forward).parameters.values()
     except (TypeError, ValueError):
         return {}, True, True
-    named = {
+    requirements = {
         p.name: p.default is p.empty
         for p in parameters
         if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
     }
     loose = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    return named, loose, any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    return requirements, loose, any(p.kind is p.VAR_POSITIONAL for p in parameters)
 
 
 def _takes_length(function: Any) -> bool:
@@ -203,7 +203,7 @@ def _takes_length(function: Any) -> bool:
         return False
 
 
-def _called(function: Any, setup: Setup) -> Any:
+def _call_function(function: Any, setup: Setup) -> Any:
     """The inputs that a user's function makes for a batch, on meta."""
     more = {"seq_len": setup.seq_len or _LENGTH} if _takes_length(function) else {}
     try:
@@ -243,7 +243,7 @@ def _read(inputs: Any) -> Any:
     return inputs
 
 
-def _taken_apart(inputs: Any) -> tuple[tuple[str, ...], tuple[Any, ...], TreeSpec]:
+def _take_apart(inputs: Any) -> tuple[tuple[str, ...], tuple[Any, ...], TreeSpec]:
     """Names, leaves and the form of a batch."""
     if not isinstance(inputs, (Mapping, tuple, list, torch.Tensor, InputSpec)) or (
         isinstance(inputs, (Mapping, tuple, list)) and not inputs
@@ -296,8 +296,8 @@ def _like(name: str, value: torch.Tensor, own: int | None, batch: int) -> Tensor
     shape = tuple(value.shape)
     if shape and own is not None and shape[0] == own:
         shape = (batch, *shape[1:])
-    known = None
+    make_value = None
     if not value.is_floating_point() and value.device.type == "cpu":
         rows = torch.arange(shape[0]) % value.shape[0] if shape and value.shape[0] else None
-        known = value.clone if rows is None else (lambda: value[rows])
-    return TensorPlan(name=name, shape=shape, dtype=value.dtype, value=known)
+        make_value = value.clone if rows is None else (lambda: value[rows])
+    return TensorPlan(name=name, shape=shape, dtype=value.dtype, value=make_value)

@@ -10,8 +10,8 @@ import torch
 from memest.config.setup import Setup, Task
 from memest.errors import ConfigError
 from memest.trace.inputs.tensors import (
+    BatchPlan,
     BatchSizes,
-    Planned,
     TensorPlan,
     class_labels,
     floats,
@@ -54,7 +54,7 @@ def _side(value: Any) -> int | None:
     return value if isinstance(value, int) else None
 
 
-def image(built_model: BuiltModel, setup: Setup, parameters: Mapping[str, Any]) -> Planned:
+def image(built_model: BuiltModel, setup: Setup, parameters: Mapping[str, Any]) -> BatchPlan:
     """Pixels and the labels of the task."""
     config, batch = built_model.config, setup.batch
     size, notes = image_size_of(config, setup)

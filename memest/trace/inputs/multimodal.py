@@ -19,8 +19,8 @@ from memest.trace.inputs.audio import FRAME_RATE, WINDOW_SECONDS, seconds_of
 from memest.trace.inputs.image import image_size_of
 from memest.trace.inputs.tensors import (
     WORD,
+    BatchPlan,
     BatchSizes,
-    Planned,
     TensorPlan,
     attention_mask,
     floats,
@@ -63,7 +63,9 @@ class Media:
 # -- text around it --------------------------------------------------------------------------------
 
 
-def media_and_text(built_model: BuiltModel, setup: Setup, parameters: Mapping[str, Any]) -> Planned:
+def media_and_text(
+    built_model: BuiltModel, setup: Setup, parameters: Mapping[str, Any]
+) -> BatchPlan:
     """One image or clip for each sample, its placeholders in the text, labels for every token."""
     config, batch = built_model.config, setup.batch
     make = _FAMILIES.get(config.model_type)
@@ -154,7 +156,7 @@ def _marks(shape: tuple[int, int], media: Media) -> Callable[[], torch.Tensor]:
 # -- images, family by family ----------------------------------------------------------------------
 
 
-def _known(name: str, rows: list[Any]) -> TensorPlan:
+def _constant_plan(name: str, rows: list[Any]) -> TensorPlan:
     value = torch.tensor(rows, dtype=torch.int64)
     return TensorPlan(name=name, shape=tuple(value.shape), value=lambda: value)
 
@@ -192,8 +194,8 @@ def _tiles_and_thumbnail(built_model: BuiltModel, setup: Setup) -> Media:
     )
     rows, columns = height // tile, width // tile
     # a square image scaled into a wider grid is cut back to its own shape
-    fitted = min(rows, columns) * side
-    placeholders = side**2 + fitted * (fitted + 1)
+    fitted_side = min(rows, columns) * side
+    placeholders = side**2 + fitted_side * (fitted_side + 1)
     note = (
         f"images of {min(height, width)} x {min(height, width)}: {rows} x {columns} tiles and a "
         f"thumbnail, {placeholders} tokens (--image-size sets it)"
@@ -201,7 +203,7 @@ def _tiles_and_thumbnail(built_model: BuiltModel, setup: Setup) -> Media:
     return Media(
         plans=(
             pixels(setup.batch, rows * columns + 1, 3, tile, tile),
-            _known("image_sizes", [[min(height, width)] * 2] * setup.batch),
+            _constant_plan("image_sizes", [[min(height, width)] * 2] * setup.batch),
         ),
         placeholders=placeholders,
         image_size=min(height, width),
@@ -239,8 +241,8 @@ def _padded_tiles(built_model: BuiltModel, setup: Setup) -> Media:
     return Media(
         plans=(
             pixels(batch, 1, count, 3, tile, tile),
-            _known("aspect_ratio_ids", [[1]] * batch),
-            _known("aspect_ratio_mask", [[[1] + [0] * (count - 1)]] * batch),
+            _constant_plan("aspect_ratio_ids", [[1]] * batch),
+            _constant_plan("aspect_ratio_mask", [[[1] + [0] * (count - 1)]] * batch),
             TensorPlan(name="cross_attention_mask", shape=(batch, length, 1, count), fill=1),
         ),
         placeholders=1,
@@ -249,13 +251,13 @@ def _padded_tiles(built_model: BuiltModel, setup: Setup) -> Media:
     )
 
 
-def _rounded(setup: Setup, unit: int) -> tuple[int, tuple[str, ...]]:
+def _round_size(setup: Setup, unit: int) -> tuple[int, tuple[str, ...]]:
     """A side that is a multiple of ``unit``, and what was assumed."""
-    wanted = setup.image_size or _FREE_SIZE
-    size = max(unit, round(wanted / unit) * unit)
+    requested_size = setup.image_size or _FREE_SIZE
+    size = max(unit, round(requested_size / unit) * unit)
     if setup.image_size is None:
         return size, (f"images of {size} x {size} (any size goes; --image-size sets it)",)
-    return size, (() if size == wanted else (f"images are resized to {size} x {size}",))
+    return size, (() if size == requested_size else (f"images are resized to {size} x {size}",))
 
 
 def _row_of_patches(built_model: BuiltModel, setup: Setup) -> Media:
@@ -263,14 +265,14 @@ def _row_of_patches(built_model: BuiltModel, setup: Setup) -> Media:
     config = getattr(built_model.config, "thinker_config", built_model.config)
     vision = config.vision_config
     merge = vision.spatial_merge_size
-    size, notes = _rounded(setup, vision.patch_size * merge)
+    size, notes = _round_size(setup, vision.patch_size * merge)
     side = size // vision.patch_size
     channels = getattr(vision, "in_channels", None) or getattr(vision, "in_chans", None) or 3
     width = channels * vision.temporal_patch_size * vision.patch_size**2
     return Media(
         plans=(
             pixels(setup.batch * side**2, width),
-            _known("image_grid_thw", [[1, side, side]] * setup.batch),
+            _constant_plan("image_grid_thw", [[1, side, side]] * setup.batch),
         ),
         placeholders=(side // merge) ** 2,
         image_size=size,
@@ -282,7 +284,7 @@ def _merged_patches(built_model: BuiltModel, setup: Setup) -> Media:
     """Pixtral's tower: any size, patches merged two by two."""
     config = built_model.config
     unit = config.vision_config.patch_size * config.spatial_merge_size
-    size, notes = _rounded(setup, unit)
+    size, notes = _round_size(setup, unit)
     largest = config.vision_config.image_size
     if size > largest:
         raise ConfigError(
@@ -292,7 +294,7 @@ def _merged_patches(built_model: BuiltModel, setup: Setup) -> Media:
     return Media(
         plans=(
             pixels(setup.batch, 3, size, size),
-            _known("image_sizes", [[size, size]] * setup.batch),
+            _constant_plan("image_sizes", [[size, size]] * setup.batch),
         ),
         placeholders=(size // unit) ** 2,
         image_size=size,
@@ -363,7 +365,7 @@ _FAMILIES: dict[str, Callable[[BuiltModel, Setup], Media]] = {
 # -- two towers: pairs of text and image, or of text and sound -------------------------------------
 
 
-def contrastive(built_model: BuiltModel, setup: Setup, parameters: Mapping[str, Any]) -> Planned:
+def contrastive(built_model: BuiltModel, setup: Setup, parameters: Mapping[str, Any]) -> BatchPlan:
     """Pairs of text and image (or sound), and the model's own contrastive loss."""
     config, batch = built_model.config, setup.batch
     limit = max_positions(config.text_config)

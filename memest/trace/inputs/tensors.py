@@ -16,8 +16,8 @@ from memest.trace.model.adjust import end_token
 from memest.trace.model.build import BuiltModel
 
 __all__ = [
+    "BatchPlan",
     "BatchSizes",
-    "Planned",
     "TensorPlan",
     "attention_mask",
     "check_length",
@@ -90,7 +90,7 @@ class BatchSizes:
     audio_seconds: float | None = None
 
 
-Planned = tuple[tuple[TensorPlan, ...], BatchSizes, list[str]]
+BatchPlan = tuple[tuple[TensorPlan, ...], BatchSizes, list[str]]
 """Plans in the order a collator makes them, the sizes taken, and notes."""
 
 

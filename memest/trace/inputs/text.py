@@ -11,8 +11,8 @@ from memest.config.setup import Setup, Task
 from memest.errors import ConfigError
 from memest.trace.inputs.tensors import (
     WORD,
+    BatchPlan,
     BatchSizes,
-    Planned,
     TensorPlan,
     attention_mask,
     check_length,
@@ -55,7 +55,7 @@ def seq_len_of(built_model: BuiltModel, setup: Setup) -> tuple[int, list[str]]:
     return setup.seq_len, []
 
 
-def text(built_model: BuiltModel, setup: Setup, parameters: Mapping[str, Any]) -> Planned:
+def text(built_model: BuiltModel, setup: Setup, parameters: Mapping[str, Any]) -> BatchPlan:
     """Token ids, masks and the labels of the task."""
     length, notes = seq_len_of(built_model, setup)
     batch, config = setup.batch, built_model.config
@@ -108,7 +108,7 @@ def _end_to_end(
     parameters: Mapping[str, Any],
     length: int,
     notes: list[str],
-) -> Planned:
+) -> BatchPlan:
     """``DataCollatorWithFlattening``: one row, positions that start anew with every sample.
 
     No mask: kernels for sequences of any length find their ends in the positions, and other

@@ -41,29 +41,34 @@ def bitsandbytes_as_before(setup: Setup) -> Iterator[None]:
         a: torch.Tensor, b: torch.Tensor, quant_state: Any, out: Any = None, bias: Any = None
     ) -> Any:
         # layers gave the transposed weight, a view: what is kept of it is what was gathered
-        return _Dequantized.apply(a, b.t(), bias, quant_state, keeps_input)
+        return _MatMul4Bit.apply(a, b.t(), bias, quant_state, keeps_input)
 
     with mock.patch.object(bitsandbytes, "matmul_4bit", matmul_4bit):
         yield
 
 
-def _weight(packed: torch.Tensor, state: Any, dtype: torch.dtype) -> torch.Tensor:
+def _weight(packed_weight: torch.Tensor, state: Any, dtype: torch.dtype) -> torch.Tensor:
     from bitsandbytes.functional import dequantize_4bit
 
-    return dequantize_4bit(packed.view(-1, 1), state).to(dtype)
+    return dequantize_4bit(packed_weight.view(-1, 1), state).to(dtype)
 
 
-class _Dequantized(torch.autograd.Function):
+class _MatMul4Bit(torch.autograd.Function):
     """``input @ dequantised weight``; what backward needs hangs on the node as attributes."""
 
     @staticmethod
     def forward(
-        ctx: Any, a: torch.Tensor, packed: torch.Tensor, bias: Any, state: Any, keeps_input: bool
+        ctx: Any,
+        a: torch.Tensor,
+        packed_weight: torch.Tensor,
+        bias: Any,
+        state: Any,
+        keeps_input: bool,
     ) -> torch.Tensor:
-        output = torch.nn.functional.linear(a, _weight(packed, state, a.dtype), bias)
+        output = torch.nn.functional.linear(a, _weight(packed_weight, state, a.dtype), bias)
         ctx.state = state
         ctx.bias_dtype = None if bias is None else bias.dtype
-        ctx.tensors = (a if keeps_input else None, packed)
+        ctx.tensors = (a if keeps_input else None, packed_weight)
         if not any(ctx.needs_input_grad[:2]):
             ctx.tensors = (None, None)
         return output
@@ -76,6 +81,6 @@ class _Dequantized(torch.autograd.Function):
             of_bias = gradient.sum(0, dtype=ctx.bias_dtype)
         of_input = None
         if ctx.needs_input_grad[0]:
-            _, packed = ctx.tensors
-            of_input = torch.matmul(gradient, _weight(packed, ctx.state, gradient.dtype))
+            _, packed_weight = ctx.tensors
+            of_input = torch.matmul(gradient, _weight(packed_weight, ctx.state, gradient.dtype))
         return of_input, None, of_bias, None, None

@@ -159,8 +159,10 @@ def _older_order(equation: str, tensors: list[torch.Tensor]) -> tuple[str, list[
     for label in output:
         in_left, in_right = (size.get(label, 1) != 1 for size in sizes)
         (both if in_left and in_right else lone_left if in_left else lone_right).append(label)
-    summed = {*left, *right} - {*output}
-    if not summed or any(size.get(label, 1) == 1 for label in summed for size in sizes):
+    summed_labels = {*left, *right} - {*output}
+    if not summed_labels or any(
+        size.get(label, 1) == 1 for label in summed_labels for size in sizes
+    ):
         # nothing to contract; or summed beforehand, and what remains counts as right and last
         return None
     if not lone_left or not lone_right:
@@ -187,14 +189,14 @@ def _explicit(equation: str, tensors: list[torch.Tensor]) -> tuple[str, str, str
     free = [letter for letter in string.ascii_letters if letter not in equation]
     if max(extra) > len(free) or min(extra) < 0:
         return None
-    shared = "".join(free[: max(extra)])
+    ellipsis_labels = "".join(free[: max(extra)])
     left, right = (
-        name.replace("...", shared[len(shared) - count :])
+        name.replace("...", ellipsis_labels[len(ellipsis_labels) - count :])
         for name, count in zip(names, extra, strict=True)
     )
     if any(len(name) != tensor.dim() for name, tensor in zip((left, right), tensors, strict=True)):
         return None
-    return left, right, output.replace("...", shared)
+    return left, right, output.replace("...", ellipsis_labels)
 
 
 def packed_flash(
@@ -227,7 +229,7 @@ def packed_flash(
     return _PackedFlash.apply(query, key, value, dropout_p, is_causal, scale)
 
 
-def _packed(x: torch.Tensor) -> torch.Tensor:
+def _pack_tokens(x: torch.Tensor) -> torch.Tensor:
     """As ``[batch, heads, tokens, size]`` over ``[tokens, heads, size]``: a view, else a copy."""
     batch, heads, tokens, size = x.shape
     flat = x.transpose(1, 2).reshape(batch * tokens, heads, size)
@@ -247,9 +249,9 @@ class _PackedFlash(torch.autograd.Function):
     ) -> torch.Tensor:
         out, lse, cum_q, cum_k, max_q, max_k, seed, offset, _ = (
             aten._scaled_dot_product_flash_attention.default(
-                _packed(query),
-                _packed(key),
-                _packed(value),
+                _pack_tokens(query),
+                _pack_tokens(key),
+                _pack_tokens(value),
                 dropout_p,
                 is_causal,
                 False,
@@ -266,10 +268,10 @@ class _PackedFlash(torch.autograd.Function):
         query, key, value, out, lse, cum_q, cum_k, seed, offset = ctx.saved_tensors
         dropout_p, is_causal, scale = ctx.settings
         into = aten._scaled_dot_product_flash_attention_backward.default(
-            _packed(grads[0]),
-            _packed(query),
-            _packed(key),
-            _packed(value),
+            _pack_tokens(grads[0]),
+            _pack_tokens(query),
+            _pack_tokens(key),
+            _pack_tokens(value),
             out,
             lse,
             cum_q,

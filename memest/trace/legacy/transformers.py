@@ -161,11 +161,11 @@ def _causal_buffers(model: torch.nn.Module, release: Release) -> None:
         bias = torch.empty((1, 1, size, size), dtype=torch.bool, device="meta")
         module.register_buffer("bias", bias, persistent=False)
         if release < (5, 0):
-            masked = torch.empty((), dtype=torch.float32, device="meta")
-            module.register_buffer("masked_bias", masked, persistent=False)
+            masked_bias = torch.empty((), dtype=torch.float32, device="meta")
+            module.register_buffer("masked_bias", masked_bias, persistent=False)
 
 
-class _Unscaled:
+class _NoScaling:
     """Stands for a factor that is applied later: multiplying by it returns the tensor itself."""
 
     def __rmul__(self, other: Any) -> Any:
@@ -182,7 +182,7 @@ def _scaled_inside(model: torch.nn.Module, _release: Release) -> None:
         return
     for module in model.modules():
         if type(module).__name__ == "OPTAttention":
-            module.scaling = _Unscaled()
+            module.scaling = _NoScaling()
 
 
 # -- functions of the library, for the time of a trace --------------------------------------------
@@ -285,11 +285,11 @@ def _float_masks(*_: Any) -> Patch:
     original: Callable[..., Any] = mapping["sdpa"]
 
     def mask(*args: Any, dtype: torch.dtype = torch.float32, **kwargs: Any) -> Any:
-        allowed = original(*args, dtype=dtype, **kwargs)
-        if allowed is None or allowed.dtype != torch.bool:
-            return allowed
-        out = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device)
-        return out.masked_fill_(allowed.logical_not(), torch.finfo(dtype).min)
+        bool_mask = original(*args, dtype=dtype, **kwargs)
+        if bool_mask is None or bool_mask.dtype != torch.bool:
+            return bool_mask
+        out = torch.zeros(bool_mask.shape, dtype=dtype, device=bool_mask.device)
+        return out.masked_fill_(bool_mask.logical_not(), torch.finfo(dtype).min)
 
     return mock.patch.dict(mapping, {"sdpa": mask})
 

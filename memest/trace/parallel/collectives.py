@@ -51,24 +51,24 @@ def collective_handlers(distributed: Distributed) -> dict[Any, Handler]:
 
     functional = torch.ops._c10d_functional
 
-    def same(_recorder: Recorder, _func: Any, args: Any, _kwargs: Any) -> Any:
+    def pass_on(_recorder: Recorder, _func: Any, args: Any, _kwargs: Any) -> Any:
         return args[0]
 
-    def wrapped(_recorder: Recorder, _func: Any, args: Any, _kwargs: Any) -> Any:
+    def wrap(_recorder: Recorder, _func: Any, args: Any, _kwargs: Any) -> Any:
         return AsyncCollectiveTensor(args[0])
 
     handlers: dict[Any, Handler] = {
-        functional._wrap_tensor_autograd.default: wrapped,
-        functional.wait_tensor.default: same,
+        functional._wrap_tensor_autograd.default: wrap,
+        functional.wait_tensor.default: pass_on,
         torch.ops.c10d.alltoall_base_.default: _exchange,
     }
     gathers = functional.all_gather_into_tensor.default
     if distributed.cp > 1:
         sending = gathers, functional.all_to_all_single.default
-        handlers.update(_kept_until_waited(sending, _BELOW_RING))
+        handlers.update(_asynchronous_handlers(sending, _BELOW_RING))
     if distributed.tp_sequence_parallel:
         sending = gathers, functional.reduce_scatter_tensor.default
-        handlers.update(_kept_until_waited(sending, _BELOW_LOSS))
+        handlers.update(_asynchronous_handlers(sending, _BELOW_LOSS))
     return handlers
 
 
@@ -78,16 +78,16 @@ def _exchange(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     Numbers of tokens are exchanged so (``AllToAllEP._dispatch_tokens``), before the tokens are.
     """
     out = func(*args, **kwargs)
-    received, sent = args[:2]
-    if received.device.type == "meta" and recipe_of(sent) is not None:
-        value = evaluate(sent)
+    target, source = args[:2]
+    if target.device.type == "meta" and recipe_of(source) is not None:
+        value = evaluate(source)
         if value is not None:
-            shape = tuple(received.shape)
-            assume(received, lambda: value.reshape(shape), _EXCHANGED)
+            shape = tuple(target.shape)
+            assume(target, lambda: value.reshape(shape), _EXCHANGED)
     return out
 
 
-def _kept_until_waited(
+def _asynchronous_handlers(
     collectives: tuple[Any, ...], composites: tuple[Any, ...]
 ) -> dict[Any, Handler]:
     """Collectives that keep what they send until it is waited for, and composites taken apart.
@@ -100,25 +100,25 @@ def _kept_until_waited(
         collectives: of torch's functional collectives, whose first argument is sent.
         composites: which arrive whole because they are called below autograd.
     """
-    sent: dict[int, torch.Tensor] = {}
+    sent_tensors: dict[int, torch.Tensor] = {}
 
     def send(_recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
         out = func(*args, **kwargs)
-        sent[out.untyped_storage()._cdata] = args[0]
+        sent_tensors[out.untyped_storage()._cdata] = args[0]
         return out
 
     def wait(_recorder: Recorder, _func: Any, args: Any, _kwargs: Any) -> Any:
-        sent.pop(args[0].untyped_storage()._cdata, None)
+        sent_tensors.pop(args[0].untyped_storage()._cdata, None)
         return args[0]
 
     return {
-        **dict.fromkeys(composites, _decomposed),
+        **dict.fromkeys(composites, _decompose),
         **dict.fromkeys(collectives, send),
         torch.ops._c10d_functional.wait_tensor.default: wait,
     }
 
 
-def _decomposed(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+def _decompose(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     """Here are the parts of a composite that arrived whole."""
     with recorder:
         return func.decompose(*args, **kwargs)
@@ -156,7 +156,7 @@ class Gather:
 
     def __call__(self, value: Any) -> Any:
         """A tensor, or several in tuples, lists and mappings, gathered one after the other."""
-        return value if self.ranks is None else _mapped(self._gathered, value)
+        return value if self.ranks is None else _map_tensors(self._gather, value)
 
     def pad(self, value: Any) -> None:
         """``pad_across_processes`` along the second dimension, where nothing is to be padded.
@@ -164,9 +164,9 @@ class Gather:
         The sizes of all processes are gathered, and compared on the host.
         """
         if self.ranks is not None and value is not None:
-            _mapped(self._compared, value)
+            _map_tensors(self._gather_sizes, value)
 
-    def _gathered(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _gather(self, tensor: torch.Tensor) -> torch.Tensor:
         ranks = self.ranks or 1
         if tensor.ndim == 0:
             tensor = tensor.clone()[None]
@@ -175,18 +175,18 @@ class Gather:
         flat = torch.empty(ranks * tensor.numel(), dtype=tensor.dtype, device=tensor.device)
         return flat.view(-1, *tensor.shape[1:])
 
-    def _compared(self, tensor: torch.Tensor) -> None:
+    def _gather_sizes(self, tensor: torch.Tensor) -> None:
         if tensor.ndim > 1:
             size = torch.empty(tensor.ndim, dtype=torch.int64, device=tensor.device)
-            self._gathered(size[None])
+            self._gather(size[None])
 
 
-def _mapped(function: Any, value: Any) -> Any:
+def _map_tensors(function: Any, value: Any) -> Any:
     """As ``recursively_apply``, which knows named tuples by their fields."""
     if isinstance(value, (tuple, list)):
-        items = [_mapped(function, item) for item in value]
+        items = [_map_tensors(function, item) for item in value]
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     if isinstance(value, dict):
         kind: Any = type(value)
-        return kind({name: _mapped(function, item) for name, item in value.items()})
+        return kind({name: _map_tensors(function, item) for name, item in value.items()})
     return function(value)

@@ -68,8 +68,10 @@ def own_units(model: Any, ep_plan: dict[str, str], fsdp_plan: dict[str, str]) ->
 
     experts = [name for name, _ in model.named_modules() if ep_plan.get(name) == _STYLE]
     out: list[tuple[tuple[str, ...], bool, bool]] = [((name,), True, True) for name in experts]
-    kept = [name for name, style in fsdp_plan.items() if style == "keep_full_weight"]
-    out += [((name,), True, False) for name in fsdp_plan if name not in kept]
-    if is_norm_and_head_pair([(name, model.get_submodule(name)) for name in kept], model):
-        return (*out, (tuple(kept), False, False))
-    return (*out, *(((name,), False, False) for name in kept))
+    full_weight_names = [name for name, style in fsdp_plan.items() if style == "keep_full_weight"]
+    out += [((name,), True, False) for name in fsdp_plan if name not in full_weight_names]
+    if is_norm_and_head_pair(
+        [(name, model.get_submodule(name)) for name in full_weight_names], model
+    ):
+        return (*out, (tuple(full_weight_names), False, False))
+    return (*out, *(((name,), False, False) for name in full_weight_names))

@@ -93,20 +93,20 @@ def cut(model: Any, part: StagePart) -> Iterator[Callable[..., torch.Tensor]]:
     with ExitStack() as stack:
         if not part.first:
             for owner, name in before:
-                _replaced(stack, owner, name)
+                _replace(stack, owner, name)
         for number in range(len(layers)):
             if not part.start <= number < part.stop:
-                _replaced(stack, layers, str(number))
+                _replace(stack, layers, str(number))
         if not part.last:
             for owner, name in behind:
-                _replaced(stack, owner, name)
+                _replace(stack, owner, name)
             for name, child in model.named_children():
                 if child is not base:
-                    _replaced(stack, model, name)
+                    _replace(stack, model, name)
         yield stage_module(model, part)
 
 
-def _replaced(stack: ExitStack, owner: torch.nn.Module, name: str) -> None:
+def _replace(stack: ExitStack, owner: torch.nn.Module, name: str) -> None:
     old = owner._modules[name]
     owner._modules[name] = _Passing()
     stack.callback(owner._modules.__setitem__, name, old)
@@ -147,11 +147,11 @@ class _Stage:
     compute: Callable[..., torch.Tensor]
     run: TrainingLoop
     passes: tuple[tuple[int, ...], torch.dtype]
-    forwarded: dict[int, tuple[tuple[torch.Tensor, ...], list[torch.Tensor]]] = field(
+    forward_results: dict[int, tuple[tuple[torch.Tensor, ...], list[torch.Tensor]]] = field(
         default_factory=dict
     )
     losses: dict[int, torch.Tensor] = field(default_factory=dict)
-    kept: list[Any] = field(default_factory=list)
+    held_tensors: list[Any] = field(default_factory=list)
 
     def forward(self, number: int, inputs: torch.Tensor, target: torch.Tensor | None) -> None:
         """``forward_one_chunk`` and ``_maybe_compute_loss``."""
@@ -159,16 +159,16 @@ class _Stage:
             inputs = inputs.requires_grad_()
         output = self.compute(inputs)
         if not self.part.last and (tuple(output.shape), output.dtype) != self.passes:
-            wanted, dtype = self.passes
+            shape, dtype = self.passes
             raise TraceError(
                 f"--pp cannot cut {type(self.model).__name__}: a stage returns "
-                f"{tuple(output.shape)} in {output.dtype}, not {wanted} in {dtype}, so its layers "
+                f"{tuple(output.shape)} in {output.dtype}, not {shape} in {dtype}, so its layers "
                 "are not called as transformers' plan says."
             )
-        self.forwarded[number] = (output,), [inputs]
+        self.forward_results[number] = (output,), [inputs]
         self.run.recorder.cue(CueKind.STAGE_OUTPUT, number, output)
         if output.requires_grad:
-            output.register_hook(_reached(self.run.recorder, number))
+            output.register_hook(_output_hook(self.run.recorder, number))
         if target is not None:
             loss = causal_loss(self.model)(output, target)
             self.losses[number] = loss
@@ -176,7 +176,7 @@ class _Stage:
 
     def backward(self, number: int, gradient: torch.Tensor | None) -> None:
         """``backward_one_chunk``."""
-        outputs, inputs = self.forwarded.pop(number)
+        outputs, inputs = self.forward_results.pop(number)
         root: Any = self.losses[number] if self.part.last else outputs
         gradients = None if gradient is None else (gradient,)
         input_gradients = stage_backward(root, gradients, inputs)
@@ -186,11 +186,11 @@ class _Stage:
                     output.detach_()
         for value in input_gradients:
             if value is not None:
-                self.kept.append(value)
+                self.held_tensors.append(value)
                 self.run.recorder.cue(CueKind.INPUT_GRADIENT, number, value)
 
 
-def _reached(recorder: Recorder, number: int) -> Callable[[torch.Tensor], None]:
+def _output_hook(recorder: Recorder, number: int) -> Callable[[torch.Tensor], None]:
     """Where wrappers have a hook: behind the backward of the loss, in front of the model's."""
 
     def hook(_gradient: torch.Tensor) -> None:
@@ -280,7 +280,7 @@ def _micro_batch(stage: _Stage, number: int) -> None:
     ):
         if tensor is not None:
             recorder.cue(kind, number, tensor)
-    stage.kept.append((inputs, gradient, target))
+    stage.held_tensors.append((inputs, gradient, target))
     del batch, ids
     _seam(recorder, number, 0)
     recorder.mark(Phase.FORWARD, 1, number + 1)

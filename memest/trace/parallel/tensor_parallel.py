@@ -211,8 +211,8 @@ def quiet_shapes() -> Iterator[None]:
     from transformers.distributed.tensor_parallel import TensorParallelLayer
 
     name, other = "_propagate_tensor_meta_non_cached", "_from_local_last_dim_shard"
-    shapes = _unwatched(getattr(ShardingPropagator, name))
-    strides = staticmethod(_unwatched(getattr(TensorParallelLayer, other)))
+    shapes = _without_modes(getattr(ShardingPropagator, name))
+    strides = staticmethod(_without_modes(getattr(TensorParallelLayer, other)))
     with (
         mock.patch.object(ShardingPropagator, name, shapes),
         mock.patch.object(TensorParallelLayer, other, strides),
@@ -220,7 +220,7 @@ def quiet_shapes() -> Iterator[None]:
         yield
 
 
-def _unwatched(function: Callable[..., Any]) -> Callable[..., Any]:
+def _without_modes(function: Callable[..., Any]) -> Callable[..., Any]:
     from torch.utils._python_dispatch import _disable_current_modes
 
     def quiet(*args: Any, **kwargs: Any) -> Any:

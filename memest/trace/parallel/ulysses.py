@@ -166,13 +166,13 @@ class _Exchange(torch.autograd.Function):
     """``_dim_zero_all_to_all``: into a tensor of its own; nothing is kept for backward."""
 
     @staticmethod
-    def forward(ctx: Any, sent: torch.Tensor) -> torch.Tensor:  # noqa: ARG004
-        return torch.empty_like(sent)
+    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:  # noqa: ARG004
+        return torch.empty_like(tensor)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # noqa: ARG004
-        sent = gradient.contiguous()
-        return torch.empty_like(sent)
+        tensor = gradient.contiguous()
+        return torch.empty_like(tensor)
 
 
 def _exchange(sent: torch.Tensor) -> torch.Tensor:
@@ -266,7 +266,7 @@ def _attention(heads: SharedHeads, core: Callable[[], Callable[..., Any]], *, nc
 
 
 @contextmanager
-def _registered(model: Any, heads: SharedHeads, *, nccl: bool) -> Iterator[None]:
+def _replace_attention(model: Any, heads: SharedHeads, *, nccl: bool) -> Iterator[None]:
     """In front of the attention that the model is configured with (``register_with_transformers``).
 
     Raises:
@@ -314,5 +314,5 @@ def shared_sequence(
     if ways == 1:
         yield None
         return
-    with _registered(model, check_shares_heads(model, ways), nccl=nccl):
+    with _replace_attention(model, check_shares_heads(model, ways), nccl=nccl):
         yield UlyssesBatches(model, setup, nccl=nccl)

@@ -108,13 +108,13 @@ class _Running:
     def __init__(self, recorder: Recorder, numbers: Mapping[int, int]) -> None:
         self._recorder = recorder
         self._numbers = numbers
-        self.stack: list[_Stands] = []
+        self.stack: list[_ModuleHooks] = []
 
-    def enter(self, stands: _Stands) -> None:
+    def enter(self, hooks: _ModuleHooks) -> None:
         """A module's forward begins; a recomputation that was cut short left its modules behind."""
-        if stands.is_root and not self._recorder.in_backward:
+        if hooks.is_root and not self._recorder.in_backward:
             self.stack.clear()
-        self.stack.append(stands)
+        self.stack.append(hooks)
 
     def read(self, parameter: Any) -> None:
         """A module was asked for a parameter (``ZeROOrderedDict.__getitem__``).
@@ -125,7 +125,7 @@ class _Running:
         weight = self._numbers.get(id(parameter))
         if weight is None or not self.stack or not self._recorder.in_forward:
             return
-        if not any(stands.has(weight) for stands in self.stack):
+        if not any(hooks.has(weight) for hooks in self.stack):
             self.stack[-1].take_in(weight, parameter)
 
 
@@ -146,7 +146,7 @@ class _Parameters(dict[str, Any]):
         return dict, (dict(self),)
 
 
-class _Stands:
+class _ModuleHooks:
     """The hooks of one module.
 
     Args:
@@ -168,12 +168,12 @@ class _Stands:
         self._own = own
         self._others: dict[int, torch.nn.Parameter] = {}
         self._running = running
-        self._kept: dict[int, tuple[torch.Tensor, weakref.ref[Any]]] = {}
+        self._original_data: dict[int, tuple[torch.Tensor, weakref.ref[Any]]] = {}
         self._holds: dict[int, list[object]] = {}
-        self._applied = 0
-        self._remaining = 0
-        self._at_outputs = _node(self._output_reached)
-        self._at_inputs = _node(self._input_reached)
+        self._pending_outputs = 0
+        self._pending_inputs = 0
+        self._at_outputs = _node(self._on_output_gradient)
+        self._at_inputs = _node(self._on_input_gradient)
 
     def add(self, module: torch.nn.Module) -> list[Any]:
         """Register them, in the order in which DeepSpeed does."""
@@ -195,8 +195,8 @@ class _Stands:
             self._move(weight, parameter)
 
     def _move(self, weight: int, parameter: torch.nn.Parameter) -> None:
-        if weight not in self._kept:
-            self._kept[weight] = parameter.data, _moved(parameter)
+        if weight not in self._original_data:
+            self._original_data[weight] = parameter.data, _give_own_data(parameter)
 
     @property
     def is_root(self) -> bool:
@@ -223,44 +223,44 @@ class _Stands:
         del module, args
 
         def wrap(tensor: torch.Tensor) -> Any:
-            self._applied += 1
+            self._pending_outputs += 1
             return self._at_outputs.apply(tensor)
 
-        return _mapped(wrap, output)
+        return _map_tensors(wrap, output)
 
     def _wrap_inputs(self, module: Any, args: Any) -> Any:
         del module
-        self._remaining = 0
+        self._pending_inputs = 0
 
         def wrap(tensor: torch.Tensor) -> Any:
-            self._remaining += tensor.requires_grad
+            self._pending_inputs += tensor.requires_grad
             return self._at_inputs.apply(tensor)
 
-        return _mapped(wrap, args)
+        return _map_tensors(wrap, args)
 
-    def _output_reached(self) -> None:
-        if self._applied > 0:
-            self._applied -= 1
+    def _on_output_gradient(self) -> None:
+        if self._pending_outputs > 0:
+            self._pending_outputs -= 1
             self._cue(CueKind.PRE_BACKWARD)
 
-    def _input_reached(self) -> None:
-        self._remaining -= 1
-        if self._remaining == 0:
+    def _on_input_gradient(self) -> None:
+        self._pending_inputs -= 1
+        if self._pending_inputs == 0:
             self.give_back()
             self._cue(CueKind.POST_BACKWARD)
 
     def give_back(self) -> None:
         """The parameters are what they were."""
-        for weight, (data, moved) in self._kept.items():
+        for weight, (data, storage_ref) in self._original_data.items():
             parameter = self._own.get(weight)
             (self._others[weight] if parameter is None else parameter).data = data
-            storage = moved()
+            storage = storage_ref()
             if storage is not None:
                 self._recorder.cue(CueKind.HELD, weight)
                 hold = object()
                 self._holds.setdefault(weight, []).append(hold)
                 weakref.finalize(storage, self._let_go, weight, hold).atexit = False
-        self._kept.clear()
+        self._original_data.clear()
 
     def _let_go(self, weight: int, hold: object) -> None:
         holds = self._holds[weight]
@@ -269,7 +269,7 @@ class _Stands:
         self._recorder.cue(CueKind.LET_GO if oldest else CueKind.LET_GO_NEWEST, weight)
 
 
-def _moved(parameter: torch.nn.Parameter) -> weakref.ref[Any]:
+def _give_own_data(parameter: torch.nn.Parameter) -> weakref.ref[Any]:
     """Put a parameter on data of its own; tells as long as anybody has it."""
     with _disable_current_modes():
         fresh = torch.empty_strided(
@@ -279,7 +279,7 @@ def _moved(parameter: torch.nn.Parameter) -> weakref.ref[Any]:
     return weakref.ref(fresh.untyped_storage())
 
 
-def _node(reached: Any) -> Any:
+def _node(on_gradient: Any) -> Any:
     """A function that passes its argument on, and tells when its gradient is there."""
 
     class Passing(torch.autograd.Function):
@@ -294,22 +294,22 @@ def _node(reached: Any) -> Any:
         @staticmethod
         def backward(ctx: Any, *gradients: Any) -> Any:  # type: ignore[override]
             del ctx
-            reached()
+            on_gradient()
             return gradients
 
     return Passing
 
 
-def _mapped(function: Any, value: Any) -> Any:
+def _map_tensors(function: Any, value: Any) -> Any:
     """Tensors of a structure put through a function, as ``apply_to_tensors_only`` does it."""
     if isinstance(value, (tuple, list)):
-        items = [_mapped(function, item) for item in value]
+        items = [_map_tensors(function, item) for item in value]
         if hasattr(value, "_fields"):
             return type(value)(*items)
         return type(value)(items)
     if isinstance(value, dict):
         for key in value:
-            value[key] = _mapped(function, value[key])
+            value[key] = _map_tensors(function, value[key])
         return value
     return function(value) if isinstance(value, torch.Tensor) else value
 
@@ -318,15 +318,15 @@ def _mapped(function: Any, value: Any) -> Any:
 def hooks_of_stage_3(model: torch.nn.Module, recorder: Recorder, setup: Setup) -> Iterator[None]:
     """DeepSpeed's hooks on every module, for the time of a trace."""
     handles: list[Any] = []
-    stands: list[_Stands] = []
+    module_hooks: list[_ModuleHooks] = []
     dictionaries: list[tuple[torch.nn.Module, Any]] = []
     if setup.partitions_parameters:
         numbers = {id(p): number for number, (_, p) in enumerate(model.named_parameters())}
         running = _Running(recorder, numbers)
         for name, module in model.named_modules():
             own = {numbers[id(p)]: p for p in module.parameters(recurse=False)}
-            stands.append(_Stands(recorder, recorder.hooked_number(name), own, running))
-            handles += stands[-1].add(module)
+            module_hooks.append(_ModuleHooks(recorder, recorder.hooked_number(name), own, running))
+            handles += module_hooks[-1].add(module)
             dictionaries.append((module, module._parameters))
             module._parameters = _Parameters(module._parameters, running)
     try:
@@ -334,10 +334,10 @@ def hooks_of_stage_3(model: torch.nn.Module, recorder: Recorder, setup: Setup) -
     finally:
         for handle in handles:
             handle.remove()
-        for module, kept in dictionaries:
-            kept.clear()
-            kept.update(module._parameters)
-            module._parameters = kept
+        for module, original in dictionaries:
+            original.clear()
+            original.update(module._parameters)
+            module._parameters = original
         # what a module read is given back before the one that it read it of
-        for stand in reversed(stands):
-            stand.give_back()
+        for hooks in reversed(module_hooks):
+            hooks.give_back()
