@@ -127,8 +127,8 @@ def run_estimate(
 
     output.put(answer, lambda: [verdict_sentence(answer)], by=table, depth=levels)
     if explain and run is not None and not output.as_json:
-        ignored, missed = map(str, run.ignored), map(str, run.not_modelled)
-        write_out(render_origins(answer.origins, tuple(ignored), tuple(missed)))
+        ignored_keys, missing_keys = map(str, run.ignored), map(str, run.not_modelled)
+        write_out(render_origins(answer.origins, tuple(ignored_keys), tuple(missing_keys)))
     if unwritten is not None:
         raise unwritten
     return 0
@@ -139,20 +139,20 @@ def _named_gpus(answer: Estimate) -> list[GpuFit]:
     return [] if answer.gpu is None else [answer.gpu, *answer.common_gpus]
 
 
-def _allowed(text: str) -> int:
-    allowed = parse_size(text)
-    if allowed < 1:
+def _budget(text: str) -> int:
+    budget = parse_size(text)
+    if budget < 1:
         raise ConfigError(f"--fail-over {text!r} is no memory at all: write for example 22GiB.")
-    return allowed
+    return budget
 
 
-def within(answer: Estimate, allowed: int) -> Verdict:
+def within(answer: Estimate, budget: int) -> Verdict:
     """Whether the device peak keeps to a number of bytes, by its range."""
     from memest.report.result import Verdict
 
-    if answer.interval.high_bytes <= allowed:
+    if answer.interval.high_bytes <= budget:
         return Verdict.FITS
-    return Verdict.TIGHT if answer.interval.low_bytes <= allowed else Verdict.DOES_NOT_FIT
+    return Verdict.TIGHT if answer.interval.low_bytes <= budget else Verdict.DOES_NOT_FIT
 
 
 def run_fits(
@@ -168,24 +168,24 @@ def run_fits(
     Raises:
         MemestError: with one paragraph that says what to do.
     """
-    allowed = None if fail_over is None else _allowed(fail_over)
-    if not options.get("gpu") and not options.get("gpu_memory") and allowed is None:
+    budget = None if fail_over is None else _budget(fail_over)
+    if not options.get("gpu") and not options.get("gpu_memory") and budget is None:
         raise no_gpu("fits")
     from memest.report.words import budget_sentence, gpu_sentence, verdict_sentence
 
     answer = _answer(model, options, output, max_batch=False, run=run)
     verdicts = [fit.verdict for fit in _named_gpus(answer)]
-    if allowed is not None:
-        verdicts.append(within(answer, allowed))
+    if budget is not None:
+        verdicts.append(within(answer, budget))
     if output.as_json:
         document = answer.to_dict()
-        if allowed is not None:
-            document["fail_over"] = {"bytes": allowed, "verdict": verdicts[-1].value}
+        if budget is not None:
+            document["fail_over"] = {"bytes": budget, "verdict": verdicts[-1].value}
         write_document(document)
     elif not output.quiet:
         sentences = [] if answer.gpu is None else [verdict_sentence(answer)]
         sentences += [gpu_sentence(fit, answer.model.id) for fit in _named_gpus(answer)[1:]]
-        if allowed is not None:
-            sentences.append(budget_sentence(answer, allowed, verdicts[-1]))
+        if budget is not None:
+            sentences.append(budget_sentence(answer, budget, verdicts[-1]))
         write_out("".join(f"{sentence}\n" for sentence in sentences))
     return max(_EXIT_CODES[verdict.value] for verdict in verdicts)

@@ -89,24 +89,24 @@ def _is_mode(text: str) -> bool:
     return bool(_MODE.match(text) or near)
 
 
-def _switch(option: Option, value: str | None, done: list[str]) -> list[str]:
+def _switch(option: Option, value: str | None, tokens: list[str]) -> list[str]:
     """A switch that is named alone, or with a word for true or false."""
     flag = option.flags[0]
     word = "true" if value is None else value.lower()
     if word in _TRUE:
-        done[:] = [token for token in done if token != f"{SWITCHED_OFF}={option.name}"]
+        tokens[:] = [token for token in tokens if token != f"{SWITCHED_OFF}={option.name}"]
         return [flag]
     if word not in _FALSE:
         return [f"{flag}={value}"]
     # the last one counts: off takes back an earlier on, and what a configuration says
-    done[:] = [token for token in done if token != flag]
+    tokens[:] = [token for token in tokens if token != flag]
     return [f"{SWITCHED_OFF}={option.name}"]
 
 
-def _either(option: Option, written: str, value: str | None) -> str:
+def _either(option: Option, flag: str, value: str | None) -> str:
     """A switch with a negative form, as the positive form with a word."""
     word = "true" if value is None else value.lower()
-    if written.startswith("--no-"):
+    if flag.startswith("--no-"):
         word = {**dict.fromkeys(_TRUE, "false"), **dict.fromkeys(_FALSE, "true")}.get(word, word)
     return f"{option.flags[0]}={word}"
 
@@ -124,37 +124,37 @@ def normalise(argv: Sequence[str]) -> list[str]:
         >>> normalise(["--bf16", "True", "--per_device_train_batch_size=4", "--checkpointing"])
         ['--bf16', '--batch=4', '--checkpointing=full']
     """
-    done: list[str] = []
+    tokens: list[str] = []
     waiting = list(argv)
     while waiting:
         token = waiting.pop(0)
         if token == "--":  # noqa: S105 - a word of the command line
-            return [*done, token, *waiting]
+            return [*tokens, token, *waiting]
         if not token.startswith("--"):
-            done.append(token)
+            tokens.append(token)
             continue
-        written, equals, attached = token.partition("=")
-        flag = written.replace("_", "-")
-        value = attached if equals else None
+        spelling, equals, inline_value = token.partition("=")
+        flag = spelling.replace("_", "-")
+        value = inline_value if equals else None
         option = options_by_flag().get(flag)
         if option is None and flag.startswith("--no-"):
             opposite = options_by_flag().get(f"--{flag[5:]}")
             if opposite is not None and opposite.kind is Kind.SWITCH and value is None:
                 option, value = opposite, "false"
-        if flag == "--ray" and not attached:
+        if flag == "--ray" and not inline_value:
             address = waiting.pop(0) if waiting and _ADDRESS.match(waiting[0]) else "auto"
-            done.append(f"{flag}={address}")
+            tokens.append(f"{flag}={address}")
             continue
         if option is None:
-            done.append(flag + equals + attached)
+            tokens.append(flag + equals + inline_value)
             continue
         if option.kind in (Kind.SWITCH, Kind.EITHER):
             if value is None and waiting and waiting[0].lower() in _TRUE | _FALSE:
                 value = waiting.pop(0)
             if option.kind is Kind.SWITCH:
-                done += _switch(option, value, done)
+                tokens += _switch(option, value, tokens)
             else:
-                done.append(_either(option, flag, value))
+                tokens.append(_either(option, flag, value))
             continue
         flag = option.flags[0]
         if option.kind is Kind.MODE:
@@ -162,13 +162,13 @@ def normalise(argv: Sequence[str]) -> list[str]:
                 value = waiting.pop(0)
             words = dict.fromkeys((*_TRUE, ""), "full") | dict.fromkeys(_FALSE, "none")
             word = "full" if value is None else value
-            done.append(f"{flag}={words.get(word.lower(), word)}")
+            tokens.append(f"{flag}={words.get(word.lower(), word)}")
         else:
-            done.append(flag if value is None else f"{flag}={value}")
+            tokens.append(flag if value is None else f"{flag}={value}")
             # a value may look like an option ("-1", "--x"); it is the next word all the same
             if value is None and waiting:
-                done.append(waiting.pop(0))
-    return done
+                tokens.append(waiting.pop(0))
+    return tokens
 
 
 def with_launch(words: Sequence[str]) -> list[str]:
@@ -205,11 +205,13 @@ def plain_question(words: Sequence[str]) -> Callable[[], int] | None:
     texts = _TEXTS if words[0] == "estimate" else {"--fail-over": "fail_over"}
     model: str | None = None
     options: dict[str, Any] = {}
-    shown: dict[str, Any] = {}
+    report_options: dict[str, Any] = {}
     output: dict[str, bool] = {}
     rest = iter(words[1:])
     for word in rest:
-        flag, equals, attached = word.partition("=") if word.startswith("--") else (word, "", "")
+        flag, equals, inline_value = (
+            word.partition("=") if word.startswith("--") else (word, "", "")
+        )
         if not word.startswith("-"):
             if model is not None:
                 return None
@@ -219,13 +221,13 @@ def plain_question(words: Sequence[str]) -> Callable[[], int] | None:
         elif flag in flags and flags[flag].kind is Kind.SWITCH and not equals:
             options[flags[flag].name] = True
         elif flag in flags or flag in texts:
-            value = attached if equals else next(rest, None)
+            value = inline_value if equals else next(rest, None)
             if value is None or (flag in flags and flags[flag].kind is Kind.SWITCH):
                 return None
             if flag in texts:
-                if texts[flag] in shown:
+                if texts[flag] in report_options:
                     return None
-                shown[texts[flag]] = value
+                report_options[texts[flag]] = value
             elif flags[flag].kind is Kind.LIST:
                 options.setdefault(flags[flag].name, []).append(value)
             elif flags[flag].name in options:
@@ -237,4 +239,4 @@ def plain_question(words: Sequence[str]) -> Callable[[], int] | None:
     if model is None or _may_be_file(model):
         return None
     answer = run_estimate if words[0] == "estimate" else run_fits
-    return partial(answer, model, options, Output(**output), **shown)
+    return partial(answer, model, options, Output(**output), **report_options)

@@ -106,8 +106,8 @@ def contents(folder: Path) -> Contents:
             kinds["profiles"].append(entry)
         else:
             kinds["optimizers" if "weights" in entry.key else "unknown"].append(entry)
-    known = {entry.digest for entry in entries}
-    others = sum(1 for name in names if name not in known)
+    digests = {entry.digest for entry in entries}
+    others = sum(1 for name in names if name not in digests)
     return Contents(
         folder=folder,
         profiles=tuple(kinds["profiles"]),
@@ -126,7 +126,7 @@ def _differences(key: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(setup, dict):
         return {}
     usual = Setup().to_dict()
-    changed = {
+    differences = {
         name: setup[name]
         for name in (*_WORDS, *_SWITCHES)
         if name in setup and name in usual and setup[name] != usual[name]
@@ -136,19 +136,19 @@ def _differences(key: Mapping[str, Any]) -> dict[str, Any]:
         value = value[0] if isinstance(value, list) and value else value
         # one of two ways to share a model may be unused, and says 1
         if value is not None and (value is True or value != 1):
-            changed[name] = value
+            differences[name] = value
     if setup.get("optim") == "none":
-        changed["optim"] = "none"
+        differences["optim"] = "none"
     if setup.get("loop") == "plain" and setup.get("grad_accum") != 1:
-        changed["grad_accum"] = True
-    return changed
+        differences["grad_accum"] = True
+    return differences
 
 
 def _words(key: Mapping[str, Any]) -> str:
     words = []
     for name, value in _differences(key).items():
         if name in _READERS:
-            words.append(_named(name, value))
+            words.append(_reader_words(name, value))
         elif name in _WORDS:
             words.append(_WORDS[name].format(_plain(value)))
         elif name in _SPREAD:
@@ -160,7 +160,7 @@ def _words(key: Mapping[str, Any]) -> str:
     return ", ".join(words) or "as by default"
 
 
-def _named(name: str, value: Any) -> str:
+def _reader_words(name: str, value: Any) -> str:
     try:
         return str(_READERS[name](value).words)
     except (ConfigError, AttributeError):
@@ -185,12 +185,12 @@ def _document(contents: Contents, limit: int) -> dict[str, Any]:
     """The document of ``--json``; sizes in bytes, times in UTC."""
 
     def sums(entries: Iterable[Entry]) -> dict[str, Any]:
-        listed = list(entries)
-        used = max((entry.used for entry in listed), default=None)
+        entry_list = list(entries)
+        used = max((entry.used for entry in entry_list), default=None)
         return {
-            "entries": len(listed),
-            "documents": sum(entry.documents for entry in listed),
-            "bytes": sum(entry.bytes for entry in listed),
+            "entries": len(entry_list),
+            "documents": sum(entry.documents for entry in entry_list),
+            "bytes": sum(entry.bytes for entry in entry_list),
             "used": None if used is None else _utc(used),
         }
 
@@ -258,33 +258,37 @@ def cache(
         write_out(f"{json.dumps({'path': str(folder)}) if output.as_json else folder}\n")
         return 0
     if clear:
-        return _report_cleared(folder, output)
+        return _clear_and_report(folder, output)
     limit = size_limit()
-    kept = contents(folder)
+    cache_contents = contents(folder)
     if output.as_json:
-        write_document(_document(kept, limit))
+        write_document(_document(cache_contents, limit))
         return 0
-    write_out(f"{_summary(kept, limit)}\n")
-    if kept.entries:
-        _show(kept, output)
-    if kept.others and not kept.problem:
-        what = "one other file" if kept.others == 1 else f"{kept.others} other files"
+    write_out(f"{_summary(cache_contents, limit)}\n")
+    if cache_contents.entries:
+        _show(cache_contents, output)
+    if cache_contents.others and not cache_contents.problem:
+        what = (
+            "one other file"
+            if cache_contents.others == 1
+            else f"{cache_contents.others} other files"
+        )
         emit(f"memest: {what} in {folder}: not memest's, nothing here touches them.")
     return 0
 
 
-def _report_cleared(folder: Path, output: Output) -> int:
-    freed, left = _clear(folder)
+def _clear_and_report(folder: Path, output: Output) -> int:
+    freed_bytes, left_bytes = _clear(folder)
     if output.as_json:
-        sizes = {"freed_bytes": freed, "left_bytes": left}
+        sizes = {"freed_bytes": freed_bytes, "left_bytes": left_bytes}
         write_document({"schema_version": 1, "path": str(folder), **sizes})
     else:
-        freed_words = f"freed {format_size(freed)}" if freed else "nothing to clear"
+        freed_words = f"freed {format_size(freed_bytes)}" if freed_bytes else "nothing to clear"
         write_out(f"{folder}: {freed_words}.\n")
-    if left:
+    if left_bytes:
         emit(
-            f"memest: {format_size(left)} in {folder} could not be removed: see who owns it, or "
-            "choose another folder with MEMEST_CACHE."
+            f"memest: {format_size(left_bytes)} in {folder} could not be removed: see who owns it, "
+            "or choose another folder with MEMEST_CACHE."
         )
         return 1
     return 0

@@ -36,10 +36,14 @@ def show(
     from memest.calibration.measurement import Status
     from memest.config.setup import choose
 
-    wanted = None if status is None else choose("--status", status, Status)
-    with open_store(store) as kept:
-        runs = [m for m in kept.measurements() if wanted is None or m.status is wanted]
-        running, path = kept.running(), kept.path
+    wanted_status = None if status is None else choose("--status", status, Status)
+    with open_store(store) as measurement_store:
+        runs = [
+            m
+            for m in measurement_store.measurements()
+            if wanted_status is None or m.status is wanted_status
+        ]
+        running, path = measurement_store.running(), measurement_store.path
     if output.as_json:
         document: dict[str, Any] = {"schema_version": 1, "store": str(path), "running": running}
         document["measurements"] = [m.to_dict() for m in runs]
@@ -89,8 +93,8 @@ def export(
     """
     from memest.calibration.exchange import export_records, write_lines
 
-    with open_store(store) as kept:
-        measurements = kept.measurements()
+    with open_store(store) as measurement_store:
+        measurements = measurement_store.measurements()
     if out is None:
         for line in export_records(measurements):
             write_out(f"{line}\n")
@@ -110,10 +114,10 @@ def import_(
     from memest.calibration.exchange import read_measurements
 
     bad = 0
-    with open_store(store, create=True) as kept:
+    with open_store(store, create=True) as measurement_store:
         for path in files:
             measurements, problems = read_measurements(path)
-            bad += _added(path, kept.add(measurements), problems)
+            bad += _report_added(path, measurement_store.add(measurements), problems)
     return _FAILED if bad else 0
 
 
@@ -128,17 +132,17 @@ def merge(
 ) -> int:
     """Take over the measurements of other stores. For example: memest calibrate merge node2.db."""
     bad = 0
-    with open_store(store, create=True) as kept:
+    with open_store(store, create=True) as measurement_store:
         for path in stores:
-            if path.resolve() == kept.path.resolve():
+            if path.resolve() == measurement_store.path.resolve():
                 raise ConfigError(f"{path} is the store itself: name others.")
             with open_store(path) as other:
                 measurements = other.measurements()
-            bad += _added(path, kept.add(measurements), [])
+            bad += _report_added(path, measurement_store.add(measurements), [])
     return _FAILED if bad else 0
 
 
-def _added(path: Path, counts: tuple[int, int, list[str]], problems: list[str]) -> int:
+def _report_added(path: Path, counts: tuple[int, int, list[str]], problems: list[str]) -> int:
     """Say what came of a file; returns how much of it was not taken."""
     new, same, contradictions = counts
     text = f"{path}: {new} new"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from memest.cli.calibrate_run import StoreOption, open_store
-from memest.cli.console import Output, emit, silenced, write_document, write_out
+from memest.cli.console import Output, emit, silence, write_document, write_out
 from memest.cli.flags import shows, value_flag
 from memest.errors import ConfigError
 from memest.files.texts import write_text
@@ -55,7 +55,7 @@ def fit(
     from memest.calibration.fitting.fit import fit_calibration
     from memest.estimation.calibration_files import write_calibration
 
-    with silenced(debug=output.debug):
+    with silence(debug=output.debug):
         pairs = _pairs(_measurements(store, records, gpu), output)
         calibration = fit_calibration(pairs)
     target = out or _own_place(calibration)
@@ -104,7 +104,7 @@ def report(
         if path.suffix.lower() not in (".html", ".htm", ".md"):
             raise ConfigError(f"--out {path}: write FILE.html or FILE.md.")
     used = None if profile is None else read_calibration(profile)
-    with silenced(debug=output.debug):
+    with silence(debug=output.debug):
         pairs = _pairs(_measurements(store, records, gpu), output)
         for path in out or ():
             html = path.suffix.lower() != ".md"
@@ -132,8 +132,8 @@ def _measurements(
             for problem in problems:
                 emit(f"memest: {path}: {problem}; passed over.")
     else:
-        with open_store(store) as kept:
-            measurements = kept.measurements()
+        with open_store(store) as measurement_store:
+            measurements = measurement_store.measurements()
     return _of_gpu(measurements, gpu)
 
 
@@ -145,40 +145,40 @@ def _of_gpu(measurements: list[Measurement], gpu: str | None) -> list[Measuremen
             emit("memest: runs on a CPU are left out; --gpu cpu takes them alone.")
             return [m for m in measurements if m.environment is None or m.environment.gpu != "cpu"]
         return measurements
-    wanted = re.sub(r"[^a-z0-9]", "", gpu.lower())
-    kept = [
+    pattern = re.sub(r"[^a-z0-9]", "", gpu.lower())
+    matches = [
         m
         for m in measurements
-        if m.environment and wanted in re.sub(r"[^a-z0-9]", "", m.environment.gpu.lower())
+        if m.environment and pattern in re.sub(r"[^a-z0-9]", "", m.environment.gpu.lower())
     ]
-    if not kept:
+    if not matches:
         raise ConfigError(
             f"--gpu {gpu!r}: no run was measured on it. Measured: {', '.join(names) or 'nothing'}."
         )
-    return kept
+    return matches
 
 
-def _pairs(measured: list[Measurement], output: Output) -> list[Pair]:
+def _pairs(measurements: list[Measurement], output: Output) -> list[Pair]:
     """Predictions beside measurements; progress on a terminal."""
     from memest.calibration.fitting.prediction import pair
 
-    if not measured:
+    if not measurements:
         raise ConfigError("nothing was measured yet: `memest calibrate run` does it.")
     pairs = []
     with output.progress() as progress:
-        for number, measurement in enumerate(measured, start=1):
+        for number, measurement in enumerate(measurements, start=1):
             if progress is not None:
-                progress(f"predicting {number} of {len(measured)}: {measurement.case.id}")
+                progress(f"predicting {number} of {len(measurements)}: {measurement.case.id}")
             pairs.append(pair(measurement))
-    for said in _other_software(measured):
-        emit(f"memest: {said}")
+    for note in _other_software(measurements):
+        emit(f"memest: {note}")
     for one in pairs:
         if one.failure:
             emit(f"memest: {one.measurement.case.id}: no prediction: {one.failure}")
     return pairs
 
 
-def _other_software(measured: list[Measurement]) -> list[str]:
+def _other_software(measurements: list[Measurement]) -> list[str]:
     """What to say where predictions are made with other code than the measured runs ran."""
     from memest.config.installed import release
 
@@ -187,7 +187,7 @@ def _other_software(measured: list[Measurement]) -> list[str]:
         here = release(package)
         there = {
             getattr(m.environment, package).partition("+")[0]
-            for m in measured
+            for m in measurements
             if m.environment is not None
         } - {"", here}
         if here is not None and there:

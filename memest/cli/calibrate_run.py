@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from memest.cli.console import Output, emit, silenced, write_document, write_out
+from memest.cli.console import Output, emit, silence, write_document, write_out
 from memest.cli.flags import shows, switch, value_flag
 from memest.errors import ConfigError
 from memest.units import format_size
@@ -100,24 +100,24 @@ def run(
     from memest.calibration.case import with_events
     from memest.calibration.running.runner import run_cases
 
-    chosen = read_campaign(campaign)
-    cases = _matching(chosen.cases, only)
+    chosen_campaign = read_campaign(campaign)
+    cases = _matching(chosen_campaign.cases, only)
     if record_events:
         cases = [with_events(case) for case in cases]
-    with silenced(debug=output.debug), open_store(store, create=True) as kept:
-        with _shown(output) as tell:
+    with silence(debug=output.debug), open_store(store, create=True) as measurement_store:
+        with _progress_lines(output) as tell:
             summary = run_cases(
                 cases,
                 _device(device),
-                kept,
+                measurement_store,
                 command=shlex.join(["memest", *sys.argv[1:]]),
                 timeout=timeout,
                 budget=budget,
                 tell=tell,
             )
-        path = kept.path
+        path = measurement_store.path
     if output.as_json:
-        document = {"schema_version": 1, "campaign": chosen.name, "store": str(path)}
+        document = {"schema_version": 1, "campaign": chosen_campaign.name, "store": str(path)}
         document |= {"runs": [_document(summary)]}
         write_document(document)
     else:
@@ -161,11 +161,11 @@ def verify(
     from memest.calibration.running.verify import verify_store
 
     command = shlex.join(["memest", *sys.argv[1:]])
-    with silenced(debug=output.debug), open_store(store) as kept:
+    with silence(debug=output.debug), open_store(store) as measurement_store:
         pattern = _pattern(only)
-        with _shown(output) as tell:
+        with _progress_lines(output) as tell:
             outcome = verify_store(
-                kept,
+                measurement_store,
                 _device(device),
                 pattern=pattern,
                 profile=profile,
@@ -208,7 +208,7 @@ def _matching(cases: Sequence[Case], only: str | None) -> list[Case]:
 
 
 @contextlib.contextmanager
-def _shown(output: Output) -> Iterator[Callable[[Progress], None]]:
+def _progress_lines(output: Output) -> Iterator[Callable[[Progress], None]]:
     """A line for each case, on a terminal also the one under way and the time left; on stderr."""
     if output.silent:
         yield lambda _: None
@@ -227,23 +227,23 @@ def _shown(output: Output) -> Iterator[Callable[[Progress], None]]:
 def _line(progress: Progress) -> None:
     if progress.measurement is not None:
         left = f", {text}" if (text := _time(progress.seconds_left)) else ""
-        emit(f"{progress.number}/{progress.total} {_ended(progress.measurement)}{left}")
+        emit(f"{progress.number}/{progress.total} {_outcome_line(progress.measurement)}{left}")
 
 
-def _ended(measured: Measurement) -> str:
+def _outcome_line(measurement: Measurement) -> str:
     """One case in one line."""
-    text = f"{measured.case.id}: {measured.status.value}"
+    text = f"{measurement.case.id}: {measurement.status.value}"
     peaks = [
         f"{name} {format_size(value)}"
         for name in ("allocated", "reserved", "device")
-        if (value := getattr(measured, f"{name}_bytes")) is not None
+        if (value := getattr(measurement, f"{name}_bytes")) is not None
     ]
     if peaks:
         text += f", {', '.join(peaks)}"
-    if measured.failure is not None:
-        first = (measured.failure.message.splitlines() or [""])[0]
-        text += f" ({measured.failure.phase}: {first[:160]})"
-    return f"{text}, {measured.seconds:.1f} s"
+    if measurement.failure is not None:
+        first = (measurement.failure.message.splitlines() or [""])[0]
+        text += f" ({measurement.failure.phase}: {first[:160]})"
+    return f"{text}, {measurement.seconds:.1f} s"
 
 
 def _time(seconds: float | None) -> str:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from memest.report.answer import Answer
 
-__all__ = ["Output", "PipeClosedError", "emit", "silenced", "write_document", "write_out"]
+__all__ = ["Output", "PipeClosedError", "emit", "silence", "write_document", "write_out"]
 
 _SHOW_AFTER_SECONDS = 1.0
 _PIPE_WIDTH = 1000
@@ -68,7 +68,7 @@ def _no_stdout() -> MemestError:
 
 
 @contextlib.contextmanager
-def silenced(*, debug: bool) -> Iterator[None]:
+def silence(*, debug: bool) -> Iterator[None]:
     """Keep warnings of other libraries off stderr: what matters comes back as a note."""
     if debug:
         yield
@@ -76,14 +76,14 @@ def silenced(*, debug: bool) -> Iterator[None]:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    disabled = logging.root.manager.disable
+    level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logging.disable(disabled)
+        logging.disable(level)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,13 +218,13 @@ class Output:
             transient=True,
             redirect_stdout=False,
         )
-        started = time.monotonic()
+        start_time = time.monotonic()
         running = False
 
         def show(text: str) -> None:
             nonlocal running
             spinner.update(text=Text(text))
-            if not running and time.monotonic() - started > _SHOW_AFTER_SECONDS:
+            if not running and time.monotonic() - start_time > _SHOW_AFTER_SECONDS:
                 live.start()
                 running = True
 
@@ -237,5 +237,5 @@ class Output:
     @contextlib.contextmanager
     def working(self) -> Iterator[Callable[[str], None] | None]:
         """:meth:`progress`, with other libraries silenced unless they are to be debugged."""
-        with silenced(debug=self.debug), self.progress() as progress:
+        with silence(debug=self.debug), self.progress() as progress:
             yield progress

@@ -137,7 +137,7 @@ def env(
     facts = environment()
     drift = None
     if check:
-        drift = _checked(output)
+        drift = _run_check(output)
         facts["check"] = drift.to_dict()
     code = 1 if drift is not None and drift.found else 0
     if output.as_json:
@@ -154,11 +154,13 @@ def env(
     if facts["gpus_note"]:
         rows.append(("GPU", facts["gpus_note"]))
     rows += [(f"path of {name}", path) for name, path in facts["paths"].items()]
-    kept = facts["cache"]
-    if kept["path"] is None:
+    cache_facts = facts["cache"]
+    if cache_facts["path"] is None:
         rows.append(("path of cache", "none: this user has no home folder that is known"))
     else:
-        rows.append(("path of cache", f"{kept['path']} ({format_size(kept['bytes'])})"))
+        rows.append(
+            ("path of cache", f"{cache_facts['path']} ({format_size(cache_facts['bytes'])})")
+        )
     rows += sorted(facts["variables"].items())
     if facts["releases"]["note"]:
         rows.append(("releases", facts["releases"]["note"]))
@@ -170,7 +172,7 @@ def env(
     return code
 
 
-def _checked(output: Output) -> Drift:
+def _run_check(output: Output) -> Drift:
     from memest.calibration.drift import check_drift
 
     for package in VERIFIED:

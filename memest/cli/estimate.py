@@ -74,8 +74,8 @@ def estimate(
     For example: memest estimate bert-large-uncased --batch 8 --fp16 --gpu rtx-3090, or with the
     configuration of the run, memest estimate run.yaml, or its launch command after --.
     """
-    shown = {"by": by, "depth": depth, "out": out, "snapshot": snapshot}
-    return run_estimate(str(model), options, output, run=run, explain=explain, **shown)
+    report_options = {"by": by, "depth": depth, "out": out, "snapshot": snapshot}
+    return run_estimate(str(model), options, output, run=run, explain=explain, **report_options)
 
 
 @with_options

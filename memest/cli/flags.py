@@ -98,17 +98,15 @@ def shows(
         flags = []
         for name in names:
             spelt, help_text = _FLAGS[name]
-            declared = switch(
-                spelt, quiet if name == "quiet" and quiet else help_text, panel=OUTPUT
-            )
-            kind = Annotated[bool, declared]
+            option = switch(spelt, quiet if name == "quiet" and quiet else help_text, panel=OUTPUT)
+            kind = Annotated[bool, option]
             flags.append(
                 inspect.Parameter(
                     name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=kind
                 )
             )
-        kept = [each for each in own.parameters.values() if each.name != "output"]
-        return with_signature(command, function, own.replace(parameters=[*kept, *flags]))
+        parameters = [each for each in own.parameters.values() if each.name != "output"]
+        return with_signature(command, function, own.replace(parameters=[*parameters, *flags]))
 
     return give
 

@@ -41,11 +41,12 @@ def _search(query: str) -> list[GpuSpec]:
     try:
         return [find_gpu(query)]
     except UnknownGpuError:
-        wanted = normalise(query)
+        search_text = normalise(query)
         gpu_specs = [
             spec
             for spec in list_gpus()
-            if wanted and any(wanted in normalise(text) for text in (spec.name, *spec.aliases))
+            if search_text
+            and any(search_text in normalise(text) for text in (spec.name, *spec.aliases))
         ]
         gpu_specs = gpu_specs or [
             spec for spec in list_gpus() if query.strip().lower() == spec.architecture.lower()

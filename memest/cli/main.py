@@ -76,7 +76,7 @@ def _explain(error: BaseException) -> tuple[str, int]:
     return message, _FAILURE
 
 
-def _guarded(work: Callable[[], Any], *, debug: bool) -> int:
+def _guard(work: Callable[[], Any], *, debug: bool) -> int:
     """Run, and turn whatever happens into an exit code."""
     try:
         answer = work()
@@ -127,15 +127,15 @@ def run(argv: Sequence[str] | None = None) -> int:
         The exit code; nothing is raised.
     """
     _keep_streams_apart()
-    typed = list(sys.argv[1:] if argv is None else argv)
-    before = typed[: typed.index("--")] if "--" in typed else typed
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    before = arguments[: arguments.index("--")] if "--" in arguments else arguments
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
             # a path or a name may hold what the terminal's encoding has not
             reconfigure(errors="backslashreplace")
     _not_kept()  # of what ran in this process before
-    code = _guarded(lambda: _run(typed), debug="--debug" in before)
+    code = _guard(lambda: _run(arguments), debug="--debug" in before)
     if not {"-q", "--quiet"} & set(before):
         _tell_what_was_not_kept()
     return code
@@ -166,9 +166,9 @@ def _tell_what_was_not_kept() -> None:
         )
 
 
-def _run(typed: Sequence[str]) -> Any:
+def _run(arguments: Sequence[str]) -> Any:
     """The common questions at once, everything else by way of Typer."""
-    words = normalise(with_launch(typed))
+    words = normalise(with_launch(arguments))
     command = plain_question(words)
     if command is not None:
         return command()

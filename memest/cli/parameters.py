@@ -39,14 +39,14 @@ def _parameter(option: Option) -> inspect.Parameter:
     first, *others = option.flags
     short = [flag for flag in others if not flag.startswith("--")]
     also = [flag for flag in others if flag.startswith("--")]
-    described = option.help
+    help_text = option.help
     if also:
-        described += f" Also {', '.join(also)}."
+        help_text += f" Also {', '.join(also)}."
     info = typer.Option(
         first,
         *short,
         autocompletion=_complete_gpu if option.name == "gpu" else None,
-        help=described,
+        help=help_text,
         metavar=option.metavar,
         rich_help_panel=option.panel.value,
         show_default=False,
@@ -144,25 +144,26 @@ def read_question(
     Raises:
         ConfigError: no model, or anything that a reader refuses.
     """
-    written = [each for each in models if names_config(each)]
-    apart = compares and len(written) == len(models)
-    if len(written) > 1 and not apart:
+    configurations = [each for each in models if names_config(each)]
+    apart = compares and len(configurations) == len(models)
+    if len(configurations) > 1 and not apart:
         raise ConfigError(
-            f"{written[0]} and {written[1]} stand in the place of models, and a configuration is "
-            "of one run. Files of one run together: --config A --config B. Runs that differ: "
-            "memest compare A B, with nothing but configurations in the place of models."
+            f"{configurations[0]} and {configurations[1]} stand in the place of models, and a "
+            "configuration is of one run. Files of one run together: --config A --config B. Runs "
+            "that differ: memest compare A B, with nothing but configurations in the place of "
+            "models."
         )
-    files = [*config, *written]
-    named = [each for each in models if each not in files]
+    files = [*config, *configurations]
+    model_names = [each for each in models if each not in files]
     place = {name: value for name, value in options.items() if not find_option(name).field}
     flags = {name: value for name, value in options.items() if name not in place}
-    first = named[0] if named else None
+    first = model_names[0] if model_names else None
     if files or launch is not None:
         flags = {**_switched_off(off, flags), **flags}
-    if apart and len(written) > 1:
+    if apart and len(configurations) > 1:
         read = tuple(
             read_config(*config, each, config_format=config_format, command=launch, **flags)
-            for each in written
+            for each in configurations
         )
         return CommandQuestion(models=(), options=place, run=read[0], runs=read)
     if config_format is not None and not files and launch is None:
@@ -181,7 +182,7 @@ def read_question(
             else "Missing argument 'MODEL'. Name a model, a configuration (run.yaml) or, after --, "
             "the launch command of the run: `memest estimate --help` has examples."
         )
-    chosen = run.options if files or launch is not None else flags
+    run_options = run.options if files or launch is not None else flags
     for axis in axes:
         name = axis.partition("=")[0].lstrip("-").replace("-", "_")
         try:
@@ -189,13 +190,13 @@ def read_question(
         except ConfigError:
             continue
         whole = field == "precision"
-        chosen = {
+        run_options = {
             key: value
-            for key, value in chosen.items()
+            for key, value in run_options.items()
             if key in flags or not (key == find_option(name).name or (whole and key == field))
         }
-    known = tuple(named) or tuple(filter(None, (run.model,)))
-    return CommandQuestion(models=known, options={**place, **chosen}, run=run)
+    references = tuple(model_names) or tuple(filter(None, (run.model,)))
+    return CommandQuestion(models=references, options={**place, **run_options}, run=run)
 
 
 def _switched_off(off: Sequence[str], flags: Mapping[str, Any]) -> dict[str, Any]:
@@ -212,8 +213,8 @@ def _is_named(value: Any) -> bool:
 
 
 def _is_argument(parameter: inspect.Parameter) -> bool:
-    described = getattr(parameter.annotation, "__metadata__", ())
-    return any(isinstance(info, typer.models.ArgumentInfo) for info in described)
+    metadata = getattr(parameter.annotation, "__metadata__", ())
+    return any(isinstance(info, typer.models.ArgumentInfo) for info in metadata)
 
 
 def with_options(function: Callable[..., int]) -> Callable[..., int]:
@@ -235,9 +236,9 @@ def with_options(function: Callable[..., int]) -> Callable[..., int]:
     def command(**values: Any) -> int:
         options = {name: value for name in names if _is_named(value := values.pop(name))}
         several = "models" in values
-        typed = values["models"] if several else values["model"]
+        model_arguments = values["models"] if several else values["model"]
         question = read_question(
-            [each for each in ((typed or ()) if several else [typed]) if each],
+            [each for each in ((model_arguments or ()) if several else [model_arguments]) if each],
             options,
             config=values.pop("config") or (),
             config_format=values.pop("config_format"),
@@ -261,7 +262,7 @@ def with_options(function: Callable[..., int]) -> Callable[..., int]:
                     emit(f"memest: {note}")
         return function(options=question.options, **values)
 
-    kept = [
+    own_parameters = [
         parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
         for parameter in own.parameters.values()
         if parameter.name not in ("options", "run", "runs")
@@ -270,10 +271,10 @@ def with_options(function: Callable[..., int]) -> Callable[..., int]:
     arguments = [
         # a model may come from a configuration or a launch command
         p.replace(default=None) if p.name in ("model", "models") else p
-        for p in kept
+        for p in own_parameters
         if _is_argument(p)
     ]
-    rest = [p for p in kept if not _is_argument(p)]
+    rest = [p for p in own_parameters if not _is_argument(p)]
     files = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
         for name, kind in _CONFIGURATIONS.items()

@@ -19,15 +19,18 @@ __all__ = ["replay"]
 _EXPANDABLE = "expandable_segments"
 
 
-def _others(asked: list[str], recorded: AllocatorConf) -> list[tuple[str, AllocatorConf]]:
+def _others(conf_texts: list[str], recorded_conf: AllocatorConf) -> list[tuple[str, AllocatorConf]]:
     """The options to play the recording again with: the other kind of segments, those asked for."""
     from memest.replay.conf import parse_alloc_conf
 
-    flipped = not recorded.expandable_segments
+    expandable = not recorded_conf.expandable_segments
     results = [
-        (f"{_EXPANDABLE}:{flipped}", dataclasses.replace(recorded, expandable_segments=flipped))
+        (
+            f"{_EXPANDABLE}:{expandable}",
+            dataclasses.replace(recorded_conf, expandable_segments=expandable),
+        )
     ]
-    for text in asked:
+    for text in conf_texts:
         try:
             results.append((text, parse_alloc_conf(text)))
         except ConfigError as error:

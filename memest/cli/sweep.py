@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from memest.cli.console import Output, emit, silenced, write_out
+from memest.cli.console import Output, emit, silence, write_out
 from memest.cli.flags import OUTPUT, argument, shows, switch, value_flag
 from memest.cli.parameters import with_options
 from memest.errors import ConfigError
@@ -84,9 +84,9 @@ class _Files:
                     return
                 raw, end = line.encode("utf-8", errors="backslashreplace"), file.tell()
                 try:
-                    done = file.write(raw)
-                    while done < len(raw):  # the disk took a part: the next write says why
-                        done += file.write(raw[done:])
+                    num_written = file.write(raw)
+                    while num_written < len(raw):  # the disk took a part: the next write says why
+                        num_written += file.write(raw[num_written:])
                 except OSError as error:
                     error.filename = str(self.lines)
                     self.unwritten = error
@@ -100,11 +100,11 @@ class Interruption:
     """Ctrl-C, kept in mind: one inside a callback of torch gets lost on its way up."""
 
     def __init__(self) -> None:
-        self._asked = False
+        self._requested = False
         self._waits = False
 
     @contextlib.contextmanager
-    def noticed(self) -> Iterator[None]:
+    def watch(self) -> Iterator[None]:
         """Stop on Ctrl-C, unless whoever calls this has made something else of it."""
         before = signal.getsignal(signal.SIGINT)
         if before is not signal.default_int_handler:
@@ -121,28 +121,28 @@ class Interruption:
         """Stop before this or after it, not within: a point is kept and counted, or neither."""
         self._waits = True
         try:
-            self._stop_if_asked()
+            self._stop_if_requested()
             yield
         finally:
             self._waits = False
-        self._stop_if_asked()
+        self._stop_if_requested()
 
     def _stop(self, *_: object) -> None:
-        self._asked = True
+        self._requested = True
         if not self._waits:
             raise KeyboardInterrupt
 
-    def _stop_if_asked(self) -> None:
-        if self._asked:
+    def _stop_if_requested(self) -> None:
+        if self._requested:
             raise KeyboardInterrupt
 
 
 def _answers(plan: SweepPlan, files: _Files, output: Output, *, stream: bool) -> Sweep:
     """Answer every point, streaming JSON lines on the way."""
-    done: list[SweepPoint] = []
+    sweep_points: list[SweepPoint] = []
     with contextlib.ExitStack() as stack:
         interruption = Interruption()
-        stack.enter_context(interruption.noticed())
+        stack.enter_context(interruption.watch())
         keep = stack.enter_context(files.line_by_line())
         # a line for each point shows as much
         hidden = stream and sys.stdout.isatty()
@@ -153,26 +153,28 @@ def _answers(plan: SweepPlan, files: _Files, output: Output, *, stream: bool) ->
                 line = f"{point.to_json()}\n"
                 with interruption.between_points():
                     keep(line)
-                    done.append(point)
+                    sweep_points.append(point)
                 if stream:  # a reader who does not read must not keep Ctrl-C waiting
                     write_out(line)
                 if show is not None:
-                    show(f"{len(done)} of {plan.num_points}: {point.model}")
+                    show(f"{len(sweep_points)} of {plan.num_points}: {point.model}")
         except KeyboardInterrupt:
-            kept = "" if files.lines is None else f"; {files.lines} keeps them"
-            emit(f"memest: interrupted after {len(done)} of {plan.num_points} points{kept}.")
+            note = "" if files.lines is None else f"; {files.lines} keeps them"
+            emit(
+                f"memest: interrupted after {len(sweep_points)} of {plan.num_points} points{note}."
+            )
             raise
-    return plan.collect(done)
+    return plan.collect(sweep_points)
 
 
 def _one_format(**formats: bool) -> str:
-    chosen = [name for name, wanted in formats.items() if wanted]
-    if len(chosen) > 1:
+    names = [name for name, is_on in formats.items() if is_on]
+    if len(names) > 1:
         raise ConfigError(
-            f"--{chosen[0]} and --{chosen[1]} exclude each other: stdout has one format. Drop one, "
-            f"or write the other to a file with --out grid.{chosen[1]}."
+            f"--{names[0]} and --{names[1]} exclude each other: stdout has one format. Drop one, "
+            f"or write the other to a file with --out grid.{names[1]}."
         )
-    return chosen[0] if chosen else ""
+    return names[0] if names else ""
 
 
 @with_options
@@ -274,7 +276,7 @@ def sweep(
         )
     check_metric(metric, has_gpu=plan.grid.has_gpu)
     files = _Files(out, heatmap, plan, metric)
-    with silenced(debug=output.debug):
+    with silence(debug=output.debug):
         answers = _answers(plan, files, output, stream=shape == "jsonl")
     unwritten = files.write(answers)
     if output.quiet:

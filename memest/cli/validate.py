@@ -76,7 +76,7 @@ def validate(
     with output.working() as show:
         validation_result = score(
             files,
-            assume=_declared(assume or []),
+            assume=_read_assumptions(assume or []),
             only=only,
             profile=None if profile is None else str(profile),
             trust_code=trust_code,
@@ -101,7 +101,7 @@ def validate(
     return 0 if any(one.error is not None for one in validation_result.outcomes) else _FAILED
 
 
-def _declared(texts: list[str]) -> dict[str, Any]:
+def _read_assumptions(texts: list[str]) -> dict[str, Any]:
     """Fields and values; a value that is JSON is taken as it is, anything else as text."""
     values: dict[str, Any] = {}
     for text in texts:

@@ -199,7 +199,7 @@ def test_a_point_is_kept_and_counted_or_neither():
                     signal.raise_signal(signal.SIGINT)
                 counted.append(point)
 
-    with interruption.noticed(), pytest.raises(KeyboardInterrupt):
+    with interruption.watch(), pytest.raises(KeyboardInterrupt):
         answer()
     assert kept == counted == [0, 1]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
