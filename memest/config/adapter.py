@@ -166,8 +166,8 @@ def _method(name: Any, option: str) -> str:
         return text
     if name is None:
         raise ConfigError(f"{option} names no peft_type: add for example peft_type LORA.")
-    what = f"{option}: the method {str(name)!r}"
-    raise not_legal(what, text, METHODS, state="is not modelled")
+    label = f"{option}: the method {str(name)!r}"
+    raise not_legal(label, text, METHODS, state="is not modelled")
 
 
 def _plain(value: Any) -> Any:

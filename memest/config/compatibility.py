@@ -193,20 +193,22 @@ def _check_shared_model(setup: TrainingOptions) -> None:
 def _check_ulysses(setup: TrainingOptions) -> None:
     """Sequences that several GPUs share by DeepSpeed's Ulysses."""
     distributed = setup.distributed
-    ways = distributed.sp
-    if ways == 1:
+    degree = distributed.sp
+    if degree == 1:
         return
     if not distributed.zero and distributed.cp == 1:
         sharded = distributed.fsdp is not Fsdp.NONE
-        instead = f"--cp {ways}" if sharded else f"--zero 3 --sp {ways}"
-        where = f"--fsdp {distributed.fsdp}" if sharded else "DDP"
+        remedy = f"--cp {degree}" if sharded else f"--zero 3 --sp {degree}"
+        strategy = f"--fsdp {distributed.fsdp}" if sharded else "DDP"
         raise ConfigError(
-            f"--sp {ways} is DeepSpeed's, and accelerate sets it up in DeepSpeed's engine alone, "
-            f"not under {where}: write {instead}, or add --zero 1, 2 or 3 in its place."
+            f"--sp {degree} is DeepSpeed's, and accelerate sets it up in DeepSpeed's engine alone, "
+            f"not under {strategy}: write {remedy}, or add --zero 1, 2 or 3 in its place."
         )
     refuse_pairs(setup, "--sp", "sp")
     _check_length(
-        setup, ways, f"--sp {ways}: DeepSpeed's loader cuts every sequence in {ways} equal parts"
+        setup,
+        degree,
+        f"--sp {degree}: DeepSpeed's loader cuts every sequence in {degree} equal parts",
     )
 
 
@@ -219,26 +221,26 @@ def _check_context_parallel(setup: TrainingOptions) -> None:
     (``ParallelismConfig``).
     """
     distributed = setup.distributed
-    size, ways = distributed.fsdp_shard_size, distributed.cp
-    if ways == 1:
+    size, degree = distributed.fsdp_shard_size, distributed.cp
+    if degree == 1:
         return
     if not distributed.zero and distributed.fsdp is Fsdp.NONE:
         raise ConfigError(
-            f"--cp {ways} is priced under FSDP2, over whose mesh its GPUs share the parameters "
+            f"--cp {degree} is priced under FSDP2, over whose mesh its GPUs share the parameters "
             "(dp_shard_cp): add --fsdp full_shard."
         )
-    if size is not None and (size % ways or (size == ways and distributed.num_copies > 1)):
-        shard_size = max(2, -(-size // ways)) * ways
-        why = "is no multiple of it" if size % ways else "leaves nothing to dp_shard"
+    if size is not None and (size % degree or (size == degree and distributed.num_copies > 1)):
+        shard_size = max(2, -(-size // degree)) * degree
+        why = "is no multiple of it" if size % degree else "leaves nothing to dp_shard"
         raise ConfigError(
-            f"--cp {ways} and --fsdp-shard-size {size}: that {why}, and accelerate refuses copies "
-            f"that are not sharded over --cp and more GPUs: write --fsdp-shard-size {shard_size}, "
-            "or leave it out."
+            f"--cp {degree} and --fsdp-shard-size {size}: that {why}, and accelerate refuses "
+            "copies that are not sharded over --cp and more GPUs: write --fsdp-shard-size "
+            f"{shard_size}, or leave it out."
         )
     refuse_pairs(setup, "--cp", "cp")
-    pieces = 2 * ways
+    pieces = 2 * degree
     _check_length(
-        setup, pieces, f"--cp {ways}: head and tail are dealt out in {pieces} equal pieces"
+        setup, pieces, f"--cp {degree}: head and tail are dealt out in {pieces} equal pieces"
     )
 
 
@@ -276,11 +278,11 @@ def _check_length(setup: TrainingOptions, pieces: int, why: str) -> None:
     length = setup.seq_len
     if length is None or length % pieces == 0:
         return
-    below = length // pieces * pieces
-    near = " or ".join(str(n) for n in (below, below + pieces) if n)
+    shorter = length // pieces * pieces
+    lengths = " or ".join(str(n) for n in (shorter, shorter + pieces) if n)
     raise ConfigError(
         f"--seq-len {length} cannot be shared by {why}, so lengths are multiples of {pieces}, such "
-        f"as {near}."
+        f"as {lengths}."
     )
 
 
@@ -341,37 +343,40 @@ def _check_sharded_base(setup: TrainingOptions) -> None:
     shards = distributed.zero == 3 or distributed.strategy is Strategy.FSDP
     if base is None or not (shards or distributed.zero):
         return
-    several = f"--zero {distributed.zero}" if distributed.zero else f"--fsdp {distributed.fsdp}"
+    sharding_flag = (
+        f"--zero {distributed.zero}" if distributed.zero else f"--fsdp {distributed.fsdp}"
+    )
     if shards and base.format is Format.BNB_8BIT:
         why = _WHOLE_BESIDE if distributed.zero else _SCALES_ON_WEIGHT
         raise ConfigError(
-            f"{several} and --load-in-8bit exclude each other: {why} Use "
+            f"{sharding_flag} and --load-in-8bit exclude each other: {why} Use "
             "--load-in-4bit, or --zero 2 or DDP, which leave frozen weights as they are."
         )
     if shards and base.format.packed:
         raise ConfigError(
-            f"A {base.words} is not priced together with {several}: packed words and scales are "
-            "buffers of their layers, which DeepSpeed and FSDP leave whole on every GPU, so next "
-            "to nothing would be sharded. Take --zero 2 or DDP, which hold the same."
+            f"A {base.words} is not priced together with {sharding_flag}: packed words and scales "
+            "are buffers of their layers, which DeepSpeed and FSDP leave whole on every GPU, so "
+            "next to nothing would be sharded. Take --zero 2 or DDP, which hold the same."
         )
-    _check_storage(setup, several)
+    _check_storage(setup, sharding_flag)
     if distributed.zero:
         return
     if distributed.fsdp_version == 1 and base.quant_storage == "uint8":
         half = {Precision.FP16: "float16", Precision.BF16: "bfloat16"}.get(setup.precision)
         raise ConfigError(
-            f"{several} of --fsdp-version 1 cannot flatten 4-bit weights that are stored as uint8 "
-            '(torch: "Cannot flatten integer dtype tensors"). Add --bnb-4bit-quant-storage '
+            f"{sharding_flag} of --fsdp-version 1 cannot flatten 4-bit weights that are stored as "
+            'uint8 (torch: "Cannot flatten integer dtype tensors"). Add --bnb-4bit-quant-storage '
             f"{half or 'with the dtype of the other weights, for example bfloat16'}."
         )
     if setup.loop is Loop.PLAIN and base.quant_storage == "uint8":
         raise ConfigError(
-            f"{several} with --loop plain cannot shard 4-bit weights that are stored as uint8: "
-            "their state does not survive fully_shard. Add --bnb-4bit-quant-storage bfloat16."
+            f"{sharding_flag} with --loop plain cannot shard 4-bit weights that are stored as "
+            "uint8: their state does not survive fully_shard. Add --bnb-4bit-quant-storage "
+            "bfloat16."
         )
 
 
-def _check_storage(setup: TrainingOptions, several: str) -> None:
+def _check_storage(setup: TrainingOptions, sharding_flag: str) -> None:
     """Packed bytes in a floating dtype are cast with the other weights, values and all.
 
     Source: ``MixedPrecisionPolicy`` of FSDP2; ``DeepSpeedEngine._cast_module_mixed_precision`` of
@@ -383,12 +388,12 @@ def _check_storage(setup: TrainingOptions, several: str) -> None:
         return
     if base.quant_storage in ("uint8", half):
         return
-    does = f"DeepSpeed would cast every floating parameter to {half}, the packed bytes too"
+    effect = f"DeepSpeed would cast every floating parameter to {half}, the packed bytes too"
     if setup.distributed.strategy is Strategy.FSDP:
-        does = f"FSDP would cast the packed bytes to {half} before it gathers them"
+        effect = f"FSDP would cast the packed bytes to {half} before it gathers them"
     raise ConfigError(
         f"--bnb-4bit-quant-storage {base.quant_storage} and --{setup.precision} exclude each "
-        f"other under {several}: {does}. Use --bnb-4bit-quant-storage {half}."
+        f"other under {sharding_flag}: {effect}. Use --bnb-4bit-quant-storage {half}."
     )
 
 
@@ -436,40 +441,42 @@ def _check_losses(setup: TrainingOptions) -> None:
     distributed, fused_loss = setup.distributed, setup.fused_loss
     if fused_loss:
         refuse_pairs(setup, "--fused-loss", "fused")
-    reads = reader_of_head(setup)
-    flag = reads or f"--fused-loss {fused_loss}"
-    if not (reads or fused_loss):
+    reader = reader_of_head(setup)
+    flag = reader or f"--fused-loss {fused_loss}"
+    if not (reader or fused_loss):
         return
-    if distributed.zero == 3 and not reads:
+    if distributed.zero == 3 and not reader:
         raise ConfigError(
             f"{flag} and --zero 3 are not priced together: torchtune's recipes shard by FSDP2 and "
             "have no DeepSpeed. Leave one of them out: without --fused-loss all logits are priced, "
             "and the losses of TRL, --fused-loss trl-fused, go with --zero 3."
         )
     if fused_loss and (distributed.pp > 1 or distributed.shares_model):
-        several = "--pp" if distributed.pp > 1 else "--tp" if distributed.tp > 1 else "--ep"
+        sharing_flag = "--pp" if distributed.pp > 1 else "--tp" if distributed.tp > 1 else "--ep"
         raise ConfigError(
-            f"{flag} is not priced together with {several}, whose ranks have parts of the model, "
-            "and memest does not guess: leave one of them out."
+            f"{flag} is not priced together with {sharing_flag}, whose ranks have parts of the "
+            "model, and memest does not guess: leave one of them out."
         )
     if distributed.strategy is not Strategy.FSDP:
         return
-    if fused_loss and not reads:
+    if fused_loss and not reader:
         raise ConfigError(
             f"{flag} and --fsdp {distributed.fsdp} are not priced together yet: "
             "torchtune's recipes compute the loss behind the model's forward, where FSDP's hooks "
             "are past. Leave one of them out: without --fused-loss all logits are priced."
         )
     if setup.adapter is not None and distributed.fsdp_version == 2 and setup.loop is not Loop.PLAIN:
-        happens = "the loss has a DTensor of shards, which is not priced"
+        consequence = "the loss has a DTensor of shards, which is not priced"
         if setup.use_liger_kernel:
-            happens = "Liger multiplies by shards, and torch stops (mixed Tensor and DTensor)"
+            consequence = "Liger multiplies by shards, and torch stops (mixed Tensor and DTensor)"
         elif fused_loss.startswith("trl"):
-            happens = "SFTTrainer gathers it for the loss (full_tensor), which is not priced yet"
+            consequence = (
+                "SFTTrainer gathers it for the loss (full_tensor), which is not priced yet"
+            )
         raise ConfigError(
             f"{flag} does not go with an adapter under FSDP2 of accelerate and the Trainer: "
             "accelerate does not find the final norm of a model with adapters and makes the head "
-            f"a unit of its own, which is not gathered where nobody calls it; {happens}. Use "
+            f"a unit of its own, which is not gathered where nobody calls it; {consequence}. Use "
             f"--fsdp-version 1, --zero 2, or leave {flag.partition(' ')[0]} out."
         )
 

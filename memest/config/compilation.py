@@ -56,8 +56,8 @@ def read_mode(value: object) -> str:
             "--torch-compile-mode default."
         )
     legal = ["default", *_REFUSED]
-    what = f"--torch-compile-mode {value!r}"
-    raise not_legal(what, text, legal, more="; priced is default")
+    label = f"--torch-compile-mode {value!r}"
+    raise not_legal(label, text, legal, more="; priced is default")
 
 
 def read_backend(value: object) -> str:
@@ -85,10 +85,10 @@ def read_fused_loss(value: object) -> str:
     text, colon, chunks = spelling.partition(":")
     if text not in _LOSSES:
         legal = ", ".join(f"{name} ({words})" for name, words in FUSED_LOSSES.items())
-        near = hint(text, _LOSSES)
+        suggestion = hint(text, _LOSSES)
         raise ConfigError(
-            f"--fused-loss {value!r} is not known.{near} Legal: none, {legal}. Liger's fused loss "
-            "comes with --use-liger-kernel."
+            f"--fused-loss {value!r} is not known.{suggestion} Legal: none, {legal}. Liger's fused "
+            "loss comes with --use-liger-kernel."
         )
     loss = _LOSSES[text]
     return loss + (_chunks(chunks, loss) if colon else "")

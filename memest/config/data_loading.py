@@ -76,14 +76,14 @@ class DataLoading:
                 )
 
     @property
-    def waiting(self) -> int:
+    def num_waiting(self) -> int:
         """Batches that are made or being made while the model trains on another."""
         return self.num_workers * (self.prefetch_factor or _PREFETCH)
 
     @property
     def num_loaded(self) -> int:
         """The same with the batch that the training process holds: the next, or the current."""
-        return self.waiting + 1
+        return self.num_waiting + 1
 
     def pinned_bytes(self, sizes: Sequence[int]) -> int:
         """Page-locked bytes of all batches, once loading has caught up.

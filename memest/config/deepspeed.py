@@ -141,8 +141,10 @@ def read_deepspeed(value: Any, *, shares_sequences: bool = True) -> DeepSpeedFil
             settings[key] = _elements(name, key, setting)
         else:
             legal_keys = (*_SAME_MEMORY, *_ONLY_AS_USUAL, *_STAGE_3, *_OFFLOADED, *_EVERY_STAGE)
-            near = hint(key, legal_keys)
-            raise ConfigError(f"{name}: zero_optimization.{key} is not known to memest.{near}")
+            suggestion = hint(key, legal_keys)
+            raise ConfigError(
+                f"{name}: zero_optimization.{key} is not known to memest.{suggestion}"
+            )
     return DeepSpeedFile({k: v for k, v in options.items() if v is not None}, settings)
 
 
@@ -289,7 +291,7 @@ def _hidden_size(config: Any) -> int | None:
     for name in _HIDDEN:
         if isinstance(size := value(name), int):
             return size
-    several = value("hidden_sizes")
-    if isinstance(several, (list, tuple)) and several:
-        return int(max(several))
+    sizes = value("hidden_sizes")
+    if isinstance(sizes, (list, tuple)) and sizes:
+        return int(max(sizes))
     return _hidden_size(value("text_config"))

@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from memest.config.kinds import whole
+from memest.config.kinds import check_whole_number
 from memest.config.option import option
 from memest.errors import not_legal
 
@@ -39,10 +39,10 @@ class Generation:
 
     def __post_init__(self) -> None:
         for name, flag in (("new_tokens", "--generate"), ("num_beams", "--num-beams")):
-            whole(flag, getattr(self, name), 1, _MOST)
+            check_whole_number(flag, getattr(self, name), 1, _MOST)
         if self.cache not in CACHES:
-            what = f"--cache-implementation {self.cache!r}"
-            raise not_legal(what, self.cache, CACHES, state="is not modelled")
+            label = f"--cache-implementation {self.cache!r}"
+            raise not_legal(label, self.cache, CACHES, state="is not modelled")
 
     @property
     def words(self) -> str:

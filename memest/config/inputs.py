@@ -112,8 +112,8 @@ def read_spec(text: str) -> InputSpec:
     dtype = match["dtype"].removeprefix("torch.")
     dtype = _SHORT.get(dtype, dtype)
     if dtype not in DTYPES:
-        what = f"--input {text!r}: {dtype!r}"
-        raise not_legal(what, dtype, DTYPES, state="is not a dtype")
+        label = f"--input {text!r}: {dtype!r}"
+        raise not_legal(label, dtype, DTYPES, state="is not a dtype")
     shape = match["shape"].strip()
     extents = tuple(part.strip() for part in shape.split(",")) if shape else ()
     for part in extents:

@@ -61,14 +61,16 @@ def bitsandbytes_version(software: Software) -> tuple[int, int]:
 
 def unverified_note() -> str:
     """What to say where an installed release was not compared with its traces; empty otherwise."""
-    others = []
+    releases_text = []
     for package, releases in VERIFIED.items():
         version = installed_version(package)
         if version is not None and ".".join(map(str, version)) not in releases:
-            others.append(f"{package} {version[0]}.{version[1]} (verified: {', '.join(releases)})")
-    if not others:
+            releases_text.append(
+                f"{package} {version[0]}.{version[1]} (verified: {', '.join(releases)})"
+            )
+    if not releases_text:
         return ""
     return (
-        f"traces were not verified with {' and '.join(others)}: `memest env --check` compares "
-        "them with real steps here"
+        f"traces were not verified with {' and '.join(releases_text)}: `memest env --check` "
+        "compares them with real steps here"
     )

@@ -23,12 +23,12 @@ __all__ = [
     "Task",
     "ZeroGrad",
     "ZeroGradAt",
+    "check_whole_number",
     "choose",
     "read_fsdp",
     "read_rotate",
     "read_schedule",
     "read_split",
-    "whole",
 ]
 
 
@@ -207,7 +207,7 @@ def choose(option: str, value: Any, kind: type[enum.StrEnum]) -> Any:
     raise not_legal(f"{option} {value!r}", value, list(kind))
 
 
-def whole(option: str, value: Any, low: int, high: int) -> int:
+def check_whole_number(option: str, value: Any, low: int, high: int) -> int:
     """A whole number in a range.
 
     Raises:
@@ -229,10 +229,10 @@ def read_schedule(value: Any) -> Schedule | None:
     if value is None or isinstance(value, Schedule):
         return value
     text = str(value).strip().lower().replace("_", "-").removeprefix("schedule")
-    plain = text.replace("-", "")
-    if plain in _SCHEDULES:
-        return _SCHEDULES[plain]
-    if plain in _WEIGHTS_APART:
+    letters = text.replace("-", "")
+    if letters in _SCHEDULES:
+        return _SCHEDULES[letters]
+    if letters in _WEIGHTS_APART:
         raise ConfigError(
             f"--pp-schedule {value!r} is not modelled: it computes gradients of weights apart from "
             f"those of inputs. Legal: {', '.join(Schedule)}."
@@ -248,8 +248,8 @@ def read_rotate(value: Any) -> Rotate:
     """
     if isinstance(value, Rotate):
         return value
-    plain = str(value).replace("_", "").replace("-", "")
-    rotate: Rotate = choose("--cp-rotate", plain, Rotate)
+    letters = str(value).replace("_", "").replace("-", "")
+    rotate: Rotate = choose("--cp-rotate", letters, Rotate)
     return rotate
 
 
@@ -263,15 +263,15 @@ def read_split(value: Any) -> tuple[int, ...]:
         return ()
     parts: Iterable[Any] = value.split(",") if isinstance(value, str) else value
     try:
-        out = tuple(int(str(part).strip()) for part in parts)
+        counts = tuple(int(str(part).strip()) for part in parts)
     except (TypeError, ValueError):
-        out = (-1,)
-    if any(count < 0 for count in out):
+        counts = (-1,)
+    if any(count < 0 for count in counts):
         raise ConfigError(
             f"--pp-split {value!r} is no list of layers: give how many each stage has, in order, "
             "for example --pp-split 7,8,8,9."
         )
-    return out
+    return counts
 
 
 def read_fsdp(value: Any) -> Fsdp:
@@ -291,9 +291,9 @@ def read_fsdp(value: Any) -> Fsdp:
     if len(modes) == 1 and modes[0] in list(Fsdp):
         return Fsdp(modes[0])
     legal = ", ".join(Fsdp)
-    near = hint(modes[0], list(Fsdp))
+    suggestion = hint(modes[0], list(Fsdp))
     extra = " For offloading write --fsdp-offload." if "offload" in modes else ""
     if any(mode.startswith("hybrid_shard") for mode in modes):
         extra = " Hybrid sharding is --fsdp full_shard --fsdp-shard-size GPUS_OF_A_COPY."
-        near = ""
-    raise ConfigError(f"--fsdp {value!r} is not known.{near}{extra} Legal: {legal}.")
+        suggestion = ""
+    raise ConfigError(f"--fsdp {value!r} is not known.{suggestion}{extra} Legal: {legal}.")

@@ -140,8 +140,8 @@ def lengths_of_dataset(path: str | Path, tokenizer: str | None, column: str | No
 def _rows(path: Path) -> Iterator[dict[str, Any]]:
     suffix = path.suffix.lower()
     if suffix not in _SUFFIXES:
-        near = closest(suffix, _SUFFIXES)
-        hint = f" Did you mean {near[0]}?" if near else ""
+        matches = closest(suffix, _SUFFIXES)
+        hint = f" Did you mean {matches[0]}?" if matches else ""
         raise ConfigError(
             f"--dataset {str(path)!r}: the suffix {suffix!r} does not say what it is.{hint} Legal: "
             f"{', '.join(_SUFFIXES)}. Or give the lengths themselves, --lengths."
@@ -194,10 +194,10 @@ def _column(row: Any, column: str | None, path: str | Path) -> str:
         return column
     default = next((name for name in _TEXT_COLUMNS if name in row), None)
     if column is not None or default is None:
-        has = ", ".join(map(repr, row))
+        columns = ", ".join(map(repr, row))
         lack = f"no column {column!r}" if column else "no column of text by a usual name"
         raise ConfigError(
-            f"--dataset {str(path)!r} has {lack}, it has {has}: say --dataset-column NAME."
+            f"--dataset {str(path)!r} has {lack}, it has {columns}: say --dataset-column NAME."
         )
     return default
 

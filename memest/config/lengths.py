@@ -241,17 +241,17 @@ class Batching:
         """
         cut = self.cut
         step = max(1, -(-cut.longest // _BINS))
-        one = [0] * (-(-cut.longest // step) + 1)
+        sample_distribution = [0] * (-(-cut.longest // step) + 1)
         for length, count in cut.counts:
-            one[-(-length // step)] += -(-count * _CERTAIN // cut.samples)
-        law = [_CERTAIN]
+            sample_distribution[-(-length // step)] += -(-count * _CERTAIN // cut.samples)
+        distribution = [_CERTAIN]
         for bit in f"{batch:b}":
-            law = _convolve(law, law)
+            distribution = _convolve(distribution, distribution)
             if bit == "1":
-                law = _convolve(law, one)
+                distribution = _convolve(distribution, sample_distribution)
         limit, above = share / self.batches(batch) * _CERTAIN, 0
-        for place in range(len(law) - 1, -1, -1):
-            above += law[place]
+        for place in range(len(distribution) - 1, -1, -1):
+            above += distribution[place]
             if above > limit:
                 return min(place * step, cut.sum_of_longest(batch))
         return 0
@@ -313,5 +313,5 @@ def _convolve(a: list[int], b: list[int]) -> list[int]:
     return [-(-int(group) // _CERTAIN) for group in groups]
 
 
-def _as_number(law: list[int]) -> Decimal:
-    return Decimal("".join(f"{chance:0{_GROUP}d}" for chance in law))
+def _as_number(distribution: list[int]) -> Decimal:
+    return Decimal("".join(f"{chance:0{_GROUP}d}" for chance in distribution))

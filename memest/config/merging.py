@@ -54,8 +54,8 @@ def merge_all(values: dict[str, Any], base: Setup | None) -> None:
     _merge_segments(values, base)
     _merge_evaluation(values)
     if loading := _take_parts(values, "data_loading"):
-        old = None if base is None else base.data_loading
-        values["data_loading"] = dataclasses.replace(old or DataLoading(), **loading)
+        base_value = None if base is None else base.data_loading
+        values["data_loading"] = dataclasses.replace(base_value or DataLoading(), **loading)
     if parts := _take_parts(values, "distributed"):
         values["distributed"] = dataclasses.replace(
             ALONE if base is None else base.distributed, **parts
@@ -134,14 +134,14 @@ def _merge_checkpointing(values: dict[str, Any]) -> None:
             raise ConfigError(f'{flag} takes a JSON object, for example {{"use_reentrant": true}}')
     if "use_reentrant" in value and value["use_reentrant"] is not None:
         values.setdefault("use_reentrant", read_bool("use_reentrant", value["use_reentrant"]))
-    every = value.get("every_n_layers")
-    if every is not None and values.get("checkpointing", True) in (True, "full"):
-        values["checkpointing"] = f"every_n:{every}"
+    interval = value.get("every_n_layers")
+    if interval is not None and values.get("checkpointing", True) in (True, "full"):
+        values["checkpointing"] = f"every_n:{interval}"
 
 
 def _merge_adapter(values: dict[str, Any], base: Setup | None) -> None:
-    own = ("peft", "lora_r", "autocast_adapter_dtype")
-    parts = {name: values.pop(name) for name in own if name in values}
+    names = ("peft", "lora_r", "autocast_adapter_dtype")
+    parts = {name: values.pop(name) for name in names if name in values}
     parts |= _take_parts(values, "adapter")
     adapter = values.pop("adapter", None)
     # a switch that is off says nothing where there is nothing to switch
@@ -227,37 +227,39 @@ def _merge_quantization(values: dict[str, Any], base: Setup | None) -> None:
     if four and eight:
         raise ConfigError("--load-in-4bit and --load-in-8bit exclude each other: drop one.")
     requested_format = Format.BNB_4BIT if four else Format.BNB_8BIT if eight else None
-    now = None if config is None else read_quantization(config)
-    if now is None and base is not None:
-        now = base.quantization
-        if False in (four, eight) and now is not None and not requested_format:
-            off = Format.BNB_4BIT if four is False else Format.BNB_8BIT
-            now = None if now.format is off else now
-            values["quantization"] = now
-    if requested_format is not None and now is None:
-        now = Quantization(format=requested_format)
-    elif requested_format is not None and now is not None:
-        if (config is not None or now.format.packed) and now.format is not requested_format:
+    quantization = None if config is None else read_quantization(config)
+    if quantization is None and base is not None:
+        quantization = base.quantization
+        if False in (four, eight) and quantization is not None and not requested_format:
+            dropped_format = Format.BNB_4BIT if four is False else Format.BNB_8BIT
+            quantization = None if quantization.format is dropped_format else quantization
+            values["quantization"] = quantization
+    if requested_format is not None and quantization is None:
+        quantization = Quantization(format=requested_format)
+    elif requested_format is not None and quantization is not None:
+        if (
+            config is not None or quantization.format.packed
+        ) and quantization.format is not requested_format:
             raise ConfigError(
                 f"--load-in-{4 if four else 8}bit and --quantization-config contradict each other: "
                 "drop one."
             )
-        now = dataclasses.replace(now, format=requested_format)
-    if now is None:
+        quantization = dataclasses.replace(quantization, format=requested_format)
+    if quantization is None:
         if given_names and four is None and eight is None:
             raise ConfigError(
                 f"{_FLAGS[given_names[0]]} says nothing without a quantised base: add "
                 "--load-in-4bit or --load-in-8bit."
             )
         return
-    if now.format.packed:
+    if quantization.format.packed:
         parts = {name: value for name, value in parts.items() if name == "prepare"}
         if others := [name for name in given_names if name != "prepare"]:
             raise ConfigError(
                 f"{_FLAGS[others[0]]} is an option of bitsandbytes, and the base is quantised by "
-                f"{now.format.value.upper()}: drop it."
+                f"{quantization.format.value.upper()}: drop it."
             )
-    if now.format is not Format.BNB_4BIT:
+    if quantization.format is not Format.BNB_4BIT:
         for name in _4BIT_ONLY:
             if parts.get(name):
                 raise ConfigError(
@@ -265,7 +267,7 @@ def _merge_quantization(values: dict[str, Any], base: Setup | None) -> None:
                 )
     if "skip_modules" in parts:
         parts["skip_modules"] = tuple(_names(parts["skip_modules"]))
-    values["quantization"] = dataclasses.replace(now, **parts)
+    values["quantization"] = dataclasses.replace(quantization, **parts)
 
 
 def _merge_lengths(values: dict[str, Any], base: Setup | None) -> None:
@@ -273,7 +275,7 @@ def _merge_lengths(values: dict[str, Any], base: Setup | None) -> None:
     file, dataset = values.pop("lengths", None), values.pop("dataset", None)
     tokenizer, column = values.pop("tokenizer", None), values.pop("dataset_column", None)
     _merge_packing(values, base, file is not None or dataset is not None)
-    old = None if base is None else base.batching
+    base_value = None if base is None else base.batching
     if file is not None and dataset is not None:
         raise ConfigError("--lengths and --dataset both say how long samples are: drop one.")
     if dataset is None and (tokenizer is not None or column is not None):
@@ -284,8 +286,8 @@ def _merge_lengths(values: dict[str, Any], base: Setup | None) -> None:
         lengths = read_lengths(file)
     elif dataset is not None:
         lengths = lengths_of_dataset(dataset, tokenizer, column)
-    given_parts = {name: v for name, v in parts.items() if v is not False or old is not None}
-    if lengths is None and old is None:
+    given_parts = {name: v for name, v in parts.items() if v is not False or base_value is not None}
+    if lengths is None and base_value is None:
         if given_parts:
             raise ConfigError(
                 f"{_FLAGS[next(iter(given_parts))]} says nothing where every sample has the same "
@@ -293,11 +295,13 @@ def _merge_lengths(values: dict[str, Any], base: Setup | None) -> None:
             )
         return
     flat = bool(values.get("padding_free", base.padding_free if base is not None else False))
-    cap = values.pop("seq_len", None if old is None else old.max_length)
+    cap = values.pop("seq_len", None if base_value is None else base_value.max_length)
     given_parts |= {"max_length": cap, "flat": flat}
     if lengths is not None:
         given_parts["lengths"] = lengths
-    values["batching"] = dataclasses.replace(old, **given_parts) if old else Batching(**given_parts)
+    values["batching"] = (
+        dataclasses.replace(base_value, **given_parts) if base_value else Batching(**given_parts)
+    )
 
 
 def _merge_packing(values: dict[str, Any], base: Setup | None, lengths: bool) -> None:
@@ -309,8 +313,10 @@ def _merge_packing(values: dict[str, Any], base: Setup | None, lengths: bool) ->
     strategy = {"true": "bfd", "false": "none"}.get(strategy, strategy)
     strategies = [s.replace("-", "_") for s in _STRATEGIES]
     if strategy not in strategies:
-        near = hint(strategy, strategies)
-        raise ConfigError(f"--packing {value!r} is not known.{near} Legal: bfd, wrapped, none.")
+        suggestion = hint(strategy, strategies)
+        raise ConfigError(
+            f"--packing {value!r} is not known.{suggestion} Legal: bfd, wrapped, none."
+        )
     if strategy == "none":
         return
     if lengths:
@@ -328,15 +334,15 @@ def _merge_generation(values: dict[str, Any], base: Setup | None) -> None:
     predicts = values.pop("predict_with_generate", None)
     longest = values.pop("generation_max_length", None)
     number = parts.get("new_tokens")
-    old = None if base is None else base.generation
-    if number is None and not predicts and old is None:
+    base_value = None if base is None else base.generation
+    if number is None and not predicts and base_value is None:
         if longest is not None or parts:
             raise ConfigError(
                 "--generation-max-length, --num-beams and --cache-implementation say nothing where "
                 "nothing is generated: add --generate 128, or --predict-with-generate."
             )
         return
-    if predicts is False and old is not None and number is None:
+    if predicts is False and base_value is not None and number is None:
         values["generation"] = None
         return
     if number is not None and longest is not None:
@@ -348,7 +354,9 @@ def _merge_generation(values: dict[str, Any], base: Setup | None) -> None:
     if longest is not None:
         # the first token of a decoder is given, as the prompt of a decoder-only model is
         parts["new_tokens"] = max(longest - 1, 1)
-    values["generation"] = dataclasses.replace(old, **parts) if old else Generation(**parts)
+    values["generation"] = (
+        dataclasses.replace(base_value, **parts) if base_value else Generation(**parts)
+    )
 
 
 def _merge_segments(values: dict[str, Any], base: Setup | None) -> None:

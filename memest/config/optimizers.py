@@ -291,10 +291,10 @@ def read_arguments(optim: str, text: str) -> dict[str, str]:
                 "rank=64,update_proj_gap=200."
             )
         if name not in legal:
-            takes = f"It takes {', '.join(legal)}." if legal else "It takes none."
+            legal_text = f"It takes {', '.join(legal)}." if legal else "It takes none."
             raise ConfigError(
                 f"--optim-args {text!r}: {name!r} is no argument of {optim} that memest knows. "
-                f"{takes}"
+                f"{legal_text}"
             )
         values[name] = value
     return values

@@ -8,14 +8,14 @@ import functools
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from memest.config.kinds import choose, whole
+from memest.config.kinds import check_whole_number, choose
 
 __all__ = [
     "Kind",
     "Option",
     "Panel",
     "changed_flags",
-    "legal",
+    "legal_values",
     "option",
     "options_of",
     "plain_values",
@@ -90,8 +90,8 @@ class Option:
     @property
     def keywords(self) -> tuple[str, ...]:
         """Every name it has in Python."""
-        spelt = (flag[2:].replace("-", "_") for flag in self.flags if flag.startswith("--"))
-        return tuple(dict.fromkeys((self.name, *spelt, *self.aliases)))
+        spellings = (flag[2:].replace("-", "_") for flag in self.flags if flag.startswith("--"))
+        return tuple(dict.fromkeys((self.name, *spellings, *self.aliases)))
 
 
 _KINDS = {
@@ -161,13 +161,13 @@ def options_of(
 def _option_of(each: dataclasses.Field[Any], values: dict[str, Any]) -> Option:
     """The option that a field declares."""
     annotation = str(each.type)
-    plain = annotation.removesuffix(" | None")
-    kind = values.setdefault("kind", _KINDS.get(annotation) or _KINDS.get(plain, Kind.TEXT))
+    plain_type = annotation.removesuffix(" | None")
+    kind = values.setdefault("kind", _KINDS.get(annotation) or _KINDS.get(plain_type, Kind.TEXT))
     words = values.pop("names").split()
     flags = [word for word in words if word.startswith("-")]
     metavar = "".join(word for word in words if word.isupper())
     dashed_name = values["name"].replace("_", "-")
-    usual = (
+    default_flags = (
         [f"--{dashed_name}", f"--no-{dashed_name}"] if kind is Kind.EITHER else [f"--{dashed_name}"]
     )
     if each.default not in (None, "") and isinstance(each.default, (int, float, str)):
@@ -176,7 +176,7 @@ def _option_of(each: dataclasses.Field[Any], values: dict[str, Any]) -> Option:
             values["help"] += f" Default: {default}."
     values.setdefault("names_file", metavar in ("FILE", "PATH"))
     return Option(
-        flags=tuple(flags or usual),
+        flags=tuple(flags or default_flags),
         metavar=metavar or ("N" if kind is Kind.WHOLE else ""),
         aliases=tuple(word for word in words if word not in flags and word != metavar),
         **values,
@@ -195,7 +195,7 @@ def settle(owner: object) -> None:
         if isinstance(default, enum.StrEnum):
             object.__setattr__(owner, name, choose(flag, value, type(default)))
         elif between and not (value is None and default is None):
-            whole(flag, value, *between)
+            check_whole_number(flag, value, *between)
 
 
 def changed_flags(owner: object) -> dict[str, str]:
@@ -231,6 +231,6 @@ def plain_values(owner: Any) -> dict[str, Any]:
     return out
 
 
-def legal(kind: type[enum.StrEnum]) -> str:
+def legal_values(kind: type[enum.StrEnum]) -> str:
     """The values of a choice, as a help text lists them."""
     return ", ".join(member.value for member in kind)

@@ -65,8 +65,8 @@ def find_option(name: str) -> Option:
     by_keyword = _by_keyword()
     if name in by_keyword:
         return by_keyword[name]
-    near = closest(name, by_keyword)
-    hint = f" Did you mean {' or '.join(near)}?" if near else ""
+    matches = closest(name, by_keyword)
+    hint = f" Did you mean {' or '.join(matches)}?" if matches else ""
     raise ConfigError(
         f"{name!r} is not an option of an estimate.{hint} `memest estimate --help` lists them all."
     )
@@ -164,11 +164,11 @@ def argument(name: str, value: Any, options: dict[str, Any]) -> Any:
     Raises:
         ConfigError: two names, with different values.
     """
-    for spelt in find_option(name).keywords:
-        other = options.pop(spelt, None)
+    for keyword in find_option(name).keywords:
+        other = options.pop(keyword, None)
         if value is not None and other not in (None, value):
             raise ConfigError(
-                f"{name} and {spelt} are the same option, given as {value} and {other}: drop one."
+                f"{name} and {keyword} are the same option, given as {value} and {other}: drop one."
             )
         value = other if value is None else value
     return value
@@ -238,7 +238,7 @@ def setup_from_options(base: Setup | None = None, /, **options: Any) -> Setup:
         'bf16'
     """
     values: dict[str, Any] = {}
-    spelt: dict[str, str] = {}
+    keyword_of: dict[str, str] = {}
     for name, value in options.items():
         if value is None or name in HARMLESS:
             continue
@@ -250,10 +250,10 @@ def setup_from_options(base: Setup | None = None, /, **options: Any) -> Setup:
         value = _coerce(option, value)
         if option.name in values and values[option.name] != value:
             raise ConfigError(
-                f"{spelt[option.name]} and {name} are the same option, given as "
+                f"{keyword_of[option.name]} and {name} are the same option, given as "
                 f"{values[option.name]} and {value}: drop one."
             )
-        values[option.name], spelt[option.name] = value, name
+        values[option.name], keyword_of[option.name] = value, name
     merge_all(values, base)
     setup = Setup(**values) if base is None else dataclasses.replace(base, **values)
     check_built_dtype(setup)

@@ -26,18 +26,18 @@ class Pair(NamedTuple):
     """An option that is refused beside others.
 
     Attributes:
-        beside: the others, by the names that :func:`refuse_pairs` is given.
-        what: the option; ``{s}`` is the setup.
-        there: whether it is.
+        groups: the others, by the names that :func:`refuse_pairs` is given.
+        label: the option; ``{s}`` is the setup.
+        applies: whether it is.
         why: the reason, where there is more to say than that nobody compared it.
-        instead: what to write; given, ``what`` names both of them, and they exclude each other.
+        remedy: what to write; given, ``label`` names both of them, and they exclude each other.
     """
 
-    beside: str
-    what: str
-    there: Callable[[TrainingOptions], object]
+    groups: str
+    label: str
+    applies: Callable[[TrainingOptions], object]
     why: str = ""
-    instead: str = ""
+    remedy: str = ""
 
 
 def _another_adapter(s: TrainingOptions) -> bool:
@@ -263,27 +263,27 @@ _PAIRS = (
 )
 
 
-def refuse_pairs(setup: TrainingOptions, flag: str, *beside: str) -> None:
+def refuse_pairs(setup: TrainingOptions, flag: str, *groups: str) -> None:
     """Refuse what does not go together with an option of a setup.
 
     Args:
         setup: the options.
         flag: the option, for messages.
-        beside: what it is called in the table.
+        groups: what it is called in the table.
 
     Raises:
         ConfigError: such a pair of options.
     """
-    names = set(beside)
+    names = set(groups)
     for row in _PAIRS:
-        if names.isdisjoint(row.beside.split()) or not row.there(setup):
+        if names.isdisjoint(row.groups.split()) or not row.applies(setup):
             continue
-        what = row.what.format(s=setup)
-        if row.instead:
-            instead = row.instead.format(s=setup)
-            raise ConfigError(f"{what} exclude each other: {row.why}. {instead}")
+        label = row.label.format(s=setup)
+        if row.remedy:
+            remedy = row.remedy.format(s=setup)
+            raise ConfigError(f"{label} exclude each other: {row.why}. {remedy}")
         why = f" ({row.why})" if row.why else ""
         raise ConfigError(
-            f"{what} is not priced together with {flag} yet{why}, and memest does not guess: "
+            f"{label} is not priced together with {flag} yet{why}, and memest does not guess: "
             "leave one of them out."
         )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from memest.config.kinds import Fsdp, Prefetch, Rotate, Schedule, Strategy
-from memest.config.option import Kind, legal, option
+from memest.config.option import Kind, legal_values, option
 
 __all__ = ["ParallelOptions", "StagePart"]
 
@@ -87,8 +87,9 @@ class ParallelOptions:
     )
     fsdp: Fsdp = option(
         Fsdp.NONE,
-        f"FSDP2 (fully_shard): {legal(Fsdp)}; full_shard gives parameters back after each unit's "
-        "forward, shard_grad_op keeps them until its backward, no_shard (FSDP1) cuts nothing.",
+        f"FSDP2 (fully_shard): {legal_values(Fsdp)}; full_shard gives parameters back after each "
+        "unit's forward, shard_grad_op keeps them until its backward, no_shard (FSDP1) cuts "
+        "nothing.",
         "MODE",
     )
     fsdp_wrap: tuple[str, ...] = option(
@@ -120,8 +121,8 @@ class ParallelOptions:
     )
     fsdp_backward_prefetch: Prefetch | None = option(
         None,
-        f"When FSDP1 gathers what autograd comes to next: {legal(Prefetch)}; left out, as the loop "
-        "does: a script backward_pre, accelerate and the Trainer not at all.",
+        f"When FSDP1 gathers what autograd comes to next: {legal_values(Prefetch)}; left out, as "
+        "the loop does: a script backward_pre, accelerate and the Trainer not at all.",
         "MODE",
     )
     fsdp_cpu_ram_efficient_loading: bool = option(
@@ -177,7 +178,7 @@ class ParallelOptions:
     )
     cp_rotate: Rotate = option(
         Rotate.ALLGATHER,
-        f"How keys and values come to the GPUs of a sequence: {legal(Rotate)}.",
+        f"How keys and values come to the GPUs of a sequence: {legal_values(Rotate)}.",
         "HOW cp_comm_strategy",
     )
     sp: int = option(
@@ -203,7 +204,7 @@ class ParallelOptions:
     )
     pp_schedule: Schedule | None = option(
         None,
-        f"Who of the pipeline runs what when: {legal(Schedule)}; left out, 1f1b.",
+        f"Who of the pipeline runs what when: {legal_values(Schedule)}; left out, 1f1b.",
         "--pp-schedule --pipeline-parallel-schedule NAME",
     )
     pp_stages_per_gpu: int | None = option(

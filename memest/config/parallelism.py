@@ -43,19 +43,19 @@ class Distributed(ParallelOptions):
     """Several GPUs, one process each, in a way that a run can have."""
 
     def __post_init__(self) -> None:
-        put = object.__setattr__
-        put(self, "pp_schedule", read_schedule(self.pp_schedule))
-        put(self, "cp_rotate", read_rotate(self.cp_rotate))
-        put(self, "pp_split", read_split(self.pp_split))
-        put(self, "fsdp", read_fsdp(self.fsdp))
-        put(self, "fsdp_wrap", tuple(self.fsdp_wrap))
+        set_field = object.__setattr__
+        set_field(self, "pp_schedule", read_schedule(self.pp_schedule))
+        set_field(self, "cp_rotate", read_rotate(self.cp_rotate))
+        set_field(self, "pp_split", read_split(self.pp_split))
+        set_field(self, "fsdp", read_fsdp(self.fsdp))
+        set_field(self, "fsdp_wrap", tuple(self.fsdp_wrap))
         if isinstance(self.zero_settings, Mapping):
-            put(self, "zero_settings", tuple(sorted(self.zero_settings.items())))
-        put(self, "zero_settings", tuple((str(k), v) for k, v in self.zero_settings))
+            set_field(self, "zero_settings", tuple(sorted(self.zero_settings.items())))
+        set_field(self, "zero_settings", tuple((str(k), v) for k, v in self.zero_settings))
         settle(self)
         if self.fsdp_backward_prefetch is not None:
             mode = choose("--fsdp-backward-prefetch", self.fsdp_backward_prefetch, Prefetch)
-            put(self, "fsdp_backward_prefetch", mode)
+            set_field(self, "fsdp_backward_prefetch", mode)
         cap = self.ddp_bucket_cap_mb
         if cap is not None and not 0 < cap < math.inf:
             raise ConfigError(f"--ddp-bucket-cap-mb {cap:g} is out of range: it must be above 0.")
@@ -76,14 +76,14 @@ class Distributed(ParallelOptions):
 
 def _check_shape(run: ParallelOptions) -> None:
     """Whether the GPUs can be laid out so."""
-    ways = run.tp * run.sequence_ranks * run.pp
-    if run.num_gpus % ways:
-        near = max(run.num_gpus // ways, 1) * ways
+    ranks = run.tp * run.sequence_ranks * run.pp
+    if run.num_gpus % ranks:
+        num_gpus = max(run.num_gpus // ranks, 1) * ranks
         degrees = {"--tp": run.tp, "--cp": run.cp, "--sp": run.sp, "--pp": run.pp}
         flags = [f"{flag} {degree}" for flag, degree in degrees.items() if degree > 1]
         raise ConfigError(
-            f"{' '.join(flags)} needs {ways} GPUs, or a multiple of them, and --num-gpus is "
-            f"{run.num_gpus}: write --num-gpus {near}."
+            f"{' '.join(flags)} needs {ranks} GPUs, or a multiple of them, and --num-gpus is "
+            f"{run.num_gpus}: write --num-gpus {num_gpus}."
         )
     size = run.fsdp_shard_size
     if size is not None and run.num_gpus % size:
@@ -119,10 +119,10 @@ def _check_experts(run: ParallelOptions) -> None:
             "--fsdp full_shard --loop plain."
         )
     if run.num_gpus % run.ep:
-        near = max(run.num_gpus // run.ep, 1) * run.ep
+        num_gpus = max(run.num_gpus // run.ep, 1) * run.ep
         raise ConfigError(
             f"--ep {run.ep} needs {run.ep} GPUs, or a multiple of them, and --num-gpus is "
-            f"{run.num_gpus}: write --num-gpus {near}."
+            f"{run.num_gpus}: write --num-gpus {num_gpus}."
         )
 
 
@@ -139,7 +139,7 @@ def _check_meaning(run: ParallelOptions) -> None:
             "whole copies are DDP, which is what --num-gpus alone means."
         )
     shards, flags = run.fsdp is not Fsdp.NONE, changed_flags(run)
-    for holds, needs, names in (
+    for applies, requirement, names in (
         (run.tp > 1, "--tp: add --tp 2 or more", "tp_sequence_parallel"),
         (
             run.tp_sequence_parallel,
@@ -168,16 +168,16 @@ def _check_meaning(run: ParallelOptions) -> None:
         ),
     ):
         for name in names.split():
-            if name in flags and not holds:
-                raise ConfigError(f"{flags[name]} has no meaning without {needs}.")
-    instead = {
+            if name in flags and not applies:
+                raise ConfigError(f"{flags[name]} has no meaning without {requirement}.")
+    reason = {
         Strategy.NONE: "one GPU has no DDP: add --num-gpus",
         Strategy.FSDP: f"--fsdp {run.fsdp} takes the place of DDP",
         Strategy.ZERO: f"--zero {run.zero} takes the place of DDP",
     }.get(run.strategy)
     for name, flag in flags.items():
-        if name.startswith("ddp_") and instead:
-            raise ConfigError(f"{flag} has no effect here: {instead}.")
+        if name.startswith("ddp_") and reason:
+            raise ConfigError(f"{flag} has no effect here: {reason}.")
     if run.nccl_memory is not None and run.num_gpus == 1:
         raise ConfigError("--nccl-memory has no effect on one GPU: add --num-gpus.")
 

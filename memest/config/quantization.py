@@ -114,25 +114,25 @@ class Quantization:
     only_modules: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        put = object.__setattr__
+        set_field = object.__setattr__
         try:
-            put(self, "format", Format(self.format))
+            set_field(self, "format", Format(self.format))
         except ValueError:
             raise ConfigError(
                 f"quantization format {self.format!r} is not known. Legal: "
                 f"{', '.join(f.value for f in Format)}."
             ) from None
         dtype = str(self.compute_dtype).removeprefix("torch.").lower()
-        put(self, "compute_dtype", _one_of("--bnb-4bit-compute-dtype", dtype, _DTYPES))
-        put(self, "compute_dtype", _DTYPES[self.compute_dtype])
+        set_field(self, "compute_dtype", _one_of("--bnb-4bit-compute-dtype", dtype, _DTYPES))
+        set_field(self, "compute_dtype", _DTYPES[self.compute_dtype])
         storage = str(self.quant_storage).removeprefix("torch.").lower()
-        put(self, "quant_storage", _one_of("--bnb-4bit-quant-storage", storage, STORAGES))
+        set_field(self, "quant_storage", _one_of("--bnb-4bit-quant-storage", storage, STORAGES))
         kind = str(self.quant_type).lower()
-        put(self, "quant_type", _one_of("--bnb-4bit-quant-type", kind, QUANT_TYPES))
+        set_field(self, "quant_type", _one_of("--bnb-4bit-quant-type", kind, QUANT_TYPES))
         if self.skip_modules is not None:
-            put(self, "skip_modules", tuple(map(str, self.skip_modules)))
+            set_field(self, "skip_modules", tuple(map(str, self.skip_modules)))
         if self.only_modules is not None:
-            put(self, "only_modules", tuple(map(str, self.only_modules)))
+            set_field(self, "only_modules", tuple(map(str, self.only_modules)))
         if self.format.packed:
             _check_packed(self.bits, self.group_size)
         if not 0 <= self.threshold < float("inf"):
@@ -221,8 +221,8 @@ def read_quantization(source: Any, *, option: str = "--quantization-config") -> 
         if name in _NO_SAY or value is None:
             continue
         if key not in fields:
-            near = hint(name, [*fields, *_SPELLINGS])
-            raise ConfigError(f"{option} has the key {name!r}, which is not known.{near}")
+            suggestion = hint(name, [*fields, *_SPELLINGS])
+            raise ConfigError(f"{option} has the key {name!r}, which is not known.{suggestion}")
         arguments[key] = value
     if "format" not in arguments:
         arguments["format"] = Format.BNB_4BIT if four else Format.BNB_8BIT
@@ -242,8 +242,8 @@ def _mapping_of(source: Any, option: str) -> dict[str, Any]:
         "holds it",
     )
     # a file may be the model's whole config.json
-    whole = isinstance(source, (str, Path)) and values.get("quantization_config")
-    return dict(whole or values)
+    part = isinstance(source, (str, Path)) and values.get("quantization_config")
+    return dict(part or values)
 
 
 def _one_of(option: str, value: str, legal: Any) -> str:

@@ -23,8 +23,8 @@ from memest.config.kinds import (
     Task,
     ZeroGrad,
     ZeroGradAt,
+    check_whole_number,
     choose,
-    whole,
 )
 from memest.config.optimizers import find_optimizer
 from memest.config.option import plain_values, settle
@@ -69,26 +69,26 @@ class Setup(TrainingOptions):
     """
 
     def __post_init__(self) -> None:
-        put = object.__setattr__
+        set_field = object.__setattr__
         if self.batching is not None:
-            whole("--batch", self.batch, 1, MAX_BATCH)
-            put(self, "seq_len", self.batching.worst(self.batch))
-            put(self, "padded", self.batching.has_padding(self.batch))
+            check_whole_number("--batch", self.batch, 1, MAX_BATCH)
+            set_field(self, "seq_len", self.batching.worst(self.batch))
+            set_field(self, "padded", self.batching.has_padding(self.batch))
         # the Trainer and accelerate have no pipelines: their schedules run in a script's own loop
-        put(self, "loop", Loop.PLAIN if self.distributed.pp > 1 else self.loop)
-        put(self, "dtype", _dtype_name(self.dtype))
+        set_field(self, "loop", Loop.PLAIN if self.distributed.pp > 1 else self.loop)
+        set_field(self, "dtype", _dtype_name(self.dtype))
         settle(self)
         if self.audio_seconds is not None and not 0 < self.audio_seconds <= 36_000:
             raise ConfigError(
                 f"--audio-seconds {self.audio_seconds} is out of range: it must be above 0 and at "
                 "most 36,000."
             )
-        put(self, "optim", find_optimizer(self.optim))
-        put(self, "optim_args", str(self.optim_args or "").replace(" ", ""))
+        set_field(self, "optim", find_optimizer(self.optim))
+        set_field(self, "optim_args", str(self.optim_args or "").replace(" ", ""))
         if not isinstance(self.optim_target_modules, str):
-            put(self, "optim_target_modules", tuple(self.optim_target_modules))
-        put(self, "checkpointing", _checkpointing(self.checkpointing))
-        put(self, "freeze", tuple(self.freeze))
+            set_field(self, "optim_target_modules", tuple(self.optim_target_modules))
+        set_field(self, "checkpointing", _checkpointing(self.checkpointing))
+        set_field(self, "freeze", tuple(self.freeze))
         for pattern in self.freeze:
             try:
                 re.compile(pattern)
@@ -97,15 +97,15 @@ class Setup(TrainingOptions):
                     f"--freeze {pattern!r} is not a regular expression: {error}."
                 ) from None
         if self.adapter is not None:
-            put(self, "adapter", read_adapter(self.adapter))
+            set_field(self, "adapter", read_adapter(self.adapter))
         if self.quantization is not None:
-            put(self, "quantization", read_quantization(self.quantization))
-        put(self, "data_loading", read_data_loading(self.data_loading))
-        put(self, "fused_loss", read_fused_loss(self.fused_loss))
+            set_field(self, "quantization", read_quantization(self.quantization))
+        set_field(self, "data_loading", read_data_loading(self.data_loading))
+        set_field(self, "fused_loss", read_fused_loss(self.fused_loss))
         if self.torch_compile_mode or self.torch_compile_backend:
-            put(self, "torch_compile", True)
-        put(self, "torch_compile_mode", read_mode(self.torch_compile_mode))
-        put(self, "torch_compile_backend", read_backend(self.torch_compile_backend))
+            set_field(self, "torch_compile", True)
+        set_field(self, "torch_compile_mode", read_mode(self.torch_compile_mode))
+        set_field(self, "torch_compile_backend", read_backend(self.torch_compile_backend))
         check(self)
 
     def to_dict(self) -> dict[str, Any]:

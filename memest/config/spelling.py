@@ -54,8 +54,8 @@ def read_scenario(text: str) -> dict[str, Any]:
 
 
 def _read_word(word: str, text: str) -> tuple[str, Any]:
-    spelt, equals, value = word.lstrip("-").partition("=")
-    name = spelt.replace("-", "_")
+    flag, equals, value = word.lstrip("-").partition("=")
+    name = flag.replace("-", "_")
     if name in _FULL_PRECISION and not equals:
         return "precision", "fp32"
     if name == "no_checkpointing" and not equals:
@@ -71,7 +71,7 @@ def _read_word(word: str, text: str) -> tuple[str, Any]:
     if option.kind is Kind.MODE:
         return option.name, "full"
     raise ConfigError(
-        f"--vs {text!r}: {spelt} needs a value, for example {spelt}="
+        f"--vs {text!r}: {flag} needs a value, for example {flag}="
         f"{'4' if option.kind is Kind.WHOLE else option.metavar}."
     )
 
@@ -92,11 +92,11 @@ def write_scenario(options: Mapping[str, Any]) -> str:
     words = []
     for name, value in options.items():
         option = find_option(name)
-        spelt = option.flags[0].removeprefix("--")
+        word = option.flags[0].removeprefix("--")
         if isinstance(value, bool):
-            words.append(spelt if value else f"no-{spelt}")
+            words.append(word if value else f"no-{word}")
         else:
-            words += [shlex.quote(f"{spelt}={text}") for text in _texts(option, value)]
+            words += [shlex.quote(f"{word}={text}") for text in _texts(option, value)]
     return " ".join(words)
 
 

@@ -25,7 +25,7 @@ from memest.config.kinds import (
 )
 from memest.config.lengths import Batching
 from memest.config.optimizers import OPTIMIZER_FACTS, facts_of
-from memest.config.option import Kind, Panel, legal, option
+from memest.config.option import Kind, Panel, legal_values, option
 from memest.config.parallelism import ALONE, Distributed, Strategy
 from memest.config.quantization import Quantization
 from memest.config.software import Software
@@ -97,7 +97,7 @@ class TrainingOptions:
         traced=False,
     )
     task: Task = option(
-        Task.AUTO, f"Which head the model gets: {legal(Task)}.", "TASK", panel=Panel.MODEL
+        Task.AUTO, f"Which head the model gets: {legal_values(Task)}.", "TASK", panel=Panel.MODEL
     )
     num_labels: int | None = option(
         None, "Classes of a classification head; left out, the model's own.", between=(1, 1 << 24)
@@ -121,13 +121,14 @@ class TrainingOptions:
     )
     precision: Precision = option(
         Precision.FP32,
-        f"Autocast in one word: {legal(Precision)}; fp32 is none.",
+        f"Autocast in one word: {legal_values(Precision)}; fp32 is none.",
         "--precision --mixed-precision NAME",
         panel=Panel.PRECISION,
     )
     dtype: Dtype = option(
         Dtype.AUTO,
-        f"Dtype of the weights: {legal(Dtype)}; auto is the config's own, as in from_pretrained.",
+        f"Dtype of the weights: {legal_values(Dtype)}; auto is the config's own, as in "
+        "from_pretrained.",
         "--dtype --torch-dtype DTYPE model_dtype weights_dtype",
     )
     master_weights: bool = option(
@@ -203,14 +204,15 @@ class TrainingOptions:
     data_loading: DataLoading | None = field(default=None, metadata={"traced": False})
     zero_grad: ZeroGrad = option(
         ZeroGrad.AUTO,
-        f"{legal(ZeroGrad)}: after the step gradients are dropped (none) or kept as zeros (zero); "
-        "auto follows torch's version.",
+        f"{legal_values(ZeroGrad)}: after the step gradients are dropped (none) or kept as zeros "
+        "(zero); auto follows torch's version.",
         "NAME",
         panel=Panel.OPTIMIZER,
     )
     zero_grad_at: ZeroGradAt = option(
         ZeroGradAt.AFTER_STEP,
-        f"Where a script calls zero_grad: {legal(ZeroGradAt)}; until then old gradients live.",
+        f"Where a script calls zero_grad: {legal_values(ZeroGradAt)}; until then old gradients "
+        "live.",
         "PLACE",
     )
     del_outputs: bool = option(
@@ -220,13 +222,13 @@ class TrainingOptions:
     )
     attn_implementation: Attention = option(
         Attention.AUTO,
-        f"Attention as transformers names it: {legal(Attention)}.",
+        f"Attention as transformers names it: {legal_values(Attention)}.",
         "NAME attn_impl attention_implementation",
         panel=Panel.KERNELS,
     )
     sdpa_backend: SdpaBackend = option(
         SdpaBackend.AUTO,
-        f"Kernel behind sdpa: {legal(SdpaBackend)}; auto is PyTorch's own choice.",
+        f"Kernel behind sdpa: {legal_values(SdpaBackend)}; auto is PyTorch's own choice.",
         "NAME",
     )
     use_liger_kernel: bool = option(
@@ -292,7 +294,7 @@ class TrainingOptions:
         panel=Panel.SOFTWARE,
         traced=False,
     )
-    loop: Loop = option(Loop.TRAINER, f"Whose training loop runs: {legal(Loop)}.", "NAME")
+    loop: Loop = option(Loop.TRAINER, f"Whose training loop runs: {legal_values(Loop)}.", "NAME")
     software: Software = option(
         Software(),
         "Versions that will train where they are not the installed ones: "
@@ -361,8 +363,8 @@ class TrainingOptions:
         float32 of its outputs, before it makes FSDP1 of the model; FSDP2's preparation does not
         come there.
         """
-        one = self.distributed.strategy is Strategy.FSDP and self.distributed.fsdp_version == 1
-        return self.computes_in_half and one
+        is_fsdp1 = self.distributed.strategy is Strategy.FSDP and self.distributed.fsdp_version == 1
+        return self.computes_in_half and is_fsdp1
 
     @property
     def keeps_parameters(self) -> bool:
@@ -403,8 +405,8 @@ class TrainingOptions:
     @property
     def has_linear_of_stage_3(self) -> bool:
         """Whether ``zero.Init`` puts a function of its own in place of ``F.linear``."""
-        usual = self.distributed.zero_setting("memory_efficient_linear", True)
-        return self.partitions_parameters and bool(usual)
+        setting = self.distributed.zero_setting("memory_efficient_linear", True)
+        return self.partitions_parameters and bool(setting)
 
     @property
     def checkpoint_every(self) -> int:

@@ -107,8 +107,8 @@ def _kind(keys: DocumentKeys) -> str:
     # YAML 1.1 reads an unquoted NO as false
     text = "NO" if value is False else str(value).upper()
     if text not in _TYPES:
-        near = closest(text, _TYPES)
-        hint = f" Did you mean {near[0]}?" if near else ""
+        matches = closest(text, _TYPES)
+        hint = f" Did you mean {matches[0]}?" if matches else ""
         raise ConfigError(
             f"{keys.where('distributed_type')} {value!r} is not known.{hint} Legal: "
             f"{', '.join(_TYPES)}."
@@ -194,5 +194,5 @@ def _dynamo(keys: DocumentKeys) -> None:
     keys.absorb(part)
 
 
-ACCELERATE = KeyTable(odd=(_processes,), ignored=_IGNORED, not_modelled=_NOT_MODELLED)
+ACCELERATE = KeyTable(readers=(_processes,), ignored=_IGNORED, not_modelled=_NOT_MODELLED)
 """What becomes of the keys of accelerate's configuration."""

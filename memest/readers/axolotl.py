@@ -242,19 +242,19 @@ def _optimizer(keys: DocumentKeys) -> None:
 def _kernels(keys: DocumentKeys) -> None:
     """Liger's kernels have a key each; together they are what the Trainer's switch does."""
     names = [key for key in keys.document if key.startswith("liger_")]
-    on = [key for key in names if keys.switch(key)]
-    if not on:
+    active_keys = [key for key in names if keys.switch(key)]
+    if not active_keys:
         keys.pass_over(names, "off")
         return
-    loss = "liger_fused_linear_cross_entropy" in on
+    loss = "liger_fused_linear_cross_entropy" in active_keys
     parts = ("liger_rope", "liger_rms_norm", "liger_glu_activation")
-    if loss and all(key in on for key in parts):
+    if loss and all(key in active_keys for key in parts):
         keys.set("use_liger_kernel", True, "liger_fused_linear_cross_entropy")
         for key in names:
             if key != "liger_fused_linear_cross_entropy":
                 keys.ignore(key, "part of Liger's kernels, which are priced together")
     else:
-        for key in on:
+        for key in active_keys:
             keys.miss(key, "some of Liger's kernels: priced are all of them or none; here none")
 
 
@@ -291,8 +291,8 @@ def _evaluation(keys: DocumentKeys) -> None:
     tests = keys.document.get("test_datasets")
     strategy, steps = keys.scalar("eval_strategy"), keys.document.get("eval_steps")
     batch = keys.whole("eval_batch_size")
-    when = steps or keys.document.get("evals_per_epoch") or strategy
-    runs = (share or tests) and when and str(strategy).lower() != "no"
+    schedule = steps or keys.document.get("evals_per_epoch") or strategy
+    runs = (share or tests) and schedule and str(strategy).lower() != "no"
     key = "val_set_size" if share else "test_datasets"
     if runs and batch is not None:
         keys.set("eval_batch", batch, "eval_batch_size")
@@ -345,7 +345,7 @@ AXOLOTL = KeyTable(
         "sequence_len": Key("seq_len", "whole", 512),
         "optimizer": Key("optim", "text", "adamw_torch_fused", words={"adamw_hf": "adamw_torch"}),
     },
-    odd=(
+    readers=(
         _batch,
         _precision,
         _checkpointing,

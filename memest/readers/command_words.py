@@ -110,15 +110,15 @@ def split_command(words: Sequence[str]) -> Command:
     """
     environment: dict[str, str] = {}
     skipped_words: list[str] = []
-    waiting = list(words)
-    while waiting and not _starts(waiting[0]):
-        word = waiting.pop(0)
+    queue = list(words)
+    while queue and not _starts(queue[0]):
+        word = queue.pop(0)
         if _ASSIGNMENT.match(word):
             name, _, value = word.partition("=")
             environment[name] = value
         else:
             skipped_words.append(word)
-    if not waiting:
+    if not queue:
         text = shlex.join(words)
         text = text if len(text) < 100 else f"{text[:97]}..."
         raise ConfigError(
@@ -126,10 +126,10 @@ def split_command(words: Sequence[str]) -> Command:
             "knows: python, accelerate launch, torchrun, deepspeed, trl, llamafactory-cli, "
             "axolotl, tune."
         )
-    waiting, beyond = _before_shell(waiting)
-    skipped_words += beyond
+    queue, trailing_words = _before_shell(queue)
+    skipped_words += trailing_words
     launchers: list[Launcher] = []
-    program, rest = _follow(waiting, launchers)
+    program, rest = _follow(queue, launchers)
     return Command(
         environment=environment,
         launchers=tuple(launchers),
@@ -244,11 +244,11 @@ def read_arguments(words: Iterable[str]) -> tuple[dict[str, Any], dict[str, Any]
         ({'bf16': True, 'lora_r': 8, 'x': ['a', 'b']}, {'lr': 1}, ['a.yaml'])
     """
     arguments: dict[str, Any] = {}
-    changes: dict[str, Any] = {}
-    loose: list[str] = []
-    waiting = list(words)
-    while waiting:
-        word = waiting.pop(0)
+    overrides: dict[str, Any] = {}
+    positionals: list[str] = []
+    queue = list(words)
+    while queue:
+        word = queue.pop(0)
         if word.startswith("--") and len(word) > 2:
             flag, equals, text = word[2:].partition("=")
             key = flag.replace("-", "_")
@@ -256,20 +256,20 @@ def read_arguments(words: Iterable[str]) -> tuple[dict[str, Any], dict[str, Any]
                 arguments[key] = plain_value(text)
                 continue
             values: list[str] = []
-            while waiting and not waiting[0].startswith("--") and not _short(waiting[0]):
-                if values and re.match(r"[A-Za-z_][\w.]*=", waiting[0]):
+            while queue and not queue[0].startswith("--") and not _short(queue[0]):
+                if values and re.match(r"[A-Za-z_][\w.]*=", queue[0]):
                     break
-                values.append(waiting.pop(0))
-            plain = [plain_value(value) for value in values]
-            arguments[key] = True if not plain else plain[0] if len(plain) == 1 else plain
+                values.append(queue.pop(0))
+            items = [plain_value(value) for value in values]
+            arguments[key] = True if not items else items[0] if len(items) == 1 else items
         elif word.startswith("-") and len(word) > 1:
             arguments[word.lstrip("-")] = True
         elif re.match(r"[A-Za-z_+~][\w./@+]*=", word):
             key, _, value = word.partition("=")
-            changes[key.lstrip("+~")] = plain_value(value)
+            overrides[key.lstrip("+~")] = plain_value(value)
         else:
-            loose.append(word)
-    return arguments, changes, loose
+            positionals.append(word)
+    return arguments, overrides, positionals
 
 
 def _short(word: str) -> bool:

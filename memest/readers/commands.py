@@ -64,7 +64,7 @@ def read_launch(
     """
     keys = DocumentKeys({}, source="command", framework="launch command", level=Level.COMMAND)
     _environment(keys, command)
-    arguments, changes, loose = read_arguments(command.words)
+    arguments, overrides, positionals = read_arguments(command.words)
     launchers = list(command.launchers)
     launchers += _hidden_launcher(command, arguments)
     readings: list[DocumentReading] = []
@@ -72,7 +72,7 @@ def read_launch(
         readings += _launcher(keys, launcher, command.environment)
     if not launchers:
         _program_alone(keys, command)
-    readings += _program(keys, command, arguments, changes, loose, file_format)
+    readings += _program(keys, command, arguments, overrides, positionals, file_format)
     for word in command.skipped_words:
         keys.ignore(word, "not of the launcher and its program")
     return [*readings, keys.reading()]
@@ -81,8 +81,8 @@ def read_launch(
 # -- environment and launchers
 
 
-def _say_at(keys: DocumentKeys, option: str, value: Any, where: str) -> None:
-    keys.set_at(option, value, KeyOrigin(f"command: {where}", Level.COMMAND))
+def _say_at(keys: DocumentKeys, option: str, value: Any, place: str) -> None:
+    keys.set_at(option, value, KeyOrigin(f"command: {place}", Level.COMMAND))
 
 
 def _environment(keys: DocumentKeys, command: Command) -> None:
@@ -106,18 +106,18 @@ def _visible(environment: Mapping[str, str]) -> int | None:
     return len([each for each in text.split(",") if each.strip() not in ("", "-1")]) or None
 
 
-def _number(value: Any, where: str) -> int | None:
+def _number(value: Any, place: str) -> int | None:
     """A count, None for ``auto`` and ``gpu``."""
     if isinstance(value, int) and not isinstance(value, bool):
         if not 1 <= value <= 1 << 16:
-            raise ConfigError(f"command: {where} {value} is out of range: it must be 1 or more.")
+            raise ConfigError(f"command: {place} {value} is out of range: it must be 1 or more.")
         return value
     if isinstance(value, str) and value.lower() in ("auto", "gpu"):
         return None
     if isinstance(value, str) and ":" in value:
         last = value.rpartition(":")[2]
         return int(last) if last.isdigit() and len(last) < 6 else None
-    raise ConfigError(f"command: {where} {value!r} is not a whole number.")
+    raise ConfigError(f"command: {place} {value!r} is not a whole number.")
 
 
 def _hidden_launcher(command: Command, arguments: dict[str, Any]) -> list[Launcher]:
@@ -141,8 +141,8 @@ def _hidden_launcher(command: Command, arguments: dict[str, Any]) -> list[Launch
             "nproc_per_node": environment.get("NPROC_PER_NODE", "gpu"),
             "nnodes": environment.get("NNODES", "1"),
         }
-        plain = {k: int(v) if v.isdigit() and len(v) < 6 else v for k, v in values.items()}
-        return [Launcher("torchrun", plain)]
+        plain_values = {k: int(v) if v.isdigit() and len(v) < 6 else v for k, v in values.items()}
+        return [Launcher("torchrun", plain_values)]
     return []
 
 
@@ -169,8 +169,8 @@ def _launcher(
     if count is None:
         keys.miss(launcher.name, _ALL_GPUS)
     else:
-        where = key if key.isupper() else f"--{key}"
-        _say_at(keys, "num_gpus", count * machines, f"{launcher.name} {where}")
+        flag = key if key.isupper() else f"--{key}"
+        _say_at(keys, "num_gpus", count * machines, f"{launcher.name} {flag}")
     for name in values:
         keys.ignore(f"--{name}", f"how {launcher.name} starts processes")
     return []
@@ -203,11 +203,11 @@ def _accelerate(
         if part is None:
             document[key], origins[key] = value, origin
         else:
-            inner = document.get(part)
-            document[part] = {**(inner if isinstance(inner, dict) else {}), key: value}
+            section = document.get(part)
+            document[part] = {**(section if isinstance(section, dict) else {}), key: value}
             origins[f"{part}.{key}"] = origin
-    one = document.get("distributed_type") in ("NO", False)
-    if document.get("num_processes") in (None, -1) and not one:
+    is_single = document.get("distributed_type") in ("NO", False)
+    if document.get("num_processes") in (None, -1) and not is_single:
         count = _visible(environment)
         if count is not None:
             document["num_processes"] = count
@@ -238,31 +238,31 @@ def _program(
     keys: DocumentKeys,
     command: Command,
     arguments: dict[str, Any],
-    changes: dict[str, Any],
-    loose: list[str],
+    overrides: dict[str, Any],
+    positionals: list[str],
     file_format: FileFormat | None,
 ) -> list[DocumentReading]:
     program = command.program
     framework, _, method = program.partition(" ")
     if framework == "trl":
         read = partial(read_trl, method=method)
-        return [_with_file(keys, find_format("trl"), arguments, {}, loose, read)]
+        return [_with_file(keys, find_format("trl"), arguments, {}, positionals, read)]
     if framework in ("llamafactory-cli", "axolotl"):
         each = find_format("llama-factory" if framework == "llamafactory-cli" else "axolotl")
         if framework == "llamafactory-cli":
             _expandable(keys, command)
         if (
             not arguments
-            and not changes
-            and not any(word.lower().endswith(_FILES) for word in loose)
+            and not overrides
+            and not any(word.lower().endswith(_FILES) for word in positionals)
         ):
             raise ConfigError(f"the launch command: {program} names no configuration, run.yaml.")
-        return [_with_file(keys, each, arguments, changes, loose)]
+        return [_with_file(keys, each, arguments, overrides, positionals)]
     if framework == "tune":
-        return [_tune(keys, arguments, changes, loose)]
+        return [_tune(keys, arguments, overrides, positionals)]
     if program.endswith(".sh") or any(key.startswith(("job.", "training.")) for key in arguments):
-        return [_titan(keys, command, arguments, loose)]
-    return _script(keys, command, arguments, changes, loose, file_format)
+        return [_titan(keys, command, arguments, positionals)]
+    return _script(keys, command, arguments, overrides, positionals, file_format)
 
 
 def _starts_torchrun(environment: Mapping[str, str]) -> bool:
@@ -285,31 +285,31 @@ def _expandable(keys: DocumentKeys, command: Command) -> None:
         )
 
 
-def _file_among(arguments: dict[str, Any], loose: list[str]) -> tuple[str | None, str]:
+def _file_among(arguments: dict[str, Any], positionals: list[str]) -> tuple[str | None, str]:
     """The configuration file among a program's arguments."""
     for key in _CONFIGS:
         value = arguments.get(key)
         if isinstance(value, str) and value.lower().endswith(_FILES):
             arguments.pop(key)
             return value, f"command: --{key}"
-    for word in loose:
+    for word in positionals:
         if word.lower().endswith(_FILES):
-            loose.remove(word)
+            positionals.remove(word)
             return word, f"command: {word}"
     return None, ""
 
 
 def _open(file: str, origin: str) -> tuple[dict[str, Any], Path]:
     """The document of a file that the command names, and its folder."""
-    path = find_file(file, beside=None, origin=origin)
+    path = find_file(file, folder=None, origin=origin)
     return read_document(path, file), path.parent
 
 
 def _document_among(
-    arguments: dict[str, Any], loose: list[str]
+    arguments: dict[str, Any], positionals: list[str]
 ) -> tuple[dict[str, Any], str, Path | None]:
     """The document that the arguments name, what it is called, and its folder; else nothing."""
-    file, origin = _file_among(arguments, loose)
+    file, origin = _file_among(arguments, positionals)
     if file is None:
         return {}, "command", None
     document, folder = _open(file, origin)
@@ -317,23 +317,23 @@ def _document_among(
 
 
 def _merge(
-    document: Mapping[str, Any], arguments: Mapping[str, Any], changes: Mapping[str, Any]
+    document: Mapping[str, Any], arguments: Mapping[str, Any], overrides: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, KeyOrigin]]:
     """A file's document with what the command line changes, and where that stands."""
     out = dict(document)
     origins: dict[str, KeyOrigin] = {}
-    for values, mark in ((arguments, "--"), (changes, "")):
+    for values, mark in ((arguments, "--"), (overrides, "")):
         for key, value in values.items():
             origins[key] = KeyOrigin(f"command: {mark}{key}", Level.COMMAND)
             if "." not in key:
                 out[key] = value
                 continue
-            inner = out
+            section = out
             for part in key.split(".")[:-1]:
-                below = inner.get(part)
-                inner[part] = dict(below) if isinstance(below, Mapping) else {}
-                inner = inner[part]
-            inner[key.rpartition(".")[2]] = value
+                subsection = section.get(part)
+                section[part] = dict(subsection) if isinstance(subsection, Mapping) else {}
+                section = section[part]
+            section[key.rpartition(".")[2]] = value
     return out, origins
 
 
@@ -349,7 +349,7 @@ def _read_negations(arguments: dict[str, Any]) -> dict[str, Any]:
     return out
 
 
-def _loose(keys: DocumentKeys, words: list[str]) -> None:
+def _ignore_words(keys: DocumentKeys, words: list[str]) -> None:
     for word in words:
         keys.ignore(word, "memest does not know it")
 
@@ -374,20 +374,20 @@ def _with_file(
     keys: DocumentKeys,
     each: FileFormat,
     arguments: dict[str, Any],
-    changes: dict[str, Any],
-    loose: list[str],
+    overrides: dict[str, Any],
+    positionals: list[str],
     read: Callable[[DocumentKeys], None] | None = None,
 ) -> DocumentReading:
-    document, source, folder = _document_among(arguments, loose)
-    document, origins = _merge(document, _read_negations(arguments), changes)
-    _loose(keys, loose)
+    document, source, folder = _document_among(arguments, positionals)
+    document, origins = _merge(document, _read_negations(arguments), overrides)
+    _ignore_words(keys, positionals)
     return _read(each, document, origins, source, folder, read)
 
 
 def _tune(
-    keys: DocumentKeys, arguments: dict[str, Any], changes: dict[str, Any], loose: list[str]
+    keys: DocumentKeys, arguments: dict[str, Any], overrides: dict[str, Any], positionals: list[str]
 ) -> DocumentReading:
-    recipe = loose.pop(0) if loose else ""
+    recipe = positionals.pop(0) if positionals else ""
     config = arguments.pop("config", None)
     if not isinstance(config, str):
         raise ConfigError(f"the launch command: tune run {recipe} names no --config.")
@@ -397,8 +397,8 @@ def _tune(
             f"tune cp {config} run.yaml, and name the file."
         )
     document, folder = _open(config, "command: --config")
-    document, origins = _merge(document, arguments, changes)
-    _loose(keys, loose)
+    document, origins = _merge(document, arguments, overrides)
+    _ignore_words(keys, positionals)
 
     def read(keys: DocumentKeys) -> None:
         read_torchtune(keys, distributed="distributed" in recipe)
@@ -409,7 +409,7 @@ def _tune(
 
 
 def _titan(
-    keys: DocumentKeys, command: Command, arguments: dict[str, Any], loose: list[str]
+    keys: DocumentKeys, command: Command, arguments: dict[str, Any], positionals: list[str]
 ) -> DocumentReading:
     file = arguments.pop("job.config_file", None) or command.environment.get("CONFIG_FILE")
     gpus = command.environment.get("NGPU", "")
@@ -429,7 +429,7 @@ def _titan(
     if file:
         document, folder = _open(file, "command: --job.config_file")
     document, origins = _merge(document, arguments, {})
-    _loose(keys, loose)
+    _ignore_words(keys, positionals)
     return _read(find_format("torchtitan"), document, origins, file or "command", folder)
 
 
@@ -437,46 +437,50 @@ def _script(
     keys: DocumentKeys,
     command: Command,
     arguments: dict[str, Any],
-    changes: dict[str, Any],
-    loose: list[str],
+    overrides: dict[str, Any],
+    positionals: list[str],
     file_format: FileFormat | None,
 ) -> list[DocumentReading]:
     """A training script: its arguments are taken for what their names say."""
     program = command.program
-    file, origin = _file_among(arguments, loose)
-    out: list[DocumentReading] = []
-    own = arguments.pop("deepspeed_config", None)
-    if isinstance(own, str):
+    file, origin = _file_among(arguments, positionals)
+    readings: list[DocumentReading] = []
+    deepspeed_file = arguments.pop("deepspeed_config", None)
+    if isinstance(deepspeed_file, str):
         # DeepSpeed's own arguments (add_config_arguments): a switch, and the file beside it
         arguments.pop("deepspeed", None)
-        settings, beside = _open(own, "command: --deepspeed_config")
-        out.append(_read(find_format("deepspeed"), settings, {}, own, beside))
+        settings, folder_of_file = _open(deepspeed_file, "command: --deepspeed_config")
+        readings.append(
+            _read(find_format("deepspeed"), settings, {}, deepspeed_file, folder_of_file)
+        )
     arguments = _read_negations(arguments)
     document: dict[str, Any] = {}
     source, folder, each = "command", None, file_format
     if file is not None:
-        content, beside = _open(file, origin)
+        content, folder_of_file = _open(file, origin)
         kind = file_format or recognise(content, file)
         if kind.name in ("accelerate", "deepspeed", "peft"):
-            out.append(_read(kind, content, {}, file, beside))
+            readings.append(_read(kind, content, {}, file, folder_of_file))
         else:
-            document, source, folder, each = content, file, beside, kind
+            document, source, folder, each = content, file, folder_of_file, kind
     if each is None:
         each = _format_of(arguments)
     if each is None:
-        for key in (*arguments, *changes):
+        for key in (*arguments, *overrides):
             keys.ignore(f"--{key}" if key in arguments else key, "memest does not know it")
     else:
-        document, origins = _merge(document, arguments, changes)
-        out.append(_read(each, document, origins, source, folder))
-    what = (
+        document, origins = _merge(document, arguments, overrides)
+        readings.append(_read(each, document, origins, source, folder))
+    meaning = (
         "its arguments say nothing that memest knows"
         if each is None
         else (f"taken for one on {each.title}")
     )
-    keys.miss(program, f"the script is not read: {what}; --loop and --config-format say otherwise")
-    _loose(keys, loose)
-    return out
+    keys.miss(
+        program, f"the script is not read: {meaning}; --loop and --config-format say otherwise"
+    )
+    _ignore_words(keys, positionals)
+    return readings
 
 
 def _format_of(arguments: Mapping[str, Any]) -> FileFormat | None:

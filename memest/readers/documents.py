@@ -28,12 +28,12 @@ _SUFFIXES = (".yaml", ".yml", ".json", ".toml")
 _NUMBER = re.compile(r"[+-]?(\d[\d_]*)?\.?\d+([eE][+-]?\d+)?|[+-]?\d+\.")
 
 
-def find_file(name: str, *, beside: Path | None, origin: str) -> Path:
+def find_file(name: str, *, folder: Path | None, origin: str) -> Path:
     """A configuration file that another one names.
 
     Args:
         name: as written.
-        beside: folder of the file that names it. Frameworks look in the working directory, so
+        folder: folder of the file that names it. Frameworks look in the working directory, so
             that comes first; the folder is for those who ask from elsewhere.
         origin: who names it.
 
@@ -42,15 +42,15 @@ def find_file(name: str, *, beside: Path | None, origin: str) -> Path:
     """
     try:
         path = Path(name).expanduser()
-        paths = [path] if beside is None or path.is_absolute() else [path, beside / path]
+        paths = [path] if folder is None or path.is_absolute() else [path, folder / path]
         for candidate in paths:
             if candidate.is_file():
                 return candidate
     except (OSError, RuntimeError, ValueError) as error:
         raise ConfigError(f"{origin} names {name!r}, which is no path: {error}.") from None
-    where = " and ".join(str(each.parent.absolute()) for each in paths)
+    places = " and ".join(str(each.parent.absolute()) for each in paths)
     raise ConfigError(
-        f"{origin} names the file {name!r}, which is not there (looked in {where}). Run memest "
+        f"{origin} names the file {name!r}, which is not there (looked in {places}). Run memest "
         "where the training is launched, or give the file with --config."
     )
 
@@ -145,9 +145,9 @@ def _load_yaml(text: str, label: str) -> Any:
         return yaml.safe_load(text)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        where = f" in line {mark.line + 1}" if mark is not None else ""
+        place = f" in line {mark.line + 1}" if mark is not None else ""
         problem = getattr(error, "problem", None) or str(error).partition("\n")[0]
-        raise ConfigError(f"{label} is not YAML{where}: {problem}.") from None
+        raise ConfigError(f"{label} is not YAML{place}: {problem}.") from None
     except (TypeError, OverflowError) as error:
         # a mapping as a key, a date that no calendar has
         raise ConfigError(f"{label} is not YAML of plain values: {error}.") from None
@@ -187,18 +187,18 @@ def _runs(tag: str | None) -> bool:
 
 def _check_size(document: Any, label: str) -> None:
     """Bounds on what is there, with what aliases stand for counted each time."""
-    waiting, count = [(document, 0)], 0
-    while waiting:
-        value, depth = waiting.pop()
+    queue, count = [(document, 0)], 0
+    while queue:
+        value, depth = queue.pop()
         count += 1
         if count > MOST_NODES:
             raise ConfigError(f"{label} has more than {MOST_NODES:,} values (aliases counted).")
         if depth > MOST_DEPTH:
             raise ConfigError(_too_deep(label))
         if isinstance(value, dict):
-            waiting += [(each, depth + 1) for each in value.values()]
+            queue += [(each, depth + 1) for each in value.values()]
         elif isinstance(value, (list, tuple, set)):
-            waiting += [(each, depth + 1) for each in value]
+            queue += [(each, depth + 1) for each in value]
 
 
 def _too_deep(label: str) -> str:

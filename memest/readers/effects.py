@@ -38,7 +38,7 @@ def values_that_act(values: Mapping[str, ReadValue]) -> tuple[dict[str, ReadValu
 
     zero = _number(acting, "zero") or 0
     fsdp = "fsdp" in acting and str(acting["fsdp"].value) not in ("none", "no", "False", "")
-    several = (_number(acting, "num_gpus") or 1) > 1
+    several_gpus = (_number(acting, "num_gpus") or 1) > 1
     if not zero:
         for option in ("zero_settings", "offload_optimizer", "offload_param"):
             if not (option != "zero_settings" and "zero_settings" in acting):
@@ -46,7 +46,7 @@ def values_that_act(values: Mapping[str, ReadValue]) -> tuple[dict[str, ReadValu
     if not fsdp:
         for option in [name for name in acting if name.startswith("fsdp_")]:
             drop(option, "FSDP is off")
-    if zero or fsdp or not several:
+    if zero or fsdp or not several_gpus:
         why = "ZeRO takes the place of DDP" if zero else "FSDP takes the place of DDP"
         why = why if zero or fsdp else "one GPU has no DDP"
         for option in [name for name in acting if name.startswith("ddp_")]:
@@ -89,25 +89,28 @@ def values_that_act(values: Mapping[str, ReadValue]) -> tuple[dict[str, ReadValu
     )
     adapts = any(name in acting for name in ("peft", "adapter", "lora_r", "lora_target_modules"))
     own_loop = "loop" in acting and str(acting["loop"].value) == "plain"
-    two = fsdp and _number(acting, "fsdp_version") != 1
+    is_fsdp2 = fsdp and _number(acting, "fsdp_version") != 1
     loss = str(acting["fused_loss"].value) if "fused_loss" in acting else ""
-    sharing = next(
+    sharing_option = next(
         (name for name in ("cp", "sp", "tp", "ep", "pp") if (_number(acting, name) or 1) > 1), ""
     )
-    for there, what in (
-        (sharing, f"beside --{sharing}"),
+    for applies, circumstance in (
+        (sharing_option, f"beside --{sharing_option}"),
         (zero == 3 and loss.startswith("torchtune"), "under ZeRO-3, which torchtune does not have"),
         (fsdp and loss.startswith("torchtune"), "behind a forward of several GPUs' FSDP"),
         (
-            two and adapts and not own_loop,
+            is_fsdp2 and adapts and not own_loop,
             "where several GPUs have the head in an FSDP unit of its own, beside adapters",
         ),
         (compiled, "together with torch.compile"),
         (_on(acting, "use_liger_kernel"), "beside Liger's"),
         ("eval_samples" in acting, "with predictions that an evaluation keeps"),
     ):
-        if there:
-            drop("fused_loss", f"not priced {what}: a cross entropy of all logits at once is taken")
+        if applies:
+            drop(
+                "fused_loss",
+                f"not priced {circumstance}: a cross entropy of all logits at once is taken",
+            )
     return acting, remarks
 
 

@@ -134,8 +134,8 @@ def find_format(name: str) -> FileFormat:
         if text in (each.name, each.title.lower(), each.name.replace("-", "")):
             return each
     names = [each.name for each in FORMATS]
-    near = closest(text, names)
-    hint = f" Did you mean {near[0]}?" if near else ""
+    matches = closest(text, names)
+    hint = f" Did you mean {matches[0]}?" if matches else ""
     raise ConfigError(f"--config-format {name!r} is not known.{hint} Legal: {', '.join(names)}.")
 
 
@@ -168,21 +168,23 @@ def recognise(document: Mapping[str, Any], label: str) -> FileFormat:
         option_keys = [
             key for key in keys if key in REASONS or key in MATTERS or option_called(key)
         ]
-        near = (
+        suggestion = (
             f" Closest: {general.title} ({', '.join(sorted(option_keys)[:5])})."
             if option_keys
             else ""
         )
-        raise _unclear(f"{label} has the marks of no format that memest knows.{near}", general)
+        raise _unclear(
+            f"{label} has the marks of no format that memest knows.{suggestion}", general
+        )
     names = " or ".join(
         f"{each.title} ({', '.join(sorted(each.marks & keys)[:3])})" for each in file_formats
     )
     raise _unclear(f"{label} may be {names}.", file_formats[0])
 
 
-def _unclear(what: str, near: FileFormat) -> ConfigError:
+def _unclear(problem: str, nearest: FileFormat) -> ConfigError:
     names = ", ".join(each.name for each in FORMATS)
-    return ConfigError(f"{what} Say which: --config-format {near.name}. Legal: {names}.")
+    return ConfigError(f"{problem} Say which: --config-format {nearest.name}. Legal: {names}.")
 
 
 def _has_components(document: Mapping[str, Any]) -> bool:

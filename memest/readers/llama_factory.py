@@ -244,7 +244,7 @@ LLAMA_FACTORY = KeyTable(
         "cutoff_len": Key("seq_len", "whole", 2048),
         "enable_liger_kernel": Key("use_liger_kernel", "enabled"),
     },
-    odd=(
+    readers=(
         read_loading,
         read_precision,
         _checkpointing,

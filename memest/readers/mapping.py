@@ -265,13 +265,13 @@ class DocumentKeys:
             if key in self.document:
                 self.ignore(key, why)
 
-    def miss(self, key: str, what: str) -> None:
+    def miss(self, key: str, remark: str) -> None:
         """A key that matters and is not modelled."""
-        self._not_modelled.append(Remark(self.where(key), what))
+        self._not_modelled.append(Remark(self.where(key), remark))
 
-    def miss_default(self, key: str, what: str) -> None:
+    def miss_default(self, key: str, remark: str) -> None:
         """Something that a framework does unasked, and that is not modelled."""
-        self._not_modelled.append(Remark(f"default of {self.framework}: {key}", what))
+        self._not_modelled.append(Remark(f"default of {self.framework}: {key}", remark))
 
     def offer(self, keyword: str, value: Any, key: str, otherwise: str) -> None:
         """A value for an option that memest may have; without it, what that means is noted."""
@@ -361,7 +361,7 @@ class KeyTable:
     Attributes:
         defaults: what it sets unasked, by option: the value, or the value and why.
         options: keys that are options of ours.
-        odd: functions for keys that take more than a row, in their order.
+        readers: functions for keys that take more than a row, in their order.
         own_names: a key with the name of an option is that option.
         ignored: why a key does not matter, by key.
         not_modelled: what of a key is not modelled, by key.
@@ -370,7 +370,7 @@ class KeyTable:
 
     defaults: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, Key] = field(default_factory=dict)
-    odd: tuple[Callable[[DocumentKeys], object], ...] = ()
+    readers: tuple[Callable[[DocumentKeys], object], ...] = ()
     own_names: bool = False
     ignored: Mapping[str, str] = field(default_factory=dict)
     not_modelled: Mapping[str, str] = field(default_factory=dict)
@@ -391,9 +391,9 @@ def read_table(keys: DocumentKeys, table: KeyTable) -> None:
     for name, key in table.options.items():
         keys.set_from(name, key)
     for option, value in table.defaults.items():
-        plain, why = value if isinstance(value, tuple) else (value, "")
-        keys.default(option, plain, why)
-    for read in table.odd:
+        default, why = value if isinstance(value, tuple) else (value, "")
+        keys.default(option, default, why)
+    for read in table.readers:
         read(keys)
     if table.own_names:
         keys.offer_rest()

@@ -164,9 +164,9 @@ def settle(
     )
 
 
-def _over(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+def _over(before: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:
     """Options with later ones over them; the two words for a precision take each other's place."""
-    fields = {find_option(name).name for name, value in now.items() if value is not None}
+    fields = {find_option(name).name for name, value in later.items() if value is not None}
     words = {"fp16", "bf16", "precision"}
     replaced_names = fields | (words if fields & words else set())
     earlier = {
@@ -174,7 +174,7 @@ def _over(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
         for name, value in before.items()
         if find_option(name).name not in replaced_names
     }
-    return {**earlier, **{name: value for name, value in now.items() if value is not None}}
+    return {**earlier, **{name: value for name, value in later.items() if value is not None}}
 
 
 def _place_in_table(option: str) -> int:
@@ -339,8 +339,12 @@ def _setup(values: Mapping[str, ReadValue]) -> tuple[Setup, dict[str, str]]:
     except ConfigError as error:
         for group, marks in _EXPENDABLE:
             names = [name for name in group if name in values]
-            about = any(mark in str(error) for mark in marks)
-            if names and about and all(values[name].level is not Level.FLAG for name in names):
+            concerns_group = any(mark in str(error) for mark in marks)
+            if (
+                names
+                and concerns_group
+                and all(values[name].level is not Level.FLAG for name in names)
+            ):
                 fewer = {name: each for name, each in values.items() if name not in names}
                 setup, reasons = _setup(fewer)
                 return setup, reasons | dict.fromkeys(names, f"not priced: {error}")

@@ -207,7 +207,7 @@ def read_deepspeed_value(keys: DocumentKeys, key: str, value: Any) -> None:
             level=origin.level,
         )
     else:
-        path = find_file(str(value), beside=keys.folder, origin=origin.origin)
+        path = find_file(str(value), folder=keys.folder, origin=origin.origin)
         part = DocumentKeys(
             read_document(path, str(value)),
             source=str(value),
@@ -272,14 +272,16 @@ def read_deepspeed_document(keys: DocumentKeys) -> None:
     _deepspeed_rest(keys, zero if isinstance(zero, Mapping) else {}, deep_speed_file.settings)
 
 
-def _deepspeed_rest(keys: DocumentKeys, zero: Mapping[str, Any], used: Mapping[str, Any]) -> None:
+def _deepspeed_rest(
+    keys: DocumentKeys, zero: Mapping[str, Any], settings: Mapping[str, Any]
+) -> None:
     for key in ("zero_optimization", "data_types", *_CHECKED.values(), "bf16", "fp16"):
         value = keys.take(key)
         if value == "auto":
             keys.ignore(key, "auto: the run's own")
     for key in zero:
         full = f"zero_optimization.{key}"
-        acts = key in used or key in ("stage", "offload_optimizer", "offload_param")
+        acts = key in settings or key in ("stage", "offload_optimizer", "offload_param")
         if not acts and not keys.has_missed(full):
             keys.ignore(full, "no size at this stage depends on it")
     total = keys.take("train_batch_size")

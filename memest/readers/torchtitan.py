@@ -53,7 +53,7 @@ _OPTIMIZERS = {
 
 
 def _parts(keys: DocumentKeys) -> None:
-    read_part(keys, "model", KeyTable(odd=(_model,), rest=_NO_TENSOR))
+    read_part(keys, "model", KeyTable(readers=(_model,), rest=_NO_TENSOR))
     training = keys.part("training")
     offload = bool(training.switch("enable_cpu_offload"))
     read_table(training, _TRAINING)
@@ -66,10 +66,10 @@ def _parts(keys: DocumentKeys) -> None:
     read_part(
         keys,
         "parallelism",
-        KeyTable(odd=(parallel,), rest="how parallel parts are scheduled"),
+        KeyTable(readers=(parallel,), rest="how parallel parts are scheduled"),
     )
     keys.absorb(training)
-    read_part(keys, "compile", KeyTable(odd=(_compilation,), rest="how it compiles"))
+    read_part(keys, "compile", KeyTable(readers=(_compilation,), rest="how it compiles"))
 
 
 def _model(part: DocumentKeys) -> None:
@@ -82,8 +82,10 @@ def _model(part: DocumentKeys) -> None:
         model, key = (f"{owner}/{base}" if owner else None), "hf_assets_path"
     if model is not None:
         part.set("model", model, key)
-        what = f"torchtitan's {name or 'llama3'} {flavor}"
-        part.miss_default("the model's code", f"{what}: priced is transformers' model of its sizes")
+        label = f"torchtitan's {name or 'llama3'} {flavor}"
+        part.miss_default(
+            "the model's code", f"{label}: priced is transformers' model of its sizes"
+        )
     elif flavor is not None or name is not None:
         part.miss("flavor", f"{name} {flavor} is not known: name the model yourself")
     converters = part.take("converters")
@@ -144,11 +146,14 @@ def _precision(training: DocumentKeys) -> None:
 
 
 def _optimizer(part: DocumentKeys) -> None:
-    name, way = str(part.scalar("name") or "AdamW"), str(part.scalar("implementation") or "fused")
-    optim = _OPTIMIZERS.get((name, way))
+    name, implementation = (
+        str(part.scalar("name") or "AdamW"),
+        str(part.scalar("implementation") or "fused"),
+    )
+    optim = _OPTIMIZERS.get((name, implementation))
     if optim is None:
         raise ConfigError(
-            f"{part.where('name')}: {name}, {way} is not modelled. Legal: "
+            f"{part.where('name')}: {name}, {implementation} is not modelled. Legal: "
             f"{', '.join(' '.join(pair) for pair in _OPTIMIZERS)}; or name one with --optim."
         )
     if part.has("name") or part.has("implementation"):
@@ -193,15 +198,15 @@ def _parallel(part: DocumentKeys, *, offload: bool, mixed: bool) -> None:
             part.set("num_gpus", world, "data_parallel_shard_degree")
     else:
         part.miss_default("data_parallel_shard_degree -1", "all GPUs there are: --num-gpus says it")
-    ways = degrees["context_parallel_degree"]
+    context_degree = degrees["context_parallel_degree"]
     # the mesh of the parameters is dp_shard x cp
-    sharded = shard is None or shard != 1 or ways > 1
+    sharded = shard is None or shard != 1 or context_degree > 1
     if sharded:
         mode = "shard_grad_op" if reshard == "never" else "full_shard"
         key = "fsdp_reshard_after_forward" if reshard else "data_parallel_shard_degree"
         part.set_at("fsdp", mode, KeyOrigin(part.where(key), Level.DEFAULT))
         if copies > 1 and shard is not None and shard > 1:
-            part.set("fsdp_shard_size", shard * ways, "data_parallel_shard_degree")
+            part.set("fsdp_shard_size", shard * context_degree, "data_parallel_shard_degree")
         if offload:
             part.set("fsdp_offload", True, "data_parallel_shard_degree")
     # FSDP's own mixed precision, which Setup has for loops that are not plain scripts
@@ -212,14 +217,14 @@ def _parallel(part: DocumentKeys, *, offload: bool, mixed: bool) -> None:
     if degrees["tensor_parallel_degree"] > 1:
         _sequence(part, degrees, sharded=sharded, mixed=mixed)
     rotate = part.scalar("context_parallel_rotate_method")
-    if rotate is not None and ways > 1:
+    if rotate is not None and context_degree > 1:
         part.offer("cp_rotate", rotate, "context_parallel_rotate_method", "how keys rotate")
     elif rotate is not None:
         part.ignore("context_parallel_rotate_method", "no context parallelism")
     inside = part.whole("expert_tensor_parallel_degree")
     if inside not in (None, 1):
-        what = f"{inside}: experts are sharded inside, not only shared"
-        part.miss("expert_tensor_parallel_degree", what)
+        remark = f"{inside}: experts are sharded inside, not only shared"
+        part.miss("expert_tensor_parallel_degree", remark)
 
 
 def _sequence(part: DocumentKeys, degrees: dict[str, int], *, sharded: bool, mixed: bool) -> None:
@@ -239,17 +244,17 @@ def _sequence(part: DocumentKeys, degrees: dict[str, int], *, sharded: bool, mix
             "mixed precision beside tensor parallelism",
             "FSDP2's own, or none in releases before April 2026: autocast is priced",
         )
-    beside = [
+    others = [
         key for key in ("expert_parallel_degree", "pipeline_parallel_degree") if degrees[key] > 1
     ]
     if on is False:
         part.miss("enable_sequence_parallel", "priced by transformers' plan, which gathers logits")
-    elif beside:
-        what = f"not modelled beside {beside[0]}: activations are priced whole"
+    elif others:
+        remark = f"not modelled beside {others[0]}: activations are priced whole"
         if on:
-            part.miss("enable_sequence_parallel", what)
+            part.miss("enable_sequence_parallel", remark)
         else:
-            part.miss_default("sequence parallelism", what)
+            part.miss_default("sequence parallelism", remark)
     else:
         if on:
             part.set("tp_sequence_parallel", True, "enable_sequence_parallel")
@@ -267,7 +272,7 @@ _TRAINING = KeyTable(
         "dtype": Key("dtype", "scalar", "float32"),
         "max_norm": Key("max_grad_norm", "scalar", 1.0),
     },
-    odd=(_sizes, _precision),
+    readers=(_sizes, _precision),
     ignored=by_key(
         {
             _NO_TENSOR: """steps dataset dataset_path gc_freq gc_debug mixed_precision_reduce
@@ -280,18 +285,18 @@ _OPTIMIZER = KeyTable(
         "weight_decay": Key("weight_decay", "scalar", 0.1),
         "early_step_in_backward": Key("optim_in_backward", "enabled"),
     },
-    odd=(_optimizer,),
+    readers=(_optimizer,),
     rest="a number of the host",
 )
 _CHECKPOINTING = KeyTable(
-    defaults={"use_reentrant": False}, odd=(_checkpointing,), rest="how it recomputes"
+    defaults={"use_reentrant": False}, readers=(_checkpointing,), rest="how it recomputes"
 )
 TORCHTITAN = KeyTable(
     defaults={
         "attn_implementation": "sdpa",
         "alloc_conf": ("expandable_segments:True", "its run_train.sh sets it"),
     },
-    odd=(_parts,),
+    readers=(_parts,),
     ignored=by_key(
         {
             _NO_TENSOR: """job profiling profiler metrics lr_scheduler checkpoint comm debug

@@ -59,8 +59,8 @@ def read_function(
             )
         name = next(iter(makers))
     if name not in functions:
-        near = closest(name, functions)
-        hint = f" Did you mean {near[0]}?" if near else ""
+        matches = closest(name, functions)
+        hint = f" Did you mean {matches[0]}?" if matches else ""
         raise ConfigError(f"{label} has no function {name}.{hint}")
     reader = _Function(functions, label)
     settings = reader.settings_of(name, 0)

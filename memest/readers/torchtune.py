@@ -108,10 +108,10 @@ def model_of_builder(name: str) -> str | None:
         >>> model_of_builder("qlora_llama3_1_8b"), model_of_builder("lora_qwen2_5_1_5b_instruct")
         ('meta-llama/Llama-3.1-8B', 'Qwen/Qwen2.5-1.5B')
     """
-    plain = re.sub(r"^(q?lora|q?dora)_", "", name)
-    if plain in BUILDERS:
-        return BUILDERS[plain]
-    match = _QWEN.fullmatch(plain)
+    base_name = re.sub(r"^(q?lora|q?dora)_", "", name)
+    if base_name in BUILDERS:
+        return BUILDERS[base_name]
+    match = _QWEN.fullmatch(base_name)
     if match:
         family, size = (part.replace("_", ".") for part in match.groups())
         return f"Qwen/Qwen{family}-{size}B"
@@ -133,7 +133,7 @@ def read_torchtune(keys: DocumentKeys, *, distributed: bool | None = None) -> No
         _sharding(keys, distributed=distributed)
 
     _interpolate(keys)
-    read_table(keys, replace(_TABLE, odd=(*_TABLE.odd, sharding)))
+    read_table(keys, replace(_TABLE, readers=(*_TABLE.readers, sharding)))
 
 
 def _interpolate(keys: DocumentKeys) -> None:
@@ -280,12 +280,12 @@ def _loss(keys: DocumentKeys) -> None:
 def _sharding(keys: DocumentKeys, *, distributed: bool | None) -> None:
     offload = keys.switch("fsdp_cpu_offload")
     reshard = keys.scalar("fsdp_reshard_after_forward")
-    ways = keys.whole("tensor_parallel_dim")
+    tensor_degree = keys.whole("tensor_parallel_dim")
     degrees = {
         key: keys.whole(key) for key in ("data_parallel_shard_dim", "data_parallel_replicate_dim")
     }
     if distributed is None:
-        several = any(value not in (None, 1) for value in (ways, *degrees.values()))
+        several = any(value not in (None, 1) for value in (tensor_degree, *degrees.values()))
         distributed = bool(offload) or several
     if distributed:
         mode = "shard_grad_op" if reshard is False else "full_shard"
@@ -295,8 +295,8 @@ def _sharding(keys: DocumentKeys, *, distributed: bool | None) -> None:
             keys.set("fsdp", mode, "fsdp_reshard_after_forward")
         if offload:
             keys.set("fsdp_offload", True, "fsdp_cpu_offload")
-    if ways not in (None, 1):
-        keys.offer("tp", ways, "tensor_parallel_dim", "tensor parallelism")
+    if tensor_degree not in (None, 1):
+        keys.offer("tp", tensor_degree, "tensor_parallel_dim", "tensor parallelism")
     for key, degree in degrees.items():
         if degree not in (None, 1, -1):
             keys.miss(key, "--num-gpus and --fsdp-shard-size say it")
@@ -318,7 +318,7 @@ _TABLE = KeyTable(
         "optimizer_in_bwd": Key("optim_in_backward", "enabled"),
         "clip_grad_norm": Key("max_grad_norm", "scalar", 0.0),
     },
-    odd=(_model, _length, _optimizer, _checkpointing, _loss),
+    readers=(_model, _length, _optimizer, _checkpointing, _loss),
     ignored=_IGNORED,
     not_modelled=_NOT_MODELLED,
 )

@@ -329,7 +329,7 @@ def read_sharding(keys: DocumentKeys, *, fsdp_version: int = 2) -> None:
     if isinstance(config, str):
         keys.take("fsdp_config")
         place = keys.origin("fsdp_config")
-        path = find_file(config, beside=keys.folder, origin=place.origin)
+        path = find_file(config, folder=keys.folder, origin=place.origin)
         part = DocumentKeys(read_document(path, config), source=config, framework=keys.framework)
     else:
         part = keys.part("fsdp_config")
@@ -354,7 +354,7 @@ def note_length(keys: DocumentKeys) -> None:
 _TABLE = KeyTable(
     defaults={**TRAINER, "precision": "fp32", "checkpointing": "none"},
     options={**MODELS, **SIZES},
-    odd=(
+    readers=(
         read_loading,
         read_precision,
         read_checkpointing,

@@ -55,10 +55,10 @@ def read_trl(keys: DocumentKeys, *, method: str = "sft") -> None:
 
     def note_method(keys: DocumentKeys) -> None:
         if method != "sft":
-            what = _METHODS.get(method, f"what is special of trl {method}")
-            keys.miss_default(f"trl {method}", f"{what}; priced is supervised fine-tuning")
+            remark = _METHODS.get(method, f"what is special of trl {method}")
+            keys.miss_default(f"trl {method}", f"{remark}; priced is supervised fine-tuning")
 
-    read_table(keys, replace(_TABLE, odd=(*_TABLE.odd, note_method)))
+    read_table(keys, replace(_TABLE, readers=(*_TABLE.readers, note_method)))
     note_length(keys)
 
 
@@ -99,9 +99,9 @@ def _loss(keys: DocumentKeys) -> None:
     installed_release = release("trl") or ""
     version = tuple(int(part) for part in re.findall(r"\d+", installed_release)[:2]) or _PRESENT
     if version >= (1, 15):
-        fused_loss, what = "trl-fused", "1.15 and later"
+        fused_loss, releases = "trl-fused", "1.15 and later"
     elif loss == "chunked_nll" or (loss is None and version >= (1, 6)):
-        fused_loss, what = "trl-chunked", "1.4 to 1.14"
+        fused_loss, releases = "trl-chunked", "1.4 to 1.14"
     elif loss == "dft":
         keys.miss("loss_type", "the loss dft: priced as nll, with all logits")
         return
@@ -111,7 +111,7 @@ def _loss(keys: DocumentKeys) -> None:
         return
     if loss is None:
         # in force like a word of the file: what excludes it is told
-        origin = f"default of {keys.framework} (SFTTrainer of TRL {what})"
+        origin = f"default of {keys.framework} (SFTTrainer of TRL {releases})"
         keys.set_at("fused_loss", fused_loss, KeyOrigin(origin, Level.FILE))
     else:
         keys.set("fused_loss", fused_loss, "loss_type")
@@ -161,7 +161,7 @@ _TABLE = KeyTable(
         "checkpointing": "full",
     },
     options={**MODELS, **SIZES},
-    odd=(
+    readers=(
         read_loading,
         _precision,
         read_checkpointing,

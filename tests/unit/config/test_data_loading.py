@@ -48,7 +48,7 @@ def test_torch_loads_as_many_batches_ahead_as_is_said(workers, prefetch):
     batches = iter(loader)
     for handed_out in (1, 2, 3):
         next(batches)
-        wanted = 5 * (handed_out + loading.waiting)
+        wanted = 5 * (handed_out + loading.num_waiting)
         end = time.monotonic() + 60
         while counter.value < wanted and time.monotonic() < end:
             time.sleep(0.01)
