@@ -31,11 +31,11 @@ from memest.search.profile import Profile
 
 __all__ = [
     "advice",
+    "attempt",
     "comparison",
     "estimate",
     "largest",
     "say",
-    "shown",
     "sweep",
     "wait_for",
 ]
@@ -50,7 +50,7 @@ _KEPT_ANSWERS = 2000
 
 
 @dataclass
-class _Shared:
+class _SharedState:
     """What all sessions share.
 
     Attributes:
@@ -77,18 +77,18 @@ class _Shared:
 
 
 @st.cache_resource(show_spinner=False)
-def _shared() -> _Shared:
+def _shared_state() -> _SharedState:
     # the libraries that a trace loads have warnings and bars of their own
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    return _Shared()
+    return _SharedState()
 
 
 @st.cache_resource(show_spinner=False, max_entries=_KEPT_MODELS)
 def _profile(model: str) -> Profile:
     """The one profile of a model: what it traced answers every session."""
-    return memest.profile(model, progress=_shared().say)
+    return memest.profile(model, progress=_shared_state().say)
 
 
 # -- questions ------------------------------------------------------------------------------------
@@ -96,67 +96,73 @@ def _profile(model: str) -> Profile:
 
 def estimate(question: ExplorerQuestion, *, max_batch: bool = False) -> Estimate:
     """The estimate of a question, the one that ``memest estimate`` prints if with ``max_batch``."""
-    estimate: Estimate = _kept("estimate", question, (max_batch,), _calibrations_on_disk())
+    estimate: Estimate = _cached_answer("estimate", question, (max_batch,), _calibrations_on_disk())
     return estimate
 
 
 def sweep(question: ExplorerQuestion, axes: tuple[tuple[str, str], ...]) -> Sweep:
     """A grid over options; axes as text, in the syntax of ``memest sweep --over``."""
-    sweep: Sweep = _kept("sweep", question, axes, _calibrations_on_disk())
+    sweep: Sweep = _cached_answer("sweep", question, axes, _calibrations_on_disk())
     return sweep
 
 
 def largest(question: ExplorerQuestion) -> MaxBatch:
     """The largest batch on each GPU of the question."""
-    max_batch: MaxBatch = _kept("largest", question, (), _calibrations_on_disk())
+    max_batch: MaxBatch = _cached_answer("largest", question, (), _calibrations_on_disk())
     return max_batch
 
 
 def comparison(question: ExplorerQuestion, scenarios: tuple[str, ...]) -> Comparison:
     """The question beside scenarios that change it."""
-    comparison: Comparison = _kept("comparison", question, scenarios, _calibrations_on_disk())
+    comparison: Comparison = _cached_answer(
+        "comparison", question, scenarios, _calibrations_on_disk()
+    )
     return comparison
 
 
 def advice(question: ExplorerQuestion, effective_batch: int, *, any_precision: bool) -> Advice:
     """Ranked plans for an effective batch."""
     limits = (effective_batch, any_precision)
-    advice: Advice = _kept("advice", question, limits, _calibrations_on_disk())
+    advice: Advice = _cached_answer("advice", question, limits, _calibrations_on_disk())
     return advice
 
 
 @st.cache_data(show_spinner=False, max_entries=_KEPT_ANSWERS)
-def _kept(
+def _cached_answer(
     kind: str,
     question: ExplorerQuestion,
-    asked: tuple[Any, ...],
+    arguments: tuple[Any, ...],
     calibrations: tuple[tuple[str, int], ...],  # noqa: ARG001 - part of the key
 ) -> Any:
     """An answer, made once as long as the calibrations on disk stay the same."""
-    check_question(question, asked if kind == "comparison" else ())
-    options, say = dict(question.options), _shared().say
+    check_question(question, arguments if kind == "comparison" else ())
+    options, say = dict(question.options), _shared_state().say
     if kind == "estimate":
-        return _estimated(question, max_batch=asked[0])
+        return _estimate(question, max_batch=arguments[0])
     if kind == "sweep":
-        return memest.sweep(question.model, dict(asked), progress=say, **options)
+        return memest.sweep(question.model, dict(arguments), progress=say, **options)
     if kind == "largest":
         return memest.max_batch(question.model, progress=say, **options)
     if kind == "comparison":
-        return memest.compare(question.model, asked, progress=say, **options)
+        return memest.compare(question.model, arguments, progress=say, **options)
     return memest.advise(
-        question.model, effective_batch=asked[0], any_precision=asked[1], progress=say, **options
+        question.model,
+        effective_batch=arguments[0],
+        any_precision=arguments[1],
+        progress=say,
+        **options,
     )
 
 
-def _estimated(question: ExplorerQuestion, *, max_batch: bool) -> Estimate:
+def _estimate(question: ExplorerQuestion, *, max_batch: bool) -> Estimate:
     """An estimate by the model's one profile; while that traces, by what is on disk already."""
-    setup, where, lock = question.setup, question.where, _shared().lock(question.model)
+    setup, where, lock = question.setup, question.where, _shared_state().lock(question.model)
     if not lock.acquire(blocking=False):
         try:
-            known = memest.profile(question.model, progress=_needs_a_trace)
-            return known.estimate(setup, max_batch=max_batch, **where)
+            disk_profile = memest.profile(question.model, progress=_needs_a_trace)
+            return disk_profile.estimate(setup, max_batch=max_batch, **where)
         except _NeedsATraceError:
-            _shared().say("waiting for a trace of this model")
+            _shared_state().say("waiting for a trace of this model")
             lock.acquire()
     try:
         return _profile(question.model).estimate(setup, max_batch=max_batch, **where)
@@ -183,7 +189,7 @@ def _calibrations_on_disk() -> tuple[tuple[str, int], ...]:
 
 def say(text: str) -> None:
     """Tell whoever waits for this thread what is being done."""
-    _shared().say(text)
+    _shared_state().say(text)
 
 
 # -- waiting --------------------------------------------------------------------------------------
@@ -200,25 +206,25 @@ def wait_for(work: Callable[[], Answer], doing: str) -> Answer:
         MemestError: whatever went wrong, as the library says it.
     """
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
-    done: list[Answer] = []
-    failed: list[BaseException] = []
-    shared = _shared()
+    results: list[Answer] = []
+    errors: list[BaseException] = []
+    shared_state = _shared_state()
 
     def run() -> None:
-        shared.listener.say = lines.put
+        shared_state.listener.say = lines.put
         try:
-            done.append(work())
+            results.append(work())
         except Exception as error:  # noqa: BLE001 - raised again where the page waits
-            failed.append(error)
+            errors.append(error)
 
     thread = threading.Thread(target=run, daemon=True, name="memest answer")
     thread.start()
     thread.join(QUIET_SECONDS)
     if thread.is_alive():
         _show_progress(thread, lines, doing)
-    if failed:
-        raise failed[0]
-    return done[0]
+    if errors:
+        raise errors[0]
+    return results[0]
 
 
 def _show_progress(thread: threading.Thread, lines: queue.SimpleQueue[str], doing: str) -> None:
@@ -233,7 +239,7 @@ def _show_progress(thread: threading.Thread, lines: queue.SimpleQueue[str], doin
     place.empty()
 
 
-def shown(work: Callable[[], Answer], doing: str) -> Answer | None:
+def attempt(work: Callable[[], Answer], doing: str) -> Answer | None:
     """:func:`wait_for`, with an error as its sentence on the page and None in its place."""
     try:
         return wait_for(work, doing)

@@ -19,11 +19,11 @@ __all__ = [
     "Chart",
     "breakdown_chart",
     "breakdown_rows",
-    "drawn_as",
+    "disable_validation",
     "frontier_chart",
     "layers_chart",
     "timeline_chart",
-    "unchecked",
+    "to_chart",
 ]
 
 _GREY = "#8a94a0"
@@ -50,12 +50,12 @@ class Chart:
     words: str
 
 
-def drawn_as(chart: alt.TopLevelMixin, words: str) -> Chart:
+def to_chart(chart: alt.TopLevelMixin, words: str) -> Chart:
     """A chart to show; not checked against Vega-Lite's schema, which the tests do."""
     return Chart(chart.to_dict(validate=False), words)
 
 
-def unchecked() -> None:
+def disable_validation() -> None:
     """Make charts without checking each part against the schema, which takes most of the time."""
     schemapi.disable_debug_mode()
     alt.theme.enable("none")
@@ -126,7 +126,7 @@ def breakdown_chart(runs: Sequence[tuple[str, Estimate]], gpus: Iterable[GpuFit]
     layers = [bars, band, *_capacities(gpus)]
     chart = alt.layer(*layers).properties(height=alt.Step(70))
     words = "; ".join(_bar_words(name, estimate) for name, estimate in runs)
-    return drawn_as(chart, f"Stacked bar of memory by category. {words}.")
+    return to_chart(chart, f"Stacked bar of memory by category. {words}.")
 
 
 def _capacities(gpus: Iterable[GpuFit]) -> list[Any]:
@@ -195,7 +195,7 @@ def timeline_chart(rows: Sequence[PhaseRow], peak_words: str) -> Chart:
         for row in rows
         for place, part in enumerate(row.breakdown)
     ]
-    reserved = [
+    reserved_line = [
         {
             "phase": row.label,
             "GiB": row.reserved_bytes / GIB,
@@ -234,7 +234,7 @@ def timeline_chart(rows: Sequence[PhaseRow], peak_words: str) -> Chart:
         )
     )
     line = (
-        alt.Chart(alt.Data(values=reserved))
+        alt.Chart(alt.Data(values=reserved_line))
         .mark_line(interpolate="step", strokeWidth=1.5)
         .encode(
             x=x,
@@ -270,7 +270,7 @@ def timeline_chart(rows: Sequence[PhaseRow], peak_words: str) -> Chart:
         f"{format_size(row.reserved_bytes)}"
         for row in rows
     )
-    return drawn_as(
+    return to_chart(
         chart,
         "Memory by category at the highest moment of each phase; the peak is "
         f"{peak_words}. {words}.",
@@ -308,15 +308,15 @@ def layers_chart(blocks: Sequence[LayerBlock]) -> Chart:
         .properties(height=alt.Step(26))
     )
     words = "; ".join(f"{v['layer']} {v['kind']} {v['size']}" for v in values)
-    return drawn_as(chart, f"Memory by layer. {words}.")
+    return to_chart(chart, f"Memory by layer. {words}.")
 
 
-def frontier_chart(found: Sequence[tuple[float, MaxBatch]], counted: str = "tokens") -> Chart:
+def frontier_chart(frontier: Sequence[tuple[float, MaxBatch]], unit: str = "tokens") -> Chart:
     """The largest batch over lengths, a line for each GPU.
 
     Args:
-        found: lengths and what was found at each.
-        counted: what a length counts: tokens, pixels, seconds.
+        frontier: lengths and what was found at each.
+        unit: what a length counts: tokens, pixels, seconds.
     """
     values = [
         {
@@ -325,26 +325,26 @@ def frontier_chart(found: Sequence[tuple[float, MaxBatch]], counted: str = "toke
             "safe": largest.safe,
             "GPU": largest.gpu.removeprefix("NVIDIA "),
         }
-        for length, answer in found
+        for length, answer in frontier
         for largest in answer.answers
     ]
     chart = (
         alt.Chart(alt.Data(values=values))
         .mark_line(point=alt.OverlayMarkDef(size=60), strokeWidth=2)
         .encode(
-            x=alt.X("length:Q", title=f"{counted} of a sample", axis=alt.Axis(format="~g")),
+            x=alt.X("length:Q", title=f"{unit} of a sample", axis=alt.Axis(format="~g")),
             y=alt.Y("batch:Q", title="largest batch"),
             color=alt.Color(
                 "GPU:N", legend=alt.Legend(orient="top", title=None, columns=2, labelLimit=240)
             ),
             tooltip=[
                 alt.Tooltip("GPU:N"),
-                alt.Tooltip("length:Q", title=counted),
+                alt.Tooltip("length:Q", title=unit),
                 alt.Tooltip("batch:Q"),
                 alt.Tooltip("safe:Q"),
             ],
         )
         .properties(height=260)
     )
-    words = "; ".join(f"{v['GPU']} at {v['length']} {counted}: {v['batch']}" for v in values)
-    return drawn_as(chart, f"Largest batch over sequence length. {words}.")
+    words = "; ".join(f"{v['GPU']} at {v['length']} {unit}: {v['batch']}" for v in values)
+    return to_chart(chart, f"Largest batch over sequence length. {words}.")

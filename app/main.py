@@ -10,7 +10,7 @@ import pandas  # noqa: ICN001, F401
 import pyarrow  # noqa: ICN001, F401
 import streamlit as st
 
-from memest.app.charts import unchecked
+from memest.app.charts import disable_validation
 from memest.app.question import ExplorerQuestion
 from memest.app.sidebar import ask
 from memest.app.theme import ICON
@@ -47,13 +47,13 @@ def run(default: str = "what-if") -> None:
     Args:
         default: the page without a path.
     """
-    unchecked()
+    disable_validation()
     st.set_page_config(page_title="memest", page_icon=ICON, layout="wide")
-    asked: list[ExplorerQuestion] = []
+    questions: list[ExplorerQuestion] = []
 
     def page(view: View) -> Callable[[], None]:
         def draw() -> None:
-            view(asked[0])
+            view(questions[0])
 
         return draw
 
@@ -61,10 +61,10 @@ def run(default: str = "what-if") -> None:
         st.Page(page(view), title=title, icon=icon, url_path=path, default=path == default)
         for path, (title, icon, view) in PAGES.items()
     ]
-    chosen = st.navigation(pages, position="top")
-    _keep_link(chosen.url_path)
-    asked.append(ask())
-    chosen.run()
+    current_page = st.navigation(pages, position="top")
+    _keep_link(current_page.url_path)
+    questions.append(ask())
+    current_page.run()
 
 
 def _keep_link(path: str) -> None:

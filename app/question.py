@@ -33,8 +33,8 @@ class ExplorerQuestion:
     def of(cls, model: str, options: Mapping[str, Any]) -> ExplorerQuestion:
         """A question from options in any order; what is None was not given."""
         names = [option.name for option in OPTIONS]
-        named = ((name, options[name]) for name in names if options.get(name) not in (None, ()))
-        return cls(model, tuple(named))
+        items = ((name, options[name]) for name in names if options.get(name) not in (None, ()))
+        return cls(model, tuple(items))
 
     @property
     def setup(self) -> Setup:

@@ -26,9 +26,9 @@ __all__ = [
     "draw_blocks",
     "measurements",
     "pairs_of",
+    "read_upload",
     "report_of",
     "sources",
-    "uploaded",
 ]
 
 Progress = Callable[[str], None]
@@ -62,7 +62,7 @@ def measurements(path: Path) -> Read:
 
 
 @st.cache_resource(show_spinner=False, max_entries=4)
-def uploaded(name: str, content: bytes) -> Read:
+def read_upload(name: str, content: bytes) -> Read:
     """The measurements of an uploaded export.
 
     Raises:
@@ -83,24 +83,24 @@ def _measurements(path: Path, mtime_ns: int, size: int) -> Read:  # noqa: ARG001
 def _read(path: Path) -> Read:
     if path.suffix in (".jsonl", ".gz"):
         return read_measurements(path, most=MOST_TEXT)
-    with MeasurementStore(path, create=False) as kept:
-        return kept.measurements(), []
+    with MeasurementStore(path, create=False) as store:
+        return store.measurements(), []
 
 
-def pairs_of(found: tuple[Measurement, ...], progress: Progress | None = None) -> tuple[Pair, ...]:
+def pairs_of(runs: tuple[Measurement, ...], progress: Progress | None = None) -> tuple[Pair, ...]:
     """Predictions beside measurements.
 
     Args:
-        found: the measurements.
+        runs: the measurements.
         progress: told about each of them.
     """
-    return _pairs(content_of(found), found, progress)
+    return _pairs(content_of(runs), runs, progress)
 
 
-def content_of(found: Iterable[Measurement]) -> str:
+def content_of(runs: Iterable[Measurement]) -> str:
     """A digest of measurements: a name of a run alone is whatever somebody's file says."""
     digest = hashlib.sha256()
-    for measurement in found:
+    for measurement in runs:
         digest.update(json.dumps(measurement.to_dict(), sort_keys=True).encode())
     return digest.hexdigest()
 
@@ -108,29 +108,29 @@ def content_of(found: Iterable[Measurement]) -> str:
 @st.cache_resource(show_spinner=False, max_entries=8)
 def _pairs(
     content: str,  # noqa: ARG001 - the key
-    _found: tuple[Measurement, ...],
+    _runs: tuple[Measurement, ...],
     _progress: Progress | None,
 ) -> tuple[Pair, ...]:
-    made = []
-    for number, measurement in enumerate(_found, start=1):
+    pairs = []
+    for number, measurement in enumerate(_runs, start=1):
         if _progress is not None:
-            _progress(f"predicting {number} of {len(_found)}: {measurement.case.id}")
-        made.append(pair(measurement))
-    return tuple(made)
+            _progress(f"predicting {number} of {len(_runs)}: {measurement.case.id}")
+        pairs.append(pair(measurement))
+    return tuple(pairs)
 
 
-def report_of(found: tuple[Measurement, ...], progress: Progress | None = None) -> list[Block]:
+def report_of(runs: tuple[Measurement, ...], progress: Progress | None = None) -> list[Block]:
     """Predicted against measured, as ``memest calibrate report`` has it."""
-    return _report(content_of(found), found, progress)
+    return _report(content_of(runs), runs, progress)
 
 
 @st.cache_resource(show_spinner=False, max_entries=8)
 def _report(
     content: str,  # noqa: ARG001 - the key
-    _found: tuple[Measurement, ...],
+    _runs: tuple[Measurement, ...],
     _progress: Progress | None,
 ) -> list[Block]:
-    return report_blocks(pairs_of(_found, _progress))
+    return report_blocks(pairs_of(_runs, _progress))
 
 
 def draw_blocks(blocks: Sequence[Block]) -> None:

@@ -53,14 +53,14 @@ def ask() -> ExplorerQuestion:
             options["seq_len"] = option_widget("seq_len")
         for name in _FIRST[2:]:
             options[name] = option_widget(name)
-        _advanced(options)
+        _advanced_options(options)
     return ExplorerQuestion.of(model, options)
 
 
 def _model() -> str:
     names = [entry.id for entry in catalogue()]
     _upload()
-    chosen = st.selectbox(
+    name = st.selectbox(
         "Model",
         names,
         index=names.index(DEFAULT_MODEL),
@@ -70,11 +70,11 @@ def _model() -> str:
         help="A model of the catalogue, or any id of the Hugging Face hub: type it. A config.json "
         "is uploaded below.",
     )
-    return (chosen or "").strip()
+    return (name or "").strip()
 
 
 def _gpus() -> tuple[str, ...]:
-    chosen = st.multiselect(
+    names = st.multiselect(
         "GPU",
         gpu_names(),
         default=[DEFAULT_GPU],
@@ -84,14 +84,14 @@ def _gpus() -> tuple[str, ...]:
         max_selections=6,
         help=f"{find_option('gpu').help} The first one decides the verdict.",
     )
-    return tuple(chosen)
+    return tuple(names)
 
 
 def _upload() -> None:
     """Take an uploaded configuration over into the model's widget, before that is drawn."""
     upload = st.session_state.get("config_file")
-    taken = st.session_state.get("taken_upload")
-    if upload is None or upload.file_id == taken:
+    last_upload_id = st.session_state.get("taken_upload")
+    if upload is None or upload.file_id == last_upload_id:
         return
     st.session_state.taken_upload = upload.file_id
     try:
@@ -105,7 +105,7 @@ def _upload() -> None:
         st.session_state.upload_error = str(error)
 
 
-def _advanced(options: dict[str, Any]) -> None:
+def _advanced_options(options: dict[str, Any]) -> None:
     with st.expander("Own config.json", icon=":material/upload_file:"):
         st.file_uploader(
             "config.json of a model",

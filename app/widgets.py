@@ -63,8 +63,8 @@ def option_widget(name: str, *, label: str | None = None) -> Any:
     if option.kind is Kind.SWITCH:
         return st.toggle(**common) or None
     if option.kind is Kind.EITHER:
-        chosen = st.segmented_control(options=["yes", "no"], default=None, **common)
-        return None if chosen is None else chosen == "yes"
+        answer = st.segmented_control(options=["yes", "no"], default=None, **common)
+        return None if answer is None else answer == "yes"
     if option.kind is Kind.LIST:
         values = st.multiselect(options=[], accept_new_options=True, default=None, **common)
         return tuple(values) or None
@@ -81,10 +81,10 @@ def _default(option: Option) -> Any:
 def _choice(option: Option, options: list[str], common: dict[str, Any], **more: Any) -> str | None:
     default = _default(option)
     if len(options) <= 3:
-        chosen = st.segmented_control(options=options, default=default, required=True, **common)
+        value = st.segmented_control(options=options, default=default, required=True, **common)
     else:
-        chosen = st.selectbox(options=options, index=options.index(default), **common, **more)
-    return None if chosen in (None, default) else str(chosen)
+        value = st.selectbox(options=options, index=options.index(default), **common, **more)
+    return None if value in (None, default) else str(value)
 
 
 def _whole(option: Option, common: dict[str, Any]) -> int | None:

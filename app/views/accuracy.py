@@ -27,33 +27,33 @@ _BY = {"GPU": "gpu", "family": "family", "model": "model", "set": "set"}
 def show(question: ExplorerQuestion) -> None:  # noqa: ARG001 - pages share one signature
     """The page."""
     st.markdown("#### Predicted against measured")
-    published, campaigns = st.tabs(
+    published_tab, campaigns_tab = st.tabs(
         ["Published runs", "Measured campaigns"], key="runs", bind="query-params"
     )
-    with published:
-        _published()
-    with campaigns:
+    with published_tab:
+        _published_runs()
+    with campaigns_tab:
         _campaigns()
 
 
-def _published() -> None:
-    found = outcomes()
-    if not found:
+def _published_runs() -> None:
+    all_runs = outcomes()
+    if not all_runs:
         st.info(
             "No predictions of published runs come with this installation: tools/published.py of "
             "the repository makes them."
         )
         return
-    scored = [run for run in found if run["scored"]]
-    claims = [run for run in found if run.get("inside") is not None]
+    scored_runs = [run for run in all_runs if run["scored"]]
+    claims = [run for run in all_runs if run.get("inside") is not None]
     st.caption(
         "GPU memory of real training runs that others measured and published; nothing in memest "
         "is fitted to them."
     )
-    others = stale(found)
+    others = stale(all_runs)
     if others:
         st.caption(
-            f"{others} of {len(found)} predictions were made by another state of memest than is "
+            f"{others} of {len(all_runs)} predictions were made by another state of memest than is "
             "installed, which may predict otherwise."
         )
     kind = st.segmented_control(
@@ -61,15 +61,15 @@ def _published() -> None:
     )
     field = _BY[kind or "GPU"]
     groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for run in scored:
+    for run in scored_runs:
         groups[run[field]].append(run)
-    chosen = st.multiselect(
+    selection = st.multiselect(
         "Only", sorted(groups), key="only", bind="query-params", placeholder="all"
     )
-    kept = [run for run in scored if not chosen or run[field] in chosen]
-    _summary(kept, [run for run in claims if not chosen or run[field] in chosen])
-    if kept:
-        _figures(kept)
+    selected_runs = [run for run in scored_runs if not selection or run[field] in selection]
+    _summary(selected_runs, [run for run in claims if not selection or run[field] in selection])
+    if selected_runs:
+        _figures(selected_runs)
     st.markdown(f"##### By {kind}")
     st.dataframe(
         [
@@ -80,10 +80,10 @@ def _published() -> None:
         alt=f"Errors by {kind}",
     )
     st.markdown("##### Worst cases")
-    worst = sorted(kept, key=lambda run: -abs(run["error"]))[:_WORST]
+    worst = sorted(selected_runs, key=lambda run: -abs(run["error"]))[:_WORST]
     st.dataframe([_row(run) for run in worst], hide_index=True, alt="The worst cases")
-    with st.expander(f"All {len(found)} runs, those without a score too"):
-        st.dataframe([_row(run) for run in found], hide_index=True, alt="All published runs")
+    with st.expander(f"All {len(all_runs)} runs, those without a score too"):
+        st.dataframe([_row(run) for run in all_runs], hide_index=True, alt="All published runs")
 
 
 def _figures(runs: list[dict[str, Any]]) -> None:
@@ -104,7 +104,7 @@ def _errors_of(runs: list[dict[str, Any]]) -> Errors | None:
     return Errors.of_signed([run["error"] for run in runs if run["error"] is not None])
 
 
-def _summary(runs: list[dict[str, Any]], told: list[dict[str, Any]]) -> None:
+def _summary(runs: list[dict[str, Any]], claims: list[dict[str, Any]]) -> None:
     errors = _errors_of(runs)
     if errors is None:
         st.info("No run of these has a score.")
@@ -116,7 +116,7 @@ def _summary(runs: list[dict[str, Any]], told: list[dict[str, Any]]) -> None:
     columns[3].metric("Predicted too low", f"{errors.below:.0%}", border=True)
     columns[4].metric(
         "In their range",
-        _inside(told),
+        _inside(claims),
         border=True,
         help="Readings of the device's memory that lie in the range that memest gives without "
         "calibration. The range is for that meter alone, so other readings do not count; those "
@@ -124,12 +124,12 @@ def _summary(runs: list[dict[str, Any]], told: list[dict[str, Any]]) -> None:
     )
 
 
-def _inside(told: list[dict[str, Any]]) -> str:
+def _inside(claims: list[dict[str, Any]]) -> str:
     """How many readings lie in the range told for them."""
-    return f"{sum(run['inside'] for run in told)} of {len(told)}" if told else "none told"
+    return f"{sum(run['inside'] for run in claims)} of {len(claims)}" if claims else "none told"
 
 
-def _errors(name: str, runs: list[dict[str, Any]], told: list[dict[str, Any]]) -> dict[str, str]:
+def _errors(name: str, runs: list[dict[str, Any]], claims: list[dict[str, Any]]) -> dict[str, str]:
     errors = _errors_of(runs)
     assert errors is not None
     return {
@@ -139,7 +139,7 @@ def _errors(name: str, runs: list[dict[str, Any]], told: list[dict[str, Any]]) -
         "median, signed": f"{errors.median_signed:+.2%}",
         "worst": f"{errors.worst:+.2%}",
         "too low": f"{errors.below:.0%}",
-        "in range": _inside(told),
+        "in range": _inside(claims),
     }
 
 
@@ -171,7 +171,7 @@ def _campaigns() -> None:
         )
         return
     name = st.selectbox("Measurements", list(files), key="measurements", bind="query-params")
-    blocks = answers.shown(partial(_report, files[name or next(iter(files))]), "Predicting runs")
+    blocks = answers.attempt(partial(_report, files[name or next(iter(files))]), "Predicting runs")
     if blocks is not None:
         draw_blocks(blocks)
 

@@ -22,7 +22,7 @@ def show(question: ExplorerQuestion) -> None:
     """The page."""
     st.markdown("#### The fastest ways that fit")
     left, right = st.columns([1, 2], vertical_alignment="bottom")
-    wanted = left.number_input(
+    samples = left.number_input(
         "Effective batch",
         min_value=1,
         value=64,
@@ -41,8 +41,8 @@ def show(question: ExplorerQuestion) -> None:
     base = question.without("batch", "grad_accum")
     if base.gpus:
         base = base.with_options(gpu=base.gpus[:1])
-    answer = answers.shown(
-        partial(answers.advice, base, int(wanted), any_precision=any_precision),
+    answer = answers.attempt(
+        partial(answers.advice, base, int(samples), any_precision=any_precision),
         f"Planning {base.model}",
     )
     if answer is None:
@@ -65,18 +65,18 @@ def show(question: ExplorerQuestion) -> None:
     for note in answer.notes:
         st.caption(plain(note))
     st.code(
-        _command(base, int(wanted), any_precision=any_precision), language="bash", wrap_lines=True
+        _command(base, int(samples), any_precision=any_precision), language="bash", wrap_lines=True
     )
     download(st, "advice", "JSON", f"{answer.to_json()}\n", key="advice_json")
 
 
-def _command(asked: ExplorerQuestion, wanted: int, *, any_precision: bool) -> str:
-    text = f"{asked.command_line('advise')} --effective-batch {wanted}"
+def _command(question: ExplorerQuestion, samples: int, *, any_precision: bool) -> str:
+    text = f"{question.command_line('advise')} --effective-batch {samples}"
     return f"{text} --any-precision" if any_precision else text
 
 
 def _table(answer: Advice) -> None:
-    changed = any(plan.changes_training for plan in answer.plans)
+    changes_training = any(plan.changes_training for plan in answer.plans)
     rows = [
         {
             "plan": number,
@@ -85,7 +85,7 @@ def _table(answer: Advice) -> None:
             "device": format_size(plan.estimate.peak.device_bytes),
             "headroom": _headroom(plan),
             "time of a sample": f"{plan.relative_time:.2f} ×",
-            **({"changes training": ", ".join(plan.changes_training)} if changed else {}),
+            **({"changes training": ", ".join(plan.changes_training)} if changes_training else {}),
         }
         for number, plan in enumerate(answer.plans, start=1)
     ]

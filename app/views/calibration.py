@@ -13,7 +13,7 @@ import streamlit as st
 
 from memest.app import answers
 from memest.app.question import ExplorerQuestion
-from memest.app.records import content_of, draw_blocks, measurements, pairs_of, sources, uploaded
+from memest.app.records import content_of, draw_blocks, measurements, pairs_of, read_upload, sources
 from memest.app.uploads import MAX_EXPORT_BYTES, calibration_files
 from memest.app.widgets import download
 from memest.app.words import plain
@@ -58,7 +58,7 @@ def _existing() -> None:
         str(path): path.name if twice[path.name] == 1 else f"{path.name} in {path.parent}"
         for path in files
     }
-    chosen = st.selectbox(
+    profile_path = st.selectbox(
         "Profile",
         list(names),
         format_func=lambda path: names.get(path, path),
@@ -66,11 +66,11 @@ def _existing() -> None:
         bind="query-params",
     )
     try:
-        calibration = read_calibration(chosen)
+        calibration = read_calibration(profile_path)
     except MemestError as error:
         st.error(plain(error))
         return
-    st.caption(chosen)
+    st.caption(profile_path)
     draw_calibration(calibration)
 
 
@@ -137,16 +137,16 @@ def _percent(value: float | None, digits: int = 2) -> str:
 
 
 def _fit() -> None:
-    known = sources()
+    files = sources()
     name = st.selectbox(
         "Measurements",
-        [UPLOAD, *known],
+        [UPLOAD, *files],
         key="fit_from",
         bind="query-params",
         help="What memest calibrate export wrote, or what comes with the package.",
     )
-    if name in known:
-        read: Callable[[], Any] = partial(measurements, known[name])
+    if name in files:
+        read: Callable[[], Any] = partial(measurements, files[name])
     else:
         upload = st.file_uploader(
             "Export of a campaign",
@@ -159,8 +159,8 @@ def _fit() -> None:
         if upload is None:
             st.caption("`memest calibrate export --out campaign.jsonl.gz` writes one.")
             return
-        read = partial(uploaded, upload.name, upload.getvalue())
-    answer = answers.shown(read, "Reading")
+        read = partial(read_upload, upload.name, upload.getvalue())
+    answer = answers.attempt(read, "Reading")
     if answer is None:
         return
     some, problems = answer
@@ -172,14 +172,14 @@ def _fit() -> None:
     st.markdown(f"{len(some)} runs were read.")
     content = content_of(some)
     if st.button("Fit a profile", type="primary", key="fit_now"):
-        found = answers.shown(partial(_fitted, tuple(some)), "Fitting")
-        st.session_state.fitted = None if found is None else (content, *found)
-    fitted = st.session_state.get("fitted")
-    if fitted is not None and fitted[0] == content:  # not that of another file
-        _result(*fitted[1:])
+        new_fit = answers.attempt(partial(_fit_runs, tuple(some)), "Fitting")
+        st.session_state.fitted = None if new_fit is None else (content, *new_fit)
+    last_fit = st.session_state.get("fitted")
+    if last_fit is not None and last_fit[0] == content:  # not that of another file
+        _result(*last_fit[1:])
 
 
-def _fitted(some: tuple[Measurement, ...]) -> tuple[Calibration, list[Any]]:
+def _fit_runs(some: tuple[Measurement, ...]) -> tuple[Calibration, list[Any]]:
     pairs = pairs_of(some, answers.say)
     calibration = fit_calibration(pairs)
     return calibration, report_blocks(pairs, calibration)
@@ -192,9 +192,9 @@ def _result(calibration: Calibration, blocks: list[Any]) -> None:
     download(row, "profile", "JSON", document, key="profile_json", label="Profile")
     name = row.text_input("Keep it as", "explorer", key="keep_as", max_chars=60)
     if row.button("Keep", key="keep", help=f"In {calibration_folders()[0]}: estimates find it."):
-        kept = answers.shown(partial(_keep, calibration, name or ""), "Writing")
-        if kept is not None:
-            st.success(plain(f"Written to {kept}: estimates for its GPU find it."))
+        target = answers.attempt(partial(_keep, calibration, name or ""), "Writing")
+        if target is not None:
+            st.success(plain(f"Written to {target}: estimates for its GPU find it."))
     with st.expander("Predicted against measured, before and after"):
         draw_blocks(blocks)
 

@@ -39,7 +39,7 @@ def show(question: ExplorerQuestion) -> None:
     if not columns:
         st.info("Add a scenario that changes something, for example bf16.")
         return
-    comparison = answers.shown(
+    comparison = answers.attempt(
         partial(answers.comparison, question, columns), f"Comparing {question.model}"
     )
     if comparison is not None:
@@ -66,10 +66,10 @@ def _answer(comparison: Comparison) -> None:
     gpus = {
         one.estimate.gpu.name: one.estimate.gpu for one in comparison.scenarios if one.estimate.gpu
     }
-    drawn = breakdown_chart(
+    chart = breakdown_chart(
         [(one.name, one.estimate) for one in comparison.scenarios], gpus.values()
     )
-    st.vega_lite_chart(spec=drawn.spec, alt=drawn.words, key="compare_chart")
+    st.vega_lite_chart(spec=chart.spec, alt=chart.words, key="compare_chart")
     for one in others:
         if one.reasons is not None:
             with st.expander(f"Why: {plain(one.name)}", expanded=len(others) == 1):

@@ -37,7 +37,7 @@ _SYNTAX = "Values as after --over of memest sweep: 1,2,4 or 128:512:128 or 1:64:
 def show(question: ExplorerQuestion) -> None:
     """The page."""
     st.markdown("#### What fits, over batch and length")
-    one = answers.shown(partial(answers.estimate, question), f"Working out {question.model}")
+    one = answers.attempt(partial(answers.estimate, question), f"Working out {question.model}")
     if one is None:
         return
     axis = _length_axis(one)
@@ -67,7 +67,7 @@ def show(question: ExplorerQuestion) -> None:
         st.info("Name a GPU in the sidebar: the map says what fits on it.")
         return
     axes = (("batch", batches), (axis, lengths))
-    sweep = answers.shown(partial(answers.sweep, base, axes), f"Sweeping {base.model}")
+    sweep = answers.attempt(partial(answers.sweep, base, axes), f"Sweeping {base.model}")
     if sweep is None:
         return
     heat = _map(sweep, metric or METRICS[0])
@@ -121,28 +121,28 @@ def _files(sweep: Sweep, metric: str) -> None:
         download(row, "fit-map", "PNG", partial(sweep.to_png, metric), key="map_png")
 
 
-def _frontier(asked: ExplorerQuestion, axis: str, lengths: str) -> None:
+def _frontier(question: ExplorerQuestion, axis: str, lengths: str) -> None:
     st.markdown("#### The largest batch at each length")
     try:
         values = parse_axis(f"{axis}={lengths}")[1]
     except MemestError as error:
         st.error(plain(error))
         return
-    counted = _LENGTHS[axis][2]
+    unit = _LENGTHS[axis][2]
     frontier: list[tuple[float, MaxBatch]] = []
     for value in values:
-        one = asked.with_options(**{axis: value})
-        answer = answers.shown(partial(answers.largest, one), f"Largest batch at {value} {counted}")
+        one = question.with_options(**{axis: value})
+        answer = answers.attempt(partial(answers.largest, one), f"Largest batch at {value} {unit}")
         if answer is None:
             return
         frontier.append((value, answer))
-    drawn = frontier_chart(frontier, counted)
-    st.vega_lite_chart(spec=drawn.spec, alt=drawn.words, key="frontier_chart")
+    chart = frontier_chart(frontier, unit)
+    st.vega_lite_chart(spec=chart.spec, alt=chart.words, key="frontier_chart")
     st.dataframe(
         [
             {
                 "GPU": largest.gpu,
-                counted: length,
+                unit: length,
                 "largest batch": largest.largest,
                 "safe": largest.safe,
             }
@@ -150,7 +150,7 @@ def _frontier(asked: ExplorerQuestion, axis: str, lengths: str) -> None:
             for largest in answer.answers
         ],
         hide_index=True,
-        alt=drawn.words,
+        alt=chart.words,
     )
     for _, answer in frontier:
         for largest in answer.answers:

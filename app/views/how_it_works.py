@@ -73,7 +73,7 @@ def show(question: ExplorerQuestion) -> None:
     """The page."""
     st.markdown("#### From a model's name to a number")
     st.markdown(_METHOD)
-    answer = answers.shown(partial(answers.estimate, question), f"Working out {question.model}")
+    answer = answers.attempt(partial(answers.estimate, question), f"Working out {question.model}")
     if answer is None:
         return
     rows = phase_rows(answer.timeline, answer.peak_at)
@@ -90,8 +90,8 @@ def show(question: ExplorerQuestion) -> None:
 def _walk(answer: Estimate, rows: list[PhaseRow]) -> None:
     st.markdown(f"#### The run of {plain(answer.model.id)}, phase by phase")
     names = [row.label for row in rows]
-    chosen = st.select_slider("Phase", names, key="phase", bind="query-params")
-    place = names.index(chosen) if chosen in names else 0
+    label = st.select_slider("Phase", names, key="phase", bind="query-params")
+    place = names.index(label) if label in names else 0
     row, before = rows[place], rows[place - 1] if place else None
     st.markdown(_PHASES[row.phase])
     left, right = st.columns(2)
@@ -108,8 +108,8 @@ def _walk(answer: Estimate, rows: list[PhaseRow]) -> None:
     if row.is_peak:
         st.markdown(f"**The allocated peak is here**: {plain(moment_text(answer))}.")
     _alive(row, before)
-    drawn = timeline_chart(rows, moment_text(answer))
-    st.vega_lite_chart(spec=drawn.spec, alt=drawn.words, key="walk_chart")
+    chart = timeline_chart(rows, moment_text(answer))
+    st.vega_lite_chart(spec=chart.spec, alt=chart.words, key="walk_chart")
 
 
 def _alive(row: PhaseRow, before: PhaseRow | None) -> None:
@@ -137,8 +137,8 @@ def _alive(row: PhaseRow, before: PhaseRow | None) -> None:
 
 def _categories(answer: Estimate) -> None:
     st.markdown("#### What is alive at the peak, category by category")
-    drawn = breakdown_chart([("this run", answer)], ())
-    st.vega_lite_chart(spec=drawn.spec, alt=drawn.words, key="categories_chart")
+    chart = breakdown_chart([("this run", answer)], ())
+    st.vega_lite_chart(spec=chart.spec, alt=chart.words, key="categories_chart")
     total = answer.peak.allocated_bytes
     for row in answer.breakdown:
         st.markdown(
@@ -154,11 +154,11 @@ def _categories(answer: Estimate) -> None:
 def _beyond(answer: Estimate) -> None:
     st.markdown("#### From allocated to what nvidia-smi shows")
     peak = answer.peak
-    cached, context = breakdown_rows(answer)[-2:]
+    cache, context = breakdown_rows(answer)[-2:]
     st.markdown(
         f"- **Allocated: {format_size(peak.allocated_bytes)}**, tensors in blocks.\n"
         f"- **Reserved: {format_size(peak.reserved_bytes)}**, the segments these blocks lie in: "
-        f"{cached['size']} are cached or fragmented.\n"
+        f"{cache['size']} are cached or fragmented.\n"
         f"- **Device: {format_size(peak.device_bytes)}**, with {context['size']} of CUDA context "
         f"and kernels. The range: {answer.interval.basis}."
     )

@@ -43,29 +43,35 @@ _METERS = {
 def show(question: ExplorerQuestion) -> None:
     """The page."""
     top = st.container()
-    pinned = _pin(question)  # before what stands above it, for its text may come with the link
+    # before what stands above it, for its text may come with the link
+    pinned_answer = _pin(question)
     below = st.container()
     with top:
-        answer = answers.shown(partial(answers.estimate, question), f"Working out {question.model}")
+        answer = answers.attempt(
+            partial(answers.estimate, question), f"Working out {question.model}"
+        )
         if answer is None:
             st.caption("The command line of this question:")
             st.code(question.command_line(), language="bash", wrap_lines=True)
             return
         _headline(answer)
-        _metrics(answer, pinned)
+        _metrics(answer, pinned_answer)
         place = st.empty()
     with below:
-        whole = _lower(question, answer, pinned, place)
+        whole = _lower(question, answer, pinned_answer, place)
     take_away(question, whole)
 
 
 def _lower(
-    question: ExplorerQuestion, answer: Estimate, pinned: Estimate | None, place: DeltaGenerator
+    question: ExplorerQuestion,
+    answer: Estimate,
+    pinned_answer: Estimate | None,
+    place: DeltaGenerator,
 ) -> Estimate | None:
     """Reasons, charts and tabs; returns the answer with the largest batch, said in ``place``."""
-    if pinned is not None:
-        delta_reasons(pinned, answer)
-    _breakdown(answer, pinned)
+    if pinned_answer is not None:
+        delta_reasons(pinned_answer, answer)
+    _breakdown(answer, pinned_answer)
     names = ["Timeline", "Layers", "Calibration", "Assumptions"]
     timeline, layers, calibration, notes = st.tabs(names, key="tab", bind="query-params")
     with timeline:
@@ -77,14 +83,14 @@ def _lower(
     with notes:
         notes_tab(answer)
     whole = _whole(question)
-    if whole is not None and (said := batch_sentence(whole)):
-        place.markdown(f"**Largest batch:** {said}")
+    if whole is not None and (sentence := batch_sentence(whole)):
+        place.markdown(f"**Largest batch:** {sentence}")
     return whole
 
 
 def _whole(question: ExplorerQuestion) -> Estimate | None:
     """The answer with the largest batch, which takes a moment longer."""
-    return answers.shown(
+    return answers.attempt(
         partial(answers.estimate, question, max_batch=True), "Looking for the largest batch"
     )
 
@@ -109,12 +115,12 @@ def _headline(answer: Estimate) -> None:
     )
 
 
-def _metrics(answer: Estimate, pinned: Estimate | None) -> None:
+def _metrics(answer: Estimate, pinned_answer: Estimate | None) -> None:
     peak = answer.peak
     sizes = (peak.allocated_bytes, peak.reserved_bytes, peak.device_bytes)
     before: tuple[int | None, ...] = (None, None, None)
-    if pinned is not None:
-        old = pinned.peak
+    if pinned_answer is not None:
+        old = pinned_answer.peak
         before = (old.allocated_bytes, old.reserved_bytes, old.device_bytes)
     columns = st.columns(3)
     for column, (name, meter), size, was in zip(
@@ -165,11 +171,13 @@ def _pin(question: ExplorerQuestion) -> Estimate | None:
         return None
     row.button("Unpin", icon=":material/keep_off:", key="unpin", on_click=_set_pin, args=("",))
     try:
-        pinned = ExplorerQuestion.from_short(text)
+        pinned_question = ExplorerQuestion.from_short(text)
     except MemestError as error:
         st.error(f"The pinned scenario: {plain(error)}")
         return None
-    return answers.shown(partial(answers.estimate, pinned), f"Working out {pinned.model}")
+    return answers.attempt(
+        partial(answers.estimate, pinned_question), f"Working out {pinned_question.model}"
+    )
 
 
 # -- what fills it --------------------------------------------------------------------------------
@@ -181,11 +189,13 @@ def _gpus(answer: Estimate) -> list[GpuFit]:
     return [answer.gpu, *answer.common_gpus]
 
 
-def _breakdown(answer: Estimate, pinned: Estimate | None) -> None:
+def _breakdown(answer: Estimate, pinned_answer: Estimate | None) -> None:
     st.subheader("What fills it")
-    runs = [("this run", answer)] + ([("pinned", pinned)] if pinned is not None else [])
-    drawn = breakdown_chart(runs, _gpus(answer))
-    st.vega_lite_chart(spec=drawn.spec, alt=drawn.words, key="breakdown_chart")
+    runs = [("this run", answer)] + (
+        [("pinned", pinned_answer)] if pinned_answer is not None else []
+    )
+    chart = breakdown_chart(runs, _gpus(answer))
+    st.vega_lite_chart(spec=chart.spec, alt=chart.words, key="breakdown_chart")
     fits = _gpus(answer) or list(answer.common_gpus)
     st.dataframe(
         [

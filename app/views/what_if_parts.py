@@ -59,8 +59,8 @@ def timeline_tab(answer: Estimate) -> None:
     rows = phase_rows(answer.timeline, answer.peak_at)
     where = moment_text(answer)
     st.markdown(f"The allocated peak is reached {plain(where)}.")
-    drawn = timeline_chart(rows, where)
-    st.vega_lite_chart(spec=drawn.spec, alt=drawn.words, key="timeline_chart")
+    chart = timeline_chart(rows, where)
+    st.vega_lite_chart(spec=chart.spec, alt=chart.words, key="timeline_chart")
     if answer.calibration is not None:
         st.caption("As replayed, before the calibration corrects the peaks.")
     st.caption(
@@ -79,15 +79,15 @@ def timeline_tab(answer: Estimate) -> None:
                 for row in rows
             ],
             hide_index=True,
-            alt=drawn.words,
+            alt=chart.words,
         )
 
 
 def layers_tab(answer: Estimate) -> None:
     """What each part of the model holds."""
     rows, _ = biggest(answer.layers, _BIGGEST)
-    drawn = layers_chart(rows)
-    st.vega_lite_chart(spec=drawn.spec, alt=drawn.words, key="layers_chart")
+    chart = layers_chart(rows)
+    st.vega_lite_chart(spec=chart.spec, alt=chart.words, key="layers_chart")
     st.dataframe(
         [
             {
@@ -99,7 +99,7 @@ def layers_tab(answer: Estimate) -> None:
             for level, node in visible(tree(answer.layers))
         ],
         hide_index=True,
-        alt=drawn.words,
+        alt=chart.words,
     )
 
 
@@ -115,9 +115,9 @@ def calibration_tab(answer: Estimate) -> None:
         st.caption(f"Range of the device peak: {answer.interval.basis}.")
         return
     st.caption(f"{facts.path}, measured for {', '.join(facts.gpus)}. {answer.interval.basis}.")
-    corrected = {row.category.value: row.bytes for row in answer.breakdown}
+    corrected_bytes = {row.category.value: row.bytes for row in answer.breakdown}
     rows = [
-        (name, raw, facts.factors.get(name), corrected.get(name, 0))
+        (name, raw, facts.factors.get(name), corrected_bytes.get(name, 0))
         for name, raw in facts.raw_parts.items()
     ]
     peak = answer.peak

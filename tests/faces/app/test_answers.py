@@ -32,7 +32,7 @@ def test_a_warm_question_does_not_wait_for_a_trace_of_the_same_model() -> None:
     cold = ExplorerQuestion.of(
         MODEL, {"batch": 2, "seq_len": 32, "gpu": ("t4",), "precision": "fp16"}
     )
-    lock = answers._shared().lock(MODEL)
+    lock = answers._shared_state().lock(MODEL)
     with lock:  # another session traces this model
         assert started(lambda: answers.estimate(warm)).wait(120)
         waiting = started(lambda: answers.estimate(cold))
@@ -43,5 +43,5 @@ def test_a_warm_question_does_not_wait_for_a_trace_of_the_same_model() -> None:
 def test_an_answer_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     question = ExplorerQuestion.of(OTHER, {"batch": 3, "seq_len": 32})
     first = answers.estimate(question)
-    monkeypatch.setattr(answers, "_estimated", lambda *_, **__: pytest.fail("made again"))
+    monkeypatch.setattr(answers, "_estimate", lambda *_, **__: pytest.fail("made again"))
     assert answers.estimate(question).to_json() == first.to_json()

@@ -23,7 +23,7 @@ def answer() -> Estimate:
 
 @pytest.fixture(autouse=True)
 def as_the_page_makes_them() -> Any:
-    charts.unchecked()
+    charts.disable_validation()
     yield
     schemapi.enable_debug_mode()
 
