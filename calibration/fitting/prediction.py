@@ -239,7 +239,7 @@ def _cpu_trace(source: ModelSource, setup: Setup, gpu: GpuTraits) -> tuple[Setup
     meta_model = build(setup, source, None, None, None)
     setup = replace(
         setup,
-        **meta_model.answer(setup).taken,
+        **meta_model.answer(setup).batch_sizes,
         task=meta_model.card.task,
         attn_implementation=meta_model.card.attention,
     )

@@ -154,7 +154,7 @@ def _keep_streams_apart() -> None:
 def _not_kept() -> dict[Any, str]:
     """Caches that could not be written; nothing is loaded to tell."""
     store = sys.modules.get("memest.profiles.cache")
-    return {} if store is None else store.take_not_kept()
+    return {} if store is None else store.take_unwritable_folders()
 
 
 def _tell_what_was_not_kept() -> None:

@@ -129,7 +129,7 @@ class OptimizerTraces:
         name = digest_of(key)
         updates = self._families.get(name)
         if updates is None:
-            updates = self._known_profiles.stored(key, "updates") if self._keeps else None
+            updates = self._known_profiles.stored_family(key, "updates") if self._keeps else None
         if updates is None:
             try:
                 from memest.trace.training import trace_updates

@@ -40,7 +40,7 @@ from memest.profiles.known_profiles import (
     KnownProfiles,
     StepProfile,
     asks_for_gpu,
-    shipped_from,
+    shipped_releases,
 )
 from memest.profiles.program import Program
 from memest.profiles.sizing import SizeAnswer, asked_sizes
@@ -140,7 +140,7 @@ class Profiler:
         card = profile.model_cards[request.image_size]
         return replace(
             request,
-            **answer.taken,
+            **answer.batch_sizes,
             task=card.task,
             attn_implementation=card.attention,
             checkpointing=card.checkpointing,
@@ -168,7 +168,7 @@ class Profiler:
         answer = self._sizes(profile, request)
         card, source = profile.model_cards[request.image_size], self._tracer.source
         source_notes = source.notes if source is not None else ()
-        releases = [f"{name} {number}" for name, number in shipped_from(profile.key).items()]
+        releases = [f"{name} {number}" for name, number in shipped_releases(profile.key).items()]
         shipping_notes = (
             (f"traced with {', '.join(releases)}, when memest was made",) if releases else ()
         )

@@ -45,7 +45,7 @@ class ReplayCache:
             chains=stream.chains,
             requested=False,
             streams=stream.on_streams,
-            emptied=stream.emptied,
+            empty_cache_at=stream.empty_cache_at,
         )
         if len(self._replays) >= _KEPT:
             self._replays.pop(next(iter(self._replays)))

@@ -12,7 +12,7 @@ from memest.config.setup import Setup
 from memest.errors import MissingDependencyError
 from memest.estimation.question import Question
 from memest.events import Trace
-from memest.profiles.axes import as_traced, key_of, windows, words
+from memest.profiles.axes import key_of, traced_setup, windows, words
 from memest.profiles.document import FORMAT
 from memest.profiles.known_profiles import StepProfile
 
@@ -117,7 +117,7 @@ class Tracer:
         self.say("building the model on the meta device")
         inputs = self.module_inputs
         meta_model = build(
-            as_traced(request),
+            traced_setup(request),
             self.source,
             self.module,
             inputs.inputs,
@@ -140,7 +140,7 @@ class Tracer:
 
         self.say(f"tracing training steps at {words(question.sizes)}")
         self.traces_made += 1
-        return trace_built(meta_model, as_traced(question.setup), question.gpu)
+        return trace_built(meta_model, traced_setup(question.setup), question.gpu)
 
     def evaluation(self, question: Question, *, generates: bool, ranks: int | None) -> Trace:
         """The first batches of an evaluation, or the first steps of a generation."""
@@ -148,7 +148,7 @@ class Tracer:
         from memest.trace.session import evaluate_built
 
         self.say(f"tracing an evaluation at {words(question.sizes)}")
-        setup = as_traced(question.setup)
+        setup = traced_setup(question.setup)
         return evaluate_built(meta_model, setup, question.gpu, generates=generates, ranks=ranks)
 
     def say(self, text: str) -> None:

@@ -76,7 +76,7 @@ def _survives(
         conf,
         limit_bytes=limit,
         streams=stream.on_streams,
-        emptied=stream.emptied,
+        empty_cache_at=stream.empty_cache_at,
     )
     return limited_replay.num_ooms == 0
 

@@ -15,7 +15,6 @@ from memest.profiles.sizing import milliseconds
 __all__ = [
     "UNLIMITED",
     "Sizes",
-    "as_traced",
     "eval_batches",
     "fields_of",
     "gathering_ranks",
@@ -25,6 +24,7 @@ __all__ = [
     "samples",
     "sizes_of",
     "structure_of",
+    "traced_setup",
     "windows",
     "words",
 ]
@@ -66,12 +66,12 @@ def _sequence(distributed: Distributed) -> Distributed:
     )
 
 
-def _heads(distributed: Distributed, kept: Distributed) -> Distributed:
+def _heads(distributed: Distributed, base: Distributed) -> Distributed:
     """The GPUs of one sequence under DeepSpeed, whatever its stages 1 and 2 partition."""
-    return replace(kept, num_gpus=distributed.sp, sp=distributed.sp, zero=kept.zero or 1)
+    return replace(base, num_gpus=distributed.sp, sp=distributed.sp, zero=base.zero or 1)
 
 
-def as_traced(request: Setup) -> Setup:
+def traced_setup(request: Setup) -> Setup:
     """The setup whose steps are traced: what a rank computes, on whole parameters.
 
     Sharding is a matter of what comes after the trace, with three exceptions. Where accelerate or
@@ -84,26 +84,26 @@ def as_traced(request: Setup) -> Setup:
     parameters copies the model's outputs (``_DDPSink``). And ``zero.Init`` replaces
     ``F.linear``, where ``memory_efficient_linear`` does not keep it from that.
     """
-    kept = _CLONES if request.finds_unused_parameters else ALONE
+    distributed = _CLONES if request.finds_unused_parameters else ALONE
     if request.partitions_parameters:
-        kept = _PARTITIONED if request.has_linear_of_stage_3 else _BUILT_IN_LINEAR
+        distributed = _PARTITIONED if request.has_linear_of_stage_3 else _BUILT_IN_LINEAR
     elif request.distributed.stage is not None:
-        kept = replace(_sharing_model(request.distributed), stage=request.distributed.stage)
+        distributed = replace(_sharing_model(request.distributed), stage=request.distributed.stage)
     elif request.distributed.shares_model:
-        kept = _sharing_model(request.distributed)
+        distributed = _sharing_model(request.distributed)
     elif request.distributed.cp > 1:
-        kept = _sequence(request.distributed)
+        distributed = _sequence(request.distributed)
     if request.distributed.sp > 1:
-        kept = _heads(request.distributed, kept)
-    out = replace(request, distributed=kept)
+        distributed = _heads(request.distributed, distributed)
+    out = replace(request, distributed=distributed)
     if request.computes_in_half:
         half = Dtype.BFLOAT16 if request.precision is Precision.BF16 else Dtype.FLOAT16
         if request.adapter is not None and not request.is_built_in_parts:
-            kept = replace(kept, in_half=True, adapters_in_full=_in_full(request))
+            distributed = replace(distributed, in_half=True, adapters_in_full=_in_full(request))
         if request.autocasts_halves and request.precision is Precision.FP16:
-            kept = replace(kept, in_half=True)
+            distributed = replace(distributed, in_half=True)
         precision = request.precision if request.autocasts_halves else Precision.FP32
-        out = replace(out, precision=precision, dtype=half, distributed=kept)
+        out = replace(out, precision=precision, dtype=half, distributed=distributed)
     elif request.is_built_in_full:
         out = replace(out, dtype=Dtype.FLOAT32)
     return out
@@ -144,19 +144,19 @@ def structure_of(request: Setup, *, live: bool = False) -> Setup:
         request: the whole.
         live: the model is a module that is there, whose layers may be bitsandbytes' already.
     """
-    kept: dict[str, Any] = {}
+    update_fields: dict[str, Any] = {}
     accumulates = not (request.loop is Loop.PLAIN and request.grad_accum == 1)
     if request.steps_in_backward:
         # the updates are part of the micro-steps
-        kept = {name: getattr(request, name) for name in ("optim", *_OF_UPDATES)}
+        update_fields = {name: getattr(request, name) for name in ("optim", *_OF_UPDATES)}
         accumulates = accumulates and request.may_accumulate
     updates_apart = replace(request.software, bitsandbytes=None)
-    untraced: dict[str, Any] = {
+    untraced_fields: dict[str, Any] = {
         each.name: each.default for each in fields(Setup) if not each.metadata.get("traced", True)
     }
-    made = replace(
-        as_traced(request),
-        **untraced,
+    structure = replace(
+        traced_setup(request),
+        **untraced_fields,
         batch=1,
         grad_accum=2 if accumulates else 1,
         optim="none" if request.optim == "none" else "adamw_torch_fused",
@@ -164,7 +164,7 @@ def structure_of(request: Setup, *, live: bool = False) -> Setup:
         adapter=None if request.adapter is None else request.adapter.unscaled,
         software=request.software if request.quantization or live else updates_apart,
     )
-    return replace(made, **kept)
+    return replace(structure, **update_fields)
 
 
 def key_of(structure: Setup) -> dict[str, Any]:
@@ -175,11 +175,12 @@ def key_of(structure: Setup) -> dict[str, Any]:
     """
     unset: tuple[Any, ...] = (None, "", [], False)
     usual = Setup().to_dict()
-    spread = {field.name for field in fields(Distributed)}
+    distributed_names = {field.name for field in fields(Distributed)}
     out = {
         name: value
         for name, value in structure.to_dict().items()
-        if name not in spread and (name in _ALWAYS_NAMED or value not in (*unset, usual[name]))
+        if name not in distributed_names
+        and (name in _ALWAYS_NAMED or value not in (*unset, usual[name]))
     }
     if structure.distributed.in_half:
         out["in_half"] = True
@@ -277,11 +278,11 @@ def highest(run: Any, base: Setup, name: str) -> int:
 
     def takes(length: int) -> bool:
         try:
-            asked: Any = {name: length}
-            answer = run.answer(replace(base, **asked))
+            sizes: Any = {name: length}
+            answer = run.answer(replace(base, **sizes))
         except (ConfigError, ValueError):
             return False
-        return bool(answer.taken.get(name) == length)
+        return bool(answer.batch_sizes.get(name) == length)
 
     if not takes(16):
         return 0

@@ -34,7 +34,7 @@ __all__ = [
     "cache_folder",
     "digest_of",
     "size_limit",
-    "take_not_kept",
+    "take_unwritable_folders",
 ]
 
 KIND = "memest step profile"
@@ -47,16 +47,16 @@ _MOST_UNPACKED = 256 * MIB
 _CLOCK_SECONDS = 3600  # by which clocks of machines that share a folder may differ
 _ALWAYS = ("kind", "of", "name", "sha256")
 """What the head of a document says in every form that documents had or will have."""
-_NOT_KEPT: dict[Path, str] = {}
+_UNWRITABLE_FOLDERS: dict[Path, str] = {}
 
 
-def take_not_kept() -> dict[Path, str]:
+def take_unwritable_folders() -> dict[Path, str]:
     """Folders that could not be written since this was asked last, and why not.
 
     No answer depends on it, so none carries it: those who face the user say it once.
     """
-    documents = dict(_NOT_KEPT)
-    _NOT_KEPT.clear()
+    documents = dict(_UNWRITABLE_FOLDERS)
+    _UNWRITABLE_FOLDERS.clear()
     return documents
 
 
@@ -68,13 +68,13 @@ def cache_folder() -> Path | None:
     Raises:
         ConfigError: ``MEMEST_CACHE`` is below the home of somebody who is not known.
     """
-    chosen = os.environ.get("MEMEST_CACHE")
-    if chosen:
+    path = os.environ.get("MEMEST_CACHE")
+    if path:
         try:
-            return Path(chosen).expanduser()
+            return Path(path).expanduser()
         except RuntimeError:
             raise ConfigError(
-                f"MEMEST_CACHE={chosen}: the home folder that it begins with is not known. Write "
+                f"MEMEST_CACHE={path}: the home folder that it begins with is not known. Write "
                 "the folder out."
             ) from None
     try:
@@ -205,7 +205,7 @@ class Store:
             _write(place / f"{name}{_SUFFIX}", content, about)
             self._prune(keep=digest)
         except OSError as error:
-            _NOT_KEPT.setdefault(self.folder, error.strerror or str(error))
+            _UNWRITABLE_FOLDERS.setdefault(self.folder, error.strerror or str(error))
 
     def forget(self, digest: str, name: str) -> None:
         """Drop a document that turned out to be none."""
@@ -215,7 +215,7 @@ class Store:
 
     def entries(self) -> list[Entry]:
         """Everything that is kept, used last first."""
-        kept = []
+        entries = []
         for place in self._places():
             files = [f for f in _files(place) if f.name.endswith(_SUFFIX)]
             if not files:
@@ -223,7 +223,7 @@ class Store:
             stats = [s for f in files if (s := _stat(f)) is not None]
             document = self._load(place / f"{_KEY}{_SUFFIX}", used=False)
             key = None if document is None else document.content
-            kept.append(
+            entries.append(
                 Entry(
                     digest=place.name,
                     key=key if isinstance(key, dict) else {},
@@ -232,15 +232,15 @@ class Store:
                     used=max((s.st_mtime for s in stats), default=0.0),
                 )
             )
-        return sorted(kept, key=lambda entry: -entry.used)
+        return sorted(entries, key=lambda entry: -entry.used)
 
     def clear(self) -> int:
         """Drop everything; returns the bytes that were freed."""
-        freed = 0
+        freed_bytes = 0
         for place in self._places():
-            freed += sum(s.st_size for f in _files(place) if (s := _stat(f)) is not None)
+            freed_bytes += sum(s.st_size for f in _files(place) if (s := _stat(f)) is not None)
             _remove(place)
-        return freed
+        return freed_bytes
 
     def _places(self) -> list[Path]:
         """The folders of keys. Others that somebody put there are none of ours."""
@@ -271,7 +271,7 @@ class Store:
             return None
         document = None
         try:
-            head_line, _, body = _unpacked(raw).partition(b"\n")
+            head_line, _, body = _unpack(raw).partition(b"\n")
             head = json.loads(head_line)
             expected = _head(path, body, head["about"])
             if head == expected:
@@ -325,7 +325,7 @@ class Store:
         return sum(sizes)
 
 
-def _unpacked(raw: bytes) -> bytes:
+def _unpack(raw: bytes) -> bytes:
     """The content of a packed document, in limits: a few bytes may unpack to any number.
 
     Raises:
@@ -378,5 +378,5 @@ def _write(path: Path, content: Any, about: Any) -> None:
     head = json.loads(json.dumps(_head(path, body, about)))
 
     # no time stamp: the same document is the same file. What a power cut spoils is made anew
-    packed = gzip.compress(json.dumps(head).encode() + b"\n" + body, 6, mtime=0)
-    write_whole(path, packed, durable=False)
+    file_bytes = gzip.compress(json.dumps(head).encode() + b"\n" + body, 6, mtime=0)
+    write_whole(path, file_bytes, durable=False)

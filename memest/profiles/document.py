@@ -105,7 +105,7 @@ def domain_to_json(domain: FamilyDomain) -> dict[str, Any]:
         "axes": list(domain.axes),
         "points": [list(point) for point in domain.points],
         "moduli": list(domain.moduli),
-        "fixed": dict(domain.fixed),
+        "fixed": dict(domain.fixed_sizes),
         "tied": domain.tied,
     }
 
@@ -129,8 +129,8 @@ def _reach(document: Any) -> FamilyDomain:
     moduli = tuple(_whole(v) for v in document["moduli"])
     _require(bool(points) and all(len(p) == len(axes) for p in points), "points")
     _require(len(moduli) == len(axes) and all(m > 0 for m in moduli), "moduli")
-    fixed = {_text(k): _whole(v) for k, v in document["fixed"].items()}
-    return FamilyDomain(axes, points, moduli, fixed, bool(document["tied"]))
+    fixed_sizes = {_text(k): _whole(v) for k, v in document["fixed"].items()}
+    return FamilyDomain(axes, points, moduli, fixed_sizes, bool(document["tied"]))
 
 
 def family_from_json(document: Any) -> Family:
@@ -183,7 +183,7 @@ def _family(document: Any) -> Family:
     trace.attention_choices = [choices[_whole(i)] for i in document["attention_order"]]
     _check(trace)
     table = FormulaTable(axes, formulas)
-    return Family(table, trace, domain.points, domain.moduli, domain.fixed, domain.tied)
+    return Family(table, trace, domain.points, domain.moduli, domain.fixed_sizes, domain.tied)
 
 
 def _check(trace: Trace) -> None:
@@ -197,8 +197,8 @@ def _check(trace: Trace) -> None:
     _require(_within(trace.modules, modules) and _within(trace.site_modules, modules), "modules")
     _require(_within(trace.ops, ops) and _within(trace.call_of_site, len(trace.calls)), "ops")
     kinds = Counter(value & 3 for value in trace.events)
-    happened = kinds[ALLOC], kinds[CALL], kinds[MARK]
-    _require(happened == (count, sites, len(trace.marks)), "events")
+    counts = kinds[ALLOC], kinds[CALL], kinds[MARK]
+    _require(counts == (count, sites, len(trace.marks)), "events")
     positions = [seam.position for seam in trace.seams]
     _require(positions == sorted(positions), "seams")
     _require(_within(positions, len(trace.events) + 1), "seams")
@@ -226,36 +226,36 @@ def _wholes(values: Any) -> list[int]:
 
 def _events(trace: Trace) -> list[int]:
     """0 birth, 1 call, 2 mark (each the next one), 3 + n death of what was born n births ago."""
-    out, born = [], 0
+    out, num_allocs = [], 0
     for value in trace.events:
         kind = value & 3
         if kind == FREE:
-            out.append(3 + born - (value >> 2))
+            out.append(3 + num_allocs - (value >> 2))
             continue
         out.append({ALLOC: 0, CALL: 1, MARK: 2}[kind])
-        born += kind == ALLOC
+        num_allocs += kind == ALLOC
     return out
 
 
 def _read_events(codes: Sequence[int]) -> array[int]:
     events = array("q")
     add = events.append
-    born = called = marked = 0
+    num_allocs = num_calls = num_marks = 0
     alive = bytearray()
     for code in codes:
         if code == 0:
-            add(born << 2 | ALLOC)
-            born += 1
+            add(num_allocs << 2 | ALLOC)
+            num_allocs += 1
             alive.append(1)
         elif code == 1:
-            add(called << 2 | CALL)
-            called += 1
+            add(num_calls << 2 | CALL)
+            num_calls += 1
         elif code == 2:
-            add(marked << 2 | MARK)
-            marked += 1
+            add(num_marks << 2 | MARK)
+            num_marks += 1
         else:
-            index = born + 3 - code
-            if not 0 <= index < born or not alive[index]:
+            index = num_allocs + 3 - code
+            if not 0 <= index < num_allocs or not alive[index]:
                 raise BadDocumentError("events")
             alive[index] = 0
             add(index << 2 | FREE)
@@ -301,7 +301,7 @@ def _read_landmarks(document: Any) -> Landmarks:
     kinds, blocks, *paths = document
     # what was written before units and shared parameters were told has none
     units = paths.pop() if len(paths) == 5 else []
-    shared = paths.pop() if len(paths) == 4 else []
+    aliases = paths.pop() if len(paths) == 4 else []
     embeddings, head, norm = (None if path is None else _text(path) for path in paths)
     return Landmarks(
         kinds={_text(name): _text(kind) for name, kind in kinds},
@@ -309,7 +309,7 @@ def _read_landmarks(document: Any) -> Landmarks:
         embeddings=embeddings,
         head=head,
         norm=norm,
-        shared={_text(alias): _text(name) for alias, name in shared},
+        shared={_text(alias): _text(name) for alias, name in aliases},
         units=tuple(
             (tuple(_text(name) for name in names), bool(frees), bool(experts))
             for names, frees, experts in units
@@ -390,9 +390,9 @@ def _weight(weight: Weight) -> list[Any]:
 
 
 def _read_weight(document: Any, places: int) -> Weight:
-    name, shape, stride, dtype, flags, *kept = document
+    name, shape, stride, dtype, flags, *kept_dtypes = document
     _require(dtype in DTYPE_BYTES and 0 <= _whole(flags) < 8, "weight")
-    _require(len(kept) < 2 and all(one in DTYPE_BYTES for one in kept), "weight")
+    _require(len(kept_dtypes) < 2 and all(one in DTYPE_BYTES for one in kept_dtypes), "weight")
     return Weight(
         _text(name),
         _read_value(shape, places),
@@ -401,7 +401,7 @@ def _read_weight(document: Any, places: int) -> Weight:
         trains=bool(flags & 1),
         decays=bool(flags & 2),
         has_grad=bool(flags & 4),
-        kept_dtype=kept[0] if kept else "",
+        kept_dtype=kept_dtypes[0] if kept_dtypes else "",
     )
 
 
@@ -424,8 +424,8 @@ def sizing_to_json(sizing: Sizing) -> dict[str, Any]:
     """The document of a sizing."""
     return {
         "exact": [
-            [[list(pair) for pair in asked], dict(answer.taken), list(answer.notes)]
-            for asked, answer in sizing.exact.items()
+            [[list(pair) for pair in sizes], dict(answer.batch_sizes), list(answer.notes)]
+            for sizes, answer in sizing.exact.items()
         ],
         "rules": [
             {
@@ -433,7 +433,7 @@ def sizing_to_json(sizing: Sizing) -> dict[str, Any]:
                 "lows": list(rule.lows),
                 "highs": list(rule.highs),
                 "moduli": list(rule.moduli),
-                "taken": [[name, _formula(formula)] for name, formula in rule.taken],
+                "taken": [[name, _formula(formula)] for name, formula in rule.size_formulas],
                 "texts": list(rule.texts),
                 "numbers": [[_formula(f) for f in formulas] for formulas in rule.numbers],
             }
@@ -450,11 +450,11 @@ def sizing_from_json(document: Any) -> Sizing:
     """
     try:
         exact = {
-            tuple((_size(name), value) for name, value in asked): SizeAnswer(
-                {_size(name): value for name, value in taken.items()},
+            tuple((_size(name), value) for name, value in sizes): SizeAnswer(
+                {_size(name): value for name, value in batch_sizes.items()},
                 tuple(_text(note) for note in notes),
             )
-            for asked, taken, notes in document["exact"]
+            for sizes, batch_sizes, notes in document["exact"]
         }
         return Sizing(exact, [_read_rule(rule) for rule in document["rules"]])
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
@@ -476,8 +476,8 @@ def _read_rule(document: Any) -> Rule:
     for text, formulas in zip(texts, numbers, strict=True):
         fields_of = [part[1:] for part in Formatter().parse(text) if part[1] is not None]
         _require(fields_of == [("", "", None)] * len(formulas), "rule")
-    taken = tuple((_size(name), _read_formula(f, count)) for name, f in document["taken"])
-    return Rule(names, lows, highs, moduli, taken, texts, numbers)
+    size_formulas = tuple((_size(name), _read_formula(f, count)) for name, f in document["taken"])
+    return Rule(names, lows, highs, moduli, size_formulas, texts, numbers)
 
 
 def _size(name: Any) -> str:

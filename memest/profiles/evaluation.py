@@ -29,7 +29,7 @@ def with_evaluation(
     stream: Stream,
     evaluation: Trace,
     gpu: GpuTraits,
-    known: Shape,
+    training_shape: Shape,
     *,
     batches: int,
     step: int,
@@ -41,7 +41,7 @@ def with_evaluation(
         stream: of the training.
         evaluation: its first batches, traced.
         gpu: decides workspaces.
-        known: workspaces of the training, whose persistent ones are there already.
+        training_shape: workspaces of the training, whose persistent ones are there already.
         batches: of the evaluation.
         step: optimizer step that it follows.
         cues: say where wrappers of the model act, as the stream does.
@@ -49,40 +49,43 @@ def with_evaluation(
     Raises:
         TraceError: the batches do not repeat each other.
     """
-    tail = _Tail(evaluation, gpu, known, step, cues=cues)
+    tail = _Tail(evaluation, gpu, training_shape, step, cues=cues)
     tail.play(batches)
     return tail.behind(stream)
 
 
 class _Tail:
     def __init__(
-        self, trace: Trace, gpu: GpuTraits, known: Shape, step: int, *, cues: bool
+        self, trace: Trace, gpu: GpuTraits, training_shape: Shape, step: int, *, cues: bool
     ) -> None:
         self._trace = trace
         self._step = step
-        hidden = [workspaces_of(call, gpu) for call in trace.calls]
-        self._slack = slack_of(hidden)
+        call_workspaces = [workspaces_of(call, gpu) for call in trace.calls]
+        self._slack = slack_of(call_workspaces)
         own = replace(trace)
         own.sizes = list(range(len(trace.sizes)))
-        self._table = [*trace.sizes, *(h.nbytes for workspaces in hidden for h in workspaces)]
+        self._table = [
+            *trace.sizes,
+            *(w.nbytes for workspaces in call_workspaces for w in workspaces),
+        ]
         self._course = Course(module_names=trace.module_names, label_names=list(trace.op_names))
-        kept = {
-            h.key
-            for workspaces in known
-            for h in workspaces
-            if h.lifetime is Lifetime.PERSISTENT and h.nbytes
+        persistent_keys = {
+            w.key
+            for workspaces in training_shape
+            for w in workspaces
+            if w.lifetime is Lifetime.PERSISTENT and w.nbytes
         }
         self._player = Player(
             own,
-            shape_of(hidden),
+            shape_of(call_workspaces),
             len(trace.sizes),
             self._course,
             cues=trace.cues if cues else (),
-            persistent=kept,
+            persistent=persistent_keys,
         )
         self._sizes: list[int] = []
         self._spans = _spans(trace)
-        before, last = (_born(trace, span) for span in self._spans[-2:])
+        before, last = (_allocations(trace, span) for span in self._spans[-2:])
         shapes = [[v & 3 for v in trace.events[slice(*span)]] for span in self._spans[-2:]]
         if shapes[0] != shapes[1]:
             raise TraceError(
@@ -92,9 +95,9 @@ class _Tail:
         self._growth = {
             new: trace.sizes[new] - trace.sizes[old] for old, new in zip(before, last, strict=True)
         }
-        self._dropped = self._handed_on(before, last)
+        self._handover = self._match_batches(before, last)
 
-    def _handed_on(self, before: list[int], last: list[int]) -> list[tuple[int, int]]:
+    def _match_batches(self, before: list[int], last: list[int]) -> list[tuple[int, int]]:
         """What the last traced batch drops, and what takes its place for the next one.
 
         Of the batch before, it is what the last leaves itself in that place; what was made two
@@ -102,14 +105,14 @@ class _Tail:
         """
         place = {index: number for number, index in enumerate(before)}
         out, older = [], []
-        for index in _dropped(self._trace, self._spans[-1]):
+        for index in _inherited_frees(self._trace, self._spans[-1]):
             if index in place:
                 out.append((index, last[place[index]]))
             else:
                 older.append(index)
         if not older or len(self._spans) < _WITH_OLDER:
             return out
-        earlier = _born(self._trace, self._spans[-3])
+        earlier = _allocations(self._trace, self._spans[-3])
         if len(earlier) != len(before):
             return out
         further = {index: number for number, index in enumerate(earlier)}
@@ -123,11 +126,11 @@ class _Tail:
         """The first batches as they were traced, then copies of the last one."""
         for number, span in enumerate(self._spans[:batches], start=1):
             self._one(span, number)
-        traced = len(self._spans)
-        for number in range(traced + 1, batches + 1):
-            self._player.bind(self._dropped)
+        num_traced = len(self._spans)
+        for number in range(num_traced + 1, batches + 1):
+            self._player.bind(self._handover)
             whole = number <= _PLAYED or number == batches
-            self._one(self._spans[-1], number, number - traced, whole=whole)
+            self._one(self._spans[-1], number, number - num_traced, whole=whole)
 
     def _one(self, span: Span, number: int, later: int = 0, *, whole: bool = True) -> None:
         start = len(self._course.events)
@@ -157,8 +160,8 @@ class _Tail:
         course, base, length = self._course, len(stream.sizes), len(stream.events)
         events = stream.events[:]
         events.extend(v + base if v >= 0 else v - base for v in course.events)
-        modules, module_names = _joined(stream.module_names, course.module_names)
-        labels, label_names = _joined(stream.label_names, course.label_names)
+        modules, module_names = _merge_names(stream.module_names, course.module_names)
+        labels, label_names = _merge_names(stream.label_names, course.label_names)
         out = replace(stream)
         out.events = events
         out.sizes = [*stream.sizes, *self._sizes]
@@ -196,24 +199,24 @@ def _spans(trace: Trace) -> list[Span]:
     return list(zip(seams, [*seams[1:], *(ends or [len(trace.events)])], strict=True))
 
 
-def _born(trace: Trace, span: Span) -> list[int]:
+def _allocations(trace: Trace, span: Span) -> list[int]:
     return [v >> 2 for v in trace.events[slice(*span)] if v & 3 == ALLOC]
 
 
-def _dropped(trace: Trace, span: Span) -> list[int]:
-    own = set(_born(trace, span))
-    freed = [v >> 2 for v in trace.events[slice(*span)] if v & 3 == FREE]
-    return [index for index in freed if index not in own]
+def _inherited_frees(trace: Trace, span: Span) -> list[int]:
+    own = set(_allocations(trace, span))
+    frees = [v >> 2 for v in trace.events[slice(*span)] if v & 3 == FREE]
+    return [index for index in frees if index not in own]
 
 
-def _joined(first: list[str], second: list[str]) -> tuple[list[int], list[str]]:
+def _merge_names(first: list[str], second: list[str]) -> tuple[list[int], list[str]]:
     """Where each name of the second list is now, and all names."""
-    known = {name: index for index, name in enumerate(first)}
+    places = {name: index for index, name in enumerate(first)}
     names = list(first)
     where = []
     for name in second:
-        if name not in known:
-            known[name] = len(names)
+        if name not in places:
+            places[name] = len(names)
             names.append(name)
-        where.append(known[name])
+        where.append(places[name])
     return where, names

@@ -80,21 +80,21 @@ class FamilyDomain:
         points: where traces were made.
         moduli: for each axis, the class its sizes keep to: all points are the same modulo this; 1
             for any size.
-        fixed: sizes that are the same in all traces.
+        fixed_sizes: sizes that are the same in all traces.
         tied: the target is as long as the source, in all traces.
     """
 
     axes: tuple[str, ...]
     points: tuple[Point, ...]
     moduli: tuple[int, ...]
-    fixed: Mapping[str, int]
+    fixed_sizes: Mapping[str, int]
     tied: bool
 
     def point_of(self, sizes: Mapping[str, int]) -> Point | None:
         """The point of some sizes, None where the formulas do not hold for them."""
         if self.names != set(sizes):
             return None
-        if any(sizes[name] != size for name, size in self.fixed.items()):
+        if any(sizes[name] != size for name, size in self.fixed_sizes.items()):
             return None
         if self.tied and sizes["target_len"] != sizes["seq_len"]:
             return None
@@ -104,11 +104,11 @@ class FamilyDomain:
     @property
     def names(self) -> set[str]:
         """All sizes that a batch has."""
-        return {*self.axes, *self.fixed, *(("target_len",) if self.tied else ())}
+        return {*self.axes, *self.fixed_sizes, *(("target_len",) if self.tied else ())}
 
     def sizes_at(self, point: Point) -> dict[str, int]:
         """The sizes of a batch at a point."""
-        sizes = {**self.fixed, **dict(zip(self.axes, point, strict=True))}
+        sizes = {**self.fixed_sizes, **dict(zip(self.axes, point, strict=True))}
         if self.tied:
             sizes["target_len"] = sizes["seq_len"]
         return sizes
@@ -117,10 +117,10 @@ class FamilyDomain:
         if point in self.points:
             return True
         for axis, size in enumerate(point):
-            known = [p[axis] for p in self.points]
-            if not min(known) <= size <= max(known):
+            sizes = [p[axis] for p in self.points]
+            if not min(sizes) <= size <= max(sizes):
                 return False
-            if (size - known[0]) % self.moduli[axis]:
+            if (size - sizes[0]) % self.moduli[axis]:
                 return False
         return True
 
@@ -136,7 +136,7 @@ class Family:
         points: where traces were made.
         moduli: for each axis, the class its sizes keep to: all points are the same modulo this; 1
             for any size.
-        fixed: sizes that are the same in all traces.
+        fixed_sizes: sizes that are the same in all traces.
         tied: the target is as long as the source, in all traces.
     """
 
@@ -144,7 +144,7 @@ class Family:
     skeleton: Trace
     points: tuple[Point, ...]
     moduli: tuple[int, ...]
-    fixed: Mapping[str, int]
+    fixed_sizes: Mapping[str, int]
     tied: bool = False
 
     @property
@@ -159,7 +159,7 @@ class Family:
     @property
     def domain(self) -> FamilyDomain:
         """Where the formulas hold."""
-        return FamilyDomain(self.axes, self.points, self.moduli, self.fixed, self.tied)
+        return FamilyDomain(self.axes, self.points, self.moduli, self.fixed_sizes, self.tied)
 
     def numbers_at(self, point: Point) -> list[int]:
         """The table's numbers at a point.
@@ -171,12 +171,12 @@ class Family:
 
     def calls_at(self, numbers: Sequence[int]) -> list[OpCall]:
         """The operator calls with their numbers filled in."""
-        return [_filled(call, numbers) for call in self.skeleton.calls]
+        return [_fill_in(call, numbers) for call in self.skeleton.calls]
 
     def choices_at(self, numbers: Sequence[int]) -> list[tuple[SdpaCall, str]]:
         """The attention choices with their numbers filled in, each one once."""
         unique = dict.fromkeys(self.skeleton.attention_choices)
-        return [(_filled(call, numbers), kind) for call, kind in unique]
+        return [(_fill_in(call, numbers), kind) for call, kind in unique]
 
     @property
     def weights_vary(self) -> bool:
@@ -187,7 +187,7 @@ class Family:
 
     def weights_at(self, numbers: Sequence[int]) -> tuple[Weight, ...]:
         """The weights with their numbers filled in."""
-        return tuple(_filled(weight, numbers) for weight in self.skeleton.weights)
+        return tuple(_fill_in(weight, numbers) for weight in self.skeleton.weights)
 
     def at(self, point: Point) -> Trace:
         """The trace at a point."""
@@ -198,7 +198,7 @@ class Family:
         trace.calls = self.calls_at(numbers)
         trace.weights = self.weights_at(numbers)
         trace.attention_choices = [
-            (_filled(call, numbers), kind) for call, kind in self.skeleton.attention_choices
+            (_fill_in(call, numbers), kind) for call, kind in self.skeleton.attention_choices
         ]
         return trace
 
@@ -217,7 +217,7 @@ def unite(
     traces: Mapping[Point, Trace],
     axes: tuple[str, ...],
     moduli: tuple[int, ...],
-    fixed: Mapping[str, int],
+    fixed_sizes: Mapping[str, int],
     *,
     tied: bool = False,
 ) -> Family:
@@ -227,7 +227,7 @@ def unite(
         traces: of the same steps, by point.
         axes: the sizes in which they differ, keys of ``DEGREES``.
         moduli: see :class:`Family`.
-        fixed: likewise.
+        fixed_sizes: likewise.
         tied: likewise.
 
     Raises:
@@ -248,16 +248,18 @@ def unite(
     sites = zip(*([t.calls[c] for c in t.call_of_site] for t in all_traces), strict=True)
     order = [places.setdefault(calls, len(places)) for calls in sites]
     skeleton.call_of_site = type(first.call_of_site)("l", order)
-    skeleton.calls = [maker.merged(calls) for calls in places]
+    skeleton.calls = [maker.merge(calls) for calls in places]
     skeleton.weights = tuple(
-        maker.merged(weights) for weights in zip(*(t.weights for t in all_traces), strict=True)
+        maker.merge(weights) for weights in zip(*(t.weights for t in all_traces), strict=True)
     )
     skeleton.attention_choices = [
-        (maker.merged([call for call, _ in pairs]), pairs[0][1])
+        (maker.merge([call for call, _ in pairs]), pairs[0][1])
         for pairs in zip(*(t.attention_choices for t in all_traces), strict=True)
     ]
     skeleton.unnoted = list(dict.fromkeys(op for trace in all_traces for op in trace.unnoted))
-    return Family(FormulaTable(axes, maker.formulas), skeleton, points, moduli, dict(fixed), tied)
+    return Family(
+        FormulaTable(axes, maker.formulas), skeleton, points, moduli, dict(fixed_sizes), tied
+    )
 
 
 def alike(one: Trace, other: Trace) -> bool:
@@ -304,17 +306,17 @@ class _Maker:
 
     def place(self, values: tuple[int, ...]) -> int:
         """The place in the table of a number with these values."""
-        known = self._places.get(values)
-        if known is None:
+        place = self._places.get(values)
+        if place is None:
             formula = find(values, self._points, self._basis)
             if formula.divisor != 1 and not self._is_whole(formula):
                 raise NoFormulaError(open=True)
-            known = self._by_formula.get(formula)
-            if known is None:
-                known = self._by_formula[formula] = len(self.formulas)
+            place = self._by_formula.get(formula)
+            if place is None:
+                place = self._by_formula[formula] = len(self.formulas)
                 self.formulas.append(formula)
-            self._places[values] = known
-        return known
+            self._places[values] = place
+        return place
 
     def _is_whole(self, formula: Formula) -> bool:
         """Whether the value is a whole number wherever the family answers.
@@ -336,16 +338,16 @@ class _Maker:
             return False
         return True
 
-    def merged(self, calls: Sequence[Any]) -> Any:
+    def merge(self, calls: Sequence[Any]) -> Any:
         """One call for all points."""
         first = calls[0]
         if all(call == first for call in calls[1:]):
             return first
-        changed = {
+        values = {
             field.name: self._value([getattr(call, field.name) for call in calls])
             for field in fields(first)
         }
-        return type(first)(**changed)
+        return type(first)(**values)
 
     def _value(self, values: Sequence[Any]) -> Any:
         first = values[0]
@@ -371,25 +373,25 @@ class _Maker:
         raise NotAlikeError
 
 
-def _filled(value: Any, numbers: Sequence[int]) -> Any:
+def _fill_in(value: Any, numbers: Sequence[int]) -> Any:
     """A call, or a part of it, with numbers in place of references."""
     if isinstance(value, Ref):
         return numbers[value.number]
     if isinstance(value, tuple):
-        return tuple(_filled(part, numbers) for part in value)
+        return tuple(_fill_in(part, numbers) for part in value)
     if isinstance(value, TensorSpec):
-        shape: Value = _filled(value.shape, numbers)
-        stride: Value = _filled(value.stride, numbers)
+        shape: Value = _fill_in(value.shape, numbers)
+        stride: Value = _fill_in(value.stride, numbers)
         return TensorSpec(shape, stride, value.dtype, value.on_host)  # type: ignore[arg-type]
     if isinstance(value, OpCall):
         return OpCall(
             value.op,
-            _filled(value.args, numbers),
-            _filled(value.kwargs, numbers),
-            _filled(value.outputs, numbers),
+            _fill_in(value.args, numbers),
+            _fill_in(value.kwargs, numbers),
+            _fill_in(value.outputs, numbers),
             value.thread,
         )
     if isinstance(value, (SdpaCall, Weight)):
         kind = type(value)
-        return kind(**{f.name: _filled(getattr(value, f.name), numbers) for f in fields(value)})
+        return kind(**{f.name: _fill_in(getattr(value, f.name), numbers) for f in fields(value)})
     return value

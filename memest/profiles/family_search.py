@@ -19,7 +19,7 @@ from memest.profiles.cache import digest_of
 from memest.profiles.family import Family, NotAlikeError, Point, alike, unite
 from memest.profiles.formula import NoFormulaError
 from memest.profiles.growth import grow, range_of
-from memest.profiles.known_profiles import chosen_like, traces_in
+from memest.profiles.known_profiles import same_kernels, traces_in
 
 __all__ = ["FamilySearch", "across", "answers_for", "traces_around"]
 
@@ -63,7 +63,7 @@ class FamilySearch:
             family: that answers for the sizes.
             point: of that family.
         """
-        near = [other for other in self.families if chosen_like(other, family)]
+        near = [other for other in self.families if same_kernels(other, family)]
         here = family.at(point)
         axes = self._axes(near, family)
         while axes:
@@ -71,7 +71,7 @@ class FamilySearch:
             wider = self._across(near, here, axes, family)
             place = self._place(axes, family)
             if wider is None and place not in self.barren:
-                wider = self._grown(near, here, axes)
+                wider = self._grow(near, here, axes)
                 if wider is None:
                     self.barren.add(place)
             if len(self.barren) > num_barren:
@@ -91,7 +91,9 @@ class FamilySearch:
             if family.domain.names != set(sizes):
                 continue
             axes.update(family.axes)
-            axes.update(n for n, v in family.fixed.items() if sizes[n] != v and n not in costly)
+            axes.update(
+                n for n, v in family.fixed_sizes.items() if sizes[n] != v and n not in costly
+            )
         axes.update(own.axes)
         if sizes["batch"] == 1:
             axes.discard("batch")
@@ -121,14 +123,14 @@ class FamilySearch:
         tied = _tied(self.sizes, axes)
         traces = traces_around(near, self.sizes, axes, tied=tied)
         traces[centre] = here
-        fixed = {n: v for n, v in rest.items() if not (tied and n == "target_len")}
+        fixed_sizes = {n: v for n, v in rest.items() if not (tied and n == "target_len")}
         try:
-            return across(traces, centre, axes, fixed, self.thresholds, tied=tied)
+            return across(traces, centre, axes, fixed_sizes, self.thresholds, tied=tied)
         except NoFormulaError:
             self.barren.add(place)
             return None
 
-    def _grown(self, near: Sequence[Family], here: Trace, axes: tuple[str, ...]) -> Family | None:
+    def _grow(self, near: Sequence[Family], here: Trace, axes: tuple[str, ...]) -> Family | None:
         """A family of new traces."""
         sizes, tied = self.sizes, _tied(self.sizes, axes)
         tokens = max(sizes.get("seq_len", _SHORT), sizes.get("target_len", 0))
@@ -136,17 +138,17 @@ class FamilySearch:
         for axis in reversed(axes):  # the batch comes last: how far it goes depends on the others
             multiple = self.pieces if axis == "seq_len" else 1
             limit = self.limit_of(axis)
-            reached = range_of(axis, sizes[axis], limit, tokens, self.thresholds, multiple)
-            if reached is not None:
-                ranges[axis] = reached
+            size_range = range_of(axis, sizes[axis], limit, tokens, self.thresholds, multiple)
+            if size_range is not None:
+                ranges[axis] = size_range
                 if axis in _LENGTHS:
-                    tokens = max(tokens, reached.high)
+                    tokens = max(tokens, size_range.high)
         if not ranges:
             return None
         ranges = {axis: ranges[axis] for axis in axes if axis in ranges}
-        known = traces_around(near, sizes, tuple(ranges), tied=tied)
-        known[tuple(sizes[axis] for axis in ranges)] = here
-        return grow(sizes, ranges, known, self.trace_at, tied=tied)
+        traces = traces_around(near, sizes, tuple(ranges), tied=tied)
+        traces[tuple(sizes[axis] for axis in ranges)] = here
+        return grow(sizes, ranges, traces, self.trace_at, tied=tied)
 
 
 def answers_for(family: Family, vary: Sequence[str], sizes: Sizes) -> bool:
@@ -179,17 +181,17 @@ def traces_around(
     """
     traces = {}
     for family in near:
-        for sized, trace in traces_in(family):
+        for trace_sizes, trace in traces_in(family):
             if (
-                sized.keys() == sizes.keys()
+                trace_sizes.keys() == sizes.keys()
                 and all(
-                    sized.get(n) == v
+                    trace_sizes.get(n) == v
                     for n, v in sizes.items()
                     if n not in axes and not (tied and n == "target_len")
                 )
-                and (not tied or sized.get("target_len") == sized.get("seq_len"))
+                and (not tied or trace_sizes.get("target_len") == trace_sizes.get("seq_len"))
             ):
-                traces[tuple(sized[axis] for axis in axes)] = trace
+                traces[tuple(trace_sizes[axis] for axis in axes)] = trace
     return traces
 
 
@@ -197,7 +199,7 @@ def across(
     traces: Mapping[Point, Trace],
     centre: Point,
     axes: tuple[str, ...],
-    fixed: Mapping[str, int],
+    fixed_sizes: Mapping[str, int],
     thresholds: Iterable[int] = (),
     *,
     tied: bool = False,
@@ -208,7 +210,7 @@ def across(
         traces: by point, the one at the centre among them.
         centre: the sizes that are asked for.
         axes: the sizes in which they differ.
-        fixed: the others.
+        fixed_sizes: the others.
         thresholds: lengths at which the model is known to do something else: traces on the other
             side of one are left out.
         tied: the target is as long as the source.
@@ -224,7 +226,7 @@ def across(
         return None
     thresholds = tuple(thresholds)
     side = _side(centre, axes, thresholds)
-    kept = {
+    usable_traces = {
         point: trace
         for point, trace in traces.items()
         if _side(point, axes, thresholds) == side
@@ -233,14 +235,14 @@ def across(
         and ("batch" not in axes or point[axes.index("batch")] > 1)
     }
     for axis in axes:
-        sizes = {point[axes.index(axis)] for point in kept}
+        sizes = {point[axes.index(axis)] for point in usable_traces}
         rests = {size % _MODULUS for size in sizes}
         if len(sizes) < _FEWEST:
             return None
         if axis in lengths and (len(rests) < _FEWEST or len({rest % 2 for rest in rests}) < 2):
             return None
     try:
-        return unite(kept, axes, (1,) * len(axes), fixed, tied=tied)
+        return unite(usable_traces, axes, (1,) * len(axes), fixed_sizes, tied=tied)
     except NotAlikeError:
         return None
     except NoFormulaError as error:

@@ -99,22 +99,22 @@ def find(values: Sequence[int], points: Sequence[Point], basis: Sequence[Exponen
         if count >= len(points):
             raise NoFormulaError(open=True)
         solutions = []
-        for chosen in combinations(range(len(basis)), count):
-            solution = _solve([columns[c] for c in chosen], values)
+        for combination in combinations(range(len(basis)), count):
+            solution = _solve([columns[c] for c in combination], values)
             if solution is not None:
-                solutions.append((chosen, solution))
+                solutions.append((combination, solution))
         if len(solutions) > 1:
             raise NoFormulaError(open=True)
         if solutions:
-            chosen, (numbers, divisor) = solutions[0]
-            if not _tested([columns[c] for c in chosen]):
+            combination, (numbers, divisor) = solutions[0]
+            if not _is_overdetermined([columns[c] for c in combination]):
                 raise NoFormulaError(open=True)
-            terms = tuple((n, basis[c]) for n, c in zip(numbers, chosen, strict=True))
+            terms = tuple((n, basis[c]) for n, c in zip(numbers, combination, strict=True))
             return Formula(terms, divisor)
     raise NoFormulaError(open=False)
 
 
-def _tested(columns: Sequence[Sequence[int]]) -> bool:
+def _is_overdetermined(columns: Sequence[Sequence[int]]) -> bool:
     """Whether each value follows from the others.
 
     One that does not fits whatever it is: that of the only trace at some length, or, where all
@@ -122,7 +122,7 @@ def _tested(columns: Sequence[Sequence[int]]) -> bool:
     """
     rows = list(zip(*columns, strict=True))
     return all(
-        len(_eliminated([*rows[:i], *rows[i + 1 :]], len(columns))) == len(columns)
+        len(_eliminate([*rows[:i], *rows[i + 1 :]], len(columns))) == len(columns)
         for i in range(len(rows))
     )
 
@@ -140,18 +140,18 @@ def _solve(
     """Coefficients over a common divisor, none of them 0; None where the values do not fit."""
     size = len(columns)
     rows = [[*(column[i] for column in columns), value] for i, value in enumerate(values)]
-    pivots = _eliminated(rows, size)
+    pivots = _eliminate(rows, size)
     if len(pivots) < size or size in pivots:
         return None
     # the last row has one column of its own alone: from there on upwards, so has each
-    pivots = _eliminated(reversed(pivots.values()), size)
+    pivots = _eliminate(reversed(pivots.values()), size)
     numbers = [(pivots[lead][size], pivots[lead][lead]) for lead in range(size)]
     divisor = lcm(*(d // gcd(n, d) for n, d in numbers))
     coefficients = tuple(n * divisor // d for n, d in numbers)
     return None if 0 in coefficients else (coefficients, divisor)
 
 
-def _eliminated(rows: Iterable[Sequence[int]], size: int) -> dict[int, list[int]]:
+def _eliminate(rows: Iterable[Sequence[int]], size: int) -> dict[int, list[int]]:
     """Rows that span the same, by their leading column, which is 0 in all rows behind it.
 
     Whole numbers throughout. A leading column at ``size`` is a contradiction, and the last one.

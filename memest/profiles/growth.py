@@ -46,42 +46,42 @@ class Range:
     high: int
     modulus: int
 
-    def inner(self, asked: int) -> list[int]:
-        """Sizes between the ends, spread, the asked one left out.
+    def inner(self, size: int) -> list[int]:
+        """Sizes between the ends, spread, the given one left out.
 
         Among neighbours those are taken whose remainders are new: what is padded to a multiple of
         a few steps must not look alike everywhere.
         """
         count = (self.high - self.low) // self.modulus
-        seen, sizes = [0, count, (asked - self.low) // self.modulus], []
+        steps, sizes = [0, count, (size - self.low) // self.modulus], []
         for share in (1 / 3, 2 / 3, 1 / 2, 1 / 5, 4 / 5):
             aim = round(count * share)
-            near = [k for k in range(max(aim - 6, 1), min(aim + 7, count)) if k not in seen]
+            near = [k for k in range(max(aim - 6, 1), min(aim + 7, count)) if k not in steps]
             if near:
-                chosen = max(near, key=lambda k: (_news(k, seen), -abs(k - aim)))
-                seen.append(chosen)
-                sizes.append(self.low + chosen * self.modulus)
+                step = max(near, key=lambda k: (_news(k, steps), -abs(k - aim)))
+                steps.append(step)
+                sizes.append(self.low + step * self.modulus)
         return sizes
 
 
-def _news(number: int, seen: Sequence[int]) -> list[bool]:
+def _news(number: int, steps: Sequence[int]) -> list[bool]:
     """For divisors that matter, most of all first: whether the remainder is one not yet seen."""
-    return [number % d not in {k % d for k in seen} for d in (2, 3, 4, 8, 5, 7)]
+    return [number % d not in {k % d for k in steps} for d in (2, 3, 4, 8, 5, 7)]
 
 
 def range_of(
     axis: str,
-    asked: int,
+    size: int,
     limit: int | None,
     tokens: int,
     thresholds: Iterable[int] = (),
     multiple: int = 1,
 ) -> Range | None:
-    """The range of one size around the one asked for; None where there is only one.
+    """The range of one size around the given one; None where there is only one.
 
     Args:
         axis: name of the size.
-        asked: the size itself.
+        size: the size asked for.
         limit: the greatest the model takes, None if it names none.
         tokens: of the longest sample: a large batch of long samples takes its time.
         thresholds: lengths above which the model is known to do something else (windows): the
@@ -91,28 +91,28 @@ def range_of(
     if axis == "batch":
         high = next((p for p in _PRIMES if p * tokens**2 <= _MAX_MASK), 5)
         # whoever asks for more will ask for more still
-        return Range(2, high if asked <= high else 2 * asked, 1) if asked >= 2 else None
+        return Range(2, high if size <= high else 2 * size, 1) if size >= 2 else None
     modulus = math.lcm(_MODULI[axis], multiple)
-    low = asked % modulus or modulus
+    low = size % modulus or modulus
     if axis in ("image_size", "audio_ms"):
-        low, high = max(low, asked - 2 * modulus), asked + 3 * modulus
+        low, high = max(low, size - 2 * modulus), size + 3 * modulus
     else:
-        if low < 16 and low < asked:
+        if low < 16 and low < size:
             low += modulus
-        high = max(asked, _LONGEST)
+        high = max(size, _LONGEST)
         # the window's own length may count as either side
-        high = min((t - 1 for t in thresholds if asked < t <= high), default=high)
-        passed = max((t for t in thresholds if t <= asked), default=0)
-        low += max(0, -(-(passed - low) // modulus)) * modulus
+        high = min((t - 1 for t in thresholds if size < t <= high), default=high)
+        threshold_below = max((t for t in thresholds if t <= size), default=0)
+        low += max(0, -(-(threshold_below - low) // modulus)) * modulus
     high = min(high, limit) if limit is not None else high
-    high -= (high - asked) % modulus
+    high -= (high - size) % modulus
     return Range(low, high, modulus) if high - low >= 2 * modulus else None
 
 
 def grow(
-    asked: Mapping[str, int],
+    base_sizes: Mapping[str, int],
     ranges: Mapping[str, Range],
-    known: Mapping[Point, Trace],
+    known_traces: Mapping[Point, Trace],
     trace_at: Callable[[Mapping[str, int]], Trace],
     *,
     tied: bool,
@@ -120,25 +120,28 @@ def grow(
     """The family around a point, None where there is none.
 
     Args:
-        asked: its sizes.
+        base_sizes: its sizes.
         ranges: of the sizes that shall vary.
-        known: traces that are there already, by point on those axes (the asked one among them).
+        known_traces: traces that are there already, by point on those axes (that of
+            ``base_sizes`` among them).
         trace_at: makes a trace; its errors mean that the model does not go there.
         tied: the target is as long as the source.
     """
     axes = tuple(ranges)
-    centre = tuple(asked[axis] for axis in axes)
-    here = known[centre]
-    traces = {p: t for p, t in known.items() if _inside(p, ranges) and alike(t, here)}
+    centre = tuple(base_sizes[axis] for axis in axes)
+    here = known_traces[centre]
+    traces = {p: t for p, t in known_traces.items() if _inside(p, ranges) and alike(t, here)}
     other: set[Point] = set()
-    fixed = {n: v for n, v in asked.items() if n not in axes and not (tied and n == "target_len")}
+    fixed_sizes = {
+        n: v for n, v in base_sizes.items() if n not in axes and not (tied and n == "target_len")
+    }
     moduli = tuple(r.modulus for r in ranges.values())
-    made = 0
+    num_traced = 0
 
     def look_at(point: Point) -> None:
-        nonlocal made
-        made += 1
-        sizes = {**asked, **dict(zip(axes, point, strict=True))}
+        nonlocal num_traced
+        num_traced += 1
+        sizes = {**base_sizes, **dict(zip(axes, point, strict=True))}
         if tied:
             sizes["target_len"] = sizes["seq_len"]
         try:
@@ -157,7 +160,7 @@ def grow(
     # both ends of the range first: a family of neighbours would be asked for more soon
     for end in (queue.popleft(), queue.popleft()):
         for point in (end, *_retreat(centre, end, ranges)):
-            if point not in traces and made < MAX_TRACES:
+            if point not in traces and num_traced < MAX_TRACES:
                 look_at(point)
             if point in traces:
                 break
@@ -167,7 +170,7 @@ def grow(
         missing = next((end for end in _ends(inside) if end not in inside), None)
         if missing is None and _spans(inside, axes):
             try:
-                return unite(inside, axes, moduli, fixed, tied=tied)
+                return unite(inside, axes, moduli, fixed_sizes, tied=tied)
             except NoFormulaError as error:
                 if not error.open:
                     return None
@@ -177,7 +180,7 @@ def grow(
             point = queue.popleft()
             if point not in traces and point not in other:
                 missing = point
-        if missing is None or made >= MAX_TRACES:
+        if missing is None or num_traced >= MAX_TRACES:
             return None
         look_at(missing)
 

@@ -61,23 +61,23 @@ def join_runs(runs: Sequence[Stream]) -> Stream:
     own = cuts[id(first)]
     out = replace(first)
     out.events = array("q", first.events[: own.start])
-    born = 1 + max((v for v in out.events if v >= 0), default=-1)
-    out.sizes = first.sizes[:born]
-    out.places = [0] * born
-    out.categories = bytearray(first.categories[:born])
-    out.modules = array("l", first.modules[:born])
-    out.labels = array("l", first.labels[:born])
+    num_allocs = 1 + max((v for v in out.events if v >= 0), default=-1)
+    out.sizes = first.sizes[:num_allocs]
+    out.places = [0] * num_allocs
+    out.categories = bytearray(first.categories[:num_allocs])
+    out.modules = array("l", first.modules[:num_allocs])
+    out.labels = array("l", first.labels[:num_allocs])
     out.marks = first.marks[: own.first_mark]
     out.mark_positions = first.mark_positions[: own.first_mark]
     out.chains = Chains()
     out.cues = []
     modules, labels = list(first.module_names), list(first.label_names)
     left: Sequence[int] = own.before
-    told = _told(first, own.before)
+    seam = _describe(first, own.before)
     # the first two are there: the first run's own
     for step, run in enumerate(runs[2:], start=3):
         cut = cuts[id(run)]
-        if _told(run, cut.before) != told or _told(run, cut.after) != told:
+        if _describe(run, cut.before) != seam or _describe(run, cut.after) != seam:
             raise TraceError(
                 "Steps with batches of other lengths do not leave the same things behind, so a "
                 "run of both cannot be composed."
@@ -114,7 +114,7 @@ def _alive(run: Stream, stop: int) -> list[int]:
     return list(alive)
 
 
-def _told(run: Stream, numbers: Sequence[int]) -> list[tuple[int, str, str]]:
+def _describe(run: Stream, numbers: Sequence[int]) -> list[tuple[int, str, str]]:
     """What stands at a seam, without sizes."""
     return [
         (run.categories[n], run.module_names[run.modules[n]], run.label_names[run.labels[n]])
@@ -133,8 +133,8 @@ def _append(
 ) -> list[int]:
     """Play the third step of a run at the end of another; returns what it leaves behind."""
     now = dict(zip(cut.before, left, strict=True))
-    places = {name: index for index, name in enumerate(modules)}
-    known = {name: index for index, name in enumerate(labels)}
+    module_places = {name: index for index, name in enumerate(modules)}
+    label_places = {name: index for index, name in enumerate(labels)}
     shift = len(out.events) - cut.start
     for event in run.events[cut.start : cut.stop]:
         if event < 0:
@@ -146,8 +146,8 @@ def _append(
         out.sizes.append(run.sizes[event])
         out.places.append(0)
         out.categories.append(run.categories[event])
-        out.modules.append(_index(run.module_names[run.modules[event]], modules, places))
-        out.labels.append(_index(run.label_names[run.labels[event]], labels, known))
+        out.modules.append(_index(run.module_names[run.modules[event]], modules, module_places))
+        out.labels.append(_index(run.label_names[run.labels[event]], labels, label_places))
     for number in range(cut.first_mark, cut.last_mark):
         mark = run.marks[number]
         out.marks.append(Mark(mark.phase, step, mark.micro_step))
@@ -155,8 +155,8 @@ def _append(
     return [now[number] for number in cut.after]
 
 
-def _index(name: str, names: list[str], known: dict[str, int]) -> int:
-    if name not in known:
-        known[name] = len(names)
+def _index(name: str, names: list[str], places: dict[str, int]) -> int:
+    if name not in places:
+        places[name] = len(names)
         names.append(name)
-    return known[name]
+    return places[name]

@@ -39,10 +39,10 @@ __all__ = [
     "KnownProfiles",
     "StepProfile",
     "asks_for_gpu",
-    "chosen_like",
     "default_stores",
+    "same_kernels",
     "shipped_folder",
-    "shipped_from",
+    "shipped_releases",
     "traces_in",
 ]
 
@@ -153,16 +153,16 @@ class KnownProfiles:
                     continue
                 profile.unread.append(StoredFamily(domain, store, digest, document))
 
-    def take(self, profile: StepProfile, wanted: Callable[[FamilyDomain], bool]) -> None:
-        """Read the families that are wanted and were not read yet."""
-        for stored in list(profile.unread):
-            if not wanted(stored.domain):
+    def take(self, profile: StepProfile, accepts: Callable[[FamilyDomain], bool]) -> None:
+        """Read the families of accepted domains that were not read yet."""
+        for stored_family in list(profile.unread):
+            if not accepts(stored_family.domain):
                 continue
-            profile.unread.remove(stored)
+            profile.unread.remove(stored_family)
             try:
-                family = family_from_json(stored.document.content)
+                family = family_from_json(stored_family.document.content)
             except (BadDocumentError, ValueError):
-                stored.store.forget(stored.digest, stored.document.name)
+                stored_family.store.forget(stored_family.digest, stored_family.document.name)
                 continue
             if _notes_enough(family):
                 profile.families.append(family)
@@ -187,7 +187,7 @@ class KnownProfiles:
         """Keep a family; those it answers for are not needed any more."""
         points = {_point_name(family, point) for point in family.points}
         for old in list(profile.families):
-            if {_point_name(old, p) for p in old.points} <= points and chosen_like(old, family):
+            if {_point_name(old, p) for p in old.points} <= points and same_kernels(old, family):
                 profile.families.remove(old)
                 if profile.key:
                     store = self._own
@@ -215,7 +215,11 @@ class KnownProfiles:
             profile: of the model.
             about: what the evaluation depends on beside the model.
         """
-        family = self.stored(_evaluation_key(profile, about), "evaluation") if profile.key else None
+        family = (
+            self.stored_family(_evaluation_key(profile, about), "evaluation")
+            if profile.key
+            else None
+        )
         return None if family is None else family.at(())
 
     def keep_evaluation(self, profile: StepProfile, about: dict[str, Any], trace: Trace) -> None:
@@ -238,7 +242,7 @@ class KnownProfiles:
         best = None
         for family in profile.families:
             point = family.point_of(sizes)
-            if point is None or not chosen_family(family, point, gpu, profile.setup):
+            if point is None or not takes_kernels(family, point, gpu, profile.setup):
                 continue
             if cues and not family.skeleton.cues:
                 continue
@@ -246,7 +250,7 @@ class KnownProfiles:
                 best = family, point
         return best
 
-    def stored(self, key: dict[str, Any], prefix: str) -> Family | None:
+    def stored_family(self, key: dict[str, Any], prefix: str) -> Family | None:
         """The updates, or the evaluation, that are kept under a key."""
         for store in self._stores:
             name = _digest_in(store, key)
@@ -291,7 +295,7 @@ def _tracing_with(key: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(("torch", "transformers", *chain.from_iterable(parts))))
 
 
-def shipped_from(key: Mapping[str, Any]) -> dict[str, str]:
+def shipped_releases(key: Mapping[str, Any]) -> dict[str, str]:
     """The releases that traced what comes with the package of a key, where one is missing here.
 
     Args:
@@ -304,24 +308,27 @@ def shipped_from(key: Mapping[str, Any]) -> dict[str, str]:
     packages = _tracing_with(key) if key else ()
     if all(map(release, packages)):
         return {}
-    shipped = _shipped_software()
-    return {name: release(name) or shipped.get(name, "unknown") for name in packages}
+    shipped_software = _shipped_software()
+    return {name: release(name) or shipped_software.get(name, "unknown") for name in packages}
 
 
 def _full_key(store: Store, key: dict[str, Any]) -> dict[str, Any]:
     """The key with the software that traces, as a store tells its documents apart."""
-    installed = {name: release(name) for name in _tracing_with(key)}
+    installed_releases = {name: release(name) for name in _tracing_with(key)}
     if store.shipped:
         # these are checked against the code when the package is made
-        shipped = _shipped_software()
-        return {**key, **{name: own or shipped.get(name) for name, own in installed.items()}}
+        shipped_software = _shipped_software()
+        return {
+            **key,
+            **{name: own or shipped_software.get(name) for name, own in installed_releases.items()},
+        }
     return {
         **key,
         # what other code traced is not believed
         "code": tracing(),
         # releases that write documents otherwise share the folder, and no document
         "format": [VERSION, FORMAT],
-        **installed,
+        **installed_releases,
     }
 
 
@@ -329,7 +336,7 @@ def _digest_in(store: Store, key: dict[str, Any]) -> str:
     return digest_of(_full_key(store, key))
 
 
-def chosen_family(family: Family, point: Point, gpu: GpuTraits, setup: Setup) -> bool:
+def takes_kernels(family: Family, point: Point, gpu: GpuTraits, setup: Setup) -> bool:
     """Whether a GPU takes the attention kernels that the family has."""
     if not family.skeleton.attention_choices:
         return True
@@ -343,7 +350,7 @@ def chosen_family(family: Family, point: Point, gpu: GpuTraits, setup: Setup) ->
     )
 
 
-def chosen_like(one: Family, other: Family) -> bool:
+def same_kernels(one: Family, other: Family) -> bool:
     """Whether two families have the same attention kernels."""
     return [k for _, k in one.skeleton.attention_choices] == [
         k for _, k in other.skeleton.attention_choices
@@ -362,7 +369,9 @@ def _point_name(family: Family, point: Point) -> str:
 def _family_name(family: Family) -> str:
     """A name that says what it is for; the digest keeps different kernels apart."""
     kinds = [kind for _, kind in family.skeleton.attention_choices]
-    sizes = sorted({**family.fixed, **{a: list(family.points[0]) for a in family.axes}}.items())
+    sizes = sorted(
+        {**family.fixed_sizes, **{a: list(family.points[0]) for a in family.axes}}.items()
+    )
     mark = digest_of([family.axes, sizes, kinds, family.tied])[:12]
     return f"steps-{'-'.join(family.axes) or 'point'}-{mark}"
 

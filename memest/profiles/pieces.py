@@ -30,7 +30,7 @@ from memest.events import (
     Trace,
 )
 
-__all__ = ["MAX_REPEATS", "JoinedTraces", "Pieces", "Span", "join", "paired", "splice"]
+__all__ = ["MAX_REPEATS", "JoinedTraces", "Pieces", "Span", "join", "pair_up", "splice"]
 
 MAX_REPEATS = 3
 """Repetitions of a micro-step that are played. The allocator is deterministic: once a repetition
@@ -92,22 +92,22 @@ def splice(micro_steps: Trace, updates: Trace | None, place_offset: int = 0) -> 
             out.events.extend(both.events[behind + start : behind + stop])
             moves.append((seam.position, moves[-1][1] + stop - start))
     out.events.extend(micro_steps.events[last:])
-    out.cues = sorted([*_moved(micro_steps.cues, moves), *more], key=lambda cue: cue.position)
+    out.cues = sorted([*_shift_cues(micro_steps.cues, moves), *more], key=lambda cue: cue.position)
     return out
 
 
 def _check_kept(updates: Trace, begin: int, spans: Iterable[Span]) -> None:
-    """Refuse an optimizer that lets go of what it was given, which is made before ``begin``."""
-    given = {value >> 2 for value in updates.events[:begin] if value & 3 == ALLOC}
+    """Refuse an optimizer that lets go of its inputs, which are made before ``begin``."""
+    inputs = {value >> 2 for value in updates.events[:begin] if value & 3 == ALLOC}
     for span in spans:
-        if any(v & 3 == FREE and v >> 2 in given for v in updates.events[slice(*span)]):
+        if any(v & 3 == FREE and v >> 2 in inputs for v in updates.events[slice(*span)]):
             raise TraceError(
                 "The optimizer lets go of weights or gradients during its step, which memest "
                 "cannot compose. Please report it with the output of `memest env`."
             )
 
 
-def _moved(cues: list[Cue], moves: list[tuple[int, int]]) -> list[Cue]:
+def _shift_cues(cues: list[Cue], moves: list[tuple[int, int]]) -> list[Cue]:
     """Cues where they are after others were put between the events.
 
     Args:
@@ -158,24 +158,24 @@ def join(traces: list[Trace]) -> JoinedTraces:
         }
         out.first_events.append(len(into.events))
         out.first_allocations.append(len(into.sizes))
-        names = [modules.setdefault(name, len(modules)) for name in trace.module_names]
-        made = [ops.setdefault(name, len(ops)) for name in trace.op_names]
-        out.first_modules.append(names)
+        module_indices = [modules.setdefault(name, len(modules)) for name in trace.module_names]
+        op_indices = [ops.setdefault(name, len(ops)) for name in trace.op_names]
+        out.first_modules.append(module_indices)
         calls = len(into.calls)
         into.events.extend((((v >> 2) + offsets[v & 3]) << 2) | (v & 3) for v in trace.events)
         into.sizes.extend(trace.sizes)
         into.categories.extend(trace.categories)
-        into.modules.extend(names[number] for number in trace.modules)
-        into.ops.extend(made[number] for number in trace.ops)
+        into.modules.extend(module_indices[number] for number in trace.modules)
+        into.ops.extend(op_indices[number] for number in trace.ops)
         into.call_of_site.extend(call + calls for call in trace.call_of_site)
-        into.site_modules.extend(names[number] for number in trace.site_modules)
+        into.site_modules.extend(module_indices[number] for number in trace.site_modules)
         into.calls.extend(trace.calls)
         into.marks.extend(trace.marks)
         into.cues.extend(
             replace(
                 cue,
                 position=cue.position + out.first_events[-1],
-                index=names[cue.index] if cue.kind in OF_MODULES else cue.index,
+                index=module_indices[cue.index] if cue.kind in OF_MODULES else cue.index,
                 allocation=cue.allocation + (offsets[ALLOC] if cue.allocation >= 0 else 0),
             )
             for cue in trace.cues
@@ -200,18 +200,18 @@ class Pieces:
         slots: allocations that one micro-step leaves and the next drops, the same one in each
             row: as the first micro-step of step 1 leaves it, as the second does, as the first of
             step 2 does.
-        inherited: (dropped by the second step, left by it for the next).
+        inheritance: (dropped by the second step, left by it for the next).
         totals: the running count of labels, as ``slots``; empty where none is kept.
         samples: tensors of a prefetched batch: first and second of step 1, first of step 2.
-        added: what the micro-step of each of them puts into it.
+        additions: what the micro-step of each batch puts into it.
     """
 
     trace: Trace
     slots: list[tuple[int, int, int]] = field(default_factory=list)
-    inherited: list[tuple[int, int]] = field(default_factory=list)
+    inheritance: list[tuple[int, int]] = field(default_factory=list)
     totals: list[tuple[int, int, int]] = field(default_factory=list)
     samples: tuple[list[int], list[int], list[int]] = ([], [], [])
-    added: tuple[list[int], list[int], list[int]] = ([], [], [])
+    additions: tuple[list[int], list[int], list[int]] = ([], [], [])
     _at: dict[tuple[SeamKind, int, int], int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -220,13 +220,13 @@ class Pieces:
             raise ValueError(f"a trace of {self.trace.micro_steps} micro-steps has no pieces")
         if self.prefetches:
             self.samples = (
-                list(self._born(self.piece(SeamKind.SAMPLE, 1, 1))),
-                list(self._born(self.piece(SeamKind.SAMPLE, 1, 2))) if self.repeats else [],
-                list(self._born(self.piece(SeamKind.SAMPLE, 2, 1))),
+                list(self._allocations(self.piece(SeamKind.SAMPLE, 1, 1))),
+                list(self._allocations(self.piece(SeamKind.SAMPLE, 1, 2))) if self.repeats else [],
+                list(self._allocations(self.piece(SeamKind.SAMPLE, 2, 1))),
             )
         if self.repeats:
             if self.prefetches:
-                self._match_added()
+                self._match_additions()
             self._match_micro_steps()
         self._match_steps()
 
@@ -277,97 +277,103 @@ class Pieces:
 
     # -- what passes between them
 
-    def _born(self, span: Span) -> Iterator[int]:
+    def _allocations(self, span: Span) -> Iterator[int]:
         return (v >> 2 for v in self.trace.events[slice(*span)] if v & 3 == ALLOC)
 
-    def _freed(self, span: Span) -> Iterator[int]:
+    def _frees(self, span: Span) -> Iterator[int]:
         return (v >> 2 for v in self.trace.events[slice(*span)] if v & 3 == FREE)
 
-    def _left(self, span: Span) -> list[int]:
-        freed = set(self._freed(span))
-        return [index for index in self._born(span) if index not in freed]
+    def _survivors(self, span: Span) -> list[int]:
+        frees = set(self._frees(span))
+        return [index for index in self._allocations(span) if index not in frees]
 
-    def _dropped(self, span: Span) -> list[int]:
-        born = set(self._born(span))
-        return sorted(index for index in self._freed(span) if index not in born)
+    def _inherited_frees(self, span: Span) -> list[int]:
+        own = set(self._allocations(span))
+        return sorted(index for index in self._frees(span) if index not in own)
 
-    def _match_added(self) -> None:
+    def _match_additions(self) -> None:
         """What a micro-step puts into its batch goes with it, when the next batches are there."""
-        trace, sampled = self.trace, self._of_batches()
-        released = set(self._freed(self.piece(SeamKind.FETCHED, 2)))
-        first = [i for i in self._left(self.piece(SeamKind.MICRO_STEP, 1, 1)) if i in released]
-        others = (self._left(self.piece(SeamKind.MICRO_STEP, *at)) for at in ((1, 2), (2, 1)))
-        second, again = (_found(trace, first, left, sampled) for left in others)
-        self.added = first, second, again
+        trace, batch_tensors = self.trace, self._of_batches()
+        releases = set(self._frees(self.piece(SeamKind.FETCHED, 2)))
+        first = [i for i in self._survivors(self.piece(SeamKind.MICRO_STEP, 1, 1)) if i in releases]
+        others = (self._survivors(self.piece(SeamKind.MICRO_STEP, *at)) for at in ((1, 2), (2, 1)))
+        second, again = (
+            _counterparts(trace, first, survivors, batch_tensors) for survivors in others
+        )
+        self.additions = first, second, again
 
     def _of_batches(self) -> set[int]:
         """All that lives as long as a prefetched batch does."""
-        return {index for group in (*self.samples, *self.added) for index in group}
+        return {index for group in (*self.samples, *self.additions) for index in group}
 
     def _match_micro_steps(self) -> None:
         """What every micro-step takes over from the one before it."""
         trace, later = self.trace, self.piece(SeamKind.MICRO_STEP, 1, 2)
-        sampled = self._of_batches()
-        dropped = [i for i in self._dropped(later) if i not in sampled]
-        left = [i for i in self._left(later) if i not in sampled]
-        pairs = paired(trace, dropped, left)
-        again = _found(trace, dropped, self._left(self.piece(SeamKind.MICRO_STEP, 2, 1)), sampled)
+        batch_tensors = self._of_batches()
+        old = [i for i in self._inherited_frees(later) if i not in batch_tensors]
+        new = [i for i in self._survivors(later) if i not in batch_tensors]
+        pairs = pair_up(trace, old, new)
+        again = _counterparts(
+            trace, old, self._survivors(self.piece(SeamKind.MICRO_STEP, 2, 1)), batch_tensors
+        )
         self.slots = [(d, n, a) for (d, n), a in zip(pairs, again, strict=True)]
         if self.counts:
-            counted = self.piece(SeamKind.COUNT, 1, 2)
-            earlier = self._dropped(counted)
-            total = paired(trace, earlier, self._left(counted))
-            again = self._left(self.piece(SeamKind.COUNT, 2, 1))
-            first = _found(trace, earlier, again, set())
+            count_span = self.piece(SeamKind.COUNT, 1, 2)
+            earlier = self._inherited_frees(count_span)
+            total = pair_up(trace, earlier, self._survivors(count_span))
+            again = self._survivors(self.piece(SeamKind.COUNT, 2, 1))
+            first = _counterparts(trace, earlier, again, set())
             self.totals = [(d, n, a) for (d, n), a in zip(total, first, strict=True)]
 
     def _match_steps(self) -> None:
         """What the second step takes over from the first, the third from the second."""
         span = self.position(SeamKind.STEP, 2), self.position(SeamKind.END, 2)
-        passed = self._of_batches()
+        matches = self._of_batches()
         for first, later, again in (*self.slots, *self.totals):
-            passed.update((first, later, again))
-        dropped = [i for i in self._dropped(span) if i not in passed]
-        left = [i for i in self._left(span) if i not in passed]
-        self.inherited = paired(self.trace, dropped, left)
+            matches.update((first, later, again))
+        old = [i for i in self._inherited_frees(span) if i not in matches]
+        new = [i for i in self._survivors(span) if i not in matches]
+        self.inheritance = pair_up(self.trace, old, new)
 
 
 def _key(trace: Trace, index: int) -> tuple[int, int, int]:
     return trace.sizes[index], trace.ops[index], trace.modules[index]
 
 
-def paired(trace: Trace, dropped: list[int], left: list[int]) -> list[tuple[int, int]]:
-    """What a repeated part drops, each with what it leaves behind in its place.
+def pair_up(trace: Trace, old: list[int], new: list[int]) -> list[tuple[int, int]]:
+    """Each old allocation that a repeated part drops, with the new one left in its place.
 
     Raises:
         TraceError: the part does not return to the state it began in, so it cannot be repeated.
     """
     places: dict[tuple[int, int, int], list[int]] = {}
-    for index in reversed(left):
+    for index in reversed(new):
         places.setdefault(_key(trace, index), []).append(index)
-    taken: dict[int, int] = {}
-    for index in dropped:
+    partners: dict[int, int] = {}
+    for index in old:
         if candidates := places.get(_key(trace, index)):
-            taken[index] = candidates.pop()
+            partners[index] = candidates.pop()
     # what the first update made with one operator, later ones may make with another
     by_size: dict[int, list[int]] = {}
-    for index in sorted(set(left) - set(taken.values()), reverse=True):
+    for index in sorted(set(new) - set(partners.values()), reverse=True):
         by_size.setdefault(trace.sizes[index], []).append(index)
-    for index in dropped:
-        if index not in taken and (candidates := by_size.get(trace.sizes[index])):
-            taken[index] = candidates.pop()
-    pairs = [(index, taken[index]) for index in dropped if index in taken]
-    if len(pairs) != len(dropped) or len(pairs) != len(left):
+    for index in old:
+        if index not in partners and (candidates := by_size.get(trace.sizes[index])):
+            partners[index] = candidates.pop()
+    pairs = [(index, partners[index]) for index in old if index in partners]
+    if len(pairs) != len(old) or len(pairs) != len(new):
         raise TraceError(
             "The training step does not return to the state it began in: memory grows from step "
-            f"to step ({len(left)} allocations left behind, {len(dropped)} dropped). Something in "
+            f"to step ({len(new)} allocations left behind, {len(old)} dropped). Something in "
             "the model keeps tensors of earlier steps."
         )
     return pairs
 
 
-def _found(trace: Trace, wanted: list[int], left: list[int], besides: set[int]) -> list[int]:
-    """The same allocations among what another piece leaves, in the order of ``wanted``.
+def _counterparts(
+    trace: Trace, originals: list[int], left: list[int], besides: set[int]
+) -> list[int]:
+    """The same allocations among what another piece leaves, in the order of ``originals``.
 
     Raises:
         TraceError: it leaves others.
@@ -376,7 +382,7 @@ def _found(trace: Trace, wanted: list[int], left: list[int], besides: set[int]) 
     for index in reversed([i for i in left if i not in besides]):
         places.setdefault(_key(trace, index), []).append(index)
     try:
-        return [places[_key(trace, index)].pop() for index in wanted]
+        return [places[_key(trace, index)].pop() for index in originals]
     except (KeyError, IndexError):
         raise TraceError(
             "The first micro-step of a later step leaves other tensors behind than that of the "

@@ -64,14 +64,14 @@ class StagePieces:
     def load(self) -> Span:
         """The weights of the stage."""
         stop = next(s.position for s in self.trace.seams if s.kind is SeamKind.OPTIMIZER_MADE)
-        return self._moved((0, stop))
+        return self._joint_span((0, stop))
 
     def piece(self, work: str, number: int) -> Span:
         """Work on one of the traced micro-batches."""
         start, end = (self._at[piece_seam(number, place)] for place in _PLACES[work])
-        return self._moved((start, end))
+        return self._joint_span((start, end))
 
-    def computed(self, number: int) -> int:
+    def output_position(self, number: int) -> int:
         """Where the output of a micro-batch is there, and its loss is not."""
         return self.event + next(
             cue.position
@@ -82,7 +82,7 @@ class StagePieces:
     @property
     def region_end(self) -> Span:
         """What the end of an autocast region lets go of."""
-        return self._moved((self._at[REGION_END], self._at[STAGE_END]))
+        return self._joint_span((self._at[REGION_END], self._at[STAGE_END]))
 
     @property
     def casts_again(self) -> int:
@@ -98,17 +98,19 @@ class StagePieces:
         """What the first micro-batch leaves in ``.grad``, in the order of the parameters."""
         return [a for (kind, _), a in sorted(self._cues.items()) if kind is CueKind.KEPT_GRADIENT]
 
-    def born(self, span: Span, joined: Trace) -> list[int]:
+    def allocations(self, span: Span, joined_trace: Trace) -> list[int]:
         """The allocations that a piece makes."""
-        return [v >> 2 for v in joined.events[slice(*span)] if v & 3 == ALLOC]
+        return [v >> 2 for v in joined_trace.events[slice(*span)] if v & 3 == ALLOC]
 
-    def _moved(self, span: Span) -> Span:
+    def _joint_span(self, span: Span) -> Span:
         return span[0] + self.event, span[1] + self.event
 
 
-def with_places(joined: JoinedTraces) -> tuple[Trace, list[int]]:
+def with_places(joined_traces: JoinedTraces) -> tuple[Trace, list[int]]:
     """The joined trace with places in a table for sizes, and the table."""
     places: dict[int, int] = {}
-    numbered = replace(joined.trace)
-    numbered.sizes = [places.setdefault(size, len(places)) for size in joined.trace.sizes]
-    return numbered, list(places)
+    numbered_trace = replace(joined_traces.trace)
+    numbered_trace.sizes = [
+        places.setdefault(size, len(places)) for size in joined_traces.trace.sizes
+    ]
+    return numbered_trace, list(places)

@@ -52,28 +52,31 @@ class Program:
             grad_accum: micro-steps of each.
             cues: say where wrappers of the model act.
         """
-        numbers, hidden = self.numbers_at(point, gpu)
-        course = self.course(shape_of(hidden), num_steps, grad_accum, cues=cues)
-        table = [*numbers, *(h.nbytes for workspaces in hidden for h in workspaces)]
+        numbers, call_workspaces = self.numbers_at(point, gpu)
+        course = self.course(shape_of(call_workspaces), num_steps, grad_accum, cues=cues)
+        table = [*numbers, *(w.nbytes for workspaces in call_workspaces for w in workspaces)]
         sizes = list(map(table.__getitem__, course.places))
-        return Stream.of(course, sizes, slack_of(hidden))
+        return Stream.of(course, sizes, slack_of(call_workspaces))
 
     def numbers_at(
         self, point: Point, gpu: GpuTraits
     ) -> tuple[list[int], list[tuple[Workspace, ...]]]:
         """The sizes of all places of the trace, and the workspaces of all its calls."""
-        known = self._last
-        if known is None or known[0] != point:
+        last = self._last
+        if last is None or last[0] != point:
             numbers = self.micro_steps.numbers_at(point)
             calls = [*self.micro_steps.calls_at(numbers), *self._later_calls]
             # the same point is asked for many GPUs
-            known = self._last = point, [*numbers, *self._later], calls
-        return known[1], [workspaces_of(call, gpu) for call in known[2]]
+            last = self._last = point, [*numbers, *self._later], calls
+        return last[1], [workspaces_of(call, gpu) for call in last[2]]
 
     def full_course(self, point: Point, gpu: GpuTraits, num_steps: int, grad_accum: int) -> Course:
         """The course with every workspace, those that need no bytes at this point included."""
-        _, hidden = self.numbers_at(point, gpu)
-        shape = tuple(tuple(replace(h, nbytes=1, high_nbytes=None) for h in f) for f in hidden)
+        _, call_workspaces = self.numbers_at(point, gpu)
+        shape = tuple(
+            tuple(replace(w, nbytes=1, high_nbytes=None) for w in workspaces)
+            for workspaces in call_workspaces
+        )
         return self.course(shape, num_steps, grad_accum)
 
     def trace_at(self, point: Point) -> Trace:

@@ -30,9 +30,9 @@ def asked_sizes(setup: Any) -> NamedSizes:
 
 def milliseconds(seconds: float) -> int | None:
     """Whole milliseconds, None where it takes a fraction of one."""
-    scaled = seconds * 1000
-    whole = round(scaled)
-    return whole if abs(scaled - whole) < 1e-9 and whole < _MAX_MS else None
+    exact = seconds * 1000
+    whole = round(exact)
+    return whole if abs(exact - whole) < 1e-9 and whole < _MAX_MS else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +40,11 @@ class SizeAnswer:
     """What a model makes of sizes.
 
     Attributes:
-        taken: the sizes that its batch has, by field of the setup.
+        batch_sizes: the sizes that its batch has, by field of the setup.
         notes: what there is to say.
     """
 
-    taken: Mapping[str, Any]
+    batch_sizes: Mapping[str, Any]
     notes: tuple[str, ...]
 
 
@@ -57,7 +57,7 @@ class Rule:
         lows: the least of each that was tried.
         highs: the greatest.
         moduli: sizes keep the remainder of ``lows`` by these.
-        taken: the sizes taken, each with its formula; audio in milliseconds.
+        size_formulas: the sizes taken, each with its formula; audio in milliseconds.
         texts: the notes, with ``{}`` for every number.
         numbers: formulas of those numbers, for each note.
     """
@@ -66,7 +66,7 @@ class Rule:
     lows: tuple[int, ...]
     highs: tuple[int, ...]
     moduli: tuple[int, ...]
-    taken: tuple[tuple[str, Formula], ...]
+    size_formulas: tuple[tuple[str, Formula], ...]
     texts: tuple[str, ...]
     numbers: tuple[tuple[Formula, ...], ...]
 
@@ -76,8 +76,8 @@ class Rule:
             if not low <= size <= high or (size - low) % modulus:
                 return None
         try:
-            taken: dict[str, Any] = {
-                name: _field(name, formula.at(point)) for name, formula in self.taken
+            batch_sizes: dict[str, Any] = {
+                name: _field(name, formula.at(point)) for name, formula in self.size_formulas
             }
             notes = tuple(
                 text.format(*(formula.at(point) for formula in formulas))
@@ -85,7 +85,7 @@ class Rule:
             )
         except NoFormulaError:
             return None
-        return SizeAnswer(taken, notes)
+        return SizeAnswer(batch_sizes, notes)
 
 
 @dataclass(slots=True)
@@ -100,12 +100,12 @@ class Sizing:
     exact: dict[NamedSizes, SizeAnswer] = field(default_factory=dict)
     rules: list[Rule] = field(default_factory=list)
 
-    def find(self, asked: NamedSizes) -> SizeAnswer | None:
+    def find(self, sizes: NamedSizes) -> SizeAnswer | None:
         """The answer for sizes, None where the model must be asked."""
-        known = self.exact.get(asked)
-        if known is not None:
-            return known
-        names, point = _as_point(asked)
+        exact_answer = self.exact.get(sizes)
+        if exact_answer is not None:
+            return exact_answer
+        names, point = _as_point(sizes)
         if point is None:
             return None
         for rule in self.rules:
@@ -131,10 +131,10 @@ class Sizing:
         return rule is not None
 
 
-def _as_point(asked: NamedSizes) -> tuple[tuple[str, ...], tuple[int, ...] | None]:
-    names = tuple(name for name, _ in asked)
+def _as_point(sizes: NamedSizes) -> tuple[tuple[str, ...], tuple[int, ...] | None]:
+    names = tuple(name for name, _ in sizes)
     point = []
-    for name, value in asked:
+    for name, value in sizes:
         whole = milliseconds(value) if name == "audio_seconds" else int(value)
         if whole is None:
             return names, None
@@ -149,27 +149,30 @@ def _field(name: str, value: int) -> float:
 def _rule(answers: Mapping[NamedSizes, SizeAnswer], moduli: Mapping[str, int]) -> Rule | None:
     points = []
     names: tuple[str, ...] = ()
-    for asked in answers:
-        names, point = _as_point(asked)
+    for sizes in answers:
+        names, point = _as_point(sizes)
         if point is None:
             return None
         points.append(point)
     if len(points) < 3 or not names:
         return None
-    given = list(answers.values())
-    first = given[0]
-    texts = tuple(_escaped(note) for note in first.notes)
-    if any(tuple(_escaped(n) for n in a.notes) != texts for a in given):
+    answer_list = list(answers.values())
+    first = answer_list[0]
+    texts = tuple(_escape(note) for note in first.notes)
+    if any(tuple(_escape(n) for n in a.notes) != texts for a in answer_list):
         return None
-    if any(list(a.taken) != list(first.taken) for a in given):
+    if any(list(a.batch_sizes) != list(first.batch_sizes) for a in answer_list):
         return None
     basis = monomials([1] * len(names))
     try:
-        taken = tuple((name, find(_numbers_of(name, given), points, basis)) for name in first.taken)
+        size_formulas = tuple(
+            (name, find(_numbers_of(name, answer_list), points, basis))
+            for name in first.batch_sizes
+        )
         numbers = tuple(
             tuple(
                 find(values, points, basis)
-                for values in zip(*(_integers(a.notes[i]) for a in given), strict=True)
+                for values in zip(*(_integers(a.notes[i]) for a in answer_list), strict=True)
             )
             for i in range(len(texts))
         )
@@ -181,14 +184,14 @@ def _rule(answers: Mapping[NamedSizes, SizeAnswer], moduli: Mapping[str, int]) -
         tuple(map(min, columns)),
         tuple(map(max, columns)),
         tuple(moduli.get(name, 1) for name in names),
-        taken,
+        size_formulas,
         texts,
         numbers,
     )
 
 
 def _numbers_of(name: str, answers: Sequence[SizeAnswer]) -> list[int]:
-    values = [a.taken[name] for a in answers]
+    values = [a.batch_sizes[name] for a in answers]
     if name != "audio_seconds":
         return [int(v) for v in values]
     whole = [milliseconds(v) for v in values]
@@ -197,7 +200,7 @@ def _numbers_of(name: str, answers: Sequence[SizeAnswer]) -> list[int]:
     return [v for v in whole if v is not None]
 
 
-def _escaped(note: str) -> str:
+def _escape(note: str) -> str:
     return _NUMBER.sub("{}", note.replace("{", "{{").replace("}", "}}"))
 
 

@@ -113,37 +113,37 @@ class Stream(Course):
         sizes: requested bytes of each number.
         workspace_slack_bytes: how much larger the largest single workspace may be than assumed.
         on_streams: CUDA stream of each number; empty where all are on the default one.
-        emptied: events in front of which the allocator's cache is emptied.
+        empty_cache_at: events in front of which the allocator's cache is emptied.
     """
 
     sizes: list[int] = field(default_factory=list)
     workspace_slack_bytes: int = 0
     on_streams: bytes = b""
-    emptied: tuple[int, ...] = ()
+    empty_cache_at: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, course: Course, sizes: list[int], slack: int) -> Stream:
         """Fill in the sizes."""
-        laid_out = {each.name: getattr(course, each.name) for each in fields(Course)}
-        return cls(**laid_out, sizes=sizes, workspace_slack_bytes=slack)
+        course_fields = {each.name: getattr(course, each.name) for each in fields(Course)}
+        return cls(**course_fields, sizes=sizes, workspace_slack_bytes=slack)
 
 
-def shape_of(hidden: Sequence[tuple[Workspace, ...]]) -> Shape:
+def shape_of(call_workspaces: Sequence[tuple[Workspace, ...]]) -> Shape:
     """Which workspaces there are, whatever their sizes."""
     return tuple(
-        tuple(replace(h, nbytes=1 if h.nbytes > 0 else 0, high_nbytes=None) for h in workspaces)
-        for workspaces in hidden
+        tuple(replace(w, nbytes=1 if w.nbytes > 0 else 0, high_nbytes=None) for w in workspaces)
+        for workspaces in call_workspaces
     )
 
 
-def slack_of(hidden: Sequence[tuple[Workspace, ...]]) -> int:
+def slack_of(call_workspaces: Sequence[tuple[Workspace, ...]]) -> int:
     """How much larger the largest single workspace may be than assumed, in bytes."""
     return max(
         (
-            h.high_nbytes - h.nbytes
-            for workspaces in hidden
-            for h in workspaces
-            if h.high_nbytes is not None
+            w.high_nbytes - w.nbytes
+            for workspaces in call_workspaces
+            for w in workspaces
+            if w.high_nbytes is not None
         ),
         default=0,
     )
@@ -200,22 +200,22 @@ def make_stream(
     Raises:
         TraceError: a step that cannot be repeated.
     """
-    hidden = [workspaces_of(call, gpu) for call in trace.calls]
+    call_workspaces = [workspaces_of(call, gpu) for call in trace.calls]
     whole = trace.micro_steps == (grad_accum,) * num_steps
     places: dict[int, int] = {}
-    numbered = replace(trace)
-    numbered.sizes = [places.setdefault(size, len(places)) for size in trace.sizes]
+    numbered_trace = replace(trace)
+    numbered_trace.sizes = [places.setdefault(size, len(places)) for size in trace.sizes]
     course = lay_out(
-        numbered,
-        shape_of(hidden),
+        numbered_trace,
+        shape_of(call_workspaces),
         len(places),
         num_steps=num_steps,
         grad_accum=grad_accum,
-        pieces=None if whole else Pieces(numbered),
+        pieces=None if whole else Pieces(numbered_trace),
         cues=cues,
     )
-    table = [*places, *(h.nbytes for workspaces in hidden for h in workspaces)]
-    return Stream.of(course, [table[place] for place in course.places], slack_of(hidden))
+    table = [*places, *(w.nbytes for workspaces in call_workspaces for w in workspaces)]
+    return Stream.of(course, [table[place] for place in course.places], slack_of(call_workspaces))
 
 
 class _Run:
@@ -247,19 +247,19 @@ class _Run:
         player.bind_row(pieces.slots, which)
         self._keep(0, which)
         # batches that are added to grow with every micro-step: none is like the one before
-        played = count if pieces.added[0] else min(count, MAX_REPEATS + 1)
-        for number in range(2, played + 1):
-            last = number == played
+        num_played = count if pieces.additions[0] else min(count, MAX_REPEATS + 1)
+        for number in range(2, num_played + 1):
+            last = number == num_played
             player.play(pieces.piece(SeamKind.MICRO_STEP, 1, 2), step, count if last else number)
             player.bind_row(pieces.slots, 1)
             self._keep(number - 1, 1)
         player.play(pieces.ending(source), step, count)
         if source == 2:
-            player.bind(pieces.inherited)
+            player.bind(pieces.inheritance)
 
     def _keep(self, place: int, which: int) -> None:
         """What a micro-step put into its batch belongs to it now."""
-        for index in self._pieces.added[which]:
+        for index in self._pieces.additions[which]:
             number = self._player.number_of(index)
             assert number is not None
             self._samples[place].append(number)
@@ -279,7 +279,7 @@ class _Run:
                 player.bind_row(pieces.totals, 1)
             player.play(pieces.piece(SeamKind.COUNTED, source), step, 0)
         # a list lets go of its last item first; the very last is still bound to the loop's name
-        first, second, _ = (s + a for s, a in zip(pieces.samples, pieces.added, strict=True))
+        first, second, _ = (s + a for s, a in zip(pieces.samples, pieces.additions, strict=True))
         for sample in reversed(old[:-1]):
             player.assign(first, sample)
             player.play(pieces.piece(SeamKind.FETCHED, 2), step, 0)
@@ -306,10 +306,10 @@ class Player:
         self._now: dict[int, int] = {}
         self._persistent: set[tuple[str, ...]] = set(persistent)
         self._label_index: dict[str, int] = {}
-        self._settled = 0
-        self.held: set[int] = set()
+        self._outputs_start = 0
+        self.held_numbers: set[int] = set()
         """Numbers that somebody beside the pieces holds: their frees are not played."""
-        self.gone: set[int] = set()
+        self.released_numbers: set[int] = set()
         """Those of them that the pieces have let go of."""
         self._chains: dict[tuple[Span, int, int], Chain] = {}
         self._first_place = list(
@@ -326,11 +326,11 @@ class Player:
         return [chain for chain in self._chains.values() if len(chain.parts) > 1]
 
     def bind(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """What a repeated part drops is what its predecessor left behind."""
+        """What a repeated part drops (old) is what its predecessor left behind (new)."""
         now = self._now
-        moved = [(dropped, now[left]) for dropped, left in pairs]
-        for dropped, number in moved:
-            now[dropped] = number
+        moves = [(old, now[new]) for old, new in pairs]
+        for old, number in moves:
+            now[old] = number
 
     def bind_row(self, rows: Sequence[tuple[int, int, int]], source: int) -> None:
         """All allocations of a row are the one that was just made."""
@@ -360,23 +360,27 @@ class Player:
             The numbers allocated, workspaces not among them.
         """
         events, places = self._course.events, self._course.places
-        made: list[int] = []
+        allocations: list[int] = []
         begin, number_before = len(events), len(places)
-        carried: list[int] = []
+        inherited_frees: list[int] = []
         start = span[0]
         for cue in self._cues_of(span):
-            self._play_events((start, cue.position), step, micro_step, made, carried, number_before)
+            self._play_events(
+                (start, cue.position), step, micro_step, allocations, inherited_frees, number_before
+            )
             number = self._now.get(cue.allocation, -1)
             self._course.cues.append(
                 PlacedCue(len(events), len(self._course.marks), cue.kind, cue.index, number)
             )
             start = cue.position
-        self._play_events((start, span[1]), step, micro_step, made, carried, number_before)
+        self._play_events(
+            (start, span[1]), step, micro_step, allocations, inherited_frees, number_before
+        )
         length, count = len(events) - begin, len(places) - number_before
         if length >= _WORTH_SKIPPING:
             chain = self._chains.setdefault((span, length, count), Chain(length, count))
-            chain.parts.append(Part(begin, number_before, tuple(carried)))
-        return made
+            chain.parts.append(Part(begin, number_before, tuple(inherited_frees)))
+        return allocations
 
     def _cues_of(self, span: Span) -> Sequence[Cue]:
         """Those behind its first event, up to its end: what is at a seam belongs to what it ends.
@@ -391,11 +395,11 @@ class Player:
         span: Span,
         step: int | None,
         micro_step: int | None,
-        made: list[int],
-        carried: list[int],
+        allocations: list[int],
+        inherited_frees: list[int],
         number_before: int,
     ) -> None:
-        """Append some events of a piece; ``made`` and ``carried`` are filled in."""
+        """Append some events of a piece; ``allocations`` and ``inherited_frees`` are filled in."""
         trace, course, now = self._trace, self._course, self._now
         events, places = course.events, course.places
         append = events.append
@@ -404,7 +408,7 @@ class Player:
             kind, index = value & 3, value >> 2
             if kind == ALLOC:
                 number = now[index] = len(places)
-                made.append(number)
+                allocations.append(number)
                 places.append(sizes[index])
                 course.categories.append(categories[index])
                 course.modules.append(modules[index])
@@ -412,17 +416,17 @@ class Player:
                 append(number)
             elif kind == FREE:
                 number = now.pop(index)
-                if number in self.held:
-                    self.gone.add(number)
+                if number in self.held_numbers:
+                    self.released_numbers.add(number)
                     continue
                 if number < number_before:
-                    carried.append(number)
+                    inherited_frees.append(number)
                 append(~number)
             elif kind == CALL:
                 self._call(index)
-                self._settled = len(events)
+                self._outputs_start = len(events)
             else:
-                self._settled = len(events)
+                self._outputs_start = len(events)
                 self._mark(trace.marks[index], step, micro_step)
 
     def _mark(self, mark: Mark, step: int | None, micro_step: int | None) -> None:
@@ -444,10 +448,10 @@ class Player:
             if outputs is not None and not workspace.before_outputs:
                 course.events.extend(outputs)
                 outputs = None
-            gone = [n for n, before in temporary if before is not None and before <= index]
-            if gone:
-                course.events.extend(~number for number in gone)
-                temporary = [t for t in temporary if t[0] not in gone]
+            to_free = [n for n, before in temporary if before is not None and before <= index]
+            if to_free:
+                course.events.extend(~number for number in to_free)
+                temporary = [t for t in temporary if t[0] not in to_free]
             persistent = workspace.lifetime is Lifetime.PERSISTENT
             if not workspace.nbytes or (persistent and workspace.key in self._persistent):
                 continue
@@ -469,7 +473,7 @@ class Player:
         """Take the births of a call's results off the stream, to be put back after others."""
         course, op = self._course, self._trace.calls[call].op
         start = len(course.events)
-        while start > self._settled:
+        while start > self._outputs_start:
             number = course.events[start - 1]
             if number < 0 or course.label_names[course.labels[number]] != op:
                 break

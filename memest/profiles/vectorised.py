@@ -41,31 +41,31 @@ class PeakQuery:
     grad_accum: int
 
 
-def allocated_peaks(questions: Sequence[PeakQuery]) -> list[int]:
+def allocated_peaks(queries: Sequence[PeakQuery]) -> list[int]:
     """The allocated peak of every question, in bytes, rounded to 512 for each allocation."""
     import numpy as np
 
     groups: dict[tuple[object, ...], list[int]] = {}
     tables: list[list[int]] = []
-    for number, question in enumerate(questions):
-        numbers, hidden = question.program.numbers_at(question.point, question.gpu)
+    for number, query in enumerate(queries):
+        numbers, call_workspaces = query.program.numbers_at(query.point, query.gpu)
         # a workspace that is not needed counts as one of no bytes: fewer courses
-        shape = tuple(tuple(h.label for h in workspaces) for workspaces in hidden)
-        tables.append([*numbers, *(h.nbytes for workspaces in hidden for h in workspaces)])
-        accum = question.program.enough(question.grad_accum)
-        key = id(question.program), question.num_steps, accum, shape
+        shape = tuple(tuple(w.label for w in workspaces) for workspaces in call_workspaces)
+        tables.append([*numbers, *(w.nbytes for workspaces in call_workspaces for w in workspaces)])
+        accum = query.program.enough(query.grad_accum)
+        key = id(query.program), query.num_steps, accum, shape
         groups.setdefault(key, []).append(number)
-    peaks = [0] * len(questions)
+    peaks = [0] * len(queries)
     for members in groups.values():
-        first = questions[members[0]]
+        first = queries[members[0]]
         accum = first.program.enough(first.grad_accum)
         course = first.program.full_course(first.point, first.gpu, first.num_steps, accum)
         sizes = np.array([tables[member] for member in members], dtype=np.float64).T
-        rounded = np.ceil(sizes / 512) * 512
+        rounded_sizes = np.ceil(sizes / 512) * 512
         memo = course.chains.memo
         if "alive" not in memo:
             memo["alive"] = _alive(course, len(sizes))
-        curves = (memo["alive"] @ rounded).max(axis=0)
+        curves = (memo["alive"] @ rounded_sizes).max(axis=0)
         for member, peak in zip(members, curves, strict=True):
             peaks[member] = int(peak)
     return peaks

@@ -132,24 +132,24 @@ def step_work(trace: Trace, grad_accum: int) -> StepWork:
 def _by_mark(trace: Trace) -> dict[int, Work]:
     """The work behind each mark that the events have, by its index."""
     steps: dict[int, Work] = {}
-    known: dict[int, tuple[Arithmetic, int]] = {}
+    known_flops: dict[int, tuple[Arithmetic, int]] = {}
     by: dict[Arithmetic, int] = {}
-    made = 0
+    bytes_made = 0
     current = -1
     for value in (*trace.events, MARK):  # one more mark ends the last phase
         kind, index = value & 3, value >> 2
         if kind == ALLOC:
-            made += trace.sizes[index]
+            bytes_made += trace.sizes[index]
         elif kind == CALL:
             number = trace.call_of_site[index]
-            counted = known.get(number)
-            if counted is None:
+            call_flops = known_flops.get(number)
+            if call_flops is None:
                 call = trace.calls[number]
-                counted = known[number] = (arithmetic(call), flops(call))
-            if counted[1]:
-                by[counted[0]] = by.get(counted[0], 0) + counted[1]
+                call_flops = known_flops[number] = (arithmetic(call), flops(call))
+            if call_flops[1]:
+                by[call_flops[0]] = by.get(call_flops[0], 0) + call_flops[1]
         elif kind == MARK:
             if current >= 0:
-                steps[current] = Work(MappingProxyType(by), trace.launches[current], made)
-            by, made, current = {}, 0, index
+                steps[current] = Work(MappingProxyType(by), trace.launches[current], bytes_made)
+            by, bytes_made, current = {}, 0, index
     return steps

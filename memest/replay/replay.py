@@ -73,7 +73,7 @@ def replay(
     chains: Chains | None = None,
     requested: bool = True,
     streams: bytes = b"",
-    emptied: Sequence[int] = (),
+    empty_cache_at: Sequence[int] = (),
 ) -> Replay:
     """Replay allocations and frees from an empty allocator.
 
@@ -93,7 +93,8 @@ def replay(
         requested: whether to find the peak before rounding.
         streams: CUDA stream of each allocation number; empty where all are on one. A block can
             only be used again on its own stream.
-        emptied: events in front of which the program calls ``torch.cuda.empty_cache``, in order.
+        empty_cache_at: events in front of which the program calls
+            ``torch.cuda.empty_cache``, in order.
 
     Returns:
         Peaks, their places, and the size of every block handed out.
@@ -113,7 +114,7 @@ def replay(
         check_events(events, sizes)
         worst = min(sizes)
         raise ReplayError(f"allocation number {sizes.index(worst)} has {worst} bytes; 0 is least")
-    if conf.max_split_size is None and not emptied:
+    if conf.max_split_size is None and not empty_cache_at:
         placement = _place(events, sizes, conf, limit_bytes, total_bytes, chains, streams)
         if placement is not None:
             return _summarize(events, sizes, placement, curve=curve, requested=requested)
@@ -125,7 +126,7 @@ def replay(
         total_bytes=total_bytes,
         curve=curve,
         streams=streams,
-        emptied=emptied,
+        empty_cache_at=empty_cache_at,
     )
 
 
@@ -250,7 +251,7 @@ def replay_reference(
     total_bytes: int | None = None,
     curve: bool = False,
     streams: bytes = b"",
-    emptied: Sequence[int] = (),
+    empty_cache_at: Sequence[int] = (),
 ) -> Replay:
     """:func:`replay` with the full model only; slower, and the judge of the fast loops."""
     # here, because most questions never come this way
@@ -267,7 +268,7 @@ def replay_reference(
     peak_allocated = peak_reserved = 0
     allocated_index = reserved_index = 0
     oom_index = None
-    empties = set(emptied)
+    empties = set(empty_cache_at)
     for index, event in enumerate(events):
         if index in empties:
             allocator.empty_cache()

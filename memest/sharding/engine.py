@@ -110,7 +110,7 @@ class Rewriter:
 
     def empty_cache(self) -> None:
         """The library calls ``torch.cuda.empty_cache`` here."""
-        self.out.emptied = (*self.out.emptied, len(self.out.events))
+        self.out.empty_cache_at = (*self.out.empty_cache_at, len(self.out.events))
 
     def copy(self, event: int) -> None:
         """Take over an event as it is."""

@@ -30,7 +30,7 @@ from memest.events import (
     SeamKind,
     Trace,
 )
-from memest.profiles.pieces import MAX_REPEATS, JoinedTraces, Span, join, paired
+from memest.profiles.pieces import MAX_REPEATS, JoinedTraces, Span, join, pair_up
 from memest.profiles.pipeline_pieces import StagePieces, with_places
 from memest.profiles.stream import Course, PlacedCue, Player, shape_of, slack_of
 from memest.sharding.engine import RankStream
@@ -126,7 +126,7 @@ class _Update:
     made: tuple[int, int]
     first: tuple[int, int]
     later: tuple[int, int]
-    inherited: list[tuple[int, int]]
+    inheritance: list[tuple[int, int]]
 
     @classmethod
     def of(cls, updates: Trace, joined: JoinedTraces, place: int) -> _Update:
@@ -148,12 +148,12 @@ class _Update:
                 "cannot compose. Please report it with the output of `memest env`."
             )
         left = sorted(born - set(freed))
-        pairs = [(d + allocation, n + allocation) for d, n in paired(updates, dropped, left)]
+        pairs = [(d + allocation, n + allocation) for d, n in pair_up(updates, dropped, left)]
         return cls(
             made=span((SeamKind.OPTIMIZER_MADE, 0), (SeamKind.UPDATE, 1)),
             first=span((SeamKind.UPDATE, 1), (SeamKind.UPDATED, 1)),
             later=span((SeamKind.UPDATE, 2), (SeamKind.UPDATED, 2)),
-            inherited=pairs,
+            inheritance=pairs,
         )
 
 
@@ -219,7 +219,7 @@ class _Playing:
         course.labels.append(self._label(label))
         course.events.append(number)
         self.references[number] = 1
-        self.player.held.add(number)
+        self.player.held_numbers.add(number)
         return number
 
     def _label(self, text: str) -> int:
@@ -231,7 +231,7 @@ class _Playing:
     def _hold(self, number: int) -> int:
         """One more reference to an allocation; the traced ones do not count."""
         self.references[number] += 1
-        self.player.held.add(number)
+        self.player.held_numbers.add(number)
         return number
 
     def _drop(self, numbers: Iterable[int]) -> None:
@@ -241,9 +241,9 @@ class _Playing:
             if self.references[number]:
                 continue
             del self.references[number]
-            self.player.held.discard(number)
-            if number in self.player.gone:
-                self.player.gone.discard(number)
+            self.player.held_numbers.discard(number)
+            if number in self.player.released_numbers:
+                self.player.released_numbers.discard(number)
                 self.course.events.append(~number)
 
     def _bind(self, name: str, number: int | None) -> None:
@@ -256,7 +256,7 @@ class _Playing:
 
     def _own(self, number: int) -> int:
         """An allocation that no piece frees."""
-        self.player.gone.add(number)
+        self.player.released_numbers.add(number)
         return self._hold(number)
 
     def _size(self, number: int) -> int:
@@ -318,7 +318,7 @@ class _Playing:
         if self.chunks:
             merged = sum(self._size(number) for number in self.chunks)
             joined = self._alloc(merged, Category.TEMPORARIES, "pipeline: joined outputs")
-            self.player.gone.add(joined)
+            self.player.released_numbers.add(joined)
             self._drop([joined])
         for pieces in self.stages.values():
             self.player.play(pieces.region_end, self.step, 0)
@@ -335,7 +335,7 @@ class _Playing:
                     continue
                 nbytes = self.joined.trace.sizes[allocation] * self.plan.micro_batches
                 whole = self._alloc(nbytes, Category.INPUTS, "pipeline: batch")
-                self.player.gone.add(whole)
+                self.player.released_numbers.add(whole)
                 self.batch.append(whole)
 
     def _clear(self) -> None:
@@ -359,7 +359,7 @@ class _Playing:
                         Category.COMMUNICATION,
                         "pipeline: receive buffer",
                     )
-                    self.player.gone.add(buffer)
+                    self.player.released_numbers.add(buffer)
                     where[stage, micro_batch] = buffer
 
     # -- pieces
@@ -372,7 +372,7 @@ class _Playing:
         saved = self.saved.setdefault(key, {})
         self.player.assign(list(saved), list(saved.values()))
         self.player.play(span, self.step, action.micro_batch + 1)
-        born = pieces.born(span, self.joined.trace)
+        born = pieces.allocations(span, self.joined.trace)
         # gradients and casts are everybody's, the rest is this micro-batch's
         shared = set(pieces.gradients) if number == 0 else set()
         for index in (*saved, *born):
@@ -390,7 +390,7 @@ class _Playing:
             template = pieces.casts_again if self.has_gradients else 0
         self.template[key] = template
         begin, end = pieces.piece("F", template)
-        computed = pieces.computed(template)
+        computed = pieces.output_position(template)
         self._play(action, (begin, computed))
         self._cue(CueKind.STAGE_LEFT, stage)
         output = pieces.allocation_of(CueKind.STAGE_OUTPUT, template)
@@ -489,7 +489,7 @@ class _Playing:
         if update is not None:
             self.player.play(update.first if self.step == 1 else update.later, self.step, 0)
             if self.step > 1:
-                self.player.bind(update.inherited)
+                self.player.bind(update.inheritance)
         self._mark(Phase.ZERO_GRAD, 0)
         if not self.plan.drops_gradients:
             return

@@ -169,7 +169,7 @@ def _run_with_batch(
         )
     batch = ExampleBatch(module_inputs) if has_inputs else PlannedBatch(built_model)
     # what cannot be taken or read is said before anything else is done
-    sizes = batch.answer(setup).taken
+    sizes = batch.answer(setup).batch_sizes
     if has_inputs:
         batch.plan(replace(setup, **sizes))
     if module_inputs.step_fn is not None:
@@ -223,7 +223,7 @@ def _run_by_step(
         if step.optimizers is None:
             return usual
         check_own_step(for_setup, step)
-        return SizeAnswer({**usual.taken, **OWN_SETUP}, usual.notes)
+        return SizeAnswer({**usual.batch_sizes, **OWN_SETUP}, usual.notes)
 
     built_model = replace(built_model, notes=(*built_model.notes, note))
     meta_model = _run(setup, built_model, batch, step.loss_of)

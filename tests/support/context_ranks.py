@@ -40,7 +40,7 @@ def predicted(case: dict[str, Any]) -> Any:
     """The stream of the rank that is traced, with the CPU's operators and no workspaces."""
     from dataclasses import replace
 
-    from memest.profiles.axes import as_traced
+    from memest.profiles.axes import traced_setup
     from memest.profiles.pieces import splice
     from memest.profiles.stream import make_stream
     from memest.sharding.rank import as_updated, rank_stream, updated_weights
@@ -53,7 +53,7 @@ def predicted(case: dict[str, Any]) -> Any:
     from support.evaluation_ranks import traced_evaluation, with_tail
 
     asked = setup_of(case["model"], distributed=_spread(case), **_options(case))
-    traced = as_traced(asked)
+    traced = traced_setup(asked)
     options = {**_options(case), "precision": traced.precision, "dtype": traced.dtype}
     twins = twin(case["model"], runs=False, distributed=traced.distributed, **options)
     with (

@@ -30,7 +30,7 @@ def predicted_rank(case: dict[str, Any], behind: Any = None) -> Any:
         case: as for :func:`real_rank`.
         behind: puts something behind the training: is given its stream and the traced model.
     """
-    from memest.profiles.axes import as_traced
+    from memest.profiles.axes import traced_setup
     from memest.profiles.pieces import Pieces, splice
     from memest.profiles.stream import Stream, lay_out
     from memest.sharding.rank import as_updated, rank_stream, updated_weights
@@ -42,7 +42,7 @@ def predicted_rank(case: dict[str, Any], behind: Any = None) -> Any:
     from support.cases import GPU, twin
 
     asked = asked_of(case)
-    traced = as_traced(asked)
+    traced = traced_setup(asked)
     options = {**case.get("setup", {}), "precision": traced.precision, "dtype": traced.dtype}
     twins = twin(case["model"], runs=False, distributed=traced.distributed, **options)
     if traced.distributed.in_half:

@@ -9,7 +9,7 @@ from memest.config.options import merge_options
 from memest.estimation.gpu_target import target_gpus
 from memest.estimation.profiler import Profiler
 from memest.estimation.whole_run import steps_run
-from memest.profiles.axes import as_traced
+from memest.profiles.axes import traced_setup
 from memest.profiles.stream import make_stream
 from memest.sharding.rank import rank_stream
 from memest.trace.session import build, trace_built
@@ -65,7 +65,7 @@ def test_a_composed_run_is_the_run_that_is_traced_whole(folder, loop, run):
     tracer, setup = Profiler.of(folder), merge_options(None, {**run, **more})
     traits = target_gpus(setup).main.traits
     composed = steps_run(tracer, setup, traits).stream
-    whole = as_traced(tracer.resolve(setup))
+    whole = traced_setup(tracer.resolve(setup))
     built = build(whole, resolve_model(folder), None, None, None)
     plan = TracePlan(steps=setup.num_steps, micro_steps=3, updates=False)
     trace = trace_built(built, whole, traits, plan)

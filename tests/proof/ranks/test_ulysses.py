@@ -126,11 +126,11 @@ def test_gradients_are_reduced_in_float32(folder):
 def traced(folder, **options):
     """A trace of the micro-steps, as it was asked for, and the setup that was."""
     from memest.catalog.resolve import resolve_model
-    from memest.profiles.axes import as_traced
+    from memest.profiles.axes import traced_setup
     from memest.trace.session import build, trace_built
 
     tracer, setup, traits = tracer_and(folder, **options)
-    whole = as_traced(tracer.resolve(setup))
+    whole = traced_setup(tracer.resolve(setup))
     return trace_built(build(whole, resolve_model(folder), None, None, None), whole, traits)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 import memest
 from memest.config.options import setup_from_options
-from memest.profiles.axes import as_traced, key_of, structure_of
+from memest.profiles.axes import key_of, structure_of, traced_setup
 from memest.replay.replay import check_events
 from support.evaluation_ranks import check_evaluation, predicted_evaluation
 from support.ranks import as_run, predicted_rank
@@ -49,7 +49,7 @@ def test_its_trace_has_half_precision_adapters_and_the_hooks_of_stage_3():
     assert four.partitions_whole_model
     whole = setup_from_options(num_gpus=4, zero=3, bf16=True, lora_r=8)
     assert not whole.partitions_whole_model
-    assert not as_traced(whole).distributed.in_half
+    assert not traced_setup(whole).distributed.in_half
 
 
 def test_packed_weights_are_divided_and_scales_are_not():

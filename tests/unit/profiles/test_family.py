@@ -107,7 +107,7 @@ def test_so_it_is_when_it_was_written_and_read(family, point):
 
     assert everything(again.at(point)) == everything(family.at(point))
     assert family_to_json(again) == family_to_json(family)
-    for name in ("points", "moduli", "fixed", "tied", "axes"):
+    for name in ("points", "moduli", "fixed_sizes", "tied", "axes"):
         assert getattr(again, name) == getattr(family, name)
 
 

@@ -49,7 +49,7 @@ def said(ask):
         answer = ask()
     except MemestError as error:
         return type(error), str(error)
-    return dict(answer.taken), answer.notes
+    return dict(answer.batch_sizes), answer.notes
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.rpartition("/")[2])

@@ -12,7 +12,7 @@ import memest
 from memest.config.options import setup_from_options
 from memest.errors import ConfigError
 from memest.events import Weight
-from memest.profiles.axes import as_traced, key_of, structure_of
+from memest.profiles.axes import key_of, structure_of, traced_setup
 from memest.profiles.document import _read_weight, _weight
 from memest.sharding.fsdp_units import UnitPlan, sharded_plans, stored_dtype
 
@@ -105,8 +105,8 @@ def test_adapters_under_the_engine_have_a_trace_of_their_own():
     assert keys[1]["in_half"] is True
     assert keys[1] == keys[2]
     # stage 3 casts nothing of a model that zero.Init built
-    assert not as_traced(setup(zero=3, bf16=True, lora_r=8)).distributed.in_half
-    assert not as_traced(setup(zero=2, bf16=True)).distributed.in_half
+    assert not traced_setup(setup(zero=3, bf16=True, lora_r=8)).distributed.in_half
+    assert not traced_setup(setup(zero=2, bf16=True)).distributed.in_half
 
 
 def test_what_an_adapter_is_scaled_by_changes_no_trace():
