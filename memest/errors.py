@@ -101,8 +101,8 @@ def closest(value: str, legal: Iterable[str], *, limit: int = 3) -> list[str]:
 
 def hint(value: object, legal: Iterable[str]) -> str:
     """What a message says of the legal spelling nearest to ``value``; empty where none is near."""
-    near = closest(str(value), legal, limit=1)
-    return f" Did you mean {str(near[0])!r}?" if near and near[0] else ""
+    matches = closest(str(value), legal, limit=1)
+    return f" Did you mean {str(matches[0])!r}?" if matches and matches[0] else ""
 
 
 def not_legal(

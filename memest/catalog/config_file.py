@@ -99,12 +99,12 @@ def check_config(
     if not config.get("auto_map") or trust_remote_code:
         return config, ()
     if model_type in model_types():
-        own = {key: value for key, value in config.items() if key != "auto_map"}
+        own_config = {key: value for key, value in config.items() if key != "auto_map"}
         note = (
             f"{label} names code of its own (auto_map); transformers' own {model_type} was taken. "
             "--trust-remote-code takes the other"
         )
-        return own, (note,)
+        return own_config, (note,)
     raise ModelLoadError(
         f"{label} names code of its own (auto_map, model_type {model_type!r}), which runs when the "
         "model is built: read that code, then add --trust-remote-code"

@@ -71,11 +71,11 @@ def loads_lazily(torch_version: tuple[int, int], cuda: tuple[int, int] | None) -
 def _first_lazy() -> ContextEstimate:
     """Context after training of the torch 1.13-2.0 era."""
     lazy, first = _data()["lazy"], _data()["first_lazy"]
-    later = (first["later_low_mib"] + first["later_high_mib"]) / 2
+    growth = (first["later_low_mib"] + first["later_high_mib"]) / 2
     # only one card was published after real training; other cards start lower (274 MiB) and the
     # upper end leaves as much room as the newer readings spread
     return _estimate(
-        first["first_touch_mib"] + later,
+        first["first_touch_mib"] + growth,
         lazy["context_mib"] - lazy["context_spread_mib"] + lazy["growth_low_mib"],
         first["first_touch_mib"] + first["later_high_mib"] + lazy["context_spread_mib"],
         f"CUDA context and lazily loaded kernels after training, torch 1.13-2.0: {first['source']}",

@@ -64,9 +64,9 @@ def _keys(drop: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
     for row, spec in enumerate(list_gpus()):
         by_name.setdefault(normalise(spec.name, drop=drop), []).append(row)
         for alias in spec.aliases:
-            alike = by_alias.setdefault(normalise(alias, drop=drop), [])
-            if row not in alike:
-                alike.append(row)
+            alias_rows = by_alias.setdefault(normalise(alias, drop=drop), [])
+            if row not in alias_rows:
+                alias_rows.append(row)
     return {key: tuple(rows) for key, rows in {**by_name, **by_alias}.items()}
 
 
@@ -176,8 +176,8 @@ def find_gpu(name: str, *, total_bytes: int | None = None) -> GpuSpec:
         if spec is not None:
             return spec
     spellings = [text for spec in list_gpus() for text in (*spec.aliases, spec.name)]
-    near = closest(name, spellings)
-    hint = f"; nearest names: {', '.join(near)}" if near else ""
+    matches = closest(name, spellings)
+    hint = f"; nearest names: {', '.join(matches)}" if matches else ""
     raise UnknownGpuError(
         f"no GPU is called {name!r}{hint}. `memest gpus` lists all; for a card that is not in the "
         "list give its memory instead, for example --gpu-memory 24GiB"
@@ -208,10 +208,10 @@ def traits(spec: GpuSpec, torch: tuple[int, int] = (2, 13)) -> GpuTraits:
             f"{spec.name} ({capability or 'unknown capability'}): the kernel rules cover CUDA "
             "cards of the catalogue only; give the memory alone, for example --gpu-memory 64GiB"
         )
-    alike = [other for other in list_gpus() if other.compute_capability == capability]
-    sm_count = spec.sm_count or max((other.sm_count or 0 for other in alike), default=0)
+    peers = [other for other in list_gpus() if other.compute_capability == capability]
+    sm_count = spec.sm_count or max((other.sm_count or 0 for other in peers), default=0)
     threads = spec.max_threads_per_sm or max(
-        (other.max_threads_per_sm or 0 for other in alike), default=0
+        (other.max_threads_per_sm or 0 for other in peers), default=0
     )
     if not sm_count or not threads:
         raise ConfigError(

@@ -22,8 +22,8 @@ TIMEOUT_SECONDS = 5.0
 
 
 def _suggestion(ref: str) -> str:
-    near = closest_models(ref)
-    nearest = f"Nearest in memest's own catalogue: {', '.join(near)}. " if near else ""
+    ids = closest_models(ref)
+    nearest = f"Nearest in memest's own catalogue: {', '.join(ids)}. " if ids else ""
     return f"{nearest}`memest models` lists the catalogue; the path of a config.json works too."
 
 

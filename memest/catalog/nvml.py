@@ -235,6 +235,6 @@ def resolve_gpu(name: str, *, total_bytes: int | None = None, nvml: Any = None) 
     gpus = local_gpus(nvml=nvml)
     number = int(index or 0)
     if number >= len(gpus):
-        have = ", ".join(f"local:{gpu.index} ({gpu.name})" for gpu in gpus) or "none"
-        raise DeviceError(f"--gpu {name}: this machine has no such NVIDIA GPU; it has {have}")
+        listing = ", ".join(f"local:{gpu.index} ({gpu.name})" for gpu in gpus) or "none"
+        raise DeviceError(f"--gpu {name}: this machine has no such NVIDIA GPU; it has {listing}")
     return local_spec(gpus[number])

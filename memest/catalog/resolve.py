@@ -72,8 +72,8 @@ def leads_to_file(ref: str) -> bool:
     Nothing is read to tell.
     """
     path, exists = _path_of(ref)
-    unfit = exists and path.is_dir() and not (path / CONFIG_NAME).is_file()
-    return looks_like_path(ref) or (exists and not (unfit and lookup(ref) is not None))
+    lacks_config = exists and path.is_dir() and not (path / CONFIG_NAME).is_file()
+    return looks_like_path(ref) or (exists and not (lacks_config and lookup(ref) is not None))
 
 
 def _path_of(ref: str) -> tuple[Path, bool]:
@@ -133,14 +133,14 @@ def _from_catalogue(entry: CatalogueEntry, *, ref: str, notes: tuple[str, ...]) 
         provenance = f"memest's catalogue: the model's config.json, from {entry.source}"
     else:
         provenance = f"memest's catalogue: rebuilt from published figures ({entry.source})"
-        rebuilt = (
+        rebuild_note = (
             f"the configuration of {entry.id} was rebuilt from published figures: its size is "
             "right, its dropout, dtype and head counts may be its family's; the path of the real "
             "config.json in place of the name settles it"
         )
         if "dtype" not in str(config):  # torch_dtype or dtype, here or in a part's configuration
-            rebuilt += ". It names no dtype, so --dtype auto means float32"
-        notes = (*notes, rebuilt)
+            rebuild_note += ". It names no dtype, so --dtype auto means float32"
+        notes = (*notes, rebuild_note)
     if ref.rpartition("/")[2].lower() != entry.id.rpartition("/")[2].lower():
         notes = (f"{ref!r} has the architecture of {entry.id}, which was taken", *notes)
     return ModelSource(
@@ -171,9 +171,9 @@ def resolve_model(ref: str, *, trust_remote_code: bool = False) -> ModelSource:
         ConfigError: changes of the configuration that are none.
     """
     ref = ref.strip()
-    whole = ref
+    whole_ref = ref
     ref, changes = split_changes(ref)
-    return _with_changes(_resolve(ref, trust_remote_code=trust_remote_code), whole, changes)
+    return _with_changes(_resolve(ref, trust_remote_code=trust_remote_code), whole_ref, changes)
 
 
 def _with_changes(source: ModelSource, ref: str, changes: dict[str, Any]) -> ModelSource:
@@ -210,8 +210,8 @@ def _resolve(ref: str, *, trust_remote_code: bool) -> ModelSource:
             "the id of a model, for example bert-base-uncased"
         )
     entry = lookup(ref)
-    unfit = exists and path.is_dir() and not (path / CONFIG_NAME).is_file()
-    if unfit and entry is not None and not looks_like_path(ref):
+    lacks_config = exists and path.is_dir() and not (path / CONFIG_NAME).is_file()
+    if lacks_config and entry is not None and not looks_like_path(ref):
         notes = (f"the folder {ref} here has no {CONFIG_NAME} and was passed over",)
         exists = False
     if exists:

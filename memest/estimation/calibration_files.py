@@ -164,8 +164,8 @@ class _Node:
 
     def number(self, low: float, high: float) -> float:
         value = self.value
-        right = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not right or not low <= value <= high or not math.isfinite(value):
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not is_number or not low <= value <= high or not math.isfinite(value):
             raise self.wrong(f"a finite number from {low:g} to {high:g}")
         return float(value)
 
@@ -330,26 +330,26 @@ def calibrations_for(
             where no other GPU's calibration will do.
     """
     calibrations, notes = _calibrations_in(folders)
-    own: list[tuple[tuple[int, int, str], Path, Calibration]] = []
+    candidates: list[tuple[tuple[int, int, str], Path, Calibration]] = []
     for place, file, calibration in calibrations:
         part, origin = calibration.part_of(gpu), calibration.provenance
         if part is None and not any(same_gpu(gpu, other) for other in origin.gpus):
             continue
         cases = part.cases if part is not None else calibration.validation.cases
-        own.append(((-place, cases, origin.last), file, calibration))
-    if own:
-        _, path, match = max(own, key=lambda item: item[0])  # the first one of equals
+        candidates.append(((-place, cases, origin.last), file, calibration))
+    if candidates:
+        _, path, match = max(candidates, key=lambda item: item[0])  # the first one of equals
         return ChosenCalibration(match, path, notes)
     if like is None:
         return None
-    near = [
+    neighbours = [
         (part.distance(*like), file, calibration)
         for _, file, calibration in calibrations
         for part in calibration.process
     ]
-    if not near:
+    if not neighbours:
         return None
-    _, path, match = min(near, key=lambda item: item[0])  # the first one of equals
+    _, path, match = min(neighbours, key=lambda item: item[0])  # the first one of equals
     return ChosenCalibration(match, path, notes)
 
 

@@ -282,16 +282,19 @@ def _range(
     device = reserved + process.expected
     peak = {"device": device, "reserved": reserved, "allocated": allocated}[band.metric]
     scale = peak if band.scale == "proportional" else 1
-    below, above = math.floor(band.low * scale), math.ceil(band.high * scale)
+    low_margin, high_margin = math.floor(band.low * scale), math.ceil(band.high * scale)
     slack = max(q.slack_bytes - calibration.measured.slack_bytes, 0)
     if band.metric == "device" and process.gpu:
         if same_gpu(process.gpu, q.gpu):
-            return device + below, device + above + slack
+            return device + low_margin, device + high_margin + slack
         # another GPU's process part: what the table allows is possible too
-        low = min(device + below, reserved + process.low)
-        return low, max(device + above, reserved + process.high) + slack
+        low = min(device + low_margin, reserved + process.low)
+        return low, max(device + high_margin, reserved + process.high) + slack
     slack = q.slack_bytes  # how a library chooses on a GPU was not measured
-    low, high = reserved + process.low + min(below, 0), reserved + process.high + max(above, 0)
+    low, high = (
+        reserved + process.low + min(low_margin, 0),
+        reserved + process.high + max(high_margin, 0),
+    )
     return low, high + slack
 
 
@@ -338,8 +341,8 @@ def _beyond(measured: MeasuredOn, q: UncorrectedEstimate) -> tuple[float, list[s
 
 def _releases(release: tuple[int, int], releases: tuple[tuple[int, int], ...]) -> int:
     """Minor releases to the nearest one known."""
-    apart = [abs(a - release[0]) * MAX_RELEASES + abs(b - release[1]) for a, b in releases]
-    return min(apart, default=MAX_RELEASES)
+    distances = [abs(a - release[0]) * MAX_RELEASES + abs(b - release[1]) for a, b in releases]
+    return min(distances, default=MAX_RELEASES)
 
 
 def _release(version: tuple[int, int]) -> str:
@@ -352,31 +355,31 @@ def _basis(
     cross_validation, band = calibration.validation, calibration.band
     gpus = ", ".join("a CPU" if gpu == CPU else gpu for gpu in calibration.provenance.gpus)
     dates = " to ".join(dict.fromkeys((calibration.provenance.first, calibration.provenance.last)))
-    out = (
+    text = (
         f"calibrated on {_count(cross_validation.cases, 'run')} of "
         f"{_count(cross_validation.models, 'model')} on {gpus}"
         f"{f' ({dates})' if dates else ''}"
     )
     if level is not None and level >= LEVEL:
-        out += (
+        text += (
             f": {level:.0%} of runs are expected in the range and {(1 + level) / 2:.0%} below its "
             "upper end, from how far models lay off that were left out of the fit"
         )
-        return out + (
+        return text + (
             f" ({cross_validation.coverage:.0%} lay inside)"
             if cross_validation.coverage is not None
             else ""
         )
     if distance:
-        return out + "; the question lies beyond what was measured, so the range is widened"
+        return text + "; the question lies beyond what was measured, so the range is widened"
     if not process.gpu or band.metric != "device":
-        return out + "; tensors are corrected, the range is that of context and kernels"
+        return text + "; tensors are corrected, the range is that of context and kernels"
     if level is None:
-        return out + (
+        return text + (
             "; the range joins the spread of these runs and the uncalibrated range: so few models "
             "say nothing of others"
         )
-    return out + (
+    return text + (
         f"; {_count(band.cases, 'run')}, which count as {band.draws:.0f} independent ones, are too "
         f"few for {LEVEL:.0%}, so the range joins their whole spread (which holds for {level:.0%} "
         "of runs) and the uncalibrated range"

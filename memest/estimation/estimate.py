@@ -175,10 +175,10 @@ def answer(
     peaks = peaks_of(main, run, stream, result, rows)
     if peaks.parts:
         rows = corrected_rows(rows, peaks.parts)
-    others: Sequence[TargetGpu] = named_gpus[1:]
+    other_gpus: Sequence[TargetGpu] = named_gpus[1:]
     if not named_gpus and common and not setup.torch_compile:  # each would be compiled for
-        others = common_target_gpus(setup, targets.torch, targets.context)
-    fits, left_out = _fits_others(profiler, request, others, replays, named=bool(named_gpus))
+        other_gpus = common_target_gpus(setup, targets.torch, targets.context)
+    fits, left_out = _fits_others(profiler, request, other_gpus, replays, named=bool(named_gpus))
     fit = verdict_for(main, peaks, stream, result, replays.conf) if named_gpus else None
     batch = safe = None
     if looks_for_batch:
@@ -260,10 +260,10 @@ def _ranks(main: TargetGpu, run: Run, replays: ReplayCache) -> tuple[RankPeak, .
     """All GPUs of a pipeline, the fullest first; empty where there is none."""
     if not isinstance(run, PipelineRun):
         return ()
-    out = []
+    rows = []
     for rank in run.ranks:
         peaks = peaks_of(main, run, rank.stream, replays.of(rank.stream))
-        out.append(
+        rows.append(
             RankPeak(
                 rank=rank.rank,
                 parts=rank.parts,
@@ -273,7 +273,7 @@ def _ranks(main: TargetGpu, run: Run, replays: ReplayCache) -> tuple[RankPeak, .
             )
         )
     worst = run.ranks[run.worst].rank
-    return tuple(sorted(out, key=lambda r: (r.rank != worst, -r.device_bytes, r.rank)))
+    return tuple(sorted(rows, key=lambda r: (r.rank != worst, -r.device_bytes, r.rank)))
 
 
 def spot(

@@ -76,7 +76,7 @@ def split_place(options: Mapping[str, Any]) -> tuple[Place, dict[str, Any]]:
     values: Any = {
         name: argument(name, None, rest)
         for name in PLACE
-        if any(spelt in rest for spelt in find_option(name).keywords)
+        if any(keyword in rest for keyword in find_option(name).keywords)
     }
     place: Place = values
     return place, rest
@@ -210,12 +210,12 @@ def _context(
 ) -> ContextEstimate:
     if context_bytes is None:
         return context_estimate(spec, torch, cuda)
-    later = loaded_kernels_later(torch, cuda)
+    kernels = loaded_kernels_later(torch, cuda)
     return ContextEstimate(
-        expected_bytes=context_bytes + later.expected_bytes,
-        low_bytes=context_bytes + later.low_bytes,
-        high_bytes=context_bytes + later.high_bytes,
-        basis=f"context as given, {later.basis}",
+        expected_bytes=context_bytes + kernels.expected_bytes,
+        low_bytes=context_bytes + kernels.low_bytes,
+        high_bytes=context_bytes + kernels.high_bytes,
+        basis=f"context as given, {kernels.basis}",
     )
 
 

@@ -58,18 +58,20 @@ def assumptions_of(notes: Sequence[str], setup: Setup, targets: TargetGpus) -> l
         targets: the GPUs of the question.
     """
     main = targets.main
-    out = list(notes)
+    sentences = list(notes)
     if other := unverified_note():
-        out.append(other)
+        sentences.append(other)
     if not targets.named_gpus or main.name != main.spec.name:
-        out.append(f"kernels and workspaces as on {main.spec.name} (name a GPU with --gpu)")
+        sentences.append(f"kernels and workspaces as on {main.spec.name} (name a GPU with --gpu)")
     if not targets.named_gpus and setup.attn_implementation is Attention.FLASH_ATTENTION_2:
-        out.append("GPUs before compute capability 8.0 are left out: FlashAttention 2 needs it")
-    out.append(
+        sentences.append(
+            "GPUs before compute capability 8.0 are left out: FlashAttention 2 needs it"
+        )
+    sentences.append(
         f"loop: {setup.loop}, optimizer {setup.optim}, {setup.num_steps} steps simulated, "
         f"torch {targets.torch[0]}.{targets.torch[1]}"
     )
-    return out
+    return sentences
 
 
 def _evaluation(setup: Setup, peaks: Peaks) -> Iterator[str]:
@@ -103,17 +105,17 @@ def paged_notes(main: TargetGpu, peaks: Peaks) -> list[str]:
     """What becomes of states in managed memory, where there are any."""
     if not peaks.managed_bytes:
         return []
-    size, both = format_size(peaks.managed_bytes), peaks.device_bytes + peaks.managed_bytes
+    size, total = format_size(peaks.managed_bytes), peaks.device_bytes + peaks.managed_bytes
     text = (
         f"{size} of optimizer states are in managed memory, which no counter of torch shows. On a "
-        f"GPU with room the device holds them too, {format_size(both)} in all"
+        f"GPU with room the device holds them too, {format_size(total)} in all"
     )
     left = "the verdict is about the rest, which cannot move to the host."
-    if both > main.usable_bytes:
-        short = format_size(both - main.usable_bytes)
+    if total > main.usable_bytes:
+        shortfall = format_size(total - main.usable_bytes)
         left = (
-            f"{main.name} has {short} less than that, so pages move between host and GPU in every "
-            f"step, which costs time. {left.capitalize()}"
+            f"{main.name} has {shortfall} less than that, so pages move between host and GPU in "
+            f"every step, which costs time. {left.capitalize()}"
         )
     return [f"{text}; {left}"]
 
@@ -125,16 +127,16 @@ def notes_of_each(notes: Mapping[str, Sequence[str]]) -> list[str]:
         notes: by the name of the answer.
     """
     names: dict[str, list[str]] = {}
-    for name, own in notes.items():
-        for note in own:
+    for name, own_notes in notes.items():
+        for note in own_notes:
             names.setdefault(note, []).append(name)
     out = []
-    for note, having in names.items():
-        others = [name for name in notes if name not in having]
-        who = "; ".join(having)
-        if len(others) == 1 and len(having) > 1:
-            who = f"all but {others[0]}"
-        out.append(f"{who}: {note}" if others else note)
+    for note, holders in names.items():
+        other_names = [name for name in notes if name not in holders]
+        label = "; ".join(holders)
+        if len(other_names) == 1 and len(holders) > 1:
+            label = f"all but {other_names[0]}"
+        out.append(f"{label}: {note}" if other_names else note)
     return out
 
 
@@ -184,9 +186,9 @@ def notes_of(run: Run, main: TargetGpu, rows: tuple[Row, ...], peaks: Peaks) -> 
         and setup.loop is Loop.TRAINER
         and (setup.optim == "adamw_torch_fused")
     ):
-        usual = "adamw_hf" if version < (4, 36) else "adamw_torch"
+        default = "adamw_hf" if version < (4, 36) else "adamw_torch"
         notes.append(
-            f"the Trainer of transformers {version[0]}.{version[1]} took --optim {usual} unless "
+            f"the Trainer of transformers {version[0]}.{version[1]} took --optim {default} unless "
             "told otherwise; this is priced with adamw_torch_fused."
         )
     if setup.grad_accum > 1:
@@ -230,8 +232,8 @@ def host_notes(setup: Setup, stream: Stream, num_batches: int) -> list[str]:
     if sizes is None:
         return [f"host memory of batches is unknown: the step makes inputs itself; {exclusions}."]
     parts = [
-        f"{format_size(nbytes)} {where}"
-        for nbytes, where in (
+        f"{format_size(nbytes)} {place}"
+        for nbytes, place in (
             (loading.pinned_bytes(sizes), "pinned (each tensor rounded up to a power of two)"),
             (loading.shared_bytes(sizes), "in shared memory (/dev/shm)"),
             (loading.pageable_bytes(sizes), "of the batch that is being made"),

@@ -212,27 +212,27 @@ def rank_runs(
     """
     plan, runs = plan_of(setup, gpu.torch), []
     for rank in range(plan.ranks):
-        own = stages_of(rank, plan.ranks, plan.per_rank)
+        numbers = stages_of(rank, plan.ranks, plan.per_rank)
         rank_weights = tuple(
             weight
-            for number in own
+            for number in numbers
             for weight in updated_weights(weights[number], setup, traces[number].landmarks)
         )
         stream = compose_rank(
-            plan, rank, [traces[number] for number in own], updates_of(rank_weights), gpu
+            plan, rank, [traces[number] for number in numbers], updates_of(rank_weights), gpu
         )
         if plan.wrapped:
-            facts = {n: StageFacts(weights[n], traces[n].landmarks) for n in own}
+            facts = {n: StageFacts(weights[n], traces[n].landmarks) for n in numbers}
             stream = staged_stream(stream, setup, facts)
-        runs.append(RankRun(rank, "; ".join(parts[number].words for number in own), stream))
+        runs.append(RankRun(rank, "; ".join(parts[number].words for number in numbers), stream))
     return tuple(runs)
 
 
 def _notes(setup: Setup, traces: Sequence[Trace]) -> list[str]:
     distributed = setup.distributed
-    out, count = [], distributed.microbatches
+    notes, count = [], distributed.microbatches
     if distributed.strategy is Strategy.FSDP:
-        out.append(
+        notes.append(
             "pipeline: stages under FSDP2 keep gradients whole until the last micro-batch of a "
             "step, and then reduce them (perform_reduce_grad)"
             + (
@@ -250,9 +250,9 @@ def _notes(setup: Setup, traces: Sequence[Trace]) -> list[str]:
     ]
     if distributed.pp_return_outputs and outputs:
         size = format_size(2 * outputs[0] * distributed.microbatches)
-        out.append(
+        notes.append(
             f"pipeline: schedule.step() keeps the last stage's outputs of all {count} "
             f"micro-batches and joins them, {size} in all; step(..., return_outputs=False) does "
             "not: --no-pp-return-outputs."
         )
-    return out
+    return notes

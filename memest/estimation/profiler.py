@@ -235,9 +235,9 @@ class Profiler:
         card = question.profile.model_cards[question.request.image_size]
         evaluation = None
         if setup.eval_batch is not None:
-            own = replace(setup, batch=setup.eval_batch)
-            what = {"predictions": setup.eval_samples is not None}
-            evaluation = self._evaluation(replace(question, setup=own), what)
+            eval_setup = replace(setup, batch=setup.eval_batch)
+            key_parts = {"predictions": setup.eval_samples is not None}
+            evaluation = self._evaluation(replace(question, setup=eval_setup), key_parts)
         return Run(
             setup,
             question.gpu,
@@ -296,22 +296,25 @@ class Profiler:
                 self._known_profiles.load(profile)
         return profile
 
-    def stage_profile(self, whole: StepProfile, stage: Setup, mark: Any) -> StepProfile:
+    def stage_profile(self, whole_profile: StepProfile, stage: Setup, mark: Any) -> StepProfile:
         """What is known of one stage of a model.
 
         Args:
-            whole: what is known of the model: a stage is cut out of the same one.
+            whole_profile: what is known of the model: a stage is cut out of the same one.
             stage: the setup of its traces.
             mark: what tells the stage from others in a key.
         """
         structure = structure_of(stage)
         profile = self._profiles.get(structure)
         if profile is None:
-            key = {**whole.key, "stage": mark} if whole.key else {}
+            key = {**whole_profile.key, "stage": mark} if whole_profile.key else {}
             profile = self._profiles[structure] = StepProfile(structure, key)
             if key:
                 self._known_profiles.load(profile)
-            profile.model_cards, profile.meta_models = whole.model_cards, whole.meta_models
+            profile.model_cards, profile.meta_models = (
+                whole_profile.model_cards,
+                whole_profile.meta_models,
+            )
         return profile
 
     def meta_model(self, question: Question) -> Any:
@@ -378,21 +381,23 @@ class Profiler:
             model=lambda: self.meta_model(question).model,
         )
 
-    def _evaluation(self, question: Question, what: dict[str, Any]) -> Trace:
+    def _evaluation(self, question: Question, key_parts: dict[str, Any]) -> Trace:
         """An evaluation or generation, traced once for each batch and GPU."""
         profile = question.profile
-        about = {"sizes": question.sizes, **what, "gpu": repr(question.gpu)}
-        generates = "generation" in what
+        evaluation_key = {"sizes": question.sizes, **key_parts, "gpu": repr(question.gpu)}
+        generates = "generation" in key_parts
         ranks = gathering_ranks(question.setup.distributed)
         if ranks is not None and not generates:
-            about["ranks"] = ranks
-        key = digest_of([profile.setup.to_dict(), about])
-        trace = self._evaluations.get(key) or self._known_profiles.evaluation(profile, about)
+            evaluation_key["ranks"] = ranks
+        key = digest_of([profile.setup.to_dict(), evaluation_key])
+        trace = self._evaluations.get(key) or self._known_profiles.evaluation(
+            profile, evaluation_key
+        )
         if trace is None:
             trace = self._tracer.evaluation(question, generates=generates, ranks=ranks)
             if len(self._evaluations) >= _MAX_EVALUATIONS:
                 self._evaluations.pop(next(iter(self._evaluations)))
-            self._known_profiles.keep_evaluation(profile, about, trace)
+            self._known_profiles.keep_evaluation(profile, evaluation_key, trace)
         self._evaluations[key] = trace
         return trace
 

@@ -109,18 +109,18 @@ def count_kernels(trace: Trace) -> int:
 
 
 def _dtypes(call: OpCall) -> tuple[str, ...]:
-    out: list[str] = []
+    dtypes: list[str] = []
 
     def visit(value: Value) -> None:
         if isinstance(value, TensorSpec):
-            out.append(value.dtype)
+            dtypes.append(value.dtype)
         elif isinstance(value, tuple):
             for item in value:
                 visit(item)
 
     for value in (*call.args, *(item for _, item in call.kwargs)):
         visit(value)
-    return tuple(sorted(set(out)))
+    return tuple(sorted(set(dtypes)))
 
 
 def _dtype(setup: Setup, trace: Trace, card: ModelCard) -> str:

@@ -87,13 +87,13 @@ class SizeTrial:
 
     Attributes:
         size: of the batch, or whatever varies.
-        needs: of the run on the GPU.
+        peaks: of the run on the GPU.
         runs: whether it completes with the context expected.
         fits: whether it surely fits.
     """
 
     size: int
-    needs: Peaks
+    peaks: Peaks
     runs: bool
     fits: bool
 
@@ -128,7 +128,7 @@ class LargestSizeSearch:
             expected = peaks.process_expected_bytes
             trial = self.trials[size] = SizeTrial(
                 size=size,
-                needs=peaks,
+                peaks=peaks,
                 runs=_survives(target, peaks, expected, stream, self._replays.conf, result),
                 fits=peaks.high_bytes <= target.usable_bytes,
             )
@@ -140,29 +140,29 @@ class LargestSizeSearch:
         Args:
             start: where to begin.
         """
-        first = self.at(min(max(start, 1), self._highest)).needs
-        room = self._target.usable_bytes - first.process_expected_bytes
-        largest = self._last(lambda trial: trial.runs, start, room)
-        room -= first.high_bytes - first.device_bytes
-        return largest, self._last(lambda trial: trial.fits, max(largest, 1), room)
+        first = self.at(min(max(start, 1), self._highest)).peaks
+        free_bytes = self._target.usable_bytes - first.process_expected_bytes
+        largest = self._last(lambda trial: trial.runs, start, free_bytes)
+        free_bytes -= first.high_bytes - first.device_bytes
+        return largest, self._last(lambda trial: trial.fits, max(largest, 1), free_bytes)
 
-    def _last(self, holds: Callable[[SizeTrial], bool], start: int, room: int) -> int:
-        """The largest size for which ``holds``, by secants, then by halves.
+    def _last(self, condition: Callable[[SizeTrial], bool], start: int, free_bytes: int) -> int:
+        """The largest size for which ``condition``, by secants, then by halves.
 
         Memory grows with the size along a line that is almost straight, so the first guesses come
-        from two points; the answer only from sizes next to each other that differ in ``holds``.
+        from two points; the answer only from sizes next to each other that differ in ``condition``.
         """
         low, high = 0, self._highest + 1
         size = min(max(start, 1), self._highest)
         for attempt in range(_TRIES):
             trial = self.at(size)
-            if holds(trial):
+            if condition(trial):
                 low = size
             else:
                 high = size
             if high - low <= 1:
                 return low
-            guess = self._guess(room) if attempt < _SECANTS else None
+            guess = self._guess(free_bytes) if attempt < _SECANTS else None
             if guess is None or not low < guess < high:
                 # a guess outside has done its work: the answer is next to the nearer end
                 if guess is not None and guess <= low:
@@ -174,17 +174,19 @@ class LargestSizeSearch:
             size = max(min(guess, high - 1, self._highest), low + 1)
         return low
 
-    def _guess(self, room: int) -> int | None:
+    def _guess(self, free_bytes: int) -> int | None:
         """Where the line through the two sizes nearest to the limit meets it."""
-        near = sorted(self.trials.values(), key=lambda t: abs(t.needs.reserved_bytes - room))[:2]
-        if len(near) < 2:
-            return max(near[0].size * room // max(near[0].needs.reserved_bytes, 1), 1)
-        one, other = near
-        rise = other.needs.reserved_bytes - one.needs.reserved_bytes
+        nearest = sorted(
+            self.trials.values(), key=lambda t: abs(t.peaks.reserved_bytes - free_bytes)
+        )[:2]
+        if len(nearest) < 2:
+            return max(nearest[0].size * free_bytes // max(nearest[0].peaks.reserved_bytes, 1), 1)
+        first, second = nearest
+        rise = second.peaks.reserved_bytes - first.peaks.reserved_bytes
         if rise == 0:
             return None
-        steps = (room - one.needs.reserved_bytes) * (other.size - one.size) // rise
-        return max(one.size + steps, 1)
+        steps = (free_bytes - first.peaks.reserved_bytes) * (second.size - first.size) // rise
+        return max(first.size + steps, 1)
 
 
 def largest_batch(

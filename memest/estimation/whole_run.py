@@ -81,8 +81,8 @@ def _pipeline_run(profiler: Profiler, question: Question) -> PipelineRun:
     stages = []
     for part in parts_of(setup.distributed, layers):
         ranks = setup.distributed.tp
-        own = Distributed(num_gpus=ranks, tp=ranks, stage=part)
-        stage = replace(setup, distributed=own, grad_accum=1)
+        tensor_ranks = Distributed(num_gpus=ranks, tp=ranks, stage=part)
+        stage = replace(setup, distributed=tensor_ranks, grad_accum=1)
         mark = [part.start, part.stop, part.first, part.last]
         profile = profiler.stage_profile(question.profile, stage, mark)
         of_stage = replace(question, setup=stage, profile=profile)
@@ -128,8 +128,8 @@ def _with_varied_lengths(profiler: Profiler, request: Setup, run: Run, gpu: GpuT
         return run
     streams = {}
     for length in sorted(set(lengths)):
-        own = replace(request, batching=None, seq_len=length, num_steps=STEPS_NEEDED)
-        streams[length] = steps_run(profiler, own, gpu).short_stream
+        length_setup = replace(request, batching=None, seq_len=length, num_steps=STEPS_NEEDED)
+        streams[length] = steps_run(profiler, length_setup, gpu).short_stream
     runs = (lengths[0], *lengths)  # the first two steps of a run are its own
     values = {field.name: getattr(run, field.name) for field in fields(Run)}
     return _RunOfLengths(**values, steps=tuple(streams[length] for length in runs))
@@ -158,14 +158,14 @@ def length_notes(request: Setup) -> Iterator[str]:
             f"{_SHARE:.0%} at most; the usual batch has {batch * cut.mean:,.0f}."
         )
     else:
-        usual = batching.mean_padded_length(batch)
+        mean_length = batching.mean_padded_length(batch)
         worst = batching.worst(batch)
         yield (
             f"the largest batch is padded to {worst:,} tokens, and every epoch has one, because "
             f"every sample is seen ({epoch:,} batches; dropping the last may leave it out); the "
-            f"usual one is padded to {usual:,.0f}."
+            f"usual one is padded to {mean_length:,.0f}."
         )
-        if usual < 0.95 * worst:
+        if mean_length < 0.95 * worst:
             chance = batching.chance_above(batch, int(0.95 * worst), 100)
             yield (
                 f"the chance that the first 100 batches have one above {int(0.95 * worst):,} "
@@ -194,8 +194,8 @@ def _with_generation(profiler: Profiler, run: Run, gpu: GpuTraits) -> Run:
         return run
     _check_generates_spread(setup)
     batch = setup.eval_batch or setup.batch
-    own = replace(setup, batch=batch, padded=False, batching=None, padding_free=False)
-    return replace(run, generation=profiler.generation(own, gpu))
+    generation_setup = replace(setup, batch=batch, padded=False, batching=None, padding_free=False)
+    return replace(run, generation=profiler.generation(generation_setup, gpu))
 
 
 def _check_generates_spread(setup: Setup) -> None:
@@ -213,7 +213,7 @@ def _check_generates_spread(setup: Setup) -> None:
             "without caches. Leave one of them out."
         )
     flags = {"--ep": distributed.ep, "--cp": distributed.cp, "--sp": distributed.sp}
-    flag = next((flag for flag, ways in flags.items() if ways > 1), "")
+    flag = next((flag for flag, degree in flags.items() if degree > 1), "")
     if distributed.tp > 1 and distributed.strategy is Strategy.FSDP and not flag:
         flag = f"--fsdp {distributed.fsdp} and --tp"
     if flag:

@@ -36,8 +36,8 @@ def tracing() -> str:
     Returns:
         16 hexadecimal digits.
     """
-    here = Path(__file__).parents[1]
-    return _digest(here, sources())
+    package = Path(__file__).parents[1]
+    return _digest(package, sources())
 
 
 @cache
@@ -65,15 +65,15 @@ def sources() -> list[str]:
     return sorted(_python_files(str(Path(__file__).parents[1]), "", {*_NO_CODE, *PREDICTS_NOTHING}))
 
 
-def _python_files(folder: str, prefix: str, besides: Iterable[str]) -> Iterator[str]:
-    """Those below a folder, each behind the prefix; folders named in ``besides`` are left out."""
+def _python_files(folder: str, prefix: str, skipped_folders: Iterable[str]) -> Iterator[str]:
+    """Those below a folder but not in ``skipped_folders``, each behind the prefix."""
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.name.startswith("."):
                 continue  # locks and copies of editors: no name of a module
             if entry.name.endswith(".py"):
                 yield f"{prefix}{entry.name}"
-            elif entry.name not in besides and entry.is_dir():
+            elif entry.name not in skipped_folders and entry.is_dir():
                 yield from _python_files(entry.path, f"{prefix}{entry.name}/", _NO_CODE)
 
 

@@ -38,10 +38,10 @@ def user_folder() -> Path:
     try:
         return Path(home).expanduser() if home else platform_folder("data")
     except RuntimeError:
-        whose = f"MEMEST_HOME={home}: the" if home else "the"
+        subject = f"MEMEST_HOME={home}: the" if home else "the"
         raise ConfigError(
-            f"{whose} home folder of this user is not known: set MEMEST_HOME to a folder, written "
-            "out, in which memest may keep measurements and profiles."
+            f"{subject} home folder of this user is not known: set MEMEST_HOME to a folder, "
+            "written out, in which memest may keep measurements and profiles."
         ) from None
 
 
@@ -59,5 +59,5 @@ def platform_folder(kind: Literal["data", "cache"]) -> Path:
     if sys.platform == "darwin":
         place = "Caches" if kind == "cache" else "Application Support"
         return Path.home() / "Library" / place / "memest"
-    variable, usual = _XDG[kind]
-    return Path(os.environ.get(variable) or Path.home() / usual) / "memest"
+    variable, default = _XDG[kind]
+    return Path(os.environ.get(variable) or Path.home() / default) / "memest"

@@ -56,8 +56,8 @@ def check_suffix(path: Path, legal: Sequence[str]) -> str:
     suffix = path.suffix.lower()
     if suffix in legal:
         return suffix
-    near = closest(suffix, legal, limit=1)
-    hint = f" Did you mean {path.with_suffix(near[0])}?" if near and path.stem else ""
+    matches = closest(suffix, legal, limit=1)
+    hint = f" Did you mean {path.with_suffix(matches[0])}?" if matches and path.stem else ""
     raise ConfigError(
         f"{path}: the suffix {suffix!r} does not say what to write.{hint} Legal: "
         f"{', '.join(legal)}."
@@ -128,12 +128,12 @@ def read_json(source: str | Path) -> Any:
         raise ValueError("it is nested too deep") from None
 
 
-def read_small(path: Path, most: int = 10 * MIB) -> str:
+def read_small(path: Path, limit: int = 10 * MIB) -> str:
     """The text of a file that cannot be large.
 
     Args:
         path: of a regular file: a device or a pipe may have no end.
-        most: bytes that it may have.
+        limit: bytes that it may have.
 
     Raises:
         OSError: it cannot be read, is no regular file, or is larger.
@@ -142,9 +142,9 @@ def read_small(path: Path, most: int = 10 * MIB) -> str:
     if not stat.S_ISREG(path.stat().st_mode):
         raise OSError(errno.EINVAL, "it is not a file")
     with path.open("rb") as file:
-        raw = file.read(most + 1)
-    if len(raw) > most:
-        raise OSError(errno.EFBIG, f"it is larger than {format_size(most)}")
+        raw = file.read(limit + 1)
+    if len(raw) > limit:
+        raise OSError(errno.EFBIG, f"it is larger than {format_size(limit)}")
     return raw.decode("utf-8-sig")
 
 
