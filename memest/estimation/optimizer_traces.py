@@ -89,11 +89,11 @@ class OptimizerTraces:
         """Clipping and optimizer for these weights."""
         weights, weights_digest = self._weights_of(family, point)
         if setup.distributed.strategy in (Strategy.FSDP, Strategy.ZERO):
-            from memest.sharding.rank import as_updated, updated_weights
+            from memest.sharding.rank import update_setup, updated_weights
 
             weights = updated_weights(weights, setup, family.skeleton.landmarks)
             weights_digest = _digest(weights)
-            setup = as_updated(setup)
+            setup = update_setup(setup)
         return self._family_for(weights, weights_digest, setup, gpu, digest, model)
 
     def of_weights(self, weights: tuple[Weight, ...], setup: Setup, gpu: GpuTraits) -> Family:

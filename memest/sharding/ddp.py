@@ -46,20 +46,20 @@ def assign_buckets(sizes: Sequence[tuple[str, int]], caps: Sequence[int]) -> lis
     Returns:
         The tensors of each bucket, by their place in ``sizes``.
     """
-    closed: list[list[int]] = []
+    closed_buckets: list[list[int]] = []
     open_buckets: dict[str, list[int]] = {}
-    filled: dict[str, int] = {}
+    bucket_bytes: dict[str, int] = {}
     number: dict[str, int] = {}
     for index, (dtype, nbytes) in enumerate(sizes):
         bucket = open_buckets.setdefault(dtype, [])
         bucket.append(index)
-        filled[dtype] = filled.get(dtype, 0) + nbytes
+        bucket_bytes[dtype] = bucket_bytes.get(dtype, 0) + nbytes
         cap = caps[min(number.get(dtype, 0), len(caps) - 1)]
-        if filled[dtype] >= cap:
-            closed.append(open_buckets.pop(dtype))
-            filled[dtype] = 0
+        if bucket_bytes[dtype] >= cap:
+            closed_buckets.append(open_buckets.pop(dtype))
+            bucket_bytes[dtype] = 0
             number[dtype] = number.get(dtype, 0) + 1
-    return closed + [bucket for bucket in open_buckets.values() if bucket]
+    return closed_buckets + [bucket for bucket in open_buckets.values() if bucket]
 
 
 @dataclass(slots=True)
@@ -92,12 +92,12 @@ class Ddp(Wrapper):
     last_micro_step: int
     syncs: bool = True
     _sizes: dict[int, int] = field(default_factory=dict)
-    _trained: list[int] = field(default_factory=list)
+    _trained_weights: list[int] = field(default_factory=list)
     _buckets: list[_Bucket] = field(default_factory=list)
     _bucket_of: dict[int, _Bucket] = field(default_factory=dict)
     _gradient_of: dict[int, int] = field(default_factory=dict)
     _owner: dict[int, int] = field(default_factory=dict)
-    _replaced: set[int] = field(default_factory=set)
+    _replaced_gradients: set[int] = field(default_factory=set)
     _buffers: list[int] = field(default_factory=list)
     _ready: list[int] = field(default_factory=list)
     _rebuilds: bool = False
@@ -105,7 +105,9 @@ class Ddp(Wrapper):
 
     def __post_init__(self) -> None:
         self._sizes = {index: weight_bytes(weight) for index, weight in enumerate(self.weights)}
-        self._trained = [index for index, weight in enumerate(self.weights) if weight.trains]
+        self._trained_weights = [
+            index for index, weight in enumerate(self.weights) if weight.trains
+        ]
 
     # -- what the stream brings
 
@@ -118,8 +120,8 @@ class Ddp(Wrapper):
     def frees(self, number: int) -> bool:
         """See :meth:`Wrapper.frees`."""
         self._drop(number)
-        stays = number in self._replaced  # its bucket took over
-        self._replaced.discard(number)
+        stays = number in self._replaced_gradients  # its bucket took over
+        self._replaced_gradients.discard(number)
         return not stays
 
     def begins(self, mark: Mark) -> None:
@@ -149,13 +151,13 @@ class Ddp(Wrapper):
         usual = self.weights[0].dtype
         sizes += [(usual, self.to.out.sizes[number]) for number in self._buffers]
         self._broadcast(sizes)
-        if not self._trained:
+        if not self._trained_weights:
             return
         caps = self._caps if self.find_unused else [sum(self._sizes.values()) + 1]
-        self._make_buckets(list(reversed(self._assigned(self._trained, caps))))
+        self._make_buckets(list(reversed(self._assign(self._trained_weights, caps))))
         if self.find_unused:
             # which parameters were used, as the ranks tell each other
-            nbytes = _INT32_BYTES * len(self._trained)
+            nbytes = _INT32_BYTES * len(self._trained_weights)
             self.to.alloc(nbytes, Category.COMMUNICATION, "ddp: used parameters")
 
     def _broadcast(self, sizes: Sequence[tuple[str, int]]) -> None:
@@ -185,13 +187,13 @@ class Ddp(Wrapper):
             return [FIRST_BUCKET_BYTES, BUCKET_BYTES]
         return [int(self.bucket_cap_mb * MIB)]
 
-    def _assigned(self, order: Sequence[int], caps: Sequence[int]) -> list[list[int]]:
+    def _assign(self, order: Sequence[int], caps: Sequence[int]) -> list[list[int]]:
         """Buckets of weights in an order."""
         sizes = [(self.weights[index].dtype, self._sizes[index]) for index in order]
         return [[order[place] for place in bucket] for bucket in assign_buckets(sizes, caps)]
 
-    def _make_buckets(self, assigned: Sequence[Sequence[int]]) -> None:
-        for members in assigned:
+    def _make_buckets(self, buckets: Sequence[Sequence[int]]) -> None:
+        for members in buckets:
             nbytes = sum(self._sizes[index] for index in members)
             bucket = _Bucket(
                 self.to.alloc(nbytes, Category.COMMUNICATION, "ddp: bucket of gradients")
@@ -210,7 +212,7 @@ class Ddp(Wrapper):
         for bucket in old:
             if not bucket.viewed_by:
                 self.to.free(bucket.number)
-        self._make_buckets(self._assigned(self._ready, self._caps))
+        self._make_buckets(self._assign(self._ready, self._caps))
         for bucket in old:
             for index in bucket.viewed_by:
                 self._bucket_of[index].viewed_by.add(index)
@@ -224,10 +226,10 @@ class Ddp(Wrapper):
             self._owner[number] = index
         if not self.syncs or not self._buckets:
             return
-        if not self.find_unused and len(self._ready) < len(self._trained):
+        if not self.find_unused and len(self._ready) < len(self._trained_weights):
             if index not in self._ready:
                 self._ready.append(index)
-            if len(self._ready) == len(self._trained):
+            if len(self._ready) == len(self._trained_weights):
                 self._rebuilds = True
         if self.as_views:
             self._point_into_bucket(index)
@@ -236,9 +238,9 @@ class Ddp(Wrapper):
         """The gradient is copied to its place in the bucket, which takes over."""
         bucket = self._bucket_of[index]
         own = self._gradient_of.get(index)
-        if own is not None and own not in self._replaced:
+        if own is not None and own not in self._replaced_gradients:
             self.to.free(own)
-            self._replaced.add(own)
+            self._replaced_gradients.add(own)
         bucket.viewed_by.add(index)
 
     def _drop(self, number: int) -> None:

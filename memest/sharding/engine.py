@@ -216,13 +216,13 @@ def _stops(stream: Stream) -> list[tuple[int, Mark | None, PlacedCue | None]]:
     """Marks and cues in their order."""
     out: list[tuple[int, Mark | None, PlacedCue | None]] = []
     marks = list(zip(stream.mark_positions, stream.marks, strict=True))
-    done = 0
+    num_marks = 0
     for cue in stream.cues:
-        while done < cue.marks_before:
-            out.append((marks[done][0], marks[done][1], None))
-            done += 1
+        while num_marks < cue.marks_before:
+            out.append((marks[num_marks][0], marks[num_marks][1], None))
+            num_marks += 1
         out.append((cue.position, None, cue))
-    out.extend((position, mark, None) for position, mark in marks[done:])
+    out.extend((position, mark, None) for position, mark in marks[num_marks:])
     return out
 
 
@@ -254,7 +254,7 @@ class ShardedRank(Wrapper):
         weights: parameters of the model, as the stream has them.
         last_micro_step: number of the last micro-step of a step.
         leaves_out: whole parameters are not on the device when they have been loaded.
-        placed: the storage of each parameter as the stream has it.
+        storages: the storage of each parameter as the stream has it.
         gradients: the storage of what each parameter has, by weight.
         in_backward: the phase is a backward.
         is_boundary: the micro-step is the last one of a step.
@@ -263,13 +263,13 @@ class ShardedRank(Wrapper):
     weights: Sequence[Weight]
     last_micro_step: int
     leaves_out: bool = True
-    placed: dict[int, int] = field(default_factory=dict)
+    storages: dict[int, int] = field(default_factory=dict)
     gradients: dict[int, int] = field(default_factory=dict)
     in_backward: bool = False
     is_boundary: bool = True
     _left_out: list[int] = field(default_factory=list)
     _natural: dict[int, int] = field(default_factory=dict)
-    _taken: set[int] = field(default_factory=set)
+    _taken_gradients: set[int] = field(default_factory=set)
     _dead: set[int] = field(default_factory=set)
     _coming: dict[int, int] = field(default_factory=dict)
 
@@ -290,7 +290,7 @@ class ShardedRank(Wrapper):
     def ready(self, weight: int) -> None:
         """The gradient of a weight is there."""
 
-    def zeroed(self, weight: int) -> None:
+    def zero_grad(self, weight: int) -> None:
         """``zero_grad`` drops the gradient of a weight that was taken before."""
 
     # -- what the stream brings
@@ -307,10 +307,10 @@ class ShardedRank(Wrapper):
         """See :meth:`Wrapper.frees`; gradients that it knows go when the library drops them."""
         if number not in self._natural:
             return True
-        if number in self._taken:
+        if number in self._taken_gradients:
             # zero_grad drops what there is in its place
-            self._taken.discard(number)
-            self.zeroed(self._natural.pop(number))
+            self._taken_gradients.discard(number)
+            self.zero_grad(self._natural.pop(number))
         else:
             # added in place by the stream; here it is what the parameter has
             self._dead.add(number)
@@ -325,18 +325,18 @@ class ShardedRank(Wrapper):
     def cue(self, kind: CueKind, index: int, number: int) -> None:
         """See :meth:`Wrapper.cue`."""
         if kind is CueKind.PLACED:
-            self.placed[index] = number
+            self.storages[index] = number
             if index == len(self.weights) - 1:
                 # what was left out and is nobody's parameter after all is taken over as it is
-                placed = set(self.placed.values())
+                storages = set(self.storages.values())
                 for left_out in self._left_out:
-                    if left_out not in placed:
+                    if left_out not in storages:
                         self.to.copy(left_out)
                 self.construct()
         elif kind is CueKind.GRADIENT:
-            self._computed(index, number)
+            self._hand_over(index, number)
         elif kind is CueKind.READY:
-            self._accumulated(index, number)
+            self._accumulate(index, number)
         elif kind is CueKind.DONE:
             self.end_backward()
         else:
@@ -346,7 +346,7 @@ class ShardedRank(Wrapper):
 
     def module_of(self, weight: int) -> int:
         """Number of the module whose parameter a weight is, once it has its place."""
-        return self.to.out.modules[self.placed[weight]]
+        return self.to.out.modules[self.storages[weight]]
 
     def take_gradient(self, weight: int) -> None:
         """The gradient of a weight goes, where there is one."""
@@ -358,21 +358,21 @@ class ShardedRank(Wrapper):
             self._dead.discard(number)
             self._natural.pop(number, None)
         elif number in self._natural:
-            self._taken.add(number)
+            self._taken_gradients.add(number)
 
     # -- gradients
 
-    def _computed(self, weight: int, number: int) -> None:
+    def _hand_over(self, weight: int, number: int) -> None:
         """A gradient comes; where nothing is there yet, the parameter takes it over."""
         if number >= 0 and weight not in self.gradients:
             self._coming[weight] = number
             self._natural[number] = weight
 
-    def _accumulated(self, weight: int, number: int) -> None:
+    def _accumulate(self, weight: int, number: int) -> None:
         """It has been added. The stream has its sum; here it may be the first."""
         coming = self._coming.pop(weight, None)
         if weight not in self.gradients:
-            known = number in self._taken or number in self._natural
+            known = number in self._taken_gradients or number in self._natural
             if number >= 0 and number != coming and not known:
                 # it was copied: autograd could not hand over what it had computed
                 if coming is not None:

@@ -43,22 +43,22 @@ class FsdpUnit:
         plan: which modules and weights.
         is_root: the outermost one.
         state: where its training is.
-        gathered: its all-gather buffer, while a gather waits to be copied out.
+        gather_buffer: of its all-gather, while a gather waits to be copied out.
         full: its unsharded parameters, by weight.
         sharded_gradient: the storage that the shards' gradients are views of.
         fed_by: the module whose inputs lead back to earlier layers: when autograd leaves it, the
             unit is done.
-        dropped: weights whose gradients ``zero_grad`` has dropped.
+        dropped_gradients: weights whose gradients ``zero_grad`` has dropped.
     """
 
     plan: UnitPlan
     is_root: bool
     state: State = State.IDLE
-    gathered: int | None = None
+    gather_buffer: int | None = None
     full: dict[int, int] = field(default_factory=dict)
     sharded_gradient: int | None = None
     fed_by: str | None = None
-    dropped: set[int] = field(default_factory=set)
+    dropped_gradients: set[int] = field(default_factory=set)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -66,7 +66,7 @@ class FsdpRank(ShardedRank):
     """One rank of FSDP.
 
     Attributes:
-        stored: dtype in which each weight is stored.
+        stored_dtypes: in which each weight is stored.
         plans: units in the order in which they are made.
         ranks: of the group that shards.
         replicated: there are other groups, with which reduced gradients are averaged (HSDP).
@@ -79,7 +79,7 @@ class FsdpRank(ShardedRank):
         has_begun: autograd has come to the first module of this backward.
     """
 
-    stored: Sequence[str]
+    stored_dtypes: Sequence[str]
     plans: Sequence[UnitPlan]
     ranks: int
     replicated: bool = False
@@ -171,9 +171,9 @@ class FsdpRank(ShardedRank):
     def whole(self, weight: int) -> int:
         """A weight before it is cut: where it lies, or brought to the device for that."""
         if self.on_device:
-            here = self.placed[weight]
+            here = self.storages[weight]
             return self._uncast.get(here, here)
-        nbytes = num_elements(self.weights[weight].shape) * DTYPE_BYTES[self.stored[weight]]
+        nbytes = num_elements(self.weights[weight].shape) * DTYPE_BYTES[self.stored_dtypes[weight]]
         return self.to.alloc(nbytes, Category.COMMUNICATION, "fsdp: whole parameter")
 
     def passing(self, nbytes: int, label: str, stream: int) -> int:
@@ -188,7 +188,7 @@ class FsdpRank(ShardedRank):
     def keep_gradient(self, unit: FsdpUnit, number: int) -> None:
         """A storage becomes that of the gradients of a unit's shards."""
         unit.sharded_gradient = number
-        unit.dropped.clear()
+        unit.dropped_gradients.clear()
 
     def drop_gradient(self, unit: FsdpUnit) -> None:
         """The gradients of a unit's shards go."""
@@ -198,10 +198,10 @@ class FsdpRank(ShardedRank):
 
     def drop_if_zeroed(self, unit: FsdpUnit) -> None:
         """They go once ``zero_grad`` has dropped all of them."""
-        trained = {weight for weight in unit.plan.weights if self.weights[weight].has_grad}
-        if trained and unit.dropped >= trained:
+        trained_weights = {weight for weight in unit.plan.weights if self.weights[weight].has_grad}
+        if trained_weights and unit.dropped_gradients >= trained_weights:
             self.drop_gradient(unit)
-            unit.dropped.clear()
+            unit.dropped_gradients.clear()
 
     def in_module_order(self) -> list[FsdpUnit]:
         """The units as a walk over the modules meets them."""

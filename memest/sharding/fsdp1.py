@@ -70,13 +70,13 @@ def flat_of(
             f"{' and '.join(dtypes)}: the run stops there. Use --fsdp-version 2."
         )
     if len({weights[index].trains for index in members}) > 1:
-        frozen = next(weights[index].name for index in members if not weights[index].trains)
-        trained = next(weights[index].name for index in members if weights[index].trains)
+        frozen_name = next(weights[index].name for index in members if not weights[index].trains)
+        trained_name = next(weights[index].name for index in members if weights[index].trains)
         raise ConfigError(
-            f"--fsdp-version 1 is not modelled where a unit has frozen parameters ({frozen}) "
-            f"beside those that train ({trained}): without use_orig_params the run stops there, "
-            "with it gradients of both are computed. Use --fsdp-version 2, which takes each by "
-            "itself."
+            f"--fsdp-version 1 is not modelled where a unit has frozen parameters ({frozen_name}) "
+            f"beside those that train ({trained_name}): without use_orig_params the run stops "
+            "there, with it gradients of both are computed. Use --fsdp-version 2, which takes each "
+            "by itself."
         )
     offsets, at = [], 0
     unit = _ALIGNED_BYTES // DTYPE_BYTES[dtypes[0]] if aligned and members else 1
@@ -161,18 +161,20 @@ class Fsdp1(FsdpRank):
     keeps_whole: bool = False
     reentrant: bool = False
     _flats: dict[FsdpUnit, Flat] = field(default_factory=dict)
-    _joined: dict[FsdpUnit, int] = field(default_factory=dict)
+    _flat_gradients: dict[FsdpUnit, int] = field(default_factory=dict)
     _lazy: bool = True
     _warm_up: int | None = None
     _place: dict[FsdpUnit, int] = field(default_factory=dict)
-    _hooked: set[FsdpUnit] = field(default_factory=set)
+    _hooked_units: set[FsdpUnit] = field(default_factory=set)
     _leaving: list[FsdpUnit] = field(default_factory=list)
     _inner: set[FsdpUnit] = field(default_factory=set)
     _used: set[FsdpUnit] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         FsdpRank.__post_init__(self)
-        trained = [weight.name for weight in self.weights if weight.trains and weight.has_grad]
+        trained_names = [
+            weight.name for weight in self.weights if weight.trains and weight.has_grad
+        ]
         for unit in self.units:
             if unit.plan.weights:
                 self._flats[unit] = flat_of(
@@ -181,7 +183,7 @@ class Fsdp1(FsdpRank):
             path = unit.plan.modules[0]
             if any(around in self._units_at for around in _prefixes(path)[:-1]):
                 self._inner.add(unit)
-            if path == ROOT or any(name.startswith(f"{path}.") for name in trained):
+            if path == ROOT or any(name.startswith(f"{path}.") for name in trained_names):
                 self._used.add(unit)
         if self.ranks > 1 and not self.keeps_whole:
             self.notes.append(
@@ -197,7 +199,7 @@ class Fsdp1(FsdpRank):
 
     def _stored_item(self, unit: FsdpUnit) -> int:
         """Bytes of an element that is stored."""
-        return max(DTYPE_BYTES[self.stored[weight]] for weight in unit.plan.weights)
+        return max(DTYPE_BYTES[self.stored_dtypes[weight]] for weight in unit.plan.weights)
 
     def _rank_elements(self, unit: FsdpUnit) -> int:
         """Elements that a rank has of a unit."""
@@ -230,16 +232,18 @@ class Fsdp1(FsdpRank):
             label = "fsdp: flat parameter"
             module = self.module_of(flat.weights[0])
             if self.keeps_whole:
-                kept = to.alloc(flat.elements * item, Category.PARAMETERS, label, module=module)
+                parameter = to.alloc(
+                    flat.elements * item, Category.PARAMETERS, label, module=module
+                )
             else:
-                joined = to.alloc(flat.elements * item, Category.COMMUNICATION, label)
+                flat_buffer = to.alloc(flat.elements * item, Category.COMMUNICATION, label)
             to.free(*whole)
             nbytes = self._rank_elements(unit) * item
             if not self.keeps_whole:
-                kept = to.alloc(nbytes, Category.PARAMETERS, "fsdp: shard", module=module)
-                to.free(joined)
+                parameter = to.alloc(nbytes, Category.PARAMETERS, "fsdp: shard", module=module)
+                to.free(flat_buffer)
             if self.offloads:
-                to.free(kept)
+                to.free(parameter)
                 # the gradient has a place of its own beside it
                 to.out.host_bytes += 2 * nbytes
 
@@ -248,13 +252,13 @@ class Fsdp1(FsdpRank):
         for unit in self.in_module_order():
             if not unit.plan.weights:
                 continue
-            computed, stored = self._computed_item(unit), self._stored_item(unit)
-            gathered = self.ranks * self._flats[unit].shard_elements
-            sizes = [] if self.keeps_whole else [gathered * computed]
-            if stored != computed:
-                sizes.insert(0, self._rank_elements(unit) * computed)
+            computed_item, stored_item = self._computed_item(unit), self._stored_item(unit)
+            gathered_elements = self.ranks * self._flats[unit].shard_elements
+            sizes = [] if self.keeps_whole else [gathered_elements * computed_item]
+            if stored_item != computed_item:
+                sizes.insert(0, self._rank_elements(unit) * computed_item)
                 if not self.keeps_whole:
-                    sizes.append(gathered * stored)
+                    sizes.append(gathered_elements * stored_item)
             for nbytes in sizes:
                 self.to.free(self.passing(nbytes, "fsdp: storage", DEFAULT_STREAM))
 
@@ -307,7 +311,7 @@ class Fsdp1(FsdpRank):
                 self._order.append(unit)
             hidden = self.reentrant and not self.in_backward and unit in self._inner
             if unit in self._used and not hidden:
-                self._hooked.add(unit)
+                self._hooked_units.add(unit)
             unit.state = State.IDLE
 
     def autograd_at(self, module: str) -> None:
@@ -329,7 +333,7 @@ class Fsdp1(FsdpRank):
                 frozen.append(unit)
         for path in _prefixes(module):
             for unit in self._units_at.get(path, ()):
-                if unit.state is State.IDLE and unit in self._hooked:
+                if unit.state is State.IDLE and unit in self._hooked_units:
                     self._pre_backward(unit)
                 if unit.fed_by is not None and unit not in self._leaving:
                     self._leaving.append(unit)
@@ -348,11 +352,11 @@ class Fsdp1(FsdpRank):
             if self.weights[weight].trains and self.weights[weight].has_grad
         )
 
-    def zeroed(self, weight: int) -> None:
+    def zero_grad(self, weight: int) -> None:
         """``zero_grad``: parameters one by one, or the flat ones, those of outer modules first."""
         if self.original:
             # the flat parameter has its own reference, which the next forward drops
-            self._unit_of[weight].dropped.add(weight)
+            self._unit_of[weight].dropped_gradients.add(weight)
             return
         for unit in self.in_module_order():
             self.drop_gradient(unit)
@@ -363,15 +367,15 @@ class Fsdp1(FsdpRank):
         """``_unshard``: the shard in the dtype of the forward, then the whole."""
         if unit.full or not unit.plan.weights:
             return
-        computed, stored = self._computed_item(unit), self._stored_item(unit)
+        computed_item, stored_item = self._computed_item(unit), self._stored_item(unit)
         elements, first = self._rank_elements(unit), self._flats[unit].weights[0]
         shard = None
         if self.offloads:
             label = "fsdp: shard from the host"
-            shard = self.passing(elements * stored, label, _PRE_UNSHARD_STREAM)
-        if stored != computed:
+            shard = self.passing(elements * stored_item, label, _PRE_UNSHARD_STREAM)
+        if stored_item != computed_item:
             label = "fsdp: shard in half precision"
-            half = self.passing(elements * computed, label, _PRE_UNSHARD_STREAM)
+            half = self.passing(elements * computed_item, label, _PRE_UNSHARD_STREAM)
             if shard is not None:
                 self.to.free(shard)
             shard = half
@@ -381,7 +385,7 @@ class Fsdp1(FsdpRank):
                 unit.full[first] = shard
             return
         unit.full[first] = self.to.alloc(
-            self.ranks * elements * computed,
+            self.ranks * elements * computed_item,
             Category.COMMUNICATION,
             "fsdp: gathered parameters",
             module=self.module_of(first),
@@ -395,30 +399,30 @@ class Fsdp1(FsdpRank):
         index = self._place.get(unit)
         if index:
             before = self._order[index - 1]
-            if before in self._hooked:
+            if before in self._hooked_units:
                 self.gather(before)
 
     def _pre_backward(self, unit: FsdpUnit) -> None:
         unit.state = State.PRE_BACKWARD
         self.gather(unit)
-        self._hooked.discard(unit)
+        self._hooked_units.discard(unit)
         if self.prefetch is Prefetch.BACKWARD_PRE:
             self._prefetch_behind(unit)
 
     def _post_backward(self, unit: FsdpUnit) -> None:
         """The flat gradient is there (``_post_backward_hook``)."""
         unit.state = State.POST_BACKWARD
-        computed = [w for w in unit.plan.weights if w in self.gradients]
-        added = self._join(unit) if computed else None
+        gradient_weights = [w for w in unit.plan.weights if w in self.gradients]
+        flat_gradient = self._join(unit) if gradient_weights else None
         if self._reshards:
             self.reshard(unit)
         if self.prefetch is Prefetch.BACKWARD_POST:
             self._prefetch_behind(unit)
-        if unit in self._joined and self.syncs:
-            self._reduce(unit, self._joined.pop(unit))
-        if added is not None:
+        if unit in self._flat_gradients and self.syncs:
+            self._reduce(unit, self._flat_gradients.pop(unit))
+        if flat_gradient is not None:
             # autograd has a reference until the hook has run
-            self.to.free(added)
+            self.to.free(flat_gradient)
 
     @property
     def _reshards(self) -> bool:
@@ -446,7 +450,7 @@ class Fsdp1(FsdpRank):
             self.to.alloc(nbytes, Category.TEMPORARIES, "fsdp: zeros for a flat gradient")
             for nbytes in zeros
         ]
-        joined = self.to.alloc(
+        flat_gradient = self.to.alloc(
             flat.elements * item,
             Category.GRADIENTS,
             "fsdp: flat gradient",
@@ -456,26 +460,26 @@ class Fsdp1(FsdpRank):
         for weight in flat.weights:
             self.take_gradient(weight)
         # added to what earlier micro-steps left, or, whole, reduced where it lies after each
-        if unit in self._joined or (self.keeps_whole and unit.sharded_gradient is not None):
-            return joined
-        self._joined[unit] = joined
+        if unit in self._flat_gradients or (self.keeps_whole and unit.sharded_gradient is not None):
+            return flat_gradient
+        self._flat_gradients[unit] = flat_gradient
         return None
 
     def _reduce(self, unit: FsdpUnit, gradient: int) -> None:
         """``_reduce_grad``; ``_reduce_grad_no_shard`` reduces where the gradient is."""
-        computed, stored = self._computed_item(unit), self._stored_item(unit)
+        computed_item, stored_item = self._computed_item(unit), self._stored_item(unit)
         flat, passing, result = self._flats[unit], [gradient], gradient
         if not self.keeps_whole:
-            gathered = flat.shard_elements * self.ranks
-            if gathered != flat.elements:
-                nbytes = gathered * computed
+            gathered_elements = flat.shard_elements * self.ranks
+            if gathered_elements != flat.elements:
+                nbytes = gathered_elements * computed_item
                 passing.append(self.passing(nbytes, "fsdp: padded gradient", _POST_BACKWARD_STREAM))
-            result = self._alloc_reduced(flat.shard_elements * computed, _POST_BACKWARD_STREAM)
-        if computed != stored:
+            result = self._alloc_reduced(flat.shard_elements * computed_item, _POST_BACKWARD_STREAM)
+        if computed_item != stored_item:
             stream = ALL_REDUCE_STREAM if self.replicated else _POST_BACKWARD_STREAM
             if self.keeps_whole:
                 stream = _POST_BACKWARD_STREAM
-            cast = self._alloc_reduced(self._rank_elements(unit) * stored, stream)
+            cast = self._alloc_reduced(self._rank_elements(unit) * stored_item, stream)
             self.to.free(result)
             result = cast
         if self.keeps_whole:
@@ -504,7 +508,7 @@ class Fsdp1(FsdpRank):
                 self.reshard(unit)
             unit.state = State.IDLE
             unit.fed_by = None
-        self._hooked.clear()
+        self._hooked_units.clear()
         self._place.clear()
         self._order.clear()
 

@@ -39,16 +39,16 @@ class Fsdp2(FsdpRank):
     tensor_ranks: int = 1
     is_last_backward: bool = True
     _gather_stream: int = _COPY_IN_STREAM
-    _copied_out: int | None = None
-    _reducing: list[int] = field(default_factory=list)
-    _all_reducing: dict[FsdpUnit, list[int]] = field(default_factory=dict)
+    _copied_buffer: int | None = None
+    _reduce_inputs: list[int] = field(default_factory=list)
+    _all_reduce_buffers: dict[FsdpUnit, list[int]] = field(default_factory=dict)
     _rank_parts: dict[int, int] = field(default_factory=dict)
     _on_host: set[FsdpUnit] = field(default_factory=set)
     _forward_root: FsdpUnit | None = None
-    _awaited: dict[FsdpUnit, set[str]] = field(default_factory=dict)
+    _awaited_modules: dict[FsdpUnit, set[str]] = field(default_factory=dict)
     _ended_by_root: list[FsdpUnit] = field(default_factory=list)
     _indices: dict[FsdpUnit, list[int]] = field(default_factory=dict)
-    _reached: set[FsdpUnit] = field(default_factory=set)
+    _reached_units: set[FsdpUnit] = field(default_factory=set)
 
     # -- sizes
 
@@ -65,13 +65,13 @@ class Fsdp2(FsdpRank):
 
     def _stored_bytes(self, weight: int) -> int:
         """Of a shard in the dtype that it is stored in."""
-        return self._shard_bytes(weight, self.stored[weight])
+        return self._shard_bytes(weight, self.stored_dtypes[weight])
 
     def _full_bytes(self, weight: int) -> int:
         return self._ranks(self._unit_of[weight]) * self._computed_bytes(weight)
 
     def _casts(self, weight: int) -> bool:
-        return self.stored[weight] != self.weights[weight].dtype
+        return self.stored_dtypes[weight] != self.weights[weight].dtype
 
     # -- construction
 
@@ -100,8 +100,8 @@ class Fsdp2(FsdpRank):
                     self._wait(unit)
                 continue
             first = unit.state is not State.FORWARD
-            if not self._awaited.get(unit):
-                self._awaited[unit] = set(unit.plan.modules)
+            if not self._awaited_modules.get(unit):
+                self._awaited_modules[unit] = set(unit.plan.modules)
             unit.state = State.FORWARD
             if first and self._forward_root is None:
                 self._forward_root = unit
@@ -112,7 +112,7 @@ class Fsdp2(FsdpRank):
                 if fed and self._indices.get(unit) and not self.in_backward:
                     self._note_second_call(module)
                 unit.fed_by = module if fed else None
-                self._reached.discard(unit)
+                self._reached_units.discard(unit)
 
     def _note_second_call(self, module: str) -> None:
         note = (
@@ -128,14 +128,14 @@ class Fsdp2(FsdpRank):
         for unit in self._units_at.get(module, ()):
             if unit.state is State.PRE_BACKWARD:
                 continue
-            awaited = self._awaited.get(unit, set())
-            awaited.discard(module)
-            if awaited:
+            awaited_modules = self._awaited_modules.get(unit, set())
+            awaited_modules.discard(module)
+            if awaited_modules:
                 continue
             self._post_forward(unit)
             if unit is self._forward_root:
                 self._complete_partial()
-                self._drop_copied_out()
+                self._drop_copied_buffer()
                 self._forward_root = None
 
     def _post_forward(self, unit: FsdpUnit) -> None:
@@ -154,8 +154,8 @@ class Fsdp2(FsdpRank):
         which the norm has gathered, ends with the root, and has its hook on the root's outputs.
         """
         for unit in reversed(self.in_module_order()):
-            if self._awaited.get(unit) and not unit.is_root:
-                self._awaited[unit].clear()
+            if self._awaited_modules.get(unit) and not unit.is_root:
+                self._awaited_modules[unit].clear()
                 self._post_forward(unit)
                 self._ended_by_root.append(unit)
 
@@ -170,7 +170,7 @@ class Fsdp2(FsdpRank):
                 self.pre_backward(unit)
             self._ended_by_root.clear()
         for unit in self.units:
-            if unit.fed_by is None or unit not in self._reached:
+            if unit.fed_by is None or unit not in self._reached_units:
                 continue
             if not is_inside(module, unit.fed_by):
                 self._forget_input(unit)
@@ -181,29 +181,29 @@ class Fsdp2(FsdpRank):
             if unit.state is State.IDLE and self._indices.get(unit):
                 self.pre_backward(unit)
             if unit.fed_by is not None and is_inside(module, unit.fed_by):
-                self._reached.add(unit)
+                self._reached_units.add(unit)
 
     def _forget_input(self, unit: FsdpUnit) -> None:
         unit.fed_by = None
-        self._reached.discard(unit)
+        self._reached_units.discard(unit)
 
-    def zeroed(self, weight: int) -> None:
+    def zero_grad(self, weight: int) -> None:
         """``zero_grad`` drops the gradient of a shard; their storage is that of the unit."""
         unit = self._unit_of[weight]
-        unit.dropped.add(weight)
+        unit.dropped_gradients.add(weight)
         self.drop_if_zeroed(unit)
 
     # -- what a unit does
 
     def gather(self, unit: FsdpUnit) -> None:
         """``foreach_all_gather``: inputs in one buffer, of which this rank's part is a slice."""
-        if unit.gathered is not None or unit.full or not unit.plan.weights:
+        if unit.gather_buffer is not None or unit.full or not unit.plan.weights:
             return
         if self._ranks(unit) == 1:
             return
         inputs = self._from_host(unit) if self.offloads else self._in_half(unit)
         nbytes = sum(map(self._full_bytes, unit.plan.weights))
-        unit.gathered = self.passing(nbytes, "fsdp: all-gather", self._gather_stream)
+        unit.gather_buffer = self.passing(nbytes, "fsdp: all-gather", self._gather_stream)
         self.to.free(*inputs)
 
     def _from_host(self, unit: FsdpUnit) -> list[int]:
@@ -234,19 +234,19 @@ class Fsdp2(FsdpRank):
         if self._ranks(unit) == 1:
             self._copy_alone(unit)
             if unit.state is State.FORWARD:
-                self._drop_copied_out()
+                self._drop_copied_buffer()
             return
-        if unit.gathered is None:
+        if unit.gather_buffer is None:
             return
         for weight in unit.plan.weights:
             self._alloc_full(unit, weight)
         if unit.state is State.FORWARD:
             # the one before is let go of at once, but for a local name that lives until the return
-            self._drop_copied_out()
-            self._copied_out = unit.gathered
+            self._drop_copied_buffer()
+            self._copied_buffer = unit.gather_buffer
         else:
-            self.to.free(unit.gathered)
-        unit.gathered = None
+            self.to.free(unit.gather_buffer)
+        unit.gather_buffer = None
 
     def _copy_alone(self, unit: FsdpUnit) -> None:
         """A group of one rank copies without communication."""
@@ -267,10 +267,10 @@ class Fsdp2(FsdpRank):
             module=self.module_of(weight),
         )
 
-    def _drop_copied_out(self) -> None:
-        if self._copied_out is not None:
-            self.to.free(self._copied_out)
-            self._copied_out = None
+    def _drop_copied_buffer(self) -> None:
+        if self._copied_buffer is not None:
+            self.to.free(self._copied_buffer)
+            self._copied_buffer = None
 
     def pre_backward(self, unit: FsdpUnit) -> None:
         """Gathers a unit, and ahead of its turn the one whose forward was before this one's."""
@@ -292,8 +292,8 @@ class Fsdp2(FsdpRank):
         gradients = [weight for weight in unit.plan.weights if weight in self.gradients]
         self._redistribute(gradients)
         self.reshard(unit)
-        while self._reducing:
-            self.to.free(self._reducing.pop(0))
+        while self._reduce_inputs:
+            self.to.free(self._reduce_inputs.pop(0))
         if gradients:
             self._reduce(unit, gradients)
 
@@ -346,7 +346,7 @@ class Fsdp2(FsdpRank):
             self._pass(unit, result)
         else:
             self.keep_gradient(unit, result)
-        self._reducing.append(source)
+        self._reduce_inputs.append(source)
 
     def _pass(self, unit: FsdpUnit, number: int) -> None:
         """What is reduced and not kept goes, with replicas at the end of the backward.
@@ -354,7 +354,7 @@ class Fsdp2(FsdpRank):
         Until then a reference keeps the all-reduce's buffer (``AllReduceState``).
         """
         if self.replicated:
-            self._all_reducing.setdefault(unit, []).append(number)
+            self._all_reduce_buffers.setdefault(unit, []).append(number)
         else:
             self.to.free(number)
 
@@ -378,17 +378,17 @@ class Fsdp2(FsdpRank):
                 self._finalize(unit)
         if self.is_last_backward:
             self._order.clear()
-            while self._reducing:
-                self.to.free(self._reducing.pop(0))
+            while self._reduce_inputs:
+                self.to.free(self._reduce_inputs.pop(0))
 
     def _finalize(self, unit: FsdpUnit) -> None:
         """``finalize_backward``: what was prefetched for nothing goes, and all-reduces end."""
         self._indices.pop(unit, None)
-        self._awaited.pop(unit, None)
-        self.to.free(*self._all_reducing.pop(unit, ()))
-        if unit.gathered is not None:
-            self.to.free(unit.gathered)
-            unit.gathered = None
+        self._awaited_modules.pop(unit, None)
+        self.to.free(*self._all_reduce_buffers.pop(unit, ()))
+        if unit.gather_buffer is not None:
+            self.to.free(unit.gather_buffer)
+            unit.gather_buffer = None
 
 
 @dataclass(slots=True, kw_only=True)

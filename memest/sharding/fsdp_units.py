@@ -95,11 +95,11 @@ def check_head_is_gathered(
     reads, head = reader_of_head(setup), landmarks.head
     if not reads or head is None:
         return
-    known = {landmarks.shared.get(f"{head}.weight", f"{head}.weight")}
+    head_names = {landmarks.shared.get(f"{head}.weight", f"{head}.weight")}
     own = {
         number
         for number, weight in enumerate(weights)
-        if weight.name in known or weight.name.startswith(f"{head}.")
+        if weight.name in head_names or weight.name.startswith(f"{head}.")
     }
     torch = setup.software.torch or installed_version("torch")
     for plan in plans:
@@ -179,7 +179,7 @@ def _check_flat(plan: UnitPlan, weights: Sequence[Weight], setup: Setup) -> None
         first.setdefault(loaded_dtype(weights[number], setup), weights[number].name)
     if len(first) < 2:
         return
-    named = " and ".join(f"{dtype} ({name})" for dtype, name in sorted(first.items()))
+    dtype_names = " and ".join(f"{dtype} ({name})" for dtype, name in sorted(first.items()))
     hint = "Use --fsdp-version 2, which takes each weight by itself."
     if setup.quantization is not None:
         hint = (
@@ -188,8 +188,8 @@ def _check_flat(plan: UnitPlan, weights: Sequence[Weight], setup: Setup) -> None
         )
     raise ConfigError(
         f"--fsdp-version 1 flattens the weights of a unit into one, and those of "
-        f"{plan.modules[0] or 'the model itself'} come as {named}: the run stops there (torch: "
-        f'"Must flatten tensors with uniform dtype"). {hint}'
+        f"{plan.modules[0] or 'the model itself'} come as {dtype_names}: the run stops there "
+        f'(torch: "Must flatten tensors with uniform dtype"). {hint}'
     )
 
 
@@ -216,13 +216,13 @@ def plan_units(
         ConfigError: a class that no module has.
     """
     class_of = landmarks.kinds
-    wanted = _checked(classes, class_of) if classes else set(landmarks.blocks)
+    wrap_classes = _check_classes(classes, class_of) if classes else set(landmarks.blocks)
     order = _bottom_up(list(class_of))
-    apart = _trained_alone(class_of, weights) if as_peft else set()
+    apart = _peft_units(class_of, weights) if as_peft else set()
     groups: list[tuple[tuple[str, ...], bool]] = [
         ((name,), reshards)
         for name in order
-        if name != ROOT and (class_of[name] in wanted or name in apart)
+        if name != ROOT and (class_of[name] in wrap_classes or name in apart)
     ]
     if as_accelerate:
         groups += _ends(landmarks, weights, {name for (name,), _ in groups}, reshards)
@@ -230,10 +230,10 @@ def plan_units(
     groups.append(((ROOT,), False))
     if as_accelerate:
         _check_embeddings(landmarks, groups)
-    return _filled(landmarks, weights, groups)
+    return _fill_units(landmarks, weights, groups)
 
 
-def _filled(
+def _fill_units(
     landmarks: Landmarks,
     weights: Sequence[Weight],
     groups: Sequence[tuple[tuple[str, ...], bool]],
@@ -254,14 +254,14 @@ def _filled(
     )
 
 
-def _trained_alone(class_of: Mapping[str, str], weights: Sequence[Weight]) -> set[str]:
+def _peft_units(class_of: Mapping[str, str], weights: Sequence[Weight]) -> set[str]:
     """What ``fsdp_auto_wrap_policy`` of peft 0.21 wraps beside the layers of the model."""
     parents = {_parent(name) for name in class_of if name != ROOT}
-    trained = {weight.name for weight in weights if weight.trains}
+    trained_names = {weight.name for weight in weights if weight.trains}
     return {
         name
         for name, kind in class_of.items()
-        if kind in _PROMPTS or (name not in parents and f"{name}.weight" in trained)
+        if kind in _PROMPTS or (name not in parents and f"{name}.weight" in trained_names)
     }
 
 
@@ -273,7 +273,7 @@ def _own_units(
     Source: ``apply_fully_sharded_data_parallelism`` of transformers 5.23.
     """
     groups = [*landmarks.units, ((ROOT,), False, False)]
-    plans = _filled(landmarks, weights, [(names, own) for names, own, _ in groups])
+    plans = _fill_units(landmarks, weights, [(names, own) for names, own, _ in groups])
     experts = {names for names, _, of_experts in groups if of_experts}
     return tuple(
         replace(plan, ranks=expert_ranks) if plan.modules in experts else plan for plan in plans
@@ -281,7 +281,7 @@ def _own_units(
 
 
 def _ends(
-    landmarks: Landmarks, weights: Sequence[Weight], taken: set[str], reshards: bool
+    landmarks: Landmarks, weights: Sequence[Weight], unit_names: set[str], reshards: bool
 ) -> list[tuple[tuple[str, ...], bool]]:
     """Input embeddings, and the final norm with the output embeddings."""
     embeddings, head = landmarks.embeddings, landmarks.head
@@ -293,11 +293,11 @@ def _ends(
         and (f"{embeddings}.weight" in names) != (f"{head}.weight" in names)
     )
     out: list[tuple[tuple[str, ...], bool]] = []
-    if embeddings is not None and not tied and embeddings not in taken:
+    if embeddings is not None and not tied and embeddings not in unit_names:
         out.append(((embeddings,), reshards))
-        taken = taken | {embeddings}
+        unit_names = unit_names | {embeddings}
     ends = (landmarks.norm, embeddings, head) if tied else (landmarks.norm, head)
-    tail = tuple(dict.fromkeys(n for n in ends if n is not None and n not in taken))
+    tail = tuple(dict.fromkeys(n for n in ends if n is not None and n not in unit_names))
     if tail:
         out.append((tail, False))
     return out
@@ -323,15 +323,15 @@ def _check_embeddings(landmarks: Landmarks, groups: Sequence[tuple[tuple[str, ..
             )
 
 
-def _checked(classes: Sequence[str], class_of: Mapping[str, str]) -> set[str]:
-    known = sorted(set(class_of.values()))
+def _check_classes(classes: Sequence[str], class_of: Mapping[str, str]) -> set[str]:
+    class_names = sorted(set(class_of.values()))
     for name in classes:
-        if name not in known:
-            near = closest(name, known)
+        if name not in class_names:
+            near = closest(name, class_names)
             hint = f" Did you mean {near[0]!r}?" if near else ""
             raise ConfigError(
                 f"--fsdp-wrap {name!r}: the model has no module of this class.{hint} It has: "
-                f"{', '.join(known)}."
+                f"{', '.join(class_names)}."
             )
     return set(classes)
 

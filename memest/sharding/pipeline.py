@@ -87,21 +87,25 @@ def compose_rank(
         updates: of the rank's optimizer; None where none runs.
         gpu: decides workspaces.
     """
-    joined = join([*stages, *([updates] if updates is not None else [])])
-    numbered, sizes = with_places(joined)
-    hidden = [workspaces_of(call, gpu) for call in numbered.calls]
-    course = Course(module_names=numbered.module_names, label_names=list(numbered.op_names))
-    cues = numbered.cues if plan.wrapped else ()
-    player = Player(numbered, shape_of(hidden), len(sizes), course, cues)
-    table = [*sizes, *(h.nbytes for workspaces in hidden for h in workspaces)]
+    joined_traces = join([*stages, *([updates] if updates is not None else [])])
+    numbered_trace, sizes = with_places(joined_traces)
+    call_workspaces = [workspaces_of(call, gpu) for call in numbered_trace.calls]
+    course = Course(
+        module_names=numbered_trace.module_names, label_names=list(numbered_trace.op_names)
+    )
+    cues = numbered_trace.cues if plan.wrapped else ()
+    player = Player(numbered_trace, shape_of(call_workspaces), len(sizes), course, cues)
+    table = [*sizes, *(w.nbytes for workspaces in call_workspaces for w in workspaces)]
     numbers = stages_of(rank, plan.ranks, plan.per_rank)
     pieces = {
-        number: StagePieces(trace, joined.first_events[place], joined.first_allocations[place])
+        number: StagePieces(
+            trace, joined_traces.first_events[place], joined_traces.first_allocations[place]
+        )
         for place, (number, trace) in enumerate(zip(numbers, stages, strict=True))
     }
-    playing = _Playing(plan, rank, pieces, joined, player, course, table)
+    playing = _Playing(plan, rank, pieces, joined_traces, player, course, table)
     if updates is not None:
-        playing.update = _Update.of(updates, joined, len(stages))
+        playing.update = _Update.of(updates, joined_traces, len(stages))
     playing.run()
     return RankStream(
         events=course.events,
@@ -113,7 +117,7 @@ def compose_rank(
         marks=course.marks,
         module_names=course.module_names,
         sizes=[table[place] for place in course.places],
-        workspace_slack_bytes=slack_of(hidden),
+        workspace_slack_bytes=slack_of(call_workspaces),
         rank=rank,
         cues=course.cues,
     )
@@ -123,34 +127,37 @@ def compose_rank(
 class _Update:
     """The optimizer's pieces, in numbers of the joined trace."""
 
-    made: tuple[int, int]
+    construction: tuple[int, int]
     first: tuple[int, int]
     later: tuple[int, int]
     inheritance: list[tuple[int, int]]
 
     @classmethod
-    def of(cls, updates: Trace, joined: JoinedTraces, place: int) -> _Update:
+    def of(cls, updates: Trace, joined_traces: JoinedTraces, place: int) -> _Update:
         at = {(s.kind, s.step): s.position for s in updates.seams}
-        event, allocation = joined.first_events[place], joined.first_allocations[place]
+        event, allocation = (
+            joined_traces.first_events[place],
+            joined_traces.first_allocations[place],
+        )
 
         def span(begin: tuple[SeamKind, int], end: tuple[SeamKind, int]) -> tuple[int, int]:
             return at[begin] + event, at[end] + event
 
         later = at[SeamKind.UPDATE, 2], at[SeamKind.UPDATED, 2]
-        born = {v >> 2 for v in updates.events[slice(*later)] if v & 3 == ALLOC}
-        freed = [v >> 2 for v in updates.events[slice(*later)] if v & 3 == FREE]
-        dropped = sorted(number for number in freed if number not in born)
-        made = at[SeamKind.OPTIMIZER_MADE, 0]
-        updated = {v >> 2 for v in updates.events[:made] if v & 3 == ALLOC}
-        if updated & set(dropped):
+        allocations = {v >> 2 for v in updates.events[slice(*later)] if v & 3 == ALLOC}
+        frees = [v >> 2 for v in updates.events[slice(*later)] if v & 3 == FREE]
+        old = sorted(number for number in frees if number not in allocations)
+        construction_start = at[SeamKind.OPTIMIZER_MADE, 0]
+        inputs = {v >> 2 for v in updates.events[:construction_start] if v & 3 == ALLOC}
+        if inputs & set(old):
             raise TraceError(
                 "The optimizer lets go of weights or gradients during its step, which memest "
                 "cannot compose. Please report it with the output of `memest env`."
             )
-        left = sorted(born - set(freed))
-        pairs = [(d + allocation, n + allocation) for d, n in pair_up(updates, dropped, left)]
+        new = sorted(allocations - set(frees))
+        pairs = [(d + allocation, n + allocation) for d, n in pair_up(updates, old, new)]
         return cls(
-            made=span((SeamKind.OPTIMIZER_MADE, 0), (SeamKind.UPDATE, 1)),
+            construction=span((SeamKind.OPTIMIZER_MADE, 0), (SeamKind.UPDATE, 1)),
             first=span((SeamKind.UPDATE, 1), (SeamKind.UPDATED, 1)),
             later=span((SeamKind.UPDATE, 2), (SeamKind.UPDATED, 2)),
             inheritance=pairs,
@@ -164,7 +171,7 @@ class _Playing:
     plan: PipelinePlan
     rank: int
     stages: dict[int, StagePieces]
-    joined: JoinedTraces
+    joined_traces: JoinedTraces
     player: Player
     course: Course
     table: list[int]
@@ -176,13 +183,13 @@ class _Playing:
     inputs: dict[tuple[int, int], int] = field(default_factory=dict)
     output_gradients: dict[tuple[int, int], int] = field(default_factory=dict)
     batch: list[int] = field(default_factory=list)
-    saved: dict[tuple[int, int], dict[int, int]] = field(default_factory=dict)
+    live_allocations: dict[tuple[int, int], dict[int, int]] = field(default_factory=dict)
     template: dict[tuple[int, int], int] = field(default_factory=dict)
     losses: list[int] = field(default_factory=list)
     user_losses: list[int] = field(default_factory=list)
     chunks: list[int] = field(default_factory=list)
-    sent: list[int] = field(default_factory=list)
-    sent_back: list[int] = field(default_factory=list)
+    pending_sends: list[int] = field(default_factory=list)
+    pending_gradient_sends: list[int] = field(default_factory=list)
     names: dict[str, int] = field(default_factory=dict)
     backwards: Counter[int] = field(default_factory=Counter)
 
@@ -272,7 +279,7 @@ class _Playing:
             begin, end = pieces.load
             self.player.play((begin + 1, end), 0, 0)  # its own mark excepted
         if self.update is not None:
-            self.player.play(self.update.made, 0, 0)
+            self.player.play(self.update.construction, 0, 0)
         rounds = min(self.plan.rounds, MAX_REPEATS)
         for step in range(1, self.plan.num_steps + 1):
             self.step = step
@@ -316,10 +323,10 @@ class _Playing:
         self._drop(self.losses)
         self.losses = []
         if self.chunks:
-            merged = sum(self._size(number) for number in self.chunks)
-            joined = self._alloc(merged, Category.TEMPORARIES, "pipeline: joined outputs")
-            self.player.released_numbers.add(joined)
-            self._drop([joined])
+            nbytes = sum(self._size(number) for number in self.chunks)
+            joined_outputs = self._alloc(nbytes, Category.TEMPORARIES, "pipeline: joined outputs")
+            self.player.released_numbers.add(joined_outputs)
+            self._drop([joined_outputs])
         for pieces in self.stages.values():
             self.player.play(pieces.region_end, self.step, 0)
 
@@ -333,7 +340,7 @@ class _Playing:
                 allocation = pieces.allocation_of(kind, 0)
                 if allocation is None:
                     continue
-                nbytes = self.joined.trace.sizes[allocation] * self.plan.micro_batches
+                nbytes = self.joined_traces.trace.sizes[allocation] * self.plan.micro_batches
                 whole = self._alloc(nbytes, Category.INPUTS, "pipeline: batch")
                 self.player.released_numbers.add(whole)
                 self.batch.append(whole)
@@ -355,7 +362,7 @@ class _Playing:
                     continue
                 for micro_batch in range(self.plan.micro_batches):
                     buffer = self._alloc(
-                        self.joined.trace.sizes[allocation],
+                        self.joined_traces.trace.sizes[allocation],
                         Category.COMMUNICATION,
                         "pipeline: receive buffer",
                     )
@@ -369,18 +376,18 @@ class _Playing:
         key = action.stage, action.micro_batch
         pieces, number = self.stages[action.stage], self.template[key]
         span = span or pieces.piece(action.work, number)
-        saved = self.saved.setdefault(key, {})
-        self.player.assign(list(saved), list(saved.values()))
+        live = self.live_allocations.setdefault(key, {})
+        self.player.assign(list(live), list(live.values()))
         self.player.play(span, self.step, action.micro_batch + 1)
-        born = pieces.allocations(span, self.joined.trace)
+        allocations = pieces.allocations(span, self.joined_traces.trace)
         # gradients and casts are everybody's, the rest is this micro-batch's
-        shared = set(pieces.gradients) if number == 0 else set()
-        for index in (*saved, *born):
+        gradients = set(pieces.gradients) if number == 0 else set()
+        for index in (*live, *allocations):
             now = self.player.number_of(index)
             if now is None:
-                saved.pop(index, None)
-            elif index not in shared:
-                saved[index] = now
+                live.pop(index, None)
+            elif index not in gradients:
+                live[index] = now
 
     def _forward(self, action: Action) -> None:
         key = stage, micro_batch = action.stage, action.micro_batch
@@ -390,8 +397,8 @@ class _Playing:
             template = pieces.casts_again if self.has_gradients else 0
         self.template[key] = template
         begin, end = pieces.piece("F", template)
-        computed = pieces.output_position(template)
-        self._play(action, (begin, computed))
+        output_position = pieces.output_position(template)
+        self._play(action, (begin, output_position))
         self._cue(CueKind.STAGE_LEFT, stage)
         output = pieces.allocation_of(CueKind.STAGE_OUTPUT, template)
         assert output is not None
@@ -399,20 +406,20 @@ class _Playing:
         assert number is not None
         if self._is_single:
             self._bind("output", number)  # what it held goes before the loss is computed
-        self._play(action, (computed, end))
+        self._play(action, (output_position, end))
         loss = pieces.allocation_of(CueKind.STAGE_LOSS, template)
         last = loss is not None
         if last and self.plan.returns_outputs:
             self.chunks.append(self._hold(number))
         if loss is not None:
-            made = self.player.number_of(loss)
-            assert made is not None
-            self.losses.append(self._own(made))
+            loss_number = self.player.number_of(loss)
+            assert loss_number is not None
+            self.losses.append(self._own(loss_number))
         if self._is_single:
             if not last:
                 self._sends_output(micro_batch, number)
         elif not last and stage + 1 not in self.stages:
-            self.sent.append(self._hold(number))
+            self.pending_sends.append(self._hold(number))
         elif stage + 1 in self.stages:
             # the next stage is here as well: it takes the output itself for its buffer
             old_buffer = self.inputs[stage + 1, micro_batch]
@@ -438,12 +445,12 @@ class _Playing:
             self.output_gradients[stage - 1, micro_batch] = number
             self._drop([before])
         else:
-            self.sent.append(number)
+            self.pending_sends.append(number)
 
     def _sends_output(self, micro_batch: int, number: int) -> None:
         """``fwd_sends_to_wait`` of GPipe; ``fwd_sends`` and ``send_work`` of 1F1B."""
         if self.plan.schedule is Schedule.GPIPE:
-            self.sent.append(self._hold(number))
+            self.pending_sends.append(self._hold(number))
             return
         self._bind("fwd_sends", number)
         if micro_batch < self._ahead - 1:
@@ -455,7 +462,7 @@ class _Playing:
         The first stage sends no gradient, and binds the names all the same.
         """
         if self.plan.schedule is Schedule.GPIPE:
-            self.sent_back += [] if number is None else [number]
+            self.pending_gradient_sends += [] if number is None else [number]
             return
         self._bind("bwd_sends", number)
         if micro_batch >= self.plan.micro_batches - self._ahead:
@@ -472,14 +479,14 @@ class _Playing:
 
         GPipe's list of outputs goes first then, its names next, its list of gradients last.
         """
-        self._drop(self.sent if self._is_single else reversed(self.sent))
-        self.sent = []
+        self._drop(self.pending_sends if self._is_single else reversed(self.pending_sends))
+        self.pending_sends = []
         for name in list(self.names):
             self._bind(name, None)
-        self._drop(self.sent_back)
-        self.sent_back = []
+        self._drop(self.pending_gradient_sends)
+        self.pending_gradient_sends = []
         self.has_gradients = True
-        self.saved.clear()
+        self.live_allocations.clear()
 
     # -- the update
 

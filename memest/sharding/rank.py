@@ -37,9 +37,9 @@ from memest.units import format_size
 
 __all__ = [
     "StageFacts",
-    "as_updated",
     "rank_stream",
     "staged_stream",
+    "update_setup",
     "updated_weights",
 ]
 
@@ -96,7 +96,7 @@ def _fsdp(common: dict[str, Any], setup: Setup, landmarks: Landmarks) -> Fsdp1 |
     common |= {
         "leaves_out": not on_device,
         "notes": notes,
-        "stored": [stored_dtype(weight, setup) for weight in weights],
+        "stored_dtypes": [stored_dtype(weight, setup) for weight in weights],
         "plans": plans,
         "ranks": distributed.shard_ranks,
         "on_device": on_device,
@@ -146,7 +146,7 @@ def _zero(common: dict[str, Any], setup: Setup, landmarks: Landmarks) -> Zero | 
     fetcher = Fetcher(
         to=common["to"],
         weights=weights,
-        owned=owned_by_module(weights, common["to"].out.module_names, landmarks),
+        owned_weights=owned_by_module(weights, common["to"].out.module_names, landmarks),
         ranks=distributed.num_gpus,
         limits=Limits(**limits),
         overlaps=overlaps,
@@ -163,8 +163,8 @@ def _zero(common: dict[str, Any], setup: Setup, landmarks: Landmarks) -> Zero | 
         contiguous=distributed.zero_setting("contiguous_gradients", True),
         offloads_params=distributed.offload_param,
         scaled=setup.precision is Precision.FP16,
-        wire="float32" if distributed.sp > 1 else engine,
-        kept=engine,
+        wire_dtype="float32" if distributed.sp > 1 else engine,
+        kept_dtype=engine,
     )
     if setup.is_built_in_full:
         rank.notes.append(_FULL)
@@ -244,7 +244,7 @@ def _stage(to: Rewriter, setup: Setup, stage: StageFacts) -> StageDdp | StageFsd
         to=to,
         weights=weights,
         last_micro_step=0,
-        stored=[stored_dtype(weight, setup) for weight in weights],
+        stored_dtypes=[stored_dtype(weight, setup) for weight in weights],
         plans=units_of(setup, weights, stage.landmarks),
         ranks=distributed.shard_ranks,
         skips_sync=True,
@@ -270,8 +270,8 @@ class _Stages(Wrapper):
 
     def frees(self, number: int) -> bool:
         """See :meth:`Wrapper.frees`; each knows its own."""
-        kept = [stage.frees(number) for stage in self.stages.values()]
-        return all(kept)
+        keeps = [stage.frees(number) for stage in self.stages.values()]
+        return all(keeps)
 
     def begins(self, mark: Mark) -> None:
         """See :meth:`Wrapper.begins`."""
@@ -327,7 +327,7 @@ def _shard(weight: Weight, setup: Setup, ranks: int) -> Weight:
     return replace(weight, shape=shape, stride=stride, dtype=stored_dtype(weight, setup))
 
 
-def as_updated(setup: Setup) -> Setup:
+def update_setup(setup: Setup) -> Setup:
     """The setup whose updates are traced: DeepSpeed scales and clips by itself, in place."""
     if setup.distributed.strategy is not Strategy.ZERO:
         return setup

@@ -87,20 +87,20 @@ def sharded_order(order: Sequence[Action], micro_batches: int) -> tuple[Action, 
     """
     out: list[Action] = []
     active: set[int] = set()
-    done: dict[int, int] = {}
+    num_backwards: dict[int, int] = {}
     for place, action in enumerate(order):
         coming = tuple(dict.fromkeys(later.stage for later in order[place:]))[:_ACTIVE_STAGES]
-        gathered = [stage for stage in coming if stage not in active]
+        new_stages = [stage for stage in coming if stage not in active]
         for stage in [stage for stage in active if stage not in coming]:
             active.remove(stage)
             out.append(Action("R", stage, -1))
-        for stage in gathered:
+        for stage in new_stages:
             active.add(stage)
             out.append(Action("U", stage, -1))
         out.append(action)
         if action.work == "B":
-            done[action.stage] = done.get(action.stage, 0) + 1
-            if done[action.stage] == micro_batches:
+            num_backwards[action.stage] = num_backwards.get(action.stage, 0) + 1
+            if num_backwards[action.stage] == micro_batches:
                 out.append(Action("G", action.stage, -1))
     return (*out, *(Action("R", stage, -1) for stage in active))
 

@@ -36,10 +36,10 @@ class Zero(ZeroRank):
     sends_full: bool = False
     _slices: dict[int, dict[int, int]] = field(default_factory=dict)
     _number: int = 0
-    _touched: list[list[int]] = field(default_factory=list)
+    _touched_weights: list[list[int]] = field(default_factory=list)
     _buffers: list[int] = field(default_factory=list)
-    _kept: int | None = None
-    _summed: list[int] = field(default_factory=list)
+    _partition_gradients: int | None = None
+    _summed_gradients: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.on_host = "master weights, gradients, Adam's states and copies on their way"
@@ -52,7 +52,9 @@ class Zero(ZeroRank):
                 most[number] += self.elements(weight)
         self._number = self.to.out.rank = max(range(self.ranks), key=most.__getitem__)
         for group in self.groups:
-            self._touched.append([w for w in group.weights if self._number in self._slices[w]])
+            self._touched_weights.append(
+                [w for w in group.weights if self._number in self._slices[w]]
+            )
 
     def _bytes(self, weight: int) -> int:
         return weight_bytes(self.weights[weight])
@@ -63,7 +65,7 @@ class Zero(ZeroRank):
         """See :meth:`Wrapper.begins`: norms come before an update, group by group."""
         ZeroRank.begins(self, mark)
         if mark.phase is Phase.OPTIMIZER:
-            for weight in chain.from_iterable(self._touched):
+            for weight in chain.from_iterable(self._touched_weights):
                 nbytes = self._slices[weight][self._number] * NORM_BYTES
                 self.passing(nbytes, "zero: norm of a gradient")
 
@@ -77,7 +79,7 @@ class Zero(ZeroRank):
             to.empty_cache()
             to.alloc(nbytes, Category.PARAMETERS, "zero: flat parameters")
             for weight in group.weights:
-                to.free(self.placed[weight])
+                to.free(self.storages[weight])
             size = group.partition_elements
             half = to.alloc(
                 size * DTYPE_BYTES[group.dtype], Category.MASTER_WEIGHTS, "zero: part of parameters"
@@ -104,12 +106,12 @@ class Zero(ZeroRank):
         self.to.alloc(
             self._bytes(largest), Category.COMMUNICATION, "zero: gradient on its way to the host"
         )
-        for group, touched in zip(self.groups, self._touched, strict=True):
+        for group, touched_weights in zip(self.groups, self._touched_weights, strict=True):
             size, half = group.partition_elements, DTYPE_BYTES[group.dtype]
             # master weights, their gradients, Adam's two moments, and what goes back
             self.to.out.host_bytes += size * (4 * MASTER_BYTES + half)
             if self.last_micro_step > 1:
-                self.to.out.host_bytes += sum(map(self._bytes, touched))
+                self.to.out.host_bytes += sum(map(self._bytes, touched_weights))
         self.to.out.host_bytes += self._bytes(largest)
 
     # -- backward
@@ -138,7 +140,7 @@ class Zero(ZeroRank):
         self._average(members)
         for weight in members:
             if self._number in self._slices[weight]:
-                self._copy_owned(weight)
+                self._copy_own_part(weight)
             elif self.stage == 2:
                 self.take_gradient(weight)
 
@@ -163,18 +165,18 @@ class Zero(ZeroRank):
         self._join(pending)
 
     def _join(self, sizes: Sequence[int]) -> None:
-        dtype, sent = self.groups[0].dtype, []
+        dtype, buffers = self.groups[0].dtype, []
         if len(sizes) > 1:
-            sent.append((DTYPE_BYTES[dtype], "zero: joined gradients"))
+            buffers.append((DTYPE_BYTES[dtype], "zero: joined gradients"))
         if sizes and self.sends_full and dtype != "float32":
-            sent.append((DTYPE_BYTES["float32"], "zero: gradients sent in float32"))
+            buffers.append((DTYPE_BYTES["float32"], "zero: gradients sent in float32"))
         numbers = [
             self.to.alloc(sum(sizes) * item, Category.COMMUNICATION, label, stream=self.stream)
-            for item, label in sent
+            for item, label in buffers
         ]
         self.to.free(*numbers)
 
-    def _copy_owned(self, weight: int) -> None:
+    def _copy_own_part(self, weight: int) -> None:
         """Keep what belongs to the rank (``copy_grads_in_partition``)."""
         if self.offloads_optimizer:
             if self.is_boundary:
@@ -184,9 +186,9 @@ class Zero(ZeroRank):
                     self.passing(
                         size * MASTER_BYTES, "zero: gradient in float32", stream=self.stream
                     )
-        elif self._kept is None:
-            total = sum(map(self._bytes, chain.from_iterable(self._touched)))
-            self._kept = self.to.alloc(
+        elif self._partition_gradients is None:
+            total = sum(map(self._bytes, chain.from_iterable(self._touched_weights)))
+            self._partition_gradients = self.to.alloc(
                 total, Category.GRADIENTS, "zero: gradients of the partition", stream=self.stream
             )
         self.take_gradient(weight)
@@ -204,17 +206,17 @@ class Zero(ZeroRank):
         self.take_gradients(list(self.gradients))
         self.to.free(*self._buffers)
         self._buffers.clear()
-        if self._kept is not None:
+        if self._partition_gradients is not None:
             # a later micro-step adds to the sum of those before it
-            self._summed.append(self._kept)
-            while len(self._summed) > 1:
-                self.to.free(self._summed.pop())
-            self._kept = None
+            self._summed_gradients.append(self._partition_gradients)
+            while len(self._summed_gradients) > 1:
+                self.to.free(self._summed_gradients.pop())
+            self._partition_gradients = None
 
     def begin_group(self, index: int) -> None:
         """The averaged gradients of a group flat, and in float32."""
-        self.flatten(index, len(self._touched[index]), self.groups[index].dtype)
+        self.flatten(index, len(self._touched_weights[index]), self.groups[index].dtype)
         if index == len(self.groups) - 1:
             # averaged gradients of all groups are parts of the same storage
-            while self._summed:
-                self.to.free(self._summed.pop())
+            while self._summed_gradients:
+                self.to.free(self._summed_gradients.pop())

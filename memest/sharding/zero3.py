@@ -56,18 +56,18 @@ class Zero3(ZeroRank):
         contiguous: ``contiguous_gradients``: gradients are copied into one bucket as they come.
         offloads_params: shards are in host memory.
         scaled: the loss is scaled, so gradients are searched for infinities.
-        wire: dtype in which gradients are reduced, and that of the bucket
+        wire_dtype: in which gradients are reduced, and that of the bucket
             (``communication_data_type``): the engine's, whatever the parameters have; float32 where
             ranks share sequences (``seq_parallel_communication_data_type``).
-        kept: dtype of the partition's gradients (``gradient_accumulation_dtype``): the engine's.
+        kept_dtype: of the partition's gradients (``gradient_accumulation_dtype``): the engine's.
     """
 
     fetcher: Fetcher
     contiguous: bool
     offloads_params: bool
     scaled: bool
-    wire: str
-    kept: str
+    wire_dtype: str
+    kept_dtype: str
 
     def __post_init__(self) -> None:
         self.on_host = "what is offloaded, pinned where DeepSpeed pins it"
@@ -120,41 +120,41 @@ class Zero3(ZeroRank):
     def construct(self) -> None:
         """``zero.Init``, the checkpoint, and the optimizer (``_setup_for_real_optimizer``)."""
         to = self.to
-        self.fetcher.homes.update((w, self.module_of(w)) for w in self.placed)
+        self.fetcher.homes.update((w, self.module_of(w)) for w in self.storages)
         if not self.leaves_out:
             shards = self._cut()
         else:
             shards = self._build()
             for members in self._by_owner():
                 # a module is gathered while its part of the checkpoint is read
-                gathered = [self._whole(weight, padded=True) for weight in members]
-                to.free(*gathered)
+                whole_parameters = [self._whole(weight, padded=True) for weight in members]
+                to.free(*whole_parameters)
         self._join_shards(shards)
-        if not self._trained:
+        if not self._trained_weights:
             return
         self._make_masters()
         if self.contiguous:
             to.alloc(
-                self.bucket_elements * DTYPE_BYTES[self.wire],
+                self.bucket_elements * DTYPE_BYTES[self.wire_dtype],
                 Category.COMMUNICATION,
                 "zero: bucket of gradients",
             )
-        gradients = sum(map(self._kept_bytes, self._trained))
+        gradients = sum(map(self._kept_bytes, self._trained_weights))
         if self.offloads_optimizer:
             to.out.host_bytes += gradients
         else:
             to.alloc(gradients, Category.GRADIENTS, "zero: gradients of the partition")
         if self.ranks > 1:
-            self.fetcher.gather_one_by_one(self._trained)
+            self.fetcher.gather_one_by_one(self._trained_weights)
 
     @property
-    def _trained(self) -> list[int]:
+    def _trained_weights(self) -> list[int]:
         """What the optimizer has, sub-group by sub-group."""
         return [weight for group in self.groups for weight in group.weights]
 
     def _kept_bytes(self, weight: int) -> int:
         """Of the part of a gradient that a rank keeps."""
-        return self.fetcher.shard_elements(weight) * DTYPE_BYTES[self.kept]
+        return self.fetcher.shard_elements(weight) * DTYPE_BYTES[self.kept_dtype]
 
     def _whole(self, weight: int, *, padded: bool = False) -> int:
         fetcher = self.fetcher
@@ -202,7 +202,7 @@ class Zero3(ZeroRank):
                 self.to.out.host_bytes += self.fetcher.shard_bytes(weight)
             else:
                 shards[weight] = self._shard(weight)
-            self.to.free(self.placed[weight])
+            self.to.free(self.storages[weight])
         return shards
 
     def _shard(self, weight: int) -> int:
@@ -215,16 +215,16 @@ class Zero3(ZeroRank):
 
     def _join_shards(self, shards: Mapping[int, int]) -> None:
         """``defragment``: what trains becomes one block, over the host; the cache is emptied."""
-        if not self._trained:
+        if not self._trained_weights:
             return
-        for weight in self._trained:
+        for weight in self._trained_weights:
             if weight in shards:
                 self.to.free(shards[weight])
                 if self.offloads_params:
                     self.to.out.host_bytes += self.fetcher.shard_bytes(weight)
         if not self.offloads_params:
             self.to.empty_cache()
-            total = sum(self.fetcher.shard_bytes(weight) for weight in self._trained)
+            total = sum(self.fetcher.shard_bytes(weight) for weight in self._trained_weights)
             self.to.alloc(total, Category.PARAMETERS, "zero: shards in one")
 
     def _make_masters(self) -> None:
@@ -239,18 +239,18 @@ class Zero3(ZeroRank):
                 # master weights, their gradients, Adam's two moments
                 to.out.host_bytes += group.partition_elements * 4 * MASTER_BYTES
             return
-        converted = None
+        previous = None
         for group in self.groups:
             size = group.partition_elements * MASTER_BYTES
             passing = None
             if group.dtype != "float32" or self.offloads_params:
                 passing = to.alloc(size, Category.MASTER_WEIGHTS, "zero: converted parameters")
-            if converted is not None:
-                to.free(converted)
+            if previous is not None:
+                to.free(previous)
             to.alloc(size, Category.MASTER_WEIGHTS, "zero: master weights")
-            converted = passing
-        if converted is not None:
-            to.free(converted)
+            previous = passing
+        if previous is not None:
+            to.free(previous)
         largest = max(group.partition_elements for group in self.groups)
         self.passing(largest * MASTER_BYTES, "zero: gradients")
 
@@ -263,11 +263,11 @@ class Zero3(ZeroRank):
     def reduce(self, members: list[int]) -> None:
         """``__reduce_and_partition_ipg_grads``."""
         members.sort()
-        joined = self._join(members)
+        buffers = self._join(members)
         if self.offloads_optimizer:
             self._to_host(members)
         self.take_gradients(members)
-        self.to.free(*joined)
+        self.to.free(*buffers)
 
     def _join(self, members: Sequence[int]) -> list[int]:
         """``__avg_scatter_grads``: what lives until the parts are where they are kept.
@@ -277,24 +277,24 @@ class Zero3(ZeroRank):
         """
         whole = [
             self._passing(
-                self.fetcher.elements(weight) * DTYPE_BYTES[self.wire],
-                f"zero: gradient in {self.wire}",
+                self.fetcher.elements(weight) * DTYPE_BYTES[self.wire_dtype],
+                f"zero: gradient in {self.wire_dtype}",
             )
             for weight in members
-            if weight in self.gradients and self.weights[weight].dtype != self.wire
+            if weight in self.gradients and self.weights[weight].dtype != self.wire_dtype
         ]
-        joined = self._side_by_side(members)
-        if self.wire == self.kept:
-            if not joined:
+        joined_parts = self._side_by_side(members)
+        if self.wire_dtype == self.kept_dtype:
+            if not joined_parts:
                 return whole  # reduced where it is: the part is a slice of it
             self.to.free(*reversed(whole))
-            return joined
+            return joined_parts
         parts = [
             self._passing(self._kept_bytes(weight), "zero: part of a gradient")
             for weight in members
         ]
         # lists are let go of from their ends
-        self.to.free(*joined, *reversed(whole))
+        self.to.free(*joined_parts, *reversed(whole))
         return parts[::-1]
 
     def _side_by_side(self, members: Sequence[int]) -> list[int]:
@@ -302,7 +302,7 @@ class Zero3(ZeroRank):
         ranks, fetcher = self.ranks, self.fetcher
         if len(members) == 1 and fetcher.elements(members[0]) % ranks == 0:
             return []
-        out, total, item = [], 0, DTYPE_BYTES[self.wire]
+        out, total, item = [], 0, DTYPE_BYTES[self.wire_dtype]
         pads: list[tuple[int, int]] = []
         for weight in members:
             part, size = fetcher.shard_elements(weight), fetcher.elements(weight)
@@ -313,9 +313,9 @@ class Zero3(ZeroRank):
             ]
         for _, nbytes in sorted(pads, key=lambda pad: pad[0]):
             out.append(self._passing(nbytes, "zero: padding of gradients"))
-        joined = self._passing(total, "zero: joined gradients")
+        buffer = self._passing(total, "zero: joined gradients")
         self.to.free(*out)
-        return [joined]
+        return [buffer]
 
     def _passing(self, nbytes: int, label: str) -> int:
         """A storage of a reduction."""
@@ -332,7 +332,7 @@ class Zero3(ZeroRank):
             last = copy
             if self.is_boundary:
                 passing = [(size * NORM_BYTES, "zero: norm")]
-                if self.kept != "float32":
+                if self.kept_dtype != "float32":
                     passing.append((size * MASTER_BYTES, "zero: gradient in float32"))
                 for nbytes, label in passing:
                     self.to.free(self._passing(nbytes, label))
@@ -353,19 +353,19 @@ class Zero3(ZeroRank):
     def _begin_update(self) -> None:
         """``step``: everything is given back, norms are taken, sub-groups follow one by one."""
         self.fetcher.release_all()
-        gradients = sum(map(self.fetcher.shard_elements, self._trained))
+        gradients = sum(map(self.fetcher.shard_elements, self._trained_weights))
         if self.scaled and self.groups and self.groups[0].dtype == "float16":
-            item = DTYPE_BYTES[self.kept]
+            item = DTYPE_BYTES[self.kept_dtype]
             # isinf compares the absolute values, isnan the values themselves
             for nbytes in (gradients * (item + 1), gradients):
                 number = self.to.alloc(
                     nbytes, Category.COMMUNICATION, "zero: search for infinities"
                 )
                 self.to.free(number)
-        for weight in self._trained:
+        for weight in self._trained_weights:
             size = self.fetcher.shard_elements(weight) * NORM_BYTES
             self.passing(size, "zero: norm of a gradient")
 
     def begin_group(self, index: int) -> None:
         """See :meth:`ZeroRank.begin_group`."""
-        self.flatten(index, len(self.groups[index].weights), self.kept)
+        self.flatten(index, len(self.groups[index].weights), self.kept_dtype)

@@ -86,7 +86,7 @@ class Fetcher:
     Attributes:
         to: the stream that is written.
         weights: parameters of the model.
-        owned: the parameters that each module has itself, by number of the module.
+        owned_weights: the parameters that each module has itself, by number of the module.
         ranks: that partition the parameters.
         limits: of gathers.
         overlaps: gathers run on a stream of their own.
@@ -96,7 +96,7 @@ class Fetcher:
 
     to: Rewriter
     weights: Sequence[Weight]
-    owned: Mapping[int, tuple[int, ...]]
+    owned_weights: Mapping[int, tuple[int, ...]]
     ranks: int
     limits: Limits
     overlaps: bool
@@ -117,9 +117,9 @@ class Fetcher:
     _recent: dict[int, int] = field(default_factory=dict)
     _step: int = 0
     _available: int = 0
-    _released: dict[tuple[int, int], frozenset[int]] = field(default_factory=dict)
+    _release_cache: dict[tuple[int, int], frozenset[int]] = field(default_factory=dict)
     _in_backward: dict[int, None] = field(default_factory=dict)
-    _recomputed: dict[int, set[int]] = field(default_factory=dict)
+    _recomputed_weights: dict[int, set[int]] = field(default_factory=dict)
     _running: list[int] = field(default_factory=list)
     _external: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
@@ -168,7 +168,7 @@ class Fetcher:
 
     def _of(self, module: int) -> tuple[int, ...]:
         """What is gathered for a module: its own parameters, and those it was seen to read."""
-        own, read = self.owned.get(module, ()), self._external.get(module)
+        own, read = self.owned_weights.get(module, ()), self._external.get(module)
         return own if read is None else tuple(sorted({*own, *read}))
 
     # -- passes over the model
@@ -203,8 +203,8 @@ class Fetcher:
     def _follow(self, module: int) -> None:
         """``trace_prologue`` and ``record_module``."""
         if self._mode is _Trace.COMPLETE:
-            known = self._modules
-            if self._step >= len(known) or known[self._step] != module:
+            recorded_modules = self._modules
+            if self._step >= len(recorded_modules) or recorded_modules[self._step] != module:
                 self._forget()
         if self._mode is _Trace.RECORD:
             self._modules.append(module)
@@ -230,7 +230,7 @@ class Fetcher:
             self._active[weight].add(module)
             if recomputing and self._in_backward and not self.weights[weight].trains:
                 owner = next(reversed(self._in_backward))
-                self._recomputed.setdefault(owner, set()).add(weight)
+                self._recomputed_weights.setdefault(owner, set()).add(weight)
                 self._active[weight].add(owner)
             if weight in self._coming:
                 self._wait(weight)
@@ -260,25 +260,25 @@ class Fetcher:
 
     def _prefetch(self, own: Sequence[int]) -> None:
         new = {w for w in own if self._recent.get(w, _NEVER) < self._step}
-        passed: set[int] = set()
-        while self._queue and len(passed) < len(new):
+        passed_weights: set[int] = set()
+        while self._queue and len(passed_weights) < len(new):
             weight, step = self._queue.popleft()
             self._recent[weight] = step
-            passed.add(weight)
+            passed_weights.add(weight)
         limit = min(
             self.limits.max_live_parameters - self._available, self.limits.prefetch_bucket_size
         )
         if self.limits.prefetch_bucket_size <= 0:
             return
-        chosen: dict[int, None] = {}
+        prefetch_weights: dict[int, None] = {}
         count = 0
         while self._queue and count < limit:
             weight, step = self._queue.popleft()
             self._recent[weight] = max(self._recent.get(weight, _NEVER), step)
-            if self._status[weight] is _Status.AWAY and weight not in chosen:
-                chosen[weight] = None
+            if self._status[weight] is _Status.AWAY and weight not in prefetch_weights:
+                prefetch_weights[weight] = None
                 count += self.elements(weight)
-        self._gather(chosen)
+        self._gather(prefetch_weights)
 
     def leave(self, module: int, *, backward: bool) -> None:
         """A module is done with its parameters: ``release_sub_module``."""
@@ -289,7 +289,7 @@ class Fetcher:
         going = set(self._to_release(module, own) if complete else own)
         mine = list(own)
         if backward:
-            again = self._recomputed.pop(module, set())
+            again = self._recomputed_weights.pop(module, set())
             going |= {weight for weight in again if weight not in self.persistent}
             mine += sorted(again - set(own))
             self._in_backward.pop(module, None)
@@ -301,28 +301,28 @@ class Fetcher:
     def _to_release(self, module: int, own: Sequence[int]) -> frozenset[int]:
         """``__params_to_release``, which remembers its answers."""
         key = module, self._step
-        known = self._released.get(key)
-        if known is not None:
-            return known
+        answer = self._release_cache.get(key)
+        if answer is not None:
+            return answer
         out = {weight for weight in own if weight not in self.persistent}
         for weight in own:
             if self._recent.get(weight, _NEVER) > self._step:
                 out.discard(weight)
-        passed = 0
+        distance = 0
         for later in self._modules[self._step :]:
-            if passed >= self.limits.max_reuse_distance:
+            if distance >= self.limits.max_reuse_distance:
                 break
             for weight in self._of(later):
                 out.discard(weight)
-                passed += self.elements(weight)
-        known = self._released[key] = frozenset(out)
-        return known
+                distance += self.elements(weight)
+        answer = self._release_cache[key] = frozenset(out)
+        return answer
 
     def backward_done(self) -> None:
         """``release_backward_leftovers``: modules that autograd did not leave by their inputs."""
         while self._in_backward:
             module, _ = self._in_backward.popitem()
-            again = self._recomputed.pop(module, set())
+            again = self._recomputed_weights.pop(module, set())
             for weight in dict.fromkeys((*self._of(module), *sorted(again))):
                 self._active[weight].discard(module)
                 if weight not in self.persistent:

@@ -76,36 +76,38 @@ def groups_of(weights: Sequence[Weight], setup: Setup) -> tuple[Group, ...]:
         ConfigError: nothing trains, or parameters of several dtypes share a group; under ZeRO-3
             nothing need train, and the shards of all groups are joined in one block.
     """
-    distributed, trained = setup.distributed, [n for n, w in enumerate(weights) if w.trains]
+    distributed, trained_weights = setup.distributed, [n for n, w in enumerate(weights) if w.trains]
     ranks = distributed.num_gpus
-    parted = [trained]
+    parts = [trained_weights]
     if setup.loop is Loop.TRAINER:
-        parted = [[n for n in trained if weights[n].decays is decays] for decays in (True, False)]
-    parted = [part for part in parted if part]
-    if not parted and distributed.zero != 3:
+        parts = [
+            [n for n in trained_weights if weights[n].decays is decays] for decays in (True, False)
+        ]
+    parts = [part for part in parts if part]
+    if not parts and distributed.zero != 3:
         raise ConfigError(
             f"--zero {distributed.zero} needs parameters that train: DeepSpeed's stages 1 "
             "and 2 partition what the optimizer has. Only stage 3 shards a model that does not "
             "train."
         )
-    for members in [trained] if distributed.zero == 3 else parted:
+    for members in [trained_weights] if distributed.zero == 3 else parts:
         dtypes = sorted({weights[index].dtype for index in members})
         if len(dtypes) > 1:
-            raise _mixed(setup, dtypes)
+            raise _mixed_dtypes_error(setup, dtypes)
     most = distributed.zero_setting("sub_group_size", SUB_GROUP_ELEMENTS)
     out = []
-    for part in parted:
+    for part in parts:
         sizes = [num_elements(weights[index].shape) for index in part]
-        first, filled = 0, 0
+        first, partition_elements = 0, 0
         if distributed.zero != 3:
             unit = _ALIGNMENT * ranks
             out.append(_group(weights, part, -(-sum(sizes) // unit) * unit // ranks))
             continue
         for place, size in enumerate(sizes, 1):
-            filled += -(-size // ranks)
-            if filled >= most or place == len(part):
-                out.append(_group(weights, part[first:place], filled))
-                first, filled = place, 0
+            partition_elements += -(-size // ranks)
+            if partition_elements >= most or place == len(part):
+                out.append(_group(weights, part[first:place], partition_elements))
+                first, partition_elements = place, 0
     return tuple(out)
 
 
@@ -114,7 +116,7 @@ def _group(weights: Sequence[Weight], members: Sequence[int], partition_elements
     return Group(tuple(members), partition_elements, first.dtype, first.decays)
 
 
-def _mixed(setup: Setup, dtypes: Sequence[str]) -> ConfigError:
+def _mixed_dtypes_error(setup: Setup, dtypes: Sequence[str]) -> ConfigError:
     """Where DeepSpeed stops: ``flatten``, or ``defragment`` of stage 3."""
     adapter = setup.adapter
     if setup.partitions_parameters and adapter is not None and adapter.autocast_adapter_dtype:
@@ -167,7 +169,7 @@ class ZeroRank(ShardedRank):
     overlaps: bool
     offloads_optimizer: bool
     _bucket: list[int] = field(default_factory=list)
-    _filled: int = 0
+    _bucket_fill: int = 0
     _of_update: list[int] = field(default_factory=list)
 
     @abstractmethod
@@ -204,16 +206,16 @@ class ZeroRank(ShardedRank):
     def to_bucket(self, weight: int, *, copied: bool = True) -> None:
         """A gradient becomes a slice of the bucket, if it finds a place there."""
         size = self.elements(weight)
-        if self._filled + size > self.bucket_elements:
+        if self._bucket_fill + size > self.bucket_elements:
             self.flush()
-        if copied and self._filled + size <= self.bucket_elements:
+        if copied and self._bucket_fill + size <= self.bucket_elements:
             self.take_gradient(weight)
         self._bucket.append(weight)
-        self._filled += size
+        self._bucket_fill += size
 
     def flush(self) -> None:
         """Reduce what is in the bucket."""
-        members, self._bucket, self._filled = self._bucket, [], 0
+        members, self._bucket, self._bucket_fill = self._bucket, [], 0
         if members:
             self.reduce(members)
 

@@ -43,7 +43,7 @@ def predicted(case: dict[str, Any]) -> Any:
     from memest.profiles.axes import traced_setup
     from memest.profiles.pieces import splice
     from memest.profiles.stream import make_stream
-    from memest.sharding.rank import as_updated, rank_stream, updated_weights
+    from memest.sharding.rank import rank_stream, update_setup, updated_weights
     from memest.trace.cuda import cpu_ops
     from memest.trace.inputs.batch import realise
     from memest.trace.losses.loss import loss_for
@@ -68,7 +68,7 @@ def predicted(case: dict[str, Any]) -> Any:
     # without shards the optimizer works on whole weights
     alone = asked if case.get("shards") else replace(asked, distributed=_alone())
     weights = updated_weights(trace.weights, alone, trace.landmarks)
-    spliced = splice(trace, trace_updates(weights, as_updated(alone), GPU))
+    spliced = splice(trace, trace_updates(weights, update_setup(alone), GPU))
     spliced.calls = [replace(call, op="none") for call in spliced.calls]
     accum = asked.grad_accum
     stream = make_stream(spliced, GPU, num_steps=STEPS, grad_accum=accum, cues=True)

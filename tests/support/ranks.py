@@ -33,7 +33,7 @@ def predicted_rank(case: dict[str, Any], behind: Any = None) -> Any:
     from memest.profiles.axes import traced_setup
     from memest.profiles.pieces import Pieces, splice
     from memest.profiles.stream import Stream, lay_out
-    from memest.sharding.rank import as_updated, rank_stream, updated_weights
+    from memest.sharding.rank import rank_stream, update_setup, updated_weights
     from memest.trace.inputs.batch import realise
     from memest.trace.losses.loss import loss_for
     from memest.trace.model.adapters import cast_parameters
@@ -67,7 +67,7 @@ def predicted_rank(case: dict[str, Any], behind: Any = None) -> Any:
     updates = None
     if asked.distributed.updates_on_device:
         updates = trace_updates(
-            updated_weights(trace.weights, whose, trace.landmarks), as_updated(asked), GPU
+            updated_weights(trace.weights, whose, trace.landmarks), update_setup(asked), GPU
         )
     spliced = splice(trace, updates)
     places: dict[int, int] = {}

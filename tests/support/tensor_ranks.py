@@ -30,7 +30,7 @@ def predicted(case: dict[str, Any]) -> Any:
     """The stream of the first rank, with the CPU's operators and no workspaces."""
     from memest.profiles.pieces import splice
     from memest.profiles.stream import make_stream
-    from memest.sharding.rank import as_updated, rank_stream, updated_weights
+    from memest.sharding.rank import rank_stream, update_setup, updated_weights
     from memest.trace.generation import TRACED_STEPS
     from memest.trace.inputs.batch import realise
     from memest.trace.losses.loss import loss_for
@@ -53,7 +53,7 @@ def predicted(case: dict[str, Any]) -> Any:
         with rank_model(twins.built.trained_model, setup) as model:
             tail = trace_tail(model, twins, _evaluated(case))
     weights = updated_weights(trace.weights, setup, trace.landmarks)
-    spliced = splice(trace, trace_updates(weights, as_updated(setup), GPU))
+    spliced = splice(trace, trace_updates(weights, update_setup(setup), GPU))
     spliced.calls = [replace(call, op="none") for call in spliced.calls]
     accum = setup.grad_accum
     stream = make_stream(spliced, GPU, num_steps=STEPS, grad_accum=accum, cues=True)

@@ -14,7 +14,7 @@ import pytest
 from memest.config.options import setup_from_options
 from memest.errors import ConfigError
 from memest.events import Category, Landmarks, Weight
-from memest.sharding.rank import as_updated, updated_weights
+from memest.sharding.rank import update_setup, updated_weights
 
 MODULES = {"": "Model", "embed": "Embedding", "layers": "ModuleList", "layers.0": "Layer"}
 MARKS = Landmarks(kinds=MODULES, blocks=("Layer",), embeddings="embed")
@@ -36,7 +36,7 @@ def predicted_states(setup):
     from memest.trace.training import trace_updates
     from support.cases import GPU
 
-    trace = trace_updates(updated_weights(WEIGHTS, setup, MARKS), as_updated(setup), GPU)
+    trace = trace_updates(updated_weights(WEIGHTS, setup, MARKS), update_setup(setup), GPU)
     alive = {}
     for kind, index in trace.decoded():
         if kind == 0:

@@ -41,7 +41,7 @@ def make_fetcher(**options):
     options = {"limits": limits, "ranks": 3, "overlaps": True, "from_host": False, **options}
     return Fetcher(
         to=Rewriter(Stream(module_names=["", "embed", "head"])), weights=weights,
-        owned={EMBED: (EMBEDDING,), LM_HEAD: (HEAD,)}, **options,
+        owned_weights={EMBED: (EMBEDDING,), LM_HEAD: (HEAD,)}, **options,
     )  # fmt: skip
 
 
