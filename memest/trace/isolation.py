@@ -40,7 +40,7 @@ __all__ = [
 def restore_model(model: torch.nn.Module) -> Iterator[None]:
     """Forget what was cached for a model, and leave the model as it is found."""
     for name in sorted({type(module).__module__ for module in model.modules()}):
-        for clear in _caches(name):
+        for clear in _cache_clears(name):
             clear()
     contents = [(module, _contents(vars(module))) for module in model.modules()]
     try:
@@ -74,18 +74,18 @@ def _put_back(value: Any, copy: Any) -> None:
 
 
 @cache
-def _caches(name: str) -> tuple[Callable[[], None], ...]:
+def _cache_clears(name: str) -> tuple[Callable[[], None], ...]:
     """What clears the cached functions and methods of a Python module."""
     functions: list[Callable[[], None]] = []
     for value in list(vars(sys.modules[name]).values()) if name in sys.modules else ():
         if isinstance(value, type) and value.__module__ == name:
-            functions.extend(clear for v in vars(value).values() if (clear := _clearing(v)))
-        elif clear := _clearing(value):
+            functions.extend(clear for v in vars(value).values() if (clear := _cache_clear_of(v)))
+        elif clear := _cache_clear_of(value):
             functions.append(clear)
     return tuple(functions)
 
 
-def _clearing(value: Any) -> Callable[[], None] | None:
+def _cache_clear_of(value: Any) -> Callable[[], None] | None:
     """The ``cache_clear`` of a cached function, or of one that another function wraps."""
     clear = getattr(value, "cache_clear", None) if callable(value) else None
     if clear is None and isinstance(value, FunctionType):
@@ -113,11 +113,11 @@ def in_turn(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Re
     """Let one thread at a time into all functions so marked; each may call the others."""
 
     @functools.wraps(function)
-    def waits(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
+    def call(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
         with TURN:
             return function(*args, **kwargs)
 
-    return waits
+    return call
 
 
 # -- random numbers --------------------------------------------------------------------------------
@@ -174,7 +174,7 @@ _KNOWN = frozenset(("torch", "transformers", "peft", "bitsandbytes", "accelerate
 
 
 @functools.cache
-def _standard() -> tuple[str, ...]:
+def _standard_library_paths() -> tuple[str, ...]:
     paths = sysconfig.get_paths()
     return tuple(str(Path(paths[name]).resolve()) + os.sep for name in ("stdlib", "platstdlib"))
 
@@ -189,7 +189,7 @@ def _rank(file: str) -> int:
         if place in parts:
             package = parts[parts.index(place) + 1]
             return 2 if package.removesuffix(".py") in _MACHINERY else 1
-    return 2 if file.startswith(_standard()) else 0
+    return 2 if file.startswith(_standard_library_paths()) else 0
 
 
 def _innermost_line(frames: Iterable[tuple[str, int, str]], *, own: bool = False) -> str:

@@ -470,15 +470,15 @@ def _update(run: TrainingLoop, step: int, norm: list[torch.Tensor | None]) -> No
 
 def _step_apart(run: TrainingLoop) -> None:
     """One parameter after the other, as DeepSpeed's ``_optimizer_step`` has it for its groups."""
-    whole = run.optimizer.param_groups
+    groups = run.optimizer.param_groups
     at = 0
-    for group in whole:
+    for group in groups:
         for parameter in group["params"]:
             run.recorder.cue(CueKind.UPDATE, at)
             run.optimizer.param_groups = [{**group, "params": [parameter]}]
             run.optimizer.step()
             at += 1
-    run.optimizer.param_groups = whole
+    run.optimizer.param_groups = groups
 
 
 def state_tensors(optimizer: Any) -> Iterator[torch.Tensor]:

@@ -36,17 +36,17 @@ class OwnStep:
         function: called with (model, batch), or (models, batch, optimizers).
         optimizers: makes the optimizers of a step that does everything itself; None otherwise.
         name: for messages.
-        whole: puts a batch together as the user gave it.
+        unflatten: puts a batch together as the user gave it.
     """
 
     function: Callable[..., Any]
     optimizers: Callable[[Any], Any] | None
     name: str
-    whole: Callable[[Any], Any]
+    unflatten: Callable[[Any], Any]
 
     def call(self, model: Any, batch: Mapping[str, Any]) -> Any:
         """The loss of one micro-batch."""
-        return self.function(model, self.whole(batch))
+        return self.function(model, self.unflatten(batch))
 
     def loss_of(self, outputs: Any, _batch: Any) -> torch.Tensor:
         """What the step returned is the loss."""
@@ -58,7 +58,7 @@ class OwnStep:
         return checked_loss(outputs, f"{self.name}(model, batch)")
 
 
-def resolve_step(step: Any, whole: Callable[[Any], Any]) -> OwnStep:
+def resolve_step(step: Any, unflatten: Callable[[Any], Any]) -> OwnStep:
     """A step that was given, or named ``package.module:name``; a class is made an instance of.
 
     Raises:
@@ -82,7 +82,7 @@ def resolve_step(step: Any, whole: Callable[[Any], Any]) -> OwnStep:
             f"{name}.optimizers is a {type(optimizers).__name__}: it must be a function of the "
             "models, because the optimizers of a trace are made on a copy of them."
         )
-    return OwnStep(step, optimizers, str(name), whole)
+    return OwnStep(step, optimizers, str(name), unflatten)
 
 
 def _check_signature(step: Any, name: str, num_arguments: int) -> None:
@@ -110,7 +110,7 @@ def check_own_step(setup: Setup, step: OwnStep) -> None:
     Raises:
         ConfigError: there is such an option.
     """
-    usual = Setup()
+    defaults = Setup()
     if setup.eval_batch is not None:
         raise ConfigError("--eval-batch: an evaluation has no --step: leave one of them out.")
     if step.optimizers is None:
@@ -129,7 +129,7 @@ def check_own_step(setup: Setup, step: OwnStep) -> None:
         ("use_liger_kernel", "--use-liger-kernel"),
     ):
         value = getattr(setup, name)
-        if value != getattr(usual, name) and not (name == "optim" and value == "none"):
+        if value != getattr(defaults, name) and not (name == "optim" and value == "none"):
             raise ConfigError(
                 f"{flag}: {step.name} calls backward and its optimizers itself, so this is "
                 "written in the step and not an option."
@@ -150,20 +150,20 @@ def run_own_steps(run: Any, step: OwnStep) -> None:
     assert step.optimizers is not None
     with ExitStack() as stack:
         optimizers = step.optimizers(run.model)
-        each = _each(optimizers, step)
-        names = ", ".join(type(one).__name__ for one in each)
+        optimizer_list = _optimizer_list(optimizers, step)
+        names = ", ".join(type(one).__name__ for one in optimizer_list)
         recorder.note(f"optimizers are those of {step.name}: {names}; --optim says nothing here.")
-        now = stack.enter_context(_phases(run, each))
+        current_step = stack.enter_context(_phases(run, optimizer_list))
         batch = None
         for number in range(1, len(run.micro_steps) + 1):
             recorder.seam(SeamKind.STEP, number)
             recorder.seam(SeamKind.MICRO_STEP, number, 1)
-            now[0] = number
+            current_step[0] = number
             recorder.mark(Phase.BATCH, number, 1)
             batch = None
             batch = run.make_batch()
             recorder.mark(Phase.FORWARD, number, 1)
-            step.function(run.model, step.whole(batch), optimizers)
+            step.function(run.model, step.unflatten(batch), optimizers)
             recorder.seam(SeamKind.UPDATE, number)
             recorder.seam(SeamKind.UPDATED, number)
             recorder.seam(SeamKind.END, number)
@@ -171,7 +171,7 @@ def run_own_steps(run: Any, step: OwnStep) -> None:
     del batch
 
 
-def _each(optimizers: Any, step: OwnStep) -> list[torch.optim.Optimizer]:
+def _optimizer_list(optimizers: Any, step: OwnStep) -> list[torch.optim.Optimizer]:
     """The optimizers of whatever collects them.
 
     Raises:
@@ -179,40 +179,40 @@ def _each(optimizers: Any, step: OwnStep) -> list[torch.optim.Optimizer]:
     """
     if isinstance(optimizers, Mapping):
         optimizers = list(optimizers.values())
-    each = list(optimizers) if isinstance(optimizers, (list, tuple)) else [optimizers]
-    for one in each:
+    optimizer_list = list(optimizers) if isinstance(optimizers, (list, tuple)) else [optimizers]
+    for one in optimizer_list:
         if not isinstance(one, torch.optim.Optimizer):
             raise ConfigError(
                 f"{step.name}.optimizers(models) returned a {type(one).__name__}: it must return a "
                 "torch optimizer, or a dict or list of them."
             )
-    return each
+    return optimizer_list
 
 
 @contextmanager
 def _phases(run: Any, optimizers: list[torch.optim.Optimizer]) -> Iterator[list[int]]:
     """Mark backward and optimizer phases as the step comes to them."""
     recorder: Recorder = run.recorder
-    now = [1]
+    current_step = [1]
     original = torch.autograd.backward
 
     def backward(*args: Any, **kwargs: Any) -> Any:
-        recorder.mark(Phase.BACKWARD, now[0], 1)
+        recorder.mark(Phase.BACKWARD, current_step[0], 1)
         try:
             return original(*args, **kwargs)
         finally:
             recorder.cue(CueKind.DONE, 0)
             tag_gradients(run)
-            recorder.mark(Phase.FORWARD, now[0], 1)
+            recorder.mark(Phase.FORWARD, current_step[0], 1)
             run.weights = weights_of(run.model)
 
     def before_step(*_: Any) -> None:
-        recorder.mark(Phase.OPTIMIZER, now[0], 1)
+        recorder.mark(Phase.OPTIMIZER, current_step[0], 1)
 
     def after_step(optimizer: Any, *_: Any) -> None:
         for tensor in state_tensors(optimizer):
             recorder.tag(tensor, Category.OPTIMIZER_STATES)
-        recorder.mark(Phase.FORWARD, now[0], 1)
+        recorder.mark(Phase.FORWARD, current_step[0], 1)
 
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(torch.autograd, "backward", backward))
@@ -222,4 +222,4 @@ def _phases(run: Any, optimizers: list[torch.optim.Optimizer]) -> Iterator[list[
                 one.register_step_post_hook(after_step),
             ):
                 stack.callback(handle.remove)
-        yield now
+        yield current_step

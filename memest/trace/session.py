@@ -148,7 +148,7 @@ def build(
 def _from_factory(setup: Setup, source: ModelSource, module_inputs: ModuleInputs) -> MetaModel:
     """The run of a model that the user's own code builds."""
     built_model = from_factory(source, setup, dict(module_inputs.model_args))
-    _same_attention(built_model.model, setup)
+    _check_attention(built_model.model, setup)
     built_model = _adapt_model(built_model, setup)
     if module_inputs.loss is None and module_inputs.step_fn is None:
         module_inputs = replace(module_inputs, loss=built_model.loss)
@@ -173,14 +173,18 @@ def _run_with_batch(
     if has_inputs:
         batch.plan(replace(setup, **sizes))
     if module_inputs.step_fn is not None:
-        step = resolve_step(module_inputs.step_fn, batch.whole)
+        step = resolve_step(module_inputs.step_fn, batch.unflatten)
         meta_model = _run_by_step(setup, built_model, batch, step)
     else:
-        call, left = batch.caller(built_model.trained_model)
+        call, unused_inputs = batch.caller(built_model.trained_model)
         loss = None if module_inputs.loss is None else resolve_loss(module_inputs.loss)
-        usual = loss_for(built_model)
+        default_loss = loss_for(built_model)
         of_batch = has_inputs or loss is not None
-        loss_of = OwnLoss(loss, batch.whole, left, usual) if of_batch else usual
+        loss_of = (
+            OwnLoss(loss, batch.unflatten, unused_inputs, default_loss)
+            if of_batch
+            else default_loss
+        )
         meta_model = replace(_run(setup, built_model, batch, loss_of), call=call)
     own = (
         own_code(built_model.model)
@@ -219,11 +223,11 @@ def _run_by_step(
         note = f"a step is {step.name}(models, batch, optimizers), which does everything itself"
 
     def answer(for_setup: Setup) -> SizeAnswer:
-        usual = batch.answer(for_setup)
+        size_answer = batch.answer(for_setup)
         if step.optimizers is None:
-            return usual
+            return size_answer
         check_own_step(for_setup, step)
-        return SizeAnswer({**usual.batch_sizes, **OWN_SETUP}, usual.notes)
+        return SizeAnswer({**size_answer.batch_sizes, **OWN_SETUP}, size_answer.notes)
 
     built_model = replace(built_model, notes=(*built_model.notes, note))
     meta_model = _run(setup, built_model, batch, step.loss_of)
@@ -285,7 +289,10 @@ def trace_built(
         set_checkpointing(meta_model.model, setup)
     plans = _plan_batch(meta_model, setup)
     if setup.distributed.stage is not None:
-        with rank_model(meta_model.model, setup) as whole, restore_model(model := base_of(whole)):
+        with (
+            rank_model(meta_model.model, setup) as sharded_model,
+            restore_model(model := base_of(sharded_model)),
+        ):
             trace = trace_stage(
                 model,
                 setup,
@@ -301,8 +308,8 @@ def trace_built(
         restore_model(model),
         sequence_split(model, setup) as split,
         shared_sequence(base_of(model), setup) as ulysses_batches,
-        _kernels(model, setup, gpu),
-        _code(meta_model),
+        _library_kernels(model, setup, gpu),
+        _own_code_context(meta_model),
     ):
         trace = trace_training(
             model,
@@ -332,7 +339,7 @@ def _plan_batch(meta_model: MetaModel, setup: Setup) -> tuple[TensorPlan, ...]:
 
 
 @contextmanager
-def _code(meta_model: MetaModel) -> Iterator[None]:
+def _own_code_context(meta_model: MetaModel) -> Iterator[None]:
     """What code of the user's own may do: name ``cuda``, draw random numbers."""
     if meta_model.own_code:
         seed_generators()
@@ -360,7 +367,9 @@ def rank_model(model: Any, setup: Setup) -> Iterator[Any]:
         yield twin
 
 
-def _kernels(model: torch.nn.Module, setup: Setup, gpu: GpuTraits) -> AbstractContextManager[None]:
+def _library_kernels(
+    model: torch.nn.Module, setup: Setup, gpu: GpuTraits
+) -> AbstractContextManager[None]:
     """Other people's kernels in place of the model's own operators."""
     if setup.fused_loss:
         return apply_fused_loss(model, gpu, setup.fused_loss)
@@ -389,8 +398,8 @@ def evaluate_built(
         rank_model(meta_model.model, setup) as model,
         restore_model(model),
         sequence_split(model, setup) as split,
-        _kernels(model, setup, gpu),
-        _code(meta_model),
+        _library_kernels(model, setup, gpu),
+        _own_code_context(meta_model),
     ):
         if generates and setup.generation is not None:
             return trace_generation(
@@ -437,7 +446,7 @@ def _from_module(setup: Setup, module: Any, module_inputs: ModuleInputs) -> Meta
             "already: "
             "arguments are for package.module:factory."
         )
-    _same_attention(module, setup)
+    _check_attention(module, setup)
     twin, loading = twin_of(module)
     base = base_of(twin)
     base_model = of_module(base, setup, loading=loading)
@@ -472,7 +481,7 @@ def _keep_checkpointing(meta_model: MetaModel) -> MetaModel:
     return replace(meta_model, card=card, keeps_checkpointing=True)
 
 
-def _same_attention(model: torch.nn.Module, setup: Setup) -> None:
+def _check_attention(model: torch.nn.Module, setup: Setup) -> None:
     """A model that is there has its attention already.
 
     Raises:

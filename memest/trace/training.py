@@ -161,11 +161,11 @@ def trace_training(
     trace.landmarks = landmarks_of(model)
     trace.notes.extend(recorder.notes)
     trace.notes.extend(_unmet_backend_notes(setup, trace.attention_choices))
-    trace.notes.extend(_step_by_step(model))
+    trace.notes.extend(_recurrent_notes(model))
     return trace
 
 
-def _step_by_step(model: torch.nn.Module) -> tuple[str, ...]:
+def _recurrent_notes(model: torch.nn.Module) -> tuple[str, ...]:
     """What to say of recurrent layers, which a GPU runs as one kernel of cuDNN (``RNN.cpp``)."""
     if not any(isinstance(module, torch.nn.RNNBase) for module in model.modules()):
         return ()
@@ -232,8 +232,8 @@ def _explain_errors(model: Any, recorder: Recorder, setup: Setup) -> Iterator[No
     except MemestError:
         raise
     except (Exception, RecursionError) as error:
-        own = _cannot_update(setup, error) if recorder.failed_update else None
-        raise own or _cannot_trace(recorder, error) from error
+        own = _update_error(setup, error) if recorder.failed_update else None
+        raise own or _trace_error(recorder, error) from error
     finally:
         recorder.forget()
         for parameter in model.parameters():
@@ -279,7 +279,7 @@ def trace_updates(
             scaler._lazy_init_scale_growth_tracker(torch.device("meta"))
         recorder.seam(SeamKind.OPTIMIZER_MADE, 0)
         optimizer = optimizer_of(
-            parameters, setup, recorder, gpu.torch, lambda: _known_roles(roles)
+            parameters, setup, recorder, gpu.torch, lambda: _require_roles(roles)
         )
         run = TrainingLoop(
             model=_Parameters([entry.parameter for entry in parameters]),
@@ -300,7 +300,7 @@ def trace_updates(
     return trace
 
 
-def _known_roles(roles: Roles | None) -> Roles:
+def _require_roles(roles: Roles | None) -> Roles:
     assert roles is not None, "an optimizer that looks at modules is traced without them"
     return roles
 
@@ -433,7 +433,7 @@ def _no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _cannot_update(setup: Setup, error: BaseException) -> MemestError | None:
+def _update_error(setup: Setup, error: BaseException) -> MemestError | None:
     """A library's own optimizer that fails on a model's weights would do so in the run as well."""
     package = facts_of(setup.optim).package
     if not package:
@@ -446,7 +446,7 @@ def _cannot_update(setup: Setup, error: BaseException) -> MemestError | None:
     )
 
 
-def _cannot_trace(recorder: Recorder, error: BaseException) -> MemestError:
+def _trace_error(recorder: Recorder, error: BaseException) -> MemestError:
     if "unscale FP16 gradients" in str(error):
         # torch.amp.GradScaler: the config's own dtype is float16, as --dtype auto takes it
         return ConfigError(FP16_REFUSED)

@@ -171,9 +171,9 @@ class _Caster:
         lists, keys = self.lists, self._keys
         run: Callable[..., Any] = functools.partial(self._casting, _float32)
         for names, treatment in (
-            (lists.lower, functools.partial(self._casting, _lower)),
+            (lists.lower, functools.partial(self._casting, _low_precision)),
             (lists.optional_dtype, _with_dtype),
-            (lists.append_dtype, _appending),
+            (lists.append_dtype, _append_dtype),
             (lists.promote, functools.partial(self._casting, _widest)),
             (lists.banned, _refuse),
         ):
@@ -227,7 +227,7 @@ def _float32(_: Any) -> torch.dtype:
     return torch.float32
 
 
-def _lower(_: Any) -> torch.dtype:
+def _low_precision(_: Any) -> torch.dtype:
     return torch.get_autocast_dtype("cuda")
 
 
@@ -252,7 +252,7 @@ def _with_dtype(op: Any, args: Any, kwargs: Any) -> Any:
     return op(*args, **kwargs)
 
 
-def _appending(op: Any, args: Any, kwargs: Any) -> Any:
+def _append_dtype(op: Any, args: Any, kwargs: Any) -> Any:
     """``norm``, told so through the overload that has such an argument."""
     x, p, *rest = args if len(args) > 1 else (args[0], kwargs.pop("p", 2))
     if not _eligible(x):

@@ -53,9 +53,9 @@ def _mixed_scaled_mm(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> A
 def _product(
     recorder: Recorder, func: Any, rows: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype
 ) -> torch.Tensor:
-    def result(of: torch.dtype) -> torch.Tensor:
+    def result(result_dtype: torch.dtype) -> torch.Tensor:
         shape = (*rows.shape[:-1], weight.shape[0])
-        return recorder.record(torch.empty(shape, dtype=of, device=rows.device), func)
+        return recorder.record(torch.empty(shape, dtype=result_dtype, device=rows.device), func)
 
     _whole = result(torch.int32)
     if weight.shape[-1] % 4:

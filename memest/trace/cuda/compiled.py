@@ -68,7 +68,7 @@ def compile_model(
             if not codes:
                 raise TraceError(
                     "--torch-compile: Dynamo compiled nothing of this model, so the run would be "
-                    f"eager{_because(breaks)}. Leave --torch-compile out."
+                    f"eager{_first_break(breaks)}. Leave --torch-compile out."
                 )
             _say(run, codes, breaks)
             watch.recorder = run.recorder
@@ -141,7 +141,7 @@ def _graph_breaks(dynamo: Any) -> list[str]:
     return [str(reason).partition("\n")[0] for reason in dynamo.utils.counters["graph_break"]]
 
 
-def _because(breaks: list[str]) -> str:
+def _first_break(breaks: list[str]) -> str:
     return f" ({breaks[0]})" if breaks else ""
 
 

@@ -159,27 +159,29 @@ def _average_pool_backward(recorder: Recorder, func: Any, args: Any, kwargs: Any
     grad = args[0]
     out = recorder.record(func(*args, **kwargs), func)
     last = torch.channels_last
-    alike = last if grad.is_contiguous(memory_format=last) else torch.contiguous_format
+    layout = last if grad.is_contiguous(memory_format=last) else torch.contiguous_format
     if grad.is_contiguous():
-        alike = torch.contiguous_format
+        layout = torch.contiguous_format
     copies = [
-        x.contiguous(memory_format=alike)
+        x.contiguous(memory_format=layout)
         for x in (out, grad)
-        if not x.is_contiguous(memory_format=alike)
+        if not x.is_contiguous(memory_format=layout)
     ]
     for copy in copies:
         recorder.record_storage(copy, func)
     return out
 
 
-def _promotes(otherwise: Handler | None, operands: int = 2, *, in_place: bool = False) -> Handler:
+def _promotion_handler(
+    fallback: Handler | None, operands: int = 2, *, in_place: bool = False
+) -> Handler:
     """``TensorIteratorBase::compute_types``: the CPU casts inputs of mixed dtypes to copies first.
 
     What is written in place in another dtype than the common one is computed beside it first. CUDA
     casts inside the kernel and makes none.
 
     Args:
-        otherwise: what handles the operator where dtypes are the same.
+        fallback: what handles the operator where dtypes are the same.
         operands: how many of the arguments are.
         in_place: the first of them is the result.
     """
@@ -192,10 +194,10 @@ def _promotes(otherwise: Handler | None, operands: int = 2, *, in_place: bool = 
         ):
             return (
                 func(*args, **kwargs)
-                if otherwise is None
-                else otherwise(recorder, func, args, kwargs)
+                if fallback is None
+                else fallback(recorder, func, args, kwargs)
             )
-        common = functools.reduce(_common, tensors[1:], tensors[0]).dtype
+        common = functools.reduce(_promoted_operand, tensors[1:], tensors[0]).dtype
         copies = []
         if in_place and tensors[0].dtype != common:
             copies.append(torch.empty_like(tensors[0], dtype=common))
@@ -210,7 +212,7 @@ def _promotes(otherwise: Handler | None, operands: int = 2, *, in_place: bool = 
     return handle
 
 
-def _common(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+def _promoted_operand(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     """Something of the dtype and the rank that two operands have together."""
     rank = max(left.dim(), right.dim())
     return torch.empty((1,) * rank, dtype=torch.result_type(left, right), device=left.device)
@@ -228,18 +230,18 @@ def _gemm_4bit(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     return recorder.record(func(*args, **kwargs), func)
 
 
-def cpu_handlers(others: Mapping[Any, Handler]) -> dict[Any, Handler]:
+def cpu_handlers(handlers: Mapping[Any, Handler]) -> dict[Any, Handler]:
     """Handlers for operators whose CPU kernels return other tensors than CUDA's.
 
     Args:
-        others: what handles operators of any device; it is asked where the CPU has no say.
+        handlers: what handles operators of any device; it is asked where the CPU has no say.
     """
-    more: dict[Any, Handler] = {}
+    library_handlers: dict[Any, Handler] = {}
     if hasattr(torch.ops.bitsandbytes, "gemm_4bit"):
-        more[torch.ops.bitsandbytes.gemm_4bit.default] = _gemm_4bit
-    mixing = (aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor)
-    onto = (aten.add_.Tensor, aten.sub_.Tensor, aten.mul_.Tensor, aten.div_.Tensor)
-    of_three = (aten.addcmul.default, aten.addcdiv.default)
+        library_handlers[torch.ops.bitsandbytes.gemm_4bit.default] = _gemm_4bit
+    binary_ops = (aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor)
+    in_place_ops = (aten.add_.Tensor, aten.sub_.Tensor, aten.mul_.Tensor, aten.div_.Tensor)
+    ternary_ops = (aten.addcmul.default, aten.addcdiv.default)
     return {
         aten.native_layer_norm.default: _native_layer_norm,
         aten.roll.default: _roll,
@@ -248,8 +250,8 @@ def cpu_handlers(others: Mapping[Any, Handler]) -> dict[Any, Handler]:
         aten._softmax.default: _copy_strided(0),
         aten._log_softmax.default: _copy_strided(0),
         aten._softmax_backward_data.default: _copy_strided(0, 1),
-        **{op: _promotes(others.get(op)) for op in mixing},
-        **{op: _promotes(others.get(op), in_place=True) for op in onto},
-        **{op: _promotes(others.get(op), 3) for op in of_three},
-        **more,
+        **{op: _promotion_handler(handlers.get(op)) for op in binary_ops},
+        **{op: _promotion_handler(handlers.get(op), in_place=True) for op in in_place_ops},
+        **{op: _promotion_handler(handlers.get(op), 3) for op in ternary_ops},
+        **library_handlers,
     }

@@ -130,7 +130,7 @@ def _layout(first: torch.Tensor, second: torch.Tensor) -> torch.memory_format:
     return torch.contiguous_format
 
 
-def _laid_out(tensor: torch.Tensor | None, layout: torch.memory_format) -> torch.Tensor | None:
+def _with_layout(tensor: torch.Tensor | None, layout: torch.memory_format) -> torch.Tensor | None:
     if tensor is None or tensor.is_contiguous(memory_format=layout):
         return tensor
     return torch.empty_like(tensor, memory_format=layout)
@@ -146,14 +146,14 @@ def mish_backward(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 
 def _convolution(_: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     """Meta leaves results contiguous; cuDNN returns the layout of its operands."""
-    return _laid_out(func(*args, **kwargs), _layout(args[0], args[1]))
+    return _with_layout(func(*args, **kwargs), _layout(args[0], args[1]))
 
 
 def _convolution_backward(_: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     """``cudnn_convolution_backward`` of ``ATen/native/cudnn/ConvShared.cpp``."""
-    of_input, of_weight, of_bias = func(*args, **kwargs)
+    grad_input, grad_weight, grad_bias = func(*args, **kwargs)
     layout = _layout(args[1], args[2])
-    return _laid_out(of_input, layout), _laid_out(of_weight, layout), of_bias
+    return _with_layout(grad_input, layout), _with_layout(grad_weight, layout), grad_bias
 
 
 def cuda_handlers() -> dict[Any, Handler]:

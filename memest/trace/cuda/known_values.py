@@ -50,11 +50,11 @@ class Recipe:
 
 def attach(tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     """Give a meta tensor a known value (a CPU tensor of the same shape, or one to expand)."""
-    _know(tensor, Recipe(value=value))
+    _attach_recipe(tensor, Recipe(value=value))
     return tensor
 
 
-def _know(
+def _attach_recipe(
     tensor: torch.Tensor,
     recipe: Recipe,
     version: int | None = None,
@@ -70,7 +70,7 @@ def _know(
 
 def assume(tensor: torch.Tensor, make: Callable[[], torch.Tensor], why: str) -> torch.Tensor:
     """Give a tensor the value that is assumed where weights decide; ``why`` is for the user."""
-    _know(tensor, Recipe(assumption=why, make=make))
+    _attach_recipe(tensor, Recipe(assumption=why, make=make))
     return tensor
 
 
@@ -102,7 +102,7 @@ def recipe_of(tensor: Any) -> Recipe | None:
     if base_recipe is None or not _leads_to(recipe, origin):
         return None
     view_recipe = _rebase(recipe, origin, base_recipe)
-    _know(tensor, view_recipe, origin=base_recipe)
+    _attach_recipe(tensor, view_recipe, origin=base_recipe)
     return view_recipe
 
 
@@ -144,9 +144,9 @@ def _track_one(func: Any, args: Any, kwargs: Any, out: torch.Tensor, index: int 
     if returns and returns[0].alias_info is not None and isinstance(args[0], torch.Tensor):
         # a new view shares its origin's count of writes, but only once the operator is done
         origin = getattr(args[0], _ATTRIBUTE, _UNKNOWN)[2] or recipe_of(args[0])
-        _know(out, recipe, args[0]._version, origin)
+        _attach_recipe(out, recipe, args[0]._version, origin)
     else:
-        _know(out, recipe)
+        _attach_recipe(out, recipe)
 
 
 def _may_be_known(args: Any) -> bool:
@@ -167,7 +167,7 @@ def _track_write(func: Any, args: Any, kwargs: Any, out: torch.Tensor) -> None:
     except _UnknownValueError:
         _forget(out)
         return
-    _know(out, recipe, out._version + 1)
+    _attach_recipe(out, recipe, out._version + 1)
 
 
 def _track_view_write(
@@ -184,17 +184,19 @@ def _track_view_write(
     if view_recipe is None:
         return
     if base_recipe is None or not _leads_to(view_recipe, base_recipe):
-        _know(view, Recipe(func, (view_recipe, *operands), options), view._version + 1)
+        _attach_recipe(view, Recipe(func, (view_recipe, *operands), options), view._version + 1)
         return
 
     def make() -> torch.Tensor:
         value = _compute(base_recipe).clone()
-        func(_view_again(view_recipe, base_recipe, value), *_thaw(operands), **_thaw(options))
+        func(_replay_view(view_recipe, base_recipe, value), *_thaw(operands), **_thaw(options))
         return value
 
     new_recipe = Recipe(func, (base_recipe, operands), options, make=make)
-    _know(base, new_recipe, base._version + 1)
-    _know(view, _rebase(view_recipe, base_recipe, new_recipe), view._version + 1, new_recipe)
+    _attach_recipe(base, new_recipe, base._version + 1)
+    _attach_recipe(
+        view, _rebase(view_recipe, base_recipe, new_recipe), view._version + 1, new_recipe
+    )
 
 
 def _leads_to(recipe: Recipe, origin: Recipe) -> bool:
@@ -214,10 +216,10 @@ def _rebase(recipe: Recipe, origin: Recipe, new_origin: Recipe) -> Recipe:
     return Recipe(recipe.func, (parent, *recipe.args[1:]), recipe.kwargs, recipe.index)
 
 
-def _view_again(recipe: Recipe, origin: Recipe, value: torch.Tensor) -> torch.Tensor:
+def _replay_view(recipe: Recipe, origin: Recipe, value: torch.Tensor) -> torch.Tensor:
     if recipe is origin:
         return value
-    parent = _view_again(recipe.args[0], origin, value)
+    parent = _replay_view(recipe.args[0], origin, value)
     out = recipe.func(parent, *_thaw(recipe.args[1:]), **_thaw(recipe.kwargs))
     view: torch.Tensor = out if recipe.index is None else out[recipe.index]
     return view

@@ -145,11 +145,11 @@ def without_triton(library: Library, prepare: Callable[[], None]) -> Iterator[No
     """
     names = ("triton", library.name)
 
-    def theirs() -> dict[str, types.ModuleType]:
+    def library_modules() -> dict[str, types.ModuleType]:
         return {n: m for n, m in sys.modules.items() if n.partition(".")[0] in names}
 
     _look_for_triton()
-    before = theirs()
+    before = library_modules()
     for name in before:
         del sys.modules[name]
     sys.modules.update(library.modules)
@@ -161,8 +161,8 @@ def without_triton(library: Library, prepare: Callable[[], None]) -> Iterator[No
         yield
     finally:
         sys.meta_path.remove(finder)
-        library.modules.update(theirs())
-        for name in theirs():
+        library.modules.update(library_modules())
+        for name in library_modules():
             del sys.modules[name]
         sys.modules.update(before)
 

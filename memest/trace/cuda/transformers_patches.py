@@ -93,10 +93,10 @@ def _weight_norm(v: torch.Tensor, g: torch.Tensor, dim: int = 0) -> torch.Tensor
 def _constants() -> Iterator[Change]:
     """``torch.tensor([2, 3], device=meta)`` drops its values out of sight: keep them."""
     for owner, name in ((torch, "tensor"), (torch, "as_tensor"), (torch.Tensor, "new_tensor")):
-        yield owner, name, _remembering(getattr(owner, name))
+        yield owner, name, _remember_values(getattr(owner, name))
 
 
-def _remembering(function: Callable[..., Any]) -> Callable[..., Any]:
+def _remember_values(function: Callable[..., Any]) -> Callable[..., Any]:
     def make(*args: Any, **kwargs: Any) -> Any:
         data = args[-1] if args else kwargs.get("data")
         if isinstance(data, (list, tuple)):

@@ -45,7 +45,7 @@ def _known_value(recorder: Recorder, tensor: torch.Tensor, what: str) -> torch.T
         raise TraceError(
             f"{recorder.current_module or 'the model'}: {what} on a tensor made by "
             f"{recorder.origin_of(tensor) or 'an unknown operator'} has a shape that depends on "
-            f"weights or data, which no trace can know{_at()}. {_STATIC}"
+            f"weights or data, which no trace can know{_at_line()}. {_STATIC}"
         )
     return value
 
@@ -59,7 +59,7 @@ _STATIC = (
 _MOST_QUESTIONS = 4096
 
 
-def _at() -> str:
+def _at_line() -> str:
     """Where in the user's own code this is, if it is there."""
     line = line_here(own=True)
     return f" at {line}" if line else ""
@@ -98,8 +98,8 @@ def _item(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
         answer = made_by.startswith(("aten.all", "aten.eq", "aten.isfinite"))
         recorder.note(
             f"A branch depends on values ({made_by or 'a bool tensor'} in "
-            f"{recorder.current_module or 'the model'}{_at()}): taken as {answer}, as for finite, "
-            "dense data."
+            f"{recorder.current_module or 'the model'}{_at_line()}): taken as {answer}, as for "
+            "finite, dense data."
         )
         _note_own_question(recorder, quietly=True)
         return answer
@@ -110,7 +110,7 @@ def _item(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     raise TraceError(
         f"{recorder.current_module or 'the model'} asks for the value of an integer tensor that "
         f"depends on weights ({recorder.origin_of(tensor) or 'unknown operator'}), which no trace "
-        f"can know{_at()}. {_STATIC}"
+        f"can know{_at_line()}. {_STATIC}"
     )
 
 
@@ -123,7 +123,7 @@ def _to_copy(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
         value = torch.zeros(args[0].shape, dtype=args[0].dtype)
         recorder.note(
             f"{recorder.current_module or 'The model'} copies a computed tensor to the "
-            f"CPU{_at()}: taken as zeros."
+            f"CPU{_at_line()}: taken as zeros."
         )
     return value.to(kwargs.get("dtype") or value.dtype, copy=True)
 

@@ -56,7 +56,7 @@ def audio(built_model: BuiltModel, setup: Setup, parameters: Mapping[str, Any]) 
     """Sound and the labels of the task."""
     main = getattr(built_model.model, "main_input_name", "input_values")
     if main == "input_ids":
-        return _speaking(built_model, setup)
+        return _text_to_speech(built_model, setup)
     if built_model.config.model_type == "audio-spectrogram-transformer":
         sound, seconds, notes = _spectrogram(built_model, setup)
     elif main == "input_features":
@@ -126,7 +126,7 @@ def _spectrogram(
     return [floats("input_values", *shape)], seconds, notes
 
 
-def _speaking(built_model: BuiltModel, setup: Setup) -> BatchPlan:
+def _text_to_speech(built_model: BuiltModel, setup: Setup) -> BatchPlan:
     """Text to speech: text in, a spectrogram as the target."""
     config, batch = built_model.config, setup.batch
     limit = getattr(config, "max_text_positions", None)

@@ -59,9 +59,9 @@ class PlannedBatch:
         """The sizes that the batch takes of a setup, and what there is to say of them."""
         _, sizes, notes = plan_batch(self.built_model, setup)
         taken_sizes = {name: value for name in SIZES if (value := getattr(sizes, name)) is not None}
-        return SizeAnswer(taken_sizes, (*notes, *_without_effect(setup, sizes)))
+        return SizeAnswer(taken_sizes, (*notes, *_ignored_size_notes(setup, sizes)))
 
-    def whole(self, batch: Mapping[str, Any]) -> Any:
+    def unflatten(self, batch: Mapping[str, Any]) -> Any:
         """The batch as the model takes it."""
         return dict(batch)
 
@@ -70,7 +70,7 @@ class PlannedBatch:
         return None, lambda batch: [v for name, v in batch.items() if name == "labels"]
 
 
-def _without_effect(setup: Setup, sizes: BatchSizes) -> tuple[str, ...]:
+def _ignored_size_notes(setup: Setup, sizes: BatchSizes) -> tuple[str, ...]:
     """What to say of sizes that were asked for and that this model's batch does not have."""
     notes = []
     for name in SIZES:

@@ -99,7 +99,7 @@ class ExampleBatch:
         Raises:
             ConfigError: a letter that nothing binds, inputs that are no tensors.
         """
-        names, leaves, spec = self._at(setup)
+        names, leaves, spec = self._parts_of(setup)
         dims = {"B": setup.batch, **dict(self.inputs.dims)}
         if setup.seq_len is not None:
             dims["S"] = setup.seq_len
@@ -115,13 +115,13 @@ class ExampleBatch:
                     )
                 )
             elif isinstance(leaf, torch.Tensor):
-                plans.append(_like(name, leaf, self.batch, setup.batch))
+                plans.append(_tensor_plan(name, leaf, self.batch, setup.batch))
             elif leaf is not None:
                 plans.append(TensorPlan(name=name, constant=leaf))
         self._forms[tuple(plan.name for plan in plans)] = names, spec
         return tuple(plans)
 
-    def _at(self, setup: Setup) -> tuple[tuple[str, ...], tuple[Any, ...], TreeSpec]:
+    def _parts_of(self, setup: Setup) -> tuple[tuple[str, ...], tuple[Any, ...], TreeSpec]:
         if self._spec is not None:
             return self._names, self._leaves, self._spec
         key = setup.batch, setup.seq_len
@@ -130,7 +130,7 @@ class ExampleBatch:
             parts = self._parts[key] = _take_apart(_read(_call_function(self.inputs.inputs, setup)))
         return parts
 
-    def whole(self, batch: Mapping[str, Any]) -> Any:
+    def unflatten(self, batch: Mapping[str, Any]) -> Any:
         """The batch in the form in which the user gave it.
 
         Args:
@@ -157,16 +157,17 @@ class ExampleBatch:
             return None, lambda _: []
 
         def split(batch: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any], list[Any]]:
-            whole = self.whole(batch)
-            if isinstance(whole, Mapping):
-                arguments = {k: v for k, v in whole.items() if loose or k in parameters}
-                rest = [v for k, v in whole.items() if k not in arguments]
+            user_batch = self.unflatten(batch)
+            if isinstance(user_batch, Mapping):
+                arguments = {k: v for k, v in user_batch.items() if loose or k in parameters}
+                rest = [v for k, v in user_batch.items() if k not in arguments]
                 if arguments or not parameters:
                     return [], arguments, rest
-                whole = tuple(whole.values())  # named otherwise than the forward names them
+                # named otherwise than the forward names them
+                user_batch = tuple(user_batch.values())
                 num_required = max(sum(parameters.values()), 1)
-                return list(whole[:num_required]), {}, list(whole[num_required:])
-            items = list(whole) if isinstance(whole, (tuple, list)) else [whole]
+                return list(user_batch[:num_required]), {}, list(user_batch[num_required:])
+            items = list(user_batch) if isinstance(user_batch, (tuple, list)) else [user_batch]
             count = len(items) if variadic else len(parameters)
             return items[:count], {}, items[count:]
 
@@ -291,7 +292,7 @@ def _example_batch(leaves: tuple[Any, ...]) -> int | None:
     return next((int(v.shape[0]) for v in leaves if isinstance(v, torch.Tensor) and v.dim()), 1)
 
 
-def _like(name: str, value: torch.Tensor, own: int | None, batch: int) -> TensorPlan:
+def _tensor_plan(name: str, value: torch.Tensor, own: int | None, batch: int) -> TensorPlan:
     """The plan of one example tensor with another batch: a leading extent of it is the batch."""
     shape = tuple(value.shape)
     if shape and own is not None and shape[0] == own:

@@ -79,7 +79,7 @@ def media_and_text(
         attention_mask(ids, padded=setup.padded),
     ]
     plans += [
-        TensorPlan(name=name, shape=ids, value=_marks(ids, media))
+        TensorPlan(name=name, shape=ids, value=_token_types(ids, media))
         for name in ("token_type_ids", "mm_token_type_ids")
         if name in parameters
     ]
@@ -142,13 +142,13 @@ def _with_placeholders(
     return make
 
 
-def _marks(shape: tuple[int, int], media: Media) -> Callable[[], torch.Tensor]:
+def _token_types(shape: tuple[int, int], media: Media) -> Callable[[], torch.Tensor]:
     """Which tokens stand for the image (or, for audio, clip)."""
 
     def make() -> torch.Tensor:
-        marks = torch.zeros(shape, dtype=torch.int64)
-        marks[:, 1 : 1 + media.placeholders] = 1
-        return marks
+        token_types = torch.zeros(shape, dtype=torch.int64)
+        token_types[:, 1 : 1 + media.placeholders] = 1
+        return token_types
 
     return make
 
@@ -177,9 +177,9 @@ def _fixed_tokens(config: Any, size: int) -> int:
         if isinstance(value, int) and value:
             return value
     grid = (size // config.vision_config.patch_size) ** 2
-    whole = getattr(config, "vision_feature_select_strategy", "default") == "full"
+    keeps_class_token = getattr(config, "vision_feature_select_strategy", "default") == "full"
     has_class = getattr(config.vision_config, "model_type", "").startswith("clip")
-    return grid + 1 if whole and has_class else grid
+    return grid + 1 if keeps_class_token and has_class else grid
 
 
 def _tiles_and_thumbnail(built_model: BuiltModel, setup: Setup) -> Media:

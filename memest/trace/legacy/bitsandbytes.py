@@ -76,11 +76,11 @@ class _MatMul4Bit(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         (gradient,) = gradients
-        of_bias = None
+        grad_bias = None
         if ctx.needs_input_grad[2]:
-            of_bias = gradient.sum(0, dtype=ctx.bias_dtype)
-        of_input = None
+            grad_bias = gradient.sum(0, dtype=ctx.bias_dtype)
+        grad_input = None
         if ctx.needs_input_grad[0]:
             _, packed_weight = ctx.tensors
-            of_input = torch.matmul(gradient, _weight(packed_weight, ctx.state, gradient.dtype))
-        return of_input, None, of_bias, None, None
+            grad_input = torch.matmul(gradient, _weight(packed_weight, ctx.state, gradient.dtype))
+        return grad_input, None, grad_bias, None, None

@@ -145,7 +145,7 @@ def _older_order(equation: str, tensors: list[torch.Tensor]) -> tuple[str, list[
 
     None where no version swaps.
     """
-    labels = _explicit(equation, tensors)
+    labels = _explicit_labels(equation, tensors)
     if labels is None:
         return None
     left, right, output = labels
@@ -173,7 +173,7 @@ def _older_order(equation: str, tensors: list[torch.Tensor]) -> tuple[str, list[
     return f"{left},{right}->{''.join(inner)}", [inner.index(label) for label in output]
 
 
-def _explicit(equation: str, tensors: list[torch.Tensor]) -> tuple[str, str, str] | None:
+def _explicit_labels(equation: str, tensors: list[torch.Tensor]) -> tuple[str, str, str] | None:
     """The labels of both operands and of the output, with letters in place of ellipses."""
     inputs, arrow, output = equation.replace(" ", "").partition("->")
     names = inputs.split(",")

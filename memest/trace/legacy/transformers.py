@@ -172,7 +172,7 @@ class _NoScaling:
         return other
 
 
-def _scaled_inside(model: torch.nn.Module, _release: Release) -> None:
+def _skip_query_scaling(model: torch.nn.Module, _release: Release) -> None:
     """OPT left the scaling of the queries to sdpa, so no scaled copy of them was made.
 
     Source: ``OPTSdpaAttention.forward`` of 4.46 to 4.52; from 4.53 on the shared attention function
@@ -322,7 +322,7 @@ def _shifted_logits(*_: Any) -> Patch:
     return mock.patch.dict(loss_utils.LOSS_MAPPING, {"ForCausalLM": loss})
 
 
-def _scores_kept(recorder: Recorder, _model_type: str) -> Patch:
+def _hold_scores(recorder: Recorder, _model_type: str) -> Patch:
     """BERT-like attention kept ``attention_scores`` beside ``attention_probs`` until it returned.
 
     One more score matrix is alive from the softmax to the end of the attention's forward. Source:
@@ -343,7 +343,7 @@ def _scores_kept(recorder: Recorder, _model_type: str) -> Patch:
 
 _MODELS = (
     Change(_causal_buffers, {"gpt2": (5, 1)}),
-    Change(_scaled_inside, {"opt": (4, 53)}),
+    Change(_skip_query_scaling, {"opt": (4, 53)}),
     # First releases whose causal forward returned logits in the dtype of the head: all of these
     # said ``logits = logits.float()`` in every release before that could use sdpa (read: 4.37,
     # 4.42, 4.44, 4.45, 4.46)
@@ -388,5 +388,5 @@ _FUNCTIONS = (
             **dict.fromkeys("gemma gemma2 mistral mixtral olmo phi3".split(), (4, 47)),
         },
     ),
-    Change(_scores_kept, dict.fromkeys(_BERT_LIKE, (5, 0))),
+    Change(_hold_scores, dict.fromkeys(_BERT_LIKE, (5, 0))),
 )

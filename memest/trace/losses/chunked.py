@@ -249,7 +249,7 @@ def _backbone(parts: Parts, inputs: dict[str, Any]) -> tuple[Any, bool]:
     return parts.backbone(**inputs), balances
 
 
-def _balance(parts: Parts, outputs: Any, attention_mask: Any) -> torch.Tensor:
+def _balancing_loss(parts: Parts, outputs: Any, attention_mask: Any) -> torch.Tensor:
     from transformers.models.mixtral import modeling_mixtral
 
     loss = modeling_mixtral.load_balancing_loss_func(
@@ -286,7 +286,7 @@ def trl_fused(model: Any) -> Callable[..., Any]:
         loss = total / (mask.sum().clamp(min=1) if items is None else items)
         del total
         if balances:
-            aux = _balance(parts, outputs, inputs.get("attention_mask"))
+            aux = _balancing_loss(parts, outputs, inputs.get("attention_mask"))
             loss = loss + parts.config.router_aux_loss_coef * aux
         return _LossOutput(
             loss=loss,
@@ -330,12 +330,12 @@ def _fill(
     return tile
 
 
-def _add_product(total: torch.Tensor, one: torch.Tensor, other: torch.Tensor) -> None:
+def _add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
     """``total += one @ other`` in fp32, without copies of half operands in fp32."""
-    if one.dtype in (torch.float16, torch.bfloat16):
-        torch.addmm(total, one, other, out_dtype=torch.float32, out=total)  # type: ignore[call-overload]
+    if left.dtype in (torch.float16, torch.bfloat16):
+        torch.addmm(total, left, right, out_dtype=torch.float32, out=total)  # type: ignore[call-overload]
     else:
-        total.addmm_(one.float(), other.float())
+        total.addmm_(left.float(), right.float())
 
 
 class _TiledLogProbs(torch.autograd.Function):
@@ -360,16 +360,16 @@ class _TiledLogProbs(torch.autograd.Function):
         # maximum, sum of exponentials, sum of x exp(x), of squares, of logits, best before the
         # target, the target's logit
         tensors = [torch.zeros((rows,), device=device, dtype=torch.float32) for _ in range(7)]
-        highest, sum_exp, x_sum_exp, _, _, before, of_target = tensors
+        highest, sum_exp, x_sum_exp, _, _, before, target_logit = tensors
         buffer = torch.empty((min(rows, _TILE_TOKENS), _TILE_WORDS), device=device, dtype=dtype)
         for tokens in _slices(rows, _TILE_TOKENS):
             part = hidden_states[tokens].to(dtype)
-            for some in _slices(words, _TILE_WORDS):
-                _fill(buffer, part, weight[some], None if bias is None else bias[some])
+            for columns in _slices(words, _TILE_WORDS):
+                _fill(buffer, part, weight[columns], None if bias is None else bias[columns])
         log_z = highest + torch.log(sum_exp)
-        log_probs = of_target - log_z
+        log_probs = target_logit - log_z
         entropy = log_z - x_sum_exp / sum_exp
-        hits = (of_target >= highest) & (of_target > before)
+        hits = (target_logit >= highest) & (target_logit > before)
         ctx.save_for_backward(hidden_states, weight, bias, targets, log_z, entropy)
         ctx.dtype = dtype
         ctx.mark_non_differentiable(hits)
@@ -386,26 +386,26 @@ class _TiledLogProbs(torch.autograd.Function):
                 torch.zeros(like.shape, device=device, dtype=torch.float32) if needs_grad else None
             )
 
-        of_hidden, of_weight = zeros(hidden_states, needs[0]), zeros(weight, needs[1])
-        of_bias = None if bias is None else zeros(bias, needs[2])
+        grad_hidden, grad_weight = zeros(hidden_states, needs[0]), zeros(weight, needs[1])
+        grad_bias = None if bias is None else zeros(bias, needs[2])
         buffer = torch.empty((min(rows, _TILE_TOKENS), _TILE_WORDS), device=device, dtype=dtype)
         float_gradients = [g.float().contiguous() for g in gradients[:2] if g is not None]
         for tokens in _slices(rows, _TILE_TOKENS):
             part = hidden_states[tokens].to(dtype)
-            for some in _slices(words, _TILE_WORDS):
-                cast = weight[some].to(dtype)
-                tile = _fill(buffer, part, cast, None if bias is None else bias[some])
-                if of_hidden is not None:
-                    _add_product(of_hidden[tokens], tile, cast)
-                if of_weight is not None:
-                    _add_product(of_weight[some], tile.t(), part)
-                if of_bias is not None:
-                    of_bias[some] += tile.sum(dim=0, dtype=torch.float32)
+            for columns in _slices(words, _TILE_WORDS):
+                cast = weight[columns].to(dtype)
+                tile = _fill(buffer, part, cast, None if bias is None else bias[columns])
+                if grad_hidden is not None:
+                    _add_product(grad_hidden[tokens], tile, cast)
+                if grad_weight is not None:
+                    _add_product(grad_weight[columns], tile.t(), part)
+                if grad_bias is not None:
+                    grad_bias[columns] += tile.sum(dim=0, dtype=torch.float32)
         del float_gradients
         return (
-            None if of_hidden is None else of_hidden.to(hidden_states.dtype),
-            None if of_weight is None else of_weight.to(weight.dtype),
-            None if of_bias is None else of_bias.to(bias.dtype),
+            None if grad_hidden is None else grad_hidden.to(hidden_states.dtype),
+            None if grad_weight is None else grad_weight.to(weight.dtype),
+            None if grad_bias is None else grad_bias.to(bias.dtype),
             None,
         )
 
@@ -464,7 +464,7 @@ def trl_chunked(model: Any) -> Callable[..., Any]:
         padded_count = (count / _CHUNK_TOKENS).ceil().clamp(min=1).to(torch.int64) * _CHUNK_TOKENS
         loss = hidden_states.new_zeros((), dtype=torch.float32)
         for start in range(0, int(padded_count), _CHUNK_TOKENS):
-            of_some, hits_of_some, entropy_of_some = torch.utils.checkpoint.checkpoint(
+            chunk_loss, chunk_hits, chunk_entropy = torch.utils.checkpoint.checkpoint(
                 chunk,
                 hidden_states[start : start + _CHUNK_TOKENS],
                 weight,
@@ -472,9 +472,9 @@ def trl_chunked(model: Any) -> Callable[..., Any]:
                 labels[start : start + _CHUNK_TOKENS],
                 use_reentrant=False,
             )
-            loss = loss + of_some
-            hits = hits + hits_of_some
-            entropy = entropy + entropy_of_some
+            loss = loss + chunk_loss
+            hits = hits + chunk_hits
+            entropy = entropy + chunk_entropy
         loss = loss / (count.clamp(min=1) if items is None else items)
         return loss, hits, entropy, count
 
@@ -486,7 +486,7 @@ def trl_chunked(model: Any) -> Callable[..., Any]:
         )
         aux = None
         if balances:
-            aux = _balance(parts, outputs, inputs.get("attention_mask"))
+            aux = _balancing_loss(parts, outputs, inputs.get("attention_mask"))
             loss = loss + parts.config.router_aux_loss_coef * aux
         return _LossOutput(loss=loss, entropy=entropy, hits=hits, label_mask=count, aux_loss=aux)
 

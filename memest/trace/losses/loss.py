@@ -49,18 +49,18 @@ def _has_loss(built_model: BuiltModel) -> bool:
 
 
 def _own_loss(outputs: Any, batch: Mapping[str, Any]) -> torch.Tensor:
-    loss = _find(outputs)
+    loss = _find_loss(outputs)
     return _mean_of_outputs(outputs, batch) if loss is None else loss
 
 
-def _find(outputs: Any) -> torch.Tensor | None:
+def _find_loss(outputs: Any) -> torch.Tensor | None:
     if isinstance(outputs, Mapping):
         tensor = outputs.get("loss")
     else:
         tensor = getattr(outputs, "loss", None)
         if tensor is None and isinstance(outputs, (tuple, list)) and outputs:
-            tensor = outputs[0] if _scalar(outputs[0]) else None
-        if tensor is None and _scalar(outputs):
+            tensor = outputs[0] if _is_scalar(outputs[0]) else None
+        if tensor is None and _is_scalar(outputs):
             tensor = outputs
     if isinstance(tensor, torch.Tensor) and tensor.dim() > 0:
         # one value for each sample or device, as DataParallel returns it
@@ -68,7 +68,7 @@ def _find(outputs: Any) -> torch.Tensor | None:
     return tensor
 
 
-def _scalar(value: Any) -> bool:
+def _is_scalar(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.dim() == 0
 
 
@@ -160,9 +160,10 @@ class OwnLoss:
 
     Args:
         loss: function, name, or None where outputs carry it.
-        whole: puts a batch together as the user gave it.
-        left: what of a batch the model was not called with, the target among it.
-        usual: takes the loss out of outputs that carry it; the mean of the outputs elsewhere.
+        unflatten: puts a batch together as the user gave it.
+        unused_inputs: what of a batch the model was not called with, the target among it.
+        default_loss: takes the loss out of outputs that carry it; the mean of the outputs
+            elsewhere.
 
     Attributes:
         notes: what was decided on the way, for the user.
@@ -171,40 +172,40 @@ class OwnLoss:
     def __init__(
         self,
         loss: Any,
-        whole: Callable[[Any], Any],
-        left: Callable[[Any], list[Any]],
-        usual: Callable[[Any, Any], torch.Tensor],
+        unflatten: Callable[[Any], Any],
+        unused_inputs: Callable[[Any], list[Any]],
+        default_loss: Callable[[Any, Any], torch.Tensor],
     ) -> None:
         self._loss = loss
-        self._whole = whole
-        self._left = left
-        self._usual = usual
+        self._unflatten = unflatten
+        self._unused_inputs = unused_inputs
+        self._default_loss = default_loss
         self.notes: dict[str, None] = {}
 
     def __call__(self, outputs: Any, batch: Mapping[str, Any]) -> torch.Tensor:
         """The loss of one micro-batch."""
         if callable(self._loss):
-            return checked_loss(self._loss(outputs, self._whole(batch)), "loss(outputs, batch)")
+            return checked_loss(self._loss(outputs, self._unflatten(batch)), "loss(outputs, batch)")
         if isinstance(self._loss, str):
-            return self._named_loss(self._loss, outputs, self._left(batch))
-        if _find(outputs) is not None:
-            return self._usual(outputs, batch)
-        left = self._left(batch)
-        if left and _main(outputs) is not None:
-            name = "cross_entropy" if not left[0].is_floating_point() else "mse"
+            return self._named_loss(self._loss, outputs, self._unused_inputs(batch))
+        if _find_loss(outputs) is not None:
+            return self._default_loss(outputs, batch)
+        targets = self._unused_inputs(batch)
+        if targets and _main_output(outputs) is not None:
+            name = "cross_entropy" if not targets[0].is_floating_point() else "mse"
             self._say(
                 f"the model returns no loss and is not called with the last input: taken as target "
                 f"of {name} (--loss sets it)"
             )
-            return self._named_loss(name, outputs, left)
+            return self._named_loss(name, outputs, targets)
         self._say("the model returns no loss: the sum of its outputs' means is minimised")
-        return self._usual(outputs, batch)
+        return self._default_loss(outputs, batch)
 
     def _say(self, text: str) -> None:
         self.notes[text] = None
 
-    def _named_loss(self, name: str, outputs: Any, left: list[Any]) -> torch.Tensor:
-        output = _main(outputs)
+    def _named_loss(self, name: str, outputs: Any, targets: list[Any]) -> torch.Tensor:
+        output = _main_output(outputs)
         if output is None:
             raise ConfigError(
                 f"--loss {name}: the model returned a {type(outputs).__name__} without a tensor "
@@ -212,14 +213,14 @@ class OwnLoss:
             )
         if name in ("mean", "sum"):
             return checked_loss(getattr(output.float(), name)(), f"--loss {name}")
-        if len(left) != 1 or not isinstance(left[0], torch.Tensor):
+        if len(targets) != 1 or not isinstance(targets[0], torch.Tensor):
             raise ConfigError(
-                f"--loss {name} compares the output {_words(output)} with one target, and the "
-                f"batch has {len(left)} tensors that the model is not called with: name it with "
-                f"--input, for example {_example(name, output)}."
+                f"--loss {name} compares the output {_tensor_text(output)} with one target, and "
+                f"the batch has {len(targets)} tensors that the model is not called with: name it "
+                f"with --input, for example {_example_option(name, output)}."
             )
-        target = left[0]
-        if name == "cross_entropy" and _tokens(output, target):
+        target = targets[0]
+        if name == "cross_entropy" and _is_per_token(output, target):
             # a language model's way: one row for each token
             output, target = output.reshape(-1, output.shape[-1]), target.reshape(-1)
         try:
@@ -227,13 +228,13 @@ class OwnLoss:
         except (RuntimeError, ValueError, IndexError) as error:
             text = (str(error).strip().splitlines() or ["no message"])[0].rstrip(".")
             raise ConfigError(
-                f"--loss {name} does not go with the output {_words(output)} and the target "
-                f"{_words(target)}: {text}."
+                f"--loss {name} does not go with the output {_tensor_text(output)} and the target "
+                f"{_tensor_text(target)}: {text}."
             ) from error
         return checked_loss(value, f"--loss {name}")
 
 
-def _tokens(output: torch.Tensor, target: torch.Tensor) -> bool:
+def _is_per_token(output: torch.Tensor, target: torch.Tensor) -> bool:
     """Whether classes are the last extent of an output of three or more, as language models do."""
     long = output.dim() > 2 and not target.is_floating_point()
     return (
@@ -243,31 +244,31 @@ def _tokens(output: torch.Tensor, target: torch.Tensor) -> bool:
     )
 
 
-def _words(tensor: torch.Tensor) -> str:
+def _tensor_text(tensor: torch.Tensor) -> str:
     dtype = str(tensor.dtype).removeprefix("torch.")
     return f"{dtype}[{','.join(map(str, tensor.shape))}]"
 
 
-def _example(name: str, output: torch.Tensor) -> str:
+def _example_option(name: str, output: torch.Tensor) -> str:
     inner = ",".join(("B", *map(str, output.shape[1:])))
     if name in ("cross_entropy", "nll"):
         return "--input 'y:int64[B]'" if output.dim() == 2 else "--input 'y:int64[B,S]'"
     return f"--input 'y:float32[{inner}]'"
 
 
-def _main(outputs: Any) -> torch.Tensor | None:
+def _main_output(outputs: Any) -> torch.Tensor | None:
     """The main tensor of outputs: the first that leads back to parameters."""
     if isinstance(outputs, torch.Tensor):
         return outputs if outputs.requires_grad else None
     if isinstance(outputs, Mapping):
-        usual = [outputs[name] for name in _OUTPUTS if name in outputs]
-        items = [*usual, *outputs.values()]
+        main_outputs = [outputs[name] for name in _OUTPUTS if name in outputs]
+        items = [*main_outputs, *outputs.values()]
     elif isinstance(outputs, (tuple, list)):
         items = list(outputs)
     else:
         items = [getattr(outputs, name, None) for name in _OUTPUTS]
     return (
-        next((t for item in items if (t := _main(item)) is not None), None)
+        next((t for item in items if (t := _main_output(item)) is not None), None)
         if items and any(item is not None for item in items)
         else None
     )

@@ -105,7 +105,7 @@ def add_adapter(
             _freeze_ranks(peft_model)
     peft_model.train()
     active = peft_model.active_peft_config
-    words = [f"adapters by peft: {_words(adapter, active)}", *notes]
+    words = [f"adapters by peft: {_adapter_text(adapter, active)}", *notes]
     return peft_model, tuple(words)
 
 
@@ -164,7 +164,7 @@ def _config(adapter: Adapter, task: Task) -> tuple[Any, list[str]]:
     return config, notes
 
 
-def _words(adapter: Adapter, config: Any) -> str:
+def _adapter_text(adapter: Adapter, config: Any) -> str:
     """The adapters with what peft decided itself."""
     values = {
         name: getattr(config, name)

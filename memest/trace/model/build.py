@@ -156,9 +156,9 @@ def _check_changes(source: ModelSource, kind: Any, values: dict[str, Any]) -> No
     """
     if not source.changes:
         return
-    usual = {name: value for name, value in values.items() if name not in source.changes}
+    unchanged_values = {name: value for name, value in values.items() if name not in source.changes}
     try:
-        config = kind.from_dict(usual)
+        config = kind.from_dict(unchanged_values)
     except Exception:  # noqa: BLE001 - what cannot be built without a name needs that name
         return
     for name in source.changes:
@@ -206,9 +206,9 @@ def _instantiate(
                 f"--attn-implementation {attention}: {cls.__name__} does not support it in the "
                 f"installed transformers. Legal: {', '.join(_attentions(cls))}."
             ) from error
-        raise _cannot_build(source, error) from error
+        raise _build_error(source, error) from error
     except Exception as error:
-        raise _cannot_build(source, error) from error
+        raise _build_error(source, error) from error
     return model
 
 
@@ -252,7 +252,7 @@ def _part_for(config: Any, cls: Any) -> Any:
     return config
 
 
-def _cannot_build(source: ModelSource, error: Exception) -> ModelLoadError:
+def _build_error(source: ModelSource, error: Exception) -> ModelLoadError:
     return ModelLoadError(
         f"{source.id} cannot be built from its config: {type(error).__name__}: "
         f"{_first_line(error)} Another --task or a newer transformers may help."

@@ -39,14 +39,14 @@ def import_reference(reference: str, flag: str = "") -> Any:
         except ModuleNotFoundError as error:
             root = module_name.partition(".")[0]
             if error.name is not None and error.name not in (module_name, root):
-                raise _theirs(label, "while it was imported", error) from error
+                raise _user_error(label, "while it was imported", error) from error
             raise ModelLoadError(
                 f"{label!r} cannot be imported: there is no module {error.name} in {_cwd()} nor "
                 "among the installed packages. Write package.module:factory from the directory in "
                 "which python -c 'import package.module' works."
             ) from error
         except (Exception, SystemExit) as error:
-            raise _theirs(label, "while it was imported", error) from error
+            raise _user_error(label, "while it was imported", error) from error
     value = module
     for part in attribute.split("."):
         try:
@@ -109,7 +109,7 @@ def call_factory(factory: Any, reference: str, arguments: Mapping[str, Any]) -> 
             hint = ""
             if "from_pretrained" in str(error) or "meta device context" in str(error):
                 hint = " Build it from its config: weights are not needed, and nothing is loaded."
-            raise _theirs(reference, "while it built the model", error, hint) from error
+            raise _user_error(reference, "while it built the model", error, hint) from error
 
 
 def _check_arguments(factory: Any, reference: str, arguments: Mapping[str, Any]) -> None:
@@ -141,7 +141,7 @@ def _check_arguments(factory: Any, reference: str, arguments: Mapping[str, Any])
         )
 
 
-def _theirs(reference: str, when: str, error: BaseException, hint: str = "") -> ModelLoadError:
+def _user_error(reference: str, when: str, error: BaseException, hint: str = "") -> ModelLoadError:
     """An error of the user's code, short, with its place."""
     text = (str(error).strip().splitlines() or ["no message"])[0].rstrip(".")
     place = line_of(error.__traceback__)

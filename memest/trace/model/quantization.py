@@ -201,10 +201,10 @@ def _replace(model: Any, dtype: torch.dtype, quantization: Quantization) -> list
     from transformers.integrations.bitsandbytes import replace_with_bnb_linear
     from transformers.quantizers.base import HfQuantizer
 
-    four = quantization.format is Format.BNB_4BIT
+    is_4bit = quantization.format is Format.BNB_4BIT
     config = BitsAndBytesConfig(
-        load_in_4bit=four,
-        load_in_8bit=not four,
+        load_in_4bit=is_4bit,
+        load_in_8bit=not is_4bit,
         llm_int8_threshold=quantization.threshold,
         bnb_4bit_compute_dtype=getattr(torch, quantization.compute_dtype),
         bnb_4bit_quant_type=quantization.quant_type,
@@ -228,8 +228,8 @@ def _replace(model: Any, dtype: torch.dtype, quantization: Quantization) -> list
     layers = [module for module in model.modules() if is_quantized(module)]
     if not layers:
         raise ConfigError(
-            f"--load-in-{4 if four else 8}bit finds no linear layer in {type(model).__name__} to "
-            f"quantise; it leaves out {', '.join(sorted(skip_names)) or 'nothing'}."
+            f"--load-in-{4 if is_4bit else 8}bit finds no linear layer in {type(model).__name__} "
+            f"to quantise; it leaves out {', '.join(sorted(skip_names)) or 'nothing'}."
         )
     for layer in layers:
         layer.train(model.training)

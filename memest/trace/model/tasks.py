@@ -88,7 +88,7 @@ def choose_head(config: Any, requested_task: Task, model_id: str, transformers: 
         ConfigError: the task does not exist for this model.
     """
     if requested_task is Task.AUTO:
-        for task in _by_preference(config):
+        for task in _preferred_tasks(config):
             cls = _class_for(config, task, transformers)
             if cls is not None:
                 return _replace_wrapper(Head(task, cls), config, transformers)
@@ -114,12 +114,12 @@ def choose_head(config: Any, requested_task: Task, model_id: str, transformers: 
     return _replace_wrapper(Head(requested_task, cls), config, transformers)
 
 
-def _saved_as(config: Any) -> str:
+def _saved_class(config: Any) -> str:
     """The class that the checkpoint was saved with; "" where it does not say."""
     return (config.architectures or [""])[0] or ""
 
 
-def _by_ending(name: str) -> Task | None:
+def _task_of_name(name: str) -> Task | None:
     """The task that the name of a class ends with."""
     return next((task for ending, task in _ENDINGS.items() if name.endswith(ending)), None)
 
@@ -128,7 +128,7 @@ def task_of_class(cls: type, *, encoder_decoder: bool = False) -> Task:
     """The task a class of transformers is made for, by the conventions of its name."""
     for ancestor in cls.__mro__:
         name = ancestor.__name__
-        task = _by_ending(name)
+        task = _task_of_name(name)
         if task is not None:
             return task
         if name.endswith("ForConditionalGeneration"):
@@ -139,7 +139,7 @@ def task_of_class(cls: type, *, encoder_decoder: bool = False) -> Task:
     return Task.BASE
 
 
-def _by_preference(config: Any) -> Iterator[Task]:
+def _preferred_tasks(config: Any) -> Iterator[Task]:
     """Tasks in the order in which people would train them, for this config."""
     own = _own_task(config)
     kind = config.model_type
@@ -158,7 +158,7 @@ def _by_preference(config: Any) -> Iterator[Task]:
     if _is_contrastive(config) and own not in (Task.IMAGE_TEXT_TO_TEXT, Task.CAUSAL_LM):
         yield Task.CONTRASTIVE
         return
-    if _sees(config):
+    if _has_vision(config):
         yield from (Task.IMAGE_TEXT_TO_TEXT, Task.SPEECH_SEQ2SEQ)
         return
     if getattr(config, "is_encoder_decoder", False):
@@ -186,11 +186,13 @@ def _speech(config: Any, own: Task) -> Iterator[Task]:
 
 def _own_task(config: Any) -> Task:
     """The task of the class that the checkpoint was saved with."""
-    name = _saved_as(config)
-    task = _by_ending(name)
+    name = _saved_class(config)
+    task = _task_of_name(name)
     if task is not None:
         return task
-    if name.endswith("ForConditionalGeneration") and (_sees(config) or _is_contrastive(config)):
+    if name.endswith("ForConditionalGeneration") and (
+        _has_vision(config) or _is_contrastive(config)
+    ):
         return Task.IMAGE_TEXT_TO_TEXT
     return Task.BASE
 
@@ -206,7 +208,7 @@ def _is_speech(config: Any) -> bool:
     ) or config.model_type in ("moonshine", "parakeet_ctc", "encodec")
 
 
-def _sees(config: Any) -> bool:
+def _has_vision(config: Any) -> bool:
     return hasattr(config, "vision_config") or hasattr(config, "thinker_config")
 
 
@@ -214,7 +216,7 @@ def _is_contrastive(config: Any) -> bool:
     """Two towers and a projection each: CLIP, SigLIP, CLAP and their kin."""
     has_text = hasattr(config, "text_config")
     has_other = hasattr(config, "vision_config") or hasattr(config, "audio_config")
-    name = _saved_as(config)
+    name = _saved_class(config)
     generates = name.endswith(("ForConditionalGeneration", "ForCausalLM", "LMHeadModel"))
     return has_text and has_other and not generates and hasattr(config, "initializer_factor")
 
@@ -225,7 +227,7 @@ def _is_text_encoder(config: Any) -> bool:
 
     if not hasattr(config, "vocab_size") or getattr(config, "is_decoder", False):
         return False
-    name = _saved_as(config)
+    name = _saved_class(config)
     if name.endswith(("ForCausalLM", "LMHeadModel")):
         return False
     kind = type(config)
@@ -251,16 +253,16 @@ def _class_for(config: Any, task: Task, transformers: Any) -> Any:
         if name == "AutoModelForMultimodalLM" and not _multimodal(config, task):
             continue
         choice = mapping[kind]
-        return choice if not isinstance(choice, (tuple, list)) else _of_several(config, choice)
+        return choice if not isinstance(choice, (tuple, list)) else _pick_class(config, choice)
     return None
 
 
 def _multimodal(config: Any, task: Task) -> bool:
-    hears = _is_speech(config)
-    return hears if task is Task.SPEECH_SEQ2SEQ else not hears
+    is_speech = _is_speech(config)
+    return is_speech if task is Task.SPEECH_SEQ2SEQ else not is_speech
 
 
-def _of_several(config: Any, classes: Any) -> Any:
+def _pick_class(config: Any, classes: Any) -> Any:
     """Auto classes with a choice take the checkpoint's own class, or their first."""
     names = config.architectures or ()
     own = [cls for cls in classes if cls.__name__ in names]
@@ -286,7 +288,7 @@ def _replace_wrapper(head: Head, config: Any, transformers: Any) -> Head:
         if part is not None:
             note = f"{name} has no training forward; its thinker, {thinker}, is what trains"
             return Head(head.task, part, (note,))
-    own = _saved_as(config)
+    own = _saved_class(config)
     if "WithTeacher" in own and "WithTeacher" not in name:
         note = f"{own} has no loss; {name} is trained instead"
         return Head(head.task, head.cls, (note,))

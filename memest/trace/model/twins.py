@@ -16,7 +16,7 @@ __all__ = ["twin_of"]
 
 _KNOWN_ELEMENTS = 1 << 20
 """Buffers up to this size may be asked for their values: masks, indices, tables."""
-_DEEP = 4
+_MAX_DEPTH = 4
 
 
 def twin_of(module: torch.nn.Module) -> tuple[torch.nn.Module, Loading | None]:
@@ -39,9 +39,9 @@ def twin_of(module: torch.nn.Module) -> tuple[torch.nn.Module, Loading | None]:
             # a step begins without gradients, and theirs are not to be copied
             memo[id(parameter.grad)] = None
     for buffer in module.buffers():
-        memo[id(buffer)] = _like(buffer)
+        memo[id(buffer)] = _meta_buffer(buffer)
     for part in module.modules():
-        for value in _beside(vars(part), _DEEP):
+        for value in _nested_tensors(vars(part), _MAX_DEPTH):
             # computed from parameters (the old weight_norm), or beside them on a GPU
             if not value.is_leaf or value.device.type not in ("cpu", "meta"):
                 memo.setdefault(
@@ -74,7 +74,7 @@ def _unwrap(twin: torch.nn.Module) -> torch.nn.Module:
     return twin
 
 
-def _like(buffer: torch.Tensor) -> torch.Tensor:
+def _meta_buffer(buffer: torch.Tensor) -> torch.Tensor:
     empty = torch.empty_like(buffer, device="meta")
     small = buffer.numel() <= _KNOWN_ELEMENTS and buffer.device.type != "meta"
     if not small or buffer.is_floating_point() or buffer.is_complex():
@@ -82,13 +82,13 @@ def _like(buffer: torch.Tensor) -> torch.Tensor:
     return attach(empty, buffer.detach().to("cpu", copy=True))
 
 
-def _beside(value: Any, deep: int) -> Iterator[torch.Tensor]:
+def _nested_tensors(value: Any, depth: int) -> Iterator[torch.Tensor]:
     """Tensors in attributes, and in collections in them."""
     if isinstance(value, torch.Tensor):
         yield value
-    elif deep and isinstance(value, dict):
+    elif depth and isinstance(value, dict):
         for item in value.values():
-            yield from _beside(item, deep - 1)
-    elif deep and isinstance(value, (list, tuple, set)):
+            yield from _nested_tensors(item, depth - 1)
+    elif depth and isinstance(value, (list, tuple, set)):
         for item in value:
-            yield from _beside(item, deep - 1)
+            yield from _nested_tensors(item, depth - 1)

@@ -64,7 +64,7 @@ def blocks_of(name: str) -> Blocks:
 def block_states(
     groups: Iterable[Any],
     blocks: Blocks,
-    full: frozenset[int],
+    fp32_ids: frozenset[int],
     recorder: Recorder,
     version: tuple[int, int],
 ) -> StatesAlone:
@@ -73,7 +73,7 @@ def block_states(
     Args:
         groups: parameters.
         blocks: which optimizer.
-        full: parameters whose states are fp32 whatever the others' are (embeddings under the
+        fp32_ids: parameters whose states are fp32 whatever the others' are (embeddings under the
             Trainer), by identity.
         recorder: told of managed memory.
         version: of bitsandbytes.
@@ -97,7 +97,7 @@ def block_states(
 
     def states(parameter: torch.Tensor) -> dict[str, Any]:
         """As ``init_state`` of the library."""
-        eight = blocks.bits == 8 and id(parameter) not in full
+        eight = blocks.bits == 8 and id(parameter) not in fp32_ids
         if not eight or parameter.numel() < MIN_8BIT_SIZE:
             return numbers(parameter, torch.float32)
         if not maps:
@@ -115,7 +115,9 @@ def block_states(
     return StatesAlone(groups, states, packs=True)
 
 
-def library_optimizer(groups: list[dict[str, Any]], blocks: Blocks, full: frozenset[int]) -> Any:
+def library_optimizer(
+    groups: list[dict[str, Any]], blocks: Blocks, fp32_ids: frozenset[int]
+) -> Any:
     """The library's own optimizer, for parameters that are really there.
 
     Raises:
@@ -127,7 +129,7 @@ def library_optimizer(groups: list[dict[str, Any]], blocks: Blocks, full: frozen
     manager.initialize()  # it goes by id, and parameters of an earlier run may have had the same
     for group in groups:
         for parameter in group["params"]:
-            if id(parameter) in full:
+            if id(parameter) in fp32_ids:
                 manager.override_config(parameter, "optim_bits", 32)
     more = {} if blocks.algorithm == "RMSprop" else {"is_paged": blocks.paged}
     kind = getattr(bitsandbytes.optim, blocks.algorithm)

@@ -68,7 +68,7 @@ class Stepper:
         self._handles.clear()
 
 
-def _one_each(
+def _optimizer_per_parameter(
     optimizers: dict[Any, Any], updating: Callable[[], AbstractContextManager[Any]]
 ) -> Stepper:
     """One optimizer for each parameter, stepped when its gradient has been accumulated."""
@@ -162,6 +162,8 @@ def stepper_for(
     if setup.optim in ("lomo", "adalomo"):
         stepper = _lomo(model, setup, recorder.updating)
     else:
-        stepper = _one_each({n.parameter: make(n) for n in parameters}, recorder.updating)
+        stepper = _optimizer_per_parameter(
+            {n.parameter: make(n) for n in parameters}, recorder.updating
+        )
     stepper._handles[:0] = tags
     return stepper

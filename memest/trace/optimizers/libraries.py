@@ -24,7 +24,7 @@ from memest.trace.model.roles import Roles
 from memest.trace.optimizers.stepping import StatesAlone
 from memest.trace.recorder import Recorder
 
-__all__ = ["Several", "library_class", "low_rank_groups", "make_library"]
+__all__ = ["OptimizerChain", "library_class", "low_rank_groups", "make_library"]
 
 _HALF = (torch.float16, torch.bfloat16)
 _RANK = 128
@@ -62,7 +62,7 @@ def make_library(setup: Setup, groups: list[dict[str, Any]], recorder: Recorder)
         return None
     options: dict[str, Any] = dict(facts.options)
     if "block_size" in facts.arguments:
-        options["block_size"] = _whole(setup, "block_size", 256)
+        options["block_size"] = _positive_integer(setup, "block_size", 256)
     if "kahan_sum" in arguments:
         options["kahan_sum"] = True  # the Trainer reads it with bool(): any text is true
     if facts.targets:
@@ -115,7 +115,7 @@ def low_rank_groups(
         )
     arguments = read_arguments(setup.optim, setup.optim_args)
     options: dict[str, Any] = {
-        "rank": _whole(setup, "rank", _RANK),
+        "rank": _positive_integer(setup, "rank", _RANK),
         "update_proj_gap": 1,  # every traced step renews the projections, as every so many do
         "scale": 1.0,  # a factor
         "proj_type": arguments.get("proj_type", "std"),
@@ -129,7 +129,7 @@ def low_rank_groups(
     return [group for group in groups if group["params"]]
 
 
-def _whole(setup: Setup, argument: str, default: int) -> int:
+def _positive_integer(setup: Setup, argument: str, default: int) -> int:
     """A number of ``--optim-args`` that must be 1 or more."""
     text = read_arguments(setup.optim, setup.optim_args).get(argument, str(default))
     if not text.isdigit() or int(text) < 1:
@@ -150,7 +150,7 @@ def is_target(patterns: str | tuple[str, ...], module: str) -> bool:
 # -- optimizers -----------------------------------------------------------------------------------
 
 
-class Several:
+class OptimizerChain:
     """Optimizers that share the work, one step after the other."""
 
     def __init__(self, optimizers: Iterable[Any]) -> None:
@@ -177,7 +177,7 @@ class Several:
             one.zero_grad(set_to_none=set_to_none)
 
 
-class _Apollo(Several):
+class _Apollo(OptimizerChain):
     """APOLLO draws its projections with a generator of the device, which meta has not."""
 
     def step(self) -> None:

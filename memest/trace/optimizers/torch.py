@@ -23,7 +23,7 @@ from memest.trace.model.adapters import kept_dtype, prefix_of
 from memest.trace.model.roles import Roles, roles_of
 from memest.trace.optimizers.bitsandbytes import block_states, blocks_of, library_optimizer
 from memest.trace.optimizers.in_backward import Stepper, stepper_for
-from memest.trace.optimizers.libraries import Several, low_rank_groups, make_library
+from memest.trace.optimizers.libraries import OptimizerChain, low_rank_groups, make_library
 from memest.trace.optimizers.stepping import updated_by
 from memest.trace.recorder import Recorder, local
 
@@ -68,7 +68,7 @@ def _is_true(text: str) -> bool:
     return text.lower() in ("true", "1", "yes")
 
 
-_READ: dict[str, Callable[[str], Any]] = {
+_ARGUMENT_TYPES: dict[str, Callable[[str], Any]] = {
     "nesterov": _is_true,
     "centered": _is_true,
     "ns_steps": int,
@@ -152,7 +152,7 @@ def optimizer_of(
         return None
     check_trainable([n.parameter.requires_grad for n in parameters], setup)
     trainable = [n for n in parameters if n.parameter.requires_grad]
-    maker = _Maker(setup, recorder, torch_version, roles)
+    maker = _OptimizerFactory(setup, recorder, torch_version, roles)
     if not setup.master_weights:
         return maker.over(trainable)
     if not any(n.parameter.dtype in _HALF for n in trainable):
@@ -184,13 +184,15 @@ def in_backward(
             f"--optim {setup.optim} in backward needs hooks that torch has since 2.1, and "
             f"{torch_version[0]}.{torch_version[1]} is asked for."
         )
-    maker = _Maker(setup, recorder, torch_version, functools.cache(lambda: roles_of(model)))
+    maker = _OptimizerFactory(
+        setup, recorder, torch_version, functools.cache(lambda: roles_of(model))
+    )
     trainable = [n for n in parameters if n.parameter.requires_grad]
     return stepper_for(model, setup, recorder, lambda one: maker.over([one]), trainable)
 
 
 @dataclass(frozen=True, slots=True)
-class _Maker:
+class _OptimizerFactory:
     """Makes the optimizer of a setup over whatever it updates: the weights, or fp32 copies.
 
     Attributes: as the arguments of :func:`optimizer_of`.
@@ -232,21 +234,21 @@ class _Maker:
     ) -> Any:
         """bitsandbytes: its states on meta, the library itself on a real device."""
         setup, blocks = self.setup, blocks_of(self.setup.optim)
-        full: frozenset[int] = frozenset()
+        fp32_ids: frozenset[int] = frozenset()
         knows = (setup.software.transformers or _KNOWS_BLOCKS) >= _KNOWS_BLOCKS
         if blocks.bits == 8 and setup.loop is Loop.TRAINER and knows:
             embeddings = self.roles().embeddings
             embedding_weights = [p for name, p in named_weights if name in embeddings]
-            full = frozenset(map(id, embedding_weights))
+            fp32_ids = frozenset(map(id, embedding_weights))
             if embedding_weights:
                 self.recorder.note(
                     f"{setup.optim}: the Trainer keeps the states of embeddings in fp32, those of "
                     f"{sum(p.numel() for p in embedding_weights):,} parameters here."
                 )
         if any(p.device.type != "meta" for _, p in named_weights):
-            return library_optimizer(groups, blocks, full)
+            return library_optimizer(groups, blocks, fp32_ids)
         version = bitsandbytes_version(setup.software)
-        return block_states(groups, blocks, full, self.recorder, version)
+        return block_states(groups, blocks, fp32_ids, self.recorder, version)
 
     def _muon(self, named_weights: Sequence[tuple[str, Any]]) -> Any:
         """Muon for the hidden matrices, AdamW for the rest.
@@ -275,7 +277,7 @@ class _Maker:
             optimizers.append(torch.optim.Muon(matrices, lr=1e-4, **self._arguments()))
         if rest:
             optimizers.append(torch.optim.AdamW(rest, lr=1e-4, foreach=True))
-        return Several(optimizers)
+        return OptimizerChain(optimizers)
 
     def _plain(self, groups: list[dict[str, Any]]) -> Any:
         """Torch's own optimizers, and those of transformers."""
@@ -308,7 +310,7 @@ class _Maker:
         arguments: dict[str, Any] = {}
         for name, value in read_arguments(self.setup.optim, text).items():
             try:
-                arguments[name] = _READ.get(name, float)(value)
+                arguments[name] = _ARGUMENT_TYPES.get(name, float)(value)
             except ValueError:
                 raise ConfigError(
                     f"--optim-args {text!r}: {name} is {value!r}, which is not a number."

@@ -17,7 +17,7 @@ aten = torch.ops.aten
 
 IGNORED = -100
 """The label of tokens that do not count."""
-_EXCHANGED = (
+_EXCHANGE_NOTE = (
     "Experts are shared between GPUs, and each is taken to receive as many routed tokens as it "
     "sends; routing decides in a real run, and a GPU whose experts are sought needs more."
 )
@@ -83,7 +83,7 @@ def _exchange(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
         value = evaluate(source)
         if value is not None:
             shape = tuple(target.shape)
-            assume(target, lambda: value.reshape(shape), _EXCHANGED)
+            assume(target, lambda: value.reshape(shape), _EXCHANGE_NOTE)
     return out
 
 

@@ -146,7 +146,7 @@ class _Stage:
     model: Any
     compute: Callable[..., torch.Tensor]
     run: TrainingLoop
-    passes: tuple[tuple[int, ...], torch.dtype]
+    hidden_spec: tuple[tuple[int, ...], torch.dtype]
     forward_results: dict[int, tuple[tuple[torch.Tensor, ...], list[torch.Tensor]]] = field(
         default_factory=dict
     )
@@ -158,8 +158,8 @@ class _Stage:
         if not self.part.first:
             inputs = inputs.requires_grad_()
         output = self.compute(inputs)
-        if not self.part.last and (tuple(output.shape), output.dtype) != self.passes:
-            shape, dtype = self.passes
+        if not self.part.last and (tuple(output.shape), output.dtype) != self.hidden_spec:
+            shape, dtype = self.hidden_spec
             raise TraceError(
                 f"--pp cannot cut {type(self.model).__name__}: a stage returns "
                 f"{tuple(output.shape)} in {output.dtype}, not {shape} in {dtype}, so its layers "
@@ -225,7 +225,7 @@ def trace_stage(
         ConfigError: a model that cannot be cut.
         TraceError: the stage does something that a trace cannot follow.
     """
-    passes = _passed_on(model, make_batch()["input_ids"])
+    hidden_spec = _hidden_spec(model, make_batch()["input_ids"])
     with ExitStack() as stack:
         compute = stack.enter_context(cut(model, part))
         recorder = tracing(stack, model, setup, gpu, operators)
@@ -233,7 +233,7 @@ def trace_stage(
         load(model, recorder)
         stack.enter_context(follow_weights(model, recorder))
         run = make_run(model, setup, recorder, make_batch, lambda *_: None, gpu)
-        stage = _Stage(part, model, compute, run, passes)
+        stage = _Stage(part, model, compute, run, hidden_spec)
         regions = [(0, 1)] if setup.precision is Precision.FP32 else [(0, 1), (2,)]
         for numbers in regions:
             with loss_region(run):
@@ -253,7 +253,7 @@ def trace_stage(
     return trace
 
 
-def _passed_on(model: Any, ids: torch.Tensor) -> tuple[tuple[int, ...], torch.dtype]:
+def _hidden_spec(model: Any, ids: torch.Tensor) -> tuple[tuple[int, ...], torch.dtype]:
     """What stages pass on: the residual stream, which autocast leaves in the embeddings' dtype.
 
     Of the whole model: beside adapters and shards, a stage's first parameter may have another.
@@ -269,7 +269,7 @@ def _micro_batch(stage: _Stage, number: int) -> None:
     recorder.mark(Phase.BATCH, 1, number + 1)
     batch = run.make_batch()
     ids = batch["input_ids"]
-    shape, dtype = stage.passes
+    shape, dtype = stage.hidden_spec
     inputs = ids if part.first else torch.empty(shape, dtype=dtype, device=ids.device)
     gradient = None if part.last else torch.empty(shape, dtype=dtype, device=ids.device)
     target = batch["labels"] if part.last else None

@@ -59,27 +59,27 @@ class _Linear(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
         rows, weight, bias = ctx.saved_tensors
         needs = ctx.needs_input_grad
-        of_rows = of_weight = of_bias = None
+        grad_rows = grad_weight = grad_bias = None
         flat = gradient.dim() > 2
         if needs[0]:
-            of_rows = gradient.matmul(weight)
+            grad_rows = gradient.matmul(weight)
         if needs[1]:
             if flat:
-                of_weight = (
+                grad_weight = (
                     gradient.reshape(-1, gradient.shape[-1])
                     .t()
                     .matmul(rows.reshape(-1, rows.shape[-1]))
                 )
             elif gradient.dim() == 1:
-                of_weight = gradient.unsqueeze(-1) * rows.unsqueeze(0)
+                grad_weight = gradient.unsqueeze(-1) * rows.unsqueeze(0)
             else:
-                of_weight = gradient.t().matmul(rows)
+                grad_weight = gradient.t().matmul(rows)
         if bias is not None and needs[2]:
             if flat:
-                of_bias = gradient.sum(list(range(gradient.dim() - 1)))
+                grad_bias = gradient.sum(list(range(gradient.dim() - 1)))
             else:
-                of_bias = gradient if gradient.dim() == 1 else gradient.sum(0)
-        return of_rows, of_weight, of_bias
+                grad_bias = gradient if gradient.dim() == 1 else gradient.sum(0)
+        return grad_rows, grad_weight, grad_bias
 
 
 def _linear(rows: torch.Tensor, weight: torch.Tensor, bias: Any = None) -> torch.Tensor:
@@ -97,7 +97,7 @@ def linear_of_stage_3(setup: Setup) -> Iterator[None]:
         yield
 
 
-class _Running:
+class _RunningModules:
     """The modules whose forward runs, and what they read of others' parameters.
 
     Args:
@@ -126,13 +126,13 @@ class _Running:
         if weight is None or not self.stack or not self._recorder.in_forward:
             return
         if not any(hooks.has(weight) for hooks in self.stack):
-            self.stack[-1].take_in(weight, parameter)
+            self.stack[-1].register_external(weight, parameter)
 
 
 class _Parameters(dict[str, Any]):
     """A module's parameters, which tell when they are asked for by name."""
 
-    def __init__(self, own: Mapping[str, Any], running: _Running) -> None:
+    def __init__(self, own: Mapping[str, Any], running: _RunningModules) -> None:
         super().__init__(own)
         self._running = running
 
@@ -161,12 +161,12 @@ class _ModuleHooks:
         recorder: Recorder,
         number: int,
         own: dict[int, torch.nn.Parameter],
-        running: _Running,
+        running: _RunningModules,
     ) -> None:
         self._recorder = recorder
         self._number = number
-        self._own = own
-        self._others: dict[int, torch.nn.Parameter] = {}
+        self._own_parameters = own
+        self._external: dict[int, torch.nn.Parameter] = {}
         self._running = running
         self._original_data: dict[int, tuple[torch.Tensor, weakref.ref[Any]]] = {}
         self._holds: dict[int, list[object]] = {}
@@ -178,8 +178,8 @@ class _ModuleHooks:
     def add(self, module: torch.nn.Module) -> list[Any]:
         """Register them, in the order in which DeepSpeed does."""
         return [
-            module.register_forward_pre_hook(self._before),
-            module.register_forward_hook(self._behind),
+            module.register_forward_pre_hook(self._pre_forward),
+            module.register_forward_hook(self._post_forward),
             module.register_forward_hook(self._wrap_outputs),
             module.register_forward_pre_hook(self._wrap_inputs),
         ]
@@ -187,11 +187,11 @@ class _ModuleHooks:
     def _cue(self, kind: CueKind) -> None:
         self._recorder.cue(kind, self._number)
 
-    def _before(self, module: Any, args: Any) -> None:
+    def _pre_forward(self, module: Any, args: Any) -> None:
         del module, args
         self._running.enter(self)
         self._cue(CueKind.PRE_FORWARD)
-        for weight, parameter in (*self._own.items(), *self._others.items()):
+        for weight, parameter in (*self._own_parameters.items(), *self._external.items()):
             self._move(weight, parameter)
 
     def _move(self, weight: int, parameter: torch.nn.Parameter) -> None:
@@ -205,18 +205,18 @@ class _ModuleHooks:
 
     def has(self, weight: int) -> bool:
         """Whether a parameter is the module's own."""
-        return weight in self._own
+        return weight in self._own_parameters
 
-    def take_in(self, weight: int, parameter: torch.nn.Parameter) -> None:
+    def register_external(self, weight: int, parameter: torch.nn.Parameter) -> None:
         """The module reads another's parameter (``register_external_parameter``)."""
         self._recorder.cue(CueKind.READ, weight)
-        self._others[weight] = parameter
+        self._external[weight] = parameter
         self._move(weight, parameter)
 
-    def _behind(self, module: Any, args: Any, output: Any) -> None:
+    def _post_forward(self, module: Any, args: Any, output: Any) -> None:
         del module, args, output
         self._running.stack.pop()
-        self.give_back()
+        self.restore()
         self._cue(CueKind.POST_FORWARD)
 
     def _wrap_outputs(self, module: Any, args: Any, output: Any) -> Any:
@@ -246,14 +246,14 @@ class _ModuleHooks:
     def _on_input_gradient(self) -> None:
         self._pending_inputs -= 1
         if self._pending_inputs == 0:
-            self.give_back()
+            self.restore()
             self._cue(CueKind.POST_BACKWARD)
 
-    def give_back(self) -> None:
+    def restore(self) -> None:
         """The parameters are what they were."""
         for weight, (data, storage_ref) in self._original_data.items():
-            parameter = self._own.get(weight)
-            (self._others[weight] if parameter is None else parameter).data = data
+            parameter = self._own_parameters.get(weight)
+            (self._external[weight] if parameter is None else parameter).data = data
             storage = storage_ref()
             if storage is not None:
                 self._recorder.cue(CueKind.HELD, weight)
@@ -322,7 +322,7 @@ def hooks_of_stage_3(model: torch.nn.Module, recorder: Recorder, setup: Setup) -
     dictionaries: list[tuple[torch.nn.Module, Any]] = []
     if setup.partitions_parameters:
         numbers = {id(p): number for number, (_, p) in enumerate(model.named_parameters())}
-        running = _Running(recorder, numbers)
+        running = _RunningModules(recorder, numbers)
         for name, module in model.named_modules():
             own = {numbers[id(p)]: p for p in module.parameters(recurse=False)}
             module_hooks.append(_ModuleHooks(recorder, recorder.hooked_number(name), own, running))
@@ -340,4 +340,4 @@ def hooks_of_stage_3(model: torch.nn.Module, recorder: Recorder, setup: Setup) -
             module._parameters = original
         # what a module read is given back before the one that it read it of
         for hooks in reversed(module_hooks):
-            hooks.give_back()
+            hooks.restore()
