@@ -56,7 +56,7 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def served(port: int) -> Iterator[str]:
+def serve(port: int) -> Iterator[str]:
     """The explorer for as long as it is needed."""
     server = subprocess.Popen(
         [sys.executable, "-m", "memest", "app", "--no-browser", "--port", str(port)],
@@ -88,11 +88,11 @@ def settle(page: Any) -> None:
 
 def whole_height(page: Any) -> int:
     """Pixels that the page's content takes."""
-    found = page.evaluate(
+    height = page.evaluate(
         "() => { const e = document.querySelector('[data-testid=stMain]');"
         " return e ? e.scrollHeight : document.body.scrollHeight; }"
     )
-    return int(found)
+    return int(height)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -110,7 +110,7 @@ def main(argv: list[str] | None = None) -> int:
 
     binary = next((path for name in BROWSERS if (path := shutil.which(name))), None)
     arguments.folder.mkdir(parents=True, exist_ok=True)
-    running = contextlib.nullcontext(arguments.url) if arguments.url else served(free_port())
+    running = contextlib.nullcontext(arguments.url) if arguments.url else serve(free_port())
     with running as url, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=binary, args=["--no-sandbox"])
         for theme in THEMES:

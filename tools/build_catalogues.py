@@ -136,23 +136,25 @@ def build_models(source: Path, target: Path) -> None:
     folder = target / "configs"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    kept: list[dict[str, Any]] = []
-    excluded: list[dict[str, Any]] = []
-    started = time.monotonic()
+    index_rows: list[dict[str, Any]] = []
+    excluded_rows: list[dict[str, Any]] = []
+    start = time.monotonic()
     for number, row in enumerate(_rows(source / "index.csv"), start=1):
         path = source / row["file"]
-        counted, reason = _attempt(path, row["auto_class"])
+        parameters, reason = _attempt(path, row["auto_class"])
         if reason:
-            excluded.append({"id": row["hf_id"], "auto_class": row["auto_class"], "reason": reason})
+            excluded_rows.append(
+                {"id": row["hf_id"], "auto_class": row["auto_class"], "reason": reason}
+            )
         else:
             (folder / row["file"]).write_bytes(path.read_bytes())
-            kept.append(
+            index_rows.append(
                 {
                     "id": row["hf_id"],
                     "file": row["file"],
                     "model_type": json.loads(path.read_bytes())["model_type"],
                     "auto_class": row["auto_class"],
-                    "parameters": counted,
+                    "parameters": parameters,
                     "published_parameters": _parameter_count(row["expected_params"]),
                     "published_basis": row["expected_basis"],
                     "source": row["source"],
@@ -161,20 +163,22 @@ def build_models(source: Path, target: Path) -> None:
                     "note": row["note"],
                 }
             )
-        differs = "" if reason or str(counted) == row["counted_params"] else " COUNT DIFFERS"
-        seconds = time.monotonic() - started
-        sys.stderr.write(f"{number} {seconds:.0f}s {row['hf_id']} {reason or counted}{differs}\n")
+        differs = "" if reason or str(parameters) == row["counted_params"] else " COUNT DIFFERS"
+        seconds = time.monotonic() - start
+        sys.stderr.write(
+            f"{number} {seconds:.0f}s {row['hf_id']} {reason or parameters}{differs}\n"
+        )
         gc.collect()
-    ids = {row["id"] for row in kept}
+    ids = {row["id"] for row in index_rows}
     aliases = [
         {"alias": row["alias"], "id": row["hf_id"], "reason": row["reason"]}
         for row in _rows(source / "aliases.csv")
         # an alias that only changes case is answered by the lookup itself
         if row["hf_id"] in ids and row["alias"].lower() != row["hf_id"].lower()
     ]
-    _write_csv(target / "index.csv", INDEX_FIELDS, kept)
+    _write_csv(target / "index.csv", INDEX_FIELDS, index_rows)
     _write_csv(target / "aliases.csv", ALIAS_FIELDS, aliases)
-    _write_csv(target / "excluded.csv", EXCLUDED_FIELDS, excluded)
+    _write_csv(target / "excluded.csv", EXCLUDED_FIELDS, excluded_rows)
 
 
 def main() -> int:

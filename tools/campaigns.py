@@ -53,13 +53,13 @@ class Campaign:
         """
         files = {path for pattern in self.speaks_of for path in root.glob(pattern)}
         # what Python left behind is no content
-        kept = [path for path in files if path.is_file() and path.parent.name != "__pycache__"]
-        contents = sorted(map(code_of, kept))
-        pins = [f"{name}=={pinned(root)[name]}".encode() for name in self.releases]
-        found = hashlib.sha256()
+        paths = [path for path in files if path.is_file() and path.parent.name != "__pycache__"]
+        contents = sorted(map(code_of, paths))
+        pins = [f"{name}=={pinned_releases(root)[name]}".encode() for name in self.releases]
+        hasher = hashlib.sha256()
         for content in (*contents, *pins):
-            found.update(hashlib.sha256(content).digest())
-        return found.hexdigest()[:16]
+            hasher.update(hashlib.sha256(content).digest())
+        return hasher.hexdigest()[:16]
 
 
 CAMPAIGNS = (
@@ -117,19 +117,19 @@ def code_of(path: Path) -> bytes:
     """
     if path.suffix != ".py":
         return path.read_bytes()
-    tree = _Told()
+    tree = _WithoutProse()
     left = ast.dump(tree.visit(ast.parse(path.read_bytes())))
-    return f"{sorted(tree.imported)} {left}".encode()
+    return f"{sorted(tree.imports)} {left}".encode()
 
 
-class _Told(ast.NodeTransformer):
+class _WithoutProse(ast.NodeTransformer):
     """Takes out of a tree what only tells: docstrings, and where names are imported from."""
 
     def __init__(self) -> None:
-        self.imported: set[tuple[str, str]] = set()
+        self.imports: set[tuple[str, str]] = set()
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
-        self.imported |= {(name.name, name.asname or "") for name in node.names}
+        self.imports |= {(name.name, name.asname or "") for name in node.names}
 
     def generic_visit(self, node: ast.AST) -> ast.AST:
         if isinstance(node, _DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
@@ -137,7 +137,7 @@ class _Told(ast.NodeTransformer):
         return super().generic_visit(node)
 
 
-def pinned(root: Path = ROOT) -> dict[str, str]:
+def pinned_releases(root: Path = ROOT) -> dict[str, str]:
     """The releases of ``constraints.txt``, by package."""
     lines = (root / "constraints.txt").read_text(encoding="utf-8").splitlines()
     return dict(match.groups() for line in lines if (match := re.match(r"([\w.-]+)==(\S+)", line)))
@@ -162,21 +162,21 @@ def record(name: str, result: str) -> None:
     """Keep the result of a campaign that ran whole, with the date and what it speaks of."""
     campaign = next(campaign for campaign in CAMPAIGNS if campaign.name == name)
     date = dt.datetime.now(tz=dt.UTC).date().isoformat()
-    found = {**records(), name: {"date": date, "digest": campaign.digest(), "result": result}}
-    text = json.dumps(dict(sorted(found.items())), indent=2, ensure_ascii=False)
+    all_records = {**records(), name: {"date": date, "digest": campaign.digest(), "result": result}}
+    text = json.dumps(dict(sorted(all_records.items())), indent=2, ensure_ascii=False)
     RECORDS.write_text(text + "\n", encoding="utf-8")
 
 
 def main() -> None:
     """Print the table."""
-    known = records()
+    last_results = records()
     for campaign in CAMPAIGNS:
-        kept = known.get(campaign.name)
+        result = last_results.get(campaign.name)
         print(f"{campaign.name}: {campaign.proves}")
         print(f"  {campaign.command}   (about {campaign.minutes} minutes; {campaign.page})")
-        if kept is not None:
-            print(f"  {kept['date']}: {kept['result']}")
-        if why := stale(campaign, kept):
+        if result is not None:
+            print(f"  {result['date']}: {result['result']}")
+        if why := stale(campaign, result):
             print(f"  stale: {why}")
 
 

@@ -47,22 +47,22 @@ def page() -> str:
         "_TYPER_FORCE_DISABLE_TERMINAL": "1",
     }
     parts = [HEAD]
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", _HELPS, *COMMANDS], capture_output=True, text=True, check=True,
         env=environment,
     )  # fmt: skip
-    for command, said in zip(COMMANDS, done.stdout.split(_END)[:-1], strict=True):
-        text = "\n".join(line.rstrip() for line in said.strip("\n").splitlines())
+    for command, help_text in zip(COMMANDS, process.stdout.split(_END)[:-1], strict=True):
+        text = "\n".join(line.rstrip() for line in help_text.strip("\n").splitlines())
         parts.append(f"## memest {command}\n\n```text\n{text}\n```\n")
     return "\n".join(parts)
 
 
 def main() -> int:
     """Rewrite or check the page."""
-    wanted = page()
+    text = page()
     if "--check" in sys.argv[1:]:
-        return 0 if PAGE.is_file() and PAGE.read_text(encoding="utf-8") == wanted else 1
-    PAGE.write_text(wanted, encoding="utf-8")
+        return 0 if PAGE.is_file() and PAGE.read_text(encoding="utf-8") == text else 1
+    PAGE.write_text(text, encoding="utf-8")
     return 0
 
 

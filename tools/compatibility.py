@@ -37,11 +37,11 @@ def main() -> int:
         package = Path(folder) / "package"
         run(sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", package, ROOT)
         pythons = [Path(p) for p in options.python]
-        for number, wanted in enumerate(options.install):
+        for number, requirements in enumerate(options.install):
             home = Path(folder) / f"venv{number}"
             venv.create(home, with_pip=True)
             python = home / "bin" / "python"
-            run(python, "-m", "pip", "install", "-q", *wanted.split(), *own_requirements())
+            run(python, "-m", "pip", "install", "-q", *requirements.split(), *own_requirements())
             pythons.append(python)
         results = [check(python, package) for python in pythons]
     rows = [row(result) for result in results]
@@ -53,17 +53,17 @@ def main() -> int:
         write(text)
         from campaigns import record
 
-        drifted = sum(bool(result["drift"]) for result in results)
-        record("releases", f"{len(results) - drifted} of {len(results)} environments hold")
+        num_drifted = sum(bool(result["drift"]) for result in results)
+        record("releases", f"{len(results) - num_drifted} of {len(results)} environments hold")
     return int(any(result["drift"] for result in results))
 
 
 def run(*command: object) -> str:
     """Run a command; its output."""
-    done = subprocess.run(
+    process = subprocess.run(
         [str(part) for part in command], check=True, text=True, stdout=subprocess.PIPE
     )
-    return done.stdout
+    return process.stdout
 
 
 def own_requirements() -> list[str]:
@@ -79,22 +79,22 @@ def check(python: Path, package: Path) -> dict[str, Any]:
     settings = {**os.environ, "PYTHONPATH": str(package)}
     with tempfile.TemporaryDirectory(prefix="memest-cache-") as cache:
         settings["MEMEST_CACHE"] = cache
-        done = subprocess.run(
+        process = subprocess.run(
             [str(python), "-m", "memest", "env", "--check", "--json"],
             check=False, text=True, stdout=subprocess.PIPE, env=settings, cwd=cache,
         )  # fmt: skip
-    return json.loads(done.stdout)["check"]
+    return json.loads(process.stdout)["check"]
 
 
 def row(result: dict[str, Any]) -> str:
     """One line of the table."""
     errors = [abs(c["error"]) for c in result["cases"] if c["error"] is not None]
     worst = f"{max(errors):.3%}" if errors else "-"
-    missed = [c["case"] for c in result["cases"] if not c["agrees"]]
-    said = f"differs: {', '.join(missed)}" if missed else "traces hold"
-    count = f"{len(result['cases']) - len(missed)} of {len(result['cases'])}"
+    drifting_cases = [c["case"] for c in result["cases"] if not c["agrees"]]
+    note = f"differs: {', '.join(drifting_cases)}" if drifting_cases else "traces hold"
+    count = f"{len(result['cases']) - len(drifting_cases)} of {len(result['cases'])}"
     torch, transformers = result["torch"].partition("+")[0], result["transformers"]
-    return f"| {torch} | {transformers} | {count} | {worst} | {said} |"
+    return f"| {torch} | {transformers} | {count} | {worst} | {note} |"
 
 
 def write(table: str) -> None:

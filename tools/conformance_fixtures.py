@@ -49,24 +49,24 @@ def main() -> int:
     if not paths:
         print(f"{options.folder} has no histories ({SUFFIX}).", file=sys.stderr)
         return 0
-    compared, failed = [], False
+    comparisons, failed = [], False
     for path in paths:
         try:
-            one = _compared(path, options.only)
+            one = _comparison(path, options.only)
         except MemestError as error:
             print(f"{path.name}: {error}", file=sys.stderr)
             failed = True
             continue
         if one is not None:
-            compared.append(one)
+            comparisons.append(one)
     if options.json:
-        print(json.dumps([asdict(one) for one in compared], indent=1))
+        print(json.dumps([asdict(one) for one in comparisons], indent=1))
     else:
-        _print(compared, options.details)
+        _print(comparisons, options.details)
     return int(failed)
 
 
-def _compared(path: Path, only: str) -> Conformance | None:
+def _comparison(path: Path, only: str) -> Conformance | None:
     history = read_history(path)
     case = str(history.case.get("id", ""))
     if only not in path.name and only not in case:
@@ -97,12 +97,12 @@ def predict_stream(history: History, profiler: Profiler | None = None) -> Stream
     return steps_run(profiler, setup, device.traits(software.torch or LATEST_TORCH), None).stream
 
 
-def _print(compared: list[Conformance], details: int) -> None:
+def _print(comparisons: list[Conformance], details: int) -> None:
     print(HEAD)
-    for one in compared:
+    for one in comparisons:
         print(table_row(one))
     if details:
-        for one in compared:
+        for one in comparisons:
             if not one.equal:
                 print(f"\n{to_markdown(one, most=details)}", end="")
 
@@ -112,11 +112,11 @@ def table_row(one: Conformance) -> str:
     peaks = one.peaks
     cells = (
         one.name,
-        _grouped(one.counts.recorded),
-        _grouped(one.counts.matched),
-        _grouped(peaks.recorded_allocated),
+        _digits(one.counts.recorded),
+        _digits(one.counts.matched),
+        _digits(peaks.recorded_allocated),
         _offset(peaks.predicted_allocated, peaks.recorded_allocated),
-        _grouped(peaks.recorded_reserved),
+        _digits(peaks.recorded_reserved),
         _offset(peaks.predicted_reserved, peaks.recorded_reserved),
     )
     return f"| {' | '.join(cells)} |"
@@ -133,7 +133,7 @@ def to_markdown(one: Conformance, *, most: int = 20) -> str:
     counts = one.counts
     if not one.equal:
         lines.append(
-            f"Predicted {_grouped(counts.predicted)} events. Of another size: "
+            f"Predicted {_digits(counts.predicted)} events. Of another size: "
             f"{counts.other_size}; another one freed: {counts.other_partner}; in another "
             f"order: {counts.reordered}; at another place: {counts.moved}; only recorded: "
             f"{counts.only_recorded}; only predicted: {counts.only_predicted}.\n"
@@ -154,17 +154,17 @@ def to_markdown(one: Conformance, *, most: int = 20) -> str:
     return "\n".join([*lines, ""])
 
 
-def _grouped(value: int | None) -> str:
+def _digits(value: int | None) -> str:
     """Digits in groups of three; a narrow blank keeps them together."""
     return "–" if value is None else f"{value:,}".replace(",", " ")
 
 
 def _offset(value: int | None, base: int | None) -> str:
-    return "–" if value is None or base is None else _signed(value - base)
+    return "–" if value is None or base is None else _signed_digits(value - base)
 
 
-def _signed(value: int) -> str:
-    return f"{'+' if value > 0 else '−' if value < 0 else ''}{_grouped(abs(value))}"
+def _signed_digits(value: int) -> str:
+    return f"{'+' if value > 0 else '−' if value < 0 else ''}{_digits(abs(value))}"
 
 
 def _difference_row(one: Difference) -> str:
@@ -178,8 +178,8 @@ def _difference_row(one: Difference) -> str:
         where,
         one.frame.replace("|", "\\|") or "–",
         str(one.count),
-        _grouped(one.bytes),
-        _signed(one.peak_bytes),
+        _digits(one.bytes),
+        _signed_digits(one.peak_bytes),
         f"event {one.recorded_event if one.recorded_event >= 0 else one.predicted_event}: {sizes}",
     )
     return f"| {' | '.join(cells)} |"

@@ -38,9 +38,9 @@ class _TimeLimitError(Exception):
     """An entry that took longer than it may."""
 
 
-def reduced(config: dict[str, Any], layers: int = 2) -> dict[str, Any]:
+def reduced_config(config: dict[str, Any], layers: int = 2) -> dict[str, Any]:
     """A copy of a configuration with few layers, but at least one of every kind."""
-    out = {k: reduced(v, layers) if isinstance(v, dict) else v for k, v in config.items()}
+    out = {k: reduced_config(v, layers) if isinstance(v, dict) else v for k, v in config.items()}
     if isinstance(out.get("depths"), list):
         out["depths"] = [min(depth, layers) for depth in out["depths"]]
         return out
@@ -101,16 +101,20 @@ def trace_entry(
     source = ModelSource(kind="catalogue", id=entry_id, config=config, provenance="the catalogue")
     options = {"batch": BATCH, **options}
     setup = Setup(seq_len=seq_len, **options)
-    built = build_model(source, setup)
+    built_model = build_model(source, setup)
     try:
-        plans, sizes, notes = plan_batch(built, setup)
+        plans, sizes, notes = plan_batch(built_model, setup)
     except ConfigError:
         # an image that needs more tokens, or a position table that has fewer
         setup = Setup(**options)
-        plans, sizes, notes = plan_batch(built, setup)
-    set_use_cache(built.model, setup)
+        plans, sizes, notes = plan_batch(built_model, setup)
+    set_use_cache(built_model.model, setup)
     trace = trace_training(
-        built.model, setup, make_batch=lambda: realise(plans), loss_of=loss_for(built), gpu=gpu
+        built_model.model,
+        setup,
+        make_batch=lambda: realise(plans),
+        loss_of=loss_for(built_model),
+        gpu=gpu,
     )
     gradients = sum(
         size
@@ -118,14 +122,14 @@ def trace_entry(
         if trace.category(number) is Category.GRADIENTS
     )
     return {
-        "class": type(built.model).__name__,
-        "task": built.task.value,
-        "attention": built.attention,
-        "parameters": count(built.model).parameters,
+        "class": type(built_model.model).__name__,
+        "task": built_model.task.value,
+        "attention": built_model.attention,
+        "parameters": count(built_model.model).parameters,
         "events": len(trace.events),
         "sizes": {k: v for k, v in _as_dict(sizes).items() if v is not None},
-        "notes": [*built.notes, *notes, *trace.notes],
-        "gradient_share": gradients / TRACED_STEPS / count(built.model).parameter_bytes,
+        "notes": [*built_model.notes, *notes, *trace.notes],
+        "gradient_share": gradients / TRACED_STEPS / count(built_model.model).parameter_bytes,
     }
 
 
@@ -140,7 +144,7 @@ def _one(entry: Any, arguments: argparse.Namespace) -> dict[str, Any]:
     began = time.monotonic()
     signal.alarm(arguments.limit)
     try:
-        row |= trace_entry(entry.id, reduced(config) if arguments.reduced else config)
+        row |= trace_entry(entry.id, reduced_config(config) if arguments.reduced else config)
         row["status"] = "ok"
     except _TimeLimitError:
         row |= {"status": "slow", "reason": f"not done after {arguments.limit} s"}
@@ -212,7 +216,7 @@ def _report(rows: list[dict[str, Any]], *, reduced_layers: bool) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _expired(*_: Any) -> None:
+def _raise_time_limit(*_: Any) -> None:
     raise _TimeLimitError
 
 
@@ -229,15 +233,15 @@ def main(argv: list[str] | None = None) -> int:
     from memest.catalog.models import catalogue
 
     warnings.simplefilter("ignore")
-    signal.signal(signal.SIGALRM, _expired)
-    wanted = set(arguments.only or ())
-    entries = [e for e in catalogue() if not wanted or {e.id, e.model_type} & wanted]
+    signal.signal(signal.SIGALRM, _raise_time_limit)
+    names = set(arguments.only or ())
+    entries = [e for e in catalogue() if not names or {e.id, e.model_type} & names]
     rows: list[dict[str, Any]] = []
     if arguments.results and arguments.results.exists():
         rows = [json.loads(line) for line in arguments.results.read_text().splitlines()]
-    done = {row["id"] for row in rows}
+    finished_ids = {row["id"] for row in rows}
     for entry in entries:
-        if entry.id in done:
+        if entry.id in finished_ids:
             continue
         row = _one(entry, arguments)
         rows.append(row)
@@ -245,13 +249,13 @@ def main(argv: list[str] | None = None) -> int:
         if arguments.results:
             with arguments.results.open("a") as stream:
                 stream.write(json.dumps(row) + "\n")
-    if not wanted:
+    if not names:
         arguments.out.write_text(_report(rows, reduced_layers=arguments.reduced))
         if not arguments.reduced:
             from campaigns import record
 
-            traced = sum(row["status"] == "ok" for row in rows)
-            record("catalogue", f"{traced} of {len(rows)} models trace")
+            num_traced = sum(row["status"] == "ok" for row in rows)
+            record("catalogue", f"{num_traced} of {len(rows)} models trace")
     return 0 if all(row["status"] == "ok" for row in rows) else 1
 
 

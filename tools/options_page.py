@@ -52,10 +52,10 @@ def page() -> str:
 
 def main() -> int:
     """Rewrite or check the page."""
-    wanted = page()
+    text = page()
     if "--check" in sys.argv[1:]:
-        return 0 if PAGE.is_file() and PAGE.read_text(encoding="utf-8") == wanted else 1
-    PAGE.write_text(wanted, encoding="utf-8")
+        return 0 if PAGE.is_file() and PAGE.read_text(encoding="utf-8") == text else 1
+    PAGE.write_text(text, encoding="utf-8")
     return 0
 
 

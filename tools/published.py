@@ -107,25 +107,25 @@ def _what(record: CaseRecord) -> str:
 
 
 def _remark(outcome: RecordOutcome) -> str:
-    said = []
+    remarks = []
     record = outcome.record
     if outcome.failure:
-        said.append(outcome.failure.partition(". ")[0])
+        remarks.append(outcome.failure.partition(". ")[0])
     if record.oom:
-        said.append("run failed; " + ("predicted" if outcome.runs_out else "**not predicted**"))
+        remarks.append("run failed; " + ("predicted" if outcome.runs_out else "**not predicted**"))
     elif outcome.runs_out:
-        said.append("**predicted to fail, did not**")
+        remarks.append("**predicted to fail, did not**")
     if outcome.retries and not record.oom:
-        said.append("at the card's limit, cache released")
-    if record.metric == "device" and not outcome.context_read and not said:
-        said.append("context not published: not scored")
+        remarks.append("at the card's limit, cache released")
+    if record.metric == "device" and not outcome.context_read and not remarks:
+        remarks.append("context not published: not scored")
     if outcome.low_bytes is not None and record.lengths is not None:
-        said.append(
+        remarks.append(
             f"length not recorded: {_mib(outcome.low_bytes)} to {_mib(outcome.predicted_bytes)} "
             f"MiB for {record.lengths[0]} to {record.lengths[1]} tokens, "
             f"{'inside' if outcome.inside else '**outside**'}"
         )
-    return "; ".join(said)
+    return "; ".join(remarks)
 
 
 def table(outcomes: Iterable[RecordOutcome]) -> Iterator[str]:
@@ -134,10 +134,10 @@ def table(outcomes: Iterable[RecordOutcome]) -> Iterator[str]:
     yield "|---|---|---|---:|---:|---:|---|---|"
     for outcome in outcomes:
         record = outcome.record
-        shown = outcome.predicted_bytes if outcome.low_bytes is None else None
+        predicted_bytes = outcome.predicted_bytes if outcome.low_bytes is None else None
         cells = (
             record.model.rpartition("/")[2], record.gpu, _what(record),
-            _mib(record.measured_bytes), _mib(shown),
+            _mib(record.measured_bytes), _mib(predicted_bytes),
             _percent(outcome.error if outcome.scored else None), outcome.where, _remark(outcome),
         )  # fmt: skip
         yield "| " + " | ".join(cells) + " |"
@@ -174,17 +174,17 @@ def summary(outcomes: list[RecordOutcome]) -> Iterator[str]:
     yield "| group | runs | median error | p90 | worst | median, signed | too low | in range |"
     yield "|---|---:|---:|---:|---:|---:|---:|---:|"
     for name, group in sorted(_groups(outcomes).items()):
-        found = Scores.of(name, (o for o in group if o.scored))
-        if found is not None:
-            told = [o.inside for o in group if o.inside is not None and o.low_bytes is None]
-            yield _row(Scores(name, found.errors, sum(told), len(told)))
+        scores = Scores.of(name, (o for o in group if o.scored))
+        if scores is not None:
+            inside = [o.inside for o in group if o.inside is not None and o.low_bytes is None]
+            yield _row(Scores(name, scores.errors, sum(inside), len(inside)))
 
 
 def _several(record: CaseRecord) -> bool:
     return bool(record.setup.get("num_gpus", 1) > 1)
 
 
-def _adapted(record: CaseRecord) -> bool:
+def _has_adapter(record: CaseRecord) -> bool:
     return bool(record.setup.get("adapter") or record.setup.get("peft"))
 
 
@@ -192,10 +192,10 @@ _TARGETS: tuple[tuple[str, float, Callable[[CaseRecord], bool]], ...] = (
     ("xMem's own runs", 0.025, lambda r: r.group == "xmem"),
     ("all complete records of one GPU", 0.04, lambda r: not _several(r)),
     ("several GPUs alone", 0.06, _several),
-    ("adapters alone (LoRA, QLoRA; LitGPT's own LoRA not counted)", 0.06, _adapted),
+    ("adapters alone (LoRA, QLoRA; LitGPT's own LoRA not counted)", 0.06, _has_adapter),
     (
         "several GPUs, and adapters on one", 0.06,
-        lambda r: _several(r) or _adapted(r),
+        lambda r: _several(r) or _has_adapter(r),
     ),
 )  # fmt: skip
 _MOST_FAILURES = 0.05
@@ -210,64 +210,64 @@ def targets(outcomes: list[RecordOutcome]) -> Iterator[str]:
     yield "|---|---|---|---:|---:|---:|"
     for name, most, belongs in _TARGETS:
         group = [o for o in outcomes if belongs(o.record)]
-        found = Scores.of(name, (o for o in group if o.scored))
-        if found is None:
+        scores = Scores.of(name, (o for o in group if o.scored))
+        if scores is None:
             continue
         far = sum(abs(o.error or 0) > _FAR for o in group if o.scored)
-        reached = f"{100 * found.errors.median:.2f} %"
-        if found.errors.median > most:
-            reached += " **missed**"
+        result_text = f"{100 * scores.errors.median:.2f} %"
+        if scores.errors.median > most:
+            result_text += " **missed**"
         yield (
-            f"| {name} | median error <= {100 * most:g} % | {reached} | {found.errors.count} | "
-            f"{far} | {sum(bool(o.failure) for o in group)} |"
+            f"| {name} | median error <= {100 * most:g} % | {result_text} | "
+            f"{scores.errors.count} | {far} | {sum(bool(o.failure) for o in group)} |"
         )
     test = VerdictTest.of([o for o in outcomes if o.record.group == "xmem"])
     if test.least is not None:
-        reached = f"{100 * test.least:.1f} %"
+        result_text = f"{100 * test.least:.1f} %"
         if test.least > _MOST_FAILURES:
-            reached += " **missed**"
+            result_text += " **missed**"
         what = f"xMem's runs whose verdict is wrong | <= {100 * _MOST_FAILURES:g} %"
-        yield f"| {what} | {reached} | {test.num_tried} | | |"
+        yield f"| {what} | {result_text} | {test.num_tried} | | |"
 
 
-def made(outcomes: list[RecordOutcome]) -> Iterator[str]:
+def release_rows(outcomes: list[RecordOutcome]) -> Iterator[str]:
     """The rows of which memest predicted how many records, the most first."""
     yield "| memest | predictions |"
     yield "|---|---:|"
-    found = Counter(one.made_with or "not recorded" for one in outcomes)
-    for who, count in sorted(found.items(), key=lambda row: (-row[1], row[0])):
+    counts = Counter(one.made_with or "not recorded" for one in outcomes)
+    for who, count in sorted(counts.items(), key=lambda row: (-row[1], row[0])):
         yield f"| {who} | {count} |"
 
 
-def refused(outcomes: list[RecordOutcome]) -> Iterator[str]:
+def refusal_rows(outcomes: list[RecordOutcome]) -> Iterator[str]:
     """The rows of complete records for which there is no prediction, by set and reason."""
     yield "| set | records | what memest says |"
     yield "|---|---:|---|"
-    found = Counter((o.record.group, o.failure.partition(". ")[0]) for o in outcomes if o.failure)
-    for (group, why), count in sorted(found.items()):
+    counts = Counter((o.record.group, o.failure.partition(". ")[0]) for o in outcomes if o.failure)
+    for (group, why), count in sorted(counts.items()):
         yield f"| {group} | {count} | {why} |"
 
 
-def incomplete(found: Records) -> Iterator[str]:
+def incomplete(all_records: Records) -> Iterator[str]:
     """The rows of what is not complete, by the set it is of and what it lacks."""
     yield "| set | records | lacks |"
     yield "|---|---:|---|"
-    counts = Counter((one.group, ", ".join(one.missing)) for one in found.incomplete)
+    counts = Counter((one.group, ", ".join(one.missing)) for one in all_records.incomplete)
     for (group, missing), count in sorted(counts.items()):
         yield f"| {group} | {count} | {missing} |"
 
 
 def write_page(
-    outcomes: list[RecordOutcome], page: Path = PAGE, found: Records | None = None
+    outcomes: list[RecordOutcome], page: Path = PAGE, all_records: Records | None = None
 ) -> None:
     """Replace what stands between the markers of the page; the prose around them stays."""
     text = page.read_text(encoding="utf-8")
     parts = {
         "summary": "\n".join(summary(outcomes)), "targets": "\n".join(targets(outcomes)),
-        "refused": "\n".join(refused(outcomes)), "made": "\n".join(made(outcomes)),
+        "refused": "\n".join(refusal_rows(outcomes)), "made": "\n".join(release_rows(outcomes)),
     }  # fmt: skip
-    if found is not None:
-        parts["incomplete"] = "\n".join(incomplete(found))
+    if all_records is not None:
+        parts["incomplete"] = "\n".join(incomplete(all_records))
     for name in dict.fromkeys(o.record.group for o in outcomes):
         parts[name] = "\n".join(table(o for o in outcomes if o.record.group == name))
     for name, body in parts.items():
@@ -303,14 +303,14 @@ def _digest(record: CaseRecord) -> str:
 
 def _line(one: RecordOutcome) -> str:
     record = one.record
-    told = one.floor_bytes, one.bound_bytes
+    range_bytes = one.floor_bytes, one.bound_bytes
     return json.dumps({
         "id": record.id, "set": record.group,
         "model": record.model.rpartition("models/")[2],
         "family": one.family, "gpu": record.gpu, "run": _what(record),
         "metric": record.metric, "measured_bytes": record.measured_bytes,
         "predicted_bytes": one.predicted_bytes, "low_bytes": one.low_bytes,
-        "range_bytes": told if record.metric == "device" else None, "inside": one.inside,
+        "range_bytes": range_bytes if record.metric == "device" else None, "inside": one.inside,
         "scored": one.scored, "error": one.error, "peak_at": one.where,
         "remark": _remark(one).replace("**", ""), "source": record.source,
         "record": _digest(record),
@@ -328,15 +328,15 @@ def read_outcomes(every: list[CaseRecord], path: Path = OUTCOMES) -> dict[str, R
     if not path.is_file():
         return {}
     by_id = {record.id: record for record in every}
-    found = {}
+    outcomes = {}
     for text in path.read_text(encoding="utf-8").splitlines():
         line = json.loads(text)
         record = by_id.get(line["id"])
         if record is not None and line.get("record") == _digest(record):
-            found[record.id] = RecordOutcome(
+            outcomes[record.id] = RecordOutcome(
                 record=record, where=line["peak_at"], **line["outcome"]
             )
-    return found
+    return outcomes
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -353,25 +353,25 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--page", action="store_true", help="run none: the page from what is kept")
     parser.add_argument("--dry", action="store_true", help="write nothing")
     arguments = parser.parse_args(argv)
-    found = read()
-    every = found.complete
-    kept = read_outcomes(every)
-    chosen = {one.id for one in read(arguments.only).complete}
+    all_records = read()
+    every = all_records.complete
+    outcomes_by_id = read_outcomes(every)
+    chosen_ids = {one.id for one in read(arguments.only).complete}
     unknown = sorted(set(arguments.set) - {one.group for one in every})
     if unknown:
         parser.error(f"--set {unknown[0]}: no such file of complete records in {RECORDS}")
     todo = [
         one for one in every
-        if one.id in chosen and not arguments.page
+        if one.id in chosen_ids and not arguments.page
         and (not arguments.set or one.group in arguments.set)
-        and (not arguments.new or one.id not in kept)
-        and (not arguments.stale or one.id not in kept or kept[one.id].stale)
+        and (not arguments.new or one.id not in outcomes_by_id)
+        and (not arguments.stale or one.id not in outcomes_by_id or outcomes_by_id[one.id].stale)
     ]  # fmt: skip
     predictor = Predictor(trust_code=True)
     for record in todo:
         start = time.perf_counter()
         outcome = predictor.predict(record)
-        kept[record.id] = outcome
+        outcomes_by_id[record.id] = outcome
         print(
             f"{record.id:48s} {_mib(record.measured_bytes):>8s} "
             f"{_mib(outcome.predicted_bytes):>8s} {_percent(outcome.error):>9s}  {outcome.where}  "
@@ -379,14 +379,14 @@ def main(argv: list[str] | None = None) -> int:
             flush=True,
         )
         if not arguments.dry:
-            write_outcomes([kept[one.id] for one in every if one.id in kept])
-    shown = todo if arguments.dry else every
-    outcomes = [kept[one.id] for one in shown if one.id in kept]
+            write_outcomes([outcomes_by_id[one.id] for one in every if one.id in outcomes_by_id])
+    page_records = todo if arguments.dry else every
+    outcomes = [outcomes_by_id[one.id] for one in page_records if one.id in outcomes_by_id]
     print("\n".join(summary(outcomes)))
     if not arguments.dry:
         write_outcomes(outcomes)
-        write_page(outcomes, found=found)
-        lacking = [one.id for one in every if one.id not in kept]
+        write_page(outcomes, all_records=all_records)
+        lacking = [one.id for one in every if one.id not in outcomes_by_id]
         stale = sum(one.stale for one in outcomes)
         if stale:
             what = f"{stale} were predicted by other code: python tools/published.py --stale"

@@ -20,11 +20,11 @@ _BLOCK = re.compile(r"(<!-- output:begin -->\n).*?(<!-- output:end -->)", re.DOT
 def real_output() -> str:
     """What the command prints on a terminal of 80 columns, without colours."""
     environment = os.environ | {"COLUMNS": "80", "NO_COLOR": "1", "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "memest", *COMMAND],
         capture_output=True, text=True, check=True, env=environment,
     )  # fmt: skip
-    return done.stdout.rstrip()
+    return process.stdout.rstrip()
 
 
 def with_output(text: str, output: str) -> str:
@@ -35,10 +35,10 @@ def with_output(text: str, output: str) -> str:
 def main() -> int:
     """Rewrite or check the README."""
     text = README.read_text(encoding="utf-8")
-    wanted = with_output(text, real_output())
+    new_text = with_output(text, real_output())
     if "--check" in sys.argv[1:]:
-        return 0 if wanted == text else 1
-    README.write_text(wanted, encoding="utf-8")
+        return 0 if new_text == text else 1
+    README.write_text(new_text, encoding="utf-8")
     return 0
 
 

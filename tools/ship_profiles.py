@@ -97,9 +97,9 @@ def questions(model: str) -> Iterator[Question]:
     Cards without bfloat16 are asked of where their memory or their precision is what people use.
     """
     yield from _alone(model)
-    yield from _spread(model)
+    yield from _on_several_gpus(model)
     if model not in IMAGES:
-        yield from _adapted(model)
+        yield from _with_adapters(model)
 
 
 def _runs(model: str) -> Iterator[dict[str, Any]]:
@@ -116,7 +116,7 @@ def _alone(model: str) -> Iterator[Question]:
             yield Question(options={**run, "optim": optim}, gpus=NEW[:1], single=False)
 
 
-def _spread(model: str) -> Iterator[Question]:
+def _on_several_gpus(model: str) -> Iterator[Question]:
     for run in _runs(model):
         gpus = NEW if model in LARGE or "bf16" in run else (*NEW, *OLD)
         yield Question(options={**run, "num_gpus": 2}, gpus=gpus, single=False)
@@ -137,15 +137,15 @@ def _spread(model: str) -> Iterator[Question]:
                 yield Question(options={**run, **how, **other}, gpus=NEW[:1], single=False)
 
 
-def _adapted(model: str) -> Iterator[Question]:
+def _with_adapters(model: str) -> Iterator[Question]:
     both = ("none", "full")
     recipes = [(_LORA, NEW, both)]
     # peft trains the classifier of an encoder as a whole, and quantised weights cannot train
     if model not in ENCODERS:
         recipes += [(_BARE_QLORA, NEW[:1], both), (_QLORA, NEW[:1], both[1:])]
-    for recipe, gpus, checkpointed in recipes:
+    for recipe, gpus, checkpointings in recipes:
         single = model not in ENCODERS
-        for checkpointing in checkpointed:
+        for checkpointing in checkpointings:
             run = {**_BF16, **recipe, "checkpointing": checkpointing}
             yield Question(options=run, gpus=gpus, single=single)
         # with checkpointing DDP has the traces of one GPU
@@ -165,7 +165,7 @@ def ship(model: str, folder: Path) -> str:
     Raises:
         MemestError: a question that cannot be answered.
     """
-    started, asked = time.perf_counter(), 0
+    start, num_questions = time.perf_counter(), 0
     tracer = Profiler(
         source=resolve_model(model), stores=(Store(folder, shipped=True, writable=True),)
     )
@@ -177,21 +177,21 @@ def ship(model: str, folder: Path) -> str:
             for batch in (sizes["batch"], 1) if question.single else (sizes["batch"],):
                 setup = setup_from_options(**{**sizes, **question.options, "batch": batch})
                 steps_run(tracer, setup, traits(find_gpu(gpu)), tuple(sizes))
-                asked += 1
-    seconds = time.perf_counter() - started
+                num_questions += 1
+    seconds = time.perf_counter() - start
     size = _bytes(folder)
     return (
-        f"{model}: {asked} questions, {tracer.traces_made} traces, {seconds:.0f} s, "
+        f"{model}: {num_questions} questions, {tracer.traces_made} traces, {seconds:.0f} s, "
         f"{size / 1e6:.2f} MB"
     )
 
 
-def put(model: str, made: Path, out: Path) -> None:
+def put(model: str, folder: Path, out: Path) -> None:
     """Move what was made of a model to where all is, in place of what was there of it."""
     for entry in Store(out, shipped=True).entries():
         if entry.key.get("model") == model:
             shutil.rmtree(out / entry.digest)
-    for place in made.iterdir():
+    for place in folder.iterdir():
         # updates belong to weights, and models may share them
         shutil.copytree(place, out / place.name, dirs_exist_ok=True)
 
@@ -209,12 +209,12 @@ def make(models: Sequence[str], out: Path, jobs: int) -> None:
     ):
         running = {}
         for number, model in enumerate(models):
-            made = Path(scratch) / str(number)
-            made.mkdir()
-            running[pool.submit(ship, model, made)] = model, made
-        for number, done in enumerate(as_completed(running), start=1):
-            print(f"{number}/{len(running)} {done.result()}", flush=True)
-            put(*running[done], out)
+            folder = Path(scratch) / str(number)
+            folder.mkdir()
+            running[pool.submit(ship, model, folder)] = model, folder
+        for number, future in enumerate(as_completed(running), start=1):
+            print(f"{number}/{len(running)} {future.result()}", flush=True)
+            put(*running[future], out)
 
 
 def main() -> None:
@@ -226,14 +226,16 @@ def main() -> None:
     arguments = parser.parse_args()
     if unknown := sorted({*arguments.models} - {*MODELS}):
         parser.error(f"{', '.join(unknown)}: not shipped; {', '.join(MODELS)} are")
-    out, told = arguments.out, arguments.out / "software.json"
+    out, software_path = arguments.out, arguments.out / "software.json"
     software = {name: version(name).partition("+")[0] for name in PACKAGES}
     if not arguments.models:
         shutil.rmtree(out, ignore_errors=True)
-    elif told.exists() and json.loads(told.read_text()) != software:
-        parser.error(f"the other models were made with {told.read_text().split()}: make all")
+    elif software_path.exists() and json.loads(software_path.read_text()) != software:
+        parser.error(
+            f"the other models were made with {software_path.read_text().split()}: make all"
+        )
     out.mkdir(parents=True, exist_ok=True)
-    told.write_text(json.dumps(software, indent=2) + "\n")
+    software_path.write_text(json.dumps(software, indent=2) + "\n")
     make(arguments.models or MODELS, out, arguments.jobs)
     print(f"{_bytes(out) / 1e6:.2f} MB in {out}")
 

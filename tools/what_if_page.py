@@ -82,18 +82,18 @@ print(memest.advise("gpt2", gpu="t4", effective_batch=64))
 def real_output(command: str) -> str:
     """What a command prints on a terminal of 100 columns, without colours."""
     environment = os.environ | {"COLUMNS": "100", "NO_COLOR": "1", "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "memest", *shlex.split(command)[1:]],
         capture_output=True, text=True, check=True, env=environment,
     )  # fmt: skip
-    return "\n".join(line.rstrip() for line in done.stdout.rstrip().splitlines())
+    return "\n".join(line.rstrip() for line in process.stdout.rstrip().splitlines())
 
 
 def page() -> str:
     """The page as it should be."""
 
-    def block(found: re.Match[str]) -> str:
-        return f"```text\n$ {found[1]}\n{real_output(found[1])}\n```"
+    def block(match: re.Match[str]) -> str:
+        return f"```text\n$ {match[1]}\n{real_output(match[1])}\n```"
 
     text = re.sub(r"^\{(memest .*)\}$", block, TEXT, flags=re.MULTILINE)
     return text.replace("{{", "{").replace("}}", "}")
@@ -101,10 +101,10 @@ def page() -> str:
 
 def main() -> int:
     """Rewrite or check the page."""
-    wanted = page()
+    text = page()
     if "--check" in sys.argv[1:]:
-        return 0 if PAGE.is_file() and PAGE.read_text(encoding="utf-8") == wanted else 1
-    PAGE.write_text(wanted, encoding="utf-8")
+        return 0 if PAGE.is_file() and PAGE.read_text(encoding="utf-8") == text else 1
+    PAGE.write_text(text, encoding="utf-8")
     return 0
 
 

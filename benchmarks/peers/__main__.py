@@ -70,7 +70,7 @@ class Column:
 
     errors: dict[str, float] = field(default_factory=dict)
     seconds: list[float] = field(default_factory=list)
-    refused: dict[str, str] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
 
 
 def documents() -> dict[str, dict]:
@@ -93,22 +93,22 @@ def answers() -> dict[str, dict]:
 
 def run(records: list[CaseRecord], *, fresh: bool) -> dict[str, Column]:
     """Ask everybody about every record that nobody was asked about yet."""
-    kept = {} if fresh else answers()
+    known_answers = {} if fresh else answers()
     if fresh:
         KEPT.unlink(missing_ok=True)
-    predictor, parameters, written = Predictor(trust_code=True), {}, documents()
-    left = [record for record in records if record.id not in kept]
+    predictor, parameters, record_documents = Predictor(trust_code=True), {}, documents()
+    left = [record for record in records if record.id not in known_answers]
     for number, record in enumerate(sorted(left, key=lambda r: r.model), start=1):
         sys.stderr.write(f"\r{number} of {len(left)}: {record.id:40s}")
-        answer = asked(record, predictor, parameters)
-        kept[record.id] = answer
+        answer = ask_all(record, predictor, parameters)
+        known_answers[record.id] = answer
         with KEPT.open("a", encoding="utf-8") as file:
             file.write(f"{json.dumps(answer)}\n")
     sys.stderr.write("\n")
-    return columns_of([kept[record.id] for record in records], written)
+    return columns_of([known_answers[record.id] for record in records], record_documents)
 
 
-def asked(record: CaseRecord, predictor: Predictor, parameters: dict[str, int]) -> dict:
+def ask_all(record: CaseRecord, predictor: Predictor, parameters: dict[str, int]) -> dict:
     """What everybody says about one record: an error and seconds, or why there is none."""
     start = time.process_time()
     outcome = predictor.predict(record)
@@ -116,40 +116,40 @@ def asked(record: CaseRecord, predictor: Predictor, parameters: dict[str, int]) 
     if outcome.error is None:
         ours = {"refused": outcome.failure or "no number to be hit"}
         return {"id": record.id, "said": {"memest": ours}}
-    said = {"memest": {**ours, "error": outcome.error}}
+    results = {"memest": {**ours, "error": outcome.error}}
     try:
         setup = predictor.setup_of(record)
         if record.model not in parameters:
             parameters[record.model] = count(record)
         question = Question.of(record, setup, parameters[record.model])
     except MemestError as error:
-        return {"id": record.id, "said": said, "problem": str(error)}
-    said |= {name: ask(peer, question) for name, peer in ASKED.items()}
-    return {"id": record.id, "said": said}
+        return {"id": record.id, "said": results, "problem": str(error)}
+    results |= {name: ask(peer, question) for name, peer in ASKED.items()}
+    return {"id": record.id, "said": results}
 
 
-def columns_of(answers: list[dict], written: dict[str, dict]) -> dict[str, Column]:
+def columns_of(answers: list[dict], record_documents: dict[str, dict]) -> dict[str, Column]:
     """The answers by who gave them, with what was published besides."""
     columns: dict[str, Column] = {"memest": Column(), **{name: Column() for name in ASKED}}
     for answer in answers:
         name = answer["id"]
-        for who, said in answer["said"].items():
+        for who, result in answer["said"].items():
             column = columns.setdefault(who, Column())
-            if "error" not in said:
-                column.refused[name] = said["refused"]
+            if "error" not in result:
+                column.reasons[name] = result["refused"]
                 continue
-            column.errors[name] = said["error"]
-            column.seconds.append(said["seconds"])
+            column.errors[name] = result["error"]
+            column.seconds.append(result["seconds"])
         if name not in columns["memest"].errors:
             continue
         for who, key in PUBLISHED.items():
-            said = written[name].get("peers", {}).get(f"{key}_bytes")
-            if said:
+            published_bytes = record_documents[name].get("peers", {}).get(f"{key}_bytes")
+            if published_bytes:
                 column = columns.setdefault(who, Column())
                 # as its authors scored it: their figure against the card's rise
-                column.errors[name] = said / written[name]["measured_bytes"] - 1
+                column.errors[name] = published_bytes / record_documents[name]["measured_bytes"] - 1
                 if key == "xmem":
-                    column.seconds.append(written[name]["peers"]["xmem_seconds"])
+                    column.seconds.append(record_documents[name]["peers"]["xmem_seconds"])
     return columns
 
 
@@ -167,7 +167,7 @@ class TooSlowError(Exception):
 
 
 @contextlib.contextmanager
-def limited(seconds: int) -> Iterator[None]:
+def cpu_limit(seconds: int) -> Iterator[None]:
     """Stop what takes more CPU seconds than this."""
 
     def stop(*_: object) -> None:
@@ -189,10 +189,10 @@ def ask(peer: Callable[[Question], int], question: Question) -> dict:
         with (
             warnings.catch_warnings(),
             contextlib.redirect_stderr(io.StringIO()),
-            limited(_PATIENCE),
+            cpu_limit(_PATIENCE),
         ):
             warnings.simplefilter("ignore")
-            said = peer(question)
+            prediction = peer(question)
     except NotForThisError as error:
         return {"refused": str(error)}
     except TooSlowError:
@@ -200,7 +200,7 @@ def ask(peer: Callable[[Question], int], question: Question) -> dict:
     except Exception as error:  # noqa: BLE001 - a peer's fault is a result of the comparison
         return {"refused": f"{type(error).__name__}: {error}"[:120]}
     seconds = time.process_time() - start
-    return {"error": said / target(question.record) - 1, "seconds": seconds}
+    return {"error": prediction / target(question.record) - 1, "seconds": seconds}
 
 
 def table(columns: dict[str, Column]) -> str:
@@ -229,11 +229,11 @@ def refusals(columns: dict[str, Column]) -> str:
     lines = []
     for name, column in columns.items():
         reasons: dict[str, int] = {}
-        for why in column.refused.values():
+        for why in column.reasons.values():
             reasons[why] = reasons.get(why, 0) + 1
         if reasons:
-            said = "; ".join(f"{why} ({number})" for why, number in reasons.items())
-            lines.append(f"- {name}: {said}.")
+            text = "; ".join(f"{why} ({number})" for why, number in reasons.items())
+            lines.append(f"- {name}: {text}.")
     return "\n".join(lines)
 
 
@@ -242,10 +242,10 @@ def better(columns: dict[str, Column]) -> str:
     ours = columns["memest"].errors
     lines = []
     for name, column in columns.items():
-        won = [k for k, e in column.errors.items() if abs(e) < abs(ours[k])]
+        better_runs = [k for k, e in column.errors.items() if abs(e) < abs(ours[k])]
         if name != "memest" and column.errors:
-            shown = f": {', '.join(sorted(won)[:12])}" if won else ""
-            lines.append(f"- {name}: {len(won)} of {len(column.errors)}{shown}.")
+            listing = f": {', '.join(sorted(better_runs)[:12])}" if better_runs else ""
+            lines.append(f"- {name}: {len(better_runs)} of {len(column.errors)}{listing}.")
     return "\n".join(lines)
 
 
@@ -271,13 +271,18 @@ def main() -> None:
     records = [
         r for r in read_records(RECORDS, only=options.only).complete if r.metric != "forward"
     ]
-    kept = answers()
+    known_answers = answers()
     if options.page:
-        columns = columns_of([kept[r.id] for r in records if r.id in kept], documents())
+        columns = columns_of(
+            [known_answers[r.id] for r in records if r.id in known_answers], documents()
+        )
     else:
         columns = run(records, fresh=options.fresh)
-        kept = answers()
-    count = f"{sum(record.id in kept for record in records)} of {len(records)} complete records"
+        known_answers = answers()
+    count = (
+        f"{sum(record.id in known_answers for record in records)} of {len(records)} "
+        "complete records"
+    )
     parts = {
         "table": f"{count} asked about.\n\n{table(columns)}",
         "refusals": refusals(columns),

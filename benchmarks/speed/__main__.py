@@ -26,10 +26,10 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from speed import history, regressions, report  # noqa: E402 - beside this file
-from speed.suite import CASES, chosen, measure, say_on_stderr  # noqa: E402
+from speed.suite import CASES, choose_cases, measure, say_on_stderr  # noqa: E402
 
 
-def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(
         prog="python benchmarks/speed", description=__doc__,
@@ -67,7 +67,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure or read, compare, print, and write what was asked for."""
-    options = parsed(arguments)
+    options = parse(arguments)
     if options.list:
         sys.stdout.writelines(
             f"{case.name:<18} {case.what}{' (with --all)' if case.long else ''}\n"
@@ -89,19 +89,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         logging.disable(logging.WARNING)
         warnings.simplefilter("ignore")
-        run = measure(chosen(options.names, everything=options.all), options.rounds, say_on_stderr)
+        run = measure(
+            choose_cases(options.names, everything=options.all), options.rounds, say_on_stderr
+        )
         say_on_stderr("")
-    found = regressions.compare(run, earlier, tolerance=options.tolerance)
+    comparisons = regressions.compare(run, earlier, tolerance=options.tolerance)
     sys.stdout.write(
         f"{run.date}, commit {run.commit}{' with changes' if run.changed else ''}\n"
-        f"{report.machine_text(run)}, load {run.load}\n\n{report.table(found)}\n\n"
-        f"{report.verdict(found)}\n"
+        f"{report.machine_text(run)}, load {run.load}\n\n{report.table(comparisons)}\n\n"
+        f"{report.verdict(comparisons)}\n"
     )
     if options.write:
         history.append(run, options.history)
         if options.history == history.HISTORY:
             report.write_page([*earlier, run], CASES)
-    slower = any(c.change is regressions.Change.SLOWER for c in found)
+    slower = any(c.change is regressions.Change.SLOWER for c in comparisons)
     return 1 if options.check and slower else 0
 
 

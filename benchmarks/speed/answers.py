@@ -63,8 +63,8 @@ def sweep(bench: Bench) -> Work:
     def work() -> None:
         base = 2 + next(bench.fresh)
         grid = {"batch": range(base, base + 10), "seq_len": range(64, 704, 64)}
-        found = memest.sweep("gpt2", {name: list(axis) for name, axis in grid.items()}, gpu=GPU)
-        assert len(found.points) == 100
+        result = memest.sweep("gpt2", {name: list(axis) for name, axis in grid.items()}, gpu=GPU)
+        assert len(result.points) == 100
 
     work()
     return work
@@ -79,7 +79,7 @@ def seven_b(bench: Bench) -> Any:
 ALL = grid(range(2, 12), range(128, 1408, 128), (1, 2, 4, 8, 16, 32, 64, 128, 256, 512))
 
 
-def allocated(bench: Bench) -> Work:
+def allocated_peaks(bench: Bench) -> Work:
     profile = seven_b(bench)
     return asking(profile, lambda: profile.allocated(ALL, gpu="h100"))
 
@@ -121,7 +121,7 @@ CASES = (
     Case("sweep", "a grid of gpt2, batch by length, 100 points, for one point",
          "python-1", sweep, units=100),
     Case("allocated", "the allocated peak of a 7B model, 1,000 points, for one point",
-         "python-1", allocated, units=1000),
+         "python-1", allocated_peaks, units=1000),
     Case("all-peaks", "all three peaks of a 7B model, 1,000 points, for one point",
          "python-1", all_peaks, units=1000, long=True),
     Case("layers-12", "the peaks of a 12-layer BERT at another batch",

@@ -15,7 +15,7 @@ LARGEST = (
 )  # fmt: skip
 
 
-def warmed(*words: str) -> Work:
+def warm_command(*words: str) -> Work:
     """A command that has run once: bytecode is there, and its answer needs no trace."""
     run_command(*words)
     return lambda: run_command(*words)
@@ -24,12 +24,12 @@ def warmed(*words: str) -> Work:
 def first_estimate() -> int:
     """An empty cache and a question that no shipped profile answers: everything is traced."""
     with tempfile.TemporaryDirectory() as folder:
-        kept = os.environ["MEMEST_CACHE"]
+        cache = os.environ["MEMEST_CACHE"]
         os.environ["MEMEST_CACHE"] = folder
         try:
             return run_command(*BERT[:4], "--bf16", "--padded", "--json")
         finally:
-            os.environ["MEMEST_CACHE"] = kept
+            os.environ["MEMEST_CACHE"] = cache
 
 
 def first(bench: Bench) -> Work:
@@ -38,13 +38,13 @@ def first(bench: Bench) -> Work:
 
 
 CASES = (
-    Case("help", "`memest --help`", "process-1", lambda _: warmed("--help")),
+    Case("help", "`memest --help`", "process-1", lambda _: warm_command("--help")),
     Case("command", "`memest estimate bert-large-uncased` from a stored trace",
-         "process-1", lambda _: warmed(*BERT)),
+         "process-1", lambda _: warm_command(*BERT)),
     Case("command-gpu", "the same for a GPU, with its largest batch",
-         "process-1", lambda _: warmed(*BERT, "--gpu", "rtx-3090")),
+         "process-1", lambda _: warm_command(*BERT, "--gpu", "rtx-3090")),
     Case("command-first", "a first estimate of bert-large: torch is loaded, the model traced",
          "process-1", first),
     Case("command-405b", "`memest estimate` of a 405B Llama from its stored trace",
-         "process-1", lambda _: warmed(*LARGEST), long=True),
+         "process-1", lambda _: warm_command(*LARGEST), long=True),
 )  # fmt: skip

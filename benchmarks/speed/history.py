@@ -138,12 +138,12 @@ def commit() -> tuple[str, bool]:
 
     def git(*words: str) -> str | None:
         try:
-            done = subprocess.run(
+            process = subprocess.run(
                 ["git", *words], cwd=ROOT, capture_output=True, text=True, check=False
             )
         except OSError:
             return None
-        return done.stdout.strip() if done.returncode == 0 else None
+        return process.stdout.strip() if process.returncode == 0 else None
 
     changes = git("status", "--porcelain", "--untracked-files=no")
     return git("rev-parse", "--short=12", "HEAD") or "unknown", changes is None or bool(changes)

@@ -12,7 +12,7 @@ from speed.case import Bench, Case, Work
 QUERY = {"model": "bert-large-uncased", "gpu": "rtx-4090"}
 
 
-def opened() -> Any:
+def open_page() -> Any:
     from streamlit.testing.v1 import AppTest
 
     app = AppTest.from_string("from memest.app.main import run\nrun()", default_timeout=300)
@@ -25,7 +25,7 @@ def opened() -> Any:
 
 def change(key: str):
     def prepare(bench: Bench) -> Work:
-        app = opened()
+        app = open_page()
 
         def work() -> None:
             app.number_input(key=key).set_value(next(bench.fresh))
@@ -38,7 +38,7 @@ def change(key: str):
 
 
 CASES = (
-    Case("page", "the explorer's page opened", "python-1", lambda _: lambda: opened() and None),
+    Case("page", "the explorer's page opened", "python-1", lambda _: lambda: open_page() and None),
     Case("page-batch", "another batch on the page", "python-1", change("batch")),
     Case("page-accumulation", "another accumulation on the page", "python-1", change("grad_accum")),
 )

@@ -45,23 +45,27 @@ def compare(
     run: Run, earlier: Sequence[Run], *, look_back: int = LOOK_BACK, tolerance: float = TOLERANCE
 ) -> list[Comparison]:
     """Every case of a run beside the same case of the runs before it, oldest first."""
-    known = [other for other in earlier if run.like(other)]
+    comparable_runs = [other for other in earlier if run.like(other)]
     return [
-        _compared(name, figure, _comparable(name, figure, known)[-look_back:], tolerance)
+        _comparison(
+            name, figure, _comparable(name, figure, comparable_runs)[-look_back:], tolerance
+        )
         for name, figure in run.cases.items()
     ]
 
 
 def _comparable(name: str, figure: Figure, runs: Sequence[Run]) -> list[Figure]:
-    found = [run.cases[name] for run in runs if name in run.cases]
+    figures = [run.cases[name] for run in runs if name in run.cases]
     return [
         other
-        for other in found
+        for other in figures
         if (other.reference, other.version) == (figure.reference, figure.version)
     ]
 
 
-def _compared(name: str, figure: Figure, before: Sequence[Figure], tolerance: float) -> Comparison:
+def _comparison(
+    name: str, figure: Figure, before: Sequence[Figure], tolerance: float
+) -> Comparison:
     if not before:
         return Comparison(name, figure, Change.UNKNOWN, None, 0)
     usual = statistics.median(other.ratio for other in before)

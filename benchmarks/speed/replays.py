@@ -30,18 +30,20 @@ def training_like_stream(num_events: int, seed: int = 0) -> tuple[list[int], lis
     for size in layer * 24:
         allocate(size)
     while len(events) < num_events:
-        saved: list[int] = []
+        tensors: list[int] = []
         for _ in range(24):
             for size in layer:
-                kept = allocate(size)
-                saved.append(kept)
+                tensor = allocate(size)
+                tensors.append(tensor)
                 if rng.random() < 0.6:
                     # A temporary, dead as soon as a later operation has read it.
-                    events.append(~saved.pop(rng.randrange(max(0, len(saved) - 4), len(saved))))
-        for kept in reversed(saved):
-            gradient = allocate(sizes[kept])
+                    events.append(
+                        ~tensors.pop(rng.randrange(max(0, len(tensors) - 4), len(tensors)))
+                    )
+        for tensor in reversed(tensors):
+            gradient = allocate(sizes[tensor])
             scratch = allocate(rng.choice(layer))
-            events.extend((~kept, ~scratch, ~gradient))
+            events.extend((~tensor, ~scratch, ~gradient))
     return events[:num_events], sizes
 
 
@@ -75,10 +77,10 @@ def bert(bench: Bench) -> Work:
     """Formulas at a point become a stream, which is replayed with nothing remembered."""
     from memest.replay import replay
 
-    found = bench.profile("bert-large-uncased", batch=8, fp16=True).run(gpu="a100")
+    run = bench.profile("bert-large-uncased", batch=8, fp16=True).run(gpu="a100")
 
     def work() -> None:
-        stream = found.stream
+        stream = run.stream
         stream.chains.memo.clear()
         assert replay(stream.events, stream.sizes, chains=stream.chains, requested=False)
 

@@ -64,12 +64,12 @@ def table(comparisons: Sequence[Comparison]) -> str:
 def verdict(comparisons: Sequence[Comparison]) -> str:
     """One sentence on the whole."""
     slower = [c.name for c in comparisons if c.change is Change.SLOWER]
-    known = sum(c.change is not Change.UNKNOWN for c in comparisons)
+    num_known = sum(c.change is not Change.UNKNOWN for c in comparisons)
     if slower:
         return f"Slower than before, beyond the spread: {', '.join(slower)}."
-    if not known:
+    if not num_known:
         return "No earlier run on such a machine: nothing to compare with."
-    return f"No case of {known} that were measured before is slower beyond the spread."
+    return f"No case of {num_known} that were measured before is slower beyond the spread."
 
 
 def figures(runs: Sequence[Run], cases: Mapping[str, Case]) -> str:
@@ -83,30 +83,35 @@ def figures(runs: Sequence[Run], cases: Mapping[str, Case]) -> str:
         "| case | what | time | × reference | reference | runs before |",
         "|---|---|---:|---:|---|---|",
     ]
-    shown: list[Run] = []
+    recorded_runs: list[Run] = []
     for name, case in cases.items():
         if name not in newest:
             continue
-        run, compared = newest[name]
-        if run not in shown:
-            shown.append(run)
-        figure = compared.figure
+        run, comparison = newest[name]
+        if run not in recorded_runs:
+            recorded_runs.append(run)
+        figure = comparison.figure
         memory = f", {figure.rss_bytes >> 20:,} MiB" if figure.rss_bytes else ""
         lines.append(
             f"| {name} | {case.what} | {time_text(figure.seconds)}{memory} | "
-            f"{ratio_text(figure)} | {figure.reference} | {change_text(compared)} |"
+            f"{ratio_text(figure)} | {figure.reference} | {change_text(comparison)} |"
         )
-    lines += ["", f"Recorded: {'; '.join(map(_recorded, shown))}.", "", *_progress(runs, cases)]
+    lines += [
+        "",
+        f"Recorded: {'; '.join(map(_run_text, recorded_runs))}.",
+        "",
+        *_progress(runs, cases),
+    ]
     return "\n".join(lines)
 
 
-def _recorded(run: Run) -> str:
+def _run_text(run: Run) -> str:
     # sorted, as the history keeps them: the page is the same from a run and from its line
     took = ", ".join(f"{name} {time_text(run.references[name])}" for name in sorted(run.references))
-    changed = " with changes" if run.changed else ""
+    changes_text = " with changes" if run.changed else ""
     return (
-        f"{run.date[:10]}, commit {run.commit}{changed}, {machine_text(run)}, load {run.load:.1f} "
-        f"before the start (references: {took})"
+        f"{run.date[:10]}, commit {run.commit}{changes_text}, {machine_text(run)}, "
+        f"load {run.load:.1f} before the start (references: {took})"
     )
 
 

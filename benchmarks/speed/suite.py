@@ -12,16 +12,16 @@ from statistics import median
 from speed import answers, commands, history, page, replays, traces
 from speed.case import Bench, Case, Work
 from speed.reference import REFERENCES
-from speed.timing import Figure, Taken, figure, taken
+from speed.timing import Figure, RunTime, figure, time_run
 
 CASES: dict[str, Case] = {
     case.name: case for part in (commands, traces, answers, replays, page) for case in part.CASES
 }
 
-Round = tuple[Taken, Taken, Taken]
+Round = tuple[RunTime, RunTime, RunTime]
 
 
-def chosen(names: Sequence[str], *, everything: bool = False) -> list[Case]:
+def choose_cases(names: Sequence[str], *, everything: bool = False) -> list[Case]:
     """Cases by name; without names those that do not take long, or all.
 
     Raises:
@@ -45,43 +45,47 @@ def measure(
         for case in cases:
             say(f"preparing {case.name}")
             work[case.name] = case.prepare(bench)
-        seen: dict[str, list[Round]] = {case.name: [] for case in cases}
+        rounds_by_case: dict[str, list[Round]] = {case.name: [] for case in cases}
         memory: dict[str, int] = {}
         for number in range(rounds):
             for case in cases:
                 if case.long and number >= max(1, rounds // 3):
                     continue
                 say(f"round {number + 1} of {rounds}: {case.name}")
-                seen[case.name].append(_round(case, work[case.name], memory))
+                rounds_by_case[case.name].append(_round(case, work[case.name], memory))
     figures: dict[str, Figure] = {
         case.name: figure(
-            case.reference, case.version, seen[case.name], case.units, memory.get(case.name)
+            case.reference,
+            case.version,
+            rounds_by_case[case.name],
+            case.units,
+            memory.get(case.name),
         )
         for case in cases
     }
     return history.Run(
         date=history.now(), commit=revision, changed=changed, machine=history.machine(),
-        load=round(load, 2), references=_references(cases, seen), cases=figures,
+        load=round(load, 2), references=_references(cases, rounds_by_case), cases=figures,
     )  # fmt: skip
 
 
 def _round(case: Case, work: Work, memory: dict[str, int]) -> Round:
     reference = REFERENCES[case.reference]
-    before, _ = taken(reference)
-    own, result = taken(work)
-    after, _ = taken(reference)
+    before, _ = time_run(reference)
+    own, result = time_run(work)
+    after, _ = time_run(reference)
     if isinstance(result, int):
         memory[case.name] = max(result, memory.get(case.name, 0))
     return before, own, after
 
 
-def _references(cases: Sequence[Case], seen: dict[str, list[Round]]) -> dict[str, float]:
+def _references(cases: Sequence[Case], rounds_by_case: dict[str, list[Round]]) -> dict[str, float]:
     """Median seconds on the clock of each reference."""
-    found: dict[str, list[float]] = {}
+    clocks: dict[str, list[float]] = {}
     for case in cases:
-        for before, _, after in seen[case.name]:
-            found.setdefault(case.reference, []).extend((before.clock, after.clock))
-    return {name: median(seconds) for name, seconds in found.items()}
+        for before, _, after in rounds_by_case[case.name]:
+            clocks.setdefault(case.reference, []).extend((before.clock, after.clock))
+    return {name: median(seconds) for name, seconds in clocks.items()}
 
 
 def say_on_stderr(text: str) -> None:

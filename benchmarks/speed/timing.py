@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class RunTime:
     """What one run took: seconds on the clock, seconds of the processor, children's included."""
 
     clock: float
@@ -48,12 +48,12 @@ def processor_seconds() -> float:
     return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
 
 
-def taken(run: Callable[[], object]) -> tuple[Taken, object]:
+def time_run(run: Callable[[], object]) -> tuple[RunTime, object]:
     """Time a run; garbage of what came before is collected first and not counted."""
     gc.collect()
     clock, processor = time.perf_counter(), processor_seconds()
     result = run()
-    return Taken(time.perf_counter() - clock, processor_seconds() - processor), result
+    return RunTime(time.perf_counter() - clock, processor_seconds() - processor), result
 
 
 AS_COMMAND = """
@@ -78,8 +78,10 @@ another program; the kernel's account of the process itself does not.
 
 def environment() -> dict[str, str]:
     """As an installed memest runs: with its bytecode kept, beside the cache of this run."""
-    kept = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
-    return {**kept, "PYTHONPYCACHEPREFIX": f"{kept['MEMEST_HOME']}-bytecode"}
+    variables = {
+        key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"
+    }
+    return {**variables, "PYTHONPYCACHEPREFIX": f"{variables['MEMEST_HOME']}-bytecode"}
 
 
 def run_command(*command: str) -> int:
@@ -91,20 +93,20 @@ def run_command(*command: str) -> int:
     Raises:
         RuntimeError: the command failed; with what it said.
     """
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", AS_COMMAND, *command],
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment(),
         check=False,
     )  # fmt: skip
-    if done.returncode != 0:
+    if process.returncode != 0:
         raise RuntimeError(
-            f"memest {' '.join(command)} ended with {done.returncode}: {done.stderr}"
+            f"memest {' '.join(command)} ended with {process.returncode}: {process.stderr}"
         )
-    return int(done.stderr.split()[-1])
+    return int(process.stderr.split()[-1])
 
 
 def figure(
-    reference: str, version: int, rounds: list[tuple[Taken, Taken, Taken]], units: int,
+    reference: str, version: int, rounds: list[tuple[RunTime, RunTime, RunTime]], units: int,
     rss_bytes: int | None = None,
 ) -> Figure:  # fmt: skip
     """The figure of a case whose every round is (reference before, case, reference after)."""

@@ -17,10 +17,10 @@ def two_steps(model: str, **options: object) -> Work:
 
     setup = Setup(num_steps=2, seq_len=512, **options)
     gpu, plan = traits(find_gpu("a100")), TracePlan()
-    built = build(setup, resolve_model(model), None, None, None)
+    meta_model = build(setup, resolve_model(model), None, None, None)
 
     def work() -> None:
-        assert trace_built(built, setup, gpu, plan).events
+        assert trace_built(meta_model, setup, gpu, plan).events
 
     return work
 

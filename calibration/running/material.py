@@ -84,22 +84,22 @@ def make_material(model: str, setup: Setup) -> Material:
     """
     _check(setup)
     source = resolve_model(model)
-    meta_model = build_model(source, setup)
-    plans, _, _ = plan_batch(meta_model, setup)
-    real: Any = _with_memory(meta_model)
+    built_model = build_model(source, setup)
+    plans, _, _ = plan_batch(built_model, setup)
+    real: Any = _with_memory(built_model)
     if setup.adapter is not None:
-        real, _ = add_adapter(real, meta_model.task, setup, real=True)
+        real, _ = add_adapter(real, built_model.task, setup, real=True)
     freeze(real, setup)
     set_use_cache(real, setup)
     if setup.loop.value != "trainer" or setup.checkpoint_every > 1:
         set_checkpointing(real, setup)
     version = release_of(torch.__version__) or LATEST_TORCH
-    batch = _with_words(host_batches(plans, 1)[0], meta_model.config)
+    batch = _with_words(host_batches(plans, 1)[0], built_model.config)
     return Material(
         model=real,
         # one batch again and again: every step is fed, and the host holds it once
         batches=[batch] * (setup.num_steps * setup.grad_accum),
-        loss_of=loss_for(meta_model),
+        loss_of=loss_for(built_model),
         optimizer_for=lambda module: make_optimizer(module, setup, Recorder(), version),
         parameters=sum(p.numel() for p in real.parameters()),
         trainable=sum(p.numel() for p in real.parameters() if p.requires_grad),
@@ -141,18 +141,18 @@ def _check(setup: Setup) -> None:
         )
 
 
-def _with_memory(meta_model: BuiltModel) -> torch.nn.Module:
+def _with_memory(built_model: BuiltModel) -> torch.nn.Module:
     """The model of the trace once more, with weights."""
-    if meta_model.config is None:
+    if built_model.config is None:
         raise ConfigError(
-            f"{type(meta_model.model).__name__} comes from a factory of its own, without a config: "
-            "cases are models of transformers."
+            f"{type(built_model.model).__name__} comes from a factory of its own, without a "
+            "config: cases are models of transformers."
         )
     with _no_random_draws():
-        real: Any = type(meta_model.model)._from_config(
-            meta_model.config,
-            dtype=meta_model.dtype,
-            attn_implementation=getattr(meta_model.config, "_attn_implementation", None),
+        real: Any = type(built_model.model)._from_config(
+            built_model.config,
+            dtype=built_model.dtype,
+            attn_implementation=getattr(built_model.config, "_attn_implementation", None),
         )
     real.train()
     _fill(real)

@@ -124,7 +124,7 @@ def test_outcomes_tell_who_predicted_them_and_what_is_stale(tool, tmp_path):
     del old["outcome"]["made_with"]  # of before it was recorded
     path.write_text(json.dumps(old), encoding="utf-8")
     assert tool.read_outcomes([record], path) == {"a": others[1]}
-    rows = list(tool.made([mine, *others, others[0]]))
+    rows = list(tool.release_rows([mine, *others, others[0]]))
     assert rows[2] == "| 0.0.9 0123456789abcdef | 2 |"
     assert "| not recorded | 1 |" in rows
 
@@ -157,7 +157,7 @@ def test_what_is_refused_and_what_is_incomplete_is_counted_by_reason(tool, tmp_p
     outcomes = [
         _outcome(tool, name, None, failure="not modelled yet. Write less.") for name in "ab"
     ]
-    assert "| mine | 2 | not modelled yet |" in list(tool.refused(outcomes))
+    assert "| mine | 2 | not modelled yet |" in list(tool.refusal_rows(outcomes))
     path = tmp_path / "mine.jsonl"
     path.write_text(json.dumps(_record("a", gpu="")), encoding="utf-8")
     assert "| mine | 1 | gpu |" in list(tool.incomplete(tool.read_records([path])))

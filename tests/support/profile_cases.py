@@ -37,7 +37,7 @@ class Case:
     def source(self):
         config = lookup(self.id).config()
         if not self.whole:
-            config = load_tool("coverage").reduced(config)
+            config = load_tool("coverage").reduced_config(config)
         config.update(self.changes)
         return ModelSource(kind="file", id=self.id, config=config, provenance="a test")
 

@@ -35,7 +35,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 from guard import Finding, Guard, TooSlowError
-from mutate import mutated
+from mutate import mutate
 from targets import TARGETS, Target, load
 
 from memest.errors import MemestError
@@ -53,7 +53,7 @@ KEPT = 20
 def one(target: Target, content: bytes, guard: Guard, folder: Path) -> tuple[str, list[Finding]]:
     """Read one input; ``accepted`` or ``refused``, and what should not have happened."""
     before = set(os.listdir(folder))
-    found: list[Finding] = []
+    findings: list[Finding] = []
     outcome = "refused"
     quiet = contextlib.redirect_stderr(io.StringIO())
     with warnings.catch_warnings(), quiet:
@@ -64,18 +64,18 @@ def one(target: Target, content: bytes, guard: Guard, folder: Path) -> tuple[str
             outcome = "accepted"
         except MemestError as error:
             if not str(error).strip():
-                found.append(Finding("an empty message", type(error).__name__))
+                findings.append(Finding("an empty message", type(error).__name__))
         except TooSlowError:
-            found.append(Finding("too slow", f"more than {guard.seconds:g} s"))
+            findings.append(Finding("too slow", f"more than {guard.seconds:g} s"))
         except MemoryError as error:
-            found.append(Finding("too much memory", repr(error)))
+            findings.append(Finding("too much memory", repr(error)))
         except BaseException as error:  # noqa: BLE001 - whatever comes out is the finding
-            found.append(Finding("crashed", f"{type(error).__name__}: {error}"[:300]))
-    found += guard.seen
-    found += [
+            findings.append(Finding("crashed", f"{type(error).__name__}: {error}"[:300]))
+    findings += guard.findings
+    findings += [
         Finding("executed", name) for name in set(os.listdir(folder)) - before if "PWNED" in name
     ]
-    return outcome, found
+    return outcome, findings
 
 
 def fuzz(target: Target, inputs: int, seed: int) -> dict[str, Any]:
@@ -97,24 +97,26 @@ def fuzz(target: Target, inputs: int, seed: int) -> dict[str, Any]:
     # good inputs first: a target that refuses its own seeds tests nothing
     for content in seeds:
         one(target, content, guard, _folder(work))
-    mapped = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-    guard.hold(mapped + MEMORY)
-    accepted = sum(one(target, content, guard, _folder(work))[0] == "accepted" for content in seeds)
+    mapped_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    guard.hold(mapped_bytes + MEMORY)
+    num_accepted = sum(
+        one(target, content, guard, _folder(work))[0] == "accepted" for content in seeds
+    )
     start = time.perf_counter()
     for _ in range(inputs):
-        content = mutated(seeds, chance)
+        content = mutate(seeds, chance)
         folder = _folder(work)
         began = time.perf_counter()
-        outcome, found = one(target, content, guard, folder)
+        outcome, new_findings = one(target, content, guard, folder)
         slowest = max(slowest, time.perf_counter() - began)
         counts[outcome] += 1
-        if found:
-            findings += [keep(target, content, finding) for finding in found[:3]]
+        if new_findings:
+            findings += [keep(target, content, finding) for finding in new_findings[:3]]
             if len(findings) >= KEPT:
                 break
     shutil.rmtree(work, ignore_errors=True)
     return {
-        "target": target.name, "seeds": len(seeds), "seeds_accepted": accepted,
+        "target": target.name, "seeds": len(seeds), "seeds_accepted": num_accepted,
         "inputs": sum(counts.values()), **counts, "slowest_s": round(slowest, 3),
         "seconds": round(time.perf_counter() - start, 1),
         "peak_rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
@@ -149,8 +151,8 @@ def table(results: list[dict[str, Any]]) -> str:
             f"{r['slowest_s']:.2f} s | {r['peak_rss_mib']:,} MiB | {len(r['findings'])} |"
         )
     total = sum(r["inputs"] for r in results)
-    found = sum(len(r["findings"]) for r in results)
-    rows.append(f"| **together** | **{total:,}** | | | | | **{found}** |")
+    num_findings = sum(len(r["findings"]) for r in results)
+    rows.append(f"| **together** | **{total:,}** | | | | | **{num_findings}** |")
     return "\n".join(rows)
 
 
@@ -178,21 +180,23 @@ def main() -> int:
         json.dump(fuzz(target, options.inputs, options.seed), out)
         out.close()
         return 0
-    chosen = [t for t in TARGETS if options.only in t.name]
-    shares = sum(t.share for t in chosen)
+    targets = [t for t in TARGETS if options.only in t.name]
+    shares = sum(t.share for t in targets)
     results = []
-    for target in chosen:
+    for target in targets:
         count = -(-options.inputs * target.share // shares)
         command = [sys.executable, __file__, "--inside", target.name, "--inputs", str(count),
                    "--seed", str(options.seed)]  # fmt: skip
-        done = subprocess.run(command, text=True, capture_output=True, check=False)
-        if done.returncode or not done.stdout:
-            said = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
-            died = {"input": "?", "what": "the process died", "detail": said[0][:300]}
+        process = subprocess.run(command, text=True, capture_output=True, check=False)
+        if process.returncode or not process.stdout:
+            last_lines = process.stderr.strip().splitlines()[-1:] or [
+                f"exit code {process.returncode}"
+            ]
+            died = {"input": "?", "what": "the process died", "detail": last_lines[0][:300]}
             results.append({"target": target.name, "inputs": 0, "refused": 0, "accepted": 0,
                             "slowest_s": 0.0, "peak_rss_mib": 0, "findings": [died]})  # fmt: skip
         else:
-            results.append(json.loads(done.stdout))
+            results.append(json.loads(process.stdout))
         last = results[-1]
         sys.stderr.write(f"{target.name}: {last['inputs']} inputs, {last.get('seconds')} s\n")
         for finding in last["findings"]:

@@ -48,19 +48,19 @@ class Guard:
     """Watches one process.
 
     Attributes:
-        allowed: the folder that may be written to.
+        writable_folder: the folder that may be written to.
         seconds: that one input may take.
-        seen: what was seen during the input at work.
+        findings: what was seen during the input at work.
     """
 
-    allowed: Path
+    writable_folder: Path
     seconds: float
-    seen: list[Finding] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
     _on: bool = False
 
     def listen(self) -> None:
         """Hear audit events and the alarm from now on; there is no way back."""
-        sys.addaudithook(self._heard)
+        sys.addaudithook(self._on_event)
         signal.signal(signal.SIGALRM, self._late)
 
     def hold(self, memory: int) -> None:
@@ -70,7 +70,7 @@ class Guard:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """One input."""
-        self.seen = []
+        self.findings = []
         self._on = True
         signal.setitimer(signal.ITIMER_REAL, self.seconds)
         # a loop inside C hears no signal: that one ends the process
@@ -85,19 +85,19 @@ class Guard:
     def _late(self, *_: object) -> None:
         raise TooSlowError
 
-    def _heard(self, event: str, args: tuple[Any, ...]) -> None:
+    def _on_event(self, event: str, args: tuple[Any, ...]) -> None:
         if not self._on:
             return
         if event == "open":
             path, mode, flags = args
             if self._writes(mode, flags) and not self._inside(path):
-                self.seen.append(Finding("wrote outside", f"{path!r}"))
+                self.findings.append(Finding("wrote outside", f"{path!r}"))
         elif event in FORBIDDEN and not (event == "ctypes.dlopen" and args[0] in LIBRARIES):
-            self.seen.append(Finding("called", f"{event} {args!r}"[:200]))
+            self.findings.append(Finding("called", f"{event} {args!r}"[:200]))
         elif event == "pickle.find_class":
-            self.seen.append(Finding("unpickled a global", f"{args!r}"[:200]))
+            self.findings.append(Finding("unpickled a global", f"{args!r}"[:200]))
         elif event in CHANGES and not all(map(self._inside, _paths(args))):
-            self.seen.append(Finding("changed files outside", f"{event} {args!r}"[:200]))
+            self.findings.append(Finding("changed files outside", f"{event} {args!r}"[:200]))
 
     def _writes(self, mode: Any, flags: Any) -> bool:
         if isinstance(mode, str):
@@ -111,7 +111,10 @@ class Guard:
             place = Path(os.fsdecode(path)).absolute()
         except (TypeError, ValueError):
             return False
-        inside = place.is_relative_to(self.allowed) or str(place) in ("/dev/null", "/dev/tty")
+        inside = place.is_relative_to(self.writable_folder) or str(place) in (
+            "/dev/null",
+            "/dev/tty",
+        )
         # an interpreter that imports a module for the first time may keep it compiled
         return inside or place.parent.name == "__pycache__"
 

@@ -7,7 +7,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["mutated"]
+__all__ = ["mutate"]
 
 TOKENS = (
     b"\x00", b"\xff\xfe", b"\xef\xbb\xbf", b"{", b"}", b"[" * 50, b'"', b"\\u0000",
@@ -25,13 +25,13 @@ VALUES: tuple[Any, ...] = (
 )  # fmt: skip
 
 
-def mutated(seeds: Sequence[bytes], chance: random.Random) -> bytes:
+def mutate(seeds: Sequence[bytes], chance: random.Random) -> bytes:
     """One input, made from the seeds by one to four changes."""
     text = chance.choice(seeds)
     if chance.random() < 0.5:
-        changed = _document(text, chance)
-        if changed is not None:
-            text = changed
+        document = _document(text, chance)
+        if document is not None:
+            text = document
             if chance.random() < 0.7:
                 return text
     for _ in range(chance.randint(1, 4)):
@@ -67,14 +67,14 @@ def _document(text: bytes, chance: random.Random) -> bytes | None:
     except (ValueError, RecursionError):
         return None
     for _ in range(chance.choice((1, 1, 2, 5))):
-        document = _replaced(document, chance)
+        document = _replace(document, chance)
     try:
         return json.dumps(document).encode()
     except (ValueError, RecursionError):
         return None
 
 
-def _replaced(node: Any, chance: random.Random) -> Any:
+def _replace(node: Any, chance: random.Random) -> Any:
     if chance.random() < 0.15 or not isinstance(node, dict | list) or not node:
         return _value(chance)
     if isinstance(node, list):
@@ -86,7 +86,7 @@ def _replaced(node: Any, chance: random.Random) -> Any:
         elif kind == 1:
             out *= 2
         else:
-            out[at] = _replaced(out[at], chance)
+            out[at] = _replace(out[at], chance)
         return out
     names = list(node)
     name = chance.choice(names)
@@ -99,7 +99,7 @@ def _replaced(node: Any, chance: random.Random) -> Any:
     elif kind == 2:
         out[chance.choice(names)] = out[name]
     else:
-        out[name] = _replaced(out[name], chance)
+        out[name] = _replace(out[name], chance)
     return out
 
 

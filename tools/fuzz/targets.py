@@ -39,7 +39,7 @@ class Target:
     share: int = 10
 
 
-def _written(folder: Path, name: str, content: bytes) -> Path:
+def _write(folder: Path, name: str, content: bytes) -> Path:
     path = folder / name
     path.write_bytes(content)
     return path
@@ -62,13 +62,13 @@ def _record_seeds() -> list[bytes]:
 def _records(content: bytes, folder: Path) -> object:
     from memest.calibration.validation.records import read_records
 
-    return read_records([_written(folder, "records.jsonl", content)])
+    return read_records([_write(folder, "records.jsonl", content)])
 
 
 def _measurements(content: bytes, folder: Path) -> object:
     from memest.calibration.exchange import read_measurements
 
-    return read_measurements(_written(folder, "records.jsonl", content))
+    return read_measurements(_write(folder, "records.jsonl", content))
 
 
 def _measurement_seeds() -> list[bytes]:
@@ -100,7 +100,7 @@ def _measurement_seeds() -> list[bytes]:
 def _profile(content: bytes, folder: Path) -> object:
     from memest.estimation.calibration_files import read_calibration
 
-    return read_calibration(_written(folder, "profile.json", content))
+    return read_calibration(_write(folder, "profile.json", content))
 
 
 def _profile_seeds() -> list[bytes]:
@@ -114,7 +114,7 @@ def _profile_seeds() -> list[bytes]:
     )  # fmt: skip
     from memest.estimation.calibration_files import write_calibration
 
-    made = Calibration(
+    calibration = Calibration(
         tensors="identity", factors={"activations": 1.02}, process_model="constant",
         process=(ProcessPart(gpu="NVIDIA H100", constant_bytes=5 << 28, low_bytes=-(1 << 24),
                              high_bytes=1 << 25, cases=60, capability=(9, 0), sm_count=132,
@@ -127,17 +127,17 @@ def _profile_seeds() -> list[bytes]:
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "profile.json"
-        write_calibration(made, path)
+        write_calibration(calibration, path)
         return [path.read_bytes()]
 
 
 def _cache_seeds() -> list[bytes]:
     """The bodies of step profiles, as they lie under their heads."""
-    found = []
+    bodies = []
     for path in sorted((ROOT / "data" / "step_profiles").rglob("steps-*.json.gz")):
         if path.stat().st_size < 30_000:
-            found.append(gzip.decompress(path.read_bytes()).partition(b"\n")[2])
-    return found[:10]
+            bodies.append(gzip.decompress(path.read_bytes()).partition(b"\n")[2])
+    return bodies[:10]
 
 
 def _cache(content: bytes, folder: Path) -> object:
@@ -149,8 +149,8 @@ def _cache(content: bytes, folder: Path) -> object:
     place.mkdir(parents=True)
     path = place / "steps-batch.json.gz"
     head = json.dumps(_head(path, content, None)).encode()
-    packed = gzip.compress(head + b"\n" + content, 1)
-    path.write_bytes(packed if len(content) % 4 else content)
+    gzip_bytes = gzip.compress(head + b"\n" + content, 1)
+    path.write_bytes(gzip_bytes if len(content) % 4 else content)
     store = Store(folder / "cache", writable=False)
     store.entries()
     for document in store.read("0" * 32, "steps"):
@@ -190,7 +190,7 @@ def _snapshot(content: bytes, folder: Path) -> object:
     from memest.replay import replay_snapshot
 
     name = "snapshot.json" if content[:1] in (b"{", b"[") else "snapshot.pickle"
-    return replay_snapshot(_written(folder, name, content))
+    return replay_snapshot(_write(folder, name, content))
 
 
 def _history_seeds() -> list[bytes]:
@@ -211,8 +211,8 @@ def _history_seeds() -> list[bytes]:
 def _history(content: bytes, folder: Path) -> object:
     from memest.calibration.recording.history_file import read_history
 
-    packed = gzip.compress(content, 1) if len(content) % 8 else content
-    return read_history(_written(folder, "history.jsonl.gz", packed))
+    gzip_bytes = gzip.compress(content, 1) if len(content) % 8 else content
+    return read_history(_write(folder, "history.jsonl.gz", gzip_bytes))
 
 
 # -- configurations -------------------------------------------------------------------------------
@@ -226,7 +226,7 @@ def _model_seeds() -> list[bytes]:
 def _model(content: bytes, folder: Path) -> object:
     from memest.catalog.config_file import check_config, read_config
 
-    path = _written(folder, "config.json", content)
+    path = _write(folder, "config.json", content)
     config = read_config(path, label="config.json")
     return check_config(config, label="config.json", trust_remote_code=False)
 
@@ -234,14 +234,14 @@ def _model(content: bytes, folder: Path) -> object:
 def _deepspeed(content: bytes, folder: Path) -> object:
     from memest.config.options import setup_from_options
 
-    path = _written(folder, "ds.json", content)
+    path = _write(folder, "ds.json", content)
     return setup_from_options(num_gpus=4, batch=2, deepspeed=str(path))
 
 
 def _peft(content: bytes, folder: Path) -> object:
     from memest.config.options import setup_from_options
 
-    path = _written(folder, "adapter_config.json", content)
+    path = _write(folder, "adapter_config.json", content)
     return setup_from_options(batch=2, peft_config=str(path))
 
 
@@ -267,7 +267,7 @@ def _reader(content: bytes, folder: Path) -> object:
     name, _, body = content.partition(b"\0")
     suffix = name.decode("latin-1").rpartition(".")[2]
     suffix = suffix if suffix in ("yaml", "json", "toml", "py") else "yaml"
-    path = _written(folder, f"run.{suffix}", body)
+    path = _write(folder, f"run.{suffix}", body)
     reference = f"{path}:llama3_8b" if suffix == "py" else str(path)
     return memest.read_config(reference, model="gpt2")
 
@@ -321,7 +321,7 @@ def _lengths(content: bytes, folder: Path) -> object:
     from memest.config.length_files import read_lengths
 
     suffix = "json" if content[:1] in (b"{", b"[") else "csv"
-    return read_lengths(_written(folder, f"lengths.{suffix}", content))
+    return read_lengths(_write(folder, f"lengths.{suffix}", content))
 
 
 # -- the command line and the app's uploads -------------------------------------------------------

@@ -59,7 +59,7 @@ def few_layers(name: str, layers: int = 2) -> str:
     if entry is None:
         return name
     config = entry.config()
-    reduced = load_tool("coverage").reduced(config, layers)
+    reduced = load_tool("coverage").reduced_config(config, layers)
     changes = {key: value for key, value in reduced.items() if value != config.get(key)}
     said = [f"{key}={quote(json.dumps(value))}" for key, value in changes.items()]
     return f"{name}?{'&'.join(said)}" if said else name

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from speed.history import Run
 from speed.regressions import LOOK_BACK, Change, compare
-from speed.timing import Figure, Taken, figure, quartiles
+from speed.timing import Figure, RunTime, figure, quartiles
 
 MACHINE = {"cpu": "a processor", "python": "3.11", "torch": "2.13", "cores": 2}
 
@@ -94,9 +94,9 @@ def test_slower_and_faster_are_the_same_rule(a, spread_a, b, spread_b):
 
 def test_a_figure_is_the_median_ratio_of_rounds_to_what_ran_beside_them():
     rounds = [
-        (Taken(9, 1.0), Taken(6.0, 4.0), Taken(9, 3.0)),  # 4 / 2
-        (Taken(9, 1.0), Taken(8.0, 5.0), Taken(9, 1.0)),  # 5 / 1
-        (Taken(9, 2.0), Taken(7.0, 6.0), Taken(9, 2.0)),  # 6 / 2
+        (RunTime(9, 1.0), RunTime(6.0, 4.0), RunTime(9, 3.0)),  # 4 / 2
+        (RunTime(9, 1.0), RunTime(8.0, 5.0), RunTime(9, 1.0)),  # 5 / 1
+        (RunTime(9, 2.0), RunTime(7.0, 6.0), RunTime(9, 2.0)),  # 6 / 2
     ]
 
     assert figure("meta-1", 3, rounds, units=10, rss_bytes=5) == Figure(

@@ -13,7 +13,7 @@ import pytest
 from speed import history, report
 from speed.case import Bench, Case
 from speed.reference import REFERENCES
-from speed.suite import CASES, chosen, measure
+from speed.suite import CASES, choose_cases, measure
 
 from support.paths import ROOT
 
@@ -60,8 +60,11 @@ def test_rounds_are_interleaved_and_long_cases_have_fewer(monkeypatch, tmp_path)
 def test_names_are_one_case_each_and_references_are_known():
     assert len(CASES) == len({case.what for case in CASES.values()})
     assert {case.reference for case in CASES.values()} <= set(REFERENCES)
-    assert [case.name for case in chosen(["replay", "trace", "replay"])] == ["replay", "trace"]
-    assert set(chosen([], everything=True)) > set(chosen([]))
+    assert [case.name for case in choose_cases(["replay", "trace", "replay"])] == [
+        "replay",
+        "trace",
+    ]
+    assert set(choose_cases([], everything=True)) > set(choose_cases([]))
 
 
 def speed(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -140,7 +143,7 @@ def test_the_page_is_the_same_from_a_run_and_from_its_line():
         "replay-bert",
     )
 )
-@pytest.mark.parametrize("case", chosen([]), ids=lambda case: case.name)
+@pytest.mark.parametrize("case", choose_cases([]), ids=lambda case: case.name)
 def test_every_case_does_its_work(case, tmp_path, monkeypatch):
     pytest.importorskip("transformers")
     if case.name.startswith("page"):

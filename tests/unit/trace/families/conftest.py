@@ -28,7 +28,7 @@ def small(tool):
     entries = {entry.id: entry for entry in catalogue()}
 
     def make(model_id, **changes):
-        config = tool.reduced(entries[model_id].config()) | changes
+        config = tool.reduced_config(entries[model_id].config()) | changes
         return ModelSource(kind="file", id=model_id, config=config, provenance="a test")
 
     return make

@@ -53,7 +53,7 @@ PARTLY_TRAINED = {"canine": 0.8}
 def test_every_family_traces_forward_backward_and_step(tool, family):
     entry = FIRST[family]
 
-    row = tool.trace_entry(entry.id, tool.reduced(entry.config()), seq_len=64)
+    row = tool.trace_entry(entry.id, tool.reduced_config(entry.config()), seq_len=64)
 
     assert row["events"] > 100
     assert row["gradient_share"] >= PARTLY_TRAINED.get(family, 0.9), row
@@ -68,7 +68,7 @@ PADDED = (
 def test_padded_batches_trace_too(tool, family):
     entry = FIRST[family]
 
-    row = tool.trace_entry(entry.id, tool.reduced(entry.config()), seq_len=64, padded=True)
+    row = tool.trace_entry(entry.id, tool.reduced_config(entry.config()), seq_len=64, padded=True)
 
     assert any("padded" in note for note in row["notes"])
 
@@ -80,7 +80,7 @@ AUTOCAST = "bert llama t5 vit whisper wav2vec2 clip qwen2_vl gemma3 mixtral swin
 @pytest.mark.parametrize("family", AUTOCAST)
 def test_mixed_precision_traces_too(tool, family):
     entry = FIRST[family]
-    config = tool.reduced(entry.config())
+    config = tool.reduced_config(entry.config())
 
     row = tool.trace_entry(entry.id, config, seq_len=64, precision="bf16", dtype="float32")
 
