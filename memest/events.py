@@ -285,7 +285,7 @@ class Landmarks:
         embeddings: path of the input embeddings; None where there are none.
         head: path of the output embeddings.
         norm: path of the norm behind the last layer.
-        shared: other paths of parameters that have several, each with the first one.
+        shared_paths: other paths of parameters that have several, each with the first one.
         units: what the library itself shards when it loads the model: paths of the modules of a
             unit, whether it gives parameters back after its forward, whether it is of experts.
     """
@@ -295,7 +295,7 @@ class Landmarks:
     embeddings: str | None = None
     head: str | None = None
     norm: str | None = None
-    shared: Mapping[str, str] = field(default_factory=dict)
+    shared_paths: Mapping[str, str] = field(default_factory=dict)
     units: tuple[tuple[tuple[str, ...], bool, bool], ...] = ()
 
 
@@ -332,12 +332,12 @@ class Part:
     Attributes:
         start: its first event.
         number: of its first allocation; the others follow in the same order in every copy.
-        carried: the allocations made before it that it frees, in the order in which it does.
+        inherited_frees: the allocations made before it that it frees, in the order of its frees.
     """
 
     start: int
     number: int
-    carried: tuple[int, ...]
+    inherited_frees: tuple[int, ...]
 
 
 @dataclass(slots=True)
@@ -411,7 +411,7 @@ class Trace:
     """What wrap policies ask of the model."""
     counts: tuple[int, ...] = ()
     """Numbers of the model: see ``result.ModelFacts``; empty where nobody needs them."""
-    unnoted: list[str] = field(default_factory=list)
+    unnoted_ops: list[str] = field(default_factory=list)
     """Operators that were seen and whose calls were not noted, because nothing was computed from
     them when the trace was made (``workspaces.registry.reads_calls``), each one once."""
 
@@ -420,7 +420,7 @@ class Trace:
         """How many allocations the trace makes."""
         return len(self.sizes)
 
-    def decoded(self) -> Iterator[tuple[int, int]]:
+    def decode(self) -> Iterator[tuple[int, int]]:
         """The stream as (kind, index) pairs."""
         for value in self.events:
             yield value & 3, value >> 2

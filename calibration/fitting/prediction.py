@@ -253,7 +253,7 @@ def live_bytes(trace: Trace) -> tuple[int, Counter[Category]]:
     alive, peak = 0, 0
     now: Counter[Category] = Counter()
     then: Counter[Category] = Counter()
-    for kind, index in trace.decoded():
+    for kind, index in trace.decode():
         if kind not in (ALLOC, FREE):
             continue
         size = trace.sizes[index] if kind == ALLOC else -trace.sizes[index]

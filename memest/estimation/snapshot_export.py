@@ -74,7 +74,7 @@ def memory_history(stream: Stream, alloc_conf: str) -> dict[str, Any]:
         stream.events,
         stream.sizes,
         parse_alloc_conf(alloc_conf),
-        named=words.of,
+        label_of=words.of,
         streams=stream.on_streams,
         annotations=tuple(_parts(stream)),
         conf_text=alloc_conf,

@@ -92,7 +92,7 @@ def family_to_json(family: Family) -> dict[str, Any]:
         "cues": _cues(trace.cues),
         "landmarks": _landmarks(trace.landmarks),
         "notes": trace.notes,
-        "unnoted": trace.unnoted,
+        "unnoted": trace.unnoted_ops,
         **({"managed_bytes": trace.managed_bytes} if trace.managed_bytes else {}),
         "attention": [[_fields(call), kind] for call, kind in choices],
         "attention_order": [order[choice] for choice in trace.attention_choices],
@@ -174,7 +174,7 @@ def _family(document: Any) -> Family:
     trace.landmarks = _read_landmarks(document.get("landmarks", [[], [], None, None, None]))
     trace.notes = [_text(v) for v in document["notes"]]
     # what was written before operators without a rule were told names none
-    trace.unnoted = [_text(v) for v in document.get("unnoted", [])]
+    trace.unnoted_ops = [_text(v) for v in document.get("unnoted", [])]
     trace.managed_bytes = _whole(document.get("managed_bytes", 0))
     choices = [
         (SdpaCall(**{k: _read_value(v, places) for k, v in call.items()}), _text(kind))
@@ -285,14 +285,14 @@ def _read_cues(columns: Any) -> list[Cue]:
 
 def _landmarks(landmarks: Landmarks) -> list[Any]:
     kinds = [[name, kind] for name, kind in landmarks.kinds.items()]
-    more = landmarks.shared or landmarks.units
+    more = landmarks.shared_paths or landmarks.units
     return [
         kinds,
         list(landmarks.blocks),
         landmarks.embeddings,
         landmarks.head,
         landmarks.norm,
-        *([[list(pair) for pair in landmarks.shared.items()]] if more else ()),
+        *([[list(pair) for pair in landmarks.shared_paths.items()]] if more else ()),
         *([[[list(names), *what] for names, *what in landmarks.units]] if landmarks.units else ()),
     ]
 
@@ -301,7 +301,7 @@ def _read_landmarks(document: Any) -> Landmarks:
     kinds, blocks, *paths = document
     # what was written before units and shared parameters were told has none
     units = paths.pop() if len(paths) == 5 else []
-    aliases = paths.pop() if len(paths) == 4 else []
+    shared_paths = paths.pop() if len(paths) == 4 else []
     embeddings, head, norm = (None if path is None else _text(path) for path in paths)
     return Landmarks(
         kinds={_text(name): _text(kind) for name, kind in kinds},
@@ -309,7 +309,7 @@ def _read_landmarks(document: Any) -> Landmarks:
         embeddings=embeddings,
         head=head,
         norm=norm,
-        shared={_text(alias): _text(name) for alias, name in aliases},
+        shared_paths={_text(alias): _text(name) for alias, name in shared_paths},
         units=tuple(
             (tuple(_text(name) for name in names), bool(frees), bool(experts))
             for names, frees, experts in units

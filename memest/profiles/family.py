@@ -256,7 +256,9 @@ def unite(
         (maker.merge([call for call, _ in pairs]), pairs[0][1])
         for pairs in zip(*(t.attention_choices for t in all_traces), strict=True)
     ]
-    skeleton.unnoted = list(dict.fromkeys(op for trace in all_traces for op in trace.unnoted))
+    skeleton.unnoted_ops = list(
+        dict.fromkeys(op for trace in all_traces for op in trace.unnoted_ops)
+    )
     return Family(
         FormulaTable(axes, maker.formulas), skeleton, points, moduli, dict(fixed_sizes), tied
     )

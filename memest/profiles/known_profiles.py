@@ -277,7 +277,7 @@ def _notes_enough(family: Family) -> bool:
     package alone, for :func:`tracing` covers those of the package; the profiles that come with the
     package rest on it.
     """
-    return not any(map(reads_calls, family.skeleton.unnoted))
+    return not any(map(reads_calls, family.skeleton.unnoted_ops))
 
 
 def _evaluation_key(profile: StepProfile, about: dict[str, Any]) -> dict[str, Any]:

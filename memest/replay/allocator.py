@@ -82,7 +82,7 @@ class CachingAllocator:
         self.events = events
         self._pending: dict[int, deque[Block]] = {}
         self._captures: list[_Capture] = []
-        self._deferred: list[Block] = []
+        self._deferred_frees: list[Block] = []
 
     @property
     def stats(self) -> AllocatorStats:
@@ -152,26 +152,26 @@ class CachingAllocator:
         if block is None and release_available(heap, pool, size, stream):
             block = self._alloc_block(pool, size, stream)
         if block is None and not self._captures:
-            self._release_cached()
+            self._release_cached_blocks()
             heap.stats.num_alloc_retries += 1
             block = self._alloc_block(pool, size, stream)
         return block
 
     def _alloc_block(self, pool: BlockPool, size: int, stream: int) -> Block | None:
         heap = self.heap
-        wanted = alloc_size(size, heap.conf.large_segment_size)
-        if heap.limit_bytes is not None and heap.reserved + wanted > heap.limit_bytes:
+        segment_size = alloc_size(size, heap.conf.large_segment_size)
+        if heap.limit_bytes is not None and heap.reserved + segment_size > heap.limit_bytes:
             return None
         if heap.conf.expandable_segments:
             return expandable.allocate(heap, pool, size, stream)
-        address = heap.driver.malloc(wanted)
+        address = heap.driver.malloc(segment_size)
         if address is None:
             return None
-        heap.take_from_driver(wanted, small=pool.small)
+        heap.take_from_driver(segment_size, small=pool.small)
         heap.stats.segment.increase(1, small=pool.small)
-        if heap.conf.max_split_size is not None and wanted >= heap.conf.max_split_size:
+        if heap.conf.max_split_size is not None and segment_size >= heap.conf.max_split_size:
             heap.stats.oversize_segments.increase(1)
-        return Block(address, wanted, stream, pool)
+        return Block(address, segment_size, stream, pool)
 
     def _hand_out(self, block: Block, num_bytes: int, size: int) -> Block:
         """Cut the front off a block that is in no list, and count it."""
@@ -220,8 +220,8 @@ class CachingAllocator:
             stats.oversize_allocations.increase(1)
 
     def _is_oversize(self, block: Block) -> bool:
-        bound = self.heap.conf.max_split_size
-        return bound is not None and block.size >= bound
+        max_split_size = self.heap.conf.max_split_size
+        return max_split_size is not None and block.size >= max_split_size
 
     # Freeing
 
@@ -242,7 +242,7 @@ class CachingAllocator:
         if not block.foreign_streams:
             self._free_block(block)
         elif self._captures:
-            self._deferred.append(block)
+            self._deferred_frees.append(block)
         else:
             self._insert_events(block)
 
@@ -251,10 +251,10 @@ class CachingAllocator:
         size = block.size
         num_merged, merged_bytes = 0, 0
         for neighbour in (block.prev, block.next):
-            gained = self.heap.try_merge(block, neighbour)
-            if gained:
+            gained_bytes = self.heap.try_merge(block, neighbour)
+            if gained_bytes:
                 num_merged += 1
-                merged_bytes += gained
+                merged_bytes += gained_bytes
         self.heap.active.remove(block)
         pool.insert_free(block)
         if block.expandable is None:
@@ -272,7 +272,7 @@ class CachingAllocator:
 
     def empty_cache(self) -> None:
         """``torch.cuda.empty_cache``: wait for events, then give all whole free memory back."""
-        self._release_cached()
+        self._release_cached_blocks()
 
     def release_at(self, address: int) -> bool:
         """Give back the one unsplit free segment at an address; whether there was one.
@@ -287,7 +287,7 @@ class CachingAllocator:
                     return True
         return False
 
-    def _release_cached(self) -> None:
+    def _release_cached_blocks(self) -> None:
         self.synchronize()
         release_pools(self.heap)
 
@@ -324,9 +324,9 @@ class CachingAllocator:
         block.foreign_streams = set()
 
     def _process_events(self, *, force: bool = False) -> None:
-        if self._deferred and not self._captures:
-            deferred, self._deferred = self._deferred, []
-            for block in deferred:
+        if self._deferred_frees and not self._captures:
+            deferred_frees, self._deferred_frees = self._deferred_frees, []
+            for block in deferred_frees:
                 self._insert_events(block)
         if not self._pending or (not force and self.events is EventPolicy.AT_SYNC):
             return

@@ -170,13 +170,13 @@ class BlockPool:
 
     Attributes:
         free: per stream, sorted (size, address, block).
-        unmapped: per stream, sorted (address, block).
+        unmapped_blocks: per stream, sorted (address, block).
         num_lookups: searches for a free block, the clock of garbage collection.
     """
 
     small: bool
     free: dict[int, list[tuple[int, int, Block]]] = field(default_factory=dict)
-    unmapped: dict[int, list[tuple[int, Block]]] = field(default_factory=dict)
+    unmapped_blocks: dict[int, list[tuple[int, Block]]] = field(default_factory=dict)
     num_lookups: int = 0
 
     def insert_free(self, block: Block) -> None:
@@ -192,11 +192,11 @@ class BlockPool:
 
     def insert_unmapped(self, block: Block) -> None:
         """Remember a range without memory."""
-        insort(self.unmapped.setdefault(block.stream, []), (block.address, block))
+        insort(self.unmapped_blocks.setdefault(block.stream, []), (block.address, block))
 
     def remove_unmapped(self, block: Block) -> None:
         """Forget it."""
-        entries = self.unmapped[block.stream]
+        entries = self.unmapped_blocks[block.stream]
         del entries[bisect_left(entries, (block.address,))]
 
     def free_blocks(self) -> list[Block]:
@@ -251,8 +251,8 @@ class Heap:
         """
         page = page_size(small=pool.small, large_segment_size=self.conf.large_segment_size)
         total = self.total_bytes
-        wanted = UNBOUNDED_RANGE if total is None else expandable_range(total)
-        size = -(-wanted // page) * page
+        num_bytes = UNBOUNDED_RANGE if total is None else expandable_range(total)
+        size = -(-num_bytes // page) * page
         return ExpandableSegment(
             self.driver.reserve(size) if address is None else address, size, page
         )
@@ -265,7 +265,9 @@ class Heap:
         for pool in self.pools():
             if pool.small == small:
                 segments.update(block.expandable for _, _, block in pool.free.get(stream, ()))
-                segments.update(block.expandable for _, block in pool.unmapped.get(stream, ()))
+                segments.update(
+                    block.expandable for _, block in pool.unmapped_blocks.get(stream, ())
+                )
         return {segment for segment in segments if segment is not None}
 
     def take_from_driver(self, size: int, *, small: bool) -> None:

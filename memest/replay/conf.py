@@ -50,33 +50,33 @@ class AllocatorConf:
 
     def __post_init__(self) -> None:
         if self.large_segment_size <= 10 * MIB:
-            raise _refused("large_segment_size_mb", self.large_segment_size, "more than 10 MiB")
+            raise _refusal("large_segment_size_mb", self.large_segment_size, "more than 10 MiB")
         if self.large_segment_size % (2 * MIB):
             # A page of the driver is 2 MiB: an expandable segment cannot map half of one.
-            raise _refused("large_segment_size_mb", self.large_segment_size, "a multiple of 2 MiB")
+            raise _refusal("large_segment_size_mb", self.large_segment_size, "a multiple of 2 MiB")
         for name, value in (
             ("max_split_size_mb", self.max_split_size),
             ("max_non_split_rounding_mb", self.max_non_split_rounding),
         ):
             if value is not None and value < self.large_segment_size:
-                raise _refused(
+                raise _refusal(
                     name, value, f"{self.large_segment_size // MIB} MiB (a large segment) or more"
                 )
         if not 0.0 <= self.garbage_collection_threshold < 1.0:
-            raise _refused(
+            raise _refusal(
                 "garbage_collection_threshold",
                 self.garbage_collection_threshold,
                 "between 0 and 1, both excluded (0 here means off)",
             )
         if not 0.0 < self.per_process_memory_fraction <= 1.0:
-            raise _refused(
+            raise _refusal(
                 "per_process_memory_fraction",
                 self.per_process_memory_fraction,
                 "above 0 and at most 1 (1 means no limit)",
             )
         divisions = self.roundup_power2_divisions
         if len(divisions) != NUM_DIVISIONS or any(d < 0 or d & (d - 1) for d in divisions):
-            raise _refused(
+            raise _refusal(
                 "roundup_power2_divisions",
                 list(divisions),
                 f"{NUM_DIVISIONS} powers of two (0 means off)",
@@ -169,7 +169,7 @@ def _take_value(tokens: list[str], at: int) -> tuple[list[str], int]:
     return tokens[at : end + 1], end + 1
 
 
-def _refused(key: str, value: object, legal: str) -> ConfigError:
+def _refusal(key: str, value: object, legal: str) -> ConfigError:
     return ConfigError(f"allocator option {key}: {value!r} is not allowed; it must be {legal}")
 
 
@@ -185,7 +185,7 @@ def _unknown_key(key: str) -> ConfigError:
 
 def _word(key: str, value: list[str], legal: str) -> str:
     if len(value) != 1 or value[0] in "[],:":
-        raise _refused(key, "".join(value), legal)
+        raise _refusal(key, "".join(value), legal)
     return value[0]
 
 
@@ -194,14 +194,14 @@ def _read_bool(key: str, value: list[str]) -> bool:
     if word not in ("True", "False"):
         near = closest(word, ("True", "False")) or ["True"]
         other = "False" if near[0] == "True" else "True"
-        raise _refused(key, word, f"{near[0]} or {other}, spelt exactly so")
+        raise _refusal(key, word, f"{near[0]} or {other}, spelt exactly so")
     return word == "True"
 
 
 def _read_mib(key: str, value: list[str]) -> int:
     word = _word(key, value, "a whole number of MiB")
     if not word.isdecimal():
-        raise _refused(key, word, "a whole number of MiB")
+        raise _refusal(key, word, "a whole number of MiB")
     return int(word) * MIB
 
 
@@ -210,11 +210,11 @@ def _read_ratio(key: str, value: list[str]) -> float:
     try:
         ratio = float(word)
     except ValueError:
-        raise _refused(key, word, "a number between 0 and 1") from None
+        raise _refusal(key, word, "a number between 0 and 1") from None
     if key == "garbage_collection_threshold" and not 0.0 < ratio < 1.0:
-        raise _refused(key, word, "between 0 and 1, both excluded")
+        raise _refusal(key, word, "between 0 and 1, both excluded")
     if math.isnan(ratio):
-        raise _refused(key, word, "a number between 0 and 1")
+        raise _refusal(key, word, "a number between 0 and 1")
     return ratio
 
 
@@ -227,7 +227,7 @@ def _read_backend(key: str, value: list[str]) -> None:
         )
     if word != "native":
         near = closest(word, ("native", "cudaMallocAsync")) or ["native"]
-        raise _refused(key, word, f"native or cudaMallocAsync; closest: {near[0]}")
+        raise _refusal(key, word, f"native or cudaMallocAsync; closest: {near[0]}")
 
 
 def _read_divisions(key: str, value: list[str]) -> tuple[int, ...]:
@@ -245,16 +245,16 @@ def _read_divisions(key: str, value: list[str]) -> tuple[int, ...]:
     for number, entry in enumerate(entries):
         size, colon, parts = entry.partition(":")
         if not colon:
-            raise _refused(key, "".join(value), legal)
+            raise _refusal(key, "".join(value), legal)
         divisions = _power_of_two(key, parts, legal)
         if size == ">":
             if number == 0 or number != len(entries) - 1:
-                raise _refused(key, "".join(value), f"{legal}, with '>' as its last entry")
+                raise _refusal(key, "".join(value), f"{legal}, with '>' as its last entry")
             places[last + 1 :] = [divisions] * (NUM_DIVISIONS - last - 1)
             break
         exponent = _power_of_two(key, size, legal).bit_length() - 1
         if exponent < 0:
-            raise _refused(key, "".join(value), legal)
+            raise _refusal(key, "".join(value), legal)
         last = min(exponent, NUM_DIVISIONS - 1)
         if number == 0:
             places[:last] = [divisions] * last
@@ -264,7 +264,7 @@ def _read_divisions(key: str, value: list[str]) -> tuple[int, ...]:
 
 def _power_of_two(key: str, word: str, legal: str) -> int:
     if not word.isdecimal() or int(word) & (int(word) - 1):
-        raise _refused(key, word, legal)
+        raise _refusal(key, word, legal)
     return int(word)
 
 

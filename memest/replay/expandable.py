@@ -36,8 +36,8 @@ def allocate(heap: Heap, pool: BlockPool, size: int, stream: int) -> Block | Non
 
 def _find_room(heap: Heap, pool: BlockPool, size: int, stream: int) -> Block:
     """The lowest run of free and unmapped blocks with room for ``size``, or a new segment."""
-    for _, unmapped in pool.unmapped.get(stream, ()):
-        start = unmapped
+    for _, unmapped_block in pool.unmapped_blocks.get(stream, ()):
+        start = unmapped_block
         if start.prev is not None and start.prev.is_available:
             start = start.prev
         room, at = 0, start
@@ -54,11 +54,11 @@ def _find_room(heap: Heap, pool: BlockPool, size: int, stream: int) -> Block:
     return block
 
 
-def _map(heap: Heap, block: Block, wanted: int) -> bool:
-    """Map the whole pages that cover the first ``wanted`` bytes; they join free neighbours."""
+def _map(heap: Heap, block: Block, num_bytes: int) -> bool:
+    """Map the whole pages that cover the first ``num_bytes`` bytes; they join free neighbours."""
     segment, pool = block.expandable, block.pool
     assert segment is not None
-    size = -(-wanted // segment.page) * segment.page
+    size = -(-num_bytes // segment.page) * segment.page
     if not heap.driver.map(block.address, size):
         return False
     pool.remove_unmapped(block)

@@ -62,7 +62,7 @@ class _Pool:
     Attributes:
         events: of this pool.
         indices: of each of them, in the whole stream.
-        got: size handed out for each number.
+        block_bytes: size handed out for each number.
         starts: address of each number.
         growth: (index in the whole stream, bytes that came).
         chains: copies among the events.
@@ -71,7 +71,7 @@ class _Pool:
 
     events: list[int]
     indices: list[int]
-    got: list[int]
+    block_bytes: list[int]
     starts: list[int | None]
     chains: Sequence[Chain]
     sizes: tuple[int, ...]
@@ -91,33 +91,33 @@ class _Pool:
             ((part, chain) for chain in self.chains for part in chain.parts),
             key=lambda pair: pair[0].start,
         )
-        known: dict[tuple[object, ...], tuple[int, tuple[object, ...]]] = {}
+        earlier_placements: dict[tuple[object, ...], tuple[int, tuple[object, ...]]] = {}
         here = 0
-        got, starts = self.got, self.starts
+        block_bytes, starts = self.block_bytes, self.starts
         for part, chain in parts:
             at = bisect_left(self.indices, part.start)
             if at > here:
                 yield here, at
             here = bisect_left(self.indices, part.start + chain.length, at)
-            carried = [c for c in part.carried if starts[c] is not None]
+            inherited_frees = [c for c in part.inherited_frees if starts[c] is not None]
             state = (
                 id(chain),
                 free.state(),
                 len(self.growth),
-                tuple([starts[c] for c in carried]),
-                tuple([got[c] for c in carried]),
+                tuple([starts[c] for c in inherited_frees]),
+                tuple([block_bytes[c] for c in inherited_frees]),
             )
-            earlier = known.get(state)
+            earlier = earlier_placements.get(state)
             if earlier is None:
-                grown = len(self.growth)
+                num_growths = len(self.growth)
                 if here > at:
                     yield at, here
-                if len(self.growth) == grown:
-                    known[state] = part.number, free.state()
+                if len(self.growth) == num_growths:
+                    earlier_placements[state] = part.number, free.state()
                 continue
             number, left = earlier
             first, count = part.number, chain.count
-            got[first : first + count] = got[number : number + count]
+            block_bytes[first : first + count] = block_bytes[number : number + count]
             starts[first : first + count] = starts[number : number + count]
             free.become(left)
         if here < len(self.events):
@@ -160,24 +160,26 @@ class _Free:
 
 
 def _pools(
-    events: Sequence[int], rounded: list[int], chains: Chains | None, streams: bytes
+    events: Sequence[int], rounded_sizes: list[int], chains: Chains | None, streams: bytes
 ) -> tuple[list[_Pool], list[_Pool]]:
     """The small and the large pools, one of each for a stream; requests of 0 bytes are in none.
 
     Raises:
         IndexError: an event of a number that has no size.
     """
-    small = bytes([0 < size <= SMALL_SIZE for size in rounded])
+    small = bytes([0 < size <= SMALL_SIZE for size in rounded_sizes])
     # at the speed of C where no request is of 0 bytes, which is almost always
     large = (
-        bytes([size > SMALL_SIZE for size in rounded]) if 0 in rounded else small.translate(_NOT)
+        bytes([size > SMALL_SIZE for size in rounded_sizes])
+        if 0 in rounded_sizes
+        else small.translate(_NOT)
     )
     both: tuple[list[_Pool], list[_Pool]] = [], []
     owners = [streams.translate(_only(stream)) for stream in sorted(set(streams))] or [b""]
     for own in owners:
         for pools, inside in zip(both, (small, large), strict=True):
             mask = bytes(map(and_, inside, own)) if own else inside
-            pools.append(_pool(events, mask, rounded, chains))
+            pools.append(_pool(events, mask, rounded_sizes, chains))
     return both
 
 
@@ -186,7 +188,7 @@ def _only(stream: int) -> bytes:
     return bytes([number == stream for number in range(256)])
 
 
-def _parted(events: Sequence[int], inside: bytes) -> tuple[list[int], list[int]]:
+def _partition(events: Sequence[int], inside: bytes) -> tuple[list[int], list[int]]:
     """The events whose number is inside, and their indices."""
     # Python reads an event -1-v, a free, as the v-th entry from the end
     table = inside + inside[::-1]
@@ -194,20 +196,22 @@ def _parted(events: Sequence[int], inside: bytes) -> tuple[list[int], list[int]]
     return list(compress(events, mask)), list(compress(range(len(mask)), mask))
 
 
-def _pool(events: Sequence[int], inside: bytes, rounded: list[int], chains: Chains | None) -> _Pool:
-    parted = None if chains is None else chains.memo.get(inside)
-    if parted is None:
-        parted = _parted(events, inside)
+def _pool(
+    events: Sequence[int], inside: bytes, rounded_sizes: list[int], chains: Chains | None
+) -> _Pool:
+    partition = None if chains is None else chains.memo.get(inside)
+    if partition is None:
+        partition = _partition(events, inside)
         if chains is not None:
-            _remember(chains, inside, parted)
-    count = len(rounded)
+            _remember(chains, inside, partition)
+    count = len(rounded_sizes)
     return _Pool(
-        events=parted[0],
-        indices=parted[1],
-        got=[0] * count,
+        events=partition[0],
+        indices=partition[1],
+        block_bytes=[0] * count,
         starts=[None] * count,
         chains=() if chains is None else chains.parts,
-        sizes=tuple(compress(rounded, inside)),
+        sizes=tuple(compress(rounded_sizes, inside)),
     )
 
 
@@ -217,7 +221,7 @@ def _remember(chains: Chains, key: object, value: object) -> None:
     chains.memo[key] = value
 
 
-def _placed(
+def _place_pool(
     pool: _Pool, chains: Chains | None, rules: tuple[int, ...], place: Callable[[], bool]
 ) -> bool:
     """Place a pool, or find that the same sizes were placed by the same rules before.
@@ -225,33 +229,33 @@ def _placed(
     GPUs differ in a few workspaces: often only in the one pool or the other.
     """
     key = rules, pool.sizes
-    known = None if chains is None else chains.memo.get(key)
-    if known is not None:
-        pool.got, pool.growth = known
+    placement = None if chains is None else chains.memo.get(key)
+    if placement is not None:
+        pool.block_bytes, pool.growth = placement
         return True
     if not place():
         return False
     if chains is not None:
-        _remember(chains, key, (pool.got, pool.growth))
+        _remember(chains, key, (pool.block_bytes, pool.growth))
     return True
 
 
 def _placement(pools: tuple[list[_Pool], list[_Pool]], limit_bytes: int) -> Placement | None:
     every = [*pools[0], *pools[1]]
-    grown = sorted(growth for pool in every for growth in pool.growth)
-    totals = list(accumulate(size for _, size in grown))
+    growths = sorted(growth for pool in every for growth in pool.growth)
+    totals = list(accumulate(size for _, size in growths))
     if totals and totals[-1] > limit_bytes:
         return None
-    growth = [(index, total) for (index, _), total in zip(grown, totals, strict=True)]
-    got = every[0].got
+    growth = [(index, total) for (index, _), total in zip(growths, totals, strict=True)]
+    block_bytes = every[0].block_bytes
     for pool in every[1:]:
-        got = list(map(add, got, pool.got))
-    return Placement(got, growth)
+        block_bytes = list(map(add, block_bytes, pool.block_bytes))
+    return Placement(block_bytes, growth)
 
 
 def place(
     events: Sequence[int],
-    rounded: list[int],
+    rounded_sizes: list[int],
     limit_bytes: int,
     large_segment_size: int,
     chains: Chains | None = None,
@@ -263,7 +267,7 @@ def place(
 
     Args:
         events: as for :func:`memest.replay.replay.replay`.
-        rounded: the rounded size of each allocation number, 0 for one that is never made.
+        rounded_sizes: the rounded size of each allocation number, 0 for one that is never made.
         limit_bytes: the most that may be reserved.
         large_segment_size: segment for large requests below 10 MiB, or page of the large pool.
         chains: parts of the events that are copies of each other.
@@ -279,7 +283,7 @@ def place(
         TypeError, IndexError: when an event frees what was not allocated (left to the caller, so
             that the loop need not look).
     """
-    small, large = pools = _pools(events, rounded, chains, streams)
+    small, large = pools = _pools(events, rounded_sizes, chains, streams)
     if range_bytes is None:
         put: Callable[..., bool] = _place_in_segments
         of_small: tuple[int, ...] = MIN_BLOCK_SIZE, SMALL_SEGMENT_SIZE, _NO_OWN_SEGMENT
@@ -289,7 +293,7 @@ def place(
         of_small, of_large = (SMALL_SEGMENT_SIZE, too_large), (large_segment_size, too_large)
     for members, rules in ((small, of_small), (large, of_large)):
         for pool in members:
-            if not _placed(pool, chains, rules, partial(put, pool, rounded, *rules)):
+            if not _place_pool(pool, chains, rules, partial(put, pool, rounded_sizes, *rules)):
                 return None
     if range_bytes is None:
         placement = _placement(pools, limit_bytes)
@@ -298,24 +302,24 @@ def place(
         return placement
     # The allocator compares the size of a fixed segment with its limit (7.4): where that might
     # tell, the full model decides.
-    margin = max(max(rounded, default=0) + ROUND_LARGE, large_segment_size)
+    margin = max(max(rounded_sizes, default=0) + ROUND_LARGE, large_segment_size)
     grows = any(pool.growth for pool in large)
     return _placement(pools, limit_bytes - margin if grows else limit_bytes)
 
 
 def _place_in_segments(
-    pool: _Pool, rounded: Sequence[int], least: int, segment_size: int, own_segment_from: int
+    pool: _Pool, rounded_sizes: Sequence[int], least: int, segment_size: int, own_segment_from: int
 ) -> bool:
     """One pool with fixed segments; always True.
 
     Args:
         pool: filled in.
-        rounded: the rounded size of each allocation number.
+        rounded_sizes: the rounded size of each allocation number.
         least: a rest smaller than this is not split off.
         segment_size: of a new segment.
         own_segment_from: a request of this size or more gets a segment of its own.
     """
-    got, starts, growth = pool.got, pool.starts, pool.growth
+    block_bytes, starts, growth = pool.block_bytes, pool.starts, pool.growth
     events, indices = pool.events, pool.indices
     free = _Free()
     keys, end_of, start_of = free.keys, free.end_of, free.start_of
@@ -323,7 +327,7 @@ def _place_in_segments(
     for first, behind in pool.stretches(free):
         for place, number in enumerate(events[first:behind], first):
             if number >= 0:
-                size = rounded[number]
+                size = rounded_sizes[number]
                 at = bisect_left(keys, size << _SHIFT)
                 if at < len(keys):
                     start = keys.pop(at) & _MASK
@@ -331,7 +335,7 @@ def _place_in_segments(
                     rest = end - start - size
                     if rest < least:
                         del start_of[end]
-                        got[number] = end - start
+                        block_bytes[number] = end - start
                         starts[number] = start
                         continue
                 else:
@@ -343,11 +347,11 @@ def _place_in_segments(
                     growth.append((indices[place], segment))
                     rest = segment - size
                     if rest < least:
-                        got[number] = segment
+                        block_bytes[number] = segment
                         starts[number] = start
                         continue
                     end = start + segment
-                got[number] = size
+                block_bytes[number] = size
                 starts[number] = start
                 start += size
                 end_of[start] = end
@@ -355,7 +359,7 @@ def _place_in_segments(
                 insort(keys, rest << _SHIFT | start)
             else:
                 start = starts[~number]  # type: ignore[assignment]
-                size = got[~number]
+                size = block_bytes[~number]
                 end = start + size
                 if start in start_of:
                     low = start_of.pop(start)
@@ -372,13 +376,13 @@ def _place_in_segments(
     return True
 
 
-def _place_in_pages(pool: _Pool, rounded: Sequence[int], page: int, too_large: int) -> bool:
+def _place_in_pages(pool: _Pool, rounded_sizes: Sequence[int], page: int, too_large: int) -> bool:
     """One pool with one growing segment; False where a free block is too large to be sure.
 
     The free block that ends at the last mapped page (the tail) is used only when nothing else
     fits, so it is two numbers beside the sorted list instead of an entry in it.
     """
-    got, starts, growth = pool.got, pool.starts, pool.growth
+    block_bytes, starts, growth = pool.block_bytes, pool.starts, pool.growth
     events, indices = pool.events, pool.indices
     free = _Free()
     keys, end_of, start_of = free.keys, free.end_of, free.start_of
@@ -387,7 +391,7 @@ def _place_in_pages(pool: _Pool, rounded: Sequence[int], page: int, too_large: i
         tail, top = free.tail
         for place, number in enumerate(events[first:behind], first):
             if number >= 0:
-                size = got[number] = rounded[number]
+                size = block_bytes[number] = rounded_sizes[number]
                 at = bisect_left(keys, size << _SHIFT)
                 if at < len(keys):
                     key = keys.pop(at)
@@ -406,12 +410,12 @@ def _place_in_pages(pool: _Pool, rounded: Sequence[int], page: int, too_large: i
                     starts[number] = tail
                     tail += size
                     if tail > top:
-                        grown = -(-(tail - top) // page) * page
-                        top += grown
-                        growth.append((indices[place], grown))
+                        growth_bytes = -(-(tail - top) // page) * page
+                        top += growth_bytes
+                        growth.append((indices[place], growth_bytes))
             else:
                 start = starts[~number]  # type: ignore[assignment]
-                size = got[~number]
+                size = block_bytes[~number]
                 end = start + size
                 if start in start_of:
                     low = start_of.pop(start)

@@ -49,11 +49,11 @@ def take_free_block(heap: Heap, pool: BlockPool, size: int, stream: int) -> Bloc
             if at == len(entries):
                 return None
             block = entries[at][2]
-    bound = conf.max_split_size
-    if bound is not None:
-        if size < bound <= block.size:
+    max_split_size = conf.max_split_size
+    if max_split_size is not None:
+        if size < max_split_size <= block.size:
             return None
-        if size >= bound and block.size >= size + conf.non_split_rounding:
+        if size >= max_split_size and block.size >= size + conf.non_split_rounding:
             return None
     pool.remove_free(block)
     return block
@@ -67,5 +67,5 @@ def should_split(conf: AllocatorConf, block: Block, size: int) -> bool:
     remaining = block.size - size
     if block.pool.small or conf.expandable_segments:
         return remaining >= MIN_BLOCK_SIZE
-    bound = conf.max_split_size
-    return (bound is None or size < bound) and remaining > SMALL_SIZE
+    max_split_size = conf.max_split_size
+    return (max_split_size is None or size < max_split_size) and remaining > SMALL_SIZE

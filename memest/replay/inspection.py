@@ -203,9 +203,9 @@ def _moments(course: _Course, trace: Sequence[TraceEvent]) -> dict[int, list[str
     names.setdefault(top, []).append("allocated peak")
     full = course.reserved.index(max(course.reserved))
     names.setdefault(full, []).append("reserved peak")
-    failed = [index for index, event in enumerate(trace) if event.action == "oom"]
-    if failed:
-        names.setdefault(failed[0], []).append("out of memory")
+    oom_events = [index for index, event in enumerate(trace) if event.action == "oom"]
+    if oom_events:
+        names.setdefault(oom_events[0], []).append("out of memory")
     names.setdefault(len(trace) - 1, []).append("end")
     return names
 
@@ -263,10 +263,10 @@ def _stream(
     streams: list[int] = []
     sizes: list[int] = []
     events: list[int] = []
-    known: dict[int, int] = {}
+    numbers: dict[int, int] = {}
 
     def allocate(address: int, size: int, stream: int) -> None:
-        known[address] = len(sizes)
+        numbers[address] = len(sizes)
         events.append(len(sizes))
         sizes.append(size)
         streams.append(names.setdefault(stream, len(names)))
@@ -282,6 +282,6 @@ def _stream(
             break
         if event.action == "alloc":
             allocate(event.address, event.size, event.stream)
-        elif event.action == "free_completed" and event.address in known:
-            events.append(~known.pop(event.address))
+        elif event.action == "free_completed" and event.address in numbers:
+            events.append(~numbers.pop(event.address))
     return events, sizes, bytes(streams) if len(names) > 1 else b"", earlier

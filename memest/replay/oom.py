@@ -34,22 +34,22 @@ class OutOfMemory(ReplayError):  # noqa: N818 - named as torch.cuda.OutOfMemoryE
         self.reserved_bytes = reserved_bytes
         self.limit_bytes = limit_bytes
         self.largest_free_bytes = largest_free_bytes
-        bound = "" if limit_bytes is None else f" of {format_size(limit_bytes)}"
+        limit_text = "" if limit_bytes is None else f" of {format_size(limit_bytes)}"
         super().__init__(
             f"out of memory: {format_size(requested_bytes)} more were asked for with "
             f"{format_size(allocated_bytes)} allocated and {format_size(reserved_bytes)} "
-            f"reserved{bound}; the largest free block has {format_size(largest_free_bytes)}"
+            f"reserved{limit_text}; the largest free block has {format_size(largest_free_bytes)}"
         )
 
     @classmethod
     def of(cls, heap: Heap, num_bytes: int, capacity_bytes: int | None) -> OutOfMemory:
         """The error for a request of ``num_bytes`` that failed in this state."""
-        bounds = [bound for bound in (heap.limit_bytes, capacity_bytes) if bound is not None]
+        limits = [limit for limit in (heap.limit_bytes, capacity_bytes) if limit is not None]
         return cls(
             requested_bytes=num_bytes,
             allocated_bytes=heap.stats.allocated_bytes.all.current,
             reserved_bytes=heap.reserved,
-            limit_bytes=min(bounds, default=None),
+            limit_bytes=min(limits, default=None),
             largest_free_bytes=max(
                 (block.size for pool in heap.pools() for block in pool.free_blocks()), default=0
             ),

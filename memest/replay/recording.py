@@ -72,7 +72,7 @@ class _Recorder(SimpleDriver):
         self._segment("segment_unmap", address, size)
 
     def entry(
-        self, action: str, address: int, size: int, named: AllocationLabel, stream: int
+        self, action: str, address: int, size: int, label: AllocationLabel, stream: int
     ) -> None:
         """Add an entry of the trace, with the keys that torch's has."""
         self.trace.append(
@@ -83,9 +83,9 @@ class _Recorder(SimpleDriver):
                 "stream": stream,
                 "time_us": len(self.trace),
                 "compile_context": "N/A",
-                "user_metadata": named.category,
-                "category": named.category,
-                "frames": named.frames,
+                "user_metadata": label.category,
+                "category": label.category,
+                "frames": label.frames,
             }
         )
 
@@ -99,7 +99,7 @@ def record(
     sizes: Sequence[int],
     conf: AllocatorConf,
     *,
-    named: Callable[[int, int], AllocationLabel],
+    label_of: Callable[[int, int], AllocationLabel],
     streams: bytes = b"",
     annotations: Sequence[Annotation] = (),
     conf_text: str = "",
@@ -110,7 +110,7 @@ def record(
         events: as for :func:`memest.replay.replay`: v >= 0 allocates, v < 0 frees ``~v``.
         sizes: requested bytes of each allocation number.
         conf: options of the allocator.
-        named: what to say of an allocation, by the index of its event and its number.
+        label_of: what to say of an allocation, by the index of its event and its number.
         streams: CUDA stream of each allocation number; empty where all are on one.
         annotations: parts of the run.
         conf_text: ``conf`` as ``PYTORCH_CUDA_ALLOC_CONF`` spells it.
@@ -121,7 +121,7 @@ def record(
     driver = _Recorder()
     allocator = CachingAllocator(conf, driver=driver)
     blocks: dict[int, Block] = {}
-    said: dict[int, AllocationLabel] = {}
+    labels: dict[int, AllocationLabel] = {}
     times = []
     for index, event in enumerate(events):
         times.append(len(driver.trace))
@@ -131,19 +131,19 @@ def record(
             continue
         stream = streams[number] if streams else 0
         if event >= 0:
-            about = said[number] = named(index, number)
-            driver.stream, driver.frames = stream, about.frames
+            label = labels[number] = label_of(index, number)
+            driver.stream, driver.frames = stream, label.frames
             block = allocator.malloc(size, stream)
             assert block is not None
             blocks[number] = block
-            driver.entry("alloc", block.address, size, about, stream)
+            driver.entry("alloc", block.address, size, label, stream)
         else:
-            block, about = blocks.pop(number), said.pop(number)
+            block, label = blocks.pop(number), labels.pop(number)
             for action in ("free_requested", "free_completed"):
-                driver.entry(action, block.address, size, about, stream)
+                driver.entry(action, block.address, size, label, stream)
             allocator.free(block)
     times.append(len(driver.trace))
-    owners = {block.address: said[number] for number, block in blocks.items()}
+    owners = {block.address: labels[number] for number, block in blocks.items()}
     return {
         "segments": [_segment(run, owners) for run in allocator.segments()],
         "device_traces": [driver.trace],
@@ -177,15 +177,15 @@ def _segment(run: list[Block], owners: dict[int, AllocationLabel]) -> dict[str, 
 
 
 def _block(block: Block, owners: dict[int, AllocationLabel]) -> dict[str, Any]:
-    about = owners.get(block.address) if block.allocated else None
+    label = owners.get(block.address) if block.allocated else None
     return {
         "address": block.address,
         "size": block.size,
         "requested_size": block.requested,
         "state": "active_allocated" if block.allocated else "inactive",
-        "category": NO_CATEGORY if about is None else about.category,
-        "user_metadata": "" if about is None else about.category,
-        "frames": [] if about is None else about.frames,
+        "category": NO_CATEGORY if label is None else label.category,
+        "user_metadata": "" if label is None else label.category,
+        "frames": [] if label is None else label.frames,
     }
 
 

@@ -55,23 +55,23 @@ def release_available(heap: Heap, pool: BlockPool, size: int, stream: int) -> bo
     Returns:
         Whether that many bytes were freed. What was freed stays freed either way.
     """
-    bound = heap.conf.max_split_size
-    if bound is None:
+    max_split_size = heap.conf.max_split_size
+    if max_split_size is None:
         return False
-    wanted = max(size, bound)
+    num_bytes = max(size, max_split_size)
     entries = pool.free.get(stream, [])
-    at = bisect_left(entries, (wanted, 0))
+    at = bisect_left(entries, (num_bytes, 0))
     if at < len(entries) and entries[at][2].expandable is None:
         release_block(heap, entries[at][2])
         return True
-    released = 0
+    released_bytes = 0
     for _, _, block in entries[:at][::-1]:
-        if released >= wanted or block.size < bound:
+        if released_bytes >= num_bytes or block.size < max_split_size:
             break
         if block.expandable is None and not block.is_split:
-            released += block.size
+            released_bytes += block.size
             release_block(heap, block)
-    return released >= wanted
+    return released_bytes >= num_bytes
 
 
 def collect_garbage(heap: Heap) -> None:
@@ -89,12 +89,12 @@ def collect_garbage(heap: Heap) -> None:
     candidates = [
         block for block in pool.free_blocks() if not block.is_split and block.expandable is None
     ]
-    reclaimed = 0
-    while candidates and reclaimed < excess:
+    reclaimed_bytes = 0
+    while candidates and reclaimed_bytes < excess:
         ages = [pool.num_lookups - block.gc_base for block in candidates]
         mean = sum(ages) // len(ages)
         for block, age in zip(candidates, ages, strict=True):
             if age >= mean:
-                reclaimed += block.size
+                reclaimed_bytes += block.size
                 release_block(heap, block)
         candidates = [b for b, age in zip(candidates, ages, strict=True) if age < mean]

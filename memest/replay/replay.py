@@ -168,17 +168,17 @@ def _place(
     streams: bytes,
 ) -> Placement | None:
     """The fast replay, or None where it would not be exact."""
-    bound = MAX_FAST_BYTES if limit_bytes is None else min(limit_bytes, MAX_FAST_BYTES)
+    limit = MAX_FAST_BYTES if limit_bytes is None else min(limit_bytes, MAX_FAST_BYTES)
     if total_bytes is not None and conf.per_process_memory_fraction < 1.0:
         if conf.garbage_collection_threshold > 0.0:
             return None
-        bound = min(bound, int(conf.per_process_memory_fraction * total_bytes))
+        limit = min(limit, int(conf.per_process_memory_fraction * total_bytes))
     if conf.roundup_power2_divisions == NO_DIVISIONS:
-        rounded = [(size + 511) & -512 for size in sizes]
+        rounded_sizes = [(size + 511) & -512 for size in sizes]
     else:
         divisions = conf.roundup_power2_divisions
-        known = {size: round_size(size, divisions) if size else 0 for size in set(sizes)}
-        rounded = [known[size] for size in sizes]
+        rounded_by_size = {size: round_size(size, divisions) if size else 0 for size in set(sizes)}
+        rounded_sizes = [rounded_by_size[size] for size in sizes]
     # Every event of a valid stream is different from all others; this catches a second
     # allocation or free of the same number, and the loops stumble over a free that comes first.
     if chains is None and (len(set(events)) != len(events) or 0 in sizes):
@@ -186,10 +186,10 @@ def _place(
     span = None
     if conf.expandable_segments:
         span = UNBOUNDED_RANGE if total_bytes is None else expandable_range(total_bytes)
-        bound = bound if total_bytes is None else min(bound, total_bytes)
+        limit = limit if total_bytes is None else min(limit, total_bytes)
     large = conf.large_segment_size
     try:
-        return place(events, rounded, bound, large, chains, streams, range_bytes=span)
+        return place(events, rounded_sizes, limit, large, chains, streams, range_bytes=span)
     except (TypeError, IndexError):
         check_events(events, sizes)
         raise
@@ -281,8 +281,8 @@ def replay_reference(
                 if block is not None:
                     blocks[event] = block
                     block_bytes[event] = block.size
-        elif (freed := blocks[~event]) is not None:
-            allocator.free(freed)
+        elif (freed_block := blocks[~event]) is not None:
+            allocator.free(freed_block)
         if allocated_stat.peak > peak_allocated:
             peak_allocated, allocated_index = allocated_stat.peak, index
         if reserved_stat.peak > peak_reserved:

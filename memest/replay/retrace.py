@@ -106,12 +106,12 @@ class _Findings:
 class _RecordedDriver:
     """The driver as recorded: ``script`` holds its calls since the last allocation or free.
 
-    ``wanted`` is the stream of the allocation under way, and whether it is a small one.
+    ``request`` is the stream of the allocation under way, and whether it is a small one.
     """
 
     findings: _Findings
     trace: tuple[TraceEvent, ...] = ()
-    wanted: tuple[int, bool] = (0, False)
+    request: tuple[int, bool] = (0, False)
     heap: Heap | None = None
     script: deque[TraceEvent] = field(default_factory=deque)
     refuse: bool = False
@@ -149,7 +149,7 @@ class _RecordedDriver:
         for call in chain(self.script, islice(self.trace, self.findings.index, None)):
             if call.action != "segment_map" or self._is_taken(call.address):
                 continue
-            if (call.stream, call.size == SMALL_SEGMENT_SIZE) == self.wanted:
+            if (call.stream, call.size == SMALL_SEGMENT_SIZE) == self.request:
                 return call.address
         self.next_address += size
         return self.next_address - size
@@ -164,7 +164,7 @@ class _RecordedDriver:
 
     def _is_taken(self, address: int) -> bool:
         assert self.heap is not None
-        ranges = self.heap.ranges(self.wanted[0], small=self.wanted[1])
+        ranges = self.heap.ranges(self.request[0], small=self.request[1])
         return any(r.address <= address < r.address + r.size for r in ranges)
 
     def _must_refuse(self) -> bool:
@@ -327,7 +327,7 @@ class _Retrace:
     def _prepare(self, event: TraceEvent) -> None:
         self._follow_releases()
         size = round_size(event.size, self.allocator.conf.roundup_power2_divisions)
-        self.driver.wanted = (event.stream, is_small(size))
+        self.driver.request = (event.stream, is_small(size))
 
     def _settle(self) -> None:
         """Driver calls that no allocation made: only a release of the cache can be."""

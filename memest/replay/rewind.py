@@ -46,9 +46,9 @@ class _State:
     conf: AllocatorConf
     alive: dict[int, _Alive] = field(default_factory=dict)
     starts: list[int] = field(default_factory=list)
-    fixed: dict[int, tuple[int, PoolKey]] = field(default_factory=dict)
-    mapped: dict[PoolKey, list[tuple[int, int]]] = field(default_factory=dict)
-    known: dict[PoolKey, list[int]] = field(default_factory=dict)
+    fixed_segments: dict[int, tuple[int, PoolKey]] = field(default_factory=dict)
+    mapped_runs: dict[PoolKey, list[tuple[int, int]]] = field(default_factory=dict)
+    known_addresses: dict[PoolKey, list[int]] = field(default_factory=dict)
 
 
 def rewind(
@@ -83,16 +83,18 @@ def rewind(
             allocator.begin_pool(segment.pool)
             allocator.end_pool(segment.pool)
     restoration = _Restoration(allocator, state)
-    for address, (size, key) in sorted(state.fixed.items()):
+    for address, (size, key) in sorted(state.fixed_segments.items()):
         restoration.link(address, address + size, key)
         allocator.stats.segment.increase(1, small=key[1])
-    for key, runs in state.mapped.items():
+    for key, runs in state.mapped_runs.items():
         if runs:
             restoration.grow(key, _lowest_page(state, trace, key))
     live = restoration.live
     if len(live) != len(state.alive):
-        lost = min(set(state.alive) - set(live))
-        raise ReplayError(f"the snapshot has a block at {lost:#x}, but no segment around it")
+        lost_address = min(set(state.alive) - set(live))
+        raise ReplayError(
+            f"the snapshot has a block at {lost_address:#x}, but no segment around it"
+        )
     allocator.stats.reset_peaks()
     return allocator, live
 
@@ -104,10 +106,14 @@ def _final_state(
     for segment in segments:
         key = (segment.stream, segment.small, segment.pool)
         if segment.expandable:
-            state.known.setdefault(key, []).append(segment.address)
-            _add(state.mapped.setdefault(key, []), segment.address, segment.address + segment.size)
+            state.known_addresses.setdefault(key, []).append(segment.address)
+            _add(
+                state.mapped_runs.setdefault(key, []),
+                segment.address,
+                segment.address + segment.size,
+            )
         else:
-            state.fixed[segment.address] = (segment.size, key)
+            state.fixed_segments[segment.address] = (segment.size, key)
         for block in segment.blocks:
             if block.state != "inactive":
                 pending = block.state != "active_allocated"
@@ -116,7 +122,7 @@ def _final_state(
         if event.action == "segment_map":
             # The small pool grows by one page at a time: no request there exceeds half of one.
             key = (event.stream, event.size == SMALL_SEGMENT_SIZE, DEFAULT_POOL)
-            state.known.setdefault(key, []).append(event.address)
+            state.known_addresses.setdefault(key, []).append(event.address)
     state.starts = sorted(state.alive)
     return state
 
@@ -143,28 +149,30 @@ def _undo(state: _State, event: TraceEvent, index: int) -> None:
             raise ReplayError(f"trace event {index}: free at {address:#x} was never completed")
         state.alive[address].pending = False
     elif action == "segment_alloc":
-        if state.fixed.pop(address, None) is None:
+        if state.fixed_segments.pop(address, None) is None:
             raise ReplayError(f"trace event {index}: the segment at {address:#x} is not there")
     elif action == "segment_free":
-        state.fixed[address] = (size, (stream, size == SMALL_SEGMENT_SIZE, DEFAULT_POOL))
+        state.fixed_segments[address] = (size, (stream, size == SMALL_SEGMENT_SIZE, DEFAULT_POOL))
     elif action == "segment_map":
-        runs = [r for r in state.mapped.values() if _covers(r, address, address + size)]
+        runs = [r for r in state.mapped_runs.values() if _covers(r, address, address + size)]
         if not runs:
             raise ReplayError(f"trace event {index}: the pages at {address:#x} are not mapped")
         _remove(runs[0], address, address + size)
     elif action == "segment_unmap":
         key = _nearest(state, address, stream, size)
-        _add(state.mapped.setdefault(key, []), address, address + size)
+        _add(state.mapped_runs.setdefault(key, []), address, address + size)
 
 
 def _nearest(state: _State, address: int, stream: int, size: int) -> PoolKey:
     """The growing segment that pages belong to: the trace does not name it."""
     small_only = size % state.conf.large_segment_size != 0
-    keys = [key for key in state.known if key[0] == stream and (key[1] or not small_only)]
+    keys = [key for key in state.known_addresses if key[0] == stream and (key[1] or not small_only)]
     if keys:
-        return min(keys, key=lambda key: min(abs(at - address) for at in state.known[key]))
+        return min(
+            keys, key=lambda key: min(abs(at - address) for at in state.known_addresses[key])
+        )
     key = (stream, small_only, DEFAULT_POOL)
-    state.known[key] = [address]
+    state.known_addresses[key] = [address]
     return key
 
 
@@ -174,7 +182,7 @@ def _lowest_page(state: _State, trace: tuple[TraceEvent, ...], key: PoolKey) -> 
     Pages below those mapped at the start may be mapped later. Once no page is mapped the segment
     is gone, and what follows is another one.
     """
-    runs = list(state.mapped[key])
+    runs = list(state.mapped_runs[key])
     lowest = runs[0][0]
     for event in trace:
         if event.action not in ("segment_map", "segment_unmap"):
@@ -264,7 +272,7 @@ class _Restoration:
         stats = self.allocator.stats
         pieces = list(_fill(self.state, begin, end, key))
         for address, size, alive in pieces:
-            block = before = _hung(Block(address, size, stream, pool, segment), before)
+            block = before = _hang_behind(Block(address, size, stream, pool, segment), before)
             stats.reserved_bytes.increase(size, small=small)
             if alive is None:
                 pool.insert_free(block)
@@ -279,7 +287,7 @@ class _Restoration:
 
     def grow(self, key: PoolKey, base: int) -> None:
         """The growing segments of a pool: one, or more where pages are too far apart for that."""
-        runs, pool = self.state.mapped[key], self.pool(key)
+        runs, pool = self.state.mapped_runs[key], self.pool(key)
         while runs:
             segment = self.allocator.heap.new_expandable_segment(pool, base)
             limit = base + segment.size
@@ -289,7 +297,7 @@ class _Restoration:
             for begin, end in [*inside, (limit, limit)]:
                 if begin > at:
                     gap = Block(at, begin - at, key[0], pool, segment, mapped=False)
-                    last = _hung(gap, last)
+                    last = _hang_behind(gap, last)
                     pool.insert_unmapped(gap)
                 last = self.link(begin, end, key, segment, last)
                 at = end
@@ -303,7 +311,7 @@ class _Restoration:
         return pair.small if small else pair.large
 
 
-def _hung(block: Block, before: Block | None) -> Block:
+def _hang_behind(block: Block, before: Block | None) -> Block:
     block.prev = before
     if before is not None:
         before.next = block

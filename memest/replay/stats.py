@@ -91,12 +91,12 @@ class AllocatorStats:
 
     def as_dict(self) -> dict[str, int]:
         """Flat, with the keys of ``torch.cuda.memory_stats``: ``allocated_bytes.all.peak``."""
-        return _flattened("", self)
+        return _flatten("", self)
 
 
-def _flattened(prefix: str, stats: Any) -> dict[str, int]:
+def _flatten(prefix: str, stats: Any) -> dict[str, int]:
     flat: dict[str, int] = {}
     for entry in fields(stats):
         name, value = f"{prefix}{entry.name}", getattr(stats, entry.name)
-        flat.update({name: value} if isinstance(value, int) else _flattened(f"{name}.", value))
+        flat.update({name: value} if isinstance(value, int) else _flatten(f"{name}.", value))
     return flat

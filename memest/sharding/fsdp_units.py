@@ -95,7 +95,7 @@ def check_head_is_gathered(
     reads, head = reader_of_head(setup), landmarks.head
     if not reads or head is None:
         return
-    head_names = {landmarks.shared.get(f"{head}.weight", f"{head}.weight")}
+    head_names = {landmarks.shared_paths.get(f"{head}.weight", f"{head}.weight")}
     own = {
         number
         for number, weight in enumerate(weights)

@@ -41,7 +41,7 @@ def owned_by_module(
     out: dict[int, set[int]] = {}
     for name, number in index.items():
         out.setdefault(place.get(name.rpartition(".")[0], -1), set()).add(number)
-    for alias, name in landmarks.shared.items():
+    for alias, name in landmarks.shared_paths.items():
         if name in index:
             out.setdefault(place.get(alias.rpartition(".")[0], -1), set()).add(index[name])
     return {module: tuple(sorted(own)) for module, own in out.items() if module >= 0}

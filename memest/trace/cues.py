@@ -102,7 +102,7 @@ def landmarks_of(model: torch.nn.Module) -> Landmarks:
         embeddings=names.get(id(_module_of(model, "get_input_embeddings"))),
         head=names.get(id(_module_of(model, "get_output_embeddings"))),
         norm=names.get(id(norms[-1])) if norms else None,
-        shared=_shared_paths(model),
+        shared_paths=_shared_paths(model),
         units=getattr(model, OWN_UNITS, ()),
     )
 

@@ -381,7 +381,7 @@ class Recorder(TorchDispatchMode):
         name = str(func)
         if reads_calls(name):
             return _SITE
-        self.trace.unnoted.append(name)
+        self.trace.unnoted_ops.append(name)
         schema = func._schema
         returns = schema.returns
         if schema.name in _NEW_STORAGE or schema.name in _NO_KERNEL:

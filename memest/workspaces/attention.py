@@ -56,16 +56,16 @@ def _by_position(call: OpCall, spec: TensorSpec | None) -> TensorSpec | None:
     return transpose(spec, 1, 2) if by_head and spec and len(spec.shape) == 4 else spec
 
 
-def _packed(call: OpCall) -> tuple[TensorSpec, ...]:
+def _packed_operands(call: OpCall) -> tuple[TensorSpec, ...]:
     """Packed [T, H, D] operands of a flash backward as one batch, and their offsets."""
     specs = tuple(tensor(call, i, name) for i, name in ((1, "query"), (2, "key"), (3, "value")))
     offsets = tensor(call, 6, "cum_seq_q")
-    packed = tuple(
+    packed_specs = tuple(
         TensorSpec((1, *t.shape), (t.numel, *t.stride), t.dtype)
         for t in specs
         if t is not None and len(t.shape) == 3 and t.numel
     )
-    return (*packed, offsets) if len(packed) == 3 and offsets is not None else ()
+    return (*packed_specs, offsets) if len(packed_specs) == 3 and offsets is not None else ()
 
 
 def _shape(q: TensorSpec, k: TensorSpec, v: TensorSpec, *_: TensorSpec) -> _Shape:
@@ -131,7 +131,7 @@ def flash_backward(call: OpCall, gpu: GpuTraits) -> tuple[Workspace, ...]:
     Source: flash_attn/flash_api.cpp, mha_bwd (2.2 to 2.13).
     Evidence: source.
     """
-    specs = _operands(call, 1) or _packed(call)
+    specs = _operands(call, 1) or _packed_operands(call)
     if not specs:
         return ()
     s = _shape(*specs)
@@ -252,8 +252,8 @@ def _outer_delta(
     product = TensorSpec(shape, (s.value_dim, 1), "float32")
     parts += reduction_scratch(product, (1,), ReduceKernel(4), gpu, out_bytes=4)
     end = at + len(parts) + 1
-    freed = [until(h, end) for h in parts]
-    return [*freed, Workspace(rows * 4, "attention delta")]
+    temporaries = [until(w, end) for w in parts]
+    return [*temporaries, Workspace(rows * 4, "attention delta")]
 
 
 @rule("aten._scaled_dot_product_cudnn_attention", "aten._cudnn_attention_forward")

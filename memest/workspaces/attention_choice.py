@@ -76,15 +76,15 @@ def check_ring_kernel(backend: SdpaBackend, call: SdpaCall, ways: int) -> None:
         )
 
 
-def choose_backend(call: SdpaCall, gpu: GpuTraits, forced: SdpaBackend) -> SdpaBackend:
+def choose_backend(call: SdpaCall, gpu: GpuTraits, setting: SdpaBackend) -> SdpaBackend:
     """The kernel that PyTorch picks on this GPU, the first of its list that can run the call.
 
     cuDNN comes first on compute capability 9.x and 10.x from torch 2.11 on: the default wheels
     then bring cuDNN 9.19, and it is preferred above 9.15. Before that the list is flash,
     efficient, math.
     """
-    if forced is not SdpaBackend.AUTO:
-        order = [forced]
+    if setting is not SdpaBackend.AUTO:
+        order = [setting]
     elif gpu.torch < (2, 0):
         order = []
     else:

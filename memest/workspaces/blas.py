@@ -254,14 +254,14 @@ def dequantized_product(call: OpCall, gpu: GpuTraits, rows: TensorSpec) -> tuple
         return ()
     kwargs = dict(call.kwargs)
     scales = kwargs.get("absmax_8bit")
-    nested: tuple[Workspace, ...] = ()
+    scale_workspaces: tuple[Workspace, ...] = ()
     if isinstance(scales, TensorSpec):
         # dequantised, then a copy with the offset added
-        nested = (Workspace(4 * scales.numel, "scales of blocks, dequantised"),) * 2
+        scale_workspaces = (Workspace(4 * scales.numel, "scales of blocks, dequantised"),) * 2
     weight = TensorSpec((num_out, num_in), (num_in, 1), rows.dtype)
     dense = kernel_copy(weight, "dequantised weight")
     product = OpCall(
         "aten.linear.default", (rows, weight, kwargs.get("bias")), (), (out,), call.thread
     )
-    before = (replace(workspace, before_outputs=True) for workspace in (*nested, dense))
+    before = (replace(workspace, before_outputs=True) for workspace in (*scale_workspaces, dense))
     return (*before, *linear(product, gpu))

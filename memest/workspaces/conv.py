@@ -63,21 +63,21 @@ def convolution_backward(
     if is_channels_last(spec) and not is_channels_last(grad) and not is_contiguous(grad):
         workspaces.append(kernel_copy(grad, "convolution gradient, other layout"))
     workspace = _workspace((spec, weight, grad), groups, gpu)
-    if _wanted(mask, 0):
+    if _asks_for(mask, 0):
         workspaces.append(until(workspace, len(workspaces) + 1))
-    if _wanted(mask, 1):
+    if _asks_for(mask, 1):
         extra = weight.numel * 4 if weight.itemsize == 2 else 0
         high = (workspace.high_nbytes or 0) + 4 * extra
         second = Workspace(workspace.nbytes + extra, _WORKSPACE, high_nbytes=high)
         workspaces.append(until(second, len(workspaces) + 1))
-    if _wanted(mask, 2):
+    if _asks_for(mask, 2):
         dims = (0, *range(2, len(grad.shape)))
         kernel = ReduceKernel(acc_bytes(grad.dtype), in_place=grad.itemsize != 2)
         workspaces += reduction_scratch(grad, dims, kernel, gpu, out_bytes=grad.itemsize)
     return workspaces
 
 
-def _wanted(mask: Value, which: int) -> bool:
+def _asks_for(mask: Value, which: int) -> bool:
     return not isinstance(mask, tuple) or len(mask) <= which or bool(mask[which])
 
 

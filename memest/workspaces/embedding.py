@@ -75,8 +75,8 @@ def embedding_dense_backward(call: OpCall, gpu: GpuTraits) -> tuple[Workspace, .
 
 def _few_segments(segments: int, partials: int, columns: int, gpu: GpuTraits) -> bool:
     """Whether the second pass would leave the GPU idle (fewer than 4 blocks for each SM)."""
-    warped = round_up(columns, 32)
-    grid = ceil_div(segments * warped, max(1, min(warped, 1024)))
+    padded_columns = round_up(columns, 32)
+    grid = ceil_div(segments * padded_columns, max(1, min(padded_columns, 1024)))
     return grid < 4 * gpu.sm_count and partials > 4 * grid and not gpu.deterministic
 
 
@@ -105,7 +105,7 @@ def index_put(call: OpCall, gpu: GpuTraits) -> tuple[Workspace, ...]:
         return tuple(workspaces)
     if not integer(call, 3, "accumulate", 0) and not gpu.deterministic:
         return (*workspaces, *_alike_indices(indices))
-    count, slice_size = _indexed(target, indices, values)
+    count, slice_size = _index_sizes(target, indices, values)
     if not count or not slice_size:
         return tuple(workspaces)
     workspaces += contiguous_copy(target, "index target, contiguous")
@@ -126,23 +126,25 @@ def _linear_index(indices: tuple[Value, ...], count: int, start: int) -> list[Wo
     workspaces: list[Workspace] = []
     for number, index in enumerate(i for i in indices if isinstance(i, TensorSpec)):
         wraps = not index.on_host
-        gone = start + len(workspaces) + 1 + wraps
+        freed_before = start + len(workspaces) + 1 + wraps
         if wraps:
-            workspaces.append(Workspace(count * 8, "index, wrapped", freed_before=gone))
-        until = None if number == 0 else gone
+            workspaces.append(Workspace(count * 8, "index, wrapped", freed_before=freed_before))
+        until = None if number == 0 else freed_before
         workspaces.append(Workspace(count * 8, "index, linear", freed_before=until))
     return workspaces
 
 
-def _indexed(target: TensorSpec, indices: tuple[Value, ...], values: TensorSpec) -> tuple[int, int]:
+def _index_sizes(
+    target: TensorSpec, indices: tuple[Value, ...], values: TensorSpec
+) -> tuple[int, int]:
     """Positions that the indices name, and elements of the target at each of them."""
-    sliced = 1
+    slice_size = 1
     dim = 0
     shapes: list[tuple[int, ...]] = []
     masked = False
     for index in indices:
         if not isinstance(index, TensorSpec):
-            sliced *= target.shape[dim]
+            slice_size *= target.shape[dim]
             dim += 1
         elif index.dtype in ("bool", "uint8"):
             masked = True
@@ -150,11 +152,11 @@ def _indexed(target: TensorSpec, indices: tuple[Value, ...], values: TensorSpec)
         else:
             shapes.append(index.shape)
             dim += 1
-    sliced *= math.prod(target.shape[dim:])
+    slice_size *= math.prod(target.shape[dim:])
     if masked:
         # how many are set is data: the values say it where they were not broadcast
-        return values.numel // max(sliced, 1), sliced
-    return math.prod(_broadcast(shapes)), sliced
+        return values.numel // max(slice_size, 1), slice_size
+    return math.prod(_broadcast(shapes)), slice_size
 
 
 def _broadcast(shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
@@ -192,13 +194,17 @@ def _alike_indices(indices: tuple[Value, ...]) -> list[Workspace]:
         i for i in indices if isinstance(i, TensorSpec) and i.dtype in ("int64", "int32")
     ]
     shape = _broadcast([index.shape for index in tensor_specs])
-    expanded = [_expand(index, shape) for index in tensor_specs]
-    copies = [kernel_copy(index, "index, from the host", 8) for index in expanded if index.on_host]
-    expanded = [dense(index) if index.on_host else index for index in expanded]
-    if len({index.stride for index in expanded}) < 2:
+    expanded_indices = [_expand(index, shape) for index in tensor_specs]
+    copies = [
+        kernel_copy(index, "index, from the host", 8) for index in expanded_indices if index.on_host
+    ]
+    expanded_indices = [dense(index) if index.on_host else index for index in expanded_indices]
+    if len({index.stride for index in expanded_indices}) < 2:
         return copies
     return copies + [
-        kernel_copy(index, "index, contiguous", 8) for index in expanded if not is_contiguous(index)
+        kernel_copy(index, "index, contiguous", 8)
+        for index in expanded_indices
+        if not is_contiguous(index)
     ]
 
 

@@ -134,8 +134,8 @@ def _heads(call: OpCall, first: int) -> tuple[int, int, int, int] | None:
     samples packed behind each other, [T, H, D] or [1, T, H, D]: there every query is taken to
     meet as many keys as the longest sample has.
     """
-    named = enumerate(("query", "key", "value"))
-    operands = [tensor(call, first + i, name) for i, name in named]
+    names = enumerate(("query", "key", "value"))
+    operands = [tensor(call, first + i, name) for i, name in names]
     shapes = [t.shape for t in operands if t is not None and len(t.shape) in (3, 4)]
     if len(shapes) < 3:
         return None
@@ -181,7 +181,7 @@ def _attention_backward(call: OpCall) -> int:
     return 2 * queries * keys * (3 * dim + 2 * value_dim)
 
 
-def _quantized(call: OpCall) -> int:
+def _quantized_product(call: OpCall) -> int:
     """gemm_4bit of bitsandbytes: 2 x elements of the input x outputs; its shape is an argument."""
     rows, shape = tensor(call, 0, "A"), call.args[2] if len(call.args) > 2 else None
     if rows is None or not isinstance(shape, tuple) or not isinstance(shape[0], int):
@@ -190,19 +190,19 @@ def _quantized(call: OpCall) -> int:
 
 
 def _formulas() -> dict[str, Formula]:
-    added = partial(_product, position=1, names=("mat1", "mat2"))
-    added_batches = partial(_product, position=1, names=("batch1", "batch2"))
+    addmm_product = partial(_product, position=1, names=("mat1", "mat2"))
+    baddbmm_product = partial(_product, position=1, names=("batch1", "batch2"))
     table: dict[Formula, str] = {
         _product: "mm _int_mm _scaled_mm bmm _grouped_mm",
-        added: "addmm addmm_ _addmm_activation",
-        added_batches: "baddbmm baddbmm_",
+        addmm_product: "addmm addmm_ _addmm_activation",
+        baddbmm_product: "baddbmm baddbmm_",
         _linear: "linear",
         _convolution: "convolution _convolution cudnn_convolution convolution_overrideable "
         "_slow_conv2d_forward",
         _convolution_backward: "convolution_backward",
     }
     formulas = {f"aten.{op}": formula for formula, ops in table.items() for op in ops.split()}
-    formulas["bitsandbytes.gemm_4bit"] = _quantized
+    formulas["bitsandbytes.gemm_4bit"] = _quantized_product
     for kernel in ("flash", "efficient", "cudnn"):
         outer, inner = f"aten._scaled_dot_product_{kernel}_attention", f"aten._{kernel}_attention"
         formulas |= dict.fromkeys((outer, f"{inner}_forward"), _attention)

@@ -46,15 +46,11 @@ def padded_product(call: OpCall, gpu: GpuTraits) -> tuple[Workspace, ...]:  # no
     (rows, inner), columns = first.shape[-2:], second.shape[-1]
     batch = first.numel // (rows * inner) if first.numel else 0
 
-    def padded(extent: int) -> int:
+    def pad(extent: int) -> int:
         return extent if extent == 1 else -(-extent // unit) * unit
 
-    if (padded(rows), padded(inner), padded(columns)) == (rows, inner, columns):
+    if (pad(rows), pad(inner), pad(columns)) == (rows, inner, columns):
         return ()
-    elements = (
-        padded(rows) * padded(inner)
-        + padded(inner) * padded(columns)
-        + padded(rows) * padded(columns)
-    )
+    elements = pad(rows) * pad(inner) + pad(inner) * pad(columns) + pad(rows) * pad(columns)
     size = batch * elements * first.itemsize
     return (Workspace(0, "padded operands of a matmul", high_nbytes=size),)

@@ -102,10 +102,10 @@ def is_channels_last(spec: TensorSpec) -> bool:
     if len(spec.shape) not in (4, 5) or is_contiguous(spec):
         return False
     order = (0, *range(2, len(spec.shape)), 1)
-    moved = TensorSpec(
+    permuted_spec = TensorSpec(
         tuple(spec.shape[d] for d in order), tuple(spec.stride[d] for d in order), spec.dtype
     )
-    return is_contiguous(moved)
+    return is_contiguous(permuted_spec)
 
 
 def is_dense(spec: TensorSpec) -> bool:

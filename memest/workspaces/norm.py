@@ -50,11 +50,11 @@ def layer_norm_backward(
     Source: ATen/native/cuda/layer_norm_kernel.cu (2.8 to 2.13).
     Evidence: source; before 2.8 and the release that changed it: memory.
     """
-    normalized = argument(call, 2, "normalized_shape")
-    if not isinstance(normalized, tuple):
+    normalized_shape = argument(call, 2, "normalized_shape")
+    if not isinstance(normalized_shape, tuple):
         return []
     workspaces = [*contiguous_copy(grad, _COPY), *contiguous_copy(spec, _COPY)]
-    columns = math.prod(int(n) for n in normalized if isinstance(n, int))
+    columns = math.prod(int(n) for n in normalized_shape if isinstance(n, int))
     rows = spec.numel // max(columns, 1)
     outputs = [out for out in call.outputs[1:] if out is not None]
     if not outputs:
@@ -72,7 +72,7 @@ def layer_norm_backward(
         workspaces.append(Workspace(columns * partial.itemsize, "norm weight gradient, summed"))
         scratch = reduction_scratch(partial, (0,), kernel, gpu, out_bytes=partial.itemsize)
         end = len(workspaces) + len(scratch)
-        workspaces += [until(h, end) for h in scratch]
+        workspaces += [until(w, end) for w in scratch]
     return workspaces
 
 

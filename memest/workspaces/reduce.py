@@ -126,18 +126,18 @@ def _compare(first: Dim, second: Dim) -> int:
 
 
 def _merge(dims: list[Dim]) -> list[Dim]:
-    merged: list[Dim] = []
+    merged_dims: list[Dim] = []
     for dim in dims:
-        if not merged:
-            merged.append(dim)
+        if not merged_dims:
+            merged_dims.append(dim)
             continue
-        extent, stride, out = merged[-1]
+        extent, stride, out = merged_dims[-1]
         if extent == 1 or dim[0] == 1 or (extent * stride == dim[1] and extent * out == dim[2]):
-            kept = dim if extent == 1 else merged[-1]
-            merged[-1] = (extent * dim[0], kept[1], kept[2])
+            source = dim if extent == 1 else merged_dims[-1]
+            merged_dims[-1] = (extent * dim[0], source[1], source[2])
         else:
-            merged.append(dim)
-    return merged
+            merged_dims.append(dim)
+    return merged_dims
 
 
 def _fits_32_bits(plan: list[Dim], in_bytes: int, out_bytes: int) -> bool:
@@ -175,20 +175,22 @@ def _pow2_floor(value: int) -> int:
 
 def _launch(plan: list[Dim], dtype: str, kernel: ReduceKernel, gpu: GpuTraits) -> tuple[int, int]:
     """Bytes of staging buffer and semaphores for a launch plan; zeros when one block suffices."""
-    num_reduced = sum(1 for _, _, out in plan if out == 0)
+    num_reduced_dims = sum(1 for _, _, out in plan if out == 0)
     outputs = math.prod(extent for extent, _, out in plan if out)
     inputs = math.prod(extent for extent, _, _ in plan) // outputs
-    fast = num_reduced == len(plan) or (num_reduced > 0 and plan[0][1] < plan[num_reduced][1])
+    fast = num_reduced_dims == len(plan) or (
+        num_reduced_dims > 0 and plan[0][1] < plan[num_reduced_dims][1]
+    )
     dim0, dim1 = (inputs, outputs) if fast else (outputs, inputs)
-    fastest = 1 if not plan else plan[0][1] if fast else plan[num_reduced][1]
+    fastest = 1 if not plan else plan[0][1] if fast else plan[num_reduced_dims][1]
     output_vec = 1
     if fastest == 1:
-        if fast and dim0 >= 128 and num_reduced == 1:
+        if fast and dim0 >= 128 and num_reduced_dims == 1:
             # kernels load 2, 4 or 8 at once; below 4096 inputs, where that would change the
             # block, one block takes them all
             dim0 //= 4
         elif not fast:
-            output_vec = _output_vec(plan, num_reduced)
+            output_vec = _output_vec(plan, num_reduced_dims)
             dim0 //= output_vec
     width, height = _block(dim0, dim1, (256 if dtype == "complex128" else 512) // output_vec)
 
@@ -203,8 +205,8 @@ def _launch(plan: list[Dim], dtype: str, kernel: ReduceKernel, gpu: GpuTraits) -
     values = ceil_div(inputs, step_in)
     if not across_warps or values < _MAX_VALUES_PER_THREAD or grid > target:
         return 0, 0
-    wanted = min(ceil_div(target, grid), ceil_div(values, _MIN_VALUES_PER_THREAD))
-    ctas = max(wanted, ceil_div(values, _MAX_VALUES_PER_THREAD))
+    target_ctas = min(ceil_div(target, grid), ceil_div(values, _MIN_VALUES_PER_THREAD))
+    ctas = max(target_ctas, ceil_div(values, _MAX_VALUES_PER_THREAD))
     if ctas <= 1:
         return 0, 0
     buffer = kernel.acc_bytes * outputs * ctas
@@ -228,7 +230,7 @@ def _block(dim0: int, dim1: int, max_threads: int) -> tuple[int, int]:
     return min(limit0, max_threads // height), height
 
 
-def _reduced(
+def _reduction_workspaces(
     spec: TensorSpec,
     out: TensorSpec,
     gpu: GpuTraits,
@@ -297,7 +299,7 @@ def reduction(
     else:
         values = 2 if name == "aminmax" else 1
         kernel = ReduceKernel(spec.itemsize * values, in_place=spec.itemsize != 2)
-    return copies + _reduced(spec, out, gpu, kernel, dim, cast=name in _SUMS)
+    return copies + _reduction_workspaces(spec, out, gpu, kernel, dim, cast=name in _SUMS)
 
 
 @rule("aten.count_nonzero", needs="self out")
@@ -328,8 +330,8 @@ def logsumexp(
         return ()
     dim = argument(call, 1, "dim")
     maxima = kernel_copy(out, "logsumexp maxima", spec.itemsize)
-    shifted = kernel_copy(spec, "logsumexp shifted")
-    first = _reduced(spec, out, gpu, ReduceKernel(spec.itemsize), dim)
-    last = _reduced(spec, out, gpu, ReduceKernel(acc_bytes(spec.dtype)), dim)
-    first = tuple(until(h, 1 + len(first)) for h in first)
-    return (maxima, *first, shifted, *last)
+    shifted_copy = kernel_copy(spec, "logsumexp shifted")
+    first = _reduction_workspaces(spec, out, gpu, ReduceKernel(spec.itemsize), dim)
+    last = _reduction_workspaces(spec, out, gpu, ReduceKernel(acc_bytes(spec.dtype)), dim)
+    first = tuple(until(w, 1 + len(first)) for w in first)
+    return (maxima, *first, shifted_copy, *last)

@@ -98,8 +98,8 @@ def rule(*ops: str, needs: str = "") -> Callable[[_Formula], Rule]:
             if op.count(".") not in (1, 2):
                 raise ValueError(f"{op!r} names no operator: write aten.sum or aten.max.dim")
             if op in _RULES:
-                taken = f"{_RULES[op].__module__}.{_RULES[op].__name__}"
-                raise ValueError(f"{op} already has a rule: {taken}")
+                owner = f"{_RULES[op].__module__}.{_RULES[op].__name__}"
+                raise ValueError(f"{op} already has a rule: {owner}")
         _RULES.update(dict.fromkeys(ops, allocates))
         return allocates
 

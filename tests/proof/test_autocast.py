@@ -225,7 +225,7 @@ def _copies(trace):
 def _alive_at_marks(trace, numbers):
     """How many of these allocations live at each mark."""
     alive, out = set(), []
-    for kind, index in trace.decoded():
+    for kind, index in trace.decode():
         if kind == 3:
             out.append((str(trace.marks[index].phase), len(alive & set(numbers))))
         elif kind == 0:

@@ -201,7 +201,7 @@ def _events(config, options, loss):
     trace = session.trace_built(run, setup, GPU, TracePlan(steps=1))
     return [
         (kind, str(trace.marks[index].phase) if kind == MARK else trace.sizes[index])
-        for kind, index in trace.decoded()
+        for kind, index in trace.decode()
         if kind in (ALLOC, FREE, MARK)
     ]
 

@@ -11,7 +11,7 @@ def traced(trace: Trace) -> CpuRun:
     run = CpuRun()
     now = peak = alive = 0
     phase: str | None = None
-    for kind, index in trace.decoded():
+    for kind, index in trace.decode():
         if kind == MARK:
             begun = trace.marks[index]
             if begun.phase is Phase.LOAD:

@@ -35,7 +35,7 @@ def kept_between(trace: Any, first: Phase, last: Phase) -> list[int]:
     """Sizes of what is born from one phase on and alive when another one begins."""
     alive: dict[int, int] = {}
     inside = False
-    for kind, index in trace.decoded():
+    for kind, index in trace.decode():
         if kind == MARK:
             if trace.marks[index].phase is last:
                 break
@@ -50,7 +50,7 @@ def kept_between(trace: Any, first: Phase, last: Phase) -> list[int]:
 def peak_of(trace: Any) -> int:
     """The most bytes that are alive at a time."""
     now = most = 0
-    for kind, index in trace.decoded():
+    for kind, index in trace.decode():
         if kind in (ALLOC, FREE):
             now += trace.sizes[index] * (1 if kind == ALLOC else -1)
             most = max(most, now)

@@ -57,7 +57,7 @@ def recording(tmp_path, name="run.pickle"):
     events = [*range(10), *(~number for number in range(10)), *range(10, 20)]
     content = record(
         events, [30 << 20] * 10 + [16 << 20] * 10, AllocatorConf(),
-        named=lambda *_: AllocationLabel(
+        label_of=lambda *_: AllocationLabel(
             [{"name": "op", "filename": "m", "line": 0}], "activations"
         ),
     )  # fmt: skip

@@ -42,7 +42,11 @@ def test_a_head_in_the_root_or_beside_the_norm_is_gathered(loss):
     check(loss=loss)
     check(loss=loss, loop="plain")
     check(loss=loss, fsdp_version=1)
-    check(loss=loss, names=NAMES[:3], marks=replace(MARKS, shared={"head.weight": "embed.weight"}))
+    check(
+        loss=loss,
+        names=NAMES[:3],
+        marks=replace(MARKS, shared_paths={"head.weight": "embed.weight"}),
+    )
 
 
 @pytest.mark.parametrize("spread", [{"fsdp_version": 1}, {"fsdp_version": 2, "loop": "plain"}])
@@ -53,7 +57,7 @@ def test_a_head_that_is_a_unit_is_refused(spread):
 
 
 def test_a_head_tied_to_a_unit_is_refused():
-    marks = replace(MARKS, shared={"head.weight": "embed.weight"})
+    marks = replace(MARKS, shared_paths={"head.weight": "embed.weight"})
     with pytest.raises(ConfigError, match="embed is an FSDP unit"):
         check(fsdp_wrap=("Embedding",), names=NAMES[:3], marks=marks, fsdp_version=1)
 

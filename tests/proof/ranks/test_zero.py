@@ -87,7 +87,7 @@ class TestStage3:
         weights = [make_weight((4, 4)), make_weight((4,))]
         names = ("emb.weight", "norm.weight")
         weights = [replace(w, name=n) for w, n in zip(weights, names, strict=True)]
-        landmarks = Landmarks(shared={"head.weight": "emb.weight"})
+        landmarks = Landmarks(shared_paths={"head.weight": "emb.weight"})
         found = owned_by_module(weights, ["", "emb", "norm", "head"], landmarks)
         assert found == {1: (0,), 2: (1,), 3: (0,)}
 

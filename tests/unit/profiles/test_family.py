@@ -83,7 +83,7 @@ def everything(trace_):
         trace_.events, trace_.sizes, trace_.categories, trace_.modules, trace_.ops, calls,
         trace_.site_modules, trace_.marks, trace_.launches, trace_.module_names, trace_.op_names,
         trace_.notes, trace_.attention_choices, trace_.seams, trace_.micro_steps, trace_.weights,
-        trace_.counts, trace_.unnoted,
+        trace_.counts, trace_.unnoted_ops,
     )  # fmt: skip
 
 
@@ -141,12 +141,12 @@ def test_beyond_its_box_and_its_class_it_has_nothing_to_say(family, sizes):
 
 def test_operators_without_a_rule_are_those_of_all_traces(traces):
     named = {point: copy.copy(trace_) for point, trace_ in traces.items()}
-    named[4, 33].unnoted = ["aten.one.default", "aten.two.default"]
-    named[2, 33].unnoted = ["aten.two.default", "aten.three.default"]
-    found = unite(named, ("batch", "seq_len"), (1, 128), {}).skeleton.unnoted
+    named[4, 33].unnoted_ops = ["aten.one.default", "aten.two.default"]
+    named[2, 33].unnoted_ops = ["aten.two.default", "aten.three.default"]
+    found = unite(named, ("batch", "seq_len"), (1, 128), {}).skeleton.unnoted_ops
 
     assert found[:3] == ["aten.one.default", "aten.two.default", "aten.three.default"]
-    assert found[3:] == traces[171, 161].unnoted
+    assert found[3:] == traces[171, 161].unnoted_ops
 
 
 def test_a_document_of_before_they_were_told_names_none(family):
@@ -154,7 +154,7 @@ def test_a_document_of_before_they_were_told_names_none(family):
     assert "aten.add.Tensor" in document["unnoted"]
     del document["unnoted"]
 
-    assert read(document).skeleton.unnoted == []
+    assert read(document).skeleton.unnoted_ops == []
 
 
 def test_sizes_that_are_fixed_or_tied(traces):

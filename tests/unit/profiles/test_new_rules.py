@@ -47,7 +47,7 @@ def with_rule(monkeypatch):
 
 def unnoted(store, prefix):
     found = [
-        family_from_json(document.content).skeleton.unnoted
+        family_from_json(document.content).skeleton.unnoted_ops
         for entry in store.entries() for document in store.read(entry.digest, prefix)
     ]  # fmt: skip
     assert found

@@ -22,7 +22,7 @@ SOMETHING = AllocationLabel([{"name": "op", "filename": "module", "line": 0}], "
 
 
 def recorded(events, sizes, conf=DEFAULT, streams=b""):
-    return record(events, sizes, conf, named=lambda *_: SOMETHING, streams=streams)
+    return record(events, sizes, conf, label_of=lambda *_: SOMETHING, streams=streams)
 
 
 @st.composite

@@ -38,7 +38,7 @@ def predicted_states(setup):
 
     trace = trace_updates(updated_weights(WEIGHTS, setup, MARKS), update_setup(setup), GPU)
     alive = {}
-    for kind, index in trace.decoded():
+    for kind, index in trace.decode():
         if kind == 0:
             alive[index] = trace.sizes[index]
         elif kind == 1:

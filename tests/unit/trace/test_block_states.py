@@ -46,7 +46,7 @@ def _stream(make, **how):
         optimizer = make(parameters, recorder)
         optimizer.step()
         optimizer.step()
-        events = [(kind, recorder.trace.sizes[i]) for kind, i in recorder.trace.decoded()]
+        events = [(kind, recorder.trace.sizes[i]) for kind, i in recorder.trace.decode()]
         recorder.forget()
     return events[before:], recorder.trace.managed_bytes
 

@@ -115,7 +115,7 @@ _traced = functools.cache(_trace)
 def _alive(trace, phase):
     """Bytes of what is born in a phase, or before it, and alive when the next phase begins."""
     alive, inside = {}, False
-    for kind, index in trace.decoded():
+    for kind, index in trace.decode():
         if kind == MARK:
             if inside:
                 break

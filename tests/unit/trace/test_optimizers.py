@@ -33,7 +33,7 @@ def _bytes(trace, phase, step):
     """(alive at the start of a phase, highest in it, alive at its end)."""
     now = peak = start = 0
     inside = False
-    for kind, index in trace.decoded():
+    for kind, index in trace.decode():
         if kind == 3:
             mark = trace.marks[index]
             if inside:

@@ -44,7 +44,7 @@ def loaded(model, **setup):
     run, setup = built(model, **setup)
     trace = trace_built(run, setup, A100)
     alive, now, peak = set(), 0, 0
-    for kind, index in trace.decoded():
+    for kind, index in trace.decode():
         if kind == MARK and trace.marks[index].phase is not Phase.LOAD:
             break
         if kind == ALLOC:

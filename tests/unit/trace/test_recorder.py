@@ -16,7 +16,7 @@ def _stream(function):
         trace = recorder.trace
         events = [
             trace.sizes[index] * (1 if kind == ALLOC else -1)
-            for kind, index in trace.decoded()
+            for kind, index in trace.decode()
             if kind in (ALLOC, FREE)
         ]
     recorder.forget()
@@ -90,7 +90,7 @@ def test_every_operator_is_noted_or_named():
         (x.t() + 2).tanh_()
 
     assert [call.op for call in recorder.trace.calls] == ["aten.mm.default", "aten.sum.default"]
-    assert recorder.trace.unnoted == [
+    assert recorder.trace.unnoted_ops == [
         "aten.empty.memory_format", "aten.t.default", "aten.add.Tensor", "aten.tanh_.default"
     ]  # fmt: skip
 
