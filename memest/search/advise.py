@@ -23,7 +23,7 @@ from memest.report.result import Verdict
 from memest.search.combos import SAME_TRAINING, Candidate, Combo, Finder, combos, lighter
 from memest.search.cost import TIME_BASIS, Probe
 from memest.search.plan_words import arguments_of, changed_training, steps_of
-from memest.search.profile import profile as ask
+from memest.search.profile import profile as make_profile
 
 if TYPE_CHECKING:
     import torch
@@ -98,7 +98,7 @@ def advise(
                 f"{name} is what memest advise looks for: give --effective-batch, the samples of "
                 "one optimizer step, in its place."
             )
-    profile = ask(
+    profile = make_profile(
         model,
         setup,
         trust_remote_code=trust_remote_code,
@@ -157,17 +157,17 @@ class _Search:
         request = self._probe.profile.setup
         return (combo.optim, combo.attention) == (request.optim, request.attn_implementation)
 
-    def _is_whole(self, candidates: Sequence[Candidate], like: Combo | None = None) -> bool:
+    def _is_whole(self, candidates: Sequence[Candidate], combo: Combo | None = None) -> bool:
         """Whether the whole effective batch surely fits at once, without checkpointing."""
         return any(
             c.verdict is Verdict.FITS
             and c.grad_accum == 1
             and c.combo.checkpointing == "none"
-            and (like is None or replace(like, checkpointing="none") == c.combo)
+            and (combo is None or replace(combo, checkpointing="none") == c.combo)
             for c in candidates
         )
 
-    def _beats(self, one: Candidate, other: Candidate) -> bool:
+    def _beats(self, candidate: Candidate, other: Candidate) -> bool:
         """Whether a plan leaves no reason for another one.
 
         It is as certain, as close to what was asked for and to the effective batch, and as fast.
@@ -175,20 +175,20 @@ class _Search:
         one must have the larger micro-batch to be of interest, of tight ones it must take less
         memory.
         """
-        if one is other:
+        if candidate is other:
             return False
-        distance, its_distance = self._distance(one), self._distance(other)
-        certain, its_certain = (c.verdict is Verdict.FITS for c in (one, other))
-        if distance > its_distance or certain < its_certain or one.samples > other.samples:
+        distance, its_distance = self._distance(candidate), self._distance(other)
+        certain, its_certain = (c.verdict is Verdict.FITS for c in (candidate, other))
+        if distance > its_distance or certain < its_certain or candidate.samples > other.samples:
             return False
         patience = WORTH if distance < its_distance else 1.0
-        if self._seconds(one) > patience * self._seconds(other):
+        if self._seconds(candidate) > patience * self._seconds(other):
             return False
         if distance < its_distance or certain > its_certain:
             return True
         if certain:
-            return one.batch >= other.batch
-        return one.headroom_bytes >= other.headroom_bytes
+            return candidate.batch >= other.batch
+        return candidate.headroom_bytes >= other.headroom_bytes
 
     def _distance(self, candidate: Candidate) -> int:
         """How far a plan is from the training that was asked for."""

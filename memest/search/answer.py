@@ -38,13 +38,13 @@ class WorkUnit:
     feed: ModuleInputs = NOTHING
 
 
-def units_of(units: Iterable[WorkUnit], pieces: int) -> list[WorkUnit]:
-    """The same work in at least ``pieces`` units, where there are as many points."""
-    whole = list(units)
-    parts = max(1, -(-pieces // max(1, len(whole))))
+def units_of(units: Iterable[WorkUnit], num_units: int) -> list[WorkUnit]:
+    """The same work in at least ``num_units`` units, where there are as many points."""
+    unit_list = list(units)
+    num_parts = max(1, -(-num_units // max(1, len(unit_list))))
     smaller_units: list[WorkUnit] = []
-    for unit in whole:
-        size = -(-len(unit.questions) // parts)
+    for unit in unit_list:
+        size = -(-len(unit.questions) // num_parts)
         smaller_units += [
             replace(unit, questions=unit.questions[start : start + size])
             for start in range(0, len(unit.questions), size)
@@ -67,7 +67,7 @@ def answer(unit: WorkUnit, progress: Callable[[str], None] | None = None) -> Ite
     """
     from memest.search.profile import Profile
 
-    often = _often(unit.questions)
+    frequent_options = _frequent_options(unit.questions)
     profile = None
     for question in unit.questions:
         try:
@@ -76,7 +76,7 @@ def answer(unit: WorkUnit, progress: Callable[[str], None] | None = None) -> Ite
                 profile = Profile(unit.model, setup, unit.feed, unit.trust_remote_code, progress)
             setup = profile.with_own_batch(setup, setup_options(question.options))
             place = {name: value for name, value in question.options if name in PLACE}
-            spot = profile.spot(setup, vary=often, **place)
+            spot = profile.spot(setup, vary=frequent_options, **place)
         except MissingDependencyError:
             raise
         except MemestError as error:
@@ -88,7 +88,7 @@ def answer(unit: WorkUnit, progress: Callable[[str], None] | None = None) -> Ite
             yield SweepPoint.of(question.index, unit.label, question.options, spot)
 
 
-def _often(questions: Iterable[GridPoint]) -> tuple[str, ...]:
+def _frequent_options(questions: Iterable[GridPoint]) -> tuple[str, ...]:
     """The options with enough values for a formula to pay, which takes a few more traces."""
     values: dict[str, set[str]] = {}
     for question in questions:
@@ -101,11 +101,11 @@ def in_order(
     points: Iterable[SweepPoint], indices: Iterable[int]
 ) -> Generator[SweepPoint, None, None]:
     """Points that come in any order, in the order of ``indices``, each as soon as it can be."""
-    early: dict[int, SweepPoint] = {}
+    buffer: dict[int, SweepPoint] = {}
     order = iter(indices)
-    following = next(order, None)
+    next_index = next(order, None)
     for point in points:
-        early[point.index] = point
-        while following is not None and following in early:
-            yield early.pop(following)
-            following = next(order, None)
+        buffer[point.index] = point
+        while next_index is not None and next_index in buffer:
+            yield buffer.pop(next_index)
+            next_index = next(order, None)

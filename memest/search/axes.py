@@ -69,8 +69,8 @@ def axis_option(name: str) -> Option:
             option = find_option(spelling.replace("-", "_"))
         except ConfigError:
             keywords = (k for o in OPTIONS if o.name not in _NO_AXIS for k in o.keywords)
-            near = closest(spelling.replace("-", "_"), keywords)
-            hint = f" Did you mean {' or '.join(near)}?" if near else ""
+            suggestions = closest(spelling.replace("-", "_"), keywords)
+            hint = f" Did you mean {' or '.join(suggestions)}?" if suggestions else ""
             raise ConfigError(
                 f"{name!r} is not an option to sweep over.{hint} Every option of "
                 "`memest estimate --help` may be an axis."
@@ -109,26 +109,27 @@ def _numbers(option: Option, text: str) -> list[Any]:
     if step <= 0:
         raise ConfigError(f"{flag}: the range {text} never ends: its step must be above 0.")
     steps = math.log(high / low) / math.log(step) if geometric else (high - low) / step
-    most = _MAX_FACTORS if geometric else MAX_POINTS
-    if steps >= most:
+    limit = _MAX_FACTORS if geometric else MAX_POINTS
+    if steps >= limit:
         larger = "larger factor"
         if not geometric:
             larger = f"larger step, or a factor as in {match[1]}:{match[2]}:x2"
         raise ConfigError(
-            f"{flag}: the range {text} has more than {most:,} values: take a {larger}."
+            f"{flag}: the range {text} has more than {limit:,} values: take a {larger}."
         )
     values: list[Any] = []
-    at = low
-    while at <= high:
+    current = low
+    while current <= high:
         if option.kind is Kind.NUMBER:
-            values.append(float(at))
-        elif at.denominator != 1:
+            values.append(float(current))
+        elif current.denominator != 1:
             raise ConfigError(
-                f"{flag}: the range {text} has {float(at):g} in it, which is not a whole number."
+                f"{flag}: the range {text} has {float(current):g} in it, which is not a whole "
+                "number."
             )
         else:
-            values.append(int(at))
-        at = at * step if geometric else at + step
+            values.append(int(current))
+        current = current * step if geometric else current + step
     return values
 
 

@@ -108,17 +108,17 @@ def _product(setup: Setup, precisions: Sequence[Precision]) -> Iterator[Combo]:
     for optim in optimizers:
         for kind in attention:
             for precision in precisions:
-                for every in checkpointing:
-                    yield Combo(every, precision, optim, kind)
+                for mode in checkpointing:
+                    yield Combo(mode, precision, optim, kind)
 
 
 def lighter(combinations: Sequence[Combo]) -> list[Combo]:
     """The same combinations with lighter optimizers; what they train is not the same."""
     first = combinations[0]
-    has = STATES_OF.get(first.optim, 2)
-    names = [name for name in LIGHTER if STATES_OF[name] < has]
-    same = [combo for combo in combinations if combo.optim == first.optim]
-    return [replace(combo, optim=name) for name in names for combo in same]
+    num_states = STATES_OF.get(first.optim, 2)
+    names = [name for name in LIGHTER if STATES_OF[name] < num_states]
+    same_optimizer = [combo for combo in combinations if combo.optim == first.optim]
+    return [replace(combo, optim=name) for name in names for combo in same_optimizer]
 
 
 def _precisions(probe: Probe, setup: Setup) -> list[Precision]:

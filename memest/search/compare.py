@@ -17,7 +17,7 @@ from memest.estimation.notes import notes_of_each
 from memest.report.findings import Comparison, Scenario
 from memest.report.result import Estimate
 from memest.search.cost import TIME_BASIS, Probe
-from memest.search.profile import profile as ask
+from memest.search.profile import profile as make_profile
 from memest.search.reasons import explain
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def compare(
             run = run.with_model(setup, options)
             one, own, others = str(run.model), run.setup, {}
         profiles.append(
-            ask(
+            make_profile(
                 one,
                 own,
                 trust_remote_code=trust_remote_code,
@@ -137,7 +137,10 @@ def _named_changes(scenarios: Sequence[Change] | Mapping[str, Change]) -> dict[s
     if isinstance(scenarios, Mapping):
         pairs = list(scenarios.items())
     else:
-        pairs = [(one if isinstance(one, str) else write_scenario(one), one) for one in scenarios]
+        pairs = [
+            (scenario if isinstance(scenario, str) else write_scenario(scenario), scenario)
+            for scenario in scenarios
+        ]
     changes: dict[str, dict[str, Any]] = {}
     for name, change in pairs:
         if name in changes or name == BASE:

@@ -118,8 +118,8 @@ class Speed:
             return self.half
         if kind is Arithmetic.DOUBLE:
             return DOUBLE_SHARE * self.full
-        wide = self.allow_tf32 or kind is Arithmetic.FULL_CONVOLUTION
-        return self.tf32 if wide else self.full
+        uses_tf32 = self.allow_tf32 or kind is Arithmetic.FULL_CONVOLUTION
+        return self.tf32 if uses_tf32 else self.full
 
 
 def seconds(work: Work, speed: Speed) -> float:
@@ -170,14 +170,16 @@ def _half_rate(spec: GpuSpec) -> tuple[GpuSpec, float]:
     if spec.fp16_dense_tflops:
         return spec, spec.fp16_dense_tflops * _TERA
     references = [s for s in list_gpus() if s.fp16_dense_tflops and s.sm_count]
-    alike = [s for s in references if s.architecture == spec.architecture]
-    alike = [s for s in alike if s.kind == spec.kind] or alike
+    similar = [s for s in references if s.architecture == spec.architecture]
+    similar = [s for s in similar if s.kind == spec.kind] or similar
     processors = spec.sm_count or 0
-    if not alike or not processors:
-        near = find_gpu(REFERENCE_GPU)
-        return near, (near.fp16_dense_tflops or 1.0) * _TERA
-    near = min(alike, key=lambda s: abs((s.sm_count or 0) - processors))
-    return near, (near.fp16_dense_tflops or 1.0) * _TERA * processors / (near.sm_count or 1)
+    if not similar or not processors:
+        nearest = find_gpu(REFERENCE_GPU)
+        return nearest, (nearest.fp16_dense_tflops or 1.0) * _TERA
+    nearest = min(similar, key=lambda s: abs((s.sm_count or 0) - processors))
+    return nearest, (nearest.fp16_dense_tflops or 1.0) * _TERA * processors / (
+        nearest.sm_count or 1
+    )
 
 
 def _half_to_full(spec: GpuSpec) -> float:

@@ -100,8 +100,8 @@ class _Worker:
 
 def _start() -> _Worker:
     context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(theirs,), daemon=True)
+    own_end, child_end = context.Pipe()
+    process = context.Process(target=_serve, args=(child_end,), daemon=True)
     # Ctrl-C reaches every process of the terminal: only this one is to act on it
     mask: Any = getattr(signal, "pthread_sigmask", None)
     if mask:
@@ -114,22 +114,22 @@ def _start() -> _Worker:
         if mask:
             mask(signal.SIG_SETMASK, before)
     # the other end must be open in the process alone, or its death would go unnoticed
-    theirs.close()
-    return _Worker(process=process, connection=ours)
+    child_end.close()
+    return _Worker(process=process, connection=own_end)
 
 
 def _lost_points(worker: _Worker) -> Iterator[SweepPoint]:
     """The points that a dead process leaves behind."""
     worker.stop()
     code = worker.process.exitcode
-    how = f"with exit code {code}"
+    ending = f"with exit code {code}"
     if code is not None and code < 0:
-        how = f"by {signal.Signals(-code).name}"
+        ending = f"by {signal.Signals(-code).name}"
         if -code == getattr(signal, "SIGKILL", None):
-            how += " (this machine's own memory may have run out: fewer --jobs need less)"
+            ending += " (this machine's own memory may have run out: fewer --jobs need less)"
     if not worker.ready:
         raise MemestError(
-            f"a process of the sweep ended {how} before it began. A script that calls "
+            f"a process of the sweep ended {ending} before it began. A script that calls "
             "memest.sweep with several jobs needs `if __name__ == '__main__':` around the call, "
             "because every process reads the script again."
         )
@@ -137,7 +137,7 @@ def _lost_points(worker: _Worker) -> Iterator[SweepPoint]:
         return
     for question in worker.unit.questions:
         if question.index not in worker.answered_indices:
-            yield failed_point(worker.unit, question, f"the process at this point ended {how}.")
+            yield failed_point(worker.unit, question, f"the process at this point ended {ending}.")
 
 
 def _serve(connection: Connection) -> None:
@@ -210,9 +210,9 @@ def connect(address: str) -> None:
             ) from None
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    more: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
+    extra_options: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
     try:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **more)
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **extra_options)
     except Exception as error:
         reason = " ".join(str(error).split())
         raise MemestError(

@@ -29,7 +29,7 @@ from memest.report.oom_result import Change, Match, MessageMatch, OomExplanation
 from memest.report.words import place_text
 from memest.search.combos import LIGHTER, SAME_TRAINING
 from memest.search.profile import Profile
-from memest.search.profile import profile as ask
+from memest.search.profile import profile as make_profile
 from memest.units import MIB, format_size
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def explain_oom(
             )
         return OomExplanation(accounts=accounts, relation=None)
     card = _card(accounts[0], gpu)
-    profile = ask(
+    profile = make_profile(
         model,
         setup,
         trust_remote_code=trust_remote_code,
@@ -111,7 +111,7 @@ def explain_oom(
         **options,
     )
     return OomExplanation(
-        accounts=accounts, relation=_Relating(accounts[0], profile, card).relation()
+        accounts=accounts, relation=_MessageMatcher(accounts[0], profile, card).relation()
     )
 
 
@@ -152,7 +152,7 @@ class _Run:
         return alloc_size(size, self.conf.large_segment_size)
 
 
-class _Relating:
+class _MessageMatcher:
     """Sets one message beside one command."""
 
     def __init__(self, account: Account, profile: Profile, card: str) -> None:
@@ -170,7 +170,7 @@ class _Relating:
         stop = self._nearest_request(run)
         crossing = self._first_crossing(run)
         limited_replay = None if limit is None else run.under(limit)
-        out = None if limited_replay is None else limited_replay.oom_index
+        oom_index = None if limited_replay is None else limited_replay.oom_index
         belongs, sentences = self._judge(run, stop, limited_replay)
         changes: tuple[Change, ...] = ()
         if limit is not None and belongs is not Match.NO:
@@ -192,8 +192,8 @@ class _Relating:
             stopped_at=None if stop is None else moment_at(run.stream, stop[0]),
             stopped_allocated_bytes=0 if stop is None else stop[1],
             reached_at=None if crossing is None else moment_at(run.stream, crossing),
-            out_at=None if out is None else moment_at(run.stream, out),
-            out_allocated_bytes=_allocated_before(limited_replay, out),
+            out_at=None if oom_index is None else moment_at(run.stream, oom_index),
+            out_allocated_bytes=_allocated_before(limited_replay, oom_index),
             belongs=belongs,
             sentences=tuple(sentences),
             changes=changes,
@@ -232,9 +232,9 @@ class _Relating:
             if not tried.low_bytes <= run.driver_request(event) <= tried.high_bytes:
                 continue
             before = curve[index - 1] if index else 0
-            far = max(allocated.low_bytes - before, before - allocated.high_bytes, 0)
-            if best is None or far < best[0]:
-                best = far, index, before
+            distance = max(allocated.low_bytes - before, before - allocated.high_bytes, 0)
+            if best is None or distance < best[0]:
+                best = distance, index, before
         return None if best is None else (best[1], best[2])
 
     def _first_crossing(self, run: _Run) -> int | None:
@@ -263,18 +263,18 @@ class _Relating:
             return Match.NO, sentences
         near = stop is not None and _is_near(stop[1], allocated.bytes)
         if stop is not None and near:
-            at = moment_at(run.stream, stop[0])
+            moment = moment_at(run.stream, stop[0])
             sentences.append(
                 f"the prediction asks for {tried.text} with {format_size(stop[1])} allocated "
-                f"{place_text(at, accum)}: that is where the run stopped."
+                f"{place_text(moment, accum)}: that is where the run stopped."
             )
-        out = None if limited_replay is None else limited_replay.oom_index
-        if limited_replay is not None and out is not None:
-            before = _allocated_before(limited_replay, out)
-            at = moment_at(run.stream, out)
+        oom_index = None if limited_replay is None else limited_replay.oom_index
+        if limited_replay is not None and oom_index is not None:
+            before = _allocated_before(limited_replay, oom_index)
+            moment = moment_at(run.stream, oom_index)
             sentences.append(
                 f"with what the allocator had, the prediction runs out of memory "
-                f"{place_text(at, accum)}, with {format_size(before)} allocated (the message: "
+                f"{place_text(moment, accum)}, with {format_size(before)} allocated (the message: "
                 f"{allocated.text})."
             )
             if near or _is_near(before, allocated.bytes):
@@ -287,7 +287,7 @@ class _Relating:
                 "predicted."
             )
         if near:
-            return Match.UNCLEAR if out is None else Match.YES, sentences
+            return Match.UNCLEAR if oom_index is None else Match.YES, sentences
         if stop is None:
             sentences.append(
                 f"this run does not look like that command: nothing in it asks the driver for "
@@ -306,11 +306,11 @@ class _Relating:
             try:
                 variant = self._run(**options)
             except MemestError as error:
-                self._notes[f"left out {_words(options)}: {error}"] = None
+                self._notes[f"left out {_options_text(options)}: {error}"] = None
                 continue
             yield Change(
                 options=tuple(options.items()),
-                words=_words(options),
+                words=_options_text(options),
                 changes_training=training,
                 allocated_bytes=variant.result.peak_allocated_bytes,
                 reserved_bytes=variant.result.peak_reserved_bytes,
@@ -369,7 +369,7 @@ def _allocated_before(result: Replay | None, index: int | None) -> int:
     return result.allocated_curve[index - 1]
 
 
-def _words(options: Mapping[str, Any]) -> str:
+def _options_text(options: Mapping[str, Any]) -> str:
     """Options as they are added to a command line."""
     return " ".join(command_words("estimate", "MODEL", options)[3:])
 

@@ -92,7 +92,7 @@ def json_value(value: Any) -> Any:
 def _read_fixed_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], list[Any]]:
     """The fixed options by their keywords, and the GPUs if there are several."""
     fixed_options: dict[str, Any] = {}
-    spelt: dict[str, str] = {}
+    spellings: dict[str, str] = {}
     gpus: list[Any] = []
     for name, value in options.items():
         if value is None or name in HARMLESS:
@@ -104,10 +104,10 @@ def _read_fixed_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], lis
         value = read_value(option, value)
         if option.name in fixed_options and fixed_options[option.name] != value:
             raise ConfigError(
-                f"{spelt[option.name]} and {name} are the same option, given as "
+                f"{spellings[option.name]} and {name} are the same option, given as "
                 f"{fixed_options[option.name]} and {value}: drop one."
             )
-        fixed_options[option.name], spelt[option.name] = value, name
+        fixed_options[option.name], spellings[option.name] = value, name
     if len(gpus) == 1:
         fixed_options["gpu"] = gpus.pop()
     return fixed_options, gpus
@@ -155,12 +155,12 @@ def _check_twice(axes: Mapping[str, Axis], fixed_options: Mapping[str, Any]) -> 
     """Refuse an option that is fixed and swept over, precision under its three names too."""
     for name in axes:
         option = find_option(name)
-        for other in fixed_options:
-            same = find_option(other)
-            if same is option or (option.field == same.field == "precision"):
+        for fixed_name in fixed_options:
+            fixed_option = find_option(fixed_name)
+            if fixed_option is option or (option.field == fixed_option.field == "precision"):
                 raise ConfigError(
-                    f"{same.flags[0]} is given and {option.flags[0]} swept over: drop one of the "
-                    "two."
+                    f"{fixed_option.flags[0]} is given and {option.flags[0]} swept over: drop one "
+                    "of the two."
                 )
 
 
@@ -180,8 +180,8 @@ def _check_values(grid: Grid) -> None:
         except ConfigError as problem:
             if not axes:
                 raise
-            for at in enumerate(places):
-                refusals.setdefault(at, problem)
+            for position in enumerate(places):
+                refusals.setdefault(position, problem)
         else:
             for possible_places, place in zip(possible, places, strict=True):
                 possible_places.add(place)

@@ -51,7 +51,7 @@ class SizeTrials:
         self._target = target
         self._replays = profiler.replays(parse_alloc_conf(request.alloc_conf))
         self._sizes: set[int] = set()
-        self._fine = LargestSizeSearch(target, self._replays, self._run_at, 1)
+        self._fine_search = LargestSizeSearch(target, self._replays, self._run_at, 1)
 
     def _run_at(self, size: int) -> Run:
         self._sizes.add(size)
@@ -60,12 +60,14 @@ class SizeTrials:
             return resolve_run(self._profiler, request, self._target.traits, (self._of.field,))
         return resolve_run(self._profiler, request, self._target.traits, None)
 
-    def coarse(self, highest: int) -> LargestSizeSearch:
+    def coarse_search(self, highest: int) -> LargestSizeSearch:
         """A search over multiples of the step."""
         step = self._step
         if step == 1:
-            self._fine = LargestSizeSearch(self._target, self._replays, self._run_at, highest)
-            return self._fine
+            self._fine_search = LargestSizeSearch(
+                self._target, self._replays, self._run_at, highest
+            )
+            return self._fine_search
         return LargestSizeSearch(
             self._target, self._replays, lambda k: self._run_at(k * step), highest
         )
@@ -77,12 +79,12 @@ class SizeTrials:
 
     def at(self, size: int) -> SizeTrial:
         """What becomes of a size."""
-        return self._fine.at(size)
+        return self._fine_search.at(size)
 
     def climb(self, size: int, holds: Callable[[SizeTrial], bool], highest: int) -> int:
         """The largest size near by for which something holds."""
         while size:
-            top = min(size + _near(size), highest)
+            top = min(size + _num_neighbours(size), highest)
             larger = next((n for n in range(top, size, -1) if holds(self.at(n))), size)
             if larger == size:
                 break
@@ -91,7 +93,7 @@ class SizeTrials:
 
     def look_below(self, largest: int, safe: int) -> None:
         """Look whether the sizes just below the largest run too."""
-        for size in range(max(safe, largest - _near(largest)) + 1, largest):
+        for size in range(max(safe, largest - _num_neighbours(largest)) + 1, largest):
             self.at(size)
 
     def failed_below(self, largest: int) -> tuple[int, ...]:
@@ -143,7 +145,7 @@ class SizeTrials:
         return tuple(self.point(size) for size in sorted(sizes))
 
 
-def _near(size: int) -> int:
+def _num_neighbours(size: int) -> int:
     """How many sizes next to one are looked at: memory wavers by a share of itself."""
     return min(max(size // _NEAR, 1), _NEAR)
 

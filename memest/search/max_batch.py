@@ -126,15 +126,15 @@ def max_batch(
     search = _size_search(profiler, setup, axis)
     answers, notes = zip(*(search.on(target, samples) for target in targets), strict=True)
     of_runs = notes_of_each(dict(zip((card.name for card in targets), notes, strict=True)))
-    typical = with_size(search.request, axis, max(answers[0].largest, search.smallest))
+    typical_setup = with_size(search.request, axis, max(answers[0].largest, search.smallest))
     return MaxBatch(
         model=profiler.name,
         of=axis,
         step=1 if axis is not SizeAxis.IMAGE_SIZE else search.step,
-        setup=profiler.resolve(typical),
+        setup=profiler.resolve(typical_setup),
         effective_batch=samples,
         answers=answers,
-        assumptions=(*profiler.assumptions(typical), *_ranges(targets, setup)),
+        assumptions=(*profiler.assumptions(typical_setup), *_ranges(targets, setup)),
         notes=tuple(_notes(targets, axis, search, setup, of_runs)),
     )
 
@@ -317,7 +317,7 @@ class _SizeSearch:
 
     def _largest(self, trials: SizeTrials) -> tuple[int, int]:
         """(the largest that runs, the largest that surely fits)."""
-        step, search = self.step, trials.coarse(self.highest // self.step)
+        step, search = self.step, trials.coarse_search(self.highest // self.step)
         runs, fits = (k * step for k in search.largest(max(self.start // step, 1)))
         if step == 1 or self.of is SizeAxis.IMAGE_SIZE:
             return runs, fits
@@ -346,40 +346,44 @@ class _SizeSearch:
         """Ways to reach an effective batch: in equal micro-batches, and rounded up."""
         if (safe or largest) >= samples:
             # nothing to accumulate
-            yield self._way(target, samples, 1)
+            yield self._effective_batch(target, samples, 1)
             return
         # gradients that are kept between micro-steps leave less for a micro-batch
         request = replace(self.request, grad_accum=2)
         search = replace(self, request=request, start=max(safe or largest, 1), highest=samples)
         runs, fits = search._largest(SizeTrials(self.profiler, request, self.of, 1, target))
-        most = fits or runs
-        sizes = [n for n in range(most, 0, -1) if samples % n == 0]
-        exact = self._first(target, ((n, samples // n) for n in sizes), surely=fits > 0)
-        if exact is not None:
-            yield exact
-        fewest = range(-(-samples // most), samples + 1) if most else range(0)
-        rounded_way = self._first(
-            target, ((-(-samples // k), k) for k in fewest[:_ATTEMPTS]), surely=fits > 0
+        largest_size = fits or runs
+        sizes = [n for n in range(largest_size, 0, -1) if samples % n == 0]
+        exact_batch = self._first_fitting(
+            target, ((n, samples // n) for n in sizes), surely=fits > 0
         )
-        if rounded_way is not None and (
-            exact is None or rounded_way.num_micro_steps < exact.num_micro_steps
+        if exact_batch is not None:
+            yield exact_batch
+        step_counts = range(-(-samples // largest_size), samples + 1) if largest_size else range(0)
+        rounded_batch = self._first_fitting(
+            target, ((-(-samples // k), k) for k in step_counts[:_ATTEMPTS]), surely=fits > 0
+        )
+        if rounded_batch is not None and (
+            exact_batch is None or rounded_batch.num_micro_steps < exact_batch.num_micro_steps
         ):
-            yield rounded_way
+            yield rounded_batch
 
-    def _first(
-        self, target: TargetGpu, ways: Iterable[tuple[int, int]], *, surely: bool
+    def _first_fitting(
+        self, target: TargetGpu, splits: Iterable[tuple[int, int]], *, surely: bool
     ) -> EffectiveBatch | None:
         """The first (micro-batch, micro-steps) that fits: each further step may take a little."""
-        legal = ((size, steps) for size, steps in ways if steps <= MAX_GRAD_ACCUM)
+        legal = ((size, steps) for size, steps in splits if steps <= MAX_GRAD_ACCUM)
         for size, steps in itertools.islice(legal, _ATTEMPTS):
-            way = self._way(target, size, steps)
-            if way.verdict is Verdict.FITS or (
-                not surely and way.verdict is not Verdict.DOES_NOT_FIT
+            effective_batch = self._effective_batch(target, size, steps)
+            if effective_batch.verdict is Verdict.FITS or (
+                not surely and effective_batch.verdict is not Verdict.DOES_NOT_FIT
             ):
-                return way
+                return effective_batch
         return None
 
-    def _way(self, target: TargetGpu, micro_batch: int, num_micro_steps: int) -> EffectiveBatch:
+    def _effective_batch(
+        self, target: TargetGpu, micro_batch: int, num_micro_steps: int
+    ) -> EffectiveBatch:
         request = replace(self.request, grad_accum=min(num_micro_steps, _PRICED_STEPS))
         point = SizeTrials(self.profiler, request, self.of, 1, target).point(micro_batch)
         return EffectiveBatch(

@@ -38,9 +38,9 @@ def arguments_of(candidate: Candidate) -> tuple[str, ...]:
     if combo.checkpointing == "full":
         words.append("--gradient_checkpointing")
     elif combo.checkpointing != "none":
-        every = combo.checkpointing.partition(":")[2]
+        interval = combo.checkpointing.partition(":")[2]
         words.append("--gradient_checkpointing")
-        words.append(f'--gradient_checkpointing_kwargs={{"every_n_layers": {every}}}')
+        words.append(f'--gradient_checkpointing_kwargs={{"every_n_layers": {interval}}}')
     if combo.precision is not Precision.FP32:
         words.append(f"--{combo.precision.value}")
     words.append(f"--optim={combo.optim}")
@@ -85,18 +85,20 @@ def _micro_batch(candidate: Candidate, finder: Finder) -> PlanStep:
     if candidate.verdict is Verdict.DOES_NOT_FIT:
         return PlanStep(option="micro-batch", value=value, why=f"even {batch} {_need(candidate)}")
     if steps == 1:
-        why = f"the whole effective batch at once {_need(candidate)}"
-        return PlanStep(option="micro-batch", value=value, why=why)
+        reason = f"the whole effective batch at once {_need(candidate)}"
+        return PlanStep(option="micro-batch", value=value, why=reason)
     # what would fill the GPU better: one accumulation step less
-    more = finder.at(candidate.combo, -(-finder.samples // (steps - 1)), steps - 1)
-    if batch * steps == finder.samples and more.verdict is Verdict.FITS:
-        why = f"the largest that fits and divides {finder.samples} exactly; it {_need(candidate)}"
-    else:
-        why = (
-            f"fills the card: it {_need(candidate)}; one accumulation step less means "
-            f"{more.batch}, which {_need(more)}"
+    larger = finder.at(candidate.combo, -(-finder.samples // (steps - 1)), steps - 1)
+    if batch * steps == finder.samples and larger.verdict is Verdict.FITS:
+        reason = (
+            f"the largest that fits and divides {finder.samples} exactly; it {_need(candidate)}"
         )
-    return PlanStep(option="micro-batch", value=value, why=why)
+    else:
+        reason = (
+            f"fills the card: it {_need(candidate)}; one accumulation step less means "
+            f"{larger.batch}, which {_need(larger)}"
+        )
+    return PlanStep(option="micro-batch", value=value, why=reason)
 
 
 def _accumulation(candidate: Candidate, finder: Finder) -> PlanStep:
@@ -108,13 +110,13 @@ def _accumulation(candidate: Candidate, finder: Finder) -> PlanStep:
     if product != samples:
         text += f", {product - samples} above the {samples} asked for"
     work = finder.probe.work(**candidate.changes()).total
-    once = finder.probe.work(**{**candidate.changes(), "grad_accum": 1}).total
-    launches = work.launches / max(once.launches, 1)
-    why = f"{text}; {launches:.1f} times the launches of a step with one"
+    single_step = finder.probe.work(**{**candidate.changes(), "grad_accum": 1}).total
+    launches = work.launches / max(single_step.launches, 1)
+    reason = f"{text}; {launches:.1f} times the launches of a step with one"
     gradient_bytes = _gradients(candidate)
     if gradient_bytes:
-        why += f", {format_size(gradient_bytes)} of gradients alive at the peak"
-    return PlanStep(option="accumulation", value=str(steps), why=why)
+        reason += f", {format_size(gradient_bytes)} of gradients alive at the peak"
+    return PlanStep(option="accumulation", value=str(steps), why=reason)
 
 
 def _gradients(candidate: Candidate) -> int:
@@ -128,22 +130,22 @@ def _checkpointing(
     combo = candidate.combo
     changes = candidate.changes()
     if combo.checkpointing == "none":
-        why = "recomputing would only cost time"
+        reason = "recomputing would only cost time"
         if candidate.grad_accum == 1 and candidate.verdict is Verdict.FITS:
-            why = "not needed"
-        return PlanStep(option="checkpointing", value="none", why=why)
-    own = finder.probe.work(**changes).total.flops
-    plain = finder.probe.work(**{**changes, "checkpointing": "none"}).total.flops
-    why = f"recomputes layers, {own / max(plain, 1):.2f} times the operations"
+            reason = "not needed"
+        return PlanStep(option="checkpointing", value="none", why=reason)
+    flops = finder.probe.work(**changes).total.flops
+    plain_flops = finder.probe.work(**{**changes, "checkpointing": "none"}).total.flops
+    reason = f"recomputes layers, {flops / max(plain_flops, 1):.2f} times the operations"
     without = replace(combo, checkpointing="none")
     rivals = [c for c in candidates if c.combo == without and c.verdict is candidate.verdict]
     if rivals:
-        best = max(c.batch for c in rivals)
-        why += f"; without it the largest micro-batch is {best}"
+        best_batch = max(c.batch for c in rivals)
+        reason += f"; without it the largest micro-batch is {best_batch}"
     else:
-        same = finder.at(without, candidate.batch, candidate.grad_accum)
-        why += f"; without it {_need(same)}"
-    return PlanStep(option="checkpointing", value=combo.checkpointing, why=why)
+        counterpart = finder.at(without, candidate.batch, candidate.grad_accum)
+        reason += f"; without it {_need(counterpart)}"
+    return PlanStep(option="checkpointing", value=combo.checkpointing, why=reason)
 
 
 def _precision(candidate: Candidate, finder: Finder, candidates: Sequence[Candidate]) -> PlanStep:
@@ -151,39 +153,47 @@ def _precision(candidate: Candidate, finder: Finder, candidates: Sequence[Candid
     combo = candidate.combo
     if combo.precision is precision:
         return PlanStep(option="precision", value=precision.value, why="as asked for")
-    same = replace(combo, precision=precision)
-    rivals = [c for c in candidates if c.combo == same and c.verdict is Verdict.FITS]
+    requested_combo = replace(combo, precision=precision)
+    rivals = [c for c in candidates if c.combo == requested_combo and c.verdict is Verdict.FITS]
     if rivals:
-        best = max(c.batch for c in rivals)
-        why = f"any precision was allowed; with {precision.value} the largest micro-batch is {best}"
+        best_batch = max(c.batch for c in rivals)
+        reason = (
+            f"any precision was allowed; with {precision.value} the largest micro-batch is "
+            f"{best_batch}"
+        )
     else:
-        why = f"changes the training; with {precision.value} even 1 {_need(finder.at(same, 1))}"
-    return PlanStep(option="precision", value=combo.precision.value, why=why)
+        reason = (
+            f"changes the training; with {precision.value} even 1 "
+            f"{_need(finder.at(requested_combo, 1))}"
+        )
+    return PlanStep(option="precision", value=combo.precision.value, why=reason)
 
 
 def _optimizer(candidate: Candidate, finder: Finder) -> PlanStep:
     optim = finder.probe.profile.setup.optim
     combo = candidate.combo
-    other = finder.at(replace(combo, optim=optim), candidate.batch, candidate.grad_accum)
+    counterpart = finder.at(replace(combo, optim=optim), candidate.batch, candidate.grad_accum)
     states = {
         name: sum(
             row.bytes for row in c.estimate.breakdown if row.category is Category.OPTIMIZER_STATES
         )
-        for name, c in ((combo.optim, candidate), (optim, other))
+        for name, c in ((combo.optim, candidate), (optim, counterpart))
     }
     same = SAME_TRAINING.get(optim) == combo.optim
-    why = "computes the same" if same else "changes the training"
-    own, its = format_size(states[combo.optim]), format_size(states[optim])
-    if own != its:
-        why += f"; {own} of states in place of {its}"
-    why += f"; with {optim} this plan {_need(other)}"
-    return PlanStep(option="optimizer", value=combo.optim, why=why)
+    reason = "computes the same" if same else "changes the training"
+    own_size, other_size = format_size(states[combo.optim]), format_size(states[optim])
+    if own_size != other_size:
+        reason += f"; {own_size} of states in place of {other_size}"
+    reason += f"; with {optim} this plan {_need(counterpart)}"
+    return PlanStep(option="optimizer", value=combo.optim, why=reason)
 
 
 def _attention(candidate: Candidate, finder: Finder) -> PlanStep:
     attention = finder.probe.profile.setup.attn_implementation
     combo = candidate.combo
-    other = finder.at(replace(combo, attention=attention), candidate.batch, candidate.grad_accum)
-    why = f"computes the same without keeping the scores; with {attention.value} this plan "
-    why += _need(other)
-    return PlanStep(option="attention", value=combo.attention.value, why=why)
+    counterpart = finder.at(
+        replace(combo, attention=attention), candidate.batch, candidate.grad_accum
+    )
+    reason = f"computes the same without keeping the scores; with {attention.value} this plan "
+    reason += _need(counterpart)
+    return PlanStep(option="attention", value=combo.attention.value, why=reason)

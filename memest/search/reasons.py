@@ -50,11 +50,11 @@ def explain(before: Estimate, after: Estimate) -> Reasons:
     delta = after.peak.allocated_bytes - before.peak.allocated_bytes
     sentences = [
         _headline(before, after, rows),
-        *_moments(before, after),
-        *_unseen_gain(before, after, phases),
-        *_untouched_share(before, after, rows),
-        *_what_rows_mean(before, after, rows),
-        *_what_is_left(before, after, rows),
+        *_moment_sentences(before, after),
+        *_unseen_gain_sentences(before, after, phases),
+        *_unchanged_sentences(before, after, rows),
+        *_row_sentences(before, after, rows),
+        *_remaining_sentences(before, after, rows),
     ]
     return Reasons(
         delta_bytes=delta,
@@ -113,32 +113,32 @@ def _headline(before: Estimate, after: Estimate, rows: Sequence[RowChange]) -> s
         sides = " against ".join(_rows_text(side) for side in (increases, decreases) if side)
         return f"The allocated peak stays at {format_size(second)} ({sides})."
     word = "more" if delta > 0 else "less"
-    head = (
+    headline = (
         f"The allocated peak is {format_size(second)}, {format_size(abs(delta))} {word} than "
         f"{format_size(first)}"
     )
     decides, other = (increases, decreases) if delta > 0 else (decreases, increases)
     if not other:
-        return f"{head}: {_rows_text(decides)}."
-    against = sum(abs(row.delta_bytes) for row in other)
-    if against < NOTABLE * sum(abs(row.delta_bytes) for row in decides):
-        return f"{head}: {_rows_text(decides)}; {_rows_text(other)}."
-    return f"{head}: {_rows_text(decides)} outweigh{_s(decides)} {_rows_text(other)}."
+        return f"{headline}: {_rows_text(decides)}."
+    other_bytes = sum(abs(row.delta_bytes) for row in other)
+    if other_bytes < NOTABLE * sum(abs(row.delta_bytes) for row in decides):
+        return f"{headline}: {_rows_text(decides)}; {_rows_text(other)}."
+    return f"{headline}: {_rows_text(decides)} outweigh{_plural_s(decides)} {_rows_text(other)}."
 
 
-def _s(rows: Sequence[RowChange]) -> str:
+def _plural_s(rows: Sequence[RowChange]) -> str:
     # categories are plural words, but for rounding
     return "s" if len(rows) == 1 and rows[0].category is Category.ROUNDING else ""
 
 
 def _rows_text(rows: Sequence[RowChange]) -> str:
     """The rows that make up nearly all of their sum by name, the others together."""
-    whole = sum(abs(row.delta_bytes) for row in rows)
+    total = sum(abs(row.delta_bytes) for row in rows)
     leading: list[RowChange] = []
     covered_bytes = 0
     for row in rows:
         last = len(leading) == len(rows) - 1  # a rest of one has a name of its own
-        if leading and covered_bytes >= NAMED_SHARE * whole and not last:
+        if leading and covered_bytes >= NAMED_SHARE * total and not last:
             break
         leading.append(row)
         covered_bytes += abs(row.delta_bytes)
@@ -146,21 +146,31 @@ def _rows_text(rows: Sequence[RowChange]) -> str:
     rest = sum(row.delta_bytes for row in rows) - sum(row.delta_bytes for row in leading)
     if rest:
         texts.append(f"the rest {_signed_size(rest)}")
-    return _list(texts)
+    return _join_texts(texts)
 
 
 # -- the moments -------------------------------------------------------------------------------
 
 
-def _moments(before: Estimate, after: Estimate) -> list[str]:
+def _moment_sentences(before: Estimate, after: Estimate) -> list[str]:
     """Where the peak was and is; what of another micro-step is alive there."""
     first, second = before.peak_at, after.peak_at
     if (first.phase, first.micro_step > 1) == (second.phase, second.micro_step > 1):
         if first.module == second.module:
             return [f"Both peaks are reached {moment_text(after)}."]
-        return [f"The peak stays in {_PLACES[first.phase]}: {_where(before)} and {_where(after)}."]
-    sentences = [f"The peak moves: it was reached {_where(before)}, it is {_where(after)}."]
-    earlier, later = _bytes(before, Category.GRADIENTS), _bytes(after, Category.GRADIENTS)
+        return [
+            (
+                f"The peak stays in {_PLACES[first.phase]}: {_moment_words(before)} and "
+                f"{_moment_words(after)}."
+            )
+        ]
+    sentences = [
+        f"The peak moves: it was reached {_moment_words(before)}, it is {_moment_words(after)}."
+    ]
+    earlier, later = (
+        _category_bytes(before, Category.GRADIENTS),
+        _category_bytes(after, Category.GRADIENTS),
+    )
     carried = second.phase in _OF_MICRO_STEPS and second.micro_step > 1
     if carried and later and (first.micro_step < 2 or later > earlier):
         text = (
@@ -174,34 +184,40 @@ def _moments(before: Estimate, after: Estimate) -> list[str]:
     return sentences
 
 
-def _where(estimate: Estimate) -> str:
+def _moment_words(estimate: Estimate) -> str:
     words, _, _ = moment_text(estimate).partition(", at aten.")
     return words
 
 
-def _unseen_gain(before: Estimate, after: Estimate, phases: Iterable[PhaseChange]) -> list[str]:
+def _unseen_gain_sentences(
+    before: Estimate, after: Estimate, phases: Iterable[PhaseChange]
+) -> list[str]:
     """What the change saves in a phase that does not decide the peak."""
     delta = after.peak.allocated_bytes - before.peak.allocated_bytes
     notable = NOTABLE * before.peak.allocated_bytes
     by_phase = {change.phase: change for change in phases}
     deciding = by_phase.get(after.peak_at.phase)
-    others = [c for c in by_phase.values() if c.phase is not after.peak_at.phase]
-    best = min(others, key=lambda c: c.delta_bytes, default=None)
-    if best is None or deciding is None or -best.delta_bytes < 2 * max(-delta, 0) + notable:
+    other_changes = [c for c in by_phase.values() if c.phase is not after.peak_at.phase]
+    best_change = min(other_changes, key=lambda c: c.delta_bytes, default=None)
+    if (
+        best_change is None
+        or deciding is None
+        or -best_change.delta_bytes < 2 * max(-delta, 0) + notable
+    ):
         return []
     change = "as before"
     if deciding.delta_bytes:
         change = f"{format_size(deciding.before_bytes)} before"
     text = (
-        f"Memory falls by {format_size(-best.delta_bytes)} in {_PLACES[best.phase]} (to "
-        f"{format_size(best.after_bytes)}), but the peak is in {_PLACES[deciding.phase]}, which "
-        f"takes {format_size(deciding.after_bytes)} ({change}): what is saved elsewhere cannot "
-        "lower it."
+        f"Memory falls by {format_size(-best_change.delta_bytes)} in {_PLACES[best_change.phase]} "
+        f"(to {format_size(best_change.after_bytes)}), but the peak is in "
+        f"{_PLACES[deciding.phase]}, which takes {format_size(deciding.after_bytes)} ({change}): "
+        "what is saved elsewhere cannot lower it."
     )
     return [text]
 
 
-def _untouched_share(before: Estimate, after: Estimate, rows: Sequence[RowChange]) -> list[str]:
+def _unchanged_sentences(before: Estimate, after: Estimate, rows: Sequence[RowChange]) -> list[str]:
     """What the peak consists of, when a change hardly moves it."""
     peak = after.peak.allocated_bytes
     if abs(peak - before.peak.allocated_bytes) >= NOTABLE * before.peak.allocated_bytes:
@@ -213,27 +229,32 @@ def _untouched_share(before: Estimate, after: Estimate, rows: Sequence[RowChange
         (r for r in after.breakdown if r.category not in moved_categories), key=lambda r: -r.bytes
     )
     large = [row for row in remaining if row.bytes >= NOTABLE * peak]
-    whole = sum(row.bytes for row in large)
-    if whole < peak / 2:
+    total = sum(row.bytes for row in large)
+    if total < peak / 2:
         return []
     texts = [f"{row.category.value} {format_size(row.bytes)}" for row in large]
-    sentences = [f"{whole / peak:.0%} of the peak is not touched by the change: {_list(texts)}."]
-    activations = _bytes(after, Category.ACTIVATIONS)
+    sentences = [
+        f"{total / peak:.0%} of the peak is not touched by the change: {_join_texts(texts)}."
+    ]
+    activations = _category_bytes(after, Category.ACTIVATIONS)
     largest = max(blocks(after.layers), key=lambda b: b.activation_bytes, default=None)
     if largest is not None and largest.activation_bytes >= max(activations / 2, NOTABLE * peak):
         size = format_size(largest.activation_bytes)
-        sentences.append(f"{size} of the activations are {_inside(largest.name)}.")
+        sentences.append(f"{size} of the activations are {_block_words(largest.name)}.")
     return sentences
 
 
 # -- the rows ----------------------------------------------------------------------------------
 
 
-def _what_rows_mean(before: Estimate, after: Estimate, rows: Sequence[RowChange]) -> list[str]:
+def _row_sentences(before: Estimate, after: Estimate, rows: Sequence[RowChange]) -> list[str]:
     """For rows that matter: what their size depends on, where the estimates show it."""
     notable = NOTABLE * before.peak.allocated_bytes
     by_category = {row.category: row for row in rows}
-    sentences = [*_who_trains(before, after, by_category), *_bytes_of_weights(before, after, rows)]
+    sentences = [
+        *_trainable_sentences(before, after, by_category),
+        *_weight_sentences(before, after, rows),
+    ]
     copies = by_category.get(Category.AUTOCAST_COPIES)
     if copies is not None and abs(copies.delta_bytes) >= notable:
         sentences.append(_copies(before, after, copies, by_category.get(Category.ACTIVATIONS)))
@@ -249,33 +270,42 @@ def _what_rows_mean(before: Estimate, after: Estimate, rows: Sequence[RowChange]
     return sentences
 
 
-def _who_trains(before: Estimate, after: Estimate, rows: Mapping[Category, RowChange]) -> list[str]:
+def _trainable_sentences(
+    before: Estimate, after: Estimate, rows: Mapping[Category, RowChange]
+) -> list[str]:
     """How many parameters gradients and states belong to, where that changed."""
-    then, now = before.model.trainable_parameters, after.model.trainable_parameters
-    theirs = [rows[c] for c in (Category.GRADIENTS, Category.OPTIMIZER_STATES) if c in rows]
-    delta = sum(row.delta_bytes for row in theirs)
+    count_before, count_after = before.model.trainable_parameters, after.model.trainable_parameters
+    trained_rows = [rows[c] for c in (Category.GRADIENTS, Category.OPTIMIZER_STATES) if c in rows]
+    delta = sum(row.delta_bytes for row in trained_rows)
     notable = NOTABLE * before.peak.allocated_bytes
-    if then == now or abs(delta) < notable or (delta > 0) is not (now > then):
+    if (
+        count_before == count_after
+        or abs(delta) < notable
+        or (delta > 0) is not (count_after > count_before)
+    ):
         return []
     text = (
-        f"{format_count(now)} of {format_count(after.model.parameters)} parameters train, "
-        f"{format_count(then)} of {format_count(before.model.parameters)} did: gradients and "
-        "optimizer states are theirs alone."
+        f"{format_count(count_after)} of {format_count(after.model.parameters)} parameters train, "
+        f"{format_count(count_before)} of {format_count(before.model.parameters)} did: gradients "
+        "and optimizer states are theirs alone."
     )
     return [text]
 
 
-def _bytes_of_weights(before: Estimate, after: Estimate, rows: Sequence[RowChange]) -> list[str]:
+def _weight_sentences(before: Estimate, after: Estimate, rows: Sequence[RowChange]) -> list[str]:
     """What a weight takes on average, where the row of the parameters changed by that."""
     change = next((row for row in rows if row.category is Category.PARAMETERS), None)
     if change is None or abs(change.delta_bytes) < NOTABLE * before.peak.allocated_bytes:
         return []
-    each = [e.model.parameter_bytes / max(e.model.parameters, 1) for e in (before, after)]
-    if abs(each[1] - each[0]) < NOTABLE * each[0]:
+    bytes_per_weight = [
+        e.model.parameter_bytes / max(e.model.parameters, 1) for e in (before, after)
+    ]
+    if abs(bytes_per_weight[1] - bytes_per_weight[0]) < NOTABLE * bytes_per_weight[0]:
         return []
     text = (
-        f"A weight takes {each[1]:.2f} bytes on average, {each[0]:.2f} before: parameters are "
-        f"{format_size(change.after_bytes)}, they were {format_size(change.before_bytes)}."
+        f"A weight takes {bytes_per_weight[1]:.2f} bytes on average, {bytes_per_weight[0]:.2f} "
+        f"before: parameters are {format_size(change.after_bytes)}, they were "
+        f"{format_size(change.before_bytes)}."
     )
     return [text]
 
@@ -305,31 +335,36 @@ def _copies(
     )
 
 
-def _what_is_left(before: Estimate, after: Estimate, rows: Sequence[RowChange]) -> list[str]:
+def _remaining_sentences(before: Estimate, after: Estimate, rows: Sequence[RowChange]) -> list[str]:
     """Where what remains of the activations is, when they shrank and still count."""
     by_category = {row.category: row for row in rows}
     change = by_category.get(Category.ACTIVATIONS)
     notable = NOTABLE * before.peak.allocated_bytes
-    left = _bytes(after, Category.ACTIVATIONS)
-    if change is None or change.delta_bytes > -notable or left < notable:
+    remaining = _category_bytes(after, Category.ACTIVATIONS)
+    if change is None or change.delta_bytes > -notable or remaining < notable:
         return []
     largest = max(blocks(after.layers), key=lambda b: b.activation_bytes, default=None)
-    if largest is None or largest.activation_bytes < NOTABLE * left:
+    if largest is None or largest.activation_bytes < NOTABLE * remaining:
         return []
-    one = f"{format_size(largest.activation_bytes)} {_inside(largest.name)}"
+    largest_text = f"{format_size(largest.activation_bytes)} {_block_words(largest.name)}"
     if largest.count > 1:
-        one = f"{format_size(largest.activation_bytes)} in each of {largest.name}"
-    were = format_size(change.before_bytes)
-    return [f"Of {were} of activations {format_size(left)} are left at the new peak, {one}."]
+        largest_text = f"{format_size(largest.activation_bytes)} in each of {largest.name}"
+    previous_size = format_size(change.before_bytes)
+    return [
+        (
+            f"Of {previous_size} of activations {format_size(remaining)} are left at the new peak, "
+            f"{largest_text}."
+        )
+    ]
 
 
-def _inside(block: str) -> str:
+def _block_words(block: str) -> str:
     if block == NO_MODULE:
         return "outside the layers, in the model's own forward (its loss, as a rule)"
     return f"in {block}"
 
 
-def _bytes(estimate: Estimate, category: Category) -> int:
+def _category_bytes(estimate: Estimate, category: Category) -> int:
     return sum(row.bytes for row in estimate.breakdown if row.category is category)
 
 
@@ -337,7 +372,7 @@ def _signed_size(delta: int) -> str:
     return f"+{format_size(delta)}" if delta >= 0 else format_size(delta)
 
 
-def _list(texts: Sequence[str]) -> str:
+def _join_texts(texts: Sequence[str]) -> str:
     if len(texts) < 2:
         return "".join(texts)
     return f"{', '.join(texts[:-1])} and {texts[-1]}"

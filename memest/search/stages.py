@@ -14,7 +14,7 @@ from memest.estimation.notes import notes_of_each
 from memest.estimation.run import Run
 from memest.report.stages_result import OfficialRow, StageRow, StageTable
 from memest.search.cost import Probe
-from memest.search.profile import profile as ask
+from memest.search.profile import profile as make_profile
 from memest.sharding.deepspeed_estimator import (
     ModelStates,
     zero2_model_states,
@@ -88,10 +88,10 @@ def stages(
         device_context=device_context,
         calibration=argument("calibration", calibration, options),
     )
-    of_ddp = {name: options.pop(name) for name in list(options) if name.startswith("ddp_")}
-    of_fsdp = {name: options.pop(name) for name in list(options) if name in _OF_FSDP}
-    of_several = {name: options.pop(name) for name in list(options) if name == "nccl_memory"}
-    base = ask(
+    ddp_options = {name: options.pop(name) for name in list(options) if name.startswith("ddp_")}
+    fsdp_options = {name: options.pop(name) for name in list(options) if name in _OF_FSDP}
+    multi_gpu_options = {name: options.pop(name) for name in list(options) if name == "nccl_memory"}
+    base = make_profile(
         model,
         setup,
         trust_remote_code=trust_remote_code,
@@ -100,21 +100,21 @@ def stages(
     )
     distributed = base.setup.distributed
     _check(distributed, gpus_per_node)
-    node = gpus_per_node or distributed.num_gpus
+    node_size = gpus_per_node or distributed.num_gpus
     probe = Probe(base, place)
     rows: list[StageRow] = []
     run: Run | None = None
     refusal: ConfigError | None = None
-    for name, changes in _ways(distributed, node):
-        more = {} if changes == _ALONE else dict(of_several)
+    for name, changes in _variants(distributed, node_size):
+        extra_options = {} if changes == _ALONE else dict(multi_gpu_options)
         if "fsdp" in changes:
-            more |= of_fsdp
+            extra_options |= fsdp_options
         elif not changes:
-            more |= of_ddp
-        changes |= more
+            extra_options |= ddp_options
+        changes |= extra_options
         try:
             estimate = probe.estimate(**changes)
-            own = base.run(base.setup_for(**changes), gpu=gpu)
+            stage_run = base.run(base.setup_for(**changes), gpu=gpu)
         except ConfigError as error:
             refusal = error
             rows.append(
@@ -123,8 +123,8 @@ def stages(
                 )
             )
             continue
-        run = run or own
-        stream = own.short_stream
+        run = run or stage_run
+        stream = stage_run.short_stream
         host = stream.host_bytes if isinstance(stream, RankStream) else 0
         rows.append(
             StageRow(name=name, options=tuple(changes.items()), estimate=estimate, host_bytes=host)
@@ -132,14 +132,14 @@ def stages(
     if run is None:
         assert refusal is not None
         raise refusal
-    whole, largest = _counts(run)
+    num_parameters, largest = _counts(run)
     notes = notes_of_each({row.name: row.estimate.notes for row in rows if row.estimate})
     return StageTable(
         model=_id(rows),
         num_gpus=distributed.num_gpus,
-        parameters=whole,
+        parameters=num_parameters,
         rows=tuple(rows),
-        official=tuple(_official(rows, whole, largest, distributed.num_gpus, node)),
+        official=tuple(_official(rows, num_parameters, largest, distributed.num_gpus, node_size)),
         notes=tuple(notes),
     )
 
@@ -167,9 +167,9 @@ def _check(distributed: Distributed, gpus_per_node: int | None) -> None:
         )
 
 
-def _ways(distributed: Distributed, node: int) -> Iterator[tuple[str, dict[str, Any]]]:
+def _variants(distributed: Distributed, node_size: int) -> Iterator[tuple[str, dict[str, Any]]]:
     degrees = {"TP": distributed.tp, "EP": distributed.ep, "PP": distributed.pp}
-    label = " x ".join(f"{name} {ways}" for name, ways in degrees.items() if ways > 1)
+    label = " x ".join(f"{name} {degree}" for name, degree in degrees.items() if degree > 1)
     yield "one GPU", dict(_ALONE)
     yield label if label and distributed.data_ranks == 1 else "DDP", {}
     yield "ZeRO-1", {"zero": 1}
@@ -180,8 +180,8 @@ def _ways(distributed: Distributed, node: int) -> Iterator[tuple[str, dict[str, 
     yield "ZeRO-3, all off", {"zero": 3, "offload_optimizer": True, "offload_param": True}
     yield "FSDP2 grad_op", {"fsdp": "shard_grad_op"}
     yield "FSDP2 full", {"fsdp": "full_shard"}
-    if 1 < node < distributed.num_gpus:
-        yield "FSDP2 hybrid", {"fsdp": "full_shard", "fsdp_shard_size": node}
+    if 1 < node_size < distributed.num_gpus:
+        yield "FSDP2 hybrid", {"fsdp": "full_shard", "fsdp_shard_size": node_size}
     yield "FSDP1 full", {"fsdp": "full_shard", "fsdp_version": 1}
     yield "FSDP2 full, off", {"fsdp": "full_shard", "fsdp_offload": True}
 
@@ -192,31 +192,31 @@ def _id(rows: list[StageRow]) -> str:
 
 def _counts(run: Run) -> tuple[int, int]:
     """Parameters of the model, and of the module that has the most itself."""
-    own: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for weight in run.weights:
-        home = weight.name.rpartition(".")[0]
-        own[home] = own.get(home, 0) + num_elements(weight.shape)
-    return sum(own.values()), max(own.values(), default=0)
+        module = weight.name.rpartition(".")[0]
+        sizes[module] = sizes.get(module, 0) + num_elements(weight.shape)
+    return sum(sizes.values()), max(sizes.values(), default=0)
 
 
 def _official(
-    rows: list[StageRow], parameters: int, largest: int, num_gpus: int, node: int
+    rows: list[StageRow], parameters: int, largest: int, num_gpus: int, node_size: int
 ) -> Iterator[OfficialRow]:
     for row in rows:
         options = dict(row.options)
-        away = options.get("offload_optimizer", False)
-        nodes = num_gpus // node
+        offloads = options.get("offload_optimizer", False)
+        nodes = num_gpus // node_size
         if options.get("zero") == 2:
             states = zero2_model_states(
-                parameters, gpus_per_node=node, nodes=nodes, offloads_optimizer=away
+                parameters, gpus_per_node=node_size, nodes=nodes, offloads_optimizer=offloads
             )
         elif options.get("zero") == 3:
             states = zero3_model_states(
                 parameters,
                 largest,
-                gpus_per_node=node,
+                gpus_per_node=node_size,
                 nodes=nodes,
-                offloads_optimizer=away,
+                offloads_optimizer=offloads,
                 offloads_params=options.get("offload_param", False),
             )
         else:
@@ -230,12 +230,12 @@ def _difference(row: StageRow, states: ModelStates) -> str:
         return ""
     columns = row.columns
     state_bytes = sum(columns[name] for name in ("parameters", "gradients", "optimizer"))
-    beside = row.estimate.peak.device_bytes - state_bytes
+    other_bytes = row.estimate.peak.device_bytes - state_bytes
     delta = state_bytes - states.gpu_bytes
-    more = "more" if delta >= 0 else "less"
+    comparison = "more" if delta >= 0 else "less"
     phase = row.estimate.peak_at.phase.value
     return (
-        f"states alive at the peak ({phase}) are {format_size(abs(delta))} {more} than its "
-        f"{format_size(states.gpu_bytes)}; {format_size(beside)} of buffers and gathered "
+        f"states alive at the peak ({phase}) are {format_size(abs(delta))} {comparison} than its "
+        f"{format_size(states.gpu_bytes)}; {format_size(other_bytes)} of buffers and gathered "
         "parameters, activations, cache, context and NCCL are not in its table"
     )

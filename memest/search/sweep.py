@@ -183,13 +183,15 @@ def plan(
 def _models(models: Any) -> list[Any]:
     # a module may be iterable too (torch.nn.Sequential)
     model_list = list(models) if isinstance(models, (list, tuple)) else [models]
-    once: list[Any] = []
+    unique_models: list[Any] = []
     for model in model_list:
-        if not any(model is other or (isinstance(model, str) and model == other) for other in once):
-            once.append(model)
-    if not once:
+        if not any(
+            model is other or (isinstance(model, str) and model == other) for other in unique_models
+        ):
+            unique_models.append(model)
+    if not unique_models:
         raise ConfigError("no model was named: give one or several, for example bert-base-uncased.")
-    return once
+    return unique_models
 
 
 def _address(ray: str | bool | None) -> str | None:

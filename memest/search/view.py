@@ -93,7 +93,7 @@ def _phrase(name: str, value: Any) -> str:
     return f"{_label(name)} {_text(value)}"
 
 
-def _where(sweep: Sweep, point: SweepPoint) -> str:
+def _point_label(sweep: Sweep, point: SweepPoint) -> str:
     """What tells a point from the others."""
     names = {axis.name for axis in sweep.axes}
     model = [point.model] if len(sweep.models) > 1 or not names else []
@@ -103,17 +103,17 @@ def _where(sweep: Sweep, point: SweepPoint) -> str:
 
 def failure_notes(sweep: Sweep) -> tuple[str, ...]:
     """Each reason for a point without an answer once, with the first point that has it."""
-    first: dict[str, SweepPoint] = {}
-    count: dict[str, int] = {}
+    first_points: dict[str, SweepPoint] = {}
+    counts: dict[str, int] = {}
     for point in sweep.failures:
         reason = point.error or ""
-        first.setdefault(reason, point)
-        count[reason] = count.get(reason, 0) + 1
+        first_points.setdefault(reason, point)
+        counts[reason] = counts.get(reason, 0) + 1
     notes = []
-    for reason, point in first.items():
-        more = count[reason] - 1
-        others = f" (and {more} more point{'s' * (more > 1)})" if more else ""
-        notes.append(f"{_where(sweep, point)}{others}: {reason}")
+    for reason, point in first_points.items():
+        num_others = counts[reason] - 1
+        others = f" (and {num_others} more point{'s' * (num_others > 1)})" if num_others else ""
+        notes.append(f"{_point_label(sweep, point)}{others}: {reason}")
     return tuple(notes)
 
 
@@ -123,17 +123,17 @@ def _gpu_names(sweep: Sweep) -> list[str]:
 
 def summary(sweep: Sweep) -> str:
     """The result in one sentence."""
-    num = len(sweep.points)
+    num_points = len(sweep.points)
     title = _title(sweep)
-    sentence = f"{num} point{'s' * (num != 1)} of {title}"
+    sentence = f"{num_points} point{'s' * (num_points != 1)} of {title}"
     cards = _gpu_names(sweep)
     if cards:
         sentence += f" on {cards[0]}" if len(cards) == 1 else f" on {len(cards)} GPUs"
     parts = []
-    for verdict, one, many in _VERDICTS:
+    for verdict, singular, plural in _VERDICTS:
         count = sum(point.verdict is verdict for point in sweep.points)
         if count:
-            parts.append(f"{count} {one if count == 1 else many}")
+            parts.append(f"{count} {singular if count == 1 else plural}")
     device_peaks = [p.peak.device_bytes for p in sweep.points if p.peak is not None]
     if not parts and device_peaks:
         low, high = format_size(min(device_peaks)), format_size(max(device_peaks))
@@ -149,9 +149,9 @@ def _title(sweep: Sweep) -> str:
 
 def _subtitle(sweep: Sweep) -> str:
     """What is the same at every point."""
-    same = [_phrase(a.name, a.values[0]) for a in sweep.axes if len(a.values) == 1]
-    same += [_phrase(name, value) for name, value in sweep.fixed]
-    return ", ".join(same)
+    phrases = [_phrase(a.name, a.values[0]) for a in sweep.axes if len(a.values) == 1]
+    phrases += [_phrase(name, value) for name, value in sweep.fixed]
+    return ", ".join(phrases)
 
 
 def sweep_parts(sweep: Sweep, page: Page, *, metric: str = "device") -> Iterator[RenderableType]:
@@ -187,30 +187,33 @@ def _table(sweep: Sweep, page: Page, metric: str) -> Table:
         line += [_text(value) for name, value in point.options if name in names]
         line += [_size(point.measure(peak)) for peak in ("allocated", "reserved", "device")]
         if with_gpu:
-            spare = point.headroom_bytes
-            line += ["" if spare is None else format_delta(spare), HeatMark.of(point.verdict).value]
+            headroom = point.headroom_bytes
+            line += [
+                "" if headroom is None else format_delta(headroom),
+                HeatMark.of(point.verdict).value,
+            ]
         cells.append(line)
     sides: list[JustifyMethod] = ["left"] * len(labels)
     sides += ["right"] * (len(head) - len(sides))
     if with_gpu:
         sides[-1] = "left"
     # the bar stands beside its number and takes what is left of the width
-    room = room_for_bar(page, (head, *cells), _LONGEST_BAR)
+    bar_width = room_for_bar(page, (head, *cells), _LONGEST_BAR)
     bar_at = head.index(metric) + 1 if metric in head else len(head)
     largest = max((point.measure(metric) or 0 for point in sweep.points), default=0)
-    if room:
+    if bar_width:
         head.insert(bar_at, "")
         sides.insert(bar_at, "left")
-    out = grid(*sides, head=head, folds=True)
+    table = grid(*sides, head=head, folds=True)
     for line, point in zip(cells, sweep.points, strict=True):
         texts = [Text(cell) for cell in line]
         if with_gpu and point.verdict is not None:
             texts[-1].stylize(VERDICT_STYLES[point.verdict])
-        if room:
-            bar = page.glyphs.bar(point.measure(metric) or 0, largest, room)
+        if bar_width:
+            bar = page.glyphs.bar(point.measure(metric) or 0, largest, bar_width)
             texts.insert(bar_at, Text(bar, style="cyan"))
-        out.add_row(*texts)
-    return out
+        table.add_row(*texts)
+    return table
 
 
 def _size(size: int | None) -> str:
@@ -254,9 +257,9 @@ def _has_gpu(sweep: Sweep) -> bool:
 
 def _note(sweep: Sweep, point: SweepPoint) -> str:
     """Everything about one point."""
-    where = _where(sweep, point) or point.model
+    label = _point_label(sweep, point) or point.model
     if point.peak is None:
-        return f"{where}: {point.error}"
+        return f"{label}: {point.error}"
     peak = point.peak
     phrases = [
         f"allocated {format_size(peak.allocated_bytes)}",
@@ -266,11 +269,11 @@ def _note(sweep: Sweep, point: SweepPoint) -> str:
     if point.headroom_bytes is not None and point.verdict is not None:
         phrases.append(f"{point.verdict.value} on {point.gpu_name}")
         phrases.append(f"headroom {format_delta(point.headroom_bytes)}")
-    return f"{where}: {', '.join(phrases)}"
+    return f"{label}: {', '.join(phrases)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Way:
+class _Dimension:
     """One direction in which a sweep varies, and how far apart its neighbours are."""
 
     label: str
@@ -279,22 +282,26 @@ class _Way:
     stride: int
 
 
-_NOWHERE = _Way(label="", names=("",), numeric=False, stride=0)
+_NO_DIMENSION = _Dimension(label="", names=("",), numeric=False, stride=0)
 
 
-def _ways(sweep: Sweep) -> list[_Way]:
+def _dimensions(sweep: Sweep) -> list[_Dimension]:
     """The directions that have more than one value, models first."""
-    ways: list[_Way] = []
+    dimensions: list[_Dimension] = []
     stride = 1
     for axis in reversed(sweep.axes):
         if len(axis.values) > 1:
             numeric = all(isinstance(v, (int, float)) and v is not True for v in axis.values)
             names = tuple(map(_text, axis.values))
-            ways.append(_Way(label=axis.label, names=names, numeric=numeric, stride=stride))
+            dimensions.append(
+                _Dimension(label=axis.label, names=names, numeric=numeric, stride=stride)
+            )
         stride *= len(axis.values)
     if len(sweep.models) > 1:
-        ways.append(_Way(label="model", names=sweep.models, numeric=False, stride=stride))
-    return ways[::-1]
+        dimensions.append(
+            _Dimension(label="model", names=sweep.models, numeric=False, stride=stride)
+        )
+    return dimensions[::-1]
 
 
 def heat_map(sweep: Sweep, metric: str = "device") -> HeatMap:
@@ -311,16 +318,20 @@ def heat_map(sweep: Sweep, metric: str = "device") -> HeatMap:
         ConfigError: for an unknown metric, or headroom without a GPU.
     """
     check_metric(metric, has_gpu=_has_gpu(sweep))
-    ways = _ways(sweep)
-    by_rank = [way for way in ways if not way.numeric] + [way for way in ways if way.numeric]
-    column = by_rank.pop() if by_rank else _NOWHERE
-    row = by_rank.pop() if by_rank else _NOWHERE
-    outer = [way for way in ways if way not in (row, column)]
+    dimensions = _dimensions(sweep)
+    by_rank = [dimension for dimension in dimensions if not dimension.numeric] + [
+        dimension for dimension in dimensions if dimension.numeric
+    ]
+    column = by_rank.pop() if by_rank else _NO_DIMENSION
+    row = by_rank.pop() if by_rank else _NO_DIMENSION
+    outer = [dimension for dimension in dimensions if dimension not in (row, column)]
     panels = []
-    for places in itertools.product(*(range(len(way.names)) for way in outer)):
+    for places in itertools.product(*(range(len(dimension.names)) for dimension in outer)):
         coordinates = list(zip(outer, places, strict=True))
-        start = sum(way.stride * place for way, place in coordinates)
-        title = ", ".join(f"{way.label} {way.names[place]}" for way, place in coordinates)
+        start = sum(dimension.stride * place for dimension, place in coordinates)
+        title = ", ".join(
+            f"{dimension.label} {dimension.names[place]}" for dimension, place in coordinates
+        )
         cells = tuple(
             tuple(
                 _cell(sweep, sweep.points[start + y * row.stride + x * column.stride], metric)
