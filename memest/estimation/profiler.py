@@ -332,13 +332,13 @@ class Profiler:
         """A family of one trace."""
         trace = self._tracer.steps(question)
         family = alone(trace, question.sizes)
-        self._known_profiles.keep(profile, family)
+        self._known_profiles.keep_family(profile, family)
         return family, ()
 
     def _grow(self, question: Question, family: tuple[Family, Point]) -> tuple[Family, Point]:
         """A family around the sizes of a question, where one is to be had, else what is there."""
         profile, setup = question.profile, question.setup
-        self._known_profiles.take(profile, lambda _: True)
+        self._known_profiles.read_families(profile, lambda _: True)
 
         def trace_at(sizes: Sizes) -> Trace:
             resized_setup = replace(setup, **fields_of(sizes))
@@ -362,7 +362,7 @@ class Profiler:
                 if new_family is None:
                     self._known_profiles.save_model(profile)  # it is not looked for there again
                     continue
-                self._known_profiles.keep(profile, new_family)
+                self._known_profiles.keep_family(profile, new_family)
                 point = new_family.point_of(question.sizes)
                 if point is not None:
                     return new_family, point

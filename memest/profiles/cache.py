@@ -172,14 +172,14 @@ class Store:
         """
         if self.folder is None:
             return
-        place = self.folder / digest
+        key_folder = self.folder / digest
         names = sorted(
             path.name
-            for path in _files(place)
+            for path in _files(key_folder)
             if path.name.startswith(prefix) and path.name.endswith(_SUFFIX)
         )
         for name in names:
-            document = self._load(place / name)
+            document = self._load(key_folder / name)
             if document is not None:
                 yield document
 
@@ -197,12 +197,12 @@ class Store:
         """
         if self.folder is None or self._read_only:
             return
-        place = self.folder / digest
+        key_folder = self.folder / digest
         try:
-            place.mkdir(parents=True, exist_ok=True)
-            if key is not None and not (place / f"{_KEY}{_SUFFIX}").exists():
-                _write(place / f"{_KEY}{_SUFFIX}", key, None)
-            _write(place / f"{name}{_SUFFIX}", content, about)
+            key_folder.mkdir(parents=True, exist_ok=True)
+            if key is not None and not (key_folder / f"{_KEY}{_SUFFIX}").exists():
+                _write(key_folder / f"{_KEY}{_SUFFIX}", key, None)
+            _write(key_folder / f"{name}{_SUFFIX}", content, about)
             self._prune(keep=digest)
         except OSError as error:
             _UNWRITABLE_FOLDERS.setdefault(self.folder, error.strerror or str(error))
@@ -216,16 +216,16 @@ class Store:
     def entries(self) -> list[Entry]:
         """Everything that is kept, used last first."""
         entries = []
-        for place in self._places():
-            files = [f for f in _files(place) if f.name.endswith(_SUFFIX)]
+        for key_folder in self._key_folders():
+            files = [f for f in _files(key_folder) if f.name.endswith(_SUFFIX)]
             if not files:
                 continue
             stats = [s for f in files if (s := _stat(f)) is not None]
-            document = self._load(place / f"{_KEY}{_SUFFIX}", used=False)
+            document = self._load(key_folder / f"{_KEY}{_SUFFIX}", used=False)
             key = None if document is None else document.content
             entries.append(
                 Entry(
-                    digest=place.name,
+                    digest=key_folder.name,
                     key=key if isinstance(key, dict) else {},
                     documents=sum(1 for f in files if not f.name.startswith(f"{_KEY}.")),
                     bytes=sum(s.st_size for s in stats),
@@ -237,12 +237,12 @@ class Store:
     def clear(self) -> int:
         """Drop everything; returns the bytes that were freed."""
         freed_bytes = 0
-        for place in self._places():
-            freed_bytes += sum(s.st_size for f in _files(place) if (s := _stat(f)) is not None)
-            _remove(place)
+        for key_folder in self._key_folders():
+            freed_bytes += sum(s.st_size for f in _files(key_folder) if (s := _stat(f)) is not None)
+            _remove(key_folder)
         return freed_bytes
 
-    def _places(self) -> list[Path]:
+    def _key_folders(self) -> list[Path]:
         """The folders of keys. Others that somebody put there are none of ours."""
         if self.folder is None:
             return []
@@ -251,11 +251,9 @@ class Store:
         except OSError:
             return []
         return [
-            place
-            for place in paths
-            if len(place.name) == 32
-            and set(place.name) <= set("0123456789abcdef")
-            and place.is_dir()
+            path
+            for path in paths
+            if len(path.name) == 32 and set(path.name) <= set("0123456789abcdef") and path.is_dir()
         ]
 
     def _load(self, path: Path, *, used: bool = True) -> Document | None:
@@ -293,9 +291,9 @@ class Store:
         limit = size_limit()
         if self._total() <= limit or self.folder is None:
             return
-        for place in self._places():
-            sweep(place)
-            for part in place.glob(f".*{PART}"):
+        for key_folder in self._key_folders():
+            sweep(key_folder)
+            for part in key_folder.glob(f".*{PART}"):
                 if not part.name.startswith(OURS) and is_left_over(part):
                     part.unlink(missing_ok=True)
         total = self._total()
@@ -313,15 +311,20 @@ class Store:
     def _mend_stamps(self) -> None:
         """Let what was used in the future, by a clock that was set since, count as used now."""
         now = time.time()
-        for place in self._places():
-            for file in _files(place):
+        for key_folder in self._key_folders():
+            for file in _files(key_folder):
                 status = _stat(file)
                 if status is not None and status.st_mtime > now + _CLOCK_SECONDS:
                     with contextlib.suppress(OSError):
                         os.utime(file, (now, now))
 
     def _total(self) -> int:
-        sizes = (s.st_size for p in self._places() for f in _files(p) if (s := _stat(f)))
+        sizes = (
+            s.st_size
+            for key_folder in self._key_folders()
+            for f in _files(key_folder)
+            if (s := _stat(f))
+        )
         return sum(sizes)
 
 
@@ -338,18 +341,18 @@ def _unpack(raw: bytes) -> bytes:
     return text
 
 
-def _remove(place: Path) -> None:
+def _remove(key_folder: Path) -> None:
     """Drop a key's folder with what is in it; what cannot be dropped stays."""
-    for file in _files(place):
+    for file in _files(key_folder):
         with contextlib.suppress(OSError):
             file.unlink()
     with contextlib.suppress(OSError):
-        place.rmdir()
+        key_folder.rmdir()
 
 
-def _files(place: Path) -> list[Path]:
+def _files(folder: Path) -> list[Path]:
     try:
-        return list(place.iterdir())
+        return list(folder.iterdir())
     except OSError:
         return []
 

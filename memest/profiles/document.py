@@ -117,12 +117,12 @@ def domain_from_json(document: Any) -> FamilyDomain:
         BadDocumentError: it is none.
     """
     try:
-        return _reach(document)
+        return _read_domain(document)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise BadDocumentError(f"{type(error).__name__}: {error}") from error
 
 
-def _reach(document: Any) -> FamilyDomain:
+def _read_domain(document: Any) -> FamilyDomain:
     axes = tuple(document["axes"])
     _require(all(axis in DEGREES for axis in axes), "axes")
     points = tuple(tuple(_whole(v) for v in point) for point in document["points"])
@@ -146,7 +146,7 @@ def family_from_json(document: Any) -> Family:
 
 
 def _family(document: Any) -> Family:
-    domain = _reach(document["reach"])
+    domain = _read_domain(document["reach"])
     axes = domain.axes
     formulas = [_read_formula(f, len(axes)) for f in document["formulas"]]
     trace = Trace()

@@ -51,7 +51,7 @@ def with_evaluation(
     """
     tail = _Tail(evaluation, gpu, training_shape, step, cues=cues)
     tail.play(batches)
-    return tail.behind(stream)
+    return tail.append_to(stream)
 
 
 class _Tail:
@@ -125,14 +125,14 @@ class _Tail:
     def play(self, batches: int) -> None:
         """The first batches as they were traced, then copies of the last one."""
         for number, span in enumerate(self._spans[:batches], start=1):
-            self._one(span, number)
+            self._play_batch(span, number)
         num_traced = len(self._spans)
         for number in range(num_traced + 1, batches + 1):
             self._player.bind(self._handover)
             whole = number <= _PLAYED or number == batches
-            self._one(self._spans[-1], number, number - num_traced, whole=whole)
+            self._play_batch(self._spans[-1], number, number - num_traced, whole=whole)
 
-    def _one(self, span: Span, number: int, later: int = 0, *, whole: bool = True) -> None:
+    def _play_batch(self, span: Span, number: int, later: int = 0, *, whole: bool = True) -> None:
         start = len(self._course.events)
         first, cues = len(self._course.places), len(self._course.cues)
         self._player.play(span, self._step, number)
@@ -155,7 +155,7 @@ class _Tail:
             course.mark_positions.pop()
             course.marks.pop()
 
-    def behind(self, stream: Stream) -> Stream:
+    def append_to(self, stream: Stream) -> Stream:
         """The stream, and the evaluation after it."""
         course, base, length = self._course, len(stream.sizes), len(stream.events)
         events = stream.events[:]

@@ -131,14 +131,14 @@ def grow(
     centre = tuple(base_sizes[axis] for axis in axes)
     here = known_traces[centre]
     traces = {p: t for p, t in known_traces.items() if _inside(p, ranges) and alike(t, here)}
-    other: set[Point] = set()
+    unlike_points: set[Point] = set()
     fixed_sizes = {
         n: v for n, v in base_sizes.items() if n not in axes and not (tied and n == "target_len")
     }
     moduli = tuple(r.modulus for r in ranges.values())
     num_traced = 0
 
-    def look_at(point: Point) -> None:
+    def trace_point(point: Point) -> None:
         nonlocal num_traced
         num_traced += 1
         sizes = {**base_sizes, **dict(zip(axes, point, strict=True))}
@@ -149,23 +149,23 @@ def grow(
         except MissingDependencyError:
             raise  # that says nothing about the model
         except (MemestError, MemoryError, OverflowError):
-            other.add(point)
+            unlike_points.add(point)
             return
         if alike(trace, here):
             traces[point] = trace
         else:
-            other.add(point)
+            unlike_points.add(point)
 
     queue = deque(dict.fromkeys(_points(centre, ranges)))
     # both ends of the range first: a family of neighbours would be asked for more soon
     for end in (queue.popleft(), queue.popleft()):
         for point in (end, *_retreat(centre, end, ranges)):
             if point not in traces and num_traced < MAX_TRACES:
-                look_at(point)
+                trace_point(point)
             if point in traces:
                 break
     while True:
-        inside = _without(traces, other, centre)
+        inside = _without(traces, unlike_points, centre)
         # what grows with the sizes passes no threshold between two ends that are alike
         missing = next((end for end in _ends(inside) if end not in inside), None)
         if missing is None and _spans(inside, axes):
@@ -178,11 +178,11 @@ def grow(
                 return None
         while missing is None and queue:
             point = queue.popleft()
-            if point not in traces and point not in other:
+            if point not in traces and point not in unlike_points:
                 missing = point
         if missing is None or num_traced >= MAX_TRACES:
             return None
-        look_at(missing)
+        trace_point(missing)
 
 
 def _ends(points: Iterable[Point]) -> tuple[Point, Point]:
@@ -192,11 +192,11 @@ def _ends(points: Iterable[Point]) -> tuple[Point, Point]:
 
 
 def _without(
-    traces: Mapping[Point, Trace], other: Iterable[Point], centre: Point
+    traces: Mapping[Point, Trace], unlike_points: Iterable[Point], centre: Point
 ) -> dict[Point, Trace]:
     """The traces on the centre's side of all points at which the model does something else."""
     inside = dict(traces)
-    for point in other:
+    for point in unlike_points:
         lows, highs = _ends(inside)
         if not all(low <= p <= high for low, p, high in zip(lows, point, highs, strict=True)):
             continue

@@ -88,7 +88,7 @@ class StepProfile:
         model_cards: by the image size that was asked for.
         sizing: what the model makes of sizes.
         families: of micro-steps.
-        unread: families in the store that were not read yet.
+        unread_families: families in the store that were not read yet.
         meta_models: those that were built, by the image size that was asked for.
         barren: where a family was looked for and there is none.
     """
@@ -98,7 +98,7 @@ class StepProfile:
     model_cards: dict[int | None, ModelCard] = field(default_factory=dict)
     sizing: Sizing = field(default_factory=Sizing)
     families: list[Family] = field(default_factory=list)
-    unread: list[StoredFamily] = field(default_factory=list)
+    unread_families: list[StoredFamily] = field(default_factory=list)
     meta_models: dict[int | None, Any] = field(default_factory=dict)
     barren: set[str] = field(default_factory=set)
 
@@ -151,14 +151,14 @@ class KnownProfiles:
                 except BadDocumentError:
                     store.forget(digest, document.name)
                     continue
-                profile.unread.append(StoredFamily(domain, store, digest, document))
+                profile.unread_families.append(StoredFamily(domain, store, digest, document))
 
-    def take(self, profile: StepProfile, accepts: Callable[[FamilyDomain], bool]) -> None:
+    def read_families(self, profile: StepProfile, accepts: Callable[[FamilyDomain], bool]) -> None:
         """Read the families of accepted domains that were not read yet."""
-        for stored_family in list(profile.unread):
+        for stored_family in list(profile.unread_families):
             if not accepts(stored_family.domain):
                 continue
-            profile.unread.remove(stored_family)
+            profile.unread_families.remove(stored_family)
             try:
                 family = family_from_json(stored_family.document.content)
             except (BadDocumentError, ValueError):
@@ -183,18 +183,20 @@ class KnownProfiles:
             full = _full_key(store, key)
             store.write(digest_of(full), name, content, full, about)
 
-    def keep(self, profile: StepProfile, family: Family) -> None:
+    def keep_family(self, profile: StepProfile, family: Family) -> None:
         """Keep a family; those it answers for are not needed any more."""
         points = {_point_name(family, point) for point in family.points}
-        for old in list(profile.families):
-            if {_point_name(old, p) for p in old.points} <= points and same_kernels(old, family):
-                profile.families.remove(old)
+        for old_family in list(profile.families):
+            if {_point_name(old_family, p) for p in old_family.points} <= points and same_kernels(
+                old_family, family
+            ):
+                profile.families.remove(old_family)
                 if profile.key:
                     store = self._own
-                    store.forget(_digest_in(store, profile.key), _family_name(old))
+                    store.forget(_digest_in(store, profile.key), _family_name(old_family))
         profile.families.append(family)
-        reach = domain_to_json(family.domain)
-        self.write(profile.key, _family_name(family), family_to_json(family), reach)
+        domain = domain_to_json(family.domain)
+        self.write(profile.key, _family_name(family), family_to_json(family), domain)
 
     def of_gpu(self, profile: StepProfile, gpu: GpuTraits) -> StepProfile:
         """The same model, with what was traced for one GPU alone."""
@@ -238,7 +240,7 @@ class KnownProfiles:
             gpu: decides kernels.
             cues: the family must say where wrappers of the model act; older ones do not.
         """
-        self.take(profile, lambda domain: domain.point_of(sizes) is not None)
+        self.read_families(profile, lambda domain: domain.point_of(sizes) is not None)
         best = None
         for family in profile.families:
             point = family.point_of(sizes)

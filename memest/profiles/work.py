@@ -61,13 +61,13 @@ _OF_MICRO_STEPS = (Phase.BATCH, Phase.FORWARD, Phase.BACKWARD)
 
 
 def _add(first: Work, second: Work, times: int) -> Work:
-    by = {
+    flops_by = {
         kind: count
         for kind in Arithmetic
         if (count := first.flops_by.get(kind, 0) + times * second.flops_by.get(kind, 0))
     }
     return Work(
-        flops_by=MappingProxyType(by),
+        flops_by=MappingProxyType(flops_by),
         launches=first.launches + times * second.launches,
         bytes_made=first.bytes_made + times * second.bytes_made,
     )
@@ -133,7 +133,7 @@ def _by_mark(trace: Trace) -> dict[int, Work]:
     """The work behind each mark that the events have, by its index."""
     steps: dict[int, Work] = {}
     known_flops: dict[int, tuple[Arithmetic, int]] = {}
-    by: dict[Arithmetic, int] = {}
+    flops_by: dict[Arithmetic, int] = {}
     bytes_made = 0
     current = -1
     for value in (*trace.events, MARK):  # one more mark ends the last phase
@@ -147,9 +147,11 @@ def _by_mark(trace: Trace) -> dict[int, Work]:
                 call = trace.calls[number]
                 call_flops = known_flops[number] = (arithmetic(call), flops(call))
             if call_flops[1]:
-                by[call_flops[0]] = by.get(call_flops[0], 0) + call_flops[1]
+                flops_by[call_flops[0]] = flops_by.get(call_flops[0], 0) + call_flops[1]
         elif kind == MARK:
             if current >= 0:
-                steps[current] = Work(MappingProxyType(by), trace.launches[current], bytes_made)
-            by, bytes_made, current = {}, 0, index
+                steps[current] = Work(
+                    MappingProxyType(flops_by), trace.launches[current], bytes_made
+                )
+            flops_by, bytes_made, current = {}, 0, index
     return steps

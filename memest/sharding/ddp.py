@@ -163,13 +163,13 @@ class Ddp(Wrapper):
     def _broadcast(self, sizes: Sequence[tuple[str, int]]) -> None:
         """``broadcast_coalesced``: flat copies, at most two of them at a time."""
         buckets = assign_buckets(sizes, [BROADCAST_BYTES])
-        flying: list[int] = []
+        in_flight: list[int] = []
         for bucket in sorted(buckets, key=lambda members: members[0]):
-            if len(flying) >= IN_FLIGHT:
-                self.to.free(flying.pop(0))
+            if len(in_flight) >= IN_FLIGHT:
+                self.to.free(in_flight.pop(0))
             nbytes = sum(sizes[index][1] for index in bucket)
-            flying.append(self.to.alloc(nbytes, Category.COMMUNICATION, "ddp: broadcast"))
-        self.to.free(*flying)
+            in_flight.append(self.to.alloc(nbytes, Category.COMMUNICATION, "ddp: broadcast"))
+        self.to.free(*in_flight)
 
     def enter_forward(self) -> None:
         """``_pre_forward``: buckets are made anew, and buffers sent."""

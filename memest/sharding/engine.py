@@ -268,10 +268,10 @@ class ShardedRank(Wrapper):
     in_backward: bool = False
     is_boundary: bool = True
     _left_out: list[int] = field(default_factory=list)
-    _natural: dict[int, int] = field(default_factory=dict)
+    _weight_of_gradient: dict[int, int] = field(default_factory=dict)
     _taken_gradients: set[int] = field(default_factory=set)
-    _dead: set[int] = field(default_factory=set)
-    _coming: dict[int, int] = field(default_factory=dict)
+    _freed_gradients: set[int] = field(default_factory=set)
+    _new_gradients: dict[int, int] = field(default_factory=dict)
 
     # -- what libraries do
 
@@ -305,15 +305,15 @@ class ShardedRank(Wrapper):
 
     def frees(self, number: int) -> bool:
         """See :meth:`Wrapper.frees`; gradients that it knows go when the library drops them."""
-        if number not in self._natural:
+        if number not in self._weight_of_gradient:
             return True
         if number in self._taken_gradients:
             # zero_grad drops what there is in its place
             self._taken_gradients.discard(number)
-            self.zero_grad(self._natural.pop(number))
+            self.zero_grad(self._weight_of_gradient.pop(number))
         else:
             # added in place by the stream; here it is what the parameter has
-            self._dead.add(number)
+            self._freed_gradients.add(number)
         return False
 
     def begins(self, mark: Mark) -> None:
@@ -354,10 +354,10 @@ class ShardedRank(Wrapper):
         if number is None:
             return
         self.to.free(number)
-        if number in self._dead:
-            self._dead.discard(number)
-            self._natural.pop(number, None)
-        elif number in self._natural:
+        if number in self._freed_gradients:
+            self._freed_gradients.discard(number)
+            self._weight_of_gradient.pop(number, None)
+        elif number in self._weight_of_gradient:
             self._taken_gradients.add(number)
 
     # -- gradients
@@ -365,28 +365,28 @@ class ShardedRank(Wrapper):
     def _hand_over(self, weight: int, number: int) -> None:
         """A gradient comes; where nothing is there yet, the parameter takes it over."""
         if number >= 0 and weight not in self.gradients:
-            self._coming[weight] = number
-            self._natural[number] = weight
+            self._new_gradients[weight] = number
+            self._weight_of_gradient[number] = weight
 
     def _accumulate(self, weight: int, number: int) -> None:
         """It has been added. The stream has its sum; here it may be the first."""
-        coming = self._coming.pop(weight, None)
+        new_gradient = self._new_gradients.pop(weight, None)
         if weight not in self.gradients:
-            known = number in self._taken_gradients or number in self._natural
-            if number >= 0 and number != coming and not known:
+            known = number in self._taken_gradients or number in self._weight_of_gradient
+            if number >= 0 and number != new_gradient and not known:
                 # it was copied: autograd could not hand over what it had computed
-                if coming is not None:
-                    self._give_back(coming)
-                self._natural[number] = weight
+                if new_gradient is not None:
+                    self._give_back(new_gradient)
+                self._weight_of_gradient[number] = weight
                 self.gradients[weight] = number
-            elif coming is not None:
-                self.gradients[weight] = coming
+            elif new_gradient is not None:
+                self.gradients[weight] = new_gradient
         if weight in self.gradients:
             self.ready(weight)
 
     def _give_back(self, number: int) -> None:
         """What was kept for nothing."""
-        del self._natural[number]
-        if number in self._dead:
-            self._dead.discard(number)
+        del self._weight_of_gradient[number]
+        if number in self._freed_gradients:
+            self._freed_gradients.discard(number)
             self.to.free(number)

@@ -94,7 +94,7 @@ class FsdpRank(ShardedRank):
     _in_order: list[FsdpUnit] = field(default_factory=list)
     _order: list[FsdpUnit] = field(default_factory=list)
     _cast: int | None = None
-    _uncast: dict[int, int] = field(default_factory=dict)
+    _storage_before_cast: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for plan in self.plans:
@@ -120,7 +120,7 @@ class FsdpRank(ShardedRank):
         """See :meth:`Wrapper.frees`."""
         if self._cast is None:
             return ShardedRank.frees(self, number)
-        self._uncast[self._cast], self._cast = number, None
+        self._storage_before_cast[self._cast], self._cast = number, None
         return False
 
     def begins(self, mark: Mark) -> None:
@@ -172,11 +172,11 @@ class FsdpRank(ShardedRank):
         """A weight before it is cut: where it lies, or brought to the device for that."""
         if self.on_device:
             here = self.storages[weight]
-            return self._uncast.get(here, here)
+            return self._storage_before_cast.get(here, here)
         nbytes = num_elements(self.weights[weight].shape) * DTYPE_BYTES[self.stored_dtypes[weight]]
         return self.to.alloc(nbytes, Category.COMMUNICATION, "fsdp: whole parameter")
 
-    def passing(self, nbytes: int, label: str, stream: int) -> int:
+    def alloc_buffer(self, nbytes: int, label: str, stream: int) -> int:
         """Storage of a gather or a reduction."""
         return self.to.alloc(nbytes, Category.COMMUNICATION, label, stream=stream)
 

@@ -164,11 +164,11 @@ class Fsdp1(FsdpRank):
     _flat_gradients: dict[FsdpUnit, int] = field(default_factory=dict)
     _lazy: bool = True
     _warm_up: int | None = None
-    _place: dict[FsdpUnit, int] = field(default_factory=dict)
+    _order_index: dict[FsdpUnit, int] = field(default_factory=dict)
     _hooked_units: set[FsdpUnit] = field(default_factory=set)
-    _leaving: list[FsdpUnit] = field(default_factory=list)
-    _inner: set[FsdpUnit] = field(default_factory=set)
-    _used: set[FsdpUnit] = field(default_factory=set)
+    _leaving_units: list[FsdpUnit] = field(default_factory=list)
+    _inner_units: set[FsdpUnit] = field(default_factory=set)
+    _used_units: set[FsdpUnit] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         FsdpRank.__post_init__(self)
@@ -182,9 +182,9 @@ class Fsdp1(FsdpRank):
                 )
             path = unit.plan.modules[0]
             if any(around in self._units_at for around in _prefixes(path)[:-1]):
-                self._inner.add(unit)
+                self._inner_units.add(unit)
             if path == ROOT or any(name.startswith(f"{path}.") for name in trained_names):
-                self._used.add(unit)
+                self._used_units.add(unit)
         if self.ranks > 1 and not self.keeps_whole:
             self.notes.append(
                 "FSDP1 records streams: what a kernel still reads is reused when the GPU is done "
@@ -260,7 +260,7 @@ class Fsdp1(FsdpRank):
                 if not self.keeps_whole:
                     sizes.append(gathered_elements * stored_item)
             for nbytes in sizes:
-                self.to.free(self.passing(nbytes, "fsdp: storage", DEFAULT_STREAM))
+                self.to.free(self.alloc_buffer(nbytes, "fsdp: storage", DEFAULT_STREAM))
 
     # -- hooks of modules
 
@@ -281,7 +281,7 @@ class Fsdp1(FsdpRank):
         for unit in self._units_at.get(module, ()):
             if unit.state is State.PRE_BACKWARD:
                 continue
-            if self.in_backward and unit not in self._inner:
+            if self.in_backward and unit not in self._inner_units:
                 self._pre_backward(unit)
                 continue
             if unit.is_root:
@@ -293,7 +293,7 @@ class Fsdp1(FsdpRank):
             # the hook behind a gradient is there in any case, else there is one on the inputs
             unit.fed_by = module if fed or self._trains(unit) else None
             if fed:
-                self._used.add(unit)
+                self._used_units.add(unit)
 
     def leave(self, module: str) -> None:
         """``_post_forward``."""
@@ -306,11 +306,11 @@ class Fsdp1(FsdpRank):
                 self.reshard(unit)
             if unit.plan.weights:
                 # a place that is not the first is kept (``record_post_forward``)
-                if not self._place.get(unit):
-                    self._place[unit] = len(self._order)
+                if not self._order_index.get(unit):
+                    self._order_index[unit] = len(self._order)
                 self._order.append(unit)
-            hidden = self.reentrant and not self.in_backward and unit in self._inner
-            if unit in self._used and not hidden:
+            hidden = self.reentrant and not self.in_backward and unit in self._inner_units
+            if unit in self._used_units and not hidden:
                 self._hooked_units.add(unit)
             unit.state = State.IDLE
 
@@ -321,11 +321,11 @@ class Fsdp1(FsdpRank):
             for unit in self._units_at.get(ROOT, ()):
                 self._pre_backward(unit)
         frozen = []
-        for unit in reversed(list(self._leaving)):
+        for unit in reversed(list(self._leaving_units)):
             assert unit.fed_by is not None
             if is_inside(module, unit.fed_by) or not self._is_complete(unit):
                 continue
-            self._leaving.remove(unit)
+            self._leaving_units.remove(unit)
             unit.fed_by = None
             if self._trains(unit):
                 self._post_backward(unit)
@@ -335,8 +335,8 @@ class Fsdp1(FsdpRank):
             for unit in self._units_at.get(path, ()):
                 if unit.state is State.IDLE and unit in self._hooked_units:
                     self._pre_backward(unit)
-                if unit.fed_by is not None and unit not in self._leaving:
-                    self._leaving.append(unit)
+                if unit.fed_by is not None and unit not in self._leaving_units:
+                    self._leaving_units.append(unit)
         for unit in frozen:
             # the hook on its inputs, behind that on the outputs of the unit that they come from
             self._post_backward(unit)
@@ -372,10 +372,10 @@ class Fsdp1(FsdpRank):
         shard = None
         if self.offloads:
             label = "fsdp: shard from the host"
-            shard = self.passing(elements * stored_item, label, _PRE_UNSHARD_STREAM)
+            shard = self.alloc_buffer(elements * stored_item, label, _PRE_UNSHARD_STREAM)
         if stored_item != computed_item:
             label = "fsdp: shard in half precision"
-            half = self.passing(elements * computed_item, label, _PRE_UNSHARD_STREAM)
+            half = self.alloc_buffer(elements * computed_item, label, _PRE_UNSHARD_STREAM)
             if shard is not None:
                 self.to.free(shard)
             shard = half
@@ -396,7 +396,7 @@ class Fsdp1(FsdpRank):
 
     def _prefetch_behind(self, unit: FsdpUnit) -> None:
         """``get_handle_to_backward_prefetch``: who came before it in the order of forwards."""
-        index = self._place.get(unit)
+        index = self._order_index.get(unit)
         if index:
             before = self._order[index - 1]
             if before in self._hooked_units:
@@ -446,7 +446,7 @@ class Fsdp1(FsdpRank):
             at = offset + elements
         if self.original and flat.elements > at:
             zeros.append((flat.elements - at) * item)
-        passing = [
+        zero_buffers = [
             self.to.alloc(nbytes, Category.TEMPORARIES, "fsdp: zeros for a flat gradient")
             for nbytes in zeros
         ]
@@ -456,7 +456,7 @@ class Fsdp1(FsdpRank):
             "fsdp: flat gradient",
             module=self.module_of(flat.weights[0]),
         )
-        self.to.free(*passing)
+        self.to.free(*zero_buffers)
         for weight in flat.weights:
             self.take_gradient(weight)
         # added to what earlier micro-steps left, or, whole, reduced where it lies after each
@@ -468,12 +468,14 @@ class Fsdp1(FsdpRank):
     def _reduce(self, unit: FsdpUnit, gradient: int) -> None:
         """``_reduce_grad``; ``_reduce_grad_no_shard`` reduces where the gradient is."""
         computed_item, stored_item = self._computed_item(unit), self._stored_item(unit)
-        flat, passing, result = self._flats[unit], [gradient], gradient
+        flat, buffers, result = self._flats[unit], [gradient], gradient
         if not self.keeps_whole:
             gathered_elements = flat.shard_elements * self.ranks
             if gathered_elements != flat.elements:
                 nbytes = gathered_elements * computed_item
-                passing.append(self.passing(nbytes, "fsdp: padded gradient", _POST_BACKWARD_STREAM))
+                buffers.append(
+                    self.alloc_buffer(nbytes, "fsdp: padded gradient", _POST_BACKWARD_STREAM)
+                )
             result = self._alloc_reduced(flat.shard_elements * computed_item, _POST_BACKWARD_STREAM)
         if computed_item != stored_item:
             stream = ALL_REDUCE_STREAM if self.replicated else _POST_BACKWARD_STREAM
@@ -489,7 +491,7 @@ class Fsdp1(FsdpRank):
             self.to.free(result)
         else:
             self.keep_gradient(unit, result)
-        self.to.free(*reversed(passing))
+        self.to.free(*reversed(buffers))
 
     def _alloc_reduced(self, nbytes: int, stream: int) -> int:
         return self.to.alloc(nbytes, Category.GRADIENTS, "fsdp: reduced gradients", stream=stream)
@@ -499,7 +501,7 @@ class Fsdp1(FsdpRank):
         if not self.has_begun:
             return
         self.has_begun = False
-        self._leaving.clear()
+        self._leaving_units.clear()
         for unit in self.in_module_order():
             done = unit.state is State.POST_BACKWARD or not unit.plan.weights
             if not done and any(weight in self.gradients for weight in unit.plan.weights):
@@ -509,7 +511,7 @@ class Fsdp1(FsdpRank):
             unit.state = State.IDLE
             unit.fed_by = None
         self._hooked_units.clear()
-        self._place.clear()
+        self._order_index.clear()
         self._order.clear()
 
 

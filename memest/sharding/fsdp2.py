@@ -203,17 +203,19 @@ class Fsdp2(FsdpRank):
             return
         inputs = self._from_host(unit) if self.offloads else self._in_half(unit)
         nbytes = sum(map(self._full_bytes, unit.plan.weights))
-        unit.gather_buffer = self.passing(nbytes, "fsdp: all-gather", self._gather_stream)
+        unit.gather_buffer = self.alloc_buffer(nbytes, "fsdp: all-gather", self._gather_stream)
         self.to.free(*inputs)
 
     def _from_host(self, unit: FsdpUnit) -> list[int]:
         """Shards that come from host memory, one by one."""
         out, stream = [], self._gather_stream
         for weight in unit.plan.weights:
-            number = self.passing(self._stored_bytes(weight), "fsdp: shard from the host", stream)
+            number = self.alloc_buffer(
+                self._stored_bytes(weight), "fsdp: shard from the host", stream
+            )
             if self._casts(weight):
                 nbytes = self._computed_bytes(weight)
-                cast = self.passing(nbytes, "fsdp: shard in half precision", stream)
+                cast = self.alloc_buffer(nbytes, "fsdp: shard in half precision", stream)
                 self.to.free(number)
                 number = cast
             out.append(number)
@@ -225,7 +227,7 @@ class Fsdp2(FsdpRank):
         if not halves:
             return []
         nbytes = sum(map(self._computed_bytes, halves))
-        return [self.passing(nbytes, "fsdp: shards in half precision", self._gather_stream)]
+        return [self.alloc_buffer(nbytes, "fsdp: shards in half precision", self._gather_stream)]
 
     def _wait(self, unit: FsdpUnit) -> None:
         """``wait_for_unshard``: every parameter is copied out of the buffer."""
@@ -254,7 +256,7 @@ class Fsdp2(FsdpRank):
             cast = None
             if self._casts(weight):
                 nbytes = self._computed_bytes(weight)
-                cast = self.passing(nbytes, "fsdp: shard in half precision", DEFAULT_STREAM)
+                cast = self.alloc_buffer(nbytes, "fsdp: shard in half precision", DEFAULT_STREAM)
             self._alloc_full(unit, weight)
             if cast is not None:
                 self.to.free(cast)
@@ -317,7 +319,7 @@ class Fsdp2(FsdpRank):
         to = self.to
         shard = sum(map(self._computed_bytes, gradients))
         ranks = self._ranks(unit)
-        source = self.passing(ranks * shard, "fsdp: reduce-scatter input", DEFAULT_STREAM)
+        source = self.alloc_buffer(ranks * shard, "fsdp: reduce-scatter input", DEFAULT_STREAM)
         # a loop variable of foreach_reduce keeps the last one until it returns
         last = gradients[-1:] if ranks > 1 else []
         # list.clear() begins at the end
@@ -328,7 +330,7 @@ class Fsdp2(FsdpRank):
         )
         if ranks == 1 and unit.plan.ranks is not None:
             # the batches of other ranks are in these gradients too: divided before they are copied
-            to.free(self.passing(shard, "fsdp: divided gradients", _REDUCE_SCATTER_STREAM))
+            to.free(self.alloc_buffer(shard, "fsdp: divided gradients", _REDUCE_SCATTER_STREAM))
         if any(map(self._casts, gradients)):
             own = sum(map(self._stored_bytes, gradients))
             stream = ALL_REDUCE_STREAM if self.replicated else _REDUCE_SCATTER_STREAM

@@ -103,10 +103,10 @@ def compose_rank(
         )
         for place, (number, trace) in enumerate(zip(numbers, stages, strict=True))
     }
-    playing = _Playing(plan, rank, pieces, joined_traces, player, course, table)
+    run = _RankRun(plan, rank, pieces, joined_traces, player, course, table)
     if updates is not None:
-        playing.update = _Update.of(updates, joined_traces, len(stages))
-    playing.run()
+        run.update = _Update.of(updates, joined_traces, len(stages))
+    run.run()
     return RankStream(
         events=course.events,
         categories=course.categories,
@@ -165,7 +165,7 @@ class _Update:
 
 
 @dataclass(slots=True)
-class _Playing:
+class _RankRun:
     """The run of one rank, as it is played."""
 
     plan: PipelinePlan

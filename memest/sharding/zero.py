@@ -67,7 +67,7 @@ class Zero(ZeroRank):
         if mark.phase is Phase.OPTIMIZER:
             for weight in chain.from_iterable(self._touched_weights):
                 nbytes = self._slices[weight][self._number] * NORM_BYTES
-                self.passing(nbytes, "zero: norm of a gradient")
+                self.alloc_and_free(nbytes, "zero: norm of a gradient")
 
     # -- construction
 
@@ -181,9 +181,11 @@ class Zero(ZeroRank):
         if self.offloads_optimizer:
             if self.is_boundary:
                 size = self._slices[weight][self._number]
-                self.passing(size * NORM_BYTES, "zero: norm of a gradient", stream=self.stream)
+                self.alloc_and_free(
+                    size * NORM_BYTES, "zero: norm of a gradient", stream=self.stream
+                )
                 if self.weights[weight].dtype != "float32":
-                    self.passing(
+                    self.alloc_and_free(
                         size * MASTER_BYTES, "zero: gradient in float32", stream=self.stream
                     )
         elif self._partition_gradients is None:

@@ -127,7 +127,7 @@ class Zero3(ZeroRank):
             shards = self._build()
             for members in self._by_owner():
                 # a module is gathered while its part of the checkpoint is read
-                whole_parameters = [self._whole(weight, padded=True) for weight in members]
+                whole_parameters = [self._alloc_whole(weight, padded=True) for weight in members]
                 to.free(*whole_parameters)
         self._join_shards(shards)
         if not self._trained_weights:
@@ -156,7 +156,7 @@ class Zero3(ZeroRank):
         """Of the part of a gradient that a rank keeps."""
         return self.fetcher.shard_elements(weight) * DTYPE_BYTES[self.kept_dtype]
 
-    def _whole(self, weight: int, *, padded: bool = False) -> int:
+    def _alloc_whole(self, weight: int, *, padded: bool = False) -> int:
         fetcher = self.fetcher
         elements = fetcher.elements(weight)
         if padded:
@@ -180,7 +180,7 @@ class Zero3(ZeroRank):
         """Modules made whole, and partitioned one after the other."""
         to, shards = self.to, {}
         for members in self._by_owner():
-            whole = {weight: self._whole(weight) for weight in members}
+            whole = {weight: self._alloc_whole(weight) for weight in members}
             for weight, number in whole.items():
                 stays = not self.offloads_params or weight in self.fetcher.persistent
                 if stays:
@@ -242,17 +242,17 @@ class Zero3(ZeroRank):
         previous = None
         for group in self.groups:
             size = group.partition_elements * MASTER_BYTES
-            passing = None
+            current = None
             if group.dtype != "float32" or self.offloads_params:
-                passing = to.alloc(size, Category.MASTER_WEIGHTS, "zero: converted parameters")
+                current = to.alloc(size, Category.MASTER_WEIGHTS, "zero: converted parameters")
             if previous is not None:
                 to.free(previous)
             to.alloc(size, Category.MASTER_WEIGHTS, "zero: master weights")
-            previous = passing
+            previous = current
         if previous is not None:
             to.free(previous)
         largest = max(group.partition_elements for group in self.groups)
-        self.passing(largest * MASTER_BYTES, "zero: gradients")
+        self.alloc_and_free(largest * MASTER_BYTES, "zero: gradients")
 
     # -- gradients
 
@@ -276,7 +276,7 @@ class Zero3(ZeroRank):
         parts to that in which they are kept.
         """
         whole = [
-            self._passing(
+            self._alloc_buffer(
                 self.fetcher.elements(weight) * DTYPE_BYTES[self.wire_dtype],
                 f"zero: gradient in {self.wire_dtype}",
             )
@@ -290,7 +290,7 @@ class Zero3(ZeroRank):
             self.to.free(*reversed(whole))
             return joined_parts
         parts = [
-            self._passing(self._kept_bytes(weight), "zero: part of a gradient")
+            self._alloc_buffer(self._kept_bytes(weight), "zero: part of a gradient")
             for weight in members
         ]
         # lists are let go of from their ends
@@ -312,12 +312,12 @@ class Zero3(ZeroRank):
                 for rank in range(size // part, ranks)
             ]
         for _, nbytes in sorted(pads, key=lambda pad: pad[0]):
-            out.append(self._passing(nbytes, "zero: padding of gradients"))
-        buffer = self._passing(total, "zero: joined gradients")
+            out.append(self._alloc_buffer(nbytes, "zero: padding of gradients"))
+        buffer = self._alloc_buffer(total, "zero: joined gradients")
         self.to.free(*out)
         return [buffer]
 
-    def _passing(self, nbytes: int, label: str) -> int:
+    def _alloc_buffer(self, nbytes: int, label: str) -> int:
         """A storage of a reduction."""
         return self.to.alloc(nbytes, Category.COMMUNICATION, label, stream=self.stream)
 
@@ -326,16 +326,16 @@ class Zero3(ZeroRank):
         last = None
         for weight in members:
             size = self.fetcher.shard_elements(weight)
-            copy = self._passing(self._kept_bytes(weight), "zero: gradients from the host")
+            copy = self._alloc_buffer(self._kept_bytes(weight), "zero: gradients from the host")
             if last is not None:
                 self.to.free(last)
             last = copy
             if self.is_boundary:
-                passing = [(size * NORM_BYTES, "zero: norm")]
+                buffers = [(size * NORM_BYTES, "zero: norm")]
                 if self.kept_dtype != "float32":
-                    passing.append((size * MASTER_BYTES, "zero: gradient in float32"))
-                for nbytes, label in passing:
-                    self.to.free(self._passing(nbytes, label))
+                    buffers.append((size * MASTER_BYTES, "zero: gradient in float32"))
+                for nbytes, label in buffers:
+                    self.to.free(self._alloc_buffer(nbytes, label))
         if last is not None:
             self.to.free(last)
 
@@ -364,7 +364,7 @@ class Zero3(ZeroRank):
                 self.to.free(number)
         for weight in self._trained_weights:
             size = self.fetcher.shard_elements(weight) * NORM_BYTES
-            self.passing(size, "zero: norm of a gradient")
+            self.alloc_and_free(size, "zero: norm of a gradient")
 
     def begin_group(self, index: int) -> None:
         """See :meth:`ZeroRank.begin_group`."""

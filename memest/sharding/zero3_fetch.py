@@ -68,14 +68,14 @@ class _Handle:
         weights: gathered together, in order; one alone needs no copy out.
         flats: buffers of the gather, alive until every weight was waited for.
         copies: shards on their way from the host.
-        left: weights that nobody waited for yet.
+        pending_weights: weights that nobody waited for yet.
         done: it was waited for.
     """
 
     weights: Sequence[int]
     flats: list[int] = field(default_factory=list)
     copies: list[int] = field(default_factory=list)
-    left: set[int] = field(default_factory=set)
+    pending_weights: set[int] = field(default_factory=set)
     done: bool = False
 
 
@@ -259,9 +259,9 @@ class Fetcher:
         self._status[weight] = _Status.HERE
 
     def _prefetch(self, own: Sequence[int]) -> None:
-        new = {w for w in own if self._recent.get(w, _NEVER) < self._step}
+        new_weights = {w for w in own if self._recent.get(w, _NEVER) < self._step}
         passed_weights: set[int] = set()
-        while self._queue and len(passed_weights) < len(new):
+        while self._queue and len(passed_weights) < len(new_weights):
             weight, step = self._queue.popleft()
             self._recent[weight] = step
             passed_weights.add(weight)
@@ -286,16 +286,16 @@ class Fetcher:
             self._running.pop()
         own = self._of(module)
         complete = self._mode is _Trace.COMPLETE
-        going = set(self._to_release(module, own) if complete else own)
-        mine = list(own)
+        to_release = set(self._to_release(module, own) if complete else own)
+        weights = list(own)
         if backward:
-            again = self._recomputed_weights.pop(module, set())
-            going |= {weight for weight in again if weight not in self.persistent}
-            mine += sorted(again - set(own))
+            recomputed_weights = self._recomputed_weights.pop(module, set())
+            to_release |= {weight for weight in recomputed_weights if weight not in self.persistent}
+            weights += sorted(recomputed_weights - set(own))
             self._in_backward.pop(module, None)
-        for weight in mine:
+        for weight in weights:
             self._active[weight].discard(module)
-            if weight in going:
+            if weight in to_release:
                 self._release(weight)
 
     def _to_release(self, module: int, own: Sequence[int]) -> frozenset[int]:
@@ -322,8 +322,8 @@ class Fetcher:
         """``release_backward_leftovers``: modules that autograd did not leave by their inputs."""
         while self._in_backward:
             module, _ = self._in_backward.popitem()
-            again = self._recomputed_weights.pop(module, set())
-            for weight in dict.fromkeys((*self._of(module), *sorted(again))):
+            recomputed_weights = self._recomputed_weights.pop(module, set())
+            for weight in dict.fromkeys((*self._of(module), *sorted(recomputed_weights))):
                 self._active[weight].discard(module)
                 if weight not in self.persistent:
                     self._release(weight)
@@ -392,7 +392,7 @@ class Fetcher:
         if not away:
             return
         self._available += sum(map(self.elements, away))
-        handle = _Handle(weights=away, left=set(away))
+        handle = _Handle(weights=away, pending_weights=set(away))
         for weight in away:
             self._status[weight] = _Status.COMING
             self._coming[weight] = handle
@@ -422,8 +422,8 @@ class Fetcher:
     def _wait(self, weight: int) -> None:
         handle = self._coming.pop(weight)
         self._finish(handle)
-        handle.left.discard(weight)
-        if not handle.left:
+        handle.pending_weights.discard(weight)
+        if not handle.pending_weights:
             self._drop(handle)
 
     def _finish(self, handle: _Handle) -> None:

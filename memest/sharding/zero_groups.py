@@ -170,7 +170,7 @@ class ZeroRank(ShardedRank):
     offloads_optimizer: bool
     _bucket: list[int] = field(default_factory=list)
     _bucket_fill: int = 0
-    _of_update: list[int] = field(default_factory=list)
+    _update_buffers: list[int] = field(default_factory=list)
 
     @abstractmethod
     def reduce(self, members: list[int]) -> None:
@@ -199,7 +199,7 @@ class ZeroRank(ShardedRank):
         """On which gradients are reduced."""
         return _REDUCTION_STREAM if self.overlaps else DEFAULT_STREAM
 
-    def passing(self, nbytes: int, label: str, *, stream: int = DEFAULT_STREAM) -> None:
+    def alloc_and_free(self, nbytes: int, label: str, *, stream: int = DEFAULT_STREAM) -> None:
         """A storage that is let go of at once."""
         self.to.free(self.to.alloc(nbytes, Category.TEMPORARIES, label, stream=stream))
 
@@ -244,8 +244,8 @@ class ZeroRank(ShardedRank):
             storages.append((size * MASTER_BYTES, "zero: gradients in float32"))
         numbers = [self.to.alloc(n, Category.GRADIENTS, label) for n, label in storages]
         self.to.free(*numbers[:-1])
-        self._of_update = numbers[-1:]
+        self._update_buffers = numbers[-1:]
 
     def _end_group(self) -> None:
-        self.to.free(*self._of_update)
-        self._of_update = []
+        self.to.free(*self._update_buffers)
+        self._update_buffers = []

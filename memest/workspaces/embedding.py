@@ -161,10 +161,10 @@ def _index_sizes(
 
 def _broadcast(shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
     width = max((len(shape) for shape in shapes), default=0)
-    padded = [(1,) * (width - len(shape)) + shape for shape in shapes]
+    padded_shapes = [(1,) * (width - len(shape)) + shape for shape in shapes]
     return tuple(
         next((extent for extent in column if extent != 1), 1)
-        for column in zip(*padded, strict=True)
+        for column in zip(*padded_shapes, strict=True)
     )
 
 
