@@ -110,27 +110,27 @@ def run_estimate(
         table = choose("--by", by, TableChoice)
     levels = _depth(depth, table)
     target = None if out is None else _target(out)
-    unwritten: OSError | None = None  # told when the answer is out: a full disk takes no answer
+    write_error: OSError | None = None  # told when the answer is out: a full disk takes no answer
     try:
         answer = _answer(model, options, output, max_batch=True, snapshot=snapshot, run=run)
     except OSError as error:
         if snapshot is None or error.filename != str(Path(snapshot).expanduser()):
             raise
-        unwritten = error
+        write_error = error
         answer = _answer(model, options, output, max_batch=True, run=run)
     if target is not None:
         try:
             answer.save(target)
         except OSError as error:
-            unwritten = unwritten or error
+            write_error = write_error or error
     from memest.report.words import render_origins, verdict_sentence
 
     output.put(answer, lambda: [verdict_sentence(answer)], by=table, depth=levels)
     if explain and run is not None and not output.as_json:
         ignored_keys, missing_keys = map(str, run.ignored), map(str, run.not_modelled)
         write_out(render_origins(answer.origins, tuple(ignored_keys), tuple(missing_keys)))
-    if unwritten is not None:
-        raise unwritten
+    if write_error is not None:
+        raise write_error
     return 0
 
 

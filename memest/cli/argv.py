@@ -73,8 +73,8 @@ def options_by_flag() -> dict[str, Option]:
     """Every spelling of every option of an estimate."""
     flags: dict[str, Option] = {}
     for option in OPTIONS:
-        spelt = (f"--{name.replace('_', '-')}" for name in option.keywords)
-        flags |= dict.fromkeys((*option.flags, *spelt), option)
+        spellings = (f"--{name.replace('_', '-')}" for name in option.keywords)
+        flags |= dict.fromkeys((*option.flags, *spellings), option)
     return flags
 
 
@@ -85,8 +85,10 @@ def closest_flags(flag: str) -> list[str]:
 
 def _is_mode(text: str) -> bool:
     """Whether a word after a MODE option is its value; a slip of the pen counts, a model not."""
-    near = difflib.get_close_matches(text.lower(), ("none", "full", "every_n"), n=1, cutoff=0.7)
-    return bool(_MODE.match(text) or near)
+    close_modes = difflib.get_close_matches(
+        text.lower(), ("none", "full", "every_n"), n=1, cutoff=0.7
+    )
+    return bool(_MODE.match(text) or close_modes)
 
 
 def _switch(option: Option, value: str | None, tokens: list[str]) -> list[str]:

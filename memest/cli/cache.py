@@ -89,7 +89,7 @@ class Contents:
 
 def contents(folder: Path) -> Contents:
     """Look into a cache folder without touching anything."""
-    problem, others = "", 0
+    problem, num_others = "", 0
     try:
         names = [path.name for path in folder.iterdir()]
     except FileNotFoundError:
@@ -100,21 +100,21 @@ def contents(folder: Path) -> Contents:
         names, problem = [], f"it cannot be read: {error.strerror or error}"
     # reading only: a look must not make old entries seem used
     entries = Store(folder, writable=False).entries() if not problem else []
-    kinds: dict[str, list[Entry]] = {"profiles": [], "optimizers": [], "unknown": []}
+    by_kind: dict[str, list[Entry]] = {"profiles": [], "optimizers": [], "unknown": []}
     for entry in entries:
         if isinstance(entry.key.get("model"), str):
-            kinds["profiles"].append(entry)
+            by_kind["profiles"].append(entry)
         else:
-            kinds["optimizers" if "weights" in entry.key else "unknown"].append(entry)
+            by_kind["optimizers" if "weights" in entry.key else "unknown"].append(entry)
     digests = {entry.digest for entry in entries}
-    others = sum(1 for name in names if name not in digests)
+    num_others = sum(1 for name in names if name not in digests)
     return Contents(
         folder=folder,
-        profiles=tuple(kinds["profiles"]),
-        optimizers=tuple(kinds["optimizers"]),
-        unknown=tuple(kinds["unknown"]),
+        profiles=tuple(by_kind["profiles"]),
+        optimizers=tuple(by_kind["optimizers"]),
+        unknown=tuple(by_kind["unknown"]),
         problem=problem,
-        others=others,
+        others=num_others,
     )
 
 
@@ -125,11 +125,11 @@ def _differences(key: Mapping[str, Any]) -> dict[str, Any]:
     setup = key.get("setup")
     if not isinstance(setup, dict):
         return {}
-    usual = Setup().to_dict()
+    defaults = Setup().to_dict()
     differences = {
         name: setup[name]
         for name in (*_WORDS, *_SWITCHES)
-        if name in setup and name in usual and setup[name] != usual[name]
+        if name in setup and name in defaults and setup[name] != defaults[name]
     }
     for name in _SPREAD:
         value = setup.get(name)

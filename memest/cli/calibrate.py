@@ -113,12 +113,12 @@ def import_(
     """Take over measurements from files. For example: memest calibrate import other.jsonl.gz."""
     from memest.calibration.exchange import read_measurements
 
-    bad = 0
+    num_problems = 0
     with open_store(store, create=True) as measurement_store:
         for path in files:
             measurements, problems = read_measurements(path)
-            bad += _report_added(path, measurement_store.add(measurements), problems)
-    return _FAILED if bad else 0
+            num_problems += _report_added(path, measurement_store.add(measurements), problems)
+    return _FAILED if num_problems else 0
 
 
 @debuggable
@@ -131,23 +131,23 @@ def merge(
     store: StoreOption = None,
 ) -> int:
     """Take over the measurements of other stores. For example: memest calibrate merge node2.db."""
-    bad = 0
+    num_problems = 0
     with open_store(store, create=True) as measurement_store:
         for path in stores:
             if path.resolve() == measurement_store.path.resolve():
                 raise ConfigError(f"{path} is the store itself: name others.")
-            with open_store(path) as other:
-                measurements = other.measurements()
-            bad += _report_added(path, measurement_store.add(measurements), [])
-    return _FAILED if bad else 0
+            with open_store(path) as other_store:
+                measurements = other_store.measurements()
+            num_problems += _report_added(path, measurement_store.add(measurements), [])
+    return _FAILED if num_problems else 0
 
 
 def _report_added(path: Path, counts: tuple[int, int, list[str]], problems: list[str]) -> int:
     """Say what came of a file; returns how much of it was not taken."""
-    new, same, contradictions = counts
-    text = f"{path}: {new} new"
-    if same:
-        text += f", {same} there already"
+    num_new, num_known, contradictions = counts
+    text = f"{path}: {num_new} new"
+    if num_known:
+        text += f", {num_known} there already"
     write_out(f"{text}\n")
     for run_id in contradictions:
         emit(f"memest: {path}: run {run_id} is there with another content; it was left as it is.")

@@ -59,18 +59,18 @@ def fit(
         pairs = _pairs(_measurements(store, records, gpu), output)
         calibration = fit_calibration(pairs)
     target = out or _own_place(calibration)
-    unwritten: ConfigError | None = None  # told when the fit is out
+    write_error: ConfigError | None = None  # told when the fit is out
     try:
         write_calibration(calibration, target)
     except ConfigError as error:
-        unwritten = error
+        write_error = error
     if output.as_json:
         write_document(calibration.to_dict())
     else:
         for line in _summary(calibration):
             write_out(f"{line}\n")
-    if unwritten is not None:
-        raise unwritten
+    if write_error is not None:
+        raise write_error
     emit(f"memest: written to {target}.")
     return 0
 
@@ -103,17 +103,17 @@ def report(
     for path in out or ():
         if path.suffix.lower() not in (".html", ".htm", ".md"):
             raise ConfigError(f"--out {path}: write FILE.html or FILE.md.")
-    used = None if profile is None else read_calibration(profile)
+    calibration = None if profile is None else read_calibration(profile)
     with silence(debug=output.debug):
         pairs = _pairs(_measurements(store, records, gpu), output)
         for path in out or ():
             html = path.suffix.lower() != ".md"
-            text = html_report(pairs, used) if html else markdown_report(pairs, used)
+            text = html_report(pairs, calibration) if html else markdown_report(pairs, calibration)
             path.parent.mkdir(parents=True, exist_ok=True)
             write_text(path, text)
             emit(f"memest: written to {path}.")
         if not out:
-            write_out(markdown_report(pairs, used))
+            write_out(markdown_report(pairs, calibration))
     return 0
 
 
@@ -127,8 +127,8 @@ def _measurements(
         from memest.calibration.exchange import read_measurements
 
         for path in records:
-            some, problems = read_measurements(path)
-            measurements += some
+            file_measurements, problems = read_measurements(path)
+            measurements += file_measurements
             for problem in problems:
                 emit(f"memest: {path}: {problem}; passed over.")
     else:
@@ -172,9 +172,9 @@ def _pairs(measurements: list[Measurement], output: Output) -> list[Pair]:
             pairs.append(pair(measurement))
     for note in _other_software(measurements):
         emit(f"memest: {note}")
-    for one in pairs:
-        if one.failure:
-            emit(f"memest: {one.measurement.case.id}: no prediction: {one.failure}")
+    for pair_of_run in pairs:
+        if pair_of_run.failure:
+            emit(f"memest: {pair_of_run.measurement.case.id}: no prediction: {pair_of_run.failure}")
     return pairs
 
 
@@ -182,20 +182,21 @@ def _other_software(measurements: list[Measurement]) -> list[str]:
     """What to say where predictions are made with other code than the measured runs ran."""
     from memest.config.installed import release
 
-    out = []
+    notes = []
     for package in ("torch", "transformers"):
-        here = release(package)
-        there = {
+        installed_release = release(package)
+        measured_releases = {
             getattr(m.environment, package).partition("+")[0]
             for m in measurements
             if m.environment is not None
-        } - {"", here}
-        if here is not None and there:
-            out.append(
-                f"{package} {here} predicts what {', '.join(sorted(there))} ran: models whose code "
-                "changed in between may be off. Fit where it was measured."
+        } - {"", installed_release}
+        if installed_release is not None and measured_releases:
+            notes.append(
+                f"{package} {installed_release} predicts what "
+                f"{', '.join(sorted(measured_releases))} ran: models whose code changed in between "
+                "may be off. Fit where it was measured."
             )
-    return out
+    return notes
 
 
 def _own_place(calibration: Calibration) -> Path:

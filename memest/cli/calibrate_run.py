@@ -218,16 +218,16 @@ def _progress_lines(output: Output) -> Iterator[Callable[[Progress], None]]:
         def tell(progress: Progress) -> None:
             _line(progress)
             if show is not None:
-                left = _time(progress.seconds_left)
-                show(f"{progress.number}/{progress.total} {progress.case.id} {left}".rstrip())
+                time_left = _time(progress.seconds_left)
+                show(f"{progress.number}/{progress.total} {progress.case.id} {time_left}".rstrip())
 
         yield tell
 
 
 def _line(progress: Progress) -> None:
     if progress.measurement is not None:
-        left = f", {text}" if (text := _time(progress.seconds_left)) else ""
-        emit(f"{progress.number}/{progress.total} {_outcome_line(progress.measurement)}{left}")
+        time_left = f", {text}" if (text := _time(progress.seconds_left)) else ""
+        emit(f"{progress.number}/{progress.total} {_outcome_line(progress.measurement)}{time_left}")
 
 
 def _outcome_line(measurement: Measurement) -> str:
@@ -271,21 +271,22 @@ def _sentence(summary: Summary) -> str:
 
 def _remarks(summary: Summary) -> list[str]:
     """What is special about the machine, and who else was on the card."""
-    out = [note.rstrip(".") for note in summary.environment.notes]
-    beside = [
+    remarks = [note.rstrip(".") for note in summary.environment.notes]
+    shared_readings = [
         (m, reading)
         for m in summary.measurements
         for reading in m.readings[-1:]
         if reading.other_processes
     ]
-    if beside:
-        others = max(reading.other_processes or 0 for _, reading in beside)
-        size = max((reading.other_bytes or 0 for _, reading in beside), default=0)
-        out.append(
-            f"{len(beside)} runs had other processes beside them on the card (up to {others}, "
-            f"{format_size(size)}): memory they take changes what fits, not what a run needs"
+    if shared_readings:
+        others = max(reading.other_processes or 0 for _, reading in shared_readings)
+        size = max((reading.other_bytes or 0 for _, reading in shared_readings), default=0)
+        remarks.append(
+            f"{len(shared_readings)} runs had other processes beside them on the card (up to "
+            f"{others}, {format_size(size)}): memory they take changes what fits, not what a run "
+            "needs"
         )
-    return out
+    return remarks
 
 
 _STATUS_WORDS = (

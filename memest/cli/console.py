@@ -130,8 +130,8 @@ class Output:
 
         # rich takes bold for no colour; NO_COLOR asks for text alone
         colorless = self.colorless or bool(os.environ.get("NO_COLOR"))
-        more: dict[str, Any] = {"color_system": None} if colorless else {}
-        return Stdout(highlight=False, soft_wrap=False, **more)
+        console_options: dict[str, Any] = {"color_system": None} if colorless else {}
+        return Stdout(highlight=False, soft_wrap=False, **console_options)
 
     def show(self, table: RenderableType) -> None:
         """Write a table to stdout; into a pipe every row is one line."""

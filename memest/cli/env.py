@@ -96,8 +96,8 @@ def environment() -> dict[str, Any]:
     """The facts as plain data."""
     import memest
 
-    gpus, why_none = _gpus()
-    own = sorted(name for name in os.environ if name.startswith("MEMEST_"))
+    gpus, no_gpu_reason = _gpus()
+    own_variables = sorted(name for name in os.environ if name.startswith("MEMEST_"))
     return {
         "schema_version": 1,
         "python": platform.python_version(),
@@ -105,14 +105,16 @@ def environment() -> dict[str, Any]:
         "packages": {name: _version(name) for name in PACKAGES},
         "releases": {"verified": VERIFIED, "note": unverified_note()},
         "gpus": gpus,
-        "gpus_note": why_none,
+        "gpus_note": no_gpu_reason,
         "paths": {
             "python": sys.executable,
             "memest": str(Path(memest.__file__).parent),
             "data": str(data_folder()),
         },
         "cache": _cache(),
-        "variables": {name: os.environ[name] for name in (*VARIABLES, *own) if name in os.environ}
+        "variables": {
+            name: os.environ[name] for name in (*VARIABLES, *own_variables) if name in os.environ
+        }
         | {name: "(set)" for name in SECRETS if os.environ.get(name)},
     }
 
@@ -149,8 +151,8 @@ def env(
     rows += [(name, version or "not installed") for name, version in facts["packages"].items()]
     for gpu in facts["gpus"]:
         sizes = f"{format_size(gpu['total_bytes'])}, {format_size(gpu['used_bytes'])} in use"
-        more = f"driver {gpu['driver']}{', MIG' if gpu['mig'] else ''}"
-        rows.append((f"GPU {gpu['index']}", f"{gpu['name']}, {sizes}, {more}"))
+        driver_text = f"driver {gpu['driver']}{', MIG' if gpu['mig'] else ''}"
+        rows.append((f"GPU {gpu['index']}", f"{gpu['name']}, {sizes}, {driver_text}"))
     if facts["gpus_note"]:
         rows.append(("GPU", facts["gpus_note"]))
     rows += [(f"path of {name}", path) for name, path in facts["paths"].items()]

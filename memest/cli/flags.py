@@ -88,27 +88,35 @@ def shows(
     left_out = (*without, *(("quiet",) if quiet is None else ()))
     names = [name for name in _FLAGS if name not in left_out]
 
-    def give(function: Callable[..., int]) -> Callable[..., int]:
-        own = inspect.signature(function, eval_str=True)
+    def decorate(function: Callable[..., int]) -> Callable[..., int]:
+        signature = inspect.signature(function, eval_str=True)
 
         def command(**values: Any) -> int:
             output = Output(**{name: values.pop(name) for name in names})
-            return function(**values, **({"output": output} if "output" in own.parameters else {}))
+            return function(
+                **values, **({"output": output} if "output" in signature.parameters else {})
+            )
 
         flags = []
         for name in names:
-            spelt, help_text = _FLAGS[name]
-            option = switch(spelt, quiet if name == "quiet" and quiet else help_text, panel=OUTPUT)
+            spellings, help_text = _FLAGS[name]
+            option = switch(
+                spellings, quiet if name == "quiet" and quiet else help_text, panel=OUTPUT
+            )
             kind = Annotated[bool, option]
             flags.append(
                 inspect.Parameter(
                     name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=kind
                 )
             )
-        parameters = [each for each in own.parameters.values() if each.name != "output"]
-        return with_signature(command, function, own.replace(parameters=[*parameters, *flags]))
+        parameters = [
+            parameter for parameter in signature.parameters.values() if parameter.name != "output"
+        ]
+        return with_signature(
+            command, function, signature.replace(parameters=[*parameters, *flags])
+        )
 
-    return give
+    return decorate
 
 
 debuggable = shows(without=("as_json", "colorless", "ascii_only"))

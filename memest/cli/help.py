@@ -147,7 +147,7 @@ def epilog_of(command: str) -> str | None:
     examples = EXAMPLES.get(command)
     if not examples:
         return None
-    lines = ["Examples:", *(f"{line}   # {what}" for line, what in examples)]
+    lines = ["Examples:", *(f"{line}   # {purpose}" for line, purpose in examples)]
     return "\n\n".join(lines)
 
 
@@ -164,11 +164,11 @@ def help_page(root: Any, topic: str | None) -> str:
     if topic is None:
         return _contents(root)
     if topic in TOPICS:
-        what, text = TOPICS[topic]
-        return f"{_section('NAME', f'{topic} - {what}')}\n{_section('DESCRIPTION', text)}"
+        purpose, text = TOPICS[topic]
+        return f"{_section('NAME', f'{topic} - {purpose}')}\n{_section('DESCRIPTION', text)}"
     legal = [*root.commands, *TOPICS]
-    near = closest(topic, legal)
-    hint = f" Did you mean {' or '.join(near)}?" if near else ""
+    suggestions = closest(topic, legal)
+    hint = f" Did you mean {' or '.join(suggestions)}?" if suggestions else ""
     raise ConfigError(
         f"there is no command and no topic {topic!r}.{hint} `memest help` lists them all."
     )
@@ -180,12 +180,12 @@ def _section(title: str, text: str) -> str:
 
 
 def _contents(root: Any) -> str:
-    wide = max(map(len, (*root.commands, *TOPICS))) + 2
+    width = max(map(len, (*root.commands, *TOPICS))) + 2
     commands = "\n".join(
-        f"{name:<{wide}}{(command.help or '').partition(chr(10))[0].strip().rstrip('.')}"
+        f"{name:<{width}}{(command.help or '').partition(chr(10))[0].strip().rstrip('.')}"
         for name, command in root.commands.items()
     )
-    topics = "\n".join(f"{name:<{wide}}{what}" for name, (what, _) in TOPICS.items())
+    topics = "\n".join(f"{name:<{width}}{purpose}" for name, (purpose, _) in TOPICS.items())
     return (
         f"{_section('NAME', 'memest - how much GPU memory a PyTorch training run will take')}\n"
         f"{_section('COMMANDS', commands)}\n{_section('TOPICS', topics)}\n"
@@ -222,8 +222,8 @@ def completion(
     For example: memest completion bash > ~/.local/share/bash-completion/completions/memest
     """
     if shell not in _SHELLS:
-        near = closest(shell, _SHELLS, limit=1)
-        hint = f" Did you mean {near[0]}?" if near else ""
+        suggestions = closest(shell, _SHELLS, limit=1)
+        hint = f" Did you mean {suggestions[0]}?" if suggestions else ""
         raise ConfigError(f"no completion for the shell {shell!r}.{hint} Legal: bash, zsh, fish.")
     from typer._completion_shared import get_completion_script
 

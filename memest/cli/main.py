@@ -37,13 +37,13 @@ def _explain_usage(error: Any) -> str:
     flag = getattr(error, "option_name", "")
     if message.startswith("No such option"):
         estimating = path.rpartition(" ")[2] in ESTIMATING
-        near = closest_flags(flag) if estimating else error.possibilities or []
+        suggestions = closest_flags(flag) if estimating else error.possibilities or []
         message = f"there is no option {flag}."
         if flag == SWITCHED_OFF:
             message = "there is no such switch to be named with a word for false."
-            near = []
-        if near:
-            message += f" Did you mean {' or '.join(near)}?"
+            suggestions = []
+        if suggestions:
+            message += f" Did you mean {' or '.join(suggestions)}?"
     elif message and message[-1] not in ".?!":
         message += "."
     if message.startswith("No such command"):
@@ -52,10 +52,10 @@ def _explain_usage(error: Any) -> str:
 
 
 def _explain_os(error: OSError) -> str:
-    where = f" {error.filename}" if error.filename else ""
+    place = f" {error.filename}" if error.filename else ""
     if error.errno == errno.ENOSPC:
-        return f"no space left on the device{where}: free some, or write elsewhere."
-    return f"the operating system refuses{where}: {error.strerror or error}."
+        return f"no space left on the device{place}: free some, or write elsewhere."
+    return f"the operating system refuses{place}: {error.strerror or error}."
 
 
 def _explain(error: BaseException) -> tuple[str, int]:
@@ -128,15 +128,15 @@ def run(argv: Sequence[str] | None = None) -> int:
     """
     _keep_streams_apart()
     arguments = list(sys.argv[1:] if argv is None else argv)
-    before = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    own_arguments = arguments[: arguments.index("--")] if "--" in arguments else arguments
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
             # a path or a name may hold what the terminal's encoding has not
             reconfigure(errors="backslashreplace")
     _not_kept()  # of what ran in this process before
-    code = _guard(lambda: _run(arguments), debug="--debug" in before)
-    if not {"-q", "--quiet"} & set(before):
+    code = _guard(lambda: _run(arguments), debug="--debug" in own_arguments)
+    if not {"-q", "--quiet"} & set(own_arguments):
         _tell_what_was_not_kept()
     return code
 

@@ -50,5 +50,5 @@ def max_batch(
 
     with output.working() as progress:
         answer = search(model, of=of, effective_batch=effective_batch, progress=progress, **options)
-    output.put(answer, lambda: (f"{one.largest}" for one in answer.answers))
-    return _NONE_FITS if any(one.largest == 0 for one in answer.answers) else 0
+    output.put(answer, lambda: (f"{largest.largest}" for largest in answer.answers))
+    return _NONE_FITS if any(largest.largest == 0 for largest in answer.answers) else 0

@@ -22,18 +22,18 @@ def _search(query: str) -> list[CatalogueEntry]:
     exact = lookup(query)
     if exact is not None:
         return [exact]
-    others: dict[str, list[str]] = {}
+    aliases_by_id: dict[str, list[str]] = {}
     for alias, target in aliases().items():
-        others.setdefault(target, []).append(alias)
+        aliases_by_id.setdefault(target, []).append(alias)
     words = query.lower().split()
     matches = []
     for entry in catalogue():
-        text = " ".join((entry.id, entry.model_type, *others.get(entry.id, ()))).lower()
+        text = " ".join((entry.id, entry.model_type, *aliases_by_id.get(entry.id, ()))).lower()
         if words and all(word in text for word in words):
             matches.append(entry)
     if not matches:
-        near = closest_models(query)
-        hint = f" Closest: {', '.join(near)}." if near else ""
+        suggestions = closest_models(query)
+        hint = f" Closest: {', '.join(suggestions)}." if suggestions else ""
         raise UnknownModelError(
             f"no model of the catalogue matches {query!r}.{hint} `memest models` lists all; "
             "`memest estimate` takes ids of the Hugging Face hub and config.json files too."
@@ -45,14 +45,14 @@ def _facts(entry: CatalogueEntry) -> list[tuple[str, str]]:
     """A model by itself, fact by fact."""
     from memest.catalog.models import aliases
 
-    same = [alias for alias, target in aliases().items() if target == entry.id]
+    other_names = [alias for alias, target in aliases().items() if target == entry.id]
     origin = {
         "config.json": "the model's own config.json",
         "reconstructed": "rebuilt from published figures",
     }
     rows = [
         ("model", entry.id),
-        ("same architecture", ", ".join(same) or "none listed"),
+        ("same architecture", ", ".join(other_names) or "none listed"),
         ("family", entry.model_type),
         ("built with", entry.auto_class),
         ("parameters", f"{entry.parameters:,} (tied weights once)"),

@@ -37,14 +37,14 @@ def _complete_gpu(incomplete: str) -> list[str]:
 def _parameter(option: Option) -> inspect.Parameter:
     # the other spellings are rewritten to the first before Typer sees them
     first, *others = option.flags
-    short = [flag for flag in others if not flag.startswith("--")]
-    also = [flag for flag in others if flag.startswith("--")]
+    short_flags = [flag for flag in others if not flag.startswith("--")]
+    long_flags = [flag for flag in others if flag.startswith("--")]
     help_text = option.help
-    if also:
-        help_text += f" Also {', '.join(also)}."
+    if long_flags:
+        help_text += f" Also {', '.join(long_flags)}."
     info = typer.Option(
         first,
-        *short,
+        *short_flags,
         autocompletion=_complete_gpu if option.name == "gpu" else None,
         help=help_text,
         metavar=option.metavar,
@@ -144,9 +144,9 @@ def read_question(
     Raises:
         ConfigError: no model, or anything that a reader refuses.
     """
-    configurations = [each for each in models if names_config(each)]
-    apart = compares and len(configurations) == len(models)
-    if len(configurations) > 1 and not apart:
+    configurations = [reference for reference in models if names_config(reference)]
+    separate_runs = compares and len(configurations) == len(models)
+    if len(configurations) > 1 and not separate_runs:
         raise ConfigError(
             f"{configurations[0]} and {configurations[1]} stand in the place of models, and a "
             "configuration is of one run. Files of one run together: --config A --config B. Runs "
@@ -154,16 +154,16 @@ def read_question(
             "models."
         )
     files = [*config, *configurations]
-    model_names = [each for each in models if each not in files]
+    model_names = [reference for reference in models if reference not in files]
     place = {name: value for name, value in options.items() if not find_option(name).field}
     flags = {name: value for name, value in options.items() if name not in place}
     first = model_names[0] if model_names else None
     if files or launch is not None:
         flags = {**_switched_off(off, flags), **flags}
-    if apart and len(configurations) > 1:
+    if separate_runs and len(configurations) > 1:
         read = tuple(
-            read_config(*config, each, config_format=config_format, command=launch, **flags)
-            for each in configurations
+            read_config(*config, reference, config_format=config_format, command=launch, **flags)
+            for reference in configurations
         )
         return CommandQuestion(models=(), options=place, run=read[0], runs=read)
     if config_format is not None and not files and launch is None:
@@ -175,10 +175,10 @@ def read_question(
     else:
         run = settle((), flags, model=first)
     if run.model is None and needs_model:
-        where = ", ".join(run.sources)
+        source_names = ", ".join(run.sources)
         raise ConfigError(
-            f"{where} names no model: write it besides, memest estimate MODEL ..."
-            if where
+            f"{source_names} names no model: write it besides, memest estimate MODEL ..."
+            if source_names
             else "Missing argument 'MODEL'. Name a model, a configuration (run.yaml) or, after --, "
             "the launch command of the run: `memest estimate --help` has examples."
         )
@@ -189,11 +189,12 @@ def read_question(
             field = find_option(name).field
         except ConfigError:
             continue
-        whole = field == "precision"
+        is_precision = field == "precision"
         run_options = {
             key: value
             for key, value in run_options.items()
-            if key in flags or not (key == find_option(name).name or (whole and key == field))
+            if key in flags
+            or not (key == find_option(name).name or (is_precision and key == field))
         }
     references = tuple(model_names) or tuple(filter(None, (run.model,)))
     return CommandQuestion(models=references, options={**place, **run_options}, run=run)
@@ -230,7 +231,7 @@ def with_options(function: Callable[..., int]) -> Callable[..., int]:
     Returns:
         The command for Typer, with a signature of its own.
     """
-    own = inspect.signature(function, eval_str=True)
+    signature = inspect.signature(function, eval_str=True)
     names = [option.name for option in OPTIONS]
 
     def command(**values: Any) -> int:
@@ -245,16 +246,16 @@ def with_options(function: Callable[..., int]) -> Callable[..., int]:
             launch=values.pop("launch"),
             off=values.pop("switched_off") or (),
             axes=(*(values.get("over") or ()), *_DECIDED.get(function.__name__, ())),
-            compares="runs" in own.parameters,
-            needs_model=several or own.parameters["model"].default is not None,
+            compares="runs" in signature.parameters,
+            needs_model=several or signature.parameters["model"].default is not None,
         )
         if several:
             values["models"] = list(question.models)
         else:
             values["model"] = question.models[0] if question.models else None
-        if "runs" in own.parameters:
+        if "runs" in signature.parameters:
             values["runs"] = question.runs
-        if "run" in own.parameters:
+        if "run" in signature.parameters:
             values["run"] = question.run
         elif not values.get("quiet"):
             for run in question.runs or (question.run,):
@@ -264,7 +265,7 @@ def with_options(function: Callable[..., int]) -> Callable[..., int]:
 
     own_parameters = [
         parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-        for parameter in own.parameters.values()
+        for parameter in signature.parameters.values()
         if parameter.name not in ("options", "run", "runs")
     ]
     # arguments first, as a usage line has them; the options of an estimate before a command's own
@@ -280,4 +281,4 @@ def with_options(function: Callable[..., int]) -> Callable[..., int]:
         for name, kind in _CONFIGURATIONS.items()
     ]
     parameters = [*arguments, *files, *map(_parameter, OPTIONS), *rest]
-    return with_signature(command, function, own.replace(parameters=parameters))
+    return with_signature(command, function, signature.replace(parameters=parameters))

@@ -47,7 +47,7 @@ class _Files:
         self.metric = metric
         self.late: list[Path] = []
         self.lines: Path | None = None
-        self.unwritten: OSError | None = None
+        self.write_error: OSError | None = None
         for path, legal in ((out, SUFFIXES), (heatmap, (".html", ".png"))):
             if path is None:
                 continue
@@ -65,8 +65,8 @@ class _Files:
             try:
                 answers.save(path, self.metric)
             except OSError as error:
-                self.unwritten = self.unwritten or error
-        return self.unwritten
+                self.write_error = self.write_error or error
+        return self.write_error
 
     @contextlib.contextmanager
     def line_by_line(self) -> Iterator[Callable[[str], None]]:
@@ -80,7 +80,7 @@ class _Files:
         with self.lines.open("wb", buffering=0) as file:  # a line is one write
 
             def write(line: str) -> None:
-                if self.unwritten is not None:
+                if self.write_error is not None:
                     return
                 raw, end = line.encode("utf-8", errors="backslashreplace"), file.tell()
                 try:
@@ -89,7 +89,7 @@ class _Files:
                         num_written += file.write(raw[num_written:])
                 except OSError as error:
                     error.filename = str(self.lines)
-                    self.unwritten = error
+                    self.write_error = error
                     with contextlib.suppress(OSError):
                         file.truncate(end)
 
@@ -143,7 +143,7 @@ def _answers(plan: SweepPlan, files: _Files, output: Output, *, stream: bool) ->
     with contextlib.ExitStack() as stack:
         interruption = Interruption()
         stack.enter_context(interruption.watch())
-        keep = stack.enter_context(files.line_by_line())
+        write_line = stack.enter_context(files.line_by_line())
         # a line for each point shows as much
         hidden = stream and sys.stdout.isatty()
         show = None if hidden else stack.enter_context(output.progress())
@@ -152,7 +152,7 @@ def _answers(plan: SweepPlan, files: _Files, output: Output, *, stream: bool) ->
             for point in points:
                 line = f"{point.to_json()}\n"
                 with interruption.between_points():
-                    keep(line)
+                    write_line(line)
                     sweep_points.append(point)
                 if stream:  # a reader who does not read must not keep Ctrl-C waiting
                     write_out(line)
@@ -266,7 +266,7 @@ def sweep(
     from memest.search.sweep import plan as make_plan
     from memest.search.view import check_metric, failure_notes, summary
 
-    shape = _one_format(csv=csv, json=output.as_json, jsonl=jsonl)
+    stdout_format = _one_format(csv=csv, json=output.as_json, jsonl=jsonl)
     check_metric(metric, has_gpu=True)
     plan = make_plan(models, _axes(over or []), jobs=jobs, ray=ray, **options)
     if plan.num_points == 1:
@@ -277,16 +277,16 @@ def sweep(
     check_metric(metric, has_gpu=plan.grid.has_gpu)
     files = _Files(out, heatmap, plan, metric)
     with silence(debug=output.debug):
-        answers = _answers(plan, files, output, stream=shape == "jsonl")
-    unwritten = files.write(answers)
+        answers = _answers(plan, files, output, stream=stdout_format == "jsonl")
+    write_error = files.write(answers)
     if output.quiet:
         write_out(f"{summary(answers)}\n")
-    elif shape in ("csv", "json"):
-        write_out(answers.to_csv() if shape == "csv" else f"{answers.to_json()}\n")
-    elif not shape and (out is None or unwritten is not None):
+    elif stdout_format in ("csv", "json"):
+        write_out(answers.to_csv() if stdout_format == "csv" else f"{answers.to_json()}\n")
+    elif not stdout_format and (out is None or write_error is not None):
         output.report(answers, metric=metric)
-    if unwritten is not None:
-        raise unwritten
+    if write_error is not None:
+        raise write_error
     failures, total = len(answers.failures), len(answers.points)
     if failures and (not output.quiet or failures == total):
         emit(f"memest: {failures} of {total} points have no answer. {failure_notes(answers)[0]}")

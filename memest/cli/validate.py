@@ -82,22 +82,22 @@ def validate(
             trust_code=trust_code,
             progress=show and (lambda number, count, name: show(f"{number} of {count}: {name}")),
         )
-    unwritten: OSError | None = None  # told when the scores are out
+    write_error: OSError | None = None  # told when the scores are out
     for path in out or ():
         try:
             validation_result.save(path)
         except OSError as error:
-            unwritten = unwritten or error
+            write_error = write_error or error
         else:
             emit(f"memest: written to {path}.")
     if output.as_json:
         write_out(f"{validation_result.to_json()}\n")
-    elif not out or unwritten is not None:
+    elif not out or write_error is not None:
         console = output.console()
         width = console.width if console.is_terminal else 100
         write_out(as_text(blocks(validation_result), width=width, ascii_only=output.plain))
-    if unwritten is not None:
-        raise unwritten
+    if write_error is not None:
+        raise write_error
     return 0 if any(one.error is not None for one in validation_result.outcomes) else _FAILED
 
 

@@ -67,13 +67,13 @@ def error_plot(points: Sequence[Point], title: str) -> str:
     errors = [*_errors(points, "raw"), *_errors(points, "corrected")]
     if not errors:
         return ""
-    far = max(0.01, *map(abs, errors)) * 1.08
+    extent = max(0.01, *map(abs, errors)) * 1.08
     x = _sizes([p.measured for p in points])
-    y = _Axis(-far, far, _HEIGHT - _BOTTOM, _TOP)
-    step = _nice(far / 3)
+    y = _Axis(-extent, extent, _HEIGHT - _BOTTOM, _TOP)
+    step = _nice(extent / 3)
     shapes = [
         _line_at(y.at(k * step), f"{k * step:+.1%}" if k else "0 %", strong=k == 0)
-        for k in range(-int(far / step), int(far / step) + 1)
+        for k in range(-int(extent / step), int(extent / step) + 1)
     ]
     shapes += _size_ticks(x)
     for p in points:
@@ -111,15 +111,15 @@ def _errors(points: Sequence[Point], field: str) -> list[float]:
 def _sizes(sizes: Sequence[int]) -> _Axis:
     """The axis across, in doublings."""
     low, high = math.log2(min(sizes)), math.log2(max(sizes))
-    room = max((high - low) * 0.05, 0.1)
-    return _Axis(low - room, high + room, _LEFT, _WIDTH - _RIGHT)
+    margin = max((high - low) * 0.05, 0.1)
+    return _Axis(low - margin, high + margin, _LEFT, _WIDTH - _RIGHT)
 
 
 def _ticks(axis: _Axis) -> list[int]:
     """Powers of two inside an axis, at most eight."""
     powers = list(range(math.ceil(axis.low), math.floor(axis.high) + 1))
-    every = -(-len(powers) // 8) or 1
-    ticks = [1 << max(power, 0) for power in powers[::every]]
+    stride = -(-len(powers) // 8) or 1
+    ticks = [1 << max(power, 0) for power in powers[::stride]]
     return ticks or [_round_size(2 ** ((axis.low + axis.high) / 2))]
 
 
@@ -134,21 +134,21 @@ def _nice(step: float) -> float:
 
 
 def _size_ticks(x: _Axis) -> list[str]:
-    out = []
+    lines = []
     for tick in _ticks(x):
         at = x.at(math.log2(tick))
-        out.append(
+        lines.append(
             f'<line x1="{at:.1f}" y1="{_TOP}" x2="{at:.1f}" y2="{_HEIGHT - _BOTTOM}" '
             f'stroke="{_GRID}"/>{_words(at, _HEIGHT - _BOTTOM + 16, format_size(tick), "middle")}'
         )
-    return out
+    return lines
 
 
-def _line_at(at: float, text: str, *, strong: bool = False) -> str:
+def _line_at(height: float, text: str, *, strong: bool = False) -> str:
     colour = _INK if strong else _GRID
     return (
-        f'<line x1="{_LEFT}" y1="{at:.1f}" x2="{_WIDTH - _RIGHT}" y2="{at:.1f}" '
-        f'stroke="{colour}"/>{_words(_LEFT - 6, at + 4, text, "end")}'
+        f'<line x1="{_LEFT}" y1="{height:.1f}" x2="{_WIDTH - _RIGHT}" y2="{height:.1f}" '
+        f'stroke="{colour}"/>{_words(_LEFT - 6, height + 4, text, "end")}'
     )
 
 
@@ -164,12 +164,12 @@ def _marks(point: Point, x: float, raw: float, corrected: float) -> list[str]:
     name = f"{point.name}: measured {format_size(point.measured)}"
     title = escape(f"{name}, predicted {format_size(point.raw)}")
     square = f'<rect x="{x - 3:.1f}" y="{raw - 3:.1f}" width="6" height="6" fill="none"'
-    out = [f'{square} stroke="{RAW}"><title>{title}</title></rect>']
+    shapes = [f'{square} stroke="{RAW}"><title>{title}</title></rect>']
     if point.corrected is not None:
         title = escape(f"{name}, corrected {format_size(point.corrected)}")
         dot = f'<circle cx="{x:.1f}" cy="{corrected:.1f}" r="3" fill="{CORRECTED}"'
-        out.append(f"{dot}><title>{title}</title></circle>")
-    return out
+        shapes.append(f"{dot}><title>{title}</title></circle>")
+    return shapes
 
 
 def _labels(across: str, up: str) -> list[str]:

@@ -78,8 +78,8 @@ def estimate_rows(estimate: Estimate, by: str) -> Rows:
         columns = ("step", "micro_step", "phase", "allocated_bytes", "reserved_bytes")
         points = [{name: getattr(row, name) for name in columns} for row in estimate.timeline]
         return [point | {"phase": point["phase"].value} for point in points], columns
-    near = closest(by, ("part", "layer", "time"), limit=1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
+    suggestions = closest(by, ("part", "layer", "time"), limit=1)
+    hint = f" Did you mean {suggestions[0]!r}?" if suggestions else ""
     raise ConfigError(f"there is no table by {by!r}.{hint} Legal: part, layer, time.")
 
 

@@ -142,13 +142,13 @@ class HeatMap:
 
 def _mix(stops: tuple[str, ...], part: float) -> str:
     """The colour at ``part`` (0 to 1) of the way through ``stops``."""
-    at = min(max(part, 0.0), 1.0) * (len(stops) - 1)
-    index = min(int(at), len(stops) - 2)
-    rest = at - index
+    position = min(max(part, 0.0), 1.0) * (len(stops) - 1)
+    index = min(int(position), len(stops) - 2)
+    fraction = position - index
     first, second = (
         [int(stop[i : i + 2], 16) for i in (1, 3, 5)] for stop in stops[index : index + 2]
     )
-    channels = (round(a + (b - a) * rest) for a, b in zip(first, second, strict=True))
+    channels = (round(a + (b - a) * fraction) for a, b in zip(first, second, strict=True))
     return "#" + "".join(f"{part:02x}" for part in channels)
 
 
@@ -156,12 +156,12 @@ def colour(value: int, bounds: tuple[int, int], signed: bool) -> str:
     """The colour of ``value`` bytes on a scale between ``bounds``."""
     low, high = bounds
     if signed:
-        far = max(abs(low), abs(high), 1)
-        return _mix(_MISSING if value < 0 else _SPARE, abs(value) / far)
+        extent = max(abs(low), abs(high), 1)
+        return _mix(_MISSING if value < 0 else _SPARE, abs(value) / extent)
     return _mix(_RISING, (value - low) / (high - low) if high > low else 0.5)
 
 
-def _light(background: str) -> float:
+def _luminance(background: str) -> float:
     """Relative luminance as WCAG defines it."""
     parts = [int(background[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
@@ -170,8 +170,8 @@ def _light(background: str) -> float:
 
 def ink(background: str) -> str:
     """Black or white, whichever reads better on ``background``."""
-    light = _light(background)
-    return "#000000" if (light + 0.05) / 0.05 >= 1.05 / (light + 0.05) else "#ffffff"
+    luminance = _luminance(background)
+    return "#000000" if (luminance + 0.05) / 0.05 >= 1.05 / (luminance + 0.05) else "#ffffff"
 
 
 # -- HTML -----------------------------------------------------------------------------------------
@@ -220,37 +220,46 @@ def panel_figure(heat: HeatMap, panel: HeatPanel) -> Figure:
 
 
 def _text(x: float, y: float, text: str, *, anchor: str = "middle", **style: object) -> str:
-    more = "".join(f' {name.replace("_", "-")}="{value}"' for name, value in style.items())
-    return f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}"{more}>{escape(text)}</text>'
+    attributes = "".join(f' {name.replace("_", "-")}="{value}"' for name, value in style.items())
+    return f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}"{attributes}>{escape(text)}</text>'
 
 
-def _left(heat: HeatMap) -> int:
+def _row_label_width(heat: HeatMap) -> int:
     """Pixels that the names of rows take."""
     longest = max((len(name) for name in (*heat.row_names, heat.row_label)), default=0)
     return round(longest * _LETTER) + 14
 
 
-def _width(heat: HeatMap) -> int:
+def _column_width(heat: HeatMap) -> int:
     """Pixels of a column: a number, or the name of its column if that is longer."""
     longest = max((len(name) for name in heat.column_names), default=0)
     return max(_WIDE, round(longest * _LETTER) + 12)
 
 
 def _svg(heat: HeatMap, panel: HeatPanel) -> str:
-    left, wide, bounds = _left(heat), _width(heat), heat.bounds()
-    width = left + wide * len(heat.column_names) + _GAP
+    left_width, column_width, bounds = _row_label_width(heat), _column_width(heat), heat.bounds()
+    width = left_width + column_width * len(heat.column_names) + _GAP
     height = _HEAD + _HIGH * len(heat.row_names) + _GAP
     shapes = [
-        _text(left + wide * len(heat.column_names) / 2, 14, heat.column_label, font_weight="bold"),
-        _text(left - 8, _HEAD - 8, heat.row_label, anchor="end", font_weight="bold"),
+        _text(
+            left_width + column_width * len(heat.column_names) / 2,
+            14,
+            heat.column_label,
+            font_weight="bold",
+        ),
+        _text(left_width - 8, _HEAD - 8, heat.row_label, anchor="end", font_weight="bold"),
     ]
     for column, name in enumerate(heat.column_names):
-        shapes.append(_text(left + wide * (column + 0.5), _HEAD - 8, name))
+        shapes.append(_text(left_width + column_width * (column + 0.5), _HEAD - 8, name))
     for row, name in enumerate(heat.row_names):
-        shapes.append(_text(left - 8, _HEAD + _HIGH * (row + 0.5) + 4, name, anchor="end"))
+        shapes.append(_text(left_width - 8, _HEAD + _HIGH * (row + 0.5) + 4, name, anchor="end"))
         for column, cell in enumerate(panel.cells[row]):
-            x, y, fill = left + wide * column, _HEAD + _HIGH * row, heat.fill(cell, bounds)
-            shapes.append(_svg_cell(heat, cell, x, y, wide, fill))
+            x, y, fill = (
+                left_width + column_width * column,
+                _HEAD + _HIGH * row,
+                heat.fill(cell, bounds),
+            )
+            shapes.append(_svg_cell(heat, cell, x, y, column_width, fill))
     name = ", ".join(filter(None, (f"{heat.metric} of {heat.title}", panel.title)))
     return (
         f'<svg role="img" aria-label="{escape(name)}" xmlns="http://www.w3.org/2000/svg" '
@@ -260,8 +269,10 @@ def _svg(heat: HeatMap, panel: HeatPanel) -> str:
     )
 
 
-def _svg_cell(heat: HeatMap, cell: HeatCell, x: float, y: float, wide: int, fill: str) -> str:
-    dark = ink(fill)
+def _svg_cell(
+    heat: HeatMap, cell: HeatCell, x: float, y: float, column_width: int, fill: str
+) -> str:
+    text_colour = ink(fill)
     edge = EDGES.get(cell.mark)
     inset = _GAP / 2 + (1 if edge else 0)
     stroke = f' stroke="{edge}" stroke-width="2"' if edge else ""
@@ -269,16 +280,22 @@ def _svg_cell(heat: HeatMap, cell: HeatCell, x: float, y: float, wide: int, fill
     parts = [
         f"<g><title>{escape(cell.note)}</title>",
         (
-            f'<rect x="{x + inset:g}" y="{y + inset:g}" width="{wide - 2 * inset:g}" '
+            f'<rect x="{x + inset:g}" y="{y + inset:g}" width="{column_width - 2 * inset:g}" '
             f'height="{_HIGH - 2 * inset:g}" rx="2" fill="{fill}"{stroke}/>'
         ),
     ]
     if cell.mark is HeatMark.NONE:
-        parts.append(_text(x + wide / 2, middle + 4, heat.number(cell.value), fill=dark))
+        parts.append(
+            _text(x + column_width / 2, middle + 4, heat.number(cell.value), fill=text_colour)
+        )
     else:
         number = heat.number(cell.value)
-        parts.append(_text(x + wide / 2, middle - 2, number, fill=dark))
-        parts.append(_text(x + wide / 2, middle + 12, cell.mark.value, fill=dark, font_size="10"))
+        parts.append(_text(x + column_width / 2, middle - 2, number, fill=text_colour))
+        parts.append(
+            _text(
+                x + column_width / 2, middle + 12, cell.mark.value, fill=text_colour, font_size="10"
+            )
+        )
     return "".join((*parts, "</g>"))
 
 
@@ -307,8 +324,8 @@ def _scale(heat: HeatMap) -> str:
     """The colours and what they stand for."""
     low, high = heat.bounds()
     if heat.signed:
-        far = max(abs(low), abs(high))
-        low, high = min(low, 0) and -far, max(high, 0) and far
+        extent = max(abs(low), abs(high))
+        low, high = min(low, 0) and -extent, max(high, 0) and extent
     steps, width = 48, 360
     if low == high:
         return ""
@@ -392,20 +409,22 @@ def draw_heat_map(heat: HeatMap) -> Any:
     check_picture(rows * columns * len(heat.panels))
     cells = max(_CELL_WIDTH, _inches(heat.column_names) + 0.1) * columns
     titles = _inches(f"{panel.title}: {heat.column_label}" for panel in heat.panels)
-    wide = max(cells, titles) + _inches((*heat.row_names, heat.row_label)) + 0.5
-    beside = max(1, min(len(heat.panels), int(_PAGE // wide)))
-    down = -(-len(heat.panels) // beside)
-    width = max(wide * beside, _NARROWEST)
-    heads = [heat.title, heat.summary, heat.subtitle, f"Numbers and colours: {heat.metric}."]
-    head = _wrap([text for text in heads if text], width)
-    feet = _wrap([f"No answer: {note}" for note in heat.notes[:_NOTES]], width)
-    high = (_CELL_HEIGHT * rows + _BETWEEN) * down + _LINE * len((*head, *feet)) + 0.4
-    figure = new_figure(width, high)
+    panel_width = max(cells, titles) + _inches((*heat.row_names, heat.row_label)) + 0.5
+    num_across = max(1, min(len(heat.panels), int(_PAGE // panel_width)))
+    num_down = -(-len(heat.panels) // num_across)
+    width = max(panel_width * num_across, _NARROWEST)
+    head_texts = [heat.title, heat.summary, heat.subtitle, f"Numbers and colours: {heat.metric}."]
+    head_lines = _wrap([text for text in head_texts if text], width)
+    foot_lines = _wrap([f"No answer: {note}" for note in heat.notes[:_NOTES]], width)
+    height = (
+        (_CELL_HEIGHT * rows + _BETWEEN) * num_down + _LINE * len((*head_lines, *foot_lines)) + 0.4
+    )
+    figure = new_figure(width, height)
     figure.set_layout_engine("constrained")
     style = {"x": 0.01, "ha": "left", "fontsize": 9, "color": INK}
-    figure.suptitle(plain("\n".join(head)), **style)
-    figure.supxlabel(plain("\n".join(feet)), **style)
-    grid = figure.subplots(down, beside, squeeze=False).ravel()
+    figure.suptitle(plain("\n".join(head_lines)), **style)
+    figure.supxlabel(plain("\n".join(foot_lines)), **style)
+    grid = figure.subplots(num_down, num_across, squeeze=False).ravel()
     for axes, panel in zip(grid, heat.panels, strict=False):
         _draw(axes, heat, panel)
     for axes in grid[len(heat.panels) :]:
@@ -450,7 +469,7 @@ def _draw(axes: Any, heat: HeatMap, panel: HeatPanel) -> None:
 def _draw_cell(axes: Any, cell: HeatCell, x: int, y: int, *, number: str, fill: str) -> None:
     from matplotlib.patches import Rectangle
 
-    dark = ink(fill)
+    text_colour = ink(fill)
     edge = EDGES.get(cell.mark)
     inset = 0.03 if edge else 0.012
     axes.add_patch(
@@ -463,9 +482,9 @@ def _draw_cell(axes: Any, cell: HeatCell, x: int, y: int, *, number: str, fill: 
             linewidth=1.6 if edge else 0,
         )
     )
-    where = {"ha": "center", "va": "center", "color": dark}
+    style = {"ha": "center", "va": "center", "color": text_colour}
     if cell.mark is HeatMark.NONE:
-        axes.text(x + 0.5, y + 0.5, number, fontsize=9, **where)
+        axes.text(x + 0.5, y + 0.5, number, fontsize=9, **style)
     else:
-        axes.text(x + 0.5, y + 0.34, number, fontsize=9, **where)
-        axes.text(x + 0.5, y + 0.72, cell.mark.value, fontsize=7, **where)
+        axes.text(x + 0.5, y + 0.34, number, fontsize=9, **style)
+        axes.text(x + 0.5, y + 0.72, cell.mark.value, fontsize=7, **style)

@@ -67,24 +67,24 @@ def tree(layers: Iterable[Layer]) -> Node:
 
 
 def _node(
-    name: str, rows: Sequence[tuple[list[str], Layer]], own: Iterable[Layer] | None = None
+    name: str, rows: Sequence[tuple[list[str], Layer]], layers: Iterable[Layer] | None = None
 ) -> Node:
     """A node of rows whose paths begin below it; a path used up is the node's own."""
-    below: dict[str, list[tuple[list[str], Layer]]] = {}
+    rows_by_child: dict[str, list[tuple[list[str], Layer]]] = {}
     activations = parameters = 0
     for path, layer in rows:
         activations += layer.activation_bytes
         parameters += layer.parameter_bytes
         if path:
-            below.setdefault(path[0], []).append((path[1:], layer))
-    children = [_node(part, inner) for part, inner in below.items()]
-    rest = [layer for layer in own or () if not layer.module]
-    if rest:
+            rows_by_child.setdefault(path[0], []).append((path[1:], layer))
+    children = [_node(part, inner) for part, inner in rows_by_child.items()]
+    outer_layers = [layer for layer in layers or () if not layer.module]
+    if outer_layers:
         outside = Node(
             name=NO_MODULE,
             count=1,
-            activation_bytes=sum(layer.activation_bytes for layer in rest),
-            parameter_bytes=sum(layer.parameter_bytes for layer in rest),
+            activation_bytes=sum(layer.activation_bytes for layer in outer_layers),
+            parameter_bytes=sum(layer.parameter_bytes for layer in outer_layers),
             children=(),
         )
         children.append(outside)
@@ -116,27 +116,27 @@ def _fold(nodes: list[Node]) -> Iterator[Node]:
             int(node.name) != int(group[-1].name) + 1
             or replace(node, name="") != replace(group[0], name="")
         ):
-            yield _together(group)
+            yield _merge_group(group)
             group = []
         group.append(node)
     if group:
-        yield _together(group)
+        yield _merge_group(group)
 
 
-def _together(group: list[Node]) -> Node:
+def _merge_group(group: list[Node]) -> Node:
     if len(group) == 1:
         return group[0]
     name = f"{group[0].name}-{group[-1].name}"
-    return replace(_times(group[0], len(group)), name=name)
+    return replace(_multiply(group[0], len(group)), name=name)
 
 
-def _times(node: Node, count: int) -> Node:
+def _multiply(node: Node, count: int) -> Node:
     return Node(
         name=node.name,
         count=node.count * count,
         activation_bytes=node.activation_bytes * count,
         parameter_bytes=node.parameter_bytes * count,
-        children=tuple(_times(child, count) for child in node.children),
+        children=tuple(_multiply(child, count) for child in node.children),
     )
 
 
@@ -154,12 +154,12 @@ def _visible(node: Node, depth: int | None, level: int) -> Iterator[tuple[int, N
     for child in node.children:
         yield level, child
         if depth is None:
-            open_it = not child.name[0].isdigit() and (
+            is_open = not child.name[0].isdigit() and (
                 child.has_layers or level + 1 < _DEPTH_WITHOUT_LAYERS
             )
         else:
-            open_it = level + 1 < depth
-        if open_it:
+            is_open = level + 1 < depth
+        if is_open:
             yield from _visible(child, depth, level + 1)
 
 
@@ -271,8 +271,8 @@ def phase_rows(timeline: Iterable[TimePoint], peak_at: PeakMoment) -> list[Phase
     return [row for group in groups for row in group]
 
 
-def _row(point: TimePoint, at: PeakMoment) -> PhaseRow:
-    here = (point.step, point.micro_step, point.phase)
+def _row(point: TimePoint, peak_at: PeakMoment) -> PhaseRow:
+    key = (point.step, point.micro_step, point.phase)
     return PhaseRow(
         step=point.step,
         micro_step=point.micro_step,
@@ -280,7 +280,7 @@ def _row(point: TimePoint, at: PeakMoment) -> PhaseRow:
         phase=point.phase,
         allocated_bytes=point.allocated_bytes,
         reserved_bytes=point.reserved_bytes,
-        is_peak=here == (at.step, at.micro_step, at.phase),
+        is_peak=key == (peak_at.step, peak_at.micro_step, peak_at.phase),
         breakdown=point.breakdown,
     )
 

@@ -50,33 +50,37 @@ def limit_sentence(answer: Largest, model: str, of: SizeAxis, smallest: int = 1)
         of: what was looked for.
         smallest: size that was looked at.
     """
-    name, one = _NAMES[of]
-    where = f"{answer.gpu} ({format_size(answer.usable_bytes)} usable)"
+    name, phrase = _NAMES[of]
+    gpu_text = f"{answer.gpu} ({format_size(answer.usable_bytes)} usable)"
     if answer.largest == 0:
-        least = answer.at(smallest)
-        need = "" if least is None else f": it needs {format_size(least.device_bytes)}"
-        return f"Not even {one.format(smallest)} of {model} runs on {where}{need}."
+        smallest_point = answer.at(smallest)
+        need = (
+            ""
+            if smallest_point is None
+            else f": it needs {format_size(smallest_point.device_bytes)}"
+        )
+        return f"Not even {phrase.format(smallest)} of {model} runs on {gpu_text}{need}."
     size = f"{answer.largest:,}"
     if answer.end is CurveEnd.SEARCH:
         size = f"at least {size}, where the search ends"
     elif answer.end is CurveEnd.MODEL:
         size += ", the most the model takes"
-    first = f"The largest {name} of {model} on {where} is {size}"
+    first = f"The largest {name} of {model} on {gpu_text} is {size}"
     if answer.safe == answer.largest:
         return f"{first}{';' if answer.end is CurveEnd.GPU else ', and'} it is safe."
     safe = "none" if answer.safe == 0 else f"{answer.safe:,}"
     return f"{first}; {safe} is safe."
 
 
-def effective_sentence(way: EffectiveBatch, samples: int) -> str:
+def effective_sentence(effective: EffectiveBatch, samples: int) -> str:
     """How an effective batch is reached, in one sentence."""
-    need = f"{format_size(way.device_bytes)}, {way.verdict.value}"
-    if way.num_micro_steps == 1:
-        return f"{samples:,} samples a step: one batch of {way.micro_batch:,} ({need})."
-    steps = f"{way.num_micro_steps:,} micro-steps of {way.micro_batch:,}"
-    if way.samples == samples:
+    need = f"{format_size(effective.device_bytes)}, {effective.verdict.value}"
+    if effective.num_micro_steps == 1:
+        return f"{samples:,} samples a step: one batch of {effective.micro_batch:,} ({need})."
+    steps = f"{effective.num_micro_steps:,} micro-steps of {effective.micro_batch:,}"
+    if effective.samples == samples:
         return f"{samples:,} samples a step: {steps} ({need})."
-    return f"{samples:,} samples a step, rounded up to {way.samples:,}: {steps} ({need})."
+    return f"{samples:,} samples a step, rounded up to {effective.samples:,}: {steps} ({need})."
 
 
 def max_batch_parts(result: MaxBatch, page: Page) -> Iterator[RenderableType]:
@@ -88,7 +92,7 @@ def max_batch_parts(result: MaxBatch, page: Page) -> Iterator[RenderableType]:
     yield Text(f" {glyphs.dot} ".join(items), style="dim")
     if len(result.answers) == 1:
         answer = result.answers[0]
-        remarks = _besides(result, answer)
+        remarks = _remarks(result, answer)
         if remarks:
             yield Padding(Group(*map(Text, remarks)), (1, 0, 0, 0))
         yield Padding(_curve(result, answer, page), (1, 0, 0, 0))
@@ -108,26 +112,28 @@ def _setup_words(result: MaxBatch, glyphs: Glyphs) -> list[str]:
         SizeAxis.IMAGE_SIZE: f"{result.setup.image_size} px",
     }[result.of]
     sizes = [size for size in first.split(f" {glyphs.times} ") if size != searched_size]
-    same = f"target {result.setup.target_len} tokens"
+    target_item = f"target {result.setup.target_len} tokens"
     first_item = f" {glyphs.times} ".join(sizes)
-    return [item for item in (first_item, *rest) if item and item != same]
+    return [item for item in (first_item, *rest) if item and item != target_item]
 
 
-def _besides(result: MaxBatch, answer: Largest) -> list[str]:
+def _remarks(result: MaxBatch, answer: Largest) -> list[str]:
     """What there is to say of one answer after its sentence."""
     sentences = []
     for multiple in answer.multiples:
         if multiple.largest == answer.largest and multiple.safe == answer.safe:
             continue
         safe = "none" if multiple.safe == 0 else f"{multiple.safe:,}"
-        more = "safe too" if multiple.safe == multiple.largest else f"{safe} is safe"
-        sentences.append(f"The largest multiple of {multiple.of}: {multiple.largest:,}, {more}.")
+        more_words = "safe too" if multiple.safe == multiple.largest else f"{safe} is safe"
+        sentences.append(
+            f"The largest multiple of {multiple.of}: {multiple.largest:,}, {more_words}."
+        )
     if answer.unsteady:
         first, last = answer.unsteady[0], answer.unsteady[-1]
-        between = f"{first:,} does" if first == last else f"some from {first:,} to {last:,} do"
+        sizes_text = f"{first:,} does" if first == last else f"some from {first:,} to {last:,} do"
         sentences.append(
-            f"Not every size below {answer.largest:,} runs ({between} not): memory does not grow "
-            "evenly with the size."
+            f"Not every size below {answer.largest:,} runs ({sizes_text} not): memory does not "
+            "grow evenly with the size."
         )
     if result.effective_batch is not None:
         samples = result.effective_batch
@@ -142,14 +148,16 @@ def _rows(answer: Largest, smallest: int) -> list[CurvePoint]:
     if len(answer.curve) <= _MOST_ROWS:
         return list(answer.curve)
     sizes = [point.size for point in answer.curve]
-    near = {answer.safe, answer.largest, smallest}
-    near |= {sizes[i + 1] for i, n in enumerate(sizes[:-1]) if n in (answer.safe, answer.largest)}
-    near.add(sizes[-1])
-    room = max(_MOST_ROWS - len(near), 1)
-    rest = [size for size in sizes if size not in near]
+    key_sizes = {answer.safe, answer.largest, smallest}
+    key_sizes |= {
+        sizes[i + 1] for i, n in enumerate(sizes[:-1]) if n in (answer.safe, answer.largest)
+    }
+    key_sizes.add(sizes[-1])
+    num_others = max(_MOST_ROWS - len(key_sizes), 1)
+    other_sizes = [size for size in sizes if size not in key_sizes]
     # round sizes first: people know their way among them
-    rest.sort(key=lambda size: -(size & -size))
-    shown_sizes = near | set(rest[:room])
+    other_sizes.sort(key=lambda size: -(size & -size))
+    shown_sizes = key_sizes | set(other_sizes[:num_others])
     return [point for point in answer.curve if point.size in shown_sizes]
 
 
@@ -168,36 +176,38 @@ def _curve(result: MaxBatch, answer: Largest, page: Page) -> Table:
         for point in rows
     ]
     sides: list[JustifyMethod] = ["right", "right", "right", "right", "right", "left"]
-    at = 4
+    bar_column = 4
     if page.narrow:
         # what the verdict is about has precedence
-        at = 3
+        bar_column = 3
         del sides[1]
         for line in (head, *cells):
             del line[1]
-    room = room_for_bar(page, (head, *cells), _LONGEST_BAR)
-    whole = max([answer.usable_bytes, *(point.device_bytes for point in rows)])
-    limit = min(round(answer.usable_bytes * room / whole), room - 1)
-    if room:
+    bar_width = room_for_bar(page, (head, *cells), _LONGEST_BAR)
+    scale_bytes = max([answer.usable_bytes, *(point.device_bytes for point in rows)])
+    limit = min(round(answer.usable_bytes * bar_width / scale_bytes), bar_width - 1)
+    if bar_width:
         label = format_size(answer.usable_bytes)
-        head.insert(at, f"{label:>{limit + 1}}" if len(label) <= limit + 1 else label)
-        sides.insert(at, "left")
-    out = grid(*sides, head=head, folds=True)
+        head.insert(bar_column, f"{label:>{limit + 1}}" if len(label) <= limit + 1 else label)
+        sides.insert(bar_column, "left")
+    table = grid(*sides, head=head, folds=True)
     for line, point in zip(cells, rows, strict=True):
         texts = [Text(cell) for cell in line]
         if point.size in (answer.largest, answer.safe):
             texts[0].stylize("bold")
         texts[-1].stylize(VERDICT_STYLES[point.verdict])
-        if room:
-            texts.insert(at, _bar(point.device_bytes, whole, room, limit, page.glyphs))
-        out.add_row(*texts)
-    return out
+        if bar_width:
+            texts.insert(
+                bar_column, _bar(point.device_bytes, scale_bytes, bar_width, limit, page.glyphs)
+            )
+        table.add_row(*texts)
+    return table
 
 
-def _bar(size: int, whole: int, room: int, limit: int, glyphs: Glyphs) -> Text:
+def _bar(size: int, scale_bytes: int, bar_width: int, limit: int, glyphs: Glyphs) -> Text:
     """A bar with the line of the card's memory through it."""
     mark = "|" if glyphs is ASCII else "│"
-    cells = glyphs.bar(size, whole, room).ljust(limit + 1)
+    cells = glyphs.bar(size, scale_bytes, bar_width).ljust(limit + 1)
     bar = Text(cells[:limit], style="cyan")
     bar.append(mark, style="bold")
     return bar.append(cells[limit + 1 :].rstrip(), style="red")
@@ -212,23 +222,23 @@ def _gpus(result: MaxBatch, glyphs: Glyphs) -> Table:
     if result.effective_batch is not None:
         head.append(f"{result.effective_batch:,} a step")
         sides.append("left")
-    out = grid(*sides, head=head, folds=True)
+    table = grid(*sides, head=head, folds=True)
     for answer in result.answers:
         by_number = {multiple.of: multiple.largest for multiple in answer.multiples}
-        least = "at least " if answer.end is CurveEnd.SEARCH else ""
+        least_words = "at least " if answer.end is CurveEnd.SEARCH else ""
         line = [
             Text(answer.gpu),
             Text(format_size(answer.usable_bytes)),
-            Text(f"{least}{answer.largest:,}", style="bold"),
+            Text(f"{least_words}{answer.largest:,}", style="bold"),
             Text(f"{answer.safe:,}"),
             *(Text(f"{by_number.get(number, 0):,}") for number in numbers),
         ]
         if result.effective_batch is not None:
-            line.append(Text(_ways(answer.effective, glyphs)))
-        out.add_row(*line)
-    return out
+            line.append(Text(_effective_text(answer.effective, glyphs)))
+        table.add_row(*line)
+    return table
 
 
-def _ways(ways: Sequence[EffectiveBatch], glyphs: Glyphs) -> str:
+def _effective_text(ways: Sequence[EffectiveBatch], glyphs: Glyphs) -> str:
     words = [f"{way.num_micro_steps:,} {glyphs.times} {way.micro_batch:,}" for way in ways]
     return " or ".join(words) if words else "no micro-batch fits"

@@ -41,11 +41,11 @@ def _account(
     account: Account, glyphs: Glyphs, *, first: bool, several: bool
 ) -> Iterator[RenderableType]:
     message = account.message
-    who = [] if message.rank is None else [f"rank {message.rank}"]
-    who += [] if message.device is None else [f"GPU {message.device}"]
+    origin = [] if message.rank is None else [f"rank {message.rank}"]
+    origin += [] if message.device is None else [f"GPU {message.device}"]
     head = f"{message.backend} out of memory: {message.tried.text} asked of the driver"
-    if who:
-        head += f" ({', '.join(who)})"
+    if origin:
+        head += f" ({', '.join(origin)})"
     if message.times > 1:
         head += f", said {message.times} times"
     if not first:
@@ -58,9 +58,11 @@ def _account(
         card = f"a card with {message.total.text}"
         yield Padding(f"{card}: {cards}" if cards else f"{card}, none of the catalogue", (0, 2))
     table = grid("left", "right", "left")
-    most = max((share.size.bytes for share in account.shares), default=0)
+    largest_bytes = max((share.size.bytes for share in account.shares), default=0)
     for share in account.shares:
-        table.add_row(f"  {share.name}", share.size.text, glyphs.bar(share.size.bytes, most, _BAR))
+        table.add_row(
+            f"  {share.name}", share.size.text, glyphs.bar(share.size.bytes, largest_bytes, _BAR)
+        )
     yield table
     yield from _points(account.sentences, glyphs)
 
@@ -81,8 +83,8 @@ def _relation(match: MessageMatch, account: Account, glyphs: Glyphs) -> Iterator
     yield table
     points = match.sentences
     if match.reached_at is not None and message.allocated is not None:
-        where = place_text(match.reached_at, 1)
-        points = (*points, f"so much ({message.allocated.text}) is first allocated {where}.")
+        place = place_text(match.reached_at, 1)
+        points = (*points, f"so much ({message.allocated.text}) is first allocated {place}.")
     yield from _points(points, glyphs)
     if match.changes and match.limit_bytes is not None:
         yield ""

@@ -94,8 +94,8 @@ def _processes(message: OomMessage) -> tuple[MessageSize | None, MessageSize | N
     own = message.this_process
     if own is None and len(processes) == 1 and message.reserved is not None:
         # torch 2.1 in a container names the process by the number it has outside
-        (_, only), reserved = processes[0], message.reserved
-        own = only if only.high_bytes >= reserved.low_bytes else None
+        (_, only_size), reserved = processes[0], message.reserved
+        own = only_size if only_size.high_bytes >= reserved.low_bytes else None
     if own is None or total is None or free is None:
         return own, None
     return own, total - free - own
@@ -106,10 +106,10 @@ def _beyond_a_context(rest: MessageSize, message: OomMessage) -> MessageSize | N
     spec = next(iter(cards_of_size(message.total, message.backend) if message.total else ()), None)
     if spec is None:
         return None
-    most = max(context_estimate(spec, torch, None).high_bytes for torch in _ERAS)
-    if rest.low_bytes <= most:
+    context_bytes = max(context_estimate(spec, torch, None).high_bytes for torch in _ERAS)
+    if rest.low_bytes <= context_bytes:
         return None
-    return rest - MessageSize(low_bytes=0, high_bytes=most)
+    return rest - MessageSize(low_bytes=0, high_bytes=context_bytes)
 
 
 def cards_of_size(total: MessageSize, backend: str = "CUDA") -> tuple[GpuSpec, ...]:
@@ -119,14 +119,14 @@ def cards_of_size(total: MessageSize, backend: str = "CUDA") -> tuple[GpuSpec, .
     """
     backend_slug = _BACKENDS.get(backend)
     tolerance = int(total.bytes * DRIVER_SPREAD_RATIO)
-    near = [
+    candidates = [
         (abs(spec.torch_total_bytes - total.bytes), index, spec)
         for index, spec in enumerate(list_gpus())
         if spec.backend == backend_slug
         and spec.torch_total_bytes is not None
         and total.low_bytes - tolerance <= spec.torch_total_bytes <= total.high_bytes + tolerance
     ]
-    return tuple(spec for _, _, spec in sorted(near, key=lambda row: row[:2])[:_MOST_CARDS])
+    return tuple(spec for _, _, spec in sorted(candidates, key=lambda row: row[:2])[:_MOST_CARDS])
 
 
 def _sentences(

@@ -121,8 +121,8 @@ def _text_table(block: Table, width: int) -> str:
     from rich.text import Text as RichText
 
     table = RichTable(box=box.ASCII2, show_edge=False, pad_edge=False, expand=False)
-    for at, name in enumerate(block.head):
-        words = at < block.words
+    for index, name in enumerate(block.head):
+        words = index < block.words
         table.add_column(
             RichText(_flat(name)),
             justify="left" if words else "right",
@@ -131,9 +131,9 @@ def _text_table(block: Table, width: int) -> str:
         )
     for row in block.rows:
         table.add_row(*(RichText(_flat(cell)) for cell in row))
-    out = StringIO()
-    Console(file=out, width=width, color_system=None, legacy_windows=False).print(table)
-    lines = [line.rstrip() for line in out.getvalue().splitlines()]
+    buffer = StringIO()
+    Console(file=buffer, width=width, color_system=None, legacy_windows=False).print(table)
+    lines = [line.rstrip() for line in buffer.getvalue().splitlines()]
     return "\n".join([textwrap.fill(_flat(block.caption), width), *lines])
 
 

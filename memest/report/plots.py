@@ -156,8 +156,8 @@ def _cards(estimate: Estimate) -> list[GpuFit]:
 
 def _around_peak(rows: list[PhaseRow]) -> list[PhaseRow]:
     """As many phases as find room, the one of the peak among them."""
-    at = next((place for place, row in enumerate(rows) if row.is_peak), 0)
-    first = max(0, min(at - _MOST_PHASES // 2, len(rows) - _MOST_PHASES))
+    peak_index = next((place for place, row in enumerate(rows) if row.is_peak), 0)
+    first = max(0, min(peak_index - _MOST_PHASES // 2, len(rows) - _MOST_PHASES))
     return rows[first : first + _MOST_PHASES]
 
 
@@ -285,11 +285,11 @@ def _stack_bars(runs: Sequence[tuple[str, Estimate]], title: str, usable: int | 
         for part in parts_of(estimate):
             if part.bytes <= 0:
                 continue
-            wide = part.bytes / GIB
+            width = part.bytes / GIB
             bars[part.name] = axes.barh(
-                place, wide, left=left, height=0.7, color=PART_COLOURS[part.name]
+                place, width, left=left, height=0.7, color=PART_COLOURS[part.name]
             )
-            left += wide
+            left += width
         axes.text(
             left,
             place,

@@ -77,26 +77,28 @@ def _device(inspection: Inspection, width: int, *, ascii_only: bool) -> Iterator
 
 
 def _curves(inspection: Inspection, width: int, *, ascii_only: bool) -> Table:
-    most = inspection.comparison.peak_reserved_bytes
+    peak_bytes = inspection.comparison.peak_reserved_bytes
     cells = max(min(width - 32, _WIDEST), 10)
     table = grid("left", "left", "right")
     for name, values in (
         ("allocated", [point.allocated_bytes for point in inspection.timeline]),
         ("reserved", [point.reserved_bytes for point in inspection.timeline]),
     ):
-        line = _line(values, most, cells, _STEPS[ascii_only])
+        line = _line(values, peak_bytes, cells, _STEPS[ascii_only])
         table.add_row(f"  {name}", line, f"up to {format_size(max(values))}")
     return table
 
 
-def _line(values: Sequence[int], most: int, cells: int, steps: str) -> str:
+def _line(values: Sequence[int], peak_bytes: int, cells: int, steps: str) -> str:
     """A row of columns, each the highest of its stretch."""
     count = min(cells, len(values))
     columns = []
     for cell in range(count):
         begin, end = cell * len(values) // count, (cell + 1) * len(values) // count
         height = max(values[begin:end])
-        columns.append(steps[-(-height * (len(steps) - 1) // most)] if most else steps[0])
+        columns.append(
+            steps[-(-height * (len(steps) - 1) // peak_bytes)] if peak_bytes else steps[0]
+        )
     return "".join(columns)
 
 
@@ -121,7 +123,7 @@ def _options(inspection: Inspection) -> Table:
     table = grid("left", "right", "right", "right", "left", head=head)
     base = inspection.options[0].peak_reserved_bytes
     for row in inspection.options:
-        fate = {None: "", True: "the request fits", False: "out of memory"}[row.survives]
+        outcome = {None: "", True: "the request fits", False: "out of memory"}[row.survives]
         change = (
             "" if row is inspection.options[0] else format_delta(row.peak_reserved_bytes - base)
         )
@@ -130,6 +132,6 @@ def _options(inspection: Inspection) -> Table:
             format_size(row.peak_allocated_bytes),
             format_size(row.peak_reserved_bytes),
             change,
-            fate,
+            outcome,
         )
     return table

@@ -56,13 +56,13 @@ class StageRow:
         """
         assert self.estimate is not None
         rows = {row.category: row.bytes for row in self.estimate.breakdown}
-        out = {
+        sizes = {
             name: sum(rows.get(c, 0) for c in categories) for name, categories in _COLUMNS.items()
         }
         peak = self.estimate.peak
-        out["cached"] = peak.reserved_bytes - peak.allocated_bytes
-        out["process"] = peak.device_bytes - peak.reserved_bytes
-        return out
+        sizes["cached"] = peak.reserved_bytes - peak.allocated_bytes
+        sizes["process"] = peak.device_bytes - peak.reserved_bytes
+        return sizes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,12 +121,12 @@ class StageTable(Answer):
 
 
 def _row(row: StageRow) -> dict[str, Any]:
-    out: dict[str, Any] = {"name": row.name, "options": dict(row.options)}
+    stage: dict[str, Any] = {"name": row.name, "options": dict(row.options)}
     if row.estimate is None:
-        return {**out, "refused": row.refused}
+        return {**stage, "refused": row.refused}
     fits = row.estimate.verdict.value if row.estimate.gpu else None
     return {
-        **out,
+        **stage,
         "peak": row.estimate.peak.to_dict(),
         "bytes": row.columns,
         "host_bytes": row.host_bytes,

@@ -79,13 +79,13 @@ def comparison_parts(comparison: Comparison, page: Page) -> Iterator[RenderableT
     yield Padding(Text("Why", style="bold"), (1, 0, 0, 0))
     yield Padding(Text(f"{first.name}: peak reached {moment_text(first.estimate)}."), (0, 0, 0, 2))
     for scenario in others:
-        yield Padding(_why(scenario, page), (1, 0, 0, 2))
+        yield Padding(_reasons_part(scenario, page), (1, 0, 0, 2))
     yield Padding(Text(f"Time is {comparison.time_basis}.", style="dim"), (1, 0, 0, 0))
     for note in comparison.notes:
         yield Text(f"{glyphs.bullet} {note}", style="dim")
 
 
-def _why(scenario: Scenario, page: Page) -> RenderableType:
+def _reasons_part(scenario: Scenario, page: Page) -> RenderableType:
     assert scenario.reasons is not None
     outer = Table.grid()
     outer.add_column(overflow="fold")
@@ -104,11 +104,11 @@ def _comparison_table(first: Scenario, others: Sequence[Scenario], glyphs: Glyph
     table.add_row("", Text(first.name[: COLUMN - 2], style="bold"), *names)
 
     def sizes(label: str, of: Callable[[Estimate], int], *, style: str = "") -> None:
-        own = of(first.estimate)
-        cells = [Text(label, style=style), Text(format_size(own), style=style)]
+        first_size = of(first.estimate)
+        cells = [Text(label, style=style), Text(format_size(first_size), style=style)]
         for scenario in others:
             size = of(scenario.estimate)
-            delta = format_delta(size - own) if size != own else "="
+            delta = format_delta(size - first_size) if size != first_size else "="
             cells.append(Text(format_size(size), style=style).append(f"{delta:>11}", style="dim"))
         table.add_row(*cells)
 
@@ -143,21 +143,21 @@ def _bytes(estimate: Estimate, category: object) -> int:
 
 def advice_sentence(advice: Advice) -> str:
     """The best plan in one sentence, or how far the closest one is from fitting."""
-    what = f"{advice.model} with {advice.effective_batch:,} samples a step on {advice.gpu}"
+    subject = f"{advice.model} with {advice.effective_batch:,} samples a step on {advice.gpu}"
     if advice.plans:
-        best = advice.plans[0]
-        fit = best.estimate.gpu
+        best_plan = advice.plans[0]
+        fit = best_plan.estimate.gpu
         assert fit is not None
         size = f"{format_size(fit.device_bytes)} of {format_size(advice.usable_bytes)}"
-        if best.verdict is Verdict.FITS:
-            return f"Fits: {what}: {plan_words(best)}, {size}."
-        high = format_size(best.estimate.interval.high_bytes)
-        return f"Tight: {what}: {plan_words(best)}, {size}, may take up to {high}."
+        if best_plan.verdict is Verdict.FITS:
+            return f"Fits: {subject}: {plan_words(best_plan)}, {size}."
+        high = format_size(best_plan.estimate.interval.high_bytes)
+        return f"Tight: {subject}: {plan_words(best_plan)}, {size}, may take up to {high}."
     closest = advice.closest
     assert closest is not None
     miss = advice.miss_bytes
-    by = f"misses by {format_size(miss)}" if miss else "runs out of memory all the same"
-    return f"Does not fit: {what}: the closest plan, {plan_words(closest)}, {by}."
+    miss_text = f"misses by {format_size(miss)}" if miss else "runs out of memory all the same"
+    return f"Does not fit: {subject}: the closest plan, {plan_words(closest)}, {miss_text}."
 
 
 def plan_words(plan: Plan, *, times: str = "x") -> str:
@@ -239,8 +239,10 @@ def render_stages(table: StageTable) -> str:
 
 def _stage_lines(table: StageTable) -> Iterator[str]:
     estimated_rows = [row for row in table.rows if row.estimate is not None]
-    most = max(row.estimate.peak.device_bytes for row in estimated_rows if row.estimate is not None)
-    unit = MIB if most <= _WIDE else GIB
+    largest_bytes = max(
+        row.estimate.peak.device_bytes for row in estimated_rows if row.estimate is not None
+    )
+    unit = MIB if largest_bytes <= _WIDE else GIB
     unit_name = "MiB" if unit == MIB else "GiB"
     yield (
         f"{table.model}, {table.num_gpus} GPUs: {unit_name} of each GPU, and of host memory for "
@@ -277,11 +279,11 @@ def _stage_lines(table: StageTable) -> Iterator[str]:
     refused_rows = [row for row in table.rows if row.estimate is None]
     if refused_rows:
         yield ""
-        same: dict[str, list[str]] = {}
+        names_by_reason: dict[str, list[str]] = {}
         for row in refused_rows:
-            same.setdefault(row.refused, []).append(row.name)
-        for why, names in same.items():
-            yield from _wrap(f"{'; '.join(names)}: {why}")
+            names_by_reason.setdefault(row.refused, []).append(row.name)
+        for reason, names in names_by_reason.items():
+            yield from _wrap(f"{'; '.join(names)}: {reason}")
     if table.notes:
         yield ""
         for note in table.notes:

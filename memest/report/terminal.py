@@ -180,8 +180,8 @@ def room_for_bar(page: Page, lines: Sequence[Sequence[str]], longest: int) -> in
         longest: columns of a bar that are enough.
     """
     table_width = sum(max(map(len, column)) + 2 for column in zip(*lines, strict=True))
-    room = min(longest, page.width - table_width - 2)
-    return 0 if page.narrow or room < _SHORTEST_BAR else room
+    bar_width = min(longest, page.width - table_width - 2)
+    return 0 if page.narrow or bar_width < _SHORTEST_BAR else bar_width
 
 
 def section(title: str, body: RenderableType) -> RenderableType:

@@ -82,10 +82,10 @@ def estimate_parts(
 
 def _subtitle(estimate: Estimate, page: Page) -> Text:
     model = estimate.model
-    size = f"{format_count(model.parameters)} parameters"
+    size_text = f"{format_count(model.parameters)} parameters"
     if model.trainable_parameters != model.parameters:
-        size += f", {format_count(model.trainable_parameters)} of them trained"
-    items = [model.task, size, *setup_items(estimate.setup, times=page.glyphs.times)]
+        size_text += f", {format_count(model.trainable_parameters)} of them trained"
+    items = [model.task, size_text, *setup_items(estimate.setup, times=page.glyphs.times)]
     # a phrase is not torn apart at the end of a line
     phrases = [item.replace(" ", "\u00a0") for item in items if item]
     lines = [""]
@@ -119,26 +119,26 @@ def _peaks(estimate: Estimate, page: Page) -> RenderableType:
     )
     if peak.managed_bytes:
         managed = peak.managed_bytes
-        whole = format_size(peak.device_with_managed_bytes)
+        total_text = format_size(peak.device_with_managed_bytes)
         rows += (
-            ("paged", managed, "managed memory, no counter", f"device {whole} with all of it"),
+            ("paged", managed, "managed memory, no counter", f"device {total_text} with all of it"),
         )
-    beside = page.width >= WIDE
-    table = grid("left", "right", "left", *(["left"] if beside else []))
-    for name, size, meter, why in rows:
+    has_remarks = page.width >= WIDE
+    table = grid("left", "right", "left", *(["left"] if has_remarks else []))
+    for name, size, meter, remark in rows:
         cells = [Text(name), Text(format_size(size), style="bold"), Text(meter, style="cyan")]
-        table.add_row(*cells, *([Text(why, style="dim")] if beside else []))
+        table.add_row(*cells, *([Text(remark, style="dim")] if has_remarks else []))
     parts: list[RenderableType] = [table]
-    if not beside:
+    if not has_remarks:
         parts.append(Text("; ".join(f"{row[0]}: {row[3]}" for row in rows[1:]), style="dim"))
-    between = Text(f"device range: {interval_text(estimate)}")
-    return Group(*parts, between)
+    range_line = Text(f"device range: {interval_text(estimate)}")
+    return Group(*parts, range_line)
 
 
 def _breakdown(estimate: Estimate, page: Page) -> Table:
     total = sum(row.bytes for row in estimate.breakdown)
     largest = max((row.bytes for row in estimate.breakdown), default=0)
-    room = max(6, page.width - (43 if page.narrow else 63))
+    bar_width = max(6, page.width - (43 if page.narrow else 63))
     table = grid("left", "right", "right", "left", *([] if page.narrow else ["right"]))
 
     def add(cells: list[Text], exact: Text) -> None:
@@ -151,7 +151,7 @@ def _breakdown(estimate: Estimate, page: Page) -> Table:
                 Text(row.category.value),
                 Text(format_size(row.bytes)),
                 Text(_percent(row.bytes, total)),
-                Text(page.glyphs.bar(row.bytes, largest, room).ljust(room), style="cyan"),
+                Text(page.glyphs.bar(row.bytes, largest, bar_width).ljust(bar_width), style="cyan"),
             ],
             Text(f"{row.bytes:,} B", style="dim"),
         )
@@ -194,15 +194,15 @@ def _biggest(estimate: Estimate, page: Page) -> RenderableType:
         )
     if not left_out:
         return table
-    rest = f"{page.glyphs.more} and {left_out} more: --by layer shows the tree"
-    return Group(table, Text(rest, style="dim"))
+    rest_text = f"{page.glyphs.more} and {left_out} more: --by layer shows the tree"
+    return Group(table, Text(rest_text, style="dim"))
 
 
 def _tree(estimate: Estimate, page: Page, depth: int | None) -> Table:
     root = tree(estimate.layers)
     head = ("module", "count", "activations", "parameters")
     table = grid("left", "right", "right", "right", "left", head=head)
-    room = max(6, page.width - 78)
+    bar_width = max(6, page.width - 78)
     largest = max((child.total_bytes for child in root.children), default=0)
     for level, node in visible(root, depth):
         table.add_row(
@@ -211,7 +211,7 @@ def _tree(estimate: Estimate, page: Page, depth: int | None) -> Table:
             format_size(node.activation_bytes),
             format_size(node.parameter_bytes),
             Text(
-                "" if page.narrow else page.glyphs.bar(node.total_bytes, largest, room),
+                "" if page.narrow else page.glyphs.bar(node.total_bytes, largest, bar_width),
                 style="cyan",
             ),
         )
@@ -231,10 +231,10 @@ def _timeline(estimate: Estimate, page: Page) -> RenderableType:
     sides = ("right", "right", "left", "right", "right", *(["left"] * (2 - page.narrow)))
     table = grid(*sides, head=head)
     largest = max((point.reserved_bytes for point in estimate.timeline), default=0)
-    room = max(4, page.width - 67)
+    bar_width = max(4, page.width - 67)
     for row in phase_rows(estimate.timeline, estimate.peak_at):
         inner, outer = page.glyphs.two_part_bar(
-            row.allocated_bytes, row.reserved_bytes, largest, room
+            row.allocated_bytes, row.reserved_bytes, largest, bar_width
         )
         bar = Text(inner, style="cyan").append(outer, style="dim cyan")
         style = "bold" if row.is_peak else ""

@@ -135,9 +135,9 @@ def batch_sentence(estimate: Estimate) -> str:
         return "none: not even a batch of 1 fits"
     if largest >= MAX_BATCH:
         # where the search ended, not where the memory did
-        most = batch_count(largest)
+        most_text = batch_count(largest)
         certain = safe is None or safe == largest
-        return most if certain else f"{most} expected, {safe or 'none'} is safe"
+        return most_text if certain else f"{most_text} expected, {safe or 'none'} is safe"
     if safe is None or safe == largest:
         return f"{largest}"
     if safe == 0:
@@ -308,9 +308,9 @@ def render_origins(
     """
     rows = [("option", "value", "origin")]
     rows += [(each.option, _value(each.value), each.source) for each in origins]
-    wide = [max(len(row[column]) for row in rows) for column in (0, 1)]
+    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
     lines = ["Every value and where it comes from"]
-    lines += [f"  {a:<{wide[0]}}  {b:<{wide[1]}}  {c}" for a, b, c in rows]
+    lines += [f"  {a:<{widths[0]}}  {b:<{widths[1]}}  {c}" for a, b, c in rows]
     for title, remarks in (("Not modelled", not_modelled), ("Ignored", ignored)):
         if remarks:
             lines += ["", title, *(f"  {_printable(remark)}" for remark in remarks)]
