@@ -156,16 +156,16 @@ def _cached_answer(
 
 def _estimate(question: ExplorerQuestion, *, max_batch: bool) -> Estimate:
     """An estimate by the model's one profile; while that traces, by what is on disk already."""
-    setup, where, lock = question.setup, question.where, _shared_state().lock(question.model)
+    setup, place, lock = question.setup, question.place, _shared_state().lock(question.model)
     if not lock.acquire(blocking=False):
         try:
             disk_profile = memest.profile(question.model, progress=_needs_a_trace)
-            return disk_profile.estimate(setup, max_batch=max_batch, **where)
+            return disk_profile.estimate(setup, max_batch=max_batch, **place)
         except _NeedsATraceError:
             _shared_state().say("waiting for a trace of this model")
             lock.acquire()
     try:
-        return _profile(question.model).estimate(setup, max_batch=max_batch, **where)
+        return _profile(question.model).estimate(setup, max_batch=max_batch, **place)
     finally:
         lock.release()
 

@@ -175,15 +175,15 @@ def _bar_words(name: str, estimate: Estimate) -> str:
 
 def _parts_in(names: Iterable[str]) -> alt.Scale:
     """The colours of the parts that are there."""
-    there = set(names)
-    present = [name for name in PART_COLOURS if name in there]
+    name_set = set(names)
+    present = [name for name in PART_COLOURS if name in name_set]
     return alt.Scale(domain=present, range=[PART_COLOURS[name] for name in present])
 
 
 def timeline_chart(rows: Sequence[PhaseRow], peak_words: str) -> Chart:
     """What is alive by category at the highest moment of each phase, and what is reserved."""
     order = [row.label for row in rows]
-    alive = [
+    live_parts = [
         {
             "phase": row.label,
             "order": place,
@@ -212,7 +212,7 @@ def timeline_chart(rows: Sequence[PhaseRow], peak_words: str) -> Chart:
         axis=alt.Axis(labelAngle=-60, labelLimit=130, labelOverlap=hidden),
     )
     bars = (
-        alt.Chart(alt.Data(values=alive))
+        alt.Chart(alt.Data(values=live_parts))
         .mark_bar()
         .encode(
             x=x,

@@ -39,5 +39,5 @@ def outcomes() -> list[dict[str, Any]]:
 
 def stale(runs: list[dict[str, Any]]) -> int:
     """How many predictions were made by other code than is installed, or by nobody knows which."""
-    now = made_with()
-    return sum(run.get("outcome", {}).get("made_with") != now for run in runs)
+    installed_code = made_with()
+    return sum(run.get("outcome", {}).get("made_with") != installed_code for run in runs)

@@ -47,7 +47,7 @@ class ExplorerQuestion:
         return setup_from_options(**own)
 
     @property
-    def where(self) -> dict[str, Any]:
+    def place(self) -> dict[str, Any]:
         """GPU, memory, context and calibration, as far as they were given."""
         return {name: value for name, value in self.options if name in PLACE}
 

@@ -42,21 +42,21 @@ def _folder() -> Path:
 
 
 @contextmanager
-def temporary(name: str, content: bytes, most: int) -> Iterator[Path]:
+def temporary(name: str, content: bytes, limit: int) -> Iterator[Path]:
     """An uploaded file on disk for as long as it is read.
 
     Args:
         name: of the file: it tells the format, and stands in messages.
         content: its bytes.
-        most: bytes that it may have.
+        limit: bytes that it may have.
 
     Raises:
         ConfigError: it is larger.
     """
-    if len(content) > most:
+    if len(content) > limit:
         raise ConfigError(
             f"{name} has {format_size(len(content))}: such a file may have at most "
-            f"{format_size(most)}."
+            f"{format_size(limit)}."
         )
     # what messages name is the user's file; of its name only the end that tells the format is used
     suffix = "".join(
@@ -117,9 +117,9 @@ def check_question(question: ExplorerQuestion, scenarios: Iterable[str] = ()) ->
                 "the explorer runs no code of a model's repository: use the command line, memest "
                 "estimate --trust-remote-code."
             )
-        own = OWN_MODULE_NAMES.intersection(options)
-        if own:
-            flag = find_option(min(own)).flags[0]
+        own_names = OWN_MODULE_NAMES.intersection(options)
+        if own_names:
+            flag = find_option(min(own_names)).flags[0]
             raise ConfigError(
                 f"{flag}: the explorer runs no code of yours: use the command line, memest "
                 "estimate."

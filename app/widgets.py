@@ -78,12 +78,16 @@ def _default(option: Option) -> Any:
     return value.value if isinstance(value, enum.Enum) else value
 
 
-def _choice(option: Option, options: list[str], common: dict[str, Any], **more: Any) -> str | None:
+def _choice(
+    option: Option, options: list[str], common: dict[str, Any], **selectbox_options: Any
+) -> str | None:
     default = _default(option)
     if len(options) <= 3:
         value = st.segmented_control(options=options, default=default, required=True, **common)
     else:
-        value = st.selectbox(options=options, index=options.index(default), **common, **more)
+        value = st.selectbox(
+            options=options, index=options.index(default), **common, **selectbox_options
+        )
     return None if value in (None, default) else str(value)
 
 

@@ -177,5 +177,5 @@ def _campaigns() -> None:
 
 
 def _report(path: Path) -> list[Block]:
-    some, _ = measurements(path)
-    return report_of(tuple(some), answers.say)
+    runs, _ = measurements(path)
+    return report_of(tuple(runs), answers.say)

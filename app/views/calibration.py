@@ -53,9 +53,9 @@ def _existing() -> None:
             f"estimates find it in {calibration_folders()[0]}."
         )
         return
-    twice = Counter(path.name for path in files)
+    name_counts = Counter(path.name for path in files)
     names = {
-        str(path): path.name if twice[path.name] == 1 else f"{path.name} in {path.parent}"
+        str(path): path.name if name_counts[path.name] == 1 else f"{path.name} in {path.parent}"
         for path in files
     }
     profile_path = st.selectbox(
@@ -163,24 +163,24 @@ def _fit() -> None:
     answer = answers.attempt(read, "Reading")
     if answer is None:
         return
-    some, problems = answer
+    runs, problems = answer
     for problem in problems[:5]:
         st.warning(plain(problem))
-    if not some:
+    if not runs:
         st.info("It holds no run: `memest calibrate run` measures some.")
         return
-    st.markdown(f"{len(some)} runs were read.")
-    content = content_of(some)
+    st.markdown(f"{len(runs)} runs were read.")
+    content = content_of(runs)
     if st.button("Fit a profile", type="primary", key="fit_now"):
-        new_fit = answers.attempt(partial(_fit_runs, tuple(some)), "Fitting")
+        new_fit = answers.attempt(partial(_fit_runs, tuple(runs)), "Fitting")
         st.session_state.fitted = None if new_fit is None else (content, *new_fit)
     last_fit = st.session_state.get("fitted")
     if last_fit is not None and last_fit[0] == content:  # not that of another file
         _result(*last_fit[1:])
 
 
-def _fit_runs(some: tuple[Measurement, ...]) -> tuple[Calibration, list[Any]]:
-    pairs = pairs_of(some, answers.say)
+def _fit_runs(runs: tuple[Measurement, ...]) -> tuple[Calibration, list[Any]]:
+    pairs = pairs_of(runs, answers.say)
     calibration = fit_calibration(pairs)
     return calibration, report_blocks(pairs, calibration)
 

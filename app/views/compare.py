@@ -52,46 +52,50 @@ def show(question: ExplorerQuestion) -> None:
 
 def _answer(comparison: Comparison) -> None:
     first, *others = comparison.scenarios
-    for one in others:
-        st.markdown(f"- {plain(change_sentence(one, first))}")
+    for scenario in others:
+        st.markdown(f"- {plain(change_sentence(scenario, first))}")
     st.dataframe(
-        [_row(one, first) for one in comparison.scenarios],
+        [_row(scenario, first) for scenario in comparison.scenarios],
         hide_index=True,
         alt="; ".join(
-            f"{one.name}: {format_size(one.estimate.peak.device_bytes)}, "
-            f"{one.estimate.verdict.value}"
-            for one in comparison.scenarios
+            f"{scenario.name}: {format_size(scenario.estimate.peak.device_bytes)}, "
+            f"{scenario.estimate.verdict.value}"
+            for scenario in comparison.scenarios
         ),
     )
     gpus = {
-        one.estimate.gpu.name: one.estimate.gpu for one in comparison.scenarios if one.estimate.gpu
+        scenario.estimate.gpu.name: scenario.estimate.gpu
+        for scenario in comparison.scenarios
+        if scenario.estimate.gpu
     }
     chart = breakdown_chart(
-        [(one.name, one.estimate) for one in comparison.scenarios], gpus.values()
+        [(scenario.name, scenario.estimate) for scenario in comparison.scenarios], gpus.values()
     )
     st.vega_lite_chart(spec=chart.spec, alt=chart.words, key="compare_chart")
-    for one in others:
-        if one.reasons is not None:
-            with st.expander(f"Why: {plain(one.name)}", expanded=len(others) == 1):
-                for sentence in one.reasons.sentences:
+    for scenario in others:
+        if scenario.reasons is not None:
+            with st.expander(f"Why: {plain(scenario.name)}", expanded=len(others) == 1):
+                for sentence in scenario.reasons.sentences:
                     st.markdown(f"- {plain(sentence)}")
     st.caption(f"Time is {comparison.time_basis}.")
     for note in comparison.notes:
         st.caption(plain(note))
 
 
-def _row(one: Scenario, first: Scenario) -> dict[str, str]:
-    answer, base = one.estimate, first.estimate
+def _row(scenario: Scenario, first: Scenario) -> dict[str, str]:
+    answer, base = scenario.estimate, first.estimate
     gpu = answer.gpu
     delta = answer.peak.device_bytes - base.peak.device_bytes
     return {
-        "scenario": one.name,
+        "scenario": scenario.name,
         "verdict": answer.verdict.value,
         "headroom": "" if gpu is None else format_delta(gpu.headroom_bytes),
         "allocated": format_size(answer.peak.allocated_bytes),
         "reserved": format_size(answer.peak.reserved_bytes),
         "device": format_size(answer.peak.device_bytes),
-        "change": "" if one is first else format_delta(delta),
+        "change": "" if scenario is first else format_delta(delta),
         "largest batch": "" if answer.max_batch is None else batch_count(answer.max_batch),
-        "time of a sample": "" if one.relative_time is None else f"{one.relative_time:.2f} ×",
+        "time of a sample": ""
+        if scenario.relative_time is None
+        else f"{scenario.relative_time:.2f} ×",
     }

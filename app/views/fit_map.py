@@ -37,18 +37,18 @@ _SYNTAX = "Values as after --over of memest sweep: 1,2,4 or 128:512:128 or 1:64:
 def show(question: ExplorerQuestion) -> None:
     """The page."""
     st.markdown("#### What fits, over batch and length")
-    one = answers.attempt(partial(answers.estimate, question), f"Working out {question.model}")
-    if one is None:
+    answer = answers.attempt(partial(answers.estimate, question), f"Working out {question.model}")
+    if answer is None:
         return
-    axis = _length_axis(one)
-    name, usual, _ = _LENGTHS[axis]
+    axis = _length_axis(answer)
+    name, default_lengths, _ = _LENGTHS[axis]
     left, middle, right = st.columns([2, 2, 3])
     batches = left.text_input(
         "Batch sizes", _BATCHES, key="batches", bind="query-params", help=_SYNTAX
     )
     lengths = middle.text_input(
         name,
-        usual or str(getattr(one.setup, axis)),
+        default_lengths or str(getattr(answer.setup, axis)),
         key=_KEYS[axis],
         bind="query-params",
         help=_SYNTAX,
@@ -63,7 +63,7 @@ def show(question: ExplorerQuestion) -> None:
         help="What the number and the colour of a cell are; its verdict is written below it.",
     )
     base = question.without("batch", axis)
-    if not base.gpus and "gpu_memory" not in base.where:
+    if not base.gpus and "gpu_memory" not in base.place:
         st.info("Name a GPU in the sidebar: the map says what fits on it.")
         return
     axes = (("batch", batches), (axis, lengths))
@@ -131,8 +131,10 @@ def _frontier(question: ExplorerQuestion, axis: str, lengths: str) -> None:
     unit = _LENGTHS[axis][2]
     frontier: list[tuple[float, MaxBatch]] = []
     for value in values:
-        one = question.with_options(**{axis: value})
-        answer = answers.attempt(partial(answers.largest, one), f"Largest batch at {value} {unit}")
+        length_question = question.with_options(**{axis: value})
+        answer = answers.attempt(
+            partial(answers.largest, length_question), f"Largest batch at {value} {unit}"
+        )
         if answer is None:
             return
         frontier.append((value, answer))

@@ -97,11 +97,13 @@ def _walk(answer: Estimate, rows: list[PhaseRow]) -> None:
     left, right = st.columns(2)
     for column, name in ((left, "allocated"), (right, "reserved")):
         size = getattr(row, f"{name}_bytes")
-        was = None if before is None else getattr(before, f"{name}_bytes")
+        size_before = None if before is None else getattr(before, f"{name}_bytes")
         column.metric(
             f"{name.capitalize()}, highest in this phase",
             format_size(size),
-            delta=None if was is None else f"{format_delta(size - was)} to the phase before",
+            delta=None
+            if size_before is None
+            else f"{format_delta(size - size_before)} to the phase before",
             delta_color="off",
             border=True,
         )
@@ -114,24 +116,24 @@ def _walk(answer: Estimate, rows: list[PhaseRow]) -> None:
 
 def _alive(row: PhaseRow, before: PhaseRow | None) -> None:
     """What is alive in a phase, and what changed since the phase before."""
-    now = {part.category: part.bytes for part in row.breakdown}
-    then = {part.category: part.bytes for part in before.breakdown} if before else {}
-    kinds = [kind for kind in Category if now.get(kind) or then.get(kind)]
+    sizes = {part.category: part.bytes for part in row.breakdown}
+    sizes_before = {part.category: part.bytes for part in before.breakdown} if before else {}
+    kinds = [kind for kind in Category if sizes.get(kind) or sizes_before.get(kind)]
     st.dataframe(
         [
             {
                 "category": kind.value,
-                "alive": format_size(now.get(kind, 0)),
+                "alive": format_size(sizes.get(kind, 0)),
                 "to the phase before": ""
                 if before is None
-                else format_delta(now.get(kind, 0) - then.get(kind, 0)),
+                else format_delta(sizes.get(kind, 0) - sizes_before.get(kind, 0)),
             }
             for kind in kinds
         ],
         hide_index=True,
         height="content",
         alt=f"Alive in {row.label}: "
-        + ", ".join(f"{kind.value} {format_size(now.get(kind, 0))}" for kind in kinds),
+        + ", ".join(f"{kind.value} {format_size(sizes.get(kind, 0))}" for kind in kinds),
     )
 
 

@@ -58,8 +58,8 @@ def show(question: ExplorerQuestion) -> None:
         _metrics(answer, pinned_answer)
         place = st.empty()
     with below:
-        whole = _lower(question, answer, pinned_answer, place)
-    take_away(question, whole)
+        full_answer = _lower(question, answer, pinned_answer, place)
+    take_away(question, full_answer)
 
 
 def _lower(
@@ -82,13 +82,13 @@ def _lower(
         calibration_tab(answer)
     with notes:
         notes_tab(answer)
-    whole = _whole(question)
-    if whole is not None and (sentence := batch_sentence(whole)):
+    full_answer = _full_answer(question)
+    if full_answer is not None and (sentence := batch_sentence(full_answer)):
         place.markdown(f"**Largest batch:** {sentence}")
-    return whole
+    return full_answer
 
 
-def _whole(question: ExplorerQuestion) -> Estimate | None:
+def _full_answer(question: ExplorerQuestion) -> Estimate | None:
     """The answer with the largest batch, which takes a moment longer."""
     return answers.attempt(
         partial(answers.estimate, question, max_batch=True), "Looking for the largest batch"
@@ -120,17 +120,17 @@ def _metrics(answer: Estimate, pinned_answer: Estimate | None) -> None:
     sizes = (peak.allocated_bytes, peak.reserved_bytes, peak.device_bytes)
     before: tuple[int | None, ...] = (None, None, None)
     if pinned_answer is not None:
-        old = pinned_answer.peak
-        before = (old.allocated_bytes, old.reserved_bytes, old.device_bytes)
+        pinned_peak = pinned_answer.peak
+        before = (pinned_peak.allocated_bytes, pinned_peak.reserved_bytes, pinned_peak.device_bytes)
     columns = st.columns(3)
-    for column, (name, meter), size, was in zip(
+    for column, (name, meter), size, size_before in zip(
         columns, _METERS.items(), sizes, before, strict=True
     ):
         column.metric(
             name,
             format_size(size),
-            delta=None if was is None else format_delta(size - was),
-            delta_color="inverse" if was != size else "off",
+            delta=None if size_before is None else format_delta(size - size_before),
+            delta_color="inverse" if size_before != size else "off",
             help=meter,
             border=True,
         )

@@ -30,13 +30,13 @@ _BIGGEST = 12
 
 def delta_reasons(before: Estimate, after: Estimate) -> None:
     """Why this run's peak is another one than the pinned one's."""
-    why = explain(before, after)
-    if not why.delta_bytes and not why.rows:
+    reasons = explain(before, after)
+    if not reasons.delta_bytes and not reasons.rows:
         st.caption("The same peaks as the pinned scenario.")
         return
     with st.container(border=True):
         st.markdown("**Against the pinned scenario**")
-        for sentence in why.sentences:
+        for sentence in reasons.sentences:
             st.markdown(f"- {plain(sentence)}")
         st.dataframe(
             [
@@ -46,11 +46,11 @@ def delta_reasons(before: Estimate, after: Estimate) -> None:
                     "this run": format_size(row.after_bytes),
                     "change": format_delta(row.delta_bytes),
                 }
-                for row in why.rows
+                for row in reasons.rows
             ],
             hide_index=True,
             alt="Changes: "
-            + ", ".join(f"{row.category} {format_delta(row.delta_bytes)}" for row in why.rows),
+            + ", ".join(f"{row.category} {format_delta(row.delta_bytes)}" for row in reasons.rows),
         )
 
 
@@ -169,20 +169,24 @@ def notes_tab(answer: Estimate) -> None:
 # -- to take away ---------------------------------------------------------------------------------
 
 
-def take_away(question: ExplorerQuestion, whole: Estimate | None) -> None:
+def take_away(question: ExplorerQuestion, full_answer: Estimate | None) -> None:
     """The same question on a command line and in Python, and the answer as files."""
     st.subheader("Take it along")
     shell, python = st.tabs(["Command line", "Python"])
     shell.code(question.command_line(), language="bash", wrap_lines=True)
     python.code(question.snippet(), language="python", wrap_lines=True)
-    if whole is None:
+    if full_answer is None:
         return
     stem = question.model.rpartition("/")[2].removesuffix(".json")
     row = st.container(horizontal=True)
     files: tuple[tuple[str, Any, str], ...] = (
-        ("JSON", f"{whole.to_json()}\n", "Byte for byte what memest estimate prints with --json."),
-        ("CSV", whole.to_csv(), "The parts of the device peak in bytes: they add up to it."),
-        ("PNG", whole.to_png, "A picture: what fills the card, and memory phase by phase."),
+        (
+            "JSON",
+            f"{full_answer.to_json()}\n",
+            "Byte for byte what memest estimate prints with --json.",
+        ),
+        ("CSV", full_answer.to_csv(), "The parts of the device peak in bytes: they add up to it."),
+        ("PNG", full_answer.to_png, "A picture: what fills the card, and memory phase by phase."),
     )
     for kind, content, words in files:
         download(row, stem, kind, content, key=kind.lower(), help_text=words)
