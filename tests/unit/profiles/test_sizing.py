@@ -22,7 +22,7 @@ from memest.profiles.cache import Store
 from memest.profiles.sizing import SizeAnswer, Sizing, asked_sizes, milliseconds
 from support.tools import load_tool
 
-reduced = load_tool("coverage").reduced
+reduced = load_tool("coverage").reduced_config
 
 
 def profiler_of(model):
