@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from memest.config.options import setup_from_options
-from memest.config.parallelism import ALONE
+from memest.config.parallelism import ONE_GPU
 from memest.config.setup import Setup
 from memest.errors import ConfigError, closest
 
@@ -159,7 +159,7 @@ def with_events(case: Case) -> Case:
 
 def _check_one_process(setup: Setup) -> None:
     """The setup says what one process does; how many there are stands beside it."""
-    if setup.distributed != ALONE:
+    if setup.distributed != ONE_GPU:
         raise ConfigError(
             "the setup of a case is that of one process: several GPUs are measured with "
             '"parallel": "ddp" or "fsdp" and "processes" beside it.'

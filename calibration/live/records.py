@@ -11,7 +11,7 @@ from typing import Any
 from memest.calibration.case import Case, Parallel
 from memest.calibration.measurement import Status, is_out_of_memory
 from memest.catalog.models import lookup
-from memest.config.parallelism import ALONE, Strategy
+from memest.config.parallelism import ONE_GPU, Strategy
 from memest.config.setup import Setup
 from memest.errors import ConfigError
 from memest.files.texts import write_text
@@ -85,7 +85,7 @@ def case_of(model: str, setup: Setup, steps: int) -> Case:
         raise ConfigError(
             f"the store has no cases of {distributed.strategy} yet: no record is kept."
         )
-    alone = dataclasses.replace(setup, distributed=ALONE, num_steps=max(min(steps, 4), 1))
+    alone = dataclasses.replace(setup, distributed=ONE_GPU, num_steps=max(min(steps, 4), 1))
     return Case(
         model=model,
         setup=alone,

@@ -30,7 +30,7 @@ from memest.calibration.measurement import (
 )
 from memest.calibration.recording import history as recording
 from memest.calibration.store import MeasurementStore, default_store
-from memest.config.inputs import NOTHING, ModuleInputs
+from memest.config.inputs import NO_INPUTS, ModuleInputs
 from memest.config.setup import Setup, Task
 from memest.errors import ConfigError, DoesNotFitError, MemestError
 from memest.estimation.estimate import answer
@@ -106,7 +106,7 @@ class Watch:
     # -- before the first step
 
     def predict(
-        self, setup: Setup, module_inputs: ModuleInputs = NOTHING, model: Any = None
+        self, setup: Setup, module_inputs: ModuleInputs = NO_INPUTS, model: Any = None
     ) -> Estimate | None:
         """Predict the run and warn, or stop, if it will not fit.
 

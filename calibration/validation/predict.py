@@ -10,7 +10,7 @@ from typing import Any
 
 from memest.calibration.validation.records import CaseRecord
 from memest.catalog.resolve import resolve_model
-from memest.config.inputs import NOTHING, module_inputs_of
+from memest.config.inputs import NO_INPUTS, module_inputs_of
 from memest.config.options import setup_from_options
 from memest.config.setup import Precision, Setup, Software
 from memest.errors import ConfigError, MemestError
@@ -247,7 +247,7 @@ class Predictor:
         key = record.model, record.inputs, record.loss, record.step, repr(record.model_args)
         if key not in self._profilers:
             self._profilers.clear()  # a model's records stand together; traces of all would not fit
-            module_inputs = NOTHING
+            module_inputs = NO_INPUTS
             if record.inputs or record.model_args or (record.loss or record.step) is not None:
                 module_inputs = module_inputs_of(
                     list(record.inputs) or None,

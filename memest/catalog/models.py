@@ -20,7 +20,9 @@ from memest.files.folders import data_folder
 
 __all__ = ["CatalogueEntry", "aliases", "catalogue", "closest_models", "lookup", "model_types"]
 
-_TEXTS = "id file model_type auto_class published_basis source provenance license note".split()
+_TEXT_FIELDS = (
+    "id file model_type auto_class published_basis source provenance license note".split()
+)
 """Columns of the index that are kept as they are."""
 _SEPARATE_HEAD = re.compile(r"separate lm_head of vocab_size\*d_model=(\d+)")
 
@@ -88,7 +90,7 @@ def catalogue() -> tuple[CatalogueEntry, ...]:
     """Every entry, in the order of the index; reads no configuration."""
     return tuple(
         CatalogueEntry(
-            **{name: row[name] for name in _TEXTS},
+            **{name: row[name] for name in _TEXT_FIELDS},
             parameters=int(row["parameters"]),
             published_parameters=int(row["published_parameters"] or 0) or None,
         )

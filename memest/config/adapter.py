@@ -39,7 +39,7 @@ _SPELLINGS = {
 VIRTUAL_TOKENS = frozenset({"prompt_tuning", "p_tuning", "prefix_tuning"})
 """Methods that add tokens instead of weights beside the model's own."""
 
-_NO_SAY = frozenset(
+_IRRELEVANT_KEYS = frozenset(
     """auto_mapping base_model_name_or_path revision peft_version inference_mode
     tokenizer_name_or_path""".split()
 )
@@ -131,7 +131,7 @@ def read_adapter(source: Any, *, option: str = "--peft-config") -> Adapter:
     settings = {
         name: _plain(value)
         for name, value in values.items()
-        if value is not None and name not in _NO_SAY
+        if value is not None and name not in _IRRELEVANT_KEYS
     }
     _check(method, settings, option)
     try:

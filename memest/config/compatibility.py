@@ -25,9 +25,9 @@ from memest.config.quantization import Format
 from memest.config.training_options import TrainingOptions
 from memest.errors import ConfigError
 
-__all__ = ["FP16_REFUSED", "check", "check_built_dtype", "reader_of_head"]
+__all__ = ["FP16_REFUSAL", "check", "check_built_dtype", "reader_of_head"]
 
-FP16_REFUSED = (
+FP16_REFUSAL = (
     "--fp16 with float16 weights cannot train: the gradient scaler refuses fp16 gradients. Use "
     "--dtype float32 (autocast), or --master-weights without --fp16 for half weights with fp32 "
     "copies."
@@ -494,7 +494,7 @@ def _check_precision(setup: TrainingOptions) -> None:
         and (not setup.master_weights and setup.loop is not Loop.PLAIN)
         and not setup.distributed.in_half
     ):
-        raise ConfigError(FP16_REFUSED)
+        raise ConfigError(FP16_REFUSAL)
     if setup.master_weights and setup.precision is not Precision.FP32:
         raise ConfigError(
             f"--master-weights and --{setup.precision} exclude each other: master weights "

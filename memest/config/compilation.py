@@ -29,10 +29,10 @@ FUSED_LOSSES = {
 DEFAULT_CHUNKS = 8
 """``num_output_chunks`` of torchtune's losses."""
 _LOSSES = {"": "", "none": "", "cut-cross-entropy": "cce", **{name: name for name in FUSED_LOSSES}}
-_MOST_CHUNKS = 1 << 12
+_MAX_CHUNKS = 1 << 12
 
 _DEFAULT = ("default", "")
-_REFUSED = {
+_REFUSALS = {
     "reduce-overhead": "records CUDA graphs, which keep a memory pool of their own: what a graph "
     "holds between forward and backward, and the warm-up in front of it, are not modelled",
     "max-autotune": "measures matmul templates on the GPU and records CUDA graphs",
@@ -50,12 +50,12 @@ def read_mode(value: object) -> str:
     text = str(value or "").strip().lower().replace("_", "-")
     if text in _DEFAULT:
         return ""
-    if text in _REFUSED:
+    if text in _REFUSALS:
         raise ConfigError(
-            f"--torch-compile-mode {text} {_REFUSED[text]}, and memest does not guess. Ask with "
+            f"--torch-compile-mode {text} {_REFUSALS[text]}, and memest does not guess. Ask with "
             "--torch-compile-mode default."
         )
-    legal = ["default", *_REFUSED]
+    legal = ["default", *_REFUSALS]
     label = f"--torch-compile-mode {value!r}"
     raise not_legal(label, text, legal, more="; priced is default")
 
@@ -123,9 +123,9 @@ def _chunks(text: str, name: str) -> str:
             f"--fused-loss {name}:{text}: the number is num_output_chunks of torchtune's losses, "
             f"and {name or 'no loss'} has none. Leave it out, or use torchtune-linear:N."
         )
-    if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= _MOST_CHUNKS):
+    if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= _MAX_CHUNKS):
         raise ConfigError(
             f"--fused-loss {name}:{text}: the number of pieces must be a whole number from 1 to "
-            f"{_MOST_CHUNKS}."
+            f"{_MAX_CHUNKS}."
         )
     return "" if int(text) == DEFAULT_CHUNKS else f":{int(text)}"

@@ -23,7 +23,7 @@ __all__ = ["DataLoading", "read_data_loading"]
 _PREFETCH = 2
 """torch's own prefetch_factor."""
 _PAGE = 4096
-_MOST = 1 << 16
+_MAX_VALUE = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,10 +58,10 @@ class DataLoading:
             ("prefetch-factor", self.prefetch_factor, 1),
         ):
             whole = isinstance(value, int) and not isinstance(value, bool)
-            if value is not None and (not whole or not least <= value <= _MOST):
+            if value is not None and (not whole or not least <= value <= _MAX_VALUE):
                 raise ConfigError(
                     f"--dataloader-{name} {value!r} is out of range: it must be a whole number of "
-                    f"{least} to {_MOST}."
+                    f"{least} to {_MAX_VALUE}."
                 )
         if self.num_workers:
             return

@@ -18,20 +18,20 @@ from memest.files.texts import read_json
 __all__ = ["DeepSpeedFile", "read_deepspeed", "with_hidden_size"]
 
 AUTO = "auto"
-_HIDDEN = ("hidden_size", "n_embd", "d_model", "dim")
-_SAME_MEMORY = frozenset(
+_HIDDEN_SIZE_KEYS = ("hidden_size", "n_embd", "d_model", "dim")
+_IRRELEVANT_KEYS = frozenset(
     """allgather_partitions allgather_bucket_size elastic_checkpoint load_from_fp32_weights
     legacy_stage1 ignore_unused_parameters log_trace_cache_warnings
     stage3_gather_16bit_weights_on_model_save stage3_gather_fp16_weights_on_model_save""".split()
 )
 """Keys of ``zero_optimization`` that say nothing of memory."""
-_STAGE_3 = frozenset(
+_STAGE_3_KEYS = frozenset(
     """sub_group_size stage3_max_live_parameters stage3_max_reuse_distance
     stage3_prefetch_bucket_size stage3_param_persistence_threshold
     stage3_model_persistence_threshold""".split()
 )
 """Keys in elements that only stage 3 looks at."""
-_HIDDEN_RULES: Mapping[str, Callable[[int], int]] = {
+_AUTO_RULES: Mapping[str, Callable[[int], int]] = {
     "reduce_bucket_size": lambda size: size * size,
     "stage3_prefetch_bucket_size": lambda size: int(0.9 * size * size),
     "stage3_param_persistence_threshold": lambda size: 10 * size,
@@ -44,7 +44,7 @@ _ALIASES = {
     "param_persistence_threshold": "stage3_param_persistence_threshold",
     "model_persistence_threshold": "stage3_model_persistence_threshold",
 }
-_ONLY_AS_USUAL = {
+_DEFAULT_ONLY = {
     "contiguous_gradients": True,
     "reduce_scatter": True,
     "round_robin_gradients": False,
@@ -60,24 +60,24 @@ _ONLY_AS_USUAL = {
     "stage3_allgather_sequential": False,
 }
 """Keys whose other values are not modelled."""
-_WHY = {
+_REASONS = {
     "zero_hpz_partition_size": "ZeRO++ keeps a second partition on each node",
     **dict.fromkeys(
-        (each for each in _ONLY_AS_USUAL if each.startswith("zero_quantized")),
+        (each for each in _DEFAULT_ONLY if each.startswith("zero_quantized")),
         "ZeRO++ quantises with kernels that need a GPU to be built",
     ),
 }
 """What to say of some of them."""
-_IN_HALF = (
+_HALF_PRECISION_KEYS = (
     "bf16_master_weights_and_grads",
     "bf16_optimizer_states",
     "fp16_master_weights_and_grads",
 )
 """Keys of ``bf16`` and ``fp16`` that change in which precision DeepSpeed keeps what it updates."""
-_SEQUENCE_WIRE = "seq_parallel_communication_data_type"
-_OFFLOADED = ("offload_optimizer", "offload_param")
-_EVERY_STAGE = ("overlap_comm", "reduce_bucket_size")
-_OF_BOTH = {"contiguous_gradients", "memory_efficient_linear"}
+_SEQUENCE_DTYPE_KEY = "seq_parallel_communication_data_type"
+_OFFLOAD_KEYS = ("offload_optimizer", "offload_param")
+_EVERY_STAGE_KEYS = ("overlap_comm", "reduce_bucket_size")
+_STAGE_3_SWITCHES = {"contiguous_gradients", "memory_efficient_linear"}
 """Keys that stage 3 may have otherwise."""
 
 
@@ -118,29 +118,35 @@ def read_deepspeed(value: Any, *, shares_sequences: bool = True) -> DeepSpeedFil
     settings: dict[str, Any] = {}
     for spelling, setting in zero.items():
         key = _ALIASES.get(spelling, spelling)
-        if key == "stage" or key in _SAME_MEMORY:
+        if key == "stage" or key in _IRRELEVANT_KEYS:
             continue
-        if key in _STAGE_3:
-            settings[key] = _elements(name, key, setting, least=0, auto=key in _HIDDEN_RULES)
-        elif key in _OF_BOTH and stage == 3:
+        if key in _STAGE_3_KEYS:
+            settings[key] = _elements(name, key, setting, least=0, auto=key in _AUTO_RULES)
+        elif key in _STAGE_3_SWITCHES and stage == 3:
             settings[key] = _switch(name, key, setting)
         elif key == "memory_efficient_linear":
             _switch(name, key, setting)  # of stage 3 alone
-        elif key in _ONLY_AS_USUAL:
-            if setting != _ONLY_AS_USUAL[key]:
-                why = f" ({_WHY[key]})" if key in _WHY else ""
+        elif key in _DEFAULT_ONLY:
+            if setting != _DEFAULT_ONLY[key]:
+                why = f" ({_REASONS[key]})" if key in _REASONS else ""
                 raise ConfigError(
                     f"{name}: {key} {setting!r} is not modelled{why}, and memest does not guess. "
-                    f"DeepSpeed's default is {_ONLY_AS_USUAL[key]!r}."
+                    f"DeepSpeed's default is {_DEFAULT_ONLY[key]!r}."
                 )
-        elif key in _OFFLOADED:
+        elif key in _OFFLOAD_KEYS:
             options[key] = _offloads(name, key, setting, stage)
         elif key == "overlap_comm":
             settings[key] = _switch(name, key, setting)
         elif key == "reduce_bucket_size":
             settings[key] = _elements(name, key, setting)
         else:
-            legal_keys = (*_SAME_MEMORY, *_ONLY_AS_USUAL, *_STAGE_3, *_OFFLOADED, *_EVERY_STAGE)
+            legal_keys = (
+                *_IRRELEVANT_KEYS,
+                *_DEFAULT_ONLY,
+                *_STAGE_3_KEYS,
+                *_OFFLOAD_KEYS,
+                *_EVERY_STAGE_KEYS,
+            )
             suggestion = hint(key, legal_keys)
             raise ConfigError(
                 f"{name}: zero_optimization.{key} is not known to memest.{suggestion}"
@@ -176,7 +182,7 @@ def _run_options(name: str, document: Mapping[str, Any]) -> dict[str, Any]:
         enabled = part.get("enabled", AUTO) if isinstance(part, Mapping) else part
         if enabled is True:
             options["precision"] = precision
-            for key in _IN_HALF if isinstance(part, Mapping) else ():
+            for key in _HALF_PRECISION_KEYS if isinstance(part, Mapping) else ():
                 if part.get(key):
                     raise ConfigError(
                         f"{name}: {precision}.{key} is not modelled (master weights, gradients or "
@@ -207,11 +213,11 @@ def _run_options(name: str, document: Mapping[str, Any]) -> dict[str, Any]:
 
 def _check_sequence_wire(name: str, document: Mapping[str, Any]) -> None:
     """In which dtype gradients of shared sequences are reduced."""
-    dtype = document.get(_SEQUENCE_WIRE, "fp32")
+    dtype = document.get(_SEQUENCE_DTYPE_KEY, "fp32")
     if str(dtype).lower() != "fp32":
         raise ConfigError(
-            f"{name}: {_SEQUENCE_WIRE} {dtype!r} is not modelled: leave it out, and gradients of "
-            "shared sequences are reduced in fp32, DeepSpeed's default."
+            f"{name}: {_SEQUENCE_DTYPE_KEY} {dtype!r} is not modelled: leave it out, and gradients "
+            "of shared sequences are reduced in fp32, DeepSpeed's default."
         )
 
 
@@ -269,7 +275,7 @@ def with_hidden_size(distributed: Distributed, config: Any) -> Distributed:
         ConfigError: the model names no hidden size.
     """
     settings = dict(distributed.zero_settings)
-    open_ones = [key for key in _HIDDEN_RULES if settings.get(key) == AUTO]
+    open_ones = [key for key in _AUTO_RULES if settings.get(key) == AUTO]
     if not open_ones:
         return distributed
     size = _hidden_size(config)
@@ -278,7 +284,7 @@ def with_hidden_size(distributed: Distributed, config: Any) -> Distributed:
             f"--deepspeed: {open_ones[0]} is auto, which follows the model's hidden size, and the "
             "model's config names none: write a number."
         )
-    settings |= {key: _HIDDEN_RULES[key](size) for key in open_ones}
+    settings |= {key: _AUTO_RULES[key](size) for key in open_ones}
     return replace(distributed, zero_settings=tuple(sorted(settings.items())))
 
 
@@ -288,7 +294,7 @@ def _hidden_size(config: Any) -> int | None:
 
     if config is None:
         return None
-    for name in _HIDDEN:
+    for name in _HIDDEN_SIZE_KEYS:
         if isinstance(size := value(name), int):
             return size
     sizes = value("hidden_sizes")

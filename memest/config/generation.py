@@ -13,7 +13,7 @@ from memest.errors import not_legal
 __all__ = ["CACHES", "Generation"]
 
 CACHES = ("dynamic", "static")
-_MOST = 1 << 20
+_MAX_VALUE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class Generation:
 
     def __post_init__(self) -> None:
         for name, flag in (("new_tokens", "--generate"), ("num_beams", "--num-beams")):
-            check_whole_number(flag, getattr(self, name), 1, _MOST)
+            check_whole_number(flag, getattr(self, name), 1, _MAX_VALUE)
         if self.cache not in CACHES:
             label = f"--cache-implementation {self.cache!r}"
             raise not_legal(label, self.cache, CACHES, state="is not modelled")

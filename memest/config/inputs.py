@@ -18,7 +18,7 @@ from memest.errors import ConfigError, not_legal
 __all__ = [
     "DTYPES",
     "LOSSES",
-    "NOTHING",
+    "NO_INPUTS",
     "InputSpec",
     "ModuleInputs",
     "extent",
@@ -32,7 +32,7 @@ DTYPES = tuple(
     float8_e5m2""".split()
 )
 """Dtypes that a specification may name, as torch spells them."""
-_SHORT = {
+_SHORT_DTYPES = {
     "float": "float32",
     "half": "float16",
     "double": "float64",
@@ -46,7 +46,7 @@ LOSSES = tuple(
     """cross_entropy mse l1 smooth_l1 huber bce bce_with_logits nll kl_div mean sum""".split()
 )
 """Losses that go by a name: functions of ``torch.nn.functional``, and two without a target."""
-_ALSO = {
+_LOSS_ALIASES = {
     "ce": "cross_entropy",
     "l2": "mse",
     "binary_cross_entropy": "bce",
@@ -110,7 +110,7 @@ def read_spec(text: str) -> InputSpec:
     if match is None:
         raise ConfigError(f"--input {text!r} is no specification of a tensor: {_EXAMPLE}.")
     dtype = match["dtype"].removeprefix("torch.")
-    dtype = _SHORT.get(dtype, dtype)
+    dtype = _SHORT_DTYPES.get(dtype, dtype)
     if dtype not in DTYPES:
         label = f"--input {text!r}: {dtype!r}"
         raise not_legal(label, dtype, DTYPES, state="is not a dtype")
@@ -221,7 +221,7 @@ class ModuleInputs:
         return (self.inputs is None or words) and named and plain
 
 
-NOTHING = ModuleInputs()
+NO_INPUTS = ModuleInputs()
 """Nothing was said: the model's configuration decides."""
 
 
@@ -267,7 +267,7 @@ def module_inputs_of(
 def _loss_name(text: str) -> str:
     """A loss by one of its usual names."""
     name = text.strip().lower().removesuffix("_loss").replace("-", "_")
-    name = _ALSO.get(name, name)
+    name = _LOSS_ALIASES.get(name, name)
     if name in LOSSES:
         return name
     raise not_legal(

@@ -186,7 +186,7 @@ _SCHEDULES = {
     **{schedule.value.replace("-", ""): schedule for schedule in Schedule},
     "interleaved1f1b": Schedule.INTERLEAVED,
 }
-_WEIGHTS_APART = (
+_ZERO_BUBBLE_SCHEDULES = (
     "interleavedzerobubble",
     "interleavedzb",
     "zbh1",
@@ -232,7 +232,7 @@ def read_schedule(value: Any) -> Schedule | None:
     letters = text.replace("-", "")
     if letters in _SCHEDULES:
         return _SCHEDULES[letters]
-    if letters in _WEIGHTS_APART:
+    if letters in _ZERO_BUBBLE_SCHEDULES:
         raise ConfigError(
             f"--pp-schedule {value!r} is not modelled: it computes gradients of weights apart from "
             f"those of inputs. Legal: {', '.join(Schedule)}."

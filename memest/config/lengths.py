@@ -27,13 +27,13 @@ __all__ = ["Batching", "Lengths", "Padding"]
 _BINS = 256
 """Lengths are rounded up to so many values where sums of them are counted: an upper bound."""
 
-_CERTAIN = 10**18
+_CERTAINTY = 10**18
 """The chance of what is certain, where chances are counted in whole numbers."""
 
 _GROUP = 40
 """Decimal digits that hold the product of two chances, summed over all of a law."""
 
-_LONG = Context(prec=MAX_PREC, Emax=MAX_EMAX, Emin=MIN_EMIN)
+_LONG_CONTEXT = Context(prec=MAX_PREC, Emax=MAX_EMAX, Emin=MIN_EMIN)
 
 
 class Padding(enum.StrEnum):
@@ -243,13 +243,13 @@ class Batching:
         step = max(1, -(-cut.longest // _BINS))
         sample_distribution = [0] * (-(-cut.longest // step) + 1)
         for length, count in cut.counts:
-            sample_distribution[-(-length // step)] += -(-count * _CERTAIN // cut.samples)
-        distribution = [_CERTAIN]
+            sample_distribution[-(-length // step)] += -(-count * _CERTAINTY // cut.samples)
+        distribution = [_CERTAINTY]
         for bit in f"{batch:b}":
             distribution = _convolve(distribution, distribution)
             if bit == "1":
                 distribution = _convolve(distribution, sample_distribution)
-        limit, above = share / self.batches(batch) * _CERTAIN, 0
+        limit, above = share / self.batches(batch) * _CERTAINTY, 0
         for place in range(len(distribution) - 1, -1, -1):
             above += distribution[place]
             if above > limit:
@@ -300,17 +300,17 @@ def _chance_of_all(good: int, of: int, number: int) -> float:
 
 
 def _convolve(a: list[int], b: list[int]) -> list[int]:
-    """The law of a sum of two, from their laws; chances are parts of ``_CERTAIN``, rounded up.
+    """The law of a sum of two, from their laws; chances are parts of ``_CERTAINTY``, rounded up.
 
     Both are written as one decimal number each, a chance in every group of digits, and multiplied:
     a group of the product is an entry of the convolution, and ``decimal`` multiplies long numbers
     in next to linear time.
     """
-    product = _LONG.multiply(_as_number(a), _as_number(b))
+    product = _LONG_CONTEXT.multiply(_as_number(a), _as_number(b))
     size = len(a) + len(b) - 1
     digits = f"{product:f}".zfill(size * _GROUP)
     groups = (digits[at : at + _GROUP] for at in range(0, len(digits), _GROUP))
-    return [-(-int(group) // _CERTAIN) for group in groups]
+    return [-(-int(group) // _CERTAINTY) for group in groups]
 
 
 def _as_number(distribution: list[int]) -> Decimal:

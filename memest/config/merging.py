@@ -19,7 +19,7 @@ from memest.config.generation import Generation
 from memest.config.length_files import lengths_of_dataset, read_lengths
 from memest.config.lengths import Batching, Lengths
 from memest.config.option_table import OPTIONS
-from memest.config.parallelism import ALONE
+from memest.config.parallelism import ONE_GPU
 from memest.config.quantization import Format, Quantization, read_quantization
 from memest.config.setup import Setup
 from memest.errors import ConfigError, hint
@@ -58,7 +58,7 @@ def merge_all(values: dict[str, Any], base: Setup | None) -> None:
         values["data_loading"] = dataclasses.replace(base_value or DataLoading(), **loading)
     if parts := _take_parts(values, "distributed"):
         values["distributed"] = dataclasses.replace(
-            ALONE if base is None else base.distributed, **parts
+            ONE_GPU if base is None else base.distributed, **parts
         )
 
 

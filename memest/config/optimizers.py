@@ -234,7 +234,7 @@ ALIASES = {
 }
 
 _NOT_YET = "not modelled yet, and memest does not guess"
-REFUSED = {
+REFUSALS = {
     "adamw_anyprecision": _NOT_YET,
     "adamw_apex_fused": _NOT_YET,
     "grokadamw": _NOT_YET,
@@ -264,9 +264,9 @@ def find_optimizer(name: object) -> str:
     text = ALIASES.get(str(name), str(name))
     if text in OPTIMIZER_FACTS:
         return text
-    if text in REFUSED:
+    if text in REFUSALS:
         raise ConfigError(
-            f"--optim {text} is {REFUSED[text]}. Modelled: {', '.join(OPTIMIZER_FACTS)}."
+            f"--optim {text} is {REFUSALS[text]}. Modelled: {', '.join(OPTIMIZER_FACTS)}."
         )
     raise not_legal(f"--optim {name!r}", text, OPTIMIZER_FACTS)
 

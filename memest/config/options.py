@@ -39,7 +39,7 @@ __all__ = [
     "split_inputs",
 ]
 
-HARMLESS = frozenset(
+HARMLESS_ARGUMENTS = frozenset(
     """adam_beta1 adam_beta2 adam_epsilon
     disable_tqdm do_eval do_train eval_steps hub_model_id learning_rate
     load_best_model_at_end logging_dir logging_steps logging_strategy lr lr_scheduler_type max_steps
@@ -240,7 +240,7 @@ def setup_from_options(base: Setup | None = None, /, **options: Any) -> Setup:
     values: dict[str, Any] = {}
     keyword_of: dict[str, str] = {}
     for name, value in options.items():
-        if value is None or name in HARMLESS:
+        if value is None or name in HARMLESS_ARGUMENTS:
             continue
         option = find_option(name)
         if not option.field:

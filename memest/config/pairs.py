@@ -48,9 +48,9 @@ def _asks_for_modules(s: TrainingOptions) -> bool:
     return facts_of(s.optim).by_module
 
 
-_STEPS = "an optimizer that steps in backward (--optim {s.optim})"
+_STEPS_IN_BACKWARD = "an optimizer that steps in backward (--optim {s.optim})"
 _BY_MODULE = "--optim {s.optim}, which asks which module owns a weight"
-_FUSED = "a fused loss ({s.fused_loss})"
+_FUSED_LOSS = "a fused loss ({s.fused_loss})"
 
 _PAIRS = (
     Pair(
@@ -163,7 +163,7 @@ _PAIRS = (
     Pair("cp sp tp-sequence", "--pp {s.distributed.pp}", lambda s: s.distributed.pp > 1),
     Pair("ep", "--ep {s.distributed.ep}", lambda s: s.distributed.pp > 1),
     Pair("sp", "--ep {s.distributed.ep}", lambda s: s.distributed.ep > 1),
-    Pair("several", _STEPS, lambda s: s.steps_in_backward),
+    Pair("several", _STEPS_IN_BACKWARD, lambda s: s.steps_in_backward),
     Pair("model", _BY_MODULE, _asks_for_modules),
     Pair(
         "shards",
@@ -192,10 +192,10 @@ _PAIRS = (
         lambda s: s.quantization is not None and s.quantization.format is not Format.BNB_4BIT,
     ),
     Pair("ep", "--eval-batch with --ep {s.distributed.ep}", lambda s: s.eval_batch is not None),
-    Pair("model", _STEPS, lambda s: s.steps_in_backward),
+    Pair("model", _STEPS_IN_BACKWARD, lambda s: s.steps_in_backward),
     Pair("cp sp tp-sequence", "--generate", lambda s: s.generation is not None),
     Pair("model cp sp", "--use-liger-kernel", lambda s: s.use_liger_kernel),
-    Pair("cp sp tp-sequence", _FUSED, lambda s: s.fused_loss),
+    Pair("cp sp tp-sequence", _FUSED_LOSS, lambda s: s.fused_loss),
     Pair("cp sp tp-sequence", "--torch-compile", lambda s: s.torch_compile),
     Pair("cp sp tp-sequence", "--padding-free", lambda s: s.padding_free),
     Pair(

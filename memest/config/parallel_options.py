@@ -15,7 +15,7 @@ from memest.config.option import Kind, legal_values, option
 __all__ = ["ParallelOptions", "StagePart"]
 
 _MAX_GPUS = 1 << 16
-_MAX_WAYS = 1 << 12
+_MAX_DEGREE = 1 << 12
 _MAX_MICROBATCHES = 1 << 12
 
 
@@ -151,7 +151,7 @@ class ParallelOptions:
         "Tensor parallelism by transformers' plan of the model: GPUs that share its layers. "
         "--num-gpus is a multiple of it.",
         "--tp --tensor-parallel-degree tp_size tensor_model_parallel_size",
-        between=(1, _MAX_WAYS),
+        between=(1, _MAX_DEGREE),
     )
     tp_sequence_parallel: bool = option(
         False,
@@ -174,7 +174,7 @@ class ParallelOptions:
         "Context parallelism: GPUs that share every sequence by torch's ring attention, under "
         "--fsdp. --num-gpus is a multiple of it, --seq-len of twice as much.",
         "--cp --context-parallel-degree cp_size context_parallel_size",
-        between=(1, _MAX_WAYS),
+        between=(1, _MAX_DEGREE),
     )
     cp_rotate: Rotate = option(
         Rotate.ALLGATHER,
@@ -186,7 +186,7 @@ class ParallelOptions:
         "Ulysses sequence parallelism by DeepSpeed: GPUs that share every sequence, and in "
         "attention the heads, under --zero. --num-gpus and --seq-len are multiples of it.",
         "--sp --sequence-parallel-size sp_size",
-        between=(1, _MAX_WAYS),
+        between=(1, _MAX_DEGREE),
     )
     ep: int = option(
         1,
@@ -194,13 +194,13 @@ class ParallelOptions:
         "experts, each with some of them whole; beside --tp of the same number, or --fsdp "
         "full_shard.",
         "--ep --expert-parallel-degree ep_size expert_model_parallel_size",
-        between=(1, _MAX_WAYS),
+        between=(1, _MAX_DEGREE),
     )
     pp: int = option(
         1,
         "Pipeline: GPUs that the layers are split over. --num-gpus is a multiple of it.",
         "--pp --pipeline-parallel-degree pipeline_model_parallel_size pp_size",
-        between=(1, _MAX_WAYS),
+        between=(1, _MAX_DEGREE),
     )
     pp_schedule: Schedule | None = option(
         None,

@@ -24,7 +24,7 @@ from memest.config.parallel_options import ParallelOptions, StagePart
 from memest.errors import ConfigError
 
 __all__ = [
-    "ALONE",
+    "ONE_GPU",
     "Distributed",
     "Fsdp",
     "Prefetch",
@@ -34,7 +34,7 @@ __all__ = [
     "Strategy",
 ]
 
-_OF_TRACES = ("stage", "in_half", "adapters_in_full")
+_TRACE_FIELDS = ("stage", "in_half", "adapters_in_full")
 """What nobody asks for: it says which part of a run is traced, and how."""
 
 
@@ -71,7 +71,7 @@ class Distributed(ParallelOptions):
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON, in the order of the fields."""
         values = plain_values(self) | {"zero_settings": dict(self.zero_settings)}
-        return {name: value for name, value in values.items() if name not in _OF_TRACES}
+        return {name: value for name, value in values.items() if name not in _TRACE_FIELDS}
 
 
 def _check_shape(run: ParallelOptions) -> None:
@@ -208,5 +208,5 @@ def _check_pipeline(run: ParallelOptions) -> None:
         )
 
 
-ALONE = Distributed()
+ONE_GPU = Distributed()
 """One GPU, one process."""

@@ -172,7 +172,7 @@ _SPELLINGS = {
     "llm_int8_threshold": "threshold",
     "llm_int8_skip_modules": "skip_modules",
 }
-_NO_SAY = frozenset(
+_IRRELEVANT_KEYS = frozenset(
     """quant_method _load_in_4bit _load_in_8bit llm_int8_enable_fp32_cpu_offload
     llm_int8_has_fp16_weight modules_to_not_convert""".split()
 )
@@ -218,7 +218,7 @@ def read_quantization(source: Any, *, option: str = "--quantization-config") -> 
     arguments: dict[str, Any] = {}
     for name, value in values.items():
         key = _SPELLINGS.get(name, name)
-        if name in _NO_SAY or value is None:
+        if name in _IRRELEVANT_KEYS or value is None:
             continue
         if key not in fields:
             suggestion = hint(name, [*fields, *_SPELLINGS])

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from memest.config.adapter import Adapter, read_adapter
-from memest.config.compatibility import FP16_REFUSED, check
+from memest.config.compatibility import FP16_REFUSAL, check
 from memest.config.compilation import read_backend, read_fused_loss, read_mode
 from memest.config.data_loading import read_data_loading
 from memest.config.kinds import (
@@ -40,7 +40,7 @@ from memest.config.training_options import (
 from memest.errors import ConfigError
 
 __all__ = [
-    "FP16_REFUSED",
+    "FP16_REFUSAL",
     "MAX_BATCH",
     "MAX_GRAD_ACCUM",
     "MAX_IMAGE_SIZE",

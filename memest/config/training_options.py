@@ -26,7 +26,7 @@ from memest.config.kinds import (
 from memest.config.lengths import Batching
 from memest.config.optimizers import OPTIMIZER_FACTS, facts_of
 from memest.config.option import Kind, Panel, legal_values, option
-from memest.config.parallelism import ALONE, Distributed, Strategy
+from memest.config.parallelism import ONE_GPU, Distributed, Strategy
 from memest.config.quantization import Quantization
 from memest.config.software import Software
 
@@ -302,7 +302,7 @@ class TrainingOptions:
         "VERSIONS",
     )
     num_steps: int = option(3, "Optimizer steps to simulate.", "--steps", between=(1, 1000))
-    distributed: Distributed = ALONE
+    distributed: Distributed = ONE_GPU
 
     @property
     def steps_in_backward(self) -> bool:

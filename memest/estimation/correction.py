@@ -32,15 +32,15 @@ from memest.units import format_size
 
 __all__ = ["Correction", "UncorrectedEstimate", "correct"]
 
-MORE = 1.1
+SIZE_TOLERANCE = 1.1
 """Sizes up to so many times the largest measured one count as measured."""
-UNSEEN = 0.5
+UNSEEN_DISTANCE = 0.5
 """Distance of a value of a fact that was not measured."""
-RELEASE = 0.25
+RELEASE_DISTANCE = 0.25
 """Distance of each minor release between the torch of the question and the nearest measured."""
 MAX_RELEASES = 8
 """Releases that count: what lies further away is unknown, whatever the number."""
-BORROWED = {True: 0.25, False: 0.5}
+BORROWED_DISTANCE = {True: 0.25, False: 0.5}
 """Distance of a process part of another GPU: of the same compute capability, of another one."""
 FEW_CASES = 5
 """Readings below which the process part of one of several GPUs is taken with caution."""
@@ -237,7 +237,7 @@ def _process(calibration: Calibration, q: UncorrectedEstimate) -> tuple[_Process
             f"Only {_count(own.cases, 'run')} of the calibration had device memory of {own.gpu} "
             "read, so the range is widened."
         )
-        return wide, BORROWED[True], [note]
+        return wide, BORROWED_DISTANCE[True], [note]
     lender = _nearest(calibration.process, q)
     borrowed_process = _process_of(calibration, lender, q)
     alike = lender.capability is not None and lender.capability == q.capability
@@ -253,7 +253,7 @@ def _process(calibration: Calibration, q: UncorrectedEstimate) -> tuple[_Process
         f"({format_size(borrowed_process.expected)}) are borrowed from {lender.gpu}, {why}, and "
         "the range is widened."
     )
-    return process, BORROWED[alike], [note]
+    return process, BORROWED_DISTANCE[alike], [note]
 
 
 def _process_of(calibration: Calibration, part: ProcessPart, q: UncorrectedEstimate) -> _Process:
@@ -306,7 +306,7 @@ def _beyond(measured: MeasuredOn, q: UncorrectedEstimate) -> tuple[float, list[s
         ("number of operators", q.kernels, measured.kernels, str),
     )
     for name, size, largest, words in sizes:
-        if largest and size > MORE * largest:
+        if largest and size > SIZE_TOLERANCE * largest:
             distance += math.log2(size / largest)
             notes.append(
                 f"The calibration extrapolates because the {name} ({words(size)}) is beyond the "
@@ -315,14 +315,14 @@ def _beyond(measured: MeasuredOn, q: UncorrectedEstimate) -> tuple[float, list[s
     for fact in FACTS:
         value, values = str(getattr(q, fact)), measured.seen.get(fact, ())
         if value not in values:
-            distance += UNSEEN
+            distance += UNSEEN_DISTANCE
             listing = ", ".join(values) if 0 < len(values) <= 8 else f"{len(values)} others"
             notes.append(
                 f"The calibration extrapolates because no run with {fact} {value or 'unknown'} was "
                 f"measured (measured: {listing})."
             )
     if q.torch not in measured.torch:
-        distance += min(_releases(q.torch, measured.torch), MAX_RELEASES) * RELEASE
+        distance += min(_releases(q.torch, measured.torch), MAX_RELEASES) * RELEASE_DISTANCE
         listing = ", ".join(_release(version) for version in measured.torch) or "none"
         notes.append(
             f"The calibration extrapolates because torch {_release(q.torch)} was not measured "
@@ -330,7 +330,7 @@ def _beyond(measured: MeasuredOn, q: UncorrectedEstimate) -> tuple[float, list[s
         )
     majors = {major for major, _ in measured.cuda}
     if q.cuda is not None and majors and q.cuda[0] not in majors:
-        distance += UNSEEN
+        distance += UNSEEN_DISTANCE
         listing = ", ".join(str(major) for major in sorted(majors))
         notes.append(
             f"The calibration extrapolates because CUDA {q.cuda[0]} was not measured (measured: "

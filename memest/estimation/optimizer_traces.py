@@ -21,7 +21,7 @@ from memest.workspaces.operator_call import GpuTraits
 __all__ = ["OptimizerTraces"]
 
 _UPDATE_FIELDS = ("optim", "max_grad_norm", "master_weights", "loop")
-_WHERE_GIVEN = ("optim_args", "optim_target_modules", "weight_decay")
+_OPTIONAL_FIELDS = ("optim_args", "optim_target_modules", "weight_decay")
 _MAX_PROGRAMS = 16
 
 
@@ -117,7 +117,7 @@ class OptimizerTraces:
             "scaled": setup.precision == "fp16",
             "for_torch": list(gpu.torch),
         }
-        extra_settings = {name: getattr(setup, name) for name in _WHERE_GIVEN}
+        extra_settings = {name: getattr(setup, name) for name in _OPTIONAL_FIELDS}
         key["setup"] |= {n: v for n, v in extra_settings.items() if v not in (None, "", ())}
         if facts.by_module:
             key["model"] = digest

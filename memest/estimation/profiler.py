@@ -13,9 +13,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from memest.config.deepspeed import with_hidden_size
-from memest.config.inputs import NOTHING, ModuleInputs
-from memest.config.options import HARMLESS, find_option
-from memest.config.parallelism import ALONE
+from memest.config.inputs import NO_INPUTS, ModuleInputs
+from memest.config.options import HARMLESS_ARGUMENTS, find_option
+from memest.config.parallelism import ONE_GPU
 from memest.config.setup import Attention, Setup
 from memest.errors import MemestError, MissingDependencyError
 from memest.estimation.optimizer_traces import OptimizerTraces
@@ -73,7 +73,7 @@ class Profiler:
         *,
         source: ModelSource | None = None,
         module: Any = None,
-        module_inputs: ModuleInputs = NOTHING,
+        module_inputs: ModuleInputs = NO_INPUTS,
         progress: Progress | None = None,
         stores: Sequence[Store] | None = None,
     ) -> None:
@@ -92,7 +92,7 @@ class Profiler:
         cls,
         model: Any,
         *,
-        module_inputs: ModuleInputs = NOTHING,
+        module_inputs: ModuleInputs = NO_INPUTS,
         trust_remote_code: bool = False,
         progress: Progress | None = None,
     ) -> Profiler:
@@ -149,7 +149,9 @@ class Profiler:
 
     def with_own_batch(self, request: Setup, options: Mapping[str, Any]) -> Setup:
         """The setup with the batch of the example inputs, where options name none."""
-        if any(find_option(name).name == "batch" for name in options if name not in HARMLESS):
+        if any(
+            find_option(name).name == "batch" for name in options if name not in HARMLESS_ARGUMENTS
+        ):
             return request
         source = self._tracer.source
         has_inputs = self._tracer.module_inputs.inputs is not None
@@ -325,7 +327,7 @@ class Profiler:
         self, profile: StepProfile, question: Question
     ) -> tuple[Family, Point] | None:
         """The family that answers already."""
-        cues = question.setup.distributed != ALONE
+        cues = question.setup.distributed != ONE_GPU
         return self._known_profiles.find(profile, question.sizes, question.gpu, cues=cues)
 
     def _first(self, profile: StepProfile, question: Question) -> tuple[Family, Point]:
@@ -420,7 +422,7 @@ class Profiler:
 def _learn_lengths(profile: StepProfile, request: Setup, meta_model: Any) -> None:
     """Ask the model for some lengths, to know its answer for all."""
     # what a model takes does not depend on who shares it
-    base = replace(request, seq_len=None, target_len=None, distributed=ALONE)
+    base = replace(request, seq_len=None, target_len=None, distributed=ONE_GPU)
     if {name for name, _ in asked_sizes(request)} - {"seq_len", "target_len"}:
         return
     for names in (("seq_len",), ("target_len",), ("seq_len", "target_len")):

@@ -10,7 +10,7 @@ from memest.replay.replay import Replay, replay
 
 __all__ = ["ReplayCache"]
 
-_KEPT = 64
+_MAX_REPLAYS = 64
 
 
 @dataclass(slots=True)
@@ -47,7 +47,7 @@ class ReplayCache:
             streams=stream.on_streams,
             empty_cache_at=stream.empty_cache_at,
         )
-        if len(self._replays) >= _KEPT:
+        if len(self._replays) >= _MAX_REPLAYS:
             self._replays.pop(next(iter(self._replays)))
         self._replays[key] = result, stream
         return result

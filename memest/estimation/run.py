@@ -17,7 +17,7 @@ from memest.workspaces.operator_call import GpuTraits
 
 __all__ = ["Run"]
 
-_STEPS_BESIDE = 1
+_EXTRA_STEPS = 1
 """The prompt is a step that makes no token of its own: its token comes with the next."""
 
 
@@ -77,7 +77,7 @@ class Run:
         setup, is_spread = self.setup, self._is_spread
         tails = [(self.evaluation, eval_batches(setup))]
         if setup.generation is not None:
-            tails.append((self.generation, setup.generation.new_tokens + _STEPS_BESIDE))
+            tails.append((self.generation, setup.generation.new_tokens + _EXTRA_STEPS))
         for tail, batches in tails:
             if tail is not None:
                 _, numbers = self.program.numbers_at(self.point, self.gpu)

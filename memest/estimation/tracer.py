@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from memest.config.inputs import NOTHING, ModuleInputs
+from memest.config.inputs import NO_INPUTS, ModuleInputs
 from memest.config.installed import release
 from memest.config.optimizers import facts_of
 from memest.config.setup import Setup
@@ -41,7 +41,7 @@ class Tracer:
         self,
         source: ModelSource | None = None,
         module: Any = None,
-        module_inputs: ModuleInputs = NOTHING,
+        module_inputs: ModuleInputs = NO_INPUTS,
         progress: Progress | None = None,
     ) -> None:
         self.source = source
@@ -76,7 +76,7 @@ class Tracer:
         source = self.source
         if source is None or source.config is None or source.trust_remote_code:
             return False
-        return self.module_inputs == NOTHING
+        return self.module_inputs == NO_INPUTS
 
     def key(self, structure: Setup) -> dict[str, Any]:
         """What the traces of a structure depend on; empty where it cannot be written down."""

@@ -20,7 +20,7 @@ from memest.report.result import GpuFit, Verdict
 
 __all__ = ["LargestSizeSearch", "SizeTrial", "largest_batch", "verdict_for"]
 
-_TRIES = 64
+_MAX_ATTEMPTS = 64
 _SECANTS = 8
 
 
@@ -154,7 +154,7 @@ class LargestSizeSearch:
         """
         low, high = 0, self._highest + 1
         size = min(max(start, 1), self._highest)
-        for attempt in range(_TRIES):
+        for attempt in range(_MAX_ATTEMPTS):
             trial = self.at(size)
             if condition(trial):
                 low = size

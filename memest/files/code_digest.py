@@ -26,7 +26,7 @@ _DIGITS = 16
 PREDICTS_NOTHING = ("app", "calibration", "cli", "report", "search")
 """Rooms that ask for predictions, or show them: what predicts imports nothing of theirs but the
 results of ``report``, data that it puts what it found into."""
-_NO_CODE = ("__pycache__", "data")
+_NO_CODE_FOLDERS = ("__pycache__", "data")
 
 
 @cache
@@ -62,7 +62,9 @@ def made_with() -> str:
 
 def sources() -> list[str]:
     """The Python files that a prediction is a product of, as sorted paths in the package."""
-    return sorted(_python_files(str(Path(__file__).parents[1]), "", {*_NO_CODE, *PREDICTS_NOTHING}))
+    return sorted(
+        _python_files(str(Path(__file__).parents[1]), "", {*_NO_CODE_FOLDERS, *PREDICTS_NOTHING})
+    )
 
 
 def _python_files(folder: str, prefix: str, skipped_folders: Iterable[str]) -> Iterator[str]:
@@ -74,7 +76,7 @@ def _python_files(folder: str, prefix: str, skipped_folders: Iterable[str]) -> I
             if entry.name.endswith(".py"):
                 yield f"{prefix}{entry.name}"
             elif entry.name not in skipped_folders and entry.is_dir():
-                yield from _python_files(entry.path, f"{prefix}{entry.name}/", _NO_CODE)
+                yield from _python_files(entry.path, f"{prefix}{entry.name}/", _NO_CODE_FOLDERS)
 
 
 def _digest(folder: Path, names: Iterable[str], before: str = "") -> str:

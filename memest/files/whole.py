@@ -24,13 +24,13 @@ try:
 except ImportError:  # Windows: there a part is told by its age
     _LOCKS = None
 
-__all__ = ["OURS", "PART", "is_left_over", "sweep", "write_whole"]
+__all__ = ["PART_PREFIX", "PART_SUFFIX", "is_left_over", "sweep", "write_whole"]
 
-PART = ".part"
-OURS = ".memest-"
-_ABANDONED = 3600  # seconds after which nobody is writing a part that carries no lock
-_TRIES = 100
-_CLOSED = (errno.EACCES, errno.EPERM, errno.EROFS)  # a folder that takes no new files
+PART_SUFFIX = ".part"
+PART_PREFIX = ".memest-"
+_ABANDONED_SECONDS = 3600  # seconds after which nobody is writing a part that carries no lock
+_MAX_ATTEMPTS = 100
+_READ_ONLY_ERRORS = (errno.EACCES, errno.EPERM, errno.EROFS)  # a folder that takes no new files
 
 
 def write_whole(
@@ -64,7 +64,7 @@ def write_whole(
         try:
             part, file = _new_part(target.parent)
         except OSError as error:
-            if before is None or error.errno not in _CLOSED:
+            if before is None or error.errno not in _READ_ONLY_ERRORS:
                 raise
             _write_in_place(target, write)
             return
@@ -79,7 +79,7 @@ def sweep(folder: Path) -> None:
     """Remove the parts that killed processes left in a folder."""
     with contextlib.suppress(OSError):
         for entry in os.scandir(folder):
-            if entry.name.startswith(OURS) and entry.name.endswith(PART):
+            if entry.name.startswith(PART_PREFIX) and entry.name.endswith(PART_SUFFIX):
                 _remove_if_left_over(Path(entry.path))
 
 
@@ -89,14 +89,14 @@ def is_left_over(part: Path) -> bool:
     A stamp from the future tells as little as one from long ago: the clock was set.
     """
     status = _stat(part)
-    return status is not None and abs(time.time() - status.st_mtime) > _ABANDONED
+    return status is not None and abs(time.time() - status.st_mtime) > _ABANDONED_SECONDS
 
 
 def _new_part(folder: Path) -> tuple[Path, BinaryIO]:
     """A new part, locked; the permissions are those that any new file gets."""
-    for _ in range(_TRIES):
+    for _ in range(_MAX_ATTEMPTS):
         # of fixed length: beside the longest name that the file system takes there is room, too
-        part = folder / f"{OURS}{os.urandom(8).hex()}{PART}"
+        part = folder / f"{PART_PREFIX}{os.urandom(8).hex()}{PART_SUFFIX}"
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0)
         handle = os.open(part, flags | getattr(os, "O_BINARY", 0), 0o666)
         if _take_lock(handle):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from memest.config.parallelism import ALONE, Distributed, Fsdp, Strategy
+from memest.config.parallelism import ONE_GPU, Distributed, Fsdp, Strategy
 from memest.config.setup import Dtype, Loop, Precision, Setup
 from memest.errors import ConfigError
 from memest.profiles.sizing import milliseconds
@@ -84,7 +84,7 @@ def traced_setup(request: Setup) -> Setup:
     parameters copies the model's outputs (``_DDPSink``). And ``zero.Init`` replaces
     ``F.linear``, where ``memory_efficient_linear`` does not keep it from that.
     """
-    distributed = _CLONES if request.finds_unused_parameters else ALONE
+    distributed = _CLONES if request.finds_unused_parameters else ONE_GPU
     if request.partitions_parameters:
         distributed = _PARTITIONED if request.has_linear_of_stage_3 else _BUILT_IN_LINEAR
     elif request.distributed.stage is not None:
@@ -201,7 +201,7 @@ def key_of(structure: Setup) -> dict[str, Any]:
         out["cp"] = [structure.distributed.cp, structure.distributed.cp_rotate.value]
     elif structure.distributed.sp > 1:
         pass  # stages 1 and 2 change nothing else
-    elif replace(structure.distributed, in_half=False, adapters_in_full="") != ALONE:
+    elif replace(structure.distributed, in_half=False, adapters_in_full="") != ONE_GPU:
         out["clones_outputs"] = True
     if structure.distributed.sp > 1:
         out["sp"] = structure.distributed.sp

@@ -24,7 +24,7 @@ from typing import Any
 
 from memest.errors import ConfigError
 from memest.files.folders import platform_folder
-from memest.files.whole import OURS, PART, is_left_over, sweep, write_whole
+from memest.files.whole import PART_PREFIX, PART_SUFFIX, is_left_over, sweep, write_whole
 from memest.units import MIB, parse_size
 
 __all__ = [
@@ -293,8 +293,8 @@ class Store:
             return
         for key_folder in self._key_folders():
             sweep(key_folder)
-            for part in key_folder.glob(f".*{PART}"):
-                if not part.name.startswith(OURS) and is_left_over(part):
+            for part in key_folder.glob(f".*{PART_SUFFIX}"):
+                if not part.name.startswith(PART_PREFIX) and is_left_over(part):
                     part.unlink(missing_ok=True)
         total = self._total()
         self._mend_stamps()

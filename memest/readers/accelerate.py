@@ -14,7 +14,7 @@ __all__ = ["ACCELERATE"]
 
 _TYPES = """NO MULTI_GPU FSDP DEEPSPEED MEGATRON_LM MULTI_CPU MULTI_XPU MULTI_NPU MULTI_MLU
     MULTI_HPU XLA TP""".split()
-_IGNORED = by_key(
+_IGNORED_KEYS = by_key(
     {
         "how processes are started": """machine_rank main_process_ip main_process_port rdzv_backend
             rdzv_conf same_network main_training_function enable_cpu_affinity tpu_env tpu_name
@@ -28,7 +28,7 @@ _IGNORED = by_key(
         "for TPUs": "downcast_bf16",
     }
 )
-_NOT_MODELLED = {
+_UNMODELLED_KEYS = {
     "megatron_lm_config": "Megatron-LM",
     "fp8_config": "fp8",
     "parallelism_config": "tensor, context and sequence parallelism",
@@ -62,7 +62,7 @@ def _processes(keys: DocumentKeys) -> None:
     _parallelism(keys, kind)
 
 
-_OF_ULYSSES = dict.fromkeys(
+_ULYSSES_KEYS = dict.fromkeys(
     "sp_backend sp_seq_length sp_seq_length_is_variable".split(),
     "with sp_size: DeepSpeed's, and --seq-len is the length",
 )
@@ -83,8 +83,8 @@ def _parallelism(keys: DocumentKeys, kind: str) -> None:
             part.offer("cp_rotate", value, name, "how keys and values are rotated")
         elif name == "sp_attn_implementation" and sizes.get("sp_size", 1) > 1:
             part.offer("attn_implementation", value, name, f"attention {value}")
-        elif name in _OF_ULYSSES and sizes.get("sp_size", 1) > 1:
-            part.ignore(name, _OF_ULYSSES[name])
+        elif name in _ULYSSES_KEYS and sizes.get("sp_size", 1) > 1:
+            part.ignore(name, _ULYSSES_KEYS[name])
         elif not name.endswith("_size"):
             part.ignore(name, "off")
         elif name == "sp_size" and kind != "DEEPSPEED":
@@ -139,11 +139,11 @@ _DEEPSPEED = by_key(
             deepspeed_exclusion_filter"""
     }
 )
-_OFFLOADED = {
+_OFFLOAD_KEYS = {
     "offload_optimizer_device": "offload_optimizer",
     "offload_param_device": "offload_param",
 }
-_CHECKED = {"gradient_accumulation_steps": "grad_accum", "gradient_clipping": "max_grad_norm"}
+_CHECKED_KEYS = {"gradient_accumulation_steps": "grad_accum", "gradient_clipping": "max_grad_norm"}
 
 
 def _deepspeed(keys: DocumentKeys, kind: str) -> None:
@@ -155,12 +155,12 @@ def _deepspeed(keys: DocumentKeys, kind: str) -> None:
     file = part.take("deepspeed_config_file")
     if file is not None:
         read_deepspeed_value(part, "deepspeed_config_file", file)
-        for key in ("zero_stage", *_OFFLOADED, *_CHECKED):
+        for key in ("zero_stage", *_OFFLOAD_KEYS, *_CHECKED_KEYS):
             if part.take(key) is not None:
                 part.ignore(key, "the DeepSpeed file says it")
     else:
         stage = part.set_from("zero_stage", Key("zero", "whole", 2))
-        for key, option in _OFFLOADED.items():
+        for key, option in _OFFLOAD_KEYS.items():
             device = part.take(key)
             if device in (None, "none", False):
                 if device is not None:
@@ -170,7 +170,7 @@ def _deepspeed(keys: DocumentKeys, kind: str) -> None:
                 part.miss(key, f"{device}: priced as cpu")
             if stage != 0:
                 part.set(option, True, key)
-        for key, option in _CHECKED.items():
+        for key, option in _CHECKED_KEYS.items():
             value = part.take(key)
             if value == "auto":
                 part.ignore(key, "auto: the run's own")
@@ -194,5 +194,7 @@ def _dynamo(keys: DocumentKeys) -> None:
     keys.absorb(part)
 
 
-ACCELERATE = KeyTable(readers=(_processes,), ignored=_IGNORED, not_modelled=_NOT_MODELLED)
+ACCELERATE = KeyTable(
+    readers=(_processes,), ignored_keys=_IGNORED_KEYS, unmodelled_keys=_UNMODELLED_KEYS
+)
 """What becomes of the keys of accelerate's configuration."""

@@ -10,16 +10,16 @@ from memest.errors import ConfigError
 from memest.readers.mapping import DocumentKeys, Key, KeyTable, by_key
 from memest.readers.sharding import read_deepspeed_value, read_fsdp
 from memest.readers.training_arguments import (
-    MATTERS,
-    REASONS,
+    IGNORED_KEYS,
+    UNMODELLED_KEYS,
     read_checkpointing,
     set_adapter_value,
 )
 
 __all__ = ["AXOLOTL"]
 
-_IGNORED = {
-    **REASONS,
+_IGNORED_KEYS = {
+    **IGNORED_KEYS,
     **by_key(
         {
             "data is prepared on the host": """base_model_config cls_model_config tokenizer_config
@@ -50,8 +50,8 @@ _IGNORED = {
         }
     ),
 }
-_NOT_MODELLED = {
-    **MATTERS,
+_UNMODELLED_KEYS = {
+    **UNMODELLED_KEYS,
     "flash_attn_cross_entropy": "flash-attn's cross entropy",
     "flash_attn_fuse_mlp": "flash-attn's MLP",
     "chunked_cross_entropy": "logits come in chunks; priced is all at once",
@@ -359,7 +359,7 @@ AXOLOTL = KeyTable(
         _packing,
     ),
     own_names=True,
-    ignored=_IGNORED,
-    not_modelled=_NOT_MODELLED,
+    ignored_keys=_IGNORED_KEYS,
+    unmodelled_keys=_UNMODELLED_KEYS,
 )
 """What becomes of the keys of its configuration."""

@@ -49,7 +49,7 @@ _SWITCHES = {
     "deepspeed": """no_python module no_local_rank no_ssh_check force_multi save_pid
         bind_cores_to_rank elastic_training m""".split(),
 }
-_MOST_WORDS = 2000
+_MAX_WORDS = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +97,8 @@ def words_of(command: str | Sequence[str]) -> list[str]:
             raise ConfigError(f"--launch {command!r} cannot be read: {error}.") from None
     else:
         words = [str(word) for word in command]
-    if len(words) > _MOST_WORDS:
-        raise ConfigError(f"the launch command has more than {_MOST_WORDS} words.")
+    if len(words) > _MAX_WORDS:
+        raise ConfigError(f"the launch command has more than {_MAX_WORDS} words.")
     return words
 
 

@@ -13,41 +13,41 @@ from memest.readers.documents import find_file, read_document
 from memest.readers.formats import FORMATS, FileFormat, find_format, recognise
 from memest.readers.mapping import DocumentKeys
 from memest.readers.torchtune import read_torchtune
-from memest.readers.training_arguments import MATTERS, REASONS, SIZES
+from memest.readers.training_arguments import IGNORED_KEYS, SIZES, UNMODELLED_KEYS
 from memest.readers.trl import read_trl
 from memest.readers.values import DocumentReading, KeyOrigin, Level, option_called
 
 __all__ = ["read_launch"]
 
-_CONFIGS = ("config", "config_file", "cfg", "config_path")
-_FILES = (".yaml", ".yml", ".json", ".toml")
-_COUNTED = frozenset(
+_CONFIG_KEYS = ("config", "config_file", "cfg", "config_path")
+_CONFIG_SUFFIXES = (".yaml", ".yml", ".json", ".toml")
+_READ_VARIABLES = frozenset(
     """CUDA_VISIBLE_DEVICES NPROC_PER_NODE NNODES FORCE_TORCHRUN WORLD_SIZE NGPU CONFIG_FILE
     OPTIM_TORCH""".split()
 )
-_ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
-_TO_DEEPSPEED = frozenset(
+_ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+_DEEPSPEED_KEYS = frozenset(
     """zero_stage offload_optimizer_device offload_param_device gradient_accumulation_steps
     gradient_clipping deepspeed_config_file zero3_init_flag zero3_save_16bit_model
     deepspeed_hostfile deepspeed_multinode_launcher offload_optimizer_nvme_path
     offload_param_nvme_path deepspeed_exclusion_filter deepspeed_inclusion_filter
     deepspeed_moe_layer_cls_names""".split()
 )
-_PARTS = {
+_SECTIONS = {
     "fsdp_": "fsdp_config",
     "dynamo_": "dynamo_config",
     "parallelism_config_": "parallelism_config",
     "fp8_": "fp8_config",
 }
 """Sections of accelerate's configuration, by the start of the flags that set them."""
-_KINDS = {
+_DISTRIBUTED_TYPES = {
     "use_deepspeed": "DEEPSPEED",
     "use_fsdp": "FSDP",
     "multi_gpu": "MULTI_GPU",
     "use_megatron_lm": "MEGATRON_LM",
 }
 _ALL_GPUS = "as many processes as the machine has GPUs: 1 is taken; --num-gpus says it"
-_OF_ACCELERATE = ("accelerate_config", "num_processes", "num_machines", "mixed_precision")
+_ACCELERATE_ARGUMENTS = ("accelerate_config", "num_processes", "num_machines", "mixed_precision")
 
 
 def read_launch(
@@ -87,11 +87,11 @@ def _say_at(keys: DocumentKeys, option: str, value: Any, place: str) -> None:
 
 def _environment(keys: DocumentKeys, command: Command) -> None:
     for name, value in command.environment.items():
-        if name in _ALLOCATOR:
+        if name in _ALLOCATOR_VARIABLES:
             _say_at(keys, "alloc_conf", value, name)
         elif name == "ACCELERATE_MIXED_PRECISION":
             _say_at(keys, "precision", "fp32" if value == "no" else value, name)
-        elif name in _COUNTED:
+        elif name in _READ_VARIABLES:
             keys.ignore(name, "counted with the launcher")
         elif name.startswith(("TORCH_", "PYTORCH_")) or name == "CUDA_LAUNCH_BLOCKING":
             keys.miss(name, "a switch of PyTorch that memest does not follow")
@@ -126,7 +126,7 @@ def _hidden_launcher(command: Command, arguments: dict[str, Any]) -> list[Launch
     if command.launchers:
         return []
     if program.startswith("trl ") or program == "axolotl train":
-        values = {key: arguments.pop(key) for key in _OF_ACCELERATE if key in arguments}
+        values = {key: arguments.pop(key) for key in _ACCELERATE_ARGUMENTS if key in arguments}
         if program == "axolotl train" and arguments.pop("launcher", "accelerate") == "python":
             return []
         config = values.pop("accelerate_config", None) if program != "axolotl train" else None
@@ -195,11 +195,14 @@ def _accelerate(
     origins: dict[str, KeyOrigin] = {}
     for key, value in values.items():
         origin = KeyOrigin(f"command: accelerate --{key}", Level.COMMAND)
-        if key in _KINDS:
-            document["distributed_type"], origins["distributed_type"] = _KINDS[key], origin
+        if key in _DISTRIBUTED_TYPES:
+            document["distributed_type"], origins["distributed_type"] = (
+                _DISTRIBUTED_TYPES[key],
+                origin,
+            )
             continue
-        part = next((part for start, part in _PARTS.items() if key.startswith(start)), None)
-        part = "deepspeed_config" if key in _TO_DEEPSPEED else part
+        part = next((part for start, part in _SECTIONS.items() if key.startswith(start)), None)
+        part = "deepspeed_config" if key in _DEEPSPEED_KEYS else part
         if part is None:
             document[key], origins[key] = value, origin
         else:
@@ -254,7 +257,7 @@ def _program(
         if (
             not arguments
             and not overrides
-            and not any(word.lower().endswith(_FILES) for word in positionals)
+            and not any(word.lower().endswith(_CONFIG_SUFFIXES) for word in positionals)
         ):
             raise ConfigError(f"the launch command: {program} names no configuration, run.yaml.")
         return [_with_file(keys, each, arguments, overrides, positionals)]
@@ -287,13 +290,13 @@ def _expandable(keys: DocumentKeys, command: Command) -> None:
 
 def _file_among(arguments: dict[str, Any], positionals: list[str]) -> tuple[str | None, str]:
     """The configuration file among a program's arguments."""
-    for key in _CONFIGS:
+    for key in _CONFIG_KEYS:
         value = arguments.get(key)
-        if isinstance(value, str) and value.lower().endswith(_FILES):
+        if isinstance(value, str) and value.lower().endswith(_CONFIG_SUFFIXES):
             arguments.pop(key)
             return value, f"command: --{key}"
     for word in positionals:
-        if word.lower().endswith(_FILES):
+        if word.lower().endswith(_CONFIG_SUFFIXES):
             positionals.remove(word)
             return word, f"command: {word}"
     return None, ""
@@ -342,7 +345,7 @@ def _read_negations(arguments: dict[str, Any]) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for key, value in arguments.items():
         name = key.removeprefix("no_")
-        is_option = option_called(name) or name in REASONS or name in MATTERS
+        is_option = option_called(name) or name in IGNORED_KEYS or name in UNMODELLED_KEYS
         out[name if name != key and is_option and value is True else key] = (
             False if name != key and is_option and value is True else value
         )
@@ -422,7 +425,9 @@ def _titan(
                 "give the command that it runs, or its configuration with --config."
             )
         file = ""
-    if not command.program.endswith(".sh") and not set(_ALLOCATOR) & set(command.environment):
+    if not command.program.endswith(".sh") and not set(_ALLOCATOR_VARIABLES) & set(
+        command.environment
+    ):
         _say_at(keys, "alloc_conf", "", "no run_train.sh, which sets PYTORCH_CUDA_ALLOC_CONF")
     document: dict[str, Any] = {}
     folder = None

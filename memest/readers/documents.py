@@ -19,10 +19,10 @@ from memest.units import MIB
 
 __all__ = ["find_file", "plain_value", "read_document", "read_source"]
 
-MOST_BYTES = 2 * MIB
-MOST_DEPTH = 50
-MOST_ALIASES = 100
-MOST_NODES = 100_000
+MAX_BYTES = 2 * MIB
+MAX_DEPTH = 50
+MAX_ALIASES = 100
+MAX_NODES = 100_000
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle")
 _SUFFIXES = (".yaml", ".yml", ".json", ".toml")
 _NUMBER = re.compile(r"[+-]?(\d[\d_]*)?\.?\d+([eE][+-]?\d+)?|[+-]?\d+\.")
@@ -69,7 +69,7 @@ def read_source(path: Path, label: str) -> str:
             "give training_args.json."
         )
     try:
-        return read_small(path, MOST_BYTES)
+        return read_small(path, MAX_BYTES)
     except OSError as error:
         raise ConfigError(f"{label} cannot be read: {error.strerror or error}.") from None
     except UnicodeDecodeError:
@@ -161,9 +161,9 @@ def _check_yaml(events: Iterator[Any], label: str) -> None:
     for event in events:
         if isinstance(event, yaml.AliasEvent):
             aliases += 1
-            if aliases > MOST_ALIASES:
+            if aliases > MAX_ALIASES:
                 raise ConfigError(
-                    f"{label} has more than {MOST_ALIASES} YAML aliases: write the values out."
+                    f"{label} has more than {MAX_ALIASES} YAML aliases: write the values out."
                 )
             continue
         tag = getattr(event, "tag", None)
@@ -177,7 +177,7 @@ def _check_yaml(events: Iterator[Any], label: str) -> None:
             depth += 1
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
-        if depth > MOST_DEPTH:
+        if depth > MAX_DEPTH:
             raise ConfigError(_too_deep(label))
 
 
@@ -191,9 +191,9 @@ def _check_size(document: Any, label: str) -> None:
     while queue:
         value, depth = queue.pop()
         count += 1
-        if count > MOST_NODES:
-            raise ConfigError(f"{label} has more than {MOST_NODES:,} values (aliases counted).")
-        if depth > MOST_DEPTH:
+        if count > MAX_NODES:
+            raise ConfigError(f"{label} has more than {MAX_NODES:,} values (aliases counted).")
+        if depth > MAX_DEPTH:
             raise ConfigError(_too_deep(label))
         if isinstance(value, dict):
             queue += [(each, depth + 1) for each in value.values()]
@@ -202,7 +202,7 @@ def _check_size(document: Any, label: str) -> None:
 
 
 def _too_deep(label: str) -> str:
-    return f"{label} is nested more than {MOST_DEPTH} deep: no configuration is."
+    return f"{label} is nested more than {MAX_DEPTH} deep: no configuration is."
 
 
 def _kind(value: Any) -> str:

@@ -6,18 +6,23 @@ from collections.abc import Mapping
 
 from memest.readers.values import Level, ReadValue, Remark
 
-__all__ = ["OF_4BIT", "OF_LORA", "values_that_act"]
+__all__ = ["OPTIONS_OF_4BIT", "OPTIONS_OF_LORA", "values_that_act"]
 
-OF_4BIT = tuple(
+OPTIONS_OF_4BIT = tuple(
     """bnb_4bit_quant_type bnb_4bit_compute_dtype bnb_4bit_use_double_quant
     bnb_4bit_quant_storage""".split()
 )
-_OF_BASES = (*OF_4BIT, "llm_int8_threshold", "llm_int8_skip_modules", "prepare_kbit")
-OF_LORA = tuple(
+_OPTIONS_OF_BASES = (
+    *OPTIONS_OF_4BIT,
+    "llm_int8_threshold",
+    "llm_int8_skip_modules",
+    "prepare_kbit",
+)
+OPTIONS_OF_LORA = tuple(
     """lora_r lora_alpha lora_dropout lora_target_modules use_dora use_rslora
     modules_to_save""".split()
 )
-_OF_GENERATIONS = ("generation_max_length", "num_beams", "cache_implementation")
+_OPTIONS_OF_GENERATIONS = ("generation_max_length", "num_beams", "cache_implementation")
 
 
 def values_that_act(values: Mapping[str, ReadValue]) -> tuple[dict[str, ReadValue], list[Remark]]:
@@ -53,16 +58,16 @@ def values_that_act(values: Mapping[str, ReadValue]) -> tuple[dict[str, ReadValu
             drop(option, why)
     quantised = any(_on(acting, name) for name in ("load_in_4bit", "load_in_8bit", "quantization"))
     if not quantised:
-        for option in _OF_BASES:
+        for option in _OPTIONS_OF_BASES:
             drop(option, "no quantised base")
     elif _on(acting, "load_in_8bit"):
-        for option in OF_4BIT:
+        for option in OPTIONS_OF_4BIT:
             drop(option, "an 8-bit base")
     if "peft" in acting and str(acting["peft"].value).lower() not in ("lora", "dora", "adalora"):
         for option in ("lora_alpha", "lora_dropout", "use_dora", "use_rslora"):
             drop(option, f"{acting['peft'].value} has no such setting")
     if not any(name in acting for name in ("peft", "adapter", "lora_r", "lora_target_modules")):
-        for option in (*OF_LORA, "autocast_adapter_dtype"):
+        for option in (*OPTIONS_OF_LORA, "autocast_adapter_dtype"):
             drop(option, "no adapters are trained")
     if str(acting["checkpointing"].value if "checkpointing" in acting else "none") == "none":
         drop("use_reentrant", "nothing is recomputed")
@@ -72,10 +77,10 @@ def values_that_act(values: Mapping[str, ReadValue]) -> tuple[dict[str, ReadValu
     if not any(name in acting for name in ("seq_len", "lengths", "dataset")):
         drop("packing", "not priced: nothing names the length of packed rows; --seq-len says it")
     if not any(name in acting for name in ("generate", "predict_with_generate")):
-        for option in _OF_GENERATIONS:
+        for option in _OPTIONS_OF_GENERATIONS:
             drop(option, "nothing is generated")
     if fsdp and "predict_with_generate" in acting and _number(acting, "fsdp_version") == 1:
-        for option in ("predict_with_generate", *_OF_GENERATIONS):
+        for option in ("predict_with_generate", *_OPTIONS_OF_GENERATIONS):
             drop(option, "not priced: a generation under FSDP1")
     if "eval_batch" not in acting and "eval_strategy" not in acting:
         for option in ("eval_samples", "eval_accumulation_steps"):

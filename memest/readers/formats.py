@@ -16,15 +16,22 @@ from memest.readers.sharding import read_deepspeed_document
 from memest.readers.torchtitan import TORCHTITAN
 from memest.readers.torchtune import read_torchtune
 from memest.readers.training_arguments import (
-    MATTERS,
-    REASONS,
+    IGNORED_KEYS,
+    UNMODELLED_KEYS,
     read_peft_adapter,
     read_training_arguments,
 )
 from memest.readers.trl import read_trl
 from memest.readers.values import option_called
 
-__all__ = ["FORMATS", "ON_THE_TRAINER", "FileFormat", "find_format", "is_model_config", "recognise"]
+__all__ = [
+    "FORMATS",
+    "TRAINER_FRAMEWORKS",
+    "FileFormat",
+    "find_format",
+    "is_model_config",
+    "recognise",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,14 +115,14 @@ FORMATS: tuple[FileFormat, ...] = (
 )
 """Every format, by the names of ``--config-format``."""
 
-ON_THE_TRAINER = frozenset({"transformers", "TRL", "axolotl", "LLaMA-Factory"})
+TRAINER_FRAMEWORKS = frozenset({"transformers", "TRL", "axolotl", "LLaMA-Factory"})
 """Frameworks whose loop is the Trainer's, with its checks."""
 
 _MODEL_MARKS = frozenset(
     "architectures hidden_size num_hidden_layers num_attention_heads vocab_size "
     "transformers_version n_layer d_model".split()
 )
-_TITAN = ("training", "parallelism", "activation_checkpoint", "job", "checkpoint", "model")
+_TITAN_SECTIONS = ("training", "parallelism", "activation_checkpoint", "job", "checkpoint", "model")
 
 
 def is_model_config(document: Mapping[str, Any]) -> bool:
@@ -166,7 +173,9 @@ def recognise(document: Mapping[str, Any], label: str) -> FileFormat:
         return file_formats[0]
     if best == 0:
         option_keys = [
-            key for key in keys if key in REASONS or key in MATTERS or option_called(key)
+            key
+            for key in keys
+            if key in IGNORED_KEYS or key in UNMODELLED_KEYS or option_called(key)
         ]
         suggestion = (
             f" Closest: {general.title} ({', '.join(sorted(option_keys)[:5])})."
@@ -192,4 +201,4 @@ def _has_components(document: Mapping[str, Any]) -> bool:
 
 
 def _sections(document: Mapping[str, Any]) -> bool:
-    return sum(isinstance(document.get(key), Mapping) for key in _TITAN) >= 2
+    return sum(isinstance(document.get(key), Mapping) for key in _TITAN_SECTIONS) >= 2

@@ -10,10 +10,10 @@ from __future__ import annotations
 from memest.errors import ConfigError
 from memest.readers.mapping import DocumentKeys, Key, KeyTable, by_key
 from memest.readers.training_arguments import (
-    MATTERS,
+    IGNORED_KEYS,
     MODELS,
-    REASONS,
     TRAINER,
+    UNMODELLED_KEYS,
     read_checkpointing,
     read_evaluation,
     read_loading,
@@ -25,8 +25,8 @@ from memest.readers.values import names_of
 __all__ = ["LLAMA_FACTORY"]
 
 _ATTENTION = {"disabled": "eager", "sdpa": "sdpa", "fa2": "flash_attention_2"}
-_IGNORED = {
-    **REASONS,
+_IGNORED_KEYS = {
+    **IGNORED_KEYS,
     **by_key(
         {
             "data is prepared on the host": """template cutoff_len train_on_prompt mask_history
@@ -46,8 +46,8 @@ _IGNORED = {
         }
     ),
 }
-_NOT_MODELLED = {
-    **MATTERS,
+_UNMODELLED_KEYS = {
+    **UNMODELLED_KEYS,
     "neat_packing": "masks between the samples of a row: priced are full rows without",
     "shift_attn": "shifted sparse attention",
     "mixture_of_depths": "mixture of depths",
@@ -103,7 +103,7 @@ def _packing(keys: DocumentKeys) -> None:
         elif key in keys.document:
             keys.ignore(key, "off")
     if neat:
-        keys.miss("neat_packing", _NOT_MODELLED["neat_packing"])
+        keys.miss("neat_packing", _UNMODELLED_KEYS["neat_packing"])
 
 
 def _method(keys: DocumentKeys) -> None:
@@ -256,7 +256,7 @@ LLAMA_FACTORY = KeyTable(
         _attention,
     ),
     own_names=True,
-    ignored=_IGNORED,
-    not_modelled=_NOT_MODELLED,
+    ignored_keys=_IGNORED_KEYS,
+    unmodelled_keys=_UNMODELLED_KEYS,
 )
 """What becomes of the keys of its configuration."""

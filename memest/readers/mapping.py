@@ -295,22 +295,24 @@ class DocumentKeys:
             else:
                 self.set(option.name, value, key)
 
-    def ignore_rest(self, reasons: Mapping[str, str], matters: Mapping[str, str]) -> None:
+    def ignore_rest(
+        self, ignored_keys: Mapping[str, str], unmodelled_keys: Mapping[str, str]
+    ) -> None:
         """What becomes of the keys left.
 
         Args:
-            reasons: why a key does not matter.
-            matters: what of a key is not modelled; it does so only where it is set.
+            ignored_keys: why a key does not matter.
+            unmodelled_keys: what of a key is not modelled; it does so only where it is set.
         """
         for key, value in self.left.items():
             self.take(key)
-            if key in matters:
+            if key in unmodelled_keys:
                 if value in (None, False, 0, "", "no") or value in ([], {}):
                     self.ignore(key, "off")
                 else:
-                    self.miss(key, matters[key])
+                    self.miss(key, unmodelled_keys[key])
             else:
-                self.ignore(key, reasons.get(key, "memest does not know it"))
+                self.ignore(key, ignored_keys.get(key, "memest does not know it"))
 
     def ignore_all(self, why: str) -> None:
         """The keys left do not matter, all for one reason."""
@@ -363,8 +365,8 @@ class KeyTable:
         options: keys that are options of ours.
         readers: functions for keys that take more than a row, in their order.
         own_names: a key with the name of an option is that option.
-        ignored: why a key does not matter, by key.
-        not_modelled: what of a key is not modelled, by key.
+        ignored_keys: why a key does not matter, by key.
+        unmodelled_keys: what of a key is not modelled, by key.
         rest: why no other key matters, where that is one reason for all.
     """
 
@@ -372,8 +374,8 @@ class KeyTable:
     options: Mapping[str, Key] = field(default_factory=dict)
     readers: tuple[Callable[[DocumentKeys], object], ...] = ()
     own_names: bool = False
-    ignored: Mapping[str, str] = field(default_factory=dict)
-    not_modelled: Mapping[str, str] = field(default_factory=dict)
+    ignored_keys: Mapping[str, str] = field(default_factory=dict)
+    unmodelled_keys: Mapping[str, str] = field(default_factory=dict)
     rest: str = ""
 
 
@@ -400,7 +402,7 @@ def read_table(keys: DocumentKeys, table: KeyTable) -> None:
     if table.rest:
         keys.ignore_all(table.rest)
     else:
-        keys.ignore_rest(table.ignored, table.not_modelled)
+        keys.ignore_rest(table.ignored_keys, table.unmodelled_keys)
 
 
 def read_part(keys: DocumentKeys, key: str, table: KeyTable) -> None:

@@ -19,7 +19,7 @@ from memest.readers.values import DocumentReading
 
 __all__ = ["names_config", "read_command", "read_config"]
 
-_ALWAYS = (".yaml", ".yml", ".toml", ".bin", ".py")
+_CONFIG_SUFFIXES = (".yaml", ".yml", ".toml", ".bin", ".py")
 
 
 def read_config(
@@ -95,7 +95,7 @@ def names_config(reference: str) -> bool:
         there = path.expanduser().is_file()
     except (OSError, RuntimeError, ValueError):
         return False
-    if suffix in _ALWAYS:
+    if suffix in _CONFIG_SUFFIXES:
         return there or suffix in (".yaml", ".yml", ".toml")
     if suffix != ".json" or not there:
         return False

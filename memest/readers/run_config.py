@@ -20,8 +20,8 @@ from memest.config.option_table import OPTIONS
 from memest.config.options import find_option, setup_from_options
 from memest.config.setup import Setup
 from memest.errors import ConfigError
-from memest.readers.effects import OF_4BIT, OF_LORA, values_that_act
-from memest.readers.formats import ON_THE_TRAINER
+from memest.readers.effects import OPTIONS_OF_4BIT, OPTIONS_OF_LORA, values_that_act
+from memest.readers.formats import TRAINER_FRAMEWORKS
 from memest.readers.values import DocumentReading, Level, ReadValue, Remark, names_of
 from memest.report.result import Origin
 
@@ -206,17 +206,17 @@ def _flags(flags: Mapping[str, Any]) -> list[ReadValue]:
     return out
 
 
-_OF_FSDP = ("fsdp", "fsdp_wrap", "fsdp_offload", "fsdp_shard_size")
-_OF_ZERO = ("zero", "offload_optimizer", "offload_param")
-_REPLACED: dict[str, tuple[str, ...]] = {
+_FSDP_OPTIONS = ("fsdp", "fsdp_wrap", "fsdp_offload", "fsdp_shard_size")
+_ZERO_OPTIONS = ("zero", "offload_optimizer", "offload_param")
+_OVERRIDES: dict[str, tuple[str, ...]] = {
     "load_in_4bit": ("load_in_8bit", "quantization"),
-    "load_in_8bit": ("load_in_4bit", "quantization", *OF_4BIT),
-    "quantization": ("load_in_4bit", "load_in_8bit", *OF_4BIT),
-    "adapter": ("peft", "num_virtual_tokens", *OF_LORA),
+    "load_in_8bit": ("load_in_4bit", "quantization", *OPTIONS_OF_4BIT),
+    "quantization": ("load_in_4bit", "load_in_8bit", *OPTIONS_OF_4BIT),
+    "adapter": ("peft", "num_virtual_tokens", *OPTIONS_OF_LORA),
     "peft": ("adapter",),
-    "fsdp": ("zero_settings", *_OF_ZERO),
-    "zero": _OF_FSDP,
-    "zero_settings": (*_OF_FSDP, *_OF_ZERO),
+    "fsdp": ("zero_settings", *_ZERO_OPTIONS),
+    "zero": _FSDP_OPTIONS,
+    "zero_settings": (*_FSDP_OPTIONS, *_ZERO_OPTIONS),
     "optim": ("optim_args", "optim_target_modules"),
     "gradient_checkpointing_kwargs": ("use_reentrant",),
 }
@@ -227,7 +227,7 @@ def _without_overridden(
     values: Iterable[ReadValue], flag_values: Iterable[ReadValue]
 ) -> list[ReadValue]:
     flags = {each.option for each in flag_values}
-    overridden_options = {option for flag in flags for option in _REPLACED.get(flag, ())} - flags
+    overridden_options = {option for flag in flags for option in _OVERRIDES.get(flag, ())} - flags
     return [each for each in values if each.option not in overridden_options]
 
 
@@ -251,7 +251,7 @@ def _check_deepspeed(values: Sequence[ReadValue], flags: set[str]) -> None:
         trainers = [
             other
             for other in values
-            if other.option == each.option and other.by in ON_THE_TRAINER and not other.checked
+            if other.option == each.option and other.by in TRAINER_FRAMEWORKS and not other.checked
         ]
         if not trainers:
             continue
@@ -271,7 +271,7 @@ def _choose(option: str, values: Sequence[ReadValue]) -> ReadValue:
     top = [each for each in values if each.level is level]
     if level is Level.DEFAULT:
         return next((each for each in reversed(top) if each.by != "accelerate"), top[-1])
-    trainers = [each for each in top if each.by in ON_THE_TRAINER]
+    trainers = [each for each in top if each.by in TRAINER_FRAMEWORKS]
     top = trainers or top
     last = top[-1]
     for each in top:
@@ -318,11 +318,11 @@ def _samples(readings: Sequence[DocumentReading], values: dict[str, ReadValue]) 
                 break
 
 
-_EVALUATION = ("eval_batch", "eval_samples", "eval_accumulation_steps")
-_COMPILED = ("torch_compile", "torch_compile_mode", "torch_compile_backend")
-_EXPENDABLE = (
-    (_EVALUATION, ("--eval", "evaluation")),
-    (_COMPILED, ("--torch-compile",)),
+_EVALUATION_OPTIONS = ("eval_batch", "eval_samples", "eval_accumulation_steps")
+_COMPILE_OPTIONS = ("torch_compile", "torch_compile_mode", "torch_compile_backend")
+_EXPENDABLE_OPTIONS = (
+    (_EVALUATION_OPTIONS, ("--eval", "evaluation")),
+    (_COMPILE_OPTIONS, ("--torch-compile",)),
     (("ep",), ("--ep",)),
     (("tp_sequence_parallel", "tp_loss_parallel"), ("--tp-sequence-parallel",)),
 )
@@ -337,7 +337,7 @@ def _setup(values: Mapping[str, ReadValue]) -> tuple[Setup, dict[str, str]]:
     try:
         return setup_from_options(**options), {}
     except ConfigError as error:
-        for group, marks in _EXPENDABLE:
+        for group, marks in _EXPENDABLE_OPTIONS:
             names = [name for name in group if name in values]
             concerns_group = any(mark in str(error) for mark in marks)
             if (

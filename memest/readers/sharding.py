@@ -27,7 +27,7 @@ _STRATEGIES = {
     "true": "full_shard",
     "false": "shard_grad_op",
 }
-_FSDP_REASONS = dict.fromkeys(
+_IGNORED_FSDP_KEYS = dict.fromkeys(
     """state_dict_type final_state_dict_type cpu_ram_efficient_loading sync_module_states
     xla xla_fsdp_v2 xla_fsdp_grad_ckpt xla_fsdp_settings cpu_offload_pin_memory""".split(),
     "how weights are loaded and saved",
@@ -35,11 +35,11 @@ _FSDP_REASONS = dict.fromkeys(
     "forward_prefetch backward_prefetch backward_prefetch_policy limit_all_gathers".split(),
     "FSDP2 has no such switch",
 )
-_FSDP_MATTERS = {
+_UNMODELLED_FSDP_KEYS = {
     "mixed_precision_policy": "a policy of its own; the run's precision is priced",
     "activation_cpu_offload": "activations move to the host between forward and backward",
 }
-_DEEPSPEED_REASONS = {
+_IGNORED_DEEPSPEED_KEYS = {
     **dict.fromkeys(
         """steps_per_print wall_clock_breakdown dump_state tensorboard wandb csv_monitor
         comms_logger flops_profiler memory_breakdown prescale_gradients
@@ -51,7 +51,7 @@ _DEEPSPEED_REASONS = {
     ),
     "$schema": "a remark",
 }
-_DEEPSPEED_MATTERS = {
+_UNMODELLED_DEEPSPEED_KEYS = {
     "activation_checkpointing": "DeepSpeed's own checkpointing, which models must call themselves",
     "amp": "Apex",
     "sparse_attention": "DeepSpeed's sparse attention",
@@ -66,7 +66,7 @@ _DEEPSPEED_MATTERS = {
     "sparse_gradients": "sparse gradients",
     "optimizer": "the optimizer's arguments",
 }
-_CHECKED = {
+_CHECKED_KEYS = {
     "batch": "train_micro_batch_size_per_gpu",
     "grad_accum": "gradient_accumulation_steps",
     "max_grad_norm": "gradient_clipping",
@@ -123,7 +123,7 @@ def read_fsdp(
     elif "use_orig_params" in part.document:
         part.take("use_orig_params")
         part.ignore("use_orig_params", "FSDP2 keeps the original parameters always")
-    part.ignore_rest(_FSDP_REASONS, _FSDP_MATTERS)
+    part.ignore_rest(_IGNORED_FSDP_KEYS, _UNMODELLED_FSDP_KEYS)
     keys.absorb(part)
 
 
@@ -248,7 +248,7 @@ def read_deepspeed_document(keys: DocumentKeys) -> None:
                 key = f"zero_optimization.{key}"
             keys.miss(key, str(error).partition(": ")[2])
     key_of = {
-        **_CHECKED,
+        **_CHECKED_KEYS,
         "precision": "",
         "zero": "zero_optimization.stage",
         "offload_optimizer": "zero_optimization.offload_optimizer",
@@ -261,7 +261,7 @@ def read_deepspeed_document(keys: DocumentKeys) -> None:
             key = f"{value}.enabled"
         if stage == 0 and option.startswith(("zero", "offload")):
             continue
-        keys.set(option, value, key, checked=option in _CHECKED or option == "precision")
+        keys.set(option, value, key, checked=option in _CHECKED_KEYS or option == "precision")
     if stage == 0:
         keys.miss(
             "zero_optimization.stage",
@@ -275,7 +275,7 @@ def read_deepspeed_document(keys: DocumentKeys) -> None:
 def _deepspeed_rest(
     keys: DocumentKeys, zero: Mapping[str, Any], settings: Mapping[str, Any]
 ) -> None:
-    for key in ("zero_optimization", "data_types", *_CHECKED.values(), "bf16", "fp16"):
+    for key in ("zero_optimization", "data_types", *_CHECKED_KEYS.values(), "bf16", "fp16"):
         value = keys.take(key)
         if value == "auto":
             keys.ignore(key, "auto: the run's own")
@@ -300,7 +300,7 @@ def _deepspeed_rest(
         )
     elif kind is not None:
         keys.miss("optimizer.type", f"DeepSpeed's {kind} is not modelled: name one with --optim")
-    keys.ignore_rest(_DEEPSPEED_REASONS, _DEEPSPEED_MATTERS)
+    keys.ignore_rest(_IGNORED_DEEPSPEED_KEYS, _UNMODELLED_DEEPSPEED_KEYS)
 
 
 def _culprit(message: str, document: Mapping[str, Any]) -> str | None:

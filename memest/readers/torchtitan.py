@@ -273,7 +273,7 @@ _TRAINING = KeyTable(
         "max_norm": Key("max_grad_norm", "scalar", 1.0),
     },
     readers=(_sizes, _precision),
-    ignored=by_key(
+    ignored_keys=by_key(
         {
             _NO_TENSOR: """steps dataset dataset_path gc_freq gc_debug mixed_precision_reduce
                 disable_cuda_graphs dataloader seed deterministic"""
@@ -297,13 +297,13 @@ TORCHTITAN = KeyTable(
         "alloc_conf": ("expandable_segments:True", "its run_train.sh sets it"),
     },
     readers=(_parts,),
-    ignored=by_key(
+    ignored_keys=by_key(
         {
             _NO_TENSOR: """job profiling profiler metrics lr_scheduler checkpoint comm debug
                 experimental fault_tolerance memory_estimation validation validator dataloader
                 tokenizer logging"""
         }
     ),
-    not_modelled={"quantize": "fp8 and MX linears", "float8": "fp8", "mx": "MX linears"},
+    unmodelled_keys={"quantize": "fp8 and MX linears", "float8": "fp8", "mx": "MX linears"},
 )
 """What becomes of the keys of its configuration."""

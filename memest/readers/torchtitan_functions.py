@@ -18,7 +18,7 @@ from memest.readers.values import Remark
 
 __all__ = ["read_function"]
 
-_MOST_DEPTH = 40
+_MAX_DEPTH = 40
 _OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -78,7 +78,7 @@ class _Function:
         self.unknown: list[Remark] = []
 
     def settings_of(self, name: str, depth: int) -> dict[str, Any]:
-        if depth > _MOST_DEPTH:
+        if depth > _MAX_DEPTH:
             raise ConfigError(f"{self._label}: {name} is made of itself.")
         settings: dict[str, Any] = {}
         bindings: dict[str, Any] = {}
@@ -207,7 +207,7 @@ class _Function:
         return settings
 
     def _literal(self, value: ast.expr, bindings: dict[str, Any], depth: int = 0) -> Any:
-        if depth > _MOST_DEPTH:
+        if depth > _MAX_DEPTH:
             return _UNKNOWN
         if isinstance(value, ast.Name) and isinstance(bindings.get(value.id), ast.expr):
             return self._literal(bindings[value.id], {}, depth + 1)

@@ -62,7 +62,7 @@ _LOSSES = {
 }
 _MODULES = {"q_proj": "q_proj", "k_proj": "k_proj", "v_proj": "v_proj", "output_proj": "o_proj"}
 _MLP = ("gate_proj", "up_proj", "down_proj")
-_IGNORED = by_key(
+_IGNORED_KEYS = by_key(
     {
         "names, logging and saving allocate nothing on the GPU": """output_dir metric_logger
             log_every_n_steps log_peak_memory_stats log_level profiler save_every_n_steps
@@ -80,7 +80,7 @@ _IGNORED = by_key(
         "how weights are loaded": "low_cpu_ram",
     }
 )
-_NOT_MODELLED = {
+_UNMODELLED_KEYS = {
     "enable_activation_offloading": "activations move to the host between forward and backward",
     "custom_sharded_layers": "these layers are FSDP units of their own",
     "memory_efficient_fsdp_wrap": "other FSDP units",
@@ -319,6 +319,6 @@ _TABLE = KeyTable(
         "clip_grad_norm": Key("max_grad_norm", "scalar", 0.0),
     },
     readers=(_model, _length, _optimizer, _checkpointing, _loss),
-    ignored=_IGNORED,
-    not_modelled=_NOT_MODELLED,
+    ignored_keys=_IGNORED_KEYS,
+    unmodelled_keys=_UNMODELLED_KEYS,
 )

@@ -16,11 +16,11 @@ from memest.readers.sharding import is_on, read_deepspeed_value, read_fsdp
 from memest.readers.values import KeyOrigin, Level, names_of
 
 __all__ = [
-    "MATTERS",
+    "IGNORED_KEYS",
     "MODELS",
-    "REASONS",
     "SIZES",
     "TRAINER",
+    "UNMODELLED_KEYS",
     "note_length",
     "read_adapters",
     "read_checkpointing",
@@ -58,7 +58,7 @@ SIZES = {
 }
 """Lengths of samples as the example scripts of transformers call them."""
 
-REASONS = by_key(
+IGNORED_KEYS = by_key(
     {
         "names, logging and saving allocate nothing on the GPU": """output_dir overwrite_output_dir
         logging_dir logging_strategy logging_steps logging_first_step logging_nan_inf_filter
@@ -110,7 +110,7 @@ REASONS = by_key(
 )
 """Why a key does not matter for memory."""
 
-MATTERS = {
+UNMODELLED_KEYS = {
     "neftune_noise_alpha": "NEFTune adds noise to the embeddings in forward",
     "auto_find_batch_size": "the batch is halved where memory runs out; the one named is priced",
     "torch_empty_cache_steps": "empty_cache gives reserved blocks back between steps",
@@ -133,7 +133,7 @@ MATTERS = {
 """What of a key is not modelled."""
 
 _EVAL_BATCH = 8
-_OF_EVALUATIONS = """eval_strategy evaluation_strategy per_device_eval_batch_size
+_EVALUATION_KEYS = """eval_strategy evaluation_strategy per_device_eval_batch_size
     eval_accumulation_steps prediction_loss_only""".split()
 _TARGETS = ("lora_target_modules", "lora_target", "target_modules")
 _LORA = {
@@ -269,7 +269,7 @@ def read_evaluation(keys: DocumentKeys) -> None:
             f"{keys.where(key)} {strategy!r} is no strategy. Legal: no, steps, epoch."
         )
     if not runs and not (generates and after):
-        keys.pass_over(_OF_EVALUATIONS, "no evaluation runs")
+        keys.pass_over(_EVALUATION_KEYS, "no evaluation runs")
         return
     if size is None:
         keys.default("eval_batch", _EVAL_BATCH)
@@ -305,7 +305,7 @@ def read_adapters(keys: DocumentKeys, *, on: bool) -> None:
             keys.ignore(key, "changes no size")
         elif key == "lora_target_parameters":
             if value:
-                keys.miss(key, MATTERS[key])
+                keys.miss(key, UNMODELLED_KEYS[key])
         elif value is not None and value != [] and value is not False:
             set_adapter_value(keys, option, value, key)
 
@@ -364,6 +364,6 @@ _TABLE = KeyTable(
         read_packing,
     ),
     own_names=True,
-    ignored=REASONS,
-    not_modelled=MATTERS,
+    ignored_keys=IGNORED_KEYS,
+    unmodelled_keys=UNMODELLED_KEYS,
 )

@@ -14,11 +14,11 @@ from dataclasses import replace
 from memest.config.installed import release
 from memest.readers.mapping import DocumentKeys, Key, KeyTable, read_table
 from memest.readers.training_arguments import (
-    MATTERS,
+    IGNORED_KEYS,
     MODELS,
-    REASONS,
     SIZES,
     TRAINER,
+    UNMODELLED_KEYS,
     note_length,
     read_adapters,
     read_checkpointing,
@@ -31,7 +31,7 @@ from memest.readers.values import KeyOrigin, Level
 
 __all__ = ["read_trl"]
 
-_PRESENT = (1, 16)
+_PRESENT_RELEASE = (1, 16)
 _METHODS = {
     "dpo": "the DPO loss: pairs of answers, and a reference model",
     "kto": "the KTO loss, and a reference model",
@@ -97,7 +97,9 @@ def _loss(keys: DocumentKeys) -> None:
         keys.miss_default("SFTTrainer", "TRL 1.15 and later keep their own fused head beside Liger")
         return
     installed_release = release("trl") or ""
-    version = tuple(int(part) for part in re.findall(r"\d+", installed_release)[:2]) or _PRESENT
+    version = (
+        tuple(int(part) for part in re.findall(r"\d+", installed_release)[:2]) or _PRESENT_RELEASE
+    )
     if version >= (1, 15):
         fused_loss, releases = "trl-fused", "1.15 and later"
     elif loss == "chunked_nll" or (loss is None and version >= (1, 6)):
@@ -173,6 +175,6 @@ _TABLE = KeyTable(
         read_packing,
     ),
     own_names=True,
-    ignored=REASONS,
-    not_modelled=MATTERS,
+    ignored_keys=IGNORED_KEYS,
+    unmodelled_keys=UNMODELLED_KEYS,
 )

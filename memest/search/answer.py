@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from memest.config.inputs import NOTHING, ModuleInputs
+from memest.config.inputs import NO_INPUTS, ModuleInputs
 from memest.config.option_table import PLACE
 from memest.config.options import setup_from_options
 from memest.errors import MemestError, MissingDependencyError
@@ -35,7 +35,7 @@ class WorkUnit:
     label: str
     trust_remote_code: bool
     questions: tuple[GridPoint, ...]
-    feed: ModuleInputs = NOTHING
+    feed: ModuleInputs = NO_INPUTS
 
 
 def units_of(units: Iterable[WorkUnit], num_units: int) -> list[WorkUnit]:

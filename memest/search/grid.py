@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from memest.config.option_table import OWN_MODULE_NAMES, PLACE
-from memest.config.options import HARMLESS, find_option, setup_from_options
+from memest.config.options import HARMLESS_ARGUMENTS, find_option, setup_from_options
 from memest.config.setup import Software
 from memest.errors import ConfigError
 from memest.search.axes import MAX_POINTS, Axis, axis_option, axis_values, read_value
@@ -95,7 +95,7 @@ def _read_fixed_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], lis
     spellings: dict[str, str] = {}
     gpus: list[Any] = []
     for name, value in options.items():
-        if value is None or name in HARMLESS:
+        if value is None or name in HARMLESS_ARGUMENTS:
             continue
         option = find_option(name)
         if option.name == "gpu" and not isinstance(value, str):

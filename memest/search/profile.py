@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from memest.config.inputs import NOTHING, ModuleInputs, module_inputs_of
+from memest.config.inputs import NO_INPUTS, ModuleInputs, module_inputs_of
 from memest.config.options import merge_options, setup_from_options
 from memest.config.setup import Setup
 from memest.estimation.estimate import answer, spot
@@ -81,7 +81,7 @@ class Profile:
         self,
         model: Any,
         setup: Setup,
-        module_inputs: ModuleInputs = NOTHING,
+        module_inputs: ModuleInputs = NO_INPUTS,
         trust_remote_code: bool = False,
         progress: Progress | None = None,
     ) -> None:

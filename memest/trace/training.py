@@ -13,7 +13,7 @@ import torch
 
 from memest.config.optimizers import facts_of
 from memest.config.parallelism import Strategy
-from memest.config.setup import FP16_REFUSED, Loop, Precision, SdpaBackend, Setup, ZeroGrad
+from memest.config.setup import FP16_REFUSAL, Loop, Precision, SdpaBackend, Setup, ZeroGrad
 from memest.errors import ConfigError, MemestError, TraceError
 from memest.events import Category, Phase, SeamKind, Trace, Weight
 from memest.trace.cuda.autocast import CUDA, autocast_on_meta
@@ -449,7 +449,7 @@ def _update_error(setup: Setup, error: BaseException) -> MemestError | None:
 def _trace_error(recorder: Recorder, error: BaseException) -> MemestError:
     if "unscale FP16 gradients" in str(error):
         # torch.amp.GradScaler: the config's own dtype is float16, as --dtype auto takes it
-        return ConfigError(FP16_REFUSED)
+        return ConfigError(FP16_REFUSAL)
     module = recorder.failed_module or recorder.current_module
     where = f"in module {module}" if module else "in the model itself"
     where += f", at operator {recorder.last_op}" if recorder.last_op else ", outside any operator"

@@ -90,9 +90,9 @@ def _evaluated(case: dict[str, Any]) -> dict[str, Any]:
 
 
 def _alone() -> Any:
-    from memest.config.parallelism import ALONE
+    from memest.config.parallelism import ONE_GPU
 
-    return ALONE
+    return ONE_GPU
 
 
 def _options(case: dict[str, Any]) -> dict[str, Any]:

@@ -157,9 +157,9 @@ def test_every_alias_leads_to_a_name():
 def test_names_of_the_trainer_are_known_here():
     """What ``--optim`` of the Trainer takes is priced, or refused with a reason."""
     names = pytest.importorskip("transformers.training_args").OptimizerNames
-    from memest.config.optimizers import REFUSED
+    from memest.config.optimizers import REFUSALS
 
-    known = set(OPTIMIZER_FACTS) | set(ALIASES) | set(REFUSED)
+    known = set(OPTIMIZER_FACTS) | set(ALIASES) | set(REFUSALS)
     assert {member.value for member in names} <= known
 
 

@@ -8,7 +8,7 @@ import pytest
 
 import memest
 from memest.errors import ConfigError
-from memest.readers.documents import MOST_BYTES, read_document
+from memest.readers.documents import MAX_BYTES, read_document
 
 
 def laughs(levels, width=9):
@@ -33,7 +33,7 @@ def laughs(levels, width=9):
         ("tag.yaml", "a: !!python/object/apply:os.system ['touch mark']\n", "makes no objects"),
         ("tag2.yaml", "a: !custom 1\n", "YAML tag"),
         ("wide.json", json.dumps({"a": [0] * 200_000}), "values"),
-        ("big.yaml", "# " + "x" * MOST_BYTES + "\n", "larger than"),
+        ("big.yaml", "# " + "x" * MAX_BYTES + "\n", "larger than"),
         ("list.yaml", "- 1\n", "holds a list"),
         ("empty.yaml", "", "holds nothing"),
         ("text.yaml", "hello\n", "holds text"),
