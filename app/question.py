@@ -43,8 +43,8 @@ class ExplorerQuestion:
         Raises:
             ConfigError: the options contradict each other.
         """
-        own = {name: value for name, value in self.options if name not in PLACE}
-        return setup_from_options(**own)
+        setup_options = {name: value for name, value in self.options if name not in PLACE}
+        return setup_from_options(**setup_options)
 
     @property
     def place(self) -> dict[str, Any]:

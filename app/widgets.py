@@ -54,7 +54,7 @@ def option_widget(name: str, *, label: str | None = None) -> Any:
     if name == "checkpointing":
         return _choice(option, _CHECKPOINTING, common, accept_new_options=True)
     if option.kind is Kind.WHOLE:
-        return _whole(option, common)
+        return _whole_number(option, common)
     if option.kind is Kind.NUMBER:
         value = st.number_input(
             min_value=0.0, value=None, placeholder=_LEFT_OUT, format="%g", step=0.1, **common
@@ -91,7 +91,7 @@ def _choice(
     return None if value in (None, default) else str(value)
 
 
-def _whole(option: Option, common: dict[str, Any]) -> int | None:
+def _whole_number(option: Option, common: dict[str, Any]) -> int | None:
     if option.name in _BATCH_SIZES:
         default = _default(option)
         value = st.number_input(min_value=1, value=default, step=1, **common)

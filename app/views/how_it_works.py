@@ -109,12 +109,12 @@ def _walk(answer: Estimate, rows: list[PhaseRow]) -> None:
         )
     if row.is_peak:
         st.markdown(f"**The allocated peak is here**: {plain(moment_text(answer))}.")
-    _alive(row, before)
+    _live_categories(row, before)
     chart = timeline_chart(rows, moment_text(answer))
     st.vega_lite_chart(spec=chart.spec, alt=chart.words, key="walk_chart")
 
 
-def _alive(row: PhaseRow, before: PhaseRow | None) -> None:
+def _live_categories(row: PhaseRow, before: PhaseRow | None) -> None:
     """What is alive in a phase, and what changed since the phase before."""
     sizes = {part.category: part.bytes for part in row.breakdown}
     sizes_before = {part.category: part.bytes for part in before.breakdown} if before else {}

@@ -158,9 +158,9 @@ def _not_kept() -> dict[Any, str]:
 
 
 def _tell_what_was_not_kept() -> None:
-    for folder, why in _not_kept().items():
+    for folder, reason in _not_kept().items():
         emit(
-            f"memest: the cache in {folder} could not be written ({why}), so what was traced is "
+            f"memest: the cache in {folder} could not be written ({reason}), so what was traced is "
             "traced again the next time. The answer is not touched by that; MEMEST_CACHE chooses "
             "another folder."
         )

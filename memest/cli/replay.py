@@ -19,7 +19,9 @@ __all__ = ["replay"]
 _EXPANDABLE = "expandable_segments"
 
 
-def _others(conf_texts: list[str], recorded_conf: AllocatorConf) -> list[tuple[str, AllocatorConf]]:
+def _other_confs(
+    conf_texts: list[str], recorded_conf: AllocatorConf
+) -> list[tuple[str, AllocatorConf]]:
     """The options to play the recording again with: the other kind of segments, those asked for."""
     from memest.replay.conf import parse_alloc_conf
 
@@ -85,7 +87,7 @@ def replay(
     from memest.replay.inspection import inspect
 
     recording = load_snapshot(snapshot)
-    devices = inspect(recording, _others(alloc_conf or [], recording.conf))
+    devices = inspect(recording, _other_confs(alloc_conf or [], recording.conf))
     if not devices:
         raise ReplayError(
             f"{snapshot} holds no allocator history: record one with "

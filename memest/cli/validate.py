@@ -98,7 +98,9 @@ def validate(
         write_out(as_text(blocks(validation_result), width=width, ascii_only=output.plain))
     if write_error is not None:
         raise write_error
-    return 0 if any(one.error is not None for one in validation_result.outcomes) else _FAILED
+    return (
+        0 if any(outcome.error is not None for outcome in validation_result.outcomes) else _FAILED
+    )
 
 
 def _read_assumptions(texts: list[str]) -> dict[str, Any]:

@@ -34,10 +34,10 @@ BIGGEST = 8
 def stacked_bar(estimate: Estimate) -> str:
     """An SVG bar: what is alive at the allocated peak, then the way up to the device peak."""
     parts = [part for part in parts_of(estimate) if part.bytes > 0]
-    whole = max(1, sum(part.bytes for part in parts))
+    total = max(1, sum(part.bytes for part in parts))
     shapes, start = [], 0
     for part in parts:
-        left, right = _WIDTH * start / whole, _WIDTH * (start + part.bytes) / whole
+        left, right = _WIDTH * start / total, _WIDTH * (start + part.bytes) / total
         start += part.bytes
         shapes.append(
             f'<rect x="{left:.2f}" y="0" width="{right - left:.2f}" height="{_HEIGHT}" '

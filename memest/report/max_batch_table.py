@@ -137,7 +137,7 @@ def _remarks(result: MaxBatch, answer: Largest) -> list[str]:
         )
     if result.effective_batch is not None:
         samples = result.effective_batch
-        sentences += [effective_sentence(way, samples) for way in answer.effective]
+        sentences += [effective_sentence(effective, samples) for effective in answer.effective]
         if not answer.effective:
             sentences.append(f"{samples:,} samples a step: no micro-batch fits.")
     return sentences
@@ -239,6 +239,6 @@ def _gpus(result: MaxBatch, glyphs: Glyphs) -> Table:
     return table
 
 
-def _effective_text(ways: Sequence[EffectiveBatch], glyphs: Glyphs) -> str:
-    words = [f"{way.num_micro_steps:,} {glyphs.times} {way.micro_batch:,}" for way in ways]
-    return " or ".join(words) if words else "no micro-batch fits"
+def _effective_text(batches: Sequence[EffectiveBatch], glyphs: Glyphs) -> str:
+    texts = [f"{batch.num_micro_steps:,} {glyphs.times} {batch.micro_batch:,}" for batch in batches]
+    return " or ".join(texts) if texts else "no micro-batch fits"

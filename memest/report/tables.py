@@ -73,9 +73,11 @@ def comparison_parts(comparison: Comparison, page: Page) -> Iterator[RenderableT
     gpu = first.estimate.gpu
     head = [first.model, *phrases, *([gpu.name] if gpu else [])]
     yield Text(f"{first.name}: " + f" {glyphs.dot} ".join(head), style="dim")
-    room = max(1, (page.width - LABEL - FIRST) // COLUMN)
-    for start in range(0, len(others), room):
-        yield Padding(_comparison_table(first, others[start : start + room], glyphs), (1, 0, 0, 0))
+    num_columns = max(1, (page.width - LABEL - FIRST) // COLUMN)
+    for start in range(0, len(others), num_columns):
+        yield Padding(
+            _comparison_table(first, others[start : start + num_columns], glyphs), (1, 0, 0, 0)
+        )
     yield Padding(Text("Why", style="bold"), (1, 0, 0, 0))
     yield Padding(Text(f"{first.name}: peak reached {moment_text(first.estimate)}."), (0, 0, 0, 2))
     for scenario in others:

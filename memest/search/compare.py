@@ -96,19 +96,19 @@ def compare(
         )
     module_options = {name: options.pop(name) for name in OWN_MODULE_NAMES & options.keys()}
     profiles = []
-    for one in models:
-        run, own, others = read_run(one), setup, options
+    for source in models:
+        run, own_setup, own_options = read_run(source), setup, options
         if run is not None:
             run = run.with_model(setup, options)
-            one, own, others = str(run.model), run.setup, {}
+            source, own_setup, own_options = str(run.model), run.setup, {}
         profiles.append(
             make_profile(
-                one,
-                own,
+                source,
+                own_setup,
                 trust_remote_code=trust_remote_code,
                 progress=progress,
                 **module_options,
-                **others,
+                **own_options,
             )
         )
     for change in changes.values():  # what can be wrong with words is said before anything slow
@@ -123,8 +123,8 @@ def compare(
             probes.append((name, probe, {**differing, **own_place}))
     else:
         probes += [
-            (name, Probe(own, place), {})
-            for name, own in zip(_unique_names(map(_name, models)), profiles, strict=True)
+            (name, Probe(profile, place), {})
+            for name, profile in zip(_unique_names(map(_name, models)), profiles, strict=True)
         ]
     return _compare(probes, max_batch=max_batch)
 

@@ -225,7 +225,7 @@ class _MessageMatcher:
         if allocated is None or run.result.allocated_curve is None:
             return None
         curve = run.result.allocated_curve
-        best: tuple[int, int, int] | None = None
+        nearest: tuple[int, int, int] | None = None
         for index, event in enumerate(run.stream.events):
             if event < 0 or not run.stream.sizes[event]:
                 continue
@@ -233,9 +233,9 @@ class _MessageMatcher:
                 continue
             before = curve[index - 1] if index else 0
             distance = max(allocated.low_bytes - before, before - allocated.high_bytes, 0)
-            if best is None or distance < best[0]:
-                best = distance, index, before
-        return None if best is None else (best[1], best[2])
+            if nearest is None or distance < nearest[0]:
+                nearest = distance, index, before
+        return None if nearest is None else (nearest[1], nearest[2])
 
     def _first_crossing(self, run: _Run) -> int | None:
         """The first event after which as much is allocated as the message says."""

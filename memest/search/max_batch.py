@@ -36,7 +36,7 @@ from memest.report.max_batch_result import (
     SizeAxis,
 )
 from memest.report.result import Verdict
-from memest.search.ground import SizeTrials, with_size
+from memest.search.size_trials import SizeTrials, with_size
 from memest.sharding.nccl import communicators
 
 if TYPE_CHECKING:
