@@ -148,19 +148,19 @@ def options_of(
         prefix: of the keywords.
     """
     options = []
-    for each in dataclasses.fields(owner):
-        if "option" in each.metadata:
-            values: dict[str, Any] = {"name": prefix + each.name, "panel": panel}
-            values |= {"field": each.name if field is None else field}
-            values |= {"key": each.name if parts and field else ""}
-            options.append(_option_of(each, values | each.metadata["option"]))
+    for owner_field in dataclasses.fields(owner):
+        if "option" in owner_field.metadata:
+            values: dict[str, Any] = {"name": prefix + owner_field.name, "panel": panel}
+            values |= {"field": owner_field.name if field is None else field}
+            values |= {"key": owner_field.name if parts and field else ""}
+            options.append(_option_of(owner_field, values | owner_field.metadata["option"]))
             panel = options[-1].panel
     return options
 
 
-def _option_of(each: dataclasses.Field[Any], values: dict[str, Any]) -> Option:
+def _option_of(field: dataclasses.Field[Any], values: dict[str, Any]) -> Option:
     """The option that a field declares."""
-    annotation = str(each.type)
+    annotation = str(field.type)
     plain_type = annotation.removesuffix(" | None")
     kind = values.setdefault("kind", _KINDS.get(annotation) or _KINDS.get(plain_type, Kind.TEXT))
     words = values.pop("names").split()
@@ -170,8 +170,8 @@ def _option_of(each: dataclasses.Field[Any], values: dict[str, Any]) -> Option:
     default_flags = (
         [f"--{dashed_name}", f"--no-{dashed_name}"] if kind is Kind.EITHER else [f"--{dashed_name}"]
     )
-    if each.default not in (None, "") and isinstance(each.default, (int, float, str)):
-        default = f"{each.default:g}" if isinstance(each.default, float) else each.default
+    if field.default not in (None, "") and isinstance(field.default, (int, float, str)):
+        default = f"{field.default:g}" if isinstance(field.default, float) else field.default
         if kind not in (Kind.SWITCH, Kind.EITHER):
             values["help"] += f" Default: {default}."
     values.setdefault("names_file", metavar in ("FILE", "PATH"))
@@ -212,22 +212,22 @@ def changed_flags(owner: object) -> dict[str, str]:
 def _option_rows(owner: Any) -> list[tuple[str, str, Any, tuple[int, int] | None]]:
     flags = {entry.key or entry.field: entry.flags[0] for entry in options_of(owner)}
     return [
-        (each.name, flags[each.name], each.default, each.metadata["between"])
-        for each in dataclasses.fields(owner)
-        if "option" in each.metadata
+        (field.name, flags[field.name], field.default, field.metadata["between"])
+        for field in dataclasses.fields(owner)
+        if "option" in field.metadata
     ]
 
 
 def plain_values(owner: Any) -> dict[str, Any]:
     """The fields of a dataclass as plain values for JSON, in their order."""
     out: dict[str, Any] = {}
-    for each in dataclasses.fields(owner):
-        value = getattr(owner, each.name)
+    for field in dataclasses.fields(owner):
+        value = getattr(owner, field.name)
         if hasattr(value, "to_dict"):
             value = value.to_dict()
         elif isinstance(value, enum.StrEnum):
             value = value.value
-        out[each.name] = list(value) if isinstance(value, tuple) else value
+        out[field.name] = list(value) if isinstance(value, tuple) else value
     return out
 
 

@@ -241,6 +241,6 @@ def host_notes(setup: Setup, stream: Stream, num_batches: int) -> list[str]:
         if nbytes
     ]
     count = "1 batch" if loading.num_loaded == 1 else f"{loading.num_loaded} batches"
-    each = format_size(sum(sizes))
-    text = f"host memory of each process: {count} of {each} loaded ahead: {', '.join(parts)}"
+    size_text = format_size(sum(sizes))
+    text = f"host memory of each process: {count} of {size_text} loaded ahead: {', '.join(parts)}"
     return [f"{text}; {exclusions}."]

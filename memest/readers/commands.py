@@ -153,15 +153,15 @@ def _launcher(
         return [_accelerate(keys, launcher, environment)]
     values = dict(launcher.values)
     if launcher.name == "torchrun":
-        key, each = "nproc_per_node", values.pop("nproc_per_node", 1)
+        key, processes = "nproc_per_node", values.pop("nproc_per_node", 1)
         nodes = values.pop("nnodes", 1)
     else:
-        key, each = "num_gpus", values.pop("num_gpus", None)
+        key, processes = "num_gpus", values.pop("num_gpus", None)
         nodes = values.pop("num_nodes", 1)
         include = values.pop("include", None)
-        if include is not None and each is None:
-            key, each = "include", _count_slots(str(include))
-    per_node = "gpu" if each is None else each
+        if include is not None and processes is None:
+            key, processes = "include", _count_slots(str(include))
+    per_node = "gpu" if processes is None else processes
     count = _number(per_node, f"--{key}")
     if count is None:
         count, key = _visible(environment), "CUDA_VISIBLE_DEVICES"
@@ -251,7 +251,9 @@ def _program(
         read = partial(read_trl, method=method)
         return [_with_file(keys, find_format("trl"), arguments, {}, positionals, read)]
     if framework in ("llamafactory-cli", "axolotl"):
-        each = find_format("llama-factory" if framework == "llamafactory-cli" else "axolotl")
+        framework_format = find_format(
+            "llama-factory" if framework == "llamafactory-cli" else "axolotl"
+        )
         if framework == "llamafactory-cli":
             _expandable(keys, command)
         if (
@@ -260,7 +262,7 @@ def _program(
             and not any(word.lower().endswith(_CONFIG_SUFFIXES) for word in positionals)
         ):
             raise ConfigError(f"the launch command: {program} names no configuration, run.yaml.")
-        return [_with_file(keys, each, arguments, overrides, positionals)]
+        return [_with_file(keys, framework_format, arguments, overrides, positionals)]
     if framework == "tune":
         return [_tune(keys, arguments, overrides, positionals)]
     if program.endswith(".sh") or any(key.startswith(("job.", "training.")) for key in arguments):
@@ -358,7 +360,7 @@ def _ignore_words(keys: DocumentKeys, words: list[str]) -> None:
 
 
 def _read(
-    each: FileFormat,
+    file_format: FileFormat,
     document: dict[str, Any],
     origins: dict[str, KeyOrigin],
     source: str,
@@ -367,15 +369,20 @@ def _read(
 ) -> DocumentReading:
     level = Level.COMMAND if source == "command" else Level.FILE
     part = DocumentKeys(
-        document, source=source, framework=each.title, origins=origins, folder=folder, level=level
+        document,
+        source=source,
+        framework=file_format.title,
+        origins=origins,
+        folder=folder,
+        level=level,
     )
-    (read or each.read)(part)
+    (read or file_format.read)(part)
     return part.reading()
 
 
 def _with_file(
     keys: DocumentKeys,
-    each: FileFormat,
+    file_format: FileFormat,
     arguments: dict[str, Any],
     overrides: dict[str, Any],
     positionals: list[str],
@@ -384,7 +391,7 @@ def _with_file(
     document, source, folder = _document_among(arguments, positionals)
     document, origins = _merge(document, _read_negations(arguments), overrides)
     _ignore_words(keys, positionals)
-    return _read(each, document, origins, source, folder, read)
+    return _read(file_format, document, origins, source, folder, read)
 
 
 def _tune(
@@ -460,26 +467,31 @@ def _script(
         )
     arguments = _read_negations(arguments)
     document: dict[str, Any] = {}
-    source, folder, each = "command", None, file_format
+    source, folder, document_format = "command", None, file_format
     if file is not None:
         content, folder_of_file = _open(file, origin)
-        kind = file_format or recognise(content, file)
-        if kind.name in ("accelerate", "deepspeed", "peft"):
-            readings.append(_read(kind, content, {}, file, folder_of_file))
+        recognised_format = file_format or recognise(content, file)
+        if recognised_format.name in ("accelerate", "deepspeed", "peft"):
+            readings.append(_read(recognised_format, content, {}, file, folder_of_file))
         else:
-            document, source, folder, each = content, file, folder_of_file, kind
-    if each is None:
-        each = _format_of(arguments)
-    if each is None:
+            document, source, folder, document_format = (
+                content,
+                file,
+                folder_of_file,
+                recognised_format,
+            )
+    if document_format is None:
+        document_format = _format_of(arguments)
+    if document_format is None:
         for key in (*arguments, *overrides):
             keys.ignore(f"--{key}" if key in arguments else key, "memest does not know it")
     else:
         document, origins = _merge(document, arguments, overrides)
-        readings.append(_read(each, document, origins, source, folder))
+        readings.append(_read(document_format, document, origins, source, folder))
     meaning = (
         "its arguments say nothing that memest knows"
-        if each is None
-        else (f"taken for one on {each.title}")
+        if document_format is None
+        else (f"taken for one on {document_format.title}")
     )
     keys.miss(
         program, f"the script is not read: {meaning}; --loop and --config-format say otherwise"

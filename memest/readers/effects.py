@@ -37,9 +37,9 @@ def values_that_act(values: Mapping[str, ReadValue]) -> tuple[dict[str, ReadValu
     def drop(option: str, why: str) -> None:
         if option not in acting or acting[option].level is Level.FLAG:
             return
-        each = acting.pop(option)
-        if each.level is not Level.DEFAULT:
-            remarks.append(Remark(each.origin, why))
+        value = acting.pop(option)
+        if value.level is not Level.DEFAULT:
+            remarks.append(Remark(value.origin, why))
 
     zero = _number(acting, "zero") or 0
     fsdp = "fsdp" in acting and str(acting["fsdp"].value) not in ("none", "no", "False", "")
@@ -56,11 +56,13 @@ def values_that_act(values: Mapping[str, ReadValue]) -> tuple[dict[str, ReadValu
         why = why if zero or fsdp else "one GPU has no DDP"
         for option in [name for name in acting if name.startswith("ddp_")]:
             drop(option, why)
-    quantised = any(_on(acting, name) for name in ("load_in_4bit", "load_in_8bit", "quantization"))
+    quantised = any(
+        _is_on(acting, name) for name in ("load_in_4bit", "load_in_8bit", "quantization")
+    )
     if not quantised:
         for option in _OPTIONS_OF_BASES:
             drop(option, "no quantised base")
-    elif _on(acting, "load_in_8bit"):
+    elif _is_on(acting, "load_in_8bit"):
         for option in OPTIONS_OF_4BIT:
             drop(option, "an 8-bit base")
     if "peft" in acting and str(acting["peft"].value).lower() not in ("lora", "dora", "adalora"):
@@ -89,7 +91,7 @@ def values_that_act(values: Mapping[str, ReadValue]) -> tuple[dict[str, ReadValu
         for option in ("eval_batch", "eval_samples", "eval_accumulation_steps"):
             drop(option, "the loop is no Trainer's")
     compiled = any(
-        _on(acting, name)
+        _is_on(acting, name)
         for name in ("torch_compile", "torch_compile_mode", "torch_compile_backend")
     )
     adapts = any(name in acting for name in ("peft", "adapter", "lora_r", "lora_target_modules"))
@@ -108,7 +110,7 @@ def values_that_act(values: Mapping[str, ReadValue]) -> tuple[dict[str, ReadValu
             "where several GPUs have the head in an FSDP unit of its own, beside adapters",
         ),
         (compiled, "together with torch.compile"),
-        (_on(acting, "use_liger_kernel"), "beside Liger's"),
+        (_is_on(acting, "use_liger_kernel"), "beside Liger's"),
         ("eval_samples" in acting, "with predictions that an evaluation keeps"),
     ):
         if applies:
@@ -119,7 +121,7 @@ def values_that_act(values: Mapping[str, ReadValue]) -> tuple[dict[str, ReadValu
     return acting, remarks
 
 
-def _on(values: Mapping[str, ReadValue], option: str) -> bool:
+def _is_on(values: Mapping[str, ReadValue], option: str) -> bool:
     return option in values and str(values[option].value).lower() not in ("false", "none", "")
 
 

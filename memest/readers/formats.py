@@ -137,10 +137,10 @@ def find_format(name: str) -> FileFormat:
         ConfigError: there is none.
     """
     text = name.strip().lower().replace("_", "-")
-    for each in FORMATS:
-        if text in (each.name, each.title.lower(), each.name.replace("-", "")):
-            return each
-    names = [each.name for each in FORMATS]
+    for file_format in FORMATS:
+        if text in (file_format.name, file_format.title.lower(), file_format.name.replace("-", "")):
+            return file_format
+    names = [file_format.name for file_format in FORMATS]
     matches = closest(text, names)
     hint = f" Did you mean {matches[0]}?" if matches else ""
     raise ConfigError(f"--config-format {name!r} is not known.{hint} Legal: {', '.join(names)}.")

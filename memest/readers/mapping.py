@@ -63,7 +63,7 @@ class DocumentKeys:
 
     def __post_init__(self) -> None:
         self.document = dict(self.document)
-        self._left = dict(self.document)
+        self._remaining = dict(self.document)
         self._values: list[ReadValue] = []
         self._ignored: list[Remark] = []
         self._not_modelled: list[Remark] = []
@@ -72,7 +72,7 @@ class DocumentKeys:
 
     def take(self, key: str, default: Any = None) -> Any:
         """The value of a key, which is dealt with by that."""
-        return self._left.pop(key, default)
+        return self._remaining.pop(key, default)
 
     def has(self, key: str) -> bool:
         """Whether the document names a key and gives it a value."""
@@ -80,12 +80,12 @@ class DocumentKeys:
 
     def replace(self, key: str, value: Any) -> None:
         """Another value for a key: what it stands for."""
-        self.document[key] = self._left[key] = value
+        self.document[key] = self._remaining[key] = value
 
     @property
-    def left(self) -> dict[str, Any]:
+    def remaining(self) -> dict[str, Any]:
         """Keys that nobody took yet."""
-        return dict(self._left)
+        return dict(self._remaining)
 
     def origin(self, key: str) -> KeyOrigin:
         """Where a key stands."""
@@ -283,7 +283,7 @@ class DocumentKeys:
 
     def offer_rest(self) -> None:
         """Every key left that has the name of an option is a value of it."""
-        for key, value in self.left.items():
+        for key, value in self.remaining.items():
             option = option_called(key)
             if option is None:
                 continue
@@ -304,7 +304,7 @@ class DocumentKeys:
             ignored_keys: why a key does not matter.
             unmodelled_keys: what of a key is not modelled; it does so only where it is set.
         """
-        for key, value in self.left.items():
+        for key, value in self.remaining.items():
             self.take(key)
             if key in unmodelled_keys:
                 if value in (None, False, 0, "", "no") or value in ([], {}):
@@ -316,7 +316,7 @@ class DocumentKeys:
 
     def ignore_all(self, why: str) -> None:
         """The keys left do not matter, all for one reason."""
-        self.pass_over(self.left, why)
+        self.pass_over(self.remaining, why)
 
     def absorb(self, other: DocumentKeys) -> None:
         """Take over what became of a part's keys."""

@@ -119,22 +119,28 @@ def _read_file(name: str, file_format: FileFormat | None) -> DocumentReading:
         return _titan_function(f"{file}.py" if function else name, function or None)
     path = Path(name).expanduser()
     document = read_document(path, name)
-    each = file_format or recognise(document, name)
+    document_format = file_format or recognise(document, name)
     if file_format is not None:
         # several files and one format named: those that are clearly of another keep theirs
-        each = _clear_other(document, name, file_format)
-    keys = DocumentKeys(document, source=path.name, framework=each.title, folder=path.parent)
-    each.read(keys)
+        document_format = _clear_other(document, name, file_format)
+    keys = DocumentKeys(
+        document, source=path.name, framework=document_format.title, folder=path.parent
+    )
+    document_format.read(keys)
     return keys.reading()
 
 
 def _clear_other(document: dict[str, Any], name: str, file_format: FileFormat) -> FileFormat:
     try:
-        own_format = recognise(document, name)
+        document_format = recognise(document, name)
     except ConfigError:
         return file_format
     apart = ("accelerate", "deepspeed", "peft")
-    return own_format if own_format.name in apart and file_format.name not in apart else file_format
+    return (
+        document_format
+        if document_format.name in apart and file_format.name not in apart
+        else file_format
+    )
 
 
 def _titan_function(file: str, name: str | None) -> DocumentReading:

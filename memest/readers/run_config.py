@@ -245,21 +245,21 @@ def _text(value: Any) -> str:
 
 def _check_deepspeed(values: Sequence[ReadValue], flags: set[str]) -> None:
     """What DeepSpeed's configuration says of the run must be what the Trainer has."""
-    for each in values:
-        if not each.checked or each.option in flags:
+    for entry in values:
+        if not entry.checked or entry.option in flags:
             continue
         trainers = [
             other
             for other in values
-            if other.option == each.option and other.by in TRAINER_FRAMEWORKS and not other.checked
+            if other.option == entry.option and other.by in TRAINER_FRAMEWORKS and not other.checked
         ]
         if not trainers:
             continue
         best = max(reversed(trainers), key=lambda other: other.level)
-        if not _same(best.value, each.value):
-            flag = find_option(each.option).flags[0]
+        if not _same(best.value, entry.value):
+            flag = find_option(entry.option).flags[0]
             raise ConfigError(
-                f"{flag}: {each.origin} says {each.value}, and {best.origin} says {best.value}. "
+                f"{flag}: {entry.origin} says {entry.value}, and {best.origin} says {best.value}. "
                 "The Trainer stops where its arguments and DeepSpeed's configuration differ: "
                 "write auto there, or the same."
             )
@@ -267,19 +267,19 @@ def _check_deepspeed(values: Sequence[ReadValue], flags: set[str]) -> None:
 
 def _choose(option: str, values: Sequence[ReadValue]) -> ReadValue:
     """The value that counts."""
-    level = max(each.level for each in values)
-    top = [each for each in values if each.level is level]
+    level = max(entry.level for entry in values)
+    top = [entry for entry in values if entry.level is level]
     if level is Level.DEFAULT:
-        return next((each for each in reversed(top) if each.by != "accelerate"), top[-1])
-    trainers = [each for each in top if each.by in TRAINER_FRAMEWORKS]
+        return next((entry for entry in reversed(top) if entry.by != "accelerate"), top[-1])
+    trainers = [entry for entry in top if entry.by in TRAINER_FRAMEWORKS]
     top = trainers or top
     last = top[-1]
-    for each in top:
-        apart = each.origin.partition(":")[0] != last.origin.partition(":")[0]
-        if apart and not _same(each.value, last.value):
+    for entry in top:
+        apart = entry.origin.partition(":")[0] != last.origin.partition(":")[0]
+        if apart and not _same(entry.value, last.value):
             label = "the model" if option == "model" else find_option(option).flags[0]
             raise ConfigError(
-                f"{label}: {each.origin} says {each.value!r}, and {last.origin} says "
+                f"{label}: {entry.origin} says {entry.value!r}, and {last.origin} says "
                 f"{last.value!r}. Drop one, or say it on memest's own command line, which comes "
                 "first."
             )

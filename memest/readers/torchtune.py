@@ -138,7 +138,7 @@ def read_torchtune(keys: DocumentKeys, *, distributed: bool | None = None) -> No
 
 def _interpolate(keys: DocumentKeys) -> None:
     """``${batch_size}`` stands for another key's value; whole values only, one step."""
-    for key, value in keys.left.items():
+    for key, value in keys.remaining.items():
         match = re.fullmatch(r"\$\{([\w.]+)\}", value) if isinstance(value, str) else None
         if match:
             target: Any = keys.document
@@ -164,7 +164,7 @@ def _model(keys: DocumentKeys) -> None:
             )
     if name.startswith(("lora_", "qlora_", "dora_", "qdora_")):
         _lora(part, name)
-    part.ignore_rest({}, dict.fromkeys(part.left, "of the model"))
+    part.ignore_rest({}, dict.fromkeys(part.remaining, "of the model"))
     keys.absorb(part)
 
 
@@ -238,7 +238,7 @@ def _optimizer(keys: DocumentKeys) -> None:
         part.set("optim", name, "_component_")
     part.set_from("weight_decay", Key("weight_decay", "scalar"))
     hosts = dict.fromkeys(("lr", "betas", "eps"), "a number of the host")
-    part.ignore_rest(hosts, {key: "of the optimizer" for key in part.left if key not in hosts})
+    part.ignore_rest(hosts, {key: "of the optimizer" for key in part.remaining if key not in hosts})
     keys.absorb(part)
 
 
@@ -272,7 +272,7 @@ def _loss(keys: DocumentKeys) -> None:
             "ignore_index": "which tokens count",
             "mask_ignored_tokens": "priced is true: all tokens count",
         },
-        dict.fromkeys(part.left, "of the loss"),
+        dict.fromkeys(part.remaining, "of the loss"),
     )
     keys.absorb(part)
 

@@ -166,7 +166,7 @@ def read_peft_adapter(keys: DocumentKeys) -> None:
     base = keys.take("base_model_name_or_path")
     if base:
         keys.set("model", str(base), "base_model_name_or_path")
-    for key in keys.left:
+    for key in keys.remaining:
         keys.take(key)
     keys.set("adapter", dict(keys.document), "peft_type")
 
