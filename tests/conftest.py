@@ -10,7 +10,7 @@ import pytest
 from hypothesis import settings
 
 from support.affected.plugin import SlowTestsTouched
-from support.tiers import divide, lopsided, misnamed
+from support.tiers import divide, lopsided_folders, misnamed_cases
 
 # what is tested is the package as it is installed: no process that tests start may import the tree
 os.environ["PYTHONSAFEPATH"] = "1"
@@ -47,12 +47,12 @@ def pytest_configure(config):
 def pytest_collection_modifyitems(config, items):
     """Leave slow tests to ``--full``, but for those that somebody asks for by name."""
     by_name = any("::" in argument for argument in config.args)
-    if not by_name and (wrong := misnamed(items)):
+    if not by_name and (wrong := misnamed_cases(items)):
         raise pytest.UsageError(f"marked as slow, but not there: {'; '.join(wrong)}")
     fast, slow = divide(items)
     here = config.invocation_params.dir
     whole = [here / argument for argument in config.args] == [Path(__file__).parent]
-    if whole and (wrong := lopsided(fast, slow)):
+    if whole and (wrong := lopsided_folders(fast, slow)):
         raise pytest.UsageError(f"too much is marked as slow: {'; '.join(wrong)}")
     for item in fast:
         item.own_markers = [mark for mark in item.own_markers if mark.name != "slow"]

@@ -182,9 +182,9 @@ def test_parameters_have_the_shapes_and_dtypes_of_a_real_build(model, setup):
         return tensors
 
     real = facts(twins.real)
-    assert facts(twins.built.trained_model) == real
+    assert facts(twins.built_model.trained_model) == real
     assert any(p.requires_grad for p in twins.real.parameters())
-    assert all(b.is_meta for b in twins.built.trained_model.buffers())
+    assert all(b.is_meta for b in twins.built_model.trained_model.buffers())
     assert any("#" in name for name in real) == ("quantization" in setup)
 
 
@@ -212,8 +212,8 @@ def test_every_allocation_around_packed_layers_is_the_same_and_in_the_same_order
 
 def test_adapters_around_packed_layers_are_those_of_peft():
     twins = twin("llama-gqa", quantization=GPTQ, adapter=LORA, dtype="float16", batch=2)
-    kinds = {type(m).__name__ for m in twins.built.trained_model.modules()}
-    trained = {p.dtype for p in twins.built.trained_model.parameters() if p.requires_grad}
+    kinds = {type(m).__name__ for m in twins.built_model.trained_model.modules()}
+    trained = {p.dtype for p in twins.built_model.trained_model.parameters() if p.requires_grad}
 
     assert "GPTQLoraLinear" in kinds
     assert trained == {torch.float32}

@@ -18,7 +18,7 @@ from memest.trace.losses.loss import loss_for
 from memest.trace.recorder import Recorder
 from memest.trace.training import TracePlan, trace_training
 from support.cases import GPU, twin
-from support.real_memory import differences, traced
+from support.real_memory import differences, run_of_trace
 
 # AT_FORALL_FP32 of ATen/autocast_mode.h, torch 2.13; norm and friends are in other lists
 FP32 = """_upsample_bicubic2d_aa _upsample_bilinear2d_aa _upsample_nearest_exact1d
@@ -179,10 +179,10 @@ def test_kernels_of_a_region_see_the_right_dtypes(model, setup, monkeypatch):
     twins = twin(model, **{"precision": "fp16", "loop": "trainer", **setup})
     guard = _Guard(monkeypatch)
     trace_training(
-        twins.built.model,
+        twins.built_model.model,
         twins.setup,
         make_batch=lambda: realise(twins.plans),
-        loss_of=loss_for(twins.built),
+        loss_of=loss_for(twins.built_model),
         gpu=GPU,
         plan=TracePlan(steps=1),
     )
@@ -314,7 +314,7 @@ def test_the_cpu_s_own_cache_behaves_the_same(reentrant):
 
     with cpu_operators(), autocast_on_meta(recorder, (2, 13), CPU_LISTS), recorder:
         go(*make("meta"), torch.autocast("cuda", dtype=torch.bfloat16), begin)
-    trace = traced(recorder.trace)
+    trace = run_of_trace(recorder.trace)
 
     states = 5056  # checkpoint keeps the random state on the host
     real.events = [e for e in real.events if abs(e.nbytes) != states]

@@ -77,7 +77,7 @@ def test_a_real_step_allocates_the_same(loss, model, options):
     def around(twins):
         with (
             mock.patch.object(twins.real, "forward", _on_cpu(twins.real, loss)),
-            apply_fused_loss(twins.built.trained_model, GPU, loss),
+            apply_fused_loss(twins.built_model.trained_model, GPU, loss),
         ):
             yield
 

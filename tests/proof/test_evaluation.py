@@ -14,7 +14,7 @@ from memest.trace.evaluation import TRACED_BATCHES, trace_evaluation
 from memest.trace.inputs.batch import realise
 from memest.trace.losses.loss import loss_for
 from support.cases import GPU, twin
-from support.real_memory import traced
+from support.real_memory import run_of_trace
 
 
 def _real(twins, keeps, tmp_path):
@@ -78,10 +78,10 @@ def _real(twins, keeps, tmp_path):
 def test_batches_allocate_what_those_of_a_real_evaluation_do(model, setup, keeps, tmp_path):
     twins = twin(model, loop="trainer", eval_batch=4, eval_samples=16 if keeps else None, **setup)
     real = _real(twins, keeps, tmp_path)
-    trace = traced(
+    trace = run_of_trace(
         trace_evaluation(
-            twins.built.model, twins.setup, make_batch=lambda: realise(twins.plans),
-            loss_of=loss_for(twins.built), gpu=GPU, operators="cpu",
+            twins.built_model.model, twins.setup, make_batch=lambda: realise(twins.plans),
+            loss_of=loss_for(twins.built_model), gpu=GPU, operators="cpu",
         )
     )  # fmt: skip
 

@@ -22,7 +22,7 @@ from memest.trace.inputs.batch import realise
 from memest.trace.recorder import Recorder
 from memest.trace.training import TracePlan, trace_training
 from support.cases import GPU, twin
-from support.real_memory import differences, traced
+from support.real_memory import differences, run_of_trace
 
 N = 32
 ROWS = torch.arange(N) % 5
@@ -132,7 +132,7 @@ def _both(function):
 
     with cpu_operators(), recorder:
         go(x, w, begin)
-    return real, traced(recorder.trace)
+    return real, run_of_trace(recorder.trace)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -204,7 +204,7 @@ def _real_joins(twins) -> tuple[int, int]:
 @pytest.mark.parametrize("model", JOINS)
 def test_joins_of_a_model(model, monkeypatch):
     twins = twin(model, loop="plain", attn_implementation="eager", optim="none")
-    for config in (twins.real.config, twins.built.model.config):
+    for config in (twins.real.config, twins.built_model.model.config):
         config.use_cache = False
     decided = []
     accumulate = in_place._accumulate
@@ -217,7 +217,7 @@ def test_joins_of_a_model(model, monkeypatch):
 
     monkeypatch.setattr(in_place, "_accumulate", counted)
     trace_training(
-        twins.built.model,
+        twins.built_model.model,
         twins.setup,
         make_batch=lambda: realise(twins.plans),
         loss_of=lambda outputs, _: outputs["loss"],

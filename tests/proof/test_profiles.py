@@ -22,8 +22,8 @@ from support.profile_cases import (
     ROUNDS,
     Case,
     compare,
+    contents_of,
     questions,
-    told,
 )
 
 torch = pytest.importorskip("torch")
@@ -108,19 +108,19 @@ def test_one_tracer_is_not_confused_by_the_order_of_questions(loop):
     short = dataclasses.replace(setup, seq_len=161)
     long = dataclasses.replace(setup, seq_len=2049 - 8)
 
-    before = told(fresh, fresh.trace(short, GPUS["a100"]))
+    before = contents_of(fresh, fresh.trace(short, GPUS["a100"]))
     fresh.trace(long, GPUS["a100"])
 
-    assert told(fresh, fresh.trace(short, GPUS["a100"])) == before
+    assert contents_of(fresh, fresh.trace(short, GPUS["a100"])) == before
 
 
 def test_what_the_library_caches_is_made_in_every_trace():
     source = Case("facebook/dinov3-vits16-pretrain-lvd1689m").source()
     tracer = Profiler(source=source, stores=NOWHERE)
 
-    first = told(tracer, tracer.trace(Setup(batch=2), GPUS["a100"]))
+    first = contents_of(tracer, tracer.trace(Setup(batch=2), GPUS["a100"]))
 
-    assert told(tracer, tracer.trace(Setup(batch=2), GPUS["a100"])) == first
+    assert contents_of(tracer, tracer.trace(Setup(batch=2), GPUS["a100"])) == first
 
 
 # -- adapters -------------------------------------------------------------------------------------

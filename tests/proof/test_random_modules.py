@@ -23,7 +23,7 @@ from memest.trace.recorder import Recorder
 from memest.trace.training import trace_training
 from support.cases import GPU
 from support.random_nets import NUMBERS, VOCABULARY, Model
-from support.real_memory import differences, traced
+from support.real_memory import differences, run_of_trace
 from support.real_steps import RNG_STATE, Marks
 
 SHAPES = {"tokens": (3, 40, 96), "sequence": (3, 40, 96), "image": (3, 8, 16, 16)}
@@ -98,7 +98,7 @@ def traced_run(kind, spec, setup):
         make_batch=lambda: {"x": torch.empty(like.shape, dtype=like.dtype, device="meta")},
         loss_of=loss_of, gpu=GPU, operators="cpu",
     )  # fmt: skip
-    return traced(trace)
+    return run_of_trace(trace)
 
 
 def _refused(error):

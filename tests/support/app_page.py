@@ -13,8 +13,8 @@ Open = Callable[..., AppTest]
 def texts(app: AppTest) -> str:
     """All that stands on the page in words."""
     kinds = (app.markdown, app.caption, app.error, app.info, app.code, app.warning)
-    shown = "\n".join(str(element.value) for kind in kinds for element in kind)
-    return re.sub(r"\\([\\`*_\[\]<>#|~$!:])", r"\1", shown)  # as Markdown shows it
+    text = "\n".join(str(element.value) for kind in kinds for element in kind)
+    return re.sub(r"\\([\\`*_\[\]<>#|~$!:])", r"\1", text)  # as Markdown shows it
 
 
 def metrics(app: AppTest) -> dict[str, str]:

@@ -10,21 +10,21 @@ MODEL = "prajjwal1/bert-tiny"
 QUESTION = (MODEL, "--batch", "4", "--seq-len", "64")
 
 
-def answers_apart(asked):
+def answers_apart(commands):
     """What processes of their own write to stdout, that ask at the same time.
 
     Args:
-        asked: the cache and the words of each command.
+        commands: the cache and the words of each command.
 
     Returns:
         What each wrote, as bytes.
     """
     everywhere = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    done = run_commands(
-        *((words, {**everywhere, "MEMEST_CACHE": str(cache)}) for cache, words in asked)
+    processes = run_commands(
+        *((words, {**everywhere, "MEMEST_CACHE": str(cache)}) for cache, words in commands)
     )
-    assert all(one.returncode == 0 for one in done), [one.stderr for one in done]
-    return [one.stdout for one in done]
+    assert all(one.returncode == 0 for one in processes), [one.stderr for one in processes]
+    return [one.stdout for one in processes]
 
 
 def fill(place):

@@ -46,12 +46,12 @@ class CommandLine:
 
 def command_lines() -> list[CommandLine]:
     """Every command line of every page; two that share a line are two."""
-    found = (
+    lines = (
         CommandLine(name_of(page), line)
         for page in PAGES
         for line in lines_of(page.read_text(encoding="utf-8"))
     )
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(lines))
 
 
 def lines_of(text: str) -> list[str]:

@@ -230,7 +230,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 class Twin:
     """The same model twice, and the plan of its batch; ``real`` is None where nobody runs it."""
 
-    built: BuiltModel
+    built_model: BuiltModel
     real: torch.nn.Module | None
     plans: Any
     setup: Setup
@@ -261,49 +261,49 @@ def twin(name: str, *, runs: bool = True, **kwargs: Any) -> Twin:
     setup = setup_of(name, **kwargs)
     config = {**CONFIGS[name], **kwargs.get("config", {})}
     source = ModelSource(kind="file", id=name, config=config, provenance="test")
-    built = build_model(source, setup)
+    built_model = build_model(source, setup)
     if setup.adapter is None:
-        freeze(built.model, setup)
-    real = _with_numbers(built) if runs else None
-    for model in filter(None, (built.model, real)):
+        freeze(built_model.model, setup)
+    real = _with_numbers(built_model) if runs else None
+    for model in filter(None, (built_model.model, real)):
         if setup.loop is Loop.TRAINER and hasattr(model.config, "use_cache"):
             model.config.use_cache = False
         if setup.checkpointing != "none":
             model.gradient_checkpointing_enable({"use_reentrant": bool(setup.use_reentrant)})
-    plans, _, _ = plan_batch(built, setup)
+    plans, _, _ = plan_batch(built_model, setup)
     if setup.quantization is not None and setup.quantization.format.packed:
-        built, real = _packed(built, real, setup)
+        built_model, real = _pack(built_model, real, setup)
     elif setup.quantization is not None:
-        built, real = _quantized(built, real, setup)
+        built_model, real = _quantize(built_model, real, setup)
     if setup.adapter is not None:
-        built, real = _with_adapters(built, real, setup)
-    return Twin(built, real, plans, setup)
+        built_model, real = _with_adapters(built_model, real, setup)
+    return Twin(built_model, real, plans, setup)
 
 
-def _with_numbers(built):
+def _with_numbers(built_model):
     """The model that was built on meta, with numbers, and what trains of it."""
-    real = type(built.model)._from_config(
-        built.config, dtype=built.dtype, attn_implementation=built.attention
+    real = type(built_model.model)._from_config(
+        built_model.config, dtype=built_model.dtype, attn_implementation=built_model.attention
     )
     real.train()
-    trains = {n: p.requires_grad for n, p in built.model.named_parameters()}
+    trains = {n: p.requires_grad for n, p in built_model.model.named_parameters()}
     for parameter_name, parameter in real.named_parameters():
         parameter.requires_grad_(trains[parameter_name])
     return real
 
 
-def _quantized(built, real, setup):
+def _quantize(built_model, real, setup):
     """A quantised base as memest makes it on meta, and as from_pretrained makes it of a file."""
-    loading, _ = quantize(built.model, built.dtype, setup)
+    loading, _ = quantize(built_model.model, built_model.dtype, setup)
     if real is not None:
-        real = _from_pretrained(built, real, setup)
+        real = _load_pretrained(built_model, real, setup)
     # the one that was saved may have had the same configuration
-    if setup.loop is Loop.TRAINER and hasattr(built.model.config, "use_cache"):
-        built.model.config.use_cache = False
-    return replace(built, loading=loading), real
+    if setup.loop is Loop.TRAINER and hasattr(built_model.model.config, "use_cache"):
+        built_model.model.config.use_cache = False
+    return replace(built_model, loading=loading), real
 
 
-def _from_pretrained(built, real, setup):
+def _load_pretrained(built_model, real, setup):
     """A quantised base of a file, in the state of training of the one that was saved."""
     import peft
     import transformers
@@ -325,8 +325,8 @@ def _from_pretrained(built, real, setup):
     with tempfile.TemporaryDirectory() as folder:
         real.save_pretrained(folder)
         real = type(real).from_pretrained(
-            folder, quantization_config=config, dtype=built.dtype, device_map={"": "cpu"},
-            attn_implementation=built.attention,
+            folder, quantization_config=config, dtype=built_model.dtype, device_map={"": "cpu"},
+            attn_implementation=built_model.attention,
         )  # fmt: skip
     real.train()
     if quantization.prepare is not False and setup.adapter is not None:
@@ -338,32 +338,32 @@ def _from_pretrained(built, real, setup):
     return real
 
 
-def _packed(built, real, setup):
+def _pack(built_model, real, setup):
     """A base of GPTQ as memest makes it on meta, and with numbers on the CPU."""
     import peft
 
     from support.packed_reference import reference_of
 
-    loading, _ = pack(built.model, built.dtype, setup)
+    loading, _ = pack(built_model.model, built_model.dtype, setup)
     if real is not None:
-        for name, layer in built.model.named_modules():
+        for name, layer in built_model.model.named_modules():
             if isinstance(layer, GptqLinear):
                 real.set_submodule(name, reference_of(layer))
         real.quantization_method = setup.quantization.format.value
         if setup.quantization.prepare is not False:
             real = peft.prepare_model_for_kbit_training(real, use_gradient_checkpointing=False)
-    return replace(built, loading=loading), real
+    return replace(built_model, loading=loading), real
 
 
-def _with_adapters(built, real, setup):
+def _with_adapters(built_model, real, setup):
     """Adapters as memest puts them on meta, and as a script puts them on a device."""
-    wrapper, _ = add_adapter(built.model, built.task, setup)
+    wrapper, _ = add_adapter(built_model.model, built_model.task, setup)
     if real is not None:
-        real = adapted(real, setup, wrapper.active_peft_config.task_type)
-    return replace(built, wrapper=wrapper), real
+        real = add_adapters(real, setup, wrapper.active_peft_config.task_type)
+    return replace(built_model, wrapper=wrapper), real
 
 
-def adapted(real, setup, task_type):
+def add_adapters(real, setup, task_type):
     """A model with numbers, with the adapters of a setup."""
     import peft
 

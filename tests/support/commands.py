@@ -18,13 +18,13 @@ _SECONDS = 300
 
 def run_command(words: Sequence[str], environment: Mapping[str, str]) -> CompletedProcess[str]:
     """What :func:`run_commands` does with one, and as text."""
-    (done,) = run_commands((words, environment))
-    said = (stream.decode() for stream in (done.stdout, done.stderr))
-    return CompletedProcess(done.args, done.returncode, *said)
+    (process,) = run_commands((words, environment))
+    texts = (stream.decode() for stream in (process.stdout, process.stderr))
+    return CompletedProcess(process.args, process.returncode, *texts)
 
 
 def run_commands(
-    *asked: tuple[Sequence[str], Mapping[str, str]],
+    *commands: tuple[Sequence[str], Mapping[str, str]],
 ) -> list[CompletedProcess[bytes]]:
     """Run commands of memest in processes of their own, all at the same time.
 
@@ -33,7 +33,7 @@ def run_commands(
     is proved of imports, of those settings or of the streams themselves needs ``python -m memest``.
 
     Args:
-        asked: the words after the program's name, and all of the environment, of each.
+        commands: the words after the program's name, and all of the environment, of each.
 
     Returns:
         For each the exit code, negative where a signal ended it, and what was written.
@@ -41,11 +41,11 @@ def run_commands(
     with tempfile.TemporaryDirectory() as folder:
         streams = [
             (Path(folder) / f"stdout{number}", Path(folder) / f"stderr{number}")
-            for number in range(len(asked))
+            for number in range(len(commands))
         ]
         processes = [
             start_apart(_be_command, tuple(words), dict(environment), files)
-            for (words, environment), files in zip(asked, streams, strict=True)
+            for (words, environment), files in zip(commands, streams, strict=True)
         ]
         for process in processes:
             process.join(_SECONDS)
@@ -53,7 +53,7 @@ def run_commands(
             process.join()
         return [
             CompletedProcess(words, process.exitcode, *(file.read_bytes() for file in files))
-            for (words, _), process, files in zip(asked, processes, streams, strict=True)
+            for (words, _), process, files in zip(commands, processes, streams, strict=True)
         ]
 
 
@@ -71,12 +71,12 @@ def _be_command(
     sys.exit(run())
 
 
-def check_refused(done, code, *words):
+def check_refused(process, code, *words):
     """A command ended with a code and one paragraph on stderr that has some words."""
-    assert done.returncode == code, done.stderr
-    assert done.stdout == ""
-    assert done.stderr.startswith("memest: ")
-    assert done.stderr.count("\n") == 1, "one paragraph"
-    assert "Traceback" not in done.stderr
+    assert process.returncode == code, process.stderr
+    assert process.stdout == ""
+    assert process.stderr.startswith("memest: ")
+    assert process.stderr.count("\n") == 1, "one paragraph"
+    assert "Traceback" not in process.stderr
     for word in words:
-        assert word in done.stderr
+        assert word in process.stderr

@@ -13,8 +13,8 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from support.rank_processes import STEPS, Marks, join_group, real_ranks, watched
-from support.ranks import fully_sharded
+from support.rank_processes import STEPS, Marks, join_group, measure_rank, real_ranks
+from support.ranks import apply_fsdp2
 
 
 def real_rank(case: dict[str, Any]) -> Any:
@@ -52,39 +52,39 @@ def predicted(case: dict[str, Any]) -> Any:
     from support.cases import GPU, setup_of, twin
     from support.evaluation_ranks import traced_evaluation, with_tail
 
-    asked = setup_of(case["model"], distributed=_spread(case), **_options(case))
-    traced = traced_setup(asked)
-    options = {**_options(case), "precision": traced.precision, "dtype": traced.dtype}
-    twins = twin(case["model"], runs=False, distributed=traced.distributed, **options)
+    setup = setup_of(case["model"], distributed=_distributed(case), **_options(case))
+    trace_setup = traced_setup(setup)
+    options = {**_options(case), "precision": trace_setup.precision, "dtype": trace_setup.dtype}
+    twins = twin(case["model"], runs=False, distributed=trace_setup.distributed, **options)
     with (
-        sequence_split(twins.built.model, traced) as split,
+        sequence_split(twins.built_model.model, trace_setup) as split,
         mock.patch.object(cpu_ops, "_attention", _flash),
     ):
         trace = trace_training(
-            twins.built.model, twins.setup, make_batch=lambda: realise(twins.plans),
-            loss_of=loss_for(twins.built), gpu=GPU, operators="cpu",
-            plan=plan_to_compose(asked), split=split,
+            twins.built_model.model, twins.setup, make_batch=lambda: realise(twins.plans),
+            loss_of=loss_for(twins.built_model), gpu=GPU, operators="cpu",
+            plan=plan_to_compose(setup), split=split,
         )  # fmt: skip
     # without shards the optimizer works on whole weights
-    alone = asked if case.get("shards") else replace(asked, distributed=_alone())
+    alone = setup if case.get("shards") else replace(setup, distributed=_alone())
     weights = updated_weights(trace.weights, alone, trace.landmarks)
-    spliced = splice(trace, trace_updates(weights, update_setup(alone), GPU))
-    spliced.calls = [replace(call, op="none") for call in spliced.calls]
-    accum = asked.grad_accum
-    stream = make_stream(spliced, GPU, num_steps=STEPS, grad_accum=accum, cues=True)
+    whole_trace = splice(trace, trace_updates(weights, update_setup(alone), GPU))
+    whole_trace.calls = [replace(call, op="none") for call in whole_trace.calls]
+    accum = setup.grad_accum
+    stream = make_stream(whole_trace, GPU, num_steps=STEPS, grad_accum=accum, cues=True)
     if "evaluation" in case:
         with (
-            sequence_split(twins.built.model, replace(traced, loop="trainer")) as split,
+            sequence_split(twins.built_model.model, replace(trace_setup, loop="trainer")) as split,
             mock.patch.object(cpu_ops, "_attention", _flash),
         ):
-            tail = traced_evaluation(twins.built.model, twins, _evaluated(case), split)
+            tail = traced_evaluation(twins.built_model.model, twins, _evaluation_case(case), split)
         stream = with_tail(stream, tail)
     if not case.get("shards"):
         return stream
-    return rank_stream(stream, asked, trace.weights, trace.landmarks, accum)
+    return rank_stream(stream, setup, trace.weights, trace.landmarks, accum)
 
 
-def _evaluated(case: dict[str, Any]) -> dict[str, Any]:
+def _evaluation_case(case: dict[str, Any]) -> dict[str, Any]:
     """A case in the words of ``evaluation_ranks``."""
     return {**case, "ranks": case["ways"], "spread": {"cp": case["ways"]}}
 
@@ -99,7 +99,7 @@ def _options(case: dict[str, Any]) -> dict[str, Any]:
     return {"optim": "adamw_torch", "attn_implementation": "sdpa", **case.get("setup", {})}
 
 
-def _spread(case: dict[str, Any]) -> Any:
+def _distributed(case: dict[str, Any]) -> Any:
     from memest.config.parallelism import Distributed
 
     ways = case["ways"]
@@ -159,31 +159,31 @@ def flash_by_its_other_name() -> Any:
 
 
 @contextlib.contextmanager
-def kept_until_waited() -> Any:
+def keep_until_wait() -> Any:
     """NCCL's shelf (``TensorShelf``), which the fake process group lacks: what is sent stays."""
     from torch.distributed import _functional_collectives as collectives
 
-    sent: dict[int, Any] = {}
+    sent_tensors: dict[int, Any] = {}
 
     def keeping(real: Any) -> Any:
         def call(tensor: Any, *args: Any, **kwargs: Any) -> Any:
             out = real(tensor, *args, **kwargs)
-            sent[id(out.elem)] = tensor
+            sent_tensors[id(out.elem)] = tensor
             return out
 
         return call
 
     wait = collectives.AsyncCollectiveTensor.wait
 
-    def waited(tensor: Any) -> Any:
+    def wait_and_drop(tensor: Any) -> Any:
         out = wait(tensor)
-        sent.pop(id(tensor.elem), None)
+        sent_tensors.pop(id(tensor.elem), None)
         return out
 
     with (
         mock.patch.object(collectives, "all_gather_single", keeping(collectives.all_gather_single)),
         mock.patch.object(collectives, "permute_tensor", keeping(collectives.permute_tensor)),
-        mock.patch.object(collectives.AsyncCollectiveTensor, "wait", waited),
+        mock.patch.object(collectives.AsyncCollectiveTensor, "wait", wait_and_drop),
     ):
         yield
 
@@ -203,8 +203,8 @@ def _be_rank(rank: int, case: dict[str, Any], meeting: str) -> Any:
     torch.manual_seed(0)
     ways = case["ways"]
     if "evaluation" in case:
-        environment(_evaluated(case), rank)
-    twins = twin(case["model"], distributed=_spread(case), **_options(case))
+        environment(_evaluation_case(case), rank)
+    twins = twin(case["model"], distributed=_distributed(case), **_options(case))
     setup = twins.setup
     batches = host_batches(twins.plans, STEPS * setup.grad_accum)
     join_group("gloo" if case.get("gloo") else "fake", rank, ways, meeting)
@@ -216,18 +216,19 @@ def _be_rank(rank: int, case: dict[str, Any], meeting: str) -> Any:
 
     def then(model: Any) -> None:
         if "evaluation" in case:
-            evaluate(model, twins, _evaluated(case), context)
+            evaluate(model, twins, _evaluation_case(case), context)
 
     def run() -> None:
         mark("load 0 0")
-        model = fully_sharded(twins.real, mesh) if case.get("shards") else twins.real
+        model = apply_fsdp2(twins.real, mesh) if case.get("shards") else twins.real
         loop(
-            model, setup, batches, loss_for(twins.built), context, Marks(), lambda: then(model)
+            model, setup, batches, loss_for(twins.built_model), context, Marks(),
+            lambda: then(model),
         )  # fmt: skip
 
-    shelf = contextlib.nullcontext() if case.get("gloo") else kept_until_waited()
+    shelf = contextlib.nullcontext() if case.get("gloo") else keep_until_wait()
     with flash_by_its_other_name(), shelf:
-        return watched(run, rank == _rank(case))
+        return measure_rank(run, rank == _rank(case))
 
 
 def _script(
@@ -239,14 +240,14 @@ def _script(
     optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
     accum, mark = setup.grad_accum, watch.mark
     mark("batch", 1, 1)
-    for index, given in enumerate(batches):
+    for index, host_batch in enumerate(batches):
         step, micro = index // accum + 1, index % accum + 1
         batch = None
-        batch = {name: value.clone() for name, value in given.items()}
-        batch["shift_labels"] = torch.nn.functional.pad(given["labels"], (0, 1), value=-100)[
+        batch = {name: value.clone() for name, value in host_batch.items()}
+        batch["shift_labels"] = torch.nn.functional.pad(host_batch["labels"], (0, 1), value=-100)[
             :, 1:
         ].clone(memory_format=torch.contiguous_format)
-        ids = given["input_ids"]
+        ids = host_batch["input_ids"]
         batch["position_ids"] = (
             torch.arange(ids.shape[1])
             .expand(ids.shape)
@@ -284,7 +285,7 @@ def _with_trainer(
 
     from memest.calibration.running.loops import train
 
-    told = SimpleNamespace(
+    parallelism_config = SimpleNamespace(
         cp_enabled=True, cp_backend="torch", cp_size=2, tp_size=1, sp_size=1, sp_enabled=False,
         sp_backend="", tp_enabled=False,
     )  # fmt: skip
@@ -292,7 +293,9 @@ def _with_trainer(
 
     def training_step(self: Any, *args: Any, **kwargs: Any) -> Any:
         self.accelerator._cp_context = context
-        with mock.patch.object(Accelerator, "parallelism_config", property(lambda _: told)):
+        with mock.patch.object(
+            Accelerator, "parallelism_config", property(lambda _: parallelism_config)
+        ):
             return real(self, *args, **kwargs)
 
     with mock.patch.object(Trainer, "training_step", training_step):

@@ -91,12 +91,12 @@ def measured_rank(case: dict[str, Any], rank: int, meeting: str) -> Any:
         if case["spread"]["zero"] == 3 and setup.quantization is None:
             # zero.Init does not know of a group that shares sequences
             whole = {k: v for k, v in config.items() if ways == 1 or k != "train_batch_size"}
-            model = _made_in_parts(model, setup, whole)
+            model = _build_in_parts(model, setup, whole)
         optimizer = make_optimizer_of(setup)(model)
         if case.get("two_groups"):
             _part(optimizer, model)
         if ways > 1:
-            _train_shared(model, optimizer, twins, batches, config, ways, then)
+            _train_with_shared_sequences(model, optimizer, twins, batches, config, ways, then)
             return
         with loss_of_setup(model, setup):
             engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
@@ -126,20 +126,20 @@ def _without_kernels(case: dict[str, Any]) -> None:
         stage_3.is_invalid_grad_norm = lambda norm: False
     if "quantization" in case["setup"]:
         # a CPU with AVX-512 would pack the weights anew for an evaluation
-        packed: Any = importlib.import_module("bitsandbytes.nn.modules")
-        packed.has_avx512bf16 = lambda: False
+        bnb_modules: Any = importlib.import_module("bitsandbytes.nn.modules")
+        bnb_modules.has_avx512bf16 = lambda: False
     # a CPU has no product of halves in float32; what it would write has a place already
     chunked._add_product = lambda *_: None
 
 
 def _config(case: dict[str, Any], setup: Any, half: bool) -> dict[str, Any]:
     """What DeepSpeed is told."""
-    spread = case["spread"]
-    zero = {"stage": spread["zero"], **spread.get("zero_settings", {})}
+    parallelism = case["spread"]
+    zero = {"stage": parallelism["zero"], **parallelism.get("zero_settings", {})}
     for key in ("offload_optimizer", "offload_param"):
-        if spread.get(key):
+        if parallelism.get(key):
             zero[key] = {"device": "cpu", "pin_memory": False}
-    copies = case["ranks"] // spread.get("sp", 1)
+    copies = case["ranks"] // parallelism.get("sp", 1)
     return {
         "train_micro_batch_size_per_gpu": setup.batch,
         "gradient_accumulation_steps": setup.grad_accum,
@@ -156,7 +156,7 @@ def _train(engine: Any, twins: Any, batches: Any, then: Any) -> None:
     from memest.calibration.running.cpu_memory import mark
     from memest.trace.losses.loss import loss_for
 
-    accum, loss_of = twins.setup.grad_accum, loss_for(twins.built)
+    accum, loss_of = twins.setup.grad_accum, loss_for(twins.built_model)
     mark("batch 1 1")
     batch = None
     for index, on_host in enumerate(batches):
@@ -177,7 +177,7 @@ def _train(engine: Any, twins: Any, batches: Any, then: Any) -> None:
     del batch, outputs
 
 
-def _train_shared(
+def _train_with_shared_sequences(
     model: Any, optimizer: Any, twins: Any, batches: Any, config: Any, ways: int, then: Any
 ) -> None:
     """Train with sequences that ranks share."""
@@ -189,7 +189,7 @@ def _train_shared(
 
     setup = twins.setup
     for batch in batches:
-        batch["position_ids"] = _counted(batch["input_ids"].shape)
+        batch["position_ids"] = _positions(batch["input_ids"].shape)
     mpu = UlyssesSPAttentionHF.register_with_transformers(
         model_name_or_path=model,
         core_attn_implementation="sdpa",
@@ -208,36 +208,36 @@ def _part(optimizer: Any, model: Any) -> None:
     from memest.trace.optimizers.torch import named_parameters
 
     (group,) = optimizer.param_groups
-    named = named_parameters(model)
+    parameters = named_parameters(model)
     optimizer.param_groups = [
-        {**group, "params": [one.parameter for one in named if one.decays is wanted]}
-        for wanted in (True, False)
+        {**group, "params": [one.parameter for one in parameters if one.decays is decays]}
+        for decays in (True, False)
     ]
 
 
-def _made_in_parts(like: Any, setup: Any, config: dict[str, Any]) -> Any:
+def _build_in_parts(like: Any, setup: Any, config: dict[str, Any]) -> Any:
     """The same model as transformers builds it where stage 3 is configured: by ``zero.Init``."""
     from transformers.integrations import HfDeepSpeedConfig
 
     from memest.trace.model.adapters import base_of
     from memest.trace.model.build import freeze
-    from support.cases import adapted
+    from support.cases import add_adapters
 
     base = base_of(like)
-    kept = HfDeepSpeedConfig(config)  # transformers asks for it as long as it lives
+    hf_config = HfDeepSpeedConfig(config)  # transformers asks for it as long as it lives
     model = type(base)._from_config(like.config, dtype=base.dtype)
-    del kept
+    del hf_config
     if setup.adapter is None:
         freeze(model, setup)
     if setup.checkpointing != "none":
         model.gradient_checkpointing_enable({"use_reentrant": bool(setup.use_reentrant)})
     if setup.adapter is not None:
         # whole until the engine partitions them with what is partitioned already
-        model = adapted(model, setup, like.active_peft_config.task_type)
+        model = add_adapters(model, setup, like.active_peft_config.task_type)
     return model.train()
 
 
-def _counted(shape: Any) -> Any:
+def _positions(shape: Any) -> Any:
     import numpy as np
 
     return np.broadcast_to(np.arange(shape[1]), shape).copy()
@@ -264,7 +264,7 @@ def _loader(batches: Any, loop: str, mpu: Any) -> Any:
     from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPDataLoaderAdapter
 
     if loop == "plain":
-        inner: Any = _Moved(batches)
+        inner: Any = _CopyingLoader(batches)
     else:
         from accelerate import data_loader
 
@@ -283,7 +283,7 @@ def _loader(batches: Any, loop: str, mpu: Any) -> Any:
     )  # fmt: skip
 
 
-class _Moved:
+class _CopyingLoader:
     """Batches that are copied where the adapter moves them: it holds them and nobody else does."""
 
     def __init__(self, batches: Any) -> None:
@@ -311,7 +311,7 @@ def _script(
             logits=outputs.logits, labels=None, shift_labels=shift_labels,
             vocab_size=engine.module.config.vocab_size,
         )  # fmt: skip
-        loss = _joined(loss, shift_labels, group, ways)
+        loss = _joint_loss(loss, shift_labels, group, ways)
         mark(f"backward {step} {micro}")
         engine.backward(loss)
         if micro == accum:
@@ -334,7 +334,7 @@ def _next(loader: Any, micro: int) -> Any:
     return _next.last
 
 
-def _joined(loss: Any, shift_labels: Any, group: Any, ways: int) -> Any:
+def _joint_loss(loss: Any, shift_labels: Any, group: Any, ways: int) -> Any:
     import torch.distributed.nn.functional as functional
 
     losses = functional.all_gather(loss, group=group)
@@ -374,10 +374,10 @@ def _trainer(
     mark("end 0 0")
 
 
-def _record(name: str, rank: int, wanted: int, meeting: str) -> None:
+def _record(name: str, rank: int, recorded_rank: int, meeting: str) -> None:
     case = case_of(name)
     run = measured_rank(case, rank, meeting)
-    if rank != wanted:
+    if rank != recorded_rank:
         return
     import accelerate
     import torch
@@ -401,23 +401,27 @@ def _record(name: str, rank: int, wanted: int, meeting: str) -> None:
 
 def _main() -> None:
     if sys.argv[1:2] == ["--rank"]:
-        rank, wanted, name, meeting = sys.argv[2:]
-        _record(name, int(rank), int(wanted), meeting)
+        rank, recorded_rank, name, meeting = sys.argv[2:]
+        _record(name, int(rank), int(recorded_rank), meeting)
         return
     from support.evaluation_ranks import predicted_evaluation
     from support.ranks import predicted_rank
 
     for name in sys.argv[1:] or names_of("*"):
         case = case_of(name)
-        wanted = (predicted_evaluation if "evaluation" in case else predicted_rank)(case).rank
-        ranks = range(case["ranks"]) if case.get("gloo") else [wanted]
+        recorded_rank = (predicted_evaluation if "evaluation" in case else predicted_rank)(
+            case
+        ).rank
+        ranks = range(case["ranks"]) if case.get("gloo") else [recorded_rank]
         # the profiler remembers addresses: processes for each
         with tempfile.TemporaryDirectory() as folder:
             meeting = str(Path(folder) / "store")
             program = [sys.executable, "-m", "support.deepspeed_ranks", "--rank"]
             running = [
                 subprocess.Popen(
-                    [*program, str(rank), str(wanted), name, meeting], cwd=folder, env=IN_TESTS
+                    [*program, str(rank), str(recorded_rank), name, meeting],
+                    cwd=folder,
+                    env=IN_TESTS,
                 )
                 for rank in ranks
             ]

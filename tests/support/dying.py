@@ -56,10 +56,10 @@ def deaths_at_changes(work: Callable[[], object]) -> Iterator[int]:
                 if left == 0:
                     os.kill(os.getpid(), signal.SIGKILL)
 
-        ended = _run(work, lambda: sys.addaudithook(hear))
-        if ended == 0:
+        signal_number = _run(work, lambda: sys.addaudithook(hear))
+        if signal_number == 0:
             return
-        assert ended == signal.SIGKILL
+        assert signal_number == signal.SIGKILL
         yield moment
     raise AssertionError("the work comes to no end")
 

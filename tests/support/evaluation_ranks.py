@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
-from support.rank_processes import STEPS, join_group, real_ranks, watched
+from support.rank_processes import STEPS, join_group, measure_rank, real_ranks
 
 HOST = 6144
 """Step counters and numbers wrapped as tensors, which a CPU run cannot tell from the device's."""
@@ -34,12 +34,12 @@ def predicted_evaluation(case: dict[str, Any]) -> Any:
     """The stream of a rank that trains and evaluates, as memest makes it."""
     from support.ranks import predicted_rank
 
-    return predicted_rank(case, lambda stream, twins: evaluated(stream, twins, case))
+    return predicted_rank(case, lambda stream, twins: with_evaluation(stream, twins, case))
 
 
-def evaluated(stream: Any, twins: Any, case: dict[str, Any]) -> Any:
+def with_evaluation(stream: Any, twins: Any, case: dict[str, Any]) -> Any:
     """A stream of training with the evaluation of a case behind it."""
-    return with_tail(stream, traced_evaluation(twins.built.trained_model, twins, case))
+    return with_tail(stream, traced_evaluation(twins.built_model.trained_model, twins, case))
 
 
 def with_tail(stream: Any, trace: Any, batches: int | None = None) -> Any:
@@ -70,10 +70,10 @@ def traced_evaluation(model: Any, twins: Any, case: dict[str, Any], split: Any =
         twins.setup, loop="trainer", batch=batch, eval_batch=batch,
         eval_samples=batch if keeps else None,
     )  # fmt: skip
-    with loss_of_setup(twins.built.model, setup):
+    with loss_of_setup(twins.built_model.model, setup):
         return trace_evaluation(
             model, setup, make_batch=lambda: collated_for(realise(plans), setup),
-            loss_of=loss_for(twins.built), gpu=GPU, operators="cpu", ranks=case["ranks"],
+            loss_of=loss_for(twins.built_model), gpu=GPU, operators="cpu", ranks=case["ranks"],
             split=split,
         )  # fmt: skip
 
@@ -106,7 +106,7 @@ def plans_of(twins: Any, batch: int) -> Any:
     """The tensors of an evaluation batch."""
     from memest.trace.inputs.batch import plan_batch
 
-    return plan_batch(twins.built, replace(twins.setup, batch=batch))[0]
+    return plan_batch(twins.built_model, replace(twins.setup, batch=batch))[0]
 
 
 def evaluate(model: Any, twins: Any, case: dict[str, Any], context: Any = None) -> None:
@@ -135,8 +135,8 @@ def evaluate(model: Any, twins: Any, case: dict[str, Any], context: Any = None) 
         # the collator of training counts them
         for values in batches:
             shape = values["input_ids"].shape
-            counted = np.broadcast_to(np.arange(shape[1]), shape).copy()
-            values["position_ids"] = torch.from_numpy(counted)
+            positions = np.broadcast_to(np.arange(shape[1]), shape).copy()
+            values["position_ids"] = torch.from_numpy(positions)
     at = {"batch": 0}
 
     def send(value: Any, *_: Any, **__: Any) -> Any:
@@ -161,13 +161,17 @@ def evaluate(model: Any, twins: Any, case: dict[str, Any], context: Any = None) 
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         # where the model is, it is already
         stack.enter_context(mock.patch.object(Trainer, "_move_model_to_device"))
-        told = _told(case["spread"])
-        if told is not None:
+        parallelism_config = _parallelism_config(case["spread"])
+        if parallelism_config is not None:
             stack.enter_context(
-                mock.patch.object(Accelerator, "parallelism_config", property(lambda _: told))
+                mock.patch.object(
+                    Accelerator, "parallelism_config", property(lambda _: parallelism_config)
+                )
             )
             # which takes processes on GPUs alone
-            stack.enter_context(mock.patch.object(type(told), "_validate_accelerator"))
+            stack.enter_context(
+                mock.patch.object(type(parallelism_config), "_validate_accelerator")
+            )
         trainer = Trainer(
             model=model,
             args=TrainingArguments(
@@ -193,11 +197,13 @@ def evaluate(model: Any, twins: Any, case: dict[str, Any], context: Any = None) 
         trainer.evaluate(Rows())
 
 
-def _told(spread: dict[str, Any]) -> Any:
+def _parallelism_config(parallelism: dict[str, Any]) -> Any:
     """What accelerate is told of ranks that share sequences or layers; None where none do."""
     from accelerate import ParallelismConfig
 
-    sizes = {f"{name}_size": spread[name] for name in ("sp", "cp", "tp") if spread.get(name)}
+    sizes = {
+        f"{name}_size": parallelism[name] for name in ("sp", "cp", "tp") if parallelism.get(name)
+    }
     return ParallelismConfig(**sizes) if sizes else None
 
 
@@ -218,32 +224,38 @@ def _be_rank(rank: int, case: dict[str, Any], meeting: str) -> Any:
     from memest.calibration.running.material import host_batches
     from memest.trace.losses.loss import loss_for
     from support.cases import twin
-    from support.ranks import accelerate_loop, asked_of, make_optimizer_of, prepared, wrapped
+    from support.ranks import (
+        accelerate_loop,
+        apply_fsdp1,
+        make_optimizer_of,
+        prepare_fsdp2,
+        setup_of_case,
+    )
 
     environment(case, rank)
     ddp = not case["spread"].get("fsdp")
     join_group("gloo" if ddp else "fake", rank, case["ranks"], meeting)
     torch.manual_seed(0)
-    asked = asked_of(case)
+    setup = setup_of_case(case)
     options = dict(case.get("setup", {}))
     if not ddp:
         options.pop("precision", None)  # that is the policy's, not autocast's
-    twins = twin(case["model"], distributed=asked.distributed, **options)
-    batches = host_batches(twins.plans, STEPS * asked.grad_accum)
+    twins = twin(case["model"], distributed=setup.distributed, **options)
+    batches = host_batches(twins.plans, STEPS * setup.grad_accum)
 
     def run() -> None:
         mark("load 0 0")
         if ddp:
             model = torch.nn.parallel.DistributedDataParallel(twins.real)
-        elif asked.distributed.fsdp_version == 1:
-            model = wrapped(twins.real, asked)
+        elif setup.distributed.fsdp_version == 1:
+            model = apply_fsdp1(twins.real, setup)
         else:
-            model = prepared(twins.real, asked)
+            model = prepare_fsdp2(twins.real, setup)
         # the Trainer evaluates what DDP wraps, and what FSDP makes of a model
         evaluates = twins.real if ddp else model
         accelerate_loop(
-            model, asked, batches, make_optimizer_of(twins.setup), loss_for(twins.built),
+            model, setup, batches, make_optimizer_of(twins.setup), loss_for(twins.built_model),
             then=lambda: evaluate(evaluates, twins, case),
         )  # fmt: skip
 
-    return watched(run, rank == 0)
+    return measure_rank(run, rank == 0)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import Any
 
-from support.rank_processes import STEPS, Marks, join_group, real_ranks, watched
+from support.rank_processes import STEPS, Marks, join_group, measure_rank, real_ranks
 
 
 def real_rank(case: dict[str, Any], group: str) -> Any:
@@ -33,15 +33,15 @@ def _be_rank(rank: int, case: dict[str, Any], meeting: str) -> Any:
 
     torch.manual_seed(0)
     twins = twins_of(case)
-    spread = twins.setup.distributed
-    join_group(case["group"], rank, spread.num_gpus, meeting)
-    meshes = meshes_of(spread, spread.num_gpus)
-    shard_model(twins.real, meshes, spread)
-    with _equal_shares(), _copied_counts(case["group"]):
-        return _trained(twins, meshes, wanted=rank == 0)
+    distributed = twins.setup.distributed
+    join_group(case["group"], rank, distributed.num_gpus, meeting)
+    meshes = meshes_of(distributed, distributed.num_gpus)
+    shard_model(twins.real, meshes, distributed)
+    with _equal_shares(), _copy_counts(case["group"]):
+        return _train_rank(twins, meshes, is_measured=rank == 0)
 
 
-def _trained(twins: Any, meshes: Any, *, wanted: bool) -> Any:
+def _train_rank(twins: Any, meshes: Any, *, is_measured: bool) -> Any:
     import torch
 
     from memest.calibration.running.cpu_memory import mark
@@ -55,25 +55,25 @@ def _trained(twins: Any, meshes: Any, *, wanted: bool) -> Any:
 
     def run() -> None:
         mark("load 0 0")
-        model = _fully_sharded(twins.real, setup.distributed, meshes)
+        model = _apply_fsdp2(twins.real, setup.distributed, meshes)
         train(
-            model, setup, batches, optimizer_of_shards, loss_for(twins.built), torch.device("cpu"),
-            Marks(),
+            model, setup, batches, optimizer_of_shards, loss_for(twins.built_model),
+            torch.device("cpu"), Marks(),
         )  # fmt: skip
 
-    return watched(run, wanted)
+    return measure_rank(run, is_measured)
 
 
-def _fully_sharded(model: Any, spread: Any, meshes: Any) -> Any:
+def _apply_fsdp2(model: Any, distributed: Any, meshes: Any) -> Any:
     """transformers' own FSDP2, which knows where experts are."""
     from transformers.distributed.fsdp import apply_fully_sharded_data_parallelism
     from transformers.distributed.utils import TransformersDeviceMesh
 
     from memest.trace.parallel.tensor_parallel import config_of
 
-    if spread.fsdp == "none":
+    if distributed.fsdp == "none":
         return model
-    model.config.distributed_config = config = config_of(spread)
+    model.config.distributed_config = config = config_of(distributed)
     _, ep_plan, fsdp_plan = model._resolve_parallel_plans(config)
     manager = TransformersDeviceMesh(meshes.dense, meshes.expert)
     return apply_fully_sharded_data_parallelism(model, manager, fsdp_plan, ep_plan)
@@ -100,17 +100,17 @@ def _equal_shares() -> Any:
 
 
 @contextmanager
-def _copied_counts(group: str) -> Any:
+def _copy_counts(group: str) -> Any:
     """With a group that moves nothing, the others send as many tokens as are sent to them."""
     from transformers.distributed import expert_parallel
 
     real = expert_parallel.all_to_all_single
 
-    def copied(received: Any, sent: Any, **_: Any) -> None:
-        received.copy_(sent)
+    def copy(output: Any, source: Any, **_: Any) -> None:
+        output.copy_(source)
 
     if group == "fake":
-        expert_parallel.all_to_all_single = copied
+        expert_parallel.all_to_all_single = copy
     try:
         yield
     finally:

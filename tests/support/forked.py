@@ -41,17 +41,17 @@ def run_apart(function: Callable[..., None], *each: tuple[Any, ...], timeout: fl
         timeout: seconds until those that still run are ended.
     """
     with tempfile.TemporaryDirectory() as folder:
-        said = [Path(folder) / f"said{number}" for number in range(len(each))]
+        logs = [Path(folder) / f"said{number}" for number in range(len(each))]
         running = [
             start_apart(_inside, function, arguments, log, dict(os.environ))
-            for arguments, log in zip(each, said, strict=True)
+            for arguments, log in zip(each, logs, strict=True)
         ]
         end = time.monotonic() + timeout
         for process in running:
             process.join(max(end - time.monotonic(), 0))
             process.kill()
             process.join()
-        return "\n".join(log.read_text() for log in said if log.exists())[-8000:]
+        return "\n".join(log.read_text() for log in logs if log.exists())[-8000:]
 
 
 def start_apart(function: Callable[..., None], *arguments: Any) -> multiprocessing.Process:
@@ -63,11 +63,11 @@ def start_apart(function: Callable[..., None], *arguments: Any) -> multiprocessi
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(WARM)
-    searched = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
+    search_path = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
     process = context.Process(target=function, args=arguments)
     with (
         mock.patch.dict(sys.modules, {"__main__": ModuleType("__main__")}),
-        mock.patch.dict(os.environ, {"PYTHONPATH": searched, "HF_HUB_OFFLINE": "1"}),
+        mock.patch.dict(os.environ, {"PYTHONPATH": search_path, "HF_HUB_OFFLINE": "1"}),
     ):
         process.start()
     return process

@@ -36,17 +36,17 @@ def made_up_stream(*, layers: int = LAYERS, steps: int = STEPS) -> Stream:
         mark(Phase.BATCH, step)
         batch = birth("batch", 0, 8192)
         mark(Phase.FORWARD, step, 1)
-        kept = []
+        saved_results = []
         for layer in range(1, layers + 1):
             product = birth("aten.addmm.default", layer, 1_500_000)
             scratch = birth("aten.addmm.default: scratch", layer, 70_000)
             result = birth("aten.gelu.default", layer, 1_600_000)
             stream.events.append(~scratch)
-            kept.append((product, result))
+            saved_results.append((product, result))
         mark(Phase.BACKWARD, step, 1)
         gradients = []
         for layer in range(layers, 0, -1):
-            product, result = kept.pop()
+            product, result = saved_results.pop()
             inner = birth("aten.gelu_backward.default", layer, 1_600_000)
             stream.events.append(~result)
             gradients.append(birth("aten.mm.default", layer, 3_000_000))

@@ -58,5 +58,5 @@ class FakeNvml:
 
 def make_board(uuid="GPU-aa", used=600 * MIB, processes=(), **more):
     """A board, an H100 of 80 GiB unless told otherwise; ``processes`` are (pid, bytes)."""
-    known = {"name": "NVIDIA H100 80GB HBM3", "total": 80 * GIB, "capability": (9, 0), "mig": 0}
-    return {**known, "uuid": uuid, "used": used, "processes": list(processes), **more}
+    defaults = {"name": "NVIDIA H100 80GB HBM3", "total": 80 * GIB, "capability": (9, 0), "mig": 0}
+    return {**defaults, "uuid": uuid, "used": used, "processes": list(processes), **more}

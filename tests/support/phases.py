@@ -28,9 +28,9 @@ def check_phases(
     assert len(steps) > 10
     for phase in steps:
         same = measured[phase.name]
-        copied = copies if phase.name.startswith("optimizer") else 0
+        copied_bytes = copies if phase.name.startswith("optimizer") else 0
         assert abs(phase.alive - same.alive) <= host, f"alive when {phase.name} begins"
-        assert abs(phase.peak - same.peak) <= host + copied, f"peak in {phase.name}"
+        assert abs(phase.peak - same.peak) <= host + copied_bytes, f"peak in {phase.name}"
 
 
 def check_rank(

@@ -12,8 +12,8 @@ import copy
 from typing import Any
 
 from support import rank_processes
-from support.rank_processes import STEPS, join_group, watched
-from support.ranks import fully_sharded, make_optimizer_of
+from support.rank_processes import STEPS, join_group, measure_rank
+from support.ranks import apply_fsdp2, make_optimizer_of
 
 
 def real_ranks(case: dict[str, Any]) -> list[Any]:
@@ -39,12 +39,12 @@ def predicted_ranks(case: dict[str, Any]) -> list[Any]:
     from support.cases import GPU
 
     twins = twins_of(case, runs=False)
-    setup, model = twins.setup, twins.built.trained_model
+    setup, model = twins.setup, twins.built_model.trained_model
     parts = parts_of(setup.distributed, layers_of(base_of(model)))
-    with rank_model(model, setup) as sharded:
+    with rank_model(model, setup) as sharded_model:
         traces = [
             trace_stage(
-                base_of(sharded), setup, part=part,
+                base_of(sharded_model), setup, part=part,
                 make_batch=lambda: realise(twins.plans), gpu=GPU, operators="cpu",
             )
             for part in parts
@@ -63,17 +63,17 @@ def predicted_ranks(case: dict[str, Any]) -> list[Any]:
 
 def world_of(case: dict[str, Any]) -> int:
     """Processes of a case: every copy of the pipeline is real under DDP, one of them is else."""
-    spread = case["spread"]
-    alone = spread.get("fsdp") or spread.get("tp")
-    return spread["pp"] if alone else spread.get("num_gpus", spread["pp"])
+    parallelism = case["spread"]
+    alone = parallelism.get("fsdp") or parallelism.get("tp")
+    return parallelism["pp"] if alone else parallelism.get("num_gpus", parallelism["pp"])
 
 
 def twins_of(case: dict[str, Any], *, runs: bool = True) -> Any:
     from memest.config.parallelism import Distributed
     from support.cases import twin
 
-    spread = Distributed(**{"num_gpus": case["spread"]["pp"], **case["spread"]})
-    return twin(case["model"], runs=runs, distributed=spread, **case.get("setup", {}))
+    distributed = Distributed(**{"num_gpus": case["spread"]["pp"], **case["spread"]})
+    return twin(case["model"], runs=runs, distributed=distributed, **case.get("setup", {}))
 
 
 def _be_rank(rank: int, case: dict[str, Any], meeting: str) -> Any:
@@ -89,28 +89,28 @@ def _be_rank(rank: int, case: dict[str, Any], meeting: str) -> Any:
 
     torch.manual_seed(0)
     twins = twins_of(case)
-    setup, spread = twins.setup, twins.setup.distributed
+    setup, distributed = twins.setup, twins.setup.distributed
     world = world_of(case)
     join_group("gloo", rank, world, meeting)
-    own = stages_of(rank % spread.pp, spread.pp, spread.stages_per_gpu)
-    groups = _groups(rank, spread, world)
-    count = spread.microbatches
+    own = stages_of(rank % distributed.pp, distributed.pp, distributed.stages_per_gpu)
+    groups = _groups(rank, distributed, world)
+    count = distributed.microbatches
     batches = list(host_batches(twins.plans, STEPS * setup.grad_accum * count))
     cuts = [_part(twins, number, groups["copies"]) for number in own]
 
     def run() -> None:
-        if spread.strategy.value != "none":
+        if distributed.strategy.value != "none":
             mark("load 0 0")
         stages = [_stage(twins, *cut, groups) for cut in zip(own, cuts, strict=True)]
-        schedule = _schedule(spread, stages, count, causal_loss(base_of(twins.real)))
-        trained = [p for stage in stages for p in stage.submod.parameters()]
-        make_optimizer = optimizer_of_shards if spread.tp > 1 else make_optimizer_of(setup)
+        schedule = _schedule(distributed, stages, count, causal_loss(base_of(twins.real)))
+        parameters = [p for stage in stages for p in stage.submod.parameters()]
+        make_optimizer = optimizer_of_shards if distributed.tp > 1 else make_optimizer_of(setup)
         optimizer = make_optimizer(torch.nn.ModuleList(stage.submod for stage in stages))
         losses: list[Any] = []
-        _marked(stages, spread, mark)
+        _mark_work(stages, distributed, mark)
         for step in range(STEPS):
             for round_ in range(setup.grad_accum):
-                _marked.step = step + 1
+                _mark_work.step = step + 1
                 mark(f"batch {step + 1} 0")
                 ids = labels = None
                 start = (step * setup.grad_accum + round_) * count
@@ -121,36 +121,39 @@ def _be_rank(rank: int, case: dict[str, Any], meeting: str) -> Any:
                 }
                 if 0 in own:
                     ids = torch.as_tensor(whole["input_ids"]).clone()
-                if spread.pp * spread.stages_per_gpu - 1 in own:
+                if distributed.pp * distributed.stages_per_gpu - 1 in own:
                     labels = torch.as_tensor(whole["labels"]).clone()
                 with _region(setup):
                     schedule.step(
                         *([] if ids is None else [ids]), target=labels,
                         losses=None if labels is None else losses,
-                        return_outputs=spread.pp_return_outputs,
+                        return_outputs=distributed.pp_return_outputs,
                     )  # fmt: skip
             mark(f"optimizer {step + 1} 0")
             optimizer.step()
             mark(f"zero_grad {step + 1} 0")
-            for parameter in trained:
+            for parameter in parameters:
                 parameter.grad = None if setup.zero_grad != "zero" else parameter.grad.zero_()
         mark("end")
 
-    return watched(run, rank < spread.pp)
+    return measure_rank(run, rank < distributed.pp)
 
 
-def _groups(rank: int, spread: Any, world: int) -> dict[str, Any]:
+def _groups(rank: int, distributed: Any, world: int) -> dict[str, Any]:
     """The group of a process's pipeline, and that of the copies of its stages."""
     import torch.distributed as dist
 
-    if spread.strategy.value == "fsdp" and spread.tp > 1:
-        return {"pipeline": None, "copies": _grid(rank, spread)}
-    if spread.strategy.value == "fsdp" or spread.tp > 1:
+    if distributed.strategy.value == "fsdp" and distributed.tp > 1:
+        return {"pipeline": None, "copies": _grid(rank, distributed)}
+    if distributed.strategy.value == "fsdp" or distributed.tp > 1:
         return {"pipeline": None, "copies": _mesh(dist.new_group(backend="fake"))}
     out = {}
     for name, ranks_of in (
-        ("pipeline", [range(first, first + spread.pp) for first in range(0, world, spread.pp)]),
-        ("copies", [range(first, world, spread.pp) for first in range(spread.pp)]),
+        (
+            "pipeline",
+            [range(first, first + distributed.pp) for first in range(0, world, distributed.pp)],
+        ),
+        ("copies", [range(first, world, distributed.pp) for first in range(distributed.pp)]),
     ):
         for ranks in ranks_of:
             group = dist.new_group(list(ranks))
@@ -165,15 +168,15 @@ def _mesh(group: Any) -> Any:
     return {name: DeviceMesh.from_group(group, "cpu") for name in ("dp", "tp")}
 
 
-def _grid(rank: int, spread: Any) -> Any:
+def _grid(rank: int, distributed: Any) -> Any:
     """Shards of what is shared: two fake groups, of as many ranks each as there are stages."""
     import torch
     import torch.distributed as dist
     from torch.distributed.device_mesh import DeviceMesh
 
-    assert spread.tp == spread.shard_ranks == spread.pp
+    assert distributed.tp == distributed.shard_ranks == distributed.pp
     groups = [dist.new_group(backend="fake") for _ in range(2)]
-    ranks = torch.arange(spread.pp * spread.pp).view(spread.pp, spread.pp)
+    ranks = torch.arange(distributed.pp * distributed.pp).view(distributed.pp, distributed.pp)
     return DeviceMesh.from_group(groups, "cpu", ranks, mesh_dim_names=("dp", "tp"))
 
 
@@ -194,22 +197,22 @@ def _part(twins: Any, number: int, group: Any) -> Any:
     from memest.estimation.pipeline import parts_of
     from memest.trace.model.adapters import base_of
     from memest.trace.parallel.pipeline_stage import cut, layers_of, stage_module
-    from support.tensor_ranks import shared
+    from support.tensor_ranks import shard_with_adapters
 
-    model, spread = copy.deepcopy(twins.real), twins.setup.distributed
-    model = base_of(shared(model, group["tp"]) if spread.tp > 1 else model)
-    part = parts_of(spread, layers_of(model))[number]
-    held = cut(model, part)
-    held.__enter__()
+    model, distributed = copy.deepcopy(twins.real), twins.setup.distributed
+    model = base_of(shard_with_adapters(model, group["tp"]) if distributed.tp > 1 else model)
+    part = parts_of(distributed, layers_of(model))[number]
+    cut_context = cut(model, part)
+    cut_context.__enter__()
 
     class Part(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.model = model
-            self.cut = held  # it ends with its last reference
+            self.cut = cut_context  # it ends with its last reference
 
-        def forward(self, given: Any) -> Any:
-            return stage_module(self.model, part)(given)
+        def forward(self, inputs: Any) -> Any:
+            return stage_module(self.model, part)(inputs)
 
     return Part()
 
@@ -219,46 +222,46 @@ def _stage(twins: Any, number: int, module: Any, groups: dict[str, Any]) -> Any:
     import torch
     from torch.distributed.pipelining import PipelineStage
 
-    spread, config = twins.setup.distributed, twins.real.config
-    count = spread.pp * spread.stages_per_gpu
+    distributed, config = twins.setup.distributed, twins.real.config
+    count = distributed.pp * distributed.stages_per_gpu
     shape = next(plan.shape for plan in twins.plans if plan.name == "input_ids")
     ids = torch.empty(shape, dtype=torch.int64, device="meta")
     hidden = torch.empty(*shape, config.hidden_size, device="meta", requires_grad=True)
     logits = torch.empty(*shape, config.vocab_size, device="meta", requires_grad=True)
     return PipelineStage(
-        _wrapped(module, spread, groups["copies"]), number, count, torch.device("cpu"),
+        _wrap(module, distributed, groups["copies"]), number, count, torch.device("cpu"),
         input_args=hidden if number else ids,
         output_args=logits if number == count - 1 else hidden,
         group=groups["pipeline"],
     )  # fmt: skip
 
 
-def _wrapped(part: Any, spread: Any, group: Any) -> Any:
+def _wrap(part: Any, distributed: Any, group: Any) -> Any:
     """A stage under DDP; or its layers under FSDP2, and the rest with the stage."""
     import torch
 
-    if spread.strategy.value == "ddp":
+    if distributed.strategy.value == "ddp":
         return torch.nn.parallel.DistributedDataParallel(
-            part, process_group=group, bucket_cap_mb=spread.ddp_bucket_cap_mb,
-            gradient_as_bucket_view=spread.ddp_gradient_as_bucket_view,
+            part, process_group=group, bucket_cap_mb=distributed.ddp_bucket_cap_mb,
+            gradient_as_bucket_view=distributed.ddp_gradient_as_bucket_view,
         )  # fmt: skip
-    if spread.strategy.value == "fsdp":
-        reshards = spread.fsdp == "full_shard"
-        fully_sharded(part, group["dp"], part.model._no_split_modules, reshards=reshards)
+    if distributed.strategy.value == "fsdp":
+        reshards = distributed.fsdp == "full_shard"
+        apply_fsdp2(part, group["dp"], part.model._no_split_modules, reshards=reshards)
     return part
 
 
-def _schedule(spread: Any, stages: Any, count: int, loss: Any) -> Any:
+def _schedule(distributed: Any, stages: Any, count: int, loss: Any) -> Any:
     from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 
     from support.torch_schedules import THEIRS
 
-    kind = THEIRS[spread.pipeline_schedule]
+    kind = THEIRS[distributed.pipeline_schedule]
     single = issubclass(kind, PipelineScheduleSingle)
     return kind(stages[0] if single else stages, count, loss_fn=loss)
 
 
-def _marked(stages: Any, spread: Any, mark: Any) -> None:
+def _mark_work(stages: Any, distributed: Any, mark: Any) -> None:
     """Marks before every piece of work."""
     for stage in stages:
         for name, word in (
@@ -269,8 +272,8 @@ def _marked(stages: Any, spread: Any, mark: Any) -> None:
 
 
 def _after_mark(work: Any, word: str, mark: Any) -> Any:
-    def called(number: int, *args: Any, **more: Any) -> Any:
-        mark(f"{word} {_marked.step} {number + 1}")
+    def call(number: int, *args: Any, **more: Any) -> Any:
+        mark(f"{word} {_mark_work.step} {number + 1}")
         return work(number, *args, **more)
 
-    return called
+    return call

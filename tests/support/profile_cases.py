@@ -91,13 +91,13 @@ def questions(case, number):
     return options, points
 
 
-def told(tracer, found):
+def contents_of(tracer, run):
     """Everything an answer consists of."""
-    stream = found.stream
+    stream = run.stream
     result = replay(stream.events, stream.sizes, curve=True, chains=stream.chains)
     alive = alive_at_peak(stream, result)
     return {
-        "setup": found.setup,
+        "setup": run.setup,
         "events": list(stream.events),
         "sizes": stream.sizes,
         "categories": bytes(stream.categories),
@@ -110,8 +110,8 @@ def told(tracer, found):
         "layers": layers(stream, alive),
         "moment": moment(stream, result),
         "timeline": timeline(stream, result),
-        "facts": tracer.facts(found),
-        "notes": found.notes,
+        "facts": tracer.facts(run),
+        "notes": run.notes,
     }
 
 
@@ -120,7 +120,7 @@ def answer(profiler, ask, *args):
     try:
         run = ask(*args)
         family = run.program.micro_steps
-        return told(profiler, run), bool(family.axes) and run.point not in family.points
+        return contents_of(profiler, run), bool(family.axes) and run.point not in family.points
     except MemestError as error:
         return {"error": (type(error), str(error))}, False
 
@@ -131,11 +131,11 @@ def compare(case, profiler, options, points):
     from_formulas = 0
     for number, (point, gpu) in enumerate(points):
         setup = Setup(**options, **point)
-        wanted = vary if number == 0 else ()
-        found, by_formula = answer(profiler, steps_run, profiler, setup, GPUS[gpu], wanted)
+        axes = vary if number == 0 else ()
+        contents, by_formula = answer(profiler, steps_run, profiler, setup, GPUS[gpu], axes)
         direct, _ = answer(profiler, profiler.trace, setup, GPUS[gpu])
-        differ = [key for key in direct if found.get(key) != direct[key]]
+        differ = [key for key in direct if contents.get(key) != direct[key]]
         assert not differ, f"{case.id} {options} {point} on {gpu}: {differ}"
-        assert found.keys() == direct.keys()
+        assert contents.keys() == direct.keys()
         from_formulas += by_formula
     return from_formulas

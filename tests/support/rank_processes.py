@@ -27,9 +27,9 @@ def real_ranks(be_rank: Rank, case: dict[str, Any], ranks: Iterable[int] = (0,))
         ranks: those that are there, at the same time.
     """
     with tempfile.TemporaryDirectory() as folder:
-        said = run_apart(_be_ranks, (be_rank, case, folder, tuple(ranks)))
+        log = run_apart(_be_ranks, (be_rank, case, folder, tuple(ranks)))
         files = {int(path.suffix[1:]): path for path in Path(folder).glob("measured.*")}
-        assert files, said
+        assert files, log
         return {rank: pickle.loads(files[rank].read_bytes()) for rank in sorted(files)}
 
 
@@ -52,13 +52,13 @@ def join_group(backend: str, rank: int, world: int, meeting: str) -> None:
     dist.init_process_group(backend, store=store, rank=rank, world_size=world)
 
 
-def watched(run: Callable[[], Any], wanted: bool = True) -> Any:
+def measure_rank(run: Callable[[], Any], is_measured: bool = True) -> Any:
     """Run as a rank that is measured, a ``CpuRun``; or as one of the others, which nobody asks."""
     import torch
 
     from memest.calibration.running.cpu_memory import measure
 
-    if wanted:
+    if is_measured:
         return measure(run)
     torch.set_num_threads(1)
     run()

@@ -8,7 +8,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-from support.rank_processes import STEPS, Marks, join_group, real_ranks, watched
+from support.rank_processes import STEPS, Marks, join_group, measure_rank, real_ranks
 
 
 def real_rank(case: dict[str, Any]) -> Any:
@@ -41,47 +41,51 @@ def predicted_rank(case: dict[str, Any], behind: Any = None) -> Any:
     from memest.trace.training import plan_to_compose, trace_training, trace_updates
     from support.cases import GPU, twin
 
-    asked = asked_of(case)
-    traced = traced_setup(asked)
-    options = {**case.get("setup", {}), "precision": traced.precision, "dtype": traced.dtype}
-    twins = twin(case["model"], runs=False, distributed=traced.distributed, **options)
-    if traced.distributed.in_half:
-        cast_parameters(twins.built.trained_model, twins.built.dtype)
+    setup = setup_of_case(case)
+    trace_setup = traced_setup(setup)
+    options = {
+        **case.get("setup", {}),
+        "precision": trace_setup.precision,
+        "dtype": trace_setup.dtype,
+    }
+    twins = twin(case["model"], runs=False, distributed=trace_setup.distributed, **options)
+    if trace_setup.distributed.in_half:
+        cast_parameters(twins.built_model.trained_model, twins.built_model.dtype)
     with (
-        loss_of_setup(twins.built.model, asked),
-        shared_sequence(twins.built.model, twins.setup, nccl=False) as shared,
+        loss_of_setup(twins.built_model.model, setup),
+        shared_sequence(twins.built_model.model, twins.setup, nccl=False) as shared_batches,
     ):
         trace = trace_training(
-            twins.built.trained_model,
+            twins.built_model.trained_model,
             twins.setup,
             make_batch=lambda: realise(twins.plans),
-            loss_of=loss_for(twins.built),
+            loss_of=loss_for(twins.built_model),
             gpu=GPU,
             operators="cpu",
-            plan=plan_to_compose(asked),
-            loading=twins.built.loading,
-            ulysses_batches=shared,
+            plan=plan_to_compose(setup),
+            loading=twins.built_model.loading,
+            ulysses_batches=shared_batches,
         )
     # the Trainer's groups, where a case has them
-    whose = replace(asked, loop="trainer") if case.get("two_groups") else asked
+    whose = replace(setup, loop="trainer") if case.get("two_groups") else setup
     updates = None
-    if asked.distributed.updates_on_device:
+    if setup.distributed.updates_on_device:
         updates = trace_updates(
-            updated_weights(trace.weights, whose, trace.landmarks), update_setup(asked), GPU
+            updated_weights(trace.weights, whose, trace.landmarks), update_setup(setup), GPU
         )
-    spliced = splice(trace, updates)
+    whole_trace = splice(trace, updates)
     places: dict[int, int] = {}
-    numbered = replace(spliced)
-    numbered.sizes = [places.setdefault(size, len(places)) for size in spliced.sizes]
+    numbered_trace = replace(whole_trace)
+    numbered_trace.sizes = [places.setdefault(size, len(places)) for size in whole_trace.sizes]
     course = lay_out(
-        numbered, ((),) * len(spliced.calls), len(places), num_steps=STEPS,
-        grad_accum=asked.grad_accum, pieces=Pieces(numbered), cues=True,
+        numbered_trace, ((),) * len(whole_trace.calls), len(places), num_steps=STEPS,
+        grad_accum=setup.grad_accum, pieces=Pieces(numbered_trace), cues=True,
     )  # fmt: skip
     table = list(places)
     stream = Stream.of(course, [table[place] for place in course.places], 0)
     if behind is not None:
         stream = behind(stream, twins)
-    return rank_stream(stream, whose, trace.weights, trace.landmarks, asked.grad_accum)
+    return rank_stream(stream, whose, trace.weights, trace.landmarks, setup.grad_accum)
 
 
 def as_run(stream: Any) -> Any:
@@ -93,18 +97,18 @@ def as_run(stream: Any) -> Any:
     from memest.events import CAST, Phase
 
     run = CpuRun()
-    now = peak = alive = done = 0
+    now = peak = alive = next_mark = 0
     phase = None
     loading = True
     for index, event in enumerate(stream.events):
-        while done < len(stream.marks) and stream.mark_positions[done] <= index:
-            begun = stream.marks[done]
-            done += 1
+        while next_mark < len(stream.marks) and stream.mark_positions[next_mark] <= index:
+            mark = stream.marks[next_mark]
+            next_mark += 1
             if phase is not None:
                 run.phases.append(PhaseBytes(phase, alive, peak))
-            phase = f"{begun.phase} {begun.step} {begun.micro_step}"
+            phase = f"{mark.phase} {mark.step} {mark.micro_step}"
             alive = peak = now
-            loading = begun.phase is Phase.LOAD
+            loading = mark.phase is Phase.LOAD
         number = event if event >= 0 else ~event
         label = stream.label_names[stream.labels[number]]
         if loading and not label.startswith(("ddp:", "fsdp:", "zero:")) and label != CAST:
@@ -133,16 +137,16 @@ def of_steps(run: Any) -> Any:
 
 def freed_from_before(run: Any) -> int:
     """Bytes that were there before a run was measured, and went while it loaded."""
-    alive, gone = set(), 0
+    alive, freed_bytes = set(), 0
     for event in run.events:
         if event.phase.startswith("load"):
             if event.nbytes > 0:
                 alive.add(event.key)
             elif event.key not in alive:
-                gone -= event.nbytes
+                freed_bytes -= event.nbytes
             else:
                 alive.discard(event.key)
-    return gone
+    return freed_bytes
 
 
 def without_updates(run: Any) -> Any:
@@ -151,13 +155,13 @@ def without_updates(run: Any) -> Any:
     return run
 
 
-def asked_of(case: dict[str, Any]) -> Any:
+def setup_of_case(case: dict[str, Any]) -> Any:
     """The setup of a case, as it is asked for."""
     from memest.config.parallelism import Distributed
     from support.cases import setup_of
 
-    spread = Distributed(num_gpus=case["ranks"], **case.get("spread", {}))
-    return setup_of(case["model"], distributed=spread, **case.get("setup", {}))
+    distributed = Distributed(num_gpus=case["ranks"], **case.get("spread", {}))
+    return setup_of(case["model"], distributed=distributed, **case.get("setup", {}))
 
 
 def loss_of_setup(model: Any, setup: Any) -> Any:
@@ -180,11 +184,12 @@ def launch_nothing_on_the_cpu() -> None:
     from memest.trace.cuda.no_triton import Library
     from memest.trace.losses import fused_loss
 
-    said = tuple(
-        (theirs, meant.replace('"meta"', '"cpu"'))
-        for theirs, meant in fused_loss._LIGER.replacements
+    replacements = tuple(
+        (theirs, ours.replace('"meta"', '"cpu"')) for theirs, ours in fused_loss._LIGER.replacements
     )
-    fused_loss._LIGER = Library(fused_loss._LIGER.name, fused_loss._LIGER.rewritten, said)
+    fused_loss._LIGER = Library(
+        fused_loss._LIGER.name, fused_loss._LIGER.rewritten_prefix, replacements
+    )
 
 
 def make_optimizer_of(setup: Any) -> Any:
@@ -205,8 +210,8 @@ def _be_ddp_rank(rank: int, case: dict[str, Any], meeting: str) -> Any:
 
     join_group("gloo", rank, case["ranks"], meeting)
     torch.manual_seed(0)
-    spread = asked_of(case).distributed
-    twins = twin(case["model"], distributed=spread, **case.get("setup", {}))
+    distributed = setup_of_case(case).distributed
+    twins = twin(case["model"], distributed=distributed, **case.get("setup", {}))
     setup = twins.setup
     batches = host_batches(twins.plans, STEPS * setup.grad_accum)
 
@@ -214,17 +219,17 @@ def _be_ddp_rank(rank: int, case: dict[str, Any], meeting: str) -> Any:
         mark("load 0 0")
         model = torch.nn.parallel.DistributedDataParallel(
             twins.real,
-            bucket_cap_mb=spread.ddp_bucket_cap_mb,
+            bucket_cap_mb=distributed.ddp_bucket_cap_mb,
             find_unused_parameters=setup.finds_unused_parameters,
-            gradient_as_bucket_view=spread.ddp_gradient_as_bucket_view,
+            gradient_as_bucket_view=distributed.ddp_gradient_as_bucket_view,
         )
         with loss_of_setup(twins.real, setup):
             train(
-                model, setup, batches, make_optimizer_of(setup), loss_for(twins.built),
+                model, setup, batches, make_optimizer_of(setup), loss_for(twins.built_model),
                 torch.device("cpu"), Marks(),
             )  # fmt: skip
 
-    return watched(run, rank == 0)
+    return measure_rank(run, rank == 0)
 
 
 def _be_fsdp_rank(rank: int, case: dict[str, Any], meeting: str) -> Any:
@@ -238,38 +243,38 @@ def _be_fsdp_rank(rank: int, case: dict[str, Any], meeting: str) -> Any:
 
     join_group("fake", rank, case["ranks"], meeting)
     torch.manual_seed(0)
-    asked = asked_of(case)
-    plain = asked.loop == "plain"
+    setup = setup_of_case(case)
+    plain = setup.loop == "plain"
     options = dict(case.get("setup", {}))
     if not plain:
         options.pop("precision", None)  # that is the policy's, not autocast's
-    twins = twin(case["model"], distributed=asked.distributed, **options)
-    batches = host_batches(twins.plans, STEPS * asked.grad_accum)
-    loss_of, optimizer = loss_for(twins.built), make_optimizer_of(twins.setup)
+    twins = twin(case["model"], distributed=setup.distributed, **options)
+    batches = host_batches(twins.plans, STEPS * setup.grad_accum)
+    loss_of, optimizer = loss_for(twins.built_model), make_optimizer_of(twins.setup)
     launch_nothing_on_the_cpu()
     gc.collect()  # what the quantised model was made of
 
     def run() -> None:
-        with loss_of_setup(twins.real, asked):
+        with loss_of_setup(twins.real, setup):
             run_in()
 
     def run_in() -> None:
         mark("load 0 0")
-        if asked.distributed.fsdp_version == 1:
-            model = wrapped(twins.real, asked)
+        if setup.distributed.fsdp_version == 1:
+            model = apply_fsdp1(twins.real, setup)
             if plain:
                 train(model, twins.setup, batches, optimizer, loss_of, torch.device("cpu"), Marks())
             else:
-                accelerate_loop(model, asked, batches, optimizer, loss_of)
+                accelerate_loop(model, setup, batches, optimizer, loss_of)
         elif plain:
-            mesh = _mesh(asked, ("replicate", "shard"))
-            reshards = asked.distributed.fsdp == "full_shard"
-            model = fully_sharded(twins.real, mesh, reshards=reshards)
+            mesh = _mesh(setup, ("replicate", "shard"))
+            reshards = setup.distributed.fsdp == "full_shard"
+            model = apply_fsdp2(twins.real, mesh, reshards=reshards)
             train(model, twins.setup, batches, optimizer, loss_of, torch.device("cpu"), Marks())
         else:
-            accelerate_loop(prepared(twins.real, asked), asked, batches, optimizer, loss_of)
+            accelerate_loop(prepare_fsdp2(twins.real, setup), setup, batches, optimizer, loss_of)
 
-    return watched(run)
+    return measure_rank(run)
 
 
 def _present(setup: Any, names: tuple[str, str]) -> tuple[str, ...]:
@@ -285,7 +290,7 @@ def _mesh(setup: Any, names: tuple[str, str]) -> Any:
     return init_device_mesh("cpu", shape[-len(dims) :], mesh_dim_names=dims)
 
 
-def fully_sharded(model: Any, mesh: Any, names: Any = None, *, reshards: bool = True) -> Any:
+def apply_fsdp2(model: Any, mesh: Any, names: Any = None, *, reshards: bool = True) -> Any:
     """PyTorch's recipe for FSDP2: layers, and the rest with the root.
 
     Args:
@@ -303,7 +308,7 @@ def fully_sharded(model: Any, mesh: Any, names: Any = None, *, reshards: bool = 
     return fully_shard(model, mesh=mesh)
 
 
-def wrapped(model: Any, setup: Any) -> Any:
+def apply_fsdp1(model: Any, setup: Any) -> Any:
     """FSDP1, as accelerate's ``prepare_model`` wraps and upcasts, or as PyTorch's tutorial does."""
     import functools
     from types import MethodType
@@ -319,14 +324,14 @@ def wrapped(model: Any, setup: Any) -> Any:
     )
     from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
 
-    spread, plain = setup.distributed, setup.loop == "plain"
+    distributed, plain = setup.distributed, setup.loop == "plain"
     names = set(model._no_split_modules or ())
     blocks = {type(module) for module in model.modules() if type(module).__name__ in names}
     half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(setup.precision.value)
-    mixed = None
+    mixed_precision = None
     if half is not None and not plain:
-        mixed = MixedPrecision(param_dtype=half, reduce_dtype=half, buffer_dtype=half)
-    prefetch = spread.fsdp_backward_prefetch
+        mixed_precision = MixedPrecision(param_dtype=half, reduce_dtype=half, buffer_dtype=half)
+    prefetch = distributed.fsdp_backward_prefetch
     if prefetch is None:
         prefetch = "backward_pre" if plain else "no_prefetch"
     policy = functools.partial(transformer_auto_wrap_policy, transformer_layer_cls=blocks)
@@ -334,7 +339,7 @@ def wrapped(model: Any, setup: Any) -> Any:
         from peft.utils.other import fsdp_auto_wrap_policy
 
         policy = fsdp_auto_wrap_policy(model)
-    if mixed is not None:
+    if mixed_precision is not None:
         # Accelerator.prepare_model does so before it wraps
         own = model.forward
         region = torch.autocast("cpu", dtype=half)(getattr(own, "__func__", own))
@@ -345,18 +350,18 @@ def wrapped(model: Any, setup: Any) -> Any:
         model.forward = MethodType(region, model) if hasattr(own, "__func__") else region
     model = FullyShardedDataParallel(
         model,
-        sharding_strategy=ShardingStrategy[spread.fsdp.value.upper()],
+        sharding_strategy=ShardingStrategy[distributed.fsdp.value.upper()],
         auto_wrap_policy=policy,
-        mixed_precision=mixed,
+        mixed_precision=mixed_precision,
         backward_prefetch={
             "backward_pre": BackwardPrefetch.BACKWARD_PRE,
             "backward_post": BackwardPrefetch.BACKWARD_POST,
         }.get(str(prefetch)),
         use_orig_params=setup.keeps_parameters,
-        cpu_offload=CPUOffload(offload_params=True) if spread.fsdp_offload else None,
+        cpu_offload=CPUOffload(offload_params=True) if distributed.fsdp_offload else None,
         device_id=torch.device("cpu"),
     )
-    if mixed is not None:
+    if mixed_precision is not None:
         for unit in FullyShardedDataParallel.fsdp_modules(model):
             if unit._has_params and unit._flat_param.requires_grad:
                 unit._flat_param.data = unit._flat_param.data.to(torch.float32)
@@ -364,7 +369,7 @@ def wrapped(model: Any, setup: Any) -> Any:
     return model
 
 
-def prepared(model: Any, setup: Any) -> Any:
+def prepare_fsdp2(model: Any, setup: Any) -> Any:
     """accelerate's own preparation."""
     import torch
     from accelerate.utils import FullyShardedDataParallelPlugin
@@ -376,12 +381,12 @@ def prepared(model: Any, setup: Any) -> Any:
         auto_wrap_policy="transformer_based_wrap",
         cpu_ram_efficient_loading=False,
     )
-    mixed = "no" if setup.precision == "fp32" else setup.precision.value
-    if mixed != "no":
-        plugin.set_mixed_precision(mixed)
+    precision = "no" if setup.precision == "fp32" else setup.precision.value
+    if precision != "no":
+        plugin.set_mixed_precision(precision)
     names = ("dp_replicate", "dp_shard_cp")
     accelerator = SimpleNamespace(
-        state=SimpleNamespace(fsdp_plugin=plugin), mixed_precision=mixed, is_main_process=False,
+        state=SimpleNamespace(fsdp_plugin=plugin), mixed_precision=precision, is_main_process=False,
         device=torch.device("cpu"), torch_device_mesh=_mesh(setup, names),
         parallelism_config=SimpleNamespace(fsdp_dim_names=list(_present(setup, names))),
     )  # fmt: skip

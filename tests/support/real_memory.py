@@ -6,21 +6,21 @@ from memest.calibration.running.cpu_memory import CpuRun, MemoryEvent, PhaseByte
 from memest.events import ALLOC, FREE, MARK, Phase, Trace
 
 
-def traced(trace: Trace) -> CpuRun:
+def run_of_trace(trace: Trace) -> CpuRun:
     """A trace in the same form, bytes counted from the end of the load phase on."""
     run = CpuRun()
     now = peak = alive = 0
     phase: str | None = None
     for kind, index in trace.decode():
         if kind == MARK:
-            begun = trace.marks[index]
-            if begun.phase is Phase.LOAD:
+            mark = trace.marks[index]
+            if mark.phase is Phase.LOAD:
                 continue
             if phase is None:
                 now = 0
             else:
                 run.phases.append(PhaseBytes(phase, alive, peak))
-            phase = f"{begun.phase} {begun.step} {begun.micro_step}"
+            phase = f"{mark.phase} {mark.step} {mark.micro_step}"
             alive = peak = now
         elif kind in (ALLOC, FREE):
             size = trace.sizes[index] * (1 if kind == ALLOC else -1)

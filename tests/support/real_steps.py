@@ -17,7 +17,7 @@ from memest.trace.optimizers.torch import make_optimizer
 from memest.trace.recorder import Recorder
 from memest.trace.training import trace_training
 from support.cases import GPU, Twin, twin
-from support.real_memory import differences, traced
+from support.real_memory import differences, run_of_trace
 
 STEPS = 2
 RNG_STATE = 5056  # bytes of torch.get_rng_state(), which checkpointing keeps on the host
@@ -53,19 +53,20 @@ def run_both(
     with around(twins):
         real = measure(
             lambda: train(
-                twins.real, setup, batches, make, loss_for(twins.built), torch.device("cpu"),
+                twins.real, setup, batches, make, loss_for(twins.built_model), torch.device("cpu"),
                 Marks(),
             )
         )  # fmt: skip
         trace = trace_training(
-            twins.built.trained_model, setup, make_batch=lambda: realise(twins.plans),
-            loss_of=loss_for(twins.built), gpu=GPU, operators="cpu", loading=twins.built.loading,
+            twins.built_model.trained_model, setup, make_batch=lambda: realise(twins.plans),
+            loss_of=loss_for(twins.built_model), gpu=GPU, operators="cpu",
+            loading=twins.built_model.loading,
         )  # fmt: skip
     # step counters, Python numbers as tensors; random states where layers are recomputed
     host = 8 * len(list(twins.real.parameters())) + 1024
     if setup.checkpointing != "none":
         host += RNG_STATE * 2 * 4
-    return real, traced(trace), host
+    return real, run_of_trace(trace), host
 
 
 def check_step(model: str, setup: dict[str, Any], *, small: bool = False) -> None:

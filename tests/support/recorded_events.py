@@ -15,7 +15,7 @@ FOREIGN = -1  # stands for allocations made before the compared part began
 class Event:
     """A birth or a death; ``number`` counts births in order, ``size`` is as requested."""
 
-    born: bool
+    is_birth: bool
     number: int
     size: int
 

@@ -30,11 +30,11 @@ def as_heard(real: Any, predicted: Any, host: int) -> Any:
     phases, events = [], []
     alive = predicted.phases[0].alive
     rest = list(predicted.events)
-    for phase, heard in zip(predicted.phases, [*begins[1:], None], strict=True):
+    for phase, begin_bytes in zip(predicted.phases, [*begins[1:], None], strict=True):
         own = list(takewhile(lambda event, name=phase.name: event.phase == name, rest))
         del rest[: len(own)]
-        if heard is not None:
-            surplus = heard - alive - sum(event.nbytes for event in own)
+        if begin_bytes is not None:
+            surplus = begin_bytes - alive - sum(event.nbytes for event in own)
             if surplus > host:
                 own = _without(own, surplus)
         counts = [alive]

@@ -9,8 +9,8 @@ import contextlib
 from typing import Any
 from unittest import mock
 
-from support.rank_processes import STEPS, Marks, join_group, real_ranks, watched
-from support.ranks import fully_sharded
+from support.rank_processes import STEPS, Marks, join_group, measure_rank, real_ranks
+from support.ranks import apply_fsdp2
 
 
 def real_rank(case: dict[str, Any]) -> Any:
@@ -24,7 +24,7 @@ def real_rank(case: dict[str, Any]) -> Any:
     return real_ranks(_be_rank, case, range(ranks))[0]
 
 
-def sharded(model: Any, mesh: Any, *, shares_loss: bool) -> Any:
+def apply_sequence_parallel(model: Any, mesh: Any, *, shares_loss: bool) -> Any:
     """``apply_non_moe_tp`` of torchtitan, with the names that a model of transformers has."""
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor.parallel import (
@@ -92,35 +92,35 @@ def with_positions(model: Any) -> Any:
 
 
 @contextlib.contextmanager
-def kept_until_waited() -> Any:
+def keep_until_wait() -> Any:
     """NCCL's shelf (``TensorShelf``), which the fake process group lacks: what is sent stays."""
     from torch.distributed import _functional_collectives as collectives
 
-    sent: dict[int, Any] = {}
-    joined: list[Any] = []
+    sent_tensors: dict[int, Any] = {}
+    joined_tensors: list[Any] = []
     join, wait = collectives._chunk_or_narrow_cat, collectives.wait_tensor
 
     def joining(*args: Any, **kwargs: Any) -> Any:
-        joined.append(join(*args, **kwargs))
-        return joined[-1]
+        joined_tensors.append(join(*args, **kwargs))
+        return joined_tensors[-1]
 
     def keeping(real: Any) -> Any:
         def call(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-            joined.clear()
+            joined_tensors.clear()
             out = real(tensor, *args, **kwargs)
             # a gather joins what came of it, a scatter what goes into it
             scatters = real.__name__.startswith("reduce_scatter")
             if isinstance(out, collectives.AsyncCollectiveTensor):
-                kept = joined[0] if scatters and joined else tensor
-                sent[out.elem.untyped_storage()._cdata] = kept
-            joined.clear()
+                kept_tensor = joined_tensors[0] if scatters and joined_tensors else tensor
+                sent_tensors[out.elem.untyped_storage()._cdata] = kept_tensor
+            joined_tensors.clear()
             return out
 
         return call
 
-    def waited(tensor: Any) -> Any:
+    def wait_and_drop(tensor: Any) -> Any:
         out = wait(tensor)
-        sent.pop(tensor.untyped_storage()._cdata, None)
+        sent_tensors.pop(tensor.untyped_storage()._cdata, None)
         return out
 
     with contextlib.ExitStack() as stack:
@@ -128,7 +128,7 @@ def kept_until_waited() -> Any:
             real = getattr(collectives, name)
             stack.enter_context(mock.patch.object(collectives, name, keeping(real)))
         stack.enter_context(mock.patch.object(collectives, "_chunk_or_narrow_cat", joining))
-        stack.enter_context(mock.patch.object(collectives, "wait_tensor", waited))
+        stack.enter_context(mock.patch.object(collectives, "wait_tensor", wait_and_drop))
         yield
 
 
@@ -145,22 +145,24 @@ def _be_rank(rank: int, case: dict[str, Any], meeting: str) -> Any:
 
     torch.manual_seed(0)
     twins = twins_of(case)
-    setup, spread = twins.setup, twins.setup.distributed
+    setup, distributed = twins.setup, twins.setup.distributed
     batches = host_batches(twins.plans, STEPS * setup.grad_accum)
-    join_group("gloo" if case.get("gloo") else "fake", rank, spread.num_gpus, meeting)
-    shape = (spread.data_ranks, spread.tp)
+    join_group("gloo" if case.get("gloo") else "fake", rank, distributed.num_gpus, meeting)
+    shape = (distributed.data_ranks, distributed.tp)
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=("dp", "tp"))
-    model = sharded(twins.real, mesh["tp"], shares_loss=spread.tp_loss_parallel)
+    model = apply_sequence_parallel(
+        twins.real, mesh["tp"], shares_loss=distributed.tp_loss_parallel
+    )
 
     def run() -> None:
         mark("load 0 0")
-        whole = model if spread.fsdp == "none" else fully_sharded(model, mesh["dp"])
+        whole = model if distributed.fsdp == "none" else apply_fsdp2(model, mesh["dp"])
         train(
-            with_positions(whole), setup, batches, optimizer_of_shards, loss_for(twins.built),
+            with_positions(whole), setup, batches, optimizer_of_shards, loss_for(twins.built_model),
             torch.device("cpu"), Marks(),
         )  # fmt: skip
 
-    shelf = contextlib.nullcontext() if case.get("gloo") else kept_until_waited()
-    shares = loss_parallel() if spread.tp_loss_parallel else contextlib.nullcontext()
+    shelf = contextlib.nullcontext() if case.get("gloo") else keep_until_wait()
+    shares = loss_parallel() if distributed.tp_loss_parallel else contextlib.nullcontext()
     with shelf, shares:
-        return watched(run, rank == 0)
+        return measure_rank(run, rank == 0)

@@ -32,7 +32,7 @@ class RealRun:
         self.events = self.events or list(self.stream.events)
         self.sizes = self.sizes or list(self.stream.sizes)
 
-    def changed(self) -> RealRun:
+    def copy(self) -> RealRun:
         return RealRun(self.stream, list(self.events), list(self.sizes))
 
     def drop(self, number: int) -> RealRun:
@@ -78,18 +78,18 @@ class _Driver:
     def __init__(self, trace: list[dict[str, Any]]) -> None:
         self.trace = trace
         self.count = 0
-        self.given: dict[int, int] = {}
+        self.segments: dict[int, int] = {}
 
     def malloc(self, size: int) -> int:
         self.count += 1
         # up and down, like a real one; never two segments side by side
         address = FAR + (self.count * 37 % 101) * (1 << 38) + self.count * (1 << 30)
-        self.given[address] = size
+        self.segments[address] = size
         self._note("segment_alloc", address, size)
         return address
 
     def free(self, address: int, size: int) -> None:
-        del self.given[address]
+        del self.segments[address]
         self._note("segment_free", address, size)
 
     def reserve(self, size: int) -> int:
@@ -137,13 +137,17 @@ def record(
     conf = conf or AllocatorConf()
     trace: list[dict[str, Any]] = []
     allocator = CachingAllocator(conf, driver=_Driver(trace))
-    blocks, counters, started = {}, HistoryCounters(before, before), HistoryCounters(before, before)
+    blocks, counters, begin_counters = (
+        {},
+        HistoryCounters(before, before),
+        HistoryCounters(before, before),
+    )
     notes = list(zip(run.stream.marks, run.mark_places(), strict=True))
     marks: list[MarkNote] = []
     for place, event in enumerate([*run.events, None]):
         if place == begin:
             trace.clear()
-            started = counters
+            begin_counters = counters
         while notes and notes[0][1] == place:
             mark, _ = notes.pop(0)
             if place >= begin:
@@ -161,15 +165,17 @@ def record(
             counters = HistoryCounters(counters.allocated + 1, counters.freed)
         else:
             block = blocks.pop(~event)
-            freed = ("free_requested", "free_completed")
-            trace.extend(_entry(action, block.address, run.sizes[~event]) for action in freed)
+            free_actions = ("free_requested", "free_completed")
+            trace.extend(
+                _entry(action, block.address, run.sizes[~event]) for action in free_actions
+            )
             allocator.free(block)
             counters = HistoryCounters(counters.allocated, counters.freed + 1)
     trace.append(_entry("snapshot", 0, 0))
     if max_entries is not None:
         del trace[: max(len(trace) - max_entries, 0)]
     content = content_of(allocator, [trace])
-    return Recording(copy.deepcopy(content), marks, started, counters)
+    return Recording(copy.deepcopy(content), marks, begin_counters, counters)
 
 
 def _entry(action: str, address: int, size: int) -> dict[str, Any]:

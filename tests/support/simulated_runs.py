@@ -59,21 +59,21 @@ def simulate(
                 sm_count=None if gpu == CPU else sm_count,
                 facts=_facts(kind, kernels),
             )
-            planted = factors or dict.fromkeys(PARTS, factor)
-            true = sum(size * planted.get(name, 1.0) for name, size in parts.items())
+            planted_factors = factors or dict.fromkeys(PARTS, factor)
+            true = sum(size * planted_factors.get(name, 1.0) for name, size in parts.items())
             allocated = round(true * (1 + rng.gauss(0, noise)))
             reserved = allocated + raw_gap + gap
-            held = constant[gpu] if isinstance(constant, dict) else constant
-            held += per_kernel * kernels + (precision or {}).get(kind, 0)
-            held = max(round(held + rng.gauss(0, process_noise)), 0)
+            process_bytes = constant[gpu] if isinstance(constant, dict) else constant
+            process_bytes += per_kernel * kernels + (precision or {}).get(kind, 0)
+            process_bytes = max(round(process_bytes + rng.gauss(0, process_noise)), 0)
             if outliers and len(pairs) % outliers == outliers - 1:
-                allocated, reserved, held = allocated * 3, reserved * 3, held * 4
+                allocated, reserved, process_bytes = allocated * 3, reserved * 3, process_bytes * 4
             pairs.append(
                 Pair(
                     measurement(
                         number=number, case=case, precision=kind, allocated=allocated,
                         reserved=None if gpu == CPU else reserved,
-                        device=reserved + held if measured and gpu != CPU else None,
+                        device=reserved + process_bytes if measured and gpu != CPU else None,
                         environment=environment(
                             gpu, capability, sm_count, total,
                             meter="device delta" if len(pairs) < shared else "process",
@@ -145,9 +145,9 @@ def measurement(
     )
 
 
-def ended(status=Status.OOM, number=0, case=50):
+def ended_run(status=Status.OOM, number=0, case=50):
     failure = Failure(kind="OutOfMemoryError", message="tried to allocate | 2 GiB", phase="forward")
-    found = measurement(
+    run = measurement(
         number=number, case=case, status=status, environment=environment(), failure=failure
     )
-    return Pair(found, None, "")
+    return Pair(run, None, "")

@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
-from support.rank_processes import STEPS, Marks, real_ranks, watched
-from support.ranks import fully_sharded
+from support.rank_processes import STEPS, Marks, measure_rank, real_ranks
+from support.ranks import apply_fsdp2
 
 
 def real_rank(case: dict[str, Any]) -> Any:
@@ -41,22 +41,22 @@ def predicted(case: dict[str, Any]) -> Any:
 
     twins = twins_of(case, runs=False)
     setup = twins.setup
-    with rank_model(twins.built.trained_model, setup) as model:
+    with rank_model(twins.built_model.trained_model, setup) as model:
         trace = trace_training(
             model, setup, make_batch=lambda: realise(twins.plans),
-            loss_of=loss_for(twins.built), gpu=GPU, operators="cpu",
+            loss_of=loss_for(twins.built_model), gpu=GPU, operators="cpu",
             plan=plan_to_compose(setup),
         )  # fmt: skip
     tail = None
     if "evaluation" in case or "generation" in case:
         trace_tail = traced_evaluation if "evaluation" in case else _traced_generation
-        with rank_model(twins.built.trained_model, setup) as model:
-            tail = trace_tail(model, twins, _evaluated(case))
+        with rank_model(twins.built_model.trained_model, setup) as model:
+            tail = trace_tail(model, twins, _evaluation_case(case))
     weights = updated_weights(trace.weights, setup, trace.landmarks)
-    spliced = splice(trace, trace_updates(weights, update_setup(setup), GPU))
-    spliced.calls = [replace(call, op="none") for call in spliced.calls]
+    whole_trace = splice(trace, trace_updates(weights, update_setup(setup), GPU))
+    whole_trace.calls = [replace(call, op="none") for call in whole_trace.calls]
     accum = setup.grad_accum
-    stream = make_stream(spliced, GPU, num_steps=STEPS, grad_accum=accum, cues=True)
+    stream = make_stream(whole_trace, GPU, num_steps=STEPS, grad_accum=accum, cues=True)
     if tail is not None:
         steps = TRACED_STEPS if "generation" in case else None
         stream = with_tail(stream, tail, steps)
@@ -72,17 +72,17 @@ def twins_of(case: dict[str, Any], *, runs: bool = True) -> Any:
 
     copies = case.get("copies", 0)
     if "spread" in case:
-        spread = Distributed(**case["spread"])
-        twins = twin(case["model"], runs=runs, distributed=spread, **case.get("setup", {}))
-        return replace(twins, plans=drop_attention_mask(twins.plans, spread))
-    spread = Distributed(
+        distributed = Distributed(**case["spread"])
+        twins = twin(case["model"], runs=runs, distributed=distributed, **case.get("setup", {}))
+        return replace(twins, plans=drop_attention_mask(twins.plans, distributed))
+    distributed = Distributed(
         num_gpus=case["ranks"] * max(copies, 1), tp=case["ranks"],
         fsdp="full_shard" if copies else "none",
     )  # fmt: skip
-    return twin(case["model"], runs=runs, distributed=spread, **case.get("setup", {}))
+    return twin(case["model"], runs=runs, distributed=distributed, **case.get("setup", {}))
 
 
-def _evaluated(case: dict[str, Any]) -> dict[str, Any]:
+def _evaluation_case(case: dict[str, Any]) -> dict[str, Any]:
     """A case in the words of ``evaluation_ranks``."""
     return {**case, "spread": {"tp": case["ranks"]}}
 
@@ -111,26 +111,26 @@ def _generate(model: Any, twins: Any, case: dict[str, Any]) -> None:
     from memest.trace.generation import TRACED_STEPS, options_of
 
     (batch,) = host_batches(twins.plans, 1)
-    begun = 1
+    step = 1
     mark(f"generation {STEPS} 1")
 
     class Enough(Exception):
         pass
 
-    def unfinished(*_: Any, **__: Any) -> bool:
-        nonlocal begun
-        begun += 1
-        if begun > TRACED_STEPS:
+    def has_unfinished(*_: Any, **__: Any) -> bool:
+        nonlocal step
+        step += 1
+        if step > TRACED_STEPS:
             mark("end 0 0")
             raise Enough
-        mark(f"generation {STEPS} {begun}")
+        mark(f"generation {STEPS} {step}")
         return True
 
     inputs = {name: torch.as_tensor(v).clone() for name, v in batch.items()}
     del inputs["labels"]
     model.eval()
     with (
-        mock.patch.object(GenerationMixin, "_has_unfinished_sequences", unfinished),
+        mock.patch.object(GenerationMixin, "_has_unfinished_sequences", has_unfinished),
         contextlib.suppress(Enough),
     ):
         model.generate(**inputs, **options_of(Generation(**case["generation"])))
@@ -158,30 +158,30 @@ def _be_rank(_rank: int, case: dict[str, Any], _meeting: str) -> Any:
 
     def run() -> None:
         mark("load 0 0")
-        model = fully_sharded(twins.real, meshes["dp"]) if copies else twins.real
+        model = apply_fsdp2(twins.real, meshes["dp"]) if copies else twins.real
         if "evaluation" in case or "generation" in case:
             then = evaluate if "evaluation" in case else _generate
             accelerate_loop(
-                model, setup, batches, optimizer_of_shards, loss_for(twins.built),
-                then=lambda: then(model, twins, _evaluated(case)),
+                model, setup, batches, optimizer_of_shards, loss_for(twins.built_model),
+                then=lambda: then(model, twins, _evaluation_case(case)),
             )  # fmt: skip
             return
         train(
-            model, setup, batches, optimizer_of_shards, loss_for(twins.built), torch.device("cpu"),
-            Marks(),
+            model, setup, batches, optimizer_of_shards, loss_for(twins.built_model),
+            torch.device("cpu"), Marks(),
         )  # fmt: skip
 
     copies = case.get("copies", 0)
     ranks = case["ranks"] * max(copies, 1)
-    with on_ranks(Distributed(num_gpus=ranks, tp=ranks)) as made:
-        meshes: Any = {"tp": made.tp}
+    with on_ranks(Distributed(num_gpus=ranks, tp=ranks)) as rank_meshes:
+        meshes: Any = {"tp": rank_meshes.tp}
         if copies:
             meshes = init_device_mesh("cpu", (copies, case["ranks"]), mesh_dim_names=("dp", "tp"))
-        twins = replace(twins, real=shared(twins.real, meshes["tp"]))
-        return watched(run)
+        twins = replace(twins, real=shard_with_adapters(twins.real, meshes["tp"]))
+        return measure_rank(run)
 
 
-def shared(model: Any, mesh: Any) -> Any:
+def shard_with_adapters(model: Any, mesh: Any) -> Any:
     """The model sharded, then peft's adapters in it, as a script has it from_pretrained."""
     import peft
 

@@ -12,7 +12,14 @@ import pytest
 
 from support.paths import TESTS
 
-__all__ = ["FAST_AT_LEAST", "FAST_OF_FOLDER_AT_LEAST", "divide", "is_slow", "lopsided", "misnamed"]
+__all__ = [
+    "FAST_AT_LEAST",
+    "FAST_OF_FOLDER_AT_LEAST",
+    "divide",
+    "is_slow",
+    "lopsided_folders",
+    "misnamed_cases",
+]
 
 FAST_AT_LEAST = 0.8
 """Of all tests together."""
@@ -34,25 +41,27 @@ def divide(items: Sequence[pytest.Item]) -> tuple[list[pytest.Item], list[pytest
     )
 
 
-def misnamed(items: Iterable[pytest.Item]) -> list[str]:
+def misnamed_cases(items: Iterable[pytest.Item]) -> list[str]:
     """Cases that a mark names and that no test has, as ``FILE::TEST: CASE``.
 
     Args:
         items: all cases of every test among them.
     """
-    named: dict[str, set[str]] = {}
+    marked_cases: dict[str, set[str]] = {}
     there: dict[str, set[str]] = {}
     for item in items:
         test = item.nodeid.partition("[")[0]
         there.setdefault(test, set()).add(_case(item))
         for mark in item.iter_markers("slow"):
-            named.setdefault(test, set()).update(mark.args, mark.kwargs.get("but", ()))
+            marked_cases.setdefault(test, set()).update(mark.args, mark.kwargs.get("but", ()))
     return [
-        f"{test}: {case}" for test, cases in named.items() for case in sorted(cases - there[test])
+        f"{test}: {case}"
+        for test, cases in marked_cases.items()
+        for case in sorted(cases - there[test])
     ]
 
 
-def lopsided(fast: Sequence[pytest.Item], slow: Sequence[pytest.Item]) -> list[str]:
+def lopsided_folders(fast: Sequence[pytest.Item], slow: Sequence[pytest.Item]) -> list[str]:
     """Folders of which too few tests are fast, with how many are; "tests" for all together.
 
     Args:

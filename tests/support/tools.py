@@ -9,10 +9,10 @@ from support.paths import ROOT
 
 def load_tool(name: str) -> ModuleType:
     """``tools/NAME.py``; loaded once."""
-    known = f"memest_tool_{name}"
-    if known not in sys.modules:
-        spec = importlib.util.spec_from_file_location(known, ROOT / "tools" / f"{name}.py")
+    module_name = f"memest_tool_{name}"
+    if module_name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(module_name, ROOT / "tools" / f"{name}.py")
         module = importlib.util.module_from_spec(spec)
-        sys.modules[known] = module
+        sys.modules[module_name] = module
         spec.loader.exec_module(module)
-    return sys.modules[known]
+    return sys.modules[module_name]

@@ -35,7 +35,7 @@ class Toy:
         self.numbers = numbers
         self.structure = structure or (lambda b, s: ())
         self.refuses = refuses or (lambda b, s: False)
-        self.made = 0
+        self.num_traces = 0
 
     def truth(self, b, s):
         if self.refuses(b, s):
@@ -43,21 +43,21 @@ class Toy:
         return fake([*usual(b, s), *self.numbers(b, s)], self.structure(b, s))
 
     def trace_at(self, sizes):
-        self.made += 1
+        self.num_traces += 1
         return self.truth(sizes["batch"], sizes["seq_len"])
 
 
-def grown(toy, b, s, limit=None, axes=("batch", "seq_len")):
-    asked = {"batch": b, "seq_len": s}
+def grow_family(toy, b, s, limit=None, axes=("batch", "seq_len")):
+    sizes = {"batch": b, "seq_len": s}
     ranges = {}
     for axis in axes:
-        bound = limit if axis == "seq_len" else None
-        found = range_of(axis, asked[axis], bound, s)
-        if found is not None:
-            ranges[axis] = found
+        axis_limit = limit if axis == "seq_len" else None
+        axis_range = range_of(axis, sizes[axis], axis_limit, s)
+        if axis_range is not None:
+            ranges[axis] = axis_range
     if not ranges:
         return None
-    known = {tuple(asked[axis] for axis in ranges): toy.truth(b, s)}
-    family = grow(asked, ranges, known, toy.trace_at, tied=False)
-    assert toy.made <= MAX_TRACES
+    traces = {tuple(sizes[axis] for axis in ranges): toy.truth(b, s)}
+    family = grow(sizes, ranges, traces, toy.trace_at, tied=False)
+    assert toy.num_traces <= MAX_TRACES
     return family

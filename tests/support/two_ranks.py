@@ -46,10 +46,10 @@ class Fake:
 
 class Spy(transformers.TrainerCallback):
     def __init__(self):
-        self.seen = {}
+        self.memest_logs = {}
 
     def on_log(self, args, state, control, logs=None, **kwargs):
-        self.seen.update({k: v for k, v in logs.items() if k.startswith("memest/")})
+        self.memest_logs.update({k: v for k, v in logs.items() if k.startswith("memest/")})
 
 
 counters.open_counters = Fake
@@ -69,9 +69,9 @@ trainer = transformers.Trainer(
 )  # fmt: skip
 trainer.train()
 prediction = callback.prediction
-found = {
-    "rank": int(os.environ["RANK"]), "problem": callback.problem, "logs": spy.seen,
+result = {
+    "rank": int(os.environ["RANK"]), "problem": callback.problem, "logs": spy.memest_logs,
     "gpus": prediction.setup.distributed.num_gpus if prediction else None,
     "measured": callback.measured.allocated_bytes,
 }  # fmt: skip
-Path(f"{sys.argv[3]}-{found['rank']}.json").write_text(json.dumps(found), encoding="utf-8")
+Path(f"{sys.argv[3]}-{result['rank']}.json").write_text(json.dumps(result), encoding="utf-8")

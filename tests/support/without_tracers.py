@@ -30,38 +30,38 @@ def _hide():
     sys.meta_path.insert(0, _Absent)
     import memest.config.installed
 
-    found = memest.config.installed.release
+    real_release = memest.config.installed.release
     memest.config.installed.release = lambda package: (
-        None if package in PACKAGES else found(package)
+        None if package in PACKAGES else real_release(package)
     )
     assert "memest.profiles.known_profiles" not in sys.modules, "it has the other one already"
 
 
 @cache
-def _known(model):
+def _profile(model):
     import memest
 
     return memest.profile(model)
 
 
-def _asked(model, gpu, options):
+def _ask(model, gpu, options):
     import memest
 
     try:
-        answer = _known(model).spot(gpu=gpu, **options)
+        answer = _profile(model).spot(gpu=gpu, **options)
     except memest.MemestError as error:
         return {"exit": error.exit_code, "said": str(error)}
     return {"exit": 0, "bytes": answer.peak.device_bytes}
 
 
-def _typed(words):
+def _run_words(words):
     from memest.cli.main import run
 
-    out, said = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(said):
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = run([*words, "--json"])
     if code:
-        return {"exit": code, "said": said.getvalue()}
+        return {"exit": code, "said": err.getvalue()}
     answer = json.loads(out.getvalue())
     return {
         "exit": 0,
@@ -77,7 +77,7 @@ def main():
         os.environ |= {"MEMEST_CACHE": nobodys, "MEMEST_HOME": nobodys}
         for line in sys.stdin:
             question = json.loads(line)
-            answer = _typed(**question) if "words" in question else _asked(**question)
+            answer = _run_words(**question) if "words" in question else _ask(**question)
             sys.stdout.write(f"{json.dumps(answer)}\n")
     assert not {*PACKAGES} & set(sys.modules)
 

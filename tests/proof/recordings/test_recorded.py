@@ -39,7 +39,7 @@ def recording(case: Case) -> Snapshot:
 
 def split(events: list[Event]) -> tuple[list[Event], list[Event], list[Event]]:
     """Until the last birth, the deaths after it as a set (sorted), and the final death."""
-    last = max(i for i, event in enumerate(events) if event.born) + 1
+    last = max(i for i, event in enumerate(events) if event.is_birth) + 1
     return events[:last], sorted(events[last:-1], key=lambda e: e.number), events[-1:]
 
 
@@ -88,7 +88,7 @@ def test_peaks_from_the_recorded_start(case):
 
     allocator.empty_cache()  # the script calls it before its step
     for event in predicted_events(stream, begin, end, without=KEPT):
-        if event.born:
+        if event.is_birth:
             block = allocator.malloc(event.size)
             assert block is not None
             blocks[event.number] = block

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from support.affected.checkout import Checkout
 from support.affected.full_run import counts, line, of_log
-from support.affected.rules import touched
+from support.affected.rules import touched_tests
 from support.paths import ROOT
 
 
@@ -19,20 +19,20 @@ def main() -> None:
     parser.add_argument("--counts", type=Path, metavar="LOG", help="a log's runs, as one line")
     parser.add_argument("--record", metavar="COMMIT", help="with --counts: record the run of all")
     parser.add_argument("--workers", type=int, default=1, help="with --record: how many there were")
-    asked = parser.parse_args()
-    if asked.counts:
-        log = asked.counts.read_text(encoding="utf-8")
-        if asked.record:
-            of_log(asked.record, log, asked.workers).write(ROOT)
+    arguments = parser.parse_args()
+    if arguments.counts:
+        log = arguments.counts.read_text(encoding="utf-8")
+        if arguments.record:
+            of_log(arguments.record, log, arguments.workers).write(ROOT)
         say(line(*counts(log)))
         return
-    found = touched(Checkout(ROOT))
-    if found.everything:
-        say(f"everything: {found.everything}")
+    selection = touched_tests(Checkout(ROOT))
+    if selection.everything:
+        say(f"everything: {selection.everything}")
         return
-    told = sorted({**found.tests, **found.cases}.items())
-    chosen = tuple(asked.tests) or ("",)
-    say(*(f"{name}: {why}" for name, why in told if name.startswith(chosen)))
+    reasons = sorted({**selection.tests, **selection.cases}.items())
+    prefixes = tuple(arguments.tests) or ("",)
+    say(*(f"{name}: {why}" for name, why in reasons if name.startswith(prefixes)))
 
 
 def say(*lines: str) -> None:

@@ -15,13 +15,13 @@ class Checkout:
 
     def files(self) -> set[str]:
         """Everything that is there and not ignored, as paths from the root."""
-        listed = self._names("ls-files", "--cached", "--others", "--exclude-standard", "-z")
-        return {name for name in listed if (self.root / name).is_file()}
+        names = self._names("ls-files", "--cached", "--others", "--exclude-standard", "-z")
+        return {name for name in names if (self.root / name).is_file()}
 
     def changed_since(self, commit: str) -> set[str]:
         """Paths whose contents differ: edited, new, gone, under another name, not committed."""
-        tracked = self._names("diff", "--name-only", "--no-renames", "-z", commit)
-        return tracked | self._names("ls-files", "--others", "--exclude-standard", "-z")
+        names = self._names("diff", "--name-only", "--no-renames", "-z", commit)
+        return names | self._names("ls-files", "--others", "--exclude-standard", "-z")
 
     def text(self, name: str) -> str:
         """What a file says now; nothing if there is none."""
@@ -30,8 +30,8 @@ class Checkout:
 
     def text_at(self, commit: str, name: str) -> str:
         """What a file said; nothing if there was none."""
-        done = self._git("show", f"{commit}:{name}")
-        return done.stdout.decode("utf-8") if done.returncode == 0 else ""
+        process = self._git("show", f"{commit}:{name}")
+        return process.stdout.decode("utf-8") if process.returncode == 0 else ""
 
     def descends_from(self, commit: str) -> bool:
         """Whether a commit is here, and one that the present one came from."""
@@ -43,14 +43,14 @@ class Checkout:
         Raises:
             subprocess.CalledProcessError: there is none.
         """
-        done = self._git("rev-parse", "HEAD")
-        done.check_returncode()
-        return done.stdout.decode().strip()
+        process = self._git("rev-parse", "HEAD")
+        process.check_returncode()
+        return process.stdout.decode().strip()
 
     def _names(self, *words: str) -> set[str]:
-        done = self._git(*words)
-        done.check_returncode()
-        return set(filter(None, done.stdout.decode("utf-8").split("\0")))
+        process = self._git(*words)
+        process.check_returncode()
+        return set(filter(None, process.stdout.decode("utf-8").split("\0")))
 
     def _git(self, *words: str) -> subprocess.CompletedProcess[bytes]:
         return subprocess.run(

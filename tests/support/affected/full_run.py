@@ -63,30 +63,30 @@ def counts(log: str) -> tuple[Counter[str], float]:
 
     What one run left to another (deselected) is nothing of them together.
     """
-    found: Counter[str] = Counter()
+    outcomes: Counter[str] = Counter()
     seconds = 0.0
-    for said, took in SUMMARY.findall(log):
+    for summary, took in SUMMARY.findall(log):
         seconds += float(took)
-        for number, outcome in re.findall(r"(\d+) (\w+)", said):
+        for number, outcome in re.findall(r"(\d+) (\w+)", summary):
             if outcome != "deselected":
-                found[outcome] += int(number)
-    return found, seconds
+                outcomes[outcome] += int(number)
+    return outcomes, seconds
 
 
-def line(found: Counter[str], seconds: float) -> str:
+def line(outcomes: Counter[str], seconds: float) -> str:
     """Counts as pytest says them."""
-    said = ", ".join(f"{number} {outcome}" for outcome, number in found.items())
-    return f"{said or 'no tests ran'} in {seconds:.2f}s ({dt.timedelta(seconds=int(seconds))})"
+    text = ", ".join(f"{number} {outcome}" for outcome, number in outcomes.items())
+    return f"{text or 'no tests ran'} in {seconds:.2f}s ({dt.timedelta(seconds=int(seconds))})"
 
 
 def of_log(commit: str, log: str, workers: int) -> FullRun:
     """The record of a run by what pytest said of it."""
-    found, seconds = counts(log)
+    outcomes, seconds = counts(log)
     return FullRun(
         commit=commit,
         date=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
         minutes=round(seconds / 60, 1),
-        passed=found["passed"],
-        skipped=found["skipped"],
+        passed=outcomes["passed"],
+        skipped=outcomes["skipped"],
         workers=workers,
     )

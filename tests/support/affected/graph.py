@@ -43,22 +43,22 @@ class Graph:
     """
 
     def __init__(
-        self, checkout: Checkout, packages: Mapping[str, str], gone: Iterable[str] = ()
+        self, checkout: Checkout, packages: Mapping[str, str], former_files: Iterable[str] = ()
     ) -> None:
         """Read all of a checkout.
 
         Args:
             checkout: its files.
             packages: folders of installed packages, by their dotted names.
-            gone: files that were there: what still asks for them depends on them.
+            former_files: files that were there: what still asks for them depends on them.
         """
-        self.files = frozenset(checkout.files() | set(gone))
+        self.files = frozenset(checkout.files() | set(former_files))
         self._packages = sorted(packages.items(), key=lambda item: -len(item[0]))
         self._with: dict[str, set[str]] = {}  # files by every part of their paths
         for name in self.files:
             for part in name.split("/"):
                 self._with.setdefault(part, set()).add(name)
-        self._known: dict[tuple[str, str], frozenset[str]] = {}
+        self._module_cache: dict[tuple[str, str], frozenset[str]] = {}
         collecting = gc.isenabled()
         gc.disable()  # which would go through all trees again and again
         try:
@@ -68,30 +68,30 @@ class Graph:
                 gc.enable()
         self.uses = {name: self._uses(name) for name in self._readings if not PAGES.fullmatch(name)}
 
-    def touched_by(self, changed: Iterable[str]) -> dict[str, str]:
+    def touched_by(self, changes: Iterable[str]) -> dict[str, str]:
         """Files and tests that depend on what changed, however far, and through which change."""
         users: dict[str, set[str]] = {}
         for name, used in self.uses.items():
             for other in used:
                 users.setdefault(other, set()).add(name)
-        found: dict[str, str] = {}
-        for change in sorted(changed):
+        causes: dict[str, str] = {}
+        for change in sorted(changes):
             todo = [change]
             while todo:
                 name = todo.pop()
-                if name not in found:
-                    found[name] = change
+                if name not in causes:
+                    causes[name] = change
                     todo.extend(users.get(name, ()))
-        return found
+        return causes
 
     def behind(self, *names: str) -> set[str]:
         """Everything that files or tests depend on, however far, themselves included."""
-        found, todo = set(names), [*names]
+        dependencies, todo = set(names), [*names]
         while todo:
-            new = self.uses.get(todo.pop(), set()) - found
-            found |= new
+            new = self.uses.get(todo.pop(), set()) - dependencies
+            dependencies |= new
             todo.extend(new)
-        return found
+        return dependencies
 
     def is_used(self, name: str) -> bool:
         """Whether anything depends on a file."""
@@ -121,28 +121,28 @@ class Graph:
         is_installed = any(name.startswith(f"{place}/") for _, place in self._packages)
         # where Python looks besides: a program's own folder
         beside = "" if is_installed or name.startswith("tests/") else folder
-        asked = set(reading.imports)
+        modules = set(reading.imports)
         if not reading.lazy:  # which speaks of what it finds when asked
-            asked |= {word for word in reading.spoken if word.partition(".")[0] in self._ours}
-        for module in reading.started:
-            asked |= {module, f"{module}.__main__"}
-        found = set().union(*(self._asked(dotted, beside) for dotted in asked))
+            modules |= {word for word in reading.spoken if word.partition(".")[0] in self._ours}
+        for module in reading.programs:
+            modules |= {module, f"{module}.__main__"}
+        dependencies = set().union(*(self._modules_behind(module, beside) for module in modules))
         if not name.startswith(NAME_FOR_OTHERS):
-            named = self._named(reading, folder)
+            named_files = self._named_files(reading, folder)
             if is_installed:
-                named = {path for path in named if path.startswith("data/")}
+                named_files = {path for path in named_files if path.startswith("data/")}
             if name in (COMMANDS_OF_PAGES, CODE_OF_PAGES):  # by case: see the rules
-                named = {path for path in named if not PAGES.fullmatch(path)}
-            found |= named
+                named_files = {path for path in named_files if not PAGES.fullmatch(path)}
+            dependencies |= named_files
         if node != name:
-            return found | {name}
+            return dependencies | {name}
         if name.startswith("tests/") and PurePosixPath(name).name != "conftest.py":
             above = PurePosixPath(name).parents
-            found |= {path for one in above if (path := f"{one}/conftest.py") in self.files}
+            dependencies |= {path for one in above if (path := f"{one}/conftest.py") in self.files}
         if name == CODE_OF_PAGES:
             pages = [page for page in self._readings if PAGES.fullmatch(page)]
-            found |= set().union(*(self._uses(page) for page in pages))
-        return found - {name}
+            dependencies |= set().union(*(self._uses(page) for page in pages))
+        return dependencies - {name}
 
     @functools.cached_property
     def _tops(self) -> set[str]:
@@ -159,36 +159,36 @@ class Graph:
                 heads.add(parts[1])
         return heads
 
-    def _module(self, dotted: str, beside: str) -> str | None:
+    def _module(self, module_name: str, beside: str) -> str | None:
         """The file of a module."""
-        path = dotted.replace(".", "/")
+        path = module_name.replace(".", "/")
         bases = [f"{place}/{path}" for place in (*SEARCHED, beside)]
         for package, place in self._packages:
-            if f"{dotted}.".startswith(f"{package}."):
+            if f"{module_name}.".startswith(f"{package}."):
                 bases = [place + path[len(package) :]]
                 break
         ends = ("/__init__.py", ".py")
-        found = (f"{base}{end}" for base in bases for end in ends if f"{base}{end}" in self.files)
-        return next(found, None)
+        paths = (f"{base}{end}" for base in bases for end in ends if f"{base}{end}" in self.files)
+        return next(paths, None)
 
-    def _asked(self, dotted: str, beside: str) -> frozenset[str]:
+    def _modules_behind(self, module_name: str, beside: str) -> frozenset[str]:
         """The modules that a dotted name leads through, and those that it asks them for."""
-        key = (dotted, beside)
-        if key not in self._known:
-            self._known[key] = frozenset(self._resolved(dotted, beside))
-        return self._known[key]
+        key = (module_name, beside)
+        if key not in self._module_cache:
+            self._module_cache[key] = frozenset(self._resolve(module_name, beside))
+        return self._module_cache[key]
 
-    def _resolved(self, dotted: str, beside: str) -> Iterator[str]:
-        before, known = None, ""
-        for part in dotted.split("."):
+    def _resolve(self, module_name: str, beside: str) -> Iterator[str]:
+        before, prefix = None, ""
+        for part in module_name.split("."):
             if part in ("*", "__file__", "__path__") and before:
-                yield from self._room(before, known)
+                yield from self._room(before, prefix)
             homes = {} if before is None else self._readings_of(before).lazy
             for home in homes.values() if part in ("*", "?") else [homes.get(part)]:
                 if home is not None:
-                    yield from self._resolved(home, beside)
-            known = f"{known}.{part}" if known else part
-            before = self._module(known, beside)
+                    yield from self._resolve(home, beside)
+            prefix = f"{prefix}.{part}" if prefix else part
+            before = self._module(prefix, beside)
             if before is None:
                 return
             yield before
@@ -196,9 +196,9 @@ class Graph:
     def _readings_of(self, name: str) -> Reading:
         return self._readings.get(name) or Reading()
 
-    def _room(self, init: str, dotted: str) -> Iterator[str]:
+    def _room(self, init: str, package_name: str) -> Iterator[str]:
         """Every module of a package."""
-        inside = f"{dotted}."
+        inside = f"{package_name}."
         folders = [place for package, place in self._packages if package.startswith(inside)]
         if init.endswith("/__init__.py"):
             folders.append(init.removesuffix("/__init__.py"))
@@ -209,34 +209,36 @@ class Graph:
     @functools.cached_property
     def _bases(self) -> dict[str, str]:
         """Where names of places lie."""
-        found = {"ROOT": ""}
+        bases = {"ROOT": ""}
         for name, (base, path) in self._readings_of(PLACES).places.items():
-            found[name] = f"{found.get(base, '')}/{path}".strip("/")
-        return found
+            bases[name] = f"{bases.get(base, '')}/{path}".strip("/")
+        return bases
 
-    def _named(self, reading: Reading, folder: str) -> set[str]:
+    def _named_files(self, reading: Reading, folder: str) -> set[str]:
         """Files that a text names."""
-        words = reading.words | {path for base, path in reading.based if base not in self._bases}
+        words = reading.words | {
+            path for base, path in reading.base_paths if base not in self._bases
+        }
         # f"{name}.json" is mostly told its names in the same text
         stars = [word for word in words if "*" in word and "/" not in word]
         spelt = {star.replace("*", word) for star in stars for word in reading.words}
-        rooted = {
+        root_paths = {
             f"{self._bases[base]}/{path}".strip("/")
-            for base, path in reading.based
+            for base, path in reading.base_paths
             if base in self._bases
         }
-        for dotted in reading.imports:
-            module, _, name = dotted.rpartition(".")
+        for import_name in reading.imports:
+            module, _, name = import_name.rpartition(".")
             if module == "support.paths" and "/" in self._bases.get(name, ""):
-                rooted.add(self._bases[name])
-        found: set[str] = set()
+                root_paths.add(self._bases[name])
+        files: set[str] = set()
         for word in words | (spelt & self._with.keys()):
-            found |= self._meant(word, folder, reading.words, rooted=False)
-        for word in rooted:
-            found |= self._meant(word, folder, reading.words, rooted=True)
-        return found
+            files |= self._meanings(word, folder, reading.words, rooted=False)
+        for word in root_paths:
+            files |= self._meanings(word, folder, reading.words, rooted=True)
+        return files
 
-    def _meant(self, word: str, folder: str, values: set[str], *, rooted: bool) -> set[str]:
+    def _meanings(self, word: str, folder: str, values: set[str], *, rooted: bool) -> set[str]:
         """Files that a word can mean.
 
         Code is meant by its path, from the root or from where the word is said, a page by its name,
@@ -262,13 +264,13 @@ class Graph:
         fitting: dict[str, bool] = {}
         for name in self._with[sure]:
             if PAGES.fullmatch(name):
-                meant = page.fullmatch(name)
+                match = page.fullmatch(name)
             elif name.endswith(".py") and not name.startswith(("data/", "docs/")):
-                meant = code.fullmatch(name)
+                match = code.fullmatch(name)
             else:
-                meant = other.fullmatch(name)
-            if meant:
-                fitting[name] = set(meant.groups()) <= values
+                match = other.fullmatch(name)
+            if match:
+                fitting[name] = set(match.groups()) <= values
         return {name for name, fits in fitting.items() if fits or not any(fitting.values())}
 
 

@@ -27,39 +27,41 @@ class Reading:
     Attributes:
         imports: dotted names that are imported or looked up in what was, anywhere in the text.
         spoken: dotted names in strings.
-        started: modules that ``python -m`` runs.
+        programs: modules that ``python -m`` runs.
         words: what may be a file: strings, and paths put together by ``/``.
-        based: those paths that begin with a name, and the name.
+        base_paths: those paths that begin with a name, and the name.
         chains: names that something is looked up in, with that: ``a.b.c``.
         bare: other names that are used, and arguments, which pytest gives what they name.
-        bound: what names stand for that imports bind.
+        bindings: what names stand for that imports bind.
         lazy: names that the module looks up when they are asked for, and where.
-        places: paths that the module gives names to, each as in ``based``.
+        places: paths that the module gives names to, each as in ``base_paths``.
     """
 
     imports: set[str] = field(default_factory=set)
     spoken: set[str] = field(default_factory=set)
-    started: set[str] = field(default_factory=set)
+    programs: set[str] = field(default_factory=set)
     words: set[str] = field(default_factory=set)
-    based: set[tuple[str, str]] = field(default_factory=set)
+    base_paths: set[tuple[str, str]] = field(default_factory=set)
     chains: set[str] = field(default_factory=set)
     bare: set[str] = field(default_factory=set)
-    bound: dict[str, set[str]] = field(default_factory=dict)
+    bindings: dict[str, set[str]] = field(default_factory=dict)
     lazy: dict[str, str] = field(default_factory=dict)
     places: dict[str, tuple[str, str]] = field(default_factory=dict)
 
     def add(self, other: Reading) -> None:
         """Take up what another text says when it runs."""
-        for name in ("imports", "spoken", "started", "words", "based", "chains", "bare"):
+        for name in ("imports", "spoken", "programs", "words", "base_paths", "chains", "bare"):
             getattr(self, name).update(getattr(other, name))
 
-    def look_up(self, bound: Mapping[str, set[str]]) -> None:
+    def look_up(self, bindings: Mapping[str, set[str]]) -> None:
         """Add to the imports what is looked up in names that are bound so."""
         for chain in self.chains:
             head, _, rest = chain.partition(".")
-            self.imports.update(f"{dotted}.{rest}" for dotted in bound.get(head, ()))
+            self.imports.update(f"{import_name}.{rest}" for import_name in bindings.get(head, ()))
         # a module that is handed on may be asked for anything
-        self.imports.update(f"{dotted}.?" for name in self.bare for dotted in bound.get(name, ()))
+        self.imports.update(
+            f"{import_name}.?" for name in self.bare for import_name in bindings.get(name, ())
+        )
 
     def mentions(self) -> set[str]:
         """Everything that may be the name of a function or a fixture."""
@@ -69,17 +71,17 @@ class Reading:
 def read(text: str) -> Reading:
     """What a text says; nothing if it is not Python."""
     tree = _tree(text)
-    found = _read([tree])
-    found.look_up(found.bound)
-    found.lazy = _lazy(tree)
-    found.places = {
+    reading = _read([tree])
+    reading.look_up(reading.bindings)
+    reading.lazy = _lazy(tree)
+    reading.places = {
         node.targets[0].id: _path(node.value)[:2]
         for node in tree.body
         if isinstance(node, ast.Assign)
         and isinstance(node.targets[0], ast.Name)
         and isinstance(node.value, ast.BinOp)
     }
-    return found
+    return reading
 
 
 def read_tests(text: str) -> dict[str, Reading]:
@@ -102,23 +104,23 @@ def read_tests(text: str) -> dict[str, Reading]:
         else:
             parts[node.name] = _read([node])
     parts[""] = _read(rest)
-    bound: dict[str, set[str]] = {}
+    bindings: dict[str, set[str]] = {}
     for part in parts.values():
-        for name, dotted in part.bound.items():
-            bound.setdefault(name, set()).update(dotted)
-    found: dict[str, Reading] = {}
+        for name, import_names in part.bindings.items():
+            bindings.setdefault(name, set()).update(import_names)
+    readings: dict[str, Reading] = {}
     for name in parts:
         if name == "" or name.lower().startswith("test"):
-            asked, todo = {name}, [name]
-            found[name] = Reading()
+            names, todo = {name}, [name]
+            readings[name] = Reading()
             while todo:
                 part = parts[todo.pop()]
-                found[name].add(part)
-                new = (part.mentions() & parts.keys()) - asked
-                asked |= new
+                readings[name].add(part)
+                new = (part.mentions() & parts.keys()) - names
+                names |= new
                 todo.extend(new)
-            found[name].look_up(bound)
-    return found
+            readings[name].look_up(bindings)
+    return readings
 
 
 def _tree(text: str) -> ast.Module:
@@ -129,39 +131,39 @@ def _tree(text: str) -> ast.Module:
 
 
 def _read(nodes: Sequence[ast.AST]) -> Reading:
-    found = Reading()
+    reading = Reading()
     parts: set[int] = set()  # of nodes that were read with what they are part of
     for node in itertools.chain.from_iterable(map(_running, nodes)):
         if isinstance(node, ast.Name):
             if id(node) not in parts:
-                found.bare.add(node.id)
+                reading.bare.add(node.id)
         elif isinstance(node, ast.Attribute):
-            found.chains.add(_chain(node))
+            reading.chains.add(_chain(node))
             if isinstance(node.value, ast.Name):
                 parts.add(id(node.value))
         elif isinstance(node, ast.Constant | ast.JoinedStr):
             if id(node) not in parts:
                 parts.update(id(part) for part in getattr(node, "values", ()))
-                _say(found, _string(node))
+                _say(reading, _string(node))
         elif isinstance(node, ast.Call):
-            _start(found, node.args)
+            _start(reading, node.args)
             if isinstance(node.func, ast.Name) and node.func.id == "load_tool" and node.args:
-                found.words.add(f"tools/{_string(node.args[0])}.py")
+                reading.words.add(f"tools/{_string(node.args[0])}.py")
         elif isinstance(node, ast.List | ast.Tuple):
-            _start(found, node.elts)
+            _start(reading, node.elts)
         elif isinstance(node, ast.BinOp):
             if id(node) not in parts:
                 base, path, read_with_it = _path(node)
-                found.based.add((base, path))
+                reading.base_paths.add((base, path))
                 parts.update(read_with_it)
         elif isinstance(node, ast.Import | ast.ImportFrom):
-            for bound, dotted in _imported(node):
-                found.imports.add(dotted)
-                found.bound.setdefault(bound, set()).add(dotted)
+            for name, import_name in _import_names(node):
+                reading.imports.add(import_name)
+                reading.bindings.setdefault(name, set()).add(import_name)
         elif isinstance(node, ast.arg):
-            found.bare.add(node.arg)
-    found.words.discard("")
-    return found
+            reading.bare.add(node.arg)
+    reading.words.discard("")
+    return reading
 
 
 def _running(tree: ast.AST) -> Iterator[ast.AST]:
@@ -188,7 +190,7 @@ def _for_types(test: ast.expr) -> bool:
     return getattr(test, "id", getattr(test, "attr", "")) == "TYPE_CHECKING"
 
 
-def _imported(node: ast.Import | ast.ImportFrom) -> Iterator[tuple[str, str]]:
+def _import_names(node: ast.Import | ast.ImportFrom) -> Iterator[tuple[str, str]]:
     """Names that a statement binds, and what they stand for."""
     for alias in node.names:
         if isinstance(node, ast.ImportFrom):
@@ -238,25 +240,25 @@ def _path(node: ast.expr) -> tuple[str, str, set[int]]:
     path = "/".join(reversed(pieces))
     while path.startswith("*/") or path.endswith("/*"):
         path = path.removeprefix("*/").removesuffix("/*")
-    known = path if WORD.fullmatch(path) and path.strip("*./") else ""
-    return node.id if isinstance(node, ast.Name) else "", known, parts
+    path_text = path if WORD.fullmatch(path) and path.strip("*./") else ""
+    return node.id if isinstance(node, ast.Name) else "", path_text, parts
 
 
-def _say(found: Reading, text: str) -> None:
+def _say(reading: Reading, text: str) -> None:
     if "import " in text:
         # * is for a value: any expression will do
-        found.add(read(textwrap.dedent(text.replace("*", "_"))))
-    found.started.update(STARTED.findall(text))
+        reading.add(read(textwrap.dedent(text.replace("*", "_"))))
+    reading.programs.update(STARTED.findall(text))
     word = text.removeprefix("./").rstrip("/")
     if len(word) > 1 and WORD.fullmatch(word) and word.strip("*."):
-        found.words.add(word)
+        reading.words.add(word)
         if "." in word and DOTTED.fullmatch(word):
-            found.spoken.add(word)
+            reading.spoken.add(word)
 
 
-def _start(found: Reading, nodes: list[ast.expr]) -> None:
+def _start(reading: Reading, nodes: list[ast.expr]) -> None:
     words = [_string(node) for node in nodes]
-    found.started.update(b for a, b in itertools.pairwise(words) if a == "-m")
+    reading.programs.update(b for a, b in itertools.pairwise(words) if a == "-m")
 
 
 def _lazy(tree: ast.Module) -> dict[str, str]:
@@ -264,10 +266,10 @@ def _lazy(tree: ast.Module) -> dict[str, str]:
     if not any(getattr(node, "name", "") == "__getattr__" for node in tree.body):
         return {}
     return {
-        bound: dotted
+        name: import_name
         for block in tree.body
         if isinstance(block, ast.If) and _for_types(block.test)
         for node in block.body
         if isinstance(node, ast.ImportFrom)
-        for bound, dotted in _imported(node)
+        for name, import_name in _import_names(node)
     }

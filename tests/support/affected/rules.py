@@ -34,7 +34,7 @@ DATA = ("json", "toml", "yaml")
 
 
 @dataclass(frozen=True)
-class Touched:
+class TouchedTests:
     """What of the slow tests has to run.
 
     Attributes:
@@ -43,14 +43,14 @@ class Touched:
         tests: what can be touched, ``FILE::NAME``, or ``FILE`` for all in it, and by which change.
         cases: cases of other tests, by file and what pytest has in brackets (a command line without
             its page), and by which change.
-        untouched: tests that nothing can touch, as ``FILE::NAME``.
+        untouched_tests: tests that nothing can touch, as ``FILE::NAME``.
     """
 
     since: str = ""
     everything: str = ""
     tests: dict[str, str] = field(default_factory=dict)
     cases: dict[str, str] = field(default_factory=dict)
-    untouched: list[str] = field(default_factory=list)
+    untouched_tests: list[str] = field(default_factory=list)
 
     def reason(self, test: str) -> str | None:
         """What touches a test, named as pytest does; None if nothing can."""
@@ -58,71 +58,71 @@ class Touched:
         name, _, case = rest.partition("[")
         name = f"{file}::{name.partition('::')[0]}"
         case = case.removesuffix("]")
-        told = (
+        reasons = (
             self.everything,
             self.tests.get(name),
             self.tests.get(file),
             self.cases.get(f"{file}[{case}]"),
             self.cases.get(f"{file}[{case.partition(': ')[2]}]"),
         )
-        unknown = None if name in self.untouched else "what it depends on is not known"
-        return next(filter(None, told), unknown)
+        unknown = None if name in self.untouched_tests else "what it depends on is not known"
+        return next(filter(None, reasons), unknown)
 
     def dumps(self) -> str:
         """As text, for other processes."""
         return json.dumps(asdict(self))
 
 
-def touched(checkout: Checkout) -> Touched:
+def touched_tests(checkout: Checkout) -> TouchedTests:
     """What has to run in a checkout, by what differs from the last recorded full run."""
     try:
         record = FullRun.read(checkout.root)
     except ValueError as error:
-        return Touched(everything=str(error))
+        return TouchedTests(everything=str(error))
     if record is None:
-        return Touched(everything="no full run is recorded in .ci/full-run.json")
+        return TouchedTests(everything="no full run is recorded in .ci/full-run.json")
     since = record.commit[:10]
     if not checkout.descends_from(record.commit):
-        return Touched(
+        return TouchedTests(
             everything=f"{since}, whose full run is recorded, is not in this clone's history"
         )
     return touched_since(checkout, record.commit)
 
 
-def touched_since(checkout: Checkout, commit: str) -> Touched:
+def touched_since(checkout: Checkout, commit: str) -> TouchedTests:
     """What has to run by what differs from a commit."""
     since = commit[:10]
-    changed = checkout.changed_since(commit)
-    for name in sorted(changed):
+    changed_files = checkout.changed_since(commit)
+    for name in sorted(changed_files):
         for place, why in RUNS_ALL.items():
             if name == place or (place.endswith("/") and name.startswith(place)):
-                return Touched(since, f"{name} differs from {since}: {why}")
-    graph = Graph(checkout, installed_packages(checkout), changed)
-    found = graph.touched_by(changed)
-    for name in sorted(changed & checkout.files()):
+                return TouchedTests(since, f"{name} differs from {since}: {why}")
+    graph = Graph(checkout, installed_packages(checkout), changed_files)
+    causes = graph.touched_by(changed_files)
+    for name in sorted(changed_files & checkout.files()):
         if not (is_test(name) or graph.is_used(name) or traces_nothing(name)):
-            return Touched(since, f"{name} differs from {since}: nothing says who reads it")
-    tests = {name: why for name, why in found.items() if is_test(name.partition("::")[0])}
+            return TouchedTests(since, f"{name} differs from {since}: nothing says who reads it")
+    tests = {name: why for name, why in causes.items() if is_test(name.partition("::")[0])}
     cases: dict[str, str] = {}
-    pages = sorted(name for name in changed if PAGES.fullmatch(name))
+    pages = sorted(name for name in changed_files if PAGES.fullmatch(name))
     before = {page: checkout.text_at(commit, page) for page in pages}
     after = {page: checkout.text(page) for page in pages}
-    known = {line for text in before.values() for line in lines_of(text)}
+    known_lines = {line for text in before.values() for line in lines_of(text)}
     for page in pages:
         if blocks_of(before[page], *DATA) != blocks_of(after[page], *DATA):
             tests |= {COMMANDS_OF_PAGES: page, CODE_OF_PAGES: page}
         if blocks_of(before[page], "python") != blocks_of(after[page], "python"):
             cases[f"{CODE_OF_PAGES}[{page}]"] = page
-        for line in set(lines_of(after[page])) - known:
+        for line in set(lines_of(after[page])) - known_lines:
             cases[f"{COMMANDS_OF_PAGES}[{as_pytest_writes(line)}]"] = page
-    untouched = graph.tests() - tests.keys()
-    return Touched(since, "", tests, cases, sorted(untouched))
+    untouched_tests = graph.tests() - tests.keys()
+    return TouchedTests(since, "", tests, cases, sorted(untouched_tests))
 
 
 def installed_packages(checkout: Checkout) -> dict[str, str]:
     """Folders of the packages that are installed, by their names."""
-    told = tomllib.loads(checkout.text("pyproject.toml"))["tool"]["setuptools"]
-    return {"memest": "memest", **told.get("package-dir", {})}
+    settings = tomllib.loads(checkout.text("pyproject.toml"))["tool"]["setuptools"]
+    return {"memest": "memest", **settings.get("package-dir", {})}
 
 
 def traces_nothing(name: str) -> bool:

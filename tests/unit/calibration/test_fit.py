@@ -21,7 +21,7 @@ from memest.errors import ConfigError, MissingDependencyError
 from memest.estimation.calibration_files import read_calibration, write_calibration
 from memest.estimation.correction import correct
 from memest.units import MIB
-from support.simulated_runs import MOVING, PARTS, ended, simulate
+from support.simulated_runs import MOVING, PARTS, ended_run, simulate
 
 ONE, TWO = "NVIDIA Simulated 1", "NVIDIA Simulated 2"
 SPARSE = {"models": 9, "each": 4}
@@ -355,7 +355,7 @@ def test_nothing_to_fit_is_said():
     with pytest.raises(ConfigError, match=r"nothing to fit: of the measured runs \(none\)"):
         fit_calibration([])
     with pytest.raises(ConfigError, match=r"\(1 oom\)"):
-        fit_calibration([ended()])
+        fit_calibration([ended_run()])
     pairs = [replace(p, prediction=None, failure="no such model") for p in simulate(models=1)]
     with pytest.raises(ConfigError, match="The first: no such model"):
         fit_calibration(pairs)
@@ -366,7 +366,7 @@ def test_nothing_to_fit_is_said():
 
 @pytest.mark.slow
 def test_a_fit_is_the_same_whatever_the_order_and_reads_back(tmp_path):
-    pairs = [*simulate(**SPARSE, factor=1.04, noise=0.01, process_noise=MIB), ended()]
+    pairs = [*simulate(**SPARSE, factor=1.04, noise=0.01, process_noise=MIB), ended_run()]
     shuffled = list(pairs)
     random.Random(7).shuffle(shuffled)
 

@@ -18,13 +18,13 @@ from memest.calibration.fitting.report import html_report, markdown_report
 from memest.calibration.measurement import CPU, Failure, Status
 from memest.report.page import Heading, Items, Table, Text, as_html, as_markdown
 from memest.units import MIB
-from support.simulated_runs import ended, simulate
+from support.simulated_runs import ended_run, simulate
 
 
 @pytest.fixture(scope="module")
 def campaign():
     pairs = simulate(models=8, each=4, factor=1.05, noise=0.005, process_noise=5 * MIB, shared=2)
-    pairs += [ended(), ended(Status.FAILED, case=51)]
+    pairs += [ended_run(), ended_run(Status.FAILED, case=51)]
     return pairs, fit_calibration(pairs)
 
 
@@ -149,7 +149,7 @@ def test_a_report_without_a_profile_or_without_runs():
         row[1] for row in rows(text, "Errors of each peak against its own meter")
     ]
     assert "0 runs measured" in markdown_report([])
-    assert "1 oom" in html_report([ended()])
+    assert "1 oom" in html_report([ended_run()])
 
 
 def test_a_cpu_is_scored_by_its_allocations():
@@ -166,7 +166,7 @@ def test_what_others_wrote_is_no_markup(campaign):
     nasty = Failure(
         kind="Error", message='<script>alert("x")</script> | *a* \x1b[2J\nnew', phase=""
     )
-    bad = ended(Status.CRASHED, case=60)
+    bad = ended_run(Status.CRASHED, case=60)
     pairs = [Pair(replace(bad.measurement, failure=nasty), None), *campaign[0]]
 
     page, text = html_report(pairs, campaign[1]), markdown_report(pairs, campaign[1])

@@ -13,7 +13,7 @@ from memest.calibration.fitting.residuals import residuals, uncorrected_of
 from memest.calibration.measurement import CPU, Status, StepReading, release_of
 from memest.errors import ConfigError, TraceError
 from memest.units import GIB, MIB
-from support.simulated_runs import ended, environment, measurement, simulate
+from support.simulated_runs import ended_run, environment, measurement, simulate
 
 
 def one(**changes):
@@ -40,7 +40,12 @@ def test_residuals_are_measured_minus_predicted():
 
 
 def test_runs_that_did_not_complete_are_counted_not_fitted():
-    pairs = [one(), ended(), ended(Status.FAILED, case=51), ended(Status.TIMEOUT, case=52)]
+    pairs = [
+        one(),
+        ended_run(),
+        ended_run(Status.FAILED, case=51),
+        ended_run(Status.TIMEOUT, case=52),
+    ]
 
     found = residuals(pairs)
 

@@ -24,10 +24,10 @@ from support.affected.graph import (
 from support.affected.rules import (
     RUNS_ALL,
     TRACES_NOTHING,
-    Touched,
+    TouchedTests,
     as_pytest_writes,
     installed_packages,
-    touched,
+    touched_tests,
     traces_nothing,
 )
 from support.blocks import PAGES as PAGES_THAT_ARE_RUN
@@ -174,14 +174,17 @@ def record(root, commit):
 
 def files_touched(house):
     """The files of which a test is touched, and the cases."""
-    found = touched(Checkout(house))
+    found = touched_tests(Checkout(house))
     assert not found.everything
     return {name.partition("::")[0] for name in found.tests} | found.cases.keys()
 
 
 def test_a_record_that_is_committed_changes_nothing(house):
     assert files_touched(house) == set()
-    assert touched(Checkout(house)).since == json.loads((house / RECORD).read_text())["commit"][:10]
+    assert (
+        touched_tests(Checkout(house)).since
+        == json.loads((house / RECORD).read_text())["commit"][:10]
+    )
 
 
 @pytest.mark.parametrize(
@@ -229,7 +232,7 @@ def test_a_change_touches_what_depends_on_it(house, changed, tests):
 )
 def test_tests_of_one_file_are_told_apart(house, changed, tests):
     (house / changed).write_text(HOUSE[changed] + "\nx = 1\n")
-    found = touched(Checkout(house))
+    found = touched_tests(Checkout(house))
     names = {f"{UNIT}test_two.py::{name}" for name in ("test_grid", "TestGrid::test", "test_units")}
     ran = {name for name in names if found.reason(f"{name}[some: case]") == changed}
     assert {name.split("::")[1] for name in ran} == tests
@@ -237,7 +240,7 @@ def test_tests_of_one_file_are_told_apart(house, changed, tests):
 
 
 def test_a_test_that_is_not_written_down_as_one_runs(house):
-    found = touched(Checkout(house))
+    found = touched_tests(Checkout(house))
     assert found.reason(UNIT + "test_two.py::test_units") is None
     assert "not known" in found.reason(UNIT + "test_two.py::test_made[up]")
 
@@ -248,7 +251,7 @@ def test_some_changes_run_everything(house, place):
     (house / name).parent.mkdir(parents=True, exist_ok=True)
     with (house / name).open("a") as file:
         file.write("\n")
-    found = touched(Checkout(house))
+    found = touched_tests(Checkout(house))
     assert found.everything.startswith(f"{name} differs from {found.since}: ")
     assert found.reason("tests/unit/test_zero.py::test") == found.everything
 
@@ -257,7 +260,7 @@ def test_some_changes_run_everything(house, place):
 def test_what_nobody_is_known_to_read_runs_everything(house, name):
     (house / name).parent.mkdir(exist_ok=True)
     (house / name).write_text("")
-    assert "nothing says who reads it" in touched(Checkout(house)).everything
+    assert "nothing says who reads it" in touched_tests(Checkout(house)).everything
 
 
 def test_a_file_that_is_gone_touches_what_still_asks_for_it(house):
@@ -309,22 +312,22 @@ def test_all_commits_since_the_record_count_and_merged_ones_too(house):
 
 def test_without_a_record_of_this_history_everything_runs(house, tmp_path_factory):
     (house / RECORD).write_text("{}")
-    assert "cannot be read" in touched(Checkout(house)).everything
+    assert "cannot be read" in touched_tests(Checkout(house)).everything
     git(house, "checkout", "--quiet", "-b", "side")
     elsewhere = commit(house)
     git(house, "checkout", "--quiet", "main", "--force")
     for unknown in (elsewhere, "0" * 40):
         record(house, unknown)
-        assert "not in this clone's history" in touched(Checkout(house)).everything
+        assert "not in this clone's history" in touched_tests(Checkout(house)).everything
     (house / RECORD).unlink()
-    assert "no full run is recorded" in touched(Checkout(house)).everything
+    assert "no full run is recorded" in touched_tests(Checkout(house)).everything
 
     record(house, git(house, "rev-parse", "main~1"))
     commit(house, {"memest/units.py": "x = 1"})
     shallow = tmp_path_factory.mktemp("clone")
     git(shallow, "clone", "--quiet", "--depth", "1", house.as_uri(), ".")
-    assert touched(Checkout(house)).tests
-    assert "not in this clone's history" in touched(Checkout(shallow)).everything
+    assert touched_tests(Checkout(house)).tests
+    assert "not in this clone's history" in touched_tests(Checkout(shallow)).everything
 
 
 SUITE = r"""
@@ -560,5 +563,5 @@ def test_the_rules_speak_of_what_is_there(graph):
 def test_every_command_of_the_pages_is_a_case(graph):
     for command in command_lines():
         case = as_pytest_writes(str(command))
-        found = Touched(cases={f"{COMMANDS}[{as_pytest_writes(command.line)}]": command.page})
+        found = TouchedTests(cases={f"{COMMANDS}[{as_pytest_writes(command.line)}]": command.page})
         assert found.reason(f"{COMMANDS}::test_the_command_runs[{case}]") == command.page

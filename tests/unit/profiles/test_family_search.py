@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from memest.profiles.family import Family
 from memest.profiles.family_search import across
 from memest.profiles.formula import NoFormulaError
-from support.toy_models import Toy, grown, up
+from support.toy_models import Toy, grow_family, up
 
 SIZES = st.integers(16, 4096)
 
@@ -17,7 +17,7 @@ SIZES = st.integers(16, 4096)
 def told(toy, batch, lengths, thresholds=()) -> Family | None:
     """What is made of a family around the first length, and of one trace at each of the others."""
     first, *others = lengths
-    family = grown(toy, batch, first, axes=("seq_len",))
+    family = grow_family(toy, batch, first, axes=("seq_len",))
     assume(family is not None)
     traces = {point: family.at(point) for point in family.points}
     traces |= {(length,): toy.truth(batch, length) for length in others}

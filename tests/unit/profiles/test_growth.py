@@ -7,7 +7,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from memest.errors import TraceError
-from support.toy_models import Toy, grown, up
+from support.toy_models import Toy, grow_family, up
 
 # -- traces without torch: as many numbers as wanted, of any function of the sizes ----------------
 
@@ -43,7 +43,7 @@ LENGTHS = st.one_of(st.integers(1, 8192), st.sampled_from([1, 7, 32, 100, 128, 5
 def test_a_well_behaved_model_has_a_family_over_its_whole_range(b, s, axes):
     toy = Toy(lambda b, s: [b * s * (s + 1) // 2, (b - 1) * (s - 1) * 7, b * b * 4])
 
-    family = grown(toy, b, s, axes=axes)
+    family = grow_family(toy, b, s, axes=axes)
 
     if b == 1 and axes == ("batch", "seq_len"):
         axes = ("seq_len",)
@@ -59,7 +59,7 @@ def test_a_window_is_not_missed(b, s, window, high):
     high = max(high, s)
     toy = Toy(lambda b, s: [b * min(s, window) * 512, b * s * min(s, window) * 12])
 
-    family = grown(toy, b, s, high)
+    family = grow_family(toy, b, s, high)
 
     assert family is None or not wrong(family, toy, s, high)
 
@@ -78,7 +78,7 @@ def test_padding_to_a_multiple_is_not_missed(b, s, multiple, high):
         lambda b, s: [b * up(s, multiple) * 512, b * up(s, multiple) ** 2 // multiple, up(s, 8)]
     )
 
-    family = grown(toy, b, s, high)
+    family = grow_family(toy, b, s, high)
 
     assert family is None or not wrong(family, toy, s, high)
 
@@ -101,6 +101,6 @@ def test_a_threshold_is_not_missed(b, s, threshold, kind, tokens):
         assume(not above(b, s))  # what is asked about can be traced
         toy = Toy(lambda b, s: [], refuses=above)
 
-    family = grown(toy, b, s)
+    family = grow_family(toy, b, s)
 
     assert family is None or not wrong(family, toy, s)

@@ -115,12 +115,13 @@ def traced(**setup):
 
     ranks = Distributed(num_gpus=2, zero=3, zero_settings=TIGHT)
     twins = twin("llama", distributed=ranks, dtype="bfloat16", loop="plain", **setup)
-    with loss_of_setup(twins.built.model, twins.setup):
+    with loss_of_setup(twins.built_model.model, twins.setup):
         trace = trace_training(
-            twins.built.trained_model, twins.setup, make_batch=lambda: realise(twins.plans),
-            loss_of=loss_for(twins.built), gpu=GPU, operators="cpu", loading=twins.built.loading,
+            twins.built_model.trained_model, twins.setup, make_batch=lambda: realise(twins.plans),
+            loss_of=loss_for(twins.built_model), gpu=GPU, operators="cpu",
+            loading=twins.built_model.loading,
         )  # fmt: skip
-    return trace, twins.built.trained_model
+    return trace, twins.built_model.trained_model
 
 
 def read_in(trace, model):
