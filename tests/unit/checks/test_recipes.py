@@ -74,8 +74,8 @@ from memest.readers.mapping import DocumentKeys, Key, KeyTable, read_table
 _TABLE = KeyTable(
     defaults={"optim": ("sgd", "what it takes unasked")},
     options={"examples": Key("batch", "whole", 8), "tokens": Key("seq_len", "whole")},
-    ignored={"colour": "it colours its log"},
-    not_modelled={"mirror": "a second copy of the weights"},
+    ignored_keys={"colour": "it colours its log"},
+    unmodelled_keys={"mirror": "a second copy of the weights"},
 )
 
 
