@@ -197,27 +197,31 @@ def _both(cases: Sequence[_Case], metric: str) -> list[tuple[str, Errors]]:
 def _ranges(cases: Sequence[_Case], calibration: Calibration | None, metric: str) -> list[Block]:
     if calibration is None:
         return []
-    ranges = [case for case in cases if case.side is not None]
+    ranged_cases = [case for case in cases if case.side is not None]
     blocks: list[Block] = [Heading("Ranges")]
-    if not ranges:
+    if not ranged_cases:
         return [*blocks, Text("No range could be compared with a measured device peak.")]
     level = calibration.band.level
     nominal = "no level is claimed" if level is None else f"{level:.0%} are claimed"
-    below, inside, above = (sum(c.side == side for c in ranges) for side in (-1, 0, 1))
+    below, inside, above = (sum(c.side == side for c in ranged_cases) for side in (-1, 0, 1))
     blocks.append(
         Text(
-            f"Of {_count(len(ranges), 'measured peak')} ({metric}), {inside} "
-            f"({inside / len(ranges):.1%}) lie in the range ({nominal}), {below} below it and "
-            f"{above} ({above / len(ranges):.1%}) above it; {_band_words(calibration)}."
+            f"Of {_count(len(ranged_cases), 'measured peak')} ({metric}), {inside} "
+            f"({inside / len(ranged_cases):.1%}) lie in the range ({nominal}), "
+            f"{below} below it and {above} ({above / len(ranged_cases):.1%}) above it; "
+            f"{_band_words(calibration)}."
         )
     )
-    claims = [c for c in ranges if c.correction is not None and c.correction.level is not None]
-    if metric == METRICS[-1] and len(claims) < len(ranges):
-        inside = sum(c.side == 0 for c in claims)
+    cases_with_level = [
+        c for c in ranged_cases if c.correction is not None and c.correction.level is not None
+    ]
+    if metric == METRICS[-1] and len(cases_with_level) < len(ranged_cases):
+        inside = sum(c.side == 0 for c in cases_with_level)
         blocks.append(
             Text(
-                f"{len(ranges) - len(claims)} of them lie beyond what was measured, where ranges "
-                f"are widened and claim no level; of the other {len(claims)}, {inside} lie inside."
+                f"{len(ranged_cases) - len(cases_with_level)} of them lie beyond what was "
+                "measured, where ranges are widened and claim no level; of the other "
+                f"{len(cases_with_level)}, {inside} lie inside."
             )
         )
     return blocks
