@@ -82,7 +82,7 @@ class DataLoading:
 
     @property
     def num_loaded(self) -> int:
-        """The same with the batch that the training process holds: the next, or the current."""
+        """Batches that are loaded: those that wait, and the one that the training process holds."""
         return self.num_waiting + 1
 
     def pinned_bytes(self, sizes: Sequence[int]) -> int:

@@ -31,7 +31,7 @@ _CERTAINTY = 10**18
 """The chance of what is certain, where chances are counted in whole numbers."""
 
 _GROUP = 40
-"""Decimal digits that hold the product of two chances, summed over all of a law."""
+"""Decimal digits that hold the product of two chances, summed over all of a distribution."""
 
 _LONG_CONTEXT = Context(prec=MAX_PREC, Emax=MAX_EMAX, Emin=MIN_EMIN)
 
@@ -300,8 +300,9 @@ def _chance_of_all(good: int, of: int, number: int) -> float:
 
 
 def _convolve(a: list[int], b: list[int]) -> list[int]:
-    """The law of a sum of two, from their laws; chances are parts of ``_CERTAINTY``, rounded up.
+    """The distribution of a sum, from those of its two terms.
 
+    Chances are parts of ``_CERTAINTY``, rounded up.
     Both are written as one decimal number each, a chance in every group of digits, and multiplied:
     a group of the product is an entry of the convolution, and ``decimal`` multiplies long numbers
     in next to linear time.

@@ -26,9 +26,9 @@ class Pair(NamedTuple):
     """An option that is refused beside others.
 
     Attributes:
-        groups: the others, by the names that :func:`refuse_pairs` is given.
+        groups: the others, by the names that :func:`refuse_pairs` takes, with blanks between.
         label: the option; ``{s}`` is the setup.
-        applies: whether it is.
+        applies: whether a setup has the option.
         why: the reason, where there is more to say than that nobody compared it.
         remedy: what to write; given, ``label`` names both of them, and they exclude each other.
     """
@@ -269,7 +269,7 @@ def refuse_pairs(setup: TrainingOptions, flag: str, *groups: str) -> None:
     Args:
         setup: the options.
         flag: the option, for messages.
-        groups: what it is called in the table.
+        groups: names of the option in the table.
 
     Raises:
         ConfigError: such a pair of options.

@@ -225,7 +225,7 @@ class TargetGpus:
 
     Attributes:
         main: decides kernels and, where one is named, the verdict.
-        named_gpus: those that were named; empty where none was.
+        named_gpus: the GPUs that the user names; empty where none is.
         torch: (major, minor) of PyTorch.
         context: that was given, in bytes; None for the table.
     """

@@ -313,7 +313,7 @@ def _open(file: str, origin: str) -> tuple[dict[str, Any], Path]:
 def _document_among(
     arguments: dict[str, Any], positionals: list[str]
 ) -> tuple[dict[str, Any], str, Path | None]:
-    """The document that the arguments name, what it is called, and its folder; else nothing."""
+    """The document that a program's arguments name, its name, and its folder; else nothing."""
     file, origin = _file_among(arguments, positionals)
     if file is None:
         return {}, "command", None
