@@ -360,11 +360,11 @@ class Chains:
     """All chains of a stream, and what is worth remembering about the stream's structure.
 
     Attributes:
-        parts: the chains.
+        chains: the chains.
         memo: filled by those who read streams; streams that differ in nothing but sizes share it.
     """
 
-    parts: list[Chain] = field(default_factory=list)
+    chains: list[Chain] = field(default_factory=list)
     memo: dict[Any, Any] = field(default_factory=dict)
 
 

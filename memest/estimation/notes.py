@@ -143,7 +143,7 @@ def notes_of_each(notes: Mapping[str, Sequence[str]]) -> list[str]:
 def run_notes(run: Run) -> list[str]:
     """What there is to know of a run whatever the GPU, in sentences."""
     setup = run.setup
-    batches = setup.num_steps * run.program.enough(setup.grad_accum)
+    batches = setup.num_steps * run.program.enough_micro_steps(setup.grad_accum)
     return [
         *run.notes,
         *length_notes(setup),

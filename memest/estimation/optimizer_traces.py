@@ -13,7 +13,7 @@ from memest.errors import MissingDependencyError
 from memest.events import Weight
 from memest.profiles.cache import digest_of
 from memest.profiles.document import FORMAT, family_to_json
-from memest.profiles.family import Family, Point, alone
+from memest.profiles.family import Family, Point, single_trace_family
 from memest.profiles.known_profiles import KnownProfiles
 from memest.profiles.program import Program
 from memest.workspaces.operator_call import GpuTraits
@@ -145,7 +145,7 @@ class OptimizerTraces:
 
                 roles = roles_of(model())
             trace = trace_updates(weights, setup, gpu, roles)
-            updates = alone(trace, {})
+            updates = single_trace_family(trace, {})
             if self._keeps:
                 self._known_profiles.write(key, "updates", family_to_json(updates))
         self._families[name] = updates

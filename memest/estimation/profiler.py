@@ -29,12 +29,12 @@ from memest.profiles.axes import (
     Sizes,
     fields_of,
     gathering_ranks,
-    highest,
-    samples,
+    highest_length,
+    sample_lengths,
     structure_of,
 )
 from memest.profiles.cache import Store, digest_of
-from memest.profiles.family import Family, Point, alone
+from memest.profiles.family import Family, Point, single_trace_family
 from memest.profiles.family_search import FamilySearch, answers_for
 from memest.profiles.known_profiles import (
     KnownProfiles,
@@ -201,7 +201,9 @@ class Profiler:
     def trace(self, request: Setup, gpu: GpuTraits) -> Run:
         """The same by a trace of its own, whatever is known: to compare with."""
         question = self.question(request, gpu)
-        return self.run_of(question, alone(self._tracer.steps(question), question.sizes), ())
+        return self.run_of(
+            question, single_trace_family(self._tracer.steps(question), question.sizes), ()
+        )
 
     def family(self, question: Question) -> tuple[Family, Point]:
         """The family that answers for the sizes of a question, and the point.
@@ -333,7 +335,7 @@ class Profiler:
     def _first(self, profile: StepProfile, question: Question) -> tuple[Family, Point]:
         """A family of one trace."""
         trace = self._tracer.steps(question)
-        family = alone(trace, question.sizes)
+        family = single_trace_family(trace, question.sizes)
         self._known_profiles.keep_family(profile, family)
         return family, ()
 
@@ -353,9 +355,9 @@ class Profiler:
             families=profile.families,
             sizes=question.sizes,
             vary=question.vary or (),
-            barren=profile.barren,
+            barren_places=profile.barren_places,
             thresholds=self._tracer.thresholds,
-            pieces=setup.distributed.sequence_pieces,
+            length_multiple=setup.distributed.sequence_pieces,
             limit_of=lambda axis: _limit(profile, setup, axis),
             trace_at=trace_at,
         )
@@ -426,11 +428,11 @@ def _learn_lengths(profile: StepProfile, request: Setup, meta_model: Any) -> Non
     if {name for name, _ in asked_sizes(request)} - {"seq_len", "target_len"}:
         return
     for names in (("seq_len",), ("target_len",), ("seq_len", "target_len")):
-        limits = {name: highest(meta_model, base, name) for name in names}
+        limits = {name: highest_length(meta_model, base, name) for name in names}
         if 0 in limits.values():
             continue
         answers = {}
-        for lengths in samples(limits):
+        for lengths in sample_lengths(limits):
             setup = replace(base, **lengths)
             try:
                 answers[asked_sizes(setup)] = meta_model.answer(setup)

@@ -53,7 +53,7 @@ class Run:
     @property
     def short_stream(self) -> Stream:
         """A stream with the same peaks, no longer than it must be."""
-        return self._stream(self.program.enough(self.setup.grad_accum))
+        return self._stream(self.program.enough_micro_steps(self.setup.grad_accum))
 
     def _stream(self, grad_accum: int) -> Stream:
         is_spread = self._is_spread

@@ -12,7 +12,7 @@ from memest.config.setup import Setup
 from memest.errors import MissingDependencyError
 from memest.estimation.question import Question
 from memest.events import Trace
-from memest.profiles.axes import key_of, traced_setup, windows, words
+from memest.profiles.axes import key_of, sizes_text, traced_setup, windows
 from memest.profiles.document import FORMAT
 from memest.profiles.known_profiles import StepProfile
 
@@ -138,7 +138,7 @@ class Tracer:
         meta_model = self.meta_model(question.profile, question.request)
         from memest.trace.session import trace_built
 
-        self.say(f"tracing training steps at {words(question.sizes)}")
+        self.say(f"tracing training steps at {sizes_text(question.sizes)}")
         self.traces_made += 1
         return trace_built(meta_model, traced_setup(question.setup), question.gpu)
 
@@ -147,7 +147,7 @@ class Tracer:
         meta_model = self.meta_model(question.profile, question.request)
         from memest.trace.session import evaluate_built
 
-        self.say(f"tracing an evaluation at {words(question.sizes)}")
+        self.say(f"tracing an evaluation at {sizes_text(question.sizes)}")
         setup = traced_setup(question.setup)
         return evaluate_built(meta_model, setup, question.gpu, generates=generates, ranks=ranks)
 

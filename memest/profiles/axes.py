@@ -18,15 +18,15 @@ __all__ = [
     "eval_batches",
     "fields_of",
     "gathering_ranks",
-    "highest",
+    "highest_length",
     "key_of",
-    "last",
-    "samples",
+    "last_holding",
+    "sample_lengths",
     "sizes_of",
+    "sizes_text",
     "structure_of",
     "traced_setup",
     "windows",
-    "words",
 ]
 
 Sizes = Mapping[str, int]
@@ -268,12 +268,12 @@ def fields_of(sizes: Sizes) -> dict[str, Any]:
     return fields
 
 
-def words(sizes: Sizes) -> str:
+def sizes_text(sizes: Sizes) -> str:
     """The sizes for people to read."""
     return ", ".join(f"{name.replace('_', ' ')} {size}" for name, size in sizes.items())
 
 
-def highest(run: Any, base: Setup, name: str) -> int:
+def highest_length(run: Any, base: Setup, name: str) -> int:
     """The greatest length the model takes, by bisection; 0 where it takes none of this kind."""
 
     def takes(length: int) -> bool:
@@ -286,10 +286,10 @@ def highest(run: Any, base: Setup, name: str) -> int:
 
     if not takes(16):
         return 0
-    return UNLIMITED if takes(UNLIMITED) else last(takes, UNLIMITED - 1, 16)
+    return UNLIMITED if takes(UNLIMITED) else last_holding(takes, UNLIMITED - 1, 16)
 
 
-def last(holds: Callable[[int], bool], highest: int, low: int = 0) -> int:
+def last_holding(holds: Callable[[int], bool], highest: int, low: int = 0) -> int:
     """The largest number up to ``highest`` for which something holds, by halves; ``low`` if none.
 
     Args:
@@ -304,7 +304,7 @@ def last(holds: Callable[[int], bool], highest: int, low: int = 0) -> int:
     return low
 
 
-def samples(highest: Mapping[str, int]) -> list[dict[str, Any]]:
+def sample_lengths(highest: Mapping[str, int]) -> list[dict[str, Any]]:
     """Lengths to ask a model about: both ends, and primes between."""
     out: list[dict[str, Any]] = []
     for a, b in ((1, 1), (7, 13), (11, 5), (0, 0), (3, 17), (13, 2)):

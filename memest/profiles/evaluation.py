@@ -188,7 +188,7 @@ class _Tail:
         ]
         out.mark_positions = [*stream.mark_positions, *(p + length for p in course.mark_positions)]
         # the training part is what it was; what is remembered of it belongs to its own streams
-        out.chains = Chains(stream.chains.parts)
+        out.chains = Chains(stream.chains.chains)
         out.workspace_slack_bytes = max(stream.workspace_slack_bytes, self._slack)
         return out
 

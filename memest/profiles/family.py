@@ -28,7 +28,7 @@ __all__ = [
     "Point",
     "Ref",
     "alike",
-    "alone",
+    "single_trace_family",
     "unite",
 ]
 
@@ -203,7 +203,7 @@ class Family:
         return trace
 
 
-def alone(trace: Trace, sizes: Mapping[str, int]) -> Family:
+def single_trace_family(trace: Trace, sizes: Mapping[str, int]) -> Family:
     """The family of one trace."""
     places: dict[int, int] = {}
     skeleton = replace(trace)

@@ -40,9 +40,9 @@ class FamilySearch:
         families: that are known of the model.
         sizes: that are asked for.
         vary: the sizes that further questions will change.
-        barren: where a family was looked for and there is none; more are added.
+        barren_places: where a family was looked for and there is none; more are added.
         thresholds: lengths at which the model is known to do something else.
-        pieces: of which lengths must be multiples.
+        length_multiple: of which lengths must be multiples.
         limit_of: the greatest length that the model takes, by its name; None where it names none.
         trace_at: makes a trace; its errors mean that the model does not go there.
     """
@@ -50,9 +50,9 @@ class FamilySearch:
     families: Sequence[Family]
     sizes: Sizes
     vary: Sequence[str]
-    barren: set[str]
+    barren_places: set[str]
     thresholds: Sequence[int]
-    pieces: int
+    length_multiple: int
     limit_of: Callable[[str], int | None]
     trace_at: Callable[[Mapping[str, int]], Trace]
 
@@ -63,31 +63,31 @@ class FamilySearch:
             family: that answers for the sizes.
             point: of that family.
         """
-        near = [other for other in self.families if same_kernels(other, family)]
-        here = family.at(point)
-        axes = self._axes(near, family)
+        near_families = [other for other in self.families if same_kernels(other, family)]
+        centre_trace = family.at(point)
+        axes = self._axes(near_families, family)
         while axes:
-            num_barren = len(self.barren)
-            wider = self._across(near, here, axes, family)
+            num_barren = len(self.barren_places)
+            wider = self._across(near_families, centre_trace, axes, family)
             place = self._place(axes, family)
-            if wider is None and place not in self.barren:
-                wider = self._grow(near, here, axes)
+            if wider is None and place not in self.barren_places:
+                wider = self._grow(near_families, centre_trace, axes)
                 if wider is None:
-                    self.barren.add(place)
-            if len(self.barren) > num_barren:
+                    self.barren_places.add(place)
+            if len(self.barren_places) > num_barren:
                 yield None
             if wider is not None:
                 yield wider
             # perhaps only the batch is well-behaved
             axes = ("batch",) if len(axes) > 1 and "batch" in axes else ()
 
-    def _axes(self, near: Sequence[Family], own: Family) -> tuple[str, ...]:
+    def _axes(self, near_families: Sequence[Family], own: Family) -> tuple[str, ...]:
         """The sizes to vary: those asked for, and those in which questions differed before."""
         sizes = self.sizes
         # images and sounds are cut into patches and frames: their families are small and rare
         costly = {"image_size", "audio_ms"} - set(self.vary)
         axes = {axis for axis in self.vary if axis in sizes}
-        for family in near:
+        for family in near_families:
             if family.domain.names != set(sizes):
                 continue
             axes.update(family.axes)
@@ -110,7 +110,11 @@ class FamilySearch:
         return digest_of([axes, rest, remainder, self.sizes["batch"] == 1, kernels])
 
     def _across(
-        self, near: Sequence[Family], here: Trace, axes: tuple[str, ...], family: Family
+        self,
+        near_families: Sequence[Family],
+        centre_trace: Trace,
+        axes: tuple[str, ...],
+        family: Family,
     ) -> Family | None:
         """The family of what was traced at lengths of several remainders, where there is one."""
         rest = {n: v for n, v in self.sizes.items() if n not in axes}
@@ -118,25 +122,27 @@ class FamilySearch:
         centre = tuple(self.sizes[axis] for axis in axes)
         side = _side(centre, axes, tuple(self.thresholds))
         place = digest_of(["across", axes, rest, self.sizes["batch"] == 1, kernels, side])
-        if place in self.barren:
+        if place in self.barren_places:
             return None
         tied = _tied(self.sizes, axes)
-        traces = traces_around(near, self.sizes, axes, tied=tied)
-        traces[centre] = here
+        traces = traces_around(near_families, self.sizes, axes, tied=tied)
+        traces[centre] = centre_trace
         fixed_sizes = {n: v for n, v in rest.items() if not (tied and n == "target_len")}
         try:
             return across(traces, centre, axes, fixed_sizes, self.thresholds, tied=tied)
         except NoFormulaError:
-            self.barren.add(place)
+            self.barren_places.add(place)
             return None
 
-    def _grow(self, near: Sequence[Family], here: Trace, axes: tuple[str, ...]) -> Family | None:
+    def _grow(
+        self, near_families: Sequence[Family], centre_trace: Trace, axes: tuple[str, ...]
+    ) -> Family | None:
         """A family of new traces."""
         sizes, tied = self.sizes, _tied(self.sizes, axes)
         tokens = max(sizes.get("seq_len", _SHORT), sizes.get("target_len", 0))
         ranges = {}
         for axis in reversed(axes):  # the batch comes last: how far it goes depends on the others
-            multiple = self.pieces if axis == "seq_len" else 1
+            multiple = self.length_multiple if axis == "seq_len" else 1
             limit = self.limit_of(axis)
             size_range = range_of(axis, sizes[axis], limit, tokens, self.thresholds, multiple)
             if size_range is not None:
@@ -146,8 +152,8 @@ class FamilySearch:
         if not ranges:
             return None
         ranges = {axis: ranges[axis] for axis in axes if axis in ranges}
-        traces = traces_around(near, sizes, tuple(ranges), tied=tied)
-        traces[tuple(sizes[axis] for axis in ranges)] = here
+        traces = traces_around(near_families, sizes, tuple(ranges), tied=tied)
+        traces[tuple(sizes[axis] for axis in ranges)] = centre_trace
         return grow(sizes, ranges, traces, self.trace_at, tied=tied)
 
 
@@ -169,18 +175,18 @@ def _tied(sizes: Sizes, axes: Sequence[str]) -> bool:
 
 
 def traces_around(
-    near: Sequence[Family], sizes: Sizes, axes: Sequence[str], *, tied: bool
+    near_families: Sequence[Family], sizes: Sizes, axes: Sequence[str], *, tied: bool
 ) -> dict[Point, Trace]:
     """The traces at sizes that differ from the given ones in some axes alone, by point.
 
     Args:
-        near: families with the same attention kernels.
+        near_families: families with the same attention kernels.
         sizes: of a batch.
         axes: the sizes that may differ.
         tied: the target is as long as the source.
     """
     traces = {}
-    for family in near:
+    for family in near_families:
         for trace_sizes, trace in traces_in(family):
             if (
                 trace_sizes.keys() == sizes.keys()

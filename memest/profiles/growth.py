@@ -129,8 +129,10 @@ def grow(
     """
     axes = tuple(ranges)
     centre = tuple(base_sizes[axis] for axis in axes)
-    here = known_traces[centre]
-    traces = {p: t for p, t in known_traces.items() if _inside(p, ranges) and alike(t, here)}
+    centre_trace = known_traces[centre]
+    traces = {
+        p: t for p, t in known_traces.items() if _inside(p, ranges) and alike(t, centre_trace)
+    }
     unlike_points: set[Point] = set()
     fixed_sizes = {
         n: v for n, v in base_sizes.items() if n not in axes and not (tied and n == "target_len")
@@ -151,7 +153,7 @@ def grow(
         except (MemestError, MemoryError, OverflowError):
             unlike_points.add(point)
             return
-        if alike(trace, here):
+        if alike(trace, centre_trace):
             traces[point] = trace
         else:
             unlike_points.add(point)

@@ -27,7 +27,7 @@ from memest.profiles.document import (
     sizing_from_json,
     sizing_to_json,
 )
-from memest.profiles.family import Family, FamilyDomain, Point, alone
+from memest.profiles.family import Family, FamilyDomain, Point, single_trace_family
 from memest.profiles.formula import NoFormulaError
 from memest.profiles.model_card import ModelCard
 from memest.profiles.sizing import Sizing
@@ -90,7 +90,7 @@ class StepProfile:
         families: of micro-steps.
         unread_families: families in the store that were not read yet.
         meta_models: those that were built, by the image size that was asked for.
-        barren: where a family was looked for and there is none.
+        barren_places: where a family was looked for and there is none.
     """
 
     setup: Setup
@@ -100,7 +100,7 @@ class StepProfile:
     families: list[Family] = field(default_factory=list)
     unread_families: list[StoredFamily] = field(default_factory=list)
     meta_models: dict[int | None, Any] = field(default_factory=dict)
-    barren: set[str] = field(default_factory=set)
+    barren_places: set[str] = field(default_factory=set)
 
 
 def asks_for_gpu(setup: Setup) -> bool:
@@ -110,8 +110,10 @@ def asks_for_gpu(setup: Setup) -> bool:
     works, or how even they are, follows from the number of tokens. torchtune's pieces of each
     sample do neither.
     """
-    alone = bool(setup.fused_loss) and not setup.fused_loss.startswith("torchtune-chunked")
-    return setup.use_liger_kernel or setup.torch_compile or alone
+    loss_follows_tokens = bool(setup.fused_loss) and not setup.fused_loss.startswith(
+        "torchtune-chunked"
+    )
+    return setup.use_liger_kernel or setup.torch_compile or loss_follows_tokens
 
 
 class KnownProfiles:
@@ -137,14 +139,14 @@ class KnownProfiles:
                         _image(size): ModelCard.from_json(card) for size, card in content["cards"]
                     }
                     sizing = sizing_from_json(content["sizing"])
-                    barren = set(map(str, content["barren"]))
+                    barren_places = set(map(str, content["barren"]))
                 except (BadDocumentError, KeyError, TypeError, ValueError):
                     store.forget(digest, document.name)
                     continue
                 profile.model_cards.update(cards)
                 profile.sizing.exact.update(sizing.exact)
                 profile.sizing.rules.extend(sizing.rules)
-                profile.barren.update(barren)
+                profile.barren_places.update(barren_places)
             for document in store.read(digest, "steps"):
                 try:
                     domain = domain_from_json(document.about)
@@ -172,7 +174,7 @@ class KnownProfiles:
         content = {
             "cards": [[str(size), card.to_json()] for size, card in profile.model_cards.items()],
             "sizing": sizing_to_json(profile.sizing),
-            "barren": sorted(profile.barren),
+            "barren": sorted(profile.barren_places),
         }
         self.write(profile.key, "model", content)
 
@@ -226,7 +228,7 @@ class KnownProfiles:
 
     def keep_evaluation(self, profile: StepProfile, about: dict[str, Any], trace: Trace) -> None:
         """Store the first batches of an evaluation, to be found by :meth:`evaluation`."""
-        content = family_to_json(alone(trace, about["sizes"]))
+        content = family_to_json(single_trace_family(trace, about["sizes"]))
         self.write(_evaluation_key(profile, about), "evaluation", content)
 
     def find(

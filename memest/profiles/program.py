@@ -84,7 +84,7 @@ class Program:
         updates = None if self._updates is None else self._updates.at(())
         return splice(self.micro_steps.at(point), updates)
 
-    def enough(self, grad_accum: int) -> int:
+    def enough_micro_steps(self, grad_accum: int) -> int:
         """As many micro-steps as have the peaks of ``grad_accum`` of them.
 
         Further ones are copies of those that are played, unless all their batches are fetched

@@ -52,13 +52,13 @@ def allocated_peaks(queries: Sequence[PeakQuery]) -> list[int]:
         # a workspace that is not needed counts as one of no bytes: fewer courses
         shape = tuple(tuple(w.label for w in workspaces) for workspaces in call_workspaces)
         tables.append([*numbers, *(w.nbytes for workspaces in call_workspaces for w in workspaces)])
-        accum = query.program.enough(query.grad_accum)
+        accum = query.program.enough_micro_steps(query.grad_accum)
         key = id(query.program), query.num_steps, accum, shape
         groups.setdefault(key, []).append(number)
     peaks = [0] * len(queries)
     for members in groups.values():
         first = queries[members[0]]
-        accum = first.program.enough(first.grad_accum)
+        accum = first.program.enough_micro_steps(first.grad_accum)
         course = first.program.full_course(first.point, first.gpu, first.num_steps, accum)
         sizes = np.array([tables[member] for member in members], dtype=np.float64).T
         rounded_sizes = np.ceil(sizes / 512) * 512

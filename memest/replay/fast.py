@@ -210,7 +210,7 @@ def _pool(
         indices=partition[1],
         block_bytes=[0] * count,
         starts=[None] * count,
-        chains=() if chains is None else chains.parts,
+        chains=() if chains is None else chains.chains,
         sizes=tuple(compress(rounded_sizes, inside)),
     )
 

@@ -26,7 +26,7 @@ from memest.estimation.gpu_target import TargetGpu, target_gpus
 from memest.estimation.notes import notes_of_each, one_of_several, scope_note
 from memest.estimation.profiler import Profiler
 from memest.estimation.verdict import SizeTrial
-from memest.profiles.axes import last
+from memest.profiles.axes import last_holding
 from memest.report.max_batch_result import (
     CurveEnd,
     EffectiveBatch,
@@ -228,7 +228,9 @@ def _size_search(profiler: Profiler, request: Setup, of: SizeAxis) -> _SizeSearc
     highest = profiler.limit(request, field)
     if highest is None:
         ceiling = _LONGEST if of is SizeAxis.SEQ_LEN else MAX_IMAGE_SIZE
-        highest = ceiling if takes(ceiling) else last(lambda k: takes(k * step), ceiling // step)
+        highest = (
+            ceiling if takes(ceiling) else last_holding(lambda k: takes(k * step), ceiling // step)
+        )
         highest, end = (
             (ceiling, CurveEnd.SEARCH) if highest == ceiling else (highest * step, CurveEnd.MODEL)
         )
@@ -324,7 +326,7 @@ class _SizeSearch:
 
         def exact(low: int, holds: Callable[[SizeTrial], bool], highest: int) -> int:
             top = min(low + step - 1, highest)
-            return last(lambda size: holds(trials.at(size)), top, low)
+            return last_holding(lambda size: holds(trials.at(size)), top, low)
 
         runs = exact(runs, lambda trial: trial.runs, self.highest)
         return runs, exact(fits, lambda trial: trial.fits, runs)

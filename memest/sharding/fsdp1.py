@@ -105,17 +105,17 @@ def flat_weights(
         setup: of the run.
         landmarks: of the model.
     """
-    ranks, original = setup.distributed.shard_ranks, setup.keeps_parameters
+    ranks, use_orig_params = setup.distributed.shard_ranks, setup.keeps_parameters
     out: list[tuple[int, Weight]] = []
     place = {name: number for number, name in enumerate(landmarks.kinds)}
     for plan in units_of(setup, weights, landmarks):
         if not plan.weights:
             continue
-        flat = flat_of(plan.weights, weights, ranks=ranks, aligned=original)
+        flat = flat_of(plan.weights, weights, ranks=ranks, aligned=use_orig_params)
         first = weights[flat.weights[0]]
         dtype = stored_dtype(first, setup)
         elements = flat.elements if keeps_whole(setup) else flat.shard_elements
-        if not original:
+        if not use_orig_params:
             trains = any(weights[index].trains for index in flat.weights)
             # modules before those inside them, as ``parameters`` has them
             order = place.get(plan.modules[0], 0)
@@ -147,7 +147,7 @@ class Fsdp1(FsdpRank):
     """One rank of FSDP1.
 
     Attributes:
-        original: ``use_orig_params``: the optimizer has parameters, not flat ones.
+        use_orig_params: as for the library: the optimizer has parameters, not flat ones.
         full_shard: parameters are given back after every forward, the root's excepted.
         prefetch: when autograd's next unit is gathered.
         keeps_whole: ``NO_SHARD``: nothing is cut, and nothing gathered.
@@ -155,7 +155,7 @@ class Fsdp1(FsdpRank):
             for backward before the recomputation.
     """
 
-    original: bool
+    use_orig_params: bool
     full_shard: bool
     prefetch: Prefetch
     keeps_whole: bool = False
@@ -178,7 +178,7 @@ class Fsdp1(FsdpRank):
         for unit in self.units:
             if unit.plan.weights:
                 self._flats[unit] = flat_of(
-                    unit.plan.weights, self.weights, ranks=self.ranks, aligned=self.original
+                    unit.plan.weights, self.weights, ranks=self.ranks, aligned=self.use_orig_params
                 )
             path = unit.plan.modules[0]
             if any(around in self._units_at for around in _prefixes(path)[:-1]):
@@ -354,7 +354,7 @@ class Fsdp1(FsdpRank):
 
     def zero_grad(self, weight: int) -> None:
         """``zero_grad``: parameters one by one, or the flat ones, those of outer modules first."""
-        if self.original:
+        if self.use_orig_params:
             # the flat parameter has its own reference, which the next forward drops
             self._unit_of[weight].dropped_gradients.add(weight)
             return
@@ -444,7 +444,7 @@ class Fsdp1(FsdpRank):
             if weight not in gradients:
                 zeros.append(elements * item)
             at = offset + elements
-        if self.original and flat.elements > at:
+        if self.use_orig_params and flat.elements > at:
             zeros.append((flat.elements - at) * item)
         zero_buffers = [
             self.to.alloc(nbytes, Category.TEMPORARIES, "fsdp: zeros for a flat gradient")

@@ -109,7 +109,7 @@ def _fsdp(common: dict[str, Any], setup: Setup, landmarks: Landmarks) -> Fsdp1 |
         usual = Prefetch.BACKWARD_PRE if setup.loop is Loop.PLAIN else Prefetch.NO_PREFETCH
         rank: Fsdp1 | Fsdp2 = Fsdp1(
             **common,
-            original=setup.keeps_parameters,
+            use_orig_params=setup.keeps_parameters,
             full_shard=distributed.fsdp is Fsdp.FULL_SHARD,
             prefetch=distributed.fsdp_backward_prefetch or usual,
             keeps_whole=keeps_whole(setup),

@@ -52,7 +52,7 @@ class _Status(enum.Enum):
     HERE = enum.auto()
 
 
-class _Trace(enum.Enum):
+class _TraceMode(enum.Enum):
     """``ZeRoTraceMode``."""
 
     RECORD = enum.auto()
@@ -105,18 +105,18 @@ class Fetcher:
     persistent: tuple[int, ...] = ()
     _status: list[_Status] = field(default_factory=list)
     _buffer: dict[int, int] = field(default_factory=dict)
-    _coming: dict[int, _Handle] = field(default_factory=dict)
+    _inflight: dict[int, _Handle] = field(default_factory=dict)
     _holds: dict[int, deque[int]] = field(default_factory=dict)
     _holders: dict[int, int] = field(default_factory=dict)
     _orphans: set[int] = field(default_factory=set)
-    _active: dict[int, set[int]] = field(default_factory=dict)
-    _mode: _Trace = _Trace.INVALID
+    _active_modules: dict[int, set[int]] = field(default_factory=dict)
+    _mode: _TraceMode = _TraceMode.INVALID
     _modules: list[int] = field(default_factory=list)
     _order: list[tuple[int, int]] = field(default_factory=list)
     _queue: deque[tuple[int, int]] = field(default_factory=deque)
     _recent: dict[int, int] = field(default_factory=dict)
     _step: int = 0
-    _available: int = 0
+    _num_available: int = 0
     _release_cache: dict[tuple[int, int], frozenset[int]] = field(default_factory=dict)
     _in_backward: dict[int, None] = field(default_factory=dict)
     _recomputed_weights: dict[int, set[int]] = field(default_factory=dict)
@@ -125,7 +125,7 @@ class Fetcher:
 
     def __post_init__(self) -> None:
         self._status = [_Status.AWAY] * len(self.weights)
-        self._active = {index: set() for index in range(len(self.weights))}
+        self._active_modules = {index: set() for index in range(len(self.weights))}
         self.persistent = self._small()
 
     def _small(self) -> tuple[int, ...]:
@@ -175,47 +175,47 @@ class Fetcher:
 
     def begin(self) -> None:
         """The forward of the model begins (``reset_step``)."""
-        self._drop_coming()
-        if self._mode is _Trace.RECORD:
-            self._mode = _Trace.COMPLETE
+        self._drop_inflight()
+        if self._mode is _TraceMode.RECORD:
+            self._mode = _TraceMode.COMPLETE
             self._order = [
                 (weight, step)
                 for step, module in enumerate(self._modules)
                 for weight in self._of(module)
             ]
-        elif self._mode is _Trace.INVALID:
-            self._mode = _Trace.RECORD
+        elif self._mode is _TraceMode.INVALID:
+            self._mode = _TraceMode.RECORD
         self._queue = deque(self._order)
         self._recent.clear()
         self._running.clear()
         self._step = 0
-        self._available = 0
+        self._num_available = 0
 
-    def _drop_coming(self) -> None:
+    def _drop_inflight(self) -> None:
         """Gathers that nobody waits for any more end, and what they brought is given back."""
-        for weight in list(self._coming):
-            self._finish(self._coming[weight])
+        for weight in list(self._inflight):
+            self._finish(self._inflight[weight])
             self._release(weight)
-        for handle in dict.fromkeys(self._coming.values()):
+        for handle in dict.fromkeys(self._inflight.values()):
             self._drop(handle)
-        self._coming.clear()
+        self._inflight.clear()
 
     def _follow(self, module: int) -> None:
         """``trace_prologue`` and ``record_module``."""
-        if self._mode is _Trace.COMPLETE:
+        if self._mode is _TraceMode.COMPLETE:
             recorded_modules = self._modules
             if self._step >= len(recorded_modules) or recorded_modules[self._step] != module:
                 self._forget()
-        if self._mode is _Trace.RECORD:
+        if self._mode is _TraceMode.RECORD:
             self._modules.append(module)
 
     def _forget(self) -> None:
         """``_invalidate_trace``: another way through the model than the recorded one."""
-        self._mode = _Trace.INVALID
+        self._mode = _TraceMode.INVALID
         self._modules, self._order = [], []
         self._queue.clear()
         self._recent.clear()
-        self._drop_coming()
+        self._drop_inflight()
 
     def enter(self, module: int, *, backward: bool, recomputing: bool = False) -> None:
         """A module needs its parameters: ``fetch_sub_module``."""
@@ -227,14 +227,14 @@ class Fetcher:
         own = self._of(module)
         self._gather(own)
         for weight in own:
-            self._active[weight].add(module)
+            self._active_modules[weight].add(module)
             if recomputing and self._in_backward and not self.weights[weight].trains:
                 owner = next(reversed(self._in_backward))
                 self._recomputed_weights.setdefault(owner, set()).add(weight)
-                self._active[weight].add(owner)
-            if weight in self._coming:
+                self._active_modules[weight].add(owner)
+            if weight in self._inflight:
                 self._wait(weight)
-        if self._mode is _Trace.COMPLETE:
+        if self._mode is _TraceMode.COMPLETE:
             self._prefetch(own)
         self._step += 1
 
@@ -266,7 +266,7 @@ class Fetcher:
             self._recent[weight] = step
             passed_weights.add(weight)
         limit = min(
-            self.limits.max_live_parameters - self._available, self.limits.prefetch_bucket_size
+            self.limits.max_live_parameters - self._num_available, self.limits.prefetch_bucket_size
         )
         if self.limits.prefetch_bucket_size <= 0:
             return
@@ -285,7 +285,7 @@ class Fetcher:
         if not backward:
             self._running.pop()
         own = self._of(module)
-        complete = self._mode is _Trace.COMPLETE
+        complete = self._mode is _TraceMode.COMPLETE
         to_release = set(self._to_release(module, own) if complete else own)
         weights = list(own)
         if backward:
@@ -294,7 +294,7 @@ class Fetcher:
             weights += sorted(recomputed_weights - set(own))
             self._in_backward.pop(module, None)
         for weight in weights:
-            self._active[weight].discard(module)
+            self._active_modules[weight].discard(module)
             if weight in to_release:
                 self._release(weight)
 
@@ -324,16 +324,16 @@ class Fetcher:
             module, _ = self._in_backward.popitem()
             recomputed_weights = self._recomputed_weights.pop(module, set())
             for weight in dict.fromkeys((*self._of(module), *sorted(recomputed_weights))):
-                self._active[weight].discard(module)
+                self._active_modules[weight].discard(module)
                 if weight not in self.persistent:
                     self._release(weight)
 
     def release_all(self) -> None:
         """``release_and_reset_all``: before an update nothing stays gathered."""
         for weight in range(len(self.weights)):
-            if weight in self._coming:
+            if weight in self._inflight:
                 self._wait(weight)
-            self._active[weight].clear()
+            self._active_modules[weight].clear()
             self._release(weight)
 
     def gather_persistent(self) -> None:
@@ -391,11 +391,11 @@ class Fetcher:
         away = sorted(w for w in weights if self._status[w] is _Status.AWAY)
         if not away:
             return
-        self._available += sum(map(self.elements, away))
+        self._num_available += sum(map(self.elements, away))
         handle = _Handle(weights=away, pending_weights=set(away))
         for weight in away:
             self._status[weight] = _Status.COMING
-            self._coming[weight] = handle
+            self._inflight[weight] = handle
         if self.ranks == 1:
             for weight in away:
                 self._place(weight, self._stream)
@@ -420,7 +420,7 @@ class Fetcher:
                 self.to.free(*copies)
 
     def _wait(self, weight: int) -> None:
-        handle = self._coming.pop(weight)
+        handle = self._inflight.pop(weight)
         self._finish(handle)
         handle.pending_weights.discard(weight)
         if not handle.pending_weights:
@@ -445,10 +445,10 @@ class Fetcher:
         handle.flats.clear()
 
     def _release(self, weight: int) -> None:
-        if self._status[weight] is _Status.HERE and not self._active[weight]:
+        if self._status[weight] is _Status.HERE and not self._active_modules[weight]:
             self._take_back(weight)
             self._status[weight] = _Status.AWAY
-            self._available -= self.elements(weight)
+            self._num_available -= self.elements(weight)
 
 
 _COPY = "zero: shard from the host"

@@ -20,7 +20,7 @@ from memest.profiles.document import (
     sizing_from_json,
     sizing_to_json,
 )
-from memest.profiles.family import Family, NotAlikeError, alike, alone, unite
+from memest.profiles.family import Family, NotAlikeError, alike, single_trace_family, unite
 from memest.profiles.formula import NoFormulaError
 from memest.profiles.sizing import SizeAnswer, Sizing
 from memest.trace.training import plan_to_compose, trace_training
@@ -113,7 +113,7 @@ def test_so_it_is_when_it_was_written_and_read(family, point):
 
 def test_the_family_of_one_trace(traces):
     one = traces[4, 33]
-    lonely = alone(one, {"batch": 4, "seq_len": 33})
+    lonely = single_trace_family(one, {"batch": 4, "seq_len": 33})
 
     assert lonely.point_of({"batch": 4, "seq_len": 33}) == ()
     assert lonely.point_of({"batch": 5, "seq_len": 33}) is None
