@@ -77,8 +77,8 @@ def monomials(degrees: Sequence[int]) -> list[Exponents]:
         >>> monomials((1, 2))
         [(0, 0), (0, 1), (1, 0), (0, 2), (1, 1), (1, 2)]
     """
-    every = product(*(range(degree + 1) for degree in degrees))
-    return sorted(every, key=lambda e: (sum(e), e))
+    exponents = product(*(range(degree + 1) for degree in degrees))
+    return sorted(exponents, key=lambda e: (sum(e), e))
 
 
 def find(values: Sequence[int], points: Sequence[Point], basis: Sequence[Exponents]) -> Formula:

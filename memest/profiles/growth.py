@@ -231,11 +231,11 @@ def _spans(traces: Mapping[Point, Trace], axes: tuple[str, ...]) -> bool:
 
 def _points(centre: Point, ranges: Mapping[str, Range]) -> Iterator[Point]:
     """Where to trace, in this order: the corners that matter, then what is between."""
-    every = list(ranges.values())
-    lows, highs = tuple(r.low for r in every), tuple(r.high for r in every)
+    all_ranges = list(ranges.values())
+    lows, highs = tuple(r.low for r in all_ranges), tuple(r.high for r in all_ranges)
     yield lows
     yield highs
-    inner = [r.inner(c) or [c] for r, c in zip(every, centre, strict=True)]
+    inner = [r.inner(c) or [c] for r, c in zip(all_ranges, centre, strict=True)]
     yield tuple(sizes[0] for sizes in inner)
     yield from product(*zip(lows, highs, strict=True))
     for number in range(1, 3):

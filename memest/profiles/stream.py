@@ -239,13 +239,13 @@ class _Run:
     def _step(self, step: int) -> None:
         player, pieces, count = self._player, self._pieces, self._grad_accum
         source = 1 if step == 1 else 2
-        which = 0 if step == 1 else 2
+        column = 0 if step == 1 else 2
         player.play(pieces.opening(source), step, 0)
         if pieces.prefetches:
-            self._fetch(step, source, which)
+            self._fetch(step, source, column)
         player.play(pieces.piece(SeamKind.MICRO_STEP, source, 1), step, 1)
-        player.bind_row(pieces.slots, which)
-        self._keep(0, which)
+        player.bind_row(pieces.slots, column)
+        self._keep(0, column)
         # batches that are added to grow with every micro-step: none is like the one before
         num_played = count if pieces.additions[0] else min(count, MAX_REPEATS + 1)
         for number in range(2, num_played + 1):
@@ -257,35 +257,35 @@ class _Run:
         if source == 2:
             player.bind(pieces.inheritance)
 
-    def _keep(self, place: int, which: int) -> None:
+    def _keep(self, place: int, column: int) -> None:
         """What a micro-step put into its batch belongs to it now."""
-        for index in self._pieces.additions[which]:
+        for index in self._pieces.additions[column]:
             number = self._player.number_of(index)
             assert number is not None
             self._samples[place].append(number)
 
-    def _fetch(self, step: int, source: int, which: int) -> None:
+    def _fetch(self, step: int, source: int, column: int) -> None:
         """All batches of a step, before the first of them is used."""
         player, pieces, count = self._player, self._pieces, self._grad_accum
-        old = self._samples
+        old_samples = self._samples
         self._samples = [player.play(pieces.piece(SeamKind.SAMPLE, source, 1), step, 0)]
         for _ in range(count - 1):
             self._samples.append(player.play(pieces.piece(SeamKind.SAMPLE, 1, 2), step, 0))
         if pieces.counts:
             player.play(pieces.piece(SeamKind.COUNT, source, 1), step, 0)
-            player.bind_row(pieces.totals, which)
+            player.bind_row(pieces.totals, column)
             for _ in range(count - 1):
                 player.play(pieces.piece(SeamKind.COUNT, 1, 2), step, 0)
                 player.bind_row(pieces.totals, 1)
             player.play(pieces.piece(SeamKind.COUNTED, source), step, 0)
         # a list lets go of its last item first; the very last is still bound to the loop's name
         first, second, _ = (s + a for s, a in zip(pieces.samples, pieces.additions, strict=True))
-        for sample in reversed(old[:-1]):
+        for sample in reversed(old_samples[:-1]):
             player.assign(first, sample)
             player.play(pieces.piece(SeamKind.FETCHED, 2), step, 0)
         player.play(pieces.piece(SeamKind.RELEASED, source), step, 0)
-        if old:
-            player.assign(second if pieces.repeats else first, old[-1])
+        if old_samples:
+            player.assign(second if pieces.repeats else first, old_samples[-1])
 
 
 class Player:

@@ -241,14 +241,14 @@ def _place_pool(
 
 
 def _placement(pools: tuple[list[_Pool], list[_Pool]], limit_bytes: int) -> Placement | None:
-    every = [*pools[0], *pools[1]]
-    growths = sorted(growth for pool in every for growth in pool.growth)
+    all_pools = [*pools[0], *pools[1]]
+    growths = sorted(growth for pool in all_pools for growth in pool.growth)
     totals = list(accumulate(size for _, size in growths))
     if totals and totals[-1] > limit_bytes:
         return None
     growth = [(index, total) for (index, _), total in zip(growths, totals, strict=True)]
-    block_bytes = every[0].block_bytes
-    for pool in every[1:]:
+    block_bytes = all_pools[0].block_bytes
+    for pool in all_pools[1:]:
         block_bytes = list(map(add, block_bytes, pool.block_bytes))
     return Placement(block_bytes, growth)
 
@@ -285,15 +285,17 @@ def place(
     """
     small, large = pools = _pools(events, rounded_sizes, chains, streams)
     if range_bytes is None:
-        put: Callable[..., bool] = _place_in_segments
-        of_small: tuple[int, ...] = MIN_BLOCK_SIZE, SMALL_SEGMENT_SIZE, _NO_OWN_SEGMENT
-        of_large: tuple[int, ...] = SMALL_SIZE + 1, large_segment_size, MIN_LARGE_ALLOC
+        place_pool: Callable[..., bool] = _place_in_segments
+        small_rules: tuple[int, ...] = MIN_BLOCK_SIZE, SMALL_SEGMENT_SIZE, _NO_OWN_SEGMENT
+        large_rules: tuple[int, ...] = SMALL_SIZE + 1, large_segment_size, MIN_LARGE_ALLOC
     else:
-        put, too_large = _place_in_pages, max(range_bytes - limit_bytes, 0)
-        of_small, of_large = (SMALL_SEGMENT_SIZE, too_large), (large_segment_size, too_large)
-    for members, rules in ((small, of_small), (large, of_large)):
+        place_pool, too_large = _place_in_pages, max(range_bytes - limit_bytes, 0)
+        small_rules, large_rules = (SMALL_SEGMENT_SIZE, too_large), (large_segment_size, too_large)
+    for members, rules in ((small, small_rules), (large, large_rules)):
         for pool in members:
-            if not _place_pool(pool, chains, rules, partial(put, pool, rounded_sizes, *rules)):
+            if not _place_pool(
+                pool, chains, rules, partial(place_pool, pool, rounded_sizes, *rules)
+            ):
                 return None
     if range_bytes is None:
         placement = _placement(pools, limit_bytes)

@@ -128,7 +128,7 @@ def workspaces_of(call: OpCall, gpu: GpuTraits) -> tuple[Workspace, ...]:
         >>> grad = TensorSpec((8192, 4096), (4096, 1), "float32")
         >>> bias = TensorSpec((4096,), (1,), "float32")
         >>> call = OpCall("aten.sum.dim_IntList", (grad, (0,)), (), (bias,), "autograd")
-        >>> [h.nbytes for h in workspaces_of(call, GpuTraits((9, 0), 132, 2048))]
+        >>> [w.nbytes for w in workspaces_of(call, GpuTraits((9, 0), 132, 2048))]
         [138412032, 128]
     """
     function = _find(call.op)
