@@ -51,7 +51,7 @@ CREATE TABLE IF NOT EXISTS messages (
 );
 """
 _RUNNING = "running"
-_DONE = (Status.OK.value, Status.OOM.value)
+_RESULTS = (Status.OK.value, Status.OOM.value)
 
 
 def default_store() -> Path:
@@ -142,7 +142,7 @@ class MeasurementStore:
                     if _alive(owner, seen_at):
                         return None
                     self._abandon(run)
-                elif status in _DONE and _answers(case, document):
+                elif status in _RESULTS and _answers(case, document):
                     return None
             open_run = OpenRun(self, case, environment)
             self._put_open_run(open_run)
@@ -154,7 +154,7 @@ class MeasurementStore:
             rows = self._db.execute(
                 "SELECT document FROM runs WHERE case_id = ? AND environment = ? "
                 "AND status IN (?, ?) ORDER BY started",
-                (case.id, environment.key, *_DONE),
+                (case.id, environment.key, *_RESULTS),
             ).fetchall()
         documents = [document for (document,) in rows if _answers(case, document)]
         return measurement_from_dict(json.loads(documents[-1])) if documents else None

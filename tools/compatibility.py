@@ -22,7 +22,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "compatibility.md"
-NEEDED = ("accelerate", "sentencepiece", "protobuf", "pillow", "torchvision")
+OTHER_REQUIREMENTS = ("accelerate", "sentencepiece", "protobuf", "pillow", "torchvision")
 
 
 def main() -> int:
@@ -71,7 +71,7 @@ def own_requirements() -> list[str]:
     import tomllib
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    return [*project["dependencies"], *NEEDED]
+    return [*project["dependencies"], *OTHER_REQUIREMENTS]
 
 
 def check(python: Path, package: Path) -> dict[str, Any]:

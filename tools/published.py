@@ -40,7 +40,7 @@ ROOT = Path(__file__).parents[1]
 RECORDS = ROOT / "data" / "reference"
 PAGE = ROOT / "docs" / "accuracy.md"
 OUTCOMES = ROOT / "data" / "accuracy" / "outcomes.jsonl"
-DIVIDED = 20
+LARGE_SET = 20
 """Sets of more records than this are also summed up by model and by optimizer."""
 SURE_LENGTH = 10
 """Batches of texts from which on the longest row surely has the full length."""
@@ -146,7 +146,7 @@ def table(outcomes: Iterable[RecordOutcome]) -> Iterator[str]:
 def _groups(every: list[RecordOutcome]) -> dict[str, list[RecordOutcome]]:
     """The groups that are summed up, by name."""
     groups: dict[str, list[RecordOutcome]] = {}
-    large = [s for s, n in Counter(o.record.group for o in every).items() if n > DIVIDED]
+    large = [s for s, n in Counter(o.record.group for o in every).items() if n > LARGE_SET]
     for one in every:
         of, setup = one.record.group, one.record.setup
         names = [f"**{of}**"]
@@ -280,7 +280,7 @@ def write_page(
 
 # -- what is kept ---------------------------------------------------------------------------------
 
-_KEPT = (
+_OUTCOME_FIELDS = (
     "predicted_bytes", "low_bytes", "bound_bytes", "floor_bytes", "context_bytes", "context_read",
     "limit_bytes", "runs_out", "retries", "slack_bytes", "fragmentation_bytes", "family",
     "precision", "optimizer", "failure",
@@ -314,7 +314,7 @@ def _line(one: RecordOutcome) -> str:
         "scored": one.scored, "error": one.error, "peak_at": one.where,
         "remark": _remark(one).replace("**", ""), "source": record.source,
         "record": _digest(record),
-        "outcome": {name: getattr(one, name) for name in _KEPT},
+        "outcome": {name: getattr(one, name) for name in _OUTCOME_FIELDS},
     })  # fmt: skip
 
 

@@ -51,7 +51,7 @@ _NF4 = {
 # as the paper and docs/fine-tuning.md have it, and as README does: by the defaults of transformers
 _QLORA = {**_LORA, **_NF4, "lora_target_modules": "all-linear", "lora_dropout": 0.05}
 _BARE_QLORA = {**_LORA, "load_in_4bit": True}
-_SHARDED: tuple[dict[str, Any], ...] = ({"fsdp": "full_shard"}, {"zero": 2}, {"zero": 3})
+_SHARDINGS: tuple[dict[str, Any], ...] = ({"fsdp": "full_shard"}, {"zero": 2}, {"zero": 3})
 _LAYERS = {
     "bert-base-uncased": "BertLayer",
     "bert-large-uncased": "BertLayer",
@@ -120,7 +120,7 @@ def _on_several_gpus(model: str) -> Iterator[Question]:
     for run in _runs(model):
         gpus = NEW if model in LARGE or "bf16" in run else (*NEW, *OLD)
         yield Question(options={**run, "num_gpus": 2}, gpus=gpus, single=False)
-        for how in _SHARDED:
+        for how in _SHARDINGS:
             if "fsdp" in how and model in _LAYERS:
                 how = {**how, "fsdp_wrap": [_LAYERS[model]]}
             # with checkpointing in bfloat16, or where the traces are those of one GPU

@@ -45,12 +45,12 @@ from peers import formulas, libraries  # noqa: E402 - beside this file
 from peers.question import NotForThisError, Question  # noqa: E402
 
 PAGE = ROOT / "docs" / "peers.md"
-KEPT = ROOT / "data" / "accuracy" / "peers.jsonl"
+ANSWERS = ROOT / "data" / "accuracy" / "peers.jsonl"
 _PATIENCE = 120
 """CPU seconds that a peer has for one estimate."""
 RECORDS = sorted((ROOT / "data" / "reference").glob("*.jsonl"))
 
-ASKED: dict[str, Callable[[Question], int]] = {
+PEERS: dict[str, Callable[[Question], int]] = {
     "accelerate estimate-memory": libraries.accelerate_estimate,
     "DeepSpeed ZeRO-2 estimator": formulas.deepspeed_zero2,
     "EleutherAI cookbook": formulas.eleuther,
@@ -58,7 +58,7 @@ ASKED: dict[str, Callable[[Question], int]] = {
     "PyTorch MemTracker": libraries.mem_tracker,
     "fitcheck-llm 0.3.1": libraries.fitcheck,
 }
-PUBLISHED = {
+PUBLISHED_PEERS = {
     "xMem (published)": "xmem", "DNNMem (published by xMem)": "dnnmem",
     "SchedTune (published by xMem)": "schedtune", "LLMem (published by xMem)": "llmem",
 }  # fmt: skip
@@ -87,7 +87,7 @@ def target(record: CaseRecord) -> int:
 
 def answers() -> dict[str, dict]:
     """What is kept, by the id of the record."""
-    lines = KEPT.read_text(encoding="utf-8").splitlines() if KEPT.is_file() else []
+    lines = ANSWERS.read_text(encoding="utf-8").splitlines() if ANSWERS.is_file() else []
     return {answer["id"]: answer for answer in map(json.loads, lines)}
 
 
@@ -95,14 +95,14 @@ def run(records: list[CaseRecord], *, fresh: bool) -> dict[str, Column]:
     """Ask everybody about every record that nobody was asked about yet."""
     known_answers = {} if fresh else answers()
     if fresh:
-        KEPT.unlink(missing_ok=True)
+        ANSWERS.unlink(missing_ok=True)
     predictor, parameters, record_documents = Predictor(trust_code=True), {}, documents()
     left = [record for record in records if record.id not in known_answers]
     for number, record in enumerate(sorted(left, key=lambda r: r.model), start=1):
         sys.stderr.write(f"\r{number} of {len(left)}: {record.id:40s}")
         answer = ask_all(record, predictor, parameters)
         known_answers[record.id] = answer
-        with KEPT.open("a", encoding="utf-8") as file:
+        with ANSWERS.open("a", encoding="utf-8") as file:
             file.write(f"{json.dumps(answer)}\n")
     sys.stderr.write("\n")
     return columns_of([known_answers[record.id] for record in records], record_documents)
@@ -124,13 +124,13 @@ def ask_all(record: CaseRecord, predictor: Predictor, parameters: dict[str, int]
         question = Question.of(record, setup, parameters[record.model])
     except MemestError as error:
         return {"id": record.id, "said": results, "problem": str(error)}
-    results |= {name: ask(peer, question) for name, peer in ASKED.items()}
+    results |= {name: ask(peer, question) for name, peer in PEERS.items()}
     return {"id": record.id, "said": results}
 
 
 def columns_of(answers: list[dict], record_documents: dict[str, dict]) -> dict[str, Column]:
     """The answers by who gave them, with what was published besides."""
-    columns: dict[str, Column] = {"memest": Column(), **{name: Column() for name in ASKED}}
+    columns: dict[str, Column] = {"memest": Column(), **{name: Column() for name in PEERS}}
     for answer in answers:
         name = answer["id"]
         for who, result in answer["said"].items():
@@ -142,7 +142,7 @@ def columns_of(answers: list[dict], record_documents: dict[str, dict]) -> dict[s
             column.seconds.append(result["seconds"])
         if name not in columns["memest"].errors:
             continue
-        for who, key in PUBLISHED.items():
+        for who, key in PUBLISHED_PEERS.items():
             published_bytes = record_documents[name].get("peers", {}).get(f"{key}_bytes")
             if published_bytes:
                 column = columns.setdefault(who, Column())

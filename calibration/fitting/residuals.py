@@ -13,7 +13,7 @@ from memest.estimation.run_facts import RunFacts
 
 __all__ = ["ResidualRow", "Residuals", "residuals", "uncorrected_of"]
 
-_UNREAD = "the run has no reading of allocated memory"
+_NO_READING = "the run has no reading of allocated memory"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +129,7 @@ def residuals(pairs: Iterable[Pair]) -> Residuals:
             continue
         row = _row(pair)
         if row is None:
-            unpredicted_runs.append(pair if pair.failure else replace(pair, failure=_UNREAD))
+            unpredicted_runs.append(pair if pair.failure else replace(pair, failure=_NO_READING))
             continue
         num_runs += 1
         rows[row.case, row.environment.key, pair.measurement.rank] = row

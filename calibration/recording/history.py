@@ -42,7 +42,7 @@ __all__ = [
     "write_history",
 ]
 
-BIRTH, DEATH, DONE = "alloc", "free_requested", "free_completed"
+BIRTH, DEATH, END_OF_FREE = "alloc", "free_requested", "free_completed"
 
 
 class HistoryCounters(NamedTuple):
@@ -262,7 +262,7 @@ def place_marks(
     for index, event in enumerate(events):
         if event.action in (BIRTH, DEATH):
             behind.append(index + 1)
-        elif event.action == DONE and behind[-1] == index:
+        elif event.action == END_OF_FREE and behind[-1] == index:
             behind[-1] = index + 1
     total = len(behind) - 1
     placed_marks = []

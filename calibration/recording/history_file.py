@@ -45,12 +45,12 @@ MAX_FILE_BYTES, MAX_TEXT_BYTES = 64 << 20, 512 << 20
 MAX_EVENTS, MAX_DEVICES, MAX_NUMBER = 8_000_000, 64, 1 << 63
 _BLOCK = 4096  # letters of a block
 _UNIT = 512  # every address the allocator hands out is a multiple
-_FREED = ("free_requested", "free_completed")
+_FREE_ACTIONS = ("free_requested", "free_completed")
 _LETTERS: dict[str, tuple[str, ...]] = {
     "a": ("alloc",),
-    "f": _FREED,
-    "r": _FREED[:1],
-    "c": _FREED[1:],
+    "f": _FREE_ACTIONS,
+    "r": _FREE_ACTIONS[:1],
+    "c": _FREE_ACTIONS[1:],
     "s": ("segment_alloc",),
     "x": ("segment_free",),
     "m": ("segment_map",),
@@ -143,7 +143,7 @@ class _Writer:
             event = events[index]
             letter, length = self._letter(events, index)
             block["actions"].append(letter)
-            if event.action in _FREED:
+            if event.action in _FREE_ACTIONS:
                 birth = alive.get(event.address)
                 birth_known = birth is not None and birth[1:] == (event.size, event.stream)
                 block["ages"].append(births - birth[0] if birth_known and birth else 0)
@@ -176,9 +176,9 @@ class _Writer:
 
     def _letter(self, events: Sequence[TraceEvent], index: int) -> tuple[str, int]:
         event = events[index]
-        if event.action == _FREED[0] and index + 1 < len(events):
+        if event.action == _FREE_ACTIONS[0] and index + 1 < len(events):
             following = events[index + 1]
-            if following.action == _FREED[1] and following[1:] == event[1:]:
+            if following.action == _FREE_ACTIONS[1] and following[1:] == event[1:]:
                 return "f", 2
         letter = self.letter_of.get((event.action,))
         if letter is None:
@@ -325,7 +325,7 @@ class _Tables:
             _string(letter): tuple(_string(action) for action in actions)
             for letter, actions in line["actions"].items()
         }
-        if any(not 1 <= len(actions) <= len(_FREED) for actions in self.actions.values()):
+        if any(not 1 <= len(actions) <= len(_FREE_ACTIONS) for actions in self.actions.values()):
             raise ValueError("a letter stands for one action, or for two")
 
 
@@ -350,7 +350,7 @@ class _Reader:
         for letter in _string(block["actions"]):
             actions = tables.actions[letter]
             action, site = actions[0], -1
-            age = next_age() if action in _FREED else 0
+            age = next_age() if action in _FREE_ACTIONS else 0
             if age:
                 if age > len(births):
                     raise ValueError("a free names an allocation before the first one")

@@ -34,7 +34,7 @@ from memest.trace.recorder import Recorder
 __all__ = ["Material", "host_batches", "make_material"]
 
 _BLOCK = 1 << 22
-_SPREAD = 0.02  # as most configs initialise
+_STD = 0.02  # as most configs initialise
 _WORDS = 30_000
 _RANDOM = tuple(
     f"{name}_"
@@ -179,7 +179,7 @@ def _no_random_draws() -> Iterator[None]:
 def _fill(model: torch.nn.Module) -> None:
     """Random numbers for all matrices; vectors (norms, biases) have their constants."""
     generator = torch.Generator().manual_seed(0)
-    block = torch.empty(_BLOCK).normal_(0.0, _SPREAD, generator=generator)
+    block = torch.empty(_BLOCK).normal_(0.0, _STD, generator=generator)
     halves: dict[torch.dtype, torch.Tensor] = {}
     for parameter in model.parameters():
         if parameter.dim() < 2 or not parameter.is_floating_point():

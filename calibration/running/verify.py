@@ -280,7 +280,7 @@ def _upper_bound(m: Measurement, model: Profile, options: dict[str, Any]) -> Tri
     return _trial("upper bound", m, memory, Expectation.COMPLETES)
 
 
-_EXPECTED = {
+_EXPECTATIONS = {
     Verdict.FITS: Expectation.COMPLETES,
     Verdict.TIGHT: Expectation.EITHER,
     Verdict.DOES_NOT_FIT: Expectation.RUNS_OUT,
@@ -301,7 +301,7 @@ def _at_cards(m: Measurement, model: Profile, options: dict[str, Any]) -> Iterat
     """The two card sizes next to what the run needs: there a verdict says something."""
     for memory in _card_sizes(m):
         verdict = model.spot(**options, gpu_memory=memory).verdict
-        yield _trial("card", m, memory, _EXPECTED[verdict])
+        yield _trial("card", m, memory, _EXPECTATIONS[verdict])
 
 
 def _at_the_edge(m: Measurement, model: Profile, options: dict[str, Any]) -> Iterator[Trial | None]:

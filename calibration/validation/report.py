@@ -14,7 +14,7 @@ from memest.units import format_size
 
 __all__ = ["blocks"]
 
-_SHOWN = 200
+_MOST_ITEMS = 200
 _HEAD = (
     "runs",
     "median |error|",
@@ -180,7 +180,9 @@ def _left_out(validation_result: Validation) -> list[Block]:
     if unpredicted_outcomes:
         out += [
             Heading("Without a prediction"),
-            Items([f"{one.record.id}: {one.failure}" for one in unpredicted_outcomes[:_SHOWN]]),
+            Items(
+                [f"{one.record.id}: {one.failure}" for one in unpredicted_outcomes[:_MOST_ITEMS]]
+            ),
         ]
     oom_outcomes = [one for one in validation_result.outcomes if one.record.oom and not one.failure]
     if oom_outcomes:
@@ -211,7 +213,10 @@ def _left_out(validation_result: Validation) -> list[Block]:
             ),
         ]
     if validation_result.problems:
-        out += [Heading("Lines that are no records"), Items(validation_result.problems[:_SHOWN])]
+        out += [
+            Heading("Lines that are no records"),
+            Items(validation_result.problems[:_MOST_ITEMS]),
+        ]
     return out
 
 

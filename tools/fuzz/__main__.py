@@ -43,11 +43,11 @@ from memest.units import GIB, MIB
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "hostile-input.md"
-FOUND = ROOT / "fuzz-findings"
+FINDINGS = ROOT / "fuzz-findings"
 SECONDS = 5.0
 MEMORY = 2 * GIB
 INPUTS = 100_000
-KEPT = 20
+MOST_FINDINGS = 20
 
 
 def one(target: Target, content: bytes, guard: Guard, folder: Path) -> tuple[str, list[Finding]]:
@@ -112,7 +112,7 @@ def fuzz(target: Target, inputs: int, seed: int) -> dict[str, Any]:
         counts[outcome] += 1
         if new_findings:
             findings += [keep(target, content, finding) for finding in new_findings[:3]]
-            if len(findings) >= KEPT:
+            if len(findings) >= MOST_FINDINGS:
                 break
     shutil.rmtree(work, ignore_errors=True)
     return {
@@ -134,8 +134,8 @@ def _folder(work: Path) -> Path:
 def keep(target: Target, content: bytes, finding: Finding) -> dict[str, str]:
     """Write an input down for whoever mends it."""
     name = f"{target.name.replace(' ', '-')}-{hashlib.sha256(content).hexdigest()[:12]}"
-    FOUND.mkdir(exist_ok=True)
-    (FOUND / name).write_bytes(content)
+    FINDINGS.mkdir(exist_ok=True)
+    (FINDINGS / name).write_bytes(content)
     return {"input": name, "what": finding.what, "detail": finding.detail}
 
 

@@ -29,7 +29,7 @@ NAME_FOR_OTHERS = (
     "tools/campaigns.py",
 )  # fmt: skip
 """Files that name what others ask them for, or what rules and fast tests look at: not their own."""
-SEARCHED = ("tests", "benchmarks")
+IMPORT_FOLDERS = ("tests", "benchmarks")
 """Folders that tests import from, besides the installed packages."""
 
 
@@ -155,14 +155,14 @@ class Graph:
         heads = {package.partition(".")[0] for package, _ in self._packages}
         for name in self.files:
             parts = name.split("/")
-            if len(parts) > 2 and parts[0] in SEARCHED:
+            if len(parts) > 2 and parts[0] in IMPORT_FOLDERS:
                 heads.add(parts[1])
         return heads
 
     def _module(self, module_name: str, beside: str) -> str | None:
         """The file of a module."""
         path = module_name.replace(".", "/")
-        bases = [f"{place}/{path}" for place in (*SEARCHED, beside)]
+        bases = [f"{place}/{path}" for place in (*IMPORT_FOLDERS, beside)]
         for package, place in self._packages:
             if f"{module_name}.".startswith(f"{package}."):
                 bases = [place + path[len(package) :]]

@@ -17,7 +17,7 @@ TELLING = {
     ast.List, ast.Tuple, ast.Call, ast.arg,
 }  # fmt: skip
 WITHOUT_CODE = {"ctx", "op", "id", "attr", "arg", "name"}
-STARTED = re.compile(r"-m\s+([\w.]+)")
+PROGRAM = re.compile(r"-m\s+([\w.]+)")
 
 
 @dataclass
@@ -248,7 +248,7 @@ def _say(reading: Reading, text: str) -> None:
     if "import " in text:
         # * is for a value: any expression will do
         reading.add(read(textwrap.dedent(text.replace("*", "_"))))
-    reading.programs.update(STARTED.findall(text))
+    reading.programs.update(PROGRAM.findall(text))
     word = text.removeprefix("./").rstrip("/")
     if len(word) > 1 and WORD.fullmatch(word) and word.strip("*."):
         reading.words.add(word)
