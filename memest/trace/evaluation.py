@@ -23,7 +23,7 @@ from memest.trace.model.quantization import Loading
 from memest.trace.optimizers.torch import weights_of
 from memest.trace.parallel.collectives import Gather
 from memest.trace.parallel.context_parallel import Split
-from memest.trace.training import make_run, tracing
+from memest.trace.training import make_run, start_recorder
 from memest.workspaces.operator_call import GpuTraits
 
 __all__ = ["TRACED_BATCHES", "trace_evaluation"]
@@ -66,7 +66,7 @@ def trace_evaluation(
         TraceError: the model does something a trace cannot follow.
     """
     with ExitStack() as stack:
-        recorder = tracing(stack, model, setup, gpu, operators)
+        recorder = start_recorder(stack, model, setup, gpu, operators)
         recorder.mark(Phase.LOAD, 0)
         load(model, recorder, loading)
         run = make_run(model, setup, recorder, make_batch, loss_of, gpu)
@@ -87,7 +87,7 @@ def trace_evaluation(
 def _evaluate(run: TrainingLoop, setup: Setup, gather: Gather) -> None:
     from transformers.trainer_pt_utils import EvalLoopContainer
 
-    keeps = setup.eval_samples is not None
+    keeps_predictions = setup.eval_samples is not None
     all_losses, all_preds, all_labels = (EvalLoopContainer(True, -100) for _ in range(3))
     inputs = losses = logits = labels = None
     for number in range(1, TRACED_BATCHES + 1):
@@ -97,9 +97,11 @@ def _evaluate(run: TrainingLoop, setup: Setup, gather: Gather) -> None:
         inputs = run.make_batch()
         # with Liger, and where the loss alone is kept, the logits are not even made
         model_inputs = (
-            {**inputs, "skip_logits": True} if setup.use_liger_kernel and not keeps else inputs
+            {**inputs, "skip_logits": True}
+            if setup.use_liger_kernel and not keeps_predictions
+            else inputs
         )
-        losses, logits, labels = _prediction_step(run, model_inputs, keeps)
+        losses, logits, labels = _prediction_step(run, model_inputs, keeps_predictions)
         del model_inputs
         if losses is not None:
             losses = gather(losses.repeat(setup.batch))
@@ -117,7 +119,9 @@ def _evaluate(run: TrainingLoop, setup: Setup, gather: Gather) -> None:
     del inputs, losses, logits, labels
 
 
-def _prediction_step(run: TrainingLoop, inputs: Any, keeps: bool) -> tuple[Any, Any, Any]:
+def _prediction_step(
+    run: TrainingLoop, inputs: Any, keeps_predictions: bool
+) -> tuple[Any, Any, Any]:
     from transformers.trainer_pt_utils import nested_detach
     from transformers.utils.generic import can_return_loss, find_labels
 
@@ -145,7 +149,7 @@ def _prediction_step(run: TrainingLoop, inputs: Any, keeps: bool) -> tuple[Any, 
             logits: Any = tuple(v for k, v in outputs.items() if k not in ignored_keys)
         else:
             logits = outputs[1:] if loss is not None else outputs
-    if not keeps:
+    if not keeps_predictions:
         return loss, None, None
     logits = nested_detach(logits)
     return loss, logits[0] if len(logits) == 1 else logits, labels

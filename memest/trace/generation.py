@@ -22,7 +22,7 @@ from memest.trace.loops import loss_region
 from memest.trace.model.loading import load
 from memest.trace.model.quantization import Loading
 from memest.trace.recorder import Recorder
-from memest.trace.training import make_run, tracing
+from memest.trace.training import make_run, start_recorder
 from memest.workspaces.operator_call import GpuTraits
 
 __all__ = ["TRACED_STEPS", "options_of", "trace_generation"]
@@ -70,7 +70,7 @@ def trace_generation(
             "--predict-with-generate, or choose --task causal-lm or seq2seq-lm."
         )
     with ExitStack() as stack:
-        recorder = tracing(stack, model, setup, gpu, operators)
+        recorder = start_recorder(stack, model, setup, gpu, operators)
         recorder.mark(Phase.LOAD, 0)
         load(model, recorder, loading)
         run = make_run(model, setup, recorder, make_batch, _no_loss, gpu)
@@ -107,10 +107,10 @@ def _no_loss(_outputs: Any, _batch: Any) -> torch.Tensor:
 
 
 def _can_generate(model: Any) -> bool:
-    able = getattr(model, "can_generate", None) or getattr(
+    can_generate = getattr(model, "can_generate", None) or getattr(
         getattr(model, "base_model", None), "can_generate", None
     )
-    return bool(able is not None and able())
+    return bool(can_generate is not None and can_generate())
 
 
 def _generate(
@@ -140,8 +140,10 @@ def _generate(
     begin()
     inputs = {name: t for name, t in make_batch().items() if name not in _LABELS}
     options = options_of(generation)
-    own = type(model) if hasattr(type(model), "_has_unfinished_sequences") else GenerationMixin
-    with mock.patch.object(own, "_has_unfinished_sequences", has_unfinished_sequences):
+    owner_class = (
+        type(model) if hasattr(type(model), "_has_unfinished_sequences") else GenerationMixin
+    )
+    with mock.patch.object(owner_class, "_has_unfinished_sequences", has_unfinished_sequences):
         try:
             model.generate(**inputs, **options)
         except _Enough:

@@ -104,10 +104,10 @@ class Recorder(TorchDispatchMode):
         self._node_modules: list[int] = []
         self._recompute_allocations: list[int] = []
         self._references: list[list[torch.Tensor]] = [[]]
-        self._birth = _TEMPORARY
+        self._birth_category = _TEMPORARY
         self._in_backward = False
         self._updates = False
-        self._over = False
+        self._stopped = False
         self._module_of_node = -1
         self._notes: dict[str, None] = {}
         self.last_op = ""
@@ -132,7 +132,7 @@ class Recorder(TorchDispatchMode):
         trace.marks.append(Mark(phase, step, micro_step))
         trace.launches.append(0)
         self._phase_start = len(trace.sizes)
-        self._birth = _BIRTH_CATEGORY.get(phase, _TEMPORARY)
+        self._birth_category = _BIRTH_CATEGORY.get(phase, _TEMPORARY)
         self._in_backward = phase is Phase.BACKWARD
         self._module_of_node = -1
 
@@ -148,7 +148,7 @@ class Recorder(TorchDispatchMode):
             index: number of the module or the weight.
             tensor: what it is about.
         """
-        if self._over and kind in (CueKind.LET_GO, CueKind.LET_GO_NEWEST):
+        if self._stopped and kind in (CueKind.LET_GO, CueKind.LET_GO_NEWEST):
             return
         allocation = None if tensor is None else self.allocation_of(tensor)
         number = -1 if allocation is None else allocation
@@ -247,8 +247,8 @@ class Recorder(TorchDispatchMode):
 
     def module_number(self, name: str) -> int:
         """The index of a module path in the trace."""
-        own = "" if self._prefix.startswith(f"{name}.") else name.removeprefix(self._prefix)
-        return self._index_of(own)
+        trace_name = "" if self._prefix.startswith(f"{name}.") else name.removeprefix(self._prefix)
+        return self._index_of(trace_name)
 
     def hooked_number(self, name: str) -> int:
         """The same, with a number for each layer that adapters put around a model's own.
@@ -283,10 +283,10 @@ class Recorder(TorchDispatchMode):
         }
         root = self.module_number("")
         # a wrapper's own layers stand for the model: one of them says when it is entered and left
-        silent = {id(m) for n, m in model.named_modules() if n and self._names[id(m)] == root}
+        uncued_ids = {id(m) for n, m in model.named_modules() if n and self._names[id(m)] == root}
         names, stack = self._names, self._stack
         original = torch.nn.Module.__call__
-        peek = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
+        next_sequence_number = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
         starts, owners = self._node_starts, self._node_modules
         references = self._references
 
@@ -296,22 +296,24 @@ class Recorder(TorchDispatchMode):
                 return original(module, *args, **kwargs)
             stack.append(number)
             references.append([])
-            starts.append(peek())
+            starts.append(next_sequence_number())
             owners.append(number)
-            speaks = id(module) not in silent
-            if speaks:
-                self.cue(CueKind.ENTER_FED if _leads_back(args, kwargs) else CueKind.ENTER, number)
+            is_cued = id(module) not in uncued_ids
+            if is_cued:
+                self.cue(
+                    CueKind.ENTER_FED if _requires_grad(args, kwargs) else CueKind.ENTER, number
+                )
             try:
                 return original(module, *args, **kwargs)
             except Exception:
                 self.failed_module = self.failed_module or self.trace.module_names[number]
                 raise
             finally:
-                if speaks:
+                if is_cued:
                     self.cue(CueKind.LEAVE, number)
                 stack.pop()
                 references.pop()
-                starts.append(peek())
+                starts.append(next_sequence_number())
                 owners.append(stack[-1])
 
         torch.nn.Module.__call__ = call  # type: ignore[method-assign, assignment]
@@ -422,12 +424,12 @@ class Recorder(TorchDispatchMode):
             trace.op_names.append(str(func))
         number = len(trace.sizes)
         trace.sizes.append(size)
-        trace.categories.append(self._birth)
+        trace.categories.append(self._birth_category)
         trace.modules.append(self._module_here())
         trace.ops.append(op)
         trace.events.append(number << 2 | ALLOC)
         self._live[key] = number
-        self._watch[key] = weakref.ref(storage, self._gravedigger(key))
+        self._watch[key] = weakref.ref(storage, self._death_callback(key))
         if self._in_backward:
             if torch.is_grad_enabled():
                 self._recompute_allocations.append(number)
@@ -442,7 +444,7 @@ class Recorder(TorchDispatchMode):
         self.trace.categories[self._live[key]] = self.trace.categories[allocation]
         self.trace.events.append(allocation << 2 | FREE)
 
-    def _gravedigger(self, key: int) -> Callable[[Any], None]:
+    def _death_callback(self, key: int) -> Callable[[Any], None]:
         live, watch, events = self._live, self._watch, self.trace.events
 
         def died(_: Any) -> None:
@@ -455,7 +457,7 @@ class Recorder(TorchDispatchMode):
 
     def forget(self) -> None:
         """Stop watching: what dies from now on is not part of the trace."""
-        self._over = True
+        self._stopped = True
         self._live.clear()
         self._watch.clear()
 
@@ -484,16 +486,16 @@ class Recorder(TorchDispatchMode):
         trace.site_modules.append(self._module_here())
 
 
-def _leads_back(*values: Any) -> bool:
+def _requires_grad(*values: Any) -> bool:
     """Whether a tensor among values, in tuples, lists or dicts, requires a gradient."""
     for value in values:
         if isinstance(value, torch.Tensor):
             if value.requires_grad and torch.is_grad_enabled():
                 return True
         elif isinstance(value, (tuple, list)):
-            if _leads_back(*value):
+            if _requires_grad(*value):
                 return True
-        elif isinstance(value, dict) and _leads_back(*value.values()):
+        elif isinstance(value, dict) and _requires_grad(*value.values()):
             return True
     return False
 

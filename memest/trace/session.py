@@ -186,25 +186,31 @@ def _run_with_batch(
             else default_loss
         )
         meta_model = replace(_run(setup, built_model, batch, loss_of), call=call)
-    own = (
+    has_own_code = (
         own_code(built_model.model)
         or module_inputs.step_fn is not None
         or module_inputs.loss is not None
     )
-    return replace(meta_model, own_code=own)
+    return replace(meta_model, own_code=has_own_code)
 
 
 def _adapt_model(built_model: BuiltModel, setup: Setup, *, ready: bool = False) -> BuiltModel:
     """The model quantised, with adapters and frozen parameters, as the setup has them."""
     if setup.quantization is not None:
         if setup.quantization.format.packed:
-            loading, more = pack(built_model.model, built_model.dtype, setup)
+            loading, quantization_notes = pack(built_model.model, built_model.dtype, setup)
         else:
-            loading, more = quantize(built_model.model, built_model.dtype, setup, ready=ready)
-        built_model = replace(built_model, loading=loading, notes=(*built_model.notes, *more))
+            loading, quantization_notes = quantize(
+                built_model.model, built_model.dtype, setup, ready=ready
+            )
+        built_model = replace(
+            built_model, loading=loading, notes=(*built_model.notes, *quantization_notes)
+        )
     if setup.adapter is not None:
-        wrapper, own_notes = add_adapter(built_model.model, built_model.task, setup)
-        built_model = replace(built_model, wrapper=wrapper, notes=(*built_model.notes, *own_notes))
+        wrapper, adapter_notes = add_adapter(built_model.model, built_model.task, setup)
+        built_model = replace(
+            built_model, wrapper=wrapper, notes=(*built_model.notes, *adapter_notes)
+        )
     freeze(built_model.trained_model, setup)
     if setup.distributed.in_half:
         cast_parameters(built_model.trained_model, built_model.dtype)

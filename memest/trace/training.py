@@ -53,9 +53,9 @@ __all__ = [
     "load",
     "make_run",
     "plan_to_compose",
+    "start_recorder",
     "trace_training",
     "trace_updates",
-    "tracing",
 ]
 
 
@@ -77,7 +77,7 @@ class TracePlan:
     updates: bool = True
 
     @property
-    def each(self) -> tuple[int, ...]:
+    def micro_steps_by_step(self) -> tuple[int, ...]:
         """Micro-steps of every step."""
         if isinstance(self.micro_steps, tuple):
             return self.micro_steps
@@ -136,7 +136,7 @@ def trace_training(
     """
     plan = plan or plan_of(setup)
     with ExitStack() as stack:
-        recorder = tracing(stack, model, setup, gpu, operators)
+        recorder = start_recorder(stack, model, setup, gpu, operators)
         recorder.mark(Phase.LOAD, 0)
         load(model, recorder, loading)
         stack.enter_context(follow_weights(model, recorder))
@@ -157,7 +157,7 @@ def trace_training(
         if not plan.updates:
             recorder.trace.weights = run.weights
     trace = recorder.trace
-    trace.micro_steps = plan.each
+    trace.micro_steps = plan.micro_steps_by_step
     trace.landmarks = landmarks_of(model)
     trace.notes.extend(recorder.notes)
     trace.notes.extend(_unmet_backend_notes(setup, trace.attention_choices))
@@ -177,7 +177,7 @@ def _recurrent_notes(model: torch.nn.Module) -> tuple[str, ...]:
     return (note,)
 
 
-def tracing(
+def start_recorder(
     stack: ExitStack,
     model: torch.nn.Module,
     setup: Setup,
@@ -274,7 +274,7 @@ def trace_updates(
         recorder.mark(Phase.LOAD, 0)
         parameters = [_on_device(weight, recorder) for weight in weights]
         scaler = None
-        if scales(setup):
+        if uses_grad_scaler(setup):
             scaler = torch.amp.GradScaler("cuda")
             scaler._lazy_init_scale_growth_tracker(torch.device("meta"))
         recorder.seam(SeamKind.OPTIMIZER_MADE, 0)
@@ -377,9 +377,9 @@ def make_run(
         loss_of=loss_of,
         recorder=recorder,
         setup=setup,
-        micro_steps=plan.each,
+        micro_steps=plan.micro_steps_by_step,
         set_to_none=sets_to_none(setup, gpu.torch),
-        scaler=torch.amp.GradScaler("cuda") if scales(setup) else None,
+        scaler=torch.amp.GradScaler("cuda") if uses_grad_scaler(setup) else None,
         outputs_to_fp32=setup.loop is not Loop.PLAIN and transformers >= (4, 31),
         # Trainer.__init__: where ranks share sequences by Ulysses, DeepSpeed's loss counts itself
         counts_items=trainer and setup.distributed.sp == 1 and _takes_loss_kwargs(base_of(model)),
@@ -389,7 +389,7 @@ def make_run(
     )
 
 
-def scales(setup: Setup) -> bool:
+def uses_grad_scaler(setup: Setup) -> bool:
     """Whether a gradient scaler is at work, on the gradients of the weights that are there.
 
     Where a library makes the weights half-precision ones, the scaler's gradients are its own.

@@ -75,8 +75,8 @@ def inductor_without_gpu(
     from torch._inductor.graph import GraphLowering
     from torch._subclasses import FakeTensorMode
 
-    passes = compile_fx._recursive_joint_graph_passes
-    inner = compile_fx.compile_fx_inner
+    original_passes = compile_fx._recursive_joint_graph_passes
+    original_compile = compile_fx.compile_fx_inner
 
     def joint_passes(
         gm: Any,
@@ -84,7 +84,7 @@ def inductor_without_gpu(
         input_device: Any = None,
     ) -> Any:
         cpu_nodes = _relabel(gm, _META, _CPU)
-        out = passes(gm, skip_invoke_subgraph, _CPU)
+        out = original_passes(gm, skip_invoke_subgraph, _CPU)
         _relabel(out, _CPU, _META, cpu_nodes)
         return out
 
@@ -92,7 +92,7 @@ def inductor_without_gpu(
         compile_fx.view_to_reshape(gm)
         _relabel(gm, _META, _CUDA)
         inputs = [node.meta["val"] for node in gm.graph.find_nodes(op="placeholder")]
-        return inner(gm, inputs, **options)
+        return original_compile(gm, inputs, **options)
 
     def to_module(graph: Any) -> Any:
         wrapper, _ = graph.codegen()
@@ -157,7 +157,7 @@ def _relabel(
     Returns:
         Names of the nodes that were on the target's type before.
     """
-    before = set()
+    target_nodes = set()
 
     def device(value: Any) -> Any:
         same = isinstance(value, torch.device) and value.type == source.type
@@ -169,7 +169,7 @@ def _relabel(
     for node in gm.graph.nodes:
         value = node.meta.get("val")
         if isinstance(value, torch.Tensor) and value.device.type == target.type:
-            before.add(node.name)
+            target_nodes.add(node.name)
         if node.name in skip:
             continue
         node.args = map_aggregate(node.args, device)
@@ -179,9 +179,9 @@ def _relabel(
                 node.meta[key] = tree_map(move, node.meta[key])
     for _, child in gm.named_children():
         if isinstance(child, torch.fx.GraphModule):
-            before |= _relabel(child, source, target, skip)
+            target_nodes |= _relabel(child, source, target, skip)
     gm.recompile()
-    return frozenset(before)
+    return frozenset(target_nodes)
 
 
 @contextmanager
@@ -194,11 +194,15 @@ def _composites_differentiable() -> Iterator[None]:
     from torch._decomp import global_decomposition_table
 
     meta, composite_key = torch._C.DispatchKey.Meta, "CompositeImplicitAutograd"
-    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     removed_kernels = []
     for op in {op for table in global_decomposition_table.values() for op in table}:
         kernels = getattr(op, "py_kernels", {})
-        if meta in kernels and has(op.name(), composite_key) and not has(op.name(), "AutogradMeta"):
+        if (
+            meta in kernels
+            and has_kernel(op.name(), composite_key)
+            and not has_kernel(op.name(), "AutogradMeta")
+        ):
             removed_kernels.append((op, kernels.pop(meta)))
             op._dispatch_cache.clear()
     try:
@@ -287,21 +291,21 @@ def _device(gpu: GpuTraits) -> AbstractContextManager[None]:
 
     create = DeviceProperties.create
 
-    def says(value: Any) -> Any:
+    def always(value: Any) -> Any:
         return lambda *_, **__: value
 
     def static(value: Any) -> Any:
-        return staticmethod(says(value))
+        return staticmethod(always(value))
 
     return patch_attributes(
-        (torch.cuda, "get_device_properties", says(properties)),
-        (torch.cuda, "get_device_capability", says(gpu.capability)),
-        (torch.cuda, "current_device", says(0)),
-        (torch.cuda, "device_count", says(1)),
-        (torch.cuda, "set_device", says(None)),
-        (torch.cuda, "_DeviceGuard", says(contextlib.nullcontext())),
-        (scheduler, "has_triton", says(True)),
-        (triton, "triton_hash_with_backend", says("")),
+        (torch.cuda, "get_device_properties", always(properties)),
+        (torch.cuda, "get_device_capability", always(gpu.capability)),
+        (torch.cuda, "current_device", always(0)),
+        (torch.cuda, "device_count", always(1)),
+        (torch.cuda, "set_device", always(None)),
+        (torch.cuda, "_DeviceGuard", always(contextlib.nullcontext())),
+        (scheduler, "has_triton", always(True)),
+        (triton, "triton_hash_with_backend", always("")),
         (DeviceProperties, "create", cpu_or_gpu),
         (CudaInterface, "get_device_properties", static(properties)),
         (CudaInterface.Worker, "get_device_properties", static(properties)),

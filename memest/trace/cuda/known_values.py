@@ -68,9 +68,9 @@ def _attach_recipe(
     setattr(tensor, _ATTRIBUTE, (version, recipe, origin))
 
 
-def assume(tensor: torch.Tensor, make: Callable[[], torch.Tensor], why: str) -> torch.Tensor:
-    """Give a tensor the value that is assumed where weights decide; ``why`` is for the user."""
-    _attach_recipe(tensor, Recipe(assumption=why, make=make))
+def assume(tensor: torch.Tensor, make: Callable[[], torch.Tensor], reason: str) -> torch.Tensor:
+    """Give a tensor the value that is assumed where weights decide; ``reason`` is for the user."""
+    _attach_recipe(tensor, Recipe(assumption=reason, make=make))
     return tensor
 
 

@@ -65,16 +65,18 @@ def audio(built_model: BuiltModel, setup: Setup, parameters: Mapping[str, Any]) 
         sound, seconds, notes = _waveform(built_model, setup)
     target = None
     if built_model.task is Task.CTC:
-        target, more = _transcript(setup, seconds)
-        notes += more
+        target, more_notes = _transcript(setup, seconds)
+        notes += more_notes
         sound.append(labels((setup.batch, target)))
     elif built_model.task is Task.AUDIO_CLASSIFICATION:
         if "labels" in parameters:
             sound.append(class_labels(built_model, setup.batch))
     elif "labels" in parameters:
         default = setup.seq_len or _SEQ2SEQ_TARGET
-        target, more = target_length(built_model.config, setup, default, why="a sentence or two")
-        notes += more
+        target, more_notes = target_length(
+            built_model.config, setup, default, reason="a sentence or two"
+        )
+        notes += more_notes
         sound.append(labels((setup.batch, target)))
     return tuple(sound), BatchSizes(target_len=target, audio_seconds=seconds), notes
 

@@ -58,8 +58,8 @@ class PlannedBatch:
     def answer(self, setup: Setup) -> SizeAnswer:
         """The sizes that the batch takes of a setup, and what there is to say of them."""
         _, sizes, notes = plan_batch(self.built_model, setup)
-        taken_sizes = {name: value for name in SIZES if (value := getattr(sizes, name)) is not None}
-        return SizeAnswer(taken_sizes, (*notes, *_ignored_size_notes(setup, sizes)))
+        batch_sizes = {name: value for name in SIZES if (value := getattr(sizes, name)) is not None}
+        return SizeAnswer(batch_sizes, (*notes, *_ignored_size_notes(setup, sizes)))
 
     def unflatten(self, batch: Mapping[str, Any]) -> Any:
         """The batch as the model takes it."""

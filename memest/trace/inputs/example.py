@@ -75,11 +75,11 @@ class ExampleBatch:
 
     def answer(self, setup: Setup) -> SizeAnswer:
         """The sizes that the batch takes of a setup, and what there is to say of them."""
-        taken_sizes: dict[str, Any] = {}
+        batch_sizes: dict[str, Any] = {}
         notes = []
         takes_length = "S" in self._letters or _takes_length(self.inputs.inputs)
         if takes_length:
-            taken_sizes["seq_len"] = setup.seq_len or _LENGTH
+            batch_sizes["seq_len"] = setup.seq_len or _LENGTH
             if setup.seq_len is None:
                 notes.append(f"S, the length, is {_LENGTH} (--seq-len sets it)")
         for name, value in (
@@ -91,7 +91,7 @@ class ExampleBatch:
             if value is not None:
                 flag = f"--{name.replace('_', '-')} {value:g}"
                 notes.append(f"{flag} has no effect on the inputs that were given")
-        return SizeAnswer(taken_sizes, tuple(notes))
+        return SizeAnswer(batch_sizes, tuple(notes))
 
     def plan(self, setup: Setup) -> tuple[TensorPlan, ...]:
         """The tensors of a batch of this setup.
@@ -150,16 +150,16 @@ class ExampleBatch:
             A function of (model, batch), None for ``model(**batch)``; and one that gives what the
             model is not called with.
         """
-        parameters, loose, variadic = _parameters(model)
+        parameters, takes_kwargs, takes_args = _parameters(model)
         form: Any = None if self._spec is None else tree_unflatten(list(self._leaves), self._spec)
         flat = isinstance(form, Mapping) and all(name in form for name in self._names)
-        if flat and (loose or all(name in parameters for name in form)):
+        if flat and (takes_kwargs or all(name in parameters for name in form)):
             return None, lambda _: []
 
         def split(batch: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any], list[Any]]:
             user_batch = self.unflatten(batch)
             if isinstance(user_batch, Mapping):
-                arguments = {k: v for k, v in user_batch.items() if loose or k in parameters}
+                arguments = {k: v for k, v in user_batch.items() if takes_kwargs or k in parameters}
                 rest = [v for k, v in user_batch.items() if k not in arguments]
                 if arguments or not parameters:
                     return [], arguments, rest
@@ -168,7 +168,7 @@ class ExampleBatch:
                 num_required = max(sum(parameters.values()), 1)
                 return list(user_batch[:num_required]), {}, list(user_batch[num_required:])
             items = list(user_batch) if isinstance(user_batch, (tuple, list)) else [user_batch]
-            count = len(items) if variadic else len(parameters)
+            count = len(items) if takes_args else len(parameters)
             return items[:count], {}, items[count:]
 
         def call(model: Any, batch: Mapping[str, Any]) -> Any:
@@ -191,8 +191,8 @@ def _parameters(model: torch.nn.Module) -> tuple[dict[str, bool], bool, bool]:
         for p in parameters
         if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
     }
-    loose = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    return requirements, loose, any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    takes_kwargs = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    return requirements, takes_kwargs, any(p.kind is p.VAR_POSITIONAL for p in parameters)
 
 
 def _takes_length(function: Any) -> bool:
@@ -206,10 +206,10 @@ def _takes_length(function: Any) -> bool:
 
 def _call_function(function: Any, setup: Setup) -> Any:
     """The inputs that a user's function makes for a batch, on meta."""
-    more = {"seq_len": setup.seq_len or _LENGTH} if _takes_length(function) else {}
+    arguments = {"seq_len": setup.seq_len or _LENGTH} if _takes_length(function) else {}
     try:
         with cuda_is_meta(), torch.device("meta"):
-            return function(setup.batch, **more)
+            return function(setup.batch, **arguments)
     except MemestError:
         raise
     except Exception as error:

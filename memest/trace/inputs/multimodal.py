@@ -86,8 +86,10 @@ def media_and_text(
     plans += media.plans
     target = None
     if _text_is_seq2seq(config):
-        target, more = target_length(config.text_config, setup, length, why="like the source")
-        notes += more
+        target, more_notes = target_length(
+            config.text_config, setup, length, reason="like the source"
+        )
+        notes += more_notes
     plans.append(labels((batch, target or length)))
     sizes = BatchSizes(
         seq_len=length,
@@ -381,14 +383,14 @@ def contrastive(built_model: BuiltModel, setup: Setup, parameters: Mapping[str, 
         plans.append(attention_mask(ids, padded=setup.padded))
     size = seconds = None
     if "pixel_values" in parameters:
-        size, more = image_size_of(config, setup)
+        size, more_notes = image_size_of(config, setup)
         plans.append(pixels(batch, 3, size, size))
     else:
-        seconds, more = _sound(config, setup, plans)
+        seconds, more_notes = _sound(config, setup, plans)
     if "return_loss" in parameters:
         plans.append(TensorPlan(name="return_loss", dtype=torch.bool, constant=True))
     sizes = BatchSizes(seq_len=length, image_size=size, audio_seconds=seconds)
-    return tuple(plans), sizes, [*notes, *more]
+    return tuple(plans), sizes, [*notes, *more_notes]
 
 
 # CLAP: 10 s at 48 kHz with a hop of 480 samples

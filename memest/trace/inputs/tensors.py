@@ -139,7 +139,7 @@ def max_positions(config: Any) -> int | None:
     return None
 
 
-def target_length(config: Any, setup: Setup, default: int, *, why: str) -> tuple[int, list[str]]:
+def target_length(config: Any, setup: Setup, default: int, *, reason: str) -> tuple[int, list[str]]:
     """The length of a decoder's target: as asked, else ``default`` capped by its positions.
 
     Raises:
@@ -153,7 +153,7 @@ def target_length(config: Any, setup: Setup, default: int, *, why: str) -> tuple
         )
     if setup.target_len is None:
         length = min(default, limit) if limit else default
-        return length, [f"target length {length}, {why} (--target-len sets it)"]
+        return length, [f"target length {length}, {reason} (--target-len sets it)"]
     check_length("target-len", setup.target_len, limit, "target positions of this model")
     return setup.target_len, []
 

@@ -76,12 +76,12 @@ def text(built_model: BuiltModel, setup: Setup, parameters: Mapping[str, Any]) -
     image_size = _page(built_model, setup, parameters, plans, notes)
     target = None
     if config.is_encoder_decoder and built_model.task is Task.SEQ2SEQ_LM:
-        target, more = target_length(config, setup, length, why="like the source")
-        notes += more
+        target, more_notes = target_length(config, setup, length, reason="like the source")
+        notes += more_notes
         plans.append(labels((batch, target)))
     elif built_model.task is Task.BASE and "decoder_input_ids" in parameters:
-        target, more = target_length(config, setup, length, why="like the source")
-        notes += more
+        target, more_notes = target_length(config, setup, length, reason="like the source")
+        notes += more_notes
         plans.append(TensorPlan(name="decoder_input_ids", shape=(batch, target), fill=WORD))
     elif built_model.task is Task.QUESTION_ANSWERING:
         plans += [

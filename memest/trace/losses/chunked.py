@@ -77,21 +77,21 @@ def parts_of(
     name = type(model).__name__
     config: Any = getattr(model, "config", None)
     text: Any = config.get_text_config() if hasattr(config, "get_text_config") else config
-    why = ""
+    reason = ""
     if not name.endswith(tuple(kinds)) or getattr(config, "is_encoder_decoder", False):
-        why = "it replaces head and loss of causal language models"
+        reason = "it replaces head and loss of causal language models"
     has_vision = len(kinds) > 1 and hasattr(config, "vision_config")
-    backbone = None if why else model.base_model if has_vision else model.get_decoder()
-    head: Any = None if why else model.get_output_embeddings()
+    backbone = None if reason else model.base_model if has_vision else model.get_decoder()
+    head: Any = None if reason else model.get_output_embeddings()
     scale = next((s for s in _SCALES if getattr(text, s, None) not in (None, 1, 1.0)), "")
-    if not why and (backbone is None or backbone is model):
-        why = "its decoder cannot be told from the rest"
-    if not why and getattr(head, "weight", None) is None:
-        why = f"its head is a {type(head).__name__}, which has no weight of its own"
-    if not why and scale and scale not in scales:
-        why = f"its logits are scaled ({scale}), which this loss does not do"
-    if why:
-        raise ConfigError(f"--fused-loss {loss} does not go with {name}: {why}. Leave it out.")
+    if not reason and (backbone is None or backbone is model):
+        reason = "its decoder cannot be told from the rest"
+    if not reason and getattr(head, "weight", None) is None:
+        reason = f"its head is a {type(head).__name__}, which has no weight of its own"
+    if not reason and scale and scale not in scales:
+        reason = f"its logits are scaled ({scale}), which this loss does not do"
+    if reason:
+        raise ConfigError(f"--fused-loss {loss} does not go with {name}: {reason}. Leave it out.")
     return Parts(text, backbone, head, getattr(text, "final_logit_softcapping", None), scale)
 
 
@@ -354,7 +354,7 @@ class _TiledLogProbs(torch.autograd.Function):
         targets: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
         ctx.set_materialize_grads(False)
-        rows, words, device = hidden_states.shape[0], weight.shape[0], hidden_states.device
+        rows, vocabulary, device = hidden_states.shape[0], weight.shape[0], hidden_states.device
         half = torch.is_autocast_enabled("cuda")
         dtype = torch.get_autocast_dtype("cuda") if half else hidden_states.dtype
         # maximum, sum of exponentials, sum of x exp(x), of squares, of logits, best before the
@@ -364,7 +364,7 @@ class _TiledLogProbs(torch.autograd.Function):
         buffer = torch.empty((min(rows, _TILE_TOKENS), _TILE_WORDS), device=device, dtype=dtype)
         for tokens in _slices(rows, _TILE_TOKENS):
             part = hidden_states[tokens].to(dtype)
-            for columns in _slices(words, _TILE_WORDS):
+            for columns in _slices(vocabulary, _TILE_WORDS):
                 _fill(buffer, part, weight[columns], None if bias is None else bias[columns])
         log_z = highest + torch.log(sum_exp)
         log_probs = target_logit - log_z
@@ -379,7 +379,7 @@ class _TiledLogProbs(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Any) -> Any:
         hidden_states, weight, bias, _, _, _ = ctx.saved_tensors
         dtype, needs = ctx.dtype, ctx.needs_input_grad
-        rows, words, device = hidden_states.shape[0], weight.shape[0], hidden_states.device
+        rows, vocabulary, device = hidden_states.shape[0], weight.shape[0], hidden_states.device
 
         def zeros(like: torch.Tensor, needs_grad: bool) -> torch.Tensor | None:
             return (
@@ -392,7 +392,7 @@ class _TiledLogProbs(torch.autograd.Function):
         float_gradients = [g.float().contiguous() for g in gradients[:2] if g is not None]
         for tokens in _slices(rows, _TILE_TOKENS):
             part = hidden_states[tokens].to(dtype)
-            for columns in _slices(words, _TILE_WORDS):
+            for columns in _slices(vocabulary, _TILE_WORDS):
                 cast = weight[columns].to(dtype)
                 tile = _fill(buffer, part, cast, None if bias is None else bias[columns])
                 if grad_hidden is not None:

@@ -148,16 +148,16 @@ def _parts(model: Any) -> tuple[Any, Any, float | None]:
         ConfigError: the model is no causal language model with a plain linear head.
     """
     parts = parts_of(model, "cce")
-    why = ""
+    reason = ""
     if type(parts.head) is not torch.nn.Linear:
-        why = f"its head is a {type(parts.head).__name__}, not a plain linear layer"
+        reason = f"its head is a {type(parts.head).__name__}, not a plain linear layer"
     elif parts.head.bias is not None:
-        why = "its head has a bias, which the kernel does not add"
+        reason = "its head has a bias, which the kernel does not add"
     elif getattr(parts.config, "output_router_logits", False):
-        why = "its loss has a second part, that of the routers"
-    if why:
+        reason = "its loss has a second part, that of the routers"
+    if reason:
         raise ConfigError(
-            f"--fused-loss cce does not go with {type(model).__name__}: {why}. Leave it out."
+            f"--fused-loss cce does not go with {type(model).__name__}: {reason}. Leave it out."
         )
     return parts.backbone, parts.head, parts.softcap
 

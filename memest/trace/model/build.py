@@ -321,8 +321,8 @@ def of_module(
     config = config if hasattr(config, "model_type") else None
     task = Task.AUTO
     if config is not None:
-        both = bool(getattr(config, "is_encoder_decoder", False))
-        task = task_of_class(type(model), encoder_decoder=both)
+        is_encoder_decoder = bool(getattr(config, "is_encoder_decoder", False))
+        task = task_of_class(type(model), encoder_decoder=is_encoder_decoder)
     _check_head(model, task, setup)
     return BuiltModel(
         model=model,
@@ -399,18 +399,18 @@ def count(model: torch.nn.Module) -> Counts:
     """Count exactly what the model holds."""
     parameters = list(model.parameters())
     buffers = list(model.buffers())
-    beside = [t for module in model.modules() for t in companions(module)]
-    inside = 0
+    companion_tensors = [t for module in model.modules() for t in companions(module)]
+    packed_elements = 0
     for layer in packed_layers(model):
         words = list(layer.buffers())
-        beside += words
+        companion_tensors += words
         own = {id(word) for word in words}
         buffers = [buffer for buffer in buffers if id(buffer) not in own]
-        inside += layer.in_features * layer.out_features
-        inside += 0 if layer.bias is None else layer.bias.numel()
+        packed_elements += layer.in_features * layer.out_features
+        packed_elements += 0 if layer.bias is None else layer.bias.numel()
     return Counts(
-        parameters=sum(num_elements(p) for p in parameters) + inside,
+        parameters=sum(num_elements(p) for p in parameters) + packed_elements,
         trainable=sum(p.numel() for p in parameters if p.requires_grad),
         buffers=sum(b.numel() for b in buffers),
-        parameter_bytes=sum(t.nbytes for t in (*parameters, *beside)),
+        parameter_bytes=sum(t.nbytes for t in (*parameters, *companion_tensors)),
     )

@@ -118,9 +118,9 @@ def _check_arguments(factory: Any, reference: str, arguments: Mapping[str, Any])
     except (TypeError, ValueError):
         return
     parameters = signature.parameters
-    loose = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+    takes_kwargs = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
     for name in arguments:
-        if name not in parameters and not loose:
+        if name not in parameters and not takes_kwargs:
             near = closest(name, parameters)
             hint = f" Did you mean {near[0]!r}?" if near else ""
             raise ConfigError(

@@ -34,9 +34,11 @@ def load(model: torch.nn.Module, recorder: Recorder, loading: Loading | None = N
     loaded_ids: set[int] = set()
     if loading is not None and loading.quantized:
         base = base_of(model)
-        later = {id(p) for p in model.parameters() if p.requires_grad} if base is not model else ()
+        adapter_ids = (
+            {id(p) for p in model.parameters() if p.requires_grad} if base is not model else ()
+        )
         with code_tables():
-            _cast(recorder, _load_quantized(base, recorder, loading, loaded_ids, later))
+            _cast(recorder, _load_quantized(base, recorder, loading, loaded_ids, adapter_ids))
     to_cast: list[tuple[str, torch.nn.Parameter, torch.Tensor]] = []
     for path, tensor, category in _tensors(model):
         if id(tensor) not in loaded_ids:
@@ -87,18 +89,18 @@ def _load_quantized(
     recorder: Recorder,
     loading: Loading,
     loaded_ids: set[int],
-    later: Collection[int],
+    adapter_ids: Collection[int],
 ) -> list[tuple[str, torch.nn.Parameter, torch.Tensor]]:
     """``from_pretrained`` with a quantiser, then ``prepare_model_for_kbit_training``.
 
     Every weight arrives in its dtype and is quantised there and then; the copy is let go of. What
-    is cast afterwards is cast one parameter after the other. Adapters come ``later``.
+    is cast afterwards is cast one parameter after the other. Adapters (``adapter_ids``) come later.
 
     Returns:
         Parameters that a library casts behind that, with what stands for them until then.
     """
-    _warm_up(base, recorder, loading, later)
-    waiting: dict[int, torch.Tensor] = {}
+    _warm_up(base, recorder, loading, adapter_ids)
+    loaded_copies: dict[int, torch.Tensor] = {}
     to_cast: list[tuple[str, torch.nn.Parameter, torch.Tensor]] = []
     for path, module in base.named_modules():
         has_quantized_weight = is_quantized(module)
@@ -113,18 +115,18 @@ def _load_quantized(
                 recorder.tag(tensor, Category.PARAMETERS, path)
             loaded_ids.add(id(layer.weight))
         for parameter in module._parameters.values():
-            if parameter is None or id(parameter) in loaded_ids or id(parameter) in later:
+            if parameter is None or id(parameter) in loaded_ids or id(parameter) in adapter_ids:
                 continue
             loaded_ids.add(id(parameter))
-            first = loading.cast_from.get(id(parameter))
+            load_dtype = loading.cast_from.get(id(parameter))
             first_dtype = _dtype_before_cast(parameter)
-            if first is None and first_dtype is None:
+            if load_dtype is None and first_dtype is None:
                 recorder.adopt(parameter, Category.PARAMETERS, path, "load")
-            elif first is None:
+            elif load_dtype is None:
                 to_cast.append((path, parameter, torch.empty_like(parameter, dtype=first_dtype)))
                 recorder.adopt(to_cast[-1][2], Category.PARAMETERS, path, "load")
             else:
-                waiting[id(parameter)] = torch.empty_like(parameter, dtype=first)
+                loaded_copies[id(parameter)] = torch.empty_like(parameter, dtype=load_dtype)
         for buffer in module._buffers.values():
             if buffer is not None and id(buffer) not in loaded_ids:
                 loaded_ids.add(id(buffer))
@@ -133,7 +135,7 @@ def _load_quantized(
                 recorder.adopt(buffer, kind, path, "load")
     for path, module in base.named_modules():
         for parameter in module._parameters.values():
-            if parameter is not None and id(parameter) in waiting:
+            if parameter is not None and id(parameter) in loaded_copies:
                 first_dtype = _dtype_before_cast(parameter)
                 loaded_tensor = (
                     parameter
@@ -143,12 +145,12 @@ def _load_quantized(
                 if first_dtype is not None:
                     to_cast.append((path, parameter, loaded_tensor))
                 recorder.adopt(loaded_tensor, Category.PARAMETERS, path, "load")
-                del waiting[id(parameter)], loaded_tensor
+                del loaded_copies[id(parameter)], loaded_tensor
     return to_cast
 
 
 def _warm_up(
-    base: torch.nn.Module, recorder: Recorder, loading: Loading, later: Collection[int]
+    base: torch.nn.Module, recorder: Recorder, loading: Loading, adapter_ids: Collection[int]
 ) -> None:
     """One large block that transformers takes and gives back, for the weights to be cut from.
 
@@ -157,11 +159,13 @@ def _warm_up(
     """
     total = 0
     for parameter in base.parameters():
-        if id(parameter) in later:
+        if id(parameter) in adapter_ids:
             continue
         state = getattr(parameter, "quant_state", None)
-        first = loading.cast_from.get(id(parameter), parameter.dtype)
-        total += parameter.numel() * first.itemsize if state is None else state.shape.numel() // 2
+        load_dtype = loading.cast_from.get(id(parameter), parameter.dtype)
+        total += (
+            parameter.numel() * load_dtype.itemsize if state is None else state.shape.numel() // 2
+        )
     # of other buffers the loader counts too what a checkpoint holds, which is next to nothing
     for layer in packed_layers(base):
         total += sum(tensor.nbytes for tensor in layer.state_dict().values())

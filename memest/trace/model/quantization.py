@@ -371,11 +371,11 @@ def prepare_kbit(model: Any, loading: Loading, setup: Setup) -> list[str]:
             "prepare_model_for_kbit_training is peft's, which is not installed: pip install "
             "'memest[peft]', or add --no-prepare-kbit."
         ) from error
-    before = {id(parameter): parameter.dtype for parameter in model.parameters()}
+    dtypes_before = {id(parameter): parameter.dtype for parameter in model.parameters()}
     # checkpointing is switched on where the setup says so, embeddings' hooks with it
     peft.prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
     loading.cast_from = {
-        id(p): before[id(p)] for p in model.parameters() if p.dtype != before[id(p)]
+        id(p): dtypes_before[id(p)] for p in model.parameters() if p.dtype != dtypes_before[id(p)]
     }
     note = (
         "prepare_model_for_kbit_training makes float32 of everything that is not quantised; "

@@ -89,7 +89,7 @@ def block_states(
         shape = parameter.shape if copies == 1 else (copies, *parameter.shape)
         return parameter.new_zeros(shape, dtype=dtype)
 
-    def numbers(parameter: torch.Tensor, dtype: torch.dtype) -> dict[str, Any]:
+    def moments(parameter: torch.Tensor, dtype: torch.dtype) -> dict[str, Any]:
         state = {"state1": buffer(parameter, blocks.first, dtype)}
         if blocks.second:
             state["state2"] = buffer(parameter, 1, dtype)
@@ -97,20 +97,23 @@ def block_states(
 
     def states(parameter: torch.Tensor) -> dict[str, Any]:
         """As ``init_state`` of the library."""
-        eight = blocks.bits == 8 and id(parameter) not in fp32_ids
-        if not eight or parameter.numel() < MIN_8BIT_SIZE:
-            return numbers(parameter, torch.float32)
+        is_8bit = blocks.bits == 8 and id(parameter) not in fp32_ids
+        if not is_8bit or parameter.numel() < MIN_8BIT_SIZE:
+            return moments(parameter, torch.float32)
         if not maps:
             # the quantisation maps move to the device with the first 8-bit state, once for all
             count = 2 if blocks.second else 1
             maps.extend(parameter.new_zeros(_MAP, dtype=torch.float32) for _ in range(count))
-        last = blocks.first > 1  # AdEMAMix makes its states behind their scales
-        state: dict[str, Any] = {"qmaps": maps, **({} if last else numbers(parameter, torch.uint8))}
+        moments_last = blocks.first > 1  # AdEMAMix makes its states behind their scales
+        state: dict[str, Any] = {
+            "qmaps": maps,
+            **({} if moments_last else moments(parameter, torch.uint8)),
+        }
         count = -(-parameter.numel() // block_size)
         state["absmax1"] = parameter.new_zeros(blocks.first * count, dtype=torch.float32)
         if blocks.second:
             state["absmax2"] = parameter.new_zeros(count, dtype=torch.float32)
-        return {**state, **numbers(parameter, torch.uint8)} if last else state
+        return {**state, **moments(parameter, torch.uint8)} if moments_last else state
 
     return StatesAlone(groups, states, packs=True)
 

@@ -101,11 +101,11 @@ def low_rank_groups(
         ConfigError: no linear layer has such a name.
     """
     patterns = setup.optim_target_modules
-    everything = isinstance(patterns, str) and patterns.replace("_", "-") == "all-linear"
+    all_linear = isinstance(patterns, str) and patterns.replace("_", "-") == "all-linear"
     targets = {
         name
         for name in roles.linear
-        if everything or is_target(patterns, name.removesuffix(".weight"))
+        if all_linear or is_target(patterns, name.removesuffix(".weight"))
     }
     if not targets:
         raise ConfigError(

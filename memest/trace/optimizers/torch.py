@@ -152,9 +152,9 @@ def optimizer_of(
         return None
     check_trainable([n.parameter.requires_grad for n in parameters], setup)
     trainable = [n for n in parameters if n.parameter.requires_grad]
-    maker = _OptimizerFactory(setup, recorder, torch_version, roles)
+    factory = _OptimizerFactory(setup, recorder, torch_version, roles)
     if not setup.master_weights:
-        return maker.over(trainable)
+        return factory.make(trainable)
     if not any(n.parameter.dtype in _HALF for n in trainable):
         dtype = str(trainable[0].parameter.dtype).removeprefix("torch.")
         raise ConfigError(
@@ -162,11 +162,11 @@ def optimizer_of(
             "--dtype bfloat16 or --dtype float16."
         )
 
-    def over(copies: list[Any]) -> Any:
+    def make(copies: list[Any]) -> Any:
         pairs = zip(trainable, copies, strict=True)
-        return maker.over([replace(n, parameter=copy) for n, copy in pairs])
+        return factory.make([replace(n, parameter=copy) for n, copy in pairs])
 
-    return MasterWeights([n.parameter for n in trainable], over, recorder)
+    return MasterWeights([n.parameter for n in trainable], make, recorder)
 
 
 def in_backward(
@@ -184,11 +184,11 @@ def in_backward(
             f"--optim {setup.optim} in backward needs hooks that torch has since 2.1, and "
             f"{torch_version[0]}.{torch_version[1]} is asked for."
         )
-    maker = _OptimizerFactory(
+    factory = _OptimizerFactory(
         setup, recorder, torch_version, functools.cache(lambda: roles_of(model))
     )
     trainable = [n for n in parameters if n.parameter.requires_grad]
-    return stepper_for(model, setup, recorder, lambda one: maker.over([one]), trainable)
+    return stepper_for(model, setup, recorder, lambda one: factory.make([one]), trainable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +203,7 @@ class _OptimizerFactory:
     torch_version: tuple[int, int]
     roles: Callable[[], Roles]
 
-    def over(self, trainable: Sequence[NamedParameter]) -> Any:
+    def make(self, trainable: Sequence[NamedParameter]) -> Any:
         """The optimizer over these parameters."""
         setup, facts = self.setup, facts_of(self.setup.optim)
         named_weights = [(n.name, n.parameter) for n in trainable]
@@ -235,8 +235,8 @@ class _OptimizerFactory:
         """bitsandbytes: its states on meta, the library itself on a real device."""
         setup, blocks = self.setup, blocks_of(self.setup.optim)
         fp32_ids: frozenset[int] = frozenset()
-        knows = (setup.software.transformers or _KNOWS_BLOCKS) >= _KNOWS_BLOCKS
-        if blocks.bits == 8 and setup.loop is Loop.TRAINER and knows:
+        keeps_embeddings = (setup.software.transformers or _KNOWS_BLOCKS) >= _KNOWS_BLOCKS
+        if blocks.bits == 8 and setup.loop is Loop.TRAINER and keeps_embeddings:
             embeddings = self.roles().embeddings
             embedding_weights = [p for name, p in named_weights if name in embeddings]
             fp32_ids = frozenset(map(id, embedding_weights))
@@ -267,11 +267,13 @@ class _OptimizerFactory:
                 f"{self.torch_version[0]}.{self.torch_version[1]} is asked for."
             )
         roles = self.roles()
-        outside = roles.embeddings | roles.head
+        not_hidden = roles.embeddings | roles.head
         matrices: list[Any] = []
         rest: list[Any] = []
         for name, parameter in named_weights:
-            (matrices if parameter.dim() == 2 and name not in outside else rest).append(parameter)
+            (matrices if parameter.dim() == 2 and name not in not_hidden else rest).append(
+                parameter
+            )
         optimizers: list[Any] = []
         if matrices:
             optimizers.append(torch.optim.Muon(matrices, lr=1e-4, **self._arguments()))
@@ -289,8 +291,8 @@ class _OptimizerFactory:
 
             return Adafactor(groups, lr=1e-4, scale_parameter=False, relative_step=False)
         # foreach is CUDA's default from 2.0 on, but never that of Adafactor, which is there to save
-        loops = self.torch_version < (2, 0) or name == "adafactor_torch"
-        implementation = {"foreach": not loops}
+        one_by_one = self.torch_version < (2, 0) or name == "adafactor_torch"
+        implementation = {"foreach": not one_by_one}
         for suffix, choice in _IMPLEMENTATIONS.items():
             if name.endswith(suffix):
                 name, implementation = name.removesuffix(suffix), choice

@@ -30,7 +30,7 @@ from memest.trace.loops import TrainingLoop, loss_region, tag_gradients
 from memest.trace.model.loading import load
 from memest.trace.optimizers.torch import weights_of
 from memest.trace.recorder import Recorder
-from memest.trace.training import make_run, tracing
+from memest.trace.training import make_run, start_recorder
 from memest.workspaces.operator_call import GpuTraits
 
 __all__ = ["causal_loss", "cut", "layers_of", "stage_module", "trace_stage"]
@@ -71,10 +71,10 @@ def _parts(model: Any) -> tuple[list[tuple[Any, str]], Any, list[tuple[Any, str]
             "mistral, qwen3, gemma3, mixtral or gpt_neox. Leave --pp out; --fsdp full_shard splits "
             "any model."
         )
-    at = names.index(lists[0])
-    before = [(base, name) for name in names[:at]]
-    behind = [(base, name) for name in names[at + 1 :]]
-    return before, getattr(base, lists[0]), behind
+    position = names.index(lists[0])
+    before = [(base, name) for name in names[:position]]
+    after = [(base, name) for name in names[position + 1 :]]
+    return before, getattr(base, lists[0]), after
 
 
 @contextmanager
@@ -88,7 +88,7 @@ def cut(model: Any, part: StagePart) -> Iterator[Callable[..., torch.Tensor]]:
     Yields:
         What the stage computes: of token ids on the first stage, else of what came before.
     """
-    before, layers, behind = _parts(model)
+    before, layers, after = _parts(model)
     base = getattr(model, "base_model", model)
     with ExitStack() as stack:
         if not part.first:
@@ -98,7 +98,7 @@ def cut(model: Any, part: StagePart) -> Iterator[Callable[..., torch.Tensor]]:
             if not part.start <= number < part.stop:
                 _replace(stack, layers, str(number))
         if not part.last:
-            for owner, name in behind:
+            for owner, name in after:
                 _replace(stack, owner, name)
             for name, child in model.named_children():
                 if child is not base:
@@ -228,7 +228,7 @@ def trace_stage(
     hidden_spec = _hidden_spec(model, make_batch()["input_ids"])
     with ExitStack() as stack:
         compute = stack.enter_context(cut(model, part))
-        recorder = tracing(stack, model, setup, gpu, operators)
+        recorder = start_recorder(stack, model, setup, gpu, operators)
         recorder.mark(Phase.LOAD, 0)
         load(model, recorder)
         stack.enter_context(follow_weights(model, recorder))

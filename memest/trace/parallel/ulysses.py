@@ -39,26 +39,26 @@ class SharedHeads:
     """The heads of a model, as its configuration has them (``register_with_transformers``).
 
     Attributes:
-        ways: ranks that share a sequence.
-        keys: heads of keys and values.
+        ranks: how many share a sequence.
+        key_heads: heads of keys and values.
         calls: how often attention was asked for.
         groups: modules whose ``num_key_value_groups`` was set, with what it was.
     """
 
-    ways: int
-    keys: int
+    ranks: int
+    key_heads: int
     calls: int = 0
     groups: list[tuple[Any, int]] = field(default_factory=list)
 
     @property
     def copies(self) -> int:
         """``kv_replication_factor``: how often each head of keys and values is there."""
-        return self.ways // self.keys
+        return self.ranks // self.key_heads
 
     @property
     def local_keys(self) -> int:
         """Heads of keys and values that a rank attends with."""
-        return 1 if self.copies > 1 else self.keys // self.ways
+        return 1 if self.copies > 1 else self.key_heads // self.ranks
 
     def restore(self) -> None:
         """Give modules back what attention changed of them."""
@@ -67,7 +67,7 @@ class SharedHeads:
             module.num_key_value_groups = before
 
 
-def check_shares_heads(model: Any, ways: int) -> SharedHeads:
+def check_shares_heads(model: Any, ranks: int) -> SharedHeads:
     """Whether ranks can share the heads of a model, and which attention it is that does.
 
     Sources: ``UlyssesSPAttentionHF.__init__``; ``Accelerator._prepare_deepspeed`` and
@@ -88,8 +88,8 @@ def check_shares_heads(model: Any, ways: int) -> SharedHeads:
             "out."
         )
     heads = getattr(config, "num_attention_heads", None)
-    keys = getattr(config, "num_key_value_heads", None)
-    if not isinstance(heads, int) or not isinstance(keys, int):
+    key_heads = getattr(config, "num_key_value_heads", None)
+    if not isinstance(heads, int) or not isinstance(key_heads, int):
         raise ConfigError(
             f"--sp: the configuration of {kind} does not say how many heads there are "
             "(num_attention_heads, num_key_value_heads), which DeepSpeed reads there. Leave --sp "
@@ -100,14 +100,18 @@ def check_shares_heads(model: Any, ways: int) -> SharedHeads:
             f"--sp: {kind} is not trained as a causal language model, and Ulysses drops every mask "
             "but the causal one. Leave --sp out."
         )
-    legal = [n for n in range(2, heads + 1) if heads % n == 0 and (keys % n == 0 or n % keys == 0)]
-    if ways not in legal:
+    legal = [
+        n
+        for n in range(2, heads + 1)
+        if heads % n == 0 and (key_heads % n == 0 or n % key_heads == 0)
+    ]
+    if ranks not in legal:
         raise ConfigError(
-            f"--sp {ways} cannot share the {heads} heads of {kind}, {keys} of them of keys and "
-            "values: it has to divide the first, and divide the second or be a multiple of it. "
+            f"--sp {ranks} cannot share the {heads} heads of {kind}, {key_heads} of them of keys "
+            "and values: it has to divide the first, and divide the second or be a multiple of it. "
             f"Legal: {', '.join(map(str, legal)) or 'none'}."
         )
-    return SharedHeads(ways, keys)
+    return SharedHeads(ranks, key_heads)
 
 
 def check_evaluates(model: Any, setup: Setup) -> None:
@@ -123,20 +127,20 @@ def check_evaluates(model: Any, setup: Setup) -> None:
     Raises:
         ConfigError: it stops.
     """
-    ways = setup.distributed.sp
-    if ways == 1 or str(getattr(model.config, "_attn_implementation", "")) != "sdpa":
+    ranks = setup.distributed.sp
+    if ranks == 1 or str(getattr(model.config, "_attn_implementation", "")) != "sdpa":
         return
-    keys = check_shares_heads(model, ways).keys
+    key_heads = check_shares_heads(model, ranks).key_heads
     config = model.config.get_text_config()
     heads = config.num_attention_heads
     size = getattr(config, "head_dim", None) or config.hidden_size // heads
-    if ways <= keys or (heads > ways and size <= _LARGEST_GROUPED):
+    if ranks <= key_heads or (heads > ranks and size <= _LARGEST_GROUPED):
         return
     raise ConfigError(
-        f"--eval-batch beside --sp {ways} stops in the first batch of the evaluation: in training "
-        f"the GPUs copy the {keys} heads of keys and values of {type(model).__name__}, for which "
-        "DeepSpeed changes num_key_value_groups of every layer, and evaluations, which share no "
-        f"heads, find it changed. Write --sp {keys} or less, or --attn-implementation "
+        f"--eval-batch beside --sp {ranks} stops in the first batch of the evaluation: in training "
+        f"the GPUs copy the {key_heads} heads of keys and values of {type(model).__name__}, for "
+        "which DeepSpeed changes num_key_value_groups of every layer, and evaluations, which share "
+        f"no heads, find it changed. Write --sp {key_heads} or less, or --attn-implementation "
         "flash_attention_2."
     )
 
@@ -180,41 +184,41 @@ def _exchange(sent: torch.Tensor) -> torch.Tensor:
     return received
 
 
-def _gather(part: torch.Tensor, count: int, local: int, copies: int, ways: int) -> torch.Tensor:
+def _gather(part: torch.Tensor, count: int, local: int, copies: int, ranks: int) -> torch.Tensor:
     """``combine_sequence``: [sl_l, bs, hc, hs] becomes [sl, bs, hc_l, hs]."""
     if copies > 1:
         part = part.repeat_interleave(copies, dim=2)
     length, batch, _, size = part.shape
-    part = part.reshape(length, batch, ways, local, size)
+    part = part.reshape(length, batch, ranks, local, size)
     part = part.permute(2, 0, 1, 3, 4).contiguous()
     out = _exchange(part)
     return out.reshape(length * count, batch, local, size)
 
 
-def _scatter(whole: torch.Tensor, ways: int) -> torch.Tensor:
+def _scatter(whole: torch.Tensor, ranks: int) -> torch.Tensor:
     """``_partition_global_sequence``: [sl, bs, em_l] becomes [sl_l, bs, em]."""
     length, batch, size = whole.shape
-    whole = whole.reshape(ways, length // ways, batch, size).contiguous()
+    whole = whole.reshape(ranks, length // ranks, batch, size).contiguous()
     out = _exchange(whole)
     out = out.permute(1, 2, 0, 3)
-    return out.reshape(length // ways, batch, -1)
+    return out.reshape(length // ranks, batch, -1)
 
 
-def _positions(part: torch.Tensor, ways: int, *, nccl: bool) -> list[torch.Tensor]:
+def _positions(part: torch.Tensor, ranks: int, *, nccl: bool) -> list[torch.Tensor]:
     """The positions of all ranks' tokens, gathered in every layer.
 
     ``all_gather`` into a list of tensors goes through one tensor on a GPU
     (``ProcessGroupNCCL::allgather``, ``newLikeFlat``).
     """
-    parts = [torch.empty_like(part) for _ in range(ways)]
+    parts = [torch.empty_like(part) for _ in range(ranks)]
     if nccl:
-        torch.empty((ways, *part.shape), dtype=part.dtype, device=part.device)
+        torch.empty((ranks, *part.shape), dtype=part.dtype, device=part.device)
     return parts
 
 
 def _attention(heads: SharedHeads, core: Callable[[], Callable[..., Any]], *, nccl: bool) -> Any:
     """``UlyssesSPAttentionHF.forward``, and the function that is registered in front of it."""
-    ways = heads.ways
+    ranks = heads.ranks
 
     def attend(
         module: Any,
@@ -234,17 +238,17 @@ def _attention(heads: SharedHeads, core: Callable[[], Callable[..., Any]], *, nc
             )
         query, key, value = (part.permute(2, 0, 1, 3) for part in (query, key, value))
         # a local: the parts stay until attention is done
-        parts = _positions(kwargs["position_ids"], ways, nccl=nccl)
+        parts = _positions(kwargs["position_ids"], ranks, nccl=nccl)
         positions = torch.cat(parts, dim=1)
         kwargs["position_ids"] = attach(
             positions, torch.arange(positions.shape[1]).expand(positions.shape)
         )
         del positions
-        local = query.shape[2] // ways
+        local = query.shape[2] // ranks
         wholes = (
-            _gather(query, ways, local, 1, ways),
-            _gather(key, ways, heads.local_keys, heads.copies, ways),
-            _gather(value, ways, heads.local_keys, heads.copies, ways),
+            _gather(query, ranks, local, 1, ranks),
+            _gather(key, ranks, heads.local_keys, heads.copies, ranks),
+            _gather(value, ranks, heads.local_keys, heads.copies, ranks),
         )
         query_layer, key_layer, value_layer = wholes
         del wholes
@@ -259,7 +263,7 @@ def _attention(heads: SharedHeads, core: Callable[[], Callable[..., Any]], *, nc
         )
         context = context.transpose(0, 1)
         context = context.reshape(*context.shape[:2], -1)
-        out = _scatter(context, ways).transpose(0, 1)
+        out = _scatter(context, ranks).transpose(0, 1)
         return out.reshape(*out.shape[:2], -1), weights
 
     return attend
@@ -310,9 +314,9 @@ def shared_sequence(
     Raises:
         ConfigError: a model that cannot share sequences so.
     """
-    ways = setup.distributed.sp
-    if ways == 1:
+    ranks = setup.distributed.sp
+    if ranks == 1:
         yield None
         return
-    with _replace_attention(model, check_shares_heads(model, ways), nccl=nccl):
+    with _replace_attention(model, check_shares_heads(model, ranks), nccl=nccl):
         yield UlyssesBatches(model, setup, nccl=nccl)

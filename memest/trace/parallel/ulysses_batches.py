@@ -26,9 +26,9 @@ class _GatherLosses(torch.autograd.Function):
     """``torch.distributed.nn.functional.all_gather`` of a number, and its reduce-scatter."""
 
     @staticmethod
-    def forward(ctx: Any, value: torch.Tensor, ways: int) -> tuple[torch.Tensor, ...]:
-        ctx.ways = ways
-        return tuple(torch.empty_like(value) for _ in range(ways))
+    def forward(ctx: Any, value: torch.Tensor, ranks: int) -> tuple[torch.Tensor, ...]:
+        ctx.ranks = ranks
+        return tuple(torch.empty_like(value) for _ in range(ranks))
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:  # noqa: ARG004
@@ -51,12 +51,12 @@ class UlyssesBatches:
             setup: the run.
             nccl: whether gathers allocate as those of GPUs do.
         """
-        self.ways = setup.distributed.sp
+        self.ranks = setup.distributed.sp
         self._model = model
-        self._keeps = setup.loop is not Loop.PLAIN
+        self._keeps_batch = setup.loop is not Loop.PLAIN
         self._nccl = nccl
         self._parts: list[tuple[str, torch.Size, torch.dtype, torch.Tensor | None]] = []
-        self._others: Batch = {}
+        self._other_values: Batch = {}
         self._held_batch: Batch | None = None
 
     # -- batches
@@ -69,48 +69,48 @@ class UlyssesBatches:
         """
         self._held_batch = None  # accelerate's loader lets go of the last one first
         batch = with_positions(make_batch())
-        _check(batch, self.ways)
-        self._held_batch = batch if self._keeps else None
+        _check(batch, self.ranks)
+        self._held_batch = batch if self._keeps_batch else None
         length = batch["input_ids"].shape[1]
         device = batch["input_ids"].device
         length_tensor = torch.full((1,), length, dtype=torch.int64, device=device)
-        lengths = [torch.zeros_like(length_tensor) for _ in range(self.ways)]
-        self._through_one(length_tensor)
+        lengths = [torch.zeros_like(length_tensor) for _ in range(self.ranks)]
+        self._allocate_gather_buffer(length_tensor)
         del lengths
-        whole: list[Batch] = [{} for _ in range(self.ways)]
+        rank_batches: list[Batch] = [{} for _ in range(self.ranks)]
         for name, value in batch.items():
             if not isinstance(value, torch.Tensor):
                 continue
-            copies = [torch.zeros_like(value) for _ in range(self.ways)]
-            self._through_one(value)
-            for one, tensor in zip(whole, copies, strict=True):
-                one[name] = tensor
+            copies = [torch.zeros_like(value) for _ in range(self.ranks)]
+            self._allocate_gather_buffer(value)
+            for rank_batch, tensor in zip(rank_batches, copies, strict=True):
+                rank_batch[name] = tensor
             del copies, tensor
         self._note_parts(batch)
         del batch, value
-        for one in whole:
-            labels = one.pop("labels")
+        for rank_batch in rank_batches:
+            labels = rank_batch.pop("labels")
             labels = torch.nn.functional.pad(labels, (0, 1), value=IGNORED)
-            one["shift_labels"] = labels[..., 1:].contiguous()
+            rank_batch["shift_labels"] = labels[..., 1:].contiguous()
             del labels
-            for name in list(one):
-                del one[name]  # its part goes to the host
+            for name in list(rank_batch):
+                del rank_batch[name]  # its part goes to the host
 
-    def _through_one(self, value: torch.Tensor) -> None:
+    def _allocate_gather_buffer(self, value: torch.Tensor) -> None:
         """``all_gather`` into a list goes through one tensor (``ProcessGroupNCCL::allgather``)."""
         if self._nccl:
-            torch.empty((self.ways, *value.shape), dtype=value.dtype, device=value.device)
+            torch.empty((self.ranks, *value.shape), dtype=value.dtype, device=value.device)
 
     def _note_parts(self, batch: Batch) -> None:
         """What the adapter hands out: everything but labels, and these shifted, last."""
-        self._parts, self._others = [], {}
+        self._parts, self._other_values = [], {}
         names = [name for name in batch if name != "labels"]
         for name in (*names, "labels"):
             value = batch[name]
             if not isinstance(value, torch.Tensor):
-                self._others[name] = value
+                self._other_values[name] = value
                 continue
-            length = value.shape[1] // self.ways
+            length = value.shape[1] // self.ranks
             shape = torch.Size((value.shape[0], length))
             known_value = evaluate(value)
             part_name = "shift_labels" if name == "labels" else name
@@ -121,7 +121,7 @@ class UlyssesBatches:
 
     def part(self) -> Batch:
         """The part of a batch that the rank computes with, moved to the device."""
-        out: Batch = dict(self._others)
+        out: Batch = dict(self._other_values)
         for name, shape, dtype, known_value in self._parts:
             tensor = torch.empty(shape, dtype=dtype, device="meta")
             out[name] = tensor if known_value is None else attach(tensor, known_value)
@@ -143,12 +143,12 @@ class UlyssesBatches:
 
     def joined_loss(self, loss: torch.Tensor, shift_labels: torch.Tensor) -> torch.Tensor:
         """The losses of all parts, weighted by the tokens that count in each."""
-        losses = _GatherLosses.apply(loss, self.ways)
-        good = (shift_labels != IGNORED).view(-1).sum()
-        counts = torch.stack([torch.empty_like(good) for _ in range(self.ways)])
+        losses = _GatherLosses.apply(loss, self.ranks)
+        num_counted = (shift_labels != IGNORED).view(-1).sum()
+        counts = torch.stack([torch.empty_like(num_counted) for _ in range(self.ranks)])
         stacked_losses = torch.stack(losses)
-        safe = torch.where(counts > 0, stacked_losses, torch.zeros_like(stacked_losses))
-        total = (safe * counts).sum()
+        finite_losses = torch.where(counts > 0, stacked_losses, torch.zeros_like(stacked_losses))
+        total = (finite_losses * counts).sum()
         return total / counts.sum().clamp(min=1)
 
 
@@ -161,7 +161,7 @@ def collated_for(batch: Batch, setup: Setup) -> Batch:
     return with_positions(batch) if setup.distributed.sp > 1 else batch
 
 
-def _check(batch: Batch, ways: int) -> None:
+def _check(batch: Batch, ranks: int) -> None:
     """What the adapter stops at.
 
     Raises:
@@ -180,9 +180,9 @@ def _check(batch: Batch, ways: int) -> None:
                 f"--sp: {name} is of shape {tuple(value.shape)}, and DeepSpeed's loader takes "
                 f"tensors of the shape of input_ids alone, {tuple(shape)}: leave it or --sp out."
             )
-    if shape[1] % ways:
-        near = shape[1] // ways * ways or ways
+    if shape[1] % ranks:
+        near = shape[1] // ranks * ranks or ranks
         raise ConfigError(
-            f"--sp {ways} does not divide the {shape[1]} tokens of a sequence, and DeepSpeed cuts "
+            f"--sp {ranks} does not divide the {shape[1]} tokens of a sequence, and DeepSpeed cuts "
             f"it in equal parts: write --seq-len {near}."
         )
