@@ -74,15 +74,15 @@ def _at_addition(run: Callable[[], Any], look: Callable[[Any], _Observation]) ->
 
 def _dense(tensor: torch.Tensor) -> bool:
     """Whether the elements fill their storage range without gaps or overlap."""
-    expected = 1
+    dense_stride = 1
     for extent, stride in sorted(
         zip(tensor.shape, tensor.stride(), strict=True), key=lambda pair: (pair[1], pair[0])
     ):
         if extent == 1:
             continue
-        if stride != expected:
+        if stride != dense_stride:
             return False
-        expected *= extent
+        dense_stride *= extent
     return True
 
 

@@ -179,9 +179,9 @@ class _Exchange(torch.autograd.Function):
         return torch.empty_like(tensor)
 
 
-def _exchange(sent: torch.Tensor) -> torch.Tensor:
-    received: torch.Tensor = _Exchange.apply(sent)
-    return received
+def _exchange(tensor: torch.Tensor) -> torch.Tensor:
+    output: torch.Tensor = _Exchange.apply(tensor)
+    return output
 
 
 def _gather(part: torch.Tensor, count: int, local: int, copies: int, ranks: int) -> torch.Tensor:
