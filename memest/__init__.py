@@ -12,6 +12,7 @@ Importing memest loads nothing heavy: torch comes in with the first trace.
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -120,6 +121,13 @@ _HOMES = {
     "Validation": "memest.calibration.validation",
     "validate": "memest.calibration.validation",
 }
+
+
+_TREE = Path(__file__).parent.parent
+if (_TREE / "pyproject.toml").is_file():
+    # a checkout: app, calibration and data stand beside this folder, and are found there however it
+    # came to be imported
+    __path__.append(str(_TREE))
 
 
 def __getattr__(name: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -30,6 +31,31 @@ def test_the_package_under_test_is_the_installed_one():
     printed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
     for file in (memest.__file__, printed.stdout.strip()):
         assert not Path(file).is_relative_to(ROOT / "memest"), file
+
+
+def _python(*words, cwd):
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONSAFEPATH"}
+    return subprocess.run(
+        [sys.executable, *words],
+        cwd=cwd,
+        env=environment,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+
+
+def test_a_clone_seen_from_above_does_not_hide_the_package(tmp_path):
+    (tmp_path / "memest").mkdir()
+    assert "estimate" in _python("-c", "import memest; print(memest.estimate)", cwd=tmp_path)
+
+
+def test_a_tree_that_is_not_installed_is_whole():
+    # -S: nothing that is installed is seen, so the tree is what "import memest" takes
+    code = (
+        "import memest.calibration; from memest.files.folders import data_folder as f; print(f())"
+    )
+    assert Path(_python("-S", "-c", code, cwd=ROOT).strip()) == ROOT / "data"
 
 
 def test_every_package_folder_is_named():
