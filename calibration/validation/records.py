@@ -437,6 +437,22 @@ def _document(line: bytes) -> dict[str, Any]:
     return document
 
 
+def _check_text(path: Path, line: bytes) -> None:
+    """Refuse in one sentence what has no line that could be a record."""
+    if line.startswith(b"version https://git-lfs"):
+        raise ConfigError(
+            f"{path} is a pointer of Git LFS, and the records that it stands for were not "
+            "downloaded: run git lfs pull, then give the file again."
+        )
+    try:
+        line.decode()
+    except UnicodeDecodeError:
+        raise ConfigError(
+            f"{path} is not text: case records are JSON, one object a line (memest calibrate run "
+            "and MemestCallback write them)."
+        ) from None
+
+
 def _lines(path: Path) -> Iterator[bytes]:
     """The lines of a file, in limits also when unpacked."""
     try:
@@ -448,6 +464,8 @@ def _lines(path: Path) -> Iterator[bytes]:
         with cast("BinaryIO", (gzip.open if path.suffix == ".gz" else open)(path, "rb")) as file:
             read = 0
             while line := file.readline(_MOST_LINE + 1):
+                if not read:
+                    _check_text(path, line)
                 read += len(line)
                 if len(line) > _MOST_LINE or read > _MOST_FILE:
                     most, what = (

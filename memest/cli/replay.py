@@ -12,11 +12,12 @@ from memest.errors import ConfigError, ReplayError
 
 if TYPE_CHECKING:
     from memest.replay.conf import AllocatorConf
-    from memest.replay.inspection import Inspection
+    from memest.replay.inspection import CachePicture, Inspection
 
 __all__ = ["replay"]
 
 _EXPANDABLE = "expandable_segments"
+_NOTHING_COMPARED = 7
 
 
 def _other_confs(
@@ -40,16 +41,17 @@ def _other_confs(
     return results
 
 
+def _picture(picture: CachePicture) -> dict[str, Any]:
+    return dataclasses.asdict(picture) | {"cached_bytes": picture.cached_bytes}
+
+
 def _document(device: Inspection) -> dict[str, Any]:
     comparison = device.comparison
     return {
         **dataclasses.asdict(comparison),
         "is_exact": comparison.is_exact,
         "timeline": [dataclasses.asdict(point) for point in device.timeline],
-        "cache": [
-            dataclasses.asdict(picture) | {"cached_bytes": picture.cached_bytes}
-            for picture in device.pictures
-        ],
+        "cache": [_picture(picture) for picture in device.pictures],
         "other_options": [dataclasses.asdict(row) for row in device.options],
         "allocated_before_bytes": device.earlier_bytes,
         "limit_bytes": device.limit_bytes,
@@ -80,25 +82,35 @@ def replay(
 ) -> int:
     """Replay a recorded snapshot: every address compared, timeline, holes, other options.
 
-    Exit code 0: the replay makes every choice of the recording, 1: something differs.
+    Exit code 0: the replay makes every choice of the recording, 1: something differs, 7: the
+    recording has no history, so nothing was compared.
     For example: memest replay run.pickle --alloc-conf max_split_size_mb:128
     """
     from memest.replay import load_snapshot
-    from memest.replay.inspection import inspect
+    from memest.replay.inspection import cache_at_end, inspect
 
     recording = load_snapshot(snapshot)
     devices = inspect(recording, _other_confs(alloc_conf or [], recording.conf))
-    if not devices:
+    segments = {} if devices else cache_at_end(recording)
+    if not devices and not segments:
         raise ReplayError(
-            f"{snapshot} holds no allocator history: record one with "
-            "torch.cuda.memory._record_memory_history() before the run."
+            f"{snapshot} holds neither an allocator history nor a segment: record one with "
+            "torch.cuda.memory._record_memory_history() before the run, on the GPU."
         )
     if output.as_json:
-        rows = [_document(device) for device in devices]
-        write_document({"schema_version": 1, "snapshot": str(snapshot), "devices": rows})
+        document: dict[str, Any] = {"schema_version": 1, "snapshot": str(snapshot)}
+        document["devices"] = [_document(device) for device in devices]
+        if segments:
+            document["segments"] = [{"device": d} | _picture(p) for d, p in segments.items()]
+        write_document(document)
     else:
-        from memest.report.snapshot import render_inspections
+        from memest.report.snapshot import render_inspections, render_segments
 
-        width = output.console().width
-        output.show(render_inspections(devices, width=width, ascii_only=output.plain))
+        output.show(
+            render_segments(segments)
+            if segments
+            else render_inspections(devices, width=output.console().width, ascii_only=output.plain)
+        )
+    if not any(device.comparison.has_choices for device in devices):
+        return _NOTHING_COMPARED
     return 0 if all(device.comparison.is_exact for device in devices) else 1

@@ -21,7 +21,14 @@ from memest.replay.retrace import SnapshotReplay, replay_snapshot
 from memest.replay.rewind import rewind
 from memest.replay.snapshot import Snapshot, TraceEvent
 
-__all__ = ["CachePicture", "Inspection", "OtherOptions", "TimelinePoint", "inspect"]
+__all__ = [
+    "CachePicture",
+    "Inspection",
+    "OtherOptions",
+    "TimelinePoint",
+    "cache_at_end",
+    "inspect",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,6 +166,20 @@ def inspect(
         )
         for comparison in comparisons
     )
+
+
+def cache_at_end(snapshot: Snapshot) -> dict[int, CachePicture]:
+    """What each device held when the recording ended, by its index; told by its segments alone.
+
+    Raises:
+        ReplayError: the segments contradict each other.
+    """
+    pictures = {}
+    for device in sorted({segment.device for segment in snapshot.segments}):
+        segments = [segment for segment in snapshot.segments if segment.device == device]
+        allocator, _ = rewind((), segments, snapshot.conf, SimpleDriver())
+        pictures[device] = _picture("end", 0, allocator)
+    return pictures
 
 
 def _inspection(

@@ -76,6 +76,11 @@ class SnapshotReplay:
     num_ooms: int
 
     @property
+    def has_choices(self) -> bool:
+        """Whether the allocator chose anything that can be compared."""
+        return bool(self.num_allocations or self.num_driver_calls or self.num_ooms_recorded)
+
+    @property
     def is_exact(self) -> bool:
         """Whether nothing differs."""
         return (

@@ -86,6 +86,8 @@ class _PlainUnpickler(pickle.Unpickler):
         raise ReplayError(f"it asks for {module_name}.{global_name}, which a snapshot never needs")
 
 
+_LFS_POINTER = b"version https://git-lfs"
+
 # Everything the unpickler can raise on bytes that are not a pickle of plain containers.
 _UNREADABLE = (
     pickle.UnpicklingError,
@@ -112,9 +114,11 @@ def load_snapshot(path: str | Path) -> Snapshot:
     path = Path(path)
     try:
         with path.open("rb") as file:
-            is_json = file.read(1) == b"{"  # no opcode of a pickle
+            start = file.read(len(_LFS_POINTER))
+            is_json = start.startswith(b"{")  # no opcode of a pickle
             file.seek(0)
-            content = json.load(file) if is_json else _PlainUnpickler(file).load()
+            pointer = start == _LFS_POINTER
+            content = json.load(file) if is_json else pointer or _PlainUnpickler(file).load()
     except OSError as error:
         raise ReplayError(f"cannot read the memory snapshot {path}: {error.strerror}") from error
     except _UNREADABLE as error:
@@ -123,6 +127,17 @@ def load_snapshot(path: str | Path) -> Snapshot:
             " Make one with torch.cuda.memory._record_memory_history() before the step and "
             "torch.cuda.memory._dump_snapshot(path) after it."
         ) from error
+    if pointer:
+        raise ReplayError(
+            f"{path} is a pointer of Git LFS, and the recording that it stands for was not "
+            "downloaded: run git lfs pull, then give the file again."
+        )
+    if isinstance(content, dict) and "traceEvents" in content:
+        raise ReplayError(
+            f"{path} is a trace of torch.profiler: it has times, and no addresses to replay. "
+            "Record allocations with torch.cuda.memory._record_memory_history() before the step "
+            "and torch.cuda.memory._dump_snapshot('snapshot.pickle') after it."
+        )
     try:
         return read_content(content)
     except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from memest.replay.inspection import Inspection
+from memest.replay.inspection import CachePicture, Inspection
 from memest.report.terminal import grid
 from memest.units import format_delta, format_size
 
-__all__ = ["render_inspections"]
+__all__ = ["render_inspections", "render_segments"]
 
 _STEPS = {False: " ▁▂▃▄▅▆▇█", True: " .:-=+*#@"}
 _WIDEST = 72
@@ -38,7 +38,9 @@ def _comparisons(inspections: Sequence[Inspection]) -> Table:
     head = ("device", "allocations", "differ", "allocated", "reserved", "verdict")
     table = grid("left", "right", "right", "right", "right", "left", head=head)
     for device in (each.comparison for each in inspections):
-        verdict = "identical" if device.is_exact else (device.first_mismatch or "layouts differ")
+        verdict = "identical" if device.has_choices else "nothing was compared"
+        if not device.is_exact:
+            verdict = device.first_mismatch or "layouts differ"
         if device.num_ooms_recorded:
             verdict += f", out of memory {device.num_ooms_recorded} x as recorded"
         table.add_row(
@@ -58,7 +60,7 @@ def _device(inspection: Inspection, width: int, *, ascii_only: bool) -> Iterator
     yield _curves(inspection, width, ascii_only=ascii_only)
     yield ""
     yield Text(f"{name}, reserved but not allocated", style="bold")
-    yield _pictures(inspection)
+    yield _pictures([(picture.moment, picture) for picture in inspection.pictures], "at")
     yield ""
     yield Text(f"{name} under other options of the allocator", style="bold")
     yield _options(inspection)
@@ -102,12 +104,29 @@ def _line(values: Sequence[int], peak_bytes: int, cells: int, steps: str) -> str
     return "".join(columns)
 
 
-def _pictures(inspection: Inspection) -> Table:
+def render_segments(pictures: Mapping[int, CachePicture]) -> RenderableType:
+    """What is shown of a recording without history: its segments.
+
+    Args:
+        pictures: of the end, by device.
+    """
+    return Group(
+        "The recording has no history, so nothing was compared. Its segments, at the end:",
+        "",
+        _pictures([(f"cuda:{device}", picture) for device, picture in pictures.items()], "device"),
+        "",
+        Text(
+            "for a history: torch.cuda.memory._record_memory_history() before the run", style="dim"
+        ),
+    )
+
+
+def _pictures(rows: Sequence[tuple[str, CachePicture]], of: str) -> Table:
     sizes = ("allocated", "reserved", "releasable", "in holes", "largest free", "free blocks")
-    table = grid("left", *["right"] * 6, head=("  at", *sizes))
-    for picture in inspection.pictures:
+    table = grid("left", *["right"] * 6, head=(f"  {of}", *sizes))
+    for name, picture in rows:
         table.add_row(
-            f"  {picture.moment}",
+            f"  {name}",
             format_size(picture.allocated_bytes),
             format_size(picture.reserved_bytes),
             format_size(picture.releasable_bytes),

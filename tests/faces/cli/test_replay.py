@@ -49,6 +49,41 @@ def test_a_foreign_file_is_refused(cli, tmp_path, content):
     assert len(done.stderr.strip().splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 9\n", "git lfs pull"),
+        (json.dumps({"schemaVersion": 1, "traceEvents": []}).encode(), "torch.profiler"),
+    ],
+    ids=["Git LFS", "profiler"],
+)
+def test_a_file_that_stands_for_another_is_told_as_what_it_is(cli, tmp_path, content, words):
+    path = tmp_path / "run.json"
+    path.write_bytes(content)
+
+    done = cli("replay", str(path))
+    assert done.returncode == 1
+    assert words in done.stderr
+    assert "plain containers" not in done.stderr
+
+
+@pytest.mark.parametrize("history", [[], [{"action": "snapshot", "addr": 0, "size": 0}]])
+def test_nothing_to_compare_is_no_agreement(cli, tmp_path, history):
+    path = recording(tmp_path)
+    content = pickle.loads(path.read_bytes())
+    content["device_traces"] = [history]
+    path.write_bytes(pickle.dumps(content))
+
+    done = cli("replay", str(path))
+    assert done.returncode == 7
+    assert "nothing was compared" in done.stdout
+    assert "identical" not in done.stdout
+    document = json.loads(cli("replay", str(path), "--json").stdout)
+    (shown,) = document["devices"][0]["cache"][-1:] if history else document["segments"]
+    held = sum(block["size"] for each in content["segments"] for block in each["blocks"])
+    assert shown["reserved_bytes"] == held > shown["allocated_bytes"] > 0
+
+
 def recording(tmp_path, name="run.pickle"):
     """Ten segments of 30 MiB, each half in use; then a request for 100 MiB that fails."""
     from memest.replay import AllocatorConf
