@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from collections import Counter
 
+import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from memest.catalog.gpus import find_gpu, traits
 from memest.catalog.resolve import resolve_model
@@ -14,11 +16,13 @@ from memest.config.inputs import ModuleInputs
 from memest.config.setup import Attention, Setup, Software
 from memest.errors import ConfigError
 from memest.estimation.profiler import Profiler
-from memest.events import ALLOC
+from memest.events import ALLOC, FREE, Weight
 from memest.replay.replay import replay
+from memest.trace.legacy.torch import torch_as_before
 from memest.trace.legacy.transformers import attention_of
 from memest.trace.optimizers.torch import make_optimizer
 from memest.trace.session import build
+from memest.trace.training import trace_updates
 
 LAYERS, BATCH, LENGTH = 2, 3, 16
 GPT2 = {
@@ -232,6 +236,76 @@ def test_implementation_that_torch_takes_by_default(name, version, foreach):
     model = torch.nn.Linear(4, 4, device="meta")
     optimizer = make_optimizer(model, Setup(optim=name), None, version)
     assert bool(optimizer.defaults["foreach"]) is foreach
+
+
+class Dispatched(TorchDispatchMode):
+    """The operators that something comes to."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(func.name().removeprefix("aten::").partition(".")[0])
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("index", "forward", "backward"),
+    [
+        # as torch 2.8.0 dispatches them
+        (np.s_[:, -1, :], "slice select slice", "slice select slice"),
+        (np.s_[:, 1:], "slice slice", "slice slice"),
+        (np.s_[..., :3], "slice", "slice"),
+        (np.s_[:, None, :, 2], "slice unsqueeze slice select", "select slice slice"),
+        (np.s_[0, :, 1:3], "select slice slice", "slice slice select"),
+        (np.s_[:, torch.tensor([0, 2])], "slice index", "slice"),
+        (np.s_[:, :, torch.tensor([0, 2])], "slice slice index", "slice slice"),
+        (np.s_[..., 0], "select", "select"),
+        (np.s_[:, ..., :], "slice slice", "slice slice"),
+        (np.s_[:], "slice", "slice"),
+        (np.s_[:, 0], "slice select", "select slice"),
+    ],
+    ids=str,
+)
+def test_whole_dimensions_were_sliced_until_torch_2_8(index, forward, backward):
+    leaf = torch.randn(4, 5, 6, requires_grad=True)
+    with torch_as_before((2, 8)), Dispatched() as there:
+        taken = leaf[index]
+    with Dispatched() as back:
+        taken.sum().backward()
+    with torch_as_before((2, 9)), Dispatched() as now:
+        assert torch.equal(leaf[index], taken)
+
+    assert there.names == forward.split()
+    made = [n.removesuffix("_backward") for n in back.names if n.endswith("_backward")]
+    assert made == backward.split()
+    parts = [each for each in index if isinstance(each, slice)] if type(index) is tuple else []
+    assert now.names.count("slice") == forward.split().count("slice") - parts.count(slice(None))
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw_torch_foreach"])
+def test_adam_kept_roots_beside_denominators_in_torch_2_0(name):
+    """One more temporary of all weights at the end of an update."""
+    weights = tuple(
+        Weight(
+            name=f"w{n}", shape=(1024, n), stride=(n, 1), dtype="float32", trains=True,
+            decays=True, has_grad=True, kept_dtype=None,
+        )
+        for n in (1, 3)
+    )  # fmt: skip
+    setup = Setup(optim=name, loop="plain", max_grad_norm=0)
+
+    def height(torch_version):
+        trace = trace_updates(weights, setup, traits(find_gpu("RTX 3090"), torch_version))
+        now = most = 0
+        for event in trace.events:
+            if event & 3 in (ALLOC, FREE):
+                now += trace.sizes[event >> 2] * (1 if event & 3 == ALLOC else -1)
+                most = max(most, now)
+        return most
+
+    assert height((2, 0)) - height((2, 1)) == 4 * 4 * 1024
 
 
 def test_models_cast_their_logits_themselves(trace):

@@ -18,7 +18,7 @@ from torch._prims_common import suggest_memory_format
 from memest.config.setup import SdpaBackend
 from memest.trace.cuda.patching import optimizers_on, register_kernels
 from memest.trace.cuda.sdpa import scaled_dot_product_attention
-from memest.trace.legacy.torch import kernels_as_before
+from memest.trace.legacy.torch import kernels_as_before, torch_as_before
 from memest.trace.recorder import Handler, Recorder
 from memest.workspaces.operator_call import GpuTraits
 
@@ -44,7 +44,8 @@ def cuda_operators(
         **kernels_as_before(gpu.torch),
     }
     # ``foreach`` and ``fused`` are chosen by device type; meta stands for cuda here
-    with optimizers_on("cuda", "meta", default_foreach=True), register_kernels(kernels):
+    lists = optimizers_on("cuda", "meta", default_foreach=True)
+    with lists, register_kernels(kernels), torch_as_before(gpu.torch):
         yield
 
 

@@ -1,17 +1,19 @@
-"""Operators of torch as earlier releases had them: kernels for the dispatcher."""
+"""torch as earlier releases had it: kernels for the dispatcher, and functions of Python."""
 
 from __future__ import annotations
 
 import string
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
+from unittest import mock
 
 import torch
 
 from memest.trace.legacy.changes import Change, Release, changes_of
 
-__all__ = ["FLASH_2", "einsum_without_swap", "kernels_as_before", "packed_flash"]
+__all__ = ["FLASH_2", "einsum_without_swap", "kernels_as_before", "packed_flash", "torch_as_before"]
 
 aten = torch.ops.aten
 FLASH_2 = (2, 2)
@@ -21,6 +23,15 @@ FLASH_2 = (2, 2)
 def kernels_as_before(release: Release) -> dict[str, Callable[..., Any]]:
     """Kernels, by operator, of what this release of torch computed otherwise."""
     return {change.name: change.patch for change in changes_of(_CHANGES, release)}
+
+
+@contextmanager
+def torch_as_before(release: Release) -> Iterator[None]:
+    """Functions of torch as this release had them, for the time of a trace."""
+    with ExitStack() as stack:
+        for change in changes_of(_FUNCTIONS, release):
+            stack.enter_context(change.patch())
+        yield
 
 
 # -- what backward kept ---------------------------------------------------------------------------
@@ -285,6 +296,96 @@ class _PackedFlash(torch.autograd.Function):
         )
         return (*into, None, None, None)
 
+
+# -- what Python called ---------------------------------------------------------------------------
+
+
+def _whole_slices() -> Any:
+    """Indexing sliced a dimension that was taken whole, ``x[:, -1, :]``: a view for each ``:``.
+
+    Its backward makes a gradient of the size of what was sliced. Found by running the wheels:
+    2.4.1, 2.5.1, 2.6.0, 2.7.1 and 2.8.0 dispatch ``aten::slice`` for each ``:``, 2.9.1 and 2.10.0
+    for none but a lone one.
+    """
+    original: Callable[..., Any] = torch.Tensor.__getitem__
+
+    def getitem(x: torch.Tensor, index: Any) -> Any:
+        indices = index if isinstance(index, tuple) else (index,)
+        if len(indices) < 2 or not any(_is_whole(each) for each in indices):
+            return original(x, index)
+        return _taken_in_turn(x, indices, original)
+
+    return mock.patch.object(torch.Tensor, "__getitem__", getitem)
+
+
+def _is_whole(index: Any) -> bool:
+    return isinstance(index, slice) and index == slice(None)
+
+
+def _taken_in_turn(x: torch.Tensor, indices: tuple[Any, ...], original: Callable[..., Any]) -> Any:
+    """``applySlicing`` of ``python_variable_indexing.cpp``: index by index, from the left.
+
+    Tensors and lists come last, all together: what is whole beside them is sliced before.
+    """
+    counted = [each for each in indices if each is not None and each is not Ellipsis]
+    if not all(isinstance(each, (int, slice)) and not isinstance(each, bool) for each in counted):
+        if not any(each is Ellipsis or each is None for each in indices):
+            for dim, each in enumerate(indices):
+                if _is_whole(each):
+                    x = aten.slice.Tensor(x, dim, 0, _TO_THE_END)
+        return original(x, indices)
+    dim, rest = 0, x.dim() - len(counted)
+    for each in indices:
+        if each is Ellipsis:
+            dim += rest
+        elif isinstance(each, int):
+            x = x.select(dim, each)
+        elif each is None:
+            x = x.unsqueeze(dim)
+            dim += 1
+        else:
+            x = (
+                aten.slice.Tensor(x, dim, 0, _TO_THE_END)
+                if _is_whole(each)
+                else original(x, (*(slice(None),) * dim, each))
+            )
+            dim += 1
+    return x
+
+
+_TO_THE_END = 2**63 - 1
+
+
+def _denominators_beside_roots() -> Any:
+    """Adam's and AdamW's foreach kept roots and denominators: two temporaries of all weights.
+
+    Source: ``denom = torch._foreach_add(exp_avg_sq_sqrt, eps)`` in ``_multi_tensor_adam`` and
+    ``_multi_tensor_adamw`` of 2.0.1; 2.1.2 adds to the roots in place.
+    """
+    from torch.optim import adam
+
+    update: Callable[..., None] = adam._multi_tensor_adam
+    add_in_place: Callable[..., Any] = torch._foreach_add_
+
+    def update_with_both(*args: Any, **kwargs: Any) -> None:
+        denominators: list[Any] = []
+
+        def add(tensors: Any, other: Any, **options: Any) -> Any:
+            if not isinstance(other, float):  # steps are counted by one
+                return add_in_place(tensors, other, **options)
+            denominators[:] = torch._foreach_add(tensors, other)
+            return None
+
+        with mock.patch.object(torch, "_foreach_add_", add):
+            update(*args, **kwargs)
+
+    return mock.patch.object(adam, "_multi_tensor_adam", update_with_both)
+
+
+_FUNCTIONS = (
+    Change(_whole_slices, {"": (2, 9)}),
+    Change(_denominators_beside_roots, {"": (2, 1)}),
+)
 
 _CHANGES = (
     Change(_rms_norm_parts, {"": (2, 9)}, name="rms_norm"),
