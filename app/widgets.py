@@ -50,7 +50,7 @@ def option_widget(name: str, *, label: str | None = None) -> Any:
     if isinstance(kind, type) and issubclass(kind, enum.StrEnum):
         return _choice(option, [member.value for member in kind], common)
     if name == "optim":
-        return _choice(option, list(OPTIMIZERS), common)
+        return _choice(option, ["auto", *OPTIMIZERS], common)
     if name == "checkpointing":
         return _choice(option, _CHECKPOINTING, common, accept_new_options=True)
     if option.kind is Kind.WHOLE:

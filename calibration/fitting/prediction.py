@@ -214,9 +214,9 @@ def _on_cpu(model: str, setup: Setup, gpu: GpuTraits, progress: Progress | None)
     they take from the system, so neither replay nor workspaces come in.
     """
     source = resolve_model(model)
-    if setup.loop is Loop.TRAINER and setup.optim in _ONE_BY_ONE:
+    if setup.loop is Loop.TRAINER and setup.optimizer in _ONE_BY_ONE:
         # foreach is what torch takes on CUDA; on a CPU it goes one parameter after the other
-        setup = replace(setup, optim=f"{setup.optim}_loop")
+        setup = replace(setup, optim=f"{setup.optimizer}_loop")
     if progress is not None:
         progress(f"tracing training steps of {model} as a CPU runs them")
     setup, trace, card = _cpu_trace(source, setup, gpu)

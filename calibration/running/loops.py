@@ -320,7 +320,11 @@ class _Run:
 
     def _optimizer_of_trainer(self) -> tuple[str, tuple[Any, Any]]:
         """The name to give to the Trainer, and the optimizer where it has none by that name."""
-        name = _CPU_LOOPS.get(self.setup.optim, self.setup.optim) if self._cpu else self.setup.optim
+        name = (
+            _CPU_LOOPS.get(self.setup.optimizer, self.setup.optimizer)
+            if self._cpu
+            else self.setup.optimizer
+        )
         if name in _OF_TRAINER or facts_of(name).package:
             return name, (None, None)
         return "adamw_torch", (self.make_optimizer(self.model), None)

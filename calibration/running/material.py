@@ -115,7 +115,7 @@ def _check(setup: Setup) -> None:
     trainer = setup.loop is Loop.TRAINER
     problems = {
         "--master-weights": setup.master_weights and setup.loop is not Loop.PLAIN,
-        "--optim none": setup.optim == "none" and trainer,
+        "--optim none": setup.optimizer == "none" and trainer,
         "--zero-grad zero": setup.zero_grad is ZeroGrad.ZERO and trainer,
     }
     for option, is_set in problems.items():

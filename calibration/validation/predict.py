@@ -334,7 +334,7 @@ def _facts(record: CaseRecord, run: Run | None) -> dict[str, Any]:
         return {
             "family": run.family,
             "precision": precision,
-            "optimizer": setup.optim,
+            "optimizer": setup.optimizer,
             "made_with": made_with(),
         }
     return {

@@ -81,18 +81,18 @@ def _check_optimizer(setup: TrainingOptions) -> None:
         raise ConfigError(
             f"--weight-decay {decay} is out of range: it must be a finite number, 0 or more."
         )
-    read_arguments(setup.optim, setup.optim_args)
+    read_arguments(setup.optimizer, setup.optim_args)
     if setup.steps_in_backward:
         _in_backward(setup)
-    targets, needs_targets = setup.optim_target_modules, facts_of(setup.optim).targets
+    targets, needs_targets = setup.optim_target_modules, facts_of(setup.optimizer).targets
     if needs_targets and not targets:
         raise ConfigError(
-            f"--optim {setup.optim} needs to know which linear layers it projects: add "
+            f"--optim {setup.optimizer} needs to know which linear layers it projects: add "
             "--optim-target-modules all-linear, or a regular expression for their names."
         )
     if targets and not needs_targets:
         raise ConfigError(
-            f"--optim-target-modules has no meaning with --optim {setup.optim}: it belongs to "
+            f"--optim-target-modules has no meaning with --optim {setup.optimizer}: it belongs to "
             "GaLore and APOLLO."
         )
     for pattern in [targets] if isinstance(targets, str) else targets:
@@ -106,14 +106,14 @@ def _check_optimizer(setup: TrainingOptions) -> None:
 
 def _in_backward(setup: TrainingOptions) -> None:
     """What does not go together with an optimizer that steps in backward."""
-    name = f"--optim {setup.optim}"
+    name = f"--optim {setup.optimizer}"
     if setup.optim_in_backward:
-        if setup.optim == "none" or facts_of(setup.optim).layerwise:
+        if setup.optimizer == "none" or facts_of(setup.optimizer).layerwise:
             raise ConfigError(
                 f"--optim-in-backward has no meaning with {name}: "
-                + ("there is no optimizer." if setup.optim == "none" else "it does so anyway.")
+                + ("there is no optimizer." if setup.optimizer == "none" else "it does so anyway.")
             )
-        if facts_of(setup.optim).targets or setup.optim == "muon":
+        if facts_of(setup.optimizer).targets or setup.optimizer == "muon":
             raise ConfigError(
                 f"--optim-in-backward is for optimizers that see one parameter at a time, and "
                 f"{name} is none: take galore_adamw_layerwise, apollo_adamw_layerwise, or adamw."
@@ -159,7 +159,7 @@ def _check_base(setup: TrainingOptions) -> None:
         refuse_pairs(setup, "adapters", "adapter")
     if setup.quantization is None:
         return
-    if setup.adapter is None and setup.loop is Loop.TRAINER and setup.optim != "none":
+    if setup.adapter is None and setup.loop is Loop.TRAINER and setup.optimizer != "none":
         raise ConfigError(
             "A quantised base is frozen, and the Trainer refuses to train it alone: add adapters, "
             "for example --lora-r 16."
@@ -315,23 +315,23 @@ def _check_block_states(setup: TrainingOptions) -> None:
     FSDP1 and DeepSpeed give them such: flat parameters, pieces of them, float32 partitions.
     """
     distributed = setup.distributed
-    if not facts_of(setup.optim).block_states:
+    if not facts_of(setup.optimizer).block_states:
         return
     if distributed.strategy is Strategy.FSDP and distributed.fsdp_version == 2:
         raise ConfigError(
-            f"--optim {setup.optim} and --fsdp {distributed.fsdp} exclude each other: FSDP2's "
+            f"--optim {setup.optimizer} and --fsdp {distributed.fsdp} exclude each other: FSDP2's "
             "parameters are DTensors, for which bitsandbytes' kernels have no sharding strategy, "
             "so the first update stops. Use --fsdp-version 1 or --zero 2, whose optimizers have "
             "ordinary tensors, or --optim adamw_torch_8bit of torchao."
         )
     if distributed.strategy is Strategy.FSDP and distributed.fsdp_offload:
         raise ConfigError(
-            f"--optim {setup.optim} is not priced together with --fsdp-offload, where it would "
+            f"--optim {setup.optimizer} is not priced together with --fsdp-offload, where it would "
             "update in host memory: leave one of them out."
         )
     if distributed.offload_optimizer:
         raise ConfigError(
-            f"--optim {setup.optim} is not priced together with --offload-optimizer: DeepSpeed "
+            f"--optim {setup.optimizer} is not priced together with --offload-optimizer: DeepSpeed "
             "offloads its own optimizers alone unless zero_force_ds_cpu_optimizer is off. Leave "
             "one of them out."
         )

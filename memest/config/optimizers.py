@@ -256,13 +256,13 @@ def facts_of(name: str) -> OptimizerFacts:
 
 
 def find_optimizer(name: object) -> str:
-    """The name under which an optimizer is known here.
+    """The name under which an optimizer is known here; ``auto`` for the Trainer's own.
 
     Raises:
         ConfigError: it is not; the message has the closest names that are.
     """
     text = ALIASES.get(str(name), str(name))
-    if text in OPTIMIZER_FACTS:
+    if text in OPTIMIZER_FACTS or text == "auto":
         return text
     if text in REFUSALS:
         raise ConfigError(

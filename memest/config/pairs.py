@@ -45,11 +45,11 @@ def _another_adapter(s: TrainingOptions) -> bool:
 
 
 def _asks_for_modules(s: TrainingOptions) -> bool:
-    return facts_of(s.optim).by_module
+    return facts_of(s.optimizer).by_module
 
 
-_STEPS_IN_BACKWARD = "an optimizer that steps in backward (--optim {s.optim})"
-_BY_MODULE = "--optim {s.optim}, which asks which module owns a weight"
+_STEPS_IN_BACKWARD = "an optimizer that steps in backward (--optim {s.optimizer})"
+_BY_MODULE = "--optim {s.optimizer}, which asks which module owns a weight"
 _FUSED_LOSS = "a fused loss ({s.fused_loss})"
 
 _PAIRS = (
@@ -168,12 +168,12 @@ _PAIRS = (
     Pair(
         "shards",
         _BY_MODULE,
-        lambda s: _asks_for_modules(s) and not facts_of(s.optim).block_states,
+        lambda s: _asks_for_modules(s) and not facts_of(s.optimizer).block_states,
     ),
     Pair(
         "shared-model",
-        "--optim {s.optim}, whose states are bitsandbytes'",
-        lambda s: facts_of(s.optim).block_states,
+        "--optim {s.optimizer}, whose states are bitsandbytes'",
+        lambda s: facts_of(s.optimizer).block_states,
     ),
     Pair(
         "pp",
@@ -244,7 +244,7 @@ _PAIRS = (
     ),
     Pair(
         "compile",
-        "An optimizer that steps in backward (--optim {s.optim})",
+        "An optimizer that steps in backward (--optim {s.optimizer})",
         lambda s: s.steps_in_backward,
         "the backward is one graph, and its gradients come out together",
     ),

@@ -112,6 +112,7 @@ class Setup(TrainingOptions):
         """Plain values for JSON, in the order of the fields."""
         values = plain_values(self)
         distributed: dict[str, Any] = values.pop("distributed")
+        values |= {"optim": self.optimizer, "dtype": self.loaded_dtype.value}
         return values | distributed
 
 

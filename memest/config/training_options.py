@@ -28,6 +28,7 @@ from memest.config.optimizers import OPTIMIZER_FACTS, facts_of
 from memest.config.option import Kind, Panel, legal_values, option
 from memest.config.parallelism import ONE_GPU, Distributed, Strategy
 from memest.config.quantization import Quantization
+from memest.config.release_defaults import release_default
 from memest.config.software import Software
 
 __all__ = [
@@ -128,7 +129,7 @@ class TrainingOptions:
     dtype: Dtype = option(
         Dtype.AUTO,
         f"Dtype of the weights: {legal_values(Dtype)}; auto is the config's own, as in "
-        "from_pretrained.",
+        "from_pretrained, which took float32 before transformers 5.",
         "--dtype --torch-dtype DTYPE model_dtype weights_dtype",
     )
     master_weights: bool = option(
@@ -140,8 +141,9 @@ class TrainingOptions:
         False, "TensorFloat-32 matmuls: changes the speed, not the memory.", traced=False
     )
     optim: str = option(
-        "adamw_torch_fused",
-        f"Optimizer: {', '.join(OPTIMIZERS)}.",
+        "auto",
+        f"Optimizer: {', '.join(OPTIMIZERS)}; auto is the Trainer's own in the release that "
+        "trains.",
         "NAME optimizer",
         panel=Panel.OPTIMIZER,
     )
@@ -305,26 +307,44 @@ class TrainingOptions:
     distributed: Distributed = ONE_GPU
 
     @property
+    def optimizer(self) -> str:
+        """The name of the optimizer, that of the release where none was named."""
+        if self.optim != "auto":
+            return self.optim
+        name = release_default("optim", self.software).value
+        # what transformers carried itself was the Trainer's choice alone
+        return name if self.loop is Loop.TRAINER or name != "adamw_hf" else "adamw_torch"
+
+    @property
+    def loaded_dtype(self) -> Dtype:
+        """The dtype that ``from_pretrained`` gives weights; AUTO for that of the config.
+
+        What bitsandbytes and GPTQ leave as it is became float16 before transformers 5
+        (``update_torch_dtype`` of their quantizers).
+        """
+        if self.dtype is not Dtype.AUTO:
+            return self.dtype
+        dtype = Dtype(release_default("dtype", self.software).value)
+        return Dtype.FLOAT16 if dtype is not Dtype.AUTO and self.quantization else dtype
+
+    @property
     def steps_in_backward(self) -> bool:
         """Whether the optimizer steps in backward, so that gradients never pile up."""
-        return self.optim_in_backward or facts_of(self.optim).layerwise
+        return self.optim_in_backward or facts_of(self.optimizer).layerwise
 
     @property
     def may_accumulate(self) -> bool:
         """Whether more than one micro-batch can make a step."""
-        return not self.steps_in_backward or facts_of(self.optim).accumulates
+        return not self.steps_in_backward or facts_of(self.optimizer).accumulates
 
     @property
     def recomputes_reentrantly(self) -> bool:
-        """Whether layers are recomputed, and by reentrant checkpoints.
-
-        Transformers passed True until 4.57, False from 5.0 on; a plain older one torch's True.
-        """
+        """Whether layers are recomputed, and by reentrant checkpoints."""
         if self.checkpointing == "none":
             return False
         if self.use_reentrant is not None:
             return self.use_reentrant
-        return (self.software.transformers or (5, 0)) < (5, 0)
+        return release_default("use_reentrant", self.software).value == "true"
 
     @property
     def finds_unused_parameters(self) -> bool:

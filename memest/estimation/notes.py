@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from memest.config.installed import unverified_note
-from memest.config.setup import Attention, Loop, Setup
+from memest.config.setup import Attention, Setup
 from memest.estimation.gpu_target import TargetGpu, TargetGpus
 from memest.estimation.run import Run
 from memest.estimation.run_facts import Peaks
@@ -68,7 +68,7 @@ def assumptions_of(notes: Sequence[str], setup: Setup, targets: TargetGpus) -> l
             "GPUs before compute capability 8.0 are left out: FlashAttention 2 needs it"
         )
     sentences.append(
-        f"loop: {setup.loop}, optimizer {setup.optim}, {setup.num_steps} steps simulated, "
+        f"loop: {setup.loop}, optimizer {setup.optimizer}, {setup.num_steps} steps simulated, "
         f"torch {targets.torch[0]}.{targets.torch[1]}"
     )
     return sentences
@@ -178,18 +178,6 @@ def notes_of(run: Run, main: TargetGpu, rows: tuple[Row, ...], peaks: Peaks) -> 
             f"autocast keeps the fp32 weights and adds {format_size(copies)} of half-precision "
             "copies of them at the peak: at small batches that can outweigh what the smaller "
             "activations save."
-        )
-    version = setup.software.transformers
-    if (
-        version
-        and version < (4, 54)
-        and setup.loop is Loop.TRAINER
-        and (setup.optim == "adamw_torch_fused")
-    ):
-        default = "adamw_hf" if version < (4, 36) else "adamw_torch"
-        notes.append(
-            f"the Trainer of transformers {version[0]}.{version[1]} took --optim {default} unless "
-            "told otherwise; this is priced with adamw_torch_fused."
         )
     if setup.grad_accum > 1:
         notes.append(

@@ -20,7 +20,7 @@ from memest.workspaces.operator_call import GpuTraits
 
 __all__ = ["OptimizerTraces"]
 
-_UPDATE_FIELDS = ("optim", "max_grad_norm", "master_weights", "loop")
+_UPDATE_FIELDS = ("max_grad_norm", "master_weights", "loop")
 _OPTIONAL_FIELDS = ("optim_args", "optim_target_modules", "weight_decay")
 _MAX_PROGRAMS = 16
 
@@ -66,7 +66,7 @@ class OptimizerTraces:
                 the weights.
         """
         name, updates = "", None
-        in_step = setup.optim != "none" and not setup.steps_in_backward
+        in_step = setup.optimizer != "none" and not setup.steps_in_backward
         if in_step and setup.distributed.updates_on_device:
             name, updates = self._updates_for(family, point, setup, gpu, digest, model)
         entry = self._programs.get((id(family), name))
@@ -109,11 +109,12 @@ class OptimizerTraces:
         digest: str,
         model: Callable[[], Any],
     ) -> tuple[str, Family]:
-        facts = facts_of(setup.optim)
+        facts = facts_of(setup.optimizer)
         key: dict[str, Any] = {
             "format": FORMAT,
             "weights": weights_digest,
-            "setup": {name: str(getattr(setup, name)) for name in _UPDATE_FIELDS},
+            "setup": {"optim": setup.optimizer}
+            | {name: str(getattr(setup, name)) for name in _UPDATE_FIELDS},
             "scaled": setup.precision == "fp16",
             "for_torch": list(gpu.torch),
         }
@@ -138,7 +139,7 @@ class OptimizerTraces:
                     "Tracing an optimizer needs torch and transformers: pip install "
                     "'memest[torch]'."
                 ) from error
-            self._say(f"tracing {setup.optim}")
+            self._say(f"tracing {setup.optimizer}")
             roles = None
             if facts.by_module:
                 from memest.trace.model.roles import roles_of

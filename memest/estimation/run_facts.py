@@ -91,7 +91,7 @@ def run_facts(setup: Setup, trace: Trace, card: ModelCard) -> RunFacts:
         precision=setup.precision.value,
         dtype=_dtype(setup, trace, card),
         attention=_attention(setup, card),
-        optimizer=setup.optim,
+        optimizer=setup.optimizer,
         loop=setup.loop.value,
         checkpointing=card.checkpointing.partition(":")[0],
     )
@@ -133,7 +133,7 @@ def _dtype(setup: Setup, trace: Trace, card: ModelCard) -> str:
     if sizes:
         return sizes.most_common(1)[0][0]
     name = card.about[0].split(" with ")[-1].removesuffix(" weights") if card.about else ""
-    return name or setup.dtype.value
+    return name or setup.loaded_dtype.value
 
 
 def _attention(setup: Setup, card: ModelCard) -> str:

@@ -90,7 +90,7 @@ class Tracer:
             "auto_class": source.auto_class,
             "setup": key_of(structure),
         }
-        package = facts_of(structure.optim).package
+        package = facts_of(structure.optimizer).package
         if package:  # it steps in backward, and is part of the trace
             key["library"] = [package, release(package.replace("-", "_"))]
         if structure.use_liger_kernel or structure.fused_loss:

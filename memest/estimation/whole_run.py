@@ -89,7 +89,7 @@ def _pipeline_run(profiler: Profiler, question: Question) -> PipelineRun:
         stages.append(StageFamily(part, *profiler.family(of_stage)))
 
     def updates_of(weights: tuple[Weight, ...]) -> Trace | None:
-        if setup.optim == "none":
+        if setup.optimizer == "none":
             return None
         return profiler.optimizers.of_weights(weights, setup, question.gpu).at(())
 

@@ -148,7 +148,8 @@ def structure_of(request: Setup, *, live: bool = False) -> Setup:
     accumulates = not (request.loop is Loop.PLAIN and request.grad_accum == 1)
     if request.steps_in_backward:
         # the updates are part of the micro-steps
-        update_fields = {name: getattr(request, name) for name in ("optim", *_OF_UPDATES)}
+        update_fields = {name: getattr(request, name) for name in _OF_UPDATES}
+        update_fields["optim"] = request.optimizer
         accumulates = accumulates and request.may_accumulate
     updates_apart = replace(request.software, bitsandbytes=None)
     untraced_fields: dict[str, Any] = {
@@ -159,7 +160,7 @@ def structure_of(request: Setup, *, live: bool = False) -> Setup:
         **untraced_fields,
         batch=1,
         grad_accum=2 if accumulates else 1,
-        optim="none" if request.optim == "none" else "adamw_torch_fused",
+        optim="none" if request.optimizer == "none" else "adamw_torch_fused",
         num_steps=2,
         adapter=None if request.adapter is None else request.adapter.unscaled,
         software=request.software if request.quantization or live else updates_apart,

@@ -18,6 +18,7 @@ from typing import Any
 from memest.config.option import Kind
 from memest.config.option_table import OPTIONS
 from memest.config.options import find_option, setup_from_options
+from memest.config.release_defaults import RELEASE_DEFAULTS, release_default
 from memest.config.setup import Setup
 from memest.errors import ConfigError
 from memest.readers.effects import OPTIONS_OF_4BIT, OPTIONS_OF_LORA, values_that_act
@@ -384,6 +385,22 @@ def _with_origins(message: str, values: Mapping[str, ReadValue]) -> str:
     return message + (f" ({'; '.join(origins)}.)" if origins else "")
 
 
+def release_origin(name: str, setup: Setup) -> str:
+    """What a field that was left open is by the declared software, and where that was read.
+
+    Empty for a field that is the same in every release, and where none was declared.
+    """
+    if not any(row.option == name for row in RELEASE_DEFAULTS):
+        return ""
+    row = release_default(name, setup.software)
+    others = [other for other in RELEASE_DEFAULTS if other.option == name]
+    libraries = {library for other in others for library in other.since}
+    declared = setup.software.to_dict()
+    if not libraries & set(declared) or getattr(setup, name) not in (None, "auto"):
+        return ""
+    return f"{row.value}, default of the software: {row.source}"
+
+
 def origins_of(run: RunConfig, resolved_setup: Setup) -> tuple[Origin, ...]:
     """One row for each option that was named, then those that nobody named.
 
@@ -406,7 +423,10 @@ def origins_of(run: RunConfig, resolved_setup: Setup) -> tuple[Origin, ...]:
             "precision",
         ):
             continue
-        if value == plain[name]:
+        release = release_origin(name, run.setup)
+        if release:
+            origin = release
+        elif value == plain[name]:
             origin = "default"
         elif value != before[name]:
             origin = "model config"

@@ -39,7 +39,7 @@ TRAINER = {
     "batch": 8,
     "grad_accum": 1,
     "max_grad_norm": 1.0,
-    "optim": "adamw_torch_fused",
+    "optim": "auto",
 }
 """What transformers' Trainer does unasked, whatever is built on it."""
 

@@ -202,7 +202,7 @@ class Plan(Document):
             "effective_batch": self.effective_batch,
             "checkpointing": setup.checkpointing,
             "precision": setup.precision.value,
-            "optim": setup.optim,
+            "optim": setup.optimizer,
             "attn_implementation": setup.attn_implementation.value,
             "changes_training": list(self.changes_training),
             "relative_time_per_sample": _round_ratio(self.relative_time),

@@ -171,7 +171,7 @@ def plan_words(plan: Plan, *, times: str = "x") -> str:
     words.append(setup.precision.value)
     if setup.checkpointing != "none":
         words.append(f"checkpointing {setup.checkpointing}")
-    words.append(setup.optim)
+    words.append(setup.optimizer)
     if setup.attn_implementation.value != "auto":
         words.append(f"{setup.attn_implementation.value} attention")
     return ", ".join(words)

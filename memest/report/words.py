@@ -165,7 +165,7 @@ def place_text(at: PeakMoment, grad_accum: int) -> str:
 
 
 def _optimizer(setup: Setup) -> str:
-    words = setup.optim
+    words = setup.optimizer
     if setup.optim_args:
         words += f" ({setup.optim_args})"
     if setup.optim_in_backward:
@@ -258,15 +258,15 @@ def setup_items(setup: Setup, *, times: str = "×") -> list[str]:
     items.append(
         "no autocast" if setup.precision is Precision.FP32 else f"{setup.precision.value} {half}"
     )
-    if setup.dtype is not Dtype.AUTO:
-        items.append(f"{setup.dtype.value} weights")
+    if setup.loaded_dtype is not Dtype.AUTO:
+        items.append(f"{setup.loaded_dtype.value} weights")
     if setup.quantization is not None:
         items.append(setup.quantization.words)
     if setup.adapter is not None:
         items.append(setup.adapter.words)
     if setup.master_weights:
         items.append("fp32 master weights")
-    items.append("no optimizer" if setup.optim == "none" else _optimizer(setup))
+    items.append("no optimizer" if setup.optimizer == "none" else _optimizer(setup))
     if setup.eval_batch is not None:
         predictions = (
             "" if setup.eval_samples is None else f", {setup.eval_samples:,} predictions kept"

@@ -155,7 +155,7 @@ class _Search:
     def _is_as_requested(self, combo: Combo) -> bool:
         """Whether optimizer and attention are those asked for."""
         request = self._probe.profile.setup
-        return (combo.optim, combo.attention) == (request.optim, request.attn_implementation)
+        return (combo.optim, combo.attention) == (request.optimizer, request.attn_implementation)
 
     def _is_whole(self, candidates: Sequence[Candidate], combo: Combo | None = None) -> bool:
         """Whether the whole effective batch surely fits at once, without checkpointing."""
@@ -194,7 +194,7 @@ class _Search:
         """How far a plan is from the training that was asked for."""
         request = self._probe.profile.setup
         precise = self._any_precision or candidate.combo.precision is request.precision
-        same = candidate.combo.optim in (request.optim, SAME_TRAINING.get(request.optim))
+        same = candidate.combo.optim in (request.optimizer, SAME_TRAINING.get(request.optimizer))
         return (0 if precise else 1) + (0 if same else 2)
 
     def _rank(self, candidate: Candidate) -> tuple[bool, int, float, int]:

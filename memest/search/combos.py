@@ -101,10 +101,10 @@ def _product(setup: Setup, precisions: Sequence[Precision]) -> Iterator[Combo]:
     attention = [setup.attn_implementation]
     if setup.attn_implementation is Attention.EAGER:
         attention.append(Attention.SDPA)
-    optimizers = [setup.optim]
+    optimizers = [setup.optimizer]
     torch = setup.software.torch
-    if setup.optim in SAME_TRAINING and (torch is None or torch >= _FUSED_SINCE):
-        optimizers.append(SAME_TRAINING[setup.optim])
+    if setup.optimizer in SAME_TRAINING and (torch is None or torch >= _FUSED_SINCE):
+        optimizers.append(SAME_TRAINING[setup.optimizer])
     for optim in optimizers:
         for kind in attention:
             for precision in precisions:
@@ -127,7 +127,7 @@ def _precisions(probe: Probe, setup: Setup) -> list[Precision]:
     Half-precision weights have no use for autocast; fp32 instead of an autocast that was asked
     for costs memory and time, so it is never proposed.
     """
-    if setup.dtype in _HALF or setup.master_weights:
+    if setup.loaded_dtype in _HALF or setup.master_weights:
         return []
     facts = probe.estimate(batch=1, grad_accum=1).model
     if facts.parameters and facts.parameter_bytes < 3 * facts.parameters:

@@ -322,8 +322,8 @@ class _MessageMatcher:
         if not run.conf.expandable_segments:
             text = ",".join(filter(None, (setup.alloc_conf, "expandable_segments:True")))
             yield {"alloc_conf": text}, ""
-        if setup.optim in SAME_TRAINING:
-            yield {"optim": SAME_TRAINING[setup.optim]}, ""
+        if setup.optimizer in SAME_TRAINING:
+            yield {"optim": SAME_TRAINING[setup.optimizer]}, ""
         if setup.attn_implementation is Attention.EAGER:
             yield {"attn_implementation": Attention.SDPA.value}, ""
         batch = self._largest_batch(setup, limit)
@@ -343,8 +343,8 @@ class _MessageMatcher:
         if setup.precision is Precision.FP32:
             yield {"precision": Precision.BF16.value}, "bf16 in place of fp32"
         for optim in LIGHTER:
-            if setup.optim != optim:
-                yield {"optim": optim}, f"{optim} in place of {setup.optim}"
+            if setup.optimizer != optim:
+                yield {"optim": optim}, f"{optim} in place of {setup.optimizer}"
         if setup.seq_len is not None and setup.seq_len > 1:
             yield {"seq_len": setup.seq_len // 2}, "sequences of half the length"
 

@@ -24,8 +24,8 @@ def changed_training(
     changes = []
     if combo.precision is not request.precision and not any_precision:
         changes.append(f"{combo.precision.value} in place of {request.precision.value}")
-    if combo.optim not in (request.optim, SAME_TRAINING.get(request.optim)):
-        changes.append(f"{combo.optim} in place of {request.optim}")
+    if combo.optim not in (request.optimizer, SAME_TRAINING.get(request.optimizer)):
+        changes.append(f"{combo.optim} in place of {request.optimizer}")
     return tuple(changes)
 
 
@@ -57,7 +57,7 @@ def steps_of(
     steps.append(_checkpointing(candidate, finder, candidates))
     steps.append(_precision(candidate, finder, candidates))
     request = finder.probe.profile.setup
-    if candidate.combo.optim != request.optim:
+    if candidate.combo.optim != request.optimizer:
         steps.append(_optimizer(candidate, finder))
     if candidate.combo.attention is not request.attn_implementation:
         steps.append(_attention(candidate, finder))
@@ -170,7 +170,7 @@ def _precision(candidate: Candidate, finder: Finder, candidates: Sequence[Candid
 
 
 def _optimizer(candidate: Candidate, finder: Finder) -> PlanStep:
-    optim = finder.probe.profile.setup.optim
+    optim = finder.probe.profile.setup.optimizer
     combo = candidate.combo
     counterpart = finder.at(replace(combo, optim=optim), candidate.batch, candidate.grad_accum)
     states = {

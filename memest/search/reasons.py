@@ -261,9 +261,9 @@ def _row_sentences(before: Estimate, after: Estimate, rows: Sequence[RowChange])
     states = by_category.get(Category.OPTIMIZER_STATES)
     if states is not None and abs(states.delta_bytes) >= notable:
         sentences.append(
-            f"{after.setup.optim} keeps {format_size(states.after_bytes)} of states, "
-            f"{before.setup.optim} {format_size(states.before_bytes)}."
-            if before.setup.optim != after.setup.optim
+            f"{after.setup.optimizer} keeps {format_size(states.after_bytes)} of states, "
+            f"{before.setup.optimizer} {format_size(states.before_bytes)}."
+            if before.setup.optimizer != after.setup.optimizer
             else f"{format_size(states.after_bytes)} of optimizer states are alive at the new "
             f"peak, {format_size(states.before_bytes)} at the old one."
         )

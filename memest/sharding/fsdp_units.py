@@ -418,4 +418,4 @@ def loaded_dtype(weight: Weight, setup: Setup) -> str:
         return weight.dtype
     if weight.kept_dtype:
         return weight.kept_dtype
-    return Dtype.FLOAT32.value if setup.dtype is Dtype.FLOAT32 else weight.dtype
+    return Dtype.FLOAT32.value if setup.loaded_dtype is Dtype.FLOAT32 else weight.dtype

@@ -171,7 +171,7 @@ def _zero(common: dict[str, Any], setup: Setup, landmarks: Landmarks) -> Zero | 
     if setup.partitions_whole_model:
         rank.notes.append(_WHOLE)
         four = setup.quantization is not None and setup.quantization.format is Format.BNB_4BIT
-        if four and setup.optim != "none" and not setup.recomputes_reentrantly:
+        if four and setup.optimizer != "none" and not setup.recomputes_reentrantly:
             rank.notes.append(_KEPT_BY_GRAPH)
     elif setup.loop is Loop.PLAIN and setup.has_linear_of_stage_3:
         rank.notes.append(_UNDER_INIT)

@@ -426,7 +426,7 @@ def _zero_grad(run: TrainingLoop) -> None:
 
 def clip_norm(setup: Setup) -> float:
     """The Trainer clips at 1.0 unless told otherwise; scripts do not clip unless told to."""
-    if setup.optim == "none":
+    if setup.optimizer == "none":
         return 0.0
     if setup.max_grad_norm is not None:
         return setup.max_grad_norm

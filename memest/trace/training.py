@@ -13,7 +13,9 @@ import torch
 
 from memest.config.optimizers import facts_of
 from memest.config.parallelism import Strategy
+from memest.config.release_defaults import release_default
 from memest.config.setup import FP16_REFUSAL, Loop, Precision, SdpaBackend, Setup, ZeroGrad
+from memest.config.software import Software
 from memest.errors import ConfigError, MemestError, TraceError
 from memest.events import Category, Phase, SeamKind, Trace, Weight
 from memest.trace.cuda.autocast import CUDA, autocast_on_meta
@@ -366,7 +368,7 @@ def make_run(
         stepper = in_backward(model, setup, recorder, gpu.torch)
     elif plan.updates:
         optimizer = make_optimizer(model, setup, recorder, gpu.torch)
-    elif setup.optim != "none":
+    elif setup.optimizer != "none":
         check_trainable([p.requires_grad for p in model.parameters()], setup)
     transformers = setup.software.transformers or (5, 23)
     return TrainingLoop(
@@ -395,13 +397,13 @@ def uses_grad_scaler(setup: Setup) -> bool:
     Where a library makes the weights half-precision ones, the scaler's gradients are its own.
     """
     halves = setup.distributed.in_half
-    return setup.precision is Precision.FP16 and setup.optim != "none" and not halves
+    return setup.precision is Precision.FP16 and setup.optimizer != "none" and not halves
 
 
 def sets_to_none(setup: Setup, torch_version: tuple[int, int]) -> bool:
     """``zero_grad`` drops gradients by default since torch 2.0."""
     if setup.zero_grad is ZeroGrad.AUTO:
-        return torch_version >= (2, 0)
+        return release_default("zero_grad", Software(torch=torch_version)).value == "none"
     return setup.zero_grad is ZeroGrad.NONE
 
 
@@ -435,12 +437,12 @@ def _no_garbage_collection() -> Iterator[None]:
 
 def _update_error(setup: Setup, error: BaseException) -> MemestError | None:
     """A library's own optimizer that fails on a model's weights would do so in the run as well."""
-    package = facts_of(setup.optim).package
+    package = facts_of(setup.optimizer).package
     if not package:
         return None
     text = (str(error).strip().splitlines() or ["no message"])[0].rstrip(".")
     return TraceError(
-        f"--optim {setup.optim}: the code of {package} fails on the weights of this model: "
+        f"--optim {setup.optimizer}: the code of {package} fails on the weights of this model: "
         f"{type(error).__name__}: {text}. It is the library's own code that was run, so a training "
         "run would stop there too. Choose another --optim."
     )

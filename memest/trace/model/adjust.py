@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from memest.config.release_defaults import release_default
 from memest.config.setup import Loop, Setup, Task
 from memest.errors import ConfigError
 
@@ -161,10 +162,11 @@ def set_use_cache(model: Any, setup: Setup) -> None:
     config = getattr(model, "config", None)
     if config is None or not hasattr(config, "use_cache"):
         return
-    version = setup.software.transformers or (5, 0)
     if setup.use_cache is not None:
         config.use_cache = setup.use_cache
-    elif setup.loop is Loop.TRAINER and version >= (5, 0):
+    elif (
+        setup.loop is Loop.TRAINER and release_default("use_cache", setup.software).value == "false"
+    ):
         config.use_cache = False
 
 

@@ -99,7 +99,7 @@ def build_model(source: ModelSource, setup: Setup) -> BuiltModel:
     if setup.num_labels is not None:
         config.num_labels = setup.num_labels
     head = choose_head(config, setup.task, source.id, transformers)
-    dtype = _DTYPES.get(setup.dtype) or _config_dtype(config)
+    dtype = _DTYPES.get(setup.loaded_dtype) or _config_dtype(config)
     notes = [*head.notes, *adjust_config(config, head.task, setup)]
     model = _instantiate(source, config, head.cls, dtype, setup)
     move_to_meta(model)

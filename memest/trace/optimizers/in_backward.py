@@ -96,7 +96,7 @@ def _lomo(
     Raises:
         MissingDependencyError: lomo-optim is not installed.
     """
-    kind: Any = library_class(setup.optim)
+    kind: Any = library_class(setup.optimizer)
     handles: list[Any] = []
     device = next(model.parameters()).device
 
@@ -159,7 +159,7 @@ def stepper_for(
 
     # tags come before the updates, which drop the gradients
     tags = [n.parameter.register_post_accumulate_grad_hook(tag_gradient) for n in parameters]
-    if setup.optim in ("lomo", "adalomo"):
+    if setup.optimizer in ("lomo", "adalomo"):
         stepper = _lomo(model, setup, recorder.updating)
     else:
         stepper = _optimizer_per_parameter(

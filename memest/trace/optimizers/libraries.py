@@ -57,7 +57,7 @@ def make_library(setup: Setup, groups: list[dict[str, Any]], recorder: Recorder)
         groups: as the library takes them.
         recorder: told what is assumed.
     """
-    facts, arguments = facts_of(setup.optim), read_arguments(setup.optim, setup.optim_args)
+    facts, arguments = facts_of(setup.optimizer), read_arguments(setup.optimizer, setup.optim_args)
     if not facts.kind:
         return None
     options: dict[str, Any] = dict(facts.options)
@@ -67,7 +67,7 @@ def make_library(setup: Setup, groups: list[dict[str, Any]], recorder: Recorder)
         options["kahan_sum"] = True  # the Trainer reads it with bool(): any text is true
     if facts.targets:
         recorder.note(
-            f"{setup.optim.removesuffix('_layerwise')}: priced as in the steps that renew the "
+            f"{setup.optimizer.removesuffix('_layerwise')}: priced as in the steps that renew the "
             f"projections, every {arguments.get('update_proj_gap', 200)} of them."
         )
     if facts.note:
@@ -75,7 +75,7 @@ def make_library(setup: Setup, groups: list[dict[str, Any]], recorder: Recorder)
     on_meta = all(p.device.type == "meta" for group in groups for p in group["params"])
     if on_meta and facts.kind in _STATES:
         return _STATES[facts.kind](groups, **options)
-    kind = library_class(setup.optim)
+    kind = library_class(setup.optimizer)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         optimizer = kind(groups, lr=1e-4, **options)
@@ -113,14 +113,14 @@ def low_rank_groups(
             "all-linear, or for example '.*(attn|mlp).*'. Linear layers of this model: "
             f"{', '.join(sorted(n.removesuffix('.weight') for n in roles.linear)[:4]) or 'none'}."
         )
-    arguments = read_arguments(setup.optim, setup.optim_args)
+    arguments = read_arguments(setup.optimizer, setup.optim_args)
     options: dict[str, Any] = {
         "rank": _positive_integer(setup, "rank", _RANK),
         "update_proj_gap": 1,  # every traced step renews the projections, as every so many do
         "scale": 1.0,  # a factor
         "proj_type": arguments.get("proj_type", "std"),
     }
-    if "apollo" in setup.optim:
+    if "apollo" in setup.optimizer:
         options["proj"] = arguments.get("proj", "random")
         options["scale_type"] = arguments.get("scale_type", "channel")
     rest = [p for name, p in named_weights if name not in targets]
@@ -131,7 +131,7 @@ def low_rank_groups(
 
 def _positive_integer(setup: Setup, argument: str, default: int) -> int:
     """A number of ``--optim-args`` that must be 1 or more."""
-    text = read_arguments(setup.optim, setup.optim_args).get(argument, str(default))
+    text = read_arguments(setup.optimizer, setup.optim_args).get(argument, str(default))
     if not text.isdigit() or int(text) < 1:
         raise ConfigError(
             f"--optim-args {setup.optim_args!r}: {argument} is {text!r}, and must be a whole "

@@ -148,7 +148,7 @@ def optimizer_of(
         torch_version: foreach is CUDA's default from 2.0 on.
         roles: of the parameters; asked only where the optimizer must know.
     """
-    if setup.optim == "none":
+    if setup.optimizer == "none":
         return None
     check_trainable([n.parameter.requires_grad for n in parameters], setup)
     trainable = [n for n in parameters if n.parameter.requires_grad]
@@ -179,9 +179,9 @@ def in_backward(
     """
     parameters = named_parameters(model)
     check_trainable([n.parameter.requires_grad for n in parameters], setup)
-    if torch_version < _POST_HOOKS and setup.optim not in ("lomo", "adalomo"):
+    if torch_version < _POST_HOOKS and setup.optimizer not in ("lomo", "adalomo"):
         raise ConfigError(
-            f"--optim {setup.optim} in backward needs hooks that torch has since 2.1, and "
+            f"--optim {setup.optimizer} in backward needs hooks that torch has since 2.1, and "
             f"{torch_version[0]}.{torch_version[1]} is asked for."
         )
     factory = _OptimizerFactory(
@@ -205,12 +205,12 @@ class _OptimizerFactory:
 
     def make(self, trainable: Sequence[NamedParameter]) -> Any:
         """The optimizer over these parameters."""
-        setup, facts = self.setup, facts_of(self.setup.optim)
+        setup, facts = self.setup, facts_of(self.setup.optimizer)
         named_weights = [(n.name, n.parameter) for n in trainable]
         if facts.targets:
             groups = low_rank_groups(named_weights, setup, self.roles())
             return make_library(setup, groups, self.recorder)
-        if setup.optim == "muon":
+        if setup.optimizer == "muon":
             return self._muon(named_weights)
         groups = self._groups(trainable)
         if facts.block_states:
@@ -233,7 +233,7 @@ class _OptimizerFactory:
         self, named_weights: Sequence[tuple[str, Any]], groups: list[dict[str, Any]]
     ) -> Any:
         """bitsandbytes: its states on meta, the library itself on a real device."""
-        setup, blocks = self.setup, blocks_of(self.setup.optim)
+        setup, blocks = self.setup, blocks_of(self.setup.optimizer)
         fp32_ids: frozenset[int] = frozenset()
         keeps_embeddings = (setup.software.transformers or _KNOWS_BLOCKS) >= _KNOWS_BLOCKS
         if blocks.bits == 8 and setup.loop is Loop.TRAINER and keeps_embeddings:
@@ -242,8 +242,8 @@ class _OptimizerFactory:
             fp32_ids = frozenset(map(id, embedding_weights))
             if embedding_weights:
                 self.recorder.note(
-                    f"{setup.optim}: the Trainer keeps the states of embeddings in fp32, those of "
-                    f"{sum(p.numel() for p in embedding_weights):,} parameters here."
+                    f"{setup.optimizer}: the Trainer keeps the states of embeddings in fp32, those "
+                    f"of {sum(p.numel() for p in embedding_weights):,} parameters here."
                 )
         if any(p.device.type != "meta" for _, p in named_weights):
             return library_optimizer(groups, blocks, fp32_ids)
@@ -283,7 +283,7 @@ class _OptimizerFactory:
 
     def _plain(self, groups: list[dict[str, Any]]) -> Any:
         """Torch's own optimizers, and those of transformers."""
-        name = self.setup.optim
+        name = self.setup.optimizer
         if name == "adamw_hf":
             return AdamWOfTransformers(groups, lr=1e-4)
         if name == "adafactor":
@@ -310,7 +310,7 @@ class _OptimizerFactory:
         """What ``--optim-args`` says, as torch's classes take it."""
         text = self.setup.optim_args
         arguments: dict[str, Any] = {}
-        for name, value in read_arguments(self.setup.optim, text).items():
+        for name, value in read_arguments(self.setup.optimizer, text).items():
             try:
                 arguments[name] = _ARGUMENT_TYPES.get(name, float)(value)
             except ValueError:

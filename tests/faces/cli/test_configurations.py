@@ -256,3 +256,15 @@ def test_configurations_among_models_or_in_a_sweep_are_told_how_to_go_on(tmp_pat
     said = capsys.readouterr().err
     assert "stand in the place of models" in said
     assert "memest compare A B" in said
+
+
+def test_where_a_default_was_read_is_explained(cli):
+    words = ("estimate", "gpt2", "--batch", "1", "--seq-len", "64")
+    old = cli(
+        *words, "--software", "torch=2.4,transformers=4.44", "--explain", "--dtype", "float16"
+    )
+
+    lines = {line.split()[0]: line for line in old.stdout.splitlines() if line.startswith("  ")}
+    assert "TrainingArguments.optim of transformers 4.32.1" in lines["optim"]
+    assert "gradient_checkpointing_enable" in lines["use_reentrant"]
+    assert "--dtype" in lines["dtype"]

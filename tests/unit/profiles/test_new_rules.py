@@ -89,7 +89,7 @@ def test_so_has_a_rule_for_what_the_optimizer_does(shipped, with_rule):
     with_rule(ops[0])
     found, traced = asked(shipped)
 
-    assert traced == {SETUP.optim}
+    assert traced == {SETUP.optimizer}
     assert found != before
     assert found == stream_of(Profiler(source=resolve_model(MODEL), stores=()))
 

@@ -44,7 +44,7 @@ EXPECTED = {
             "prepare_kbit": False,
             "precision": "bf16",
             "checkpointing": "full",
-            "optim": "adamw_torch_fused",
+            "optim": "auto",
             "fused_loss": "trl-fused",
         },
         ("dataset_name", "eval_strategy", "learning_rate"),

@@ -82,7 +82,7 @@ def test_defaults_are_those_of_the_real_objects(tmp_path):
     assert run.setup.batch == args.per_device_train_batch_size
     assert run.setup.grad_accum == args.gradient_accumulation_steps
     assert run.setup.max_grad_norm == args.max_grad_norm
-    assert run.setup.optim == args.optim
+    assert run.setup.optimizer == args.optim
     assert run.setup.precision == "fp32"
     assert (args.bf16, args.fp16) == (False, False)
 
