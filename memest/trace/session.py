@@ -315,7 +315,7 @@ def trace_built(
         sequence_split(model, setup) as split,
         shared_sequence(base_of(model), setup) as ulysses_batches,
         _library_kernels(model, setup, gpu),
-        _own_code_context(meta_model),
+        _own_code_context(meta_model, gpu if operators == "cuda" else None),
     ):
         trace = trace_training(
             model,
@@ -345,11 +345,11 @@ def _plan_batch(meta_model: MetaModel, setup: Setup) -> tuple[TensorPlan, ...]:
 
 
 @contextmanager
-def _own_code_context(meta_model: MetaModel) -> Iterator[None]:
-    """What code of the user's own may do: name ``cuda``, draw random numbers."""
+def _own_code_context(meta_model: MetaModel, gpu: GpuTraits | None) -> Iterator[None]:
+    """What code of the user's own may do: name ``cuda``, ask its driver, draw random numbers."""
     if meta_model.own_code:
         seed_generators()
-    with cuda_is_meta(enabled=meta_model.own_code):
+    with cuda_is_meta(gpu, enabled=meta_model.own_code):
         yield
 
 
@@ -405,7 +405,7 @@ def evaluate_built(
         restore_model(model),
         sequence_split(model, setup) as split,
         _library_kernels(model, setup, gpu),
-        _own_code_context(meta_model),
+        _own_code_context(meta_model, gpu if operators == "cuda" else None),
     ):
         if generates and setup.generation is not None:
             return trace_generation(

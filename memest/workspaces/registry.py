@@ -45,6 +45,7 @@ _MODULES = (
     "norm",
     "optimizer",
     "reduce",
+    "scalar",
     "softmax",
     "sort",
 )

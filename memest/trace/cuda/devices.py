@@ -1,15 +1,24 @@
-"""Code that names ``cuda`` itself: on a trace its tensors are on meta, as all others are."""
+"""Code that names ``cuda`` itself: on a trace its tensors are on meta, as all others are.
+
+What such code asks of the driver is answered, or does nothing: clocks, marks for profilers, and
+the figures of ``torch.cuda`` that are read where a step is measured.
+"""
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 from unittest import mock
 
 import torch
 from torch.overrides import TorchFunctionMode, _pop_mode_temporarily
 from torch.utils._device import _device_constructors
+
+from memest.trace.cuda.patching import patch_attributes
+from memest.units import GIB
+from memest.workspaces.operator_call import GpuTraits
 
 __all__ = ["cuda_is_meta", "without_modes"]
 
@@ -55,9 +64,87 @@ class _CudaIsMeta(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
+_A100 = GpuTraits((8, 0), 108, 2048)
+_MEMORY = 80 * GIB
+"""What code is told that asks how much memory there is; a trace serves cards of any size."""
+
+
+class _Clock:
+    """A stream or an event of CUDA's: there is nothing to wait for, and no time passes."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.cuda_stream = 0
+        self.device = torch.device("meta")
+
+    def query(self) -> bool:
+        """Everything is done."""
+        return True
+
+    def elapsed_time(self, _other: Any) -> float:
+        """Milliseconds."""
+        return 0.0
+
+    def _nothing(self, *_: Any, **__: Any) -> None: ...
+
+    record = wait = synchronize = wait_event = wait_stream = _nothing
+
+
+def _driver(gpu: GpuTraits) -> AbstractContextManager[None]:
+    """``torch.cuda`` where there is no driver, as code that measures itself uses it."""
+    major, minor = gpu.capability
+    properties = types.SimpleNamespace(
+        name="GPU",
+        major=major,
+        minor=minor,
+        multi_processor_count=gpu.sm_count,
+        total_memory=_MEMORY,
+    )
+
+    def says(value: Any) -> Callable[..., Any]:
+        return lambda *_, **__: value
+
+    clock = _Clock()
+    answers = {
+        "is_available": True,
+        "is_current_stream_capturing": False,
+        "is_bf16_supported": gpu.capability >= (8, 0),
+        "device_count": 1,
+        "current_device": 0,
+        "current_stream": clock,
+        "default_stream": clock,
+        "get_device_properties": properties,
+        "get_device_name": properties.name,
+        "get_device_capability": gpu.capability,
+        "mem_get_info": (_MEMORY, _MEMORY),
+        "memory_summary": "",
+        "_exchange_device": 0,
+        "_maybe_exchange_device": 0,
+        **dict.fromkeys(
+            """synchronize set_device ipc_collect reset_peak_memory_stats
+            reset_max_memory_allocated reset_max_memory_cached
+            reset_accumulated_memory_stats""".split()
+        ),
+    }
+    memory = torch.cuda.memory
+    silent = ("_record_memory_history", "_dump_snapshot", "reset_peak_memory_stats")
+    return patch_attributes(
+        *((torch.cuda, name, says(value)) for name, value in answers.items()),
+        *((memory, name, says(None)) for name in silent),
+        (memory, "mem_get_info", says((_MEMORY, _MEMORY))),
+        (torch.cuda, "Event", _Clock),
+        (torch.Tensor, "record_stream", says(None)),
+        (torch.cuda.nvtx, "_nvtx", mock.MagicMock()),
+    )
+
+
 @contextmanager
-def cuda_is_meta(*, enabled: bool = True) -> Iterator[None]:
-    """While it holds, tensors made on or moved to ``cuda`` are on meta."""
+def cuda_is_meta(gpu: GpuTraits | None = _A100, *, enabled: bool = True) -> Iterator[None]:
+    """While it holds, tensors made on or moved to ``cuda`` are on meta, and a driver answers.
+
+    Args:
+        gpu: whose properties code is told; None for no driver, as where steps run on the CPU.
+        enabled: whether it does so at all.
+    """
     if not enabled:
         yield
         return
@@ -70,7 +157,8 @@ def cuda_is_meta(*, enabled: bool = True) -> Iterator[None]:
         with mode:
             return run_backward(*args, **kwargs)
 
-    with mode, mock.patch.object(torch.autograd, "_engine_run_backward", also_in_backward):
+    in_backward = mock.patch.object(torch.autograd, "_engine_run_backward", also_in_backward)
+    with nullcontext() if gpu is None else _driver(gpu), mode, in_backward:
         yield
 
 
