@@ -8,7 +8,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from memest.config.options import setup_from_options
@@ -51,6 +51,11 @@ class Case:
     processes: int = 1
     cap_bytes: int | None = None
     record_events: bool = False
+
+    def __post_init__(self) -> None:
+        # what is measured has a name, whatever it is by default elsewhere
+        named = replace(self.setup, optim=self.setup.optimizer)
+        object.__setattr__(self, "setup", named)
 
     @property
     def id(self) -> str:

@@ -156,8 +156,8 @@ class StageProgram(Program):
         self.micro_steps = stage.family
         self.trace = stage.trace
 
-    def enough(self, grad_accum: int) -> int:
-        """As :meth:`Program.enough`; the composed streams are short already."""
+    def enough_micro_steps(self, grad_accum: int) -> int:
+        """As :meth:`Program.enough_micro_steps`; the composed streams are short already."""
         return grad_accum
 
 

@@ -16,7 +16,7 @@ import torch
 from torch._prims_common import suggest_memory_format
 
 from memest.config.setup import SdpaBackend
-from memest.trace.cuda.patching import optimizers_on, patch_attributes, register_kernels
+from memest.trace.cuda.patching import optimizers_on, register_kernels
 from memest.trace.cuda.sdpa import scaled_dot_product_attention
 from memest.trace.legacy.torch import kernels_as_before, torch_as_before
 from memest.trace.recorder import Handler, Recorder
@@ -45,20 +45,8 @@ def cuda_operators(
     }
     # ``foreach`` and ``fused`` are chosen by device type; meta stands for cuda here
     lists = optimizers_on("cuda", "meta", default_foreach=True)
-    copies = patch_attributes((torch, "tensor", partial(_copied_from_host, torch.tensor)))
-    with lists, register_kernels(kernels), torch_as_before(gpu.torch), copies:
+    with lists, register_kernels(kernels), torch_as_before(gpu.torch):
         yield
-
-
-def _copied_from_host(make: Any, *args: Any, device: Any = None, **kwargs: Any) -> torch.Tensor:
-    """``torch.tensor`` makes values on the host and copies them (``internal_new_from_data``).
-
-    On meta it makes a tensor that no operator makes.
-    """
-    if device is None or device == "cpu" or device == torch.device("cpu"):
-        return make(*args, device=device, **kwargs)
-    grad = kwargs.pop("requires_grad", False)
-    return make(*args, device="cpu", **kwargs).to(device).requires_grad_(grad)
 
 
 def _dropout(x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
