@@ -282,7 +282,9 @@ def _upper_bound(m: Measurement, model: Profile, options: dict[str, Any]) -> Tri
 
 _EXPECTATIONS = {
     Verdict.FITS: Expectation.COMPLETES,
+    Verdict.RELEASES_CACHE: Expectation.COMPLETES,
     Verdict.TIGHT: Expectation.EITHER,
+    Verdict.CANNOT_SAY: Expectation.EITHER,
     Verdict.DOES_NOT_FIT: Expectation.RUNS_OUT,
 }
 

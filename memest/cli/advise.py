@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from memest.cli.answering import check_sizes
+from memest.cli.answering import check_sizes, exit_code
 from memest.cli.console import Output
 from memest.cli.flags import VERDICT_ALONE, ModelArgument, shows, switch, value_flag
 from memest.cli.parameters import with_options
 from memest.errors import ConfigError
-from memest.report.result import Verdict
 
 __all__ = ["advise"]
-
-_EXIT_CODES = {Verdict.FITS: 0, Verdict.TIGHT: 3}
-_DOES_NOT_FIT = 4
 
 
 @with_options
@@ -45,7 +41,7 @@ def advise(
 ) -> int:
     """Ways to train with an effective batch on a GPU: those that fit, the fastest first.
 
-    Exit code 0: a plan fits, 3: the best one is tight, 4: nothing fits.
+    Exit code 0: a plan fits, 3: the best one is tight, 4: nothing fits, 7: cannot say.
     For example: memest advise bert-large-uncased --gpu rtx-3090 --effective-batch 64
     """
     if effective_batch is None:
@@ -66,4 +62,4 @@ def advise(
             **options,
         )
     output.put(answer, lambda: [advice_sentence(answer)])
-    return _EXIT_CODES.get(answer.verdict, _DOES_NOT_FIT)
+    return exit_code(answer.verdict)

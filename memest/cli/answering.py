@@ -18,9 +18,22 @@ if TYPE_CHECKING:
     from memest.report.result import Estimate, GpuFit, Verdict
     from memest.report.text import TableChoice
 
-__all__ = ["check_sizes", "run_estimate", "run_fits", "within"]
+__all__ = ["check_sizes", "exit_code", "run_estimate", "run_fits", "within"]
 
-_EXIT_CODES = {"fits": 0, "tight": 3, "does not fit": 4}
+_EXIT_CODES = {
+    "fits": 0,
+    "fits by releasing cache": 3,
+    "tight": 3,
+    "cannot say": 7,
+    "does not fit": 4,
+}
+"""By verdict; the later ones count more where there are several."""
+
+
+def exit_code(*verdicts: Verdict) -> int:
+    """The exit code of verdicts: that of the worst."""
+    named = {verdict.value for verdict in verdicts}
+    return [code for verdict, code in _EXIT_CODES.items() if verdict in named][-1]
 
 
 def check_sizes(options: Mapping[str, Any]) -> None:
@@ -150,9 +163,11 @@ def within(answer: Estimate, budget: int) -> Verdict:
     """Whether the device peak keeps to a number of bytes, by its range."""
     from memest.report.result import Verdict
 
-    if answer.interval.high_bytes <= budget:
-        return Verdict.FITS
-    return Verdict.TIGHT if answer.interval.low_bytes <= budget else Verdict.DOES_NOT_FIT
+    if answer.interval.low_bytes > budget:
+        return Verdict.DOES_NOT_FIT
+    if answer.setup.unpriced:
+        return Verdict.CANNOT_SAY
+    return Verdict.FITS if answer.interval.high_bytes <= budget else Verdict.TIGHT
 
 
 def run_fits(
@@ -188,4 +203,4 @@ def run_fits(
         if budget is not None:
             sentences.append(budget_sentence(answer, budget, verdicts[-1]))
         write_out("".join(f"{sentence}\n" for sentence in sentences))
-    return max(_EXIT_CODES[verdict.value] for verdict in verdicts)
+    return exit_code(*verdicts)

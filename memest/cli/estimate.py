@@ -99,7 +99,8 @@ def fits(
 ) -> int:
     """Whether a run fits a GPU: one sentence, and an exit code for scripts.
 
-    Exit code 0: fits, 3: tight, 4: does not fit. Several GPUs: the worst of them.
+    Exit code 0: fits, 3: tight, or by releasing cache, 4: does not fit, 7: cannot say, because
+    something is not priced. Several GPUs: the worst of them.
     For example: memest fits gpt2 --batch 8 --gpu t4 --fail-over 12GiB || exit 1
     """
     return run_fits(str(model), options, output, run=run, fail_over=fail_over)

@@ -19,10 +19,11 @@ _EXIT_CODES = """\
 0    done; for fits and advise: it fits
 1    failure: a model that cannot be traced, a recording that differs
 2    wrong usage: an option, a value or a file that cannot be
-3    tight: too close to call (fits, advise)
+3    tight, too close to call; or fits by releasing cache, slowly (fits, advise)
 4    does not fit (fits, advise)
 5    unknown model or GPU
 6    a package of an extra is missing
+7    cannot say: something that is not priced may add memory (fits, advise); replay: no history
 130  interrupted
 141  the reader of a pipe is gone"""
 

@@ -491,6 +491,7 @@ def _check_precision(setup: TrainingOptions) -> None:
     if (
         setup.precision is Precision.FP16
         and setup.dtype is Dtype.FLOAT16
+        and (setup.adapter is None or not setup.adapter.autocast_adapter_dtype)
         and (not setup.master_weights and setup.loop is not Loop.PLAIN)
         and not setup.distributed.in_half
     ):

@@ -45,6 +45,7 @@ def merge_all(values: dict[str, Any], base: Setup | None) -> None:
         ConfigError: contradictions, wrong values, options without what they belong to.
     """
     _merge_precision(values)
+    _expand_qlora(values, base)
     _merge_deepspeed(values, base)
     _merge_checkpointing(values)
     _merge_adapter(values, base)
@@ -79,6 +80,20 @@ def read_bool(option: str, value: Any) -> bool:
     if text in _TRUE or text in _FALSE:
         return text in _TRUE
     raise ConfigError(f"{option} {value!r} is neither true nor false.")
+
+
+def _expand_qlora(values: dict[str, Any], base: Setup | None) -> None:
+    """Replace ``qlora`` by what it is short for; parts that are named stay as they are."""
+    if not values.pop("qlora", False):
+        return
+    precision = values.get("precision", None if base is None else base.precision)
+    values.setdefault("load_in_4bit", True)
+    values.setdefault("bnb_4bit_quant_type", "nf4")
+    values.setdefault("bnb_4bit_use_double_quant", True)
+    values.setdefault("bnb_4bit_compute_dtype", "float16" if precision == "fp16" else "bfloat16")
+    has_adapter = base is not None and base.adapter is not None
+    if not has_adapter and not {"peft", "adapter", "lora_r", "lora_target_modules"} & set(values):
+        values["peft"] = "lora"
 
 
 def _merge_precision(values: dict[str, Any]) -> None:

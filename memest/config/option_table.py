@@ -135,10 +135,16 @@ class _ShortForms:
         "float16 autocast with a gradient scaler. The dtype of the weights is --dtype.",
         field="precision",
     )
+    qlora: bool = option(
+        False,
+        "QLoRA as people run it: a base of 4 bits in nf4 with quantised scales, which computes in "
+        "bfloat16 (with --fp16: float16), and LoRA. Every part can be named besides.",
+        panel=Panel.QUANTIZATION,
+        field="quantization",
+    )
     load_in_4bit: bool = option(
         False,
-        "The base's linear layers in 4 bits (QLoRA).",
-        panel=Panel.QUANTIZATION,
+        "The base's linear layers in 4 bits, with bitsandbytes' own defaults: fp4, float32.",
         field="quantization",
     )
     load_in_8bit: bool = option(

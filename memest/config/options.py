@@ -20,7 +20,7 @@ from memest.config.option import Kind, Option, Panel
 from memest.config.option_table import OPTIONS
 from memest.config.setup import MAX_BATCH, Setup, Software
 from memest.errors import ConfigError, closest
-from memest.units import parse_size
+from memest.units import MIB, parse_size
 
 __all__ = [
     "OPTIONS",
@@ -92,11 +92,17 @@ def read_size(name: str, value: int | str) -> int:
         size = parse_size(value if isinstance(value, int) else str(value))
     except (ConfigError, OverflowError) as error:
         raise ConfigError(f"{flag}: {error}") from None
-    if name == "gpu_memory" and size <= 0:
-        raise ConfigError(f"{flag} {value} leaves no memory: write for example {flag} 24GiB.")
     if size < 0:
         raise ConfigError(f"{flag} {value} must not be negative.")
+    if name == "gpu_memory" and size < _SMALLEST_GPU:
+        raise ConfigError(
+            f"{flag} {value} is {size} bytes, and no GPU has so little: write for example {flag} "
+            "24GiB."
+        )
     return size
+
+
+_SMALLEST_GPU = 64 * MIB
 
 
 def _coerce(option: Option, value: Any) -> Any:

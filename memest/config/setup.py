@@ -89,6 +89,7 @@ class Setup(TrainingOptions):
             set_field(self, "optim_target_modules", tuple(self.optim_target_modules))
         set_field(self, "checkpointing", _checkpointing(self.checkpointing))
         set_field(self, "freeze", tuple(self.freeze))
+        set_field(self, "unpriced", tuple(self.unpriced))
         for pattern in self.freeze:
             try:
                 re.compile(pattern)
@@ -113,6 +114,8 @@ class Setup(TrainingOptions):
         values = plain_values(self)
         distributed: dict[str, Any] = values.pop("distributed")
         values |= {"optim": self.optimizer, "dtype": self.loaded_dtype.value}
+        if not self.unpriced:
+            del values["unpriced"]
         return values | distributed
 
 

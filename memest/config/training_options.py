@@ -303,6 +303,13 @@ class TrainingOptions:
         "torch=1.10,transformers=4.18.",
         "VERSIONS",
     )
+    unpriced: tuple[str, ...] = option(
+        (),
+        "Something the run does besides that may take memory and is not in the figures, in words: "
+        "the verdict cannot be that it fits. Repeatable; readers of configurations fill it in.",
+        "WORDS",
+        traced=False,
+    )
     num_steps: int = option(3, "Optimizer steps to simulate.", "--steps", between=(1, 1000))
     distributed: Distributed = ONE_GPU
 

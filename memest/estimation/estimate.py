@@ -179,7 +179,7 @@ def answer(
     if not named_gpus and common and not setup.torch_compile:  # each would be compiled for
         other_gpus = common_target_gpus(setup, targets.torch, targets.context)
     fits, left_out = _fits_others(profiler, request, other_gpus, replays, named=bool(named_gpus))
-    fit = verdict_for(main, peaks, stream, result, replays.conf) if named_gpus else None
+    fit = verdict_for(main, setup, peaks, stream, result, replays.conf) if named_gpus else None
     batch = safe = None
     if looks_for_batch:
         batch_request = replace(request, batch=setup.batch)
@@ -236,7 +236,7 @@ def _fits_others(
         stream = run.stream
         result = replays.of(stream)
         peaks = peaks_of(target, run, stream, result)
-        fits.append(verdict_for(target, peaks, stream, result, replays.conf))
+        fits.append(verdict_for(target, run.setup, peaks, stream, result, replays.conf))
     left_out = [
         f"left out, because {why}: {', '.join(names)}"
         for why, names in names_by_reason.items()
@@ -296,7 +296,11 @@ def spot(
     peaks = peaks_of(main, run, stream, result)
     return Spot(
         setup=run.setup,
-        gpu=verdict_for(main, peaks, stream, result, conf) if targets.named_gpus else None,
+        gpu=(
+            verdict_for(main, run.setup, peaks, stream, result, conf)
+            if targets.named_gpus
+            else None
+        ),
         peak=_peak(peaks),
         interval=_interval(peaks),
     )

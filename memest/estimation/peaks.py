@@ -61,6 +61,7 @@ def _predicted_peaks(target: TargetGpu, run: Run, stream: Stream, result: Replay
         process_low_bytes=context.low_bytes,
         process_expected_bytes=context.expected_bytes,
         managed_bytes=run.program.trace.managed_bytes,
+        slack_bytes=slack,
     )
 
 
@@ -124,6 +125,7 @@ def _corrected_peaks(
     return replace(
         correction,
         managed_bytes=run.program.trace.managed_bytes,
+        slack_bytes=stream.workspace_slack_bytes,
         added_bytes=correction.reserved_bytes - result.peak_reserved_bytes,
     )
 

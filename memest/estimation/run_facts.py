@@ -57,6 +57,7 @@ class Peaks:
         process_low_bytes: the least that context and kernels may take.
         process_expected_bytes: what they are expected to take.
         managed_bytes: beside the allocator, in memory that leaves the GPU where room is short.
+        slack_bytes: of the range, what libraries may take for workspaces of their own choice.
         added_bytes: what a correction added to the reserved peak of the replay.
         parts: corrected rows of the breakdown by category; they sum to ``allocated_bytes``
             exactly. Empty where nothing was corrected.
@@ -73,6 +74,7 @@ class Peaks:
     process_low_bytes: int
     process_expected_bytes: int
     managed_bytes: int = 0
+    slack_bytes: int = 0
     added_bytes: int = 0
     parts: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()

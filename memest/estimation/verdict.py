@@ -17,35 +17,44 @@ from memest.profiles.stream import Stream
 from memest.replay.conf import AllocatorConf
 from memest.replay.replay import Replay, replay
 from memest.report.result import GpuFit, Verdict
+from memest.units import format_size
 
 __all__ = ["LargestSizeSearch", "SizeTrial", "largest_batch", "verdict_for"]
 
 _MAX_ATTEMPTS = 64
 _SECANTS = 8
+_LARGE_SLACK = 10
+"""A slack above this part of the device peak is large."""
 
 
 def verdict_for(
-    target: TargetGpu, peaks: Peaks, stream: Stream, result: Replay, conf: AllocatorConf
+    target: TargetGpu,
+    setup: Setup,
+    peaks: Peaks,
+    stream: Stream,
+    result: Replay,
+    conf: AllocatorConf,
 ) -> GpuFit:
     """The verdict for one GPU.
 
     ``fits``: the upper end of the range of the device peak is below what the GPU has. ``does not
     fit``: the run is out of memory even if context and kernels take the least they may, with all
-    the retries that the allocator makes. Anything between is ``tight``.
+    the retries that the allocator makes. ``fits by releasing cache``: the reserved peak is above
+    what there is whatever they take, and the run completes because the allocator gives back what
+    it caches. ``cannot say``: the setup names something that is not priced, or a library's choice
+    alone decides. Anything between is ``tight``.
 
     Args:
         target: the GPU.
+        setup: of the run.
         peaks: of the run on it.
         stream: of the run, with this GPU's workspaces.
         result: of its replay.
         conf: of the allocator.
     """
-    if peaks.high_bytes <= target.usable_bytes:
-        verdict = Verdict.FITS
-    elif _survives(target, peaks, peaks.process_low_bytes, stream, conf, result):
-        verdict = Verdict.TIGHT
-    else:
-        verdict = Verdict.DOES_NOT_FIT
+    verdict, reason = _verdict(target, peaks, stream, result, conf)
+    if setup.unpriced and verdict is not Verdict.DOES_NOT_FIT:
+        verdict, reason = Verdict.CANNOT_SAY, f"not priced: {'; '.join(setup.unpriced)}"
     return GpuFit(
         name=target.name,
         usable_bytes=target.usable_bytes,
@@ -53,7 +62,57 @@ def verdict_for(
         headroom_bytes=target.usable_bytes - peaks.device_bytes,
         device_bytes=peaks.device_bytes,
         basis=target.basis,
+        reason=reason,
     )
+
+
+def _verdict(
+    target: TargetGpu, peaks: Peaks, stream: Stream, result: Replay, conf: AllocatorConf
+) -> tuple[Verdict, str]:
+    """The verdict on what is priced; and why, unless it fits or does not."""
+    usable = target.usable_bytes
+
+    def survives(process: int) -> bool:
+        return _survives(target, peaks, process, stream, conf, result)
+
+    if peaks.high_bytes <= usable:
+        return Verdict.FITS, ""
+    if not survives(peaks.process_low_bytes):
+        return Verdict.DOES_NOT_FIT, ""
+    if peaks.low_bytes > usable and survives(peaks.process_expected_bytes):
+        return Verdict.RELEASES_CACHE, _release_words(target, peaks, stream, conf)
+    if peaks.high_bytes - peaks.slack_bytes <= usable and _is_mostly_slack(peaks):
+        low, high = format_size(peaks.low_bytes), format_size(peaks.high_bytes)
+        return Verdict.CANNOT_SAY, (
+            f"anything from {low} to {high}, as the workspaces are that a library picks"
+        )
+    high = format_size(peaks.high_bytes)
+    return Verdict.TIGHT, f"it may take up to {high}"
+
+
+def _is_mostly_slack(peaks: Peaks) -> bool:
+    """Whether what libraries may choose is most of the range, and not small beside the peak."""
+    rest = peaks.high_bytes - peaks.low_bytes - peaks.slack_bytes
+    return peaks.slack_bytes > max(rest, peaks.device_bytes // _LARGE_SLACK)
+
+
+def _release_words(target: TargetGpu, peaks: Peaks, stream: Stream, conf: AllocatorConf) -> str:
+    """How the run completes, and whether segments that grow would spare it that."""
+    sizes = f"{format_size(peaks.allocated_bytes)} allocated, {format_size(peaks.reserved_bytes)}"
+    words = f"{sizes} reserved: the allocator gives cached memory back on the way, which is slower"
+    if conf.expandable_segments:
+        return words
+    growing = replay(
+        stream.events,
+        stream.sizes,
+        replace(conf, expandable_segments=True),
+        streams=stream.on_streams,
+        empty_cache_at=stream.empty_cache_at,
+    )
+    beside = peaks.high_bytes - peaks.reserved_bytes + peaks.added_bytes
+    if growing.peak_reserved_bytes + beside <= target.usable_bytes:
+        words += "; expandable_segments:True would make it fit"
+    return words
 
 
 def _survives(
@@ -130,7 +189,7 @@ class LargestSizeSearch:
                 size=size,
                 peaks=peaks,
                 runs=_survives(target, peaks, expected, stream, self._replays.conf, result),
-                fits=peaks.high_bytes <= target.usable_bytes,
+                fits=peaks.high_bytes <= target.usable_bytes and not run.setup.unpriced,
             )
         return trial
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from memest.errors import ConfigError, closest
 from memest.readers.mapping import DocumentKeys, Key, KeyTable, by_key
 from memest.readers.sharding import read_deepspeed_value, read_fsdp
+from memest.readers.values import Bounded
 
 __all__ = ["ACCELERATE"]
 
@@ -32,8 +33,8 @@ _UNMODELLED_KEYS = {
     "megatron_lm_config": "Megatron-LM",
     "fp8_config": "fp8",
     "parallelism_config": "tensor, context and sequence parallelism",
-    "use_cpu": "training on the CPU; a GPU is priced",
-    "cpu": "training on the CPU; a GPU is priced",
+    "use_cpu": Bounded("training on the CPU; a GPU is priced"),
+    "cpu": Bounded("training on the CPU; a GPU is priced"),
     "mpirun_config": "several CPUs",
 }
 
@@ -41,10 +42,12 @@ _UNMODELLED_KEYS = {
 def _processes(keys: DocumentKeys) -> None:
     kind, processes = _kind(keys), keys.whole("num_processes")
     if kind == "NO" and processes not in (None, 1):
-        keys.miss("num_processes", "distributed_type NO starts one process; one is priced")
+        keys.miss("num_processes", Bounded("distributed_type NO starts one process; one is priced"))
         processes = None
     if processes == -1:
-        keys.miss("num_processes", "-1: the launch command says how many; --num-gpus does here")
+        keys.miss(
+            "num_processes", Bounded("-1: the launch command says how many; --num-gpus does here")
+        )
     elif processes is not None:
         keys.set("num_gpus", processes, "num_processes")
     elif kind == "NO":
@@ -116,7 +119,7 @@ def _kind(keys: DocumentKeys) -> str:
     if text in ("FSDP", "DEEPSPEED", "MULTI_GPU", "NO"):
         keys.ignore("distributed_type", f"{text}: decides which settings count")
     else:
-        keys.miss("distributed_type", f"{text}: priced as GPUs with DDP")
+        keys.miss("distributed_type", Bounded(f"{text}: priced as GPUs with DDP"))
     return text
 
 
@@ -167,7 +170,7 @@ def _deepspeed(keys: DocumentKeys, kind: str) -> None:
                     part.ignore(key, "off")
                 continue
             if str(device) != "cpu":
-                part.miss(key, f"{device}: priced as cpu")
+                part.miss(key, Bounded(f"{device}: priced as cpu"))
             if stage != 0:
                 part.set(option, True, key)
         for key, option in _CHECKED_KEYS.items():

@@ -15,6 +15,7 @@ from memest.readers.training_arguments import (
     read_checkpointing,
     set_adapter_value,
 )
+from memest.readers.values import Bounded, names_of
 
 __all__ = ["AXOLOTL"]
 
@@ -43,7 +44,6 @@ _IGNORED_KEYS = {
             "Python's collector": "gc_steps gc_collect_steps",
             "changes no size": "lora_fan_in_fan_out peft_init_lora_weights lora_alpha_pattern",
             "adapters that are there already have the sizes named here": "lora_model_dir",
-            "those that matter have keys of their own": "plugins",
             "speed only": "tf32",
             "after training": "merge_lora",
             "the launch command says it": "world_size ddp",
@@ -52,20 +52,21 @@ _IGNORED_KEYS = {
 }
 _UNMODELLED_KEYS = {
     **UNMODELLED_KEYS,
-    "flash_attn_cross_entropy": "flash-attn's cross entropy",
-    "flash_attn_fuse_mlp": "flash-attn's MLP",
-    "chunked_cross_entropy": "logits come in chunks; priced is all at once",
-    "cut_cross_entropy": "the loss never holds all logits; priced is all at once",
-    "tiled_mlp": "the MLP works in tiles",
-    "lora_mlp_kernel": "a fused kernel for LoRA",
-    "lora_qkv_kernel": "a fused kernel for LoRA",
-    "lora_o_kernel": "a fused kernel for LoRA",
-    "lora_embedding_kernel": "a fused kernel for LoRA",
-    "unfrozen_parameters": "only these parameters train; all are priced: --freeze names the others",
-    "layer_offloading": "layers move to the host",
-    "selective_checkpointing": "what is recomputed is chosen by operator",
+    "flash_attn_cross_entropy": Bounded("flash-attn's cross entropy"),
+    "flash_attn_fuse_mlp": Bounded("flash-attn's MLP"),
+    "chunked_cross_entropy": Bounded("logits come in chunks; priced is all at once"),
+    "tiled_mlp": Bounded("the MLP works in tiles"),
+    "lora_mlp_kernel": Bounded("a fused kernel for LoRA"),
+    "lora_qkv_kernel": Bounded("a fused kernel for LoRA"),
+    "lora_o_kernel": Bounded("a fused kernel for LoRA"),
+    "lora_embedding_kernel": Bounded("a fused kernel for LoRA"),
+    "unfrozen_parameters": Bounded(
+        "only these parameters train; all are priced: --freeze names the others"
+    ),
+    "layer_offloading": Bounded("layers move to the host"),
+    "selective_checkpointing": Bounded("what is recomputed is chosen by operator"),
     "lora_rank_pattern": "ranks by module",
-    "peft_layers_to_transform": "adapters on some layers only; priced on all",
+    "peft_layers_to_transform": Bounded("adapters on some layers only; priced on all"),
     "peft_layer_replication": "layers are repeated",
     "relora": "ReLoRA",
     "gptq": "GPTQ bases",
@@ -74,7 +75,7 @@ _UNMODELLED_KEYS = {
     "reward_model": "a reward model",
     "process_reward_model": "a reward model",
     "model_quantization_config": "a base quantised otherwise",
-    "quantize_moe_experts": "experts are quantised",
+    "quantize_moe_experts": Bounded("experts are quantised"),
     "batch_flattening": "batches are flattened",
     "flex_attention": "flex attention: priced as the default",
     "xformers_attention": "xformers: priced as the default",
@@ -82,8 +83,8 @@ _UNMODELLED_KEYS = {
     "resize_token_embeddings_to_32x": "a few rows of the embeddings",
     "eval_causal_lm_metrics": "the evaluation generates",
     "do_bench_eval": "the evaluation generates",
-    "gpu_memory_limit": "a limit of the process",
-    "max_memory": "weights are placed on several devices",
+    "gpu_memory_limit": Bounded("a limit of the process"),
+    "max_memory": Bounded("weights are placed on several devices"),
     "deepcompile": "compilation",
 }
 
@@ -113,7 +114,7 @@ def _precision(keys: DocumentKeys) -> None:
         keys.set("precision", "bf16", key)
         keys.set("dtype", "bfloat16", key)
         if full:
-            keys.miss(key, "full: weights are bfloat16 in evaluation too")
+            keys.miss(key, Bounded("full: weights are bfloat16 in evaluation too"))
     elif on:
         keys.default("precision", "bf16", "bf16 auto, on a GPU that has it")
         keys.default("dtype", "bfloat16", "bf16 auto, on a GPU that has it")
@@ -142,7 +143,7 @@ def _checkpointing(keys: DocumentKeys) -> None:
     if value in ("offload", "offload_disk"):
         keys.take("gradient_checkpointing")
         keys.set("checkpointing", "full", "gradient_checkpointing")
-        keys.miss("gradient_checkpointing", f"{value}: activations move to the host")
+        keys.miss("gradient_checkpointing", Bounded(f"{value}: activations move to the host"))
     elif value is None:
         keys.take("gradient_checkpointing")
         keys.default("checkpointing", "none")
@@ -200,7 +201,9 @@ def _adapter(keys: DocumentKeys) -> None:
         keys.default("prepare_kbit", False, "norms and embeddings are converted back after it")
     kernels = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel")
     if not any(key in keys.document for key in kernels) and not eight and not keys.has("rl"):
-        keys.miss_default("fused LoRA kernels", "on wherever the model allows; priced without")
+        keys.miss_default(
+            "fused LoRA kernels", Bounded("on wherever the model allows; priced without")
+        )
 
 
 def _four_bits(keys: DocumentKeys, key: str) -> None:
@@ -255,7 +258,9 @@ def _kernels(keys: DocumentKeys) -> None:
                 keys.ignore(key, "part of Liger's kernels, which are priced together")
     else:
         for key in active_keys:
-            keys.miss(key, "some of Liger's kernels: priced are all of them or none; here none")
+            keys.miss(
+                key, Bounded("some of Liger's kernels: priced are all of them or none; here none")
+            )
 
 
 def _sharding(keys: DocumentKeys) -> None:
@@ -278,11 +283,11 @@ def _sharding(keys: DocumentKeys) -> None:
             keys.offer("tp", value, key, f"{key} {value}: this parallelism")
         else:
             ring = "ring attention of ring-flash-attn, which is not torch's"
-            keys.miss(key, f"{key} {value}: {ring}")
+            keys.miss(key, Bounded(f"{key} {value}: {ring}"))
     for key in ("dp_shard_size", "dp_replicate_size"):
         value = keys.whole(key)
         if value is not None and value > 1:
-            keys.miss(key, "--num-gpus and --fsdp-shard-size say it")
+            keys.miss(key, Bounded("--num-gpus and --fsdp-shard-size say it"))
 
 
 def _evaluation(keys: DocumentKeys) -> None:
@@ -308,6 +313,19 @@ def _preference(keys: DocumentKeys) -> None:
     value = keys.take("rl")
     if value:
         keys.miss("rl", f"{value}: its loss and reference model; priced is fine-tuning")
+
+
+def _plugins(keys: DocumentKeys) -> None:
+    """Plugins whose keys say nothing themselves; cut-cross-entropy is on with its plugin."""
+    names = names_of(keys.take("plugins") or (), keys.where("plugins"))
+    switch = keys.switch("cut_cross_entropy")
+    with_plugin = any("CutCrossEntropy" in name for name in names)
+    if switch or (with_plugin and switch is None):
+        keys.set("fused_loss", "cce", "cut_cross_entropy" if switch else "plugins")
+    elif switch is False:
+        keys.ignore("cut_cross_entropy", "off")
+    if names and not with_plugin:
+        keys.ignore("plugins", "those that matter have keys of their own")
 
 
 def _packing(keys: DocumentKeys) -> None:
@@ -356,6 +374,7 @@ AXOLOTL = KeyTable(
         _sharding,
         _evaluation,
         _preference,
+        _plugins,
         _packing,
     ),
     own_names=True,

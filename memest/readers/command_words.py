@@ -25,6 +25,7 @@ _PROGRAMS = {
     "trl": "trl",
 }
 _SUBCOMMANDS = {"llamafactory-cli": ("train",), "axolotl": ("train",), "tune": ("run",)}
+_NO_TRAINING = {"trl": ("vllm-serve", "vllm_serve", "chat", "env")}
 _MODULES = {
     "torch.distributed.run": "torchrun",
     "torch.distributed.launch": "torchrun",
@@ -210,6 +211,8 @@ def _framework(name: str, words: list[str], launchers: list[Launcher]) -> tuple[
     if not words:
         raise ConfigError(f"the launch command: {name} is given no command, for example train.")
     sub = words.pop(0)
+    if sub in _NO_TRAINING.get(name, ()):
+        raise ConfigError(f"the launch command: {name} {sub} does not train.")
     if legal is not None and sub not in legal:
         raise ConfigError(
             f"the launch command: {name} {sub} does not train; {name} {legal[0]} does."

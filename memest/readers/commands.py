@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from memest.errors import ConfigError
@@ -15,7 +15,7 @@ from memest.readers.mapping import DocumentKeys
 from memest.readers.torchtune import read_torchtune
 from memest.readers.training_arguments import IGNORED_KEYS, SIZES, UNMODELLED_KEYS
 from memest.readers.trl import read_trl
-from memest.readers.values import DocumentReading, KeyOrigin, Level, option_called
+from memest.readers.values import Bounded, DocumentReading, KeyOrigin, Level, option_called
 
 __all__ = ["read_launch"]
 
@@ -94,7 +94,7 @@ def _environment(keys: DocumentKeys, command: Command) -> None:
         elif name in _READ_VARIABLES:
             keys.ignore(name, "counted with the launcher")
         elif name.startswith(("TORCH_", "PYTORCH_")) or name == "CUDA_LAUNCH_BLOCKING":
-            keys.miss(name, "a switch of PyTorch that memest does not follow")
+            keys.miss(name, Bounded("a switch of PyTorch that memest does not follow"))
         else:
             keys.ignore(name, "no variable that memory depends on")
 
@@ -398,6 +398,8 @@ def _tune(
     keys: DocumentKeys, arguments: dict[str, Any], overrides: dict[str, Any], positionals: list[str]
 ) -> DocumentReading:
     recipe = positionals.pop(0) if positionals else ""
+    if recipe in _NO_TRAINING:
+        raise ConfigError(f"the launch command: tune run {recipe} trains nothing.")
     config = arguments.pop("config", None)
     if not isinstance(config, str):
         raise ConfigError(f"the launch command: tune run {recipe} names no --config.")
@@ -482,6 +484,8 @@ def _script(
             )
     if document_format is None:
         document_format = _format_of(arguments)
+    stem = PurePath(program).stem
+    _note_script(keys, stem)
     if document_format is None:
         for key in (*arguments, *overrides):
             keys.ignore(f"--{key}" if key in arguments else key, "memest does not know it")
@@ -494,22 +498,74 @@ def _script(
         else (f"taken for one on {document_format.title}")
     )
     keys.miss(
-        program, f"the script is not read: {meaning}; --loop and --config-format say otherwise"
+        program,
+        Bounded(f"the script is not read: {meaning}; --loop and --config-format say otherwise"),
     )
     _ignore_words(keys, positionals)
     return readings
+
+
+_NO_TRAINING = ("generate", "dev/generate_v2", "eleuther_eval", "quantize")
+"""Recipes of torchtune that only use a model."""
+_WEAK_MARKS = frozenset(("max_length", "packing", "template", "max_samples", "stage"))
+"""Names that scripts of all kinds have."""
+_TASKS_OF_SCRIPTS = {
+    "run_glue": "sequence-classification",
+    "run_classification": "sequence-classification",
+    "run_xnli": "sequence-classification",
+    "run_clm": "causal-lm",
+    "run_mlm": "masked-lm",
+    "run_ner": "token-classification",
+    "run_qa": "question-answering",
+    "run_squad": "question-answering",
+    "run_swag": "multiple-choice",
+    "run_summarization": "seq2seq-lm",
+    "run_translation": "seq2seq-lm",
+    "run_image_classification": "image-classification",
+    "run_mim": "masked-image-modeling",
+    "run_audio_classification": "audio-classification",
+    "run_speech_recognition_ctc": "ctc",
+    "run_speech_recognition_seq2seq": "speech-seq2seq",
+}
+"""Heads of transformers' example scripts."""
+_METHODS_OF_SCRIPTS = {
+    "dpo": "pairs of answers, and a reference model",
+    "orpo": "pairs of answers",
+    "cpo": "pairs of answers",
+    "kto": "a reference model",
+    "grpo": "generation, and the policy's loss",
+    "rloo": "generation, and the policy's loss",
+    "ppo": "generation, and further models in memory",
+    "reward": "a reward model and its pairs",
+    "gkd": "a teacher in memory",
+}
+
+
+def _note_script(keys: DocumentKeys, stem: str) -> None:
+    """What the name of a script says: the head, the loop, the way of training."""
+    apart = stem.removesuffix("_no_trainer")
+    for name, task in _TASKS_OF_SCRIPTS.items():
+        if apart == name:
+            keys.set_at("task", task, KeyOrigin(f"command: {stem}.py", Level.DEFAULT))
+    if apart != stem:
+        # a loop of its own on accelerate, around torch's AdamW
+        for option, value in (("loop", "accelerate"), ("optim", "adamw_torch")):
+            keys.set_at(option, value, KeyOrigin(f"command: {stem}.py", Level.FILE))
+    for word, remark in _METHODS_OF_SCRIPTS.items():
+        if word in stem.lower().split("_"):
+            keys.miss(f"{stem}.py", f"{remark}; priced is supervised fine-tuning")
 
 
 def _format_of(arguments: Mapping[str, Any]) -> FileFormat | None:
     """Training arguments, or those of a framework whose marks are among them."""
     keys = set(arguments)
     scores = {
-        each: len(each.marks & keys)
+        each: len((each.marks - _WEAK_MARKS) & keys)
         for each in FORMATS
-        if each.name in ("trl", "llama-factory", "axolotl")
+        if each.name in ("trl", "llama-factory")
     }
     best = max(scores, key=lambda each: scores[each])
-    if scores[best] and (best.name != "axolotl" or "base_model" in keys):
+    if scores[best]:
         return best
     names = {"model_name_or_path", "model_name", "output_dir", "deepspeed", "fsdp", *SIZES}
     if any(key in names or option_called(key) for key in keys):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from memest.readers.values import Level, ReadValue, Remark
+from memest.readers.values import Bounded, Level, ReadValue, Remark
 
 __all__ = ["OPTIONS_OF_4BIT", "OPTIONS_OF_LORA", "values_that_act"]
 
@@ -75,9 +75,15 @@ def values_that_act(values: Mapping[str, ReadValue]) -> tuple[dict[str, ReadValu
         drop("use_reentrant", "nothing is recomputed")
     if "lengths" not in acting and "dataset" not in acting:
         drop("group_by_length", "no lengths are named: all samples are as long as each other")
-        drop("pad_to_multiple_of", "not priced: without --lengths the length is taken as it is")
+        drop(
+            "pad_to_multiple_of",
+            Bounded("not priced: without --lengths the length is taken as it is"),
+        )
     if not any(name in acting for name in ("seq_len", "lengths", "dataset")):
-        drop("packing", "not priced: nothing names the length of packed rows; --seq-len says it")
+        drop(
+            "packing",
+            Bounded("not priced: nothing names the length of packed rows; --seq-len says it"),
+        )
     if not any(name in acting for name in ("generate", "predict_with_generate")):
         for option in _OPTIONS_OF_GENERATIONS:
             drop(option, "nothing is generated")
@@ -116,7 +122,9 @@ def values_that_act(values: Mapping[str, ReadValue]) -> tuple[dict[str, ReadValu
         if applies:
             drop(
                 "fused_loss",
-                f"not priced {circumstance}: a cross entropy of all logits at once is taken",
+                Bounded(
+                    f"not priced {circumstance}: a cross entropy of all logits at once is taken"
+                ),
             )
     return acting, remarks
 

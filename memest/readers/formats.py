@@ -28,6 +28,7 @@ __all__ = [
     "FORMATS",
     "TRAINER_FRAMEWORKS",
     "FileFormat",
+    "check_training",
     "find_format",
     "is_model_config",
     "recognise",
@@ -189,6 +190,34 @@ def recognise(document: Mapping[str, Any], label: str) -> FileFormat:
         f"{each.title} ({', '.join(sorted(each.marks & keys)[:3])})" for each in file_formats
     )
     raise _unclear(f"{label} may be {names}.", file_formats[0])
+
+
+def check_training(document: Mapping[str, Any], file_format: FileFormat, shown: str) -> None:
+    """Refuse a configuration that trains nothing.
+
+    Raises:
+        ConfigError: it generates, evaluates, converts or merges.
+    """
+    for name, marks, purpose in _NO_TRAINING:
+        keys = marks & set(document)
+        if file_format.name == name and keys and not _TRAINING_KEYS & set(document):
+            raise ConfigError(
+                f"{shown} trains nothing: {', '.join(sorted(keys))} are of {purpose}. memest "
+                "prices training; give the configuration of a training."
+            )
+
+
+_TRAINING_KEYS = frozenset(
+    "do_train dataset per_device_train_batch_size optimizer loss num_train_epochs epochs".split()
+)
+_NO_TRAINING = (
+    ("llama-factory", frozenset(("export_dir", "export_size")), "merging and exporting"),
+    ("llama-factory", frozenset(("infer_backend", "infer_dtype")), "inference"),
+    ("torchtune", frozenset(("prompt", "max_new_tokens")), "generation"),
+    ("torchtune", frozenset(("tasks", "limit")), "evaluation"),
+    ("torchtune", frozenset(("quantizer",)), "quantising a checkpoint"),
+)
+"""By format: keys, and what a configuration is for that has them and none of a training."""
 
 
 def _unclear(problem: str, nearest: FileFormat) -> ConfigError:

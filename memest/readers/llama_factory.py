@@ -20,7 +20,7 @@ from memest.readers.training_arguments import (
     read_precision,
     read_sharding,
 )
-from memest.readers.values import names_of
+from memest.readers.values import Bounded, names_of
 
 __all__ = ["LLAMA_FACTORY"]
 
@@ -51,23 +51,23 @@ _UNMODELLED_KEYS = {
     "neat_packing": "masks between the samples of a row: priced are full rows without",
     "shift_attn": "shifted sparse attention",
     "mixture_of_depths": "mixture of depths",
-    "use_unsloth_gc": "Unsloth's checkpointing moves activations to the host",
+    "use_unsloth_gc": Bounded("Unsloth's checkpointing moves activations to the host"),
     "upcast_layernorm": "norms are float32",
     "upcast_lmhead_output": "logits are float32",
-    "use_badam": "BAdam trains a block after the other",
+    "use_badam": Bounded("BAdam trains a block after the other"),
     "use_llama_pro": "only expanded blocks train",
-    "use_muon": "Muon of its own kind: name one with --optim",
+    "use_muon": Bounded("Muon of its own kind: name one with --optim"),
     "use_kt": "KTransformers",
     "use_mca": "Megatron",
     "use_megatron_bridge": "Megatron",
     "fp8": "fp8",
-    "rope_scaling": "the position tables",
+    "rope_scaling": Bounded("the position tables"),
     "resize_vocab": "a few rows of the embeddings",
     "ref_model": "a second model in memory",
     "reward_model": "a second model in memory",
     "image_max_pixels": "how large images become",
     "video_max_pixels": "how large videos become",
-    "freeze_vision_tower": "the vision tower does not train; name it with --freeze",
+    "freeze_vision_tower": Bounded("the vision tower does not train; name it with --freeze"),
     "moe_aux_loss_coef": "the loss of a mixture's router",
 }
 _STAGES = {
@@ -133,8 +133,10 @@ def _method(keys: DocumentKeys) -> None:
     if kind == "freeze":
         keys.miss(
             "finetuning_type",
-            "freeze: which layers train depends on the model; all are priced as "
-            "training: name those that do not with --freeze",
+            Bounded(
+                "freeze: which layers train depends on the model; all are priced as "
+                "training: name those that do not with --freeze"
+            ),
         )
     for key in ("freeze_trainable_layers", "freeze_trainable_modules", "freeze_extra_modules"):
         keys.take(key)

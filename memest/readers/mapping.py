@@ -14,6 +14,8 @@ from typing import Any
 from memest.config.option import Kind
 from memest.errors import ConfigError
 from memest.readers.values import (
+    UNKNOWN,
+    Bounded,
     DocumentReading,
     KeyOrigin,
     Level,
@@ -35,6 +37,22 @@ _WORDS = {
     **dict.fromkeys(("true", "yes", "on", "1", "t", "y"), True),
     **dict.fromkeys(("false", "no", "off", "0", "f", "n"), False),
 }
+
+
+_ADDING = ("dpo", "grpo", "ppo", "reward", "vllm", "teacher", "reference")
+"""What speaks of further models, or of further sequences."""
+_SAVING = (
+    "lora peft adapter 4bit 8bit quant fsdp deepspeed parallel checkpointing offload freeze".split()
+)
+"""What speaks of a training that takes less than that of all weights on one GPU."""
+
+
+def _weight_of(key: str) -> type[str] | None:
+    """The kind of remark that an unknown key deserves; None for one that is merely ignored."""
+    name = key.lower().replace("-", "_")
+    if any(word in name for word in _ADDING) or "ref" in name.split("_"):
+        return str
+    return Bounded if any(word in name for word in _SAVING) else None
 
 
 @dataclass(kw_only=True)
@@ -311,8 +329,23 @@ class DocumentKeys:
                     self.ignore(key, "off")
                 else:
                     self.miss(key, unmodelled_keys[key])
+            elif key in ignored_keys:
+                self.ignore(key, ignored_keys[key])
             else:
-                self.ignore(key, ignored_keys.get(key, "memest does not know it"))
+                self.note_unknown(key, value)
+
+    def note_unknown(self, key: str, value: Any) -> None:
+        """A key that nobody knows: named loudly where it speaks of what decides memory.
+
+        Args:
+            key: its name.
+            value: of it; what is switched off does nothing.
+        """
+        weight = _weight_of(key)
+        if weight is None or value in (None, False, 0, "", "no", "none") or value in ([], {}):
+            self.ignore(key, UNKNOWN)
+        else:
+            self.miss(key, weight(f"{UNKNOWN}: priced without"))
 
     def ignore_all(self, why: str) -> None:
         """The keys left do not matter, all for one reason."""

@@ -10,11 +10,18 @@ from typing import Any
 from memest.errors import ConfigError
 from memest.readers.command_words import split_command, words_of
 from memest.readers.commands import read_launch
-from memest.readers.documents import read_document
-from memest.readers.formats import FileFormat, find_format, is_model_config, recognise
+from memest.readers.documents import read_document, read_source
+from memest.readers.formats import (
+    FileFormat,
+    check_training,
+    find_format,
+    is_model_config,
+    recognise,
+)
 from memest.readers.mapping import DocumentKeys
 from memest.readers.run_config import RunConfig, settle
 from memest.readers.torchtitan_functions import read_function
+from memest.readers.torchtune import named_recipe, read_torchtune
 from memest.readers.values import DocumentReading
 
 __all__ = ["names_config", "read_command", "read_config"]
@@ -123,10 +130,18 @@ def _read_file(name: str, file_format: FileFormat | None) -> DocumentReading:
     if file_format is not None:
         # several files and one format named: those that are clearly of another keep theirs
         document_format = _clear_other(document, name, file_format)
+    check_training(document, document_format, name)
     keys = DocumentKeys(
         document, source=path.name, framework=document_format.title, folder=path.parent
     )
-    document_format.read(keys)
+    recipe = named_recipe(read_source(path, name)) if document_format.name == "torchtune" else None
+    if recipe is None:
+        document_format.read(keys)
+    else:
+        name_of_recipe, gpus = recipe
+        if gpus is not None:
+            keys.default("num_gpus", gpus, "the command in its header")
+        read_torchtune(keys, distributed="distributed" in name_of_recipe)
     return keys.reading()
 
 

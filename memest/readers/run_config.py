@@ -12,7 +12,7 @@ the framework's own rule decides, and without one it is an error:
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from memest.config.option import Kind
@@ -23,12 +23,22 @@ from memest.config.setup import Setup
 from memest.errors import ConfigError
 from memest.readers.effects import OPTIONS_OF_4BIT, OPTIONS_OF_LORA, values_that_act
 from memest.readers.formats import TRAINER_FRAMEWORKS
-from memest.readers.values import DocumentReading, Level, ReadValue, Remark, names_of
+from memest.readers.values import (
+    UNKNOWN,
+    Bounded,
+    DocumentReading,
+    Level,
+    ReadValue,
+    Remark,
+    names_of,
+)
 from memest.report.result import Origin
 
 __all__ = ["RunConfig", "origins_of", "settle"]
 
 _LENGTH = "length of samples"
+_MAX_NAMES = 12
+"""Unknown keys that a note names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +49,8 @@ class RunConfig:
         model: reference of the model, None where nothing names one.
         values: one for each option that anybody named, in the order of the options.
         ignored: keys that do not matter for memory, with why.
-        not_modelled: what matters, or may, and is left out of an estimate.
+        not_modelled: what matters, or may, and is left out of an estimate; what of it may take more
+            than is priced stands in the option ``unpriced`` too.
         sources: files and commands with their formats.
         readings: what was read, as it was.
         named_options: options that were named to memest itself, by keyword; ``model`` among them.
@@ -62,8 +73,14 @@ class RunConfig:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What an answer should say: what is not modelled."""
-        return tuple(f"not modelled: {remark}" for remark in self.not_modelled)
+        """What an answer should say: what is not modelled, and what nobody knows."""
+        notes = [f"not modelled: {remark}" for remark in self.not_modelled]
+        unknown = [remark.key for remark in self.ignored if remark.why == UNKNOWN]
+        if unknown:
+            more = f" and {len(unknown) - _MAX_NAMES} more" if len(unknown) > _MAX_NAMES else ""
+            names = ", ".join(unknown[:_MAX_NAMES])
+            notes.append(f"not known, and taken to be without effect: {names}{more}")
+        return tuple(notes)
 
     @property
     def sources_note(self) -> str:
@@ -148,14 +165,20 @@ def settle(
     sharded = acting.get("fsdp") or acting.get("zero")
     if sharded and "num_gpus" not in acting:
         not_modelled.append(
-            Remark("number of GPUs", "nothing names it: 1 is taken; --num-gpus says it")
+            Remark("number of GPUs", Bounded("nothing names it: 1 is taken; --num-gpus says it"))
         )
+    not_modelled = list(dict.fromkeys(not_modelled))
+    unpriced = tuple(str(remark) for remark in not_modelled if not remark.is_bounded)
+    if unpriced:
+        unpriced = tuple(dict.fromkeys((*setup.unpriced, *unpriced)))
+        setup = replace(setup, unpriced=unpriced)
+        acting["unpriced"] = ReadValue("unpriced", unpriced, "what is not modelled", Level.FILE)
     named_model = acting.get("model")
     return RunConfig(
         model=None if named_model is None else str(named_model.value),
         values=tuple(acting[name] for name in sorted(acting, key=_place_in_table)),
         ignored=tuple(dict.fromkeys(ignored)),
-        not_modelled=tuple(dict.fromkeys(not_modelled)),
+        not_modelled=tuple(not_modelled),
         sources=tuple(f"{reading.source} ({reading.format})" for reading in readings),
         setup=setup,
         readings=tuple(readings),

@@ -14,7 +14,7 @@ from memest.config.deepspeed import read_deepspeed
 from memest.errors import ConfigError
 from memest.readers.documents import find_file, read_document
 from memest.readers.mapping import DocumentKeys
-from memest.readers.values import Level, names_of
+from memest.readers.values import Bounded, Level, names_of
 
 __all__ = ["is_on", "read_deepspeed_document", "read_deepspeed_value", "read_fsdp"]
 
@@ -37,7 +37,7 @@ _IGNORED_FSDP_KEYS = dict.fromkeys(
 )
 _UNMODELLED_FSDP_KEYS = {
     "mixed_precision_policy": "a policy of its own; the run's precision is priced",
-    "activation_cpu_offload": "activations move to the host between forward and backward",
+    "activation_cpu_offload": Bounded("activations move to the host between forward and backward"),
 }
 _IGNORED_DEEPSPEED_KEYS = {
     **dict.fromkeys(
@@ -52,12 +52,14 @@ _IGNORED_DEEPSPEED_KEYS = {
     "$schema": "a remark",
 }
 _UNMODELLED_DEEPSPEED_KEYS = {
-    "activation_checkpointing": "DeepSpeed's own checkpointing, which models must call themselves",
+    "activation_checkpointing": Bounded(
+        "DeepSpeed's own checkpointing, which models must call themselves"
+    ),
     "amp": "Apex",
     "sparse_attention": "DeepSpeed's sparse attention",
     "tensor_parallel": "tensor parallelism",
     "sequence_parallel_size": "sequence parallelism",
-    "aio": "offloading to disks",
+    "aio": Bounded("offloading to disks"),
     "compile": "compilation fuses operators",
     "compression_training": "compression",
     "hybrid_engine": "generation in the same memory",
@@ -111,7 +113,10 @@ def read_fsdp(
     _wrapping(part)
     if is_on(part.take("activation_checkpointing")):
         keys.set_at("checkpointing", "full", part.origin("activation_checkpointing"))
-        keys.miss(key, "FSDP's own checkpointing of its units: priced as the model's of its layers")
+        keys.miss(
+            key,
+            Bounded("FSDP's own checkpointing of its units: priced as the model's of its layers"),
+        )
     if version == 1:
         for name in ("use_orig_params", "cpu_ram_efficient_loading"):
             if (value := part.take(name)) is not None:
@@ -149,7 +154,7 @@ def _mode(keys: DocumentKeys, part: DocumentKeys, words: list[str], key: str, ve
         keys.set_at("fsdp", "full_shard", origin)
         keys.miss(key, "hybrid sharding: as if over all GPUs; --fsdp-shard-size says otherwise")
     elif mode == "no_shard":
-        keys.miss(key, "NO_SHARD keeps whole copies, as DDP does, which is priced")
+        keys.miss(key, Bounded("NO_SHARD keeps whole copies, as DDP does, which is priced"))
         return False
     else:
         raise ConfigError(
@@ -296,7 +301,9 @@ def _deepspeed_rest(
         keys.set("optim", "adamw_torch_fused", "optimizer.type")
         keys.miss(
             "optimizer.type",
-            f"DeepSpeed's {kind}: priced as torch's fused kernel, whose states are the same",
+            Bounded(
+                f"DeepSpeed's {kind}: priced as torch's fused kernel, whose states are the same"
+            ),
         )
     elif kind is not None:
         keys.miss("optimizer.type", f"DeepSpeed's {kind} is not modelled: name one with --optim")

@@ -11,7 +11,7 @@ from typing import Any
 
 from memest.errors import ConfigError
 from memest.readers.mapping import DocumentKeys, Key, KeyTable, by_key, read_part, read_table
-from memest.readers.values import KeyOrigin, Level
+from memest.readers.values import Bounded, KeyOrigin, Level
 
 __all__ = ["TORCHTITAN"]
 
@@ -84,10 +84,10 @@ def _model(part: DocumentKeys) -> None:
         part.set("model", model, key)
         label = f"torchtitan's {name or 'llama3'} {flavor}"
         part.miss_default(
-            "the model's code", f"{label}: priced is transformers' model of its sizes"
+            "the model's code", Bounded(f"{label}: priced is transformers' model of its sizes")
         )
     elif flavor is not None or name is not None:
-        part.miss("flavor", f"{name} {flavor} is not known: name the model yourself")
+        part.miss("flavor", Bounded(f"{name} {flavor} is not known: name the model yourself"))
     converters = part.take("converters")
     if converters:
         part.miss("converters", f"{converters}: linears are replaced")
@@ -116,9 +116,11 @@ def _sizes(training: DocumentKeys) -> None:
     elif tokens is not None:
         name = "num_tokens_per_microbatch_per_dp_rank"
         if length < 1 or tokens % length:
-            training.miss(name, f"{tokens} tokens are no whole number of samples of {length}")
+            training.miss(
+                name, Bounded(f"{tokens} tokens are no whole number of samples of {length}")
+            )
         training.set("batch", max(1, tokens // max(1, length)), name)
-        training.miss(name, "documents are packed: priced as full samples")
+        training.miss(name, Bounded("documents are packed: priced as full samples"))
     elif training.has("max_context_length"):
         training.default("batch", max(1, 16384 // max(1, length)), "16384 tokens")
     else:
@@ -127,7 +129,8 @@ def _sizes(training: DocumentKeys) -> None:
         total = training.whole(name)
         if total is not None and total > 0:
             training.miss(
-                name, "micro-batches of a step depend on the GPUs: --grad-accum says how many"
+                name,
+                Bounded("micro-batches of a step depend on the GPUs: --grad-accum says how many"),
             )
 
 
@@ -176,7 +179,7 @@ def _checkpointing(part: DocumentKeys) -> None:
         part.set_at("checkpointing", f"every_n:{int(option)}", origin)
     elif mode in ("selective", "memory_budget"):
         part.set_at("checkpointing", "none", origin)
-        part.miss("mode", f"{mode} by operator: priced without, which is more")
+        part.miss("mode", Bounded(f"{mode} by operator: priced without, which is more"))
     else:
         raise ConfigError(
             f"{origin.origin} {mode!r} is not known. Legal: none, selective, full, memory_budget."
@@ -197,7 +200,9 @@ def _parallel(part: DocumentKeys, *, offload: bool, mixed: bool) -> None:
         if world > 1:
             part.set("num_gpus", world, "data_parallel_shard_degree")
     else:
-        part.miss_default("data_parallel_shard_degree -1", "all GPUs there are: --num-gpus says it")
+        part.miss_default(
+            "data_parallel_shard_degree -1", Bounded("all GPUs there are: --num-gpus says it")
+        )
     context_degree = degrees["context_parallel_degree"]
     # the mesh of the parameters is dp_shard x cp
     sharded = shard is None or shard != 1 or context_degree > 1
@@ -242,15 +247,18 @@ def _sequence(part: DocumentKeys, degrees: dict[str, int], *, sharded: bool, mix
     if mixed and not sharded:
         part.miss_default(
             "mixed precision beside tensor parallelism",
-            "FSDP2's own, or none in releases before April 2026: autocast is priced",
+            Bounded("FSDP2's own, or none in releases before April 2026: autocast is priced"),
         )
     others = [
         key for key in ("expert_parallel_degree", "pipeline_parallel_degree") if degrees[key] > 1
     ]
     if on is False:
-        part.miss("enable_sequence_parallel", "priced by transformers' plan, which gathers logits")
+        part.miss(
+            "enable_sequence_parallel",
+            Bounded("priced by transformers' plan, which gathers logits"),
+        )
     elif others:
-        remark = f"not modelled beside {others[0]}: activations are priced whole"
+        remark = Bounded(f"not modelled beside {others[0]}: activations are priced whole")
         if on:
             part.miss("enable_sequence_parallel", remark)
         else:

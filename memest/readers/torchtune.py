@@ -13,9 +13,9 @@ from typing import Any
 
 from memest.errors import ConfigError
 from memest.readers.mapping import DocumentKeys, Key, KeyTable, by_key, read_table
-from memest.readers.values import KeyOrigin, Level
+from memest.readers.values import Bounded, KeyOrigin, Level
 
-__all__ = ["BUILDERS", "model_of_builder", "read_torchtune"]
+__all__ = ["BUILDERS", "model_of_builder", "named_recipe", "read_torchtune"]
 
 BUILDERS = {
     "llama2_7b": "meta-llama/Llama-2-7b-hf",
@@ -81,15 +81,17 @@ _IGNORED_KEYS = by_key(
     }
 )
 _UNMODELLED_KEYS = {
-    "enable_activation_offloading": "activations move to the host between forward and backward",
+    "enable_activation_offloading": Bounded(
+        "activations move to the host between forward and backward"
+    ),
     "custom_sharded_layers": "these layers are FSDP units of their own",
     "memory_efficient_fsdp_wrap": "other FSDP units",
     "quantizer": "quantisation-aware training",
     "teacher_model": "a second model in memory",
     "enable_fp8_training": "fp8",
     "fp8_recipe_name": "fp8",
-    "ac_mode": "selective checkpointing",
-    "ac_option": "selective checkpointing",
+    "ac_mode": Bounded("selective checkpointing"),
+    "ac_option": Bounded("selective checkpointing"),
     "reward_and_value_model": "further models in memory",
     "policy_model": "further models",
     "ppo_epochs": "PPO",
@@ -97,7 +99,7 @@ _UNMODELLED_KEYS = {
     "resize_token_embeddings": "a few rows",
     "tensor_parallel_plan": "tensor parallelism",
     "context_parallel_dim": "context parallelism",
-    "freeze_embeddings": "parts that do not train",
+    "freeze_embeddings": Bounded("parts that do not train"),
 }
 
 
@@ -136,6 +138,33 @@ def read_torchtune(keys: DocumentKeys, *, distributed: bool | None = None) -> No
     read_table(keys, replace(_TABLE, readers=(*_TABLE.readers, sharding)))
 
 
+def named_recipe(text: str) -> tuple[str, int | None] | None:
+    """The recipe, and how many GPUs, of the command that a file has in its header's comments.
+
+    Args:
+        text: of the file.
+
+    Returns:
+        None where no comment has such a command.
+
+    Example:
+        >>> named_recipe("#   tune run --nproc_per_node 4 lora_finetune_distributed --config x")
+        ('lora_finetune_distributed', 4)
+    """
+    comments = [line.lstrip("# ") for line in text.splitlines() if line.startswith("#")]
+    match = _COMMAND.search(" ".join(comments))
+    if match is None:
+        return None
+    gpus = match.group("gpus")
+    return match.group("recipe"), int(gpus) if gpus else None
+
+
+_COMMAND = re.compile(
+    r"tune run (?:--nnodes[= ]1 )?(?:--nproc[-_]per[-_]node[= ](?P<gpus>\d{1,3}) )?"
+    r"(?P<recipe>[a-z]\w+) --config"
+)
+
+
 def _interpolate(keys: DocumentKeys) -> None:
     """``${batch_size}`` stands for another key's value; whole values only, one step."""
     for key, value in keys.remaining.items():
@@ -155,12 +184,12 @@ def _model(keys: DocumentKeys) -> None:
     if component:
         model = model_of_builder(name)
         if model is None:
-            part.miss("_component_", f"{component} is not known: name the model yourself")
+            part.miss("_component_", Bounded(f"{component} is not known: name the model yourself"))
         else:
             part.set("model", model, "_component_")
             part.miss_default(
                 "the model's code",
-                f"torchtune's {name}: priced is transformers' model of these sizes",
+                Bounded(f"torchtune's {name}: priced is transformers' model of these sizes"),
             )
     if name.startswith(("lora_", "qlora_", "dora_", "qdora_")):
         _lora(part, name)
@@ -199,7 +228,7 @@ def _lora(part: DocumentKeys, name: str) -> None:
         part.default("bnb_4bit_use_double_quant", True)
         part.default("bnb_4bit_compute_dtype", "bfloat16")
         part.default("prepare_kbit", False)
-        part.miss(key, "torchao's NF4: priced as bitsandbytes' nf4 with quantised scales")
+        part.miss(key, Bounded("torchao's NF4: priced as bitsandbytes' nf4 with quantised scales"))
 
 
 def _length(keys: DocumentKeys) -> None:
@@ -207,7 +236,8 @@ def _length(keys: DocumentKeys) -> None:
     tokenizer.scalar("_component_")
     if tokenizer.set_from("max_seq_len", Key("seq_len", "whole")) is None:
         keys.miss_default(
-            "length of samples", "nothing names it: 512 tokens are taken; --seq-len says it"
+            "length of samples",
+            Bounded("nothing names it: 512 tokens are taken; --seq-len says it"),
         )
     tokenizer.ignore_all("data is prepared on the host")
     if dataset.on("packed"):
@@ -264,7 +294,10 @@ def _loss(keys: DocumentKeys) -> None:
     if fused_loss is not None:
         keys.set("fused_loss", fused_loss if chunks is None else f"{fused_loss}:{chunks}", "loss")
     elif "Chunked" in name or "Linear" in name:
-        keys.miss("loss", f"{name} works in chunks; priced is cross entropy of all logits at once")
+        keys.miss(
+            "loss",
+            Bounded(f"{name} works in chunks; priced is cross entropy of all logits at once"),
+        )
     else:
         keys.ignore("loss", "priced is cross entropy")
     part.ignore_rest(
@@ -299,7 +332,7 @@ def _sharding(keys: DocumentKeys, *, distributed: bool | None) -> None:
         keys.offer("tp", tensor_degree, "tensor_parallel_dim", "tensor parallelism")
     for key, degree in degrees.items():
         if degree not in (None, 1, -1):
-            keys.miss(key, "--num-gpus and --fsdp-shard-size say it")
+            keys.miss(key, Bounded("--num-gpus and --fsdp-shard-size say it"))
 
 
 _TABLE = KeyTable(

@@ -13,9 +13,10 @@ from memest.errors import ConfigError
 from memest.readers.documents import find_file, read_document
 from memest.readers.mapping import DocumentKeys, Key, KeyTable, by_key, read_table
 from memest.readers.sharding import is_on, read_deepspeed_value, read_fsdp
-from memest.readers.values import KeyOrigin, Level, names_of
+from memest.readers.values import Bounded, KeyOrigin, Level, names_of
 
 __all__ = [
+    "ADAPTER_SWITCHES",
     "IGNORED_KEYS",
     "MODELS",
     "SIZES",
@@ -29,6 +30,7 @@ __all__ = [
     "read_packing",
     "read_peft_adapter",
     "read_precision",
+    "read_script_spellings",
     "read_sharding",
     "read_training_arguments",
     "set_adapter_value",
@@ -112,18 +114,20 @@ IGNORED_KEYS = by_key(
 
 UNMODELLED_KEYS = {
     "neftune_noise_alpha": "NEFTune adds noise to the embeddings in forward",
-    "auto_find_batch_size": "the batch is halved where memory runs out; the one named is priced",
-    "torch_empty_cache_steps": "empty_cache gives reserved blocks back between steps",
-    "activation_offloading": "activations move to the host between forward and backward",
-    "bf16_full_eval": "weights are bfloat16 in evaluation",
-    "fp16_full_eval": "weights are float16 in evaluation",
+    "auto_find_batch_size": Bounded(
+        "the batch is halved where memory runs out; the one named is priced"
+    ),
+    "torch_empty_cache_steps": Bounded("empty_cache gives reserved blocks back between steps"),
+    "activation_offloading": Bounded("activations move to the host between forward and backward"),
+    "bf16_full_eval": Bounded("weights are bfloat16 in evaluation"),
+    "fp16_full_eval": Bounded("weights are float16 in evaluation"),
     "parallelism_config": "tensor, context and sequence parallelism",
     "generation_config": "of generation in evaluation",
-    "ddp_static_graph": "DDP's static graph",
+    "ddp_static_graph": Bounded("DDP's static graph"),
     "ddp_broadcast_buffers": "DDP sends buffers before each forward",
     "lora_target_parameters": "LoRA on parameters that are not modules",
     "router_aux_loss_coef": "the loss of a mixture's router",
-    "use_unsloth": "Unsloth replaces kernels and checkpointing by its own",
+    "use_unsloth": Bounded("Unsloth replaces kernels and checkpointing by its own"),
     "xla_fsdp_config": "FSDP on TPUs",
     "reward_model_path": "a second model in memory",
     "ref_model": "a second model in memory",
@@ -135,7 +139,7 @@ UNMODELLED_KEYS = {
 _EVAL_BATCH = 8
 _EVALUATION_KEYS = """eval_strategy evaluation_strategy per_device_eval_batch_size
     eval_accumulation_steps prediction_loss_only""".split()
-_TARGETS = ("lora_target_modules", "lora_target", "target_modules")
+_TARGETS = ("lora_target_modules", "lora_target", "target_modules", "lora_modules")
 _LORA = {
     "lora_r": "lora_r",
     "lora_rank": "lora_r",
@@ -149,6 +153,33 @@ _LORA = {
     "lora_task_type": "",
     "lora_target_parameters": "",
 }
+
+
+ADAPTER_SWITCHES = ("use_peft", "use_lora", "use_peft_lora", "lora_enable")
+"""Switches of adapters, as scripts call them."""
+_SCRIPT_KEYS = {
+    "use_4bit_quantization": Key("load_in_4bit", "enabled"),
+    "use_8bit_quantization": Key("load_in_8bit", "enabled"),
+    "use_nested_quant": Key("bnb_4bit_use_double_quant", "enabled"),
+    "double_quant": Key("bnb_4bit_use_double_quant", "enabled"),
+    "quant_type": Key("bnb_4bit_quant_type", "scalar"),
+    "bnb_4bit_quant_storage_dtype": Key("bnb_4bit_quant_storage", "scalar"),
+    "quantize": Key("load_in_4bit", "enabled"),
+    "use_flash_attn": Key("attn_implementation", "enabled", words={True: "flash_attention_2"}),
+}
+"""Options under the names that QLoRA's and peft's example scripts, and many after them, have."""
+
+
+def read_script_spellings(keys: DocumentKeys) -> None:
+    """Options of models as scripts spell them, beside the training arguments."""
+    for name, key in _SCRIPT_KEYS.items():
+        if keys.set_from(name, key) is None and name in keys.document:
+            keys.ignore(name, "off")
+    bits = keys.whole("bits")
+    if bits in (4, 8):
+        keys.set(f"load_in_{bits}bit", True, "bits")
+    elif bits is not None:
+        keys.ignore("bits", "no quantised base")
 
 
 def read_training_arguments(keys: DocumentKeys) -> None:
@@ -188,7 +219,7 @@ def read_loading(keys: DocumentKeys) -> None:
 def _adapters(keys: DocumentKeys) -> None:
     """Adapters are trained where a script's own switch, or a rank, says so."""
     on = any(keys.has(key) for key in ("lora_r", "lora_rank", "lora_target_modules"))
-    for key in ("use_peft", "use_lora"):
+    for key in ADAPTER_SWITCHES:
         value = keys.switch(key)
         if value is not None:
             on = value
@@ -317,7 +348,9 @@ def set_adapter_value(keys: DocumentKeys, option: str, value: Any, key: str) -> 
         ConfigError: names that are none.
     """
     if option in ("lora_target_modules", "modules_to_save"):
-        value = names_of(value, keys.where(key))
+        # peft's example scripts split at commas; a regular expression is one word
+        plain = isinstance(value, str) and not set(value) & set("()[]{}|\\^$*")
+        value = names_of(value, keys.where(key), split=plain)
     keys.set(option, value, key)
 
 
@@ -347,7 +380,8 @@ def note_length(keys: DocumentKeys) -> None:
     """Training arguments do not say themselves how long samples are."""
     if keys.value_of("seq_len") is None and keys.value_of("loop") == "trainer":
         keys.miss_default(
-            "length of samples", "nothing names it: 512 tokens are taken; --seq-len says it"
+            "length of samples",
+            Bounded("nothing names it: 512 tokens are taken; --seq-len says it"),
         )
 
 
@@ -360,6 +394,7 @@ _TABLE = KeyTable(
         read_checkpointing,
         read_evaluation,
         _adapters,
+        read_script_spellings,
         read_sharding,
         read_packing,
     ),

@@ -14,6 +14,7 @@ from dataclasses import replace
 from memest.config.installed import release
 from memest.readers.mapping import DocumentKeys, Key, KeyTable, read_table
 from memest.readers.training_arguments import (
+    ADAPTER_SWITCHES,
     IGNORED_KEYS,
     MODELS,
     SIZES,
@@ -25,9 +26,10 @@ from memest.readers.training_arguments import (
     read_evaluation,
     read_loading,
     read_packing,
+    read_script_spellings,
     read_sharding,
 )
-from memest.readers.values import KeyOrigin, Level
+from memest.readers.values import Bounded, KeyOrigin, Level
 
 __all__ = ["read_trl"]
 
@@ -42,22 +44,46 @@ _METHODS = {
 }
 
 
-def read_trl(keys: DocumentKeys, *, method: str = "sft") -> None:
+_KEYS_OF_METHODS = {
+    "grpo": "num_generations reward_funcs reward_weights max_completion_length vllm_mode",
+    "kto": "desirable_weight undesirable_weight",
+    "reward": "center_rewards_coefficient",
+    "dpo": "max_prompt_length precompute_ref_log_probs rpo_alpha ref_model_init_kwargs "
+    "sync_ref_model reference_free label_smoothing_dpo",
+}
+"""Keys that the configuration of one trainer has, and that of no other before it."""
+
+
+def _method_of(keys: DocumentKeys) -> str:
+    """The trainer that a configuration is for, by its keys."""
+    for method, names in _KEYS_OF_METHODS.items():
+        if any(keys.has(name) for name in names.split()):
+            return method
+    return "sft"
+
+
+def read_trl(keys: DocumentKeys, *, method: str | None = None) -> None:
     """Read TRL's arguments.
 
     Args:
         keys: of the arguments.
-        method: of TRL's command line.
+        method: of TRL's command line; None for a file or a script, whose keys tell.
 
     Raises:
         ConfigError: a value that cannot be.
     """
+    trainer = _method_of(keys) if method is None else method
 
     def note_method(keys: DocumentKeys) -> None:
-        if method != "sft":
-            remark = _METHODS.get(method, f"what is special of trl {method}")
-            keys.miss_default(f"trl {method}", f"{remark}; priced is supervised fine-tuning")
+        if trainer != "sft":
+            remark = _METHODS.get(trainer, f"what is special of trl {trainer}")
+            keys.miss_default(f"trl {trainer}", f"{remark}; priced is supervised fine-tuning")
 
+    if method is None and not any(keys.has(key) for key in ADAPTER_SWITCHES):
+        # a script's own arguments: a rank is a word for LoRA; TRL's command needs the switch
+        for key in ("lora_r", "lora_rank"):
+            if keys.has(key):
+                keys.replace("use_peft", True)
     read_table(keys, replace(_TABLE, readers=(*_TABLE.readers, note_method)))
     note_length(keys)
 
@@ -79,7 +105,9 @@ def _precision(keys: DocumentKeys) -> None:
 def _length(keys: DocumentKeys) -> None:
     if "max_length" in keys.document and keys.document["max_length"] is None:
         keys.take("max_length")
-        keys.miss("max_length", "samples are not cut: 512 tokens are taken; --seq-len says it")
+        keys.miss(
+            "max_length", Bounded("samples are not cut: 512 tokens are taken; --seq-len says it")
+        )
     elif not any(keys.has(key) for key in ("max_length", "max_seq_length")):
         keys.default("seq_len", 1024)
 
@@ -94,7 +122,9 @@ def _loss(keys: DocumentKeys) -> None:
     if str(keys.document.get("use_liger_kernel", "")).lower() in ("true", "1", "yes"):
         if loss is not None:
             keys.ignore("loss_type", "Liger's loss is priced in its place")
-        keys.miss_default("SFTTrainer", "TRL 1.15 and later keep their own fused head beside Liger")
+        keys.miss_default(
+            "SFTTrainer", Bounded("TRL 1.15 and later keep their own fused head beside Liger")
+        )
         return
     installed_release = release("trl") or ""
     version = (
@@ -105,7 +135,7 @@ def _loss(keys: DocumentKeys) -> None:
     elif loss == "chunked_nll" or (loss is None and version >= (1, 6)):
         fused_loss, releases = "trl-chunked", "1.4 to 1.14"
     elif loss == "dft":
-        keys.miss("loss_type", "the loss dft: priced as nll, with all logits")
+        keys.miss("loss_type", Bounded("the loss dft: priced as nll, with all logits"))
         return
     else:
         if loss is not None:
@@ -118,7 +148,7 @@ def _loss(keys: DocumentKeys) -> None:
     else:
         keys.set("fused_loss", fused_loss, "loss_type")
         if loss == "dft":
-            keys.miss("loss_type", "the weights of dft, one number a token: priced as nll")
+            keys.miss("loss_type", Bounded("the weights of dft, one number a token: priced as nll"))
 
 
 _BASES = {
@@ -144,14 +174,16 @@ def _adapters(keys: DocumentKeys) -> None:
         keys.default("bnb_4bit_compute_dtype", dtype, "get_quantization_config takes dtype")
     if four or eight:
         keys.default("prepare_kbit", False, "SFTTrainer does not prepare it")
-    on = keys.on("use_peft")
+    switches = [key for key in ADAPTER_SWITCHES if keys.on(key)]
+    on = bool(switches)
     if on:
-        keys.set("peft", "lora", "use_peft")
+        keys.set("peft", "lora", switches[0])
         for option, value in (("lora_r", 16), ("lora_alpha", 32), ("lora_dropout", 0.05)):
             keys.default(option, value)
         if four or eight:
             keys.miss_default(
-                "SFTTrainer", "adapters beside a quantised base are bfloat16; float32 is priced"
+                "SFTTrainer",
+                Bounded("adapters beside a quantised base are bfloat16; float32 is priced"),
             )
     read_adapters(keys, on=on)
 
@@ -171,6 +203,7 @@ _TABLE = KeyTable(
         _length,
         _loss,
         _adapters,
+        read_script_spellings,
         read_sharding,
         read_packing,
     ),

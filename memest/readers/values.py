@@ -11,6 +11,8 @@ from memest.config.option_table import OPTIONS
 from memest.errors import ConfigError
 
 __all__ = [
+    "UNKNOWN",
+    "Bounded",
     "DocumentReading",
     "KeyOrigin",
     "Level",
@@ -63,6 +65,16 @@ class ReadValue:
     checked: bool = False
 
 
+UNKNOWN = "memest does not know it"
+"""Why a key is ignored of which nothing is known."""
+
+
+class Bounded(str):
+    """What of a key is not modelled, where the run takes no more than what is priced."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Remark:
     """A key that became no value.
@@ -74,6 +86,11 @@ class Remark:
 
     key: str
     why: str
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether the run takes no more than what is priced."""
+        return isinstance(self.why, Bounded)
 
     def __str__(self) -> str:
         return f"{self.key}: {self.why}"

@@ -312,7 +312,7 @@ def place(
 def _place_in_segments(
     pool: _Pool, rounded_sizes: Sequence[int], least: int, segment_size: int, own_segment_from: int
 ) -> bool:
-    """One pool with fixed segments; always True.
+    """One pool with fixed segments; False where their addresses do not fit into a key.
 
     Args:
         pool: filled in.
@@ -346,6 +346,8 @@ def _place_in_segments(
                         segment = -(-size // ROUND_LARGE) * ROUND_LARGE
                     start = next_address
                     next_address += segment + _SEGMENT_GAP
+                    if next_address > _MASK:
+                        return False
                     growth.append((indices[place], segment))
                     rest = segment - size
                     if rest < least:

@@ -231,6 +231,7 @@ class Advice(Answer):
         closest: where there is no plan, the one that misses by the least; else None.
         time_basis: what the relative times are made of.
         notes: what the user should know besides.
+        unpriced: what the run does besides and no plan has in its figures.
     """
 
     model: str
@@ -241,11 +242,14 @@ class Advice(Answer):
     closest: Plan | None
     time_basis: str
     notes: tuple[str, ...] = ()
+    unpriced: tuple[str, ...] = ()
 
     @property
     def verdict(self) -> Verdict:
-        """That of the best plan."""
-        return self.plans[0].verdict if self.plans else Verdict.DOES_NOT_FIT
+        """That of the best plan, unless something is not priced."""
+        if not self.plans:
+            return Verdict.DOES_NOT_FIT
+        return Verdict.CANNOT_SAY if self.unpriced else self.plans[0].verdict
 
     @property
     def miss_bytes(self) -> int:
@@ -262,6 +266,7 @@ class Advice(Answer):
             "gpu": {"name": self.gpu, "usable_bytes": self.usable_bytes},
             "effective_batch": self.effective_batch,
             "verdict": self.verdict.value,
+            "unpriced": list(self.unpriced),
             "plans": document(self.plans),
             "closest": document(self.closest),
             "miss_bytes": self.miss_bytes,

@@ -41,7 +41,9 @@ class HeatMark(enum.StrEnum):
     """What is said under the number of a cell."""
 
     FITS = "fits"
+    RELEASES_CACHE = "fits by releasing cache"
     TIGHT = "tight"
+    CANNOT_SAY = "cannot say"
     DOES_NOT_FIT = "does not fit"
     NONE = ""
     NO_ANSWER = "no answer"
@@ -54,7 +56,12 @@ class HeatMark(enum.StrEnum):
         return cls.NONE if verdict is Verdict.UNKNOWN else cls(verdict.value)
 
 
-EDGES = {HeatMark.TIGHT: "#9a6700", HeatMark.DOES_NOT_FIT: "#cf222e"}
+EDGES = {
+    HeatMark.RELEASES_CACHE: "#9a6700",
+    HeatMark.TIGHT: "#9a6700",
+    HeatMark.CANNOT_SAY: "#57606a",
+    HeatMark.DOES_NOT_FIT: "#cf222e",
+}
 """Frames of cells, in the colours of the verdicts; the words stand in the cell as well."""
 
 _EMPTY = "#e5e5e5"

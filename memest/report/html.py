@@ -22,7 +22,9 @@ __all__ = ["render_html", "render_page", "stacked_bar"]
 
 _CHIPS = {
     Verdict.FITS: "#1a7f37",
+    Verdict.RELEASES_CACHE: "#9a6700",
     Verdict.TIGHT: "#9a6700",
+    Verdict.CANNOT_SAY: "#6639ba",
     Verdict.DOES_NOT_FIT: "#cf222e",
     Verdict.UNKNOWN: "#57606a",
 }

@@ -41,7 +41,11 @@ class Verdict(enum.StrEnum):
     """Whether the run fits: by the upper and the lower bound of the device peak."""
 
     FITS = "fits"
+    RELEASES_CACHE = "fits by releasing cache"
+    """Tensors fit; what the allocator caches besides does not, and is given back on the way."""
     TIGHT = "tight"
+    CANNOT_SAY = "cannot say"
+    """What is priced does not exceed the GPU, but the run does more, or a library decides."""
     DOES_NOT_FIT = "does not fit"
     UNKNOWN = "no GPU named"
 
@@ -152,6 +156,8 @@ class GpuFit(Document):
     headroom_bytes: int
     device_bytes: int
     basis: str = ""
+    reason: str = ""
+    """Why, where the verdict is neither that it fits nor that it does not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,6 +302,7 @@ class Estimate(Answer):
             "layers": document(self.layers),
             "timeline": document(self.timeline),
             "verdict": self.verdict.value,
+            "verdict_reason": self.gpu.reason if self.gpu else "",
             "context_bytes": self.context_bytes,
             "calibration": document(self.calibration),
             "common_gpus": document(self.common_gpus),

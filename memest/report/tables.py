@@ -151,6 +151,9 @@ def advice_sentence(advice: Advice) -> str:
         fit = best_plan.estimate.gpu
         assert fit is not None
         size = f"{format_size(fit.device_bytes)} of {format_size(advice.usable_bytes)}"
+        if advice.unpriced:
+            reason = f"not priced: {'; '.join(advice.unpriced)}"
+            return f"Cannot say: {subject}: {plan_words(best_plan)}, {size}; {reason}."
         if best_plan.verdict is Verdict.FITS:
             return f"Fits: {subject}: {plan_words(best_plan)}, {size}."
         high = format_size(best_plan.estimate.interval.high_bytes)

@@ -37,7 +37,9 @@ NARROW = 78
 """Below this the columns that explain are left out."""
 VERDICT_STYLES = {
     Verdict.FITS: "bold green",
+    Verdict.RELEASES_CACHE: "bold yellow",
     Verdict.TIGHT: "bold yellow",
+    Verdict.CANNOT_SAY: "bold magenta",
     Verdict.DOES_NOT_FIT: "bold red",
     Verdict.UNKNOWN: "bold",
 }

@@ -95,6 +95,16 @@ def gpu_sentence(fit: GpuFit, model: str, *, between: str = "") -> str:
             f"Tight: {model} needs about {need}{within} and {fit.name} has {have}, "
             "too close to call."
         )
+    if fit.verdict is Verdict.RELEASES_CACHE:
+        return (
+            f"Fits by releasing cache: {model} would take {need}{within} and {fit.name} has "
+            f"{have}; {fit.reason}."
+        )
+    if fit.verdict is Verdict.CANNOT_SAY:
+        return (
+            f"Cannot say: what is priced of {model} needs {need}{within} of the {have} of "
+            f"{fit.name}; {fit.reason}."
+        )
     short = f", {format_size(-fit.headroom_bytes)} too little" if fit.headroom_bytes < 0 else ""
     return f"Does not fit: {model} needs {need}{within} and {fit.name} has {have}{short}."
 
@@ -104,7 +114,13 @@ def verdict_sentence(estimate: Estimate) -> str:
     if estimate.gpu is not None:
         return gpu_sentence(estimate.gpu, estimate.model.id, between=_range(estimate))
     need = format_size(estimate.peak.device_bytes)
-    return f"{estimate.model.id} needs {need} of GPU memory to train ({_range(estimate)})."
+    sentence = f"{estimate.model.id} needs {need} of GPU memory to train ({_range(estimate)})"
+    return f"{sentence}{_unpriced_words(estimate)}."
+
+
+def _unpriced_words(estimate: Estimate) -> str:
+    unpriced = "; ".join(estimate.setup.unpriced)
+    return f", and more for what is not priced: {unpriced}" if unpriced else ""
 
 
 def budget_sentence(estimate: Estimate, budget: int, verdict: Verdict) -> str:
@@ -112,12 +128,13 @@ def budget_sentence(estimate: Estimate, budget: int, verdict: Verdict) -> str:
     keeps = {
         Verdict.FITS: "keeps to",
         Verdict.TIGHT: "may take more than",
+        Verdict.CANNOT_SAY: "may take more than",
         Verdict.DOES_NOT_FIT: "takes more than",
     }[verdict]
     need = format_size(estimate.peak.device_bytes)
     return (
         f"{estimate.model.id} {keeps} the {format_size(budget)} allowed: it needs {need} "
-        f"({_range(estimate)})."
+        f"({_range(estimate)}){_unpriced_words(estimate)}."
     )
 
 
@@ -140,6 +157,8 @@ def batch_sentence(estimate: Estimate) -> str:
         return most_text if certain else f"{most_text} expected, {safe or 'none'} is safe"
     if safe is None or safe == largest:
         return f"{largest}"
+    if safe == 0 and estimate.setup.unpriced:
+        return f"{largest} for what is priced, none is safe"
     if safe == 0:
         return f"{largest} expected, none is safe at the upper end of the range"
     return f"{largest} expected, {safe} is safe at the upper end of the range"

@@ -105,8 +105,12 @@ def advise(
         progress=progress,
         **options,
     )
+    # plans are looked for among what is priced; what is not weighs on all of them alike
+    unpriced = profile.setup.unpriced
+    profile.setup = replace(profile.setup, unpriced=())
     finder = Finder(Probe(profile, place, vary=("batch",)), samples)
-    return _Search(finder, any_precision=any_precision).advice()
+    advice = _Search(finder, any_precision=any_precision).advice()
+    return replace(advice, unpriced=unpriced)
 
 
 class _Search:

@@ -111,7 +111,7 @@ class SizeTrials:
         stream = run.stream
         result = self._replays.of(stream)
         peaks = peaks_of(self._target, run, stream, result)
-        fit = verdict_for(self._target, peaks, stream, result, self._replays.conf)
+        fit = verdict_for(self._target, run.setup, peaks, stream, result, self._replays.conf)
         return CurvePoint(
             size=size,
             allocated_bytes=peaks.allocated_bytes,

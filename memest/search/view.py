@@ -49,7 +49,9 @@ _METERS = {
 }
 _VERDICTS = (
     (Verdict.FITS, "fits", "fit"),
+    (Verdict.RELEASES_CACHE, "fits by releasing cache", "fit by releasing cache"),
     (Verdict.TIGHT, "is tight", "are tight"),
+    (Verdict.CANNOT_SAY, "cannot be said", "cannot be said"),
     (Verdict.DOES_NOT_FIT, "does not fit", "do not fit"),
 )
 
