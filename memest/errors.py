@@ -6,7 +6,7 @@
     |- UnknownGpuError, a LookupError (5)
     |- ModelLoadError (1)                 known, but its config or code cannot be read or built
     |- TraceError (1)                     a model whose step cannot be traced
-    |- ReplayError (1)                    an event stream or snapshot that contradicts itself
+    |- ReplayError (2)                    an event stream or snapshot that contradicts itself
     |- DeviceError (1)                    a live GPU cannot be read
     |- DoesNotFitError (4)                a live run that would be out of memory
     `- MissingDependencyError, an ImportError (6)
@@ -70,7 +70,9 @@ class TraceError(MemestError):
 
 
 class ReplayError(MemestError):
-    """An event stream or a snapshot that contradicts itself."""
+    """An event stream or a snapshot that contradicts itself, or is none."""
+
+    exit_code = 2
 
 
 class DeviceError(MemestError):

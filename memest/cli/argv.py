@@ -44,6 +44,7 @@ _ADDRESS = re.compile(r"^(auto|local|ray://\S+|[^\s:=]+:\d+)$")
 ESTIMATING = (
     "estimate",
     "fits",
+    "read",
     "max-batch",
     "compare",
     "sweep",

@@ -20,6 +20,7 @@ from memest.cli.gpus import gpus
 from memest.cli.help import completion, epilog_of, show_help
 from memest.cli.max_batch import max_batch
 from memest.cli.models import models
+from memest.cli.read import read
 from memest.cli.replay import replay
 from memest.cli.stages import stages
 from memest.cli.sweep import sweep
@@ -70,6 +71,7 @@ def build() -> Any:
         sweep,
         stages,
         explain_oom,
+        read,
         replay,
         validate,
         models,

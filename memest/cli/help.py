@@ -99,6 +99,10 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("memest explain-oom slurm-123.out gpt2 --batch 32 --fp16", "where it stopped, what fits"),
         ("memest explain-oom - < run.log", "from a pipe"),
     ),
+    "read": (
+        ("memest read run.yaml", "what is understood of it"),
+        ("memest read -- torchrun --nproc_per_node 4 train.py --bf16", "of a launch command"),
+    ),
     "replay": (
         ("memest replay run.pickle", "timeline, holes, expandable segments"),
         ("memest replay run.json --alloc-conf max_split_size_mb:128", "other options too"),

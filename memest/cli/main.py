@@ -22,7 +22,7 @@ from memest.cli.argv import (
     plain_question,
     with_launch,
 )
-from memest.cli.console import PipeClosedError, emit
+from memest.cli.console import PipeClosedError, emit, write_document
 from memest.errors import MemestError
 
 __all__ = ["run"]
@@ -76,7 +76,7 @@ def _explain(error: BaseException) -> tuple[str, int]:
     return message, _FAILURE
 
 
-def _guard(work: Callable[[], Any], *, debug: bool) -> int:
+def _guard(work: Callable[[], Any], *, debug: bool, as_json: bool) -> int:
     """Run, and turn whatever happens into an exit code."""
     try:
         answer = work()
@@ -102,6 +102,8 @@ def _guard(work: Callable[[], Any], *, debug: bool) -> int:
         emit(f"memest: {message}")
         if isinstance(error, OSError):
             _forget_stdout()
+        elif as_json:
+            write_document({"schema_version": 1, "error": {"message": message, "exit_code": code}})
         return code
     return answer if isinstance(answer, int) else 0
 
@@ -135,7 +137,9 @@ def run(argv: Sequence[str] | None = None) -> int:
             # a path or a name may hold what the terminal's encoding has not
             reconfigure(errors="backslashreplace")
     _not_kept()  # of what ran in this process before
-    code = _guard(lambda: _run(arguments), debug="--debug" in own_arguments)
+    code = _guard(
+        lambda: _run(arguments), debug="--debug" in own_arguments, as_json="--json" in own_arguments
+    )
     if not {"-q", "--quiet"} & set(own_arguments):
         _tell_what_was_not_kept()
     return code

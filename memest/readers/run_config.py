@@ -72,6 +72,11 @@ class RunConfig:
         return {each.option: each.value for each in self.values if each.option != "model"}
 
     @property
+    def named_origins(self) -> tuple[Origin, ...]:
+        """One row for each option that was named, the model among them."""
+        return tuple(Origin(each.option, _plain(each.value), each.origin) for each in self.values)
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """What an answer should say: what is not modelled, and what nobody knows."""
         notes = [f"not modelled: {remark}" for remark in self.not_modelled]
@@ -431,7 +436,7 @@ def origins_of(run: RunConfig, resolved_setup: Setup) -> tuple[Origin, ...]:
         run: the configuration that was estimated.
         resolved_setup: the setup of the answer, with what the model decides filled in.
     """
-    rows = [Origin(each.option, _plain(each.value), each.origin) for each in run.values]
+    rows = list(run.named_origins)
     named_options = {each.option for each in run.values}
     parts = {option.name: option.field for option in OPTIONS if option.field}
     touched_fields = {parts[name] for name in named_options if name in parts}

@@ -123,6 +123,9 @@ def prefix_of(model: Any) -> str:
     return next((f"{n}." for n, module in model.named_modules() if module is base and n), "")
 
 
+_ADALORA_STEPS = 10_000
+
+
 def _config(adapter: Adapter, task: Task) -> tuple[Any, list[str]]:
     """The configuration object, and what of the settings it does not know.
 
@@ -147,6 +150,9 @@ def _config(adapter: Adapter, task: Task) -> tuple[Any, list[str]]:
                 "Remove it, or install the peft that knows it."
             )
     notes = []
+    if adapter.method == "adalora":
+        # when ranks are given up, which is later than what is traced
+        settings.setdefault("total_step", _ADALORA_STEPS)
     if "task_type" not in settings and "task_type" in parameter_names:
         settings["task_type"] = _TASK_TYPES.get(task)
     try:

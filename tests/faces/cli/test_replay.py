@@ -32,7 +32,7 @@ def test_a_snapshot_without_history_says_how_to_record_one(cli, tmp_path):
     path.write_bytes(pickle.dumps({"segments": [], "device_traces": []}))
 
     done = cli("replay", str(path))
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "_record_memory_history" in done.stderr
     assert "Traceback" not in done.stderr
 
@@ -43,7 +43,7 @@ def test_a_foreign_file_is_refused(cli, tmp_path, content):
     path.write_bytes(content)
 
     done = cli("replay", str(path))
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert done.stdout == ""
     assert "Traceback" not in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
@@ -62,7 +62,7 @@ def test_a_file_that_stands_for_another_is_told_as_what_it_is(cli, tmp_path, con
     path.write_bytes(content)
 
     done = cli("replay", str(path))
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert words in done.stderr
     assert "plain containers" not in done.stderr
 
@@ -146,6 +146,6 @@ def test_json_that_is_no_snapshot_is_refused(cli, tmp_path, text):
     path.write_text(text)
     done = cli("replay", str(path))
 
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "snapshot" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1

@@ -1,0 +1,60 @@
+"""``memest read``: what is understood of a configuration or a launch command, without an answer."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+from memest.cli.console import Output, write_document, write_out
+from memest.cli.flags import ModelArgument, shows
+from memest.cli.parameters import with_options
+from memest.errors import ConfigError
+from memest.readers.run_config import RunConfig
+
+__all__ = ["read"]
+
+
+@with_options
+@shows(quiet="The command of the estimate alone.")
+def read(
+    model: ModelArgument = None, *, options: dict[str, Any], run: RunConfig, output: Output
+) -> int:
+    """What is understood of a configuration or a launch command, key by key; no estimate.
+
+    For example: memest read run.yaml, or memest read -- accelerate launch train.py --bf16
+    """
+    if not run.sources:
+        raise ConfigError(
+            "memest read needs something to read: a configuration, memest read run.yaml, or after "
+            "-- a launch command."
+        )
+    from memest.config.spelling import command_words
+    from memest.report.words import render_origins
+
+    place = {name: value for name, value in options.items() if name not in run.options}
+    words = command_words("estimate", model or run.model or "MODEL", {**place, **run.options})
+    command = shlex.join(words)
+    rows = run.named_origins
+    if output.as_json:
+        write_document(
+            {
+                "schema_version": 1,
+                "sources": list(run.sources),
+                "model": run.model,
+                "values": [
+                    {"option": row.option, "value": row.value, "origin": row.source} for row in rows
+                ],
+                "not_modelled": [str(remark) for remark in run.not_modelled],
+                "unpriced": list(run.setup.unpriced),
+                "ignored": [str(remark) for remark in run.ignored],
+                "command": command,
+            }
+        )
+        return 0
+    if not output.quiet:
+        write_out(f"read: {', '.join(run.sources)}\n")
+        ignored, missing = map(str, run.ignored), map(str, run.not_modelled)
+        write_out(render_origins(rows, tuple(ignored), tuple(missing)))
+        write_out("\nThe same question:\n")
+    write_out(f"{command}\n")
+    return 0
