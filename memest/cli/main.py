@@ -103,7 +103,9 @@ def _guard(work: Callable[[], Any], *, debug: bool, as_json: bool) -> int:
         if isinstance(error, OSError):
             _forget_stdout()
         elif as_json:
-            write_document({"schema_version": 1, "error": {"message": message, "exit_code": code}})
+            with contextlib.suppress(OSError, ValueError, MemestError, PipeClosedError):
+                error_document = {"message": message, "exit_code": code}
+                write_document({"schema_version": 1, "error": error_document})
         return code
     return answer if isinstance(answer, int) else 0
 

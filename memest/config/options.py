@@ -92,6 +92,8 @@ def read_size(name: str, value: int | str) -> int:
         size = parse_size(value if isinstance(value, int) else str(value))
     except (ConfigError, OverflowError) as error:
         raise ConfigError(f"{flag}: {error}") from None
+    if name == "gpu_memory" and size <= 0:
+        raise ConfigError(f"{flag} {value} leaves no memory: write for example {flag} 24GiB.")
     if size < 0:
         raise ConfigError(f"{flag} {value} must not be negative.")
     if name == "gpu_memory" and size < _SMALLEST_GPU:
@@ -102,7 +104,7 @@ def read_size(name: str, value: int | str) -> int:
     return size
 
 
-_SMALLEST_GPU = 64 * MIB
+_SMALLEST_GPU = MIB
 
 
 def _coerce(option: Option, value: Any) -> Any:

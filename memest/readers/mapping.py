@@ -190,10 +190,10 @@ class DocumentKeys:
         return None if value is None else str(value)
 
     def mapping(self, key: str) -> Mapping[str, Any]:
-        """A key that is a mapping or JSON of one, empty where it is not.
+        """A key that is a mapping or JSON of one, empty where it is not there or off.
 
         Raises:
-            ConfigError: it is text and no JSON.
+            ConfigError: it is something else.
         """
         value = self.take(key)
         if isinstance(value, str):
@@ -201,7 +201,11 @@ class DocumentKeys:
                 value = json.loads(value)
             except ValueError as error:
                 raise ConfigError(f"{self.where(key)} is not JSON: {error}.") from None
-        return value if isinstance(value, Mapping) else {}
+        if isinstance(value, Mapping):
+            return value
+        if value not in (None, False, ""):
+            raise ConfigError(f"{self.where(key)} {value!r} is no mapping of names to values.")
+        return {}
 
     def part(self, key: str) -> DocumentKeys:
         """A mapping inside the document by itself; empty where there is none.

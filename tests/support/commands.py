@@ -1,5 +1,6 @@
 """Commands of memest as processes, without the seconds that imports take."""
 
+import json
 import os
 import sys
 import tempfile
@@ -74,7 +75,8 @@ def _be_command(
 def check_refused(process, code, *words):
     """A command ended with a code and one paragraph on stderr that has some words."""
     assert process.returncode == code, process.stderr
-    assert process.stdout == ""
+    error = json.loads(process.stdout)["error"] if process.stdout else None
+    assert error is None or error["exit_code"] == code
     assert process.stderr.startswith("memest: ")
     assert process.stderr.count("\n") == 1, "one paragraph"
     assert "Traceback" not in process.stderr

@@ -10,6 +10,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from memest.trace.legacy.changes import Change, Release, changes_of
 
@@ -300,29 +301,44 @@ class _PackedFlash(torch.autograd.Function):
 # -- what Python called ---------------------------------------------------------------------------
 
 
-def _whole_slices() -> Any:
+class _WholeSlices(TorchFunctionMode):
     """Indexing sliced a dimension that was taken whole, ``x[:, -1, :]``: a view for each ``:``.
 
     Its backward makes a gradient of the size of what was sliced. Found by running the wheels:
-    2.4.1, 2.5.1, 2.6.0, 2.7.1 and 2.8.0 dispatch ``aten::slice`` for each ``:``, 2.9.1 and 2.10.0
-    for none but a lone one.
+    1.13.1, 2.4.1, 2.5.1, 2.6.0, 2.7.1 and 2.8.0 dispatch ``aten::slice`` for each ``:``, 2.9.1 and
+    2.10.0 for none but a lone one. (A patched ``Tensor.__getitem__`` would make tensors sequences
+    to ``torch.tensor``, for good.)
     """
-    original: Callable[..., Any] = torch.Tensor.__getitem__
 
-    def getitem(x: torch.Tensor, index: Any) -> Any:
-        indices = index if isinstance(index, tuple) else (index,)
-        if len(indices) < 2 or not any(_is_whole(each) for each in indices):
-            return original(x, index)
-        return _taken_in_turn(x, indices, original)
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func is torch.Tensor.__getitem__:
+            index = args[1]
+            indices = index if isinstance(index, tuple) else (index,)
+            if len(indices) > 1 and any(_is_whole(each) for each in indices):
+                return _taken_in_turn(args[0], indices)
+        return func(*args, **(kwargs or {}))
 
-    return mock.patch.object(torch.Tensor, "__getitem__", getitem)
+
+@contextmanager
+def _whole_slices() -> Iterator[None]:
+    mode, run_backward = _WholeSlices(), torch.autograd._engine_run_backward
+
+    def also_in_backward(*args: Any, **kwargs: Any) -> Any:
+        # what checkpointing recomputes is indexed there
+        with mode:
+            return run_backward(*args, **kwargs)
+
+    with mode, mock.patch.object(torch.autograd, "_engine_run_backward", also_in_backward):
+        yield
 
 
 def _is_whole(index: Any) -> bool:
     return isinstance(index, slice) and index == slice(None)
 
 
-def _taken_in_turn(x: torch.Tensor, indices: tuple[Any, ...], original: Callable[..., Any]) -> Any:
+def _taken_in_turn(x: torch.Tensor, indices: tuple[Any, ...]) -> Any:
     """``applySlicing`` of ``python_variable_indexing.cpp``: index by index, from the left.
 
     Tensors and lists come last, all together: what is whole beside them is sliced before.
@@ -333,7 +349,7 @@ def _taken_in_turn(x: torch.Tensor, indices: tuple[Any, ...], original: Callable
             for dim, each in enumerate(indices):
                 if _is_whole(each):
                     x = aten.slice.Tensor(x, dim, 0, _TO_THE_END)
-        return original(x, indices)
+        return x[indices]
     dim, rest = 0, x.dim() - len(counted)
     for each in indices:
         if each is Ellipsis:
@@ -347,7 +363,7 @@ def _taken_in_turn(x: torch.Tensor, indices: tuple[Any, ...], original: Callable
             x = (
                 aten.slice.Tensor(x, dim, 0, _TO_THE_END)
                 if _is_whole(each)
-                else original(x, (*(slice(None),) * dim, each))
+                else x[(*(slice(None),) * dim, each)]
             )
             dim += 1
     return x

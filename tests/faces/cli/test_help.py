@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from memest.cli.argv import normalise
+from memest.cli.argv import normalise, with_launch
 from memest.cli.commands import build
 from memest.cli.help import EXAMPLES, TOPICS, help_page
 from memest.errors import ConfigError
@@ -32,7 +32,7 @@ def test_every_example_is_a_command_line_that_parses(line):
     for end in ("&&", ">", "<"):
         words = words[: words.index(end)] if end in words else words
     assert words[0] == "memest"
-    command, rest = ROOT.commands[words[1]], normalise(words[1:])[1:]
+    command, rest = ROOT.commands[words[1]], normalise(with_launch(words[1:]))[1:]
     while hasattr(command, "commands"):
         command, rest = command.commands[rest[0]], rest[1:]
     # parsed as Typer parses it, and not run

@@ -232,7 +232,7 @@ class TestHtml:
 class TestJson:
     KEYS = frozenset({
         "schema_version", "model", "setup", "gpu", "peak", "interval", "breakdown", "peak_at",
-        "layers", "verdict", "notes",
+        "layers", "verdict", "verdict_reason", "notes",
     })  # fmt: skip
     MORE = frozenset(
         {"timeline", "context_bytes", "calibration", "common_gpus", "assumptions", "origins"}
@@ -260,6 +260,7 @@ class TestJson:
         assert rows == document["peak"]["allocated_bytes"]
 
     def test_verdicts_are_words(self, samples):
+        rarer = {Verdict.CANNOT_SAY, Verdict.RELEASES_CACHE}
         assert {e.to_dict()["verdict"] for e in samples.values()} == {
-            verdict.value for verdict in Verdict
+            verdict.value for verdict in set(Verdict) - rarer
         }

@@ -1,0 +1,133 @@
+"""What is said of a run on a GPU: fits, by releasing cache, tight, cannot say, does not fit."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+import memest
+from memest.cli.answering import exit_code, within
+from memest.estimation.gpu_target import target_gpus
+from memest.estimation.run_facts import Peaks
+from memest.estimation.verdict import verdict_for
+from memest.replay.conf import parse_alloc_conf
+from memest.replay.replay import replay
+from memest.report.result import Verdict
+from memest.report.words import gpu_sentence, verdict_sentence
+from memest.units import GIB, MIB
+
+QUESTION = {"batch": 8, "fp16": True}
+BERT = "bert-large-uncased"
+DPO = "run.yaml:stage: dpo: a reference model"
+
+
+@pytest.fixture(scope="module")
+def fitting():
+    return memest.estimate(BERT, **QUESTION, gpu="a100-80gb", unpriced=[DPO])
+
+
+def test_what_is_not_priced_makes_no_run_fit(fitting):
+    plain = memest.estimate(BERT, **QUESTION, gpu="a100-80gb")
+    assert plain.verdict is Verdict.FITS
+    assert fitting.verdict is Verdict.CANNOT_SAY
+    assert fitting.peak == plain.peak
+    assert DPO in verdict_sentence(fitting)
+    assert fitting.to_dict()["verdict_reason"] == f"not priced: {DPO}"
+    assert fitting.safe_batch == 0 < fitting.max_batch == plain.max_batch
+
+
+def test_what_is_over_the_card_already_does_not_fit():
+    answer = memest.estimate(BERT, **QUESTION, gpu_memory="6GiB", unpriced=[DPO], max_batch=False)
+    assert answer.verdict is Verdict.DOES_NOT_FIT
+
+
+def test_an_estimate_without_a_gpu_says_it_first():
+    answer = memest.estimate(BERT, **QUESTION, unpriced=[DPO])
+    assert verdict_sentence(answer).endswith(f"and more for what is not priced: {DPO}.")
+    assert {fit.verdict for fit in answer.common_gpus} <= {
+        Verdict.CANNOT_SAY, Verdict.DOES_NOT_FIT,
+    }  # fmt: skip
+
+
+def test_a_budget_is_no_promise_either(fitting):
+    assert within(fitting, 80 * GIB) is Verdict.CANNOT_SAY
+    assert within(fitting, GIB) is Verdict.DOES_NOT_FIT
+
+
+def test_advice_and_largest_batch_follow():
+    advice = memest.advise(BERT, effective_batch=8, gpu="a100-80gb", fp16=True, unpriced=[DPO])
+    assert advice.verdict is Verdict.CANNOT_SAY
+    assert advice.plans[0].verdict is Verdict.FITS  # of what is priced
+    assert memest.max_batch(BERT, gpu="t4", fp16=True, unpriced=[DPO]).answers[0].safe == 0
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "code"),
+    [
+        (["fits"], 0),
+        (["fits", "tight"], 3),
+        (["fits by releasing cache", "fits"], 3),
+        (["tight", "cannot say"], 7),
+        (["cannot say", "does not fit", "tight"], 4),
+    ],
+)
+def test_the_worst_verdict_is_the_exit_code(verdicts, code):
+    assert exit_code(*map(Verdict, verdicts)) == code
+
+
+# -- by hand: ten blocks that leave ten holes, and what does not fit into them ------------------
+
+EVENTS = [*range(10), *(~n for n in range(10)), *range(10, 20)]
+SIZES = [30 * MIB] * 10 + [36 * MIB] * 10
+
+
+def judged(usable, conf="", slack=0, **setup):
+    """The verdict on a run that reserves 660 MiB of which 360 MiB are ever allocated."""
+    options = parse_alloc_conf(conf)
+    result = replay(EVENTS, SIZES, options)
+    target = dataclasses.replace(
+        target_gpus(memest.Setup(), gpu="t4").main, usable_bytes=usable * MIB
+    )
+    reserved = result.peak_reserved_bytes
+    peaks = Peaks(
+        allocated_bytes=result.peak_allocated_bytes,
+        reserved_bytes=reserved,
+        device_bytes=reserved,
+        low_bytes=reserved,
+        high_bytes=reserved + slack * MIB,
+        level=None,
+        basis="",
+        process_low_bytes=0,
+        process_expected_bytes=0,
+        slack_bytes=slack * MIB,
+    )
+    stream = type("S", (), {
+        "events": EVENTS, "sizes": SIZES, "on_streams": b"", "empty_cache_at": (),
+    })()  # fmt: skip
+    return verdict_for(target, memest.Setup(**setup), peaks, stream, result, options)
+
+
+def test_cached_memory_that_is_given_back_is_no_close_call():
+    fit = judged(400)
+    assert fit.verdict is Verdict.RELEASES_CACHE
+    assert "360 MiB allocated, 660 MiB reserved" in fit.reason
+    assert "expandable_segments:True would make it fit" in fit.reason
+    assert "Fits by releasing cache" in gpu_sentence(fit, "it")
+
+
+def test_no_segments_are_offered_that_are_there():
+    assert judged(400, "expandable_segments:True").verdict is Verdict.FITS
+
+
+def test_tensors_that_do_not_fit_do_not_fit():
+    assert judged(350).verdict is Verdict.DOES_NOT_FIT
+    assert judged(350, unpriced=[DPO]).verdict is Verdict.DOES_NOT_FIT
+    assert judged(400, unpriced=[DPO]).verdict is Verdict.CANNOT_SAY
+
+
+def test_a_range_that_is_a_librarys_choice_is_no_close_call():
+    assert judged(700, slack=600).verdict is Verdict.CANNOT_SAY
+    assert "a library picks" in judged(700, slack=600).reason
+    assert judged(700, slack=60).verdict is Verdict.TIGHT
+    assert judged(2000, slack=600).verdict is Verdict.FITS

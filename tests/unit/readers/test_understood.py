@@ -1,0 +1,239 @@
+"""What is asked is what is priced, or is named: configurations and commands by hand, and what must
+be understood of them.
+
+Each case has what a reader must find (options), what the verdict must rest on (``unpriced``: more
+memory than the figures have), and what must be named although it takes no more (``named``).
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+import memest
+from memest.errors import ConfigError
+from memest.readers.formats import FORMATS
+from memest.readers.values import UNKNOWN
+
+LLAMA = "meta-llama/Llama-3.1-8B"
+
+FILES = {
+    "llama-factory sft": (
+        {"model_name_or_path": LLAMA, "stage": "sft", "finetuning_type": "lora", "lora_rank": 16,
+         "cutoff_len": 1024, "template": "llama3", "per_device_train_batch_size": 2,
+         "logging_steps": 5, "learning_rate": 1e-4, "seed": 3},
+        {"lora_r": 16, "seq_len": 1024, "batch": 2}, "", "",
+    ),
+    "llama-factory dpo": (
+        {"model_name_or_path": LLAMA, "stage": "dpo", "finetuning_type": "lora",
+         "template": "llama3", "pref_beta": 0.1},
+        {"peft": "lora"}, "pairs of answers", "",
+    ),
+    "llama-factory packs with masks": (
+        {"model_name_or_path": LLAMA, "stage": "sft", "finetuning_type": "full",
+         "neat_packing": True, "template": "llama3"},
+        {}, "masks between the samples", "",
+    ),
+    "llama-factory freezes a tower": (
+        {"model_name_or_path": LLAMA, "stage": "sft", "finetuning_type": "full",
+         "freeze_vision_tower": True, "template": "llama3"},
+        {}, "", "vision tower",
+    ),
+    "axolotl cuts the cross entropy by its plugin": (
+        {"base_model": LLAMA, "sequence_len": 2048, "micro_batch_size": 1, "adapter": "lora",
+         "lora_r": 8, "lora_alpha": 16, "lora_target_linear": True, "bf16": True,
+         "plugins": ["axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin"]},
+        {"fused_loss": "cce", "seq_len": 2048, "lora_r": 8}, "", "",
+    ),
+    "axolotl cuts the cross entropy by its key": (
+        {"base_model": LLAMA, "sequence_len": 2048, "micro_batch_size": 1, "bf16": True,
+         "cut_cross_entropy": True},
+        {"fused_loss": "cce"}, "", "",
+    ),
+    "axolotl leaves it": (
+        {"base_model": LLAMA, "sequence_len": 2048, "micro_batch_size": 1,
+         "plugins": ["axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin"],
+         "cut_cross_entropy": False},
+        {"fused_loss": None}, "", "",
+    ),
+    "axolotl prefers": (
+        {"base_model": LLAMA, "sequence_len": 2048, "micro_batch_size": 1, "rl": "dpo"},
+        {}, "reference model", "",
+    ),
+    "trl grpo by its keys": (
+        {"model_name_or_path": LLAMA, "num_generations": 8, "max_completion_length": 256,
+         "use_vllm": True, "per_device_train_batch_size": 1, "bf16": True},
+        {}, "generation", "",
+    ),
+    "alignment-handbook dpo by its keys": (
+        {"model_name_or_path": LLAMA, "beta": 0.1, "max_prompt_length": 512, "max_length": 1024,
+         "per_device_train_batch_size": 2, "bf16": True, "use_peft": True, "lora_r": 128},
+        {"lora_r": 128}, "DPO", "",
+    ),
+    "open-r1 kto": (
+        {"model_name_or_path": LLAMA, "desirable_weight": 1.0, "max_length": 512,
+         "dataset_num_proc": 2},
+        {}, "KTO", "",
+    ),
+    "trl has a rank and no switch": (
+        {"model_name_or_path": LLAMA, "lora_r": 32, "max_length": 512, "dataset_text_field": "t"},
+        {"lora_r": 32, "peft": "lora"}, "", "",
+    ),
+    "trl switches it off": (
+        {"model_name_or_path": LLAMA, "lora_r": 32, "use_peft": False, "max_length": 512,
+         "dataset_text_field": "t"},
+        {"lora_r": None, "peft": None}, "", "",
+    ),
+    "training arguments name what nobody knows": (
+        {"model_name_or_path": LLAMA, "per_device_train_batch_size": 2, "num_train_epochs": 1,
+         "grpo_group": 4, "lora_plus_ratio": 16, "shiny": 3},
+        {"batch": 2}, "grpo_group", "lora_plus_ratio",
+    ),
+    "training arguments with noise and a teacher": (
+        {"model_name_or_path": LLAMA, "per_device_train_batch_size": 2, "num_train_epochs": 1,
+         "neftune_noise_alpha": 5, "teacher_model_name_or_path": "x/y"},
+        {}, "second model", "",
+    ),
+    "accelerate with fp8": (
+        {"compute_environment": "LOCAL_MACHINE", "distributed_type": "MULTI_GPU",
+         "num_processes": 4, "mixed_precision": "fp8", "num_machines": 1},
+        {"num_gpus": 4, "precision": "bf16"}, "fp8", "",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_configuration_is_understood(tmp_path, name):
+    document, options, unpriced, named = FILES[name]
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump(document))
+    run = memest.read_config(path, model=LLAMA)
+
+    for option, value in options.items():
+        assert run.options.get(option) == value, option
+    assert bool(run.setup.unpriced) is bool(unpriced), run.setup.unpriced
+    assert unpriced in " ".join(run.setup.unpriced)
+    assert named in " ".join(map(str, run.not_modelled))
+
+
+COMMANDS = {
+    "glue without the Trainer": (
+        ("accelerate launch --num_processes 1 run_glue_no_trainer.py --model_name_or_path "
+        "bert-base-cased --task_name mrpc --max_length 128 --per_device_train_batch_size 32"),
+        {"task": "sequence-classification", "loop": "accelerate", "seq_len": 128, "batch": 32,
+         "optim": "adamw_torch"}, False,
+    ),
+    "masked language modelling": (
+        ("python run_mlm.py --model_name_or_path roberta-base --max_seq_length 128 --fp16 "
+        "--per_device_train_batch_size 8 --do_train"),
+        {"task": "masked-lm", "loop": "trainer", "precision": "fp16"}, False,
+    ),
+    "a base_model is not axolotl": (
+        f"python finetune.py --base_model {LLAMA} --micro_batch_size 4 --lora_r 8",
+        {"lora_r": 8}, False,
+    ),
+    "peft's qlora script": (
+        ("python train.py --model_name_or_path gpt2 --use_peft_lora True --lora_r 8 "
+        "--lora_target_modules q_proj,k_proj --use_4bit_quantization True --use_nested_quant True "
+        "--bnb_4bit_compute_dtype bfloat16 --bf16 True --use_flash_attn True"),
+        {"peft": "lora", "lora_r": 8, "load_in_4bit": True, "bnb_4bit_use_double_quant": True,
+         "lora_target_modules": ("q_proj", "k_proj"),
+         "attn_implementation": "flash_attention_2"}, False,
+    ),
+    "qlora's own script": (
+        ("python qlora.py --model_name_or_path gpt2 --bits 4 --double_quant --quant_type nf4 "
+        "--lora_r 64 --bf16"),
+        {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "lora_r": 64}, False,
+    ),
+    "LLaVA's switch": (
+        ("deepspeed --num_gpus 2 train_mem.py --lora_enable True --lora_r 128 "
+        "--model_name_or_path gpt2 --bf16 True --per_device_train_batch_size 16"),
+        {"peft": "lora", "lora_r": 128, "num_gpus": 2}, False,
+    ),
+    "preference by the script's name": (
+        "python dpo.py --model_name_or_path gpt2 --per_device_train_batch_size 1", {}, True,
+    ),
+    "trl grpo": ("trl grpo --model_name_or_path gpt2 --dataset_name d", {}, True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_is_understood(name):
+    command, options, unpriced = COMMANDS[name]
+    run = memest.read_command(command)
+
+    for option, value in options.items():
+        assert run.options.get(option) == value, option
+    assert bool(run.setup.unpriced) is unpriced, run.setup.unpriced
+
+
+@pytest.mark.parametrize(
+    ("document", "words"),
+    [
+        ({"model_name_or_path": "m", "template": "t", "infer_backend": "vllm",
+          "finetuning_type": "lora"}, "inference"),
+        ({"model_name_or_path": "m", "template": "t", "export_dir": "out",
+          "finetuning_type": "lora"}, "merging"),
+        ({"model": {"_component_": "torchtune.models.llama2.llama2_7b"}, "prompt": "p",
+          "max_new_tokens": 3}, "generation"),
+    ],
+)  # fmt: skip
+def test_what_trains_nothing_is_told_so(tmp_path, document, words):
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump(document))
+    with pytest.raises(ConfigError, match=f"trains nothing.*{words}"):
+        memest.read_config(path, model="gpt2")
+
+
+@pytest.mark.parametrize("command", ["trl vllm-serve --model m", "tune run generate --config g"])
+def test_a_command_that_trains_nothing_is_told_so(command):
+    with pytest.raises(ConfigError, match="train"):
+        memest.read_command(command)
+
+
+def test_torchtune_says_its_recipe_in_the_header(tmp_path):
+    text = (
+        "# To launch on 4 devices:\n#   tune run --nproc_per_node 4 full_finetune_distributed "
+        "--config llama3/8B_full\n"
+        "model:\n  _component_: torchtune.models.llama3.llama3_8b\nbatch_size: 2\n"
+        "optimizer:\n  _component_: torch.optim.AdamW\ndtype: bf16\n"
+    )
+    path = tmp_path / "run.yaml"
+    path.write_text(text)
+    run = memest.read_config(path)
+    assert run.options["num_gpus"] == 4
+    assert run.options["fsdp"] == "full_shard"
+    path.write_text(text.replace("4 full_finetune_distributed", "1 full_finetune_single_device"))
+    assert "fsdp" not in memest.read_config(path).options
+
+
+KEYS = st.dictionaries(
+    st.sampled_from(sorted({mark for each in FORMATS for mark in each.marks})),
+    st.sampled_from([True, False, None, 1, 4, 0.5, "no", "lora", "bf16"]),
+    max_size=8,
+)
+
+
+@given(st.sampled_from([each.name for each in FORMATS if each.marks]), KEYS)
+def test_every_key_is_used_or_named(tmp_path_factory, name, document):
+    """A key becomes a value, is ignored with a reason, or is named as not priced."""
+    path = tmp_path_factory.mktemp("keys") / "run.json"
+    document = {**document, "made_up_dpo": True, "made_up": 3}
+    path.write_text(json.dumps(document))
+    try:
+        run = memest.read_config(path, config_format=name, model="gpt2")
+    except ConfigError:
+        return
+    origins = " ".join(value.origin for reading in run.readings for value in reading.values)
+    remarks = [*run.ignored, *run.not_modelled]
+    told = " ".join(remark.key for remark in remarks)
+    for key, value in document.items():
+        assert f":{key}" in origins + told or value in (None, False), key
+    if any(remark.key.endswith(":made_up") and remark.why == UNKNOWN for remark in remarks):
+        assert "made_up" in " ".join(run.notes)
+    if any(remark.key.endswith("made_up_dpo") for remark in run.not_modelled):
+        assert run.setup.unpriced
