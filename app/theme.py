@@ -19,13 +19,17 @@ ICON = (
 """The page's icon; a name of an icon would be fetched from somebody's server."""
 VERDICT_COLOURS = {
     "fits": "green",
+    "fits by releasing cache": "orange",
     "tight": "orange",
+    "cannot say": "violet",
     "does not fit": "red",
     "no GPU named": "gray",
 }
 VERDICT_ICONS = {
     "fits": ":material/check_circle:",
+    "fits by releasing cache": ":material/warning:",
     "tight": ":material/warning:",
+    "cannot say": ":material/help:",
     "does not fit": ":material/cancel:",
     "no GPU named": ":material/help:",
 }

@@ -501,7 +501,7 @@ def _check_precision(setup: TrainingOptions) -> None:
             f"--master-weights and --{setup.precision} exclude each other: master weights "
             "belong to half-precision weights without autocast. Drop one of them."
         )
-    if setup.master_weights and setup.dtype is Dtype.FLOAT32:
+    if setup.master_weights and setup.loaded_dtype is Dtype.FLOAT32:
         raise ConfigError(
             "--master-weights needs half-precision weights: add --dtype bfloat16 or --dtype "
             "float16."

@@ -39,10 +39,10 @@ _WORDS = {
 }
 
 
-_ADDING = "dpo grpo ppo reward vllm teacher".split()
-"""What speaks of further models, or of further sequences."""
-_FURTHER_MODELS = frozenset("ref reference".split())
-"""The same, as words of their own."""
+_ADDING = frozenset(
+    "dpo grpo ppo orpo kto cpo reward rewards vllm teacher critic judge ref reference".split()
+)
+"""Words that speak of further models, or of further sequences."""
 _SAVING = (
     "lora peft adapter 4bit 8bit quant fsdp deepspeed parallel checkpointing offload freeze".split()
 )
@@ -52,7 +52,7 @@ _SAVING = (
 def _weight_of(key: str) -> type[str] | None:
     """The kind of remark that an unknown key deserves; None for one that is merely ignored."""
     name = key.lower().replace("-", "_")
-    if any(word in name for word in _ADDING) or _FURTHER_MODELS & set(name.split("_")):
+    if _ADDING & set(name.split("_")):
         return str
     return Bounded if any(word in name for word in _SAVING) else None
 

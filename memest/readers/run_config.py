@@ -74,7 +74,14 @@ class RunConfig:
     @property
     def named_origins(self) -> tuple[Origin, ...]:
         """One row for each option that was named, the model among them."""
-        return tuple(Origin(each.option, _plain(each.value), each.origin) for each in self.values)
+        return tuple(
+            Origin(
+                each.option,
+                self.setup.optimizer if each.option == "optim" else _plain(each.value),
+                each.origin,
+            )
+            for each in self.values
+        )
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -59,7 +59,12 @@ def _method_of(keys: DocumentKeys) -> str:
     for method, names in _KEYS_OF_METHODS.items():
         if any(keys.has(name) for name in names.split()):
             return method
-    return "sft"
+    # no SFT has a beta, nor a loss that is none of its own
+    other_loss = keys.has("loss_type") and keys.document["loss_type"] not in _SFT_LOSSES
+    return "dpo" if keys.has("beta") or other_loss else "sft"
+
+
+_SFT_LOSSES = ("nll", "dft", "chunked_nll")
 
 
 def read_trl(keys: DocumentKeys, *, method: str | None = None) -> None:
@@ -84,7 +89,9 @@ def read_trl(keys: DocumentKeys, *, method: str | None = None) -> None:
         for key in ("lora_r", "lora_rank"):
             if keys.has(key):
                 keys.replace("use_peft", True)
-    read_table(keys, replace(_TABLE, readers=(*_TABLE.readers, note_method)))
+    # another trainer's loss_type names no loss of SFTTrainer's
+    readers = tuple(read for read in _TABLE.readers if trainer == "sft" or read is not _loss)
+    read_table(keys, replace(_TABLE, readers=(*readers, note_method)))
     note_length(keys)
 
 

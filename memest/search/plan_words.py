@@ -71,6 +71,10 @@ def _need(candidate: Candidate) -> str:
     need, have = format_size(fit.device_bytes), format_size(fit.usable_bytes)
     if candidate.verdict is Verdict.FITS:
         return f"needs {need} of {have}"
+    if candidate.verdict is Verdict.RELEASES_CACHE:
+        return f"needs {need} of {have} and runs by releasing cache"
+    if candidate.verdict is Verdict.CANNOT_SAY:
+        return f"needs {need} of {have}, or more: {fit.reason}"
     if fit.headroom_bytes < 0:
         return f"needs {need}, {format_size(-fit.headroom_bytes)} more than there is"
     if candidate.verdict is Verdict.TIGHT:

@@ -315,7 +315,7 @@ def trace_built(
         sequence_split(model, setup) as split,
         shared_sequence(base_of(model), setup) as ulysses_batches,
         _library_kernels(model, setup, gpu),
-        _own_code_context(meta_model, gpu if operators == "cuda" else None),
+        _own_code_context(meta_model, _driver_of(gpu, setup, operators)),
     ):
         trace = trace_training(
             model,
@@ -342,6 +342,11 @@ def _plan_batch(meta_model: MetaModel, setup: Setup) -> tuple[TensorPlan, ...]:
     """What a model is fed."""
     plans = drop_attention_mask(meta_model.plan(setup), setup.distributed)
     return masks_as_before(plans, meta_model.model, setup)
+
+
+def _driver_of(gpu: GpuTraits, setup: Setup, operators: str) -> GpuTraits | None:
+    """The GPU whose driver answers; None on the CPU, and where Dynamo would use what it finds."""
+    return gpu if operators == "cuda" and not setup.torch_compile else None
 
 
 @contextmanager
@@ -405,7 +410,7 @@ def evaluate_built(
         restore_model(model),
         sequence_split(model, setup) as split,
         _library_kernels(model, setup, gpu),
-        _own_code_context(meta_model, gpu if operators == "cuda" else None),
+        _own_code_context(meta_model, _driver_of(gpu, setup, operators)),
     ):
         if generates and setup.generation is not None:
             return trace_generation(

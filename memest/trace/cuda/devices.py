@@ -59,11 +59,18 @@ class _CudaIsMeta(TorchFunctionMode):
             kwargs = {**kwargs, "device": _trace_device(kwargs["device"])}
         elif func is torch.Tensor.to and len(args) > 1 and not isinstance(args[1], torch.Tensor):
             args = (args[0], _trace_device(args[1]), *args[2:])
+        if func is _tensor and kwargs.get("device") == _META:
+            # made on the host and copied, out of sight on meta (``internal_new_from_data``)
+            grad = kwargs.get("requires_grad", False)
+            kwargs = {**kwargs, "device": "cpu", "requires_grad": False}
+            return func(*args, **kwargs).to(_META).requires_grad_(grad)
         if func in self._makes and kwargs.get("pin_memory"):
             kwargs = {**kwargs, "pin_memory": False}
         return func(*args, **kwargs)
 
 
+_tensor = torch.tensor
+_META = torch.device("meta")
 _A100 = GpuTraits((8, 0), 108, 2048)
 _MEMORY = 80 * GIB
 """What code is told that asks how much memory there is; a trace serves cards of any size."""

@@ -40,7 +40,7 @@ def transformers_on_meta(
         check_flash_gpu(gpu.capability)
     changes = [*_autocast_questions(), (torch, "_weight_norm", _weight_norm)]
     if not compiled:  # Dynamo keeps them itself, where it knows the function that makes them
-        changes += _constants(recorder)
+        changes += _constants()
     with ExitStack() as stack:
         stack.enter_context(patch_attributes(*changes))
         if "transformers" not in sys.modules:
@@ -90,23 +90,13 @@ def _weight_norm(v: torch.Tensor, g: torch.Tensor, dim: int = 0) -> torch.Tensor
     return _composite_weight_norm(v, g, dim)
 
 
-def _constants(recorder: Recorder) -> Iterator[Change]:
-    """``torch.tensor([2, 3], device=meta)`` drops its values out of sight: keep them.
-
-    Its memory is out of sight too: on a GPU values are made on the host and copied
-    (``internal_new_from_data`` of ``tensor_new.cpp``).
-    """
-
-    def record(tensor: torch.Tensor) -> None:
-        recorder.record_storage(tensor, torch.ops.aten._to_copy.default)
-
+def _constants() -> Iterator[Change]:
+    """``torch.tensor([2, 3], device=meta)`` drops its values out of sight: keep them."""
     for owner, name in ((torch, "tensor"), (torch, "as_tensor"), (torch.Tensor, "new_tensor")):
-        yield owner, name, _remember_values(getattr(owner, name), record)
+        yield owner, name, _remember_values(getattr(owner, name))
 
 
-def _remember_values(
-    function: Callable[..., Any], record: Callable[[torch.Tensor], None]
-) -> Callable[..., Any]:
+def _remember_values(function: Callable[..., Any]) -> Callable[..., Any]:
     def make(*args: Any, **kwargs: Any) -> Any:
         data = args[-1] if args else kwargs.get("data")
         if isinstance(data, (list, tuple)):
@@ -120,7 +110,6 @@ def _remember_values(
         has_value = isinstance(data, torch.Tensor) or recipe_of(out) is not None
         if out.device.type == "meta" and not has_value:
             attach(out, _tensor(data, dtype=out.dtype))
-            record(out)
         return out
 
     return make

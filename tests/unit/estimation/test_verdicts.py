@@ -131,3 +131,15 @@ def test_a_range_that_is_a_librarys_choice_is_no_close_call():
     assert "a library picks" in judged(700, slack=600).reason
     assert judged(700, slack=60).verdict is Verdict.TIGHT
     assert judged(2000, slack=600).verdict is Verdict.FITS
+
+
+def test_every_face_has_every_verdict():
+    from memest.app.theme import VERDICT_COLOURS, VERDICT_ICONS
+    from memest.report.heatmap import HeatMark
+    from memest.report.html import _CHIPS
+    from memest.report.terminal import VERDICT_STYLES
+
+    words = {verdict.value for verdict in Verdict}
+    assert words == set(VERDICT_COLOURS) == set(VERDICT_ICONS)
+    assert set(Verdict) == set(VERDICT_STYLES) == set(_CHIPS)
+    assert all(HeatMark.of(verdict) in HeatMark for verdict in Verdict)
