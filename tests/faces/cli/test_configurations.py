@@ -268,3 +268,13 @@ def test_where_a_default_was_read_is_explained(cli):
     assert "TrainingArguments.optim of transformers 4.32.1" in lines["optim"]
     assert "gradient_checkpointing_enable" in lines["use_reentrant"]
     assert "--dtype" in lines["dtype"]
+
+
+def test_what_is_understood_is_shown_without_an_estimate(place, capsys):
+    assert run(["read", "args.yaml", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    values = {row["option"]: (row["value"], row["origin"]) for row in document["values"]}
+    assert values["batch"] == (4, "args.yaml:per_device_train_batch_size")
+    assert document["command"].startswith("memest estimate ./tiny --batch 4")
+    assert "neftune" in " ".join(document["unpriced"])
+    assert run(["read", "gpt2"]) == 2
