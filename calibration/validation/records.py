@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from memest.errors import ConfigError, closest
+from memest.files.texts import lfs_problem
 from memest.units import MIB, format_size
 
 __all__ = ["METRICS", "CaseRecord", "Incomplete", "Records", "parse_record", "read_records"]
@@ -439,11 +440,8 @@ def _document(line: bytes) -> dict[str, Any]:
 
 def _check_text(path: Path, line: bytes) -> None:
     """Refuse in one sentence what has no line that could be a record."""
-    if line.startswith(b"version https://git-lfs"):
-        raise ConfigError(
-            f"{path} is a pointer of Git LFS, and the records that it stands for were not "
-            "downloaded: run git lfs pull, then give the file again."
-        )
+    if problem := lfs_problem(path, line):
+        raise ConfigError(problem)
     try:
         line.decode()
     except UnicodeDecodeError:

@@ -202,6 +202,8 @@ class LargestSizeSearch:
         first = self.at(min(max(start, 1), self._highest)).peaks
         free_bytes = self._target.usable_bytes - first.process_expected_bytes
         largest = self._last(lambda trial: trial.runs, start, free_bytes)
+        if self._run_at(max(largest, 1)).setup.unpriced:
+            return largest, 0  # no size surely fits: nothing is to be looked for
         free_bytes -= first.high_bytes - first.device_bytes
         return largest, self._last(lambda trial: trial.fits, max(largest, 1), free_bytes)
 

@@ -17,6 +17,7 @@ from memest.units import MIB, format_size
 __all__ = [
     "check_suffix",
     "check_target",
+    "lfs_problem",
     "of_windows",
     "printable",
     "read_json",
@@ -27,6 +28,21 @@ __all__ = [
 ]
 
 _JOINERS = "\u200c\u200d"  # parts of emoji and of scripts, which Python does not call printable
+
+
+def lfs_problem(path: Path, start: bytes) -> str:
+    """What is wrong with a file that Git LFS has not fetched; empty for any other.
+
+    Args:
+        path: of the file.
+        start: its first bytes.
+    """
+    if not start.startswith(b"version https://git-lfs"):
+        return ""
+    return (
+        f"{path} is a pointer of Git LFS, and the file that it stands for was not downloaded: run "
+        "git lfs pull, then give it again."
+    )
 
 
 def printable(text: str) -> str:

@@ -45,9 +45,7 @@ def _processes(keys: DocumentKeys) -> None:
         keys.miss("num_processes", Bounded("distributed_type NO starts one process; one is priced"))
         processes = None
     if processes == -1:
-        keys.miss(
-            "num_processes", Bounded("-1: the launch command says how many; --num-gpus does here")
-        )
+        keys.miss("num_processes", "-1: the launch command says how many; --num-gpus says it")
     elif processes is not None:
         keys.set("num_gpus", processes, "num_processes")
     elif kind == "NO":

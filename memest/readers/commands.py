@@ -13,7 +13,7 @@ from memest.readers.documents import find_file, read_document
 from memest.readers.formats import FORMATS, FileFormat, find_format, recognise
 from memest.readers.mapping import DocumentKeys
 from memest.readers.torchtune import read_torchtune
-from memest.readers.training_arguments import IGNORED_KEYS, SIZES, UNMODELLED_KEYS
+from memest.readers.training_arguments import IGNORED_KEYS, METHODS, SIZES, UNMODELLED_KEYS
 from memest.readers.trl import read_trl
 from memest.readers.values import Bounded, DocumentReading, KeyOrigin, Level, option_called
 
@@ -528,17 +528,6 @@ _TASKS_OF_SCRIPTS = {
     "run_speech_recognition_seq2seq": "speech-seq2seq",
 }
 """Heads of transformers' example scripts."""
-_METHODS_OF_SCRIPTS = {
-    "dpo": "pairs of answers, and a reference model",
-    "orpo": "pairs of answers",
-    "cpo": "pairs of answers",
-    "kto": "a reference model",
-    "grpo": "generation, and the policy's loss",
-    "rloo": "generation, and the policy's loss",
-    "ppo": "generation, and further models in memory",
-    "reward": "a reward model and its pairs",
-    "gkd": "a teacher in memory",
-}
 
 
 def _note_script(keys: DocumentKeys, stem: str) -> None:
@@ -551,7 +540,7 @@ def _note_script(keys: DocumentKeys, stem: str) -> None:
         # a loop of its own on accelerate, around torch's AdamW
         for option, value in (("loop", "accelerate"), ("optim", "adamw_torch")):
             keys.set_at(option, value, KeyOrigin(f"command: {stem}.py", Level.FILE))
-    for word, remark in _METHODS_OF_SCRIPTS.items():
+    for word, remark in METHODS.items():
         if word in stem.lower().split("_"):
             keys.miss(f"{stem}.py", f"{remark}; priced is supervised fine-tuning")
 

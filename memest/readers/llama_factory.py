@@ -11,6 +11,7 @@ from memest.errors import ConfigError
 from memest.readers.mapping import DocumentKeys, Key, KeyTable, by_key
 from memest.readers.training_arguments import (
     IGNORED_KEYS,
+    METHODS,
     MODELS,
     TRAINER,
     UNMODELLED_KEYS,
@@ -71,10 +72,8 @@ _UNMODELLED_KEYS = {
     "moe_aux_loss_coef": "the loss of a mixture's router",
 }
 _STAGES = {
-    "rm": "a reward model with its pairs",
-    "ppo": "generation, and further models in memory",
-    "dpo": "pairs of answers, and a reference model",
-    "kto": "a reference model",
+    stage: METHODS[method]
+    for stage, method in (("rm", "reward"), ("ppo", "ppo"), ("dpo", "dpo"), ("kto", "kto"))
 }
 
 

@@ -174,6 +174,13 @@ def settle(
     not_modelled += [remark for remark in remarks if remark.why.startswith("not priced")]
     if any(option in acting for option in ("seq_len", "image_size", "audio_seconds")):
         not_modelled = [remark for remark in not_modelled if not remark.key.endswith(_LENGTH)]
+    settled = tuple(
+        f"{flag} says it"
+        for each in flag_values
+        if each.option != "model"
+        for flag in find_option(each.option).flags
+    )
+    not_modelled = [remark for remark in not_modelled if not remark.why.endswith(settled)]
     sharded = acting.get("fsdp") or acting.get("zero")
     if sharded and "num_gpus" not in acting:
         not_modelled.append(

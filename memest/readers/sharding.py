@@ -295,8 +295,7 @@ def _deepspeed_rest(
         keys.ignore("train_batch_size", "checked against batch, accumulation and GPUs")
     elif total is not None:
         keys.ignore("train_batch_size", "auto: the run's own")
-    optimizer = keys.take("optimizer")
-    kind = optimizer.get("type") if isinstance(optimizer, Mapping) else None
+    kind = keys.mapping("optimizer").get("type")
     if str(kind).lower() in ("adam", "adamw"):
         keys.set("optim", "adamw_torch_fused", "optimizer.type")
         keys.miss(

@@ -18,6 +18,7 @@ from memest.readers.values import Bounded, KeyOrigin, Level, names_of
 __all__ = [
     "ADAPTER_SWITCHES",
     "IGNORED_KEYS",
+    "METHODS",
     "MODELS",
     "SIZES",
     "TRAINER",
@@ -123,7 +124,7 @@ UNMODELLED_KEYS = {
     "fp16_full_eval": Bounded("weights are float16 in evaluation"),
     "parallelism_config": "tensor, context and sequence parallelism",
     "generation_config": "of generation in evaluation",
-    "ddp_static_graph": Bounded("DDP's static graph"),
+    "ddp_static_graph": "DDP's static graph",
     "ddp_broadcast_buffers": "DDP sends buffers before each forward",
     "lora_target_parameters": "LoRA on parameters that are not modules",
     "router_aux_loss_coef": "the loss of a mixture's router",
@@ -135,6 +136,20 @@ UNMODELLED_KEYS = {
     "use_vllm": "a generation engine in the same memory",
 }
 """What of a key is not modelled."""
+
+METHODS = {
+    "dpo": "the DPO loss: pairs of answers, and a reference model",
+    "orpo": "the ORPO loss over pairs of answers",
+    "cpo": "the CPO loss over pairs of answers",
+    "kto": "the KTO loss, and a reference model",
+    "preference": "pairs of answers, as DPO and its relatives have them, and a reference model",
+    "grpo": "generation and the GRPO loss",
+    "rloo": "generation and the RLOO loss",
+    "ppo": "generation, and further models in memory",
+    "reward": "a reward model with its pairs",
+    "gkd": "a teacher in memory",
+}
+"""What else a way of training has that supervised fine-tuning has not."""
 
 _EVAL_BATCH = 8
 _EVALUATION_KEYS = """eval_strategy evaluation_strategy per_device_eval_batch_size

@@ -16,6 +16,7 @@ from memest.readers.mapping import DocumentKeys, Key, KeyTable, read_table
 from memest.readers.training_arguments import (
     ADAPTER_SWITCHES,
     IGNORED_KEYS,
+    METHODS,
     MODELS,
     SIZES,
     TRAINER,
@@ -34,22 +35,12 @@ from memest.readers.values import Bounded, KeyOrigin, Level
 __all__ = ["read_trl"]
 
 _PRESENT_RELEASE = (1, 16)
-_METHODS = {
-    "dpo": "the DPO loss: pairs of answers, and a reference model",
-    "kto": "the KTO loss, and a reference model",
-    "reward": "the reward model's pairs",
-    "grpo": "generation and the GRPO loss",
-    "rloo": "generation and the RLOO loss",
-    "orpo": "the ORPO loss over pairs",
-}
-
-
 _KEYS_OF_METHODS = {
-    "grpo": "num_generations reward_funcs reward_weights max_completion_length vllm_mode",
+    "grpo": "num_generations reward_funcs reward_weights vllm_mode",
     "kto": "desirable_weight undesirable_weight",
     "reward": "center_rewards_coefficient",
-    "dpo": "max_prompt_length precompute_ref_log_probs rpo_alpha ref_model_init_kwargs "
-    "sync_ref_model reference_free label_smoothing_dpo",
+    "dpo": "precompute_ref_log_probs rpo_alpha ref_model_init_kwargs sync_ref_model",
+    "preference": "beta max_prompt_length max_completion_length",
 }
 """Keys that the configuration of one trainer has, and that of no other before it."""
 
@@ -59,9 +50,8 @@ def _method_of(keys: DocumentKeys) -> str:
     for method, names in _KEYS_OF_METHODS.items():
         if any(keys.has(name) for name in names.split()):
             return method
-    # no SFT has a beta, nor a loss that is none of its own
-    other_loss = keys.has("loss_type") and keys.document["loss_type"] not in _SFT_LOSSES
-    return "dpo" if keys.has("beta") or other_loss else "sft"
+    loss = keys.document.get("loss_type")
+    return "sft" if loss is None or loss in _SFT_LOSSES else "preference"
 
 
 _SFT_LOSSES = ("nll", "dft", "chunked_nll")
@@ -81,7 +71,7 @@ def read_trl(keys: DocumentKeys, *, method: str | None = None) -> None:
 
     def note_method(keys: DocumentKeys) -> None:
         if trainer != "sft":
-            remark = _METHODS.get(trainer, f"what is special of trl {trainer}")
+            remark = METHODS.get(trainer, f"what is special of trl {trainer}")
             keys.miss_default(f"trl {trainer}", f"{remark}; priced is supervised fine-tuning")
 
     if method is None and not any(keys.has(key) for key in ADAPTER_SWITCHES):

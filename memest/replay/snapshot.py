@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from memest.errors import ConfigError, ReplayError
+from memest.files.texts import lfs_problem
 from memest.replay.conf import AllocatorConf, parse_alloc_conf
 from memest.replay.sizes import NO_DIVISIONS
 
@@ -86,7 +87,7 @@ class _PlainUnpickler(pickle.Unpickler):
         raise ReplayError(f"it asks for {module_name}.{global_name}, which a snapshot never needs")
 
 
-_LFS_POINTER = b"version https://git-lfs"
+_START = 64
 
 # Everything the unpickler can raise on bytes that are not a pickle of plain containers.
 _UNREADABLE = (
@@ -114,11 +115,11 @@ def load_snapshot(path: str | Path) -> Snapshot:
     path = Path(path)
     try:
         with path.open("rb") as file:
-            start = file.read(len(_LFS_POINTER))
+            start = file.read(_START)
             is_json = start.startswith(b"{")  # no opcode of a pickle
             file.seek(0)
-            pointer = start == _LFS_POINTER
-            content = json.load(file) if is_json else pointer or _PlainUnpickler(file).load()
+            problem = lfs_problem(path, start)
+            content = json.load(file) if is_json else problem or _PlainUnpickler(file).load()
     except OSError as error:
         raise ReplayError(f"cannot read the memory snapshot {path}: {error.strerror}") from error
     except _UNREADABLE as error:
@@ -127,11 +128,8 @@ def load_snapshot(path: str | Path) -> Snapshot:
             " Make one with torch.cuda.memory._record_memory_history() before the step and "
             "torch.cuda.memory._dump_snapshot(path) after it."
         ) from error
-    if pointer:
-        raise ReplayError(
-            f"{path} is a pointer of Git LFS, and the recording that it stands for was not "
-            "downloaded: run git lfs pull, then give the file again."
-        )
+    if problem:
+        raise ReplayError(problem)
     if isinstance(content, dict) and "traceEvents" in content:
         raise ReplayError(
             f"{path} is a trace of torch.profiler: it has times, and no addresses to replay. "

@@ -19,11 +19,14 @@ from functools import cache
 from pathlib import Path
 from types import FunctionType, TracebackType
 from typing import Any, ParamSpec, TypeVar
+from unittest import mock
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 __all__ = [
     "TURN",
+    "also_in_backward",
     "in_turn",
     "is_own",
     "keep_random_states",
@@ -241,3 +244,19 @@ def is_own(kind: type) -> bool:
 def own_code(model: Any) -> bool:
     """Whether some module of a model is the user's, or an unknown library's."""
     return any(is_own(type(module)) for module in model.modules())
+
+
+@contextmanager
+def also_in_backward(mode: TorchFunctionMode) -> Iterator[None]:
+    """A mode is on, and in what backward recomputes too.
+
+    It is not on while one of its functions runs, and backward is one.
+    """
+    run_backward = torch.autograd._engine_run_backward
+
+    def with_mode(*args: Any, **kwargs: Any) -> Any:
+        with mode:
+            return run_backward(*args, **kwargs)
+
+    with mode, mock.patch.object(torch.autograd, "_engine_run_backward", with_mode):
+        yield

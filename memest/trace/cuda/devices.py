@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode, _pop_mode_temporarily
 from torch.utils._device import _device_constructors
 
 from memest.trace.cuda.patching import patch_attributes
+from memest.trace.isolation import also_in_backward
 from memest.units import GIB
 from memest.workspaces.operator_call import GpuTraits
 
@@ -155,17 +156,7 @@ def cuda_is_meta(gpu: GpuTraits | None = _A100, *, enabled: bool = True) -> Iter
     if not enabled:
         yield
         return
-    mode = _CudaIsMeta()
-    run_backward = torch.autograd._engine_run_backward
-
-    def also_in_backward(*args: Any, **kwargs: Any) -> Any:
-        # a mode is not on while one of its functions runs, and backward is one: what checkpointing
-        # recomputes there is the user's code again
-        with mode:
-            return run_backward(*args, **kwargs)
-
-    in_backward = mock.patch.object(torch.autograd, "_engine_run_backward", also_in_backward)
-    with nullcontext() if gpu is None else _driver(gpu), mode, in_backward:
+    with nullcontext() if gpu is None else _driver(gpu), also_in_backward(_CudaIsMeta()):
         yield
 
 

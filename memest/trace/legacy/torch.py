@@ -12,6 +12,7 @@ from unittest import mock
 import torch
 from torch.overrides import TorchFunctionMode
 
+from memest.trace.isolation import also_in_backward
 from memest.trace.legacy.changes import Change, Release, changes_of
 
 __all__ = ["FLASH_2", "einsum_without_swap", "kernels_as_before", "packed_flash", "torch_as_before"]
@@ -321,19 +322,6 @@ class _WholeSlices(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-@contextmanager
-def _whole_slices() -> Iterator[None]:
-    mode, run_backward = _WholeSlices(), torch.autograd._engine_run_backward
-
-    def also_in_backward(*args: Any, **kwargs: Any) -> Any:
-        # what checkpointing recomputes is indexed there
-        with mode:
-            return run_backward(*args, **kwargs)
-
-    with mode, mock.patch.object(torch.autograd, "_engine_run_backward", also_in_backward):
-        yield
-
-
 def _is_whole(index: Any) -> bool:
     return isinstance(index, slice) and index == slice(None)
 
@@ -399,7 +387,7 @@ def _denominators_beside_roots() -> Any:
 
 
 _FUNCTIONS = (
-    Change(_whole_slices, {"": (2, 9)}),
+    Change(lambda: also_in_backward(_WholeSlices()), {"": (2, 9)}, name="indexing"),
     Change(_denominators_beside_roots, {"": (2, 1)}),
 )
 

@@ -216,19 +216,16 @@ def test_torchtune_says_its_recipe_in_the_header(tmp_path):
     assert "fsdp" not in memest.read_config(path).options
 
 
-VALUES = st.sampled_from([True, False, None, 1, 4, 0.5, "no", "lora", "bf16"])
-DOCUMENTS = st.sampled_from([each for each in FORMATS if each.marks]).flatmap(
-    lambda each: st.tuples(
-        st.just(each.name),
-        st.dictionaries(st.sampled_from(sorted(each.marks)), VALUES, max_size=8),
-    )
+KEYS = st.dictionaries(
+    st.sampled_from(sorted({mark for each in FORMATS for mark in each.marks})),
+    st.sampled_from([True, False, None, 1, 4, 0.5, "no", "lora", "bf16"]),
+    max_size=8,
 )
 
 
-@given(DOCUMENTS)
-def test_every_key_is_used_or_named(tmp_path_factory, named_document):
+@given(st.sampled_from([each.name for each in FORMATS if each.marks]), KEYS)
+def test_every_key_is_used_or_named(tmp_path_factory, name, document):
     """A key becomes a value, is ignored with a reason, or is named as not priced."""
-    name, document = named_document
     path = tmp_path_factory.mktemp("keys") / "run.json"
     document = {**document, "made_up_dpo": True, "made_up": 3}
     path.write_text(json.dumps(document))
@@ -247,3 +244,11 @@ def test_every_key_is_used_or_named(tmp_path_factory, named_document):
         assert "made_up" in " ".join(run.notes)
     if any(remark.key.endswith("made_up_dpo") for remark in run.not_modelled):
         assert run.setup.unpriced
+
+
+def test_what_nobody_named_is_settled_by_naming_it():
+    command = "accelerate launch run_clm.py --model_name_or_path gpt2 --bf16"
+    assert "--num-gpus says it" in memest.read_command(command).setup.unpriced[0]
+    run = memest.read_command(command, num_gpus=1)
+    assert run.setup.unpriced == ()
+    assert "says it" not in " ".join(memest.read_command(command, num_gpus=1, seq_len=8).notes)
