@@ -38,6 +38,27 @@ class TestData:
             # may be rounded or count tied weights twice, but not be another model
             assert 0.85 < entry.parameters / entry.published_parameters < 1.15 or entry.note
 
+    @pytest.mark.parametrize(
+        ("name", "positions"),
+        [
+            ("meta-llama/Llama-2-13b-hf", 4096),
+            ("meta-llama/Llama-2-70b-hf", 4096),
+            ("meta-llama/Llama-2-70b-chat-hf", 4096),
+            ("mistralai/Mistral-7B-Instruct-v0.2", 32768),
+            ("01-ai/Yi-6B-Chat", 4096),
+            ("Qwen/Qwen1.5-1.8B-Chat", 32768),
+            ("Qwen/Qwen2.5-VL-3B-Instruct", 128_000),
+            ("EleutherAI/pythia-14m", 512),
+            ("EleutherAI/pythia-31m", 1024),
+        ],
+    )
+    def test_positions_are_those_the_model_was_made_for(self, name, positions):
+        """Not what a copy of its config was cut to for an accelerator, or an early export."""
+        entry = lookup(name)
+
+        assert entry.config()["max_position_embeddings"] == positions
+        assert "max_position_embeddings" in entry.source
+
     def test_what_was_left_out_has_a_reason(self):
         text = (FOLDER / "excluded.csv").read_text(encoding="utf-8")
         rows = list(csv.DictReader(text.splitlines()))
