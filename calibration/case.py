@@ -13,7 +13,7 @@ from typing import Any
 
 from memest.config.options import setup_from_options
 from memest.config.parallelism import ONE_GPU
-from memest.config.setup import Setup
+from memest.config.setup import Precision, Setup
 from memest.errors import ConfigError, closest
 
 __all__ = ["STEPS", "Case", "Parallel", "case_from_dict", "setup_changes", "with_events"]
@@ -74,7 +74,8 @@ class Case:
             parts.append(f"s{setup.seq_len}")
         if setup.grad_accum > 1:
             parts.append(f"a{setup.grad_accum}")
-        parts.append(setup.precision.value if setup.precision != "fp32" else setup.dtype.value)
+        halved = setup.precision is not Precision.FP32
+        parts.append((setup.precision if halved else setup.loaded_dtype).value)
         if setup.checkpointing != "none":
             parts.append("ckpt")
         parts.append(setup.loop.value)

@@ -329,8 +329,9 @@ def _facts(record: CaseRecord, run: Run | None) -> dict[str, Any]:
     if run is not None:
         setup = run.setup
         precision = setup.precision.value
-        if setup.precision is Precision.FP32 and setup.dtype.value not in ("auto", "float32"):
-            precision = f"{setup.dtype.value} weights"
+        dtype = setup.loaded_dtype.value
+        if setup.precision is Precision.FP32 and dtype not in ("auto", "float32"):
+            precision = f"{dtype} weights"
         return {
             "family": run.family,
             "precision": precision,

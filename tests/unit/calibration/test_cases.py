@@ -48,6 +48,14 @@ def test_names_are_of_what_runs_not_of_what_is_kept():
 
 
 @pytest.mark.parametrize(
+    ("software", "dtype"), [("transformers=5.0", "auto"), ("transformers=4.44", "float32")]
+)
+def test_names_say_what_the_release_made_of_a_dtype_left_open(software, dtype):
+    case = case_from_dict({"model": "gpt2", "setup": {"batch": 2, "software": software}})
+    assert case.id.split("-")[2] == dtype
+
+
+@pytest.mark.parametrize(
     ("document", "said"),
     [
         ([], "not an object"),
