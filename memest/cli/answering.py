@@ -71,7 +71,7 @@ def _answer(
         answer,
         notes=(*answer.notes, *run.notes),
         assumptions=(*answer.assumptions, *filter(None, [run.sources_note])),
-        origins=origins_of(run, answer.setup),
+        origins=origins_of(run, answer.setup, answer.model.family),
     )
 
 

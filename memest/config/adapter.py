@@ -56,12 +56,12 @@ class Adapter:
         config: settings of the method's configuration class as canonical JSON; what is left out is
             as peft has it.
         autocast_adapter_dtype: as ``peft.get_peft_model`` takes it: half-precision adapters are
-            made float32.
+            made float32; None is as the release of peft does, which a setup fills in.
     """
 
     method: str
     config: str = "{}"
-    autocast_adapter_dtype: bool = True
+    autocast_adapter_dtype: bool | None = None
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -107,7 +107,7 @@ class Adapter:
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as :func:`read_adapter` takes them."""
         out = {"peft_type": self.method.upper(), **self.settings}
-        return out if self.autocast_adapter_dtype else {**out, _CAST: False}
+        return {**out, _CAST: False} if self.autocast_adapter_dtype is False else out
 
 
 def read_adapter(source: Any, *, option: str = "--peft-config") -> Adapter:
@@ -124,8 +124,8 @@ def read_adapter(source: Any, *, option: str = "--peft-config") -> Adapter:
     if isinstance(source, Adapter):
         return source
     values = _mapping_of(source, option)
-    cast = values.pop(_CAST, True)
-    if not isinstance(cast, bool):
+    cast = values.pop(_CAST, None)
+    if cast is not None and not isinstance(cast, bool):
         raise ConfigError(f"{option}: {_CAST} {cast!r} is neither true nor false.")
     method = _method(values.pop("peft_type", None), option)
     settings = {

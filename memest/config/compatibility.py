@@ -155,6 +155,7 @@ def _check_evaluation(setup: TrainingOptions) -> None:
 
 def _check_base(setup: TrainingOptions) -> None:
     """What adapters and quantised bases exclude."""
+    refuse_pairs(setup, "--software", "peft")
     if setup.adapter is not None:
         refuse_pairs(setup, "adapters", "adapter")
     if setup.quantization is None:

@@ -48,6 +48,14 @@ def _asks_for_modules(s: TrainingOptions) -> bool:
     return facts_of(s.optimizer).by_module
 
 
+def _is_4bit(s: TrainingOptions) -> bool:
+    return s.quantization is not None and s.quantization.format is Format.BNB_4BIT
+
+
+def _before_peft(s: TrainingOptions, minor: int) -> bool:
+    return s.software.peft is not None and s.software.peft < (0, minor)
+
+
 _STEPS_IN_BACKWARD = "an optimizer that steps in backward (--optim {s.optimizer})"
 _BY_MODULE = "--optim {s.optimizer}, which asks which module owns a weight"
 _FUSED_LOSS = "a fused loss ({s.fused_loss})"
@@ -229,6 +237,40 @@ _PAIRS = (
         lambda s: (
             s.precision is Precision.BF16 and s.distributed.pipeline_schedule is Schedule.LOOPED_BFS
         ),
+    ),
+    Pair(
+        "peft",
+        "--software peft={s.software.peft[0]}.{s.software.peft[1]} and a base of 4 bits",
+        lambda s: _is_4bit(s) and _before_peft(s, 4) and (s.prepares_base or s.adapter),
+        "peft has adapters on 4-bit layers, and prepares such a base, since 0.4",
+        "Write peft=0.4 or later.",
+    ),
+    Pair(
+        "peft",
+        "--software peft={s.software.peft[0]}.{s.software.peft[1]} and a base of GPTQ",
+        lambda s: (
+            s.quantization is not None
+            and s.quantization.format is Format.GPTQ
+            and _before_peft(s, 5)
+            and (s.prepares_base or s.adapter)
+        ),
+        "peft has adapters on layers of GPTQ since 0.5",
+        "Write peft=0.5 or later.",
+    ),
+    Pair(
+        "peft",
+        "--software peft={s.software.peft[0]}.{s.software.peft[1]} and --bnb-4bit-quant-storage "
+        "{s.quantization.quant_storage}",
+        lambda s: (
+            _is_4bit(s)
+            and _before_peft(s, 10)
+            and s.prepares_base
+            and s.quantization is not None
+            and s.quantization.quant_storage in ("float16", "bfloat16")
+        ),
+        "until 0.9 prepare_model_for_kbit_training made float32 of packed weights too, which are "
+        "none after that",
+        "Write peft=0.10 or later, or add --no-prepare-kbit.",
     ),
     Pair(
         "compile",

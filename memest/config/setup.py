@@ -7,7 +7,7 @@ Its options are declared in :mod:`memest.config.training_options`, what excludes
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from memest.config.adapter import Adapter, read_adapter
@@ -29,6 +29,7 @@ from memest.config.kinds import (
 from memest.config.optimizers import find_optimizer
 from memest.config.option import plain_values, settle
 from memest.config.quantization import Quantization, read_quantization
+from memest.config.release_defaults import release_default
 from memest.config.software import Software
 from memest.config.training_options import (
     MAX_BATCH,
@@ -98,7 +99,7 @@ class Setup(TrainingOptions):
                     f"--freeze {pattern!r} is not a regular expression: {error}."
                 ) from None
         if self.adapter is not None:
-            set_field(self, "adapter", read_adapter(self.adapter))
+            set_field(self, "adapter", _adapter(self.adapter, self.software))
         if self.quantization is not None:
             set_field(self, "quantization", read_quantization(self.quantization))
         set_field(self, "data_loading", read_data_loading(self.data_loading))
@@ -117,6 +118,15 @@ class Setup(TrainingOptions):
         if not self.unpriced:
             del values["unpriced"]
         return values | distributed
+
+
+def _adapter(source: Any, software: Software) -> Adapter:
+    """An adapter whose dtype is settled: where nobody says, the release of peft does."""
+    adapter = read_adapter(source)
+    if adapter.autocast_adapter_dtype is not None:
+        return adapter
+    casts = release_default("autocast_adapter_dtype", software).value == "true"
+    return replace(adapter, autocast_adapter_dtype=casts)
 
 
 def _dtype_name(value: Any) -> Any:

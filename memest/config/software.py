@@ -20,12 +20,14 @@ class Software:
         transformers: (major, minor) of transformers, None for the installed one.
         cuda: (major, minor) of the CUDA toolkit PyTorch was built with.
         bitsandbytes: (major, minor) of bitsandbytes, None for the installed one.
+        peft: (major, minor) of peft, None for the installed one.
     """
 
     torch: tuple[int, int] | None = None
     transformers: tuple[int, int] | None = None
     cuda: tuple[int, int] | None = None
     bitsandbytes: tuple[int, int] | None = None
+    peft: tuple[int, int] | None = None
 
     @classmethod
     def parse(cls, text: str) -> Software:
@@ -35,14 +37,15 @@ class Software:
             ConfigError: for an unknown package or a version that is no number.
         """
         values: dict[str, tuple[int, int]] = {}
+        *names, last = (each.name for each in dataclasses.fields(cls))
         for item in filter(None, (part.strip() for part in text.split(","))):
             name, _, version = item.partition("=")
             name = name.strip().lower()
             match = re.match(r"^=?(\d+)(?:\.(\d+))?", version.strip())
-            if name not in ("torch", "transformers", "cuda", "bitsandbytes"):
+            if name not in (*names, last):
                 raise ConfigError(
                     f"--software {item!r}: {name!r} is not a package whose version changes the "
-                    "answer; write torch, transformers, cuda or bitsandbytes, as in "
+                    f"answer; write {', '.join(names)} or {last}, as in "
                     "torch=1.10,transformers=4.18"
                 )
             if match is None:

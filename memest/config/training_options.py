@@ -28,7 +28,7 @@ from memest.config.optimizers import OPTIMIZER_FACTS, facts_of
 from memest.config.option import Kind, Panel, legal_values, option
 from memest.config.parallelism import ONE_GPU, Distributed, Strategy
 from memest.config.quantization import Quantization
-from memest.config.release_defaults import release_default
+from memest.config.release_defaults import PREPARED, release_default
 from memest.config.software import Software
 
 __all__ = [
@@ -351,7 +351,27 @@ class TrainingOptions:
             return False
         if self.use_reentrant is not None:
             return self.use_reentrant
-        return release_default("use_reentrant", self.software).value == "true"
+        among = self.who_recomputes
+        return release_default("use_reentrant", self.software, among).value == "true"
+
+    @property
+    def who_recomputes(self) -> str:
+        """Who switches checkpointing on, as the table of releases asks for it.
+
+        A script that prepares its base leaves it to peft; the Trainer does it once more behind it.
+        """
+        return PREPARED if self.prepares_base and self.loop is not Loop.TRAINER else ""
+
+    @property
+    def prepares_base(self) -> bool:
+        """Whether ``peft.prepare_model_for_kbit_training`` is called for a quantised base.
+
+        It is where the setup says so, and where it does not say, beside adapters.
+        """
+        if self.quantization is None:
+            return False
+        prepare = self.quantization.prepare
+        return self.adapter is not None if prepare is None else prepare
 
     @property
     def finds_unused_parameters(self) -> bool:

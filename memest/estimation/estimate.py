@@ -125,7 +125,7 @@ def estimate(
     return replace(
         result,
         notes=(*result.notes, *run_config.notes),
-        origins=origins_of(run_config, result.setup),
+        origins=origins_of(run_config, result.setup, result.model.family),
     )
 
 

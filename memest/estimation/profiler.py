@@ -274,6 +274,7 @@ class Profiler:
             parameter_bytes=parameter_bytes,
             source=source.provenance if source is not None else "live module",
             task=card.task.value,
+            family=run.family,
         )
 
     @property

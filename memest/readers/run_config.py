@@ -11,14 +11,14 @@ the framework's own rule decides, and without one it is an error:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from memest.config.option import Kind
 from memest.config.option_table import OPTIONS
 from memest.config.options import find_option, setup_from_options
-from memest.config.release_defaults import RELEASE_DEFAULTS, release_default
+from memest.config.release_defaults import RELEASE_DEFAULTS, ReleaseDefault, release_default
 from memest.config.setup import Setup
 from memest.errors import ConfigError
 from memest.readers.effects import OPTIONS_OF_4BIT, OPTIONS_OF_LORA, values_that_act
@@ -427,28 +427,40 @@ def _with_origins(message: str, values: Mapping[str, ReadValue]) -> str:
     return message + (f" ({'; '.join(origins)}.)" if origins else "")
 
 
-def release_origin(name: str, setup: Setup) -> str:
-    """What a field that was left open is by the declared software, and where that was read.
+_PARTS_BY_RELEASE: Mapping[str, Callable[[Setup], bool]] = {
+    "autocast_adapter_dtype": lambda setup: setup.adapter is not None,
+    "prepare_kbit": lambda setup: setup.prepares_base,
+}
+"""Options that are no fields of a setup and follow the release, and whether a setup has them."""
 
-    Empty for a field that is the same in every release, and where none was declared.
+
+def _release_row(name: str, setup: Setup, family: str) -> ReleaseDefault | None:
+    """What an option that was left open is by the declared software, and where that was read.
+
+    None for an option that is the same in every release, and where none was declared.
     """
-    if not any(row.option == name for row in RELEASE_DEFAULTS):
-        return ""
-    row = release_default(name, setup.software)
-    others = [other for other in RELEASE_DEFAULTS if other.option == name]
-    libraries = {library for other in others for library in other.since}
-    declared = setup.software.to_dict()
-    if not libraries & set(declared) or getattr(setup, name) not in (None, "auto"):
-        return ""
+    rows = [row for row in RELEASE_DEFAULTS if row.option == name]
+    libraries = {library for row in rows for library in row.since}
+    if not libraries & set(setup.software.to_dict()):
+        return None
+    is_field = name not in _PARTS_BY_RELEASE
+    if is_field and getattr(setup, name) not in (None, "auto"):
+        return None
+    among = {"use_reentrant": setup.who_recomputes, "attn_implementation": family}
+    return release_default(name, setup.software, among.get(name, ""))
+
+
+def _release_text(row: ReleaseDefault) -> str:
     return f"{row.value}, default of the software: {row.source}"
 
 
-def origins_of(run: RunConfig, resolved_setup: Setup) -> tuple[Origin, ...]:
+def origins_of(run: RunConfig, resolved_setup: Setup, family: str) -> tuple[Origin, ...]:
     """One row for each option that was named, then those that nobody named.
 
     Args:
         run: the configuration that was estimated.
         resolved_setup: the setup of the answer, with what the model decides filled in.
+        family: ``model_type`` of the model.
     """
     rows = list(run.named_origins)
     named_options = {each.option for each in run.values}
@@ -465,9 +477,9 @@ def origins_of(run: RunConfig, resolved_setup: Setup) -> tuple[Origin, ...]:
             "precision",
         ):
             continue
-        release = release_origin(name, run.setup)
-        if release:
-            origin = release
+        release = _release_row(name, run.setup, family)
+        if release is not None:
+            origin = _release_text(release)
         elif value == plain[name]:
             origin = "default"
         elif value != before[name]:
@@ -479,6 +491,10 @@ def origins_of(run: RunConfig, resolved_setup: Setup) -> tuple[Origin, ...]:
                 "the options above",
             )
         rows.append(Origin(name, _plain(value), origin))
+    for name, has in _PARTS_BY_RELEASE.items():
+        release = _release_row(name, run.setup, family)
+        if release is not None and name not in named_options and has(run.setup):
+            rows.append(Origin(name, release.value, _release_text(release)))
     return tuple(rows)
 
 

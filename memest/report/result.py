@@ -52,7 +52,10 @@ class Verdict(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """What was built and counted (numbers of elements; tied weights once)."""
+    """What was built and counted (numbers of elements; tied weights once).
+
+    ``family`` is the ``model_type`` of the configuration, else the class.
+    """
 
     id: str
     class_name: str
@@ -62,6 +65,7 @@ class ModelFacts:
     parameter_bytes: int
     source: str
     task: str
+    family: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,7 +29,12 @@ from memest.trace.isolation import (
     restore_model,
     seed_generators,
 )
-from memest.trace.legacy.transformers import attention_of, masks_as_before, model_as_before
+from memest.trace.legacy.transformers import (
+    attention_of,
+    classes_as_before,
+    masks_as_before,
+    model_as_before,
+)
 from memest.trace.losses.fused_loss import apply_fused_loss, apply_liger
 from memest.trace.losses.loss import OwnLoss, loss_for, resolve_loss
 from memest.trace.model.adapters import add_adapter, base_of, cast_parameters
@@ -138,7 +143,8 @@ def build(
     setup = replace(setup, attn_implementation=attention_of(model_type, setup))
     setup, own_notes = own_quantization(source.config or {}, setup)
     ready = bool(own_notes) and setup.quantization is not None
-    built_model = build_model(source, setup)
+    with classes_as_before(model_type, setup):
+        built_model = build_model(source, setup)
     model_as_before(built_model.model, model_type, setup)
     head_notes = separate_head(built_model.model, source.config or {})
     built_model = replace(built_model, notes=(*built_model.notes, *head_notes, *own_notes))

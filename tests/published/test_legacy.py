@@ -33,6 +33,10 @@ QWEN2 = {
     "model_type": "qwen2", "num_hidden_layers": LAYERS, "hidden_size": 32, "vocab_size": 120,
     "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 64,
 }  # fmt: skip
+GEMMA2 = {
+    **QWEN2, "model_type": "gemma2", "head_dim": 8, "attn_logit_softcapping": 50.0,
+    "query_pre_attn_scalar": 8,
+}  # fmt: skip
 OPT = {
     "model_type": "opt", "num_hidden_layers": LAYERS, "hidden_size": 32, "vocab_size": 120,
     "num_attention_heads": 4, "ffn_dim": 64, "word_embed_proj_dim": 32,
@@ -85,7 +89,8 @@ def peak(found):
         ("bert", "transformers=4.41", Attention.AUTO),
         ("llama", "transformers=4.36", Attention.AUTO),
         ("t5", "transformers=4.57", Attention.EAGER),
-        ("t5", "transformers=5.0", Attention.AUTO),
+        ("t5", "transformers=5.0", Attention.EAGER),
+        ("gemma2", "transformers=5.20", Attention.SDPA),
         ("qwen3", "transformers=4.51", Attention.AUTO),
         ("qwen3", "", Attention.AUTO),
         ("llama", "torch=1.13,transformers=4.48", Attention.EAGER),
@@ -115,6 +120,12 @@ def test_opt_scaled_its_queries_inside_sdpa(trace):
     old, new = (trace(OPT, f"transformers={v}", padded=True) for v in ("4.52", "4.53"))
     assert made(old, "self_attn")["mul"] < made(new, "self_attn")["mul"]
     assert made(old, "self_attn")["clone"] < made(new, "self_attn")["clone"]
+
+
+def test_soft_caps_were_left_out_by_sdpa(trace):
+    now, then = (made(trace(GEMMA2, f"transformers={v}"), "self_attn") for v in ("5.22", "5.20"))
+    assert now["tanh"]
+    assert not then["tanh"]
 
 
 def test_grouped_heads_were_repeated(trace):

@@ -334,7 +334,7 @@ def _load_pretrained(built_model, real, setup):
     if setup.loop is Loop.TRAINER and hasattr(real.config, "use_cache"):
         real.config.use_cache = False
     if setup.checkpointing != "none":
-        real.gradient_checkpointing_enable({"use_reentrant": bool(setup.use_reentrant)})
+        real.gradient_checkpointing_enable({"use_reentrant": setup.recomputes_reentrantly})
     return real
 
 

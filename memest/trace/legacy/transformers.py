@@ -7,6 +7,7 @@ fitted. Kernels of torch are in ``legacy/torch.py``, what its loops and optimize
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -16,6 +17,7 @@ from unittest import mock
 
 import torch
 
+from memest.config.release_defaults import release_default
 from memest.config.setup import Attention, Setup
 from memest.trace.inputs.tensors import TensorPlan
 from memest.trace.legacy.changes import Change, Release, changes_of
@@ -23,6 +25,7 @@ from memest.trace.recorder import Recorder
 
 __all__ = [
     "attention_of",
+    "classes_as_before",
     "family_of",
     "masks_as_before",
     "model_as_before",
@@ -35,31 +38,6 @@ Patch = AbstractContextManager[Any]
 _BERT_LIKE = frozenset(
     """bert roberta xlm-roberta camembert electra layoutlm rembert megatron-bert ernie vit deit
     data2vec-text roberta-prelayernorm""".split()
-)
-# First transformers whose class could use sdpa (training_semantics: model files of each version)
-_SDPA_SINCE = {
-    **dict.fromkeys(
-        "llama mistral falcon whisper bart wav2vec2 hubert gpt_bigcode".split(), (4, 36)
-    ),
-    "qwen2": (4, 37),
-    "gemma": (4, 38),
-    **dict.fromkeys("phi starcoder2".split(), (4, 39)),
-    **dict.fromkeys("bert vit deit".split(), (4, 41)),
-    "gemma2": (4, 42),
-    "gpt2": (4, 44),
-    **dict.fromkeys("distilbert gpt_neox".split(), (4, 45)),
-    **dict.fromkeys("opt clip siglip dinov2".split(), (4, 46)),
-    **dict.fromkeys("roberta xlm-roberta camembert".split(), (4, 48)),
-}
-# Most families shared one attention function from here on, and could use sdpa ...
-_SHARED_ATTENTION = (4, 48)
-# ... except these, which could not in 4.51 and can in 5.x (``_supports_sdpa`` in their files)
-_EAGER_IN_4 = frozenset(
-    """altclip bert-generation blenderbot blenderbot-small chinese_clip clipseg conditional_detr
-    ctrl decision_transformer deformable_detr detr electra ernie esm fuyu kosmos-2 layoutlm marian
-    maskformer mobilebert mt5 owlv2 owlvit pegasus persimmon pix2struct plbart pop2piano
-    recurrent_gemma roberta-prelayernorm roc_bert rt_detr rt_detr_v2 seamless_m4t seamless_m4t_v2
-    segformer swin t5 udop umt5 wav2vec2-bert wav2vec2-conformer xclip xmod zamba""".split()
 )
 
 
@@ -74,18 +52,10 @@ def family_of(model: Any) -> str:
 
 
 def attention_of(model_type: str, setup: Setup) -> Attention:
-    """The attention implementation that this transformers would have taken."""
-    release = _release_of(setup)
+    """The attention implementation that these releases would have taken."""
     if setup.attn_implementation is not Attention.AUTO:
         return setup.attn_implementation
-    if setup.software.torch is not None and setup.software.torch < (2, 0):
-        return Attention.EAGER
-    if release >= (5, 0):
-        return Attention.AUTO
-    if model_type in _EAGER_IN_4:
-        return Attention.EAGER
-    since = _SDPA_SINCE.get(model_type, _SHARED_ATTENTION)
-    return Attention.EAGER if release < since else Attention.AUTO
+    return Attention(release_default("attn_implementation", setup.software, model_type).value)
 
 
 # -- the batch and the model ---------------------------------------------------------------------
@@ -109,6 +79,30 @@ def masks_as_before(
         else p
         for p in plans
     )
+
+
+@contextmanager
+def classes_as_before(model_type: str, setup: Setup) -> Iterator[None]:
+    """Classes that may be asked for what they are not any more, while a model is built."""
+    with ExitStack() as stack:
+        for change in changes_of(_CLASSES, _release_of(setup), model_type):
+            stack.enter_context(change.patch(model_type))
+        yield
+
+
+def _sdpa_without_soft_caps(model_type: str) -> Patch:
+    """Models whose scores have a soft cap took sdpa all the same, which leaves it out.
+
+    Source: ``_supports_sdpa`` of ``modeling_gemma2.py``, ``modeling_t5gemma.py`` and
+    ``modeling_vaultgemma.py``, true until 5.20.
+    """
+    module = importlib.import_module(f"transformers.models.{model_type}.modeling_{model_type}")
+    base = next(
+        value
+        for name, value in vars(module).items()
+        if name.endswith("PreTrainedModel") and value.__module__ == module.__name__
+    )
+    return mock.patch.object(base, "_supports_sdpa", True)
 
 
 def model_as_before(model: torch.nn.Module, model_type: str, setup: Setup) -> None:
@@ -255,6 +249,22 @@ def _contiguous_operands(*_: Any) -> Patch:
     return mock.patch.dict(mapping, {"sdpa": forward})
 
 
+def _ignored_soft_caps(*_: Any) -> Patch:
+    """A cap of the scores was handed to sdpa, which knew nothing of it.
+
+    Source: ``sdpa_attention_forward`` of 4.48 to 5.20; refused from 5.21 on.
+    """
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    original: Callable[..., Any] = ALL_ATTENTION_FUNCTIONS["sdpa"]
+
+    def forward(*args: Any, softcap: float | None = None, **kwargs: Any) -> Any:
+        return original(*args, **kwargs)
+
+    mapping = type(ALL_ATTENTION_FUNCTIONS)._global_mapping
+    return mock.patch.dict(mapping, {"sdpa": forward})
+
+
 def _rotary_of_each_layer(_recorder: Recorder, model_type: str) -> Patch:
     """Every layer looked up, or computed, cosines and sines of its own, which its products save.
 
@@ -370,9 +380,13 @@ _MODELS = (
     ),
 )
 
+_SOFT_CAPS = dict.fromkeys("gemma2 t5gemma vaultgemma".split(), (5, 21))
+_CLASSES = (Change(_sdpa_without_soft_caps, _SOFT_CAPS),)
+
 _FUNCTIONS = (
     Change(_caches_without_copies, {"": (4, 56)}),
     Change(_repeated_heads, {"": (4, 54)}),
+    Change(_ignored_soft_caps, _SOFT_CAPS),
     Change(_contiguous_operands, {"": (4, 56)}, since={"": (4, 48), "opt": (4, 53)}),
     # two families made their own float masks longer than the rest
     Change(_float_masks, {"": (4, 53), "gpt2": (4, 54), "opt": (5, 1)}),

@@ -19,8 +19,10 @@ from unittest import mock
 import torch
 
 from memest.config.quantization import METHODS, Format, Quantization, read_quantization
+from memest.config.release_defaults import release_default
 from memest.config.setup import Setup
 from memest.errors import ConfigError, MissingDependencyError
+from memest.trace.legacy.peft import prepare_int8
 
 __all__ = [
     "Loading",
@@ -347,7 +349,7 @@ def num_elements(parameter: torch.Tensor) -> int:
 def prepare_kbit(model: Any, loading: Loading, setup: Setup) -> list[str]:
     """``prepare_model_for_kbit_training``: all is frozen, what is not quantised becomes float32.
 
-    It is called where the setup says so, and where it does not say, beside adapters.
+    Releases before peft 0.3 cast less (:mod:`memest.trace.legacy.peft`).
 
     Args:
         model: quantised; it is changed.
@@ -360,9 +362,7 @@ def prepare_kbit(model: Any, loading: Loading, setup: Setup) -> list[str]:
     Raises:
         MissingDependencyError: peft is not installed.
     """
-    assert setup.quantization is not None
-    prepare = setup.quantization.prepare
-    if prepare is False or (prepare is None and setup.adapter is None):
+    if not setup.prepares_base:
         return []
     try:
         import peft
@@ -372,13 +372,16 @@ def prepare_kbit(model: Any, loading: Loading, setup: Setup) -> list[str]:
             "'memest[peft]', or add --no-prepare-kbit."
         ) from error
     dtypes_before = {id(parameter): parameter.dtype for parameter in model.parameters()}
-    # checkpointing is switched on where the setup says so, embeddings' hooks with it
-    peft.prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
+    if release_default("prepare_kbit", setup.software).value == "layer_norm":
+        prepare_int8(model)
+    else:
+        # checkpointing is switched on where the setup says so, embeddings' hooks with it
+        peft.prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
     loading.cast_from = {
         id(p): dtypes_before[id(p)] for p in model.parameters() if p.dtype != dtypes_before[id(p)]
     }
     note = (
-        "prepare_model_for_kbit_training makes float32 of everything that is not quantised; "
+        "prepare_model_for_kbit_training makes float32 of what is not quantised; "
         "--no-prepare-kbit leaves it out"
     )
     return [note] if loading.cast_from else []

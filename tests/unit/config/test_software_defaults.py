@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from memest.config.quantization import Quantization
 from memest.config.release_defaults import RELEASE_DEFAULTS, release_default
 from memest.config.setup import Dtype, Loop, Setup, Software
+from memest.errors import ConfigError
+from memest.readers.run_config import origins_of, settle
 
 
 @pytest.mark.parametrize(
@@ -49,6 +52,110 @@ def test_what_a_quantised_base_leaves_was_float16():
     base = {"quantization": {"load_in_4bit": True}, "adapter": {"peft_type": "LORA", "r": 8}}
     assert Setup(software=Software.parse("transformers=4.57"), **base).loaded_dtype == "float16"
     assert Setup(**base).loaded_dtype is Dtype.AUTO
+
+
+@pytest.mark.parametrize(
+    ("family", "software", "attention"),
+    [
+        # what AutoModel.from_config of the releases made: 4.40.2, 4.44.2, 4.48.3 and 4.53.3
+        ("llama", "transformers=4.40", "auto"),
+        ("mixtral", "transformers=4.40", "auto"),
+        ("phi", "transformers=4.40", "auto"),
+        ("bert", "transformers=4.40", "eager"),
+        ("gpt2", "transformers=4.40", "eager"),
+        ("gpt2", "transformers=4.44", "auto"),
+        ("gpt_neox", "transformers=4.44", "auto"),
+        ("wav2vec2", "transformers=4.44", "auto"),
+        ("roberta", "transformers=4.44", "eager"),
+        ("distilbert", "transformers=4.44", "eager"),
+        ("gemma2", "transformers=4.44", "sdpa"),
+        ("roberta", "transformers=4.48", "auto"),
+        ("esm", "transformers=4.53", "eager"),
+        ("pegasus", "transformers=4.48", "eager"),
+        ("pegasus", "transformers=4.53", "auto"),
+        ("data2vec-vision", "transformers=4.53", "auto"),
+        # read: the model files of these releases
+        ("mistral", "transformers=4.36", "eager"),
+        ("llama", "transformers=4.35", "eager"),
+        ("llama", "transformers=4.44,torch=2.0", "eager"),
+        ("llama", "transformers=4.44,torch=2.1", "auto"),
+        ("gemma2", "transformers=4.46", "eager"),
+        ("gemma2", "transformers=5.20", "sdpa"),
+        ("gemma2", "", "auto"),
+        ("t5", "transformers=5.14", "eager"),
+        ("t5", "transformers=5.15", "auto"),
+        ("a family of later", "transformers=4.44", "auto"),
+    ],
+)
+def test_attention_left_open_is_that_of_the_class_of_the_time(family, software, attention):
+    row = release_default("attn_implementation", Software.parse(software), family)
+    assert row.value == attention
+
+
+QLORA = {"quantization": {"load_in_4bit": True}, "adapter": {"peft_type": "LORA", "r": 8}}
+
+
+@pytest.mark.parametrize(
+    ("software", "loop", "reentrant"),
+    [
+        ("", "plain", True),
+        ("peft=0.6", "accelerate", True),
+        ("peft=0.5", "plain", False),
+        ("peft=0.5,transformers=4.44", "plain", True),
+        # the Trainer switches it on again
+        ("", "trainer", False),
+        ("transformers=4.44", "trainer", True),
+    ],
+)
+def test_a_script_that_prepares_its_base_recomputes_as_peft_does(software, loop, reentrant):
+    setup = Setup(software=Software.parse(software), loop=loop, checkpointing="full", **QLORA)
+    assert setup.recomputes_reentrantly is reentrant
+    unprepared = {**QLORA, "quantization": Quantization(format="bnb-4bit", prepare=False)}
+    plain = Setup(software=Software.parse(software), loop=loop, checkpointing="full")
+    bare = Setup(software=Software.parse(software), loop=loop, checkpointing="full", **unprepared)
+    assert bare.recomputes_reentrantly is plain.recomputes_reentrantly
+
+
+@pytest.mark.parametrize(
+    ("software", "casts"), [("", True), ("peft=0.12", True), ("peft=0.11", False)]
+)
+def test_adapters_were_of_the_dtype_of_their_base_until_peft_0_11(software, casts):
+    adapter = {"peft_type": "LORA", "r": 8}
+    setup = Setup(software=Software.parse(software), adapter=adapter)
+    assert setup.adapter.autocast_adapter_dtype is casts
+    named = Setup(software=setup.software, adapter={**adapter, "autocast_adapter_dtype": True})
+    assert named.adapter.autocast_adapter_dtype is True
+
+
+@pytest.mark.parametrize(
+    ("software", "quantization", "said"),
+    [
+        ("peft=0.3", {"load_in_4bit": True}, "since 0.4. Write peft=0.4 or later"),
+        (
+            "peft=0.9",
+            {"load_in_4bit": True, "bnb_4bit_quant_storage": "bfloat16"},
+            "made float32 of packed weights too",
+        ),
+        ("peft=0.4", {"quant_method": "gptq", "bits": 4}, "layers of GPTQ since 0.5"),
+    ],
+)
+def test_what_a_peft_had_not_is_refused(software, quantization, said):
+    with pytest.raises(ConfigError, match=said):
+        Setup(software=Software.parse(software), **{**QLORA, "quantization": quantization})
+
+
+def test_explained_are_the_rows_that_a_software_decides():
+    run = settle((), {"software": "transformers=4.44,peft=0.9", "lora_r": 8, "load_in_8bit": True})
+    rows = {each.option: each for each in origins_of(run, run.setup, "roberta")}
+    assert rows["attn_implementation"].source.startswith("eager, default of the software: the mo")
+    assert rows["prepare_kbit"].value == "float32"
+    assert "peft 0.4.0 to 0.11.1" in rows["autocast_adapter_dtype"].source
+    named = settle((), {"software": "peft=0.9", "lora_r": 8, "autocast_adapter_dtype": True})
+    assert "default" not in next(
+        each.source
+        for each in origins_of(named, named.setup, "roberta")
+        if each.option == "autocast_adapter_dtype"
+    )
 
 
 def test_the_table_answers_for_every_release():
