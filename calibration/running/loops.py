@@ -276,7 +276,7 @@ class _Run:
                 return super()._get_grad_norm(model, grad_norm=grad_norm)
 
         own, optimizers = self._optimizer_of_trainer()
-        checkpoints = setup.checkpoint_every == 1  # further apart: the model's own switch
+        checkpoints = setup.checkpointing == "full"  # any other: the model's own switch
         reentrant = setup.use_reentrant
         with tempfile.TemporaryDirectory() as folder, self._copies():
             arguments = TrainingArguments(

@@ -39,7 +39,7 @@ __all__ = [
 
 _TRUE = frozenset({"true", "yes", "on"})
 _FALSE = frozenset({"false", "no", "off"})
-_MODE = re.compile(r"^(none|full|every.*|true|false|yes|no|on|off)$", re.IGNORECASE)
+_MODE = re.compile(r"^(none|full|selective|every.*|true|false|yes|no|on|off)$", re.IGNORECASE)
 _ADDRESS = re.compile(r"^(auto|local|ray://\S+|[^\s:=]+:\d+)$")
 ESTIMATING = (
     "estimate",
@@ -87,7 +87,7 @@ def closest_flags(flag: str) -> list[str]:
 def _is_mode(text: str) -> bool:
     """Whether a word after a MODE option is its value; a slip of the pen counts, a model not."""
     close_modes = difflib.get_close_matches(
-        text.lower(), ("none", "full", "every_n"), n=1, cutoff=0.7
+        text.lower(), ("none", "full", "selective", "every_n"), n=1, cutoff=0.7
     )
     return bool(_MODE.match(text) or close_modes)
 

@@ -56,6 +56,8 @@ def check(setup: TrainingOptions) -> None:
         rule(setup)
     if setup.torch_compile:
         refuse_pairs(setup, "--torch-compile", "compile")
+    if setup.checkpointing == "selective":
+        refuse_pairs(setup, "--checkpointing selective", "selective")
 
 
 def _check_loop(setup: TrainingOptions) -> None:

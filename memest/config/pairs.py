@@ -302,6 +302,25 @@ _PAIRS = (
         lambda s: s.attn_implementation is Attention.FLASH_ATTENTION_2,
         "its package brings the operators; sdpa takes the same kernel from PyTorch",
     ),
+    Pair(
+        "compile",
+        "--checkpointing selective",
+        lambda s: s.checkpointing == "selective",
+        "the compiler cuts the graph by the policy's marks",
+    ),
+    Pair(
+        "selective",
+        "--checkpointing selective and --use-reentrant",
+        lambda s: s.use_reentrant,
+        "torch's reentrant checkpoints take no policy",
+        "Drop --use-reentrant.",
+    ),
+    Pair(
+        "selective",
+        "--zero {s.distributed.zero}",
+        lambda s: s.partitions_parameters,
+        "DeepSpeed gathers weights inside of what is recomputed",
+    ),
 )
 
 

@@ -141,12 +141,12 @@ def _checkpointing(value: Any) -> str:
     if value is False or value is None:
         return "none"
     text = str(value).strip().lower()
-    if text in ("none", "full"):
+    if text in ("none", "full", "selective"):
         return text
     match = re.fullmatch(r"every_n:(\d+)", text.replace("-", "_"))
     if match and int(match.group(1)) >= 1:
         return f"every_n:{int(match.group(1))}"
     raise ConfigError(
         f"--checkpointing {value!r} is not known. Legal: none, full, every_n:K with K at least 1, "
-        "for example every_n:2."
+        "for example every_n:2, selective."
     )

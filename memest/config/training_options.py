@@ -112,7 +112,8 @@ class TrainingOptions:
     )
     checkpointing: str = option(
         "none",
-        "Recompute activations in backward: none, full or every_n:K; without a value full.",
+        "Recompute activations in backward: none, full, every_n:K, or selective, by operator as "
+        "torchtitan does; without a value full.",
         "--checkpointing --gradient-checkpointing --activation-checkpointing MODE",
         kind=Kind.MODE,
         panel=Panel.RECOMPUTE,

@@ -37,6 +37,8 @@ def arguments_of(candidate: Candidate) -> tuple[str, ...]:
         words.append(f"--gradient_accumulation_steps={candidate.grad_accum}")
     if combo.checkpointing == "full":
         words.append("--gradient_checkpointing")
+    elif combo.checkpointing == "selective":
+        words.append("--checkpointing=selective")
     elif combo.checkpointing != "none":
         interval = combo.checkpointing.partition(":")[2]
         words.append("--gradient_checkpointing")

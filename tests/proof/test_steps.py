@@ -73,6 +73,10 @@ CASES = [
     # checkpointing, frozen weights, half weights, eager attention
     _case("llama", checkpointing="full"),
     _case("llama", checkpointing="full", use_reentrant=True, loop=TRAINER),
+    _case("llama", checkpointing="selective"),
+    _case("gpt2", checkpointing="selective", slow=True),
+    _case("llama-gqa", precision="bf16", checkpointing="selective", loop=TRAINER, slow=True),
+    _case("qwen3_moe", dtype="bfloat16", checkpointing="selective", slow=True),
     _case("bert", checkpointing="full", use_reentrant=True, slow=True),
     _case("llama", freeze=("embed", "layers.[01]")),
     _case("bert", dtype="bfloat16", slow=True),

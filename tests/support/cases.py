@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import tempfile
 import warnings
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from memest.catalog.resolve import ModelSource
 from memest.config.quantization import Format
@@ -17,6 +21,7 @@ from memest.trace.model.adapters import add_adapter
 from memest.trace.model.build import BuiltModel, build_model, freeze
 from memest.trace.model.packed import GptqLinear, pack, register_packed_layers
 from memest.trace.model.quantization import quantize
+from memest.trace.model.selective import selective_arguments
 from memest.workspaces.operator_call import GpuTraits
 
 GPU = GpuTraits(capability=(8, 0), sm_count=108, max_threads_per_sm=2048)
@@ -268,7 +273,9 @@ def twin(name: str, *, runs: bool = True, **kwargs: Any) -> Twin:
     for model in filter(None, (built_model.model, real)):
         if setup.loop is Loop.TRAINER and hasattr(model.config, "use_cache"):
             model.config.use_cache = False
-        if setup.checkpointing != "none":
+        if setup.checkpointing == "selective":
+            checkpoint_by_operator(model, as_torchtitan=model is real)
+        elif setup.checkpointing != "none":
             model.gradient_checkpointing_enable({"use_reentrant": bool(setup.use_reentrant)})
     plans, _, _ = plan_batch(built_model, setup)
     if setup.quantization is not None and setup.quantization.format.packed:
@@ -278,6 +285,38 @@ def twin(name: str, *, runs: bool = True, **kwargs: Any) -> Twin:
     if setup.adapter is not None:
         built_model, real = _with_adapters(built_model, real, setup)
     return Twin(built_model, real, plans, setup)
+
+
+def checkpoint_by_operator(model, *, as_torchtitan):
+    """memest's checkpointing by operator, or torchtitan's wrapper with its policy, by hand."""
+    if not as_torchtitan:
+        model.activation_checkpointing_enable(selective_arguments())
+        return
+    model.config.use_cache = False  # what a wrapped layer gets, it would fill twice
+    for module in list(model.modules()):
+        for name, layer in module.named_children():
+            if isinstance(layer, GradientCheckpointingLayer):
+                setattr(module, name, checkpoint_wrapper(layer, context_fn=_titan_contexts,
+                                                         early_stop=False))  # fmt: skip
+
+
+_TITAN_SAVES = """mm addmm bmm linear max topk convolution _scaled_mm
+    _scaled_dot_product_flash_attention _scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention
+    _flash_attention_forward _efficient_attention_forward""".split()
+
+
+def _titan_contexts():
+    counts = Counter()
+
+    def policy(ctx, func, *args, **kwargs):
+        name = func.name().removeprefix("aten::").partition(".")[0]
+        if name in ("mm", "linear"):
+            counts[ctx.is_recompute] += 1
+        odd = counts[ctx.is_recompute] % 2 or name not in ("mm", "linear")
+        saves = name in _TITAN_SAVES and odd and not func.name().startswith("aten::max.")
+        return CheckpointPolicy.MUST_SAVE if saves else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return create_selective_checkpoint_contexts(policy)
 
 
 def _with_numbers(built_model):

@@ -192,8 +192,13 @@ def set_checkpointing(model: Any, setup: Setup) -> None:
             "Leave it out."
         )
     more = {"every_n_layers": every} if every > 1 else {}
+    arguments: dict[str, Any] = {"use_reentrant": setup.recomputes_reentrantly}
+    if setup.checkpointing == "selective":
+        from memest.trace.model.selective import selective_arguments
+
+        arguments = selective_arguments()
     try:
-        enable({"use_reentrant": setup.recomputes_reentrantly}, **more)
+        enable(arguments, **more)
     except (TypeError, ValueError) as error:
         raise ConfigError(
             f"--checkpointing {setup.checkpointing}: {type(model).__name__} refuses it: {error}"
