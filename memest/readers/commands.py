@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path, PurePath
 from typing import Any
@@ -12,10 +13,18 @@ from memest.readers.command_words import Command, Launcher, read_arguments
 from memest.readers.documents import find_file, read_document
 from memest.readers.formats import FORMATS, FileFormat, find_format, recognise
 from memest.readers.mapping import DocumentKeys
+from memest.readers.torchtitan_functions import read_function
 from memest.readers.torchtune import read_torchtune
 from memest.readers.training_arguments import IGNORED_KEYS, METHODS, SIZES, UNMODELLED_KEYS
 from memest.readers.trl import read_trl
-from memest.readers.values import Bounded, DocumentReading, KeyOrigin, Level, option_called
+from memest.readers.values import (
+    Bounded,
+    DocumentReading,
+    KeyOrigin,
+    Level,
+    Remark,
+    option_called,
+)
 
 __all__ = ["read_launch"]
 
@@ -23,7 +32,7 @@ _CONFIG_KEYS = ("config", "config_file", "cfg", "config_path")
 _CONFIG_SUFFIXES = (".yaml", ".yml", ".json", ".toml")
 _READ_VARIABLES = frozenset(
     """CUDA_VISIBLE_DEVICES NPROC_PER_NODE NNODES FORCE_TORCHRUN WORLD_SIZE NGPU CONFIG_FILE
-    OPTIM_TORCH""".split()
+    OPTIM_TORCH MODULE CONFIG""".split()
 )
 _ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 _DEEPSPEED_KEYS = frozenset(
@@ -265,7 +274,9 @@ def _program(
         return [_with_file(keys, framework_format, arguments, overrides, positionals)]
     if framework == "tune":
         return [_tune(keys, arguments, overrides, positionals)]
-    if program.endswith(".sh") or any(key.startswith(("job.", "training.")) for key in arguments):
+    if program.endswith((".sh", "torchtitan.train")) or any(
+        key.startswith(("job.", "training.")) for key in arguments
+    ):
         return [_titan(keys, command, arguments, positionals)]
     return _script(keys, command, arguments, overrides, positionals, file_format)
 
@@ -427,24 +438,65 @@ def _titan(
     gpus = command.environment.get("NGPU", "")
     if gpus.isdigit() and 0 < int(gpus[:6]) <= 1 << 16:
         _say_at(keys, "num_gpus", int(gpus), "NGPU")
-    if not isinstance(file, str):
-        if command.program.endswith(".sh"):
-            raise ConfigError(
-                f"the launch command runs {command.program}, and memest reads no shell scripts: "
-                "give the command that it runs, or its configuration with --config."
-            )
-        file = ""
-    if not command.program.endswith(".sh") and not set(_ALLOCATOR_VARIABLES) & set(
-        command.environment
-    ):
+    sets_allocator = bool(set(_ALLOCATOR_VARIABLES) & set(command.environment))
+    if not command.program.endswith(".sh") and not sets_allocator:
         _say_at(keys, "alloc_conf", "", "no run_train.sh, which sets PYTORCH_CUDA_ALLOC_CONF")
+    function = arguments.pop("config", None) or command.environment.get("CONFIG")
+    module = arguments.pop("module", None) or command.environment.get("MODULE")
+    arguments |= _titan_checkpointing(arguments, positionals)
     document: dict[str, Any] = {}
-    folder = None
-    if file:
+    unknown: tuple[Remark, ...] = ()
+    source, folder = "command", None
+    if isinstance(file, str):
         document, folder = _open(file, "command: --job.config_file")
+        source = file
+    elif function is not None:
+        path = _titan_registry(str(module or "llama3"), str(function))
+        document, unknown = read_function(path, str(function), str(path))
+        source, folder = path.name, path.parent
+    elif command.program.endswith(".sh"):
+        raise ConfigError(
+            f"the launch command runs {command.program}, and memest reads no shell scripts: "
+            "give the command that it runs, or its configuration with --config."
+        )
     document, origins = _merge(document, arguments, {})
     _ignore_words(keys, positionals)
-    return _read(find_format("torchtitan"), document, origins, file or "command", folder)
+    reading = _read(find_format("torchtitan"), document, origins, source, folder)
+    return replace(reading, not_modelled=(*reading.not_modelled, *unknown))
+
+
+_TITAN_CHECKPOINTING = "activation-checkpoint:"
+
+
+def _titan_checkpointing(arguments: dict[str, Any], positionals: list[str]) -> dict[str, Any]:
+    """``activation-checkpoint:full``, a word that may stand behind an argument's value."""
+    found = [word for word in positionals if word.startswith(_TITAN_CHECKPOINTING)]
+    positionals[:] = [word for word in positionals if word not in found]
+    for key, value in arguments.items():
+        if isinstance(value, list):
+            marked = [word for word in value if str(word).startswith(_TITAN_CHECKPOINTING)]
+            rest = [word for word in value if word not in marked]
+            arguments[key] = rest[0] if marked and len(rest) == 1 else rest
+            found += marked
+    if not found:
+        return {}
+    mode = found[-1].removeprefix(_TITAN_CHECKPOINTING).replace("-", "_")
+    return {
+        "activation_checkpoint.mode": mode,
+        "activation_checkpoint.selective_ac_option": "op",
+    }
+
+
+def _titan_registry(module: str, function: str) -> Path:
+    """The file of torchtitan's configurations of a model, in the folder that it is started in."""
+    path = Path("torchtitan", "models", module, "config_registry.py")
+    if not path.is_file():
+        raise ConfigError(
+            f"the launch command names torchtitan's configuration {function} of {module}, and "
+            f"{path} is not here. Run memest in torchtitan's folder, or name the file: memest "
+            f"estimate FOLDER/{path}:{function}."
+        )
+    return path
 
 
 def _script(

@@ -189,8 +189,7 @@ def _adapters(keys: DocumentKeys, kind: str) -> None:
 def _quantization(keys: DocumentKeys, bits: int | None, compute: str | None) -> None:
     method = keys.scalar("quantization_method")
     if bits != 4:
-        keys.scalar("quantization_type")
-        keys.switch("double_quantization")
+        keys.pass_over(("quantization_type", "double_quantization"), "no 4-bit base")
     if bits is None:
         return
     if method not in (None, "bnb", "bitsandbytes"):

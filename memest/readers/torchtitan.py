@@ -1,16 +1,18 @@
 """torchtitan's settings: TOML of releases until February 2026, and what its functions set.
 
-Source: ``train_configs/*.toml`` and ``config/job_config.py`` of that time, ``config/configs.py``
-and ``models/*/config_registry.py`` since.
+Source: ``train_configs/*.toml`` and ``config/job_config.py`` (``config_manager.py``) of that time,
+``config/configs.py`` and ``models/*/config_registry.py`` since.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import replace
 
 from memest.errors import ConfigError
 from memest.readers.mapping import DocumentKeys, Key, KeyTable, by_key, read_part, read_table
+from memest.readers.torchtitan_parallel import parallel_table
 from memest.readers.values import Bounded, KeyOrigin, Level
 
 __all__ = ["TORCHTITAN"]
@@ -30,12 +32,10 @@ _MODELS = {
     ("deepseek_v3", "671B"): "deepseek-ai/DeepSeek-V3",
 }
 _NO_TENSOR = "no tensor of a training step depends on it"
-_DEGREES = {
-    "tensor_parallel_degree": "tp",
-    "pipeline_parallel_degree": "pp",
-    "context_parallel_degree": "cp",
-    "expert_parallel_degree": "ep",
-}
+_RECOMPUTED_SHAPES = (
+    "per_op_sac_force_recompute_mm_shapes_by_fqns",
+    "force_recompute_mm_shapes_by_fqns",
+)
 _OWNERS = {
     "Llama": "meta-llama",
     "Meta-Llama": "meta-llama",
@@ -52,24 +52,55 @@ _OPTIMIZERS = {
 }
 
 
+_MOVED = {
+    ("training", "compile"): ("compile", "enable"),
+    ("training", "data_parallel_degree"): ("parallelism", "data_parallel_shard_degree"),
+    ("compile", "enable_async_tensor_parallel"): ("parallelism", "enable_async_tensor_parallel"),
+    **{
+        (section, key): ("parallelism", key)
+        for section in ("training", "experimental")
+        for key in """data_parallel_replicate_degree data_parallel_shard_degree
+            disable_loss_parallel tensor_parallel_degree fsdp_reshard_after_forward
+            enable_async_tensor_parallel enable_compiled_autograd context_parallel_degree
+            context_parallel_rotate_method pipeline_parallel_degree pipeline_parallel_schedule
+            pipeline_parallel_schedule_csv pipeline_parallel_split_points
+            pipeline_parallel_microbatches""".split()
+    },
+}
+"""Where keys stand that older releases had elsewhere (and one that newer ones moved)."""
+
+
+def _section(keys: DocumentKeys, name: str) -> DocumentKeys:
+    """A section with the keys that other releases have elsewhere."""
+    part = keys.part(name)
+    document = {key: v for key, v in part.document.items() if (name, key) not in _MOVED}
+    origins = dict(part.origins)
+    for (section, key), (target, new_name) in _MOVED.items():
+        other = keys.document.get(section)
+        if target == name and isinstance(other, Mapping) and key in other:
+            document.setdefault(new_name, other[key])
+            origins[f"{name}.{new_name}"] = replace(keys, prefix=f"{section}.").origin(key)
+    return replace(part, document=document, origins=origins, samples_per_step=None)
+
+
 def _parts(keys: DocumentKeys) -> None:
-    read_part(keys, "model", KeyTable(readers=(_model,), rest=_NO_TENSOR))
-    training = keys.part("training")
+    training = _section(keys, "training")
     offload = bool(training.switch("enable_cpu_offload"))
     read_table(training, _TRAINING)
+    keys.absorb(training)
+    read_part(keys, "model", _MODEL)
+    read_part(keys, "hf_transformers", _HUB_MODEL)
     read_part(keys, "optimizer", _OPTIMIZER)
     read_part(keys, "activation_checkpoint", _CHECKPOINTING)
-
-    def parallel(part: DocumentKeys) -> None:
-        _parallel(part, offload=offload, mixed=training.value_of("precision") == "bf16")
-
-    read_part(
-        keys,
-        "parallelism",
-        KeyTable(readers=(parallel,), rest="how parallel parts are scheduled"),
-    )
-    keys.absorb(training)
-    read_part(keys, "compile", KeyTable(readers=(_compilation,), rest="how it compiles"))
+    mixed = training.value_of("precision") == "bf16"
+    parallel = parallel_table(offload=offload, mixed=mixed, batch=training.value_of("batch"))
+    for name, table in (("parallelism", parallel), ("compile", _COMPILATION)):
+        part = _section(keys, name)
+        read_table(part, table)
+        keys.absorb(part)
+    for name, table in _SECTIONS.items():
+        if isinstance(keys.document.get(name), Mapping):
+            read_part(keys, name, table)
 
 
 def _model(part: DocumentKeys) -> None:
@@ -91,11 +122,35 @@ def _model(part: DocumentKeys) -> None:
     converters = part.take("converters")
     if converters:
         part.miss("converters", f"{converters}: linears are replaced")
+    if str(part.document.get("norm_type") or "rmsnorm").endswith("rmsnorm"):
+        part.pass_over(("norm_type",), "priced as it is")
+    attention = part.scalar("attn_backend")
+    if attention == "sdpa":
+        part.ignore("attn_backend", "priced as it is")
+    elif attention is not None:
+        part.miss("attn_backend", f"{attention} attention: priced is sdpa")
 
 
 def _compilation(part: DocumentKeys) -> None:
-    if part.switch("enable"):
-        part.offer("torch_compile", True, "enable", "compilation fuses operators; eager is priced")
+    """Each layer, and the loss, is compiled by itself (``apply_compile``)."""
+    components = part.take("components", ["model", "loss"])
+    if not part.switch("enable"):
+        part.pass_over(("enable", "components"), "off")
+    elif components in (["loss"], ("loss",), "loss"):
+        part.miss("enable", Bounded("the loss is compiled: priced eagerly"))
+    else:
+        part.miss("enable", "each layer is compiled by itself: priced eagerly")
+
+
+def _loss(part: DocumentKeys) -> None:
+    name = str(part.take("class") or "")
+    if "Chunked" in name:
+        remark = f"{name} takes logits in pieces: priced are all at once"
+        part.miss("class", Bounded(remark))
+    elif name in ("CrossEntropyLoss", ""):
+        part.ignore("class", "priced is cross entropy")
+    else:
+        part.miss("class", f"{name}: priced is cross entropy")
 
 
 def _sizes(training: DocumentKeys) -> None:
@@ -148,19 +203,29 @@ def _precision(training: DocumentKeys) -> None:
         )
 
 
+def _older(training: DocumentKeys) -> None:
+    """Keys of 2024."""
+    kind = training.scalar("data_parallel_type")
+    if kind is not None and str(kind) != "fsdp":
+        training.miss("data_parallel_type", f"{kind}: priced as FSDP2")
+    if training.switch("enable_loss_parallel") is False:
+        training.miss("enable_loss_parallel", "beside tensor parallelism logits are whole")
+
+
 def _optimizer(part: DocumentKeys) -> None:
-    name, implementation = (
-        str(part.scalar("name") or "AdamW"),
-        str(part.scalar("implementation") or "fused"),
-    )
+    name = str(part.scalar("name") or "AdamW")
+    fused = part.switch("fused")
+    older = "foreach" if fused is False else "fused"
+    implementation = str(part.scalar("implementation") or older)
     optim = _OPTIMIZERS.get((name, implementation))
     if optim is None:
         raise ConfigError(
             f"{part.where('name')}: {name}, {implementation} is not modelled. Legal: "
             f"{', '.join(' '.join(pair) for pair in _OPTIMIZERS)}; or name one with --optim."
         )
-    if part.has("name") or part.has("implementation"):
-        part.set("optim", optim, "implementation" if part.has("implementation") else "name")
+    named_keys = [key for key in ("implementation", "fused", "name") if part.has(key)]
+    if named_keys:
+        part.set("optim", optim, named_keys[0])
     else:
         part.default("optim", optim)
 
@@ -177,102 +242,19 @@ def _checkpointing(part: DocumentKeys) -> None:
         part.set_at("checkpointing", mode, origin)
     elif mode == "selective" and re.fullmatch(r"\d+", option) and int(option) > 0:
         part.set_at("checkpointing", f"every_n:{int(option)}", origin)
-    elif mode in ("selective", "memory_budget"):
+    elif mode == "selective" and option == "op":
+        part.set_at("checkpointing", "selective", origin)
+    elif mode == "memory_budget":
         part.set_at("checkpointing", "none", origin)
-        part.miss("mode", Bounded(f"{mode} by operator: priced without, which is more"))
+        part.miss("mode", Bounded("what the compiler recomputes: priced without, which is more"))
     else:
         raise ConfigError(
-            f"{origin.origin} {mode!r} is not known. Legal: none, selective, full, memory_budget."
+            f"{origin.origin} {mode!r} is not known. Legal: none, selective (selective_ac_option "
+            "op or a number), full, memory_budget."
         )
-
-
-def _parallel(part: DocumentKeys, *, offload: bool, mixed: bool) -> None:
-    shard = part.whole("data_parallel_shard_degree")
-    copies = part.whole("data_parallel_replicate_degree") or 1
-    degrees = {key: part.whole(key) or 1 for key in _DEGREES}
-    reshard = part.scalar("fsdp_reshard_after_forward")
-    world: Any = None
-    if shard is not None and shard > 0:
-        world = shard * copies
-        for key, degree in degrees.items():
-            # ranks that share experts are among those that share data and layers (ParallelDims)
-            world *= 1 if key == "expert_parallel_degree" else degree
-        if world > 1:
-            part.set("num_gpus", world, "data_parallel_shard_degree")
-    else:
-        part.miss_default(
-            "data_parallel_shard_degree -1", Bounded("all GPUs there are: --num-gpus says it")
-        )
-    context_degree = degrees["context_parallel_degree"]
-    # the mesh of the parameters is dp_shard x cp
-    sharded = shard is None or shard != 1 or context_degree > 1
-    if sharded:
-        mode = "shard_grad_op" if reshard == "never" else "full_shard"
-        key = "fsdp_reshard_after_forward" if reshard else "data_parallel_shard_degree"
-        part.set_at("fsdp", mode, KeyOrigin(part.where(key), Level.DEFAULT))
-        if copies > 1 and shard is not None and shard > 1:
-            part.set("fsdp_shard_size", shard * context_degree, "data_parallel_shard_degree")
-        if offload:
-            part.set("fsdp_offload", True, "data_parallel_shard_degree")
-    # FSDP's own mixed precision, which Setup has for loops that are not plain scripts
-    part.default("loop", "accelerate" if sharded and mixed else "plain")
-    for key, keyword in _DEGREES.items():
-        if degrees[key] > 1:
-            part.offer(keyword, degrees[key], key, f"{key} {degrees[key]}: this parallelism")
-    if degrees["tensor_parallel_degree"] > 1:
-        _sequence(part, degrees, sharded=sharded, mixed=mixed)
-    rotate = part.scalar("context_parallel_rotate_method")
-    if rotate is not None and context_degree > 1:
-        part.offer("cp_rotate", rotate, "context_parallel_rotate_method", "how keys rotate")
-    elif rotate is not None:
-        part.ignore("context_parallel_rotate_method", "no context parallelism")
-    inside = part.whole("expert_tensor_parallel_degree")
-    if inside not in (None, 1):
-        remark = f"{inside}: experts are sharded inside, not only shared"
-        part.miss("expert_tensor_parallel_degree", remark)
-
-
-def _sequence(part: DocumentKeys, degrees: dict[str, int], *, sharded: bool, mixed: bool) -> None:
-    """What torchtitan does beside tensor parallelism unasked: sequence and loss parallelism.
-
-    Source: ``apply_tp`` of ``models/llama3/infra/parallelize.py`` and ``ParallelismConfig``, which
-    had ``disable_loss_parallel`` until June 2026 and has ``enable_sequence_parallel`` since March;
-    ``maybe_enable_amp`` of ``distributed/utils.py``.
-    """
-    on, no_loss = part.switch("enable_sequence_parallel"), part.switch("disable_loss_parallel")
-    if part.switch("enable_async_tensor_parallel"):
-        part.miss(
-            "enable_async_tensor_parallel", "collectives in pieces among matmuls: priced without"
-        )
-    if mixed and not sharded:
-        part.miss_default(
-            "mixed precision beside tensor parallelism",
-            Bounded("FSDP2's own, or none in releases before April 2026: autocast is priced"),
-        )
-    others = [
-        key for key in ("expert_parallel_degree", "pipeline_parallel_degree") if degrees[key] > 1
-    ]
-    if on is False:
-        part.miss(
-            "enable_sequence_parallel",
-            Bounded("priced by transformers' plan, which gathers logits"),
-        )
-    elif others:
-        remark = Bounded(f"not modelled beside {others[0]}: activations are priced whole")
-        if on:
-            part.miss("enable_sequence_parallel", remark)
-        else:
-            part.miss_default("sequence parallelism", remark)
-    else:
-        if on:
-            part.set("tp_sequence_parallel", True, "enable_sequence_parallel")
-        else:
-            part.default("tp_sequence_parallel", True, "beside tensor parallelism")
-        if no_loss:
-            part.set("tp_loss_parallel", False, "disable_loss_parallel")
-        return
-    if no_loss is not None:
-        part.ignore("disable_loss_parallel", "logits are gathered in any case")
+    for key in _RECOMPUTED_SHAPES:
+        if option != "op" or part.document.get(key) in ([], ["moe.router.gate"]):
+            part.pass_over((key,), "its default, or not by operator")
 
 
 _TRAINING = KeyTable(
@@ -280,25 +262,133 @@ _TRAINING = KeyTable(
         "dtype": Key("dtype", "scalar", "float32"),
         "max_norm": Key("max_grad_norm", "scalar", 1.0),
     },
-    readers=(_sizes, _precision),
+    readers=(_sizes, _precision, _older),
     ignored_keys=by_key(
         {
             _NO_TENSOR: """steps dataset dataset_path gc_freq gc_debug mixed_precision_reduce
-                disable_cuda_graphs dataloader seed deterministic"""
+                dataloader seed warmup_steps debug_moe_force_load_balance""",
+            "graphs keep their own memory, which holds what is priced": "disable_cuda_graphs",
         }
     ),
+    unmodelled_keys={
+        "deterministic": "deterministic kernels may take more",
+        "img_size": "images",
+        "classifier_free_guidance_prob": "images",
+        "classifer_free_guidance_prob": "images",
+        **dict.fromkeys(
+            """fp8_linear enable_fp8_linear enable_float8_linear enable_fsdp_fp8_all_gather
+            enable_fsdp_float8_all_gather""".split(),
+            "fp8 linears",
+        ),
+    },
 )
+_MODEL = KeyTable(
+    readers=(_model,),
+    ignored_keys=by_key({_NO_TENSOR: "print_after_conversion attn_mask_type"}),
+    unmodelled_keys={
+        "norm_type": "norms of another kind than the model's",
+        "use_flex_attn": "flex attention: priced is sdpa",
+        "num_mtp_layers": "layers that predict further tokens",
+        "moe_comm_backend": "how experts get their tokens",
+        "non_blocking_capacity_factor": "room for a fixed number of tokens at every expert",
+        "tp_gemm_backend": "collectives inside of matmuls",
+    },
+)
+_HUB_MODEL = KeyTable(options={"model": Key("model", "text")}, rest=_NO_TENSOR)
 _OPTIMIZER = KeyTable(
     options={
         "weight_decay": Key("weight_decay", "scalar", 0.1),
         "early_step_in_backward": Key("optim_in_backward", "enabled"),
     },
     readers=(_optimizer,),
-    rest="a number of the host",
+    ignored_keys=by_key({"a number of the host": "lr beta1 beta2 betas eps"}),
+    unmodelled_keys={
+        "param_groups": "optimizers of several kinds: AdamW is priced",
+        "optimizer_factory_kwargs_by_name": "optimizers of several kinds: AdamW is priced",
+        "class": "no AdamW of torchtitan's own: AdamW is priced; --optim says it",
+    },
 )
 _CHECKPOINTING = KeyTable(
-    defaults={"use_reentrant": False}, readers=(_checkpointing,), rest="how it recomputes"
+    defaults={"use_reentrant": False},
+    readers=(_checkpointing,),
+    ignored_keys=by_key(
+        {
+            "how it recomputes": """preserve_rng_state determinism_check debug early_stop
+                visualize_memory_budget_pareto selective_ac_option memory_budget"""
+        }
+    ),
+    unmodelled_keys=dict.fromkeys(_RECOMPUTED_SHAPES, "matmuls by name are recomputed"),
 )
+_COMPILATION = KeyTable(
+    readers=(_compilation,),
+    ignored_keys=by_key({"how it compiles": "backend"}),
+)
+_SECTIONS = {
+    "loss": KeyTable(
+        readers=(_loss,), ignored_keys=by_key({"in pieces": "num_chunks global_vocab_size"})
+    ),
+    **dict.fromkeys(
+        ("validation", "validator"),
+        KeyTable(
+            ignored_keys=by_key(
+                {
+                    "of the validation": """dataset dataset_path freq steps local_batch_size seq_len
+                        dataloader class enable_classifier_free_guidance save_img_count
+                        classifier_free_guidance_scale denoising_steps save_img_folder
+                        all_timesteps"""
+                }
+            ),
+            unmodelled_keys={"enable": "a validation between the steps"},
+        ),
+    ),
+    "fault_tolerance": KeyTable(
+        ignored_keys=by_key(
+            {
+                "of TorchFT": """process_group process_group_timeout_ms replica_id group_size
+                    min_replica_size semi_sync_method sync_steps num_fragments should_quantize
+                    fragment_sync_delay fragment_update_alpha module_fqns_per_model_fragment"""
+            }
+        ),
+        unmodelled_keys={"enable": "TorchFT: copies of weights beside the run's"},
+    ),
+    "float8": KeyTable(
+        ignored_keys=by_key(
+            {
+                "of fp8 linears, which model.converters name": """enable_fsdp_float8_all_gather
+                    precompute_float8_dynamic_scale_for_fsdp filter_fqns emulate recipe_name
+                    force_recompute_fp8_weight_in_bwd moe_fqns_prototype scaling_type_input
+                    scaling_type_weight scaling_type_grad_output"""
+            }
+        ),
+        unmodelled_keys={"enable_float8_linear": "fp8 linears"},
+    ),
+    "mx": KeyTable(rest="of MX linears, which model.converters name"),
+    "quantize": KeyTable(rest="of replaced linears, which model.converters name"),
+    "experimental": KeyTable(
+        ignored_keys=dict.fromkeys(
+            (key for section, key in _MOVED if section == "experimental"), "read as parallelism"
+        ),
+        unmodelled_keys=dict.fromkeys(
+            "custom_import custom_args_module custom_model_path torch_spmd".split(),
+            "code of one's own, which is not run",
+        ),
+    ),
+    "debug": KeyTable(
+        ignored_keys=by_key(
+            {
+                _NO_TENSOR: """seed moe_force_load_balance spmd_typechecking print_config
+                    save_config_file enable_structured_logging deterministic_warn_only
+                    detect_anomaly"""
+            }
+        ),
+        unmodelled_keys={
+            "deterministic": "deterministic kernels may take more",
+            "batch_invariant": "other kernels",
+        },
+    ),
+    "override": KeyTable(unmodelled_keys={"imports": "code of one's own, which is not run"}),
+}
+"""Further sections, each by itself."""
 TORCHTITAN = KeyTable(
     defaults={
         "attn_implementation": "sdpa",
@@ -307,11 +397,20 @@ TORCHTITAN = KeyTable(
     readers=(_parts,),
     ignored_keys=by_key(
         {
-            _NO_TENSOR: """job profiling profiler metrics lr_scheduler checkpoint comm debug
-                experimental fault_tolerance memory_estimation validation validator dataloader
-                tokenizer logging"""
+            _NO_TENSOR: """job profiling profiler metrics lr_scheduler checkpoint comm
+                memory_estimation dataloader tokenizer logging dump_folder compile
+                parallelism training"""
         }
     ),
-    unmodelled_keys={"quantize": "fp8 and MX linears", "float8": "fp8", "mx": "MX linears"},
+    unmodelled_keys={
+        "model_converters": "linears are replaced",
+        "encoder": "further models",
+        "data": "images",
+        "eval": "generation between the steps",
+        "inference": "generation",
+        "class": "a trainer of its own: priced is torchtitan's",
+        "trainer": "reinforcement learning: priced is nothing of it",
+        "generator": "reinforcement learning: priced is nothing of it",
+    },
 )
 """What becomes of the keys of its configuration."""

@@ -26,7 +26,13 @@ _OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.FloorDiv: operator.floordiv,
 }
 _SECTIONS = ("training", "parallelism", "optimizer", "compile", "activation_checkpoint")
+_QUIET_SECTIONS = ("loss", "validator", "validation", "debug", "override")
+"""Sections of which only what is literal counts: the rest is data, or as large as it is anyway."""
+_TRAINERS = ("Trainer", "JobConfig")
+_OPTIMIZERS = ("default_adamw", "OptimizersContainer")
 _CHECKPOINTS = {"FullAC": "full", "SelectiveAC": "selective", "MemoryBudgetAC": "memory_budget"}
+_HARMLESS = (ast.Expr, ast.Assert, ast.Pass, ast.Import, ast.ImportFrom, ast.FunctionDef)
+"""Statements that set nothing: a function inside is seen where it is called."""
 _UNKNOWN = object()
 
 
@@ -64,6 +70,10 @@ def read_function(
         raise ConfigError(f"{label} has no function {name}.{hint}")
     reader = _Function(functions, label)
     settings = reader.settings_of(name, 0)
+    if "class" in settings.get("activation_checkpoint", {}):
+        # classes of June 2026, as old as the default of model_registry
+        settings["activation_checkpoint"].pop("class")
+        settings.setdefault("model", {}).setdefault("attn_backend", "the default, flex or varlen,")
     return settings, tuple(reader.unknown)
 
 
@@ -95,10 +105,13 @@ class _Function:
                     else:
                         settings = new_settings
                         bases.add(target.id)
-            elif isinstance(statement, ast.Return):
+            elif isinstance(statement, ast.Return) and statement.value is not None:
                 new_settings = self._settings_by_call(statement.value, bindings, depth)
-                settings = settings if new_settings is None else new_settings
-            elif not isinstance(statement, (ast.Expr, ast.Assert, ast.Pass)):
+                if new_settings is not None:
+                    settings = new_settings
+                elif not (isinstance(statement.value, ast.Name) and statement.value.id in bases):
+                    self._miss(name, statement.value)
+            elif not isinstance(statement, _HARMLESS):
                 line = getattr(statement, "lineno", 0)
                 self.unknown.append(
                     Remark(f"{self._label}:{line}", "a statement that is not read: no literal")
@@ -138,32 +151,41 @@ class _Function:
                 settings.setdefault(path[1], {}).pop(path[2], None)
             else:
                 settings.setdefault(path[1], {})[path[2]] = literal
-        elif len(path) == 2 and path[1] in _SECTIONS and isinstance(value, ast.Call):
-            settings[path[1]] = self._section(path[1], value, bindings)
         elif len(path) == 2:
-            self._miss(path[1], value)
+            self._set(settings, path[1], value, bindings)
 
     def _config(self, call: ast.Call, bindings: dict[str, Any]) -> dict[str, Any]:
-        settings: dict[str, Any] = {}
+        settings: dict[str, Any] = {"activation_checkpoint": {"selective_ac_option": "op"}}
+        path = _path(call.func) or []
+        if len(path) > 1 and path[-2] not in _TRAINERS:
+            settings["class"] = path[-2]
         for keyword in call.keywords:
-            name, value = keyword.arg, keyword.value
-            if name is None:
-                self._miss("**", value)
-            elif name == "model_spec":
-                settings["model"] = self._model(value, bindings, settings.get("model", {}))
-            elif name == "hf_assets_path":
-                literal = self._literal(value, bindings)
-                if literal is not _UNKNOWN:
-                    settings.setdefault("model", {})["hf_assets_path"] = literal
-            elif name in _SECTIONS:
-                if isinstance(value, ast.Call):
-                    settings[name] = self._section(name, value, bindings)
-                elif not (isinstance(value, ast.Constant) and value.value is None):
-                    self._miss(name, value)
-                elif name == "activation_checkpoint":
-                    settings[name] = {"mode": "none"}
-        settings.setdefault("activation_checkpoint", {"mode": "none"})
+            if keyword.arg is None:
+                self._miss("**", keyword.value)
+            else:
+                self._set(settings, keyword.arg, keyword.value, bindings)
         return settings
+
+    def _set(
+        self, settings: dict[str, Any], name: str, value: ast.expr, bindings: dict[str, Any]
+    ) -> None:
+        """One field of the configuration; those that are no sections of numbers, as their text."""
+        bound = bindings.get(value.id) if isinstance(value, ast.Name) else None
+        value = bound if isinstance(bound, ast.expr) else value
+        literal = self._literal(value, bindings)
+        if name == "model_spec":
+            settings["model"] = self._model(value, bindings, settings.get("model", {}))
+        elif name == "hf_assets_path":
+            if literal is not _UNKNOWN:
+                settings.setdefault("model", {})["hf_assets_path"] = literal
+        elif name == "activation_checkpoint" and literal is None:
+            settings[name] = {"mode": "none"}
+        elif isinstance(value, ast.Call) and name in (*_SECTIONS, *_QUIET_SECTIONS):
+            settings[name] = self._section(name, value, bindings)
+        elif name in _SECTIONS:
+            self._miss(name, value)
+        else:
+            settings[name] = _text(value) if literal is _UNKNOWN else literal
 
     def _model(
         self, value: ast.expr, bindings: dict[str, Any], before: dict[str, Any]
@@ -177,33 +199,41 @@ class _Function:
             flavor = self._literal(value.args[0], bindings)
             if flavor is not _UNKNOWN:
                 model["flavor"] = flavor
-            extra = [word.arg for word in value.keywords if word.arg]
-            if extra:
-                model["converters"] = extra
+            for word in value.keywords:
+                literal = self._literal(word.value, bindings)
+                model[word.arg or "**"] = _text(word.value) if literal is _UNKNOWN else literal
         else:
             self._miss("model_spec", value)
         return model
 
     def _section(self, name: str, call: ast.Call, bindings: dict[str, Any]) -> dict[str, Any]:
         settings: dict[str, Any] = {}
-        if name == "activation_checkpoint":
-            path = _path(call.func) or [""]
+        path = _path(call.func) or [""]
+        owner = path[-2] if path[-1] == "Config" and len(path) > 1 else path[-1]
+        if name == "activation_checkpoint" and owner == "ActivationCheckpointConfig":
+            settings["selective_ac_option"] = "op"
+        elif name == "activation_checkpoint":
             kind = next((mode for part, mode in _CHECKPOINTS.items() if part in path), None)
             if kind is None:
                 self._miss(name, call)
             else:
                 settings["mode"] = kind
+                settings["class"] = owner
                 # the class of today chooses by operator
                 settings["selective_ac_option"] = "op"
+        elif name == "loss" or (name == "optimizer" and owner not in _OPTIMIZERS):
+            settings["class"] = owner
         for keyword in call.keywords:
             if keyword.arg is None:
                 self._miss(f"{name}.**", keyword.value)
                 continue
             value = self._literal(keyword.value, bindings)
-            if value is _UNKNOWN:
-                self._miss(f"{name}.{keyword.arg}", keyword.value)
-            else:
+            if value is not _UNKNOWN:
                 settings[keyword.arg] = value
+            elif keyword.arg == "param_groups":
+                settings |= _param_groups(keyword.value)
+            elif name not in _QUIET_SECTIONS:
+                self._miss(f"{name}.{keyword.arg}", keyword.value)
         return settings
 
     def _literal(self, value: ast.expr, bindings: dict[str, Any], depth: int = 0) -> Any:
@@ -224,9 +254,25 @@ class _Function:
             return _UNKNOWN
 
     def _miss(self, key: str, value: ast.expr) -> None:
-        text = ast.unparse(value)
-        text = text if len(text) < 60 else f"{text[:57]}..."
-        self.unknown.append(Remark(f"{self._label}:{key}", f"no literal, so unknown: {text}"))
+        why = f"no literal, so unknown: {_text(value)}"
+        self.unknown.append(Remark(f"{self._label}:{key}", why))
+
+
+def _text(value: ast.expr) -> str:
+    text = ast.unparse(value)
+    return text if len(text) < 60 else f"{text[:57]}..."
+
+
+def _param_groups(value: ast.expr) -> dict[str, Any]:
+    """Groups of one optimizer, whatever their rates, are that optimizer."""
+    names = {
+        str(word.value.value)
+        for word in ast.walk(value)
+        if isinstance(word, ast.keyword)
+        and word.arg == "optimizer_name"
+        and isinstance(word.value, ast.Constant)
+    }
+    return {"name": names.pop()} if len(names) == 1 else {"param_groups": _text(value)}
 
 
 def _path(node: ast.expr) -> list[str] | None:

@@ -300,9 +300,11 @@ def checkpoint_by_operator(model, *, as_torchtitan):
                                                          early_stop=False))  # fmt: skip
 
 
-_TITAN_SAVES = """mm addmm bmm linear max topk convolution _scaled_mm
-    _scaled_dot_product_flash_attention _scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention
-    _flash_attention_forward _efficient_attention_forward""".split()
+_TITAN_SAVES = """
+    mm addmm bmm linear max topk convolution _scaled_mm
+    _scaled_dot_product_flash_attention _scaled_dot_product_efficient_attention
+    _scaled_dot_product_cudnn_attention _flash_attention_forward _efficient_attention_forward
+""".split()
 
 
 def _titan_contexts():

@@ -212,10 +212,11 @@ EXPECTED = {
             "model": ("meta-llama/Llama-3.1-8B", "model.flavor"),
             "seq_len": (8192, "training.seq_len"),
             "batch": (1, "training.local_batch_size"),
+            "checkpointing": ("selective", "activation_checkpoint.mode"),
         },
         {"precision": "bf16", "dtype": "float32", "weight_decay": 0.1, "loop": "accelerate"},
         ("metrics", "optimizer.lr", "checkpoint"),
-        ("activation_checkpoint.mode", "data_parallel_shard_degree -1"),
+        ("data_parallel_shard_degree -1",),
     ),
     "llama3/config_registry.py:llama3_1b": (
         "torchtitan",

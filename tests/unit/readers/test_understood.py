@@ -108,6 +108,44 @@ FILES = {
          "num_processes": 4, "mixed_precision": "fp8", "num_machines": 1},
         {"num_gpus": 4, "precision": "bf16"}, "fp8", "",
     ),
+    "torchtitan keeps every second matmul": (
+        {"model": {"name": "llama3", "flavor": "8B"}, "training": {"seq_len": 4096},
+         "activation_checkpoint": {"mode": "selective", "selective_ac_option": "op"},
+         "quantize": {"linear": {"float8": {"filter_fqns": ["output"]}}}},
+        {"checkpointing": "selective"}, "", "the model's code",
+    ),
+    "torchtitan computes in fp8, and compiles layers": (
+        {"model": {"name": "llama3", "flavor": "8B", "converters": ["float8"]},
+         "training": {"seq_len": 4096}, "compile": {"enable": True}},
+        {"torch_compile": None, "checkpointing": "every_n:2"}, "linears are replaced",
+        "each layer is compiled by itself",
+    ),
+    "torchtitan of 2024": (
+        {"model": {"name": "llama3", "flavor": "8B", "norm_type": "rmsnorm"},
+         "training": {"batch_size": 2, "seq_len": 8192, "data_parallel_degree": 4,
+                      "tensor_parallel_degree": 1, "compile": False, "fp8_linear": "",
+                      "warmup_steps": 200},
+         "optimizer": {"name": "AdamW", "lr": 3e-4, "fused": False},
+         "experimental": {"pipeline_parallel_degree": 1},
+         "activation_checkpoint": {"mode": "full"}},
+        {"num_gpus": 4, "batch": 2, "fsdp": "full_shard", "optim": "adamw_torch_foreach",
+         "checkpointing": "full"}, "", "",
+    ),
+    "torchtitan in a pipeline": (
+        {"model": {"name": "llama3", "flavor": "8B"},
+         "training": {"local_batch_size": 8, "seq_len": 2048, "mixed_precision_param": "float32"},
+         "parallelism": {"data_parallel_shard_degree": 1, "pipeline_parallel_degree": 4,
+                         "pipeline_parallel_schedule": "GPipe",
+                         "pipeline_parallel_microbatch_size": 2}},
+        {"pp": 4, "num_gpus": 4, "batch": 2, "pp_microbatches": 4, "pp_schedule": "gpipe"},
+        "--pp-split says it", "",
+    ),
+    "torchtitan validates and is deterministic": (
+        {"model": {"name": "llama3", "flavor": "8B"}, "training": {"seq_len": 2048},
+         "validation": {"enable": True, "local_batch_size": 8}, "debug": {"deterministic": True},
+         "override": {"imports": ["a.b"]}},
+        {}, "deterministic kernels", "a validation between the steps",
+    ),
 }  # fmt: skip
 
 
@@ -214,6 +252,74 @@ def test_torchtune_says_its_recipe_in_the_header(tmp_path):
     assert run.options["fsdp"] == "full_shard"
     path.write_text(text.replace("4 full_finetune_distributed", "1 full_finetune_single_device"))
     assert "fsdp" not in memest.read_config(path).options
+
+
+TITAN = """
+from x import y
+
+def base():
+    from z import other
+    def inner(sample):
+        return sample
+    groups = 3
+    compiled = CompileConfig(enable=True, components=["loss"])
+    return FluxTrainer.Config(
+        model_spec=model_registry("8B", attn_backend="sdpa"),
+        loss=ChunkedLossWrapper.Config(loss_fn=CrossEntropyLoss.Config(), num_chunks=4),
+        optimizer=muon(lr=1.0),
+        training=TrainingConfig(
+            num_tokens_per_microbatch_per_dp_rank=4096, max_context_length=2048
+        ),
+        compile=compiled, override=OverrideConfig(imports=["a.b"]), surprise=made(),
+    )
+
+def plain():
+    return Trainer.Config(
+        model_spec=model_registry("8B"), optimizer=default_adamw(lr=1.0),
+        activation_checkpoint=SelectiveAC.Config(),
+    )
+
+def elsewhere():
+    config = other_base()
+    config.training.seq_len = 4
+    return config
+"""
+
+
+def test_every_field_of_a_function_is_used_or_named(tmp_path):
+    folder = tmp_path / "llama3"
+    folder.mkdir()
+    path = folder / "config_registry.py"
+    path.write_text(TITAN)
+
+    run = memest.read_config(f"{path}:base")
+    told = " ".join(map(str, (*run.not_modelled, *run.ignored)))
+    assert (run.options["batch"], run.options["checkpointing"]) == (2, "selective")
+    for words in (
+        "class: a trainer of its own", "ChunkedLossWrapper takes logits in pieces",
+        "no AdamW of torchtitan's own", "the loss is compiled", "code of one's own", "surprise",
+    ):  # fmt: skip
+        assert words in told, words
+    assert "a statement that is not read" not in told
+    assert "attn_backend: priced as it is" in told
+
+    run = memest.read_config(f"{path}:plain")
+    assert run.options["checkpointing"] == "selective"
+    assert "flex or varlen" in " ".join(run.setup.unpriced)
+    run = memest.read_config(f"{path}:elsewhere", model="gpt2")
+    assert "elsewhere: no literal, so unknown: config" in " ".join(run.setup.unpriced)
+
+
+def test_a_configuration_of_torchtitan_by_name_is_looked_for_where_it_starts(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    command = "torchrun --nproc_per_node 8 -m torchtitan.train --module llama3 --config plain"
+    with pytest.raises(ConfigError, match="Run memest in torchtitan's folder"):
+        memest.read_command(command)
+    folder = tmp_path / "torchtitan/models/llama3"
+    folder.mkdir(parents=True)
+    (folder / "config_registry.py").write_text(TITAN)
+    run = memest.read_command(f"{command} --training.seq_len 4096 activation-checkpoint:full")
+    assert (run.options["seq_len"], run.options["checkpointing"]) == (4096, "full")
 
 
 KEYS = st.dictionaries(
