@@ -36,6 +36,7 @@ _WORDS = {
     "zero_grad_at": "zero_grad {}",
     "num_labels": "{} labels",
     "freeze": "frozen: {}",
+    "frozen_parts": "frozen: {}",
     "adapter": "{}",
     "quantization": "{}",
     "software": "{}",

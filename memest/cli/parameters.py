@@ -69,9 +69,9 @@ _CONFIGURATIONS: dict[str, Any] = {
             "--config",
             "FILE",
             "Configuration of the run: training arguments (JSON, YAML), TRL, accelerate, "
-            "DeepSpeed, axolotl, LLaMA-Factory, torchtune, torchtitan (TOML, file.py:function), "
-            "peft's adapter_config.json. Also in place of MODEL. Repeatable; options named here "
-            "come first.",
+            "DeepSpeed, axolotl, LLaMA-Factory, ms-swift, torchtune, torchtitan (TOML, "
+            "file.py:function), peft's adapter_config.json. Also in place of MODEL. Repeatable; "
+            "options named here come first.",
             panel=_FILES,
         ),
     ],
@@ -81,7 +81,7 @@ _CONFIGURATIONS: dict[str, Any] = {
             "--config-format",
             "NAME",
             "Its format, where its keys do not tell: transformers, trl, accelerate, "
-            "deepspeed, axolotl, llama-factory, torchtune, torchtitan, peft.",
+            "deepspeed, axolotl, llama-factory, ms-swift, torchtune, torchtitan, peft.",
             panel=_FILES,
         ),
     ],

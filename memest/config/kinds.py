@@ -54,6 +54,16 @@ class Dtype(enum.StrEnum):
         return self in (Dtype.FLOAT16, Dtype.BFLOAT16)
 
 
+class ModelPart(enum.StrEnum):
+    """A part of a multimodal model."""
+
+    VISION = "vision"
+    """Towers, of images or of sounds."""
+    PROJECTOR = "projector"
+    LANGUAGE = "language"
+    """All else."""
+
+
 class Attention(enum.StrEnum):
     """The attention implementation that transformers is asked for."""
 

@@ -7,6 +7,7 @@ Its options are declared in :mod:`memest.config.training_options`, what excludes
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,6 +19,7 @@ from memest.config.kinds import (
     Attention,
     Dtype,
     Loop,
+    ModelPart,
     Precision,
     SdpaBackend,
     Task,
@@ -38,7 +40,7 @@ from memest.config.training_options import (
     OPTIMIZERS,
     TrainingOptions,
 )
-from memest.errors import ConfigError
+from memest.errors import ConfigError, not_legal
 
 __all__ = [
     "FP16_REFUSAL",
@@ -90,6 +92,7 @@ class Setup(TrainingOptions):
             set_field(self, "optim_target_modules", tuple(self.optim_target_modules))
         set_field(self, "checkpointing", _checkpointing(self.checkpointing))
         set_field(self, "freeze", tuple(self.freeze))
+        set_field(self, "frozen_parts", _frozen_parts(self.frozen_parts))
         set_field(self, "unpriced", tuple(self.unpriced))
         for pattern in self.freeze:
             try:
@@ -133,6 +136,19 @@ def _dtype_name(value: Any) -> Any:
     names = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "half": "float16"}
     text = str(value).removeprefix("torch.")
     return names.get(text, value if isinstance(value, Dtype) else text)
+
+
+def _frozen_parts(parts: Iterable[str]) -> tuple[str, ...]:
+    """Parts in their one order.
+
+    Raises:
+        ConfigError: there is no such part.
+    """
+    legal = [part.value for part in ModelPart]
+    for part in parts:
+        if part not in legal:
+            raise not_legal(f"--frozen-parts {part!r}", part, legal)
+    return tuple(part for part in legal if part in parts)
 
 
 def _checkpointing(value: Any) -> str:

@@ -17,6 +17,7 @@ from memest.config.kinds import (
     Attention,
     Dtype,
     Loop,
+    ModelPart,
     Precision,
     SdpaBackend,
     Task,
@@ -260,6 +261,13 @@ class TrainingOptions:
         (),
         "Regular expression; parameters whose name it matches do not train. Repeatable.",
         "PATTERN",
+        panel=Panel.MODEL,
+    )
+    frozen_parts: tuple[str, ...] = option(
+        (),
+        f"Part of a multimodal model that does not train, or that adapters leave out: "
+        f"{legal_values(ModelPart)}; a model of one part has none. Repeatable.",
+        "PART",
         panel=Panel.MODEL,
     )
     adapter: Adapter | None = option(

@@ -23,9 +23,23 @@ _PROGRAMS = {
     "axolotl": "axolotl",
     "tune": "tune",
     "trl": "trl",
+    "swift": "swift",
+    "megatron": "megatron",
 }
-_SUBCOMMANDS = {"llamafactory-cli": ("train",), "axolotl": ("train",), "tune": ("run",)}
+_SUBCOMMANDS = {
+    "llamafactory-cli": ("train",),
+    "axolotl": ("train",),
+    "tune": ("run",),
+    "swift": ("sft", "pt", "rlhf", "dpo", "orpo", "simpo"),
+}
 _NO_TRAINING = {"trl": ("vllm-serve", "vllm_serve", "chat", "env")}
+_NOT_PRICED = {
+    "megatron": "trains with Megatron-Core, which memest does not model; swift trains the same "
+    "models with transformers",
+}
+"""Programs that train by what memest has not, and what there is to say of them."""
+_SCRIPTS = re.compile(r"(?:.*/)?(swift)/cli/(\w+)\.py")
+"""Scripts that are what a framework's command runs: its name, and the command."""
 _MODULES = {
     "torch.distributed.run": "torchrun",
     "torch.distributed.launch": "torchrun",
@@ -40,6 +54,7 @@ _MODULES = {
     "trl.cli": "trl",
     "trl": "trl",
     "torchtune._cli.tune": "tune",
+    "swift.cli.main": "swift",
 }
 _SWITCHES = {
     "accelerate": """multi_gpu cpu tpu use_deepspeed use_fsdp use_megatron_lm
@@ -125,7 +140,7 @@ def split_command(words: Sequence[str]) -> Command:
         raise ConfigError(
             f"the launch command {text!r} names no script (train.py) and no launcher that memest "
             "knows: python, accelerate launch, torchrun, deepspeed, trl, llamafactory-cli, "
-            "axolotl, tune."
+            "axolotl, tune, swift."
         )
     queue, trailing_words = _before_shell(queue)
     skipped_words += trailing_words
@@ -167,7 +182,7 @@ def _follow(words: list[str], launchers: list[Launcher]) -> tuple[str, list[str]
         word = words.pop(0)
         name = word.rpartition("/")[2]
         if _PYTHON.fullmatch(name):
-            name = _python(words)
+            name = _by_script(_python(words), words)
             if name not in _LAUNCHERS and name not in _PROGRAMS:
                 return name, words
         if name in ("accelerate", "accelerate-launch"):
@@ -180,14 +195,28 @@ def _follow(words: list[str], launchers: list[Launcher]) -> tuple[str, list[str]
             values = _launcher_arguments(name, words)
             launchers.append(Launcher(name, values))
             if values.pop("module", False) or values.pop("m", False):
-                return (_MODULES.get(words[0], words.pop(0)), words) if words else ("", [])
+                if not words:
+                    return "", []
+                name = _by_script(_MODULES.get(words[0], words.pop(0)), words)
+                return _framework(name, words, launchers) if name in _PROGRAMS else (name, words)
             if not words:
                 raise ConfigError(f"the launch command: {name} is given no script.")
             continue
+        name = _by_script(word, words) if name not in _PROGRAMS else name
         if name in _PROGRAMS:
             return _framework(_PROGRAMS[name], words, launchers)
         return word, words
     raise ConfigError("the launch command is given no script.")
+
+
+def _by_script(program: str, words: list[str]) -> str:
+    """A framework's name for a script or a module of its own, whose command comes before words."""
+    is_module = not program.endswith(".py") and "/" not in program
+    match = _SCRIPTS.fullmatch(f"{program.replace('.', '/')}.py" if is_module else program)
+    if match is None:
+        return program
+    words.insert(0, match[2].replace("_", "-"))
+    return match[1]
 
 
 def _python(words: list[str]) -> str:
@@ -211,6 +240,8 @@ def _framework(name: str, words: list[str], launchers: list[Launcher]) -> tuple[
     if not words:
         raise ConfigError(f"the launch command: {name} is given no command, for example train.")
     sub = words.pop(0)
+    if name in _NOT_PRICED:
+        raise ConfigError(f"the launch command: {name} {sub} {_NOT_PRICED[name]}.")
     if sub in _NO_TRAINING.get(name, ()):
         raise ConfigError(f"the launch command: {name} {sub} does not train.")
     if legal is not None and sub not in legal:

@@ -13,6 +13,8 @@ from memest.readers.command_words import Command, Launcher, read_arguments
 from memest.readers.documents import find_file, read_document
 from memest.readers.formats import FORMATS, FileFormat, find_format, recognise
 from memest.readers.mapping import DocumentKeys
+from memest.readers.ms_swift import read_ms_swift
+from memest.readers.ms_swift_keys import IMAGE_VARIABLES, IMAGES
 from memest.readers.torchtitan_functions import read_function
 from memest.readers.torchtune import read_torchtune
 from memest.readers.training_arguments import IGNORED_KEYS, METHODS, SIZES, UNMODELLED_KEYS
@@ -102,6 +104,8 @@ def _environment(keys: DocumentKeys, command: Command) -> None:
             _say_at(keys, "precision", "fp32" if value == "no" else value, name)
         elif name in _READ_VARIABLES:
             keys.ignore(name, "counted with the launcher")
+        elif name in IMAGE_VARIABLES:
+            keys.miss(name, IMAGES)
         elif name.startswith(("TORCH_", "PYTORCH_")) or name == "CUDA_LAUNCH_BLOCKING":
             keys.miss(name, Bounded("a switch of PyTorch that memest does not follow"))
         else:
@@ -142,12 +146,11 @@ def _hidden_launcher(command: Command, arguments: dict[str, Any]) -> list[Launch
         if config is not None:
             values["config_file"] = config
         return [Launcher("accelerate", values)]
-    if program == "llamafactory-cli train":
-        environment = command.environment
-        if not _starts_torchrun(environment):
-            return []
+    environment = command.environment
+    of_swift = program.startswith("swift ") and {"NPROC_PER_NODE", "NNODES"} & set(environment)
+    if of_swift or (program == "llamafactory-cli train" and _starts_torchrun(environment)):
         values = {
-            "nproc_per_node": environment.get("NPROC_PER_NODE", "gpu"),
+            "nproc_per_node": environment.get("NPROC_PER_NODE", "1" if of_swift else "gpu"),
             "nnodes": environment.get("NNODES", "1"),
         }
         plain_values = {k: int(v) if v.isdigit() and len(v) < 6 else v for k, v in values.items()}
@@ -235,7 +238,12 @@ def _program_alone(keys: DocumentKeys, command: Command) -> None:
     visible = _visible(command.environment)
     if command.program.endswith(".sh"):
         return
-    if visible is not None and visible > 1:
+    if visible is not None and visible > 1 and command.program.startswith("swift "):
+        keys.miss(
+            "CUDA_VISIBLE_DEVICES",
+            Bounded(f"the model is spread over {visible} GPUs; all of it is priced on one"),
+        )
+    elif visible is not None and visible > 1:
         keys.miss(
             "CUDA_VISIBLE_DEVICES",
             f"{visible} GPUs and one process: DataParallel; priced is one GPU",
@@ -259,6 +267,8 @@ def _program(
     if framework == "trl":
         read = partial(read_trl, method=method)
         return [_with_file(keys, find_format("trl"), arguments, {}, positionals, read)]
+    if framework == "swift":
+        return [_swift(keys, command, arguments, overrides, positionals, method)]
     if framework in ("llamafactory-cli", "axolotl"):
         framework_format = find_format(
             "llama-factory" if framework == "llamafactory-cli" else "axolotl"
@@ -403,6 +413,22 @@ def _with_file(
     document, origins = _merge(document, _read_negations(arguments), overrides)
     _ignore_words(keys, positionals)
     return _read(file_format, document, origins, source, folder, read)
+
+
+def _swift(
+    keys: DocumentKeys,
+    command: Command,
+    arguments: dict[str, Any],
+    overrides: dict[str, Any],
+    positionals: list[str],
+    method: str,
+) -> DocumentReading:
+    """ms-swift; of its second release, ways to prefer are commands of their own."""
+    if method not in ("sft", "pt", "rlhf"):
+        arguments, method = {"rlhf_type": method, **arguments}, "rlhf"
+    is_distributed = bool(command.launchers or _hidden_launcher(command, arguments))
+    read = partial(read_ms_swift, method=method, distributed=is_distributed)
+    return _with_file(keys, find_format("ms-swift"), arguments, overrides, positionals, read)
 
 
 def _tune(

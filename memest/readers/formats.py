@@ -12,6 +12,7 @@ from memest.readers.accelerate import ACCELERATE
 from memest.readers.axolotl import AXOLOTL
 from memest.readers.llama_factory import LLAMA_FACTORY
 from memest.readers.mapping import DocumentKeys, read_table
+from memest.readers.ms_swift import read_ms_swift
 from memest.readers.sharding import read_deepspeed_document
 from memest.readers.torchtitan import TORCHTITAN
 from memest.readers.torchtune import read_torchtune
@@ -110,13 +111,23 @@ FORMATS: tuple[FileFormat, ...] = (
         adapter_name_or_path plot_loss dataset_dir double_quantization""",
         partial(read_table, table=LLAMA_FACTORY),
     ),
+    _format(
+        "ms-swift",
+        "ms-swift",
+        """tuner_type train_type sft_type rlhf_type split_dataset_ratio attn_impl freeze_vit
+        freeze_llm freeze_aligner freeze_parameters_ratio vit_gradient_checkpointing lazy_tokenize
+        packing_length use_logits_to_keep tuner_backend custom_register_path external_plugins
+        use_swift_lora swift_version agent_template load_args use_hf model_author lorap_lr_ratio
+        model_id_or_path""",
+        read_ms_swift,
+    ),
     _format("torchtune", "torchtune", "", read_torchtune),
     _format("torchtitan", "torchtitan", "", partial(read_table, table=TORCHTITAN)),
     _format("peft", "peft", "peft_type base_model_name_or_path inference_mode", read_peft_adapter),
 )
 """Every format, by the names of ``--config-format``."""
 
-TRAINER_FRAMEWORKS = frozenset({"transformers", "TRL", "axolotl", "LLaMA-Factory"})
+TRAINER_FRAMEWORKS = frozenset({"transformers", "TRL", "axolotl", "LLaMA-Factory", "ms-swift"})
 """Frameworks whose loop is the Trainer's, with its checks."""
 
 _MODEL_MARKS = frozenset(
@@ -166,6 +177,8 @@ def recognise(document: Mapping[str, Any], label: str) -> FileFormat:
     scores = {each: len(each.marks & keys) for each in FORMATS}
     for each in (find_format("trl"), find_format("llama-factory")):
         scores[each] += scores[general] if scores[each] else 0
+    # its other keys are those of the frameworks above
+    scores[find_format("ms-swift")] *= 10
     scores[find_format("torchtune")] = 100 * _has_components(document)
     scores[find_format("torchtitan")] = 10 * _sections(document)
     best = max(scores.values())

@@ -21,6 +21,7 @@ from memest.readers.values import (
     Level,
     ReadValue,
     Remark,
+    StepSize,
     option_called,
 )
 
@@ -69,7 +70,7 @@ class DocumentKeys:
         folder: where the file lies, for files that it names.
         prefix: of the keys, for a part of a document: ``fsdp_config.``.
         level: of keys that ``origins`` does not have.
-        samples_per_step: samples of an optimizer step, and which key says so.
+        samples_per_step: samples of an optimizer step over all GPUs.
     """
 
     document: dict[str, Any] = field(kw_only=False)
@@ -79,7 +80,7 @@ class DocumentKeys:
     folder: Path | None = None
     prefix: str = ""
     level: Level = Level.FILE
-    samples_per_step: tuple[int, str] | None = None
+    samples_per_step: StepSize | None = None
 
     def __post_init__(self) -> None:
         self.document = dict(self.document)
@@ -101,6 +102,22 @@ class DocumentKeys:
     def replace(self, key: str, value: Any) -> None:
         """Another value for a key: what it stands for."""
         self.document[key] = self._remaining[key] = value
+
+    def rename(self, names: Mapping[str, str]) -> None:
+        """Present names for former ones; the keys stand where they stood.
+
+        Args:
+            names: present names by former ones.
+        """
+        for former, present in names.items():
+            if former not in self.document:
+                continue
+            if self.has(present):
+                self.pass_over((former,), f"{present} counts")
+                continue
+            self.origins = {**self.origins, f"{self.prefix}{present}": self.origin(former)}
+            self.replace(present, self.take(former))
+            del self.document[former]
 
     @property
     def remaining(self) -> dict[str, Any]:

@@ -40,8 +40,8 @@ def read_config(
 
     Args:
         files: training arguments (JSON, YAML), TRL, accelerate, DeepSpeed, axolotl, LLaMA-Factory,
-            torchtune, torchtitan (TOML, or ``file.py:function``), peft's ``adapter_config.json``;
-            several together.
+            ms-swift, torchtune, torchtitan (TOML, or ``file.py:function``), peft's
+            ``adapter_config.json``; several together.
         config_format: the format, where a file's keys do not tell.
         command: a launch command besides, see :func:`read_command`.
         model: the model, where no file names it, or another one.

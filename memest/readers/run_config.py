@@ -330,17 +330,22 @@ def _choose(option: str, values: Sequence[ReadValue]) -> ReadValue:
 
 
 def _samples(readings: Sequence[DocumentReading], values: dict[str, ReadValue]) -> None:
-    """DeepSpeed's ``train_batch_size``: what it implies, or whether it can be."""
+    """Samples of an optimizer step: what they imply, or whether they can be."""
     for reading in readings:
         if reading.samples_per_step is None:
             continue
-        total, origin = reading.samples_per_step
+        total, origin = reading.samples_per_step.samples, reading.samples_per_step.origin
         numbers = {
             name: int(str(values[name].value))
             for name in ("batch", "grad_accum", "num_gpus")
             if name in values and str(values[name].value).isdigit()
         }
         gpus = numbers.get("num_gpus", 1)
+        if not reading.samples_per_step.is_exact:
+            if values["grad_accum"].level is Level.DEFAULT:
+                share = max(1, -(-total // (numbers.get("batch", 1) * gpus)))
+                values["grad_accum"] = ReadValue("grad_accum", share, origin, Level.DEFAULT)
+            continue
         if len(numbers) == 3:
             product = numbers["batch"] * numbers["grad_accum"] * gpus
             by_flag = any(values[name].level is Level.FLAG for name in numbers)

@@ -14,7 +14,7 @@ from memest.config.deepspeed import read_deepspeed
 from memest.errors import ConfigError
 from memest.readers.documents import find_file, read_document
 from memest.readers.mapping import DocumentKeys
-from memest.readers.values import Bounded, Level, names_of
+from memest.readers.values import Bounded, Level, StepSize, names_of
 
 __all__ = ["is_on", "read_deepspeed_document", "read_deepspeed_value", "read_fsdp"]
 
@@ -291,7 +291,7 @@ def _deepspeed_rest(
             keys.ignore(full, "no size at this stage depends on it")
     total = keys.take("train_batch_size")
     if isinstance(total, int) and not isinstance(total, bool):
-        keys.samples_per_step = (total, keys.where("train_batch_size"))
+        keys.samples_per_step = StepSize(total, keys.where("train_batch_size"))
         keys.ignore("train_batch_size", "checked against batch, accumulation and GPUs")
     elif total is not None:
         keys.ignore("train_batch_size", "auto: the run's own")

@@ -140,6 +140,7 @@ UNMODELLED_KEYS = {
 METHODS = {
     "dpo": "the DPO loss: pairs of answers, and a reference model",
     "orpo": "the ORPO loss over pairs of answers",
+    "simpo": "the SimPO loss over pairs of answers",
     "cpo": "the CPO loss over pairs of answers",
     "kto": "the KTO loss, and a reference model",
     "preference": "pairs of answers, as DPO and its relatives have them, and a reference model",
@@ -291,8 +292,12 @@ def read_checkpointing(keys: DocumentKeys) -> None:
                 keys.miss(full, "of checkpointing")
 
 
-def read_evaluation(keys: DocumentKeys) -> None:
+def read_evaluation(keys: DocumentKeys, *, batch: int = _EVAL_BATCH) -> None:
     """Whether the Trainer evaluates, and with which batch.
+
+    Args:
+        keys: of the arguments.
+        batch: unless they name another.
 
     Raises:
         ConfigError: a strategy that is none.
@@ -318,7 +323,7 @@ def read_evaluation(keys: DocumentKeys) -> None:
         keys.pass_over(_EVALUATION_KEYS, "no evaluation runs")
         return
     if size is None:
-        keys.default("eval_batch", _EVAL_BATCH)
+        keys.default("eval_batch", batch)
     else:
         keys.set("eval_batch", size, "per_device_eval_batch_size")
     if runs:

@@ -18,6 +18,7 @@ __all__ = [
     "Level",
     "ReadValue",
     "Remark",
+    "StepSize",
     "names_of",
     "option_called",
 ]
@@ -96,6 +97,22 @@ class Remark:
         return f"{self.key}: {self.why}"
 
 
+@dataclass(frozen=True, slots=True)
+class StepSize:
+    """Samples of an optimizer step over all GPUs.
+
+    Attributes:
+        samples: how many.
+        origin: which key says so.
+        is_exact: the framework stops where batch, accumulation and GPUs make another number; else
+            it takes as many micro-batches as reach it.
+    """
+
+    samples: int
+    origin: str
+    is_exact: bool = True
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DocumentReading:
     """What one document says.
@@ -106,7 +123,7 @@ class DocumentReading:
         values: of options.
         ignored: what does not matter for memory.
         not_modelled: what matters, or may, and is left out of the estimate.
-        samples_per_step: samples of an optimizer step over all GPUs, where the document has them.
+        samples_per_step: of the document, where it has them.
     """
 
     source: str
@@ -114,7 +131,7 @@ class DocumentReading:
     values: tuple[ReadValue, ...] = ()
     ignored: tuple[Remark, ...] = ()
     not_modelled: tuple[Remark, ...] = ()
-    samples_per_step: tuple[int, str] | None = field(default=None)
+    samples_per_step: StepSize | None = field(default=None)
 
 
 def option_called(keyword: str) -> Option | None:

@@ -308,6 +308,8 @@ def setup_items(setup: Setup, *, times: str = "×") -> list[str]:
         items.append("torch.compile")
     if setup.freeze:
         items.append(f"frozen: {', '.join(setup.freeze)}")
+    if setup.frozen_parts:
+        items.append(f"parts that do not train: {', '.join(setup.frozen_parts)}")
     items.append(_LOOPS[setup.loop])
     items.extend(_parallelism_items(setup))
     versions = setup.software.to_dict()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
+import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -24,6 +25,7 @@ from memest.config.setup import Setup, Task
 from memest.errors import ConfigError, MemestError, MissingDependencyError, closest
 from memest.trace.model.build import move_to_meta
 from memest.trace.model.packed import register_packed_layers
+from memest.trace.model.parts import modules_of_parts
 from memest.trace.model.quantization import quiet
 
 __all__ = [
@@ -75,6 +77,7 @@ def add_adapter(
             "'memest[peft]'."
         ) from error
     config, notes = _config(adapter, task)
+    _leave_out(config, model, setup)
     register_packed_layers(config, model, adapter.method)
     # copies of quantised weights begin as an empty tensor, which must not be on the CPU
     on_meta: Any = nullcontext() if setup.quantization is None else torch.device("meta")
@@ -168,6 +171,23 @@ def _config(adapter: Adapter, task: Task) -> tuple[Any, list[str]]:
             "computed before training and not part of the estimate"
         )
     return config, notes
+
+
+def _leave_out(config: Any, model: torch.nn.Module, setup: Setup) -> None:
+    """No adapters in parts of a model that a setup freezes.
+
+    Raises:
+        ConfigError: the installed peft, or the method, cannot leave modules out.
+    """
+    names = modules_of_parts(model, setup.frozen_parts)
+    if not names:
+        return
+    if not hasattr(config, "exclude_modules"):
+        raise ConfigError(
+            f"--frozen-parts: {type(config).__name__} of the installed peft has no "
+            "exclude_modules. Name the modules that get adapters with --lora-target-modules."
+        )
+    config.exclude_modules = "|".join(map(re.escape, names))
 
 
 def _adapter_text(adapter: Adapter, config: Any) -> str:

@@ -29,6 +29,7 @@ from memest.trace.cuda.known_values import attach
 from memest.trace.model.adjust import adjust_config
 from memest.trace.model.factories import call_factory, container, import_reference
 from memest.trace.model.packed import packed_layers
+from memest.trace.model.parts import parameters_of_parts
 from memest.trace.model.quantization import companions, num_elements
 from memest.trace.model.tasks import choose_head, task_of_class
 from memest.trace.model.twins import twin_of
@@ -367,11 +368,16 @@ def put_into_training(model: torch.nn.Module) -> None:
 
 
 def freeze(model: torch.nn.Module, setup: Setup) -> None:
-    """Stop the parameters that ``--freeze`` names from training; adapters freeze first.
+    """Stop the parameters that ``--freeze`` and ``--frozen-parts`` name from training.
+
+    Adapters freeze first; parts of a model are left out by them already.
 
     Raises:
         ConfigError: a pattern that matches nothing.
     """
+    if setup.adapter is None:
+        for parameter in parameters_of_parts(model, setup.frozen_parts):
+            parameter.requires_grad_(requires_grad=False)
     parameters = list(model.named_parameters())
     for pattern in setup.freeze:
         matches = [parameter for name, parameter in parameters if re.search(pattern, name)]

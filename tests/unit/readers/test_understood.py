@@ -201,6 +201,90 @@ COMMANDS = {
         "python dpo.py --model_name_or_path gpt2 --per_device_train_batch_size 1", {}, True,
     ),
     "trl grpo": ("trl grpo --model_name_or_path gpt2 --dataset_name d", {}, True),
+    "swift sft": (
+        ("NPROC_PER_NODE=4 CUDA_VISIBLE_DEVICES=0,1,2,3 swift sft --model Qwen/Qwen3-8B "
+        "--train_type lora --lora_rank 16 --dataset a#500 b --torch_dtype bfloat16 "
+        "--max_length 2048 --model_author swift --model_name robot --deepspeed zero2 "
+        "--gradient_accumulation_steps 8"),
+        {"peft": "lora", "lora_r": 16, "batch": 1, "grad_accum": 8,
+         "num_gpus": 4, "zero": 2, "seq_len": 2048, "precision": "bf16", "dtype": "bfloat16",
+         "use_reentrant": True, "lora_target_modules": ("all-linear",)}, False,
+    ),
+    "swift counts micro-batches to 16 samples": (
+        "NPROC_PER_NODE=2 NNODES=2 swift sft --model m --per_device_train_batch_size 3",
+        {"grad_accum": 2, "num_gpus": 4, "batch": 3, "use_reentrant": False}, False,
+    ),
+    "swift of one GPU counts them too": (
+        "swift sft --model m --tuner_type full --freeze_vit false",
+        {"grad_accum": 16, "peft": None, "frozen_parts": ("projector",), "use_reentrant": True},
+        False,
+    ),
+    "swift spreads a model over visible GPUs": (
+        "CUDA_VISIBLE_DEVICES=0,1 swift sft --model m --max_length 100", {"num_gpus": 1}, False,
+    ),
+    "swift 2": (
+        ("swift sft --model_id_or_path m --sft_type lora --batch_size 2 --use_flash_attn true "
+        "--freeze_vit true --dtype fp16"),
+        {"batch": 2, "seq_len": 2048, "eval_batch": 1, "dtype": "fp16",
+         "precision": "fp16", "frozen_parts": ("vision",),
+         "attn_implementation": "flash_attention_2"}, False,
+    ),
+    "swift 2 quantises by a word of its own": (
+        "swift sft --model_id_or_path m --quantization_bit 4",
+        {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}, False,
+    ),
+    "swift 3 needs the method": (
+        "swift sft --model m --quant_bits 4", {"load_in_4bit": None}, False,
+    ),
+    "swift quantises by what memest has not": (
+        "swift sft --model m --quant_bits 4 --quant_method hqq", {"load_in_4bit": None}, True,
+    ),
+    "swift's float32 weights compute in float16": (
+        "swift sft --model m --torch_dtype float32", {"dtype": "float32", "precision": "fp16"},
+        False,
+    ),
+    "swift without autocast": (
+        "swift sft --model m --torch_dtype bfloat16 --bf16 false",
+        {"dtype": "bfloat16", "precision": "fp32"}, False,
+    ),
+    "swift names modules": (
+        "swift sft --model m --target_modules q_proj v_proj --modules_to_save embed_tokens",
+        {"lora_target_modules": ("q_proj", "v_proj"), "modules_to_save": ("embed_tokens",),
+         "frozen_parts": None}, False,
+    ),
+    "swift adalora": (
+        "swift sft --model m --tuner_type adalora --adalora_init_r 16", {"peft": None}, False,
+    ),
+    "swift reft": ("swift sft --model m --tuner_type reft --reft_rank 8", {"peft": "lora"}, True),
+    "swift longlora": ("swift sft --model m --train_type longlora", {"peft": "lora"}, True),
+    "swift fsdp2": (
+        "NPROC_PER_NODE=8 swift sft --model m --tuner_type full --fsdp fsdp2",
+        {"fsdp": "full_shard", "checkpointing": "full", "num_gpus": 8}, False,
+    ),
+    "swift zero3 on the host": (
+        "NPROC_PER_NODE=8 swift pt --model m --deepspeed zero3_offload --use_logits_to_keep false",
+        {"zero": 3, "offload_optimizer": True, "offload_param": True}, False,
+    ),
+    "swift pt makes all logits behind a copy": ("swift pt --model m", {}, True),
+    "swift muon": ("swift sft --model m --optimizer muon", {}, True),
+    "swift classifies": (
+        "swift sft --model m --task_type seq_cls --num_labels 2",
+        {"task": "sequence-classification", "num_labels": 2}, False,
+    ),
+    "swift embeds": ("swift sft --model m --task_type embedding", {}, True),
+    "swift's images": ("MAX_PIXELS=1003520 swift sft --model m", {}, True),
+    "swift rlhf": (
+        "swift rlhf --rlhf_type grpo --model m --offload_optimizer true --deepspeed zero2",
+        {"zero": 2, "offload_optimizer": None}, True,
+    ),
+    "swift rlhf prefers unasked": ("swift rlhf --model m", {}, True),
+    "swift's own script": (
+        "torchrun --nproc_per_node 8 /home/me/ms-swift/swift/cli/rlhf.py --model m --rlhf_type kto",
+        {"num_gpus": 8, "grad_accum": 2}, True,
+    ),
+    "swift's own module": (
+        "python -m swift.cli.sft --model m --galore_rank 3", {"grad_accum": 16}, False,
+    ),
 }  # fmt: skip
 
 
@@ -232,10 +316,32 @@ def test_what_trains_nothing_is_told_so(tmp_path, document, words):
         memest.read_config(path, model="gpt2")
 
 
-@pytest.mark.parametrize("command", ["trl vllm-serve --model m", "tune run generate --config g"])
+@pytest.mark.parametrize(
+    "command",
+    ["trl vllm-serve --model m", "tune run generate --config g", "python -m swift.cli.infer"]
+    + [
+        f"swift {name} --model m"
+        for name in "infer export deploy eval merge-lora sample app web-ui rollout".split()
+    ],
+)
 def test_a_command_that_trains_nothing_is_told_so(command):
     with pytest.raises(ConfigError, match="train"):
         memest.read_command(command)
+
+
+@pytest.mark.parametrize("command", ["megatron sft --model m", "NPROC_PER_NODE=8 megatron pt"])
+def test_a_command_that_trains_by_what_memest_has_not_is_told_so(command):
+    with pytest.raises(ConfigError, match="Megatron-Core, which memest does not model"):
+        memest.read_command(command)
+
+
+def test_the_file_of_a_command_of_swift_sets_its_environment(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text("model: m\ntuner_type: full\nENV: {NPROC_PER_NODE: 8, OMP_NUM_THREADS: 1}\n")
+    for command in (f"swift sft {path}", f"swift sft --config {path}"):
+        options = memest.read_command(command).options
+        assert (options["num_gpus"], options["grad_accum"]) == (8, 2)
+    assert memest.read_command(f"NPROC_PER_NODE=4 swift sft {path}").options["num_gpus"] == 4
 
 
 def test_torchtune_says_its_recipe_in_the_header(tmp_path):
