@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -16,7 +17,7 @@ from memest.readers.mapping import DocumentKeys
 from memest.readers.ms_swift import read_ms_swift
 from memest.readers.ms_swift_keys import IMAGE_VARIABLES, IMAGES
 from memest.readers.torchtitan_functions import read_function
-from memest.readers.torchtune import read_torchtune
+from memest.readers.torchtune import installed_config, read_torchtune
 from memest.readers.training_arguments import IGNORED_KEYS, METHODS, SIZES, UNMODELLED_KEYS
 from memest.readers.trl import read_trl
 from memest.readers.values import (
@@ -440,21 +441,28 @@ def _tune(
     config = arguments.pop("config", None)
     if not isinstance(config, str):
         raise ConfigError(f"the launch command: tune run {recipe} names no --config.")
-    if not config.lower().endswith((".yaml", ".yml")):
-        raise ConfigError(
-            f"the launch command: --config {config} is one that comes with torchtune: copy it, "
-            f"tune cp {config} run.yaml, and name the file."
-        )
-    document, folder = _open(config, "command: --config")
+    if config.lower().endswith((".yaml", ".yml")):
+        document, folder = _open(config, "command: --config")
+    else:
+        path = installed_config(config)
+        if path is None:
+            command = shlex.join(("tune", "run", recipe, "--config", "run.yaml"))
+            raise ConfigError(
+                f"the launch command: --config {config} is a file of torchtune, which is not "
+                f"installed beside memest. Copy it, tune cp {config} run.yaml, and ask again with "
+                f"the copy: {command}."
+            )
+        document, folder = read_document(path, config), path.parent
     document, origins = _merge(document, arguments, overrides)
     _ignore_words(keys, positionals)
-
-    def read(keys: DocumentKeys) -> None:
-        read_torchtune(keys, distributed="distributed" in recipe)
-        if recipe and not recipe.startswith(("full_finetune", "lora_finetune", "qat")):
-            keys.miss_default(f"recipe {recipe}", "priced is fine-tuning")
-
-    return _read(find_format("torchtune"), document, origins, config, folder, read)
+    return _read(
+        find_format("torchtune"),
+        document,
+        origins,
+        config,
+        folder,
+        partial(read_torchtune, recipe=recipe),
+    )
 
 
 def _titan(

@@ -17,7 +17,7 @@ from memest.errors import ConfigError
 from memest.files.texts import read_small
 from memest.units import MIB
 
-__all__ = ["find_file", "plain_value", "read_document", "read_source"]
+__all__ = ["find_file", "parse_document", "plain_value", "read_document", "read_source"]
 
 MAX_BYTES = 2 * MIB
 MAX_DEPTH = 50
@@ -84,8 +84,16 @@ def read_document(path: Path, label: str) -> dict[str, Any]:
     Raises:
         ConfigError: it cannot be read, is not in its format, or holds something else.
     """
+    return parse_document(read_source(path, label), path, label)
+
+
+def parse_document(text: str, path: Path, label: str) -> dict[str, Any]:
+    """The mapping that the text of a file holds; its suffix says in which format.
+
+    Raises:
+        ConfigError: it is not in its format, or holds something else.
+    """
     suffix = path.suffix.lower()
-    text = read_source(path, label)
     if suffix not in _SUFFIXES:
         legal = ", ".join((*_SUFFIXES, ".py (torchtitan)"))
         raise ConfigError(f"{label}: the suffix {suffix!r} says no format. Legal: {legal}.")
@@ -104,6 +112,10 @@ def read_document(path: Path, label: str) -> dict[str, Any]:
     except ValueError as error:
         kind = suffix[1:].upper().replace("YML", "YAML")
         raise ConfigError(f"{label} is not {kind}: {error}.") from None
+    if document is None or document == {}:
+        raise ConfigError(
+            f"{label} holds nothing: a configuration names at least a model or a batch."
+        )
     if not isinstance(document, dict):
         raise ConfigError(
             f"{label} holds {_kind(document)}: a configuration is a mapping of names to values."

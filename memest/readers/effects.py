@@ -41,9 +41,12 @@ def values_that_act(values: Mapping[str, ReadValue]) -> tuple[dict[str, ReadValu
         if value.level is not Level.DEFAULT:
             remarks.append(Remark(value.origin, why))
 
+    several_gpus = (_number(acting, "num_gpus") or 1) > 1
+    for option in [name for name, value in acting.items() if value.several_gpus]:
+        if not several_gpus:
+            drop(option, "one GPU")
     zero = _number(acting, "zero") or 0
     fsdp = "fsdp" in acting and str(acting["fsdp"].value) not in ("none", "no", "False", "")
-    several_gpus = (_number(acting, "num_gpus") or 1) > 1
     if not zero:
         for option in ("zero_settings", "offload_optimizer", "offload_param"):
             if not (option != "zero_settings" and "zero_settings" in acting):

@@ -271,10 +271,13 @@ class DocumentKeys:
             ReadValue(option, value, origin.origin, origin.level, self.framework, checked)
         )
 
-    def default(self, option: str, value: Any, why: str = "") -> None:
-        """A value that the framework takes where nobody says anything."""
+    def default(
+        self, option: str, value: Any, why: str = "", *, several_gpus: bool = False
+    ) -> None:
+        """A value that the framework takes where nobody says anything (of several GPUs alone)."""
         origin = f"default of {self.framework}" + (f" ({why})" if why else "")
-        self._values.append(ReadValue(option, value, origin, Level.DEFAULT, self.framework))
+        read_value = ReadValue(option, value, origin, Level.DEFAULT, self.framework)
+        self._values.append(replace(read_value, several_gpus=several_gpus))
 
     def set_from(self, name: str, key: Key) -> Any:
         """The value of a key as an option, or the framework's default; returns the key's."""

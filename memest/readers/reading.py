@@ -10,7 +10,7 @@ from typing import Any
 from memest.errors import ConfigError
 from memest.readers.command_words import split_command, words_of
 from memest.readers.commands import read_launch
-from memest.readers.documents import read_document, read_source
+from memest.readers.documents import parse_document, read_document, read_source
 from memest.readers.formats import (
     FileFormat,
     check_training,
@@ -125,7 +125,8 @@ def _read_file(name: str, file_format: FileFormat | None) -> DocumentReading:
     if function or name.endswith(".py"):
         return _titan_function(f"{file}.py" if function else name, function or None)
     path = Path(name).expanduser()
-    document = read_document(path, name)
+    text = read_source(path, name)
+    document = parse_document(text, path, name)
     document_format = file_format or recognise(document, name)
     if file_format is not None:
         # several files and one format named: those that are clearly of another keep theirs
@@ -134,14 +135,14 @@ def _read_file(name: str, file_format: FileFormat | None) -> DocumentReading:
     keys = DocumentKeys(
         document, source=path.name, framework=document_format.title, folder=path.parent
     )
-    recipe = named_recipe(read_source(path, name)) if document_format.name == "torchtune" else None
+    recipe = named_recipe(text) if document_format.name == "torchtune" else None
     if recipe is None:
         document_format.read(keys)
     else:
         name_of_recipe, gpus = recipe
         if gpus is not None:
             keys.default("num_gpus", gpus, "the command in its header")
-        read_torchtune(keys, distributed="distributed" in name_of_recipe)
+        read_torchtune(keys, recipe=name_of_recipe)
     return keys.reading()
 
 

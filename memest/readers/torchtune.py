@@ -9,13 +9,16 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from memest.errors import ConfigError
 from memest.readers.mapping import DocumentKeys, Key, KeyTable, by_key, read_table
+from memest.readers.training_arguments import METHODS
 from memest.readers.values import Bounded, KeyOrigin, Level
 
-__all__ = ["BUILDERS", "model_of_builder", "named_recipe", "read_torchtune"]
+__all__ = ["BUILDERS", "installed_config", "model_of_builder", "named_recipe", "read_torchtune"]
 
 BUILDERS = {
     "llama2_7b": "meta-llama/Llama-2-7b-hf",
@@ -33,6 +36,9 @@ BUILDERS = {
     "llama3_3_70b": "meta-llama/Llama-3.3-70B-Instruct",
     "llama4_scout_17b_16e": "meta-llama/Llama-4-Scout-17B-16E-Instruct",
     "llama4_maverick_17b_128e": "meta-llama/Llama-4-Maverick-17B-128E-Instruct",
+    "code_llama2_7b": "codellama/CodeLlama-7b-hf",
+    "code_llama2_13b": "codellama/CodeLlama-13b-hf",
+    "code_llama2_70b": "codellama/CodeLlama-70b-hf",
     "mistral_7b": "mistralai/Mistral-7B-v0.1",
     "gemma_2b": "google/gemma-2b",
     "gemma_7b": "google/gemma-7b",
@@ -60,6 +66,14 @@ _LOSSES = {
     "LinearCrossEntropyLoss": "torchtune-linear",
     "CEWithChunkedOutputLoss": "torchtune-chunked",
 }
+_METHODS = {
+    "DPOLoss": METHODS["dpo"],
+    "RSOLoss": METHODS["dpo"],
+    "SimPOLoss": METHODS["preference"],
+    "PPOLoss": METHODS["ppo"],
+    "GRPOLoss": METHODS["grpo"],
+    "GRPOSimpleLoss": METHODS["grpo"],
+}
 _MODULES = {"q_proj": "q_proj", "k_proj": "k_proj", "v_proj": "v_proj", "output_proj": "o_proj"}
 _MLP = ("gate_proj", "up_proj", "down_proj")
 _IGNORED_KEYS = by_key(
@@ -77,7 +91,12 @@ _IGNORED_KEYS = by_key(
         "seeds change no size": "seed",
         "a GPU is priced": "device",
         "which kernels run": "cudnn_deterministic_mode",
-        "how weights are loaded": "low_cpu_ram",
+        "how weights are loaded": """low_cpu_ram teacher_checkpointer ref_policy_checkpointer
+            reward_checkpointer value_checkpointer""",
+        "of the loss with a teacher": "kd_loss kd_ratio",
+        "of PPO": """enable_kv_cache forward_batch_size max_generated_tokens temperature top_k
+            min_response_length penalise_no_eos stop_token_ids whiten_rewards gamma lmbda kl_coeff
+            ppo_batch_size reward_penalty""",
     }
 )
 _UNMODELLED_KEYS = {
@@ -88,12 +107,11 @@ _UNMODELLED_KEYS = {
     "memory_efficient_fsdp_wrap": "other FSDP units",
     "quantizer": "quantisation-aware training",
     "teacher_model": "a second model in memory",
+    "ref_checkpointer": "a second model in memory",
+    "datasets": "samples of several sets: --seq-len says it",
     "enable_fp8_training": "fp8",
     "fp8_recipe_name": "fp8",
-    "ac_mode": Bounded("selective checkpointing"),
-    "ac_option": Bounded("selective checkpointing"),
     "reward_and_value_model": "further models in memory",
-    "policy_model": "further models",
     "ppo_epochs": "PPO",
     "use_flex": "flex attention",
     "resize_token_embeddings": "a few rows",
@@ -120,22 +138,42 @@ def model_of_builder(name: str) -> str | None:
     return None
 
 
-def read_torchtune(keys: DocumentKeys, *, distributed: bool | None = None) -> None:
+def read_torchtune(keys: DocumentKeys, *, recipe: str | None = None) -> None:
     """Read a recipe's configuration.
 
     Args:
         keys: of the document.
-        distributed: the recipe shards with FSDP2; None where only the file is known.
+        recipe: the one that a command or the header names; None where only the file is known.
 
     Raises:
         ConfigError: a value that torchtune would refuse too.
     """
 
     def sharding(keys: DocumentKeys) -> None:
-        _sharding(keys, distributed=distributed)
+        _sharding(keys, distributed=None if recipe is None else "distributed" in recipe)
+
+    def method(keys: DocumentKeys) -> None:
+        if recipe and not recipe.startswith(("full_finetune", "lora_finetune", "qat")):
+            keys.miss_default(f"recipe {recipe}", "priced is fine-tuning")
 
     _interpolate(keys)
-    read_table(keys, replace(_TABLE, readers=(*_TABLE.readers, sharding)))
+    read_table(keys, replace(_TABLE, readers=(*_TABLE.readers, sharding, method)))
+
+
+def installed_config(name: str) -> Path | None:
+    """The file of a configuration that comes with torchtune, where torchtune is; None elsewhere.
+
+    Its wheel has a package ``recipes`` beside it, which is looked for and not imported.
+    """
+    folders = [Path("recipes")]
+    try:
+        spec = find_spec("recipes")
+    except (ImportError, ValueError):
+        spec = None
+    if spec is not None and spec.submodule_search_locations:
+        folders += [Path(place) for place in spec.submodule_search_locations]
+    paths = [folder / "configs" / f"{name}.yaml" for folder in folders]
+    return next((path for path in paths if ".." not in path.parts and path.is_file()), None)
 
 
 def named_recipe(text: str) -> tuple[str, int | None] | None:
@@ -178,7 +216,8 @@ def _interpolate(keys: DocumentKeys) -> None:
 
 
 def _model(keys: DocumentKeys) -> None:
-    part = keys.part("model")
+    # PPO's is its policy
+    part = keys.part("policy_model" if keys.has("policy_model") else "model")
     component = str(part.scalar("_component_") or "")
     name = component.rpartition(".")[2]
     if component:
@@ -193,10 +232,12 @@ def _model(keys: DocumentKeys) -> None:
             )
     if name.startswith(("lora_", "qlora_", "dora_", "qdora_")):
         _lora(part, name)
-    part.ignore_rest({}, dict.fromkeys(part.remaining, "of the model"))
+    parts = dict.fromkeys(_TRAINABLE, "which parts train: priced as the builder's name says")
+    part.ignore_rest({}, dict.fromkeys(part.remaining, "of the model") | parts)
     keys.absorb(part)
 
 
+_TRAINABLE = ("encoder_trainable", "decoder_trainable", "fusion_trainable")
 _LORA = {
     "lora_rank": Key("lora_r", default=8),
     "lora_alpha": Key("lora_alpha", default=16),
@@ -273,9 +314,22 @@ def _optimizer(keys: DocumentKeys) -> None:
 
 
 def _checkpointing(keys: DocumentKeys) -> None:
-    if keys.switch("enable_activation_checkpointing"):
+    on, mode, interval = (
+        keys.switch("enable_activation_checkpointing"),
+        keys.scalar("ac_mode"),
+        keys.scalar("ac_option"),
+    )
+    if mode is not None and on:
+        # its recipes leave both out where both are named
+        keys.ignore("ac_mode", "enable_activation_checkpointing is on: neither acts")
+    elif mode is not None:
+        keys.set("checkpointing", "full" if mode == "full" else f"every_n:{interval}", "ac_mode")
+        keys.default("use_reentrant", False)
+    elif on:
         keys.set("checkpointing", "full", "enable_activation_checkpointing")
         keys.default("use_reentrant", False)
+    if mode is None and interval is not None:
+        keys.ignore("ac_option", "no ac_mode")
     if keys.switch("compile"):
         keys.offer("torch_compile", True, "compile", "compilation fuses operators; eager is priced")
 
@@ -293,13 +347,12 @@ def _loss(keys: DocumentKeys) -> None:
     fused_loss = _LOSSES.get(name)
     if fused_loss is not None:
         keys.set("fused_loss", fused_loss if chunks is None else f"{fused_loss}:{chunks}", "loss")
-    elif "Chunked" in name or "Linear" in name:
-        keys.miss(
-            "loss",
-            Bounded(f"{name} works in chunks; priced is cross entropy of all logits at once"),
-        )
-    else:
+    elif name in ("", "CrossEntropyLoss"):
         keys.ignore("loss", "priced is cross entropy")
+    else:
+        keys.miss("loss", f"{name}: {_METHODS.get(name, 'another loss')}; priced is cross entropy")
+    if keys.has_missed("loss") and fused_loss is None:
+        part.ignore_all("with the loss")
     part.ignore_rest(
         {
             "ignore_index": "which tokens count",
@@ -319,9 +372,15 @@ def _sharding(keys: DocumentKeys, *, distributed: bool | None) -> None:
     }
     if distributed is None:
         several = any(value not in (None, 1) for value in (tensor_degree, *degrees.values()))
-        distributed = bool(offload) or several
+        distributed = bool(offload) or several or None
+    mode = "shard_grad_op" if reshard is False else "full_shard"
+    if distributed is None:
+        keys.default("fsdp", mode, "its recipes for several GPUs: FSDP2", several_gpus=True)
+    if keys.value_of("load_in_4bit") and distributed is not False:
+        why = "so that FSDP2 shards them, as it does torchao's"
+        several = distributed is None
+        keys.default("bnb_4bit_quant_storage", "bfloat16", why, several_gpus=several)
     if distributed:
-        mode = "shard_grad_op" if reshard is False else "full_shard"
         if reshard is None:
             keys.set_at("fsdp", mode, KeyOrigin("recipe: distributed, FSDP2", Level.DEFAULT))
         else:

@@ -56,6 +56,7 @@ class ReadValue:
         by: framework that it is a value of.
         checked: it is DeepSpeed's, and the Trainer stops where its own value differs
             (``HfTrainerDeepSpeedConfig.fill_match`` of transformers 5.23).
+        several_gpus: it counts where there are several GPUs.
     """
 
     option: str
@@ -64,6 +65,7 @@ class ReadValue:
     level: Level
     by: str = ""
     checked: bool = False
+    several_gpus: bool = False
 
 
 UNKNOWN = "memest does not know it"

@@ -122,8 +122,7 @@ def test_components_of_torchtune(write, loss, found):
     config = _read(write, TUNE, f"loss: {loss}")
 
     assert config.setup.fused_loss == found
-    missed = any("all logits at once" in remark.why for remark in config.not_modelled)
-    assert missed == ("ForwardKL" in loss)
+    assert any("another loss" in why for why in config.setup.unpriced) == ("ForwardKL" in loss)
 
 
 def test_a_number_of_pieces_that_cannot_be(write):

@@ -108,6 +108,28 @@ FILES = {
          "num_processes": 4, "mixed_precision": "fp8", "num_machines": 1},
         {"num_gpus": 4, "precision": "bf16"}, "fp8", "",
     ),
+    "torchtune prefers, by its loss alone": (
+        {"model": {"_component_": "torchtune.models.llama3_1.lora_llama3_1_8b"},
+         "loss": {"_component_": "torchtune.rlhf.loss.DPOLoss", "beta": 0.1}, "batch_size": 4},
+        {"batch": 4, "fsdp": None}, "reference model", "",
+    ),
+    "torchtune has a teacher": (
+        {"model": {"_component_": "torchtune.models.llama3_1.lora_llama3_1_8b"},
+         "teacher_model": {"_component_": "torchtune.models.llama3_1.llama3_1_70b"},
+         "teacher_checkpointer": {"a": 1}, "kd_loss": {"_component_": "x"}, "kd_ratio": 0.5},
+        {}, "second model", "",
+    ),
+    "torchtune's PPO": (
+        {"policy_model": {"_component_": "torchtune.models.llama3_1.llama3_1_8b"},
+         "reward_and_value_model": {"_component_": "x"}, "ppo_epochs": 1, "num_steps": 9,
+         "loss": {"_component_": "torchtune.rlhf.loss.PPOLoss", "epsilon": 0.1}},
+        {}, "further models in memory", "",
+    ),
+    "torchtune checkpoints every second layer": (
+        {"model": {"_component_": "torchtune.models.llama3_1.llama3_1_8b"},
+         "enable_activation_checkpointing": False, "ac_mode": "selective", "ac_option": 2},
+        {"checkpointing": "every_n:2"}, "", "",
+    ),
     "torchtitan keeps every second matmul": (
         {"model": {"name": "llama3", "flavor": "8B"}, "training": {"seq_len": 4096},
          "activation_checkpoint": {"mode": "selective", "selective_ac_option": "op"},
@@ -358,6 +380,45 @@ def test_torchtune_says_its_recipe_in_the_header(tmp_path):
     assert run.options["fsdp"] == "full_shard"
     path.write_text(text.replace("4 full_finetune_distributed", "1 full_finetune_single_device"))
     assert "fsdp" not in memest.read_config(path).options
+
+
+def test_torchtunes_recipes_for_several_gpus_shard(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        "model: {_component_: torchtune.models.llama3.qlora_llama3_8b}\nbatch_size: 2\n"
+    )
+    assert "fsdp" not in memest.read_config(path, num_gpus=1).options
+    options = memest.read_config(path).with_options(num_gpus=4).options
+    assert (options["fsdp"], options["bnb_4bit_quant_storage"]) == ("full_shard", "bfloat16")
+
+
+def test_a_configuration_of_torchtune_by_name_is_read_where_it_is(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    command = "tune run --nproc_per_node 2 lora_dpo_distributed --config llama3/8B_lora_dpo"
+    with pytest.raises(
+        ConfigError, match=r"tune cp llama3/8B_lora_dpo run.yaml.*--config run.yaml"
+    ):
+        memest.read_command(command)
+    folder = tmp_path / "recipes/configs/llama3"
+    folder.mkdir(parents=True)
+    text = "model: {_component_: torchtune.models.llama3.lora_llama3_8b}\nbatch_size: 2\n"
+    (folder / "8B_lora_dpo.yaml").write_text(text)
+    run = memest.read_command(f"{command} batch_size=3")
+    assert (run.options["batch"], run.options["fsdp"]) == (3, "full_shard")
+    assert "lora_dpo_distributed" in " ".join(run.setup.unpriced)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [("a.yaml", "", "a.yaml holds nothing"), ("a.yaml", "- 1\n- 2\n", "holds a list"),
+     ("a.json", "[]", "holds a list"), ("a.json", "null", "holds nothing"),
+     ("a.toml", "", "holds nothing")],
+)  # fmt: skip
+def test_a_file_without_keys_is_said_to_be_that(tmp_path, name, text, words):
+    path = tmp_path / name
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=words):
+        memest.read_config(path)
 
 
 TITAN = """
