@@ -27,7 +27,7 @@ _PROGRAMS = {
     "megatron": "megatron",
 }
 _SUBCOMMANDS = {
-    "llamafactory-cli": ("train",),
+    "llamafactory-cli": ("train", "sft", "dpo", "rm"),
     "axolotl": ("train",),
     "tune": ("run",),
     "swift": ("sft", "pt", "rlhf", "dpo", "orpo", "simpo"),

@@ -13,12 +13,19 @@ from memest.errors import ConfigError
 from memest.readers.command_words import Command, Launcher, read_arguments
 from memest.readers.documents import find_file, read_document
 from memest.readers.formats import FORMATS, FileFormat, find_format, recognise
+from memest.readers.llama_factory_v1 import read_llama_factory_v1
 from memest.readers.mapping import DocumentKeys
 from memest.readers.ms_swift import read_ms_swift
-from memest.readers.ms_swift_keys import IMAGE_VARIABLES, IMAGES
+from memest.readers.ms_swift_keys import IMAGE_VARIABLES
 from memest.readers.torchtitan_functions import read_function
 from memest.readers.torchtune import installed_config, read_torchtune
-from memest.readers.training_arguments import IGNORED_KEYS, METHODS, SIZES, UNMODELLED_KEYS
+from memest.readers.training_arguments import (
+    IGNORED_KEYS,
+    IMAGES,
+    METHODS,
+    SIZES,
+    UNMODELLED_KEYS,
+)
 from memest.readers.trl import read_trl
 from memest.readers.values import (
     Bounded,
@@ -149,7 +156,7 @@ def _hidden_launcher(command: Command, arguments: dict[str, Any]) -> list[Launch
         return [Launcher("accelerate", values)]
     environment = command.environment
     of_swift = program.startswith("swift ") and {"NPROC_PER_NODE", "NNODES"} & set(environment)
-    if of_swift or (program == "llamafactory-cli train" and _starts_torchrun(environment)):
+    if of_swift or (program.startswith("llamafactory-cli ") and _starts_torchrun(environment)):
         values = {
             "nproc_per_node": environment.get("NPROC_PER_NODE", "1" if of_swift else "gpu"),
             "nnodes": environment.get("NNODES", "1"),
@@ -271,9 +278,15 @@ def _program(
     if framework == "swift":
         return [_swift(keys, command, arguments, overrides, positionals, method)]
     if framework in ("llamafactory-cli", "axolotl"):
+        read = None
         framework_format = find_format(
             "llama-factory" if framework == "llamafactory-cli" else "axolotl"
         )
+        if framework == "llamafactory-cli" and (
+            method != "train" or _is_on(command.environment, "USE_V1", "0")
+        ):
+            framework_format = find_format("llama-factory-v1")
+            read = partial(read_llama_factory_v1, method=method)
         if framework == "llamafactory-cli":
             _expandable(keys, command)
         if (
@@ -282,7 +295,7 @@ def _program(
             and not any(word.lower().endswith(_CONFIG_SUFFIXES) for word in positionals)
         ):
             raise ConfigError(f"the launch command: {program} names no configuration, run.yaml.")
-        return [_with_file(keys, framework_format, arguments, overrides, positionals)]
+        return [_with_file(keys, framework_format, arguments, overrides, positionals, read)]
     if framework == "tune":
         return [_tune(keys, arguments, overrides, positionals)]
     if program.endswith((".sh", "torchtitan.train")) or any(
@@ -593,7 +606,10 @@ def _script(
 
 _NO_TRAINING = ("generate", "dev/generate_v2", "eleuther_eval", "quantize")
 """Recipes of torchtune that only use a model."""
-_WEAK_MARKS = frozenset(("max_length", "packing", "template", "max_samples", "stage"))
+_WEAK_MARKS = frozenset(
+    """max_length packing template max_samples stage lora_rank val_size flash_attn plot_loss
+    dataset_dir preprocessing_num_workers adapter_name_or_path""".split()
+)
 """Names that scripts of all kinds have."""
 _TASKS_OF_SCRIPTS = {
     "run_glue": "sequence-classification",

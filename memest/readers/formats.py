@@ -11,6 +11,7 @@ from memest.errors import ConfigError, closest
 from memest.readers.accelerate import ACCELERATE
 from memest.readers.axolotl import AXOLOTL
 from memest.readers.llama_factory import LLAMA_FACTORY
+from memest.readers.llama_factory_v1 import read_llama_factory_v1
 from memest.readers.mapping import DocumentKeys, read_table
 from memest.readers.ms_swift import read_ms_swift
 from memest.readers.sharding import read_deepspeed_document
@@ -112,6 +113,15 @@ FORMATS: tuple[FileFormat, ...] = (
         partial(read_table, table=LLAMA_FACTORY),
     ),
     _format(
+        "llama-factory-v1",
+        "LLaMA-Factory v1",
+        """model_class peft_config kernel_config quant_config dist_config init_config optim_config
+        lr_scheduler_config batching_strategy batching_workers train_dataset sample_backend
+        enable_activation_checkpointing mp_replicate_size mp_shard_size cp_mode
+        custom_chat_template""",
+        read_llama_factory_v1,
+    ),
+    _format(
         "ms-swift",
         "ms-swift",
         """tuner_type train_type sft_type rlhf_type split_dataset_ratio attn_impl freeze_vit
@@ -177,8 +187,9 @@ def recognise(document: Mapping[str, Any], label: str) -> FileFormat:
     scores = {each: len(each.marks & keys) for each in FORMATS}
     for each in (find_format("trl"), find_format("llama-factory")):
         scores[each] += scores[general] if scores[each] else 0
-    # its other keys are those of the frameworks above
-    scores[find_format("ms-swift")] *= 10
+    # their other keys are those of the frameworks above
+    for name in ("ms-swift", "llama-factory-v1"):
+        scores[find_format(name)] *= 10
     scores[find_format("torchtune")] = 100 * _has_components(document)
     scores[find_format("torchtitan")] = 10 * _sections(document)
     best = max(scores.values())

@@ -11,6 +11,7 @@ from memest.errors import ConfigError
 from memest.readers.mapping import DocumentKeys, Key, KeyTable, by_key
 from memest.readers.training_arguments import (
     IGNORED_KEYS,
+    IMAGES,
     METHODS,
     MODELS,
     TRAINER,
@@ -34,7 +35,8 @@ _IGNORED_KEYS = {
                 tool_format default_system enable_thinking max_samples tokenized_path
                 data_shared_file_system media_dir eval_dataset eval_on_each_dataset eval_num_beams
                 preprocessing_batch_size split_special_tokens add_tokens add_special_tokens
-                image_min_pixels video_fps video_maxlen audio_sampling_rate disable_shuffling""",
+                image_min_pixels video_fps video_maxlen audio_sampling_rate disable_shuffling
+                val_size""",
             "not of a training step": """create_new_adapter adapter_folder export_dir export_size
                 export_device infer_backend infer_dtype offload_folder use_kv_cache
                 print_param_status hf_hub_token ms_hub_token om_hub_token compute_accuracy
@@ -49,7 +51,7 @@ _IGNORED_KEYS = {
 }
 _UNMODELLED_KEYS = {
     **UNMODELLED_KEYS,
-    "neat_packing": "masks between the samples of a row: priced are full rows without",
+    "neat_packing": "a mask of all pairs of a row's tokens: priced are full rows without",
     "shift_attn": "shifted sparse attention",
     "mixture_of_depths": "mixture of depths",
     "use_unsloth_gc": Bounded("Unsloth's checkpointing moves activations to the host"),
@@ -66,9 +68,7 @@ _UNMODELLED_KEYS = {
     "resize_vocab": "a few rows of the embeddings",
     "ref_model": "a second model in memory",
     "reward_model": "a second model in memory",
-    "image_max_pixels": "how large images become",
-    "video_max_pixels": "how large videos become",
-    "freeze_vision_tower": Bounded("the vision tower does not train; name it with --freeze"),
+    **dict.fromkeys(("image_max_pixels", "video_max_pixels"), IMAGES),
     "moe_aux_loss_coef": "the loss of a mixture's router",
 }
 _STAGES = {
@@ -95,13 +95,16 @@ def _packing(keys: DocumentKeys) -> None:
     packing, neat = keys.switch("packing"), keys.switch("neat_packing")
     if packing is None and not neat and keys.document.get("stage") == "pt":
         keys.default("packing", "wrapped", "on at stage pt")
-    # rows of cutoff_len are filled one by one; they are never laid end to end
+    # with FlashAttention samples are told apart by their positions, one row at a time; else rows of
+    # cutoff_len are filled one by one, and never laid end to end
+    one_row = str(keys.document.get("per_device_train_batch_size")) == "1"
+    laid_out = bool(neat) and keys.document.get("flash_attn") == "fa2" and one_row
     for key, on in (("packing", packing), ("neat_packing", neat)):
         if on:
-            keys.set("packing", "wrapped", key)
+            keys.set("packing", "bfd" if laid_out else "wrapped", key)
         elif key in keys.document:
             keys.ignore(key, "off")
-    if neat:
+    if neat and not laid_out:
         keys.miss("neat_packing", _UNMODELLED_KEYS["neat_packing"])
 
 
@@ -140,9 +143,37 @@ def _method(keys: DocumentKeys) -> None:
     for key in ("freeze_trainable_layers", "freeze_trainable_modules", "freeze_extra_modules"):
         keys.take(key)
     _adapters(keys, kind)
+    _freeze_parts(keys)
     _quantization(keys, bits, compute)
     if kind == "lora":
         keys.default("ddp_find_unused_parameters", False, "with LoRA")
+
+
+_PARTS = {
+    "freeze_vision_tower": ("vision", True),
+    "freeze_multi_modal_projector": ("projector", True),
+    "freeze_language_model": ("language", False),
+}
+
+
+def _freeze_parts(keys: DocumentKeys) -> None:
+    """Parts that do not train; a projector gets no adapters, whether it is frozen or not.
+
+    Source: ``get_forbidden_modules`` and ``patch_target_modules`` of ``model_utils/visual.py``,
+    ``find_all_linear_modules`` of ``model_utils/misc.py``.
+    """
+    parts = []
+    for key, (part, is_frozen) in _PARTS.items():
+        value = keys.switch(key)
+        is_left_out = part == "projector" and keys.value_of("lora_target_modules") == (
+            "all-linear",
+        )
+        if is_left_out or (is_frozen if value is None else value):
+            parts.append(part)
+        if value is not None:
+            keys.ignore(key, "counted with the parts of the model that do not train")
+    if parts:
+        keys.default("frozen_parts", tuple(parts), "where the model is multimodal")
 
 
 _LORA = {

@@ -20,7 +20,6 @@ from memest.readers.ms_swift_keys import (
     ATTENTION,
     FSDP2,
     IMAGE_VARIABLES,
-    IMAGES,
     LORA,
     MARKS_OF_2,
     OF_METHODS,
@@ -38,6 +37,7 @@ from memest.readers.ms_swift_keys import (
     TUNERS,
 )
 from memest.readers.training_arguments import (
+    IMAGES,
     METHODS,
     TRAINER,
     UNMODELLED_KEYS,
@@ -236,6 +236,12 @@ def _kernels(keys: DocumentKeys) -> None:
         keys.set("attn_implementation", "flash_attention_2", "use_flash_attn")
     elif flash is False:
         keys.ignore("use_flash_attn", "off")
+    shares = keys.whole("sequence_parallel_size")
+    if shares is not None and shares > 1:
+        words = "sequences are split over GPUs; whole ones are priced"
+        keys.miss("sequence_parallel_size", Bounded(words))
+    elif shares is not None:
+        keys.ignore("sequence_parallel_size", "off")
     backend = keys.text("tuner_backend")
     if backend == "unsloth":
         keys.miss("tuner_backend", UNMODELLED_KEYS["use_unsloth"])

@@ -9,13 +9,12 @@ import re
 from typing import Any
 
 from memest.readers.mapping import by_key
-from memest.readers.training_arguments import IGNORED_KEYS, UNMODELLED_KEYS
+from memest.readers.training_arguments import IGNORED_KEYS, IMAGES, UNMODELLED_KEYS
 from memest.readers.values import Bounded
 
 __all__ = [
     "ATTENTION",
     "FSDP2",
-    "IMAGES",
     "IMAGE_VARIABLES",
     "LORA",
     "MARKS_OF_2",
@@ -33,8 +32,6 @@ __all__ = [
     "TRAINERS",
     "TUNERS",
 ]
-
-IMAGES = "how large images become: the model's own size is priced; --image-size says it"
 
 IMAGE_VARIABLES = frozenset(
     """MAX_PIXELS MIN_PIXELS VIDEO_MAX_PIXELS VIDEO_TOTAL_PIXELS FPS FPS_MAX_FRAMES
@@ -124,7 +121,6 @@ SWIFT_UNMODELLED_KEYS = {
     "device_map": Bounded("the model is spread over several GPUs; all of it is priced on one"),
     "max_memory": Bounded("the model is spread over several GPUs; all of it is priced on one"),
     "rope_scaling": Bounded("the position tables"),
-    "sequence_parallel_size": Bounded("sequences are split over GPUs; whole ones are priced"),
     "zero_hpz_partition_size": "ZeRO++ keeps a second copy of weights in a node",
     "deepspeed_autotp_size": "DeepSpeed's tensor parallelism",
     "use_swift_lora": "LoRA of ms-swift's own; peft's is priced",

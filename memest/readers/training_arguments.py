@@ -18,6 +18,7 @@ from memest.readers.values import Bounded, KeyOrigin, Level, names_of
 __all__ = [
     "ADAPTER_SWITCHES",
     "IGNORED_KEYS",
+    "IMAGES",
     "METHODS",
     "MODELS",
     "SIZES",
@@ -151,6 +152,8 @@ METHODS = {
     "gkd": "a teacher in memory",
 }
 """What else a way of training has that supervised fine-tuning has not."""
+
+IMAGES = "how large images become: the model's own size is priced; --image-size says it"
 
 _EVAL_BATCH = 8
 _EVALUATION_KEYS = """eval_strategy evaluation_strategy per_device_eval_batch_size

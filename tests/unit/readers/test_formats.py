@@ -135,6 +135,33 @@ EXPECTED = {
         ("plugins", "liger_rope"),
         (),
     ),
+    "llama_factory_v1_qlora.yaml": (
+        "LLaMA-Factory v1",
+        {
+            "model": ("Qwen/Qwen3-0.6B", "model"),
+            "peft": ("lora", "peft_config"),
+            "lora_r": (16, "peft_config.r"),
+            "lora_target_modules": (("all-linear",), "peft_config.target_modules"),
+            "load_in_4bit": (True, "quant_config.quantization_bit"),
+            "batch": (2, "micro_batch_size"),
+            "grad_accum": (8, "global_batch_size"),
+            "seq_len": (4096, "cutoff_len"),
+        },
+        {
+            "loop": "plain",
+            "precision": "fp32",
+            "lora_dropout": 0.05,
+            "bnb_4bit_quant_type": "nf4",
+            "bnb_4bit_compute_dtype": "float16",
+            "bnb_4bit_quant_storage": "float16",
+            "checkpointing": "full",
+            "use_reentrant": False,
+            "attn_implementation": "sdpa",
+            "optim": "adamw_torch",
+        },
+        ("train_dataset", "learning_rate", "global_batch_size"),
+        ("its loss",),
+    ),
     "ms_swift_lora.yaml": (
         "ms-swift",
         {

@@ -36,12 +36,43 @@ FILES = {
     "llama-factory packs with masks": (
         {"model_name_or_path": LLAMA, "stage": "sft", "finetuning_type": "full",
          "neat_packing": True, "template": "llama3"},
-        {}, "masks between the samples", "",
+        {"packing": "wrapped"}, "mask of all pairs", "",
+    ),
+    "llama-factory packs with FlashAttention": (
+        {"model_name_or_path": LLAMA, "stage": "sft", "finetuning_type": "lora",
+         "neat_packing": True, "flash_attn": "fa2", "per_device_train_batch_size": 1,
+         "val_size": 0.1},
+        {"packing": "bfd", "eval_batch": None}, "", "",
     ),
     "llama-factory freezes a tower": (
         {"model_name_or_path": LLAMA, "stage": "sft", "finetuning_type": "full",
          "freeze_vision_tower": True, "template": "llama3"},
-        {}, "", "vision tower",
+        {"frozen_parts": ("vision", "projector")}, "", "",
+    ),
+    "llama-factory trains a tower": (
+        {"model_name_or_path": LLAMA, "stage": "sft", "finetuning_type": "full",
+         "freeze_vision_tower": False, "freeze_language_model": True, "template": "llama3",
+         "image_max_pixels": 262144},
+        {"frozen_parts": ("projector", "language")}, "--image-size says it", "",
+    ),
+    "llama-factory gives projectors no adapters": (
+        {"model_name_or_path": LLAMA, "stage": "sft", "finetuning_type": "lora",
+         "freeze_vision_tower": False, "freeze_multi_modal_projector": False,
+         "template": "llama3"},
+        {"frozen_parts": ("projector",)}, "", "",
+    ),
+    "llama-factory v1 in full": (
+        {"model": LLAMA, "model_class": "llm", "train_dataset": "d",
+         "dist_config": {"name": "fsdp2", "dcp_path": None}, "micro_batch_size": 4,
+         "enable_activation_checkpointing": False},
+        {"batch": 4, "fsdp": "full_shard", "dtype": "float32", "precision": "bf16",
+         "seq_len": 2048, "checkpointing": "none", "loop": "accelerate"},
+        "a copy of all logits", "number of GPUs",
+    ),
+    "llama-factory v1 without FSDP casts nothing": (
+        {"model": LLAMA, "batching_strategy": "padding_free", "flash_attn": "flash_attention_2",
+         "train_dataset": "d", "kernel_config": {"name": "liger_kernel"}},
+        {"precision": "fp32", "dtype": "float32", "padding_free": True}, "liger_kernel", "",
     ),
     "axolotl cuts the cross entropy by its plugin": (
         {"base_model": LLAMA, "sequence_len": 2048, "micro_batch_size": 1, "adapter": "lora",
@@ -221,6 +252,18 @@ COMMANDS = {
     ),
     "preference by the script's name": (
         "python dpo.py --model_name_or_path gpt2 --per_device_train_batch_size 1", {}, True,
+    ),
+    "a reward model and a rank are not LLaMA-Factory": (
+        "python train.py --model_name_or_path gpt2 --reward_model r --lora_rank 8 --val_size 0.1",
+        {"lora_r": 8, "seq_len": None}, True,
+    ),
+    "llama-factory v1": (
+        "USE_V1=1 llamafactory-cli train --model m --train_dataset d --micro_batch_size 2",
+        {"batch": 2, "loop": "plain"}, True,
+    ),
+    "llama-factory v1 prefers": (
+        "NPROC_PER_NODE=4 FORCE_TORCHRUN=1 llamafactory-cli dpo --model m --global_batch_size 16",
+        {"num_gpus": 4, "grad_accum": 4}, True,
     ),
     "trl grpo": ("trl grpo --model_name_or_path gpt2 --dataset_name d", {}, True),
     "swift sft": (
