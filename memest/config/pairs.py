@@ -205,6 +205,11 @@ _PAIRS = (
     Pair("model cp sp", "--use-liger-kernel", lambda s: s.use_liger_kernel),
     Pair("cp sp tp-sequence", _FUSED_LOSS, lambda s: s.fused_loss),
     Pair("cp sp tp-sequence", "--torch-compile", lambda s: s.torch_compile),
+    Pair(
+        "model cp sp compile",
+        "--neftune-noise-alpha",
+        lambda s: s.neftune_noise_alpha is not None,
+    ),
     Pair("cp sp tp-sequence", "--padding-free", lambda s: s.padding_free),
     Pair(
         "tp-sequence",

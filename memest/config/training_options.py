@@ -246,6 +246,12 @@ class TrainingOptions:
         f"torchtune's work in {DEFAULT_CHUNKS} pieces, or in N: torchtune-linear:N.",
         "NAME",
     )
+    neftune_noise_alpha: float | None = option(
+        None,
+        "NEFTune, as the Trainer has it: noise is added to the embeddings while training. How much "
+        "changes no size.",
+        "ALPHA",
+    )
     torch_compile: bool = option(
         False,
         "The model is compiled by TorchInductor, as the Trainer has it done: what backward keeps "

@@ -369,6 +369,7 @@ def _samples(readings: Sequence[DocumentReading], values: dict[str, ReadValue]) 
 _EVALUATION_OPTIONS = ("eval_batch", "eval_samples", "eval_accumulation_steps")
 _COMPILE_OPTIONS = ("torch_compile", "torch_compile_mode", "torch_compile_backend")
 _EXPENDABLE_OPTIONS = (
+    (("neftune_noise_alpha",), ("--neftune-noise-alpha",)),
     (_EVALUATION_OPTIONS, ("--eval", "evaluation")),
     (_COMPILE_OPTIONS, ("--torch-compile",)),
     (("ep",), ("--ep",)),

@@ -115,7 +115,6 @@ IGNORED_KEYS = by_key(
 """Why a key does not matter for memory."""
 
 UNMODELLED_KEYS = {
-    "neftune_noise_alpha": "NEFTune adds noise to the embeddings in forward",
     "auto_find_batch_size": Bounded(
         "the batch is halved where memory runs out; the one named is priced"
     ),

@@ -304,6 +304,8 @@ def setup_items(setup: Setup, *, times: str = "×") -> list[str]:
         items.append("Liger kernels")
     if setup.fused_loss:
         items.append(fused_loss_words(setup.fused_loss))
+    if setup.neftune_noise_alpha is not None:
+        items.append("NEFTune")
     if setup.torch_compile:
         items.append("torch.compile")
     if setup.freeze:

@@ -49,6 +49,7 @@ from memest.trace.model.build import (
     put_into_training,
 )
 from memest.trace.model.factories import container
+from memest.trace.model.noise import add_noise
 from memest.trace.model.packed import pack
 from memest.trace.model.quantization import Loading, own_quantization, quantize
 from memest.trace.model.twins import twin_of
@@ -218,6 +219,7 @@ def _adapt_model(built_model: BuiltModel, setup: Setup, *, ready: bool = False) 
             built_model, wrapper=wrapper, notes=(*built_model.notes, *adapter_notes)
         )
     freeze(built_model.trained_model, setup)
+    add_noise(built_model.trained_model, setup)
     if setup.distributed.in_half:
         cast_parameters(built_model.trained_model, built_model.dtype)
     return built_model

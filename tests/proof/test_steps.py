@@ -83,6 +83,10 @@ CASES = [
     _case("t5", dtype="bfloat16", loop=TRAINER, slow=True),
     _case("gpt2", attn_implementation="eager"),
     _case("llama", attn_implementation="eager", padded=True),
+    # noise on the embeddings, by the hook that the Trainer registers
+    _case("llama", neftune_noise_alpha=5.0, loop=TRAINER),
+    _case("gpt2", neftune_noise_alpha=5.0, checkpointing="full", use_reentrant=True, slow=True),
+    _case("bert", neftune_noise_alpha=0.0, dtype="bfloat16", slow=True),
     # autocast, with the CPU's lists: casts, cache and recompute are the same code as CUDA's
     _case("bert", precision="bf16", loop=ACCELERATE, slow=True),
     _case("llama-gqa", precision="bf16", checkpointing="full", loop=TRAINER, slow=True),

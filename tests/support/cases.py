@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+from transformers.integrations.neftune import activate_neftune
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from memest.catalog.resolve import ModelSource
@@ -19,6 +20,7 @@ from memest.config.setup import Loop, Setup
 from memest.trace.inputs.batch import plan_batch
 from memest.trace.model.adapters import add_adapter
 from memest.trace.model.build import BuiltModel, build_model, freeze
+from memest.trace.model.noise import add_noise
 from memest.trace.model.packed import GptqLinear, pack, register_packed_layers
 from memest.trace.model.quantization import quantize
 from memest.trace.model.selective import selective_arguments
@@ -277,6 +279,10 @@ def twin(name: str, *, runs: bool = True, **kwargs: Any) -> Twin:
             checkpoint_by_operator(model, as_torchtitan=model is real)
         elif setup.checkpointing != "none":
             model.gradient_checkpointing_enable({"use_reentrant": bool(setup.use_reentrant)})
+    if setup.neftune_noise_alpha is not None:
+        add_noise(built_model.model, setup)
+        if real is not None:
+            activate_neftune(real, setup.neftune_noise_alpha)
     plans, _, _ = plan_batch(built_model, setup)
     if setup.quantization is not None and setup.quantization.format.packed:
         built_model, real = _pack(built_model, real, setup)

@@ -19,7 +19,7 @@ gradient_accumulation_steps: 2
 max_seq_length: 64
 bf16: true
 learning_rate: 1.0e-4
-neftune_noise_alpha: 5
+teacher_model_name_or_path: ./tiny
 """
 
 
@@ -58,7 +58,7 @@ def test_a_file_stands_for_its_options(place, capsys):
     assert origins["optim"] == ("adamw_torch_fused", "default of transformers")
     assert origins["task"] == ("causal-lm", "model config")
     assert origins["zero"] == (0, "default")
-    assert any("neftune" in note for note in read["notes"])
+    assert any("teacher" in note for note in read["notes"])
     assert any("read: args.yaml (transformers)" in line for line in read["assumptions"])
     assert {row["option"]: row["origin"] for row in typed["origins"]}["batch"] == "--batch"
 
@@ -98,7 +98,7 @@ def test_a_command_after_two_dashes(place, capsys):
 @pytest.mark.slow
 def test_every_command_takes_a_configuration(place, capsys):
     assert run(["fits", "args.yaml", "--gpu", "t4"]) == 7
-    assert "not priced: args.yaml:neftune_noise_alpha" in capsys.readouterr().out
+    assert "not priced: args.yaml:teacher_model_name_or_path" in capsys.readouterr().out
     assert run(["max-batch", "args.yaml", "--gpu-memory", "2GiB", "-q"]) == 0
     assert int(capsys.readouterr().out) > 1
     assert run(["compare", "--config", "args.yaml", "--vs", "batch=8", "--json"]) == 0
@@ -126,7 +126,7 @@ def test_every_command_says_what_it_read_ignored_and_cannot_model(place, capsys,
     json.loads(told.out)
     assert "memest: read: args.yaml (transformers)" in told.err
     assert "1 key was ignored (memest estimate --explain lists them)" in told.err
-    assert "memest: not modelled: args.yaml:neftune_noise_alpha" in told.err
+    assert "memest: not modelled: args.yaml:teacher_model_name_or_path" in told.err
     assert run([*words[:1], "./tiny", *words[2:], "--seq-len", "64", "--json"]) == 0
     assert "read:" not in capsys.readouterr().err
 
@@ -276,5 +276,5 @@ def test_what_is_understood_is_shown_without_an_estimate(place, capsys):
     values = {row["option"]: (row["value"], row["origin"]) for row in document["values"]}
     assert values["batch"] == (4, "args.yaml:per_device_train_batch_size")
     assert document["command"].startswith("memest estimate ./tiny --batch 4")
-    assert "neftune" in " ".join(document["unpriced"])
+    assert "teacher" in " ".join(document["unpriced"])
     assert run(["read", "gpt2"]) == 2

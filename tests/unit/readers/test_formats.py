@@ -20,10 +20,11 @@ EXPECTED = {
             "checkpointing": ("full", "gradient_checkpointing"),
             "weight_decay": (0.01, "weight_decay"),
             "use_reentrant": (False, "gradient_checkpointing_kwargs.use_reentrant"),
+            "neftune_noise_alpha": (5.0, "neftune_noise_alpha"),
         },
         {"loop": "trainer"},
         ("warmup_ratio", "fsdp", "per_device_eval_batch_size", "ddp_find_unused_parameters"),
-        ("neftune_noise_alpha",),
+        ("length of samples",),
     ),
     "sft.yaml": (
         "TRL",
@@ -175,6 +176,7 @@ EXPECTED = {
             "seq_len": (4096, "max_length"),
             "load_in_4bit": (True, "quant_bits"),
             "num_gpus": (4, "ENV.NPROC_PER_NODE"),
+            "neftune_noise_alpha": (5, "neftune_noise_alpha"),
         },
         {
             "lora_dropout": 0.05,
@@ -191,7 +193,7 @@ EXPECTED = {
             "weight_decay": 0.1,
         },
         ("dataset", "split_dataset_ratio", "learning_rate"),
-        ("max_pixels", "neftune_noise_alpha", "use_logits_to_keep"),
+        ("max_pixels", "use_logits_to_keep"),
     ),
     "llama_factory_lora.yaml": (
         "LLaMA-Factory",

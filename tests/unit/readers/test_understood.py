@@ -132,7 +132,12 @@ FILES = {
     "training arguments with noise and a teacher": (
         {"model_name_or_path": LLAMA, "per_device_train_batch_size": 2, "num_train_epochs": 1,
          "neftune_noise_alpha": 5, "teacher_model_name_or_path": "x/y"},
-        {}, "second model", "",
+        {"neftune_noise_alpha": 5}, "second model", "",
+    ),
+    "training arguments with noise that tensor parallelism excludes": (
+        {"model_name_or_path": LLAMA, "per_device_train_batch_size": 2, "num_train_epochs": 1,
+         "neftune_noise_alpha": 5, "tp": 2, "num_gpus": 2},
+        {"neftune_noise_alpha": None}, "--neftune-noise-alpha is not priced together", "",
     ),
     "accelerate with fp8": (
         {"compute_environment": "LOCAL_MACHINE", "distributed_type": "MULTI_GPU",
