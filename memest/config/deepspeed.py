@@ -43,7 +43,13 @@ _ALIASES = {
     "max_reuse_distance": "stage3_max_reuse_distance",
     "param_persistence_threshold": "stage3_param_persistence_threshold",
     "model_persistence_threshold": "stage3_model_persistence_threshold",
+    "module_granularity_threshold": "stage3_module_granularity_threshold",
+    "use_all_reduce_for_fetch_params": "stage3_use_all_reduce_for_fetch_params",
+    "allgather_sequential": "stage3_allgather_sequential",
+    "gather_16bit_weights_on_model_save": "stage3_gather_16bit_weights_on_model_save",
+    "gather_fp16_weights_on_model_save": "stage3_gather_fp16_weights_on_model_save",
 }
+"""Fields of ``DeepSpeedZeroConfig`` by their own names, which it takes as well."""
 _DEFAULT_ONLY = {
     "contiguous_gradients": True,
     "reduce_scatter": True,

@@ -7,86 +7,17 @@ checkpointing), ``loaders/model.py`` (quantisation), ``core/builders/base.py`` (
 from __future__ import annotations
 
 from memest.errors import ConfigError
-from memest.readers.mapping import DocumentKeys, Key, KeyTable, by_key
+from memest.readers.axolotl_keys import AXOLOTL_IGNORED_KEYS, AXOLOTL_UNMODELLED_KEYS
+from memest.readers.mapping import DocumentKeys, Key, KeyTable
 from memest.readers.sharding import read_deepspeed_value, read_fsdp
 from memest.readers.training_arguments import (
-    IGNORED_KEYS,
-    UNMODELLED_KEYS,
+    METHODS,
     read_checkpointing,
     set_adapter_value,
 )
 from memest.readers.values import Bounded, names_of
 
 __all__ = ["AXOLOTL"]
-
-_IGNORED_KEYS = {
-    **IGNORED_KEYS,
-    **by_key(
-        {
-            "data is prepared on the host": """base_model_config cls_model_config tokenizer_config
-                tokenizer_type tokenizer_use_fast tokenizer_legacy tokenizer_save_jinja_files
-                processor_type special_tokens tokens dataset_prepared_path dataset_processes
-                test_datasets shuffle_merged_datasets pretraining_dataset dataset_shard_num
-                dataset_shard_idx skip_prepare_dataset chat_template_jinja default_system_message
-                eot_tokens max_prompt_len min_sample_len sample_packing_group_size
-                sample_packing_bin_size sample_packing_sequentially pad_to_sequence_len
-                eval_sample_packing excess_length_strategy dataset_exact_deduplication
-                roles_to_train roles_to_mask field_messages""",
-            "names, logging and saving allocate nothing on the GPU": """saves_per_epoch
-                evals_per_epoch save_first_step wandb_viz early_stopping_patience
-                loss_watchdog_threshold loss_watchdog_patience eval_table_size
-                eval_max_new_tokens use_wandb use_mlflow use_comet mlflow_tracking_uri
-                mlflow_experiment_name comet_project_name profiler_steps
-                auto_resume_from_checkpoints strict""",
-            "the model's own config says it": """model_type type_of_model is_llama_derived_model
-                is_mistral_derived_model is_falcon_derived_model is_qwen_derived_model
-                trust_remote_code""",
-            "Python's collector": "gc_steps gc_collect_steps",
-            "changes no size": "lora_fan_in_fan_out peft_init_lora_weights lora_alpha_pattern",
-            "adapters that are there already have the sizes named here": "lora_model_dir",
-            "speed only": "tf32",
-            "after training": "merge_lora",
-            "the launch command says it": "world_size ddp",
-        }
-    ),
-}
-_UNMODELLED_KEYS = {
-    **UNMODELLED_KEYS,
-    "flash_attn_cross_entropy": Bounded("flash-attn's cross entropy"),
-    "flash_attn_fuse_mlp": Bounded("flash-attn's MLP"),
-    "chunked_cross_entropy": Bounded("logits come in chunks; priced is all at once"),
-    "tiled_mlp": Bounded("the MLP works in tiles"),
-    "lora_mlp_kernel": Bounded("a fused kernel for LoRA"),
-    "lora_qkv_kernel": Bounded("a fused kernel for LoRA"),
-    "lora_o_kernel": Bounded("a fused kernel for LoRA"),
-    "lora_embedding_kernel": Bounded("a fused kernel for LoRA"),
-    "unfrozen_parameters": Bounded(
-        "only these parameters train; all are priced: --freeze names the others"
-    ),
-    "layer_offloading": Bounded("layers move to the host"),
-    "selective_checkpointing": Bounded("what is recomputed is chosen by operator"),
-    "lora_rank_pattern": "ranks by module",
-    "peft_layers_to_transform": Bounded("adapters on some layers only; priced on all"),
-    "peft_layer_replication": "layers are repeated",
-    "relora": "ReLoRA",
-    "gptq": "GPTQ bases",
-    "qat": "quantisation-aware training",
-    "fp8": "fp8",
-    "reward_model": "a reward model",
-    "process_reward_model": "a reward model",
-    "model_quantization_config": "a base quantised otherwise",
-    "quantize_moe_experts": Bounded("experts are quantised"),
-    "batch_flattening": "batches are flattened",
-    "flex_attention": "flex attention: priced as the default",
-    "xformers_attention": "xformers: priced as the default",
-    "sage_attention": "SageAttention: priced as the default",
-    "resize_token_embeddings_to_32x": "a few rows of the embeddings",
-    "eval_causal_lm_metrics": "the evaluation generates",
-    "do_bench_eval": "the evaluation generates",
-    "gpu_memory_limit": Bounded("a limit of the process"),
-    "max_memory": Bounded("weights are placed on several devices"),
-    "deepcompile": "compilation",
-}
 
 
 def _batch(keys: DocumentKeys) -> None:
@@ -221,13 +152,28 @@ def _four_bits(keys: DocumentKeys, key: str) -> None:
 
 
 def _attention(keys: DocumentKeys) -> None:
-    for key, name in (
-        ("flash_attention", "flash_attention_2"),
-        ("sdp_attention", "sdpa"),
-        ("eager_attention", "eager"),
-    ):
-        if keys.on(key):
-            keys.set("attn_implementation", name, key)
+    """Switches of older configurations; the first that is on counts."""
+    named = [key for key in _ATTENTION if keys.on(key)]
+    for key in named[:1]:
+        keys.set("attn_implementation", _ATTENTION[key], key)
+    for key in named[1:]:
+        keys.ignore(key, f"{named[0]} comes first")
+
+
+_ATTENTION = {
+    "xformers_attention": "xformers",
+    "sage_attention": "sage",
+    "flex_attention": "flex_attention",
+    "flash_attention": "flash_attention_2",
+    "sdp_attention": "sdpa",
+    "eager_attention": "eager",
+}
+
+
+def _compilation(keys: DocumentKeys) -> None:
+    """``auto`` reaches the Trainer as a word that is true (``_configure_torch_compile``)."""
+    if keys.document.get("torch_compile") == "auto":
+        keys.replace("torch_compile", True)
 
 
 def _optimizer(keys: DocumentKeys) -> None:
@@ -312,7 +258,13 @@ def _evaluation(keys: DocumentKeys) -> None:
 def _preference(keys: DocumentKeys) -> None:
     value = keys.take("rl")
     if value:
-        keys.miss("rl", f"{value}: its loss and reference model; priced is fine-tuning")
+        word = str(value).lower()
+        method = METHODS.get(_METHODS.get(word, word), "a loss of its own")
+        keys.miss("rl", f"{value}: {method}; priced is fine-tuning")
+
+
+_METHODS = {"ipo": "dpo", "simpo": "cpo", "gdpo": "grpo"}
+"""Ways of training that are another's in what lies in memory."""
 
 
 def _plugins(keys: DocumentKeys) -> None:
@@ -340,9 +292,9 @@ def _packing(keys: DocumentKeys) -> None:
     attention = str(
         keys.document.get("attn_implementation") or keys.value_of("attn_implementation")
     )
-    flat = attention.startswith(("flash_attention", "flex")) or any(
-        keys.document.get(each) is True for each in ("flex_attention", "xformers_attention")
-    )
+    # ATTN_IMPLS_SUPPORTING_PACKING
+    kernel = attention.removeprefix("kernels-community/")
+    flat = kernel.startswith(("flash", "flex", "xformers", "sage"))
     flat = flat if rows is None else not rows
     keys.set("packing", "bfd" if flat else "wrapped", key)
     if not flat:
@@ -369,6 +321,7 @@ AXOLOTL = KeyTable(
         _checkpointing,
         _adapter,
         _attention,
+        _compilation,
         _optimizer,
         _kernels,
         _sharding,
@@ -378,7 +331,7 @@ AXOLOTL = KeyTable(
         _packing,
     ),
     own_names=True,
-    ignored_keys=_IGNORED_KEYS,
-    unmodelled_keys=_UNMODELLED_KEYS,
+    ignored_keys=AXOLOTL_IGNORED_KEYS,
+    unmodelled_keys=AXOLOTL_UNMODELLED_KEYS,
 )
 """What becomes of the keys of its configuration."""

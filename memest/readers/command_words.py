@@ -10,6 +10,7 @@ from typing import Any
 
 from memest.errors import ConfigError
 from memest.readers.documents import plain_value
+from memest.readers.litgpt import LITGPT_COMMANDS
 
 __all__ = ["Command", "Launcher", "read_arguments", "split_command", "words_of"]
 
@@ -24,12 +25,14 @@ _PROGRAMS = {
     "tune": "tune",
     "trl": "trl",
     "swift": "swift",
+    "litgpt": "litgpt",
     "megatron": "megatron",
 }
 _SUBCOMMANDS = {
     "llamafactory-cli": ("train", "sft", "dpo", "rm"),
     "axolotl": ("train",),
     "tune": ("run",),
+    "litgpt": LITGPT_COMMANDS,
     "swift": ("sft", "pt", "rlhf", "dpo", "orpo", "simpo"),
 }
 _NO_TRAINING = {"trl": ("vllm-serve", "vllm_serve", "chat", "env")}

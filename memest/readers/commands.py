@@ -277,6 +277,10 @@ def _program(
         return [_with_file(keys, find_format("trl"), arguments, {}, positionals, read)]
     if framework == "swift":
         return [_swift(keys, command, arguments, overrides, positionals, method)]
+    if framework == "litgpt":
+        if positionals and not positionals[0].lower().endswith(_CONFIG_SUFFIXES):
+            arguments.setdefault("checkpoint_dir", positionals.pop(0))
+        return [_with_file(keys, find_format("litgpt"), arguments, overrides, positionals)]
     if framework in ("llamafactory-cli", "axolotl"):
         read = None
         framework_format = find_format(
@@ -561,11 +565,16 @@ def _script(
     deepspeed_file = arguments.pop("deepspeed_config", None)
     if isinstance(deepspeed_file, str):
         # DeepSpeed's own arguments (add_config_arguments): a switch, and the file beside it
-        arguments.pop("deepspeed", None)
+        if arguments.get("deepspeed") is True:
+            arguments.pop("deepspeed")
         settings, folder_of_file = _open(deepspeed_file, "command: --deepspeed_config")
         readings.append(
             _read(find_format("deepspeed"), settings, {}, deepspeed_file, folder_of_file)
         )
+    elif "deepspeed" not in arguments and any(
+        launcher.name == "deepspeed" for launcher in command.launchers
+    ):
+        keys.miss("deepspeed", Bounded("no file of DeepSpeed is named: DDP is priced"))
     arguments = _read_negations(arguments)
     document: dict[str, Any] = {}
     source, folder, document_format = "command", None, file_format
@@ -608,7 +617,7 @@ _NO_TRAINING = ("generate", "dev/generate_v2", "eleuther_eval", "quantize")
 """Recipes of torchtune that only use a model."""
 _WEAK_MARKS = frozenset(
     """max_length packing template max_samples stage lora_rank val_size flash_attn plot_loss
-    dataset_dir preprocessing_num_workers adapter_name_or_path""".split()
+    dataset_dir preprocessing_num_workers adapter_name_or_path beta""".split()
 )
 """Names that scripts of all kinds have."""
 _TASKS_OF_SCRIPTS = {

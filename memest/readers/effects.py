@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
+from memest.config.kinds import Attention
 from memest.readers.values import Bounded, Level, ReadValue, Remark
 
 __all__ = ["OPTIONS_OF_4BIT", "OPTIONS_OF_LORA", "values_that_act"]
@@ -25,6 +27,50 @@ OPTIONS_OF_LORA = tuple(
 _OPTIONS_OF_GENERATIONS = ("generation_max_length", "num_beams", "cache_implementation")
 
 
+_KERNELS = {
+    # what transformers itself loads for flash_attention_2 without the package (5.23,
+    # FLASH_ATTN_KERNEL_FALLBACK): the same source, built for the hub
+    "kernels-community/flash-attn": "flash_attention_2",
+    "kernels-community/flash-attn2": "flash_attention_2",
+}
+_SPELLINGS = {each.value: each.value for each in Attention} | {"": "auto", "None": "auto"}
+
+
+def _attention(values: dict[str, ReadValue]) -> list[Remark]:
+    """Kernels of attention that are another's, or that nobody has priced."""
+    entry = values.get("attn_implementation")
+    if entry is None or entry.level is Level.FLAG:
+        return []
+    text = str(entry.value).removeprefix("Attention.")
+    # kernels-community/flash-attn2@v1:flash_attn_func
+    name = _KERNELS.get(text.partition("@")[0].partition(":")[0])
+    if name is not None:
+        values["attn_implementation"] = replace(entry, value=name)
+        return [Remark(entry.origin, f"{text}: FlashAttention 2 as the hub builds it")]
+    if text.lower() in _SPELLINGS:
+        return []
+    if "flash-attn" in text or text.startswith("flash_attention_"):
+        values["attn_implementation"] = replace(entry, value="flash_attention_2")
+        return [Remark(entry.origin, f"not priced: {text}; taken is flash_attention_2")]
+    if "/" not in text and text not in _KNOWN_KERNELS and not text.startswith("paged|"):
+        return []  # a slip of the pen: the option says what is legal
+    del values["attn_implementation"]
+    return [Remark(entry.origin, f"not priced: {text}; taken is the model's own, sdpa or eager")]
+
+
+_KNOWN_KERNELS = (
+    "flex_attention",
+    "flex",
+    "xformers",
+    "sage",
+    "sage_attention",
+    "fp8",
+    "sdpa_paged",
+    "eager_paged",
+    "paged_attention",
+)
+
+
 def values_that_act(values: Mapping[str, ReadValue]) -> tuple[dict[str, ReadValue], list[Remark]]:
     """Values that act, and remarks on those that do not and were not named by flags.
 
@@ -32,7 +78,7 @@ def values_that_act(values: Mapping[str, ReadValue]) -> tuple[dict[str, ReadValu
         values: one value for each option.
     """
     acting = dict(values)
-    remarks: list[Remark] = []
+    remarks = _attention(acting)
 
     def drop(option: str, why: str) -> None:
         if option not in acting or acting[option].level is Level.FLAG:

@@ -10,6 +10,7 @@ from typing import Any
 from memest.errors import ConfigError, closest
 from memest.readers.accelerate import ACCELERATE
 from memest.readers.axolotl import AXOLOTL
+from memest.readers.litgpt import refuse_litgpt
 from memest.readers.llama_factory import LLAMA_FACTORY
 from memest.readers.llama_factory_v1 import read_llama_factory_v1
 from memest.readers.mapping import DocumentKeys, read_table
@@ -74,7 +75,10 @@ FORMATS: tuple[FileFormat, ...] = (
         """max_length packing packing_strategy padding_free dataset_text_field use_peft
         completion_only_loss assistant_only_loss model_init_kwargs dataset_num_proc
         chat_template_path lora_task_type lora_modules_to_save max_prompt_length
-        max_completion_length use_bnb_nested_quant dataset_train_split truncation_mode""",
+        max_completion_length use_bnb_nested_quant dataset_train_split truncation_mode beta
+        num_generations reward_funcs reward_weights vllm_mode desirable_weight undesirable_weight
+        center_rewards_coefficient precompute_ref_log_probs rpo_alpha ref_model_init_kwargs
+        sync_ref_model""",
         read_trl,
     ),
     _format(
@@ -130,6 +134,13 @@ FORMATS: tuple[FileFormat, ...] = (
         use_swift_lora swift_version agent_template load_args use_hf model_author lorap_lr_ratio
         model_id_or_path""",
         read_ms_swift,
+    ),
+    _format(
+        "litgpt",
+        "LitGPT",
+        """checkpoint_dir out_dir initial_checkpoint_dir tokenizer_dir logger_name lora_query
+        lora_key lora_value lora_projection lora_mlp lora_head devices num_nodes model_config""",
+        refuse_litgpt,
     ),
     _format("torchtune", "torchtune", "", read_torchtune),
     _format("torchtitan", "torchtitan", "", partial(read_table, table=TORCHTITAN)),

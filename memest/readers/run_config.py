@@ -396,7 +396,8 @@ def _setup(values: Mapping[str, ReadValue]) -> tuple[Setup, dict[str, str]]:
             ):
                 fewer = {name: each for name, each in values.items() if name not in names}
                 setup, reasons = _setup(fewer)
-                return setup, reasons | dict.fromkeys(names, f"not priced: {error}")
+                reason = str(error).partition(", and memest does not guess")[0]
+                return setup, reasons | dict.fromkeys(names, f"not priced: {reason}")
         raise ConfigError(_with_origins(str(error), values)) from None
 
 

@@ -7,6 +7,7 @@ transformers 5.23, ``FullyShardedDataParallelPlugin`` and ``DeepSpeedPlugin`` of
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -197,6 +198,12 @@ def read_deepspeed_value(keys: DocumentKeys, key: str, value: Any) -> None:
         if key in keys.document:
             keys.ignore(key, "off")
         return
+    if value is True:
+        # add_config_arguments of DeepSpeed: a switch, with the file in --deepspeed_config
+        keys.miss(
+            key, "DeepSpeed by a switch, and no file is named: priced without; --zero says it"
+        )
+        return
     origin = keys.origin(key)
     if isinstance(value, str) and value.lstrip().startswith("{"):
         try:
@@ -316,6 +323,7 @@ def _culprit(message: str, document: Mapping[str, Any]) -> str | None:
     zero = document.get("zero_optimization")
     inner = list(zero) if isinstance(zero, Mapping) else []
     for key in sorted([*inner, *document], key=len, reverse=True):
-        if str(key) in message and key not in ("zero_optimization", "stage"):
+        named = re.search(rf"(?<![\w]){re.escape(str(key))}(?![\w])", message)
+        if named and key not in ("zero_optimization", "stage"):
             return str(key)
     return None

@@ -183,7 +183,10 @@ _SCRIPT_KEYS = {
     "quant_type": Key("bnb_4bit_quant_type", "scalar"),
     "bnb_4bit_quant_storage_dtype": Key("bnb_4bit_quant_storage", "scalar"),
     "quantize": Key("load_in_4bit", "enabled"),
-    "use_flash_attn": Key("attn_implementation", "enabled", words={True: "flash_attention_2"}),
+    **dict.fromkeys(
+        ("use_flash_attn", "use_flash_attention", "use_flash_attention_2"),
+        Key("attn_implementation", "enabled", words={True: "flash_attention_2"}),
+    ),
 }
 """Options under the names that QLoRA's and peft's example scripts, and many after them, have."""
 

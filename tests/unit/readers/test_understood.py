@@ -144,6 +144,59 @@ FILES = {
          "num_processes": 4, "mixed_precision": "fp8", "num_machines": 1},
         {"num_gpus": 4, "precision": "bf16"}, "fp8", "",
     ),
+    "grpo by its keys alone": (
+        {"model_name_or_path": LLAMA, "num_generations": 8, "per_device_train_batch_size": 1},
+        {}, "GRPO", "",
+    ),
+    "a preference by its beta alone": (
+        {"model_name_or_path": LLAMA, "beta": 0.05, "per_device_train_batch_size": 1,
+         "num_train_epochs": 1},
+        {}, "pairs of answers", "",
+    ),
+    "axolotl's newer keys": (
+        {"base_model": LLAMA, "sequence_len": 2048, "micro_batch_size": 1, "bf16": True,
+         "attn_implementation": "kernels-community/flash-attn2", "sample_packing": True,
+         "torch_compile": "auto", "lisa_n_layers": 4, "lisa_step_interval": 10},
+        {"attn_implementation": "flash_attention_2", "packing": "bfd"}, "--torch-compile",
+        "LISA trains a few layers",
+    ),
+    "axolotl compiles": (
+        {"base_model": LLAMA, "sequence_len": 2048, "micro_batch_size": 1, "bf16": True,
+         "torch_compile": "auto"},
+        {"torch_compile": True}, "", "",
+    ),
+    "axolotl shares experts": (
+        {"base_model": LLAMA, "sequence_len": 2048, "micro_batch_size": 1, "rl": "orpo",
+         "expert_parallel_size": 4, "trl": {"beta": 0.1}},
+        {}, "a plugin's own dispatch", "ORPO loss over pairs",
+    ),
+    "axolotl's xformers": (
+        {"base_model": LLAMA, "sequence_len": 2048, "micro_batch_size": 1,
+         "xformers_attention": True, "flash_attention": True, "sample_packing": True},
+        {"attn_implementation": None, "packing": "bfd"}, "xformers", "",
+    ),
+    "flex attention": (
+        {"model_name_or_path": LLAMA, "per_device_train_batch_size": 1, "num_train_epochs": 1,
+         "max_seq_length": 128, "attn_implementation": "flex_attention"},
+        {"attn_implementation": None}, "flex_attention; taken is the model's own", "",
+    ),
+    "FlashAttention 3": (
+        {"model_name_or_path": LLAMA, "per_device_train_batch_size": 1, "num_train_epochs": 1,
+         "bf16": True, "max_seq_length": 128,
+         "attn_implementation": "kernels-community/flash-attn3"},
+        {"attn_implementation": "flash_attention_2"}, "flash-attn3; taken is", "",
+    ),
+    "alignment-handbook's switch": (
+        {"model_name_or_path": LLAMA, "per_device_train_batch_size": 1, "num_train_epochs": 1,
+         "bf16": True, "max_seq_length": 128, "use_flash_attention_2": True},
+        {"attn_implementation": "flash_attention_2"}, "", "",
+    ),
+    "DeepSpeed by the names of its fields": (
+        {"zero_optimization": {"stage": 3, "gather_16bit_weights_on_model_save": True,
+                               "max_live_parameters": 10**9, "made_up_threshold": 1},
+         "train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}},
+        {"zero": 3}, "made_up_threshold", "",
+    ),
     "torchtune prefers, by its loss alone": (
         {"model": {"_component_": "torchtune.models.llama3_1.lora_llama3_1_8b"},
          "loss": {"_component_": "torchtune.rlhf.loss.DPOLoss", "beta": 0.1}, "batch_size": 4},
@@ -355,6 +408,14 @@ COMMANDS = {
     "swift's own module": (
         "python -m swift.cli.sft --model m --galore_rank 3", {"grad_accum": 16}, False,
     ),
+    "DeepSpeed by a switch": (
+        ("deepspeed --num_gpus 2 train.py --model_name_or_path gpt2 --deepspeed "
+        "--per_device_train_batch_size 1"), {"num_gpus": 2, "zero": None}, True,
+    ),
+    "DeepSpeed's launcher alone": (
+        ("deepspeed --num_gpus 2 train.py --model_name_or_path gpt2 "
+        "--per_device_train_batch_size 1"), {"num_gpus": 2, "zero": None}, False,
+    ),
 }  # fmt: skip
 
 
@@ -428,6 +489,23 @@ def test_torchtune_says_its_recipe_in_the_header(tmp_path):
     assert run.options["fsdp"] == "full_shard"
     path.write_text(text.replace("4 full_finetune_distributed", "1 full_finetune_single_device"))
     assert "fsdp" not in memest.read_config(path).options
+
+
+@pytest.mark.parametrize("command", ["finetune_lora gpt2 --config run.yaml", "pretrain gpt2"])
+def test_litgpt_is_told_its_own_name(tmp_path, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    document = {
+        "checkpoint_dir": "checkpoints/gpt2", "lora_r": 4, "precision": "bf16-true", "devices": 1,
+        "train": {"micro_batch_size": 2, "max_seq_length": 64}, "optimizer": {"class_path": "x"},
+    }  # fmt: skip
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(document))
+    words = "memest estimate gpt2 --batch 2 --seq-len 64 --loop plain --dtype bfloat16 --peft lora"
+    with pytest.raises(ConfigError, match=f"LitGPT.*{words}"):
+        memest.read_config("run.yaml")
+    with pytest.raises(ConfigError, match=r"LitGPT.*memest estimate gpt2"):
+        memest.read_command(f"litgpt {command}")
+    with pytest.raises(ConfigError, match="litgpt chat does not train"):
+        memest.read_command("litgpt chat gpt2")
 
 
 def test_torchtunes_recipes_for_several_gpus_shard(tmp_path):
