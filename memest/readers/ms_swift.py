@@ -423,6 +423,7 @@ def _optimizer(keys: DocumentKeys) -> None:
         remark = OPTIMIZERS.get(name, f"{name}: an optimizer of one's own; --optim names another")
         if remark:
             keys.miss("optimizer", remark)
+            keys.pass_over(("optim_args", "optim_target_modules"), f"of {name}")
         else:
             keys.ignore("optimizer", "groups of parameters with rates of their own")
     values = {

@@ -389,7 +389,9 @@ COMMANDS = {
         {"zero": 3, "offload_optimizer": True, "offload_param": True}, False,
     ),
     "swift pt makes all logits behind a copy": ("swift pt --model m", {}, True),
-    "swift muon": ("swift sft --model m --optimizer muon", {}, True),
+    "swift muon": (
+        "swift sft --model m --optimizer muon --optim_args ns_steps=5", {"optim_args": None}, True,
+    ),
     "swift classifies": (
         "swift sft --model m --task_type seq_cls --num_labels 2",
         {"task": "sequence-classification", "num_labels": 2}, False,
