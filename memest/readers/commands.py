@@ -17,7 +17,11 @@ from memest.readers.llama_factory_v1 import read_llama_factory_v1
 from memest.readers.mapping import DocumentKeys
 from memest.readers.ms_swift import read_ms_swift
 from memest.readers.ms_swift_keys import IMAGE_VARIABLES
-from memest.readers.torchtitan_functions import read_function
+from memest.readers.torchtitan_functions import (
+    read_function,
+    registry_file,
+    take_checkpointing,
+)
 from memest.readers.torchtune import installed_config, read_torchtune
 from memest.readers.training_arguments import (
     IGNORED_KEYS,
@@ -273,8 +277,8 @@ def _program(
     program = command.program
     framework, _, method = program.partition(" ")
     if framework == "trl":
-        read = partial(read_trl, method=method)
-        return [_with_file(keys, find_format("trl"), arguments, {}, positionals, read)]
+        read_method = partial(read_trl, method=method)
+        return [_with_file(keys, find_format("trl"), arguments, {}, positionals, read_method)]
     if framework == "swift":
         return [_swift(keys, command, arguments, overrides, positionals, method)]
     if framework == "litgpt":
@@ -494,7 +498,7 @@ def _titan(
         _say_at(keys, "alloc_conf", "", "no run_train.sh, which sets PYTORCH_CUDA_ALLOC_CONF")
     function = arguments.pop("config", None) or command.environment.get("CONFIG")
     module = arguments.pop("module", None) or command.environment.get("MODULE")
-    arguments |= _titan_checkpointing(arguments, positionals)
+    arguments |= take_checkpointing(arguments, positionals)
     document: dict[str, Any] = {}
     unknown: tuple[Remark, ...] = ()
     source, folder = "command", None
@@ -502,7 +506,7 @@ def _titan(
         document, folder = _open(file, "command: --job.config_file")
         source = file
     elif function is not None:
-        path = _titan_registry(str(module or "llama3"), str(function))
+        path = registry_file(str(module or "llama3"), str(function))
         document, unknown = read_function(path, str(function), str(path))
         source, folder = path.name, path.parent
     elif command.program.endswith(".sh"):
@@ -514,40 +518,6 @@ def _titan(
     _ignore_words(keys, positionals)
     reading = _read(find_format("torchtitan"), document, origins, source, folder)
     return replace(reading, not_modelled=(*reading.not_modelled, *unknown))
-
-
-_TITAN_CHECKPOINTING = "activation-checkpoint:"
-
-
-def _titan_checkpointing(arguments: dict[str, Any], positionals: list[str]) -> dict[str, Any]:
-    """``activation-checkpoint:full``, a word that may stand behind an argument's value."""
-    found = [word for word in positionals if word.startswith(_TITAN_CHECKPOINTING)]
-    positionals[:] = [word for word in positionals if word not in found]
-    for key, value in arguments.items():
-        if isinstance(value, list):
-            marked = [word for word in value if str(word).startswith(_TITAN_CHECKPOINTING)]
-            rest = [word for word in value if word not in marked]
-            arguments[key] = rest[0] if marked and len(rest) == 1 else rest
-            found += marked
-    if not found:
-        return {}
-    mode = found[-1].removeprefix(_TITAN_CHECKPOINTING).replace("-", "_")
-    return {
-        "activation_checkpoint.mode": mode,
-        "activation_checkpoint.selective_ac_option": "op",
-    }
-
-
-def _titan_registry(module: str, function: str) -> Path:
-    """The file of torchtitan's configurations of a model, in the folder that it is started in."""
-    path = Path("torchtitan", "models", module, "config_registry.py")
-    if not path.is_file():
-        raise ConfigError(
-            f"the launch command names torchtitan's configuration {function} of {module}, and "
-            f"{path} is not here. Run memest in torchtitan's folder, or name the file: memest "
-            f"estimate FOLDER/{path}:{function}."
-        )
-    return path
 
 
 def _script(

@@ -386,6 +386,15 @@ _SECTIONS = {
             "batch_invariant": "other kernels",
         },
     ),
+    "job": KeyTable(
+        ignored_keys=by_key(
+            {
+                _NO_TENSOR: """dump_folder description print_config save_config_file config_file
+                    use_for_integration_test print_args save_config_folder"""
+            }
+        ),
+        unmodelled_keys={"custom_config_module": "code of one's own, which is not run"},
+    ),
     "override": KeyTable(unmodelled_keys={"imports": "code of one's own, which is not run"}),
 }
 """Further sections, each by itself."""

@@ -16,7 +16,7 @@ from memest.errors import ConfigError, closest
 from memest.readers.documents import read_source
 from memest.readers.values import Remark
 
-__all__ = ["read_function"]
+__all__ = ["read_function", "registry_file", "take_checkpointing"]
 
 _MAX_DEPTH = 40
 _OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
@@ -75,6 +75,52 @@ def read_function(
         settings["activation_checkpoint"].pop("class")
         settings.setdefault("model", {}).setdefault("attn_backend", "the default, flex or varlen,")
     return settings, tuple(reader.unknown)
+
+
+_CHECKPOINTING_WORD = "activation-checkpoint:"
+
+
+def take_checkpointing(arguments: dict[str, Any], positionals: list[str]) -> dict[str, Any]:
+    """``activation-checkpoint:full``, a word that may stand behind an argument's value.
+
+    Args:
+        arguments: of the command; values lose the word.
+        positionals: loose words, which lose it too.
+
+    Returns:
+        What it says, as arguments; nothing where it is not there.
+    """
+    found = [word for word in positionals if word.startswith(_CHECKPOINTING_WORD)]
+    positionals[:] = [word for word in positionals if word not in found]
+    for key, value in arguments.items():
+        if isinstance(value, list):
+            marked = [word for word in value if str(word).startswith(_CHECKPOINTING_WORD)]
+            rest = [word for word in value if word not in marked]
+            arguments[key] = rest[0] if marked and len(rest) == 1 else rest
+            found += marked
+    if not found:
+        return {}
+    mode = found[-1].removeprefix(_CHECKPOINTING_WORD).replace("-", "_")
+    return {
+        "activation_checkpoint.mode": mode,
+        "activation_checkpoint.selective_ac_option": "op",
+    }
+
+
+def registry_file(module: str, function: str) -> Path:
+    """The file of torchtitan's configurations of a model, in the folder that it is started in.
+
+    Raises:
+        ConfigError: it is not there.
+    """
+    path = Path("torchtitan", "models", module, "config_registry.py")
+    if not path.is_file():
+        raise ConfigError(
+            f"the launch command names torchtitan's configuration {function} of {module}, and "
+            f"{path} is not here. Run memest in torchtitan's folder, or name the file: memest "
+            f"estimate FOLDER/{path}:{function}."
+        )
+    return path
 
 
 def _returns_config(node: ast.FunctionDef) -> bool:

@@ -143,7 +143,7 @@ METHODS = {
     "simpo": "the SimPO loss over pairs of answers",
     "cpo": "the CPO loss over pairs of answers",
     "kto": "the KTO loss, and a reference model",
-    "preference": "pairs of answers, as DPO and its relatives have them, and a reference model",
+    "preference": "pairs of answers, as DPO and its relatives have them, most a reference model",
     "grpo": "generation and the GRPO loss",
     "rloo": "generation and the RLOO loss",
     "ppo": "generation, and further models in memory",

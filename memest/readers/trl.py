@@ -12,7 +12,7 @@ import re
 from dataclasses import replace
 
 from memest.config.installed import release
-from memest.readers.mapping import DocumentKeys, Key, KeyTable, read_table
+from memest.readers.mapping import DocumentKeys, Key, KeyTable, by_key, read_table
 from memest.readers.training_arguments import (
     ADAPTER_SWITCHES,
     IGNORED_KEYS,
@@ -47,13 +47,21 @@ _KEYS_OF_METHODS = {
 
 def _method_of(keys: DocumentKeys) -> str:
     """The trainer that a configuration is for, by its keys."""
+    loss = keys.document.get("loss_type")
+    found = "sft" if loss is None or loss in _SFT_LOSSES else "preference"
     for method, names in _KEYS_OF_METHODS.items():
         if any(keys.has(name) for name in names.split()):
-            return method
-    loss = keys.document.get("loss_type")
-    return "sft" if loss is None or loss in _SFT_LOSSES else "preference"
+            found = method
+            break
+    if found != "preference":
+        return found
+    # relatives share their keys; the run's own name often says which
+    text = " ".join(str(keys.document.get(key, "")) for key in _NAMES_OF_RUNS)
+    named = {"dpo", "orpo", "cpo", "kto"} & set(re.split(r"[^a-z]+", text.lower()))
+    return named.pop() if len(named) == 1 else found
 
 
+_NAMES_OF_RUNS = ("output_dir", "hub_model_id", "run_name", "wandb_project")
 _SFT_LOSSES = ("nll", "dft", "chunked_nll")
 
 
@@ -185,6 +193,21 @@ def _adapters(keys: DocumentKeys) -> None:
     read_adapters(keys, on=on)
 
 
+_OF_METHODS = by_key(
+    {
+        "of the way of training that is named": """num_generations reward_funcs reward_weights
+            vllm_mode desirable_weight undesirable_weight center_rewards_coefficient loss_type
+            precompute_ref_log_probs rpo_alpha sync_ref_model max_prompt_length
+            max_completion_length temperature top_p top_k min_p repetition_penalty num_iterations
+            epsilon epsilon_high scale_rewards vllm_gpu_memory_utilization vllm_server_host
+            vllm_server_port vllm_server_base_url mask_truncated_completions reference_free
+            ref_model_mixup_alpha ref_model_sync_steps""",
+        "data is prepared on the host": """dataset_splits dataset_prompt_column system_prompt
+            dataset_configs dataset_mixture auto_insert_empty_system_msg cosine_max_len
+            benchmarks callbacks overwrite_hub_revision wandb_run_group""",
+    }
+)
+"""Keys of trainers of preferences and rewards, and of recipes; the trainer itself is named."""
 _TABLE = KeyTable(
     defaults={
         **TRAINER,
@@ -205,6 +228,6 @@ _TABLE = KeyTable(
         read_packing,
     ),
     own_names=True,
-    ignored_keys=IGNORED_KEYS,
+    ignored_keys={**IGNORED_KEYS, **_OF_METHODS},
     unmodelled_keys=UNMODELLED_KEYS,
 )

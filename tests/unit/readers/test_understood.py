@@ -153,6 +153,12 @@ FILES = {
          "num_train_epochs": 1},
         {}, "pairs of answers", "",
     ),
+    "alignment-handbook's orpo by the name of its run": (
+        {"model_name_or_path": LLAMA, "beta": 0.05, "max_prompt_length": 1792, "max_length": 2048,
+         "per_device_train_batch_size": 1, "output_dir": "data/zephyr-orpo-141b",
+         "dataset_splits": ["train"]},
+        {}, "the ORPO loss over pairs", "",
+    ),
     "axolotl's newer keys": (
         {"base_model": LLAMA, "sequence_len": 2048, "micro_batch_size": 1, "bf16": True,
          "attn_implementation": "kernels-community/flash-attn2", "sample_packing": True,
