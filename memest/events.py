@@ -46,14 +46,38 @@ __all__ = [
     "SeamKind",
     "Trace",
     "Weight",
+    "on_stream",
+    "plain_name",
+    "stream_of",
 ]
 
 ALLOC, FREE, CALL, MARK = 0, 1, 2, 3
+_ON_STREAM = " on stream "
 CAST = "cast by the engine"
 """Labels a parameter that a library makes half-precision after it has come to the device."""
 
 WARM_UP = "caching_allocator_warmup"
 """Labels the block that transformers takes and gives back where weights load onto the device."""
+
+
+def on_stream(name: str, stream: int) -> str:
+    """The name of an operator, or of a thread, that runs on a stream of the program's own.
+
+    Example:
+        >>> on_stream("aten.mm.default", 2), on_stream("aten.mm.default", 0)
+        ('aten.mm.default on stream 2', 'aten.mm.default')
+    """
+    return f"{name}{_ON_STREAM}{stream}" if stream else name
+
+
+def plain_name(name: str) -> str:
+    """The name without the stream."""
+    return name.partition(_ON_STREAM)[0]
+
+
+def stream_of(name: str) -> int:
+    """The stream that a name tells; 0 for the default one."""
+    return int(name.rpartition(_ON_STREAM)[2]) if _ON_STREAM in name else 0
 
 
 class Category(enum.StrEnum):
@@ -392,6 +416,8 @@ class Trace:
     module_names: list[str] = field(default_factory=list)
     op_names: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    unpriced: list[str] = field(default_factory=list)
+    """What the steps do that may take more memory than is noted, in words."""
     attention_choices: list[tuple[Any, str]] = field(default_factory=list)
     """Every attention call of the trace and the kernel taken for it (``attention.SdpaCall``), in
     the order of the calls."""

@@ -236,6 +236,8 @@ class Profiler:
             program: of the micro-steps; None for one with the updates that go with them.
         """
         setup = question.setup
+        if own := family.skeleton.unpriced:
+            setup = replace(setup, unpriced=tuple(dict.fromkeys((*setup.unpriced, *own))))
         card = question.profile.model_cards[question.request.image_size]
         evaluation = None
         if setup.eval_batch is not None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from memest.config.setup import Setup
-from memest.events import Trace
+from memest.events import Trace, plain_name
 from memest.profiles.model_card import ModelCard
 from memest.workspaces.operator_call import OpCall, TensorSpec, Value
 
@@ -107,7 +107,7 @@ def count_kernels(trace: Trace) -> int:
     """
     signatures = {(call.op, _dtypes(call)) for call in trace.calls}
     names = {op for op, _ in signatures}
-    return len(signatures) + len(set(trace.op_names) - names)
+    return len(signatures) + len({plain_name(name) for name in trace.op_names} - names)
 
 
 def _dtypes(call: OpCall) -> tuple[str, ...]:

@@ -93,6 +93,7 @@ def family_to_json(family: Family) -> dict[str, Any]:
         "landmarks": _landmarks(trace.landmarks),
         "notes": trace.notes,
         "unnoted": trace.unnoted_ops,
+        **({"unpriced": trace.unpriced} if trace.unpriced else {}),
         **({"managed_bytes": trace.managed_bytes} if trace.managed_bytes else {}),
         "attention": [[_fields(call), kind] for call, kind in choices],
         "attention_order": [order[choice] for choice in trace.attention_choices],
@@ -173,6 +174,7 @@ def _family(document: Any) -> Family:
     trace.cues = _read_cues(document.get("cues", [[], [], [], []]))
     trace.landmarks = _read_landmarks(document.get("landmarks", [[], [], None, None, None]))
     trace.notes = [_text(v) for v in document["notes"]]
+    trace.unpriced = [_text(v) for v in document.get("unpriced", [])]
     # what was written before operators without a rule were told names none
     trace.unnoted_ops = [_text(v) for v in document.get("unnoted", [])]
     trace.managed_bytes = _whole(document.get("managed_bytes", 0))

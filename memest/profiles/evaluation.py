@@ -12,7 +12,7 @@ from dataclasses import replace
 from memest.errors import TraceError
 from memest.events import ALLOC, FREE, OF_WEIGHTS, Chains, SeamKind, Trace
 from memest.profiles.pieces import Span
-from memest.profiles.stream import Course, Player, Shape, Stream, shape_of, slack_of
+from memest.profiles.stream import Course, Player, Shape, Stream, shape_of, slack_of, streams_of
 from memest.workspaces.operator_call import GpuTraits, Lifetime
 from memest.workspaces.registry import workspaces_of
 
@@ -172,6 +172,7 @@ class _Tail:
         out.labels = stream.labels[:]
         out.labels.extend(labels[label] for label in course.labels)
         out.module_names, out.label_names = module_names, label_names
+        out.on_streams = streams_of(out)
         out.marks = [*stream.marks, *course.marks]
         out.cues = [
             *stream.cues,

@@ -284,6 +284,7 @@ def _structure(trace: Trace) -> tuple[Any, ...]:
         trace.module_names,
         trace.op_names,
         trace.notes,
+        trace.unpriced,
         trace.seams,
         trace.cues,
         trace.landmarks,

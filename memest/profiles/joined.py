@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from memest.errors import TraceError
 from memest.events import Chains, Mark
-from memest.profiles.stream import Stream
+from memest.profiles.stream import Stream, streams_of
 
 __all__ = ["STEPS_NEEDED", "join_runs"]
 
@@ -84,6 +84,7 @@ def join_runs(runs: Sequence[Stream]) -> Stream:
             )
         left = _append(out, run, cut, step, left, modules, labels)
     out.module_names, out.label_names = modules, labels
+    out.on_streams = streams_of(out)
     out.workspace_slack_bytes = max(run.workspace_slack_bytes for run in runs)
     return out
 

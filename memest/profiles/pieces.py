@@ -186,6 +186,7 @@ def join(traces: list[Trace]) -> JoinedTraces:
         into.weights += trace.weights
         into.managed_bytes += trace.managed_bytes
         into.notes.extend(note for note in trace.notes if note not in into.notes)
+        into.unpriced.extend(each for each in trace.unpriced if each not in into.unpriced)
         into.unnoted_ops.extend(op for op in trace.unnoted_ops if op not in into.unnoted_ops)
     into.module_names, into.op_names = list(modules), list(ops)
     return out

@@ -27,6 +27,8 @@ from memest.events import (
     Part,
     SeamKind,
     Trace,
+    on_stream,
+    stream_of,
 )
 from memest.profiles.pieces import MAX_REPEATS, Pieces, Span
 from memest.workspaces.operator_call import GpuTraits, Lifetime, Workspace
@@ -42,9 +44,12 @@ __all__ = [
     "make_stream",
     "shape_of",
     "slack_of",
+    "streams_of",
 ]
 
 _WORKSPACE = CATEGORY_ORDER.index(Category.WORKSPACES)
+
+_WRAPPERS_STREAMS = 63
 
 # looking a state up costs as much as playing so many events
 _WORTH_SKIPPING = 64
@@ -125,7 +130,17 @@ class Stream(Course):
     def of(cls, course: Course, sizes: list[int], slack: int) -> Stream:
         """Fill in the sizes."""
         course_fields = {each.name: getattr(course, each.name) for each in fields(Course)}
-        return cls(**course_fields, sizes=sizes, workspace_slack_bytes=slack)
+        streams = streams_of(course)
+        return cls(**course_fields, sizes=sizes, workspace_slack_bytes=slack, on_streams=streams)
+
+
+def streams_of(course: Course) -> bytes:
+    """The CUDA stream of each number, by its label; empty where all are on the default one.
+
+    Streams of one's own come behind those that wrappers of the model have.
+    """
+    own = [stream and stream + _WRAPPERS_STREAMS for stream in map(stream_of, course.label_names)]
+    return bytes(own[label] for label in course.labels) if any(own) else b""
 
 
 def shape_of(call_workspaces: Sequence[tuple[Workspace, ...]]) -> Shape:
@@ -459,7 +474,7 @@ class Player:
             course.places.append(self._first_place[call] + index)
             course.categories.append(_WORKSPACE)
             course.modules.append(self._trace.site_modules[site])
-            course.labels.append(self._label(f"{self._trace.calls[call].op}: {workspace.label}"))
+            course.labels.append(self._label(self._workspace_label(call, workspace)))
             course.events.append(number)
             if persistent:
                 self._persistent.add(workspace.key)
@@ -469,9 +484,14 @@ class Player:
             course.events.extend(outputs)
         course.events.extend(~number for number, _ in reversed(temporary))
 
+    def _workspace_label(self, number: int, workspace: Workspace) -> str:
+        call = self._trace.calls[number]
+        return on_stream(f"{call.op}: {workspace.label}", stream_of(call.thread))
+
     def _take_outputs(self, call: int) -> array[int]:
         """Take the births of a call's results off the stream, to be put back after others."""
-        course, op = self._course, self._trace.calls[call].op
+        course, made_by = self._course, self._trace.calls[call]
+        op = on_stream(made_by.op, stream_of(made_by.thread))
         start = len(course.events)
         while start > self._outputs_start:
             number = course.events[start - 1]

@@ -71,7 +71,7 @@ class Rewriter:
             workspace_slack_bytes=stream.workspace_slack_bytes,
         )
         self.phase = Phase.LOAD
-        self._streams = bytearray(len(stream.sizes))
+        self._streams = bytearray(stream.on_streams or len(stream.sizes))
         self._label_index: dict[str, int] = {}
 
     def alloc(

@@ -32,7 +32,7 @@ from memest.events import (
 )
 from memest.profiles.pieces import MAX_REPEATS, JoinedTraces, Span, join, pair_up
 from memest.profiles.pipeline_pieces import StagePieces, with_places
-from memest.profiles.stream import Course, PlacedCue, Player, shape_of, slack_of
+from memest.profiles.stream import Course, PlacedCue, Player, shape_of, slack_of, streams_of
 from memest.sharding.engine import RankStream
 from memest.sharding.schedules import Action, rank_order, sharded_order, stages_of
 from memest.workspaces.operator_call import GpuTraits
@@ -118,6 +118,7 @@ def compose_rank(
         module_names=course.module_names,
         sizes=[table[place] for place in course.places],
         workspace_slack_bytes=slack_of(call_workspaces),
+        on_streams=streams_of(course),
         rank=rank,
         cues=course.cues,
     )

@@ -31,8 +31,10 @@ from memest.events import (
     Seam,
     SeamKind,
     Trace,
+    on_stream,
 )
 from memest.trace.cuda.known_values import track
+from memest.trace.cuda.streams import current_streams
 from memest.workspaces.operator_call import OpCall, TensorSpec, Value
 from memest.workspaces.registry import reads_calls
 
@@ -133,6 +135,8 @@ class Recorder(TorchDispatchMode):
         trace.launches.append(0)
         self._phase_start = len(trace.sizes)
         self._birth_category = _BIRTH_CATEGORY.get(phase, _TEMPORARY)
+        if phase is Phase.FORWARD and (streams := current_streams()) is not None:
+            streams.step_begins()
         self._in_backward = phase is Phase.BACKWARD
         self._module_of_node = -1
 
@@ -241,7 +245,7 @@ class Recorder(TorchDispatchMode):
 
     def site(self, op: str, args: tuple[Value, ...], outputs: tuple[TensorSpec, ...]) -> None:
         """Note a call that is no operator, and that a rule of ``memest.workspaces`` knows."""
-        self._note_call(OpCall(op, args, (), outputs, "autograd" if self._in_backward else "main"))
+        self._note_call(OpCall(op, args, (), outputs, self._thread()))
 
     # -- modules ----------------------------------------------------------------------------------
 
@@ -332,6 +336,14 @@ class Recorder(TorchDispatchMode):
         position = bisect_right(self._node_starts, node._sequence_nr()) - 1
         return self._node_modules[position] if position >= 0 else 0
 
+    def _stream_here(self) -> int:
+        streams = current_streams()
+        return 0 if streams is None else streams.here(in_backward=self._in_backward)
+
+    def _thread(self) -> str:
+        """Who calls a library: handles are of a thread, their workspaces of a stream too."""
+        return on_stream("autograd" if self._in_backward else "main", self._stream_here())
+
     def _follow_autograd(self) -> None:
         """Note where autograd goes on with another module."""
         node = torch._C._current_autograd_node()
@@ -418,10 +430,12 @@ class Recorder(TorchDispatchMode):
         if size == 0 or tensor.device.type != self._device:
             return
         trace = self.trace
-        op = self._op_index.get(func)
+        stream = self._stream_here()
+        key_of_op = (func, stream) if stream else func
+        op = self._op_index.get(key_of_op)
         if op is None:
-            op = self._op_index[func] = len(trace.op_names)
-            trace.op_names.append(str(func))
+            op = self._op_index[key_of_op] = len(trace.op_names)
+            trace.op_names.append(on_stream(str(func), stream))
         number = len(trace.sizes)
         trace.sizes.append(size)
         trace.categories.append(self._birth_category)
@@ -471,7 +485,7 @@ class Recorder(TorchDispatchMode):
             args=tuple(_value(a) for a in args),
             kwargs=tuple((k, _value(v)) for k, v in sorted((kwargs or {}).items())),
             outputs=tuple(_spec(o) if isinstance(o, torch.Tensor) else None for o in outputs),
-            thread="autograd" if self._in_backward else "main",
+            thread=self._thread(),
         )
         self._note_call(call)
 

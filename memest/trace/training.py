@@ -24,6 +24,7 @@ from memest.trace.cuda.compiled import compile_model
 from memest.trace.cuda.cpu_ops import CPU_LISTS, cpu_handlers, cpu_operators
 from memest.trace.cuda.cuda_ops import cuda_handlers, cuda_operators, kernel_handlers
 from memest.trace.cuda.in_place import in_place_handlers
+from memest.trace.cuda.streams import current_streams
 from memest.trace.cuda.transformers_patches import transformers_on_meta
 from memest.trace.cuda.value_answers import answer_handlers
 from memest.trace.cues import follow_weights, landmarks_of
@@ -164,6 +165,8 @@ def trace_training(
     trace.notes.extend(recorder.notes)
     trace.notes.extend(_unmet_backend_notes(setup, trace.attention_choices))
     trace.notes.extend(_recurrent_notes(model))
+    if (streams := current_streams()) is not None:
+        trace.unpriced.extend(streams.unpriced)
     return trace
 
 

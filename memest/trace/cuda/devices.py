@@ -1,7 +1,8 @@
 """Code that names ``cuda`` itself: on a trace its tensors are on meta, as all others are.
 
 What such code asks of the driver is answered, or does nothing: clocks, marks for profilers, and
-the figures of ``torch.cuda`` that are read where a step is measured.
+the figures of ``torch.cuda`` that are read where a step is measured. Streams are followed
+(:mod:`memest.trace.cuda.streams`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,17 @@ from torch.overrides import TorchFunctionMode, _pop_mode_temporarily
 from torch.utils._device import _device_constructors
 
 from memest.trace.cuda.patching import patch_attributes
+from memest.trace.cuda.streams import (
+    DEFAULT,
+    Event,
+    Graphs,
+    Stream,
+    in_stream,
+    named_stream,
+    record_stream,
+    set_stream,
+    watched_streams,
+)
 from memest.trace.isolation import also_in_backward
 from memest.units import GIB
 from memest.workspaces.operator_call import GpuTraits
@@ -77,24 +89,16 @@ _MEMORY = 80 * GIB
 """What code is told that asks how much memory there is; a trace serves cards of any size."""
 
 
-class _Clock:
-    """A stream or an event of CUDA's: there is nothing to wait for, and no time passes."""
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        self.cuda_stream = 0
-        self.device = torch.device("meta")
-
-    def query(self) -> bool:
-        """Everything is done."""
-        return True
-
-    def elapsed_time(self, _other: Any) -> float:
-        """Milliseconds."""
-        return 0.0
-
-    def _nothing(self, *_: Any, **__: Any) -> None: ...
-
-    record = wait = synchronize = wait_event = wait_stream = _nothing
+_STREAMS: dict[str, Any] = {
+    "Event": Event,
+    "Stream": Stream,
+    "ExternalStream": Stream,
+    "StreamContext": in_stream,
+    "stream": in_stream,
+    "current_stream": named_stream,
+    "set_stream": set_stream,
+}
+_GRAPHS = ("CUDAGraph", "graph", "make_graphed_callables", "graph_pool_handle", "MemPool")
 
 
 def _driver(gpu: GpuTraits) -> AbstractContextManager[None]:
@@ -111,15 +115,13 @@ def _driver(gpu: GpuTraits) -> AbstractContextManager[None]:
     def says(value: Any) -> Callable[..., Any]:
         return lambda *_, **__: value
 
-    clock = _Clock()
     answers = {
         "is_available": True,
         "is_current_stream_capturing": False,
         "is_bf16_supported": gpu.capability >= (8, 0),
         "device_count": 1,
         "current_device": 0,
-        "current_stream": clock,
-        "default_stream": clock,
+        "default_stream": DEFAULT,
         "get_device_properties": properties,
         "get_device_name": properties.name,
         "get_device_capability": gpu.capability,
@@ -139,8 +141,9 @@ def _driver(gpu: GpuTraits) -> AbstractContextManager[None]:
         *((torch.cuda, name, says(value)) for name, value in answers.items()),
         *((memory, name, says(None)) for name in silent),
         (memory, "mem_get_info", says((_MEMORY, _MEMORY))),
-        (torch.cuda, "Event", _Clock),
-        (torch.Tensor, "record_stream", says(None)),
+        *((torch.cuda, name, own) for name, own in _STREAMS.items()),
+        *((torch.cuda, name, Graphs) for name in _GRAPHS),
+        (torch.Tensor, "record_stream", record_stream),
         (torch.cuda.nvtx, "_nvtx", mock.MagicMock()),
     )
 
@@ -156,7 +159,8 @@ def cuda_is_meta(gpu: GpuTraits | None = _A100, *, enabled: bool = True) -> Iter
     if not enabled:
         yield
         return
-    with nullcontext() if gpu is None else _driver(gpu), also_in_backward(_CudaIsMeta()):
+    driver = nullcontext() if gpu is None else _driver(gpu)
+    with driver, watched_streams(), also_in_backward(_CudaIsMeta()):
         yield
 
 
