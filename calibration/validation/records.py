@@ -443,12 +443,14 @@ def _check_text(path: Path, line: bytes) -> None:
     if problem := lfs_problem(path, line):
         raise ConfigError(problem)
     try:
-        line.decode()
+        is_text = "\0" not in line.decode()
     except UnicodeDecodeError:
+        is_text = False
+    if not is_text:
         raise ConfigError(
             f"{path} is not text: case records are JSON, one object a line (memest calibrate run "
             "and MemestCallback write them)."
-        ) from None
+        )
 
 
 def _lines(path: Path) -> Iterator[bytes]:

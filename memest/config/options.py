@@ -96,15 +96,18 @@ def read_size(name: str, value: int | str) -> int:
         raise ConfigError(f"{flag} {value} leaves no memory: write for example {flag} 24GiB.")
     if size < 0:
         raise ConfigError(f"{flag} {value} must not be negative.")
-    if name == "gpu_memory" and size < _SMALLEST_GPU:
+    if name in _TOO_SMALL and 0 < size < MIB:
+        what, example = _TOO_SMALL[name]
         raise ConfigError(
-            f"{flag} {value} is {size} bytes, and no GPU has so little: write for example {flag} "
-            "24GiB."
+            f"{flag} {value} is {size} bytes, and no {what}: write for example {flag} {example}."
         )
     return size
 
 
-_SMALLEST_GPU = MIB
+_TOO_SMALL = {
+    "gpu_memory": ("GPU has so little", "24GiB"),
+    "device_context": ("context is so small", "450MiB"),
+}
 
 
 def _coerce(option: Option, value: Any) -> Any:

@@ -27,6 +27,11 @@ __all__ = [
     "write_text",
 ]
 
+_POINTS = b"version https://git-lfs"
+_POINTER = (
+    "a pointer of Git LFS, and the file that it stands for was not downloaded: run git lfs pull, "
+    "then give it again"
+)
 _JOINERS = "\u200c\u200d"  # parts of emoji and of scripts, which Python does not call printable
 
 
@@ -37,12 +42,9 @@ def lfs_problem(path: Path, start: bytes) -> str:
         path: of the file.
         start: its first bytes.
     """
-    if not start.startswith(b"version https://git-lfs"):
+    if not start.startswith(_POINTS):
         return ""
-    return (
-        f"{path} is a pointer of Git LFS, and the file that it stands for was not downloaded: run "
-        "git lfs pull, then give it again."
-    )
+    return f"{path} is {_POINTER}."
 
 
 def printable(text: str) -> str:
@@ -152,7 +154,7 @@ def read_small(path: Path, limit: int = 10 * MIB) -> str:
         limit: bytes that it may have.
 
     Raises:
-        OSError: it cannot be read, is no regular file, or is larger.
+        OSError: it cannot be read, is no regular file, is larger, or is a pointer of Git LFS.
         UnicodeDecodeError: it is not text.
     """
     if not stat.S_ISREG(path.stat().st_mode):
@@ -161,6 +163,8 @@ def read_small(path: Path, limit: int = 10 * MIB) -> str:
         raw = file.read(limit + 1)
     if len(raw) > limit:
         raise OSError(errno.EFBIG, f"it is larger than {format_size(limit)}")
+    if raw.startswith(_POINTS):
+        raise OSError(errno.EINVAL, f"it is {_POINTER}")
     return raw.decode("utf-8-sig")
 
 

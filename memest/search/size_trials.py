@@ -126,7 +126,9 @@ class SizeTrials:
         run = self._run_at(size)
         stream = run.stream
         peaks = peaks_of(self._target, run, stream, self._replays.of(stream))
-        return [*run_notes(run), *paged_notes(self._target, peaks)]
+        unpriced = "; ".join(run.setup.unpriced)
+        words = [f"not priced, so nothing is safe: {unpriced}"] if unpriced else []
+        return [*words, *run_notes(run), *paged_notes(self._target, peaks)]
 
     def curve(
         self, tried_sizes: Iterable[int], largest: int, safe: int, highest: int

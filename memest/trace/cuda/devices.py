@@ -33,10 +33,10 @@ from memest.trace.isolation import also_in_backward
 from memest.units import GIB
 from memest.workspaces.operator_call import GpuTraits
 
-__all__ = ["cuda_is_meta", "without_modes"]
+__all__ = ["cuda_is_meta", "trace_device", "without_modes"]
 
 
-def _trace_device(device: Any) -> Any:
+def trace_device(device: Any) -> Any:
     """The device on a trace: meta for any GPU."""
     if isinstance(device, bool) or device is None:
         return device
@@ -69,9 +69,9 @@ class _CudaIsMeta(TorchFunctionMode):
         if func is torch.Tensor.pin_memory:
             return args[0]
         if "device" in kwargs:
-            kwargs = {**kwargs, "device": _trace_device(kwargs["device"])}
+            kwargs = {**kwargs, "device": trace_device(kwargs["device"])}
         elif func is torch.Tensor.to and len(args) > 1 and not isinstance(args[1], torch.Tensor):
-            args = (args[0], _trace_device(args[1]), *args[2:])
+            args = (args[0], trace_device(args[1]), *args[2:])
         if func is _tensor and kwargs.get("device") == _META:
             # made on the host and copied, out of sight on meta (``internal_new_from_data``)
             grad = kwargs.get("requires_grad", False)

@@ -30,6 +30,7 @@ import torch
 from torch.fx.node import map_aggregate
 from torch.utils._pytree import tree_leaves, tree_map
 
+from memest.trace.cuda.devices import trace_device
 from memest.trace.cuda.inductor_code import Code
 from memest.trace.cuda.patching import patch_attributes
 from memest.workspaces.operator_call import GpuTraits
@@ -101,6 +102,7 @@ def inductor_without_gpu(
         return code
 
     def backend(gm: Any, example_inputs: Any) -> Any:
+        _name_meta(gm)
         return compile_fx.compile_fx(gm, example_inputs, inner_compile=compile_inner)
 
     scatter = reinplace._inplace_generalized_scatter
@@ -123,6 +125,29 @@ def inductor_without_gpu(
     ):
         warnings.simplefilter("ignore")
         yield backend
+
+
+def _name_meta(gm: Any) -> None:
+    """What a model makes on ``cuda`` by name is on meta, as the rest of its graph is."""
+    for module in gm.modules():
+        graph = getattr(module, "graph", None)
+        if graph is None:
+            continue
+        for node in list(graph.nodes):
+            if "device" not in node.kwargs:
+                continue
+            node.kwargs = {**node.kwargs, "device": trace_device(node.kwargs["device"])}
+            if node.target is torch.tensor and node.kwargs["device"] == _META:
+                _make_on_host(graph, node)
+        module.recompile()
+
+
+def _make_on_host(graph: Any, node: Any) -> None:
+    """A constant is made on the host and moved, as it is on CUDA."""
+    node.kwargs = {name: value for name, value in node.kwargs.items() if name != "device"}
+    with graph.inserting_after(node):
+        moved = graph.call_method("to", (node, _META))
+    node.replace_all_uses_with(moved, delete_user_cb=lambda user: user is not moved)
 
 
 def _without_rng_states(_: Any, fw_module: Any, bw_module: Any, *__: Any) -> Any:

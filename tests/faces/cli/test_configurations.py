@@ -138,6 +138,7 @@ def test_every_command_says_what_it_read_ignored_and_cannot_model(place, capsys,
         (["estimate", "acc.yaml"], 2, "names no model"),
         (["estimate", "./tiny", "--config-format", "trl"], 2, "add --config"),
         (["estimate", "none.yaml"], 2, "cannot be read"),
+        (["read", "pointer.yaml"], 2, "cannot be read: it is a pointer of Git LFS"),
         (["estimate", "./tiny", "--config", "training_args.bin"], 2, "is a pickle"),
         (["estimate", "training_args.bin"], 2, "is a pickle"),
         (["estimate", "--", "rm", "-rf", "x"], 2, "names no script"),
@@ -150,6 +151,7 @@ def test_every_command_says_what_it_read_ignored_and_cannot_model(place, capsys,
 )
 def test_what_cannot_be_is_one_paragraph(place, capsys, words, code, said):
     (place / "training_args.bin").write_bytes(b"\x80\x04")
+    (place / "pointer.yaml").write_text("version https://git-lfs.github.com/spec/v1\nsize 9\n")
     assert run(words) == code
     error = capsys.readouterr().err
     assert said in error

@@ -52,6 +52,7 @@ def model(tmp_path_factory):
         ("estimate MODEL --gpu-memory 12x", 2, ["--gpu-memory", "80GiB"]),
         ("estimate MODEL --gpu-memory 0", 2, ["leaves no memory"]),
         ("estimate MODEL --device-context=-5", 2, ["--device-context"]),
+        ("estimate MODEL --device-context 5", 2, ["is 5 bytes", "--device-context 450MiB"]),
         ("estimate", 2, ["MODEL"]),
         ("estimat x", 2, ["estimate"]),
         ("--foo", 2, ["--foo"]),

@@ -59,7 +59,9 @@ def test_advice_and_largest_batch_follow():
     advice = memest.advise(BERT, effective_batch=8, gpu="a100-80gb", fp16=True, unpriced=[DPO])
     assert advice.verdict is Verdict.CANNOT_SAY
     assert advice.plans[0].verdict is Verdict.FITS  # of what is priced
-    assert memest.max_batch(BERT, gpu="t4", fp16=True, unpriced=[DPO]).answers[0].safe == 0
+    largest = memest.max_batch(BERT, gpu="t4", fp16=True, unpriced=[DPO])
+    assert largest.answers[0].safe == 0
+    assert f"not priced, so nothing is safe: {DPO}" in largest.notes
 
 
 @pytest.mark.parametrize(

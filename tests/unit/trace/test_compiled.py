@@ -257,3 +257,24 @@ def test_a_live_module_is_compiled():
     assert any("Triton kernels" in note for note in answer.notes)
     assert answer.peak.allocated_bytes != eager.peak.allocated_bytes
     assert torch._C._len_torch_function_stack() == 0
+
+
+class NamesCuda(torch.nn.Module):
+    """A layer, and a constant and a bias that are made on a device by name."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(64, 64)
+
+    def forward(self, x):
+        scale = torch.tensor(2.0, device="cuda")
+        return self.layer(x) * scale + 2 ** torch.ones(64, device="cuda")
+
+
+@pytest.mark.slow
+def test_a_compiled_model_may_name_the_device():
+    answer = memest.estimate(
+        NamesCuda(), inputs={"x": "float32[B,64]"}, loss="mean", batch=8, torch_compile=True,
+        max_batch=False,
+    )  # fmt: skip
+    assert answer.peak.allocated_bytes > 0

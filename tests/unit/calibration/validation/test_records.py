@@ -117,7 +117,9 @@ def test_ids_count_once_and_files_may_be_packed(written, tmp_path):
 def test_files_that_cannot_be_read_are_told(tmp_path):
     broken = tmp_path / "broken.jsonl.gz"
     broken.write_bytes(b"no gzip at all")
-    for path in (tmp_path / "none.jsonl", tmp_path, broken):
+    binary = tmp_path / "binary.jsonl"
+    binary.write_bytes(bytes(range(256)) * 4)
+    for path in (tmp_path / "none.jsonl", tmp_path, broken, binary):
         with pytest.raises(ConfigError, match=path.name):
             read_records([path])
 
