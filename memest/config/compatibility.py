@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 
+from memest.config.installed import installed_version
 from memest.config.kinds import (
     SDPA,
     Dtype,
@@ -22,7 +23,7 @@ from memest.config.kinds import (
 from memest.config.optimizers import facts_of, read_arguments
 from memest.config.pairs import refuse_pairs
 from memest.config.quantization import Format
-from memest.config.training_options import TrainingOptions
+from memest.config.training_options import SHARDS_AT_LOAD, TrainingOptions
 from memest.errors import ConfigError
 
 __all__ = ["FP16_REFUSAL", "check", "check_built_dtype", "reader_of_head"]
@@ -46,6 +47,7 @@ def check(setup: TrainingOptions) -> None:
         _check_evaluation,
         _check_base,
         _check_shared_model,
+        _check_policy,
         _check_ulysses,
         _check_context_parallel,
         _check_sequence_parallel,
@@ -185,12 +187,57 @@ def _check_shared_model(setup: TrainingOptions) -> None:
             "refused by "
             "accelerate and the Trainer (dp_replicate_size beside tp_size, without dp_shard_size), "
             f"and DDP takes no sharded weights: write --num-gpus {distributed.tp}, or add --fsdp "
-            "full_shard --loop plain, which shards them over the copies."
+            "full_shard, which shards them over the copies."
         )
+    if setup.distributed.fsdp_version == 2:
+        _check_shards_layers(setup)
     degrees = {"pp": distributed.pp, "tp": distributed.tp, "ep": distributed.ep}
     ways = [way for way, degree in degrees.items() if degree > 1]
     sharing = ["shared-model"] if distributed.shares_model else []
+    sharing += ["at-load"] if setup.is_sharded_at_load else []
     refuse_pairs(setup, f"--{ways[0]}", "model", *ways, *sharing)
+
+
+def _check_shards_layers(setup: TrainingOptions) -> None:
+    """Which releases shard by FSDP2 what ``--tp`` shares, under accelerate and the Trainer.
+
+    Sources: ``Accelerator._prepare_tp`` of accelerate 1.12 to 1.15, which leaves layers of local
+    tensors alone, and where they are DTensors imports a class that transformers 5.1 took out; its
+    layers, local ones from 5.1 to 5.14 and DTensors from 5.16 on; ``from_pretrained`` of 5.15,
+    which takes no ``tp_plan``; ``Trainer._build_accelerator_args`` of 5.23, the first to tell
+    accelerate how many ranks shard what was sharded at load.
+    """
+    distributed = setup.distributed
+    spread = distributed.tp > 1 and distributed.pp == 1 and distributed.ep == 1
+    if setup.loop is Loop.PLAIN or not spread or distributed.strategy is not Strategy.FSDP:
+        return
+    version = setup.software.transformers or installed_version("transformers")
+    if version is None or version >= SHARDS_AT_LOAD or (5, 1) <= version <= (5, 14):
+        return
+    raise ConfigError(
+        f"--tp {distributed.tp} and --fsdp {distributed.fsdp} do not go together under --loop "
+        f"{setup.loop} with transformers {version[0]}.{version[1]}: accelerate's FSDP2 takes "
+        "the shared layers of 5.1 to 5.14, and stops at later ones (ImportError: "
+        "ReplicateParallel); from 5.23 on from_pretrained shards both (DistributedConfig). Write "
+        "--software transformers=5.23 or transformers=5.14, or add --loop plain."
+    )
+
+
+def _check_policy(setup: TrainingOptions) -> None:
+    """Mixed precision that FSDP2 is told to have (``MixedPrecisionPolicy``)."""
+    distributed = setup.distributed
+    if not distributed.fsdp_mixed_precision:
+        return
+    flag = "--fsdp-mixed-precision"
+    if setup.precision is not Precision.BF16:
+        raise ConfigError(f"{flag} computes in bfloat16: add --bf16, or leave it out.")
+    if setup.loop is not Loop.PLAIN and not setup.is_sharded_at_load:
+        raise ConfigError(
+            f"{flag} is for a script's own FSDP2 and for models that transformers shards as it "
+            f"loads them, and under --loop {setup.loop} accelerate's has a policy of its own, "
+            "which reduces gradients in bfloat16: leave it out, or add --loop plain."
+        )
+    refuse_pairs(setup, flag, "policy")
 
 
 def _check_ulysses(setup: TrainingOptions) -> None:

@@ -146,9 +146,9 @@ _PAIRS = (
         "data parallelism ({s.distributed.data_ranks} copies of the model, without --fsdp)",
         lambda s: s.distributed.data_ranks > 1 and s.distributed.fsdp is Fsdp.NONE,
     ),
-    Pair("pp", "--fsdp-offload", lambda s: s.distributed.fsdp_offload),
+    Pair("pp at-load", "--fsdp-offload", lambda s: s.distributed.fsdp_offload),
     Pair(
-        "shared-model",
+        "ep",
         "--fsdp under --loop {s.loop}",
         lambda s: (
             s.distributed.fsdp is not Fsdp.NONE
@@ -156,19 +156,22 @@ _PAIRS = (
             and s.loop is not Loop.PLAIN
         ),
     ),
-    Pair("model", "--fsdp-shard-size", lambda s: s.distributed.fsdp_shard_size is not None),
+    Pair("ep pp", "--fsdp-shard-size", lambda s: s.distributed.fsdp_shard_size is not None),
     Pair("pp", "--ddp-find-unused-parameters", lambda s: s.distributed.ddp_find_unused_parameters),
+    Pair("ep pp", "--fsdp-wrap-ends", lambda s: s.distributed.fsdp_wrap_ends),
     Pair(
-        "ep",
+        "ep at-load",
         "--fsdp {s.distributed.fsdp}",
         lambda s: s.distributed.fsdp not in (Fsdp.NONE, Fsdp.FULL_SHARD),
     ),
     Pair("shared-model", "--fsdp-version 1", lambda s: s.distributed.fsdp_version == 1),
-    Pair("ep", "--fsdp-wrap", lambda s: s.distributed.fsdp_wrap),
+    Pair("ep at-load", "--fsdp-wrap", lambda s: s.distributed.fsdp_wrap),
     Pair("ep", "--fsdp-offload", lambda s: s.distributed.fsdp_offload),
     Pair("cp sp", "--tp {s.distributed.tp}", lambda s: s.distributed.tp > 1),
     Pair("tp-sequence", "--ep {s.distributed.ep}", lambda s: s.distributed.ep > 1),
-    Pair("cp sp tp-sequence", "--pp {s.distributed.pp}", lambda s: s.distributed.pp > 1),
+    Pair("policy", "--cp {s.distributed.cp}", lambda s: s.distributed.cp > 1),
+    Pair("policy", "--ep {s.distributed.ep}", lambda s: s.distributed.ep > 1),
+    Pair("cp sp tp-sequence policy", "--pp {s.distributed.pp}", lambda s: s.distributed.pp > 1),
     Pair("ep", "--ep {s.distributed.ep}", lambda s: s.distributed.pp > 1),
     Pair("sp", "--ep {s.distributed.ep}", lambda s: s.distributed.ep > 1),
     Pair("several", _STEPS_IN_BACKWARD, lambda s: s.steps_in_backward),
@@ -192,8 +195,26 @@ _PAIRS = (
     # torch's _foreach_zero_ refuses sharded gradients beside whole ones
     Pair("shared-model", "--zero-grad zero", lambda s: s.zero_grad is ZeroGrad.ZERO),
     Pair("model sp", "an adapter other than LoRA", _another_adapter),
-    Pair("ep tp-sequence", "an adapter", lambda s: s.adapter is not None),
-    Pair("model", "a quantised base", lambda s: s.quantization is not None),
+    Pair(
+        "at-load",
+        "an adapter under --loop {s.loop}",
+        lambda s: s.adapter is not None,
+        "peft puts it into a model that is sharded, where it stays whole on every GPU",
+    ),
+    Pair("ep tp-sequence policy", "an adapter", lambda s: s.adapter is not None),
+    Pair(
+        "at-load",
+        "--grad-accum {s.grad_accum} of the Trainer with --fsdp-shard-size",
+        lambda s: s.loop is Loop.TRAINER and s.grad_accum > 1 and s.distributed.num_copies > 1,
+        "what each copy has reduced waits for the last micro-batch (set_requires_all_reduce)",
+    ),
+    Pair(
+        "policy",
+        "--grad-accum {s.grad_accum} of the Trainer",
+        lambda s: s.loop is Loop.TRAINER and s.grad_accum > 1,
+        "gradients wait whole and in float32 for the last micro-batch",
+    ),
+    Pair("model policy", "a quantised base", lambda s: s.quantization is not None),
     Pair(
         "sp",
         "a quantised base that is not bitsandbytes' 4-bit one (--load-in-4bit)",

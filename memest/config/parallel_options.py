@@ -98,6 +98,18 @@ class ParallelOptions:
         "split. Repeatable.",
         "--fsdp-wrap --fsdp-transformer-layer-cls-to-wrap CLASS transformer_layer_cls_to_wrap",
     )
+    fsdp_wrap_ends: bool = option(
+        False,
+        "The embeddings are an FSDP2 unit, and the last norm with the head another, in a script's "
+        "loop; accelerate and the Trainer make them so in any case.",
+    )
+    fsdp_mixed_precision: bool = option(
+        False,
+        "FSDP2 computes in bfloat16 by itself, in place of autocast, and reduces gradients in "
+        "float32 (MixedPrecisionPolicy, --bf16): in a script's loop, or where transformers shards "
+        "the model as it loads (--tp). accelerate's FSDP2 does so unasked, and reduces in half "
+        "precision.",
+    )
     fsdp_shard_size: int | None = option(
         None,
         "GPUs that share one copy of the model, the copies being replicas (hybrid sharding); left "

@@ -85,11 +85,13 @@ def _check_shape(run: ParallelOptions) -> None:
             f"{' '.join(flags)} needs {ranks} GPUs, or a multiple of them, and --num-gpus is "
             f"{run.num_gpus}: write --num-gpus {num_gpus}."
         )
-    size = run.fsdp_shard_size
-    if size is not None and run.num_gpus % size:
+    size, sharing = run.fsdp_shard_size, run.num_gpus // run.tp
+    if size is not None and sharing % size:
+        what = f"the {run.num_gpus} GPUs of --num-gpus"
+        if run.tp > 1:
+            what += f" over --tp {run.tp}, which are {sharing}"
         raise ConfigError(
-            f"--fsdp-shard-size {size} does not divide the {run.num_gpus} GPUs of --num-gpus: "
-            "every copy of the model has as many."
+            f"--fsdp-shard-size {size} does not divide {what}: every copy of the model has as many."
         )
 
 
@@ -164,7 +166,7 @@ def _check_meaning(run: ParallelOptions) -> None:
         (
             shards and run.fsdp_version == 2,
             "--fsdp full_shard of --fsdp-version 2",
-            "fsdp_shard_size",
+            "fsdp_shard_size fsdp_wrap_ends fsdp_mixed_precision",
         ),
     ):
         for name in names.split():

@@ -13,6 +13,7 @@ from memest.config.adapter import Adapter
 from memest.config.compilation import DEFAULT_CHUNKS, FUSED_LOSSES
 from memest.config.data_loading import DataLoading
 from memest.config.generation import Generation
+from memest.config.installed import installed_version
 from memest.config.kinds import (
     Attention,
     Dtype,
@@ -37,6 +38,7 @@ __all__ = [
     "MAX_GRAD_ACCUM",
     "MAX_IMAGE_SIZE",
     "OPTIMIZERS",
+    "SHARDS_AT_LOAD",
     "TrainingOptions",
 ]
 
@@ -44,6 +46,9 @@ MAX_BATCH = 1 << 20
 MAX_SEQ_LEN = 1 << 24
 MAX_IMAGE_SIZE = 1 << 14
 MAX_GRAD_ACCUM = 1 << 16
+
+SHARDS_AT_LOAD = (5, 23)
+"""The first transformers whose Trainer takes models that it has sharded by --tp and FSDP2."""
 
 OPTIMIZERS = {name: facts.about for name, facts in OPTIMIZER_FACTS.items()}
 """Optimizer names that are modelled, and what each one is."""
@@ -408,14 +413,31 @@ class TrainingOptions:
         """Whether FSDP or DeepSpeed hold half-precision copies of parameters to compute with.
 
         In place of autocast: accelerate gives ``fully_shard`` a ``MixedPrecisionPolicy``, and
-        DeepSpeed's engine converts the model. A script's own FSDP2 has autocast, as it says, and a
-        pipeline is always a script's.
+        DeepSpeed's engine converts the model. A script's own FSDP2, and transformers', have
+        autocast unless they say so, and a pipeline is always a script's.
         """
         if self.precision is Precision.FP32:
             return False
         if self.distributed.strategy is Strategy.FSDP:
-            return self.loop is not Loop.PLAIN and self.distributed.pp == 1
+            own = self.loop is Loop.PLAIN or self.distributed.pp > 1 or self.is_sharded_at_load
+            return self.distributed.fsdp_mixed_precision if own else True
         return self.distributed.strategy is Strategy.ZERO
+
+    @property
+    def is_sharded_at_load(self) -> bool:
+        """Whether ``from_pretrained`` shards the model, layers and the rest by FSDP2.
+
+        ``DistributedConfig(tp_size=..., fsdp_size=...)``, which accelerate and the Trainer leave as
+        it is: ``is_distributed_loading_by_transformers`` of transformers 5.23. Where an earlier
+        release is declared, accelerate's own FSDP2 shards.
+        """
+        distributed = self.distributed
+        if self.loop is Loop.PLAIN or distributed.tp == 1 or distributed.pp > 1:
+            return False
+        version = self.software.transformers or installed_version("transformers")
+        return (
+            distributed.strategy is Strategy.FSDP and (version or SHARDS_AT_LOAD) >= SHARDS_AT_LOAD
+        )
 
     @property
     def autocasts_halves(self) -> bool:

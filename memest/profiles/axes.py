@@ -90,7 +90,7 @@ def traced_setup(request: Setup) -> Setup:
     elif request.distributed.stage is not None:
         distributed = replace(_sharing_model(request.distributed), stage=request.distributed.stage)
     elif request.distributed.shares_model:
-        distributed = _sharing_model(request.distributed)
+        distributed = _sharing_model(request.distributed, at_load=request.is_sharded_at_load)
     elif request.distributed.cp > 1:
         distributed = _sequence(request.distributed)
     if request.distributed.sp > 1:
@@ -98,12 +98,15 @@ def traced_setup(request: Setup) -> Setup:
     out = replace(request, distributed=distributed)
     if request.computes_in_half:
         half = Dtype.BFLOAT16 if request.precision is Precision.BF16 else Dtype.FLOAT16
-        if request.adapter is not None and not request.is_built_in_parts:
+        by_policy = request.distributed.fsdp_mixed_precision
+        if by_policy or (request.adapter is not None and not request.is_built_in_parts):
             distributed = replace(distributed, in_half=True, adapters_in_full=_in_full(request))
         if request.autocasts_halves and request.precision is Precision.FP16:
             distributed = replace(distributed, in_half=True)
         precision = request.precision if request.autocasts_halves else Precision.FP32
-        out = replace(out, precision=precision, dtype=half, distributed=distributed)
+        # shards keep the dtype that was loaded, which the weights that are cast tell
+        dtype = request.dtype if by_policy else half
+        out = replace(out, precision=precision, dtype=dtype, distributed=distributed)
     elif request.is_built_in_full:
         out = replace(out, dtype=Dtype.FLOAT32)
     return out
@@ -124,9 +127,9 @@ def _in_full(request: Setup) -> str:
     return "first" if request.adapter.autocast_adapter_dtype else ""
 
 
-def _sharing_model(distributed: Distributed) -> Distributed:
+def _sharing_model(distributed: Distributed, *, at_load: bool = False) -> Distributed:
     """Ranks that share layers or experts; who shards the rest does not count, but by own units."""
-    sharded = distributed.fsdp if distributed.ep > 1 else Fsdp.NONE
+    sharded = distributed.fsdp if distributed.ep > 1 or at_load else Fsdp.NONE
     return Distributed(
         num_gpus=max(distributed.tp, distributed.ep),
         tp=distributed.tp,
@@ -197,6 +200,7 @@ def key_of(structure: Setup) -> dict[str, Any]:
             out["tp_sequence"] = "loss" if structure.distributed.tp_loss_parallel else "logits"
         if structure.distributed.ep > 1:
             out["ep"] = structure.distributed.ep
+        if structure.distributed.fsdp is not Fsdp.NONE or structure.distributed.ep > 1:
             out["fsdp"] = structure.distributed.fsdp.value
     elif structure.distributed.cp > 1:
         out["cp"] = [structure.distributed.cp, structure.distributed.cp_rotate.value]

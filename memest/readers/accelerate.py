@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from memest.errors import ConfigError, closest
 from memest.readers.mapping import DocumentKeys, Key, KeyTable, by_key
-from memest.readers.sharding import read_deepspeed_value, read_fsdp
+from memest.readers.sharding import note_shared_layers, read_deepspeed_value, read_fsdp
 from memest.readers.values import Bounded
 
 __all__ = ["ACCELERATE"]
@@ -96,6 +96,11 @@ def _parallelism(keys: DocumentKeys, kind: str) -> None:
             keyword = {"tp_size": "tp", "cp_size": "cp", "sp_size": "sp"}.get(name, name)
             part.offer(keyword, value, name, f"{name} {value}: this parallelism")
     shards = sizes.get("dp_shard_size", 1)
+    if sizes.get("tp_size", 1) > 1 and kind == "FSDP" and shards > 1:
+        note_shared_layers(part, "tp_size")
+    elif sizes.get("tp_size", 1) > 1 and kind == "MULTI_GPU" and shards > 1:
+        # what it is told of a model that from_pretrained has sharded
+        part.set("fsdp", "full_shard", "dp_shard_size")
     if sizes.get("dp_replicate_size", 1) > 1 and shards > 1:
         part.set("fsdp_shard_size", shards * sizes.get("cp_size", 1), "dp_shard_size")
     keys.absorb(part)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from memest.errors import ConfigError
 from memest.readers.axolotl_keys import AXOLOTL_IGNORED_KEYS, AXOLOTL_UNMODELLED_KEYS
 from memest.readers.mapping import DocumentKeys, Key, KeyTable
-from memest.readers.sharding import read_deepspeed_value, read_fsdp
+from memest.readers.sharding import note_shared_layers, read_deepspeed_value, read_fsdp
 from memest.readers.training_arguments import (
     METHODS,
     read_checkpointing,
@@ -219,21 +219,41 @@ def _sharding(keys: DocumentKeys) -> None:
         if version is not None:
             keys.ignore("fsdp_version", "with fsdp_config")
         read_fsdp(keys, part, fsdp or True, key, version=version or 1)
-    for key in ("tensor_parallel_size", "context_parallel_size", "sequence_parallel_degree"):
-        value = keys.whole(key)
-        if value is None:
-            continue
-        if value <= 1:
-            keys.ignore(key, "off")
-        elif key == "tensor_parallel_size":
-            keys.offer("tp", value, key, f"{key} {value}: this parallelism")
-        else:
-            ring = "ring attention of ring-flash-attn, which is not torch's"
-            keys.miss(key, Bounded(f"{key} {value}: {ring}"))
-    for key in ("dp_shard_size", "dp_replicate_size"):
+    sharded = keys.value_of("fsdp") is not None
+    degree = keys.whole("tensor_parallel_size")
+    if degree is not None and degree > 1:
+        keys.set("tp", degree, "tensor_parallel_size")
+        if sharded:
+            note_shared_layers(keys, "tensor_parallel_size")
+    elif degree is not None:
+        keys.ignore("tensor_parallel_size", "off")
+    _mesh(keys, max(degree or 1, 1), sharded=sharded)
+    for key in ("context_parallel_size", "sequence_parallel_degree"):
         value = keys.whole(key)
         if value is not None and value > 1:
-            keys.miss(key, Bounded("--num-gpus and --fsdp-shard-size say it"))
+            ring = "ring attention of ring-flash-attn, which is not torch's"
+            keys.miss(key, Bounded(f"{key} {value}: {ring}"))
+        elif value is not None:
+            keys.ignore(key, "off")
+
+
+def _mesh(keys: DocumentKeys, tensor_ranks: int, *, sharded: bool) -> None:
+    """How many GPUs share a copy of the model; what is left of those that there are makes copies.
+
+    Source: ``_get_parallel_config_kwargs`` of axolotl 0.19.
+    """
+    sizes = {name: keys.whole(name) for name in ("dp_shard_size", "dp_replicate_size")}
+    shards, copies = (max(size or 1, 1) for size in sizes.values())
+    if shards > 1 and sharded:
+        keys.set("fsdp_shard_size", shards, "dp_shard_size")
+        keys.default("num_gpus", tensor_ranks * shards * copies, "as many as its sizes make")
+    for name, size in sizes.items():
+        if size is None or (name == "dp_shard_size" and shards > 1 and sharded):
+            continue
+        if size <= 1 or (shards > 1 and sharded):
+            keys.ignore(name, "off" if size <= 1 else "with dp_shard_size")
+        else:
+            keys.miss(name, "--num-gpus and --fsdp-shard-size say it")
 
 
 def _evaluation(keys: DocumentKeys) -> None:

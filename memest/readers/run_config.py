@@ -249,7 +249,14 @@ def _flags(flags: Mapping[str, Any]) -> list[ReadValue]:
     return out
 
 
-_FSDP_OPTIONS = ("fsdp", "fsdp_wrap", "fsdp_offload", "fsdp_shard_size")
+_FSDP_OPTIONS = (
+    "fsdp",
+    "fsdp_wrap",
+    "fsdp_offload",
+    "fsdp_shard_size",
+    "fsdp_wrap_ends",
+    "fsdp_mixed_precision",
+)
 _ZERO_OPTIONS = ("zero", "offload_optimizer", "offload_param")
 _OVERRIDES: dict[str, tuple[str, ...]] = {
     "load_in_4bit": ("load_in_8bit", "quantization"),

@@ -17,7 +17,13 @@ from memest.readers.documents import find_file, read_document
 from memest.readers.mapping import DocumentKeys
 from memest.readers.values import Bounded, Level, StepSize, names_of
 
-__all__ = ["is_on", "read_deepspeed_document", "read_deepspeed_value", "read_fsdp"]
+__all__ = [
+    "is_on",
+    "note_shared_layers",
+    "read_deepspeed_document",
+    "read_deepspeed_value",
+    "read_fsdp",
+]
 
 _STRATEGIES = {
     "1": "full_shard",
@@ -131,6 +137,22 @@ def read_fsdp(
         part.ignore("use_orig_params", "FSDP2 keeps the original parameters always")
     part.ignore_rest(_IGNORED_FSDP_KEYS, _UNMODELLED_FSDP_KEYS)
     keys.absorb(part)
+
+
+def note_shared_layers(keys: DocumentKeys, key: str) -> None:
+    """Which release runs accelerate's FSDP2 over layers that ``key`` shares.
+
+    Source: ``Accelerator._prepare_tp`` of accelerate 1.12 to 1.15.
+    """
+    keys.default("software", "transformers=5.14", "the last whose shared layers accelerate shards")
+    keys.miss(
+        key,
+        Bounded(
+            "later transformers than 5.14 stop beside accelerate's FSDP2 (ImportError: "
+            "ReplicateParallel), so that release is priced; --software transformers=5.23 prices "
+            "a model that from_pretrained shards (DistributedConfig)"
+        ),
+    )
 
 
 def _first(part: DocumentKeys, *names: str) -> str:

@@ -92,8 +92,7 @@ def _parallel(part: DocumentKeys, *, offload: bool, mixed: bool) -> None:
             part.set("fsdp_shard_size", shard * context_degree, "data_parallel_shard_degree")
         if offload:
             part.set("fsdp_offload", True, "data_parallel_shard_degree")
-    # FSDP's own mixed precision, which Setup has for loops that are not plain scripts
-    part.default("loop", "accelerate" if sharded and mixed else "plain")
+    _loop(part, degrees, sharded=sharded, mixed=mixed)
     for key, keyword in _DEGREES.items():
         if degrees[key] > 1:
             part.offer(keyword, degrees[key], key, f"{key} {degrees[key]}: this parallelism")
@@ -103,6 +102,21 @@ def _parallel(part: DocumentKeys, *, offload: bool, mixed: bool) -> None:
         _sequence(part, degrees, sharded=sharded, mixed=mixed)
     _contexts(part, context_degree)
     _experts(part, degrees["expert_parallel_degree"])
+
+
+def _loop(part: DocumentKeys, degrees: dict[str, int], *, sharded: bool, mixed: bool) -> None:
+    """A script whose FSDP2 has units at the ends and a policy, as ``apply_fsdp`` makes them.
+
+    Where layers are not shared, accelerate's FSDP2 stands for it, whose units are the same.
+    """
+    of_layers = all((degree > 1) == (_DEGREES[key] == "tp") for key, degree in degrees.items())
+    if not (sharded and of_layers):
+        part.default("loop", "accelerate" if sharded and mixed else "plain")
+        return
+    part.default("loop", "plain")
+    part.default("fsdp_wrap_ends", True, "its apply_fsdp")
+    if mixed:
+        part.default("fsdp_mixed_precision", True, "its apply_fsdp")
 
 
 def _contexts(part: DocumentKeys, degree: int) -> None:

@@ -32,11 +32,13 @@ class Fsdp2(FsdpRank):
 
     Attributes:
         tensor_ranks: that share layers by tensor parallelism; ``weights`` are what one of them has.
+        reduce_dtype: of gradients while they are reduced; empty for the dtype that computes.
         is_last_backward: backwards give parameters back, and end what is under way
             (``set_is_last_backward``, ``set_reshard_after_backward``).
     """
 
     tensor_ranks: int = 1
+    reduce_dtype: str = ""
     is_last_backward: bool = True
     _gather_stream: int = _COPY_IN_STREAM
     _copied_buffer: int | None = None
@@ -66,6 +68,13 @@ class Fsdp2(FsdpRank):
     def _stored_bytes(self, weight: int) -> int:
         """Of a shard in the dtype that it is stored in."""
         return self._shard_bytes(weight, self.stored_dtypes[weight])
+
+    def _reduced_dtype(self, weight: int) -> str:
+        return self.reduce_dtype or self.weights[weight].dtype
+
+    def _reduced_bytes(self, weight: int) -> int:
+        """Of the gradient of a shard in the dtype that is reduced."""
+        return self._shard_bytes(weight, self._reduced_dtype(weight))
 
     def _full_bytes(self, weight: int) -> int:
         return self._ranks(self._unit_of[weight]) * self._computed_bytes(weight)
@@ -317,7 +326,7 @@ class Fsdp2(FsdpRank):
     def _reduce(self, unit: FsdpUnit, gradients: list[int]) -> None:
         """``foreach_reduce``: one input, one output; the shards' gradients are views of it."""
         to = self.to
-        shard = sum(map(self._computed_bytes, gradients))
+        shard = sum(map(self._reduced_bytes, gradients))
         ranks = self._ranks(unit)
         source = self.alloc_buffer(ranks * shard, "fsdp: reduce-scatter input", DEFAULT_STREAM)
         # a loop variable of foreach_reduce keeps the last one until it returns
@@ -331,7 +340,7 @@ class Fsdp2(FsdpRank):
         if ranks == 1 and unit.plan.ranks is not None:
             # the batches of other ranks are in these gradients too: divided before they are copied
             to.free(self.alloc_buffer(shard, "fsdp: divided gradients", _REDUCE_SCATTER_STREAM))
-        if any(map(self._casts, gradients)):
+        if any(self.stored_dtypes[w] != self._reduced_dtype(w) for w in gradients):
             own = sum(map(self._stored_bytes, gradients))
             stream = ALL_REDUCE_STREAM if self.replicated else _REDUCE_SCATTER_STREAM
             cast = to.alloc(own, Category.GRADIENTS, "fsdp: reduced gradients", stream=stream)

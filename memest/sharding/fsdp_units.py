@@ -68,14 +68,17 @@ def units_of(setup: Setup, weights: Sequence[Weight], landmarks: Landmarks) -> t
     Trainer sets and peft's documentation asks of scripts: what trains is apart from what is frozen.
     """
     distributed = setup.distributed
-    if distributed.ep > 1:
+    if distributed.tp > 1 and distributed.ep == 1 and setup.loop is not Loop.PLAIN:
+        _check_untied(landmarks, weights)
+    if distributed.ep > 1 or setup.is_sharded_at_load:
         return _own_units(landmarks, weights, distributed.expert_shard_ranks)
     return plan_units(
         landmarks,
         weights,
         classes=distributed.fsdp_wrap,
         reshards=distributed.fsdp is Fsdp.FULL_SHARD,
-        as_accelerate=setup.loop is not Loop.PLAIN and distributed.fsdp_version == 2,
+        as_accelerate=distributed.fsdp_version == 2
+        and (setup.loop is not Loop.PLAIN or distributed.fsdp_wrap_ends),
         as_peft=setup.adapter is not None and distributed.fsdp_version == 1,
     )
 
@@ -280,18 +283,34 @@ def _own_units(
     )
 
 
+def _is_tied(landmarks: Landmarks, weights: Sequence[Weight]) -> bool:
+    """Whether input and output embeddings have one weight, which goes by its first name."""
+    names = {weight.name for weight in weights}
+    ends = landmarks.embeddings, landmarks.head
+    return None not in ends and len({f"{end}.weight" for end in ends} & names) == 1
+
+
+def _check_untied(landmarks: Landmarks, weights: Sequence[Weight]) -> None:
+    """Sharded layers are tied once they are loaded, when FSDP2 has both weights.
+
+    Raises:
+        ConfigError: the model ties its embeddings.
+    """
+    if _is_tied(landmarks, weights):
+        raise ConfigError(
+            f"--tp with --fsdp under accelerate and the Trainer is not priced for models that tie "
+            f"{landmarks.embeddings} and {landmarks.head}: the library ties them behind the "
+            "sharding, when two FSDP units have a weight each. Add --loop plain, or leave --tp or "
+            "--fsdp out."
+        )
+
+
 def _ends(
     landmarks: Landmarks, weights: Sequence[Weight], unit_names: set[str], reshards: bool
 ) -> list[tuple[tuple[str, ...], bool]]:
     """Input embeddings, and the final norm with the output embeddings."""
     embeddings, head = landmarks.embeddings, landmarks.head
-    names = {weight.name for weight in weights}
-    # a tied weight goes by its first name
-    tied = (
-        embeddings is not None
-        and head is not None
-        and (f"{embeddings}.weight" in names) != (f"{head}.weight" in names)
-    )
+    tied = _is_tied(landmarks, weights)
     out: list[tuple[tuple[str, ...], bool]] = []
     if embeddings is not None and not tied and embeddings not in unit_names:
         out.append(((embeddings,), reshards))
@@ -401,13 +420,15 @@ def stored_dtype(weight: Weight, setup: Setup) -> str:
     """The dtype in which FSDP stores a weight that computes in ``weight.dtype``.
 
     With mixed precision, accelerate stores what trains in float32 (``fsdp2_prepare_model``; not
-    beside 4-bit weights, where it leaves adapters as peft made them) and the rest as it was loaded.
+    beside 4-bit weights, where it leaves adapters as peft made them) and the rest as it was loaded,
+    as a policy that was asked for stores all.
     """
     if not setup.computes_in_half:
         return weight.dtype
     distributed, quantization = setup.distributed, setup.quantization
     four = quantization is not None and quantization.format is Format.BNB_4BIT
-    if weight.trains and not (four and distributed.fsdp_version == 2):
+    as_loaded = distributed.fsdp_mixed_precision or (four and distributed.fsdp_version == 2)
+    if weight.trains and not as_loaded:
         return Dtype.FLOAT32.value
     return loaded_dtype(weight, setup)
 

@@ -116,7 +116,8 @@ def _fsdp(common: dict[str, Any], setup: Setup, landmarks: Landmarks) -> Fsdp1 |
             reentrant=setup.recomputes_reentrantly,
         )
     else:
-        rank = Fsdp2(**common, tensor_ranks=distributed.tp)
+        reduce_dtype = "float32" if distributed.fsdp_mixed_precision else ""
+        rank = Fsdp2(**common, tensor_ranks=distributed.tp, reduce_dtype=reduce_dtype)
     if _skips_sync(setup) and setup.grad_accum > 1:
         rank.notes.append(
             f"accumulation under FSDP{distributed.fsdp_version}: until the last micro-batch of a "
@@ -202,8 +203,11 @@ _KEPT_BY_GRAPH = (
 def _skips_sync(setup: Setup) -> bool:
     """Whether all micro-steps but the last run without communication.
 
-    ``Accelerator.accumulate`` and ``Trainer._run_epoch`` do; a tutorial's loop does not.
+    ``Accelerator.accumulate`` and ``Trainer._run_epoch`` do; a tutorial's loop does not, nor does
+    the former with a model that transformers has sharded, which has no ``no_sync``.
     """
+    if setup.is_sharded_at_load:
+        return setup.loop is Loop.TRAINER
     return setup.loop is not Loop.PLAIN
 
 

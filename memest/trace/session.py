@@ -37,7 +37,12 @@ from memest.trace.legacy.transformers import (
 )
 from memest.trace.losses.fused_loss import apply_fused_loss, apply_liger
 from memest.trace.losses.loss import OwnLoss, loss_for, resolve_loss
-from memest.trace.model.adapters import add_adapter, base_of, cast_parameters
+from memest.trace.model.adapters import (
+    add_adapter,
+    base_of,
+    cast_parameters,
+    copy_kept_dtypes,
+)
 from memest.trace.model.adjust import separate_head, set_checkpointing, set_use_cache
 from memest.trace.model.build import (
     BuiltModel,
@@ -221,7 +226,8 @@ def _adapt_model(built_model: BuiltModel, setup: Setup, *, ready: bool = False) 
     freeze(built_model.trained_model, setup)
     add_noise(built_model.trained_model, setup)
     if setup.distributed.in_half:
-        cast_parameters(built_model.trained_model, built_model.dtype)
+        half = built_model.dtype if built_model.dtype.itemsize == 2 else torch.bfloat16
+        cast_parameters(built_model.trained_model, half)
     return built_model
 
 
@@ -377,6 +383,7 @@ def rank_model(model: Any, setup: Setup) -> Iterator[Any]:
         twin = copy.deepcopy(model)
         if setup.adapter is None:
             shard_model(twin, meshes, distributed)
+            copy_kept_dtypes(model, twin)
         else:
             # peft shards what it puts into a model that is sharded already
             twin = twin.unload()

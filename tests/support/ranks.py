@@ -30,6 +30,8 @@ def predicted_rank(case: dict[str, Any], behind: Any = None) -> Any:
         case: as for :func:`real_rank`.
         behind: puts something behind the training: is given its stream and the traced model.
     """
+    import torch
+
     from memest.profiles.axes import traced_setup
     from memest.profiles.pieces import Pieces, splice
     from memest.profiles.stream import Stream, lay_out
@@ -37,7 +39,9 @@ def predicted_rank(case: dict[str, Any], behind: Any = None) -> Any:
     from memest.trace.inputs.batch import realise
     from memest.trace.losses.loss import loss_for
     from memest.trace.model.adapters import cast_parameters
+    from memest.trace.parallel.sequence_parallel import drop_attention_mask
     from memest.trace.parallel.ulysses import shared_sequence
+    from memest.trace.session import rank_model
     from memest.trace.training import plan_to_compose, trace_training, trace_updates
     from support.cases import GPU, twin
 
@@ -49,16 +53,21 @@ def predicted_rank(case: dict[str, Any], behind: Any = None) -> Any:
         "dtype": trace_setup.dtype,
     }
     twins = twin(case["model"], runs=False, distributed=trace_setup.distributed, **options)
+    plans = drop_attention_mask(twins.plans, setup.distributed)
     if trace_setup.distributed.in_half:
-        cast_parameters(twins.built_model.trained_model, twins.built_model.dtype)
+        half = twins.built_model.dtype
+        cast_parameters(
+            twins.built_model.trained_model, half if half.itemsize == 2 else torch.bfloat16
+        )
     with (
         loss_of_setup(twins.built_model.model, setup),
         shared_sequence(twins.built_model.model, twins.setup, nccl=False) as shared_batches,
+        rank_model(twins.built_model.trained_model, twins.setup) as model,
     ):
         trace = trace_training(
-            twins.built_model.trained_model,
+            model,
             twins.setup,
-            make_batch=lambda: realise(twins.plans),
+            make_batch=lambda: realise(plans),
             loss_of=loss_for(twins.built_model),
             gpu=GPU,
             operators="cpu",
@@ -66,8 +75,9 @@ def predicted_rank(case: dict[str, Any], behind: Any = None) -> Any:
             loading=twins.built_model.loading,
             ulysses_batches=shared_batches,
         )
-    # the Trainer's groups, where a case has them
-    whose = replace(setup, loop="trainer") if case.get("two_groups") else setup
+    # the Trainer's groups, or its accumulation, where a case has them
+    as_trainer = case.get("two_groups") or case.get("as_trainer")
+    whose = replace(setup, loop="trainer") if as_trainer else setup
     updates = None
     if setup.distributed.updates_on_device:
         updates = trace_updates(
@@ -290,7 +300,9 @@ def _mesh(setup: Any, names: tuple[str, str]) -> Any:
     return init_device_mesh("cpu", shape[-len(dims) :], mesh_dim_names=dims)
 
 
-def apply_fsdp2(model: Any, mesh: Any, names: Any = None, *, reshards: bool = True) -> Any:
+def apply_fsdp2(
+    model: Any, mesh: Any, names: Any = None, *, reshards: bool = True, options: Any = None
+) -> Any:
     """PyTorch's recipe for FSDP2: layers, and the rest with the root.
 
     Args:
@@ -298,14 +310,26 @@ def apply_fsdp2(model: Any, mesh: Any, names: Any = None, *, reshards: bool = Tr
         mesh: the ranks that have a shard each.
         names: classes of the layers; the model's own if None.
         reshards: whether layers give back what they gathered after their forward.
+        options: a ``Distributed`` that may name a policy, and units at the ends of the model, as
+            torchtitan has both.
     """
-    from torch.distributed.fsdp import fully_shard
+    import torch
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
+    policy: dict[str, Any] = {}
+    if options is not None and options.fsdp_mixed_precision:
+        policy["mp_policy"] = MixedPrecisionPolicy(
+            param_dtype=torch.bfloat16, reduce_dtype=torch.float32
+        )
     layers = (model._no_split_modules if names is None else names) or ()
     for block in list(model.modules()):
         if type(block).__name__ in layers:
-            fully_shard(block, mesh=mesh, reshard_after_forward=reshards)
-    return fully_shard(model, mesh=mesh)
+            fully_shard(block, mesh=mesh, reshard_after_forward=reshards, **policy)
+    if options is not None and options.fsdp_wrap_ends:
+        base, head = model.base_model, model.get_output_embeddings()
+        fully_shard(base.embed_tokens, mesh=mesh, reshard_after_forward=reshards, **policy)
+        fully_shard([base.norm, head], mesh=mesh, reshard_after_forward=False, **policy)
+    return fully_shard(model, mesh=mesh, **policy)
 
 
 def apply_fsdp1(model: Any, setup: Any) -> Any:
@@ -369,7 +393,7 @@ def apply_fsdp1(model: Any, setup: Any) -> Any:
     return model
 
 
-def prepare_fsdp2(model: Any, setup: Any) -> Any:
+def prepare_fsdp2(model: Any, setup: Any, mesh: Any = None) -> Any:
     """accelerate's own preparation."""
     import torch
     from accelerate.utils import FullyShardedDataParallelPlugin
@@ -387,7 +411,8 @@ def prepare_fsdp2(model: Any, setup: Any) -> Any:
     names = ("dp_replicate", "dp_shard_cp")
     accelerator = SimpleNamespace(
         state=SimpleNamespace(fsdp_plugin=plugin), mixed_precision=precision, is_main_process=False,
-        device=torch.device("cpu"), torch_device_mesh=_mesh(setup, names),
+        device=torch.device("cpu"),
+        torch_device_mesh=_mesh(setup, names) if mesh is None else {_present(setup, names): mesh},
         parallelism_config=SimpleNamespace(fsdp_dim_names=list(_present(setup, names))),
     )  # fmt: skip
     return fsdp2_prepare_model(accelerator, model)
@@ -395,11 +420,12 @@ def prepare_fsdp2(model: Any, setup: Any) -> Any:
 
 def accelerate_loop(
     model: Any, setup: Any, batches: Any, make_optimizer: Any, loss_of: Any,
-    then: Any = None,
+    then: Any = None, waits: bool = True,
 ) -> None:  # fmt: skip
     """The loop of accelerate's documentation; an ``Accelerator`` wants a GPU for FSDP.
 
-    ``then`` is what follows, while the loop's names are still bound.
+    ``then`` is what follows, while the loop's names are still bound; what is reduced ``waits`` for
+    the last micro-batch.
     """
     import torch
 
@@ -411,12 +437,12 @@ def accelerate_loop(
         step, micro = index // accum + 1, index % accum + 1
         batch = {name: torch.as_tensor(value).clone() for name, value in on_host.items()}
         mark(f"forward {step} {micro}")
-        waits = nullcontext()
+        context = nullcontext()
         if hasattr(model, "set_requires_gradient_sync"):
-            model.set_requires_gradient_sync(micro == accum)
+            model.set_requires_gradient_sync(micro == accum or not waits)
         elif micro < accum:
-            waits = model.no_sync()
-        with waits:
+            context = model.no_sync()
+        with context:
             outputs = model(**batch)
             loss = loss_of(outputs, batch)
             mark(f"backward {step} {micro}")

@@ -132,10 +132,22 @@ def keep_until_wait() -> Any:
         yield
 
 
+def as_torchtitan(model: Any, mesh: Any, distributed: Any, *, gloo: bool | None) -> Any:
+    """The sharded model as it is called, and what is around it all the time."""
+    from torch.distributed.tensor.parallel import loss_parallel
+
+    apply_sequence_parallel(model, mesh, shares_loss=distributed.tp_loss_parallel)
+    stack = contextlib.ExitStack()
+    if not gloo:
+        stack.enter_context(keep_until_wait())
+    if distributed.tp_loss_parallel:
+        stack.enter_context(loss_parallel())
+    return with_positions(model), stack
+
+
 def _be_rank(rank: int, case: dict[str, Any], meeting: str) -> Any:
     import torch
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor.parallel import loss_parallel
 
     from memest.calibration.running.cpu_memory import mark
     from memest.calibration.running.loops import train
@@ -150,19 +162,16 @@ def _be_rank(rank: int, case: dict[str, Any], meeting: str) -> Any:
     join_group("gloo" if case.get("gloo") else "fake", rank, distributed.num_gpus, meeting)
     shape = (distributed.data_ranks, distributed.tp)
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=("dp", "tp"))
-    model = apply_sequence_parallel(
-        twins.real, mesh["tp"], shares_loss=distributed.tp_loss_parallel
-    )
+    model, context = as_torchtitan(twins.real, mesh["tp"], distributed, gloo=case.get("gloo"))
 
     def run() -> None:
         mark("load 0 0")
-        whole = model if distributed.fsdp == "none" else apply_fsdp2(model, mesh["dp"])
+        if distributed.fsdp != "none":
+            apply_fsdp2(twins.real, mesh["dp"])
         train(
-            with_positions(whole), setup, batches, optimizer_of_shards, loss_for(twins.built_model),
+            model, setup, batches, optimizer_of_shards, loss_for(twins.built_model),
             torch.device("cpu"), Marks(),
         )  # fmt: skip
 
-    shelf = contextlib.nullcontext() if case.get("gloo") else keep_until_wait()
-    shares = loss_parallel() if distributed.tp_loss_parallel else contextlib.nullcontext()
-    with shelf, shares:
+    with context:
         return measure_rank(run, rank == 0)

@@ -12,16 +12,15 @@ from typing import Any
 from unittest import mock
 
 from support.rank_processes import STEPS, Marks, measure_rank, real_ranks
-from support.ranks import apply_fsdp2
 
 
 def real_rank(case: dict[str, Any]) -> Any:
     """What the first rank of a case measured, a ``CpuRun``.
 
     Args:
-        case: ``model``, ``ranks`` that share layers, how many ``copies`` shard them again by FSDP2,
-            options of ``Setup`` in ``setup``, and ``evaluation`` as for
-            ``evaluation_ranks.real_evaluation`` or fields of a ``Generation`` in ``generation``.
+        case: ``model``, ``ranks`` that share layers, options of ``Setup`` in ``setup``, and
+            ``evaluation`` as for ``evaluation_ranks.real_evaluation`` or fields of a
+            ``Generation`` in ``generation``.
     """
     return real_ranks(_be_rank, case)[0]
 
@@ -70,15 +69,11 @@ def twins_of(case: dict[str, Any], *, runs: bool = True) -> Any:
     from memest.trace.parallel.sequence_parallel import drop_attention_mask
     from support.cases import twin
 
-    copies = case.get("copies", 0)
     if "spread" in case:
         distributed = Distributed(**case["spread"])
         twins = twin(case["model"], runs=runs, distributed=distributed, **case.get("setup", {}))
         return replace(twins, plans=drop_attention_mask(twins.plans, distributed))
-    distributed = Distributed(
-        num_gpus=case["ranks"] * max(copies, 1), tp=case["ranks"],
-        fsdp="full_shard" if copies else "none",
-    )  # fmt: skip
+    distributed = Distributed(num_gpus=case["ranks"], tp=case["ranks"])
     return twin(case["model"], runs=runs, distributed=distributed, **case.get("setup", {}))
 
 
@@ -138,7 +133,6 @@ def _generate(model: Any, twins: Any, case: dict[str, Any]) -> None:
 
 def _be_rank(_rank: int, case: dict[str, Any], _meeting: str) -> Any:
     import torch
-    from torch.distributed.device_mesh import init_device_mesh
 
     from memest.calibration.running.cpu_memory import mark
     from memest.calibration.running.loops import train
@@ -158,26 +152,20 @@ def _be_rank(_rank: int, case: dict[str, Any], _meeting: str) -> Any:
 
     def run() -> None:
         mark("load 0 0")
-        model = apply_fsdp2(twins.real, meshes["dp"]) if copies else twins.real
         if "evaluation" in case or "generation" in case:
             then = evaluate if "evaluation" in case else _generate
             accelerate_loop(
-                model, setup, batches, optimizer_of_shards, loss_for(twins.built_model),
-                then=lambda: then(model, twins, _evaluation_case(case)),
+                twins.real, setup, batches, optimizer_of_shards, loss_for(twins.built_model),
+                then=lambda: then(twins.real, twins, _evaluation_case(case)),
             )  # fmt: skip
             return
         train(
-            model, setup, batches, optimizer_of_shards, loss_for(twins.built_model),
+            twins.real, setup, batches, optimizer_of_shards, loss_for(twins.built_model),
             torch.device("cpu"), Marks(),
         )  # fmt: skip
 
-    copies = case.get("copies", 0)
-    ranks = case["ranks"] * max(copies, 1)
-    with on_ranks(Distributed(num_gpus=ranks, tp=ranks)) as rank_meshes:
-        meshes: Any = {"tp": rank_meshes.tp}
-        if copies:
-            meshes = init_device_mesh("cpu", (copies, case["ranks"]), mesh_dim_names=("dp", "tp"))
-        twins = replace(twins, real=shard_with_adapters(twins.real, meshes["tp"]))
+    with on_ranks(Distributed(num_gpus=case["ranks"], tp=case["ranks"])) as meshes:
+        twins = replace(twins, real=shard_with_adapters(twins.real, meshes.tp))
         return measure_rank(run)
 
 

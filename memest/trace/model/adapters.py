@@ -33,6 +33,7 @@ __all__ = [
     "add_adapter",
     "base_of",
     "cast_parameters",
+    "copy_kept_dtypes",
     "kept_dtype",
     "prefix_of",
 ]
@@ -241,6 +242,14 @@ def cast_parameters(model: Any, dtype: torch.dtype) -> None:
         if parameter.dtype.is_floating_point:
             setattr(parameter, _KEPT, parameter.dtype)
             parameter.data = parameter.data.to(dtype)
+
+
+def copy_kept_dtypes(model: Any, twin: Any) -> None:
+    """Tell a copy of a model, parameter by parameter, what :func:`cast_parameters` found."""
+    kept = {name: getattr(p, _KEPT, None) for name, p in model.named_parameters()}
+    for name, parameter in twin.named_parameters():
+        if kept.get(name) is not None:
+            setattr(parameter, _KEPT, kept[name])
 
 
 def kept_dtype(parameter: torch.Tensor) -> str:

@@ -16,7 +16,7 @@ from unittest import mock
 
 import torch
 
-from memest.config.parallelism import Distributed
+from memest.config.parallelism import Distributed, Fsdp
 from memest.errors import ConfigError
 from memest.trace.cues import OWN_UNITS
 from memest.trace.parallel.expert_parallel import check_has_experts, own_units
@@ -146,7 +146,7 @@ def shard_model(model: Any, meshes: Meshes, distributed: Distributed) -> None:
         raise ConfigError(f"{flag}: transformers refuses it for this model: {text}.") from error
     if tied:
         head.weight = table.weight
-    if distributed.ep > 1 and fsdp_plan:
+    if fsdp_plan:
         setattr(model, OWN_UNITS, own_units(model, ep_plan, fsdp_plan))
     # where from_pretrained leaves them, and peft looks for them (get_tp_plan_and_mesh)
     model._device_mesh = meshes.tp
@@ -157,9 +157,11 @@ def config_of(distributed: Distributed) -> Any:
     """What ``from_pretrained`` is given for such a run."""
     from transformers.distributed.configuration_utils import DistributedConfig
 
-    if distributed.ep == 1:
-        return DistributedConfig(tp_size=distributed.tp)
     copies = distributed.num_gpus // distributed.tp
+    if distributed.fsdp is not Fsdp.NONE:
+        copies = max(copies, 2)  # units are the same for any number of ranks that shard them
+    elif distributed.ep == 1:
+        return DistributedConfig(tp_size=distributed.tp)
     return DistributedConfig(tp_size=distributed.tp, fsdp_size=copies, ep_size=distributed.ep)
 
 

@@ -6,12 +6,21 @@ import pytest
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory):
     """A small decoder of four heads."""
+    return decoder(tmp_path_factory.mktemp("decoder"))
+
+
+@pytest.fixture(scope="session")
+def tied_folder(tmp_path_factory):
+    """The same, whose head has the weight of the embeddings."""
+    return decoder(tmp_path_factory.mktemp("tied"), tie_word_embeddings=True)
+
+
+def decoder(path, **more):
     from transformers import LlamaConfig
 
-    path = tmp_path_factory.mktemp("decoder")
     config = LlamaConfig(
         hidden_size=64, intermediate_size=176, num_hidden_layers=2, num_attention_heads=4,
-        vocab_size=512, max_position_embeddings=4096, architectures=["LlamaForCausalLM"],
+        vocab_size=512, max_position_embeddings=4096, architectures=["LlamaForCausalLM"], **more,
     )  # fmt: skip
     config.save_pretrained(path)
     return str(path)

@@ -43,18 +43,6 @@ def test_a_rank_allocates_what_a_real_one_does(model, setup, ranks):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("setup", "ranks", "copies"),
-    [({}, 2, 2), ({"grad_accum": 2}, 2, 4), ({"grad_accum": 2, "adapter": LORA}, 2, 2)],
-)
-def test_shards_that_fsdp_shards_again(setup, ranks, copies):
-    """Units gather and reduce what a rank has of their weights, embeddings' gradients among it."""
-    setup = {"optim": "adamw_torch", "loop": "plain", **setup}
-    case = {"model": "llama", "ranks": ranks, "copies": copies, "setup": setup}
-    check_rank(real_rank(case), predicted(case), HOST, FOREACH, at_least=16384)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
     ("model", "setup", "ranks", "keeps"),
     [("llama-gqa", {}, 2, True), ("llama-tied", {"adapter": LORA}, 4, True)],
 )
@@ -154,7 +142,6 @@ def found(folder, **options):
             "adapters on down_proj stop in the first forward",
         ),
         ({"num_gpus": 4, "tp": 2}, "2 copies of a model that --tp 2 shards are refused by"),
-        ({"num_gpus": 4, "tp": 2, "fsdp": "full_shard"}, "--fsdp under --loop trainer"),
         (
             {"num_gpus": 4, "tp": 2, "fsdp": "full_shard", "fsdp_version": 1, "loop": "plain"},
             "--fsdp-version 1 is not priced",

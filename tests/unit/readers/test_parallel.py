@@ -3,7 +3,6 @@
 import pytest
 
 import memest
-from memest.errors import ConfigError
 
 TITAN = """
 [model]
@@ -72,13 +71,56 @@ def test_no_key_of_it_is_read_over_beside_experts(write, key):
     assert any(place.endswith(key) for place in told)
 
 
-def test_torchtitans_mixed_precision_beside_it_takes_a_word(write):
-    """FSDP2's own is refused beside shared layers; with autocast of a script it is priced."""
-    name = write("run.toml", SHARED.replace('mixed_precision_param = "float32"\n', ""))
-    with pytest.raises(ConfigError, match="--fsdp under --loop accelerate"):
-        memest.read_config(name)
-    setup = memest.read_config(name, loop="plain").setup
-    assert (setup.precision, setup.distributed.tp_sequence_parallel) == ("bf16", True)
+def test_torchtitan_shards_layers_that_are_shared(write):
+    """Its own units and its own policy, over the GPUs of a copy; sequences are shared unasked."""
+    text = SHARED.replace('mixed_precision_param = "float32"\n', "")
+    text += "data_parallel_replicate_degree = 2\n"
+    setup = memest.read_config(write("run.toml", text)).setup
+    distributed = setup.distributed
+    assert (distributed.num_gpus, distributed.tp, distributed.num_copies) == (8, 2, 2)
+    assert (setup.loop, setup.precision, setup.computes_in_half) == ("plain", "bf16", True)
+    assert distributed.fsdp_mixed_precision
+    assert distributed.fsdp_wrap_ends
+    assert distributed.tp_sequence_parallel
+    whole = memest.read_config(write("full.toml", SHARED)).setup.distributed
+    assert (whole.fsdp_mixed_precision, whole.fsdp_wrap_ends) == (False, True)
+
+
+AXOLOTL = """
+base_model: meta-llama/Llama-3.1-8B
+micro_batch_size: 1
+sequence_len: 256
+bf16: true
+fsdp_version: 2
+fsdp_config: {auto_wrap_policy: TRANSFORMER_BASED_WRAP, reshard_after_forward: true}
+tensor_parallel_size: 2
+"""
+
+
+@pytest.mark.parametrize(
+    ("sizes", "gpus", "shards", "copies"),
+    [
+        ("dp_shard_size: 4", None, 4, 1),
+        ("dp_shard_size: 2\ndp_replicate_size: 2", None, 2, 2),
+        ("dp_shard_size: 2", 8, 2, 2),
+        ("", 8, 4, 1),
+    ],
+)
+def test_axolotl_names_who_shares_and_who_shards(write, sizes, gpus, shards, copies):
+    options = {"num_gpus": gpus} if gpus else {}
+    run = memest.read_config(write("axolotl.yaml", AXOLOTL + sizes), **options)
+    distributed = run.setup.distributed
+    assert (distributed.num_gpus, distributed.tp, distributed.fsdp) == (8, 2, "full_shard")
+    assert (distributed.shard_ranks, distributed.num_copies) == (shards, copies)
+    assert run.setup.software.transformers == (5, 14)
+    (told,) = [each for each in run.not_modelled if "ReplicateParallel" in each.why]
+    assert told.key.endswith("tensor_parallel_size")
+
+
+def test_copies_without_a_number_of_shards_take_a_word(write):
+    run = memest.read_config(write("a.yaml", AXOLOTL + "dp_replicate_size: 2\n"), num_gpus=8)
+    assert any("--fsdp-shard-size say it" in each.why for each in run.not_modelled)
+    assert run.setup.unpriced
 
 
 def test_torchtitan_shards_over_those_of_a_sequence(write):
@@ -152,6 +194,30 @@ def test_copies_are_of_what_shards_and_sequences_share(write):
     distributed = run.setup.distributed
     assert (distributed.fsdp_shard_size, distributed.num_copies) == (8, 2)
     assert distributed.data_ranks == 8
+
+
+def test_accelerate_names_who_shares_layers_and_who_shards(write):
+    """Its plugin shards them under a release; without it they were sharded at load."""
+    run = accelerate(write, processes=8, tp_size=2, dp_shard_size=4)
+    distributed = run.setup.distributed
+    assert (distributed.tp, distributed.fsdp, distributed.shard_ranks) == (2, "full_shard", 4)
+    assert run.setup.software.transformers == (5, 14)
+    assert run.setup.computes_in_half
+    assert not run.setup.is_sharded_at_load
+    assert [each.key.rpartition(".")[2] for each in run.not_modelled] == [
+        "parallelism_config_tp_size"
+    ]
+    assert not run.setup.unpriced  # the run is priced, or stops
+
+    loaded = accelerate(write, "MULTI_GPU", processes=8, tp_size=2, dp_shard_size=4)
+    assert loaded.setup.distributed.shard_ranks == 4
+    assert loaded.setup.is_sharded_at_load
+    assert not loaded.setup.computes_in_half
+    assert not loaded.not_modelled
+
+    copies = accelerate(write, tp_size=2, dp_shard_size=4, dp_replicate_size=2)
+    distributed = copies.setup.distributed
+    assert (distributed.shard_ranks, distributed.num_copies) == (4, 2)
 
 
 @pytest.mark.parametrize(
